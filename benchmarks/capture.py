@@ -1,9 +1,11 @@
-"""What capture costs beside Gloo: CPU of all ranks and the hub, and wall time, of the same functions in turns.
+"""What capture costs beside Gloo: CPU of all ranks and the hub, and wall time, of the same
+functions in turns.
 
     python benchmarks/capture.py [repetitions]
 
-Each function runs in forked ranks, once under the hub and once on Gloo over loopback, several times in turns. Prints medians of the
-ratios hub / Gloo. Imports count for neither; ``torchrun`` compares whole commands with them.
+Each function runs in forked ranks, once under the hub and once on Gloo over loopback, several times
+in turns. Prints medians of the ratios hub / Gloo. Imports count for neither; ``torchrun`` compares
+whole commands with them.
 """
 
 from __future__ import annotations
@@ -62,7 +64,10 @@ def ping_pong(times: int) -> Callable[[], None]:
 
 def spent() -> float:
     """CPU seconds of this process and of all its ended children."""
-    return sum(u.ru_utime + u.ru_stime for u in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+    return sum(
+        u.ru_utime + u.ru_stime
+        for u in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
 
 
 def on_hub(work: Callable[[], None], ranks: int) -> None:
@@ -70,7 +75,9 @@ def on_hub(work: Callable[[], None], ranks: int) -> None:
         dist.init_process_group("gloo")
         work()
 
-    found = run_capture(CaptureRunOptions(CaptureTarget("benchmark", function=whole, home=__file__), ranks))
+    found = run_capture(
+        CaptureRunOptions(CaptureTarget("benchmark", function=whole, home=__file__), ranks)
+    )
     assert found.ended == "ended"
 
 
@@ -80,7 +87,9 @@ def on_gloo(work: Callable[[], None], ranks: int) -> None:
         for rank in range(ranks):
             pid = os.fork()
             if pid == 0:
-                dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+                dist.init_process_group(
+                    "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks
+                )
                 work()
                 dist.barrier()
                 os._exit(0)
@@ -94,7 +103,9 @@ def measured(run: Callable[[], None]) -> tuple[float, float]:
     return spent() - cpu, time.perf_counter() - wall
 
 
-def compare(name: str, ranks: int, hub: Callable[[], None], gloo: Callable[[], None], repetitions: int) -> None:
+def compare(
+    name: str, ranks: int, hub: Callable[[], None], gloo: Callable[[], None], repetitions: int
+) -> None:
     turns = [(measured(hub), measured(gloo)) for _ in range(repetitions)]
     cpu, wall = (statistics.median(h[k] / g[k] for h, g in turns) for k in (0, 1))
     seconds = [statistics.median(t[k][0] for t in turns) for k in (0, 1)]
@@ -108,8 +119,26 @@ def commands(ranks: int) -> tuple[Callable[[], None], Callable[[], None]]:
     """The DDP script as a user starts it."""
     script = Path(tempfile.gettempdir()) / f"distsim-benchmark-{os.getpid()}.py"
     script.write_text(DDP, encoding="utf-8")
-    hub = [sys.executable, "-m", "distsim", "capture", "--nproc", str(ranks), "--", "python", str(script)]
-    gloo = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(script)]
+    hub = [
+        sys.executable,
+        "-m",
+        "distsim",
+        "capture",
+        "--nproc",
+        str(ranks),
+        "--",
+        "python",
+        str(script),
+    ]
+    gloo = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(ranks),
+        str(script),
+    ]
 
     def started(words: list[str]) -> Callable[[], None]:
         return lambda: subprocess.run(words, check=True, capture_output=True) and None

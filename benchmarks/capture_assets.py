@@ -1,4 +1,6 @@
-"""Random stand-ins for what the programs of `capture_programs.py` would fetch: a tokenizer, texts, weights."""
+"""Random stand-ins for what the programs of `capture_programs.py` would fetch: a tokenizer, texts,
+weights.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def make_assets(root: Path) -> None:
     rng = random.Random(0)
 
     def text(words: int) -> str:
-        return " ".join("".join(rng.choices("abcdefghij", k=rng.randint(1, 6))) for _ in range(words))
+        return " ".join(
+            "".join(rng.choices("abcdefghij", k=rng.randint(1, 6))) for _ in range(words)
+        )
 
     with suppress(ImportError):  # its programs say that it is missing
         _torchtitan(root, [text(300) for _ in range(200)])
@@ -60,25 +64,38 @@ def _torchtitan(root: Path, texts: list[str]) -> None:
     folder = root / "tests" / "assets" / "tokenizer"
     folder.mkdir(parents=True)
     ends = ["<|begin_of_text|>", "<|end_of_text|>"]
-    words = {word: k for k, word in enumerate([*ends, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    words = {
+        word: k for k, word in enumerate([*ends, *sorted(pre_tokenizers.ByteLevel.alphabet())])
+    }
     made = Tokenizer(models.BPE(words, []))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    made.pre_tokenizer, made.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     made.add_special_tokens(ends)
     made.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": ends[0], "eos_token": ends[1]}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": ends[0], "eos_token": ends[1]})
+    )
     data = folder.parent / "c4_test"
     data.mkdir()
     (data / "data.json").write_text("\n".join(json.dumps({"text": text}) for text in texts))
 
 
 def _torchtune(root: Path, rows: list[dict[str, str]]) -> None:
-    """A tokenizer of bytes, instructions, the weights of a small Llama, and the recipe's configuration."""
+    """A tokenizer of bytes, instructions, the weights of a small Llama, and the recipe's
+    configuration.
+    """
     import torch
     from torchtune.models.llama3_1 import llama3_1
 
-    (root / "tokenizer.model").write_text("\n".join(f"{base64.b64encode(bytes([k])).decode()} {k}" for k in range(256)))
+    (root / "tokenizer.model").write_text(
+        "\n".join(f"{base64.b64encode(bytes([k])).decode()} {k}" for k in range(256))
+    )
     (root / "instructions.json").write_text(json.dumps(rows))
-    model = llama3_1(vocab_size=128256, num_layers=2, num_heads=4, num_kv_heads=2, embed_dim=32, max_seq_len=64)
+    model = llama3_1(
+        vocab_size=128256, num_layers=2, num_heads=4, num_kv_heads=2, embed_dim=32, max_seq_len=64
+    )
     (root / "weights").mkdir()
     torch.save(model.state_dict(), root / "weights" / "model.pt")
     (root / "torchtune.yaml").write_text(_TORCHTUNE.format(root=root))

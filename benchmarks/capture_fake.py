@@ -1,9 +1,10 @@
-"""Memory and CPU of a model far larger than this machine under `distsim capture --fake`: FSDP2 of 8e9 parameters on 8 ranks.
+"""Memory and CPU of a model far larger than this machine under `distsim capture --fake`: FSDP2 of
+8e9 parameters on 8 ranks.
 
     python benchmarks/capture_fake.py [ranks]
 
-Memory is the largest sum of proportional set sizes (/proc/PID/smaps_rollup) over all processes, looked at twice a second: what ranks share
-counts once.
+Memory is the largest sum of proportional set sizes (/proc/PID/smaps_rollup) over all processes,
+looked at twice a second: what ranks share counts once.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ def below(root: int) -> list[int]:
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError, IndexError):
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            parents[int(folder.name)] = int(
+                (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            )
     found = {root}
     for _ in parents:
         more = {pid for pid, above in parents.items() if above in found} - found
@@ -44,7 +47,18 @@ def shared_out_kib(pid: int) -> int:
 
 def main() -> None:
     ranks = sys.argv[1] if len(sys.argv) > 1 else "8"
-    command = [sys.executable, "-m", "distsim", "capture", "--fake", "--nproc", ranks, "--", "python", str(DRIVER)]
+    command = [
+        sys.executable,
+        "-m",
+        "distsim",
+        "capture",
+        "--fake",
+        "--nproc",
+        ranks,
+        "--",
+        "python",
+        str(DRIVER),
+    ]
     run = subprocess.Popen(command)
     most = 0
     while run.poll() is None:

@@ -1,11 +1,13 @@
-"""Programs of other people under `distsim capture`, as pip installs them: program, ranks, calls, CPU seconds, result.
+"""Programs of other people under `distsim capture`, as pip installs them: program, ranks, calls,
+CPU seconds, result.
 
     python benchmarks/capture_programs.py [pattern] [--keep FOLDER]
 
-Their packages are to be installed first, by pip; docs/capture.md has the versions. Nothing is fetched: models are small and random, data
-sets are made first (`capture_assets.py`). Where a package has no program to start, a short driver beside this file (`capture_drivers`)
-calls it as its documentation says. CPU seconds are of all ranks, the hub, and the imports, which happen once. ``--keep`` leaves what the
-programs wrote, and their reports, in a folder.
+Their packages are to be installed first, by pip; docs/capture.md has the versions. Nothing is
+fetched: models are small and random, data sets are made first (`capture_assets.py`). Where a
+package has no program to start, a short driver beside this file (`capture_drivers`) calls it as its
+documentation says. CPU seconds are of all ranks, the hub, and the imports, which happen once.
+``--keep`` leaves what the programs wrote, and their reports, in a folder.
 """
 
 from __future__ import annotations
@@ -23,9 +25,25 @@ from pathlib import Path
 from typing import NamedTuple
 
 DRIVERS = Path(__file__).parent / "capture_drivers"
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "WANDB_MODE": "disabled",
-               "HF_DATASETS_OFFLINE": "1", "DS_ACCELERATOR": "cuda", "PYTHONWARNINGS": "ignore"}  # fmt: skip
-TITAN = ("-m", "torchtitan.train", "--training.steps", "3", "--training.seq_len", "64", "--training.local_batch_size", "4")
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "WANDB_MODE": "disabled",
+    "HF_DATASETS_OFFLINE": "1",
+    "DS_ACCELERATOR": "cuda",
+    "PYTHONWARNINGS": "ignore",
+}
+TITAN = (
+    "-m",
+    "torchtitan.train",
+    "--training.steps",
+    "3",
+    "--training.seq_len",
+    "64",
+    "--training.local_batch_size",
+    "4",
+)
 
 
 class Foreign(NamedTuple):
@@ -38,25 +56,54 @@ class Foreign(NamedTuple):
 
 
 PROGRAMS = (
-    Foreign("accelerate test_ops", "accelerate", 2, ("-m", "accelerate.test_utils.scripts.test_ops")),
-    Foreign("accelerate test_sync", "accelerate", 2, ("-m", "accelerate.test_utils.scripts.test_sync")),
-    Foreign("accelerate test_script", "accelerate", 2, ("-m", "accelerate.test_utils.scripts.test_script")),
+    Foreign(
+        "accelerate test_ops", "accelerate", 2, ("-m", "accelerate.test_utils.scripts.test_ops")
+    ),
+    Foreign(
+        "accelerate test_sync", "accelerate", 2, ("-m", "accelerate.test_utils.scripts.test_sync")
+    ),
+    Foreign(
+        "accelerate test_script",
+        "accelerate",
+        2,
+        ("-m", "accelerate.test_utils.scripts.test_script"),
+    ),
     Foreign("Lightning BoringModel, ddp", "lightning", 2, ("lightning_boring.py", "ddp")),
     Foreign("Lightning BoringModel, fsdp", "lightning", 2, ("lightning_boring.py", "fsdp")),
     Foreign("DeepSpeed ZeRO-1", "deepspeed", 2, ("deepspeed_zero.py", "1")),
     Foreign("DeepSpeed ZeRO-2", "deepspeed", 2, ("deepspeed_zero.py", "2")),
     Foreign("DeepSpeed ZeRO-3", "deepspeed", 2, ("deepspeed_zero.py", "3")),
     Foreign("transformers Trainer, DDP", "transformers", 2, ("transformers_trainer.py", "ddp")),
-    Foreign("transformers Trainer, FSDP", "transformers", 2, ("accelerate", "transformers_trainer.py", "fsdp")),
+    Foreign(
+        "transformers Trainer, FSDP",
+        "transformers",
+        2,
+        ("accelerate", "transformers_trainer.py", "fsdp"),
+    ),
     Foreign("TRL SFT with PEFT", "trl", 2, ("trl_sft.py",)),
     Foreign("torchtitan debug model, FSDP", "torchtitan", 2, TITAN),
-    Foreign("torchtitan debug model, FSDP × TP", "torchtitan", 4, (*TITAN, "--parallelism.tensor_parallel_degree", "2")),
-    Foreign("torchtitan debug model, PP", "torchtitan", 2, (*TITAN, "--parallelism.pipeline_parallel_degree", "2")),
-    Foreign("torchtune full fine-tune", "torchtune", 2, ("recipes/full_finetune_distributed.py", "--config", "torchtune.yaml")),
+    Foreign(
+        "torchtitan debug model, FSDP × TP",
+        "torchtitan",
+        4,
+        (*TITAN, "--parallelism.tensor_parallel_degree", "2"),
+    ),
+    Foreign(
+        "torchtitan debug model, PP",
+        "torchtitan",
+        2,
+        (*TITAN, "--parallelism.pipeline_parallel_degree", "2"),
+    ),
+    Foreign(
+        "torchtune full fine-tune",
+        "torchtune",
+        2,
+        ("recipes/full_finetune_distributed.py", "--config", "torchtune.yaml"),
+    ),
     Foreign("megatron-core GPT, TP × PP", "megatron-core", 4, ("megatron_gpt.py",)),
     Foreign("ignite engine", "pytorch-ignite", 2, ("ignite_engine.py",)),
     Foreign("litgpt pretrain, FSDP", "litgpt", 2, ("litgpt_pretrain.py", "tiny")),
-)  # fmt: skip
+)
 
 
 class Row(NamedTuple):
@@ -71,14 +118,32 @@ class Row(NamedTuple):
 def run(program: Foreign, folder: Path, limit_s: int) -> Row:
     """Capture it from a folder of its own."""
     words = [path_of(w) if w.endswith(".py") else w for w in program.words if w != "accelerate"]
-    command = [sys.executable, "-m", "distsim", "capture", "--cuda", "--nproc", str(program.ranks), "--timeout", f"{limit_s}s", "--format",
-               "json", "--", *(words if words[0] == "-m" else ["python", *words])]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "distsim",
+        "capture",
+        "--cuda",
+        "--nproc",
+        str(program.ranks),
+        "--timeout",
+        f"{limit_s}s",
+        "--format",
+        "json",
+        "--",
+        *(words if words[0] == "-m" else ["python", *words]),
+    ]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     log = folder / f"{re.sub('[^a-zA-Z0-9]+', '-', program.name).lower()}.log"
     extra = {"ACCELERATE_USE_FSDP": "true"} if "accelerate" in program.words else {}
     with log.open("w") as errors:
         ended = subprocess.run(
-            command, cwd=folder, env=os.environ | ENVIRONMENT | extra, stdout=subprocess.PIPE, stderr=errors, text=True
+            command,
+            cwd=folder,
+            env=os.environ | ENVIRONMENT | extra,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
         )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     log.write_text(log.read_text(errors="replace") + ended.stdout)
@@ -129,12 +194,17 @@ def version(package: str) -> str:
 
 def table(rows: list[Row]) -> str:
     head = ["| program | version | ranks | calls | CPU s | result |", "|---|---|---|---|---|---|"]
-    told = [(p.name, version(p.package), p.ranks, calls, f"{cpu_s:.0f}", result) for p, calls, cpu_s, result in rows]
+    told = [
+        (p.name, version(p.package), p.ranks, calls, f"{cpu_s:.0f}", result)
+        for p, calls, cpu_s, result in rows
+    ]
     return "\n".join([*head, *(f"| {' | '.join(map(str, row))} |" for row in told)])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("pattern", nargs="?", default="")
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--timeout", type=int, default=600)
@@ -143,7 +213,10 @@ def main() -> None:
         folder = (given.keep or Path(scratch)).resolve()
         folder.mkdir(exist_ok=True, parents=True)
         if not (folder / "tests").exists():
-            subprocess.run([sys.executable, str(Path(__file__).with_name("capture_assets.py")), str(folder)], check=True)
+            subprocess.run(
+                [sys.executable, str(Path(__file__).with_name("capture_assets.py")), str(folder)],
+                check=True,
+            )
         rows = []
         for program in PROGRAMS:
             if re.search(given.pattern, program.name):

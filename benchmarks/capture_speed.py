@@ -1,10 +1,13 @@
-"""What `distsim capture` costs beside the same script under torchrun on Gloo: CPU of all ranks and of what started them.
+"""What `distsim capture` costs beside the same script under torchrun on Gloo: CPU of all ranks and
+of what started them.
 
     python benchmarks/capture_speed.py [calls|ddp|hang|many] [--repeat 3]
 
-``calls``: one kind of call in a loop, 2 and 4 ranks, both ways in turn, medians of microseconds of CPU a call. ``ddp``: a whole DDP script,
-imports and all. ``hang``: seconds from the moment at which two ranks stand to the end of the report. ``many``: 64 ranks of a DDP toy, 256
-ranks of a ring of messages, with CPU and the memory that all processes hold (proportional shares, proc(5) smaps_rollup).
+``calls``: one kind of call in a loop, 2 and 4 ranks, both ways in turn, medians of microseconds of
+CPU a call. ``ddp``: a whole DDP script, imports and all. ``hang``: seconds from the moment at which
+two ranks stand to the end of the report. ``many``: 64 ranks of a DDP toy, 256 ranks of a ring of
+messages, with CPU and the memory that all processes hold (proportional shares, proc(5)
+smaps_rollup).
 """
 
 from __future__ import annotations
@@ -93,20 +96,45 @@ dist.destroy_process_group()
 KINDS = {"all_reduce 1 KiB": 1000, "ping-pong": 1000, "all_reduce 4 MiB": 40}
 #: The most that capture may take of what Gloo does.
 BARS = {"all_reduce 1 KiB": 0.5, "ping-pong": 1.0, "all_reduce 4 MiB": 1.0, "ddp": 0.5}
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "PYTHONWARNINGS": "ignore",
+}
 
 
 def command(way: str, ranks: int, *words: str) -> list[str]:
     """How a script is started."""
     if way == "gloo":
-        return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *words]
-    return [sys.executable, "-m", "distsim", "capture", "--nproc", str(ranks), "--", "python", *words]
+        return [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(ranks),
+            *words,
+        ]
+    return [
+        sys.executable,
+        "-m",
+        "distsim",
+        "capture",
+        "--nproc",
+        str(ranks),
+        "--",
+        "python",
+        *words,
+    ]
 
 
 def ran(way: str, ranks: int, *words: str) -> tuple[str, float]:
     """What it writes, and CPU seconds of all its processes."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    ended = subprocess.run(command(way, ranks, *words), capture_output=True, text=True, env=ENVIRONMENT)
+    ended = subprocess.run(
+        command(way, ranks, *words), capture_output=True, text=True, env=ENVIRONMENT
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if ended.returncode not in (0, 1):
         raise SystemExit(ended.stderr)
@@ -122,13 +150,23 @@ def calls(script: Path, repeat: int) -> None:
             for _ in range(repeat):
                 for way, times in found.items():
                     line = next(
-                        line for line in ran(way, ranks, script.name, kind, str(count))[0].splitlines() if line[:1] == "{"
+                        line
+                        for line in ran(way, ranks, script.name, kind, str(count))[0].splitlines()
+                        if line[:1] == "{"
                     )
                     told = json.loads(line)
                     times.append((told["ranks"] / count / 1e3, told["hub"] / count / 1e3))
-            gloo, ours = (statistics.median(a + b for a, b in found[way]) for way in ("gloo", "capture"))
+            gloo, ours = (
+                statistics.median(a + b for a, b in found[way]) for way in ("gloo", "capture")
+            )
             hub = statistics.median(b for _, b in found["capture"])
-            say(f"{kind}, {ranks} ranks", ours, gloo, BARS[kind], f"us of CPU a call, {hub:.0f} of it the hub's")
+            say(
+                f"{kind}, {ranks} ranks",
+                ours,
+                gloo,
+                BARS[kind],
+                f"us of CPU a call, {hub:.0f} of it the hub's",
+            )
 
 
 def ddp(script: Path, repeat: int) -> None:
@@ -139,20 +177,28 @@ def ddp(script: Path, repeat: int) -> None:
             for way, times in found.items():
                 times.append(ran(way, ranks, script.name)[1])
         say(
-            f"DDP, {ranks} ranks", *(statistics.median(found[way]) for way in ("capture", "gloo")), BARS["ddp"], "s of CPU in all"
+            f"DDP, {ranks} ranks",
+            *(statistics.median(found[way]) for way in ("capture", "gloo")),
+            BARS["ddp"],
+            "s of CPU in all",
         )
 
 
 def say(what: str, ours: float, gloo: float, bar: float, unit: str) -> None:
     verdict = "good" if ours <= bar * gloo else "MISSED"
-    print(f"{verdict:7}{what}: {ours:.3g} beside {gloo:.3g} {unit}; {ours / gloo:.2f} of at most {bar}", flush=True)
+    print(
+        f"{verdict:7}{what}: {ours:.3g} beside {gloo:.3g} {unit}; {ours / gloo:.2f} of at most {bar}",
+        flush=True,
+    )
 
 
 def hang(script: Path, repeat: int) -> None:
     script.write_text(HANG)
     found = []
     for _ in range(repeat):
-        with subprocess.Popen(command("capture", 2, script.name), stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as started:
+        with subprocess.Popen(
+            command("capture", 2, script.name), stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+        ) as started:
             assert started.stdout is not None
             stands = reported = 0.0
             for line in started.stdout:
@@ -176,8 +222,15 @@ def many(script: Path, repeat: int) -> None:
         peak = Peak()
         out, cpu = ran("capture", ranks, script.name)
         gib = peak.stop() / 2**30
-        verdict = "good" if "verdict ok" in out and (ranks != 64 or (cpu <= 60 and gib <= 3)) else "MISSED"
-        print(f"{verdict:7}{what}: {cpu:.1f} s of CPU, {gib:.2f} GiB; {out.splitlines()[0] if out else 'nothing'}", flush=True)
+        verdict = (
+            "good"
+            if "verdict ok" in out and (ranks != 64 or (cpu <= 60 and gib <= 3))
+            else "MISSED"
+        )
+        print(
+            f"{verdict:7}{what}: {cpu:.1f} s of CPU, {gib:.2f} GiB; {out.splitlines()[0] if out else 'nothing'}",
+            flush=True,
+        )
 
 
 class Peak:
@@ -209,7 +262,9 @@ def _below(root: int) -> list[int]:
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            parents[int(folder.name)] = int(
+                (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            )
     found = [root]
     for pid in found:
         found += [child for child, parent in parents.items() if parent == pid]

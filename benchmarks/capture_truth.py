@@ -1,9 +1,11 @@
-"""Does capture say what distsim says? Scenarios through the real worker on the hub, and agreed programs as scripts of torch.
+"""Does capture say what distsim says? Scenarios through the real worker on the hub, and agreed
+programs as scripts of torch.
 
     python benchmarks/capture_truth.py scenarios [pattern]
     python benchmarks/capture_truth.py cases [pattern] [gloo] [nccl]
 
-prints what differs, with the reason where one is known (`tests/support/hub_truth.py`, `tests/support/case_scripts.py`), and how many are alike.
+prints what differs, with the reason where one is known (`tests/support/hub_truth.py`,
+`tests/support/case_scripts.py`), and how many are alike.
 """
 
 from __future__ import annotations
@@ -34,14 +36,21 @@ def scenarios(pattern: str) -> int:
         alike += not found
         unexplained += bool(found) and not hub_truth.reason(name)
         if found:
-            print(f"{name}: {hub_truth.reason(name) or 'UNEXPLAINED'}", *found[:4], sep="\n    ", flush=True)
+            print(
+                f"{name}: {hub_truth.reason(name) or 'UNEXPLAINED'}",
+                *found[:4],
+                sep="\n    ",
+                flush=True,
+            )
     print(f"{alike} of {len(chosen)} scenarios alike, {unexplained} differ without a reason")
     return unexplained
 
 
 def cases(pattern: str, backends: Sequence[str]) -> int:
     """How many differ without a reason."""
-    chosen = [case for case in load_cases() if re.search(pattern, f"{case['id']} {case['category']}")]
+    chosen = [
+        case for case in load_cases() if re.search(pattern, f"{case['id']} {case['category']}")
+    ]
     unexplained = 0
     with tempfile.TemporaryDirectory() as folder:
         for backend in backends:
@@ -51,7 +60,10 @@ def cases(pattern: str, backends: Sequence[str]) -> int:
                 why = case_scripts.reason(case, backend) if found else ""
                 alike, unexplained = alike + (not found), unexplained + bool(found and not why)
                 if found:
-                    print(f"{case['id']} {case['category']} {backend}: {found}: {why or 'UNEXPLAINED'}", flush=True)
+                    print(
+                        f"{case['id']} {case['category']} {backend}: {found}: {why or 'UNEXPLAINED'}",
+                        flush=True,
+                    )
             print(f"{backend}: {alike} of {len(chosen)} cases alike", flush=True)
     return unexplained
 
@@ -59,10 +71,16 @@ def cases(pattern: str, backends: Sequence[str]) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["scenarios", "cases"])
-    parser.add_argument("pattern", nargs="?", default="", help="a regular expression: the rest is left out")
+    parser.add_argument(
+        "pattern", nargs="?", default="", help="a regular expression: the rest is left out"
+    )
     parser.add_argument("backends", nargs="*", help="of cases; gloo and nccl by default")
     given = parser.parse_args()
-    return scenarios(given.pattern) if given.what == "scenarios" else cases(given.pattern, given.backends or ["gloo", "nccl"])
+    return (
+        scenarios(given.pattern)
+        if given.what == "scenarios"
+        else cases(given.pattern, given.backends or ["gloo", "nccl"])
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""How well `distsim doctor` does: real hangs of benchmarks/doctor_hangs.py, what they leave by the real tools, with files missing.
+"""How well `distsim doctor` does: real hangs of benchmarks/doctor_hangs.py, what they leave by the
+real tools, with files missing.
 
     python benchmarks/doctor.py record DIR      # runs them (needs torch and py-spy): dumps, stacks, logs
     python benchmarks/doctor.py score DIR       # reads them, with 0, 25 and 50 % of the ranks' files missing
 
-Right: a rank at fault and a marked line are named. Open: nobody is accused. Wrong: somebody is accused who is not at fault.
+Right: a rank at fault and a marked line are named. Open: nobody is accused. Wrong: somebody is
+accused who is not at fault.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ def record(folder: Path, only: str = "") -> None:
         here = folder / program.__name__
         shutil.rmtree(here, ignore_errors=True)
         here.mkdir(parents=True)
-        (here / "fault.json").write_text(json.dumps({"ranks": ranks, "faulty": sorted(faulty), "lines": _marked(program)}))
+        (here / "fault.json").write_text(
+            json.dumps({"ranks": ranks, "faulty": sorted(faulty), "lines": _marked(program)})
+        )
         _hang(program, ranks, here)
         print(f"recorded {program.__name__}", flush=True)
 
@@ -65,7 +69,10 @@ def _marked(program: object) -> list[int]:
     import doctor_hangs
 
     found = []
-    for part in (program, *([doctor_hangs.load_batch] if "load_batch" in inspect.getsource(program) else [])):
+    for part in (
+        program,
+        *([doctor_hangs.load_batch] if "load_batch" in inspect.getsource(program) else []),
+    ):
         lines, start = inspect.getsourcelines(part)
         found += [start + i for i, line in enumerate(lines) if "# HERE" in line]
     return found
@@ -81,10 +88,16 @@ def _hang(program: object, ranks: int, here: Path) -> None:
             os.kill(pid, signal.SIGUSR1)
             with open(here / f"pyspy_rank_{rank}.txt", "w") as out:
                 subprocess.run(
-                    [tool, "dump", "--locals", "--pid", str(pid)], stdout=out, stderr=subprocess.DEVNULL, check=False, timeout=30
+                    [tool, "dump", "--locals", "--pid", str(pid)],
+                    stdout=out,
+                    stderr=subprocess.DEVNULL,
+                    check=False,
+                    timeout=30,
                 )
         until = time.monotonic() + 15
-        while time.monotonic() < until and not all((here / f"done_{r}").exists() for r in range(ranks)):
+        while time.monotonic() < until and not all(
+            (here / f"done_{r}").exists() for r in range(ranks)
+        ):
             time.sleep(0.1)
     finally:
         for pid in pids:
@@ -113,13 +126,19 @@ def _rank(program: object, rank: int, ranks: int, here: Path) -> None:
 
     os.dup2(os.open(here / f"rank_{rank}.log", os.O_WRONLY | os.O_CREAT), 2)
     faulthandler.register(
-        signal.SIGUSR1, file=os.open(here / f"stack_rank_{rank}.txt", os.O_WRONLY | os.O_CREAT), all_threads=True
+        signal.SIGUSR1,
+        file=os.open(here / f"stack_rank_{rank}.txt", os.O_WRONLY | os.O_CREAT),
+        all_threads=True,
     )
     os.environ.update(GLOO_SOCKET_IFNAME="lo", RANK=str(rank), WORLD_SIZE=str(ranks))
     threading.Thread(target=_dump, args=(rank, here), daemon=True).start()
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{here}/store", rank=rank, world_size=ranks, timeout=timedelta(seconds=120)
+        "gloo",
+        init_method=f"file://{here}/store",
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=120),
     )
     try:
         program(rank, torch.ones(1000))
@@ -157,9 +176,15 @@ def score(folder: Path) -> int:
                 said += not faulty - left_out and "not in what I was given" in found.said
                 if not found.right:
                     missing = f"without {sorted(left_out)}: " if left_out else ""
-                    print(f"{'WRONG' if found.wrong else 'open '} {case.name}: {missing}{found.said}")
-        print(f"{share:.0%} of the ranks' files missing: right {rights} of {draws}, wrongly accused {wrongs}")
-        print(f"  some rank at fault left files in {there}; none in {gone}, where {said} times it is said whose are missing")
+                    print(
+                        f"{'WRONG' if found.wrong else 'open '} {case.name}: {missing}{found.said}"
+                    )
+        print(
+            f"{share:.0%} of the ranks' files missing: right {rights} of {draws}, wrongly accused {wrongs}"
+        )
+        print(
+            f"  some rank at fault left files in {there}; none in {gone}, where {said} times it is said whose are missing"
+        )
         accused += wrongs
     return int(accused > 0)
 
@@ -194,7 +219,11 @@ def judge(case: Path, left_out: set[int]) -> Score:
     named = bool(faulty & set(main.culprits or main.ranks))
     line = any(frame is not None and frame.line in fault["lines"] for _, _, frame in main.lines)
     wrong = bool(set(found.culprits) - faulty)
-    return Score(named and line and not wrong, wrong, f"{main.title} {main.culprits} {[f.place for _, _, f in main.lines if f]}")
+    return Score(
+        named and line and not wrong,
+        wrong,
+        f"{main.title} {main.culprits} {[f.place for _, _, f in main.lines if f]}",
+    )
 
 
 def main() -> int:

@@ -1,8 +1,10 @@
-"""Rate of the engine beside the floor (`floor.py`), on the same calls in one process, by CPU time, in interleaved rounds.
+"""Rate of the engine beside the floor (`floor.py`), on the same calls in one process, by CPU time,
+in interleaved rounds.
 
     python benchmarks/engine.py            # ring.yaml and pipeline.yaml
 
-Prints calls per second of both and their ratio (median of the rounds), and checks that both end at the same time.
+Prints calls per second of both and their ratio (median of the rounds), and checks that both end at
+the same time.
 """
 
 from __future__ import annotations
@@ -61,9 +63,13 @@ def compare(path: Path) -> float:
     program = lower(scenario)
     cost = CostModel(cluster_from(scenario.cluster), program.world_size, program.local_size)
     calls = floor_calls(program)
-    group = next((g for g in program.groups[1:] if g.size == program.mesh.get("dp")), program.groups[0])
+    group = next(
+        (g for g in program.groups[1:] if g.size == program.mesh.get("dp")), program.groups[0]
+    )
     reduce_ns = cost.collective_ns(
-        OPERATIONS["all_reduce"], group.ranks, program.resolve(0, program.codes[0].calls[-1]).input_nbytes
+        OPERATIONS["all_reduce"],
+        group.ranks,
+        program.resolve(0, program.codes[0].calls[-1]).input_nbytes,
     )
     ours, bare = [], []
     for _ in range(ROUNDS):
@@ -75,8 +81,10 @@ def compare(path: Path) -> float:
             print(f"  they differ: engine {result.makespan_ns} ns, floor {makespan} ns")
     ratio = statistics.median(b / o for o, b in zip(ours, bare, strict=True))
     count = program.call_count
-    print(f"{path.name}: {count} calls; engine {count / statistics.median(ours):,.0f} calls/s, "
-          f"floor {count / statistics.median(bare):,.0f} calls/s, ratio {ratio:.2f}")  # fmt: skip
+    print(
+        f"{path.name}: {count} calls; engine {count / statistics.median(ours):,.0f} calls/s, "
+        f"floor {count / statistics.median(bare):,.0f} calls/s, ratio {ratio:.2f}"
+    )
     return ratio
 
 

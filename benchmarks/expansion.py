@@ -1,8 +1,10 @@
-"""How long a pipeline takes from its file to its calls: read and expanded, then lowered, in processor time.
+"""How long a pipeline takes from its file to its calls: read and expanded, then lowered, in
+processor time.
 
     python benchmarks/expansion.py
 
-An interleaved schedule on 8 ranks with 4 chunks, with more and more micro-batches; what grows with the square shows.
+An interleaved schedule on 8 ranks with 4 chunks, with more and more micro-batches; what grows with
+the square shows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""The floor: a bare simpy loop over the same calls. A process per rank, a dict of deques, one Timeout per message; no checks, no records.
+"""The floor: a bare simpy loop over the same calls. A process per rank, a dict of deques, one
+Timeout per message; no checks, no records.
 
-`python benchmarks/engine.py` runs distsim's engine and this loop side by side and prints the ratio of their rates.
+`python benchmarks/engine.py` runs distsim's engine and this loop side by side and prints the ratio
+of their rates.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from typing import Any
 
 import simpy
 
-#: Per rank: ("isend" | "irecv", peer, nbytes), ("send" | "recv", peer, nbytes), ("wait", how many of the open requests, oldest first),
-#: ("compute", ns), ("all_reduce", group, nbytes, members).
+#: Per rank: ("isend" | "irecv", peer, nbytes), ("send" | "recv", peer, nbytes), ("wait", how many
+#: of the open requests, oldest first), ("compute", ns), ("all_reduce", group, nbytes, members).
 Calls = Sequence[tuple[Any, ...]]
 
 
@@ -24,8 +26,12 @@ def run(programs: Sequence[Calls], latency_ns: int, bytes_per_ns: float, reduce_
     recvs: dict[tuple[int, int], deque[simpy.Event]] = {}
     meetings: dict[tuple[Any, int], list[simpy.Event]] = {}
 
-    def meet(mine: dict[tuple[int, int], deque[simpy.Event]], theirs: dict[tuple[int, int], deque[simpy.Event]], key: tuple[int, int],
-             nbytes: int) -> simpy.Event:  # fmt: skip
+    def meet(
+        mine: dict[tuple[int, int], deque[simpy.Event]],
+        theirs: dict[tuple[int, int], deque[simpy.Event]],
+        key: tuple[int, int],
+        nbytes: int,
+    ) -> simpy.Event:
         waiting = theirs.get(key)
         if waiting:
             other = waiting.popleft()

@@ -1,11 +1,14 @@
-"""Large programs, folded and not: whole processes from YAML, their CPU time and peak memory, beside SimGrid's SMPI where it has the like.
+"""Large programs, folded and not: whole processes from YAML, their CPU time and peak memory, beside
+SimGrid's SMPI where it has the like.
 
     python benchmarks/folding.py [--rounds N] [--only WORD] [--growth] [--instructions] [--limit SECONDS]
 
-Each work runs once in each round, in turn; printed are the medians. CPU time, because a machine that others use as well says little of
-wall time. SMPI replays the same calls in the same rounds, if it is installed (`smpi.py`). A process that takes more wall time than
-the limit is ended, and counts no further. ``--growth`` prints by which power of the number of calls and of ranks the time grows,
-``--instructions`` the instructions of each process outside of the kernel (`perf stat`), which others on the machine do not change.
+Each work runs once in each round, in turn; printed are the medians. CPU time, because a machine
+that others use as well says little of wall time. SMPI replays the same calls in the same rounds, if
+it is installed (`smpi.py`). A process that takes more wall time than the limit is ended, and counts
+no further. ``--growth`` prints by which power of the number of calls and of ranks the time grows,
+``--instructions`` the instructions of each process outside of the kernel (`perf stat`), which
+others on the machine do not change.
 """
 
 from __future__ import annotations
@@ -79,9 +82,13 @@ WORKS = (
     Work("the same ring, --no-fold", ["simulate", RING, "--no-fold"]),
     Work("1F1B 8 x 32 x dp 128", ["simulate", PIPELINE], beside=True),
     Work("the same 1F1B, --no-fold", ["simulate", PIPELINE, "--no-fold"]),
-    Work("1F1B 8 x 32 x dp 2048, 16 384 ranks", ["simulate", PIPELINE, "--set", "mesh.dp=2048", "--set", "world=16384"]),
     Work(
-        "Llama 3 405B, one pipeline, --no-fold", ["simulate", LLAMA, "--set", "world.nodes=16", "--set", "mesh.dp=1", "--no-fold"]
+        "1F1B 8 x 32 x dp 2048, 16 384 ranks",
+        ["simulate", PIPELINE, "--set", "mesh.dp=2048", "--set", "world=16384"],
+    ),
+    Work(
+        "Llama 3 405B, one pipeline, --no-fold",
+        ["simulate", LLAMA, "--set", "world.nodes=16", "--set", "mesh.dp=1", "--no-fold"],
     ),
     Work("Llama 3 405B, all 16 384 ranks", ["simulate", LLAMA]),
     Work("Llama 3 405B with one slow rank", ["simulate", LLAMA, *SLOW]),
@@ -92,7 +99,9 @@ WORKS = (
     Work("the same check, --no-fold", ["check", "--no-fold"], LAYERS),
 )
 #: Bytecode is at hand, as after an installation.
-_ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+_ENVIRONMENT = {
+    name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+}
 
 
 class Taken(NamedTuple):
@@ -107,7 +116,11 @@ def measure(command: list[str], status: int, limit: float) -> Taken | None:
     """One process of its own, and those that it waits for; None where it runs over the limit."""
     start, late = time.perf_counter(), threading.Event()
     child = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_ENVIRONMENT, start_new_session=True
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=_ENVIRONMENT,
+        start_new_session=True,
     )
 
     def end() -> None:
@@ -123,7 +136,9 @@ def measure(command: list[str], status: int, limit: float) -> Taken | None:
         return None
     if child.returncode != status:
         sys.exit(f"{' '.join(command)} ended with {child.returncode}, not {status}")
-    return Taken(usage.ru_utime + usage.ru_stime, time.perf_counter() - start, usage.ru_maxrss / 1024)
+    return Taken(
+        usage.ru_utime + usage.ru_stime, time.perf_counter() - start, usage.ru_maxrss / 1024
+    )
 
 
 def commands(work: Work, folder: Path) -> list[tuple[str, list[str], int]]:
@@ -145,12 +160,26 @@ def table(works: list[Work], rounds: int, limit: float) -> None:
     found: dict[str, list[Taken]] = {}
     with tempfile.TemporaryDirectory() as folder:
         todo = [one for work in works for one in commands(work, Path(folder))]
-        warm = measure([sys.executable, "-m", "distsim", "simulate", str(HERE.parent / "scenarios" / "hybrid.yaml")], 0, limit)
+        warm = measure(
+            [
+                sys.executable,
+                "-m",
+                "distsim",
+                "simulate",
+                str(HERE.parent / "scenarios" / "hybrid.yaml"),
+            ],
+            0,
+            limit,
+        )
         assert warm is not None
         for _ in range(rounds):
             for name, command, status in list(todo):
                 took = measure(command, status, limit)
-                print(f"{name}: {'over the limit' if took is None else f'{took.cpu:.2f} s'}", file=sys.stderr, flush=True)
+                print(
+                    f"{name}: {'over the limit' if took is None else f'{took.cpu:.2f} s'}",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 if took is None:
                     todo.remove((name, command, status))
                 else:
@@ -159,7 +188,11 @@ def table(works: list[Work], rounds: int, limit: float) -> None:
     for name, taken in found.items():
         cpu, wall, memory = (statistics.median(column) for column in zip(*taken, strict=True))
         other = found.get(f"  SMPI: {name}", [])
-        ratio = f"{statistics.median(a.cpu / b.cpu for a, b in zip(taken, other, strict=False)):8.3f}" if other else ""
+        ratio = (
+            f"{statistics.median(a.cpu / b.cpu for a, b in zip(taken, other, strict=False)):8.3f}"
+            if other
+            else ""
+        )
         print(f"{name:48} {cpu:7.2f} {wall:7.2f} {memory:5.0f} {ratio:>8}")
 
 
@@ -168,21 +201,35 @@ def instructions(works: list[Work], rounds: int) -> None:
     if shutil.which("perf") is None:
         sys.exit("there is no perf here")
     with tempfile.TemporaryDirectory() as folder:
-        counted, todo = Path(folder) / "counted", [commands(work, Path(folder))[0] for work in works]
+        counted, todo = (
+            Path(folder) / "counted",
+            [commands(work, Path(folder))[0] for work in works],
+        )
         found: dict[str, list[float]] = {name: [] for name, _, _ in todo}
         for _ in range(rounds + 1):  # one to warm up
             for name, command, status in todo:
                 perf = ["perf", "stat", "-x,", "-e", "instructions:u", "-o", str(counted), *command]
-                ended = subprocess.run(perf, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_ENVIRONMENT, check=False)
+                ended = subprocess.run(
+                    perf,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env=_ENVIRONMENT,
+                    check=False,
+                )
                 if ended.returncode != status:
                     sys.exit(f"{' '.join(command)} ended with {ended.returncode}, not {status}")
-                found[name].append(int(counted.read_text(encoding="utf-8").splitlines()[-1].partition(",")[0]) / 1e9)
+                found[name].append(
+                    int(counted.read_text(encoding="utf-8").splitlines()[-1].partition(",")[0])
+                    / 1e9
+                )
     for name, taken in found.items():
         print(f"{name:48} {statistics.median(taken[1:]):7.2f}")
 
 
 def growth(rounds: int, limit: float) -> None:
-    """By which power the time beyond an empty program's grows: with the calls of each rank, and with ranks that do the same."""
+    """By which power the time beyond an empty program's grows: with the calls of each rank, and
+    with ranks that do the same.
+    """
     with tempfile.TemporaryDirectory() as folder:
         empty, layers = Path(folder) / "empty.yaml", Path(folder) / "layers.yaml"
         empty.write_text("world: 1\nprogram: [barrier]\n", encoding="utf-8")
@@ -190,25 +237,35 @@ def growth(rounds: int, limit: float) -> None:
 
         def seconds(command: str, file: Path, *sets: str) -> float:
             more = [word for text in sets for word in ("--set", text)]
-            taken = [measure([sys.executable, "-m", "distsim", command, str(file), *more], 0, limit) for _ in range(rounds)]
+            taken = [
+                measure([sys.executable, "-m", "distsim", command, str(file), *more], 0, limit)
+                for _ in range(rounds)
+            ]
             return statistics.median(math.inf if one is None else one.cpu for one in taken)
 
         for command in ("simulate", "check"):
             seconds(command, empty)
             least = seconds(command, empty)
-            for name, key, sizes in (("calls of a rank", "vars.layers", (400, 4000)), ("ranks", "mesh.dp", (128, 1024))):
+            for name, key, sizes in (
+                ("calls of a rank", "vars.layers", (400, 4000)),
+                ("ranks", "mesh.dp", (128, 1024)),
+            ):
                 also = [[f"world.nodes={size}"] if key == "mesh.dp" else [] for size in sizes]
                 few, many = (
-                    seconds(command, layers, f"{key}={size}", *more) - least for size, more in zip(sizes, also, strict=True)
+                    seconds(command, layers, f"{key}={size}", *more) - least
+                    for size, more in zip(sizes, also, strict=True)
                 )
                 power = math.log(many / few) / math.log(sizes[1] / sizes[0])
                 print(
-                    f"{command}, {name}: {sizes[0]} take {few:.2f} s, {sizes[1]} take {many:.2f} s: power {power:.2f}", flush=True
+                    f"{command}, {name}: {sizes[0]} take {few:.2f} s, {sizes[1]} take {many:.2f} s: power {power:.2f}",
+                    flush=True,
                 )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="works whose names hold this")
     parser.add_argument("--growth", action="store_true")

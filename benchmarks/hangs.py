@@ -1,10 +1,12 @@
-"""What a hang costs: simulating and checking programs that hang, beside the same program whole, over the number of ranks.
+"""What a hang costs: simulating and checking programs that hang, beside the same program whole,
+over the number of ranks.
 
     python benchmarks/hangs.py [--most RANKS] [--kind NAME] [simulate | check | explain]
 
-Prints for each kind of hang and each number of ranks the CPU seconds of the healthy program, of the hanging one, and their ratio; after
-each kind the exponent with which the hanging one grows (1: twice the ranks, twice the time). `explain` leaves the engines out: what is
-timed is the verdict, the findings of a program's text, and the diagnosis of its standstill.
+Prints for each kind of hang and each number of ranks the CPU seconds of the healthy program, of the
+hanging one, and their ratio; after each kind the exponent with which the hanging one grows (1:
+twice the ranks, twice the time). `explain` leaves the engines out: what is timed is the verdict,
+the findings of a program's text, and the diagnosis of its standstill.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from distsim.simulation.simulate_scenario import simulate
 
 RANKS = (64, 128, 256, 512, 1024, 2048)
 TENSORS = "{x: {shape: [1048576]}, y: {like: x}, z: {shape: [1024 + rank % 2]}, w: {shape: [1024 + (rank == 3)]}}"
-#: Steps of an exchange with both neighbours, of a step of training, and of an exchange between two ranks each.
+#: Steps of an exchange with both neighbours, of a step of training, and of an exchange between two
+#: ranks each.
 RING = """
   - isend: {tensor: x, dst: (rank + 1) % world_size, as: s}
   - irecv: {tensor: y, src: (rank - 1) % world_size, as: r}
@@ -57,35 +60,71 @@ PAIRS = """
 ODD = "rank != world_size // 2 + 5"
 #: kind -> (steps of the healthy program, of the hanging one).
 KINDS: dict[str, tuple[str, str]] = {
-    "a member makes no call": (TRAINING, TRAINING.replace("- barrier:", f"- ranks: {ODD}\n    steps:\n      - barrier:")),
-    "a member makes another call": (TRAINING, TRAINING.replace(
-        "- all_reduce: {tensor: x}", f"- ranks: {ODD}\n    steps:\n      - all_reduce: {{tensor: x}}")),
-    "a member leaves a call out after twenty exchanges": (f"{REPEATED}\n  - all_reduce: {{tensor: x}}\n  - barrier:",
-        f"{REPEATED}\n  - ranks: {ODD}\n    steps:\n      - all_reduce: {{tensor: x}}\n  - barrier:"),
-    "sizes differ": (TRAINING, TRAINING.replace("all_reduce: {tensor: x}", "all_reduce: {tensor: z}")),
-    "a ring sends first": (RING, """
+    "a member makes no call": (
+        TRAINING,
+        TRAINING.replace("- barrier:", f"- ranks: {ODD}\n    steps:\n      - barrier:"),
+    ),
+    "a member makes another call": (
+        TRAINING,
+        TRAINING.replace(
+            "- all_reduce: {tensor: x}",
+            f"- ranks: {ODD}\n    steps:\n      - all_reduce: {{tensor: x}}",
+        ),
+    ),
+    "a member leaves a call out after twenty exchanges": (
+        f"{REPEATED}\n  - all_reduce: {{tensor: x}}\n  - barrier:",
+        f"{REPEATED}\n  - ranks: {ODD}\n    steps:\n      - all_reduce: {{tensor: x}}\n  - barrier:",
+    ),
+    "sizes differ": (
+        TRAINING,
+        TRAINING.replace("all_reduce: {tensor: x}", "all_reduce: {tensor: z}"),
+    ),
+    "a ring sends first": (
+        RING,
+        """
   - send: {tensor: x, dst: (rank + 1) % world_size}
-  - recv: {tensor: y, src: (rank - 1) % world_size}"""),
-    "pairs send head to head": (PAIRS, """
+  - recv: {tensor: y, src: (rank - 1) % world_size}""",
+    ),
+    "pairs send head to head": (
+        PAIRS,
+        """
   - send: {tensor: x, dst: rank + 1 - 2 * (rank % 2)}
-  - recv: {tensor: y, src: rank + 1 - 2 * (rank % 2)}"""),
+  - recv: {tensor: y, src: rank + 1 - 2 * (rank % 2)}""",
+    ),
     "a rank never starts": (TRAINING, f"{TRAINING}\nfaults: [{{rank: 7, kind: absent}}]"),
     "tags differ": (PAIRS, PAIRS.replace("src: rank + 1", "src: rank + 1, tag: 1")),
-    "a rank is killed": (TRAINING, f"{TRAINING}\niterations: 2\nfaults: [{{rank: 7, iteration: 1, kind: kill}}]"),
-    "half of the ranks leave early": (TRAINING, TRAINING.replace(
-        "- barrier:", "- ranks: rank < world_size // 2\n    steps:\n      - all_reduce: {tensor: x}")),
-    "each rank names another root": (TRAINING, TRAINING.replace("all_reduce: {tensor: x}", "broadcast: {tensor: x, src: rank}")),
-    "one rank's size differs": (TRAINING, TRAINING.replace("all_reduce: {tensor: x}", "all_reduce: {tensor: w}")),
+    "a rank is killed": (
+        TRAINING,
+        f"{TRAINING}\niterations: 2\nfaults: [{{rank: 7, iteration: 1, kind: kill}}]",
+    ),
+    "half of the ranks leave early": (
+        TRAINING,
+        TRAINING.replace(
+            "- barrier:",
+            "- ranks: rank < world_size // 2\n    steps:\n      - all_reduce: {tensor: x}",
+        ),
+    ),
+    "each rank names another root": (
+        TRAINING,
+        TRAINING.replace("all_reduce: {tensor: x}", "broadcast: {tensor: x, src: rank}"),
+    ),
+    "one rank's size differs": (
+        TRAINING,
+        TRAINING.replace("all_reduce: {tensor: x}", "all_reduce: {tensor: w}"),
+    ),
     "a pipeline waits for its first": (
         "\n  - ranks: rank > 0\n    steps:\n      - recv: {tensor: y, src: rank - 1}"
         "\n  - ranks: rank < world_size - 1\n    steps:\n      - send: {tensor: x, dst: rank + 1}",
-        "\n  - recv: {tensor: y, src: (rank - 1) % world_size}\n  - send: {tensor: x, dst: (rank + 1) % world_size}"),
-}  # fmt: skip
+        "\n  - recv: {tensor: y, src: (rank - 1) % world_size}\n  - send: {tensor: x, dst: (rank + 1) % world_size}",
+    ),
+}
 
 
 def program(steps: str, world: int) -> Scenario:
     """A scenario with large messages, which nobody buffers."""
-    return loads(f"name: hang\nworld: {world}\nbackend: gloo\ntensors: {TENSORS}\nprogram:{steps}\n")
+    return loads(
+        f"name: hang\nworld: {world}\nbackend: gloo\ntensors: {TENSORS}\nprogram:{steps}\n"
+    )
 
 
 def _simulate(scenario: Scenario) -> Callable[[], object]:
@@ -140,12 +179,16 @@ def measure(name: str, kind: str, most: int) -> None:
         )
     first, last = 256 if 256 in took and most > 256 else min(took), max(took)
     if last > first:
-        print(f"{kind}, {name}: grows with the ranks to the power of {math.log(took[last] / took[first], last / first):.2f}")
+        print(
+            f"{kind}, {name}: grows with the ranks to the power of {math.log(took[last] / took[first], last / first):.2f}"
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("works", nargs="*", default=["simulate", "check"], help="of simulate, check, explain")
+    parser.add_argument(
+        "works", nargs="*", default=["simulate", "check"], help="of simulate, check, explain"
+    )
     parser.add_argument("--most", type=int, default=RANKS[-1])
     parser.add_argument("--kind", choices=KINDS, action="append")
     chosen = parser.parse_args()

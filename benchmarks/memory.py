@@ -1,10 +1,13 @@
-"""Memory of a rank beside published readings, torchtitan's of Llama 3.1 on H100, and beside those of one H100 for thirty layouts.
+"""Memory of a rank beside published readings, torchtitan's of Llama 3.1 on H100, and beside those
+of one H100 for thirty layouts.
 
     python benchmarks/memory.py
 
-The readings are the highest over all ranks, of what the allocator has reserved (torchtitan 9dec370, metrics.py: reserved_bytes.all.peak);
-the last column is what is left unexplained, in bytes a logit. Those of one H100 (`gpu/memory_h100.json`) are also what its tensors held.
-Source: pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 2 and 4 to 6 (all recomputed; torch.compile, float8).
+The readings are the highest over all ranks, of what the allocator has reserved (torchtitan 9dec370,
+metrics.py: reserved_bytes.all.peak); the last column is what is left unexplained, in bytes a logit.
+Those of one H100 (`gpu/memory_h100.json`) are also what its tensors held. Source:
+pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 2 and 4 to 6 (all
+recomputed; torch.compile, float8).
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ from distsim.simulation.simulate_scenario import simulate  # noqa: E402
 
 
 class Reading(NamedTuple):
-    """``gib``: as published. ``tokens``: of a micro-batch on one rank of the context axis. ``shards``: of the vocabulary."""
+    """``gib``: as published. ``tokens``: of a micro-batch on one rank of the context axis.
+    ``shards``: of the vocabulary.
+    """
 
     name: str
     mesh: dict[str, int]
@@ -36,27 +41,71 @@ class Reading(NamedTuple):
 
 
 def _context(model: str, sequence: int, dp: int, cp: int, gib: float) -> Reading:
-    fields: dict[str, object] = {"model": model, "sequence": sequence, "zero": 3, "recompute": "full"}
-    return Reading(f"{model} dp {dp} cp {cp}, {sequence} tokens", {"dp": dp, "cp": cp}, fields, gib, sequence // cp, 1)
+    fields: dict[str, object] = {
+        "model": model,
+        "sequence": sequence,
+        "zero": 3,
+        "recompute": "full",
+    }
+    return Reading(
+        f"{model} dp {dp} cp {cp}, {sequence} tokens",
+        {"dp": dp, "cp": cp},
+        fields,
+        gib,
+        sequence // cp,
+        1,
+    )
 
 
 def _tensor(how: str, gib: float) -> Reading:
-    fields: dict[str, object] = {"model": "llama3-70b", "sequence": 8192, "micro_batch": 16, "zero": 3, "recompute": "full"}
-    return Reading(f"llama3-70b dp 32 tp 8, 16 × 8192 tokens{how}", {"dp": 32, "tp": 8}, fields, gib, 16 * 8192, 8)
+    fields: dict[str, object] = {
+        "model": "llama3-70b",
+        "sequence": 8192,
+        "micro_batch": 16,
+        "zero": 3,
+        "recompute": "full",
+    }
+    return Reading(
+        f"llama3-70b dp 32 tp 8, 16 × 8192 tokens{how}",
+        {"dp": 32, "tp": 8},
+        fields,
+        gib,
+        16 * 8192,
+        8,
+    )
 
 
-def _stages(sequence: int, micro_batch: int, dp: int, cp: int, gib: float, chunks: int = 1) -> Reading:
-    """Parameters and gradients whole until the last micro-batch, as fully_shard under a pipeline has them (`zero: 1` here). Eight
-    micro-batches (as many as ranks of the pipeline, where the options say none), the layers as generate_split_points has them: the first
-    and the last stage one fewer than the others (torchtitan 9dec370, parallelisms/pipelining_utils.py)."""
+def _stages(
+    sequence: int, micro_batch: int, dp: int, cp: int, gib: float, chunks: int = 1
+) -> Reading:
+    """Parameters and gradients whole until the last micro-batch, as fully_shard under a pipeline
+    has them (`zero: 1` here). Eight micro-batches (as many as ranks of the pipeline, where the
+    options say none), the layers as generate_split_points has them: the first and the last stage
+    one fewer than the others (torchtitan 9dec370, parallelisms/pipelining_utils.py)."""
     most = 16 // chunks
     fields: dict[str, object] = {
-        "model": "llama3-405b", "sequence": sequence, "micro_batch": micro_batch, "micro_batches": 8, "zero": 1, "recompute": "full",
-        "schedule": "1f1b" if chunks == 1 else "interleaved_1f1b", "chunks": chunks,
+        "model": "llama3-405b",
+        "sequence": sequence,
+        "micro_batch": micro_batch,
+        "micro_batches": 8,
+        "zero": 1,
+        "recompute": "full",
+        "schedule": "1f1b" if chunks == 1 else "interleaved_1f1b",
+        "chunks": chunks,
         "layers_per_stage": [most - 1, *[most] * (8 * chunks - 2), most - 1],
-    }  # fmt: skip
-    mesh, name = {"dp": dp, "cp": cp, "pp": 8, "tp": 8}, f"llama3-405b dp {dp} cp {cp} pp 8 tp 8, {micro_batch} × {sequence}"
-    return Reading(name + (", 2 chunks" if chunks > 1 else ""), mesh, fields, gib, micro_batch * sequence // cp, 8)
+    }
+    mesh, name = (
+        {"dp": dp, "cp": cp, "pp": 8, "tp": 8},
+        f"llama3-405b dp {dp} cp {cp} pp 8 tp 8, {micro_batch} × {sequence}",
+    )
+    return Reading(
+        name + (", 2 chunks" if chunks > 1 else ""),
+        mesh,
+        fields,
+        gib,
+        micro_batch * sequence // cp,
+        8,
+    )
 
 
 READINGS = (
@@ -98,20 +147,35 @@ def published() -> None:
 
 
 def measured() -> None:
-    """Of one H100: what tensors held, what the allocator had reserved; beside them `allocated`, where it is told, and the parts' sum."""
+    """Of one H100: what tensors held, what the allocator had reserved; beside them `allocated`,
+    where it is told, and the parts' sum.
+    """
     off: dict[str, list[float]] = {"held": [], "reserved": []}
-    print(f"\n{'layout, GiB':75} {'held':>6} {'told':>6} {'ratio':>5}  {'reserved':>8} {'told':>6} {'ratio':>5}")
+    print(
+        f"\n{'layout, GiB':75} {'held':>6} {'told':>6} {'ratio':>5}  {'reserved':>8} {'told':>6} {'ratio':>5}"
+    )
     for run in readings():
         one = told(run)
-        total, read = sum(one.parts.values()), {"held": run["allocated"], "reserved": run["reserved"]}
+        total, read = (
+            sum(one.parts.values()),
+            {"held": run["allocated"], "reserved": run["reserved"]},
+        )
         both = {"held": one.allocated_nbytes or total, "reserved": total}
-        cells = [f"{read[k] / 2**30:6.2f} {both[k] / 2**30:6.2f} {both[k] / read[k]:5.2f}" for k in read]
+        cells = [
+            f"{read[k] / 2**30:6.2f} {both[k] / 2**30:6.2f} {both[k] / read[k]:5.2f}" for k in read
+        ]
         for key, ratios in off.items():
             ratios.append(abs(both[key] / read[key] - 1))
-        name = run["name"].replace("micro_batches", "mb").replace("sequence", "seq").replace("reshard False", "kept")
+        name = (
+            run["name"]
+            .replace("micro_batches", "mb")
+            .replace("sequence", "seq")
+            .replace("reshard False", "kept")
+        )
         print(f"{name:75} {cells[0]}    {cells[1]}")
     print(
-        ", ".join(f"{key} {sum(ratios) / len(ratios):.1%} off" for key, ratios in off.items()) + f", mean of {len(off['held'])}"
+        ", ".join(f"{key} {sum(ratios) / len(ratios):.1%} off" for key, ratios in off.items())
+        + f", mean of {len(off['held'])}"
     )
 
 

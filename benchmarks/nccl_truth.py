@@ -1,12 +1,15 @@
-"""Does NCCL do what its rules here say? Agreed programs and scenarios, run for real on as many GPUs as there are, beside their simulation.
+"""Does NCCL do what its rules here say? Agreed programs and scenarios, run for real on as many GPUs
+as there are, beside their simulation.
 
     python benchmarks/nccl_truth.py cases|scenarios|rules [pattern] [--init lazy|eager] [--out FILE.jsonl] [--slots N] [--seconds S]
         [--ranks N] [--backend gloo]
 
-prints a line for each run that ended otherwise than simulated or that the rules leave open, and the sums; ``--out`` keeps a line of JSON
-for each. Ranks share GPUs where there are too few. A process that came to its end runs the next program too, since a CUDA context takes a
-second to make; after a hang it is ended. What differs is run once more, alone and with more patience. ``--backend gloo`` rehearses.
-``rules``: what `docs/semantics.md` says of nccl by numbers (N5 to N12), each put to the test.
+prints a line for each run that ended otherwise than simulated or that the rules leave open, and the
+sums; ``--out`` keeps a line of JSON for each. Ranks share GPUs where there are too few. A process
+that came to its end runs the next program too, since a CUDA context takes a second to make; after a
+hang it is ended. What differs is run once more, alone and with more patience. ``--backend gloo``
+rehearses. ``rules``: what `docs/semantics.md` says of nccl by numbers (N5 to N12), each put to the
+test.
 """
 
 from __future__ import annotations
@@ -60,12 +63,29 @@ RULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "N8 first use waits on the host": ("traces/nccl_rules/first_isend.yaml", ()),
     "N8 a first batch takes the whole group": ("traces/nccl_rules/batch_first.yaml", ()),
     "N9 both send as first contact": ("traces/nccl_rules/both_send.yaml", ("vars.warm=0",)),
-    **{f"N10 both send, {size} bytes": ("traces/nccl_rules/both_send.yaml", (f"vars.elements={size // 4}",))
-       for size in (1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 19, 1 << 20, 1 << 21, 1 << 22, 1 << 23, 1 << 24, 1 << 26)},
+    **{
+        f"N10 both send, {size} bytes": (
+            "traces/nccl_rules/both_send.yaml",
+            (f"vars.elements={size // 4}",),
+        )
+        for size in (
+            1 << 10,
+            1 << 14,
+            1 << 16,
+            1 << 18,
+            1 << 19,
+            1 << 20,
+            1 << 21,
+            1 << 22,
+            1 << 23,
+            1 << 24,
+            1 << 26,
+        )
+    },
     "N11 a batch completes as a unit": ("scenarios/zoo/z13_asymmetric_batch.yaml", ()),
     "N12 opposite order, blocking": ("scenarios/zoo/z11_groups_opposite_order.yaml", ()),
     "N12 opposite order, async": ("traces/nccl_rules/groups_crossed.yaml", ()),
-}  # fmt: skip
+}
 
 
 class Question(NamedTuple):
@@ -127,7 +147,9 @@ class WarmLauncher(ProcessLauncher):
 
 def _new_rank() -> WarmRank:
     here, there = multiprocessing.get_context("fork").Pipe()
-    process = multiprocessing.get_context("fork").Process(target=_rank_loop, args=(there,), daemon=True)
+    process = multiprocessing.get_context("fork").Process(
+        target=_rank_loop, args=(there,), daemon=True
+    )
     process.start()
     there.close()
     return WarmRank(process, here)
@@ -153,11 +175,15 @@ def asked(question: Question, backend: str, patience: int, ranks: int) -> Found:
         simulation = simulate(load(question.path, list(question.sets)), backend=backend)
         found |= {"world": simulation.program.world_size, "predicted": simulation.outcome}
         profile = BACKEND_PROFILES[simulation.program.backend]
-        found["may raise"] = profile.device and bool(connection_mismatches(simulation.program, profile))
+        found["may raise"] = profile.device and bool(
+            connection_mismatches(simulation.program, profile)
+        )
         why = _unfit(simulation, ranks)
         if why:
             return found | {"found": f"not run: {why}"}
-        wish = real.RealRunOptions(backend=backend, launcher="fork", timeout_ns=patience * 10**9, force=True)
+        wish = real.RealRunOptions(
+            backend=backend, launcher="fork", timeout_ns=patience * 10**9, force=True
+        )
         record, _ = real.run_simulation(simulation, wish)
     except DistsimError as error:
         return found | {"found": f"refused: {error}"}
@@ -165,12 +191,23 @@ def asked(question: Question, backend: str, patience: int, ranks: int) -> Found:
         return found | {"found": "no record"}
     values = Counter(value.state for value in record.values)
     if "first use" in question.name:
-        found["isend waits"] = {"simulated": _waits(simulation.run.trace), "found": _waits(record.trace)}
-    found |= {"found": record.outcome, "reason": record.reason, "agrees": record.agrees, "differences": list(record.differences),
-              "agreement": record.agreement, "values": dict(values), "launcher": record.launcher,
-              "findings": [finding.code for finding in record.findings], "culprits": list(record.culprits),
-              "ends": [str(end)[:300] for end in record.final_state.ends],
-              "blocked": [f"{b.rank} {b.position}" for b in record.final_state.blocked]}  # fmt: skip
+        found["isend waits"] = {
+            "simulated": _waits(simulation.run.trace),
+            "found": _waits(record.trace),
+        }
+    found |= {
+        "found": record.outcome,
+        "reason": record.reason,
+        "agrees": record.agrees,
+        "differences": list(record.differences),
+        "agreement": record.agreement,
+        "values": dict(values),
+        "launcher": record.launcher,
+        "findings": [finding.code for finding in record.findings],
+        "culprits": list(record.culprits),
+        "ends": [str(end)[:300] for end in record.final_state.ends],
+        "blocked": [f"{b.rank} {b.position}" for b in record.final_state.blocked],
+    }
     return found | {"seconds": round(time.monotonic() - began, 1)}
 
 
@@ -186,7 +223,11 @@ def _unfit(simulation: Simulation, ranks: int) -> str:
         return "it does not start"
     if program.world_size > ranks:
         return f"{program.world_size} ranks"
-    if any(OPERATIONS[call.op].kind == "remote" or OPERATIONS[call.op].signals for code in program.codes for call in code.calls):
+    if any(
+        OPERATIONS[call.op].kind == "remote" or OPERATIONS[call.op].signals
+        for code in program.codes
+        for call in code.calls
+    ):
         return "torch.distributed has no call for what is one-sided"
     if tensor_bytes(program, range(program.world_size)) > LARGEST:
         return "its tensors are large"
@@ -194,8 +235,8 @@ def _unfit(simulation: Simulation, ranks: int) -> str:
 
 
 def differs(found: Found) -> bool:
-    """It ended otherwise than simulated, or with other values. Launches that connect other directions than each other hang or raise, by
-    NCCL's transport (N9)."""
+    """It ended otherwise than simulated, or with other values. Launches that connect other
+    directions than each other hang or raise, by NCCL's transport (N9)."""
     if found["predicted"] == "hangs" and found["found"] == "raises" and found.get("may raise"):
         return False
     return not found["found"].startswith(("not run", "refused")) and (
@@ -238,20 +279,42 @@ def slot(questions: Any, answers: Any, backend: str, until: float, ranks: int) -
     while (item := questions.get()) is not None:
         question, patience = item
         if time.time() > until:
-            answers.put({"name": question.name, "sets": list(question.sets), "predicted": "", "found": "not run: no time left"})
+            answers.put(
+                {
+                    "name": question.name,
+                    "sets": list(question.sets),
+                    "predicted": "",
+                    "found": "not run: no time left",
+                }
+            )
             continue
         try:
             answers.put(asked(question, backend, patience, ranks))
         except Exception as error:  # of one program; the others are to be run
-            answers.put({"name": question.name, "predicted": "", "found": f"broke: {type(error).__name__}: {error}"})
+            answers.put(
+                {
+                    "name": question.name,
+                    "predicted": "",
+                    "found": f"broke: {type(error).__name__}: {error}",
+                }
+            )
     for warm in WarmLauncher.idle:
         warm.process.kill()
 
 
-def ask_all(questions: Sequence[Question], given: argparse.Namespace, slots: int, patience: int, until: float) -> list[Found]:
+def ask_all(
+    questions: Sequence[Question],
+    given: argparse.Namespace,
+    slots: int,
+    patience: int,
+    until: float,
+) -> list[Found]:
     context = multiprocessing.get_context("fork")
     todo, answers = context.Queue(), context.Queue()
-    workers = [context.Process(target=slot, args=(todo, answers, given.backend, until, given.ranks)) for _ in range(slots)]
+    workers = [
+        context.Process(target=slot, args=(todo, answers, given.backend, until, given.ranks))
+        for _ in range(slots)
+    ]
     for process in workers:
         process.start()
     for question in questions:
@@ -261,7 +324,11 @@ def ask_all(questions: Sequence[Question], given: argparse.Namespace, slots: int
     found = []
     for _ in questions:
         found.append(answers.get())
-        if differs(found[-1]) or found[-1]["predicted"] == "undefined" or found[-1]["found"].startswith("broke"):
+        if (
+            differs(found[-1])
+            or found[-1]["predicted"] == "undefined"
+            or found[-1]["found"].startswith("broke")
+        ):
             print(_line(found[-1]), flush=True)
     for process in workers:
         process.join()
@@ -270,7 +337,9 @@ def ask_all(questions: Sequence[Question], given: argparse.Namespace, slots: int
 
 def _line(found: Found) -> str:
     more = "; ".join(found.get("differences", [])[:2])
-    return f"{found['name']} {' '.join(found.get('sets', ()))}: {found['predicted']}, found {found['found']} {more}"[:300]
+    return f"{found['name']} {' '.join(found.get('sets', ()))}: {found['predicted']}, found {found['found']} {more}"[
+        :300
+    ]
 
 
 def main() -> int:
@@ -297,11 +366,19 @@ def main() -> int:
         found = ask_all(chosen, given, given.slots, PATIENCE[0], began + given.seconds * 0.75)
         again = {one.name for one in chosen} & {one["name"] for one in found if differs(one)}
         print(f"once more, alone: {len(again)}")
-        second = ask_all([one for one in chosen if one.name in again], given, 1, PATIENCE[1], began + given.seconds)
+        second = ask_all(
+            [one for one in chosen if one.name in again],
+            given,
+            1,
+            PATIENCE[1],
+            began + given.seconds,
+        )
     later = {one["name"]: one for one in second if not one["found"].startswith("not run")}
     found = [later.get(one["name"], one) for one in found]
     if given.out:
-        Path(given.out).write_text("".join(f"{json.dumps(one)}\n" for one in sorted(found, key=lambda one: one["name"])))
+        Path(given.out).write_text(
+            "".join(f"{json.dumps(one)}\n" for one in sorted(found, key=lambda one: one["name"]))
+        )
     return summary(found)
 
 
@@ -315,7 +392,13 @@ def summary(found: Sequence[Found]) -> int:
     kinds = Counter((one["predicted"], one["found"]) for one in ran)
     for (predicted, came), count in sorted(kinds.items()):
         print(f"{count:5}  simulated {predicted}, found {came}")
-    print(Counter(one["found"].split(":")[0] + ":" + one["found"].partition(":")[2][:40] for one in found if one not in ran))
+    print(
+        Counter(
+            one["found"].split(":")[0] + ":" + one["found"].partition(":")[2][:40]
+            for one in found
+            if one not in ran
+        )
+    )
     print(
         f"{len(ran) - len(open_) - len(other)} of {len(ran) - len(open_)} as simulated; {len(open_)} more left open by the rules"
     )

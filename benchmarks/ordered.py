@@ -2,8 +2,8 @@
 
     python benchmarks/ordered.py
 
-Prints calls per second, lowering left out: any-source receives, a pool of workers that fills, a rank that is killed, shared cards. And
-how long the search over orders takes for a state.
+Prints calls per second, lowering left out: any-source receives, a pool of workers that fills, a
+rank that is killed, shared cards. And how long the search over orders takes for a state.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ def rate(text: str, backend: str, shared: bool = False) -> None:
     took, left = seconds(lambda: simulate_in_order(program, BACKEND_PROFILES[backend], cost))
     name = f"{program.name}{' shared' if shared else ''}"
     made = sum(ns >= 0 for ns in left.columns.posted)
-    print(f"{name:20} {backend:5} {made:7} calls  {made / took:9,.0f} calls/s  end {left.end_ns} ns")
+    print(
+        f"{name:20} {backend:5} {made:7} calls  {made / took:9,.0f} calls/s  end {left.end_ns} ns"
+    )
 
 
 def main() -> None:
@@ -119,8 +121,12 @@ def main() -> None:
         rate(KILLED, backend)
     rate(KILLED.replace("500 ms}", "400 ms}"), "gloo", shared=True)
     program = lower(loads(BOUND))
-    took, found = seconds(lambda: search_event_orders(LinkedProgram(program, BACKEND_PROFILES["gloo"]), STATES))
-    print(f"{program.name:20} {'gloo':5} {STATES} states at most: {took:.2f} s, {len(found.ends)} ends")
+    took, found = seconds(
+        lambda: search_event_orders(LinkedProgram(program, BACKEND_PROFILES["gloo"]), STATES)
+    )
+    print(
+        f"{program.name:20} {'gloo':5} {STATES} states at most: {took:.2f} s, {len(found.ends)} ends"
+    )
 
 
 if __name__ == "__main__":

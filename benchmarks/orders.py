@@ -1,8 +1,10 @@
-"""Speed of the verdict: states stored per second where receives are open, and a large program without any.
+"""Speed of the verdict: states stored per second where receives are open, and a large program
+without any.
 
     python benchmarks/orders.py
 
-Prints for each program the states stored, whether the search came to its end, and states per CPU second.
+Prints for each program the states stored, whether the search came to its end, and states per CPU
+second.
 """
 
 from __future__ import annotations
@@ -50,10 +52,20 @@ def alike() -> Program:
 
 
 def unlike() -> Program:
-    """12 receives with tags of their own, 4 senders that differ and wait at their end: nothing is symmetric."""
-    ranks = {r: [*(send(0, t, op="isend", handle=f"h{t}") for t in range(12)), {"op": "wait", "handles": "all"}, send(0, 50 + r)]
-             for r in range(1, 5)}  # fmt: skip
-    rest = [recv(tag=t) for t in range(12) for _ in range(3)] + [recv(r, 50 + r) for r in range(1, 5)]
+    """12 receives with tags of their own, 4 senders that differ and wait at their end: nothing is
+    symmetric.
+    """
+    ranks = {
+        r: [
+            *(send(0, t, op="isend", handle=f"h{t}") for t in range(12)),
+            {"op": "wait", "handles": "all"},
+            send(0, 50 + r),
+        ]
+        for r in range(1, 5)
+    }
+    rest = [recv(tag=t) for t in range(12) for _ in range(3)] + [
+        recv(r, 50 + r) for r in range(1, 5)
+    ]
     return build_program(5, {0: [*(recv(tag=t) for t in range(12)), *rest], **ranks})
 
 
@@ -70,11 +82,15 @@ def main() -> None:
             search.run(MOST)
             seconds = time.process_time() - start
             end = "complete" if search.finished else "bound hit"
-            print(f"{what:8} {reading:10} {search.stored:7} states  {end:9}  {search.stored / seconds:9.0f} states/s")
+            print(
+                f"{what:8} {reading:10} {search.stored:7} states  {end:9}  {search.stored / seconds:9.0f} states/s"
+            )
     start = time.process_time()
     program = lower(loads(LARGE))
     found = verdict_of(program)
-    print(f"large    {program.call_count} calls: {found.verdict} in {time.process_time() - start:.2f} s")
+    print(
+        f"large    {program.call_count} calls: {found.verdict} in {time.process_time() - start:.2f} s"
+    )
 
 
 if __name__ == "__main__":

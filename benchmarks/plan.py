@@ -21,7 +21,9 @@ def main(wanted: int) -> None:
     start = time.process_time()
     every = list(candidate_layouts(asked))
     good = [one for one in every if isinstance(one, ParallelLayout)]
-    print(f"{len(every)} layouts, {len(good)} of them can be: {time.process_time() - start:.1f} s of CPU")
+    print(
+        f"{len(every)} layouts, {len(good)} of them can be: {time.process_time() - start:.1f} s of CPU"
+    )
     step = max(len(good) // wanted, 1)
     chosen = good[::step][:wanted]
     start = time.process_time()

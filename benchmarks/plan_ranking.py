@@ -1,9 +1,11 @@
-"""Are layouts ranked as they were measured? Published runs of one model, batch and machine that differ in their layout alone.
+"""Are layouts ranked as they were measured? Published runs of one model, batch and machine that
+differ in their layout alone.
 
     python benchmarks/plan_ranking.py
 
-Rows of `training_steps.csv` are put together by all that is no layout; of each two of a group the simulated order is compared with the
-published one. The simulated times are the plan's, of the layouts as `training_steps.py` describes them.
+Rows of `training_steps.csv` are put together by all that is no layout; of each two of a group the
+simulated order is compared with the published one. The simulated times are the plan's, of the
+layouts as `training_steps.py` describes them.
 """
 
 from __future__ import annotations
@@ -25,7 +27,18 @@ from distsim.scenario.format.reading.strategy_expansion import validated_strateg
 from distsim.scenario.strategies.training_step.transformer import Transformer
 
 #: Columns that say which job it is; the others say how it is laid out.
-_JOB = ("source", "gpu", "layers", "hidden", "heads", "ffn_hidden", "experts", "seq_len", "dtype", "global_batch_seqs")
+_JOB = (
+    "source",
+    "gpu",
+    "layers",
+    "hidden",
+    "heads",
+    "ffn_hidden",
+    "experts",
+    "seq_len",
+    "dtype",
+    "global_batch_seqs",
+)
 
 
 def gpus(row: dict[str, str]) -> int:
@@ -34,7 +47,10 @@ def gpus(row: dict[str, str]) -> int:
 
 def step_s(row: dict[str, str]) -> float:
     """Seconds of the row's step as a plan times it."""
-    count = max(round(number(row, "global_batch_seqs") / (number(row, "dp") * number(row, "micro_batch"))), 1)
+    count = max(
+        round(number(row, "global_batch_seqs") / (number(row, "dp") * number(row, "micro_batch"))),
+        1,
+    )
     one, context = validated_strategies(scenario_of(row, count))[0]
     assert isinstance(one, Transformer)
     cost = CostModel(cluster_from(cluster_of(row)), context.world_size, context.ranks_per_node)
@@ -62,10 +78,14 @@ def main() -> None:
             whole, ok = whole + 1, ok + same
             if abs(a / b - 1) > 0.05:
                 clear, clear_right = clear + 1, clear_right + same
-        print(f"{ok:4} of {whole:4} pairs  {len(group):3} layouts  {key[-1]} GPUs  {str(key[0])[:60]}")
+        print(
+            f"{ok:4} of {whole:4} pairs  {len(group):3} layouts  {key[-1]} GPUs  {str(key[0])[:60]}"
+        )
         right, pairs = right + ok, pairs + whole
     print(f"{right} of {pairs} pairs in the published order ({right / max(pairs, 1):.0%});")
-    print(f"of those that differ by more than 5 %: {clear_right} of {clear} ({clear_right / max(clear, 1):.0%})")
+    print(
+        f"of those that differ by more than 5 %: {clear_right} of {clear} ({clear_right / max(clear, 1):.0%})"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""What prices cost: a million collectives priced at once, and a thousand transfers that share two hundred links shared anew.
+"""What prices cost: a million collectives priced at once, and a thousand transfers that share two
+hundred links shared anew.
 
     python benchmarks/prices.py
 
@@ -38,7 +39,9 @@ def main() -> None:
     ranks = tuple(range(64))
     priced = best_s(lambda: cost.collectives_ns(OPERATIONS["all_reduce"], ranks, sizes))
     chance = random.Random(1)
-    flows = [PortDemand(tuple(chance.sample(range(LINKS), 2)), (1.0, 1.0), 50.0) for _ in range(FLOWS)]
+    flows = [
+        PortDemand(tuple(chance.sample(range(LINKS), 2)), (1.0, 1.0), 50.0) for _ in range(FLOWS)
+    ]
     shared = best_s(lambda: fair_rates(flows, np.full(LINKS, 50.0)))
     sys.stdout.write(f"{CALLS:,} collectives priced in {priced:.2f} s\n")
     sys.stdout.write(f"{FLOWS:,} transfers on {LINKS} links shared in {1000 * shared:.1f} ms\n")

@@ -1,8 +1,10 @@
-"""How many faulty programs `distsim check --fix` repairs: those of tests/data/agreed that deadlock or mismatch, each as a scenario.
+"""How many faulty programs `distsim check --fix` repairs: those of tests/data/agreed that deadlock
+or mismatch, each as a scenario.
 
     python benchmarks/repairs.py [--only dl0001,…] [--texts DIR]
 
-A program counts as repaired where a changed file checks `ok` under every reading and completes under the program's back end.
+A program counts as repaired where a changed file checks `ok` under every reading and completes
+under the program's back end.
 """
 
 from __future__ import annotations
@@ -28,7 +30,11 @@ def main() -> None:
     parser.add_argument("--texts", type=Path, help="write each program and its repair here")
     given = parser.parse_args()
     only = set(given.only.split(",")) if given.only else None
-    chosen = [case for case in load_cases() if case["expect"]["verdict"] in FAULTS and (only is None or case["id"] in only)]
+    chosen = [
+        case
+        for case in load_cases()
+        if case["expect"]["verdict"] in FAULTS and (only is None or case["id"] in only)
+    ]
     found: Counter[tuple[str, bool]] = Counter()
     for case in chosen:
         file = scenario_of(case)
@@ -36,7 +42,10 @@ def main() -> None:
         best = find_repairs(file, f"{case['id']}.yaml")
         found[verdict, bool(best)] += 1
         said = "; then ".join(best[0].words) if best else "NONE"
-        print(f"{case['id']:8} {case['category'][:24]:24} {verdict:9} {time.process_time() - begun:5.1f} s  {said}", flush=True)
+        print(
+            f"{case['id']:8} {case['category'][:24]:24} {verdict:9} {time.process_time() - begun:5.1f} s  {said}",
+            flush=True,
+        )
         if given.texts is not None:
             given.texts.mkdir(parents=True, exist_ok=True)
             (given.texts / f"{case['id']}.yaml").write_text(file)

@@ -1,10 +1,12 @@
-"""Programs as SimGrid's SMPI replays them (Debian package `libsimgrid-dev`, which has `smpirun`), to be measured beside distsim.
+"""Programs as SimGrid's SMPI replays them (Debian package `libsimgrid-dev`, which has `smpirun`),
+to be measured beside distsim.
 
     python benchmarks/smpi.py FILE…        # ring.yaml and others of the same calls: both whole processes, interleaved, medians of CPU time
 
-distsim starts from YAML and gives a verdict; SMPI from one text trace a rank that is written before its clock starts. Its flags
-switch off the correction factors for TCP, so that both price 25 GB/s and 5 us between any two ranks. A replay knows no group but the
-world: collectives of others are left out, which spares SMPI their work.
+distsim starts from YAML and gives a verdict; SMPI from one text trace a rank that is written before
+its clock starts. Its flags switch off the correction factors for TCP, so that both price 25 GB/s
+and 5 us between any two ranks. A replay knows no group but the world: collectives of others are
+left out, which spares SMPI their work.
 """
 
 from __future__ import annotations
@@ -41,15 +43,30 @@ def write_traces(program: Program, folder: Path) -> list[str]:
     names = []
     for rank in range(program.world_size):
         path = folder / f"rank{rank}.txt"
-        path.write_text("\n".join([f"{rank} init", *_lines(program, rank), f"{rank} finalize", ""]), encoding="utf-8")
+        path.write_text(
+            "\n".join([f"{rank} init", *_lines(program, rank), f"{rank} finalize", ""]),
+            encoding="utf-8",
+        )
         names.append(str(path))
     (folder / "traces").write_text("\n".join(names) + "\n", encoding="utf-8")
     hosts = "".join(f"n{rank}\n" for rank in range(program.world_size))
     (folder / "hosts").write_text(hosts, encoding="utf-8")
-    (folder / "platform.xml").write_text(PLATFORM.format(last=program.world_size - 1), encoding="utf-8")
+    (folder / "platform.xml").write_text(
+        PLATFORM.format(last=program.world_size - 1), encoding="utf-8"
+    )
     flags = ["smpi/host-speed:1Gf", "smpi/bw-factor:0:1", "smpi/lat-factor:0:1"]
-    return ["smpirun", "-replay", str(folder / "traces"), "-platform", str(folder / "platform.xml"), "-hostfile", str(folder / "hosts"),
-            "-np", str(program.world_size), *(f"--cfg={flag}" for flag in flags)]  # fmt: skip
+    return [
+        "smpirun",
+        "-replay",
+        str(folder / "traces"),
+        "-platform",
+        str(folder / "platform.xml"),
+        "-hostfile",
+        str(folder / "hosts"),
+        "-np",
+        str(program.world_size),
+        *(f"--cfg={flag}" for flag in flags),
+    ]
 
 
 def _lines(program: Program, rank: int) -> list[str]:

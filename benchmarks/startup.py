@@ -1,9 +1,10 @@
-"""The start of a command: `distsim simulate` of a file of one call beside Python that loads the same libraries and ends.
+"""The start of a command: `distsim simulate` of a file of one call beside Python that loads the
+same libraries and ends.
 
     python benchmarks/startup.py
 
-Prints the median processor seconds of both, in turns, and their ratio, which a busy machine changes little. Bytecode is at hand, as after
-an installation.
+Prints the median processor seconds of both, in turns, and their ratio, which a busy machine changes
+little. Bytecode is at hand, as after an installation.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ TEXT = "name: tiny\nworld: 2\ntensors: {x: {shape: [4]}}\nprogram:\n  - all_redu
 #: What any process takes that has these libraries and makes one model.
 LIBRARIES = "import numpy, typer, yaml\nfrom pydantic import BaseModel\nclass One(BaseModel):\n    one: int\n"
 ROUNDS = 9
-_ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+_ENVIRONMENT = {
+    name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+}
 
 
 def measure(arguments: list[str]) -> float:
     """Processor seconds of one process."""
-    child = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL, env=_ENVIRONMENT)
+    child = subprocess.Popen(
+        [sys.executable, *arguments], stdout=subprocess.DEVNULL, env=_ENVIRONMENT
+    )
     _, status, usage = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
@@ -42,10 +47,15 @@ def main() -> None:
         }
         for arguments in commands.values():
             measure(arguments)
-        rounds = [{name: measure(arguments) for name, arguments in commands.items()} for _ in range(ROUNDS)]
+        rounds = [
+            {name: measure(arguments) for name, arguments in commands.items()}
+            for _ in range(ROUNDS)
+        ]
     for name in commands:
         sys.stdout.write(f"{name:20} {statistics.median(one[name] for one in rounds):6.3f} s\n")
-    ratio = statistics.median(one["distsim simulate"] / one["its libraries alone"] for one in rounds)
+    ratio = statistics.median(
+        one["distsim simulate"] / one["its libraries alone"] for one in rounds
+    )
     sys.stdout.write(f"{'ratio':20} {ratio:6.2f}\n")
 
 

@@ -1,8 +1,10 @@
-"""torch's own tests of torch.distributed (`torch.testing._internal.distributed.distributed_test`) on the hub, 4 ranks, as back end gloo.
+"""torch's own tests of torch.distributed (`torch.testing._internal.distributed.distributed_test`)
+on the hub, 4 ranks, as back end gloo.
 
     python benchmarks/torch_suite.py [pattern]
 
-Each test runs on four forked ranks. Prints a line for each that fails, and how many pass, are skipped by torch, and fail.
+Each test runs on four forked ranks. Prints a line for each that fails, and how many pass, are
+skipped by torch, and fail.
 """
 
 from __future__ import annotations
@@ -20,9 +22,14 @@ from datetime import timedelta
 RANKS = 4
 FOLDER = tempfile.mkdtemp(prefix="torch-suite-")
 os.environ |= {
-    "BACKEND": "gloo", "WORLD_SIZE": str(RANKS), "TEMP_DIR": FOLDER, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533",
-    "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": "",
-}  # fmt: skip
+    "BACKEND": "gloo",
+    "WORLD_SIZE": str(RANKS),
+    "TEMP_DIR": FOLDER,
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29533",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "CUDA_VISIBLE_DEVICES": "",
+}
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
@@ -59,7 +66,11 @@ def one(name: str) -> str:
         case.rank, case.file_name = int(os.environ["RANK"]), os.path.join(FOLDER, "file")
         seconds = suite.CUSTOM_PG_TIMEOUT.get(name, suite.default_pg_timeout)
         dist.init_process_group(
-            init_method="env://", backend="gloo", world_size=RANKS, rank=case.rank, timeout=timedelta(seconds=seconds)
+            init_method="env://",
+            backend="gloo",
+            world_size=RANKS,
+            rank=case.rank,
+            timeout=timedelta(seconds=seconds),
         )
         case._barrier()
         getattr(case, name)()
@@ -67,7 +78,11 @@ def one(name: str) -> str:
         dist.destroy_process_group()
 
     target = CaptureTarget(name, function=work, home=suite.__file__)
-    return outcome(run_capture(CaptureRunOptions(target, RANKS, backend="gloo", timeout_s=60, keep_output=True)))
+    return outcome(
+        run_capture(
+            CaptureRunOptions(target, RANKS, backend="gloo", timeout_s=60, keep_output=True)
+        )
+    )
 
 
 def outcome(captured: CapturedRun) -> str:

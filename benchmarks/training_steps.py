@@ -2,21 +2,26 @@
 
     python benchmarks/training_steps.py [--table F.csv] [--every N] [--rows]
 
-Each row of the table (`training_steps.csv`: a published run, its configuration, its source; an empty field was not published) becomes a
-`transformer:` step on the preset of its GPU; nothing is fitted to these rows. Of the one family of 473 rows the table has every tenth.
-Steps without a pipeline are simulated call by call. Two things keep that fast: replicas beyond those that fill two nodes are left out,
-and a step with many micro-batches is simulated with one and with two, and the difference carried on. Steps of a pipeline are timed whole
-as `distsim plan` times them, which is what a simulation says of a program too large to follow who shares links.
-Left out: GPUs without a preset, 4-bit matrix products, latent attention, and rows that do not say over how many replicas they ran
-(``dp``). What a row does not say is taken as micro-batches of one sequence and a schedule without chunks.
-Three columns say what a published row ran that users choose otherwise: ``attention`` (``flash-2``, ``flash-1``, or ``plain``: it writes
-its scores), ``grad_reduce`` (``beside`` the last backward pass, or ``after`` it, as Megatron-LM of 2021 and its forks) and
-``tensor_overlap`` (``yes``: messages of tensor ranks in pieces beside products); where a table has no such columns, or nothing in them, it
-is what today's software does by default: fused attention, gradients beside, no overlap. Of Megatron-Bridge's rows with tp that and
-``seq_parallel`` are its recipes' (scripts/performance of v0.2.0, src/megatron/bridge/perf_recipes of 067f987df03b), of NeMo's of 24.12
-its launcher's (conf/training/gpt3/20b.yaml, llama/llama2_70b.yaml); torchtitan names its row with async TP.
-``memory_bw_GBps`` is that of the row's GPU where it is not the preset's: 1555 of the A100 of 40 GB (its data sheet), 2400 of torchtitan's
-H100 (its page: 96 GB of HBM2e, and 500 W, which costs clocks that nobody published).
+Each row of the table (`training_steps.csv`: a published run, its configuration, its source; an
+empty field was not published) becomes a `transformer:` step on the preset of its GPU; nothing is
+fitted to these rows. Of the one family of 473 rows the table has every tenth. Steps without a
+pipeline are simulated call by call. Two things keep that fast: replicas beyond those that fill two
+nodes are left out, and a step with many micro-batches is simulated with one and with two, and the
+difference carried on. Steps of a pipeline are timed whole as `distsim plan` times them, which is
+what a simulation says of a program too large to follow who shares links. Left out: GPUs without a
+preset, 4-bit matrix products, latent attention, and rows that do not say over how many replicas
+they ran (``dp``). What a row does not say is taken as micro-batches of one sequence and a schedule
+without chunks. Three columns say what a published row ran that users choose otherwise:
+``attention`` (``flash-2``, ``flash-1``, or ``plain``: it writes its scores), ``grad_reduce``
+(``beside`` the last backward pass, or ``after`` it, as Megatron-LM of 2021 and its forks) and
+``tensor_overlap`` (``yes``: messages of tensor ranks in pieces beside products); where a table has
+no such columns, or nothing in them, it is what today's software does by default: fused attention,
+gradients beside, no overlap. Of Megatron-Bridge's rows with tp that and ``seq_parallel`` are its
+recipes' (scripts/performance of v0.2.0, src/megatron/bridge/perf_recipes of 067f987df03b), of
+NeMo's of 24.12 its launcher's (conf/training/gpt3/20b.yaml, llama/llama2_70b.yaml); torchtitan
+names its row with async TP. ``memory_bw_GBps`` is that of the row's GPU where it is not the
+preset's: 1555 of the A100 of 40 GB (its data sheet), 2400 of torchtitan's H100 (its page: 96 GB of
+HBM2e, and 500 W, which costs clocks that nobody published).
 """
 
 from __future__ import annotations
@@ -46,14 +51,22 @@ from distsim.scenario.strategies.training_step.transformer_fields import Transfo
 from distsim.simulation.simulate_scenario import simulate
 
 CLUSTERS = {"A100": "dgx-a100", "H100": "dgx-h100", "B200": "dgx-b200", "GB200": "gb200-nvl72"}
-#: What fused attention reaches of the data sheet's rate, forward and backward together, of which matrix products reach
-#: `compute_efficiency`: FlashAttention-2's 50 to 73 and 44 to 63 % on A100 (arXiv:2307.08691), its 30 to 34 and 29 to 33 % on H100
-#: (causal, and not, heads of 128; arXiv:2407.08608); the first FlashAttention's 25 to 40 % on A100, and on H100, whose new instructions
-#: neither of the two uses, 1.5 times as many FLOP/s, as the second has there (225 and 335 TFLOP/s, arXiv:2307.08691). MosaicML's rows on
-#: H100 ran the first: llm-foundry v0.0.4, by its benchmarking/sweep.sh, is older than the second.
-ATTENTION = {("A100", "flash-2"): 0.55, ("H100", "flash-2"): 0.31, ("A100", "flash-1"): 0.325, ("H100", "flash-1"): 0.154}
-#: Of published times so many are to lie in the band of a step (`distsim.hardware.cost.prediction_range.COMPUTE_RANGE`): a little more than it is to hold of sources
-#: that it was not made of, which are off by what is their own as well.
+#: What fused attention reaches of the data sheet's rate, forward and backward together, of which
+#: matrix products reach `compute_efficiency`: FlashAttention-2's 50 to 73 and 44 to 63 % on A100
+#: (arXiv:2307.08691), its 30 to 34 and 29 to 33 % on H100 (causal, and not, heads of 128;
+#: arXiv:2407.08608); the first FlashAttention's 25 to 40 % on A100, and on H100, whose new
+#: instructions neither of the two uses, 1.5 times as many FLOP/s, as the second has there (225 and
+#: 335 TFLOP/s, arXiv:2307.08691). MosaicML's rows on H100 ran the first: llm-foundry v0.0.4, by its
+#: benchmarking/sweep.sh, is older than the second.
+ATTENTION = {
+    ("A100", "flash-2"): 0.55,
+    ("H100", "flash-2"): 0.31,
+    ("A100", "flash-1"): 0.325,
+    ("H100", "flash-1"): 0.154,
+}
+#: Of published times so many are to lie in the band of a step
+#: (`distsim.hardware.cost.prediction_range.COMPUTE_RANGE`): a little more than it is to hold of
+#: sources that it was not made of, which are off by what is their own as well.
 SHARE = 0.87
 #: Of a longer table's rows of this family --every takes some.
 MANY = "vTrain"
@@ -72,7 +85,9 @@ class Outcome(NamedTuple):
 
 
 def gpu_of(row: dict[str, str]) -> str | None:
-    """A row's GPU; None where no preset has it, the arithmetic is 4-bit, or attention's keys are compressed."""
+    """A row's GPU; None where no preset has it, the arithmetic is 4-bit, or attention's keys are
+    compressed.
+    """
     gpu, dtype = row["gpu"].split("-")[0], row["dtype"].lower()
     return gpu if gpu in CLUSTERS and "fp4" not in dtype and row["kv_heads"] != "MLA" else None
 
@@ -87,8 +102,14 @@ def cluster_of(row: dict[str, str]) -> dict[str, Any]:
     preset: dict[str, Any] = dict(PRESETS[CLUSTERS[row["gpu"].split("-")[0]]])
     per_node = row["inter_bw_GBps_per_node"]
     if per_node:
-        count = int(row["inter_link"].split("x")[0]) if row["inter_link"].split("x")[0].isdigit() else 8
-        preset["nics"] = {**preset["nics"], "count": count, "bandwidth": f"{float(per_node) / count:g} GB/s"}
+        count = (
+            int(row["inter_link"].split("x")[0]) if row["inter_link"].split("x")[0].isdigit() else 8
+        )
+        preset["nics"] = {
+            **preset["nics"],
+            "count": count,
+            "bandwidth": f"{float(per_node) / count:g} GB/s",
+        }
     if row.get("memory_bw_GBps"):
         preset["device"] = {**preset["device"], "memory_bandwidth": f"{row['memory_bw_GBps']} GB/s"}
     return preset
@@ -103,7 +124,9 @@ def recompute_of(row: dict[str, str]) -> str:
     """``every other op`` is torchtitan's selective checkpoint."""
     if "every other op" in row["recompute"]:
         return "op"
-    return next((word for word in ("full", "selective") if row["recompute"].startswith(word)), "none")
+    return next(
+        (word for word in ("full", "selective") if row["recompute"].startswith(word)), "none"
+    )
 
 
 def attention_of(row: dict[str, str]) -> dict[str, Any]:
@@ -131,9 +154,13 @@ def model_of(row: dict[str, str]) -> dict[str, Any]:
         "ffn": "ffn_hidden",
         "vocabulary": "vocab",
     }
-    found: dict[str, Any] = {key: number(row, column) for key, column in names.items() if row[column]}
+    found: dict[str, Any] = {
+        key: number(row, column) for key, column in names.items() if row[column]
+    }
     found["mlp"] = row["mlp"]
-    return found | ({"experts": number(row, "experts"), "top_k": number(row, "top_k")} if row["experts"] else {})
+    return found | (
+        {"experts": number(row, "experts"), "top_k": number(row, "top_k")} if row["experts"] else {}
+    )
 
 
 def step_of(row: dict[str, str], micro_batches: int) -> dict[str, Any]:
@@ -141,22 +168,37 @@ def step_of(row: dict[str, str], micro_batches: int) -> dict[str, Any]:
     pp, cp, dp = (number(row, key) for key in ("pp", "cp", "dp"))
     attention = "plain" if row.get("attention") == "plain" else "flash"
     step: dict[str, Any] = {
-        "model": model_of(row), "sequence": number(row, "seq_len"), "micro_batch": number(row, "micro_batch"),
-        "micro_batches": micro_batches, "dtype": "float16" if row["dtype"].lower().startswith("fp16") else "bfloat16",
-        "recompute": recompute_of(row), "attention": attention, "zero": zero_of(row), "data_ranks": max(dp * cp, 1),
-        "sequence_parallel": row["seq_parallel"] == "yes", "overlap_grad_reduce": row.get("grad_reduce") != "after",
-        "tensor_calls": "dtensor" if "FSDP" in row["sharding"] else "megatron", **attention_of(row), **products_of(row),
-    }  # fmt: skip
+        "model": model_of(row),
+        "sequence": number(row, "seq_len"),
+        "micro_batch": number(row, "micro_batch"),
+        "micro_batches": micro_batches,
+        "dtype": "float16" if row["dtype"].lower().startswith("fp16") else "bfloat16",
+        "recompute": recompute_of(row),
+        "attention": attention,
+        "zero": zero_of(row),
+        "data_ranks": max(dp * cp, 1),
+        "sequence_parallel": row["seq_parallel"] == "yes",
+        "overlap_grad_reduce": row.get("grad_reduce") != "after",
+        "tensor_calls": "dtensor" if "FSDP" in row["sharding"] else "megatron",
+        **attention_of(row),
+        **products_of(row),
+    }
     chunks = number(row, "vpp")
     if row.get("tensor_overlap") == "yes":
         step["tensor_overlap"] = True
     if pp > 1:
-        step |= {"schedule": "interleaved_1f1b", "chunks": chunks} if chunks > 1 else {"schedule": "1f1b"}
+        step |= (
+            {"schedule": "interleaved_1f1b", "chunks": chunks}
+            if chunks > 1
+            else {"schedule": "1f1b"}
+        )
     return step
 
 
 def mesh_of(row: dict[str, str], most: int | None = None) -> dict[str, int]:
-    """Megatron's order of axes: tensor innermost, pipeline outermost. ``most``: replicas beyond so many ranks are left out."""
+    """Megatron's order of axes: tensor innermost, pipeline outermost. ``most``: replicas beyond so
+    many ranks are left out.
+    """
     tp, pp, cp, dp = (number(row, key) for key in ("tp", "pp", "cp", "dp"))
     ep = number(row, "ep") if row["experts"] else 1
     replicas = max(dp if most is None else min(dp, max(most // (tp * cp), 1)), min(ep, dp))
@@ -169,14 +211,21 @@ def scenario_of(row: dict[str, str], micro_batches: int) -> Scenario:
     world = prod(mesh.values())
     per_node = min(number(row, "gpus_per_node", 8), world)
     return Scenario(
-        name=row["run_id"], world={"nodes": -(-world // per_node), "ranks_per_node": per_node}, backend="nccl",
-        cluster=cluster_of(row), mesh=mesh, program=[{"transformer": step_of(row, micro_batches)}],
-    )  # fmt: skip
+        name=row["run_id"],
+        world={"nodes": -(-world // per_node), "ranks_per_node": per_node},
+        backend="nccl",
+        cluster=cluster_of(row),
+        mesh=mesh,
+        program=[{"transformer": step_of(row, micro_batches)}],
+    )
 
 
 def step_s(row: dict[str, str]) -> float:
     """Seconds of the simulated step."""
-    micro_batches = max(round(number(row, "global_batch_seqs") / (number(row, "dp") * number(row, "micro_batch"))), 1)
+    micro_batches = max(
+        round(number(row, "global_batch_seqs") / (number(row, "dp") * number(row, "micro_batch"))),
+        1,
+    )
     if number(row, "pp") > 1:
         return _timed_s(row, micro_batches)
     if micro_batches <= 2:
@@ -189,7 +238,9 @@ def _timed_s(row: dict[str, str], micro_batches: int) -> float:
     """The whole step of all replicas, as `distsim plan` times it."""
     mesh = mesh_of(row)
     world = prod(mesh.values())
-    cost = CostModel(cluster_from(cluster_of(row)), world, min(number(row, "gpus_per_node", 8), world))
+    cost = CostModel(
+        cluster_from(cluster_of(row)), world, min(number(row, "gpus_per_node", 8), world)
+    )
     context = ExpansionContext(world, cost.machine_size, mesh, "nccl", 1, {}, frozenset())
     train = TransformerFields.model_validate(step_of(row, micro_batches))
     refused = train.refuse(context)
@@ -210,7 +261,9 @@ def outcomes(rows: list[dict[str, str]]) -> Iterator[Outcome]:
         try:
             yield Outcome(row, float(row["step_time_s"]), step_s(row))
         except DistsimError as error:
-            sys.stdout.write(f"{row['run_id']}: no such layout here: {str(error).splitlines()[0]}\n")
+            sys.stdout.write(
+                f"{row['run_id']}: no such layout here: {str(error).splitlines()[0]}\n"
+            )
 
 
 def chosen(path: str, every: int) -> list[dict[str, str]]:
@@ -224,13 +277,19 @@ def chosen(path: str, every: int) -> list[dict[str, str]]:
 
 
 def left_out(sources: dict[str, list[Outcome]]) -> float:
-    """Mean error over sources when every source's times are scaled by what the others would have them scaled by: the median over
-    sources of the median of published / simulated. Little gained by it: what is wrong is no constant factor."""
-    ratios = {source: statistics.median(o.published_s / o.simulated_s for o in group) for source, group in sources.items()}
+    """Mean error over sources when every source's times are scaled by what the others would have
+    them scaled by: the median over sources of the median of published / simulated. Little gained by
+    it: what is wrong is no constant factor."""
+    ratios = {
+        source: statistics.median(o.published_s / o.simulated_s for o in group)
+        for source, group in sources.items()
+    }
     means = []
     for source, group in sources.items():
         factor = statistics.median(ratio for other, ratio in ratios.items() if other != source)
-        means.append(statistics.mean(abs(o.simulated_s * factor / o.published_s - 1) for o in group))
+        means.append(
+            statistics.mean(abs(o.simulated_s * factor / o.published_s - 1) for o in group)
+        )
     return statistics.mean(means)
 
 
@@ -252,16 +311,22 @@ def covered(sources: Mapping[str, list[float]], share: float = SHARE) -> tuple[f
     for source, group in sources.items():
         low, high = quantiles([other for name, other in sources.items() if name != source], share)
         held[source] = statistics.mean(low <= ratio <= high for ratio in group)
-    rows = sum(held[source] * len(group) for source, group in sources.items()) / sum(map(len, sources.values()))
+    rows = sum(held[source] * len(group) for source, group in sources.items()) / sum(
+        map(len, sources.values())
+    )
     return statistics.mean(held.values()), rows
 
 
-def by_source(rows: Iterable[dict[str, str]], simulated: Mapping[str, float]) -> dict[str, list[float]]:
+def by_source(
+    rows: Iterable[dict[str, str]], simulated: Mapping[str, float]
+) -> dict[str, list[float]]:
     """Published over simulated times of the rows that were simulated."""
     found: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         if row["run_id"] in simulated:
-            found[row["source"].partition("#")[0]].append(float(row["step_time_s"]) / simulated[row["run_id"]])
+            found[row["source"].partition("#")[0]].append(
+                float(row["step_time_s"]) / simulated[row["run_id"]]
+            )
     return found
 
 
@@ -272,10 +337,14 @@ def line(name: str, group: Sequence[Outcome], bias: float | None = None) -> str:
 
 
 def families(sources: Mapping[str, list[Outcome]]) -> Iterator[str]:
-    """A line for each GPU, whose bias is the mean over its sources, and one for mixtures of experts."""
+    """A line for each GPU, whose bias is the mean over its sources, and one for mixtures of
+    experts.
+    """
     every = [o for group in sources.values() for o in group]
     for gpu in CLUSTERS:
-        groups = [own for group in sources.values() if (own := [o for o in group if gpu_of(o.row) == gpu])]
+        groups = [
+            own for group in sources.values() if (own := [o for o in group if gpu_of(o.row) == gpu])
+        ]
         if groups:
             biases = [statistics.median(o.error for o in own) for own in groups]
             yield line(gpu, [o for own in groups for o in own], statistics.mean(biases))
@@ -285,7 +354,9 @@ def families(sources: Mapping[str, list[Outcome]]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--table", default=str(Path(__file__).with_suffix(".csv")))
     parser.add_argument("--every", type=int, default=1, help=f"of {MANY}'s rows take every so many")
     parser.add_argument("--rows", action="store_true", help="print every row")
@@ -296,15 +367,21 @@ def main() -> None:
     for found in outcomes(chosen(asked.table, asked.every)):
         sources.setdefault(found.row["source"].partition("#")[0], []).append(found)
         if asked.rows:
-            sys.stdout.write(f"{found.row['run_id']}: {found.published_s:.3f} s, {found.simulated_s:.3f} s, {found.error:+.1%}\n")
+            sys.stdout.write(
+                f"{found.row['run_id']}: {found.published_s:.3f} s, {found.simulated_s:.3f} s, {found.error:+.1%}\n"
+            )
     if asked.write:
-        text = [f"{o.row['run_id']},{o.simulated_s:.5g}\n" for group in sources.values() for o in group]
+        text = [
+            f"{o.row['run_id']},{o.simulated_s:.5g}\n" for group in sources.values() for o in group
+        ]
         Path(asked.write).write_text("run_id,simulated_s\n" + "".join(text), encoding="utf-8")
     sys.stdout.write(f"{'rows':>5} {'mean':>7} {'median':>7} {'bias':>7}  source\n")
     sys.stdout.writelines(line(source, group) for source, group in sources.items())
     sys.stdout.writelines(families(sources))
     means = [statistics.mean(abs(o.error) for o in group) for group in sources.values()]
-    sys.stdout.write(f"mean over {len(means)} sources {statistics.mean(means):.1%}, in {time.perf_counter() - start:.0f} s\n")
+    sys.stdout.write(
+        f"mean over {len(means)} sources {statistics.mean(means):.1%}, in {time.perf_counter() - start:.0f} s\n"
+    )
     sys.stdout.write(f"scaled by what the other sources say {left_out(sources):.1%}\n")
     ratios = {source: [1 / (1 + o.error) for o in group] for source, group in sources.items()}
     (low, high), (held, rows) = quantiles(ratios.values(), SHARE), covered(ratios)

@@ -1,9 +1,11 @@
-"""Every hang of scenarios/zoo: what the first finding says, the repair that people used beside distsim's, and how small it shrinks.
+"""Every hang of scenarios/zoo: what the first finding says, the repair that people used beside
+distsim's, and how small it shrinks.
 
     python benchmarks/zoo.py             # writes docs/zoo.md; takes a minute
     python benchmarks/zoo.py --only z17  # prints the rows of these
 
-A repair is as good where it completes on all back ends on which the people's does, in simulated time of the same size.
+A repair is as good where it completes on all back ends on which the people's does, in simulated
+time of the same size.
 """
 
 from __future__ import annotations
@@ -69,23 +71,39 @@ def _row(stem: str, known: dict[str, Any]) -> tuple[str, bool, int]:
     first = check_scenario(scenario).findings[0]
     found = find_repairs(path.read_text(), path.name, backend=backend)
     calls = shrink_scenario(scenario).calls[1]
-    people, ours, as_good = _people(known, backend), _ours(found, stem), stem not in KNOWN["nothing to repair"] and bool(found)
+    people, ours, as_good = (
+        _people(known, backend),
+        _ours(found, stem),
+        stem not in KNOWN["nothing to repair"] and bool(found),
+    )
     if people is not None and found:
-        as_good = set(people[1]) <= set(found[0].completes) and found[0].makespan_ns <= 1.25 * people[2]
+        as_good = (
+            set(people[1]) <= set(found[0].completes) and found[0].makespan_ns <= 1.25 * people[2]
+        )
         ours += "" if as_good else " (less)"
     said = f"{people[0]} ({show_ns(people[2])})" if people is not None else ""
-    return f"| `{stem}` | {backend} | {first.code}: {known['says']} | {said} | {ours} | {calls} |", as_good, calls
+    return (
+        f"| `{stem}` | {backend} | {first.code}: {known['says']} | {said} | {ours} | {calls} |",
+        as_good,
+        calls,
+    )
 
 
 def _people(known: dict[str, Any], backend: str) -> tuple[str, tuple[str, ...], int] | None:
-    """What the repaired file says of itself, the back ends on which it completes, and how long it takes."""
+    """What the repaired file says of itself, the back ends on which it completes, and how long it
+    takes.
+    """
     if "people" not in known:
         return None
     path = ZOO / f"{known['people']}.yaml"
     checked = check_scenario(load(str(path)))
     completes = tuple(name for name, o in checked.profiles.items() if o.possible == ("completes",))
     done = simulate(load(str(path)), backend=backend, with_verdict=False, with_values=False)
-    return path.read_text().splitlines()[0].removeprefix("# ").removesuffix("."), completes, done.makespan_ns
+    return (
+        path.read_text().splitlines()[0].removeprefix("# ").removesuffix("."),
+        completes,
+        done.makespan_ns,
+    )
 
 
 def _ours(found: tuple[ScenarioRepair, ...], stem: str) -> str:

@@ -45,9 +45,23 @@ _HOME = {
 }
 
 __all__ = [
-    "DistsimError", "Finding", "SourceLocation", "Scenario", "ScenarioErrors", "Simulation", "Trace", "UsageError", "UserError",
-    "__version__", "unmet_expectations", "load", "loads", "lower", "simulate", "verdict_of",
-]  # fmt: skip
+    "DistsimError",
+    "Finding",
+    "SourceLocation",
+    "Scenario",
+    "ScenarioErrors",
+    "Simulation",
+    "Trace",
+    "UsageError",
+    "UserError",
+    "__version__",
+    "unmet_expectations",
+    "load",
+    "loads",
+    "lower",
+    "simulate",
+    "verdict_of",
+]
 
 
 def __getattr__(name: str) -> Any:

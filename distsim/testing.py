@@ -1,4 +1,5 @@
-"""Tests of distributed code: a function on N ranks under the hub, from Python or as ``@pytest.mark.ranks(4)``.
+"""Tests of distributed code: a function on N ranks under the hub, from Python or as
+``@pytest.mark.ranks(4)``.
 
 ::
 
@@ -10,8 +11,9 @@
         dist.all_reduce(x)
         assert x.item() == 4
 
-The group exists when the function starts, unless ``init=False``. A hang fails at once, with its diagnosis; so does a call that the back
-end's rules do not let through. Loaded by pytest as a plugin; torch and the rest of distsim are loaded when a test needs them.
+The group exists when the function starts, unless ``init=False``. A hang fails at once, with its
+diagnosis; so does a call that the back end's rules do not let through. Loaded by pytest as a
+plugin; torch and the rest of distsim are loaded when a test needs them.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ _BACKEND_FIXTURE = "distsim_backend"
 
 
 class RanksFailed(AssertionError):
-    """A function did not come through on all ranks; the text is the report. ``judged``: what `run` would have returned."""
+    """A function did not come through on all ranks; the text is the report. ``judged``: what `run`
+    would have returned.
+    """
 
     def __init__(self, text: str, judged: CaptureResult) -> None:
         super().__init__(text)
@@ -36,13 +40,21 @@ class RanksFailed(AssertionError):
 
 
 def run(
-    function: Callable[..., object], nproc: int = 2, *, backend: str | None = None, args: Sequence[object] = (),
-    kwargs: Mapping[str, object] | None = None, init: bool = True, timeout: float | None = 600.0, check: bool = True,
-) -> CaptureResult:  # fmt: skip
+    function: Callable[..., object],
+    nproc: int = 2,
+    *,
+    backend: str | None = None,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+    init: bool = True,
+    timeout: float | None = 600.0,
+    check: bool = True,
+) -> CaptureResult:
     """Run a function on ``nproc`` ranks and judge what it called by the rules of ``backend``.
 
-    ``init``: make the process group before it and destroy it afterwards. ``timeout``: seconds of real time that it may run; hangs need
-    none. Raises RanksFailed with the report where a rank raised or the program does not complete, unless ``check`` is false.
+    ``init``: make the process group before it and destroy it afterwards. ``timeout``: seconds of
+    real time that it may run; hangs need none. Raises RanksFailed with the report where a rank
+    raised or the program does not complete, unless ``check`` is false.
     """
     from distsim.backends import DEFAULT_BACKEND
     from distsim.script_capture.launch.parent_process import CaptureRunOptions, run_capture
@@ -52,7 +64,10 @@ def run(
     backend = backend or DEFAULT_BACKEND
     target = function_target(function, backend, args, kwargs or {}, init)
     judged = evaluate_capture(
-        run_capture(CaptureRunOptions(target, nproc, backend=backend, timeout_s=timeout, keep_output=True)), backend=backend
+        run_capture(
+            CaptureRunOptions(target, nproc, backend=backend, timeout_s=timeout, keep_output=True)
+        ),
+        backend=backend,
     )
     failed = [s for s in judged.stands if s.state in ("raised", "exited", "killed")]
     if check and (failed or judged.outcome != "completes"):
@@ -64,8 +79,19 @@ def failure_text(judged: CaptureResult) -> str:
     """The report, with the traceback of the first rank that raised and what each rank wrote."""
     from distsim.output.text.capture_report import capture_text
 
-    first = next((m for m in judged.captured.ranks.values() if m.ended is not None and m.ended.how == "raised"), None)
-    parts = [f"rank {first.rank} raised\n{first.ended.trace}"] if first is not None and first.ended is not None else []
+    first = next(
+        (
+            m
+            for m in judged.captured.ranks.values()
+            if m.ended is not None and m.ended.how == "raised"
+        ),
+        None,
+    )
+    parts = (
+        [f"rank {first.rank} raised\n{first.ended.trace}"]
+        if first is not None and first.ended is not None
+        else []
+    )
     return "\n".join([*parts, capture_text(judged)])
 
 

@@ -1,9 +1,11 @@
 """Builds the site: `python docs/site.py [FOLDER]`, site/ if none is named. Needs the extra `docs`.
 
-The pages of docs/, the README as the first one, pictures and the files that pages point to are laid out in a folder of their own, and
-Zensical makes HTML of them, strictly: a link that leads nowhere fails. Search works from the disk, and nothing is fetched to read it.
+The pages of docs/, the README as the first one, pictures and the files that pages point to are laid
+out in a folder of their own, and Zensical makes HTML of them, strictly: a link that leads nowhere
+fails. Search works from the disk, and nothing is fetched to read it.
 
-Zensical is what the makers of mkdocs-material work on since that one is only kept running; it reads the same Markdown.
+Zensical is what the makers of mkdocs-material work on since that one is only kept running; it reads
+the same Markdown.
 """
 
 from __future__ import annotations
@@ -26,13 +28,54 @@ _CSS = """.md-grid { max-width: 76rem; }
 """
 #: The chapters, and the pages of each in their order; one that is not there yet is left out.
 CHAPTERS = {
-    "Learn": ("learn/index", "learn/ranks", "learn/startup", "learn/messages", "learn/collectives", "learn/reductions", "learn/groups",
-              "learn/machines", "learn/data_parallel", "learn/ddp", "learn/fsdp", "learn/hybrid", "learn/pipeline", "learn/deadlocks"),
-    "Diagnose": ("diagnose", "check", "capture", "doctor", "report", "testing", "real", "traces", "sharing"),
-    "Plan": ("plan", "planning", "strategies", "same_calls", "transformer", "clusters", "performance"),
-    "Reference": ("look_up", "scenario", "format", "startup", "operations", "findings", "backends", "cli"),
+    "Learn": (
+        "learn/index",
+        "learn/ranks",
+        "learn/startup",
+        "learn/messages",
+        "learn/collectives",
+        "learn/reductions",
+        "learn/groups",
+        "learn/machines",
+        "learn/data_parallel",
+        "learn/ddp",
+        "learn/fsdp",
+        "learn/hybrid",
+        "learn/pipeline",
+        "learn/deadlocks",
+    ),
+    "Diagnose": (
+        "diagnose",
+        "check",
+        "capture",
+        "doctor",
+        "report",
+        "testing",
+        "real",
+        "traces",
+        "sharing",
+    ),
+    "Plan": (
+        "plan",
+        "planning",
+        "strategies",
+        "same_calls",
+        "transformer",
+        "clusters",
+        "performance",
+    ),
+    "Reference": (
+        "look_up",
+        "scenario",
+        "format",
+        "startup",
+        "operations",
+        "findings",
+        "backends",
+        "cli",
+    ),
     "How it works": ("architecture", "semantics", "extending", "matrix"),
-}  # fmt: skip
+}
 _CONFIG = """[project]
 site_name = "distsim"
 site_description = "Will it hang, how long does a step take, and is the answer true"
@@ -76,7 +119,9 @@ permalink = true
 
 
 def lay_out(folder: Path) -> list[str]:
-    """Pages and all that they point to, below ``folder``/pages. Returns the pages that no chapter names."""
+    """Pages and all that they point to, below ``folder``/pages. Returns the pages that no chapter
+    names.
+    """
     pages = folder / "pages"
     sources = {ROOT / "README.md": pages / "index.md"}
     sources |= {path: pages / path.relative_to(DOCS) for path in sorted(DOCS.rglob("*.md"))}
@@ -85,7 +130,11 @@ def lay_out(folder: Path) -> list[str]:
         target.write_text(_linked(source, target, sources, pages), encoding="utf-8")
     (pages / "site.css").write_text(_CSS, encoding="utf-8")
     known = {page for chapter in CHAPTERS.values() for page in chapter}
-    names = [path.relative_to(DOCS).with_suffix("").as_posix() for path in sources if path != ROOT / "README.md"]
+    names = [
+        path.relative_to(DOCS).with_suffix("").as_posix()
+        for path in sources
+        if path != ROOT / "README.md"
+    ]
     return [name for name in names if name not in known]
 
 
@@ -119,13 +168,17 @@ def _way(page: Path, to: Path) -> str:
 
 
 def _common(a: Path, b: Path) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a.parts, b.parts, strict=False)) if x != y), min(len(a.parts), len(b.parts)))
+    return next(
+        (i for i, (x, y) in enumerate(zip(a.parts, b.parts, strict=False)) if x != y),
+        min(len(a.parts), len(b.parts)),
+    )
 
 
 def config() -> str:
     """Zensical's settings, with the chapters."""
     chapters = [
-        '{"%s" = [%s]}' % (name, ", ".join(f'"{page}.md"' for page in listed if (DOCS / f"{page}.md").exists()))  # noqa: UP031
+        '{"%s" = [%s]}'
+        % (name, ", ".join(f'"{page}.md"' for page in listed if (DOCS / f"{page}.md").exists()))  # noqa: UP031
         for name, listed in CHAPTERS.items()
     ]
     return _CONFIG.replace("{nav}", ", ".join(['{"distsim" = "index.md"}', *chapters]))
@@ -137,7 +190,11 @@ def main(target: Path) -> int:
         if left := lay_out(folder):
             sys.exit(f"no chapter has {', '.join(left)}: give it a place in CHAPTERS")
         (folder / "zensical.toml").write_text(config(), encoding="utf-8")
-        done = subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=folder, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", "zensical", "build", "--clean", "--strict"],
+            cwd=folder,
+            check=False,
+        )
         if done.returncode == 0:
             shutil.rmtree(target, ignore_errors=True)
             shutil.copytree(folder / "site", target)

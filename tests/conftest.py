@@ -20,18 +20,29 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def cli() -> Cli:
-    """``cli("simulate", "x.yaml")`` runs ``distsim simulate x.yaml`` in a process of its own, from the project's folder.
+    """``cli("simulate", "x.yaml")`` runs ``distsim simulate x.yaml`` in a process of its own, from
+    the project's folder.
 
-    Unless it has an environment of its own, it is a fork of a process that has imported distsim where warm.py can have one.
+    Unless it has an environment of its own, it is a fork of a process that has imported distsim
+    where warm.py can have one.
     """
     from tests.support import warm
 
-    def run(*args: object, env: dict[str, str] | None = None, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    def run(
+        *args: object, env: dict[str, str] | None = None, cwd: Path = ROOT
+    ) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(ROOT), **(env or {})}
         words = [str(arg) for arg in args]
         command = [sys.executable, "-m", "distsim"] if env else warm.tool(words)
-        return subprocess.run([*command, *words], capture_output=True, text=True, env=environment, cwd=cwd, timeout=LIMIT_S,
-                              check=False)  # fmt: skip
+        return subprocess.run(
+            [*command, *words],
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=cwd,
+            timeout=LIMIT_S,
+            check=False,
+        )
 
     return run
 

@@ -1,8 +1,9 @@
-"""Draws every view at 4, 64 and 1 024 ranks to be looked at: `python viz/look.py FOLDER [VIEW…]` writes svg and png, and each png
-once more in greys and as seen without green cones.
+"""Draws every view at 4, 64 and 1 024 ranks to be looked at: `python viz/look.py FOLDER [VIEW…]`
+writes svg and png, and each png once more in greys and as seen without green cones.
 
-Deuteranopia by the matrix of Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision
-Deficiency" (2009), severity 1, on linear RGB; grey by the luminance of sRGB (IEC 61966-2-1).
+Deuteranopia by the matrix of Machado, Oliveira and Fernandes, "A Physiologically-based Model for
+Simulation of Color Vision Deficiency" (2009), severity 1, on linear RGB; grey by the luminance of
+sRGB (IEC 61966-2-1).
 """
 
 from __future__ import annotations
@@ -91,12 +92,16 @@ def texts(n: int) -> dict[str, str]:
 
 def made(name: str, text: str) -> Simulation:
     """A run; whether it may hang is asked where it does."""
-    return simulate(loads(text, f"{name}.yaml", ()), with_verdict=name == "hangs", with_values=False)
+    return simulate(
+        loads(text, f"{name}.yaml", ()), with_verdict=name == "hangs", with_values=False
+    )
 
 
 def subject(done: Simulation) -> PictureInput:
     """All that is known of a run."""
-    return PictureInput(done.program, done.run, done.values, done.verdict, cost=done.cost, scenario=done.scenario)
+    return PictureInput(
+        done.program, done.run, done.values, done.verdict, cost=done.cost, scenario=done.scenario
+    )
 
 
 def looks(views: tuple[str, ...] = VIEW_NAMES) -> Iterator[Look]:
@@ -112,17 +117,19 @@ def looks(views: tuple[str, ...] = VIEW_NAMES) -> Iterator[Look]:
                         for m in (4, 8)
                     )
                 continue
-            for name in {"waitfor": ("hangs",), "spacetime": ("messages", "trains"), "timeline": ("trains", "hangs"),
-                         "dataflow": ("trains", "hangs")}.get(view, ("trains",)):  # fmt: skip
+            for name in {
+                "waitfor": ("hangs",),
+                "spacetime": ("messages", "trains"),
+                "timeline": ("trains", "hangs"),
+                "dataflow": ("trains", "hangs"),
+            }.get(view, ("trains",)):
                 yield Look(f"{view}_{name}_{n}", view, done[name])
 
 
 def seen(svg: str, matrix: str) -> str:
     """The picture through other eyes."""
     at = svg.index(">", svg.index("<svg")) + 1
-    lens = (
-        f'<filter id="eyes" x="0" y="0" width="1" height="1"><feColorMatrix values="{matrix}"/></filter><g filter="url(#eyes)">'
-    )
+    lens = f'<filter id="eyes" x="0" y="0" width="1" height="1"><feColorMatrix values="{matrix}"/></filter><g filter="url(#eyes)">'
     return f'{svg[:at]}{lens}<rect width="100%" height="100%" fill="#fff"/>{svg[at:].replace("</svg>", "</g></svg>")}'
 
 
@@ -132,7 +139,10 @@ def main(folder: Path, views: tuple[str, ...]) -> None:
     for look in looks(views):
         svg = str(render_picture(look.view, "svg", look.subject))
         (folder / f"{look.file}.svg").write_text(svg, encoding="utf-8")
-        for name, text in (("", svg), *((f"_{eyes}", seen(svg, matrix)) for eyes, matrix in SEEN.items())):
+        for name, text in (
+            ("", svg),
+            *((f"_{eyes}", seen(svg, matrix)) for eyes, matrix in SEEN.items()),
+        ):
             (folder / f"{look.file}{name}.png").write_bytes(convert_svg(text, "png", 96.0))
         sys.stderr.write(f"{look.file}\n")
 

@@ -1,7 +1,8 @@
-"""Draws the gallery: `python viz/make.py` renders the examples of every view into this folder and writes README.md and sources.json.
+"""Draws the gallery: `python viz/make.py` renders the examples of every view into this folder and
+writes README.md and sources.json.
 
-sources.json holds a digest of each picture's source (the DOT text, or the svg where distsim writes that itself); the layout
-engine's own output depends on the machine's fonts and is not compared.
+sources.json holds a digest of each picture's source (the DOT text, or the svg where distsim writes
+that itself); the layout engine's own output depends on the machine's fonts and is not compared.
 """
 
 from __future__ import annotations
@@ -36,16 +37,24 @@ class Shown(NamedTuple):
     @property
     def command(self) -> str:
         operation = load_view(self.view).of == "operation"
-        what = f"--view {self.view} --op {self.of}" if operation else f"scenarios/{self.of}.yaml --view {self.view}"
+        what = (
+            f"--view {self.view} --op {self.of}"
+            if operation
+            else f"scenarios/{self.of}.yaml --view {self.view}"
+        )
         return f"distsim render {what} -o viz/{self.file}"
 
 
-PICTURES = tuple(Shown(name, *example) for name in VIEW_NAMES for example in load_view(name).examples)
+PICTURES = tuple(
+    Shown(name, *example) for name in VIEW_NAMES for example in load_view(name).examples
+)
 
 
 @lru_cache(maxsize=1)
 def simulated(name: str) -> Simulation:
-    """The scenario of the picture before is kept: pictures of one scenario that follow each other share it."""
+    """The scenario of the picture before is kept: pictures of one scenario that follow each other
+    share it.
+    """
     return simulate(load(str(ROOT / "scenarios" / f"{name}.yaml")))
 
 
@@ -58,7 +67,14 @@ def picture(shown: Shown, fmt: str) -> str:
         render_picture(
             shown.view,
             fmt,
-            PictureInput(done.program, done.run, done.values, done.verdict, cost=done.cost, scenario=done.scenario),
+            PictureInput(
+                done.program,
+                done.run,
+                done.values,
+                done.verdict,
+                cost=done.cost,
+                scenario=done.scenario,
+            ),
         )
     )
 
@@ -78,7 +94,8 @@ def readme() -> str:
         "",
     ]
     cells = [
-        f'<a href="{p.file}"><img src="{p.file}" width="230" alt="{p.of}: {p.view}"></a><br>{p.of}: {p.view}' for p in PICTURES
+        f'<a href="{p.file}"><img src="{p.file}" width="230" alt="{p.of}: {p.view}"></a><br>{p.of}: {p.view}'
+        for p in PICTURES
     ]
     for first in range(0, len(cells), 4):
         lines.append("| " + " | ".join([*cells[first : first + 4], *[""] * 3][:4]) + " |")

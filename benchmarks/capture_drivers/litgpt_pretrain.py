@@ -1,4 +1,6 @@
-"""litgpt's pretraining of a tiny GPT on random tokens, on two GPUs: ``litgpt_pretrain.py tiny``, as its command is called."""
+"""litgpt's pretraining of a tiny GPT on random tokens, on two GPUs: ``litgpt_pretrain.py tiny``, as
+its command is called.
+"""
 
 import tempfile
 from dataclasses import dataclass
@@ -19,7 +21,9 @@ class Random(DataModule):
         self.batch_size = batch_size
 
     def train_dataloader(self):
-        return torch.utils.data.DataLoader(torch.randint(0, 100, (64, 17)), batch_size=self.batch_size)
+        return torch.utils.data.DataLoader(
+            torch.randint(0, 100, (64, 17)), batch_size=self.batch_size
+        )
 
     val_dataloader = train_dataloader
 
@@ -27,9 +31,25 @@ class Random(DataModule):
 if __name__ == "__main__":
     setup(
         model_name="tiny",
-        model_config=Config(name="tiny", block_size=16, n_layer=2, n_head=2, n_embd=32, padded_vocab_size=128),
-        out_dir=Path(tempfile.mkdtemp()), precision="32-true", data=Random(), devices=2, logger_name="csv",
-        train=TrainArgs(save_interval=None, log_interval=1, global_batch_size=8, micro_batch_size=2, max_tokens=192, tie_embeddings=False,
-                        lr_warmup_steps=1, max_norm=1.0, max_seq_length=16),
-        eval=EvalArgs(interval=2, max_iters=1, initial_validation=False), log=LogArgs(),
-    )  # fmt: skip
+        model_config=Config(
+            name="tiny", block_size=16, n_layer=2, n_head=2, n_embd=32, padded_vocab_size=128
+        ),
+        out_dir=Path(tempfile.mkdtemp()),
+        precision="32-true",
+        data=Random(),
+        devices=2,
+        logger_name="csv",
+        train=TrainArgs(
+            save_interval=None,
+            log_interval=1,
+            global_batch_size=8,
+            micro_batch_size=2,
+            max_tokens=192,
+            tie_embeddings=False,
+            lr_warmup_steps=1,
+            max_norm=1.0,
+            max_seq_length=16,
+        ),
+        eval=EvalArgs(interval=2, max_iters=1, initial_validation=False),
+        log=LogArgs(),
+    )

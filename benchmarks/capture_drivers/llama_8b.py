@@ -1,4 +1,6 @@
-"""Two steps of a Llama of 8 thousand million parameters (Llama 3's 8B: its layers, widths and vocabulary) under FSDP2, for `--fake`."""
+"""Two steps of a Llama of 8 thousand million parameters (Llama 3's 8B: its layers, widths and
+vocabulary) under FSDP2, for `--fake`.
+"""
 
 import torch
 from torch import nn
@@ -12,13 +14,18 @@ class Block(nn.Module):
         super().__init__()
         self.norms = nn.ModuleList(nn.RMSNorm(WIDTH) for _ in range(2))
         self.asked, self.out = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
-        self.key, self.value = (nn.Linear(WIDTH, WIDTH * KEYS // HEADS, bias=False) for _ in range(2))
+        self.key, self.value = (
+            nn.Linear(WIDTH, WIDTH * KEYS // HEADS, bias=False) for _ in range(2)
+        )
         self.gate, self.up = (nn.Linear(WIDTH, INNER, bias=False) for _ in range(2))
         self.down = nn.Linear(INNER, WIDTH, bias=False)
 
     def forward(self, x):
         y = self.norms[0](x)
-        q, k, v = (part(y).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for part in (self.asked, self.key, self.value))
+        q, k, v = (
+            part(y).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
+            for part in (self.asked, self.key, self.value)
+        )
         found = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + self.out(found.transpose(1, 2).flatten(2))
         y = self.norms[1](x)
@@ -29,7 +36,10 @@ torch.distributed.init_process_group("nccl")
 torch.cuda.set_device(torch.distributed.get_rank() % torch.cuda.device_count())
 with torch.device("cuda"):
     model = nn.Sequential(
-        nn.Embedding(WORDS, WIDTH), *(Block() for _ in range(LAYERS)), nn.RMSNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+        nn.Embedding(WORDS, WIDTH),
+        *(Block() for _ in range(LAYERS)),
+        nn.RMSNorm(WIDTH),
+        nn.Linear(WIDTH, WORDS, bias=False),
     )
 count = sum(p.numel() for p in model.parameters())
 policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

@@ -1,10 +1,16 @@
-"""megatron-core's GPT, tensor parallel by 2 and pipelined over 2 stages, with its own 1F1B schedule and DDP."""
+"""megatron-core's GPT, tensor parallel by 2 and pipelined over 2 stages, with its own 1F1B schedule
+and DDP.
+"""
 
 from functools import partial
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
@@ -29,27 +35,46 @@ def forward(data, model):
 
 torch.distributed.init_process_group("nccl")
 torch.cuda.set_device(torch.distributed.get_rank() % torch.cuda.device_count())
-parallel_state.initialize_model_parallel(tensor_model_parallel_size=2, pipeline_model_parallel_size=2)
+parallel_state.initialize_model_parallel(
+    tensor_model_parallel_size=2, pipeline_model_parallel_size=2
+)
 torch.manual_seed(1)
 model_parallel_cuda_manual_seed(1)
 config = TransformerConfig(
-    num_layers=2, hidden_size=32, num_attention_heads=4, tensor_model_parallel_size=2, pipeline_model_parallel_size=2,
-    pipeline_dtype=torch.float32, use_cpu_initialization=True,
-)  # fmt: skip
+    num_layers=2,
+    hidden_size=32,
+    num_attention_heads=4,
+    tensor_model_parallel_size=2,
+    pipeline_model_parallel_size=2,
+    pipeline_dtype=torch.float32,
+    use_cpu_initialization=True,
+)
 gpt = GPTModel(
-    config=config, transformer_layer_spec=get_gpt_layer_local_spec(), vocab_size=VOCABULARY, max_sequence_length=LENGTH,
-    pre_process=parallel_state.is_pipeline_first_stage(), post_process=parallel_state.is_pipeline_last_stage(),
-).cuda()  # fmt: skip
-model = DistributedDataParallel(config=config, ddp_config=DistributedDataParallelConfig(), module=gpt)
+    config=config,
+    transformer_layer_spec=get_gpt_layer_local_spec(),
+    vocab_size=VOCABULARY,
+    max_sequence_length=LENGTH,
+    pre_process=parallel_state.is_pipeline_first_stage(),
+    post_process=parallel_state.is_pipeline_last_stage(),
+).cuda()
+model = DistributedDataParallel(
+    config=config, ddp_config=DistributedDataParallelConfig(), module=gpt
+)
 config.finalize_model_grads_func = finalize_model_grads
 optimizer = torch.optim.Adam(model.parameters())
 step, data = get_forward_backward_func(), batches()
 for _ in range(2):
     model.zero_grad_buffer()
     losses = step(
-        forward_step_func=partial(forward), data_iterator=data, model=model, num_microbatches=4, seq_length=LENGTH,
-        micro_batch_size=2, decoder_seq_length=LENGTH, forward_only=False,
-    )  # fmt: skip
+        forward_step_func=partial(forward),
+        data_iterator=data,
+        model=model,
+        num_microbatches=4,
+        seq_length=LENGTH,
+        micro_batch_size=2,
+        decoder_seq_length=LENGTH,
+        forward_only=False,
+    )
     for parameter in model.parameters():
         parameter.grad = parameter.main_grad
     optimizer.step()

@@ -2,8 +2,9 @@
 
     python benchmarks/gpu/beside.py
 
-Reads `compute_h100.json`, which `compute.py` made there. A block: a layer's forward and backward pass on one rank of a tensor axis, without
-messages. `transformer`: what the strategy counts; `capture`: what `distsim capture` counts operator by operator.
+Reads `compute_h100.json`, which `compute.py` made there. A block: a layer's forward and backward
+pass on one rank of a tensor axis, without messages. `transformer`: what the strategy counts;
+`capture`: what `distsim capture` counts operator by operator.
 """
 
 from __future__ import annotations
@@ -27,15 +28,24 @@ from distsim.script_capture.compute.kernel_counter import count_kernels, duratio
 def captured_us(sizes: Sizes, batch: int, length: int, share: int) -> tuple[float, float]:
     """The same by its operators, as `distsim capture --fake` counts them."""
     part = sizes._replace(
-        heads=sizes.heads // share, kv_heads=max(sizes.kv_heads // share, 1), ffn=sizes.ffn // share, head=sizes.head_width,
-        layers=1, vocabulary=64, positions=bool(sizes.positions) * length,
-    )  # fmt: skip
+        heads=sizes.heads // share,
+        kv_heads=max(sizes.kv_heads // share, 1),
+        ffn=sizes.ffn // share,
+        head=sizes.head_width,
+        layers=1,
+        vocabulary=64,
+        positions=bool(sizes.positions) * length,
+    )
     plain = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
         with FakeTensorMode():
             block: Any = Model(part, Options()).layers[0]
-            block.attention.freqs = None if part.positions else torch.empty(length, part.head_width // 2, dtype=torch.complex64)
+            block.attention.freqs = (
+                None
+                if part.positions
+                else torch.empty(length, part.head_width // 2, dtype=torch.complex64)
+            )
             x = torch.randn(batch, length, part.hidden, requires_grad=True)
             with count_kernels() as counted:
                 y = block(x)
@@ -61,7 +71,9 @@ def blocks(found: dict[str, Any]) -> None:
 
 
 def roofline(found: dict[str, Any]) -> None:
-    """Products beside a roofline of one rate, one bandwidth and one start, fitted to them (mean of logarithms)."""
+    """Products beside a roofline of one rate, one bandwidth and one start, fitted to them (mean of
+    logarithms).
+    """
     errors = []
     for row in found["products"]:
         m, n, k = row["m"], row["n"], row["k"]
@@ -80,20 +92,31 @@ def rates(found: dict[str, Any]) -> None:
     for row in found["products"]:
         if row["n"] % 8 == 0 and row["k"] % 8 == 0 and row["m"] % 8 == 0:
             side = min(row["m"], row["n"], row["k"])
-            groups[1 << (side.bit_length() - 1)].append(2 * row["m"] * row["n"] * row["k"] / row["us"] / 1e6)
-    print("\nproducts in bfloat16, by their smallest side\n\n| from | shapes | least | median | most |\n|---|---|---|---|---|")
+            groups[1 << (side.bit_length() - 1)].append(
+                2 * row["m"] * row["n"] * row["k"] / row["us"] / 1e6
+            )
+    print(
+        "\nproducts in bfloat16, by their smallest side\n\n| from | shapes | least | median | most |\n|---|---|---|---|---|"
+    )
     for side, each in sorted(groups.items()):
         each.sort()
-        print(f"| {side} | {len(each)} | {each[0]:.0f} | {each[len(each) // 2]:.0f} | {each[-1]:.0f} |")
+        print(
+            f"| {side} | {len(each)} | {each[0]:.0f} | {each[len(each) // 2]:.0f} | {each[-1]:.0f} |"
+        )
     print("\nattention\n\n| | forward | backward |\n|---|---|---|")
     flops: dict[str, list[str]] = defaultdict(list)
     for row in found["attention"]:
         if "us" in row and row["backend"] != "default":
-            count = 4 * row["batch"] * row["heads"] * row["length"] ** 2 * row["wide"] / (2 if row["causal"] else 1)
-            count *= 2.5 if row["way"] == "backward" else 1
-            name = (
-                f"{row['backend']}, {row['batch']} × {row['length']}, {row['heads']} × {row['wide']}{', causal' * row['causal']}"
+            count = (
+                4
+                * row["batch"]
+                * row["heads"]
+                * row["length"] ** 2
+                * row["wide"]
+                / (2 if row["causal"] else 1)
             )
+            count *= 2.5 if row["way"] == "backward" else 1
+            name = f"{row['backend']}, {row['batch']} × {row['length']}, {row['heads']} × {row['wide']}{', causal' * row['causal']}"
             flops[name].append(f"{count / row['us'] / 1e6:.0f}")
     for name, each_way in flops.items():
         print(f"| {name} | {' | '.join(each_way)} |")

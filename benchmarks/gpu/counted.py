@@ -1,4 +1,6 @@
-"""What the `transformer` strategy counts of one layer, and what an H100 took for it (`compute_h100.json`, which `compute.py` made)."""
+"""What the `transformer` strategy counts of one layer, and what an H100 took for it
+(`compute_h100.json`, which `compute.py` made).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ DEVICE = cluster_from("dgx-h100").device
 
 
 def read() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((Path(__file__).resolve().parent / "compute_h100.json").read_text())
+    found: dict[str, Any] = json.loads(
+        (Path(__file__).resolve().parent / "compute_h100.json").read_text()
+    )
     return found
 
 
@@ -33,12 +37,27 @@ def read_us(found: dict[str, Any]) -> dict[tuple[str, int, int, int], float]:
 def counted_us(model: str, batch: int, length: int, share: int) -> tuple[float, float]:
     """Forward and backward pass by the `transformer` strategy's counts, in us."""
     one = MicroBatchCost(
-        {**PRESETS, "gpt-1.3b": _GPT}[model], batch, length, 2, share, flash=True, causal=model != "vit-l-16", gathered=True
+        {**PRESETS, "gpt-1.3b": _GPT}[model],
+        batch,
+        length,
+        2,
+        share,
+        flash=True,
+        causal=model != "vit-l-16",
+        gathered=True,
     )
-    rate, memory = DEVICE.flop_per_ns("bfloat16") * 1e3, DEVICE.memory_bytes_per_ns * DEVICE.memory_efficiency * 1e3
-    products, lag = one.layer_flops + one.padding_flops, (one.scores_flops + one.idle_flops) / 0.8 - one.scores_flops
+    rate, memory = (
+        DEVICE.flop_per_ns("bfloat16") * 1e3,
+        DEVICE.memory_bytes_per_ns * DEVICE.memory_efficiency * 1e3,
+    )
+    products, lag = (
+        one.layer_flops + one.padding_flops,
+        (one.scores_flops + one.idle_flops) / 0.8 - one.scores_flops,
+    )
     starts = [(many + 2) * DEVICE.launch_ns / 1e3 for many in KERNELS_PER_LAYER["dtensor"]]
-    forward = (products + lag) / rate + (one.layer_traffic + one.products_traffic[0] + one.routing_traffic) / memory
+    forward = (products + lag) / rate + (
+        one.layer_traffic + one.products_traffic[0] + one.routing_traffic
+    ) / memory
     backward = 2 * products + one.flash_flops + 2.5 * lag
     moved = 2 * one.layer_traffic + one.products_traffic[1] + one.routing_traffic + one.sums_traffic
     return forward + starts[0], backward / rate + moved / memory + starts[1]

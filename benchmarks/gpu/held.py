@@ -1,10 +1,12 @@
-"""What torch's tensors hold on one rank of `memory.py`'s layouts, counted without a GPU: sizes in place of numbers, nothing sent.
+"""What torch's tensors hold on one rank of `memory.py`'s layouts, counted without a GPU: sizes in
+place of numbers, nothing sent.
 
     python benchmarks/gpu/held.py "llama3-8b, ac full" ...
 
-Layouts without a tensor axis. Prints the peak of each phase of the second iteration in GiB, beside what distsim counts. Not in it: what
-the allocator keeps beyond its tensors, libraries' workspaces, the copies that an optimizer works with. Norms keep their input and one
-number a row, as on a GPU.
+Layouts without a tensor axis. Prints the peak of each phase of the second iteration in GiB,
+beside what distsim counts. Not in it: what the allocator keeps beyond its tensors, libraries'
+workspaces, the copies that an optimizer works with. Norms keep their input and one number a row,
+as on a GPU.
 """
 
 from __future__ import annotations
@@ -99,7 +101,10 @@ def held(run: Run) -> dict[str, int]:
     class One(Rank):
         def step(self) -> None:
             for p in self.model.parameters() if not states else ():
-                states.extend(torch.empty_like(p.to_local() if hasattr(p, "to_local") else p) for _ in range(2))
+                states.extend(
+                    torch.empty_like(p.to_local() if hasattr(p, "to_local") else p)
+                    for _ in range(2)
+                )
 
     def resized(storage: torch.UntypedStorage, size: int) -> Any:
         found = resize(storage, size)
@@ -130,7 +135,9 @@ def main() -> None:
     found = held(run)
     most = max(found.values())
     phases = ", ".join(f"{name[2:]} {nbytes / 2**30:.2f}" for name, nbytes in found.items())
-    print(f"{run.name}: {most / 2**30:.2f} GiB ({phases}); told {counted / 2**30:.2f}, {counted / most:.2f}")
+    print(
+        f"{run.name}: {most / 2**30:.2f} GiB ({phases}); told {counted / 2**30:.2f}, {counted / most:.2f}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Peak memory of one rank of a layout, read on one GPU: its messages go to a process group that sends nothing.
+"""Peak memory of one rank of a layout, read on one GPU: its messages go to a process group that
+sends nothing.
 
     OUT=results python benchmarks/gpu/memory.py [--device cpu --tiny] [--only WORDS] [--seconds 280]
 
-Writes $OUT/memory.json. Each layout runs in a process of its own: three iterations, the allocator's peak in each phase, and in the last
-what was held at the peak, by the line that made it. Not in it: what NCCL holds.
+Writes $OUT/memory.json. Each layout runs in a process of its own: three iterations, the allocator's
+peak in each phase, and in the last what was held at the peak, by the line that made it. Not in it:
+what NCCL holds.
 """
 
 from __future__ import annotations
@@ -33,9 +35,11 @@ _ = _fsdp, _parallel  # imported once, before processes fork
 
 
 class Run(NamedTuple):
-    """``wrap``: fsdp, ddp, or zero1 (ddp with ZeroRedundancyOptimizer). ``ac``: what is checkpointed: none, op, full. ``reshard``: whether
-    parameters are let go after the forward pass. ``stage``: first, middle or last of a pipeline, which holds ``held`` micro-batches of
-    ``micro_batches``. ``layers``: of the stage. ``gib``: about what it takes, to find what can run beside."""
+    """``wrap``: fsdp, ddp, or zero1 (ddp with ZeroRedundancyOptimizer). ``ac``: what is
+    checkpointed: none, op, full. ``reshard``: whether parameters are let go after the forward pass.
+    ``stage``: first, middle or last of a pipeline, which holds ``held`` micro-batches of
+    ``micro_batches``. ``layers``: of the stage. ``gib``: about what it takes, to find what can run
+    beside."""
 
     model: str
     wrap: str = "fsdp"
@@ -59,7 +63,9 @@ class Run(NamedTuple):
     def name(self) -> str:
         """What differs from the defaults."""
         more = [
-            f"{key} {value}" for key, value in self._asdict().items() if value != Run._field_defaults.get(key) and key != "model"
+            f"{key} {value}"
+            for key, value in self._asdict().items()
+            if value != Run._field_defaults.get(key) and key != "model"
         ]
         return ", ".join([self.model, *more])
 
@@ -76,9 +82,39 @@ RUNS = (
     Run("llama3-8b", sequence=4096, dp=64, reshard=False),
     Run("gpt-1.3b", wrap="ddp", sequence=2048, batch=4),
     Run("gpt-1.3b", wrap="zero1", sequence=2048, batch=4),
-    Run("llama3-70b", dp=8, tp=8, stage="first", layers=20, held=4, micro_batches=8, sequence=4096, reshard=False),
-    Run("llama3-70b", dp=8, tp=8, stage="middle", layers=20, held=3, micro_batches=8, sequence=4096, reshard=False),
-    Run("llama3-70b", dp=8, tp=8, stage="last", layers=20, held=1, micro_batches=8, sequence=4096, reshard=False),
+    Run(
+        "llama3-70b",
+        dp=8,
+        tp=8,
+        stage="first",
+        layers=20,
+        held=4,
+        micro_batches=8,
+        sequence=4096,
+        reshard=False,
+    ),
+    Run(
+        "llama3-70b",
+        dp=8,
+        tp=8,
+        stage="middle",
+        layers=20,
+        held=3,
+        micro_batches=8,
+        sequence=4096,
+        reshard=False,
+    ),
+    Run(
+        "llama3-70b",
+        dp=8,
+        tp=8,
+        stage="last",
+        layers=20,
+        held=1,
+        micro_batches=8,
+        sequence=4096,
+        reshard=False,
+    ),
     Run("mixtral-8x7b", dp=32, ep=8, sequence=4096, ac="full"),
     Run("mixtral-8x7b", dp=64, ep=8, sequence=2048),
     Run("qwen3-30b-a3b", dp=32, ep=8, sequence=4096, ac="full"),
@@ -95,7 +131,7 @@ RUNS = (
     Run("vit-l-16", wrap="ddp", sequence=197, batch=128),
     Run("llama3-8b", sequence=4096),
     Run("llama3-8b", ac="full", compile=True),
-)  # fmt: skip
+)
 
 
 class Meter:
@@ -114,16 +150,24 @@ class Meter:
         torch.cuda.synchronize()
         free, total = torch.cuda.mem_get_info()
         stats = torch.cuda.memory_stats()
-        self.rows.append({
-            "phase": name, "ms": round((time.perf_counter() - began) * 1e3, 2), "held": torch.cuda.memory_allocated(),
-            "peak": torch.cuda.max_memory_allocated(), "requested": stats.get("requested_bytes.all.peak", 0),
-            "reserved": torch.cuda.max_memory_reserved(), "device": total - free,
-        })  # fmt: skip
+        self.rows.append(
+            {
+                "phase": name,
+                "ms": round((time.perf_counter() - began) * 1e3, 2),
+                "held": torch.cuda.memory_allocated(),
+                "peak": torch.cuda.max_memory_allocated(),
+                "requested": stats.get("requested_bytes.all.peak", 0),
+                "reserved": torch.cuda.max_memory_reserved(),
+                "device": total - free,
+            }
+        )
         return found
 
 
 def _unsent(bucket: Any) -> torch.futures.Future[Tensor]:
-    """What DDP's own all_reduce would hand back; the group that sends nothing hands back no tensor."""
+    """What DDP's own all_reduce would hand back; the group that sends nothing hands back no
+    tensor.
+    """
     found: torch.futures.Future[Tensor] = torch.futures.Future()
     found.set_result(bucket.buffer())
     return found
@@ -148,7 +192,9 @@ class Rank:
         run, device = self.run, self.device
         options = Options(run.repeat, run.ep, run.tp)
         with torch.device("meta"):
-            model = Model(self.sizes, options, run.stage in ("", "first"), run.stage in ("", "last"))
+            model = Model(
+                self.sizes, options, run.stage in ("", "first"), run.stage in ("", "last")
+            )
         if run.wrap == "fsdp":
             self.laid_out(model)
             model.to_empty(device=device)
@@ -164,7 +210,9 @@ class Rank:
         run, experts = self.run, None
         mesh = init_device_mesh(self.device, (run.dp, run.tp), mesh_dim_names=("dp", "tp"))
         if run.ep > 1:
-            apart = init_device_mesh(self.device, (run.dp // run.ep, run.ep), mesh_dim_names=("edp", "ep"))
+            apart = init_device_mesh(
+                self.device, (run.dp // run.ep, run.ep), mesh_dim_names=("edp", "ep")
+            )
             experts = apart["edp"]
             for block in model.layers:
                 block.feed_forward.group = apart["ep"].get_group()
@@ -178,7 +226,11 @@ class Rank:
         sharded(model, mesh["dp"], experts, run.reshard)
 
     def optimizer_of(self) -> Any:
-        how: dict[str, Any] = {"lr": 1e-4, "fused": self.run.optimizer == "fused", "foreach": self.run.optimizer == "foreach"}
+        how: dict[str, Any] = {
+            "lr": 1e-4,
+            "fused": self.run.optimizer == "fused",
+            "foreach": self.run.optimizer == "foreach",
+        }
         if self.run.wrap == "zero1":
             from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -211,7 +263,11 @@ class Rank:
             self.meter.phase(f"{word} backward", lambda: loss.pop().backward())
 
     def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        half = torch.autocast(self.device, torch.bfloat16) if self.run.wrap != "fsdp" else nullcontext()
+        half = (
+            torch.autocast(self.device, torch.bfloat16)
+            if self.run.wrap != "fsdp"
+            else nullcontext()
+        )
         with half:
             logits = self.model(inputs)
         return loss_of(logits, labels)
@@ -220,14 +276,18 @@ class Rank:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         return (
-            nullcontext() if self.device == "cpu" else sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION])
+            nullcontext()
+            if self.device == "cpu"
+            else sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION])
         )
 
     def loss_parallel(self) -> Any:
         return _parallel.loss_parallel() if self.run.tp > 1 else nullcontext()
 
     def pipelined(self, word: str, inputs: Tensor, labels: Tensor) -> None:
-        """1F1B, as torch.distributed.pipelining has it: gradients gathered whole in float32 until the last backward pass."""
+        """1F1B, as torch.distributed.pipelining has it: gradients gathered whole in float32 until
+        the last backward pass.
+        """
         run, under_way = self.run, list[tuple[Tensor, Tensor]]()
         model: Any = self.model
         model.set_is_last_backward(False)
@@ -237,7 +297,9 @@ class Rank:
 
         def forward() -> None:
             given = (
-                inputs if run.stage == "first" else torch.randn(shape, device=self.device, dtype=torch.bfloat16).requires_grad_()
+                inputs
+                if run.stage == "first"
+                else torch.randn(shape, device=self.device, dtype=torch.bfloat16).requires_grad_()
             )
             out = self.model(given)
             under_way.append((given, loss_of(out, labels) if run.stage == "last" else out))
@@ -254,8 +316,14 @@ class Rank:
 
         with self.kernels(), self.loss_parallel():
             self.meter.phase(f"{word} fill", lambda: [forward() for _ in range(run.held - 1)])
-            self.meter.phase(f"{word} steady", lambda: [(forward(), backward()) for _ in range(run.micro_batches - run.held)])
-            self.meter.phase(f"{word} drain", lambda: (forward(), [backward() for _ in range(run.held - 1)], last()))
+            self.meter.phase(
+                f"{word} steady",
+                lambda: [(forward(), backward()) for _ in range(run.micro_batches - run.held)],
+            )
+            self.meter.phase(
+                f"{word} drain",
+                lambda: (forward(), [backward() for _ in range(run.held - 1)], last()),
+            )
 
     def step(self) -> None:
         if self.run.wrap == "fsdp" and self.run.ep == 1:
@@ -265,7 +333,9 @@ class Rank:
 
 # --- what was held at the peak ---
 def held_at_peak(before: int) -> dict[str, Any]:
-    """Allocations alive at the recorded peak, by the lines that made them; ``before``: bytes that were there already."""
+    """Allocations alive at the recorded peak, by the lines that made them; ``before``: bytes that
+    were there already.
+    """
     events = torch.cuda.memory._snapshot()["device_traces"][0]
     alive: dict[int, tuple[int, str]] = {}
     held, most, groups = before, 0, Counter[tuple[str, int]]()
@@ -303,7 +373,11 @@ def _line(frames: list[dict[str, Any]]) -> str:
         return "autograd"
     ours = next((f for f in plain if f["filename"].endswith(("modules.py", "memory.py"))), None)
     here = f"{Path(plain[0]['filename']).name}:{plain[0]['name']}"
-    return here if ours is None else f"{here} < {Path(ours['filename']).name}:{ours['line']}:{ours['name']}"
+    return (
+        here
+        if ours is None
+        else f"{here} < {Path(ours['filename']).name}:{ours['line']}:{ours['name']}"
+    )
 
 
 # --- processes ---
@@ -318,7 +392,9 @@ def child(run: Run, device: str, tiny: bool, pipe: Any) -> None:
             record = index == 2 and device != "cpu"
             before = torch.cuda.memory_allocated() if record else 0
             if record:
-                torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=400_000)
+                torch.cuda.memory._record_memory_history(
+                    context="alloc", stacks="python", max_entries=400_000
+                )
             rank.iteration(str(index))
             if record:
                 found["at_peak"] = held_at_peak(before)
@@ -340,7 +416,11 @@ def measured(run: Run, device: str, tiny: bool, limit_s: float) -> dict[str, Any
     process.start()
     theirs.close()
     try:
-        found: dict[str, Any] = mine.recv() if mine.poll(limit_s) else {"name": run.name, **run._asdict(), "error": "too long"}
+        found: dict[str, Any] = (
+            mine.recv()
+            if mine.poll(limit_s)
+            else {"name": run.name, **run._asdict(), "error": "too long"}
+        )
     except EOFError:
         found = {"name": run.name, **run._asdict(), "error": "ended without an answer"}
     process.join(2)
@@ -355,7 +435,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="sizes for a rehearsal")
     parser.add_argument("--only", default="", help="layouts whose name has these words")
-    parser.add_argument("--seconds", type=float, default=280.0, help="no layout begins after so long")
+    parser.add_argument(
+        "--seconds", type=float, default=280.0, help="no layout begins after so long"
+    )
     args = parser.parse_args()
     out = Path(os.environ.get("OUT", "."))
     out.mkdir(parents=True, exist_ok=True)
@@ -366,7 +448,9 @@ def main() -> None:
         if args.only not in run.name or left <= 0:
             continue
         rows.append(measured(run, args.device, args.tiny, min(75.0, left + 20)))
-        (out / "memory.json").write_text(json.dumps({"torch": torch.__version__, "runs": rows}, indent=1))
+        (out / "memory.json").write_text(
+            json.dumps({"torch": torch.__version__, "runs": rows}, indent=1)
+        )
         phases = rows[-1].get("phases") or [{"peak": 0, "reserved": 0, "device": 0}]
         figures = [max(p[key] for p in phases) / 2**30 for key in ("peak", "reserved", "device")]
         ends = f"{rows[-1].get('seconds', '')} {rows[-1].get('error', '')}"

@@ -1,6 +1,8 @@
-"""Models of plain PyTorch modules, laid out as torchtitan lays Llama 3 out: tensor parallelism, checkpointing, fully_shard.
+"""Models of plain PyTorch modules, laid out as torchtitan lays Llama 3 out: tensor parallelism,
+checkpointing, fully_shard.
 
-Needs torch alone. Names of modules and plans: pytorch/torchtitan, models/llama3 (model, infra/parallelize).
+Needs torch alone. Names of modules and plans: pytorch/torchtitan, models/llama3 (model,
+infra/parallelize).
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from torch.nn import functional
 
 
 class Sizes(NamedTuple):
-    """``head``: width of a head where it is not hidden / heads. ``positions``: GPT's learned ones; 0: rotary. ``patch``: columns of a
-    patch, in place of a vocabulary's words (ViT)."""
+    """``head``: width of a head where it is not hidden / heads. ``positions``: GPT's learned ones;
+    0: rotary. ``patch``: columns of a patch, in place of a vocabulary's words (ViT)."""
 
     layers: int
     hidden: int
@@ -42,7 +44,9 @@ MODELS = {
     "llama3-70b": Sizes(80, 8192, 64, 8, 28672, 128256),
     "qwen3-8b": Sizes(36, 4096, 32, 8, 12288, 151936, head=128, qk_norm=True),
     "qwen3-32b": Sizes(64, 5120, 64, 8, 25600, 151936, head=128, qk_norm=True),
-    "qwen3-30b-a3b": Sizes(48, 2048, 32, 4, 768, 151936, head=128, qk_norm=True, experts=128, top_k=8),
+    "qwen3-30b-a3b": Sizes(
+        48, 2048, 32, 4, 768, 151936, head=128, qk_norm=True, experts=128, top_k=8
+    ),
     "mixtral-8x7b": Sizes(32, 4096, 32, 8, 14336, 32000, experts=8, top_k=2),
     "gpt-1.3b": Sizes(24, 2048, 16, 16, 8192, 50257, positions=2048),
     "vit-l-16": Sizes(24, 1024, 16, 16, 4096, 1000, positions=197, causal=False, patch=768),
@@ -51,7 +55,9 @@ TINY = {"hidden": 64, "heads": 8, "kv_heads": 8, "ffn": 128, "head": 8, "layers"
 
 
 class Options(NamedTuple):
-    """``repeat``: keys and values are repeated for the query heads before attention. ``ep``: ranks that share the experts."""
+    """``repeat``: keys and values are repeated for the query heads before attention. ``ep``: ranks
+    that share the experts.
+    """
 
     repeat: bool = False
     ep: int = 1
@@ -74,7 +80,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         sizes, (batch, length, _) = self.sizes, x.shape
-        q, k, v = (w(x).view(batch, length, -1, sizes.head_width) for w in (self.wq, self.wk, self.wv))
+        q, k, v = (
+            w(x).view(batch, length, -1, sizes.head_width) for w in (self.wq, self.wk, self.wv)
+        )
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.freqs is not None:
@@ -84,13 +92,18 @@ class Attention(nn.Module):
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         dropout = sizes.dropout if self.training else 0.0
         grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
-        out = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=sizes.causal, **grouped)
+        out = functional.scaled_dot_product_attention(
+            q, k, v, dropout_p=dropout, is_causal=sizes.causal, **grouped
+        )
         return self.wo(out.transpose(1, 2).contiguous().view(batch, length, -1))  # type: ignore[no-any-return]
 
 
 def rotary(x: Tensor, freqs: Tensor) -> Tensor:
     """As torchtitan's apply_rotary_emb: complex numbers in float32."""
-    turned = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2)) * freqs[None, : x.shape[1], None, :]
+    turned = (
+        torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+        * freqs[None, : x.shape[1], None, :]
+    )
     return torch.view_as_real(turned).flatten(3).type_as(x)
 
 
@@ -126,7 +139,9 @@ class Experts(nn.Module):
 
 
 class Routed(nn.Module):
-    """Experts behind a router that is made to spread tokens evenly; all_to_all where ranks share them (torchtitan, models/moe)."""
+    """Experts behind a router that is made to spread tokens evenly; all_to_all where ranks share
+    them (torchtitan, models/moe).
+    """
 
     group: Any = None
 
@@ -160,7 +175,12 @@ class Routed(nn.Module):
         """From the order of ranks into that of experts, and back."""
         here = self.sizes.experts // self.ranks
         rows = x.shape[0] // (here * self.ranks)
-        index = torch.arange(x.shape[0], device=x.device).view(self.ranks, here, rows).transpose(0, 1).reshape(-1)
+        index = (
+            torch.arange(x.shape[0], device=x.device)
+            .view(self.ranks, here, rows)
+            .transpose(0, 1)
+            .reshape(-1)
+        )
         ends = torch.arange(1, here + 1, device=x.device, dtype=torch.int32) * (rows * self.ranks)
         found = self.experts(x[index], ends)
         return torch.empty_like(found).index_copy(0, index, found)
@@ -183,12 +203,20 @@ class Block(nn.Module):
 class Model(nn.Module):
     """``first``, ``last``: whether embedding and head stand on this stage."""
 
-    def __init__(self, sizes: Sizes, options: Options, first: bool = True, last: bool = True) -> None:
+    def __init__(
+        self, sizes: Sizes, options: Options, first: bool = True, last: bool = True
+    ) -> None:
         super().__init__()
         self.sizes = sizes
-        embed = partial(nn.Linear, sizes.patch) if sizes.patch else partial(nn.Embedding, sizes.vocabulary)
+        embed = (
+            partial(nn.Linear, sizes.patch)
+            if sizes.patch
+            else partial(nn.Embedding, sizes.vocabulary)
+        )
         self.tok_embeddings = embed(sizes.hidden) if first else None
-        self.positions = nn.Embedding(sizes.positions, sizes.hidden) if sizes.positions and first else None
+        self.positions = (
+            nn.Embedding(sizes.positions, sizes.hidden) if sizes.positions and first else None
+        )
         self.layers = nn.ModuleList(Block(sizes, options) for _ in range(sizes.layers))
         norm = nn.LayerNorm if sizes.positions else nn.RMSNorm
         self.norm = norm(sizes.hidden, eps=1e-5) if last else None
@@ -210,7 +238,9 @@ class Model(nn.Module):
         for name, parameter in self.named_parameters():
             local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
             with torch.no_grad():
-                local.fill_(1) if "norm" in name and name.endswith("weight") else local.normal_(0, 0.02)
+                local.fill_(1) if "norm" in name and name.endswith("weight") else local.normal_(
+                    0, 0.02
+                )
         if not self.sizes.positions:
             wide = self.sizes.head_width
             turns = 1.0 / 500000 ** (torch.arange(0, wide, 2, device=device).float() / wide)
@@ -224,7 +254,9 @@ class Model(nn.Module):
 
 # --- layouts ---
 def cut(model: Model, mesh: Any) -> None:
-    """Tensor parallelism with sequence parallelism, the loss from each rank's part of the logits."""
+    """Tensor parallelism with sequence parallelism, the loss from each rank's part of the
+    logits.
+    """
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -232,7 +264,7 @@ def cut(model: Model, mesh: Any) -> None:
         RowwiseParallel,
         SequenceParallel,
         parallelize_module,
-    )  # fmt: skip
+    )
 
     def gathered() -> PrepareModuleInput:
         return PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
@@ -240,25 +272,36 @@ def cut(model: Model, mesh: Any) -> None:
     ends = {
         "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "norm": SequenceParallel(),
-        "output": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
+        "output": ColwiseParallel(
+            input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False
+        ),
     }
-    parallelize_module(model, mesh, {name: how for name, how in ends.items() if getattr(model, name) is not None})
+    parallelize_module(
+        model, mesh, {name: how for name, how in ends.items() if getattr(model, name) is not None}
+    )
     for block in model.layers:
-        plan: dict[str, Any] = {"attention_norm": SequenceParallel(), "ffn_norm": SequenceParallel()}
+        plan: dict[str, Any] = {
+            "attention_norm": SequenceParallel(),
+            "ffn_norm": SequenceParallel(),
+        }
         plan |= {"attention": gathered(), "feed_forward": gathered()}
         plan |= {f"attention.{name}": ColwiseParallel() for name in ("wq", "wk", "wv")}
         plan |= {f"feed_forward.{name}": ColwiseParallel() for name in ("w1", "w3")}
-        plan |= {name: RowwiseParallel(output_layouts=Shard(1)) for name in ("attention.wo", "feed_forward.w2")}
+        plan |= {
+            name: RowwiseParallel(output_layouts=Shard(1))
+            for name in ("attention.wo", "feed_forward.w2")
+        }
         if block.attention.q_norm is not None:
             plan |= {
-                f"attention.{name}": SequenceParallel(sequence_dim=2, use_local_output=True) for name in ("q_norm", "k_norm")
+                f"attention.{name}": SequenceParallel(sequence_dim=2, use_local_output=True)
+                for name in ("q_norm", "k_norm")
             }
         parallelize_module(block, mesh, plan)
 
 
 def checkpointed(model: Model, how: str) -> None:
-    """``full``: a layer is computed again from its input. ``op``: torchtitan's per-operation policy: attention, messages and every second
-    product are kept."""
+    """``full``: a layer is computed again from its input. ``op``: torchtitan's per-operation
+    policy: attention, messages and every second product are kept."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
     more: dict[str, Any] = {"context_fn": _contexts} if how == "op" else {}
@@ -270,8 +313,13 @@ def _contexts() -> Any:
     from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
     aten, functional = torch.ops.aten, torch.ops._c10d_functional
-    kept = {aten.mm.default, aten._scaled_dot_product_flash_attention.default, functional.reduce_scatter_tensor.default,
-            aten._scaled_dot_product_efficient_attention.default, aten.max.default}  # fmt: skip
+    kept = {
+        aten.mm.default,
+        aten._scaled_dot_product_flash_attention.default,
+        functional.reduce_scatter_tensor.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten.max.default,
+    }
     count = {False: 0, True: 0}
 
     def policy(context: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -285,7 +333,9 @@ def _contexts() -> Any:
 
 
 def sharded(model: Model, mesh: Any, experts: Any, reshard: bool) -> None:
-    """fully_shard in torchtitan's units: embedding, each block (its experts over another mesh), norm with output, the rest."""
+    """fully_shard in torchtitan's units: embedding, each block (its experts over another mesh),
+    norm with output, the rest.
+    """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor import Shard
 
@@ -295,7 +345,13 @@ def sharded(model: Model, mesh: Any, experts: Any, reshard: bool) -> None:
     for block in model.layers:
         part = getattr(block.feed_forward, "experts", None)
         if part is not None and experts is not None:
-            fully_shard(part, mesh=experts, reshard_after_forward=reshard, shard_placement_fn=lambda p: Shard(1), **how)
+            fully_shard(
+                part,
+                mesh=experts,
+                reshard_after_forward=reshard,
+                shard_placement_fn=lambda p: Shard(1),
+                **how,
+            )
         fully_shard(block, mesh=mesh, reshard_after_forward=reshard, **how)
     if model.norm is not None:
         fully_shard([model.norm, model.output], mesh=mesh, reshard_after_forward=False, **how)

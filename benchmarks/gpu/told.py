@@ -1,4 +1,6 @@
-"""What distsim's `transformer` counts for a layout of `memory.py`, and what one H100 read of it (`memory_h100.json`). Needs no torch."""
+"""What distsim's `transformer` counts for a layout of `memory.py`, and what one H100 read of it
+(`memory_h100.json`). Needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,39 @@ def readings() -> list[dict[str, Any]]:
 
 def told(run: Mapping[str, Any]) -> MemoryDecl:
     """What distsim counts for this rank."""
-    zero = {"ddp": 0, "zero1": 1}.get(run["wrap"], 1 if run["stage"] else 3 if run["reshard"] else 2)
-    mesh = {"pp": 4 if run["stage"] else 1, "dp": run["dp"] // run["ep"], "ep": run["ep"], "tp": run["tp"]}
-    model = _GPT.format(str(bool(run["dropout"])).lower()) if run["model"].startswith("gpt") else run["model"]
-    fields = {"model": model, "micro_batch": run["batch"], "sequence": run["sequence"], "zero": zero,
-              "micro_batches": run["micro_batches"], "recompute": run["ac"],
-              **({} if run["wrap"] == "fsdp" else {"autocast": "true"})}  # fmt: skip
+    zero = {"ddp": 0, "zero1": 1}.get(
+        run["wrap"], 1 if run["stage"] else 3 if run["reshard"] else 2
+    )
+    mesh = {
+        "pp": 4 if run["stage"] else 1,
+        "dp": run["dp"] // run["ep"],
+        "ep": run["ep"],
+        "tp": run["tp"],
+    }
+    model = (
+        _GPT.format(str(bool(run["dropout"])).lower())
+        if run["model"].startswith("gpt")
+        else run["model"]
+    )
+    fields = {
+        "model": model,
+        "micro_batch": run["batch"],
+        "sequence": run["sequence"],
+        "zero": zero,
+        "micro_batches": run["micro_batches"],
+        "recompute": run["ac"],
+        **({} if run["wrap"] == "fsdp" else {"autocast": "true"}),
+    }
     shown = {axis: size for axis, size in mesh.items() if size > 1}
-    text = "\n".join((
-        "name: memory", f"world: {mesh['pp'] * run['dp'] * run['tp']}", "backend: nccl", "cluster: dgx-h100",
-        f"mesh: {{{', '.join(f'{axis}: {size}' for axis, size in shown.items())}}}", "program:",
-        f"  - transformer: {{{', '.join(f'{key}: {value}' for key, value in fields.items())}}}",
-    ))  # fmt: skip
+    text = "\n".join(
+        (
+            "name: memory",
+            f"world: {mesh['pp'] * run['dp'] * run['tp']}",
+            "backend: nccl",
+            "cluster: dgx-h100",
+            f"mesh: {{{', '.join(f'{axis}: {size}' for axis, size in shown.items())}}}",
+            "program:",
+            f"  - transformer: {{{', '.join(f'{key}: {value}' for key, value in fields.items())}}}",
+        )
+    )
     return loads(text).memory[_STAGES.get(run["stage"], "transformer_rank")]

@@ -1,4 +1,6 @@
-"""What a run could not have been faster without: backwards from its last finish, who let whom go."""
+"""What a run could not have been faster without: backwards from its last finish, who let whom
+go.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ PathTimeKind = Literal["compute", "transfer", "sleep", "wait"]
 
 
 class CriticalPathSegment(NamedTuple):
-    """A piece of the critical path: what the run could not have been faster without. ``calls`` equal calls in a row, merged."""
+    """A piece of the critical path: what the run could not have been faster without. ``calls``
+    equal calls in a row, merged.
+    """
 
     rank: int
     op: str
@@ -30,10 +34,12 @@ class CriticalPathSegment(NamedTuple):
 
 
 def critical_path(trace: Trace, makespan_ns: int) -> tuple[CriticalPathSegment, ...]:
-    """Backwards from the last finish: each piece started when the one before it ended. The pieces tile [0, makespan].
+    """Backwards from the last finish: each piece started when the one before it ended. The pieces
+    tile [0, makespan].
 
-    A call that starts at an instant was let go by whatever ended then on the rank that came last. Where nothing ended (the host
-    was busy, or nobody came), a piece ``wait`` reaches back to what that rank finished before.
+    A call that starts at an instant was let go by whatever ended then on the rank that came last.
+    Where nothing ended (the host was busy, or nobody came), a piece ``wait`` reaches back to what
+    that rank finished before.
     """
     if makespan_ns <= 0:
         return ()
@@ -42,7 +48,9 @@ def critical_path(trace: Trace, makespan_ns: int) -> tuple[CriticalPathSegment, 
 
 
 class CriticalPathPiece(NamedTuple):
-    """An unmerged piece of the critical path: a row of the trace (-1: nothing runs), its rank, and what the time went into."""
+    """An unmerged piece of the critical path: a row of the trace (-1: nothing runs), its rank, and
+    what the time went into.
+    """
 
     row: int
     rank: int
@@ -78,9 +86,15 @@ class _BackwardWalk:
 
     def __init__(self, trace: Trace, makespan_ns: int) -> None:
         self.trace, self._span = trace, makespan_ns + 1
-        self.rank, self.start, self.end, self.posted = (trace[n] for n in ("rank", "started_ns", "finished_ns", "posted_ns"))
+        self.rank, self.start, self.end, self.posted = (
+            trace[n] for n in ("rank", "started_ns", "finished_ns", "posted_ns")
+        )
         self._match = trace["match"]
-        self._computes, self._sleeps, self._recvs = trace.ops(*COMPUTE_OPS), trace.ops("sleep"), trace.ops("recv", "irecv")
+        self._computes, self._sleeps, self._recvs = (
+            trace.ops(*COMPUTE_OPS),
+            trace.ops("sleep"),
+            trace.ops("recv", "irecv"),
+        )
         moves = (self._match >= 0) & ~trace.ops(*LOCAL_OPS)
         busy = self._computes | self._sleeps | moves | trace.ops(*REMOTE_OPS)
         rows = np.flatnonzero(busy & (self.start >= 0) & (self.end >= self.start))
@@ -112,7 +126,8 @@ class _BackwardWalk:
     def origin(self, row: int) -> tuple[int, IntArray]:
         """When this row's work began, and the rows of which the last to come decided that.
 
-        A message that was sent before its receive was there (eager) began with the send, which waited for nobody.
+        A message that was sent before its receive was there (eager) began with the send, which
+        waited for nobody.
         """
         members = self.members(row)
         if self._recvs[row] and len(members) == 2:
@@ -122,7 +137,9 @@ class _BackwardWalk:
         return int(self.start[row]), members
 
     def cause(self, members: IntArray, at_ns: int) -> tuple[int, int]:
-        """The row that ended at this instant on the rank that came last, -1 when none did; and that rank's row in ``members``."""
+        """The row that ended at this instant on the rank that came last, -1 when none did; and that
+        rank's row in ``members``.
+        """
         late = self.posted[members] >= at_ns
         order = np.concatenate([members[late], members[~late]])
         seen: set[int] = set()
@@ -136,7 +153,9 @@ class _BackwardWalk:
                 if self.start[row] < at_ns:
                     return row, member
                 mates = self.members(row)
-                if (self.end[mates] == at_ns).all():  # a meeting that took no time: go on to those who came
+                if (
+                    self.end[mates] == at_ns
+                ).all():  # a meeting that took no time: go on to those who came
                     todo.extend(mates.tolist())
         return -1, int(order[0])
 
@@ -148,7 +167,9 @@ class _BackwardWalk:
         return rows
 
     def before(self, rank: int, at_ns: int) -> tuple[int, int]:
-        """The last row of a rank that ended before an instant and took time, and when; (-1, 0) when there is none."""
+        """The last row of a rank that ended before an instant and took time, and when; (-1, 0) when
+        there is none.
+        """
         i = int(np.searchsorted(self._keys, rank * self._span + at_ns)) - 1
         while i >= 0 and self._keys[i] >= rank * self._span:
             row = int(self._rows[i])
@@ -157,15 +178,21 @@ class _BackwardWalk:
             i -= 1
         return -1, 0
 
-    def piece(self, row: int, start_ns: int, end_ns: int, why: PathTimeKind | None = None) -> CriticalPathPiece:
+    def piece(
+        self, row: int, start_ns: int, end_ns: int, why: PathTimeKind | None = None
+    ) -> CriticalPathPiece:
         if why is None:
             why = "compute" if self._computes[row] else "sleep" if self._sleeps[row] else "transfer"
         return CriticalPathPiece(row, int(self.rank[row]), start_ns, end_ns, why)
 
-    def segment(self, row: int, rank: int, start_ns: int, end_ns: int, why: PathTimeKind) -> CriticalPathSegment:
+    def segment(
+        self, row: int, rank: int, start_ns: int, end_ns: int, why: PathTimeKind
+    ) -> CriticalPathSegment:
         if row < 0:
             return CriticalPathSegment(rank, "", NO_LOCATION, "", start_ns, end_ns, why)
-        op, place, name = (self.trace.text(n, int(self.trace[n][row])) for n in ("op", "place", "name"))
+        op, place, name = (
+            self.trace.text(n, int(self.trace[n][row])) for n in ("op", "place", "name")
+        )
         return CriticalPathSegment(rank, op, place, name, start_ns, end_ns, why)
 
 

@@ -1,8 +1,10 @@
-"""Two runs laid side by side: which calls stand opposite each other, where the runs first part, and what makes one of them longer.
+"""Two runs laid side by side: which calls stand opposite each other, where the runs first part, and
+what makes one of them longer.
 
-Calls are aligned rank by rank in program order, by what they are (operation, group, peer, tag, bytes, dtype), never by when they ran.
-What adds to the difference in makespan is read from the two critical paths: each tiles its run, so the differences of their
-shares add up to the difference of the makespans, exactly.
+Calls are aligned rank by rank in program order, by what they are (operation, group, peer, tag,
+bytes, dtype), never by when they ran. What adds to the difference in makespan is read from the two
+critical paths: each tiles its run, so the differences of their shares add up to the difference of
+the makespans, exactly.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ _MAX_EXACT_ALIGNMENT: Final = 2000
 class RunDivergence(NamedTuple):
     """A difference. ``a``, ``b``: rows of the two traces, -1 where a run has no such call.
 
-    Of a value: ``tensor``, the first ``element`` that differs (-1 where no one can be named), and the ``numbers`` of A and B there.
+    Of a value: ``tensor``, the first ``element`` that differs (-1 where no one can be named), and
+    the ``numbers`` of A and B there.
     """
 
     kind: DivergenceKind
@@ -44,7 +47,9 @@ class RunDivergence(NamedTuple):
 
 
 class CriticalPathDelta(NamedTuple):
-    """One kind of work on the critical paths. ``why``: compute, transfer, sleep or wait. ``delta_ns`` = b - a."""
+    """One kind of work on the critical paths. ``why``: compute, transfer, sleep or wait.
+    ``delta_ns`` = b - a.
+    """
 
     why: str
     op: str
@@ -62,7 +67,9 @@ class CriticalPathDelta(NamedTuple):
 
 
 class OperationTimes(NamedTuple):
-    """All aligned calls of one operation, group (of one axis) and size: mean time under way, and mean time in the call before that."""
+    """All aligned calls of one operation, group (of one axis) and size: mean time under way, and
+    mean time in the call before that.
+    """
 
     op: str
     name: str
@@ -86,9 +93,11 @@ class RankTimeShares(NamedTuple):
 
 
 class ValueMatchCounts(NamedTuple):
-    """Tensors of ranks by how their values compare; ``close``: within what the order of addition may change.
+    """Tensors of ranks by how their values compare; ``close``: within what the order of addition
+    may change.
 
-    ``one_sided``: known in one run alone. ``lacking``: the runs that carry no values, as "A", "B" or "AB".
+    ``one_sided``: known in one run alone. ``lacking``: the runs that carry no values, as "A", "B"
+    or "AB".
     """
 
     equal: int = 0
@@ -100,7 +109,9 @@ class ValueMatchCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class RunComparison:
-    """``pairs``: rows of A and B that stand opposite each other. ``partings``: in order of time in A. ``same``: none beyond tolerance."""
+    """``pairs``: rows of A and B that stand opposite each other. ``partings``: in order of time in
+    A. ``same``: none beyond tolerance.
+    """
 
     a: Trace
     b: Trace
@@ -123,9 +134,15 @@ class RunComparison:
 
     @property
     def told(self) -> tuple[RunDivergence, ...]:
-        """The partings that do not follow from one run's having stopped: not that its calls come to no end, or were never made."""
+        """The partings that do not follow from one run's having stopped: not that its calls come to
+        no end, or were never made.
+        """
         side = {"A": 0, "B": 1}.get(self.stopped)
-        return self.divergences if side is None else tuple(p for p in self.divergences if not self._follows(p, side))
+        return (
+            self.divergences
+            if side is None
+            else tuple(p for p in self.divergences if not self._follows(p, side))
+        )
 
     def _follows(self, parting: RunDivergence, side: int) -> bool:
         trace, row = ((self.a, parting.a), (self.b, parting.b))[side]
@@ -133,12 +150,19 @@ class RunComparison:
             return bool(trace.header.get("cut")) and parting.kind == "call"
         if parting.kind == "value":
             return True
-        return bool(trace["posted_ns"][row] < 0 or max(trace["finished_ns"][row], trace["returned_ns"][row]) < 0)
+        return bool(
+            trace["posted_ns"][row] < 0
+            or max(trace["finished_ns"][row], trace["returned_ns"][row]) < 0
+        )
 
     @property
     def same(self) -> bool:
         longest = max(self.worst_ns, abs(self.makespans_ns[0] - self.makespans_ns[1]))
-        return not self.divergences and self.outcomes[0] == self.outcomes[1] and longest <= self.tolerance * self.makespans_ns[0]
+        return (
+            not self.divergences
+            and self.outcomes[0] == self.outcomes[1]
+            and longest <= self.tolerance * self.makespans_ns[0]
+        )
 
     @property
     def makespans_ns(self) -> tuple[int, int]:
@@ -150,16 +174,21 @@ class RunComparison:
 
 
 def compare_runs(a: Trace, b: Trace, tolerance: float = 0.0) -> RunComparison:
-    """Compare two runs. ``tolerance``: ends of calls may differ by this share of A's makespan before they count as different.
+    """Compare two runs. ``tolerance``: ends of calls may differ by this share of A's makespan
+    before they count as different.
 
-    Values are compared where both headers carry them: exactly, but for floats that a recorded run may have added in another order
-    (more than two terms), which may differ by n·ε for each reduction over n ranks, as in a real run (ε: the dtype's spacing at 1).
+    Values are compared where both headers carry them: exactly, but for floats that a recorded run
+    may have added in another order (more than two terms), which may differ by n·ε for each
+    reduction over n ranks, as in a real run (ε: the dtype's spacing at 1).
     """
     rows = list(a.rows()), list(b.rows())
     pairs, only_a, only_b = _align_calls(*rows)
     allowed = tolerance * a.makespan_ns
     ends = [
-        (max(rows[0][i].finished_ns, rows[0][i].returned_ns), max(rows[1][j].finished_ns, rows[1][j].returned_ns))
+        (
+            max(rows[0][i].finished_ns, rows[0][i].returned_ns),
+            max(rows[1][j].finished_ns, rows[1][j].returned_ns),
+        )
         for i, j in pairs
     ]
     unlike, counts = _value_divergences(a, b, rows)
@@ -173,9 +202,20 @@ def compare_runs(a: Trace, b: Trace, tolerance: float = 0.0) -> RunComparison:
     found.sort(key=lambda p: (p.at_ns < 0, p.at_ns, order[p.kind], p.rank, p.a, p.b))
     worst = max((abs(x - y) for x, y in ends), default=0)
     return RunComparison(
-        a, b, tolerance, tuple(pairs), tuple(only_a), tuple(only_b), tuple(found), _critical_path_deltas(a, b), _operation_times(rows, pairs), _rank_time_shares(a, b), worst,
-        counts, _stopped_runs_text(a, b),
-    )  # fmt: skip
+        a,
+        b,
+        tolerance,
+        tuple(pairs),
+        tuple(only_a),
+        tuple(only_b),
+        tuple(found),
+        _critical_path_deltas(a, b),
+        _operation_times(rows, pairs),
+        _rank_time_shares(a, b),
+        worst,
+        counts,
+        _stopped_runs_text(a, b),
+    )
 
 
 def _stopped_runs_text(a: Trace, b: Trace) -> str:
@@ -189,7 +229,9 @@ def _alignment_key(call: TraceCall) -> Hashable:
     return (*call[1:8], call.name, call.part >= 0)
 
 
-def _align_calls(a: Sequence[TraceCall], b: Sequence[TraceCall]) -> tuple[list[tuple[int, int]], list[int], list[int]]:
+def _align_calls(
+    a: Sequence[TraceCall], b: Sequence[TraceCall]
+) -> tuple[list[tuple[int, int]], list[int], list[int]]:
     """(pairs of rows, rows of A alone, rows of B alone)."""
     sides: tuple[dict[int, list[int]], ...] = (defaultdict(list), defaultdict(list))
     for side, rows in zip(sides, (a, b), strict=True):
@@ -198,7 +240,9 @@ def _align_calls(a: Sequence[TraceCall], b: Sequence[TraceCall]) -> tuple[list[t
     pairs, only_a, only_b = [], [], []
     for rank in sorted({*sides[0], *sides[1]}):
         mine, theirs = sides[0].get(rank, []), sides[1].get(rank, [])
-        matched = _longest_matches([_alignment_key(a[i]) for i in mine], [_alignment_key(b[j]) for j in theirs])
+        matched = _longest_matches(
+            [_alignment_key(a[i]) for i in mine], [_alignment_key(b[j]) for j in theirs]
+        )
         pairs += [(mine[i], theirs[j]) for i, j in matched]
         left, right = {i for i, _ in matched}, {j for _, j in matched}
         only_a += [row for i, row in enumerate(mine) if i not in left]
@@ -207,7 +251,9 @@ def _align_calls(a: Sequence[TraceCall], b: Sequence[TraceCall]) -> tuple[list[t
 
 
 def _longest_matches(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Positions that stand opposite each other: what is equal at both ends, and between them the longest common pieces."""
+    """Positions that stand opposite each other: what is equal at both ends, and between them the
+    longest common pieces.
+    """
     start, most = 0, min(len(a), len(b))
     while start < most and a[start] == b[start]:
         start += 1
@@ -217,7 +263,9 @@ def _longest_matches(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple
     found = [(i, i) for i in range(start)]
     middle_a, middle_b = a[start : len(a) - end], b[start : len(b) - end]
     if middle_a and middle_b:
-        blocks = SequenceMatcher(None, middle_a, middle_b, autojunk=len(middle_a) > _MAX_EXACT_ALIGNMENT).get_matching_blocks()
+        blocks = SequenceMatcher(
+            None, middle_a, middle_b, autojunk=len(middle_a) > _MAX_EXACT_ALIGNMENT
+        ).get_matching_blocks()
         found += [(start + x + k, start + y + k) for x, y, size in blocks for k in range(size)]
     return found + [(len(a) - end + k, len(b) - end + k) for k in range(end)]
 
@@ -232,7 +280,9 @@ def _missing_call_divergences(
         for i in only:
             call = rows[side][i]
             where = (i, -1) if side == 0 else (-1, i)
-            yield RunDivergence("call", call.rank, *where, f"{call_text(call)} only in {'AB'[side]}", call.posted_ns)
+            yield RunDivergence(
+                "call", call.rank, *where, f"{call_text(call)} only in {'AB'[side]}", call.posted_ns
+            )
 
 
 def _matching_divergences(
@@ -250,7 +300,9 @@ def _matching_divergences(
                 _partners_text(calls, met.get(call.match, ()), k)
                 for calls, met, call, k in ((rows[0], met_a, a, i), (rows[1], met_b, b, j))
             ]
-            yield RunDivergence("met", a.rank, i, j, f"{call_text(a)} met {met[0]} in A, {met[1]} in B", a.posted_ns)
+            yield RunDivergence(
+                "met", a.rank, i, j, f"{call_text(a)} met {met[0]} in A, {met[1]} in B", a.posted_ns
+            )
 
 
 def _rows_by_match(rows: Sequence[TraceCall]) -> dict[int, list[int]]:
@@ -272,22 +324,49 @@ def _partners_text(rows: Sequence[TraceCall], members: Sequence[int], me: int) -
 def _value_divergences(
     a: Trace, b: Trace, rows: tuple[list[TraceCall], list[TraceCall]]
 ) -> tuple[list[RunDivergence], ValueMatchCounts]:
-    lacking = "".join(side for side, trace in (("A", a), ("B", b)) if trace.header.get("values") is None)
+    lacking = "".join(
+        side for side, trace in (("A", a), ("B", b)) if trace.header.get("values") is None
+    )
     if lacking:
         return [], ValueMatchCounts(lacking=lacking)
-    mine, theirs = ({(label, int(rank)): value for label, ranks in t.header["values"].items() for rank, value in ranks.items()}
-                    for t in (a, b))  # fmt: skip
+    mine, theirs = (
+        {
+            (label, int(rank)): value
+            for label, ranks in t.header["values"].items()
+            for rank, value in ranks.items()
+        }
+        for t in (a, b)
+    )
     both = [key for key in mine if key in theirs]
     tolerances = _RankTolerances(a, b, rows)
     count: dict[str, int] = defaultdict(int)
     found = []
     for label, rank in both:
-        state, where = compare_packed(mine[label, rank], theirs[label, rank], tolerances.of(label, rank))
+        state, where = compare_packed(
+            mine[label, rank], theirs[label, rank], tolerances.of(label, rank)
+        )
         count[state] += 1
         if where is not None:
             numbers = None if where.a is where.b is None else (where.a, where.b)
-            found.append(RunDivergence("value", rank, -1, -1, _value_text(label, where), -1, label, where.element, numbers))
-    return found, ValueMatchCounts(count["equal"], count["close"], count["differs"], len({*mine} ^ {*theirs}) + count["unknown"])
+            found.append(
+                RunDivergence(
+                    "value",
+                    rank,
+                    -1,
+                    -1,
+                    _value_text(label, where),
+                    -1,
+                    label,
+                    where.element,
+                    numbers,
+                )
+            )
+    return found, ValueMatchCounts(
+        count["equal"],
+        count["close"],
+        count["differs"],
+        len({*mine} ^ {*theirs}) + count["unknown"],
+    )
 
 
 def _value_text(label: str, where: ValueDifference) -> str:
@@ -297,12 +376,20 @@ def _value_text(label: str, where: ValueDifference) -> str:
 
 
 class _RankTolerances:
-    """How far values may lie apart: the more reductions over more than two ranks a rank takes part in, the farther."""
+    """How far values may lie apart: the more reductions over more than two ranks a rank takes part
+    in, the farther.
+    """
 
     def __init__(self, a: Trace, b: Trace, rows: tuple[list[TraceCall], list[TraceCall]]) -> None:
-        self.dtypes: dict[str, str] = {**(b.header.get("value_dtypes") or {}), **(a.header.get("value_dtypes") or {})}
+        self.dtypes: dict[str, str] = {
+            **(b.header.get("value_dtypes") or {}),
+            **(a.header.get("value_dtypes") or {}),
+        }
         self.terms: dict[int, int] = {}
-        if "recorded" in (a.header.get("source"), b.header.get("source")):  # simulated runs add in one order
+        if "recorded" in (
+            a.header.get("source"),
+            b.header.get("source"),
+        ):  # simulated runs add in one order
             for trace, calls in ((a, rows[0]), (b, rows[1])):
                 for rank, terms in _reduction_terms(trace, calls).items():
                     self.terms[rank] = max(terms, self.terms.get(rank, 0))
@@ -312,12 +399,17 @@ class _RankTolerances:
 
 
 def _reduction_terms(trace: Trace, calls: Sequence[TraceCall]) -> dict[int, int]:
-    """For each rank, the sizes of the groups of more than two ranks that it reduced over, added up."""
+    """For each rank, the sizes of the groups of more than two ranks that it reduced over, added
+    up.
+    """
     groups = [(name, set(ranks)) for name, ranks in trace.header.get("groups") or ()]
     found: dict[int, int] = defaultdict(int)
     for call in calls:
         if call.op in OPERATIONS and OPERATIONS[call.op].reduces:
-            members = next((ranks for name, ranks in groups if name == call.group and call.rank in ranks), set())
+            members = next(
+                (ranks for name, ranks in groups if name == call.group and call.rank in ranks),
+                set(),
+            )
             size = len(members) or trace.world_size
             found[call.rank] += size if size > 2 else 0
     return found
@@ -337,9 +429,18 @@ def _time_divergences(
     for (i, j), (end_a, end_b) in zip(pairs, ends, strict=True):
         call = rows[0][i]
         if (end_a < 0) != (end_b < 0):
-            yield RunDivergence("time", call.rank, i, j, f"{call_text(call)} ends only in {'AB'[end_a < 0]}", call.posted_ns)
+            yield RunDivergence(
+                "time",
+                call.rank,
+                i,
+                j,
+                f"{call_text(call)} ends only in {'AB'[end_a < 0]}",
+                call.posted_ns,
+            )
         elif abs(end_a - end_b) > allowed:
-            yield RunDivergence("time", call.rank, i, j, f"{call_text(call)} ends at another time", call.posted_ns)
+            yield RunDivergence(
+                "time", call.rank, i, j, f"{call_text(call)} ends at another time", call.posted_ns
+            )
 
 
 def call_text(call: TraceCall) -> str:
@@ -379,7 +480,13 @@ def _delta_key(trace: Trace, row: int, why: str) -> tuple[str, str, str, str, in
         return (why, "", "", "", 0)
     op, name, group = (trace.text(n, int(trace[n][row])) for n in ("op", "name", "group"))
     local = op in ("compute", "sleep", "assign", "wait", "wait_stream", "synchronize")
-    return (why, _MESSAGE_OP.get(op, op), name, "" if local else group.partition("[")[0], int(trace["nbytes"][row]))
+    return (
+        why,
+        _MESSAGE_OP.get(op, op),
+        name,
+        "" if local else group.partition("[")[0],
+        int(trace["nbytes"][row]),
+    )
 
 
 #: Both sides of a message are one kind of work.
@@ -392,17 +499,37 @@ def _operation_times(
     groups: dict[tuple[str, str, str, int], list[tuple[int, int, int, int]]] = defaultdict(list)
     for i, j in pairs:
         a, b = rows[0][i], rows[1][j]
-        times = [(c.finished_ns - c.started_ns, c.started_ns - c.posted_ns, min(c.started_ns, c.finished_ns)) for c in (a, b)]
+        times = [
+            (
+                c.finished_ns - c.started_ns,
+                c.started_ns - c.posted_ns,
+                min(c.started_ns, c.finished_ns),
+            )
+            for c in (a, b)
+        ]
         if min(t[2] for t in times) >= 0:
             key = (a.op, a.name, a.group.partition("[")[0], a.nbytes)
             groups[key].append((times[0][0], times[1][0], max(times[0][1], 0), max(times[1][1], 0)))
-    found = [OperationTimes(*key, len(t), *(round(x) for x in np.mean(t, axis=0))) for key, t in groups.items()]
-    return tuple(sorted(found, key=lambda o: -abs((o.b_ns + o.b_waiting_ns - o.a_ns - o.a_waiting_ns) * o.calls)))
+    found = [
+        OperationTimes(*key, len(t), *(round(x) for x in np.mean(t, axis=0)))
+        for key, t in groups.items()
+    ]
+    return tuple(
+        sorted(
+            found, key=lambda o: -abs((o.b_ns + o.b_waiting_ns - o.a_ns - o.a_waiting_ns) * o.calls)
+        )
+    )
 
 
 def _rank_time_shares(a: Trace, b: Trace) -> tuple[RankTimeShares, ...]:
     shares = zip(rank_times(a, a.makespan_ns), rank_times(b, b.makespan_ns), strict=False)
     return tuple(
-        RankTimeShares(x.rank, (x.compute_ns, y.compute_ns), (x.exposed_comm_ns, y.exposed_comm_ns), (x.waiting_ns, y.waiting_ns),
-                   (x.idle_ns, y.idle_ns)) for x, y in shares
-    )  # fmt: skip
+        RankTimeShares(
+            x.rank,
+            (x.compute_ns, y.compute_ns),
+            (x.exposed_comm_ns, y.exposed_comm_ns),
+            (x.waiting_ns, y.waiting_ns),
+            (x.idle_ns, y.idle_ns),
+        )
+        for x, y in shares
+    )

@@ -9,7 +9,8 @@ Every instant of a rank is one of four things, the first that applies:
   ahead, a launch is posted and can't start;
 - *idle*: asleep, not started yet, or after the end.
 
-So the four add up to the makespan, exactly. Everything is worked out on the trace's columns, for all ranks at once.
+So the four add up to the makespan, exactly. Everything is worked out on the trace's columns, for
+all ranks at once.
 """
 
 from __future__ import annotations
@@ -28,12 +29,18 @@ from distsim.trace.model import NEVER, Trace
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
-_COLLECTIVE_OPS: Final = frozenset(name for name, row in OPERATIONS.items() if row.kind == "collective")
-_COMMUNICATION_OPS: Final = tuple(name for name, row in OPERATIONS.items() if row.kind in ("p2p", "collective", "remote"))
+_COLLECTIVE_OPS: Final = frozenset(
+    name for name, row in OPERATIONS.items() if row.kind == "collective"
+)
+_COMMUNICATION_OPS: Final = tuple(
+    name for name, row in OPERATIONS.items() if row.kind in ("p2p", "collective", "remote")
+)
 
 
 class RankTimes(NamedTuple):
-    """``compute + exposed_comm + waiting + idle == makespan``. ``finished_ns`` is -1 for a rank that never came to its end."""
+    """``compute + exposed_comm + waiting + idle == makespan``. ``finished_ns`` is -1 for a rank
+    that never came to its end.
+    """
 
     rank: int
     compute_ns: int
@@ -44,7 +51,9 @@ class RankTimes(NamedTuple):
 
 
 class CollectiveTimes(NamedTuple):
-    """All calls of one collective with one size on one group. Bandwidths in GB/s, as nccl-tests defines them."""
+    """All calls of one collective with one size on one group. Bandwidths in GB/s, as nccl-tests
+    defines them.
+    """
 
     op: str
     group: str
@@ -58,7 +67,9 @@ class CollectiveTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """Made by `timeline`. ``iteration_ns``: median duration of an iteration after the first, None without a second."""
+    """Made by `timeline`. ``iteration_ns``: median duration of an iteration after the first, None
+    without a second.
+    """
 
     makespan_ns: int
     iteration_ns: int | None
@@ -68,16 +79,26 @@ class Timeline:
 
 
 def build_timeline(trace: Trace, makespan_ns: int | None = None) -> Timeline:
-    """Measure a run. ``makespan_ns`` overrides the trace's (a longer one adds idle or waiting time at the end)."""
+    """Measure a run. ``makespan_ns`` overrides the trace's (a longer one adds idle or waiting time
+    at the end).
+    """
     end = max(makespan_ns or 0, trace.makespan_ns)
-    return Timeline(end, iteration_ns(trace), rank_times(trace, end), collective_times(trace), critical_path(trace, end))
+    return Timeline(
+        end,
+        iteration_ns(trace),
+        rank_times(trace, end),
+        collective_times(trace),
+        critical_path(trace, end),
+    )
 
 
 # --- ranks ---
 
 
 class _IntervalUnion:
-    """Intervals of all ranks, merged as layers are laid over each other; ``lengths`` is what they cover, rank by rank."""
+    """Intervals of all ranks, merged as layers are laid over each other; ``lengths`` is what they
+    cover, rank by rank.
+    """
 
     def __init__(self, world_size: int, makespan_ns: int) -> None:
         self._span = makespan_ns + 1  # ranks are laid end to end, one apart
@@ -86,7 +107,9 @@ class _IntervalUnion:
         self.lengths = np.zeros(world_size, dtype=np.int64)
 
     def add(self, these: BoolArray, rank: IntArray, start: IntArray, end: IntArray) -> IntArray:
-        """Lay some of these intervals over what is there; returns by how much each rank's cover grew."""
+        """Lay some of these intervals over what is there; returns by how much each rank's cover
+        grew.
+        """
         keep = these & (start < end)
         offset = rank[keep].astype(np.int64) * self._span
         starts = np.concatenate([self._starts, start[keep] + offset])
@@ -106,7 +129,9 @@ class _IntervalUnion:
 def rank_times(trace: Trace, makespan_ns: int) -> tuple[RankTimes, ...]:
     """The four shares of every rank."""
     size, rank = trace.world_size, trace["rank"]
-    posted, returned, started, finished = (trace[f"{n}_ns"] for n in ("posted", "returned", "started", "finished"))
+    posted, returned, started, finished = (
+        trace[f"{n}_ns"] for n in ("posted", "returned", "started", "finished")
+    )
     died = np.minimum(_death_times(trace, size), makespan_ns)
     last = np.where(died >= 0, died, makespan_ns)[rank] if size else rank
     computing, sleeping, local = trace.ops(*COMPUTE_OPS), trace.ops("sleep"), trace.ops(*LOCAL_OPS)
@@ -120,14 +145,20 @@ def rank_times(trace: Trace, makespan_ns: int) -> tuple[RankTimes, ...]:
 
     hosted = trace.said("queue", frozenset(("host",))) & _host_enqueues(trace)
     compute = add(computing & ran & ~hosted, started, till)
-    exposed = add(((trace["match"] >= 0) | trace.ops(*REMOTE_OPS)) & ~local & ran & (finished >= 0), started, till)
+    exposed = add(
+        ((trace["match"] >= 0) | trace.ops(*REMOTE_OPS)) & ~local & ran & (finished >= 0),
+        started,
+        till,
+    )
     compute = compute + add(computing & ran & hosted, started, till)
     waiting = add(made & ~computing & ~sleeping, posted, back)
     if _host_enqueues(trace):
         asleep = made & sleeping
         add(asleep, np.where(ran, started, posted), np.where(ran, till, back))
         start = np.minimum(np.where(ran & ((finished >= 0) | computing), started, last), last)
-        waiting = waiting + add(made & ~sleeping & ~trace.ops("wait", "wait_stream", "synchronize"), posted, start)
+        waiting = waiting + add(
+            made & ~sleeping & ~trace.ops("wait", "wait_stream", "synchronize"), posted, start
+        )
     idle = makespan_ns - compute - exposed - waiting
     ends = _rank_ends(trace, died)
     columns = (np.arange(size), compute, exposed, waiting, idle, ends)
@@ -141,7 +172,9 @@ def _host_enqueues(trace: Trace) -> bool:
 
 
 def _death_times(trace: Trace, size: int) -> IntArray:
-    """When a rank's process was gone: ``header['ends']`` lists [rank, status, at_ns] of those that did not end by themselves."""
+    """When a rank's process was gone: ``header['ends']`` lists [rank, status, at_ns] of those that
+    did not end by themselves.
+    """
     died = np.full(size, NEVER, dtype=np.int64)
     for rank, status, at_ns in trace.header.get("ends", ()):
         if status not in ("ended", "blocked") and 0 <= rank < size:
@@ -150,19 +183,25 @@ def _death_times(trace: Trace, size: int) -> IntArray:
 
 
 def _rank_ends(trace: Trace, died: IntArray) -> IntArray:
-    """The last thing a rank finished; -1 where it is still in a call, or its device is. An exit does not return: there it ends."""
+    """The last thing a rank finished; -1 where it is still in a call, or its device is. An exit
+    does not return: there it ends.
+    """
     rank, leaves, ends = trace["rank"], trace.ops("exit"), np.zeros(len(died), dtype=np.int64)
     np.maximum.at(ends, rank, np.maximum(trace["returned_ns"], trace["finished_ns"]))
     np.maximum.at(ends, rank[leaves], trace["posted_ns"][leaves])
     stuck = (trace["posted_ns"] >= 0) & (trace["returned_ns"] < 0) & ~leaves
     if _host_enqueues(trace):
-        stuck |= (trace["posted_ns"] >= 0) & (trace["finished_ns"] < 0) & trace.ops(*_COMMUNICATION_OPS)
+        stuck |= (
+            (trace["posted_ns"] >= 0) & (trace["finished_ns"] < 0) & trace.ops(*_COMMUNICATION_OPS)
+        )
     ends[rank[stuck]] = NEVER
     return np.where(died >= 0, died, ends)
 
 
 def iteration_ns(trace: Trace) -> int | None:
-    """Median duration of the iterations after the first, each taken from end to end over all ranks; whole ones only."""
+    """Median duration of the iterations after the first, each taken from end to end over all ranks;
+    whole ones only.
+    """
     iteration, returned = trace["iteration"], trace["returned_ns"]
     count = int(iteration.max()) + 1 if len(trace) else 0
     if count < 2:
@@ -185,7 +224,9 @@ def collective_times(trace: Trace) -> tuple[CollectiveTimes, ...]:
 
 
 class CollectiveTotals(NamedTuple):
-    """All calls of an operation with one size on a group (numbers in the trace's tables): how many, how long, when the first began."""
+    """All calls of an operation with one size on a group (numbers in the trace's tables): how many,
+    how long, when the first began.
+    """
 
     op: int
     group: int
@@ -198,7 +239,9 @@ class CollectiveTotals(NamedTuple):
 
 def collective_totals(trace: Trace) -> tuple[CollectiveTotals, ...]:
     """What met, by (operation, group, bytes), in the order in which they first started."""
-    rows = np.flatnonzero(trace.ops(*_COLLECTIVE_OPS) & (trace["match"] >= 0) & (trace["finished_ns"] >= 0))
+    rows = np.flatnonzero(
+        trace.ops(*_COLLECTIVE_OPS) & (trace["match"] >= 0) & (trace["finished_ns"] >= 0)
+    )
     if not len(rows):
         return ()
     rows = rows[np.argsort(trace["match"][rows], kind="stable")]
@@ -210,7 +253,9 @@ def collective_totals(trace: Trace) -> tuple[CollectiveTotals, ...]:
     seen: dict[tuple[int, int, int], list[int]] = {}
     order = np.argsort(began, kind="stable")
     facts = (trace["op"][rows[first]], trace["group"][rows[first]], sizes, lasted, parties, began)
-    for op, group, nbytes, ns, n, at in zip(*(column[order].tolist() for column in facts), strict=True):
+    for op, group, nbytes, ns, n, at in zip(
+        *(column[order].tolist() for column in facts), strict=True
+    ):
         entry = seen.setdefault((op, group, nbytes), [0, 0, n, at])
         entry[0] += 1
         entry[1] += ns
@@ -225,4 +270,6 @@ def times_of_collective(
     name = trace.tables["op"][op]
     algbw = nbytes * count / total_ns if total_ns else 0.0
     busbw = algbw * OPERATIONS[name].busbw_factor(n)
-    return CollectiveTimes(name, trace.text("group", group), n, nbytes, count, round(total_ns / count), algbw, busbw)
+    return CollectiveTimes(
+        name, trace.text("group", group), n, nbytes, count, round(total_ns / count), algbw, busbw
+    )

@@ -1,6 +1,8 @@
-"""The blocking rules of the back ends (`BACKEND_PROFILES`) and of the contract's readings (`CONTRACT_READINGS`).
+"""The blocking rules of the back ends (`BACKEND_PROFILES`) and of the contract's readings
+(`CONTRACT_READINGS`).
 
-A back end is a `BackendProfile` with a `BackendSupport`, in a module of this folder; a new one needs no more than its own file (docs/extending.md).
+A back end is a `BackendProfile` with a `BackendSupport`, in a module of this folder; a new one
+needs no more than its own file (docs/extending.md).
 """
 
 from __future__ import annotations
@@ -10,7 +12,14 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from distsim.backends.contract import BUFFERED, EARLY, RENDEZVOUS
-from distsim.backends.profile import BackendProfile, BackendSupport, MismatchedCalls, MismatchOutcome, Outcome, WorkerQueue
+from distsim.backends.profile import (
+    BackendProfile,
+    BackendSupport,
+    MismatchedCalls,
+    MismatchOutcome,
+    Outcome,
+    WorkerQueue,
+)
 from distsim.hardware.cluster import Cluster, preset
 from distsim.operations.core.resolved_call import REDUCE_OPS, ResolvedCall
 
@@ -18,7 +27,11 @@ from distsim.operations.core.resolved_call import REDUCE_OPS, ResolvedCall
 def _discovered_profiles() -> Iterator[BackendProfile]:
     for found in iter_modules(__path__):
         module = import_module(f"{__name__}.{found.name}")
-        yield from (v for v in vars(module).values() if isinstance(v, BackendProfile) and v.support is not None)
+        yield from (
+            v
+            for v in vars(module).values()
+            if isinstance(v, BackendProfile) and v.support is not None
+        )
 
 
 #: By name, as ``backend:`` in a file; in the order in which torch lists them.
@@ -28,7 +41,9 @@ BACKEND_PROFILES: dict[str, BackendProfile] = {
 #: By name, in the order in which the contract takes them.
 CONTRACT_READINGS: dict[str, BackendProfile] = {p.name: p for p in (RENDEZVOUS, EARLY, BUFFERED)}
 #: What each back end takes.
-SUPPORT_BY_BACKEND: dict[str, BackendSupport] = {name: p.support for name, p in BACKEND_PROFILES.items() if p.support is not None}
+SUPPORT_BY_BACKEND: dict[str, BackendSupport] = {
+    name: p.support for name, p in BACKEND_PROFILES.items() if p.support is not None
+}
 #: The back end of a file that names none: it comes with torch, and needs no GPU.
 DEFAULT_BACKEND = next(name for name, p in BACKEND_PROFILES.items() if p.built_in and not p.device)
 #: The one that GPUs are trained with.
@@ -41,12 +56,15 @@ def default_cluster(backend: str) -> Cluster:
 
 
 def call_refusal(profile: BackendProfile, call: ResolvedCall) -> str | None:
-    """Why a call is refused: by the back end of its group where that has one of its own, else by ``profile``. None where it is taken."""
+    """Why a call is refused: by the back end of its group where that has one of its own, else by
+    ``profile``. None where it is taken.
+    """
     return profile_for_call(profile, call).refuse(call)
 
 
 def profile_for_call(profile: BackendProfile, call: ResolvedCall) -> BackendProfile:
-    """Whose support counts for a call: its group's own back end, else ``profile``; a reading of the contract takes all.
+    """Whose support counts for a call: its group's own back end, else ``profile``; a reading of the
+    contract takes all.
 
     The world has the program's back end, in whose place ``profile`` is asked about.
     """
@@ -55,9 +73,14 @@ def profile_for_call(profile: BackendProfile, call: ResolvedCall) -> BackendProf
 
 
 def reduction_support(dtype: str) -> dict[str, str]:
-    """Reduce op -> the first letters of the back ends whose all_reduce takes this dtype, ``-`` for each that does not (``gn-``)."""
+    """Reduce op -> the first letters of the back ends whose all_reduce takes this dtype, ``-`` for
+    each that does not (``gn-``).
+    """
     return {
-        op: "".join(s.backend[0] if s.takes("all_reduce", dtype, op) else "-" for s in SUPPORT_BY_BACKEND.values())
+        op: "".join(
+            s.backend[0] if s.takes("all_reduce", dtype, op) else "-"
+            for s in SUPPORT_BY_BACKEND.values()
+        )
         for op in REDUCE_OPS
     }
 

@@ -1,6 +1,8 @@
-"""The contract of torch.distributed, in three readings of what blocks. They have no queues, no limits and refuse nothing.
+"""The contract of torch.distributed, in three readings of what blocks. They have no queues, no
+limits and refuse nothing.
 
-A program is right when it is right under each of them. They differ in how far a call that only gives may run ahead:
+A program is right when it is right under each of them. They differ in how far a call that only
+gives may run ahead:
 
 * ``rendezvous``: a send waits for its receive, a collective for all members;
 * ``early``: as before, but in a rooted collective a rank leaves when its own data has moved;
@@ -30,13 +32,17 @@ from distsim.operations.registry import OPERATIONS
 
 
 def needs_exchange_partners(op: str, n: int, root: int, me: int) -> frozenset[int] | None:
-    """Who takes a rank's data, and whose it takes: in a rooted collective the root needs all and the others the root alone."""
+    """Who takes a rank's data, and whose it takes: in a rooted collective the root needs all and
+    the others the root alone.
+    """
     gives, takes = OPERATIONS[op].gives_to(n, root, me), OPERATIONS[op].takes_from(n, root, me)
     return None if gives is None or takes is None else gives | takes
 
 
 def needs_data_sources(op: str, n: int, root: int, me: int) -> frozenset[int] | None:
-    """Whose data it takes: who only gives needs nobody, as the root of broadcast and scatter, all but the root of reduce and gather."""
+    """Whose data it takes: who only gives needs nobody, as the root of broadcast and scatter, all
+    but the root of reduce and gather.
+    """
     return OPERATIONS[op].takes_from(n, root, me)
 
 
@@ -54,8 +60,8 @@ def _refuse_nothing(call: ResolvedCall) -> str | None:
 
 
 def _whole_world(call: ResolvedCall, options: BackendOptions) -> NewGroupParticipants:
-    """`new_group` is collective over the whole world, also for ranks that are not members (torch.distributed.new_group), unless
-    the call says use_local_synchronization."""
+    """`new_group` is collective over the whole world, also for ranks that are not members
+    (torch.distributed.new_group), unless the call says use_local_synchronization."""
     return "world"
 
 
@@ -67,12 +73,26 @@ def _raise_on_caller(call: ResolvedCall, code: str, options: BackendOptions) -> 
 def _contract_reading(
     name: str, about: str, needs: NeedsRule, credit: Callable[[int, int, BackendOptions], bool]
 ) -> BackendProfile:
-    return BackendProfile(name=name, about=about, needs=needs, credit=credit, mismatch=_undefined_outcome, refuse=_refuse_nothing, slot=matched_by_number,
-                   workers=no_workers, new_group=_whole_world, invalid=_raise_on_caller, neighbours=no_neighbours)  # fmt: skip
+    return BackendProfile(
+        name=name,
+        about=about,
+        needs=needs,
+        credit=credit,
+        mismatch=_undefined_outcome,
+        refuse=_refuse_nothing,
+        slot=matched_by_number,
+        workers=no_workers,
+        new_group=_whole_world,
+        invalid=_raise_on_caller,
+        neighbours=no_neighbours,
+    )
 
 
 RENDEZVOUS = _contract_reading(
-    "rendezvous", "A send waits for its receive, a collective for all members.", needs_all, never_buffered
+    "rendezvous",
+    "A send waits for its receive, a collective for all members.",
+    needs_all,
+    never_buffered,
 )
 EARLY = _contract_reading(
     "early",
@@ -81,5 +101,8 @@ EARLY = _contract_reading(
     never_buffered,
 )
 BUFFERED = _contract_reading(
-    "buffered", "A send never blocks; ranks that only give leave at once.", needs_data_sources, _always_buffered
+    "buffered",
+    "A send never blocks; ranks that only give leave at once.",
+    needs_data_sources,
+    _always_buffered,
 )

@@ -1,9 +1,11 @@
 """gloo's rings, message by message: what becomes of members that do not bring equally much.
 
-all_reduce and reduce cut a tensor into segments, at least two for each rank and none above 1 MiB, and hand them to the rank before;
-all_gather hands halves of the inputs to the rank behind (read in allreduce.cc, reduce.cc, allgather.cc; held to runs by
-tests/backends/test_gloo_rings.py). A segment that is larger than the room for it aborts its receiver, one that never comes is waited for. Where
-the rounding up gives both the same segments, as with fewer elements than segments or with more than 1 MiB for each, nobody aborts.
+all_reduce and reduce cut a tensor into segments, at least two for each rank and none above 1 MiB,
+and hand them to the rank before; all_gather hands halves of the inputs to the rank behind (read in
+allreduce.cc, reduce.cc, allgather.cc; held to runs by tests/backends/test_gloo_rings.py). A segment
+that is larger than the room for it aborts its receiver, one that never comes is waited for. Where
+the rounding up gives both the same segments, as with fewer elements than segments or with more than
+1 MiB for each, nobody aborts.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from typing import NamedTuple
 
 #: gloo's default of the largest segment, bytes (`kMaxSegmentSize`).
 _MAX_SEGMENT_BYTES = 1 << 20
-#: Steps of all members together that are followed; who is not round by then counts as stuck. About a second.
+#: Steps of all members together that are followed; who is not round by then counts as stuck. About
+#: a second.
 _MAX_STEPS = 1 << 19
 #: The same after the first has aborted: its neighbours find their connections closed, and theirs.
 _MAX_STEPS_AFTER_ABORT = 1 << 17
@@ -25,7 +28,9 @@ _STEPS_WITH_RANKS_MISSING = 4
 
 
 class RingContribution(NamedTuple):
-    """What one member brings to one ring: bytes, and those of an element. ``root`` is a group rank; -1 where there is none."""
+    """What one member brings to one ring: bytes, and those of an element. ``root`` is a group rank;
+    -1 where there is none.
+    """
 
     nbytes: int
     item: int
@@ -33,7 +38,9 @@ class RingContribution(NamedTuple):
 
 
 class RingOutcome(NamedTuple):
-    """By group rank: who aborts, who is through, and whom each of the others waits for in the end."""
+    """By group rank: who aborts, who is through, and whom each of the others waits for in the
+    end.
+    """
 
     aborts: frozenset[int]
     through: frozenset[int]
@@ -41,7 +48,9 @@ class RingOutcome(NamedTuple):
 
 
 class _RingStep(NamedTuple):
-    """A message that is posted, or (``length`` -1) the wait for the ``back``-th posted before it. ``peer``: the other side."""
+    """A message that is posted, or (``length`` -1) the wait for the ``back``-th posted before it.
+    ``peer``: the other side.
+    """
 
     peer: int
     sends: bool
@@ -56,9 +65,11 @@ _RoundLengths = tuple[int, int]
 
 
 # --- what each member does ---
-def _pipelined_steps(rounds: Iterable[tuple[int, _RoundLengths]], source: int, target: int) -> Iterator[_RingStep]:
-    """Two rounds under way at a time, of which those that move anything are given by their number. Of the k-th post the wait goes
-    ``back`` to."""
+def _pipelined_steps(
+    rounds: Iterable[tuple[int, _RoundLengths]], source: int, target: int
+) -> Iterator[_RingStep]:
+    """Two rounds under way at a time, of which those that move anything are given by their number.
+    Of the k-th post the wait goes ``back`` to."""
     posted, waits = 0, deque[tuple[int, bool, int]]()
     for i, lengths in chain(rounds, ((_AFTER_ALL_ROUNDS, ()),)):
         while waits and waits[0][0] <= i - 2:
@@ -85,11 +96,14 @@ class _SegmentedTensor(NamedTuple):
         return min(self.size, left) if left > 0 else -1
 
     def rounds(self, number: int, first: int) -> Iterator[tuple[int, _RoundLengths]]:
-        """So many rounds that send the segments from a number on, and receive those of the next rank's; those that move nothing are
-        passed over."""
+        """So many rounds that send the segments from a number on, and receive those of the next
+        rank's; those that move nothing are passed over."""
         filled, i = -(-self.total // self.size), 0
         while i < number:
-            gaps = [-at % self.segments if at % self.segments >= filled else 0 for at in (first + self.each + i, first + i)]
+            gaps = [
+                -at % self.segments if at % self.segments >= filled else 0
+                for at in (first + self.each + i, first + i)
+            ]
             if all(gaps):
                 i += min(gaps)
             else:
@@ -104,9 +118,13 @@ def _round_up(value: int, unit: int) -> int:
 def _all_reduce_steps(me: int, n: int, share: RingContribution) -> Iterator[_RingStep]:
     most = share.item * max(1, _MAX_SEGMENT_BYTES // share.item)
     count = _round_up(max(-(-share.nbytes // most), 2 * n), n)
-    cut = _SegmentedTensor(share.nbytes, count, _round_up(-(-share.nbytes // count), share.item), count // n)
+    cut = _SegmentedTensor(
+        share.nbytes, count, _round_up(-(-share.nbytes // count), share.item), count // n
+    )
     for first in (me + 1, me):
-        yield from _pipelined_steps(cut.rounds(count - cut.each, first * cut.each), (me + 1) % n, (me - 1) % n)
+        yield from _pipelined_steps(
+            cut.rounds(count - cut.each, first * cut.each), (me + 1) % n, (me - 1) % n
+        )
 
 
 def _reduce_steps(me: int, n: int, share: RingContribution) -> Iterator[_RingStep]:
@@ -114,11 +132,16 @@ def _reduce_steps(me: int, n: int, share: RingContribution) -> Iterator[_RingSte
     size = _round_up(min(-(-share.nbytes // (2 * n)), most), share.item)
     count = _round_up(max(-(-share.nbytes // size), 2 * n), n)
     cut = _SegmentedTensor(share.nbytes, count, size, count // n)
-    yield from _pipelined_steps(cut.rounds(count - 2, (me + 1) * cut.each), (me + 1) % n, (me - 1) % n)
+    yield from _pipelined_steps(
+        cut.rounds(count - 2, (me + 1) * cut.each), (me + 1) % n, (me - 1) % n
+    )
     chunk = cut.each * size
     others = [rank for rank in range(n) if rank != me] if me == share.root else [me]
     pieces = ((rank, min(chunk, share.nbytes - rank * chunk)) for rank in others)
-    moves = [_RingStep(share.root, True, length) if rank == me else _RingStep(rank, False, length) for rank, length in pieces]
+    moves = [
+        _RingStep(share.root, True, length) if rank == me else _RingStep(rank, False, length)
+        for rank, length in pieces
+    ]
     moves = [move for move in moves if move.length > 0]
     yield from moves
     for back, move in zip(range(len(moves), 0, -1), moves, strict=True):
@@ -127,7 +150,9 @@ def _reduce_steps(me: int, n: int, share: RingContribution) -> Iterator[_RingSte
 
 def _all_gather_steps(me: int, n: int, share: RingContribution) -> Iterator[_RingStep]:
     halves = (share.nbytes // 2, share.nbytes - share.nbytes // 2)
-    yield from _pipelined_steps(enumerate((half, half) for _ in range(n - 1) for half in halves), (me - 1) % n, (me + 1) % n)
+    yield from _pipelined_steps(
+        enumerate((half, half) for _ in range(n - 1) for half in halves), (me - 1) % n, (me + 1) % n
+    )
 
 
 #: The rings by their kind, of (group rank, group size, share).
@@ -140,7 +165,9 @@ RING_STEPS: dict[str, Callable[[int, int, RingContribution], Iterator[_RingStep]
 
 # --- all of them together ---
 class _RingMessage:
-    """One side of a message that is posted: whose, how long, and whether it has met the other side."""
+    """One side of a message that is posted: whose, how long, and whether it has met the other
+    side.
+    """
 
     __slots__ = ("done", "length", "rank")
 
@@ -153,13 +180,19 @@ class _RingSimulation:
         self.steps = steps
         self.at: dict[int, _RingStep | None] = {me: next(mine, None) for me, mine in steps.items()}
         self.posted: dict[int, list[_RingMessage]] = {me: [] for me in steps}
-        self.waiting: dict[tuple[int, int, bool], deque[_RingMessage]] = defaultdict(deque)  # sender, receiver, which side
+        self.waiting: dict[tuple[int, int, bool], deque[_RingMessage]] = defaultdict(
+            deque
+        )  # sender, receiver, which side
         self.aborts: set[int] = set()
 
     def move(self, me: int) -> bool:
         """Take a member's next step, if it can."""
         step = self.at[me]
-        if step is None or me in self.aborts or (step.length < 0 and not self.posted[me][-step.back].done):
+        if (
+            step is None
+            or me in self.aborts
+            or (step.length < 0 and not self.posted[me][-step.back].done)
+        ):
             return False
         if step.length >= 0:
             self._post(me, step)
@@ -167,7 +200,10 @@ class _RingSimulation:
         return True
 
     def _post(self, me: int, step: _RingStep) -> None:
-        mine, ends = _RingMessage(me, step.length), (me, step.peer) if step.sends else (step.peer, me)
+        mine, ends = (
+            _RingMessage(me, step.length),
+            (me, step.peer) if step.sends else (step.peer, me),
+        )
         self.posted[me].append(mine)
         others = self.waiting[*ends, not step.sends]
         if not others or ends[1] in self.aborts:
@@ -182,18 +218,29 @@ class _RingSimulation:
 
 
 @lru_cache(maxsize=256)
-def simulate_ring(kind: str, n: int, shares: tuple[tuple[int, tuple[RingContribution, ...]], ...]) -> RingOutcome:
-    """What comes of a ring (of `RING_STEPS`) of ``n`` ranks. ``shares``: by group rank what each of those who came brings, a share for each
-    ring that it goes round, two at a time; one of no bytes is left out by gloo. Who did not come sends nothing."""
+def simulate_ring(
+    kind: str, n: int, shares: tuple[tuple[int, tuple[RingContribution, ...]], ...]
+) -> RingOutcome:
+    """What comes of a ring (of `RING_STEPS`) of ``n`` ranks. ``shares``: by group rank what each of
+    those who came brings, a share for each ring that it goes round, two at a time; one of no bytes
+    is left out by gloo. Who did not come sends nothing."""
     most = max((len(mine) for _, mine in shares), default=0)
     aborts, through, waits = set[int](), {me for me, _ in shares}, dict[int, int]()
     for k in range(most):
-        steps = {me: RING_STEPS[kind](me, n, mine[k]) for me, mine in shares if k < len(mine) and mine[k].nbytes}
+        steps = {
+            me: RING_STEPS[kind](me, n, mine[k])
+            for me, mine in shares
+            if k < len(mine) and mine[k].nbytes
+        }
         run = _RingSimulation(steps)
         left = _MAX_STEPS // max(len(steps), 1) if len(shares) == n else _STEPS_WITH_RANKS_MISSING
         while left > 0 and max([run.move(me) for me in steps], default=False):
             left = min(left, _MAX_STEPS_AFTER_ABORT // len(steps) if run.aborts else left) - 1
         aborts |= run.aborts
         through -= {me for me in steps if run.at[me] is not None} | run.aborts
-        waits |= {me: step.peer for me, step in run.at.items() if step is not None and me not in run.aborts}
+        waits |= {
+            me: step.peer
+            for me, step in run.at.items()
+            if step is not None and me not in run.aborts
+        }
     return RingOutcome(frozenset(aborts), frozenset(through), waits)

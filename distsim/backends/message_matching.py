@@ -1,10 +1,13 @@
-"""Who meets whom where receives may be open to any source: pure matching of posted messages by key. No clock, no back end.
+"""Who meets whom where receives may be open to any source: pure matching of posted messages by key.
+No clock, no back end.
 
-What is posted is an integer (an *item*, the caller's own number); what it means is the caller's business.
+What is posted is an integer (an *item*, the caller's own number); what it means is the caller's
+business.
 
-Messages travel through *boxes*: one per receiving end (the profile says what makes one: group, receiver and tag, say). Inside a
-box two messages of one sender keep their order, and a message goes to the earliest posted receive that accepts it. So the only
-thing left open is which sender an any-source receive takes: `takes` lists what is possible, the caller chooses.
+Messages travel through *boxes*: one per receiving end (the profile says what makes one: group,
+receiver and tag, say). Inside a box two messages of one sender keep their order, and a message goes
+to the earliest posted receive that accepts it. So the only thing left open is which sender an
+any-source receive takes: `takes` lists what is possible, the caller chooses.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ class AnySourceMatch(NamedTuple):
 
 @dataclass(slots=True)
 class MatchingQueues:
-    """Open messages by sender, open receives by the sender they name (`ANY_SENDER` for any), each with its number of arrival."""
+    """Open messages by sender, open receives by the sender they name (`ANY_SENDER` for any), each
+    with its number of arrival.
+    """
 
     sends: dict[int, list[int]] = field(default_factory=dict)
     receives: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
@@ -36,20 +41,26 @@ class MatchingQueues:
 
     def copy(self) -> MatchingQueues:
         return MatchingQueues(
-            {s: list(v) for s, v in self.sends.items()}, {s: list(v) for s, v in self.receives.items()}, self.posted
+            {s: list(v) for s, v in self.sends.items()},
+            {s: list(v) for s, v in self.receives.items()},
+            self.posted,
         )
 
     def key(self) -> Hashable:
-        """Equal for boxes that behave alike: only the order of open receives counts, not their numbers."""
+        """Equal for boxes that behave alike: only the order of open receives counts, not their
+        numbers.
+        """
         order = sorted((n, source, item) for source, v in self.receives.items() for n, item in v)
-        return tuple(sorted((s, tuple(v)) for s, v in self.sends.items())), tuple(entry[1:] for entry in order)
+        return tuple(sorted((s, tuple(v)) for s, v in self.sends.items())), tuple(
+            entry[1:] for entry in order
+        )
 
 
 class MessageMatcher:
     """Open messages and receives.
 
-    ``specific_first``: a receive that names its sender goes before an older one from any source, as in Gloo
-    (semantics 2.1: "any-source receive posted before a specific one").
+    ``specific_first``: a receive that names its sender goes before an older one from any source, as
+    in Gloo (semantics 2.1: "any-source receive posted before a specific one").
     """
 
     __slots__ = ("boxes", "specific_first")
@@ -78,7 +89,8 @@ class MessageMatcher:
         place.posted += 1
 
     def meet(self, box: Hashable, sender: int) -> tuple[int, int] | None:
-        """Match the sender's oldest message with the receive it must go to: (send, receive), or None when nothing is settled.
+        """Match the sender's oldest message with the receive it must go to: (send, receive), or
+        None when nothing is settled.
 
         A message that an any-source receive could take is not settled; see `takes`.
         """
@@ -94,7 +106,9 @@ class MessageMatcher:
         return self._match(box, place, sender, sender)
 
     def takes(self) -> list[AnySourceMatch]:
-        """What the oldest any-source receive of each box may take, in the order in which boxes were first used."""
+        """What the oldest any-source receive of each box may take, in the order in which boxes were
+        first used.
+        """
         return [take for box in self.boxes for take in self.takes_of(box)]
 
     def takes_of(self, box: Hashable) -> list[AnySourceMatch]:
@@ -103,8 +117,11 @@ class MessageMatcher:
         if not open_any:
             return []
         number, item = open_any[0]
-        return [AnySourceMatch(item, sends[0]) for sender, sends in sorted(place.sends.items())
-                if sends and not self.named_first(place, sender, number)]  # fmt: skip
+        return [
+            AnySourceMatch(item, sends[0])
+            for sender, sends in sorted(place.sends.items())
+            if sends and not self.named_first(place, sender, number)
+        ]
 
     def named_first(self, place: MatchingQueues, sender: int, number: int) -> bool:
         """A receive that names the sender goes before the open one of this number."""
@@ -115,7 +132,9 @@ class MessageMatcher:
         """Give the sender's oldest message to the oldest any-source receive: (send, receive)."""
         return self._match(box, self.boxes[box], sender, ANY_SENDER)
 
-    def _match(self, box: Hashable, place: MatchingQueues, sender: int, source: int) -> tuple[int, int]:
+    def _match(
+        self, box: Hashable, place: MatchingQueues, sender: int, source: int
+    ) -> tuple[int, int]:
         send = place.sends[sender].pop(0)
         receive = place.receives[source].pop(0)[1]
         self._tidy(box, place, sender, source)

@@ -21,10 +21,12 @@ from distsim.backends.profile import (
 )
 from distsim.operations.core.resolved_call import ResolvedCall
 
-#: Open MPI's limit of its TCP transport, the smallest of the common ones: below it a send is copied and returns.
+#: Open MPI's limit of its TCP transport, the smallest of the common ones: below it a send is copied
+#: and returns.
 EAGER_LIMIT = BufferOption("eager_limit", 4 * 1024)
 _MPI_DTYPES = frozenset({"float64", "float32", "int64", "int32", "int16", "int8", "uint8"})
-#: Read. What is not in its tables fails as a lookup. torch hands it complex tensors as real ones, but not in all operations.
+#: Read. What is not in its tables fails as a lookup. torch hands it complex tensors as real ones,
+#: but not in all operations.
 SUPPORT = BackendSupport(
     "mpi",
     cpu="yes",
@@ -38,25 +40,35 @@ SUPPORT = BackendSupport(
 
 
 def credit(nbytes: int, outstanding: int, options: BackendOptions) -> bool:
-    """Eager up to a limit, a rendezvous above (1.3: "treat small sends as buffered, never as safe")."""
+    """Eager up to a limit, a rendezvous above (1.3: "treat small sends as buffered, never as
+    safe").
+    """
     return nbytes <= EAGER_LIMIT.limit(options)
 
 
 def workers(rank: int, group: int) -> WorkerQueue:
-    """1.3: collectives go first in first out through one worker thread, and one lock of the process is held meanwhile."""
+    """1.3: collectives go first in first out through one worker thread, and one lock of the process
+    is held meanwhile.
+    """
     return WorkerQueue(("worker", rank), 1)
 
 
 def mismatch(meeting: MismatchedCalls) -> MismatchOutcome:
-    """A message longer than its receive is an error of MPI, which ends the process (MPI_ERR_TRUNCATE under
-    MPI_ERRORS_ARE_FATAL); a shorter one leaves the tail. Collectives that differ are erroneous programs: undefined.
+    """A message longer than its receive is an error of MPI, which ends the process
+    (MPI_ERR_TRUNCATE under MPI_ERRORS_ARE_FATAL); a shorter one leaves the tail. Collectives that
+    differ are erroneous programs: undefined.
 
-    new_group is MPI_Comm_create on the world: since MPI 2.2 its ranks may name different groups in one call if these are disjoint."""
+    new_group is MPI_Comm_create on the world: since MPI 2.2 its ranks may name different groups in
+    one call if these are disjoint."""
     if set(meeting.fields) == {"ranks"} and _are_disjoint([call.ranks for call in meeting.calls]):
         return MismatchOutcome("completes")
     sizes = meeting.nbytes
     if meeting.is_message:
-        return MismatchOutcome("crashes", (meeting.calls[1].rank,)) if sizes[1] < sizes[0] else MismatchOutcome("wrong-data")
+        return (
+            MismatchOutcome("crashes", (meeting.calls[1].rank,))
+            if sizes[1] < sizes[0]
+            else MismatchOutcome("wrong-data")
+        )
     same = len(set(sizes)) == 1 and set(meeting.fields) <= {"dtype", "numel", "reduce_op"}
     return MismatchOutcome("wrong-data") if same else MismatchOutcome("undefined")
 
@@ -72,8 +84,9 @@ def new_group(call: ResolvedCall, options: BackendOptions) -> NewGroupParticipan
 
 
 def invalid(call: ResolvedCall, code: str, options: BackendOptions) -> InvalidCallReaction:
-    """MPI sends a message to the own rank as any other; only torch's blocking `send` forbids it (`_check_not_self_rank`). A request
-    that was waited for is null, and MPI_Wait on it returns at once."""
+    """MPI sends a message to the own rank as any other; only torch's blocking `send` forbids it
+    (`_check_not_self_rank`). A request that was waited for is null, and MPI_Wait on it returns at
+    once."""
     if (code == "DS102" and call.op != "send") or code == "DS105":
         return "goes on"
     return torch_frontend_reaction(call, code, options)
@@ -82,9 +95,21 @@ def invalid(call: ResolvedCall, code: str, options: BackendOptions) -> InvalidCa
 MPI = BackendProfile(
     name="mpi",
     about="Small sends return at once, large ones wait for their receive. Tags and any-source are true. One worker runs the "
-          "collectives of a process, and one lock is held through every blocking call. Dropping a message's request ends the process.",
-    needs=needs_all, mismatch=mismatch, refuse=SUPPORT.refuse, credit=credit, slot=matched_by_number, workers=workers, new_group=new_group,
-    invalid=invalid, dropped="crashes", lock=True, support=SUPPORT, buffer_option=EAGER_LIMIT, listed=5, built_in=False,
+    "collectives of a process, and one lock is held through every blocking call. Dropping a message's request ends the process.",
+    needs=needs_all,
+    mismatch=mismatch,
+    refuse=SUPPORT.refuse,
+    credit=credit,
+    slot=matched_by_number,
+    workers=workers,
+    new_group=new_group,
+    invalid=invalid,
+    dropped="crashes",
+    lock=True,
+    support=SUPPORT,
+    buffer_option=EAGER_LIMIT,
+    listed=5,
+    built_in=False,
     neighbours=no_neighbours,
     local_groups="ValueError: MPI backend doesn't support use_local_synchronization=True",
-)  # fmt: skip
+)

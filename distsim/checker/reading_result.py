@@ -1,4 +1,6 @@
-"""What the executions of one reading end in: of the single pass, or of all that the explorer followed."""
+"""What the executions of one reading end in: of the single pass, or of all that the explorer
+followed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ FailureKind = Literal["mismatch", "deadlock", "race"]
 
 @dataclass(frozen=True, slots=True)
 class ExampleExecution:
-    """One execution: where it ends, and the choices that lead there (None where there are none to make).
+    """One execution: where it ends, and the choices that lead there (None where there are none to
+    make).
 
     ``ended`` is False for a state on the way, where a search saw no end within its bound.
     """
@@ -33,10 +36,11 @@ class ExampleExecution:
 
 @dataclass(frozen=True, slots=True)
 class ReadingResult:
-    """One reading. ``stuck`` maps sets of blocked ranks to the core of an execution that ends so; ``passed``: some execution ends
-    with nobody blocked. ``unlikes``: calls that met and differ in some execution, ``fit``: some execution has none. ``relying``:
-    receives (rank, position, part) that took another sender than they rely on, ``kept``: some execution has none.
-    ``examples`` has an execution for "end" (the first that ended) and for each kind that was found.
+    """One reading. ``stuck`` maps sets of blocked ranks to the core of an execution that ends so;
+    ``passed``: some execution ends with nobody blocked. ``unlikes``: calls that met and differ in
+    some execution, ``fit``: some execution has none. ``relying``: receives (rank, position, part)
+    that took another sender than they rely on, ``kept``: some execution has none. ``examples`` has
+    an execution for "end" (the first that ended) and for each kind that was found.
     """
 
     stuck: Mapping[tuple[int, ...], tuple[int, ...]]
@@ -72,13 +76,19 @@ class ReadingResult:
 READING_ORDER = ("rendezvous", "early", "buffered", "mixed")
 
 
-def frequency_by_reading(endings: Mapping[str, ReadingResult], kind: FailureKind) -> dict[str, Frequency]:
+def frequency_by_reading(
+    endings: Mapping[str, ReadingResult], kind: FailureKind
+) -> dict[str, Frequency]:
     """How each of the four readings stands to a kind.
 
-    A plain reading that is not there ends as rendezvous does. ``mixed`` has every execution of the other three among its own, so
-    where they differ it is "sometimes"; where it was not explored they agree, and it does too.
+    A plain reading that is not there ends as rendezvous does. ``mixed`` has every execution of the
+    other three among its own, so where they differ it is "sometimes"; where it was not explored
+    they agree, and it does too.
     """
-    said = {reading: endings.get(reading, endings["rendezvous"]).how(kind) for reading in READING_ORDER[:3]}
+    said = {
+        reading: endings.get(reading, endings["rendezvous"]).how(kind)
+        for reading in READING_ORDER[:3]
+    }
     same = len(set(said.values())) == 1
     mixed: Frequency = "sometimes"
     if same:
@@ -87,14 +97,16 @@ def frequency_by_reading(endings: Mapping[str, ReadingResult], kind: FailureKind
 
 
 def verdict_dependence(said: Mapping[str, Frequency]) -> Literal["buffering", "schedule"] | None:
-    """What a verdict depends on (`cases/FORMAT.md`): a plain reading that is "sometimes" depends on the schedule, readings that
-    differ on buffering."""
+    """What a verdict depends on (`cases/FORMAT.md`): a plain reading that is "sometimes" depends on
+    the schedule, readings that differ on buffering."""
     if "sometimes" in [said[reading] for reading in READING_ORDER[:3]]:
         return "schedule"
     return "buffering" if len(set(said.values())) > 1 else None
 
 
-def first_reading_with(endings: Mapping[str, ReadingResult], kind: FailureKind) -> ReadingResult | None:
+def first_reading_with(
+    endings: Mapping[str, ReadingResult], kind: FailureKind
+) -> ReadingResult | None:
     """The first reading that has a kind, in the order rendezvous, early, buffered, mixed."""
     found: Sequence[ReadingResult] = [endings[r] for r in READING_ORDER if r in endings]
     return next((ending for ending in found if ending.how(kind) != "never"), None)
@@ -102,7 +114,9 @@ def first_reading_with(endings: Mapping[str, ReadingResult], kind: FailureKind) 
 
 @dataclass(frozen=True, slots=True)
 class ContractResult:
-    """Endings by reading, how many states were stored, and whether the searches came to their end within the bound."""
+    """Endings by reading, how many states were stored, and whether the searches came to their end
+    within the bound.
+    """
 
     endings: Mapping[str, ReadingResult]
     explored: int

@@ -1,7 +1,8 @@
-"""A program under a reading of the contract, run once without a clock: who is blocked on whom, and what met and does not fit.
+"""A program under a reading of the contract, run once without a clock: who is blocked on whom, and
+what met and does not fit.
 
-Without a receive from any source the matching is fixed by the program, so every order of events ends in the same standstill and a
-single run of the one form is exact (with one, see `explore`).
+Without a receive from any source the matching is fixed by the program, so every order of events
+ends in the same standstill and a single run of the one form is exact (with one, see `explore`).
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ from distsim.semantics.form.mismatches import mismatched_receives, suspect_insta
 from distsim.semantics.local.blocked_ranks import blocked_state_of_run as standstill_of
 from distsim.semantics.local.rank_clocks import RunProgress, run_local_clocks
 
-#: What blocks: a send waits for its receive and a collective for all (rendezvous); in rooted collectives a rank leaves when its own
-#: data moved (early); a send never blocks and giving ranks leave at once (buffered).
+#: What blocks: a send waits for its receive and a collective for all (rendezvous); in rooted
+#: collectives a rank leaves when its own data moved (early); a send never blocks and giving ranks
+#: leave at once (buffered).
 Reading = Literal["rendezvous", "early", "buffered"]
 
 
 @dataclass(frozen=True)
 class MismatchRows:
-    """What will not fit if it meets: receives that another message reaches, and instances of collectives (`LinkedProgram`)."""
+    """What will not fit if it meets: receives that another message reaches, and instances of
+    collectives (`LinkedProgram`).
+    """
 
     receives: tuple[int, ...]
     instances: tuple[int, ...]
@@ -53,11 +57,17 @@ class ContractProgram:
         return self.linked.under(CONTRACT_READINGS[reading])
 
     def has_same_result(self, one: Reading, other: Reading, left: ReadingResult) -> bool:
-        """What is ``left`` under one reading is so under another: they let the same collectives go, and no message waits in vain that the
-        other would let go, be it behind what does not fit."""
+        """What is ``left`` under one reading is so under another: they let the same collectives go,
+        and no message waits in vain that the other would let go, be it behind what does not fit."""
         mine, theirs = self._conditions(one), self._conditions(other)
-        waits = left.example("end").final_state.unreceived or len(left.mismatches) > 1 or early_exit_ranks(self.linked)
-        return mine.early == theirs.early and (not waits or bool((mine.ahead == theirs.ahead).all()))
+        waits = (
+            left.example("end").final_state.unreceived
+            or len(left.mismatches) > 1
+            or early_exit_ranks(self.linked)
+        )
+        return mine.early == theirs.early and (
+            not waits or bool((mine.ahead == theirs.ahead).all())
+        )
 
     @property
     def misfits(self) -> MismatchRows:
@@ -66,12 +76,16 @@ class ContractProgram:
             if self.linked.program.representative_of is not None and (unlike.size or uneven.size):
                 raise FoldingError
             receives = mismatched_receives(self.linked)
-            self._misfits = MismatchRows(tuple(receives.tolist()), tuple(sorted_union(unlike, uneven).tolist()))
+            self._misfits = MismatchRows(
+                tuple(receives.tolist()), tuple(sorted_union(unlike, uneven).tolist())
+            )
         return self._misfits
 
     def run(self, reading: Reading) -> ReadingRun:
         """The program's one run under a reading."""
-        return ReadingRun(self, run_local_clocks(self.under(reading), self._conditions(reading)), reading)
+        return ReadingRun(
+            self, run_local_clocks(self.under(reading), self._conditions(reading)), reading
+        )
 
     def _conditions(self, reading: Reading) -> CompletionConditions:
         if reading not in self._known:
@@ -80,10 +94,16 @@ class ContractProgram:
 
 
 class ReadingRun:
-    """A finished run under a reading. ``withdrawn``: rows that some or all did not meet before their ranks left."""
+    """A finished run under a reading. ``withdrawn``: rows that some or all did not meet before
+    their ranks left.
+    """
 
     def __init__(
-        self, contract: ContractProgram, left: RunProgress, reading: Reading, withdrawn: tuple[WithdrawnRow, ...] = ()
+        self,
+        contract: ContractProgram,
+        left: RunProgress,
+        reading: Reading,
+        withdrawn: tuple[WithdrawnRow, ...] = (),
     ) -> None:
         self.contract, self.left, self.reading, self.withdrawn = contract, left, reading, withdrawn
         self.layout, self.where = contract.layout, contract.where
@@ -93,30 +113,41 @@ class ReadingRun:
         return replace(found, ends=tuple(map(_with_fault_message, found.ends)))
 
     def mismatches(self) -> tuple[CallMismatch, ...]:
-        """Of what met and differs that before which nothing else did: the first of each sequence, the first of each channel.
+        """Of what met and differs that before which nothing else did: the first of each sequence,
+        the first of each channel.
 
-        An execution ends for those whose calls don't fit; what they would have done afterwards says nothing more.
+        An execution ends for those whose calls don't fit; what they would have done afterwards says
+        nothing more.
         """
         misfits = self.contract.misfits
         if not misfits.receives and not misfits.instances:
             return ()
         rows = {row for row, _ in self.withdrawn}
         gone = {int(self.contract.linked.mate[row]) for row in rows} | rows
-        misfits = MismatchRows(tuple(row for row in misfits.receives if row not in gone), misfits.instances)
+        misfits = MismatchRows(
+            tuple(row for row in misfits.receives if row not in gone), misfits.instances
+        )
         found = tuple(self._met(self.left, misfits))
         if len(found) < 2:
             return found
         linked = self.contract.under(self.reading)
         bad = self._confirmed_mismatches(misfits)
         halted = run_local_clocks(
-            linked, CompletionConditions(linked, None, misfits=(bad.receives, bad.instances), withdrawn=self.withdrawn)
+            linked,
+            CompletionConditions(
+                linked, None, misfits=(bad.receives, bad.instances), withdrawn=self.withdrawn
+            ),
         )
         first = {_mismatch_key(m) for m in self._met(halted, bad)}
         return tuple(m for m in found if _mismatch_key(m) in first) or found
 
     def _confirmed_mismatches(self, misfits: MismatchRows) -> MismatchRows:
-        """Collectives whose signatures differ and that agree all the same, as pairs, are left out."""
-        instances = (i for i in misfits.instances if self._judge(i, self._came(None, i)) is not None)
+        """Collectives whose signatures differ and that agree all the same, as pairs, are left
+        out.
+        """
+        instances = (
+            i for i in misfits.instances if self._judge(i, self._came(None, i)) is not None
+        )
         return MismatchRows(misfits.receives, tuple(instances))
 
     def _met(self, left: RunProgress, misfits: MismatchRows) -> Iterator[CallMismatch]:
@@ -139,7 +170,9 @@ class ReadingRun:
                     break
 
     def _came(self, left: RunProgress | None, instance: int) -> list[int]:
-        """The rows of an instance that were posted in a run; without one, all that the program has."""
+        """The rows of an instance that were posted in a run; without one, all that the program
+        has.
+        """
         rows = self.contract.linked.rows_of[instance].tolist()
         return [row for row in rows if left is None or left.posted[row] >= 0]
 
@@ -147,11 +180,15 @@ class ReadingRun:
         return len(set(self.contract.linked.signature[rows].tolist())) > 1
 
     def _sequence(self, instance: int) -> int:
-        rank, position, _ = self.contract.linked.place(int(self.contract.linked.rows_of[instance][0]))
+        rank, position, _ = self.contract.linked.place(
+            int(self.contract.linked.rows_of[instance][0])
+        )
         return self.where.sequence(rank, self.layout.program.code_call(rank, position))
 
     def _number(self, instance: int) -> int:
-        rank, position, _ = self.contract.linked.place(int(self.contract.linked.rows_of[instance][0]))
+        rank, position, _ = self.contract.linked.place(
+            int(self.contract.linked.rows_of[instance][0])
+        )
         return self.where.joins(rank, self._sequence(instance)).index(position)
 
     def _judge(self, instance: int, rows: list[int]) -> CallMismatch | None:
@@ -183,4 +220,8 @@ def _with_fault_message(end: RankEnd) -> RankEnd:
 
 def early_exit_ranks(linked: LinkedProgram) -> list[int]:
     """The ranks that leave before their end."""
-    return [r for r, unit in enumerate(linked.unit_of) if isinstance(last := unit.instructions[-1], ExitRank) and last.gone]
+    return [
+        r
+        for r, unit in enumerate(linked.unit_of)
+        if isinstance(last := unit.instructions[-1], ExitRank) and last.gone
+    ]

@@ -1,8 +1,10 @@
-"""The order of events that leads to a standstill, as a record that can be written down and followed again.
+"""The order of events that leads to a standstill, as a record that can be written down and followed
+again.
 
-A schedule is a list of choices: which message an open receive takes, and (in the reading ``mixed``) whose waiting call is buffered.
-A call is named by its rank, its position in the rank's program (from 0) and its part of a batch (-1: none). Everything else that
-happens follows from these choices, so whoever follows a schedule only needs the mapping `ReplaySchedule.sender_of`.
+A schedule is a list of choices: which message an open receive takes, and (in the reading ``mixed``)
+whose waiting call is buffered. A call is named by its rank, its position in the rank's program
+(from 0) and its part of a batch (-1: none). Everything else that happens follows from these
+choices, so whoever follows a schedule only needs the mapping `ReplaySchedule.sender_of`.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class TakeChoice(NamedTuple):
 
 
 class BufferChoice(NamedTuple):
-    """A call that waits goes on: what it still waits for is buffered. ``call`` is the call that waits."""
+    """A call that waits goes on: what it still waits for is buffered. ``call`` is the call that
+    waits.
+    """
 
     call: CallId
 
@@ -53,11 +57,15 @@ class ReplaySchedule:
     @property
     def sender_of(self) -> dict[CallId, CallId]:
         """Open receive -> the message that it takes."""
-        return {choice.receive: choice.send for choice in self.choices if isinstance(choice, TakeChoice)}
+        return {
+            choice.receive: choice.send for choice in self.choices if isinstance(choice, TakeChoice)
+        }
 
 
 def schedule_to_json(schedule: ReplaySchedule, program: Program | None = None) -> dict[str, object]:
-    """Plain data for `json.dump`. With a program each call also says where it is written (``at``), for the reader alone."""
+    """Plain data for `json.dump`. With a program each call also says where it is written (``at``),
+    for the reader alone.
+    """
 
     def call(one: CallId) -> dict[str, object]:
         said: dict[str, object] = {"rank": one.rank, "position": one.position, "part": one.part}
@@ -67,38 +75,56 @@ def schedule_to_json(schedule: ReplaySchedule, program: Program | None = None) -
         return said
 
     choices = [
-        {"receive": call(c.receive), "takes": call(c.send)} if isinstance(c, TakeChoice) else {"buffered": call(c.call)}
+        {"receive": call(c.receive), "takes": call(c.send)}
+        if isinstance(c, TakeChoice)
+        else {"buffered": call(c.call)}
         for c in schedule.choices
     ]
     return {"schema_version": SCHEMA_VERSION, "reading": schedule.reading, "choices": choices}
 
 
 def schedule_from_json(data: object) -> ReplaySchedule:
-    """The schedule that `schedule_to_json` wrote. Raises UsageError where the data has another shape."""
-    if not isinstance(data, Mapping) or data.get("schema_version") != SCHEMA_VERSION or data.get("reading") not in _READING_NAMES:
+    """The schedule that `schedule_to_json` wrote. Raises UsageError where the data has another
+    shape.
+    """
+    if (
+        not isinstance(data, Mapping)
+        or data.get("schema_version") != SCHEMA_VERSION
+        or data.get("reading") not in _READING_NAMES
+    ):
         raise UsageError(
             f"this is no schedule: expected schema_version {SCHEMA_VERSION} and a reading ({', '.join(_READING_NAMES)})",
             "write one with `distsim check FILE --format json`: it stands under `schedule`",
         )
     choices = data.get("choices")
     if not isinstance(choices, list):
-        raise UsageError("a schedule has `choices`, a list", "write one with `distsim check FILE --format json`")
-    return ReplaySchedule(data["reading"], tuple(_choice_from_json(i, one) for i, one in enumerate(choices)))
+        raise UsageError(
+            "a schedule has `choices`, a list", "write one with `distsim check FILE --format json`"
+        )
+    return ReplaySchedule(
+        data["reading"], tuple(_choice_from_json(i, one) for i, one in enumerate(choices))
+    )
 
 
 def _choice_from_json(number: int, data: object) -> TakeChoice | BufferChoice:
     if isinstance(data, Mapping) and set(data) == {"receive", "takes"}:
-        return TakeChoice(_call_from_json(number, data["receive"]), _call_from_json(number, data["takes"]))
+        return TakeChoice(
+            _call_from_json(number, data["receive"]), _call_from_json(number, data["takes"])
+        )
     if isinstance(data, Mapping) and set(data) == {"buffered"}:
         return BufferChoice(_call_from_json(number, data["buffered"]))
-    raise UsageError(f"choice {number} of the schedule is neither `receive` and `takes` nor `buffered`", "see docs/check.md")
+    raise UsageError(
+        f"choice {number} of the schedule is neither `receive` and `takes` nor `buffered`",
+        "see docs/check.md",
+    )
 
 
 def _call_from_json(number: int, data: object) -> CallId:
     keys = ("rank", "position", "part")
     if not isinstance(data, Mapping) or not all(type(data.get(key, -1)) is int for key in keys):
         raise UsageError(
-            f"choice {number} of the schedule names a call without rank, position and part", "all three are integers"
+            f"choice {number} of the schedule names a call without rank, position and part",
+            "all three are integers",
         )
     return CallId(data.get("rank", -1), data.get("position", -1), data.get("part", -1))
 
@@ -129,7 +155,8 @@ def _take_choice(machine: StateMachine, state: SearchState, pair: int) -> TakeCh
 
 
 def follow_schedule(program: Program, schedule: ReplaySchedule) -> FinalState:
-    """Follow a schedule and return where it ends. What it leaves open is taken from the lowest sender that is there.
+    """Follow a schedule and return where it ends. What it leaves open is taken from the lowest
+    sender that is there.
 
     Raises UsageError where a choice is not possible in this program.
     """
@@ -147,10 +174,16 @@ def follow_schedule(program: Program, schedule: ReplaySchedule) -> FinalState:
         if isinstance(choice, BufferChoice):
             _apply_buffer_choice(machine, state, number, choice)
             continue
-        pairs = [pair for box in boxes for pair in machine.takes(state, box) if _take_choice(machine, state, pair) == choice]
+        pairs = [
+            pair
+            for box in boxes
+            for pair in machine.takes(state, box)
+            if _take_choice(machine, state, pair) == choice
+        ]
         if not pairs:
             raise _impossible_choice(
-                number, f"rank {choice.receive.rank} cannot take that message of rank {choice.send.rank} here"
+                number,
+                f"rank {choice.receive.rank} cannot take that message of rank {choice.send.rank} here",
             )
         machine.take(state, pairs[0])
     chooser = BranchChooser(machine)
@@ -159,7 +192,9 @@ def follow_schedule(program: Program, schedule: ReplaySchedule) -> FinalState:
     return standstill_at(machine, state)
 
 
-def _apply_buffer_choice(machine: StateMachine, state: SearchState, number: int, choice: BufferChoice) -> None:
+def _apply_buffer_choice(
+    machine: StateMachine, state: SearchState, number: int, choice: BufferChoice
+) -> None:
     rank = choice.call.rank
     if not 0 <= rank < machine.size or not machine.can_release(state, rank):
         raise _impossible_choice(number, f"rank {rank} waits for nothing that could be buffered")
@@ -170,5 +205,6 @@ def _apply_buffer_choice(machine: StateMachine, state: SearchState, number: int,
 
 def _impossible_choice(number: int, why: str) -> UsageError:
     return UsageError(
-        f"choice {number} of the schedule does not fit this program: {why}", "check the file again for a new schedule"
+        f"choice {number} of the schedule does not fit this program: {why}",
+        "check the file again for a new schedule",
     )

@@ -1,4 +1,6 @@
-"""The verdict on a program under the contract: the worst of what its readings end in. Before that, which detectors it concerns."""
+"""The verdict on a program under the contract: the worst of what its readings end in. Before that,
+which detectors it concerns.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ if TYPE_CHECKING:
 # --- what detectors are asked about ---
 
 
-#: Detector -> what concerns it: in a program that uses none of these it has nothing to find. Each is the module of this folder.
+#: Detector -> what concerns it: in a program that uses none of these it has nothing to find. Each
+#: is the module of this folder.
 DETECTOR_FEATURES: Final[dict[str, frozenset[Feature]]] = {
     "request_leaks": frozenset({"requests"}),
     "buffer_races": frozenset({"requests", "streams"}),
@@ -59,7 +62,11 @@ class CheckedProgram:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self._concerned = frozenset(name for name, uses in DETECTOR_FEATURES.items() if not uses.isdisjoint(program.features))
+        self._concerned = frozenset(
+            name
+            for name, uses in DETECTOR_FEATURES.items()
+            if not uses.isdisjoint(program.features)
+        )
 
     def concerns(self, detector: str) -> bool:
         """Whether a detector may find something."""
@@ -82,7 +89,10 @@ class CheckedProgram:
 
 def made_all_calls(program: Program, left: FinalState) -> bool:
     """Every rank came to the end of its code."""
-    return all(end.status == "ended" and end.position >= len(program.code(end.rank).calls) for end in left.ends)
+    return all(
+        end.status == "ended" and end.position >= len(program.code(end.rank).calls)
+        for end in left.ends
+    )
 
 
 # --- the verdict ---
@@ -94,16 +104,20 @@ _PLAIN_READINGS: tuple[Reading, ...] = ("rendezvous", "early", "buffered")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What may become of a program, whatever the back end. The words are those of `cases/FORMAT.md`.
+    """What may become of a program, whatever the back end. The words are those of
+    `cases/FORMAT.md`.
 
-    ``ranks``: the callers (invalid), the members or sender and receiver (mismatch), who is still blocked (deadlock), the rank
-    that races, the owners (leak). ``core``: at a deadlock the ranks on a circle and those that wait directly for one who has left;
-    where several executions end with the same ranks blocked, one of them stands for all. Both are united over the executions of
-    the first reading that has the verdict, whose sets of blocked ranks are ``stuck_sets``. ``readings``: in which reading of what
-    blocks a deadlock or mismatch shows up, if that is the verdict. ``culprits``: the minority of a mismatched collective.
-    ``nondeterministic``: ranks with an open receive that may take more than one sender's message (a remark).
-    ``explored``: states stored, 0 for single passes. ``standstill`` is that of one execution of the first reading that has the
-    verdict, ``schedule`` the choices that lead there. ``complete`` is False where the search hit its bound.
+    ``ranks``: the callers (invalid), the members or sender and receiver (mismatch), who is still
+    blocked (deadlock), the rank that races, the owners (leak). ``core``: at a deadlock the ranks on
+    a circle and those that wait directly for one who has left; where several executions end with
+    the same ranks blocked, one of them stands for all. Both are united over the executions of the
+    first reading that has the verdict, whose sets of blocked ranks are ``stuck_sets``.
+    ``readings``: in which reading of what blocks a deadlock or mismatch shows up, if that is the
+    verdict. ``culprits``: the minority of a mismatched collective. ``nondeterministic``: ranks with
+    an open receive that may take more than one sender's message (a remark). ``explored``: states
+    stored, 0 for single passes. ``standstill`` is that of one execution of the first reading that
+    has the verdict, ``schedule`` the choices that lead there. ``complete`` is False where the
+    search hit its bound.
     """
 
     verdict: VerdictClass
@@ -122,30 +136,49 @@ class Verdict:
 
 
 def verdict_of(
-    program: Program, max_states: int = MAX_STATES, *, subject: CheckedProgram | None = None, ended: FinalState | None = None
+    program: Program,
+    max_states: int = MAX_STATES,
+    *,
+    subject: CheckedProgram | None = None,
+    ended: FinalState | None = None,
 ) -> Verdict:
     """Judge a program under every reading of what blocks, and every order of events.
 
-    Without a receive from any source one untimed pass per reading is exact: the matching is fixed, so the order of events cannot
-    matter. Else every order is explored, until at most ``max_states`` states are stored. ``ended``: how a run ended that completed under
-    rules at least as strict as the rendezvous reading, with nothing that differed where calls met; it stands for that pass.
+    Without a receive from any source one untimed pass per reading is exact: the matching is fixed,
+    so the order of events cannot matter. Else every order is explored, until at most ``max_states``
+    states are stored. ``ended``: how a run ended that completed under rules at least as strict as
+    the rendezvous reading, with nothing that differed where calls met; it stands for that pass.
     ``subject``: the program, if it has been asked about.
     """
     subject = subject or CheckedProgram(program)
-    return _VerdictBuilder(subject, _contract_result(subject, max_states, ended), max_states).verdict()
+    return _VerdictBuilder(
+        subject, _contract_result(subject, max_states, ended), max_states
+    ).verdict()
 
 
-def _contract_result(subject: CheckedProgram, max_states: int, ended: FinalState | None) -> ContractResult:
-    """What its executions end in: what is known, that of every order, or that of a pass for each reading."""
+def _contract_result(
+    subject: CheckedProgram, max_states: int, ended: FinalState | None
+) -> ContractResult:
+    """What its executions end in: what is known, that of every order, or that of a pass for each
+    reading.
+    """
     program = subject.program
     starts = not (program.faults and _start_up_blocks(program))
     if "any source" in program.features and starts and subject.layout.any_source:
-        from distsim.checker.explore.all_readings import explore_all_readings  # most programs need no search
+        from distsim.checker.explore.all_readings import (
+            explore_all_readings,
+        )  # most programs need no search
 
         return explore_all_readings(subject.layout, max_states)
     if ended is not None and starts:
         return ContractResult(
-            {"rendezvous": ReadingResult({}, True, (), True, {"end": ExampleExecution(ended)}, mismatch_ranks=())}, 0, True
+            {
+                "rendezvous": ReadingResult(
+                    {}, True, (), True, {"end": ExampleExecution(ended)}, mismatch_ranks=()
+                )
+            },
+            0,
+            True,
         )
     from distsim.checker.reading_run import ContractProgram
 
@@ -169,11 +202,17 @@ def _single_passes(contract: ContractProgram) -> dict[str, ReadingResult]:
 
 
 def _single_pass(contract: ContractProgram, reading: Reading) -> ReadingResult:
-    """One run, or, where ranks leave with requests open, one for each way in which these meet or do not."""
+    """One run, or, where ranks leave with requests open, one for each way in which these meet or do
+    not.
+    """
     from distsim.checker.early_exit import early_exit_runs
     from distsim.checker.reading_run import early_exit_ranks
 
-    runs = early_exit_runs(contract, reading) if early_exit_ranks(contract.linked) else [contract.run(reading)]
+    runs = (
+        early_exit_runs(contract, reading)
+        if early_exit_ranks(contract.linked)
+        else [contract.run(reading)]
+    )
     stuck: dict[tuple[int, ...], tuple[int, ...]] = {}
     mismatches: dict[object, CallMismatch] = {}
     examples: dict[str, ExampleExecution] = {}
@@ -191,7 +230,9 @@ def _single_pass(contract: ContractProgram, reading: Reading) -> ReadingResult:
             examples.setdefault("deadlock", ExampleExecution(found))
         passed, fit = passed or not found.blocked, fit or not met
     ranks = _union_of_ranks(u.ranks for u in mismatches.values())
-    return ReadingResult(stuck, passed, tuple(mismatches.values()), fit, examples, mismatch_ranks=ranks)
+    return ReadingResult(
+        stuck, passed, tuple(mismatches.values()), fit, examples, mismatch_ranks=ranks
+    )
 
 
 class _AffectedRanks(NamedTuple):
@@ -205,20 +246,33 @@ class _VerdictBuilder:
     """One program with the endings of its readings."""
 
     def __init__(self, subject: CheckedProgram, orders: ContractResult, bound: int) -> None:
-        self.subject, self.program, self.orders, self.bound = subject, subject.program, orders, bound
+        self.subject, self.program, self.orders, self.bound = (
+            subject,
+            subject.program,
+            orders,
+            bound,
+        )
         self.endings, program = orders.endings, subject.program
-        self.invalid = tuple(f for f in program.findings if f.code in CODES and CODES[f.code].verdict == "invalid")
+        self.invalid = tuple(
+            f for f in program.findings if f.code in CODES and CODES[f.code].verdict == "invalid"
+        )
         example = self.endings["rendezvous"].example("end")
         first = example.final_state
         # an execution that was not followed beyond calls that differ leaves all at them
-        blocked = not example.ended or bool(first.blocked) or any(ending.stuck for ending in self.endings.values())
+        blocked = (
+            not example.ended
+            or bool(first.blocked)
+            or any(ending.stuck for ending in self.endings.values())
+        )
         self.buffer_races, self.remote = self._races([end.position for end in first.ends])
         self.leaks = () if blocked else self._leaks(first)
         self.unreceived = () if blocked else first.unreceived
         self.kind = self._kind()
 
     def _races(self, reached: list[int]) -> tuple[tuple[DataRace, ...], tuple[OneSidedRace, ...]]:
-        """Of calls that were reached: uses of a buffer that a request has, and of another rank's memory."""
+        """Of calls that were reached: uses of a buffer that a request has, and of another rank's
+        memory.
+        """
         buffer_races: tuple[DataRace, ...] = ()
         remote: tuple[OneSidedRace, ...] = ()
         if self.subject.concerns("buffer_races"):
@@ -251,22 +305,44 @@ class _VerdictBuilder:
 
     def verdict(self) -> Verdict:
         kind, who = self.kind, self._who()
-        shown = first_reading_with(self.endings, kind) if kind in ("mismatch", "deadlock", "race") else None
+        shown = (
+            first_reading_with(self.endings, kind)
+            if kind in ("mismatch", "deadlock", "race")
+            else None
+        )
         example = (shown or self.endings["rendezvous"]).example(kind)
         never: dict[str, Frequency] = dict.fromkeys(READING_ORDER, "never")
-        said = frequency_by_reading(self.endings, kind) if kind in ("mismatch", "deadlock") else never
+        said = (
+            frequency_by_reading(self.endings, kind) if kind in ("mismatch", "deadlock") else never
+        )
         choices = self._choices()
         return Verdict(
-            kind, self.orders.complete, self.orders.explored, self._depends_on(), who.ranks, who.core, said, who.stuck_sets,
-            who.culprits, self._findings(choices), example.final_state, tuple(sorted({rank for rank, _, _ in choices})),
+            kind,
+            self.orders.complete,
+            self.orders.explored,
+            self._depends_on(),
+            who.ranks,
+            who.core,
+            said,
+            who.stuck_sets,
+            who.culprits,
+            self._findings(choices),
+            example.final_state,
+            tuple(sorted({rank for rank, _, _ in choices})),
             example.schedule if shown is not None else None,
-        )  # fmt: skip
+        )
 
     def _depends_on(self) -> Literal["buffering", "schedule"] | None:
         if self.kind == "race":
-            return None if self.buffer_races or self.remote else verdict_dependence(frequency_by_reading(self.endings, "race"))
+            return (
+                None
+                if self.buffer_races or self.remote
+                else verdict_dependence(frequency_by_reading(self.endings, "race"))
+            )
         return (
-            verdict_dependence(frequency_by_reading(self.endings, self.kind)) if self.kind in ("mismatch", "deadlock") else None
+            verdict_dependence(frequency_by_reading(self.endings, self.kind))
+            if self.kind in ("mismatch", "deadlock")
+            else None
         )
 
     def _who(self) -> _AffectedRanks:
@@ -275,17 +351,27 @@ class _VerdictBuilder:
             return _AffectedRanks(_union_of_ranks(f.ranks for f in self.invalid))
         if self.kind == "race":
             broken_reliances = first_reading_with(self.endings, "race")
-            told = [r for r, _, _ in (broken_reliances.broken_reliances if broken_reliances else ())]
-            return _AffectedRanks(_union_of_ranks([*(c.ranks for c in self.buffer_races), *(c.ranks for c in self.remote), told]))
+            told = [
+                r for r, _, _ in (broken_reliances.broken_reliances if broken_reliances else ())
+            ]
+            return _AffectedRanks(
+                _union_of_ranks(
+                    [*(c.ranks for c in self.buffer_races), *(c.ranks for c in self.remote), told]
+                )
+            )
         if self.kind == "leak":
             return _AffectedRanks(
-                _union_of_ranks([*(leak.ranks for leak in self.leaks), [rank for rank, _, _ in self.unreceived]])
+                _union_of_ranks(
+                    [*(leak.ranks for leak in self.leaks), [rank for rank, _, _ in self.unreceived]]
+                )
             )
         shown = first_reading_with(self.endings, self.kind) if self.kind != "ok" else None
         if shown is None:
             return _AffectedRanks()
         if self.kind == "mismatch":
-            return _AffectedRanks(shown.mismatch_ranks, culprits=_union_of_ranks(u.minority for u in shown.mismatches))
+            return _AffectedRanks(
+                shown.mismatch_ranks, culprits=_union_of_ranks(u.minority for u in shown.mismatches)
+            )
         return _AffectedRanks(_union_of_ranks(shown.stuck), shown.core, tuple(sorted(shown.stuck)))
 
     def _choices(self) -> list[tuple[int, int, int]]:
@@ -297,7 +383,13 @@ class _VerdictBuilder:
         return sorted(receive for receive, senders in takers.items() if len(senders) > 1)
 
     def _findings(self, choices: list[tuple[int, int, int]]) -> tuple[Finding, ...]:
-        found = (*self.program.findings, *self._of_failures(), *self._of_orders(), *self._of_races(), *self._of_ends(choices))
+        found = (
+            *self.program.findings,
+            *self._of_failures(),
+            *self._of_orders(),
+            *self._of_races(),
+            *self._of_ends(choices),
+        )
         if self.orders.complete:
             return found
         from distsim.checker.diagnosis.nondeterminism import search_bound_finding
@@ -306,7 +398,10 @@ class _VerdictBuilder:
 
     def _of_failures(self) -> tuple[Finding, ...]:
         """What met and differs, who stands still, and whether buffers would hide it."""
-        unlike, stuck = first_reading_with(self.endings, "mismatch"), first_reading_with(self.endings, "deadlock")
+        unlike, stuck = (
+            first_reading_with(self.endings, "mismatch"),
+            first_reading_with(self.endings, "deadlock"),
+        )
         if unlike is None and stuck is None:
             return ()
         from distsim.checker.diagnosis.match_findings import failure_findings
@@ -315,26 +410,45 @@ class _VerdictBuilder:
         stood = stuck.example("deadlock") if stuck else None
         taken = stood.schedule.sender_of if stood is not None and stood.schedule else None
         left = None if stood is None else stood.final_state
-        found = failure_findings(self.program, self.subject.where, unlike.mismatches if unlike else (), left, taken)
+        found = failure_findings(
+            self.program, self.subject.where, unlike.mismatches if unlike else (), left, taken
+        )
         if self.kind != "deadlock" or stuck is None:
             return found
         sends = left is None or _has_blocked_sender(self.program, left)
         return (
             *found,
-            *buffering_findings(frequency_by_reading(self.endings, "deadlock"), _union_of_ranks(stuck.stuck), sends=sends),
+            *buffering_findings(
+                frequency_by_reading(self.endings, "deadlock"),
+                _union_of_ranks(stuck.stuck),
+                sends=sends,
+            ),
         )
 
     def _of_orders(self) -> tuple[Finding, ...]:
         """DS609, where the verdict shows in some orders of events only, and DS401."""
         shown, racing = None, first_reading_with(self.endings, "race")
-        if self.kind in _FAILURE_KINDS and "sometimes" in frequency_by_reading(self.endings, self.kind).values():
+        if (
+            self.kind in _FAILURE_KINDS
+            and "sometimes" in frequency_by_reading(self.endings, self.kind).values()
+        ):
             shown = first_reading_with(self.endings, self.kind)
         if shown is None and racing is None:
             return ()
-        from distsim.checker.diagnosis.nondeterminism import event_order_findings, sender_reliance_findings
+        from distsim.checker.diagnosis.nondeterminism import (
+            event_order_findings,
+            sender_reliance_findings,
+        )
 
-        found = () if shown is None else event_order_findings(self.program, shown.example(self.kind).schedule, self.kind)
-        return (*found, *(sender_reliance_findings(self.program, racing) if racing is not None else ()))
+        found = (
+            ()
+            if shown is None
+            else event_order_findings(self.program, shown.example(self.kind).schedule, self.kind)
+        )
+        return (
+            *found,
+            *(sender_reliance_findings(self.program, racing) if racing is not None else ()),
+        )
 
     def _of_races(self) -> tuple[Finding, ...]:
         """Of what nothing orders."""
@@ -354,7 +468,9 @@ class _VerdictBuilder:
         return tuple(found)
 
     def _of_ends(self, choices: list[tuple[int, int, int]]) -> tuple[Finding, ...]:
-        """What is left over where the first execution ends, how its ranks ended, and what other messages they could have taken."""
+        """What is left over where the first execution ends, how its ranks ended, and what other
+        messages they could have taken.
+        """
         program, first = self.program, self.endings["rendezvous"].example("end").final_state
         if made_all_calls(program, first) and not (self.leaks or self.unreceived or choices):
             return ()

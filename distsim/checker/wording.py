@@ -20,13 +20,17 @@ MIN_RUN_LENGTH = 4
 
 
 def rank_list(ranks: Iterable[int], shown: int = MAX_SHOWN) -> str:
-    """`rank 3`, `ranks 0, 1 and 2`, `ranks 0-516 and 518-1023`, or `ranks 0, 2, 4, 6, 8, 10, 12, 14 and 504 more`."""
+    """`rank 3`, `ranks 0, 1 and 2`, `ranks 0-516 and 518-1023`, or `ranks 0, 2, 4, 6, 8, 10, 12, 14
+    and 504 more`.
+    """
     numbers = list(ranks)
     return f"rank{'' if len(numbers) == 1 else 's'} {number_list(numbers, shown)}"
 
 
 def number_list(numbers: Sequence[int], shown: int = MAX_SHOWN) -> str:
-    """`3`, `0, 1 and 2`, `0-516 and 518-1023`, or `0, 2, 4, 6, 8, 10, 12, 14 and 504 more`; stretches of four or more are folded."""
+    """`3`, `0, 1 and 2`, `0-516 and 518-1023`, or `0, 2, 4, 6, 8, 10, 12, 14 and 504 more`;
+    stretches of four or more are folded.
+    """
     stretches = _number_runs(numbers)
     words = [str(a) if a == b else f"{a}-{b}" for a, b in stretches]
     if len(words) > shown:
@@ -38,14 +42,20 @@ def number_list(numbers: Sequence[int], shown: int = MAX_SHOWN) -> str:
 
 
 def _number_runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """First and last of each stretch of at least `MIN_RUN_LENGTH` numbers in a row; every other number for itself."""
+    """First and last of each stretch of at least `MIN_RUN_LENGTH` numbers in a row; every other
+    number for itself.
+    """
     found: list[tuple[int, int]] = []
     start = 0
     for i in range(1, len(numbers) + 1):
         if i < len(numbers) and numbers[i] == numbers[i - 1] + 1:
             continue
         stretch = numbers[start:i]
-        found += [(stretch[0], stretch[-1])] if len(stretch) >= MIN_RUN_LENGTH else [(n, n) for n in stretch]
+        found += (
+            [(stretch[0], stretch[-1])]
+            if len(stretch) >= MIN_RUN_LENGTH
+            else [(n, n) for n in stretch]
+        )
         start = i
     return found
 
@@ -56,19 +66,29 @@ def plural(count: int, word: str) -> str:
 
 
 def more_like_this(count: int, word: str = "") -> list[str]:
-    """`… and 3 more like this`, `… and 511 more pairs like this`, as a line of its own; no line for none."""
+    """`… and 3 more like this`, `… and 511 more pairs like this`, as a line of its own; no line for
+    none.
+    """
     kind = "" if not word else f" {word}" if count == 1 else f" {word}s"
     return [f"  … and {count} more{kind} like this"] if count > 0 else []
 
 
 def call_words(call: ResolvedCall) -> str:
-    """A call with what tells it from others: `send(x, dst=1, tag=3, 16 B)`, `all_reduce(grad, group=dp, 4 MiB)`."""
+    """A call with what tells it from others: `send(x, dst=1, tag=3, 16 B)`, `all_reduce(grad,
+    group=dp, 4 MiB)`.
+    """
     row = OPERATIONS[call.op]
     most = 1 if row.coalesces is None else 3
     words = [b.label for b in (call.inputs or call.outputs)[:most] if b.name]
-    words += [f"{len(call.inputs) - most} more"] if row.coalesces is not None and len(call.inputs) > most else []
+    words += (
+        [f"{len(call.inputs) - most} more"]
+        if row.coalesces is not None and len(call.inputs) > most
+        else []
+    )
     if row.direction is not None:
-        words.append(f"{'dst' if row.direction == 'send' else 'src'}={'any' if call.peer is None else call.peer}")
+        words.append(
+            f"{'dst' if row.direction == 'send' else 'src'}={'any' if call.peer is None else call.peer}"
+        )
         if call.tag:
             words.append(tag_text(call.tag).replace(" ", "="))
     if row.kind == "remote":
@@ -79,7 +99,11 @@ def call_words(call: ResolvedCall) -> str:
         words.append(f"group={call.group.name}")
     if row.reduces and call.reduce_op not in (None, "sum"):
         words.append(f"op={call.reduce_op}")
-    if row.kind in ("p2p", "collective", "remote") and not row.signals and (nbytes := row.nbytes(call)):
+    if (
+        row.kind in ("p2p", "collective", "remote")
+        and not row.signals
+        and (nbytes := row.nbytes(call))
+    ):
         words.append(show_bytes(nbytes))
     if call.op == "new_group":
         words = [call.name, f"ranks={list(call.ranks)}"]
@@ -103,12 +127,20 @@ def partner_words(call: ResolvedCall) -> tuple[str, str]:
     """What the other side of a message or signal does, and what it has done ("has …")."""
     row = OPERATIONS[call.op]
     if row.signals:
-        return ("waits for", "come to the wait for") if row.direction == "send" else ("gives", "given")
-    return ("receives", "posted the receive for") if row.direction == "send" else ("sends", "posted the send of")
+        return (
+            ("waits for", "come to the wait for") if row.direction == "send" else ("gives", "given")
+        )
+    return (
+        ("receives", "posted the receive for")
+        if row.direction == "send"
+        else ("sends", "posted the send of")
+    )
 
 
 def place_of_call(program: Program, rank: int, position: int) -> SourceLocation | None:
-    """Where the call at a position is written; None where there is no call (an implicit init_process_group, the end)."""
+    """Where the call at a position is written; None where there is no call (an implicit
+    init_process_group, the end).
+    """
     return program.place(rank, position) if position < len(program.code(rank).calls) else None
 
 
@@ -144,7 +176,10 @@ def aligned_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     if not rows:
         return []
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [
+        "  " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def cycle_words(path: tuple[int, ...]) -> str:

@@ -1,1 +1,3 @@
-"""The command line: it calls the library and prints the records it returns. Each command has a module of its own."""
+"""The command line: it calls the library and prints the records it returns. Each command has a
+module of its own.
+"""

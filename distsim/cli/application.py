@@ -1,4 +1,6 @@
-"""The application: every command, in the order in which `distsim --help` lists them, and the arguments that several of them take."""
+"""The application: every command, in the order in which `distsim --help` lists them, and the
+arguments that several of them take.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,31 @@ if TYPE_CHECKING:
     from distsim.scenario import Scenario
 
 
-#: Every command, in the order in which they are listed; each is the function `command` of the module of that name.
+#: Every command, in the order in which they are listed; each is the function `command` of the
+#: module of that name.
 COMMANDS = (
-    "simulate", "check", "plan", "sweep", "shrink", "run", "replay", "compare", "doctor", "capture", "bench", "calibrate", "render",
-    "report", "explain", "test", "expand", "schema", "clusters", "learn", "new",
-)  # fmt: skip
+    "simulate",
+    "check",
+    "plan",
+    "sweep",
+    "shrink",
+    "run",
+    "replay",
+    "compare",
+    "doctor",
+    "capture",
+    "bench",
+    "calibrate",
+    "render",
+    "report",
+    "explain",
+    "test",
+    "expand",
+    "schema",
+    "clusters",
+    "learn",
+    "new",
+)
 #: What the commands are for: title -> their names, as `distsim --help` lists them.
 COMMAND_GROUPS = {
     "Predict": ("simulate", "check", "test", "render", "report"),
@@ -39,7 +61,11 @@ class _GroupedCommandList(TyperGroup):
         named = {name for names in COMMAND_GROUPS.values() for name in names}
         rest = tuple(name for name in self.commands if name not in named)
         for title, names in (*COMMAND_GROUPS.items(), ("More", rest)):
-            rows = [(name, self.commands[name].get_short_help_str(limit=400)) for name in names if name in self.commands]
+            rows = [
+                (name, self.commands[name].get_short_help_str(limit=400))
+                for name in names
+                if name in self.commands
+            ]
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
@@ -68,12 +94,18 @@ def _show_version(wanted: bool) -> None:
 
 
 def _global_options(
-    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Print the traceback when distsim itself fails.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Print the traceback when distsim itself fails.")
+    ] = False,
 ) -> None:
     """Simulate and verify torch.distributed programs.
 
-    Will it hang, crash or compute the wrong thing, and why? How long does a step take, and where does the time go?
+    Will it hang, crash or compute the wrong thing, and why? How long does a step take, and where
+    does the time go?
 
     \b
     Example: distsim simulate scenarios/hybrid.yaml
@@ -89,8 +121,8 @@ def _global_options(
 
 
 def application(words: Sequence[str] = ()) -> typer.Typer:
-    """The application. Where the words of a command line begin with a command's name, it has that command alone: the others need not be
-    loaded then."""
+    """The application. Where the words of a command line begin with a command's name, it has that
+    command alone: the others need not be loaded then."""
     app = typer.Typer(
         name="distsim",
         cls=_GroupedCommandList,
@@ -116,36 +148,65 @@ class BackendName(StrEnum):
     mpi = "mpi"
 
 
-ScenarioArgument = Annotated[str, typer.Argument(metavar="FILE", help="A scenario; - reads standard input.")]
+ScenarioArgument = Annotated[
+    str, typer.Argument(metavar="FILE", help="A scenario; - reads standard input.")
+]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a var or a key of the file. Repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a var or a key of the file. Repeatable."
+    ),
 ]
-BackendOption = Annotated[BackendName | None, typer.Option("--backend", help="Whose rules hold, in place of the file's.")]
+BackendOption = Annotated[
+    BackendName | None, typer.Option("--backend", help="Whose rules hold, in place of the file's.")
+]
 ClusterOption = Annotated[
-    str | None, typer.Option("--cluster", metavar="NAME", help="What it costs: a preset or a file, in place of the file's.")
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="NAME",
+        help="What it costs: a preset or a file, in place of the file's.",
+    ),
 ]
-NoFoldOption = Annotated[bool, typer.Option("--no-fold", help="Every rank by itself, those that do the same as well.")]
+NoFoldOption = Annotated[
+    bool, typer.Option("--no-fold", help="Every rank by itself, those that do the same as well.")
+]
 MaxCallsOption = Annotated[
-    int | None, typer.Option("--max-calls", metavar="N", min=1, help="Calls that may be simulated (5000000, on 131072 ranks).")
+    int | None,
+    typer.Option(
+        "--max-calls",
+        metavar="N",
+        min=1,
+        help="Calls that may be simulated (5000000, on 131072 ranks).",
+    ),
 ]
 ReportOption = Annotated[
-    Path | None, typer.Option("--report", metavar="F.html", help="Write a report to open in a browser, in one file.")
+    Path | None,
+    typer.Option(
+        "--report", metavar="F.html", help="Write a report to open in a browser, in one file."
+    ),
 ]
 
 
 def command_with_arguments(*records: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a function of records a command of typer's: each field of each record (a dataclass) is an argument or an option of it."""
+    """Make a function of records a command of typer's: each field of each record (a dataclass) is
+    an argument or an option of it.
+    """
 
     def made(function: Callable[..., None]) -> Callable[..., None]:
         hints = {record: get_type_hints(record, include_extras=True) for record in records}
         parameters = [
-            parameter.replace(annotation=hints[record][parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
+            parameter.replace(
+                annotation=hints[record][parameter.name], kind=inspect.Parameter.KEYWORD_ONLY
+            )
             for record in records
             for parameter in inspect.signature(record).parameters.values()
         ]
 
         def command(**given: object) -> None:
-            function(*(record(**{name: given[name] for name in hints[record]}) for record in records))
+            function(
+                *(record(**{name: given[name] for name in hints[record]}) for record in records)
+            )
 
         command.__doc__ = function.__doc__
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -156,7 +217,9 @@ def command_with_arguments(*records: type) -> Callable[[Callable[..., None]], Ca
 
 
 def read_scenario(file: str, sets: list[str] | None) -> Scenario:
-    """The scenario in a file, or on standard input when ``file`` is ``-``. Raises ScenarioErrors."""
+    """The scenario in a file, or on standard input when ``file`` is ``-``. Raises
+    ScenarioErrors.
+    """
     from distsim.scenario import load, load_stdin
 
     if file != "-":
@@ -176,8 +239,12 @@ def is_trace(file: str) -> bool:
 
 
 def check_scenario_suffix(file: Path | None) -> None:
-    """Raises UsageError where a scenario that is to be written has another ending than a scenario's."""
+    """Raises UsageError where a scenario that is to be written has another ending than a
+    scenario's.
+    """
     from distsim.common.errors import UsageError
 
     if file is not None and file.suffix not in (".yaml", ".yml"):
-        raise UsageError(f"-o {file}: a scenario's file ends in .yaml", f"-o {file.with_suffix('.yaml')}")
+        raise UsageError(
+            f"-o {file}: a scenario's file ends in .yaml", f"-o {file.with_suffix('.yaml')}"
+        )

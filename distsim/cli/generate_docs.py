@@ -1,4 +1,6 @@
-"""The generated pages of the manual: `python -m distsim.cli.generate_docs` writes them into docs/; a test holds them fresh."""
+"""The generated pages of the manual: `python -m distsim.cli.generate_docs` writes them into docs/;
+a test holds them fresh.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from distsim.cli.shared.console import note, write_file
 if TYPE_CHECKING:
     from distsim.operations.core.operation_base import Operation
 
-GENERATED_NOTICE = "<!-- Written by `python -m distsim.cli.generate_docs`; change the source, not this page. -->"
+GENERATED_NOTICE = (
+    "<!-- Written by `python -m distsim.cli.generate_docs`; change the source, not this page. -->"
+)
 
 
 def cli_page() -> str:
@@ -22,23 +26,33 @@ def cli_page() -> str:
     from distsim.cli.application import application
 
     root = get_command(application())
-    top = root.make_context("distsim", [], resilient_parsing=True, terminal_width=80, max_content_width=80)
+    top = root.make_context(
+        "distsim", [], resilient_parsing=True, terminal_width=80, max_content_width=80
+    )
     parts = ["# The command line", GENERATED_NOTICE, f"```text\n{top.get_help().strip()}\n```"]
     for name, command in root.commands.items():  # type: ignore[attr-defined]  # a typer app with several commands is a group
-        context = command.make_context(f"distsim {name}", [], resilient_parsing=True, terminal_width=80, max_content_width=80)
+        context = command.make_context(
+            f"distsim {name}", [], resilient_parsing=True, terminal_width=80, max_content_width=80
+        )
         parts += [f"## distsim {name}", f"```text\n{context.get_help().strip()}\n```"]
     return "\n\n".join(parts) + "\n"
 
 
 def findings_page() -> str:
-    """docs/findings.md: every code with what it is, what happens, what to do and a scenario that has it."""
+    """docs/findings.md: every code with what it is, what happens, what to do and a scenario that
+    has it.
+    """
     return "\n\n".join(_finding_lines()) + "\n"
 
 
 def _finding_lines() -> Iterator[str]:
     from distsim.findings.codes import CODES
 
-    yield from ("# Findings", GENERATED_NOTICE, "A code never changes its meaning. `distsim explain DS301` prints the same.")
+    yield from (
+        "# Findings",
+        GENERATED_NOTICE,
+        "A code never changes its meaning. `distsim explain DS301` prints the same.",
+    )
     for info in CODES.values():
         verdict = f"verdict `{info.verdict}`" if info.verdict else "no verdict of its own"
         yield f"## {info.code}: {info.title}"
@@ -63,10 +77,16 @@ def _operation_lines() -> Iterator[str]:
     for name, row in OPERATIONS.items():
         words = row.words
         yield f"## {name}"
-        yield f"`{words.signature}`" + (f" (also written {', '.join(f'`{a}`' for a in row.aliases)})" if row.aliases else "")
+        yield f"`{words.signature}`" + (
+            f" (also written {', '.join(f'`{a}`' for a in row.aliases)})" if row.aliases else ""
+        )
         yield from (
             f"**{title}.** {text}"
-            for title, text in (("Before", words.before), ("After", words.after), ("Who waits", words.waits))
+            for title, text in (
+                ("Before", words.before),
+                ("After", words.after),
+                ("Who waits", words.waits),
+            )
             if text
         )
         yield from words.notes
@@ -92,10 +112,17 @@ PICTURED_OPERATIONS = (
 )
 #: Operations that leave the same where another one does.
 PICTURE_OF_OPERATION = {
-    "recv": "send", "isend": "send", "irecv": "send", "batch_isend_irecv": "send", "all_gather_into_tensor": "all_gather",
-    "all_gather_into_tensor_coalesced": "all_gather", "all_reduce_coalesced": "all_reduce", "all_to_all_single": "all_to_all",
-    "reduce_scatter_tensor": "reduce_scatter", "reduce_scatter_tensor_coalesced": "reduce_scatter",
-}  # fmt: skip
+    "recv": "send",
+    "isend": "send",
+    "irecv": "send",
+    "batch_isend_irecv": "send",
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather",
+    "all_reduce_coalesced": "all_reduce",
+    "all_to_all_single": "all_to_all",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+}
 
 
 def _torch_argument_text(row: type[Operation]) -> str:
@@ -113,7 +140,9 @@ def _torch_argument_text(row: type[Operation]) -> str:
     lines = ["| field | torch | says | default |", "|---|---|---|---|"]
     for field in fields_in_order(row):
         key = format_keys()[f"{row.op}.{field}"]
-        own = row.kind not in ("local", "batch") and (f"{field}=" in row.words.signature or f"{field}," in row.words.signature)
+        own = row.kind not in ("local", "batch") and (
+            f"{field}=" in row.words.signature or f"{field}," in row.words.signature
+        )
         torch = other.get(field, field if own else "")
         default = "needed" if key.required else f"`{key.default}`" if key.default else ""
         lines.append(f"| `{field}` | {f'`{torch}`' if torch else ''} | {key.about} | {default} |")
@@ -130,9 +159,7 @@ def backends_manual() -> str:
     """docs/backends.md: the support table."""
     from distsim.output.text.explain.operation_pages import backends_page
 
-    return (
-        f"# Back ends\n\n{GENERATED_NOTICE}\n\n`distsim explain backends` prints the same.\n\n```text\n{backends_page()}\n```\n"
-    )
+    return f"# Back ends\n\n{GENERATED_NOTICE}\n\n`distsim explain backends` prints the same.\n\n```text\n{backends_page()}\n```\n"
 
 
 def format_page() -> str:

@@ -1,6 +1,8 @@
-"""The process around a command: its three streams, Ctrl-C, how much memory it may take, and its exit status.
+"""The process around a command: its three streams, Ctrl-C, how much memory it may take, and its
+exit status.
 
-From exceptions to exit statuses: 2 bad input, 3 our own fault, 4 the surroundings; a command itself ends with 0 or 1.
+From exceptions to exit statuses: 2 bad input, 3 our own fault, 4 the surroundings; a command itself
+ends with 0 or 1.
 """
 
 from __future__ import annotations
@@ -26,27 +28,58 @@ INTERRUPTED = 130
 INTERRUPT_GRACE_S = 0.4
 #: Memory that a command may take whatever is free, and what it leaves to others.
 _MIN_MEMORY, _MEMORY_LEFT_FREE = 512 << 20, 0.05
-#: Memory kept for the handling of "no more memory", and how often a look is taken (Python fills some 100 MB a second).
+#: Memory kept for the handling of "no more memory", and how often a look is taken (Python fills
+#: some 100 MB a second).
 _RESERVED_MEMORY, _MEMORY_CHECK_INTERVAL_S = 12 << 20, 0.02
 #: Where a control group (version 2, version 1) says its limit and what it holds.
 _CGROUP_MEMORY_FILES = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.stat", "anon "),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.stat", "total_rss "),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.stat",
+        "total_rss ",
+    ),
 )
 _ASCII_REPLACEMENTS = {
-    "→": "->", "←": "<-", "×": "x", "·": ".", "…": "...", "–": "-", "—": "-", "≥": ">=", "≤": "<=", "µ": "u", "μ": "u", "±": "+-",
-    "⇄": "<->", "‘": "'", "’": "'", "“": '"', "”": '"', "•": "*", "─": "-", "━": "-", "│": "|", "≈": "~", "∞": "inf", "≠": "!=",
-}  # fmt: skip
+    "→": "->",
+    "←": "<-",
+    "×": "x",
+    "·": ".",
+    "…": "...",
+    "–": "-",
+    "—": "-",
+    "≥": ">=",
+    "≤": "<=",
+    "µ": "u",
+    "μ": "u",
+    "±": "+-",
+    "⇄": "<->",
+    "‘": "'",
+    "’": "'",
+    "“": '"',
+    "”": '"',
+    "•": "*",
+    "─": "-",
+    "━": "-",
+    "│": "|",
+    "≈": "~",
+    "∞": "inf",
+    "≠": "!=",
+}
 
 
 def main() -> None:
     """Run the command line and end the process with its exit status."""
     try:
         prepare_streams()
-        if not {"--real", "bench", "capture"} & set(sys.argv[1:]):  # those start processes, which take what memory they need
+        if not {"--real", "bench", "capture"} & set(
+            sys.argv[1:]
+        ):  # those start processes, which take what memory they need
             exit_on_interrupt()
             limit_memory()
-            gc.set_threshold(100_000, 50, 100)  # modules and models are made by the ten thousand, and all live on
+            gc.set_threshold(
+                100_000, 50, 100
+            )  # modules and models are made by the ten thousand, and all live on
         status = _run_command()
     except KeyboardInterrupt:
         with suppress(OSError, ValueError):
@@ -65,7 +98,10 @@ def _run_command() -> str | int | None:
 
     try:
         words = sys.argv[2:] if sys.argv[1:2] == ["--debug"] else sys.argv[1:]
-        application(words)(prog_name="distsim", terminal_width=min(max(console.terminal_columns() or 80, 40), 200) - 2)
+        application(words)(
+            prog_name="distsim",
+            terminal_width=min(max(console.terminal_columns() or 80, 40), 200) - 2,
+        )
     except SystemExit as end:
         return end.code  # typer's own
     except DistsimError as error:
@@ -119,7 +155,9 @@ def _report_internal_error(error: Exception) -> int:
 
 # --- streams, Ctrl-C, memory ---
 def prepare_streams() -> None:
-    """Closed streams get a stand-in, so that no file takes their number; what an encoding lacks becomes plain characters."""
+    """Closed streams get a stand-in, so that no file takes their number; what an encoding lacks
+    becomes plain characters.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             setattr(sys, name, _replacement_stream(number))
@@ -133,7 +171,9 @@ def prepare_streams() -> None:
 
 
 def _replacement_stream(number: int) -> TextIO:
-    """A stream for a closed one: reading gives nothing, writing fails as it would there; notes go nowhere."""
+    """A stream for a closed one: reading gives nothing, writing fails as it would there; notes go
+    nowhere.
+    """
     handle = os.open(os.devnull, os.O_WRONLY if number == 2 else os.O_RDONLY)
     if handle != number:
         os.dup2(handle, number)
@@ -146,14 +186,18 @@ def _ascii_replacement(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text = error.object[error.start : error.end]
-    return "".join(_ASCII_REPLACEMENTS.get(c) or c.encode("ascii", "backslashreplace").decode("ascii") for c in text), error.end
+    return "".join(
+        _ASCII_REPLACEMENTS.get(c) or c.encode("ascii", "backslashreplace").decode("ascii")
+        for c in text
+    ), error.end
 
 
 def exit_on_interrupt() -> None:
-    """See to it that Ctrl-C ends this process soon with 130, even where some library keeps the exception to itself.
+    """See to it that Ctrl-C ends this process soon with 130, even where some library keeps the
+    exception to itself.
 
-    The interpreter writes the signal's number into a pipe at once; a thread reads it there and ends the process after a while.
-    Not for commands that start processes of their own.
+    The interpreter writes the signal's number into a pipe at once; a thread reads it there and ends
+    the process after a while. Not for commands that start processes of their own.
     """
     from threading import Thread, current_thread, main_thread
 
@@ -177,7 +221,9 @@ def _exit_after_interrupt(reader: int) -> None:
 
 
 def limit_memory() -> None:
-    """Let this process take the memory that is free, and no more: MemoryError in place of the kernel's killer (Linux)."""
+    """Let this process take the memory that is free, and no more: MemoryError in place of the
+    kernel's killer (Linux).
+    """
     try:
         import resource
     except ImportError:
@@ -197,20 +243,25 @@ def limit_memory() -> None:
 def _raise_before_limit(bound: int) -> None:
     """MemoryError in the main thread while there is still memory to handle it with.
 
-    Where the last page is taken by an object of Python, CPython may find no room for the exception either, and aborts
-    ("Cannot recover from MemoryErrors while normalizing exceptions"). So a thread looks now and then at what is taken.
+    Where the last page is taken by an object of Python, CPython may find no room for the exception
+    either, and aborts ("Cannot recover from MemoryErrors while normalizing exceptions"). So a
+    thread looks now and then at what is taken.
     """
     import threading
 
     with suppress(OSError, RuntimeError, ValueError):
         taken = os.open("/proc/self/statm", os.O_RDONLY)
         before = threading.stack_size(256 << 10)  # a stack counts as data
-        threading.Thread(target=_check_memory, args=(taken, bound - _RESERVED_MEMORY), daemon=True).start()
+        threading.Thread(
+            target=_check_memory, args=(taken, bound - _RESERVED_MEMORY), daemon=True
+        ).start()
         threading.stack_size(before)
 
 
 def _check_memory(taken: int, most: int) -> None:
-    """Raise MemoryError in the main thread each time that the process comes to hold more bytes of data than `most`."""
+    """Raise MemoryError in the main thread each time that the process comes to hold more bytes of
+    data than `most`.
+    """
     import threading
 
     main, page, was_above = threading.main_thread().ident, os.sysconf("SC_PAGESIZE"), False
@@ -220,7 +271,9 @@ def _check_memory(taken: int, most: int) -> None:
         if above and not was_above:
             import ctypes
 
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main or 0), ctypes.py_object(MemoryError))
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(main or 0), ctypes.py_object(MemoryError)
+            )
         was_above = above
 
 

@@ -15,7 +15,8 @@ _MAX_KEY_SPACE = 1 << 32
 
 
 def sorted_unique(values: NDArray[T]) -> NDArray[T]:
-    """The values of an array, each once, in rising order: `np.unique` without the masked arrays that it loads, a tenth of a short run.
+    """The values of an array, each once, in rising order: `np.unique` without the masked arrays
+    that it loads, a tenth of a short run.
 
     No NaN may be among them.
     """
@@ -27,18 +28,27 @@ def sorted_unique(values: NDArray[T]) -> NDArray[T]:
 
 
 def dense_row_ids(columns: Iterable[NDArray[np.int64]], size: int) -> NDArray[np.int64]:
-    """For each of ``size`` places a number: equal where all columns are equal, rising as the columns rise, the first one foremost.
-    `np.unique` along an axis says the same and takes twenty times as long."""
+    """For each of ``size`` places a number: equal where all columns are equal, rising as the
+    columns rise, the first one foremost. `np.unique` along an axis says the same and takes twenty
+    times as long."""
     found = np.zeros(size, dtype=np.int64)
     for column in columns:
         if not size or (column == column[0]).all():
             continue
         low, high = int(column.min()), int(column.max())
-        steps = column - low if high - low < _MAX_KEY_SPACE else np.unique(column, return_inverse=True)[1].reshape(-1)
-        found = np.unique(found * (int(steps.max()) + 1) + steps, return_inverse=True)[1].reshape(-1)
+        steps = (
+            column - low
+            if high - low < _MAX_KEY_SPACE
+            else np.unique(column, return_inverse=True)[1].reshape(-1)
+        )
+        found = np.unique(found * (int(steps.max()) + 1) + steps, return_inverse=True)[1].reshape(
+            -1
+        )
     return found
 
 
 def sorted_union(one: ArrayLike, other: ArrayLike) -> NDArray[np.int64]:
     """The integers that are in either, each once, in rising order."""
-    return sorted_unique(np.concatenate([np.asarray(side, dtype=np.int64).reshape(-1) for side in (one, other)]))
+    return sorted_unique(
+        np.concatenate([np.asarray(side, dtype=np.int64).reshape(-1) for side in (one, other)])
+    )

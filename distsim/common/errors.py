@@ -9,7 +9,8 @@
     ├── InternalError         exit 3: distsim is wrong; please report it
     └── EnvironmentFault      exit 4: the machine, not the scenario: a missing library, a full disk
 
-All take positional arguments only, so that they survive simpy, which rebuilds exceptions from their ``args``.
+All take positional arguments only, so that they survive simpy, which rebuilds exceptions from their
+``args``.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ _MAX_LINE_WIDTH = 100
 class ScenarioProblem(NamedTuple):
     """One thing in a scenario that can't be read.
 
-    ``line`` and ``column`` count from 1; both are 0 when there is no text (the file is not there, or the scenario was built
-    in Python), and ``path`` then says where: ``program[0].send.dst``. ``hint`` is a line of advice, or empty.
+    ``line`` and ``column`` count from 1; both are 0 when there is no text (the file is not there,
+    or the scenario was built in Python), and ``path`` then says where: ``program[0].send.dst``.
+    ``hint`` is a line of advice, or empty.
     """
 
     file: str
@@ -47,12 +49,15 @@ class ScenarioProblem(NamedTuple):
     def render(self, width: int | None = None) -> str:
         """The place and the message, the source line, a caret under the place, the advice.
 
-        ``width``: columns that there are; None: each a line of its own, however long, as other programs read them.
+        ``width``: columns that there are; None: each a line of its own, however long, as other
+        programs read them.
         """
         lines = _wrapped_lines(f"{self.place}: {self.message}", width)
         if self.line and self.source_line.strip():
             text, caret = _visible_window(
-                self.source_line, self.column, _MAX_LINE_WIDTH if width is None else min(_MAX_LINE_WIDTH, width - 2)
+                self.source_line,
+                self.column,
+                _MAX_LINE_WIDTH if width is None else min(_MAX_LINE_WIDTH, width - 2),
             )
             lines += [f"  {text}", f"  {caret}^"]
         if self.hint:
@@ -61,20 +66,29 @@ class ScenarioProblem(NamedTuple):
 
 
 def _wrapped_lines(text: str, width: int | None) -> list[str]:
-    """Lines of at most so many columns, broken at blanks; a word that is wider stands on one of its own. None: as it is."""
+    """Lines of at most so many columns, broken at blanks; a word that is wider stands on one of its
+    own. None: as it is.
+    """
     if width is None:
         return [text]
     return [
-        line for part in text.splitlines() for line in wrap(part, width, subsequent_indent="    ", break_long_words=False,
-                                                            break_on_hyphens=False)
-    ]  # fmt: skip
+        line
+        for part in text.splitlines()
+        for line in wrap(
+            part, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+        )
+    ]
 
 
 def _visible_window(line: str, column: int, widest: int = _MAX_LINE_WIDTH) -> tuple[str, str]:
-    """The part of a line around a column, and the blanks that put a caret under it. Tabs stay tabs in both."""
+    """The part of a line around a column, and the blanks that put a caret under it. Tabs stay tabs
+    in both.
+    """
     start = max(0, column - 1 - widest * 3 // 4) if len(line) > widest else 0
     before, text = line[start : column - 1], line[start : start + widest]
-    visible = "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    visible = "".join(
+        c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
     return visible, "".join("\t" if c == "\t" else " " for c in before)
 
 
@@ -142,12 +156,20 @@ RESOURCE_ERRORS = (RecursionError, MemoryError, OverflowError)
 
 
 def resource_error(error: BaseException, where: str) -> UsageError:
-    """A refusal of such an input, with the place and the remedy. What the frames of the error hold is freed: else there may be no room."""
+    """A refusal of such an input, with the place and the remedy. What the frames of the error hold
+    is freed: else there may be no room.
+    """
     clear_frames(error.__traceback__)
     place = f"{where}: " if where else ""
     if isinstance(error, RecursionError):
-        return UsageError(f"{place}the input is nested too deeply", "write it flatter, with fewer levels of steps or brackets")
+        return UsageError(
+            f"{place}the input is nested too deeply",
+            "write it flatter, with fewer levels of steps or brackets",
+        )
     if isinstance(error, MemoryError):
         smaller = "take fewer ranks, iterations or repeats; `simulate --no-verdict --no-values` needs less"
         return UsageError(f"{place}it takes more memory than is free", smaller)
-    return UsageError(f"{place}times or sizes add up to more than 64 bits can count (292 years in ns)", "make them smaller")
+    return UsageError(
+        f"{place}times or sizes add up to more than 64 bits can count (292 years in ns)",
+        "make them smaller",
+    )

@@ -1,9 +1,11 @@
-"""Small expressions over named numbers: `rank + 1`, `min(pp_size - 1 - pp, micro_batches)`, `stage == 0`.
+"""Small expressions over named numbers: `rank + 1`, `min(pp_size - 1 - pp, micro_batches)`, `stage
+== 0`.
 
-The grammar is a part of Python's: numbers, ``True`` and ``False`` (also ``true``, ``false``), names, ``+ - * // %``,
-comparisons, ``and or not``, ``a if c else b``, ``min`` and ``max``. Values are ints, floats and booleans with exactly Python's
-meaning. A name may also stand for a numpy array, one element per rank; the result is then the array of what Python gives for
-each element, branches not taken included: they are not evaluated for that element.
+The grammar is a part of Python's: numbers, ``True`` and ``False`` (also ``true``, ``false``),
+names, ``+ - * // %``, comparisons, ``and or not``, ``a if c else b``, ``min`` and ``max``. Values
+are ints, floats and booleans with exactly Python's meaning. A name may also stand for a numpy
+array, one element per rank; the result is then the array of what Python gives for each element,
+branches not taken included: they are not evaluated for that element.
 
 Everything is bounded: text length, nesting, and the size of every number.
 """
@@ -28,12 +30,16 @@ MAX_NUMBER = 2**53
 MAX_LENGTH = 500
 MAX_DEPTH = 100
 _MAX_COPIED_NAMES = 64
-ALLOWED_SYNTAX = "numbers, names, + - * // %, comparisons, and, or, not, `a if c else b`, min and max"
+ALLOWED_SYNTAX = (
+    "numbers, names, + - * // %, comparisons, and, or, not, `a if c else b`, min and max"
+)
 _BOOLEAN_WORDS = {"True": True, "False": False, "true": True, "false": False}
 
 
 class ExpressionError(ValueError):
-    """Text that is no expression, or an expression without a value. ``offset`` counts characters of the text from 0."""
+    """Text that is no expression, or an expression without a value. ``offset`` counts characters of
+    the text from 0.
+    """
 
     def __init__(self, message: str, offset: int = 0) -> None:
         super().__init__(message, offset)
@@ -48,8 +54,9 @@ class ExpressionError(ValueError):
 class Expression:
     """A parsed expression. Two are equal when they were written alike.
 
-    ``source`` is what the file has (a number, or a text without blanks around it), ``names`` what must be known to evaluate it
-    (``offsets``: where each is written first), ``constant`` the value when there are no names, else None.
+    ``source`` is what the file has (a number, or a text without blanks around it), ``names`` what
+    must be known to evaluate it (``offsets``: where each is written first), ``constant`` the value
+    when there are no names, else None.
     """
 
     text: str
@@ -60,7 +67,9 @@ class Expression:
     _run: _Evaluator = field(compare=False, repr=False)
 
     def evaluate(self, env: ExpressionNames) -> Any:
-        """The value, given the names: a number, or an array when a name that counts is an array. Raises ExpressionError."""
+        """The value, given the names: a number, or an array when a name that counts is an array.
+        Raises ExpressionError.
+        """
         if self.constant is not None:
             return self.constant
         if len(env) > _MAX_COPIED_NAMES:  # branches copy what they see
@@ -75,7 +84,9 @@ class Expression:
 
 
 def parse_expression(value: object) -> Expression:
-    """An expression from a number or a text. Raises ExpressionError that names what is refused and what is allowed."""
+    """An expression from a number or a text. Raises ExpressionError that names what is refused and
+    what is allowed.
+    """
     if isinstance(value, bool):
         return _constant_expression(value)
     if isinstance(value, int | float):
@@ -97,7 +108,9 @@ def _parse_text(source: str) -> Expression:
     if not text:
         raise ExpressionError("expected an expression, found an empty text")
     if len(text) > MAX_LENGTH:
-        raise ExpressionError(f"the expression has {len(text)} characters; at most {MAX_LENGTH} are allowed", start)
+        raise ExpressionError(
+            f"the expression has {len(text)} characters; at most {MAX_LENGTH} are allowed", start
+        )
     builder = _EvaluatorBuilder(text, start)
     run = builder.build(parse_syntax_tree(text, start), 0)
     offsets = tuple(builder.offsets.items())
@@ -106,18 +119,26 @@ def _parse_text(source: str) -> Expression:
 
 
 def parse_syntax_tree(text: str, start: int) -> ast.expr:
-    """The syntax tree of a text that starts ``start`` characters into the file's. Raises ExpressionError."""
+    """The syntax tree of a text that starts ``start`` characters into the file's. Raises
+    ExpressionError.
+    """
     if "#" in text:
-        raise ExpressionError(f"`#` is not allowed in an expression; allowed are {ALLOWED_SYNTAX}", start + text.index("#"))
+        raise ExpressionError(
+            f"`#` is not allowed in an expression; allowed are {ALLOWED_SYNTAX}",
+            start + text.index("#"),
+        )
     try:
         return ast.parse(" ".join(text.split("\n")), mode="eval").body
     except SyntaxError as error:
         offset = min(max((error.offset or 1) - 1, 0), len(text) - 1)
         remedy = f"; allowed are {ALLOWED_SYNTAX}"
-        raise ExpressionError(f"`{_shortened(text)}` is not an expression{remedy}", start + offset) from None
+        raise ExpressionError(
+            f"`{_shortened(text)}` is not an expression{remedy}", start + offset
+        ) from None
     except (ValueError, RecursionError, MemoryError):
         raise ExpressionError(
-            f"`{_shortened(text)}` can't be read as an expression; allowed are {ALLOWED_SYNTAX}", start
+            f"`{_shortened(text)}` can't be read as an expression; allowed are {ALLOWED_SYNTAX}",
+            start,
         ) from None
 
 
@@ -127,17 +148,39 @@ def _shortened(text: str) -> str:
 
 
 _REFUSED_SYNTAX: dict[type[ast.AST], str] = {
-    ast.Attribute: "an attribute", ast.Subscript: "a subscript", ast.Lambda: "a lambda", ast.Tuple: "a tuple", ast.List: "a list",
-    ast.Dict: "a mapping", ast.Set: "a set", ast.ListComp: "a comprehension", ast.GeneratorExp: "a comprehension",
-    ast.SetComp: "a comprehension", ast.DictComp: "a comprehension", ast.NamedExpr: "an assignment", ast.JoinedStr: "a string",
-    ast.Starred: "a `*`", ast.Await: "await", ast.Yield: "yield", ast.YieldFrom: "yield",
-}  # fmt: skip
+    ast.Attribute: "an attribute",
+    ast.Subscript: "a subscript",
+    ast.Lambda: "a lambda",
+    ast.Tuple: "a tuple",
+    ast.List: "a list",
+    ast.Dict: "a mapping",
+    ast.Set: "a set",
+    ast.ListComp: "a comprehension",
+    ast.GeneratorExp: "a comprehension",
+    ast.SetComp: "a comprehension",
+    ast.DictComp: "a comprehension",
+    ast.NamedExpr: "an assignment",
+    ast.JoinedStr: "a string",
+    ast.Starred: "a `*`",
+    ast.Await: "await",
+    ast.Yield: "yield",
+    ast.YieldFrom: "yield",
+}
 _REFUSED_OPERATORS: dict[type[ast.AST], str] = {
-    ast.Pow: "a power (`**`)", ast.Div: "a division with `/` (write `//`)", ast.MatMult: "`@`",
-    ast.LShift: "`<<`", ast.RShift: "`>>`",
-    ast.BitOr: "`|` (write `or`)", ast.BitAnd: "`&` (write `and`)", ast.BitXor: "`^`", ast.Invert: "`~`", ast.In: "`in`",
-    ast.NotIn: "`not in`", ast.Is: "`is` (write `==`)", ast.IsNot: "`is not` (write `!=`)",
-}  # fmt: skip
+    ast.Pow: "a power (`**`)",
+    ast.Div: "a division with `/` (write `//`)",
+    ast.MatMult: "`@`",
+    ast.LShift: "`<<`",
+    ast.RShift: "`>>`",
+    ast.BitOr: "`|` (write `or`)",
+    ast.BitAnd: "`&` (write `and`)",
+    ast.BitXor: "`^`",
+    ast.Invert: "`~`",
+    ast.In: "`in`",
+    ast.NotIn: "`not in`",
+    ast.Is: "`is` (write `==`)",
+    ast.IsNot: "`is not` (write `!=`)",
+}
 
 
 class _EvaluatorBuilder:
@@ -152,7 +195,9 @@ class _EvaluatorBuilder:
         return self.start + len(self.text.encode()[: node.col_offset].decode(errors="ignore"))
 
     def refuse(self, what: str, node: ast.expr) -> ExpressionError:
-        return ExpressionError(f"{what} is not allowed in an expression; allowed are {ALLOWED_SYNTAX}", self.at(node))
+        return ExpressionError(
+            f"{what} is not allowed in an expression; allowed are {ALLOWED_SYNTAX}", self.at(node)
+        )
 
     def build(self, node: ast.expr, depth: int) -> _Evaluator:
         if depth > MAX_DEPTH:
@@ -168,10 +213,14 @@ class _EvaluatorBuilder:
         if isinstance(node, ast.Compare):
             return self.comparison(node, depth)
         if isinstance(node, ast.BoolOp):
-            return _boolean_operation(isinstance(node.op, ast.And), [self.build(v, depth + 1) for v in node.values])
+            return _boolean_operation(
+                isinstance(node.op, ast.And), [self.build(v, depth + 1) for v in node.values]
+            )
         if isinstance(node, ast.IfExp):
             return _conditional(
-                self.build(node.test, depth + 1), self.build(node.body, depth + 1), self.build(node.orelse, depth + 1)
+                self.build(node.test, depth + 1),
+                self.build(node.body, depth + 1),
+                self.build(node.orelse, depth + 1),
             )
         if isinstance(node, ast.Call):
             return self.call(node, depth)
@@ -245,7 +294,9 @@ class _EvaluatorBuilder:
         return lambda env: _comparison_chain(compares, terms[0](env), terms[1:], env)
 
     def call(self, node: ast.Call, depth: int) -> _Evaluator:
-        name = node.func.id if isinstance(node.func, ast.Name) else _shortened(ast.unparse(node.func))
+        name = (
+            node.func.id if isinstance(node.func, ast.Name) else _shortened(ast.unparse(node.func))
+        )
         if name not in ("min", "max"):
             raise self.refuse(f"a call of {name}", node)
         if node.keywords or len(node.args) < 2:
@@ -257,19 +308,28 @@ def _bounded_literal(value: ExpressionNumber, offset: int) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise ExpressionError(f"expected a finite number, found {value}", offset)
     if isinstance(value, int) and abs(value) > MAX_NUMBER:
-        raise ExpressionError("the number is too large: integers go up to 2**53 (9007199254740992)", offset)
+        raise ExpressionError(
+            "the number is too large: integers go up to 2**53 (9007199254740992)", offset
+        )
 
 
 # --- arithmetic: fast on ints, careful on the rest ---
 
 _ARITHMETIC: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
-    ast.Add: lambda a, b: a + b, ast.Sub: lambda a, b: a - b, ast.Mult: lambda a, b: a * b,
-    ast.FloorDiv: lambda a, b: a // b, ast.Mod: lambda a, b: a % b,
-}  # fmt: skip
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.FloorDiv: lambda a, b: a // b,
+    ast.Mod: lambda a, b: a % b,
+}
 _COMPARISON: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
-    ast.Eq: lambda a, b: a == b, ast.NotEq: lambda a, b: a != b, ast.Lt: lambda a, b: a < b,
-    ast.LtE: lambda a, b: a <= b, ast.Gt: lambda a, b: a > b, ast.GtE: lambda a, b: a >= b,
-}  # fmt: skip
+    ast.Eq: lambda a, b: a == b,
+    ast.NotEq: lambda a, b: a != b,
+    ast.Lt: lambda a, b: a < b,
+    ast.LtE: lambda a, b: a <= b,
+    ast.Gt: lambda a, b: a > b,
+    ast.GtE: lambda a, b: a >= b,
+}
 
 
 def _is_array(value: Any) -> bool:
@@ -281,21 +341,29 @@ def _as_number(value: Any) -> Any:
     return value.astype("int64") if _is_array(value) and value.dtype.kind == "b" else value
 
 
-def _bounded_arithmetic(operator: Callable[[Any, Any], Any], divides: bool, a: Any, b: Any, offset: int) -> Any:
+def _bounded_arithmetic(
+    operator: Callable[[Any, Any], Any], divides: bool, a: Any, b: Any, offset: int
+) -> Any:
     a, b = _as_number(a), _as_number(b)
     if not (_is_array(a) or _is_array(b)):
         if divides and b == 0:
             raise ExpressionError("division by zero", offset)
         result = operator(a, b)
-        too_large = abs(result) > MAX_NUMBER if isinstance(result, int) else not math.isfinite(result)
+        too_large = (
+            abs(result) > MAX_NUMBER if isinstance(result, int) else not math.isfinite(result)
+        )
     else:
         result, too_large = _array_arithmetic(operator, divides, a, b, offset)
     if too_large:
-        raise ExpressionError("a result is too large: integers go up to 2**53, other numbers must be finite", offset)
+        raise ExpressionError(
+            "a result is too large: integers go up to 2**53, other numbers must be finite", offset
+        )
     return result
 
 
-def _array_arithmetic(operator: Callable[[Any, Any], Any], divides: bool, a: Any, b: Any, offset: int) -> tuple[Any, bool]:
+def _array_arithmetic(
+    operator: Callable[[Any, Any], Any], divides: bool, a: Any, b: Any, offset: int
+) -> tuple[Any, bool]:
     import numpy as np
 
     if divides and np.any(b == 0):
@@ -321,7 +389,9 @@ def _masked_names(env: ExpressionNames, mask: Any) -> dict[str, Any]:
 
 
 def _merge_branches(mask: Any, chosen: Any, other: Any) -> Any:
-    """``chosen`` where the mask holds, ``other`` elsewhere; both are given for their own elements only."""
+    """``chosen`` where the mask holds, ``other`` elsewhere; both are given for their own elements
+    only.
+    """
     import numpy as np
 
     kind = np.result_type(np.asarray(chosen).dtype, np.asarray(other).dtype)
@@ -367,7 +437,12 @@ def _boolean_operation(is_and: bool, terms: list[_Evaluator]) -> _Evaluator:
     return run
 
 
-def _comparison_chain(compares: list[Callable[[Any, Any], Any]], left: Any, terms: list[_Evaluator], env: ExpressionNames) -> Any:
+def _comparison_chain(
+    compares: list[Callable[[Any, Any], Any]],
+    left: Any,
+    terms: list[_Evaluator],
+    env: ExpressionNames,
+) -> Any:
     """``a < b < c``: each term evaluated once, and only while the comparisons before it hold."""
     right = terms[0](env)
     result = compares[0](left, right)

@@ -1,7 +1,8 @@
 """Parsers of what may stand in a file's fields, and the errors that know their way into it.
 
-A parser takes what YAML gives and returns what is meant, or raises ValueError with a sentence. They are put together here (`each`,
-`listed`, `many`, `per_rank`, `FieldErrorCollector`); which fields there are say `distsim.operations.core.field_types`, `distsim.scenario.strategies.field_types` and
+A parser takes what YAML gives and returns what is meant, or raises ValueError with a sentence. They
+are put together here (`each`, `listed`, `many`, `per_rank`, `FieldErrorCollector`); which fields
+there are say `distsim.operations.core.field_types`, `distsim.scenario.strategies.field_types` and
 `distsim.scenario.format.models.scalars`.
 """
 
@@ -26,7 +27,9 @@ FieldSchema = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class PerRank(Generic[T_co]):
-    """``{0: …, 1: …, else: …}``: keys are global ranks; ``default`` is ``else``'s value, None when it is left out."""
+    """``{0: …, 1: …, else: …}``: keys are global ranks; ``default`` is ``else``'s value, None when
+    it is left out.
+    """
 
     entries: tuple[tuple[int, T_co], ...]
     default: T_co | None = None
@@ -42,24 +45,34 @@ class PerRank(Generic[T_co]):
 
 
 class ParsedFieldType:
-    """What Annotated needs behind a field's type: its parser, its JSON schema, and how a file would say a value.
+    """What Annotated needs behind a field's type: its parser, its JSON schema, and how a file would
+    say a value.
 
-    As Pydantic's PlainValidator, PlainSerializer and WithJsonSchema together, but it makes no schema of the type, which nobody asks for:
-    half of what a model costs. ``func`` is the parser; ``told``: it also takes the validation's info.
+    As Pydantic's PlainValidator, PlainSerializer and WithJsonSchema together, but it makes no
+    schema of the type, which nobody asks for: half of what a model costs. ``func`` is the parser;
+    ``told``: it also takes the validation's info.
     """
 
     def __init__(
-        self, parse: Callable[..., object], schema: FieldSchema, write: Callable[[Any], object], told: bool = False
+        self,
+        parse: Callable[..., object],
+        schema: FieldSchema,
+        write: Callable[[Any], object],
+        told: bool = False,
     ) -> None:
         self.func, self.schema, self.write, self.told = parse, schema, write, told
 
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         written = core_schema.plain_serializer_function_ser_schema(self.write)
         if self.told:
             return core_schema.with_info_plain_validator_function(self.func, serialization=written)
         return core_schema.no_info_plain_validator_function(self.func, serialization=written)
 
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
         return dict(self.schema)
 
 
@@ -67,7 +80,9 @@ class ParsedFieldType:
 
 
 class FieldHelp(NamedTuple):
-    """What a field means, in a sentence, and a value that it may have. ``unit``: of a bare number."""
+    """What a field means, in a sentence, and a value that it may have. ``unit``: of a bare
+    number.
+    """
 
     about: str
     example: object
@@ -75,9 +90,11 @@ class FieldHelp(NamedTuple):
 
 
 def describe_fields(model: type[BaseModel], words: Mapping[str, FieldHelp], name: str) -> None:
-    """Give the fields of a model their descriptions: those of ``name.key``, else of the key alone, as the file has it.
+    """Give the fields of a model their descriptions: those of ``name.key``, else of the key alone,
+    as the file has it.
 
-    A field that says it itself (`Field(description=…, examples=[…])`) keeps that, unless its parent said it.
+    A field that says it itself (`Field(description=…, examples=[…])`) keeps that, unless its parent
+    said it.
     """
     for key, info in model.model_fields.items():
         written = info.alias or key
@@ -94,9 +111,13 @@ def describe_fields(model: type[BaseModel], words: Mapping[str, FieldHelp], name
 
 
 class FieldError(ValueError):
-    """A field's error that knows its way: ``path`` from the field to the culprit, ``offset`` into its text (None: not known)."""
+    """A field's error that knows its way: ``path`` from the field to the culprit, ``offset`` into
+    its text (None: not known).
+    """
 
-    def __init__(self, message: str, path: tuple[str | int, ...] = (), offset: int | None = None) -> None:
+    def __init__(
+        self, message: str, path: tuple[str | int, ...] = (), offset: int | None = None
+    ) -> None:
         super().__init__(message, path, offset)
         self.message = message
         self.path = path
@@ -130,7 +151,13 @@ def single_errors(error: ValueError) -> tuple[ValueError, ...]:
 
 def value_text(value: object) -> str:
     """A value at the end of a message, never long."""
-    text = "nothing" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+    text = (
+        "nothing"
+        if value is None
+        else str(value).lower()
+        if isinstance(value, bool)
+        else repr(value)
+    )
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -148,12 +175,18 @@ class FieldErrorCollector:
         self.errors: list[FieldError] = []
 
     def take(self, part: str | int, parse_one: FieldParser[T], value: object) -> T:
-        """The parsed value. Where it can't be parsed the error is kept, and `done` raises before anybody looks at what came back."""
+        """The parsed value. Where it can't be parsed the error is kept, and `done` raises before
+        anybody looks at what came back.
+        """
         try:
             return parse_one(value)
         except ValueError as error:
             for one in single_errors(error):
-                self.errors.append(FieldError(str(one), (part, *getattr(one, "path", ())), getattr(one, "offset", None)))
+                self.errors.append(
+                    FieldError(
+                        str(one), (part, *getattr(one, "path", ())), getattr(one, "offset", None)
+                    )
+                )
             return cast("T", None)
 
     def done(self) -> None:
@@ -185,7 +218,9 @@ def one_or_list_of(parse_one: FieldParser[T]) -> FieldParser[T | tuple[T, ...]]:
     """One value, or a list of them."""
 
     def parse_any(value: object) -> T | tuple[T, ...]:
-        return parse_each(parse_one, value) if isinstance(value, (list, tuple)) else parse_one(value)
+        return (
+            parse_each(parse_one, value) if isinstance(value, (list, tuple)) else parse_one(value)
+        )
 
     return parse_any
 
@@ -211,7 +246,9 @@ def per_rank(parse_one: FieldParser[T]) -> FieldParser[T | PerRank[T]]:
                 gather.take(key, _invalid_rank_key, key)
         gather.done()
         if not entries and default is None:
-            raise ValueError("expected at least one rank or `else` in a per-rank mapping, found none")
+            raise ValueError(
+                "expected at least one rank or `else` in a per-rank mapping, found none"
+            )
         return PerRank(tuple(entries), default)
 
     return parse_any
@@ -223,7 +260,9 @@ def one_of(expected: str, words: Iterable[str]) -> FieldParser[str]:
 
     def parse_word(value: object) -> str:
         if not isinstance(value, str) or value not in known:
-            raise ValueError(f"expected {expected} ({', '.join(known)}), found {value_text(value)}{did_you_mean(value, known)}")
+            raise ValueError(
+                f"expected {expected} ({', '.join(known)}), found {value_text(value)}{did_you_mean(value, known)}"
+            )
         return value
 
     return parse_word

@@ -1,4 +1,6 @@
-"""Names and values in messages: the nearest known name to one that is not known, lists, what was found."""
+"""Names and values in messages: the nearest known name to one that is not known, lists, what was
+found.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ from collections.abc import Iterable
 
 
 def closest_name(name: object, candidates: Iterable[object]) -> str | None:
-    """The candidate that looks most like ``name``, or None when none does. Letter case counts little."""
+    """The candidate that looks most like ``name``, or None when none does. Letter case counts
+    little.
+    """
     from difflib import get_close_matches
 
     if not isinstance(name, str) or len(name) > 80:
@@ -27,14 +31,18 @@ def did_you_mean(name: object, candidates: Iterable[object]) -> str:
 
 
 def name_list(candidates: Iterable[object], limit: int = 12) -> str:
-    """Names for a message, in the order given: ``a, b, c``, cut after ``limit``; ``none`` when there are none."""
+    """Names for a message, in the order given: ``a, b, c``, cut after ``limit``; ``none`` when
+    there are none.
+    """
     names = [str(c) for c in candidates]
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more if names else "none"
 
 
 def value_text(value: object) -> str:
-    """A value for the end of a message: ``'abc'``, ``12``, ``a mapping``, ``nothing``; never long."""
+    """A value for the end of a message: ``'abc'``, ``12``, ``a mapping``, ``nothing``; never
+    long.
+    """
     if value is None:
         return "nothing"
     if isinstance(value, dict | list | tuple):

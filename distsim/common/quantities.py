@@ -1,8 +1,9 @@
 """Expressions with units: `(rank + 1) * 1 ms`, `4 B * width * width`, `2 * 25 GB/s`.
 
-A number with its unit is a quantity; the rest is the grammar of `distsim.common.expressions`. Units are checked before anything is evaluated: only
-equals are added and compared, and what comes out must be what the field takes. A var may hold a quantity too. Values are in the base
-unit of `distsim.common.units`: ns, bytes, bytes per ns, FLOP, FLOP per ns.
+A number with its unit is a quantity; the rest is the grammar of `distsim.common.expressions`. Units
+are checked before anything is evaluated: only equals are added and compared, and what comes out
+must be what the field takes. A var may hold a quantity too. Values are in the base unit of
+`distsim.common.units`: ns, bytes, bytes per ns, FLOP, FLOP per ns.
 """
 
 from __future__ import annotations
@@ -15,25 +16,40 @@ from fractions import Fraction
 from typing import Any
 
 from distsim.common import units
-from distsim.common.expressions import Expression, ExpressionError, ExpressionNames, parse_expression, parse_syntax_tree
+from distsim.common.expressions import (
+    Expression,
+    ExpressionError,
+    ExpressionNames,
+    parse_expression,
+    parse_syntax_tree,
+)
 from distsim.common.records import dataclass
 
 #: What a unit measures, in the words of messages -> an example.
 EXAMPLE_BY_KIND = {
-    "a duration": "3 ms", "a size": "4 MiB", "a bandwidth": "50 GB/s", "floating-point operations": "2 TFLOP",
+    "a duration": "3 ms",
+    "a size": "4 MiB",
+    "a bandwidth": "50 GB/s",
+    "floating-point operations": "2 TFLOP",
     "a rate of floating-point operations": "989 TFLOP/s",
-}  # fmt: skip
+}
 ANY_QUANTITY = "a number or a quantity"
 _PARSER_BY_KIND: dict[str, Callable[[object], int | float]] = {
-    "a duration": units.parse_duration_ns, "a size": units.parse_size_bytes, "a bandwidth": units.parse_bandwidth,
-    "floating-point operations": units.parse_flops, "a rate of floating-point operations": units.parse_flop_rate,
-}  # fmt: skip
+    "a duration": units.parse_duration_ns,
+    "a size": units.parse_size_bytes,
+    "a bandwidth": units.parse_bandwidth,
+    "floating-point operations": units.parse_flops,
+    "a rate of floating-point operations": units.parse_flop_rate,
+}
 #: Quantities made of others: size / duration and the like are not formed, since `/` is no operator.
 _QUANTITY_LITERAL = re.compile(
-    r"(?<![\w.])((?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)\s*(" +
-    "|".join(sorted(map(re.escape, units.UNIT_BY_NAME), key=len, reverse=True)) + r")(?![\w(]|/\w)", re.ASCII,
-)  # fmt: skip
-#: A text with an operator, a condition or a lone name in it is meant as an expression, not as one quantity.
+    r"(?<![\w.])((?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)\s*("
+    + "|".join(sorted(map(re.escape, units.UNIT_BY_NAME), key=len, reverse=True))
+    + r")(?![\w(]|/\w)",
+    re.ASCII,
+)
+#: A text with an operator, a condition or a lone name in it is meant as an expression, not as one
+#: quantity.
 EXPRESSION_LIKE = r"[*%(<>]|//|\s/|/\s|[^eE\s(]\s*[+-]|\bif\b|^\s*[A-Za-z_\u0080-\uffff][A-Za-z0-9_\u0080-\uffff]*\s*$"
 #: Stand-ins for quantities in the text that is parsed: one letter each, so that places stay.
 _FIRST_PLACEHOLDER = 0x4E00
@@ -44,7 +60,9 @@ _ZERO_KIND = ""
 
 @dataclass(frozen=True, slots=True)
 class QuantityExpression(Expression):
-    """An expression with units. ``kind`` is what must come out (`EXAMPLE_BY_KIND`, or `ANY_QUANTITY`); values are in its base unit."""
+    """An expression with units. ``kind`` is what must come out (`EXAMPLE_BY_KIND`, or
+    `ANY_QUANTITY`); values are in its base unit.
+    """
 
     kind: str = field(default=ANY_QUANTITY, kw_only=True)
     _tree: ast.expr = field(compare=False, repr=False, kw_only=True)
@@ -53,7 +71,9 @@ class QuantityExpression(Expression):
     _written: str = field(default="", compare=False, repr=False, kw_only=True)
 
     def inferred_kind(self, known: Mapping[str, QuantityKind]) -> QuantityKind:
-        """What comes out, given what each name is (left out: a number). Raises ExpressionError where units don't fit."""
+        """What comes out, given what each name is (left out: a number). Raises ExpressionError
+        where units don't fit.
+        """
         return _UnitChecker({**known, **self._kinds}, self._written, self._start).of(self._tree)
 
     def check(self, known: Mapping[str, QuantityKind]) -> None:
@@ -61,7 +81,8 @@ class QuantityExpression(Expression):
         found = self.inferred_kind(known)
         if self.kind not in (ANY_QUANTITY, found) and found != _ZERO_KIND:
             raise ExpressionError(
-                f"expected {self.kind}, as `{EXAMPLE_BY_KIND[self.kind]}`, but {self.text} is {_kind_text(found)}", self._start
+                f"expected {self.kind}, as `{EXAMPLE_BY_KIND[self.kind]}`, but {self.text} is {_kind_text(found)}",
+                self._start,
             )
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -69,7 +90,9 @@ class QuantityExpression(Expression):
 
 
 def quantity_kind(value: Expression, known: Mapping[str, QuantityKind]) -> QuantityKind:
-    """What an expression is, given what its names are. Raises ExpressionError where units don't fit."""
+    """What an expression is, given what its names are. Raises ExpressionError where units don't
+    fit.
+    """
     if isinstance(value, QuantityExpression):
         return value.inferred_kind(known)
     if not any(known.get(name) for name in value.names):
@@ -83,7 +106,8 @@ def has_units(text: str) -> bool:
 
 
 def parse_quantity(value: object, kind: str = ANY_QUANTITY) -> QuantityExpression:
-    """An expression with units from a text; without names its units are checked at once, else by `QuantityExpression.check`.
+    """An expression with units from a text; without names its units are checked at once, else by
+    `QuantityExpression.check`.
 
     Raises ExpressionError, with the place in the text.
     """
@@ -100,20 +124,33 @@ def parse_quantity(value: object, kind: str = ANY_QUANTITY) -> QuantityExpressio
     offsets = tuple((name, start + offset) for name, offset in inner.offsets if name not in letters)
     names = frozenset(name for name, _ in offsets)
     made = QuantityExpression(
-        source, source, names, None if names else _evaluate_replaced(inner, letters, {}), offsets, lambda env: _evaluate_replaced(inner, letters, env),
-        kind=kind, _tree=found, _kinds=kinds, _start=start, _written=text,
-    )  # fmt: skip
+        source,
+        source,
+        names,
+        None if names else _evaluate_replaced(inner, letters, {}),
+        offsets,
+        lambda env: _evaluate_replaced(inner, letters, env),
+        kind=kind,
+        _tree=found,
+        _kinds=kinds,
+        _start=start,
+        _written=text,
+    )
     if not names:
         made.check({})
     return made
 
 
-def _evaluate_replaced(inner: Expression, letters: Mapping[str, int | float], env: ExpressionNames) -> Any:
+def _evaluate_replaced(
+    inner: Expression, letters: Mapping[str, int | float], env: ExpressionNames
+) -> Any:
     return inner.evaluate({**env, **letters})
 
 
 def _replace_quantities(source: str) -> tuple[dict[str, int | float], dict[str, str], str]:
-    """The values and kinds of the quantities in a text, by the letter that stands for each, and the text with those."""
+    """The values and kinds of the quantities in a text, by the letter that stands for each, and the
+    text with those.
+    """
     letters: dict[str, int | float] = {}
     kinds: dict[str, str] = {}
 
@@ -170,31 +207,47 @@ class _UnitChecker:
         real = [kind for kind in kinds if kind != _ZERO_KIND]
         if any(kind != real[0] for kind in real):
             other = next(kind for kind in real if kind != real[0])
-            raise self.wrong(f"{_kind_text(real[0])} and {_kind_text(other)} can't be {what}", whole)
+            raise self.wrong(
+                f"{_kind_text(real[0])} and {_kind_text(other)} can't be {what}", whole
+            )
         return real[0] if real else _ZERO_KIND
 
     def operation(self, node: ast.BinOp) -> QuantityKind:
         if isinstance(node.op, ast.Add | ast.Sub):
-            return self.equal([node.left, node.right], "added" if isinstance(node.op, ast.Add) else "subtracted", node)
+            return self.equal(
+                [node.left, node.right],
+                "added" if isinstance(node.op, ast.Add) else "subtracted",
+                node,
+            )
         left, right = self.of(node.left), self.of(node.right)
         if isinstance(node.op, ast.Mult):
             if left and right:
-                raise self.wrong(f"{left} times {right} is no quantity that there is; multiply by a number", node)
+                raise self.wrong(
+                    f"{left} times {right} is no quantity that there is; multiply by a number", node
+                )
             return left or right
         if isinstance(node.op, ast.Mod):
             return self.equal([node.left, node.right], "divided", node)
         if right and left != right:  # 7 // 3 ms
-            raise self.wrong(f"{_kind_text(left)} divided by {right} is no quantity that there is", node)
+            raise self.wrong(
+                f"{_kind_text(left)} divided by {right} is no quantity that there is", node
+            )
         return None if right else left
 
     def wrong(self, message: str, node: ast.expr) -> ExpressionError:
-        return ExpressionError(message, self.start + len(self.text.encode()[: node.col_offset].decode(errors="ignore")))
+        return ExpressionError(
+            message, self.start + len(self.text.encode()[: node.col_offset].decode(errors="ignore"))
+        )
 
 
-def read_quantity(value: object, kind: str, names: Mapping[str, object], kinds: Mapping[str, QuantityKind]) -> int | float:
-    """A quantity by its text, or by an expression over names that are the same on every rank; in the base unit, not rounded.
+def read_quantity(
+    value: object, kind: str, names: Mapping[str, object], kinds: Mapping[str, QuantityKind]
+) -> int | float:
+    """A quantity by its text, or by an expression over names that are the same on every rank; in
+    the base unit, not rounded.
 
-    Raises ValueError in the words of the plain parser where the text is no expression with a unit.
+    Raises ValueError in the words of the plain parser where the text is no expression with a
+    unit.
     """
     plain = _PARSER_BY_KIND[kind]
     if not isinstance(value, str):
@@ -214,7 +267,9 @@ def read_quantity(value: object, kind: str, names: Mapping[str, object], kinds: 
 
 
 def parse_quantity_expression(value: str, kind: str, plain_error: ValueError) -> QuantityExpression:
-    """An expression with units; a text that was meant as a plain quantity is refused in that parser's words."""
+    """An expression with units; a text that was meant as a plain quantity is refused in that
+    parser's words.
+    """
     if re.search(EXPRESSION_LIKE, value) is None:
         raise plain_error from None
     return parse_quantity(value, kind)

@@ -1,8 +1,9 @@
 """Records that are cheap to define, and to make by the million.
 
-Dataclasses whose methods are shared functions: the standard library's compiles up to six of text for each class, at each start of the
-process, which is a tenth of the time of a short command. For the classes that every command loads. They are dataclasses to
-`dataclasses.fields` and `replace`, and to mypy; what can be told apart is only how fast an instance is made: by position faster, by
+Dataclasses whose methods are shared functions: the standard library's compiles up to six of text
+for each class, at each start of the process, which is a tenth of the time of a short command. For
+the classes that every command loads. They are dataclasses to `dataclasses.fields` and `replace`,
+and to mypy; what can be told apart is only how fast an instance is made: by position faster, by
 keywords slower.
 """
 
@@ -21,11 +22,17 @@ if TYPE_CHECKING:
 else:
 
     def dataclass(cls=None, /, *, frozen=False, slots=False, eq=True, order=False):
-        """As the decorator of the standard library, less what no class here asks of it (``init=False``, ``__post_init__``)."""
+        """As the decorator of the standard library, less what no class here asks of it
+        (``init=False``, ``__post_init__``).
+        """
 
         def made(plain):
-            record = dataclasses.dataclass(init=not frozen, repr=False, eq=False, slots=slots)(plain)
-            assert not (frozen and hasattr(record, "__post_init__")), "take the decorator of the standard library"
+            record = dataclasses.dataclass(init=not frozen, repr=False, eq=False, slots=slots)(
+                plain
+            )
+            assert not (frozen and hasattr(record, "__post_init__")), (
+                "take the decorator of the standard library"
+            )
             _add_missing_methods(
                 record,
                 {
@@ -50,7 +57,10 @@ def _comparison_methods(record: type, frozen: bool, order: bool) -> dict[str, ob
     """By what the fields hold."""
     values = _field_reader([field.name for field in fields(record) if field.compare])
     orders = (operator.lt, operator.le, operator.gt, operator.ge) if order else ()
-    compared = {f"__{compare.__name__}__": _comparison(values, compare) for compare in (operator.eq, *orders)}
+    compared = {
+        f"__{compare.__name__}__": _comparison(values, compare)
+        for compare in (operator.eq, *orders)
+    }
     return {**compared, "__hash__": (lambda self: hash(values(self))) if frozen else None}
 
 
@@ -58,7 +68,11 @@ def _comparison(
     values: Callable[[object], tuple[object, ...]], compare: Callable[[object, object], bool]
 ) -> Callable[[object, object], bool]:
     def compared(self: object, other: object) -> bool:
-        return compare(values(self), values(other)) if other.__class__ is self.__class__ else NotImplemented
+        return (
+            compare(values(self), values(other))
+            if other.__class__ is self.__class__
+            else NotImplemented
+        )
 
     return compared
 
@@ -66,7 +80,12 @@ def _comparison(
 def _frozen_methods(record: type, slots: bool) -> dict[str, object]:
     """Made once, and then refusing changes."""
     kept = {"__getstate__": _pickle_state, "__setstate__": _restore_pickle_state} if slots else {}
-    return {"__init__": _frozen_init(record, slots), "__setattr__": _refuse_assignment, "__delattr__": _refuse_assignment, **kept}
+    return {
+        "__init__": _frozen_init(record, slots),
+        "__setattr__": _refuse_assignment,
+        "__delattr__": _refuse_assignment,
+        **kept,
+    }
 
 
 def _field_reader(names: Sequence[str]) -> Callable[[object], tuple[object, ...]]:
@@ -83,20 +102,40 @@ def _frozen_init(record: type, slots: bool) -> Callable[..., None]:
     count, setters = len(names), [getattr(record, name).__set__ for name in names] if slots else []
 
     def into_slots(self: object, *given: object, **named: object) -> None:
-        for put, value in zip(setters, given if len(given) == count and not named else given_by(given, named), strict=True):
+        for put, value in zip(
+            setters,
+            given if len(given) == count and not named else given_by(given, named),
+            strict=True,
+        ):
             put(self, value)
 
     def into_dict(self: object, *given: object, **named: object) -> None:
-        self.__dict__.update(zip(names, given if len(given) == count and not named else given_by(given, named), strict=True))
+        self.__dict__.update(
+            zip(
+                names,
+                given if len(given) == count and not named else given_by(given, named),
+                strict=True,
+            )
+        )
 
     return into_slots if slots else into_dict
 
 
-def _argument_binder(record: type, names: tuple[str, ...]) -> Callable[[tuple[object, ...], dict[str, object]], Iterable[object]]:
-    """What a call gives each of the fields. It raises TypeError where that is not one value for each."""
+def _argument_binder(
+    record: type, names: tuple[str, ...]
+) -> Callable[[tuple[object, ...], dict[str, object]], Iterable[object]]:
+    """What a call gives each of the fields. It raises TypeError where that is not one value for
+    each.
+    """
     known = frozenset(names)
-    defaults = {field.name: field.default for field in fields(record) if field.default is not MISSING}
-    factories = {field.name: field.default_factory for field in fields(record) if field.default_factory is not MISSING}
+    defaults = {
+        field.name: field.default for field in fields(record) if field.default is not MISSING
+    }
+    factories = {
+        field.name: field.default_factory
+        for field in fields(record)
+        if field.default_factory is not MISSING
+    }
 
     def given_by(given: tuple[object, ...], named: dict[str, object]) -> Iterable[object]:
         bound = {**defaults, **dict(zip(names, given, strict=False)), **named}
@@ -105,7 +144,10 @@ def _argument_binder(record: type, names: tuple[str, ...]) -> Callable[[tuple[ob
                 bound[name] = factory()
         twice = named.keys() & names[: len(given)]
         if bound.keys() != known or len(given) > len(names) or twice:
-            wrong = sorted({*twice, *bound.keys() ^ known}) or f"{len(given)} values for {len(names)} fields"
+            wrong = (
+                sorted({*twice, *bound.keys() ^ known})
+                or f"{len(given)} values for {len(names)} fields"
+            )
             raise TypeError(f"{record.__qualname__}(): missing, unknown or given twice: {wrong}")
         return [bound[name] for name in names]
 
@@ -113,7 +155,9 @@ def _argument_binder(record: type, names: tuple[str, ...]) -> Callable[[tuple[ob
 
 
 def _record_repr(self: Any) -> str:
-    values = ", ".join(f"{field.name}={getattr(self, field.name)!r}" for field in fields(self) if field.repr)
+    values = ", ".join(
+        f"{field.name}={getattr(self, field.name)!r}" for field in fields(self) if field.repr
+    )
     return f"{type(self).__qualname__}({values})"
 
 
@@ -136,7 +180,8 @@ __all__ = ["dataclass"]
 # --- many records at once ---
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Put the cyclic collector off for a while: walking a million new records that are all in use takes a third of the time.
+    """Put the cyclic collector off for a while: walking a million new records that are all in use
+    takes a third of the time.
 
     Afterwards they count as old, so that the collector's next round does not walk them at once.
     """

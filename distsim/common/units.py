@@ -1,10 +1,11 @@
 """Numbers with units: `3 ms`, `4 MiB`, `50 GB/s`, `989 TFLOP/s`, and back.
 
-Inside distsim a time is an integer of nanoseconds and a size an integer of bytes; a rate is a float per nanosecond
-(1 GB/s is 1 byte per ns). ``parse_*`` raise ValueError with what was expected; ``*_text`` give text that parses to the very
-same number; ``show_*`` round for tables.
+Inside distsim a time is an integer of nanoseconds and a size an integer of bytes; a rate is a float
+per nanosecond (1 GB/s is 1 byte per ns). ``parse_*`` raise ValueError with what was expected;
+``*_text`` give text that parses to the very same number; ``show_*`` round for tables.
 
-Decimal prefixes (k M G T P) are powers of 1000, binary ones (Ki Mi Gi Ti) powers of 1024, as IEC 80000-13 has them.
+Decimal prefixes (k M G T P) are powers of 1000, binary ones (Ki Mi Gi Ti) powers of 1024, as IEC
+80000-13 has them.
 """
 
 from __future__ import annotations
@@ -15,28 +16,56 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-_QUANTITY = re.compile(r"\s*([+-]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][+-]?\d{1,3})?)\s*([^\d\s.+-]\S*)?\s*", re.ASCII)
+_QUANTITY = re.compile(
+    r"\s*([+-]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][+-]?\d{1,3})?)\s*([^\d\s.+-]\S*)?\s*",
+    re.ASCII,
+)
 #: Of every quantity, in its base unit.
 MAX_QUANTITY = 2**62
 
-_DURATION_UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
+_DURATION_UNITS = {
+    "ns": 1,
+    "us": 10**3,
+    "µs": 10**3,
+    "μs": 10**3,
+    "ms": 10**6,
+    "s": 10**9,
+    "min": 60 * 10**9,
+    "h": 3600 * 10**9,
+}
 _SIZE_UNITS = {
-    "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
-    "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-}  # fmt: skip
+    "B": 1,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+    "kB": 10**3,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+}
 #: Bytes per ns.
-_BANDWIDTH_UNITS = (
-    {f"{name}/s": Fraction(factor, 10**9) for name, factor in _SIZE_UNITS.items()}
-    | {f"{p}bit/s": Fraction(f, 8 * 10**9) for p, f in (("", 1), ("k", 10**3), ("M", 10**6), ("G", 10**9), ("T", 10**12))}
-)  # fmt: skip
-_FLOP_UNITS = {f"{p}FLOP": 10**k for p, k in (("", 0), ("k", 3), ("K", 3), ("M", 6), ("G", 9), ("T", 12), ("P", 15), ("E", 18))}
+_BANDWIDTH_UNITS = {
+    f"{name}/s": Fraction(factor, 10**9) for name, factor in _SIZE_UNITS.items()
+} | {
+    f"{p}bit/s": Fraction(f, 8 * 10**9)
+    for p, f in (("", 1), ("k", 10**3), ("M", 10**6), ("G", 10**9), ("T", 10**12))
+}
+_FLOP_UNITS = {
+    f"{p}FLOP": 10**k
+    for p, k in (("", 0), ("k", 3), ("K", 3), ("M", 6), ("G", 9), ("T", 12), ("P", 15), ("E", 18))
+}
 _FLOP_RATE_UNITS = {f"{name}/s": Fraction(factor, 10**9) for name, factor in _FLOP_UNITS.items()}
 
 
 _UNIT_FAMILIES: tuple[tuple[str, Mapping[str, int | Fraction]], ...] = (
-    ("a duration", _DURATION_UNITS), ("a size", _SIZE_UNITS), ("a bandwidth", _BANDWIDTH_UNITS), ("floating-point operations", _FLOP_UNITS),
+    ("a duration", _DURATION_UNITS),
+    ("a size", _SIZE_UNITS),
+    ("a bandwidth", _BANDWIDTH_UNITS),
+    ("floating-point operations", _FLOP_UNITS),
     ("a rate of floating-point operations", _FLOP_RATE_UNITS),
-)  # fmt: skip
+)
 
 
 class MeasurementUnit(NamedTuple):
@@ -47,7 +76,11 @@ class MeasurementUnit(NamedTuple):
 
 
 #: Every unit by its name.
-UNIT_BY_NAME = {name: MeasurementUnit(kind, factor) for kind, table in _UNIT_FAMILIES for name, factor in table.items()}
+UNIT_BY_NAME = {
+    name: MeasurementUnit(kind, factor)
+    for kind, table in _UNIT_FAMILIES
+    for name, factor in table.items()
+}
 
 
 def _value_text(value: object) -> str:
@@ -56,7 +89,9 @@ def _value_text(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _parse_exact(value: object, what: str, example: str, table: Mapping[str, int | Fraction]) -> Fraction:
+def _parse_exact(
+    value: object, what: str, example: str, table: Mapping[str, int | Fraction]
+) -> Fraction:
     """A quantity in the base unit of ``table``, exactly."""
     expected = f"expected {what} with a unit, as `{example}`"
     if not isinstance(value, str):
@@ -72,12 +107,16 @@ def _parse_exact(value: object, what: str, example: str, table: Mapping[str, int
         related = [name for name in (f"{unit}/s", unit.removesuffix("/s")) if name in table]
         meant = did_you_mean(unit, related if other else table)
         known = f"{'of ' + other + ' ' if other else ''}(known: {name_list(table, 14)}){meant}"
-        raise ValueError(f"expected {what}, as `{example}`, found the unit {_value_text(unit)} {known}")
+        raise ValueError(
+            f"expected {what}, as `{example}`, found the unit {_value_text(unit)} {known}"
+        )
     number = Fraction(match[1]) * table[unit]
     if number < 0:
         raise ValueError(f"expected {what} of zero or more, found {_value_text(value)}")
     if number > MAX_QUANTITY:
-        raise ValueError(f"expected {what} that fits 62 bits in its smallest unit, found {_value_text(value)}")
+        raise ValueError(
+            f"expected {what} that fits 62 bits in its smallest unit, found {_value_text(value)}"
+        )
     return number
 
 
@@ -95,7 +134,9 @@ def parse_timeout_ns(value: object) -> int:
 
 
 def parse_size_bytes(value: object) -> int:
-    """`4 MiB` in bytes. Units: B, KiB MiB GiB TiB, kB MB GB TB. Raises ValueError for a fraction of a byte."""
+    """`4 MiB` in bytes. Units: B, KiB MiB GiB TiB, kB MB GB TB. Raises ValueError for a fraction of
+    a byte.
+    """
     size = _parse_exact(value, "a size", "4 MiB", _SIZE_UNITS)
     if size.denominator != 1:
         raise ValueError(f"expected a size in whole bytes, found {_value_text(value)}")
@@ -103,18 +144,24 @@ def parse_size_bytes(value: object) -> int:
 
 
 def parse_bandwidth(value: object) -> float:
-    """`50 GB/s` in bytes per ns. Units: those of sizes per second, and bit/s kbit/s Mbit/s Gbit/s Tbit/s."""
+    """`50 GB/s` in bytes per ns. Units: those of sizes per second, and bit/s kbit/s Mbit/s Gbit/s
+    Tbit/s.
+    """
     return float(_parse_exact(value, "a bandwidth", "50 GB/s", _BANDWIDTH_UNITS))
 
 
 def parse_flop_rate(value: object) -> float:
     """`989 TFLOP/s` in floating-point operations per ns. Prefixes: k M G T P E."""
-    return float(_parse_exact(value, "a rate of floating-point operations", "989 TFLOP/s", _FLOP_RATE_UNITS))
+    return float(
+        _parse_exact(value, "a rate of floating-point operations", "989 TFLOP/s", _FLOP_RATE_UNITS)
+    )
 
 
 def parse_flops(value: object) -> float:
     """`2 TFLOP` as a number of floating-point operations. Prefixes: k M G T P E."""
-    return float(_parse_exact(value, "a number of floating-point operations", "2 TFLOP", _FLOP_UNITS))
+    return float(
+        _parse_exact(value, "a number of floating-point operations", "2 TFLOP", _FLOP_UNITS)
+    )
 
 
 def _whole_unit_text(number: int, units: tuple[tuple[str, int], ...]) -> str:
@@ -132,11 +179,15 @@ def duration_text(ns: int) -> str:
 
 def size_text(nbytes: int) -> str:
     """The exact inverse of `parse_size_bytes`: 4194304 is `4 MiB`."""
-    return _whole_unit_text(nbytes, (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1)))
+    return _whole_unit_text(
+        nbytes, (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+    )
 
 
 def _exact_text(number: float, table: Mapping[str, int | Fraction], units: tuple[str, ...]) -> str:
-    """The shortest text in one of ``units`` that parses to exactly this float; the last unit must have factor 1."""
+    """The shortest text in one of ``units`` that parses to exactly this float; the last unit must
+    have factor 1.
+    """
     texts = []
     for unit in units:
         scaled = float(Fraction(number) / table[unit])
@@ -178,4 +229,6 @@ def show_ns(ns: int) -> str:
 
 def show_bytes(nbytes: int) -> str:
     """A size for people, four significant digits: 4194304 is `4 MiB`."""
-    return _rounded_text(nbytes, (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1)))
+    return _rounded_text(
+        nbytes, (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+    )

@@ -1,8 +1,10 @@
-"""Timeouts: what becomes of a wait that outlasts its group's timeout while others still move (design §5, rule 5).
+"""Timeouts: what becomes of a wait that outlasts its group's timeout while others still move
+(design §5, rule 5).
 
-A standstill is never ended by a timeout, but for that of a monitored_barrier, which is there to tell who is missing. So deadlines are
-looked at only between two things that happen, or while a rank stands in a monitored_barrier: where the next event is later than a
-deadline, the deadline comes first. Most runs are over before any deadline; they are simulated without (`outlasts`).
+A standstill is never ended by a timeout, but for that of a monitored_barrier, which is there to
+tell who is missing. So deadlines are looked at only between two things that happen, or while a rank
+stands in a monitored_barrier: where the next event is later than a deadline, the deadline comes
+first. Most runs are over before any deadline; they are simulated without (`outlasts`).
 
 * gloo: a message's clock starts when its request is waited for, a collective's when a worker begins it; making a group waits a
   second longer (in the store). The rank raises, and the group is closed in its process: its partners see the connection closed (G10).
@@ -21,7 +23,13 @@ from distsim.backends.gloo import monitored_barrier_error
 from distsim.engine.timeout_check import LAUNCH_QUEUE_DEPTH, MONITORED_BARRIER, group_timeouts_ns
 from distsim.findings.finding_types import Finding, SourceLocation
 from distsim.program.code import Program
-from distsim.semantics.form.instructions import AwaitRendezvous, ExitRank, Instruction, PartKind, WaitForRows
+from distsim.semantics.form.instructions import (
+    AwaitRendezvous,
+    ExitRank,
+    Instruction,
+    PartKind,
+    WaitForRows,
+)
 from distsim.semantics.ordered.state import CLOSED, DUE, HUNG, RUNNING, RunState
 from distsim.semantics.ordered.transitions import TransitionRules
 
@@ -29,7 +37,9 @@ _STORE_OPS = ("new_group", "init_process_group")
 
 
 class TimedOutCall(NamedTuple):
-    """A call that waited longer than it may, ``limit_ns``. ``missing``: of a monitored_barrier's rank 0, who has not come."""
+    """A call that waited longer than it may, ``limit_ns``. ``missing``: of a monitored_barrier's
+    rank 0, who has not come.
+    """
 
     rank: int
     position: int
@@ -38,7 +48,9 @@ class TimedOutCall(NamedTuple):
 
 
 class _DeadlineEntry(NamedTuple):
-    """``since`` tells this wait of the host from an earlier one; -1 where the host does not matter."""
+    """``since`` tells this wait of the host from an earlier one; -1 where the host does not
+    matter.
+    """
 
     at_ns: int
     number: int
@@ -66,9 +78,15 @@ class RunDeadlines:
         return self._heap[0].at_ns if self._heap else None
 
     def expire(self) -> tuple[int, ExitRank | int]:
-        """The next deadline runs out: whose, and what becomes of that rank, or the group that it closes while the host is elsewhere."""
+        """The next deadline runs out: whose, and what becomes of that rank, or the group that it
+        closes while the host is elsewhere.
+        """
         entry = heappop(self._heap)
-        position = self.rules.part(entry.row).position if entry.row >= 0 else self.rules.position(self.state, entry.rank)
+        position = (
+            self.rules.part(entry.row).position
+            if entry.row >= 0
+            else self.rules.position(self.state, entry.rank)
+        )
         missing = self._missing(entry.row)
         self.late.append(TimedOutCall(entry.rank, position, entry.limit_ns, missing))
         here = self.rules.position(self.state, entry.rank)
@@ -77,22 +95,38 @@ class RunDeadlines:
             return entry.rank, ExitRank(here, "crashed", text)
         instruction = self.rules.instruction(self.state, entry.rank)
         waited = entry.row - self.rules.base[entry.rank]
-        if entry.row >= 0 and not (isinstance(instruction, WaitForRows) and waited in instruction.rows):
+        if entry.row >= 0 and not (
+            isinstance(instruction, WaitForRows) and waited in instruction.rows
+        ):
             return entry.rank, self.rules.group[entry.row]
         return entry.rank, ExitRank(here, "raised", self._text(entry, missing))
 
     def watches(self, since: list[int]) -> bool:
-        """Some rank stands in a monitored_barrier, which ends in its time though nobody else moves."""
-        rows = (entry for entry in self._heap if entry.row >= 0 and self.rules.part(entry.row).call.op == MONITORED_BARRIER)
+        """Some rank stands in a monitored_barrier, which ends in its time though nobody else
+        moves.
+        """
+        rows = (
+            entry
+            for entry in self._heap
+            if entry.row >= 0 and self.rules.part(entry.row).call.op == MONITORED_BARRIER
+        )
         return any(self._holds(entry, since) for entry in rows)
 
     def _missing(self, row: int) -> tuple[int, ...]:
         """Who has not come to the monitored_barrier of a rank that keeps its list."""
-        if row < 0 or self.rules.part(row).call.op != MONITORED_BARRIER or not self._tracks_arrivals(row):
+        if (
+            row < 0
+            or self.rules.part(row).call.op != MONITORED_BARRIER
+            or not self._tracks_arrivals(row)
+        ):
             return ()
         linked = self.rules.linked
         instance = int(linked.instance[row])
-        came = {self.rules.rank_of[r] for r in linked.rows_of[instance].tolist() if self.state.phase[r] != CLOSED}
+        came = {
+            self.rules.rank_of[r]
+            for r in linked.rows_of[instance].tolist()
+            if self.state.phase[r] != CLOSED
+        }
         return tuple(rank for rank in self._members(row) if rank not in came)
 
     def _members(self, row: int) -> tuple[int, ...]:
@@ -108,16 +142,26 @@ class RunDeadlines:
         op = self.rules.part(entry.row).call.op if entry.row >= 0 else _STORE_OPS[0]
         if op in _STORE_OPS:
             return "Wait timeout"
-        word = {PartKind.RECEIVE: "recv", PartKind.SEND: "send"}.get(PartKind(self.rules.kind[entry.row]), op)
+        word = {PartKind.RECEIVE: "recv", PartKind.SEND: "send"}.get(
+            PartKind(self.rules.kind[entry.row]), op
+        )
         return f"Timed out waiting {entry.limit_ns // 10**6}ms for {word} operation to complete"
 
     # --- clocks that start ---
     def blocked(self, rank: int, now: int, instruction: Instruction, row: int) -> None:
-        """A host begins to wait, for ``row`` if it waits for one (requests are waited for one after the other, G11)."""
+        """A host begins to wait, for ``row`` if it waits for one (requests are waited for one after
+        the other, G11).
+        """
         if self.rules.profile.timed_out != "raises":
             return
         if isinstance(instruction, AwaitRendezvous):
-            self._add(now, rank, -1, now, self.limits[instruction.of_group] + self.rules.profile.store_grace_ns)
+            self._add(
+                now,
+                rank,
+                -1,
+                now,
+                self.limits[instruction.of_group] + self.rules.profile.store_grace_ns,
+            )
         elif row >= 0 and self.state.phase[row] and 0 <= self.rules.kind[row] <= PartKind.RECEIVE:
             self._add(now, rank, row, now, self.limits[self.rules.group[row]])
 
@@ -156,7 +200,9 @@ class RunDeadlines:
         heappush(self._heap, _DeadlineEntry(now + limit, self._number, rank, row, since, limit))
 
     def _holds(self, entry: _DeadlineEntry, since: list[int]) -> bool:
-        if self.state.ends[entry.rank] is not None or (entry.since >= 0 and since[entry.rank] != entry.since):
+        if self.state.ends[entry.rank] is not None or (
+            entry.since >= 0 and since[entry.rank] != entry.since
+        ):
             return False
         if entry.row < 0:
             return isinstance(self.rules.instruction(self.state, entry.rank), AwaitRendezvous)
@@ -165,13 +211,18 @@ class RunDeadlines:
         return phase != CLOSED and (self.rules.profile.device or phase in (RUNNING, DUE, HUNG))
 
 
-def timeout_findings(program: Program, profile: BackendProfile, late: tuple[TimedOutCall, ...]) -> tuple[Finding, ...]:
+def timeout_findings(
+    program: Program, profile: BackendProfile, late: tuple[TimedOutCall, ...]
+) -> tuple[Finding, ...]:
     """DS804, one per place."""
     places: dict[int, list[TimedOutCall]] = {}
     for one in late:
-        places.setdefault(program.code_call(one.rank, min(one.position, len(program.code(one.rank).calls) - 1)).site, []).append(
-            one
-        )
+        places.setdefault(
+            program.code_call(
+                one.rank, min(one.position, len(program.code(one.rank).calls) - 1)
+            ).site,
+            [],
+        ).append(one)
     found = []
     for site, those in places.items():
         ranks = tuple(sorted({one.rank for one in those}))
@@ -179,15 +230,25 @@ def timeout_findings(program: Program, profile: BackendProfile, late: tuple[Time
         if those[0].missing:
             found.append(_monitored_barrier_finding(those[0], ranks, place))
             continue
-        end = "its watchdog ends the process" if profile.timed_out == "crashes" else "it raises, and its group is dead there"
-        whose = f"rank {ranks[0]} waits" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks[:8]))} wait"
+        end = (
+            "its watchdog ends the process"
+            if profile.timed_out == "crashes"
+            else "it raises, and its group is dead there"
+        )
+        whose = (
+            f"rank {ranks[0]} waits"
+            if len(ranks) == 1
+            else f"ranks {', '.join(map(str, ranks[:8]))} wait"
+        )
         text = f"{whose} in {op} for longer than the {those[0].limit_ns / 1e9:g} s of the timeout while others still move: {end}"
         help_text = "raise the timeout of this group (new groups don't inherit the world's), or let nobody wait for the slow work"
         found.append(Finding("DS804", "error", text, ranks, ranks, (help_text,), (place,)))
     return tuple(found)
 
 
-def _monitored_barrier_finding(late: TimedOutCall, ranks: tuple[int, ...], place: SourceLocation) -> Finding:
+def _monitored_barrier_finding(
+    late: TimedOutCall, ranks: tuple[int, ...], place: SourceLocation
+) -> Finding:
     """A monitored_barrier has done what it is there for."""
     who = f"rank{'' if len(late.missing) == 1 else 's'} {', '.join(map(str, late.missing[:8]))}"
     have = "has" if len(late.missing) == 1 else "have"

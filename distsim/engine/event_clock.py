@@ -1,4 +1,6 @@
-"""What happens at which time: simpy's clock, with one of its events for each instant at which anything does."""
+"""What happens at which time: simpy's clock, with one of its events for each instant at which
+anything does.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,15 @@ from typing import Any
 
 import simpy
 
-#: What happens at an instant: a row finishes (its number), a rank's host goes on (the number's complement), or something else.
+#: What happens at an instant: a row finishes (its number), a rank's host goes on (the number's
+#: complement), or something else.
 ClockEntry = int | Callable[[], None]
 
 
 class EventClock:
-    """Entries of one instant happen in the order in which they were put there, also those that others put there meanwhile."""
+    """Entries of one instant happen in the order in which they were put there, also those that
+    others put there meanwhile.
+    """
 
     def __init__(self, run: Callable[[list[ClockEntry]], None]) -> None:
         self.env: Any = simpy.Environment()
@@ -33,7 +38,11 @@ class EventClock:
         self._run(self._at[self.now])
         del self._at[self.now]
 
-    def run(self, deadline: Callable[[], int | None] | None = None, expire: Callable[[], None] | None = None) -> None:
+    def run(
+        self,
+        deadline: Callable[[], int | None] | None = None,
+        expire: Callable[[], None] | None = None,
+    ) -> None:
         """Run to the end, with deadlines between its events where there are any."""
         if deadline is None or expire is None:
             self.env.run()
@@ -41,7 +50,9 @@ class EventClock:
         while self.env.peek() != float("inf"):
             limit = deadline()
             if limit is not None and limit < self.env.peek():
-                self.env.timeout(max(limit - self.env.now, 0)).callbacks.append(lambda _: self._expire(expire))
+                self.env.timeout(max(limit - self.env.now, 0)).callbacks.append(
+                    lambda _: self._expire(expire)
+                )
             self.env.step()
 
     def _expire(self, expire: Callable[[], None]) -> None:

@@ -1,11 +1,14 @@
-"""The time-ordered engine: the explicit rules (`distsim.semantics.ordered.transitions`), driven by simpy's clock.
+"""The time-ordered engine: the explicit rules (`distsim.semantics.ordered.transitions`), driven by
+simpy's clock.
 
-Everything happens at its own time, so the order of arrival is true: any-source receives, shared network cards, queues, dying
-ranks, all three profiles. It takes every program, and is the reference that the faster drivers are held to.
+Everything happens at its own time, so the order of arrival is true: any-source receives, shared
+network cards, queues, dying ranks, all three profiles. It takes every program, and is the reference
+that the faster drivers are held to.
 
-Times: a pair finishes at max(both ready) + price, for both sides; a send that runs ahead of its receive is done when it is ready
-and its data arrives at ready + price; a member of a collective finishes at max(arrival of those it needs) + price. What is under way
-at once on shared links takes longer (`distsim.engine.link_sharing`).
+Times: a pair finishes at max(both ready) + price, for both sides; a send that runs ahead of its
+receive is done when it is ready and its data arrives at ready + price; a member of a collective
+finishes at max(arrival of those it needs) + price. What is under way at once on shared links takes
+longer (`distsim.engine.link_sharing`).
 """
 
 from __future__ import annotations
@@ -41,9 +44,10 @@ _SEND, _RECEIVE = int(PartKind.SEND), int(PartKind.RECEIVE)
 
 @dataclass(frozen=True)
 class OrderedRun:
-    """What a run left. ``matches``: rows that met, in the order in which the last of them finished. ``mismatches``: rows that met
-    and differ, the fields in which they do, and the profile's outcome. ``end_ns``: when the last thing happened. ``late``: calls whose
-    timeout ran out. ``undefined``: ranks that are stuck where the back end leaves open what happens."""
+    """What a run left. ``matches``: rows that met, in the order in which the last of them finished.
+    ``mismatches``: rows that met and differ, the fields in which they do, and the profile's
+    outcome. ``end_ns``: when the last thing happened. ``late``: calls whose timeout ran out.
+    ``undefined``: ranks that are stuck where the back end leaves open what happens."""
 
     columns: RunColumns
     final_state: FinalState
@@ -63,10 +67,12 @@ def simulate_in_order(
     *,
     linked: LinkedProgram | None = None,
 ) -> OrderedRun:
-    """Run a program to its end or to a standstill; once more with deadlines, if a wait lasted longer than a timeout.
+    """Run a program to its end or to a standstill; once more with deadlines, if a wait lasted
+    longer than a timeout.
 
-    A receive that ``follow`` names waits for its message although others are there. Raises UsageError where that never comes.
-    ``linked``: the program under the profile, if it is at hand.
+    A receive that ``follow`` names waits for its message although others are there. Raises
+    UsageError where that never comes. ``linked``: the program under the profile, if it is at
+    hand.
     """
     rules = TransitionRules(linked or LinkedProgram(program, profile))
     left = _EventDrivenEngine(rules, cost, follow=follow or {}).run()
@@ -79,7 +85,9 @@ def simulate_in_order(
 class _EventDrivenEngine:
     """One run. It listens to the rules (`distsim.semantics.ordered.state.TransitionListener`)."""
 
-    def __init__(self, rules: TransitionRules, cost: CostModel, follow: ReceiveSchedule, timed: bool = False) -> None:
+    def __init__(
+        self, rules: TransitionRules, cost: CostModel, follow: ReceiveSchedule, timed: bool = False
+    ) -> None:
         self.rules, self.program = rules, rules.program
         self.state = rules.initial()
         self.clock = EventClock(self._instant)
@@ -87,7 +95,9 @@ class _EventDrivenEngine:
         self.deadlines = RunDeadlines(rules, self.state) if timed else None
         size, rows = self.program.world_size, rules.linked.rows
         self.hosts = HostStates(size)
-        self.began, self.finished, self.waited, self.match, self.mate = ([-1] * rows for _ in range(5))
+        self.began, self.finished, self.waited, self.match, self.mate = (
+            [-1] * rows for _ in range(5)
+        )
         self.met_rows: list[tuple[int, ...]] = []
         self.differ: dict[object, RowsMismatched] = {}
         self.complete: dict[int, tuple[int, ...]] = {}
@@ -96,7 +106,9 @@ class _EventDrivenEngine:
         self.quiet = not (self.open_sources or timed)
         self.take_scheduled_at = -1
         self.rank_of, self.put, self.now = rules.rank_of, self.clock.put, 0
-        self.underway = InFlightTransfers(rules, cost, self.clock, self.arrivals, self.mate, self._finish, self._take)
+        self.underway = InFlightTransfers(
+            rules, cost, self.clock, self.arrivals, self.mate, self._finish, self._take
+        )
 
     def run(self) -> OrderedRun:
         self._start()
@@ -114,11 +126,17 @@ class _EventDrivenEngine:
         return self._result()
 
     def _start(self) -> None:
-        faults = [f for f in self.program.faults if f.at_ns is not None and f.kind in ("kill", "raise", "exit", "fail")]
+        faults = [
+            f
+            for f in self.program.faults
+            if f.at_ns is not None and f.kind in ("kill", "raise", "exit", "fail")
+        ]
         for at_once in (False, True):
             for fault in faults:
                 if (fault.at_ns == 0) is at_once:
-                    self.clock.put(fault.at_ns or 0, lambda f=fault: self._apply_fault(f.rank, f.kind, f.code))  # type: ignore[misc]
+                    self.clock.put(
+                        fault.at_ns or 0, lambda f=fault: self._apply_fault(f.rank, f.kind, f.code)
+                    )  # type: ignore[misc]
             for rank, end in enumerate(self.state.ends) if not at_once else ():
                 if end is None:
                     self.clock.put(self.program.delays.get(rank, 0), ~rank)
@@ -149,8 +167,20 @@ class _EventDrivenEngine:
         if stopped >= 0 and phase[stopped] and not state.lost_ranks:
             hosts.waiting.add(rank)
             return
-        steps, ends, pc, now, lock, base = rules.steps[rank], state.ends, state.pc, self.now, rules.locked[rank], rules.base[rank]
-        entered, here, follows, arrivals = hosts.entered[rank], hosts.position[rank], self.open_sources, self.arrivals
+        steps, ends, pc, now, lock, base = (
+            rules.steps[rank],
+            state.ends,
+            state.pc,
+            self.now,
+            rules.locked[rank],
+            rules.base[rank],
+        )
+        entered, here, follows, arrivals = (
+            hosts.entered[rank],
+            hosts.position[rank],
+            self.open_sources,
+            self.arrivals,
+        )
         while ends[rank] is None:
             op, instruction, task, position, rows = steps[pc[rank]]
             if position != here:
@@ -197,7 +227,11 @@ class _EventDrivenEngine:
         """A step of any kind; False where the host stops."""
         state, rules, now = self.state, self.rules, self.now
         if not rules.can_step(state, rank):
-            self._block(rank, instruction, rules.open_row(state, rank, instruction.rows) if op == OP_WAIT else -1)  # type: ignore[union-attr]
+            self._block(
+                rank,
+                instruction,
+                rules.open_row(state, rank, instruction.rows) if op == OP_WAIT else -1,
+            )  # type: ignore[union-attr]
             return False
         if op == OP_DROP and self._yields(rank, instruction):
             return False
@@ -210,14 +244,18 @@ class _EventDrivenEngine:
         if task is not None and self.deadlines is not None:
             self.deadlines.enqueued(rank, rules.base[rank] + task.row, now)
         if op == OP_RENDEZVOUS and rules.can_step(state, rank):
-            self.put(now, ~rank)  # the last to come lets the others go on first, in the order of their coming
+            self.put(
+                now, ~rank
+            )  # the last to come lets the others go on first, in the order of their coming
             return False
         return True
 
     def _yields(self, rank: int, drop: Instruction) -> bool:
         """A request of an earlier call: whoever posts at this instant meets it first."""
         hosts, row = self.hosts, self.rules.base[rank] + drop.row  # type: ignore[union-attr]
-        hosts.yielded[rank] = not hosts.yielded[rank] and self.rules.part(row).position < drop.position
+        hosts.yielded[rank] = (
+            not hosts.yielded[rank] and self.rules.part(row).position < drop.position
+        )
         if hosts.yielded[rank]:
             self.put(self.now, ~rank)
         return hosts.yielded[rank]
@@ -250,12 +288,19 @@ class _EventDrivenEngine:
     def _apply_fault(self, rank: int, kind: str, code: int) -> None:
         """A fault at a time."""
         if self.state.ends[rank] is None:
-            self.rules.kill(self.state, rank, exit_by_fault(self.rules.position(self.state, rank), kind, code), self)
+            self.rules.kill(
+                self.state,
+                rank,
+                exit_by_fault(self.rules.position(self.state, rank), kind, code),
+                self,
+            )
             self._follow_up()
             self._wake(rank)
 
     def _expire(self) -> None:
-        """A timeout runs out. A rank that is not in the wait itself finds its group closed when it comes to it (G10)."""
+        """A timeout runs out. A rank that is not in the wait itself finds its group closed when it
+        comes to it (G10).
+        """
         self.now = self.clock.now
         if self.deadlines is None or self.deadlines.next_ns(self.hosts.since) != self.now:
             return
@@ -295,7 +340,9 @@ class _EventDrivenEngine:
             self.put(self.now, self._take)
 
     def _take(self) -> None:
-        """An any-source receive takes what arrived first, once all that happens at this instant has happened."""
+        """An any-source receive takes what arrived first, once all that happens at this instant has
+        happened.
+        """
         self.take_scheduled_at = -1
         send = self.arrivals.first(self.now)
         if send >= 0:
@@ -366,32 +413,60 @@ class _EventDrivenEngine:
         self.arrivals.check()
         since, finished = self.hosts.since, self.finished
         still = blocked_state_at(self.rules, self.state)
-        ends = tuple(end if end.status == "absent" else end._replace(at_ns=since[end.rank]) for end in still.ends)
+        ends = tuple(
+            end if end.status == "absent" else end._replace(at_ns=since[end.rank])
+            for end in still.ends
+        )
         blocked = tuple(b._replace(since_ns=since[b.rank]) for b in still.blocked)
         done = [(max([finished[row] for row in rows]), min(rows), rows) for rows in self.met_rows]
         matches = tuple(rows for end, _, rows in sorted(done) if end >= 0)
-        differ = tuple((self._those_who_met(event), event.fields, event.outcome) for event in self.differ.values())
+        differ = tuple(
+            (self._those_who_met(event), event.fields, event.outcome)
+            for event in self.differ.values()
+        )
         numbers, names = self.rules.linked.queue_names()
         end_ns = max([0, *since, *(end for end, _, _ in done), max(finished, default=0)])
-        return OrderedRun(self._columns(), FinalState(ends, blocked, still.unreceived), matches, differ, end_ns,
-                       (numbers.tolist(), names), tuple(self.deadlines.late) if self.deadlines is not None else (),
-                       self._undefined())  # fmt: skip
+        return OrderedRun(
+            self._columns(),
+            FinalState(ends, blocked, still.unreceived),
+            matches,
+            differ,
+            end_ns,
+            (numbers.tolist(), names),
+            tuple(self.deadlines.late) if self.deadlines is not None else (),
+            self._undefined(),
+        )
 
     def _those_who_met(self, event: RowsMismatched) -> tuple[int, ...]:
         """Of a collective all that came in the end, whenever it was judged."""
         there = self.state.there.get(event.instance)
-        return self.complete.get(event.instance) or (event.rows if there is None else tuple(there.values()))
+        return self.complete.get(event.instance) or (
+            event.rows if there is None else tuple(there.values())
+        )
 
     def _columns(self) -> RunColumns:
         columns = RunColumns(self.program)
         columns.started, columns.finished, columns.waited, columns.match = (
-            np.array(column, dtype=np.int64) for column in (self.began, self.finished, self.waited, self.match)
+            np.array(column, dtype=np.int64)
+            for column in (self.began, self.finished, self.waited, self.match)
         )
         self.hosts.write(self.rules.linked, columns)
         lasted = columns.finished - columns.started
-        columns.alone = {r: ns for r, ns in self.underway.alone.items() if columns.finished[r] >= 0 and lasted[r] != ns}
+        columns.alone = {
+            r: ns
+            for r, ns in self.underway.alone.items()
+            if columns.finished[r] >= 0 and lasted[r] != ns
+        }
         return columns
 
     def _undefined(self) -> tuple[int, ...]:
-        here = ((rank, self.rules.instruction(self.state, rank)) for rank, end in enumerate(self.state.ends) if end is None)
-        return tuple(rank for rank, instruction in here if isinstance(instruction, BlockForever) and instruction.undefined)
+        here = (
+            (rank, self.rules.instruction(self.state, rank))
+            for rank, end in enumerate(self.state.ends)
+            if end is None
+        )
+        return tuple(
+            rank
+            for rank, instruction in here
+            if isinstance(instruction, BlockForever) and instruction.undefined
+        )

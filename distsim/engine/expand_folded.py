@@ -36,7 +36,9 @@ class LazyTrace(Trace):
 
 
 def expand_run(found: SimulatedRun, program: Program, make: Callable[[], Trace]) -> SimulatedRun:
-    """A section's run as one of the whole ``program``. ``make``: how its trace is got, if it is wanted."""
+    """A section's run as one of the whole ``program``. ``make``: how its trace is got, if it is
+    wanted.
+    """
     return replace(
         found,
         program=program,
@@ -47,10 +49,14 @@ def expand_run(found: SimulatedRun, program: Program, make: Callable[[], Trace])
 
 
 def expand_blocked_state(section: Program, left: FinalState | None) -> FinalState | None:
-    """How all ranks ended. Of ranks that are blocked, those that stand for others tell what they wait for."""
+    """How all ranks ended. Of ranks that are blocked, those that stand for others tell what they
+    wait for.
+    """
     if section.representative_of is None or left is None:
         return left
     ends = {end.rank: end for end in left.ends}
     said = {of: (end.status, end.position, end.at_ns, end.message) for of, end in ends.items()}
-    told = tuple([RankEnd(rank, *said[of]) for rank, of in enumerate(section.representative_of.tolist())])
+    told = tuple(
+        [RankEnd(rank, *said[of]) for rank, of in enumerate(section.representative_of.tolist())]
+    )
     return FinalState(told, left.blocked, left.unreceived)

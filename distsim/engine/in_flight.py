@@ -1,4 +1,6 @@
-"""When what is due in the order of time ends: at once, at a known time, or when its flow says so."""
+"""When what is due in the order of time ends: at once, at a known time, or when its flow says
+so.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,32 @@ _IN_FLIGHT: Final = 1 << 62
 
 
 class InFlightTransfers:
-    """Ends of rows that are due. ``mate``: the other side of each message that has met. ``finish`` and ``take``: see to a row that is done,
-    and to receives from any source."""
+    """Ends of rows that are due. ``mate``: the other side of each message that has met. ``finish``
+    and ``take``: see to a row that is done, and to receives from any source."""
 
     def __init__(
-        self, rules: TransitionRules, cost: CostModel, clock: EventClock, arrivals: MessageArrivals, mate: list[int],
-        finish: Callable[[int], None], take: Callable[[], None],
-    ) -> None:  # fmt: skip
-        self.rules, self.clock, self.arrivals, self.mate, self.take = rules, clock, arrivals, mate, take
+        self,
+        rules: TransitionRules,
+        cost: CostModel,
+        clock: EventClock,
+        arrivals: MessageArrivals,
+        mate: list[int],
+        finish: Callable[[int], None],
+        take: Callable[[], None],
+    ) -> None:
+        self.rules, self.clock, self.arrivals, self.mate, self.take = (
+            rules,
+            clock,
+            arrivals,
+            mate,
+            take,
+        )
         self.prices = StandaloneCostTable(rules, cost)
         device, ports = cost.cluster.device, self.prices.ports
         slower = (device.overlap_compute, device.overlap_transfers)
-        self.flows = None if ports is None else FlowScheduler(ports, clock, slower, finish, self._arrive)
+        self.flows = (
+            None if ports is None else FlowScheduler(ports, clock, slower, finish, self._arrive)
+        )
         self.open_sources = bool(rules.open_boxes)
         self.alone: dict[int, int] = {}
         self._on_way: dict[int, ActiveFlow] = {}
@@ -61,7 +77,9 @@ class InFlightTransfers:
             return now if ahead else end
         src, dst = self.rules.rank_of[row], self.rules.peer[row]
         ranks = (src, dst) if src != dst else (src,)
-        flow = self.flows.transfer([] if ahead else [row], price.demand, ranks, price.ns, price.moving)
+        flow = self.flows.transfer(
+            [] if ahead else [row], price.demand, ranks, price.ns, price.moving
+        )
         flow.send, self._on_way[row], self.arrivals.arrived[row] = row, flow, _IN_FLIGHT
         return now if ahead else END_UNKNOWN
 
@@ -75,21 +93,30 @@ class InFlightTransfers:
 
     def _work(self, row: int, now: int) -> int:
         ns = self.prices.work_ns(row)
-        if self.flows is None or not self.flows.beside or ns <= 0 or self.rules.part(row).call.op != "compute":
+        if (
+            self.flows is None
+            or not self.flows.beside
+            or ns <= 0
+            or self.rules.part(row).call.op != "compute"
+        ):
             return now + ns
         self.flows.work(row, self.rules.rank_of[row], ns)
         self.alone[row] = ns
         return END_UNKNOWN
 
     def _collective(self, row: int, now: int) -> int:
-        """The first member to be due sets a collective off; one that costs another price than it goes by its own."""
+        """The first member to be due sets a collective off; one that costs another price than it
+        goes by its own.
+        """
         price, instance = self.prices.collective(row), self.rules.instance[row]
         flow = self._of_instance.get(instance)
         if self.flows is None or price.ns <= 0 or (flow is not None and price.ns != flow.price):
             return now + price.ns
         if flow is None:
             members = self.rules.members[instance]
-            self._of_instance[instance] = self.flows.transfer([row], price.demand, members, price.ns, price.moving)
+            self._of_instance[instance] = self.flows.transfer(
+                [row], price.demand, members, price.ns, price.moving
+            )
         elif flow.began == now:
             flow.rows.append(row)
         else:

@@ -1,8 +1,11 @@
-"""What is on its way in the order of time, and how fast: transfers that share links, and work beside them.
+"""What is on its way in the order of time, and how fast: transfers that share links, and work
+beside them.
 
-A transfer takes its price when it is alone: first what does not grow with its bytes, which nobody slows down, then its bytes. While
-bytes of several cross one port (`distsim.hardware.cost.max_min_fairness`) each gets its fair share; shares are worked out again where a transfer comes or
-goes, for those that its ports join. On devices that say so (`Device.beside`), a rank's kernels and its transfers slow each other down.
+A transfer takes its price when it is alone: first what does not grow with its bytes, which nobody
+slows down, then its bytes. While bytes of several cross one port
+(`distsim.hardware.cost.max_min_fairness`) each gets its fair share; shares are worked out again
+where a transfer comes or goes, for those that its ports join. On devices that say so
+(`Device.beside`), a rank's kernels and its transfers slow each other down.
 """
 
 from __future__ import annotations
@@ -18,16 +21,41 @@ _ROUNDING_NS = 1e-6
 
 
 class ActiveFlow:
-    """One transfer, or one piece of work (``ports`` empty). ``left``: ns that it would still take alone, at ``since``; ``speed``: ns of
-    that in a ns. ``moves_at``: when its bytes begin to move. ``beside``: of a transfer how many of its ranks work, of work how many
-    transfers its rank takes part in. ``rows`` are done at ``end``; ``later`` are rows that are due no earlier than a time of their own."""
+    """One transfer, or one piece of work (``ports`` empty). ``left``: ns that it would still take
+    alone, at ``since``; ``speed``: ns of that in a ns. ``moves_at``: when its bytes begin to move.
+    ``beside``: of a transfer how many of its ranks work, of work how many transfers its rank takes
+    part in. ``rows`` are done at ``end``; ``later`` are rows that are due no earlier than a time of
+    their own."""
 
     __slots__ = (
-        "asked", "began", "begun_moving", "beside", "demand", "end", "is_work", "later", "left", "moves_at", "over", "price", "ranks",
-        "rows", "send", "since", "speed",
-    )  # fmt: skip
+        "asked",
+        "began",
+        "begun_moving",
+        "beside",
+        "demand",
+        "end",
+        "is_work",
+        "later",
+        "left",
+        "moves_at",
+        "over",
+        "price",
+        "ranks",
+        "rows",
+        "send",
+        "since",
+        "speed",
+    )
 
-    def __init__(self, rows: list[int], demand: PortDemand, ranks: tuple[int, ...], now: int, price: int, moving: int) -> None:
+    def __init__(
+        self,
+        rows: list[int],
+        demand: PortDemand,
+        ranks: tuple[int, ...],
+        now: int,
+        price: int,
+        moving: int,
+    ) -> None:
         self.rows, self.demand, self.ranks, self.began, self.price = rows, demand, ranks, now, price
         self.left, self.speed, self.is_work, self.over = float(moving), 1.0, False, False
         self.moves_at = self.since = now + price - moving
@@ -37,7 +65,9 @@ class ActiveFlow:
         self.beside, self.send = 0, -1
 
     def set_speed(self, speed: float, now: int) -> bool:
-        """From now on at this speed; whether it comes to its end earlier than the clock has been told."""
+        """From now on at this speed; whether it comes to its end earlier than the clock has been
+        told.
+        """
         if speed == self.speed:
             return False
         since = max(self.since, min(now, self.end))
@@ -48,7 +78,8 @@ class ActiveFlow:
 
 
 class FlowScheduler:
-    """All that is on its way. ``finish`` is told each row that is done, ``arrive`` each message whose data came before its receive.
+    """All that is on its way. ``finish`` is told each row that is done, ``arrive`` each message
+    whose data came before its receive.
 
     ``slower``: by what a rank's work, and its transfers, take longer beside each other.
     """
@@ -70,9 +101,13 @@ class FlowScheduler:
         self.beside = slower != (1.0, 1.0)
 
     # --- coming ---
-    def transfer(self, rows: list[int], demand: PortDemand, ranks: tuple[int, ...], price: int, moving: int) -> ActiveFlow:
+    def transfer(
+        self, rows: list[int], demand: PortDemand, ranks: tuple[int, ...], price: int, moving: int
+    ) -> ActiveFlow:
         """A message or a collective begins."""
-        flow = ActiveFlow(rows, demand if moving else NO_DEMAND, ranks, self.clock.now, price, moving)
+        flow = ActiveFlow(
+            rows, demand if moving else NO_DEMAND, ranks, self.clock.now, price, moving
+        )
         self.clock.put(flow.end, lambda: self._ring(flow))
         crowd: dict[ActiveFlow, None] = {}
         for port in flow.demand.ports:
@@ -151,7 +186,9 @@ class FlowScheduler:
                 self._count(work, -1)
 
     def late_row(self, flow: ActiveFlow, row: int, price: int) -> None:
-        """A member of a collective that is due after others: as much later as the others were slowed down."""
+        """A member of a collective that is due after others: as much later as the others were
+        slowed down.
+        """
         at = self.clock.now + price
         if flow.over:
             self.clock.put(at + flow.end - flow.began - flow.price, row)
@@ -192,7 +229,9 @@ class FlowScheduler:
         self._to_reshare[flow] = None
 
     def _share(self) -> None:
-        """Fair rates for all that are joined to those that came, or that others left, through ports."""
+        """Fair rates for all that are joined to those that came, or that others left, through
+        ports.
+        """
         stirred, self._to_reshare = self._to_reshare, {}
         now, seen = self.clock.now, set[ActiveFlow]()
         for first in stirred:
@@ -217,17 +256,26 @@ class FlowScheduler:
     def _rate(self, flows: list[ActiveFlow]) -> None:
         limits = [self._limit(flow) for flow in flows]
         if len(flows) > 1:
-            rates: Iterable[float] = fair_rates([flow.demand for flow in flows], self.ports.capacity, limits).tolist()
+            rates: Iterable[float] = fair_rates(
+                [flow.demand for flow in flows], self.ports.capacity, limits
+            ).tolist()
         else:
             rates = limits
         for flow, rate in zip(flows, rates, strict=True):
             self._set(flow, rate / flow.demand.rate)
 
     def _limit(self, flow: ActiveFlow) -> float:
-        """What a transfer could use of its busiest port, beside work and others that its processes' threads move."""
+        """What a transfer could use of its busiest port, beside work and others that its processes'
+        threads move.
+        """
         slower, ports, now = self.slower[1] if flow.beside else 1.0, self.ports, self.clock.now
-        threads = [port for port in flow.demand.ports if ports.is_thread(port)] if ports.crossing else ()
-        crowd = max((sum(other.moves_at <= now for other in self._at_port[port]) for port in threads), default=1)
+        threads = (
+            [port for port in flow.demand.ports if ports.is_thread(port)] if ports.crossing else ()
+        )
+        crowd = max(
+            (sum(other.moves_at <= now for other in self._at_port[port]) for port in threads),
+            default=1,
+        )
         return flow.demand.rate / (slower * (1.0 + (crowd - 1) * ports.crossing))
 
     def _set(self, flow: ActiveFlow, speed: float) -> None:

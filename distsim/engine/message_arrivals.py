@@ -11,7 +11,8 @@ from distsim.program.code import Program
 from distsim.semantics.ordered.state import RunState
 from distsim.semantics.ordered.transitions import TransitionRules
 
-#: A call, or a part of a batch: rank, position, part (-1: none). And which message each receive from any source must take.
+#: A call, or a part of a batch: rank, position, part (-1: none). And which message each receive
+#: from any source must take.
 CallKey = tuple[int, int, int]
 ReceiveSchedule = Mapping[CallKey, CallKey]
 
@@ -21,16 +22,22 @@ _TakeCandidate = tuple[int, int, int, int]
 
 
 class MessageArrivals:
-    """When messages arrive, and what the open receives may take of them; looked at again only for boxes that have changed.
+    """When messages arrive, and what the open receives may take of them; looked at again only for
+    boxes that have changed.
 
-    ``arrived``: of a message row, when its data, or the notice of it, is at the receiver; -1 while it is not on its way. ``fresh``:
-    receives from any source that were posted just now. ``changed``: boxes to be looked at.
+    ``arrived``: of a message row, when its data, or the notice of it, is at the receiver; -1 while
+    it is not on its way. ``fresh``: receives from any source that were posted just now.
+    ``changed``: boxes to be looked at.
     """
 
     def __init__(self, rules: TransitionRules, state: RunState, follow: ReceiveSchedule) -> None:
         self.rules, self.state = rules, state
-        self.follow = {_row_of_call(rules.program, rules.base, receive): _row_of_call(rules.program, rules.base, send)
-                       for receive, send in follow.items()}  # fmt: skip
+        self.follow = {
+            _row_of_call(rules.program, rules.base, receive): _row_of_call(
+                rules.program, rules.base, send
+            )
+            for receive, send in follow.items()
+        }
         self.arrived = [-1] * rules.linked.rows
         self.fresh: list[int] = []
         self.changed: dict[int, None] = {}
@@ -54,7 +61,9 @@ class MessageArrivals:
                 heappush(self._heap, (best, box))
 
     def first(self, now: int) -> int:
-        """The message that is taken first (at one instant: that of the lowest rank), -1 while none is there."""
+        """The message that is taken first (at one instant: that of the lowest rank), -1 while none
+        is there.
+        """
         self._look()
         heap = self._heap
         while heap and self._best.get(heap[0][1]) != heap[0][0]:
@@ -67,16 +76,21 @@ class MessageArrivals:
         return best[3] if best is not None and best[2] == receive and best[0] < now else -1
 
     def check(self) -> None:
-        """Raise where a receive still waits for a message that its schedule names, although it could take another."""
+        """Raise where a receive still waits for a message that its schedule names, although it
+        could take another.
+        """
         for take in self.state.matcher.takes() if self.follow else ():
             if self.follow.get(take.receive, take.send) != take.send:
                 rank = self.rules.rank_of[take.receive]
                 raise UsageError(
-                    f"the schedule does not fit: rank {rank} never gets the message that it must take", _REGENERATE_HINT
+                    f"the schedule does not fit: rank {rank} never gets the message that it must take",
+                    _REGENERATE_HINT,
                 )
 
     def _best_of(self, box: int) -> _TakeCandidate | None:
-        """What the oldest receive from any source of a box takes first, of what the schedule, if there is one, lets it take."""
+        """What the oldest receive from any source of a box takes first, of what the schedule, if
+        there is one, lets it take.
+        """
         place, arrived = self.state.matcher.boxes.get(box), self.arrived
         if place is None or ANY_SENDER not in place.receives:
             return None
@@ -85,7 +99,9 @@ class MessageArrivals:
         best: _TakeCandidate | None = None
         for sender, sends in place.sends.items():
             send = sends[0]
-            if (only is not None and send != only) or (named and self.state.matcher.named_first(place, sender, number)):
+            if (only is not None and send != only) or (
+                named and self.state.matcher.named_first(place, sender, number)
+            ):
                 continue
             if best is None or (arrived[send], sender) < best[:2]:
                 best = (arrived[send], sender, receive, send)
@@ -97,5 +113,8 @@ def _row_of_call(program: Program, base: list[int], call: CallKey) -> int:
     rank, position, part = call
     calls = program.code(rank).calls if 0 <= rank < program.world_size else []
     if not 0 <= position < len(calls) or not -1 <= part < len(calls[position].parts):
-        raise UsageError(f"the schedule names call {position} of rank {rank}, which is not there", _REGENERATE_HINT)
+        raise UsageError(
+            f"the schedule names call {position} of rank {rank}, which is not there",
+            _REGENERATE_HINT,
+        )
     return base[rank] + program.code(rank).offsets[position] + 1 + part

@@ -1,12 +1,16 @@
-"""Every order of events that a back end allows where receives are open to any source: which ends are possible.
+"""Every order of events that a back end allows where receives are open to any source: which ends
+are possible.
 
-Without such receives every order ends alike, so all that has no alternative is run at once (`TransitionRules.settle`) and only the choice of a
-sender branches. Under gloo one more order matters: a receive that names its sender goes before an older one from any source, if it is
-posted before that one has taken the message (`Matcher.specific_first`); so a host about to post such a receive is a choice too.
+Without such receives every order ends alike, so all that has no alternative is run at once
+(`TransitionRules.settle`) and only the choice of a sender branches. Under gloo one more order
+matters: a receive that names its sender goes before an older one from any source, if it is posted
+before that one has taken the message (`Matcher.specific_first`); so a host about to post such a
+receive is a choice too.
 
-Where a rank leaves before its end (it raises, crashes or exits), what it had open is lost, and it matters what others did before: a
-message that doesn't fit ends it in another way, if it comes in time. Then every step of every rank is a choice. So it is where a
-request is dropped that gloo cancels if it has not met by then (G4).
+Where a rank leaves before its end (it raises, crashes or exits), what it had open is lost, and it
+matters what others did before: a message that doesn't fit ends it in another way, if it comes in
+time. Then every step of every rank is a choice. So it is where a request is dropped that gloo
+cancels if it has not met by then (G4).
 """
 
 from __future__ import annotations
@@ -20,12 +24,21 @@ from distsim.semantics.form.instructions import PartKind
 from distsim.semantics.form.linked_program import LinkedProgram
 from distsim.semantics.ordered.blocked_state import blocked_state_at
 from distsim.semantics.ordered.machine_tables import OP_POST
-from distsim.semantics.ordered.state import CHOICE_STEP, RankEnded, RowsMismatched, RunState, SchedulerChoice, TransitionEvent
+from distsim.semantics.ordered.state import (
+    CHOICE_STEP,
+    RankEnded,
+    RowsMismatched,
+    RunState,
+    SchedulerChoice,
+    TransitionEvent,
+)
 from distsim.semantics.ordered.transitions import TransitionRules
 
 
 class MismatchNote(NamedTuple):
-    """Calls that met and did not fit: the profile's word for what follows, what differed, on which ranks."""
+    """Calls that met and did not fit: the profile's word for what follows, what differed, on which
+    ranks.
+    """
 
     outcome: str
     fields: tuple[str, ...]
@@ -46,8 +59,12 @@ class OrderSearchResult(NamedTuple):
     complete: bool
 
 
-def search_event_orders(linked: LinkedProgram, max_states: int, every_step: bool = False) -> OrderSearchResult:
-    """The ends of a program over every order of events: of senders that receives from any source take, or of every step."""
+def search_event_orders(
+    linked: LinkedProgram, max_states: int, every_step: bool = False
+) -> OrderSearchResult:
+    """The ends of a program over every order of events: of senders that receives from any source
+    take, or of every step.
+    """
     return _OrderSearch(TransitionRules(linked), max_states, every_step).run()
 
 
@@ -58,7 +75,9 @@ class _OrderSearch:
         self.ends: dict[ProgramEnd, None] = {}
 
     def run(self) -> OrderSearchResult:
-        """All ends: over the choices of senders, and, where a rank was seen to leave early, over every step."""
+        """All ends: over the choices of senders, and, where a rank was seen to leave early, over
+        every step.
+        """
         complete = self._search()
         if self.left_early and not self.every_step:
             self.every_step = True
@@ -79,7 +98,9 @@ class _OrderSearch:
             choices = [
                 c
                 for c in self.rules.enabled(state)
-                if self.every_step or c.kind != CHOICE_STEP or self._may_overtake_any_source(state, c.a)
+                if self.every_step
+                or c.kind != CHOICE_STEP
+                or self._may_overtake_any_source(state, c.a)
             ]
             if not choices:
                 self.ends[ProgramEnd(blocked_state_at(self.rules, state), notes)] = None
@@ -98,16 +119,26 @@ class _OrderSearch:
         hold = self._may_overtake_any_source if self.rules.profile.specific_first else None
         return self._note(self.rules.settle(state, hold), notes)
 
-    def _note(self, events: list[TransitionEvent], notes: frozenset[MismatchNote]) -> frozenset[MismatchNote]:
+    def _note(
+        self, events: list[TransitionEvent], notes: frozenset[MismatchNote]
+    ) -> frozenset[MismatchNote]:
         for event in events:
             if isinstance(event, RankEnded) and event.gone:
                 self.left_early = True
             if isinstance(event, RowsMismatched):
-                notes |= {MismatchNote(event.outcome, event.fields, tuple(sorted(self.rules.rank_of[row] for row in event.rows)))}
+                notes |= {
+                    MismatchNote(
+                        event.outcome,
+                        event.fields,
+                        tuple(sorted(self.rules.rank_of[row] for row in event.rows)),
+                    )
+                }
         return notes
 
     def _may_overtake_any_source(self, state: RunState, rank: int) -> bool:
-        """The rank is about to post a receive that takes a message from under an open receive from any source."""
+        """The rank is about to post a receive that takes a message from under an open receive from
+        any source.
+        """
         rules = self.rules
         op, _, task, *_ = rules.steps[rank][state.pc[rank]]
         if op != OP_POST or task is None or not rules.open_boxes:

@@ -1,8 +1,10 @@
-"""Does anything in a run share a link, or a device, with something else? If not, each took what it takes alone, and the run is right.
+"""Does anything in a run share a link, or a device, with something else? If not, each took what it
+takes alone, and the run is right.
 
-A run with prices of their own is the run in the order of time up to the first instant at which two transfers cross one port
-(`distsim.hardware.cost.max_min_fairness`), or a kernel runs beside a transfer of its rank. So where that never happens both are one to the nanosecond, and
-where it does the run in the order of time is made.
+A run with prices of their own is the run in the order of time up to the first instant at which two
+transfers cross one port (`distsim.hardware.cost.max_min_fairness`), or a kernel runs beside a
+transfer of its rank. So where that never happens both are one to the nanosecond, and where it does
+the run in the order of time is made.
 """
 
 from __future__ import annotations
@@ -25,16 +27,27 @@ _FIRST_ROWS = 4096
 
 
 def has_overlap(conditions: CompletionConditions, columns: RunColumns, cost: CostModel) -> bool:
-    """Whether two transfers of a run cross a port at once, or a kernel runs beside a transfer where that slows anything down."""
+    """Whether two transfers of a run cross a port at once, or a kernel runs beside a transfer where
+    that slows anything down.
+    """
     if not cost.cluster.shared_links:
         return False
     linked, started = conditions.linked, np.asarray(columns.started)
     device, ports = cost.cluster.device, LinkPorts(cost)
     works = device.overlap_compute > 1 or device.overlap_transfers > 1
-    alone = not (works or ports.shared_cards or ports.crossing or (linked.kind == PartKind.COLLECTIVE).any())
-    if alone and all(_in_turn(conditions, started, kind) for kind in (PartKind.SEND, PartKind.RECEIVE)):
+    alone = not (
+        works or ports.shared_cards or ports.crossing or (linked.kind == PartKind.COLLECTIVE).any()
+    )
+    if alone and all(
+        _in_turn(conditions, started, kind) for kind in (PartKind.SEND, PartKind.RECEIVE)
+    ):
         return False
-    transfers = (linked.kind >= 0) & (linked.kind <= PartKind.COLLECTIVE) & (linked.tag < FIRST_SIGNAL_TAG) & (started >= 0)
+    transfers = (
+        (linked.kind >= 0)
+        & (linked.kind <= PartKind.COLLECTIVE)
+        & (linked.tag < FIRST_SIGNAL_TAG)
+        & (started >= 0)
+    )
     mate = conditions.mate[np.flatnonzero(transfers & conditions.ahead)]
     if bool(((mate < 0) | (started[np.maximum(mate, 0)] < 0)).any()):
         return True  # what nobody receives, or not yet, has no price here
@@ -48,13 +61,15 @@ def has_overlap(conditions: CompletionConditions, columns: RunColumns, cost: Cos
         return True  # those who have cards in common with the ranks of a section need not be there
     if not one_by_one and works and _overlaps_work(linked, transfers, begin, end):
         return True
-    return (bool(ports.pools.levels) and _transfers_overlap(linked, transfers, begin, end)) or _transfers_share_port(
-        linked, ports, transfers, begin, end
-    )
+    return (
+        bool(ports.pools.levels) and _transfers_overlap(linked, transfers, begin, end)
+    ) or _transfers_share_port(linked, ports, transfers, begin, end)
 
 
 def _in_turn(conditions: CompletionConditions, started: IntArray, kind: PartKind) -> bool:
-    """Whether all messages that began met, and each rank's out, or in, were under way one after the other, in the order of its rows."""
+    """Whether all messages that began met, and each rank's out, or in, were under way one after the
+    other, in the order of its rows.
+    """
     linked = conditions.linked
     rows = np.flatnonzero((linked.kind == kind) & (started >= 0))
     mate = conditions.mate[rows]
@@ -67,8 +82,12 @@ def _in_turn(conditions: CompletionConditions, started: IntArray, kind: PartKind
     return not bool(((begin[1:] < end[:-1]) & (rank[1:] == rank[:-1])).any())
 
 
-def _transfers_overlap(linked: LinkedProgram, transfers: BoolArray, begin: IntArray, end: IntArray) -> bool:
-    """Whether two transfers are under way at once, anywhere: they may have a switch's way up in common."""
+def _transfers_overlap(
+    linked: LinkedProgram, transfers: BoolArray, begin: IntArray, end: IntArray
+) -> bool:
+    """Whether two transfers are under way at once, anywhere: they may have a switch's way up in
+    common.
+    """
     rows = np.flatnonzero(transfers)
     _, first = np.unique(_transfer_numbers(linked, rows), return_index=True)
     rows = rows[first]
@@ -76,11 +95,20 @@ def _transfers_overlap(linked: LinkedProgram, transfers: BoolArray, begin: IntAr
     return bool((begin[rows[order]][1:] < np.maximum.accumulate(end[rows[order]])[:-1]).any())
 
 
-def _spans(conditions: CompletionConditions, columns: RunColumns, transfers: BoolArray) -> tuple[IntArray, IntArray]:
-    """By row when it began and ended; of a message both ends when its data was under way, of a collective all rows the same."""
+def _spans(
+    conditions: CompletionConditions, columns: RunColumns, transfers: BoolArray
+) -> tuple[IntArray, IntArray]:
+    """By row when it began and ended; of a message both ends when its data was under way, of a
+    collective all rows the same.
+    """
     linked = conditions.linked
-    begin, end = np.array(columns.started, dtype=np.int64), np.array(columns.finished, dtype=np.int64)
-    receives = np.flatnonzero(transfers & (linked.kind == PartKind.RECEIVE) & (conditions.mate >= 0))
+    begin, end = (
+        np.array(columns.started, dtype=np.int64),
+        np.array(columns.finished, dtype=np.int64),
+    )
+    receives = np.flatnonzero(
+        transfers & (linked.kind == PartKind.RECEIVE) & (conditions.mate >= 0)
+    )
     begin[receives] = begin[conditions.mate[receives]]
     messages = np.flatnonzero(transfers & (linked.kind <= PartKind.RECEIVE))
     end[messages] = begin[messages] + conditions.price[messages]
@@ -94,15 +122,26 @@ def _spans(conditions: CompletionConditions, columns: RunColumns, transfers: Boo
     return begin, end
 
 
-def _are_sequential_per_rank(linked: LinkedProgram, rows: IntArray, begin: IntArray, end: IntArray) -> bool:
-    """Whether each rank does these rows one after the other, in their order. Where not, the first of them mostly tell."""
+def _are_sequential_per_rank(
+    linked: LinkedProgram, rows: IntArray, begin: IntArray, end: IntArray
+) -> bool:
+    """Whether each rank does these rows one after the other, in their order. Where not, the first
+    of them mostly tell.
+    """
     return not any(
-        bool(((begin[part[1:]] < end[part[:-1]]) & (linked.rank[part[1:]] == linked.rank[part[:-1]])).any())
+        bool(
+            (
+                (begin[part[1:]] < end[part[:-1]])
+                & (linked.rank[part[1:]] == linked.rank[part[:-1]])
+            ).any()
+        )
         for part in (rows[:_FIRST_ROWS], rows[_FIRST_ROWS - 1 :])
     )
 
 
-def _overlaps_work(linked: LinkedProgram, transfers: BoolArray, begin: IntArray, end: IntArray) -> bool:
+def _overlaps_work(
+    linked: LinkedProgram, transfers: BoolArray, begin: IntArray, end: IntArray
+) -> bool:
     """Whether a rank works while it takes part in a transfer."""
     work = np.flatnonzero((linked.kind == PartKind.WORK) & (end > begin))
     rows = np.flatnonzero(transfers)
@@ -112,15 +151,22 @@ def _overlaps_work(linked: LinkedProgram, transfers: BoolArray, begin: IntArray,
     starts, rank = linked.rank[rows] * span + begin[rows], linked.rank
     order = np.argsort(starts, kind="stable")
     starts, ends = starts[order], np.maximum.accumulate((rank[rows] * span + end[rows])[order])
-    before = np.searchsorted(starts, rank[work] * span + end[work], side="left")  # so many begin before the work ends
+    before = np.searchsorted(
+        starts, rank[work] * span + end[work], side="left"
+    )  # so many begin before the work ends
     latest = np.where(before > 0, ends[np.maximum(before - 1, 0)], -1)
     return bool((latest > rank[work] * span + begin[work]).any())
 
 
-def _transfers_share_port(linked: LinkedProgram, ports: LinkPorts, transfers: BoolArray, begin: IntArray, end: IntArray) -> bool:
+def _transfers_share_port(
+    linked: LinkedProgram, ports: LinkPorts, transfers: BoolArray, begin: IntArray, end: IntArray
+) -> bool:
     """Whether two transfers cross a port at once."""
     node, local = np.divmod(np.arange(linked.program.world_size), ports.cost.local_size)
-    link, card = 2 * np.arange(len(node)), ports.first_card + 2 * (node * ports.cards + local % ports.cards)
+    link, card = (
+        2 * np.arange(len(node)),
+        ports.first_card + 2 * (node * ports.cards + local % ports.cards),
+    )
     for into, other in enumerate((PartKind.RECEIVE, PartKind.SEND)):
         rows = np.flatnonzero(transfers & (linked.kind != other))
         rank, ways = linked.rank[rows], _link_and_card_use(linked, ports, rows, node)
@@ -135,28 +181,42 @@ def _transfers_share_port(linked: LinkedProgram, ports: LinkPorts, transfers: Bo
     return _overlaps_at_port(linked, ports.threads + linked.rank[rows], rows, begin, end)
 
 
-def _overlaps_at_port(linked: LinkedProgram, port: IntArray, rows: IntArray, begin: IntArray, end: IntArray) -> bool:
-    """Whether two transfers, each of these rows a use of its port, are at one port at once. Most come in the order of ports and, at each,
-    of time: as ranks do them."""
+def _overlaps_at_port(
+    linked: LinkedProgram, port: IntArray, rows: IntArray, begin: IntArray, end: IntArray
+) -> bool:
+    """Whether two transfers, each of these rows a use of its port, are at one port at once. Most
+    come in the order of ports and, at each, of time: as ranks do them."""
     first, last, same = begin[rows], end[rows], port[1:] == port[:-1]
     if bool(((port[1:] < port[:-1]) | (same & (first[1:] < first[:-1]))).any()):
         order = np.lexsort((_transfer_numbers(linked, rows), first, port))
         port, first, last, rows = port[order], first[order], last[order], rows[order]
         same = port[1:] == port[:-1]
     met = np.flatnonzero(same & (first[1:] < last[:-1]))
-    return bool((_transfer_numbers(linked, rows[met]) != _transfer_numbers(linked, rows[met + 1])).any())
+    return bool(
+        (_transfer_numbers(linked, rows[met]) != _transfer_numbers(linked, rows[met + 1])).any()
+    )
 
 
 def _transfer_numbers(linked: LinkedProgram, rows: IntArray) -> IntArray:
     """A number of what each row takes part in, the same for all who do."""
-    return np.where(linked.instance[rows] >= 0, linked.rows + linked.instance[rows], np.minimum(rows, linked.mate[rows]))
+    return np.where(
+        linked.instance[rows] >= 0,
+        linked.rows + linked.instance[rows],
+        np.minimum(rows, linked.mate[rows]),
+    )
 
 
-def _link_and_card_use(linked: LinkedProgram, ports: LinkPorts, rows: IntArray, node: IntArray) -> tuple[BoolArray, BoolArray]:
+def _link_and_card_use(
+    linked: LinkedProgram, ports: LinkPorts, rows: IntArray, node: IntArray
+) -> tuple[BoolArray, BoolArray]:
     """(whether each row uses its rank's link, whether its card); ``node``: by rank."""
     rank, peer = linked.rank[rows], linked.peer[rows]
     near = node[rank] == node[np.clip(peer, 0, len(node) - 1)]
-    grouped = np.flatnonzero(linked.kind[rows] == PartKind.COLLECTIVE) if len(linked.members) else np.zeros(0, dtype=np.int64)
+    grouped = (
+        np.flatnonzero(linked.kind[rows] == PartKind.COLLECTIVE)
+        if len(linked.members)
+        else np.zeros(0, dtype=np.int64)
+    )
     apart, inside = ~near, near & (peer != rank)
     instance = linked.instance[rows[grouped]]
     known: dict[int, tuple[bool, bool]] = {}

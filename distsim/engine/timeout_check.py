@@ -1,4 +1,6 @@
-"""Whether any wait of a run is longer than its timeout (`distsim.engine.deadlines`): most runs are over before."""
+"""Whether any wait of a run is longer than its timeout (`distsim.engine.deadlines`): most runs are
+over before.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,29 @@ BoolArray = NDArray[np.bool_]
 
 #: Launches that a host may be ahead of its device: CUDA's queue of kernels of a stream.
 LAUNCH_QUEUE_DEPTH = 1024
-#: The call whose timeout ends a standstill (observed: `coll.one_missing.monitored_barrier`, group rank 0 raises and names who is missing).
+#: The call whose timeout ends a standstill (observed: `coll.one_missing.monitored_barrier`, group
+#: rank 0 raises and names who is missing).
 MONITORED_BARRIER = "monitored_barrier"
 
 
 def group_timeouts_ns(program: Program, profile: BackendProfile) -> list[int]:
-    """The timeout of each group, by id. New groups don't inherit the world's (G12); without one the back end's default holds."""
-    written = (c.fields.get("timeout_ns") for code in program.codes for c in code.calls if c.op == "init_process_group")
+    """The timeout of each group, by id. New groups don't inherit the world's (G12); without one the
+    back end's default holds.
+    """
+    written = (
+        c.fields.get("timeout_ns")
+        for code in program.codes
+        for c in code.calls
+        if c.op == "init_process_group"
+    )
     world = program.options.get("timeout_ns") or next((int(t) for t in written if t), None)
     return [(world if g.id == 0 else g.timeout_ns) or profile.timeout_ns for g in program.groups]
 
 
 def may_exceed_timeout(run: RunProgress, shared: bool = False) -> bool:
-    """Can anything in a run last longer than the shortest timeout? Nothing takes longer than the last thing to begin and the dearest.
-    Where links are ``shared`` nothing takes longer than all of it, twice over, one after the other."""
+    """Can anything in a run last longer than the shortest timeout? Nothing takes longer than the
+    last thing to begin and the dearest. Where links are ``shared`` nothing takes longer than all of
+    it, twice over, one after the other."""
     linked = run.linked
     if linked.profile.timed_out == "nothing":
         return False
@@ -53,7 +64,10 @@ def exceeds_timeout(program: Program, profile: BackendProfile, columns: RunColum
     if profile.timed_out == "nothing":
         return False
     shortest = _shortest_timeout_ns(program, profile)
-    posted, returned, finished = (np.frombuffer(getattr(columns, n), dtype=np.int64) for n in ("posted", "returned", "finished"))
+    posted, returned, finished = (
+        np.frombuffer(getattr(columns, n), dtype=np.int64)
+        for n in ("posted", "returned", "finished")
+    )
     end = int(max(returned.max(initial=0), finished.max(initial=0)))
     if (
         profile.timed_out == "raises"
@@ -65,12 +79,18 @@ def exceeds_timeout(program: Program, profile: BackendProfile, columns: RunColum
         return False
     clocked = [_rows_with_timeout(code.calls, profile.device) for code in program.codes]
     for rank in program.present:
-        rows, (running, waiting) = slice(columns.base[rank], columns.base[rank + 1]), clocked[program.code_of[rank]]
+        rows, (running, waiting) = (
+            slice(columns.base[rank], columns.base[rank + 1]),
+            clocked[program.code_of[rank]],
+        )
         begun, left, done = posted[rows], returned[rows], finished[rows]
         done = np.where(done >= 0, done, end)
         if profile.device:
             newest = np.concatenate(
-                (np.zeros(LAUNCH_QUEUE_DEPTH, dtype=np.int64), np.maximum.accumulate(np.where(begun >= 0, done, 0)))
+                (
+                    np.zeros(LAUNCH_QUEUE_DEPTH, dtype=np.int64),
+                    np.maximum.accumulate(np.where(begun >= 0, done, 0)),
+                )
             )
             begun = np.where(begun >= 0, np.maximum(begun, newest[: len(begun)]), -1)
         spans = np.where(running, done, np.where(left >= 0, left, end)) - begun
@@ -80,14 +100,24 @@ def exceeds_timeout(program: Program, profile: BackendProfile, columns: RunColum
 
 
 def _has_monitored_barrier(program: Program) -> bool:
-    return any(call.op == MONITORED_BARRIER for code in program.codes for call in code.distinct_calls(parts=False))
+    return any(
+        call.op == MONITORED_BARRIER
+        for code in program.codes
+        for call in code.distinct_calls(parts=False)
+    )
 
 
-def _blocks_in_monitored_barrier(program: Program, columns: RunColumns, posted: IntArray, finished: IntArray) -> bool:
+def _blocks_in_monitored_barrier(
+    program: Program, columns: RunColumns, posted: IntArray, finished: IntArray
+) -> bool:
     """Some rank has come to a monitored_barrier and never left it."""
     for rank in program.present:
         rows = slice(columns.base[rank], columns.base[rank + 1])
-        named = [call.op == MONITORED_BARRIER for call in program.code(rank).calls for _ in (call, *call.parts)]
+        named = [
+            call.op == MONITORED_BARRIER
+            for call in program.code(rank).calls
+            for _ in (call, *call.parts)
+        ]
         if np.any(np.array(named, dtype=np.bool_) & (posted[rows] >= 0) & (finished[rows] < 0)):
             return True
     return False
@@ -100,9 +130,14 @@ def _timeouts_of_calls(program: Program) -> Iterator[int]:
 
 
 def _rows_with_timeout(calls: list[CodeCall], device: bool) -> tuple[BoolArray, BoolArray]:
-    """Of each row of a code: is it clocked from its post to its end (collectives; on a device, all that communicates), or as long as
-    the host is in it (messages and waits)? NCCL's watchdog does not know of signals."""
-    kinds = ["" if OPERATIONS[call.op].signals else OPERATIONS[call.op].kind for call in calls for _ in (call, *call.parts)]
+    """Of each row of a code: is it clocked from its post to its end (collectives; on a device, all
+    that communicates), or as long as the host is in it (messages and waits)? NCCL's watchdog does
+    not know of signals."""
+    kinds = [
+        "" if OPERATIONS[call.op].signals else OPERATIONS[call.op].kind
+        for call in calls
+        for _ in (call, *call.parts)
+    ]
     running = ("p2p", "batch", "collective") if device else ("collective",)
     waiting = () if device else ("p2p", "batch", "wait", "group")
     return np.array([kind in running for kind in kinds], dtype=np.bool_), np.array(

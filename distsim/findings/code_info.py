@@ -15,8 +15,9 @@ VerdictClass = Literal["invalid", "mismatch", "deadlock", "race", "leak"]
 class CodeInfo:
     """A finding's code and the page behind it.
 
-    ``verdict`` is the class that a finding of this code gives the program, None where it says nothing about the verdict.
-    ``example`` is a short scenario (YAML) that has the finding; of what a scenario can't say, a script of torch.
+    ``verdict`` is the class that a finding of this code gives the program, None where it says
+    nothing about the verdict. ``example`` is a short scenario (YAML) that has the finding; of what
+    a scenario can't say, a script of torch.
     """
 
     code: str
@@ -35,11 +36,17 @@ class CodeInfo:
 
 
 def two_rank_scenario(*steps: str) -> str:
-    """A scenario of two ranks on gloo with three small tensors; ``steps`` are the entries of its program."""
+    """A scenario of two ranks on gloo with three small tensors; ``steps`` are the entries of its
+    program.
+    """
     return example_scenario(2, "", *steps)
 
 
 def example_scenario(world: int, head: str, *steps: str, backend: str = "gloo") -> str:
-    """A scenario with the tensors x, z (4 float32) and y (8 float32); ``head`` holds further top-level lines."""
+    """A scenario with the tensors x, z (4 float32) and y (8 float32); ``head`` holds further
+    top-level lines.
+    """
     tensors = "tensors: {x: {shape: [4]}, z: {shape: [4]}, y: {shape: [8]}}\n"
-    return f"world: {world}\nbackend: {backend}\n{tensors}{head}program:\n" + "".join(f"  - {step}\n" for step in steps)
+    return f"world: {world}\nbackend: {backend}\n{tensors}{head}program:\n" + "".join(
+        f"  - {step}\n" for step in steps
+    )

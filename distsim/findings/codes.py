@@ -1,7 +1,8 @@
 """The closed table of finding codes, and the page of each.
 
-A code never changes its meaning. Groups: DS1xx invalid calls (DS12x start-up), DS2xx mismatches, DS3xx deadlocks, DS4xx races, DS5xx leaks,
-DS6xx luck and data, DS7xx what a back end refuses, DS8xx faults and timeouts, DS9xx the file and the check itself.
+A code never changes its meaning. Groups: DS1xx invalid calls (DS12x start-up), DS2xx mismatches,
+DS3xx deadlocks, DS4xx races, DS5xx leaks, DS6xx luck and data, DS7xx what a back end refuses, DS8xx
+faults and timeouts, DS9xx the file and the check itself.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _ALL_CODES = (
     *PORTABILITY_AND_FAULT_CODES,
 )
 #: Every code, in ascending order.
-CODES: dict[str, CodeInfo] = {info.code: info for info in sorted(_ALL_CODES, key=lambda info: info.code)}
+CODES: dict[str, CodeInfo] = {
+    info.code: info for info in sorted(_ALL_CODES, key=lambda info: info.code)
+}
 
 _WIDTH = 80
 
@@ -46,17 +49,31 @@ def explain_code(code: str, width: int = _WIDTH) -> str:
         hint = f"did you mean {near}?" if near else f"codes run from {min(CODES)} to {max(CODES)}"
         raise KeyError(f"no finding has the code {code}; {hint}")
     gives = f"verdict {info.verdict}" if info.verdict else "no verdict of its own"
-    title = fill(f"{info.code}  {info.title}", width, subsequent_indent="       ", break_long_words=False, break_on_hyphens=False)
+    title = fill(
+        f"{info.code}  {info.title}",
+        width,
+        subsequent_indent="       ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
     parts = [title, f"{info.severity}, {gives}"]
     chapters = {"What it is": info.what, "What happens": info.why, "What to do": info.remedy}
     parts += [f"{head}\n{_wrapped_text(body, width)}" for head, body in chapters.items()]
-    parts.append(f"A {'script' if info.of_scripts else 'scenario'} that has it\n" + indent(info.example.rstrip(), "  "))
+    parts.append(
+        f"A {'script' if info.of_scripts else 'scenario'} that has it\n"
+        + indent(info.example.rstrip(), "  ")
+    )
     return "\n\n".join(parts)
 
 
 def _wrapped_text(body: str, width: int) -> str:
     return fill(
-        body, width, initial_indent="  ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=width >= _WIDTH
+        body,
+        width,
+        initial_indent="  ",
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=width >= _WIDTH,
     )
 
 

@@ -45,7 +45,10 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "A rank waits to receive a message that nobody's program sends, or to send one that nobody's program receives.",
         "The call waits for ever. NCCL ignores tags, so a tag that differs hangs on Gloo and MPI only.",
         "Compare peer, tag and group of both ends: the message lists calls that almost fit.",
-        two_rank_scenario("{send: {tensor: x, dst: 1, tag: 1}, ranks: 0}", "{recv: {tensor: x, src: 0, tag: 2}, ranks: 1}"),
+        two_rank_scenario(
+            "{send: {tensor: x, dst: 1, tag: 1}, ranks: 0}",
+            "{recv: {tensor: x, src: 0, tag: 2}, ranks: 1}",
+        ),
     ),
     CodeInfo(
         "DS305",
@@ -136,7 +139,11 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "The other rank takes no part in a put or get, so it reads old data, new data or a mixture, and nothing warns.",
         "Let the one signal when it is done and the other wait for the signal, or put a barrier between.",
         example_scenario(
-            2, "", "{put: {tensor: x, dst: 1}, ranks: 0}", "{compute: {time: 1 ms, reads: [x]}, ranks: 1}", backend="nccl"
+            2,
+            "",
+            "{put: {tensor: x, dst: 1}, ranks: 0}",
+            "{compute: {time: 1 ms, reads: [x]}, ranks: 1}",
+            backend="nccl",
         ),
     ),
     CodeInfo(
@@ -147,7 +154,9 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "A request (isend, irecv, an async collective or a batch with a handle) is never waited for.",
         "The rank cannot know that its data arrived or that a buffer is free again; errors of the request are lost.",
         "Keep the handle (`as: h`) and wait for it; in a loop, index it so that it is not overwritten.",
-        two_rank_scenario("{isend: {tensor: x, dst: 1}, ranks: 0}", "{recv: {tensor: x, src: 0}, ranks: 1}"),
+        two_rank_scenario(
+            "{isend: {tensor: x, dst: 1}, ranks: 0}", "{recv: {tensor: x, src: 0}, ranks: 1}"
+        ),
     ),
     CodeInfo(
         "DS502",

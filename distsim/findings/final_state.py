@@ -1,4 +1,6 @@
-"""Who is blocked, on whom: the record that rules, one-pass driver and engine leave behind at a standstill."""
+"""Who is blocked, on whom: the record that rules, one-pass driver and engine leave behind at a
+standstill.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,8 @@ from typing import Literal, NamedTuple
 
 from distsim.common.records import dataclass
 
-#: How a rank's program ended. ``raised``: a Python error; ``crashed``: the process died (signal); ``silent``: of a real run, does not
-#: move and waits for nobody.
+#: How a rank's program ended. ``raised``: a Python error; ``crashed``: the process died (signal);
+#: ``silent``: of a real run, does not move and waits for nobody.
 RankEndStatus = Literal["ended", "blocked", "raised", "crashed", "killed", "absent", "silent"]
 
 
@@ -26,7 +28,8 @@ class WaitDependency(NamedTuple):
 class BlockedRank(NamedTuple):
     """A rank that cannot go on. All its ``needs`` must be met (an AND of ANDs and ORs).
 
-    ``position`` is the call the host is in. ``device`` tells that the host ran ahead and the device stands still.
+    ``position`` is the call the host is in. ``device`` tells that the host ran ahead and the device
+    stands still.
     """
 
     rank: int
@@ -37,7 +40,9 @@ class BlockedRank(NamedTuple):
 
 
 class RankEnd(NamedTuple):
-    """How and when a rank came to its end. ``position`` is the call it was in (the number of calls when it ended)."""
+    """How and when a rank came to its end. ``position`` is the call it was in (the number of calls
+    when it ended).
+    """
 
     rank: int
     status: RankEndStatus

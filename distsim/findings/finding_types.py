@@ -11,7 +11,9 @@ Severity = Literal["error", "warning", "note"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class SourceLocation:
-    """Where a call is written. ``line`` and ``column`` count from 1; 0 where nothing was written."""
+    """Where a call is written. ``line`` and ``column`` count from 1; 0 where nothing was
+    written.
+    """
 
     file: str
     line: int
@@ -24,9 +26,10 @@ class SourceLocation:
 class Finding:
     """One fact about the program. ``code`` is a key of `distsim.findings.codes.CODES`.
 
-    ``ranks`` are those affected, ``core`` the cause among them (the cycle, or who waits on one that left).
-    ``message`` is one sentence or a few lines of plain text; ``help`` says what to do about it. ``slips``: places of calls that are
-    themselves the mistake, as one too many in a branch: nothing else is to be said about them.
+    ``ranks`` are those affected, ``core`` the cause among them (the cycle, or who waits on one that
+    left). ``message`` is one sentence or a few lines of plain text; ``help`` says what to do about
+    it. ``slips``: places of calls that are themselves the mistake, as one too many in a branch:
+    nothing else is to be said about them.
     """
 
     code: str

@@ -15,7 +15,9 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
         " never comes.",
         "Name a rank from 0 to world_size - 1 that belongs to the group. `dst` and `src` are global ranks, `group_dst` and"
         " `group_src` count inside the group; a pipeline's last stage has no next one.",
-        two_rank_scenario("send: {tensor: x, dst: rank + 1}", "{recv: {tensor: x, src: 0}, ranks: 1}"),
+        two_rank_scenario(
+            "send: {tensor: x, dst: rank + 1}", "{recv: {tensor: x, src: 0}, ranks: 1}"
+        ),
     ),
     CodeInfo(
         "DS102",
@@ -36,7 +38,11 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
         "torch raises ValueError: the global rank is not part of the group. Often a position inside the group was written"
         " where a global rank is asked for.",
         "Give a member's global rank as `src` or `dst`, or its position as `group_src` or `group_dst`.",
-        example_scenario(4, "groups: {hi: [2, 3]}\n", "{broadcast: {tensor: x, src: 0, group: hi}, ranks: rank >= 2}"),
+        example_scenario(
+            4,
+            "groups: {hi: [2, 3]}\n",
+            "{broadcast: {tensor: x, src: 0, group: hi}, ranks: rank >= 2}",
+        ),
     ),
     CodeInfo(
         "DS104",
@@ -72,7 +78,11 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
         "A wait names a handle that this rank never got from a call: another rank binds it, or a later step does.",
         "In Python this is a NameError or a wait on None: the rank raises and all who count on it stand still.",
         "Let the same ranks post and wait: put the same `ranks:` beside both steps.",
-        two_rank_scenario("{isend: {tensor: x, dst: 1, as: h}, ranks: 0}", "wait: h", "{recv: {tensor: x, src: 0}, ranks: 1}"),
+        two_rank_scenario(
+            "{isend: {tensor: x, dst: 1, as: h}, ranks: 0}",
+            "wait: h",
+            "{recv: {tensor: x, src: 0}, ranks: 1}",
+        ),
     ),
     CodeInfo(
         "DS107",
@@ -83,7 +93,9 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
         "torch raises ValueError (splits must sum to the tensor's first dimension) before anything is sent.",
         "Give one split per group rank, with the sum of `input_splits` equal to the input's first dimension and the sum of"
         " `output_splits` equal to the output's.",
-        two_rank_scenario("all_to_all_single: {input: x, output: {shape: [4]}, input_splits: [1, 2], output_splits: [2, 2]}"),
+        two_rank_scenario(
+            "all_to_all_single: {input: x, output: {shape: [4]}, input_splits: [1, 2], output_splits: [2, 2]}"
+        ),
     ),
     CodeInfo(
         "DS108",

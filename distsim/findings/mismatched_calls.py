@@ -13,7 +13,9 @@ MISMATCH_CODES: tuple[CodeInfo, ...] = (
         "The k-th collective of a group is not the same operation on every member.",
         "Neither Gloo nor NCCL checks: both hang, crash or mix up the data. TORCH_DISTRIBUTED_DEBUG=DETAIL raises on Gloo.",
         "Find the first call where the members part: one of them leaves a call out, makes one more, or takes another branch.",
-        two_rank_scenario("{all_reduce: {tensor: x}, ranks: 0}", "{broadcast: {tensor: x, src: 0}, ranks: 1}"),
+        two_rank_scenario(
+            "{all_reduce: {tensor: x}, ranks: 0}", "{broadcast: {tensor: x, src: 0}, ranks: 1}"
+        ),
     ),
     CodeInfo(
         "DS202",
@@ -23,7 +25,9 @@ MISMATCH_CODES: tuple[CodeInfo, ...] = (
         "The members of a collective give different numbers of elements.",
         "Gloo aborts or returns wrong data, NCCL hangs or returns wrong data.",
         "Make the shapes equal on all members: pad, drop the last uneven batch, or use all_to_all with splits.",
-        two_rank_scenario("{all_reduce: {tensor: x}, ranks: 0}", "{all_reduce: {tensor: y}, ranks: 1}"),
+        two_rank_scenario(
+            "{all_reduce: {tensor: x}, ranks: 0}", "{all_reduce: {tensor: y}, ranks: 1}"
+        ),
     ),
     CodeInfo(
         "DS203",
@@ -46,7 +50,10 @@ MISMATCH_CODES: tuple[CodeInfo, ...] = (
         "The members of a reduction name different operations (`op:`).",
         "Gloo finishes and each rank may hold another result, silently; NCCL leaves it undefined.",
         "Give the same `op` on all members.",
-        two_rank_scenario("{all_reduce: {tensor: x, op: sum}, ranks: 0}", "{all_reduce: {tensor: x, op: max}, ranks: 1}"),
+        two_rank_scenario(
+            "{all_reduce: {tensor: x, op: sum}, ranks: 0}",
+            "{all_reduce: {tensor: x, op: max}, ranks: 1}",
+        ),
     ),
     CodeInfo(
         "DS205",
@@ -67,7 +74,9 @@ MISMATCH_CODES: tuple[CodeInfo, ...] = (
         "Calls meet by their number in the group, not by their name: unlike calls hang or mix up the data.",
         "Make the calls in one order on all members; order parameters or buckets by name or index, not by when they are ready.",
         two_rank_scenario(
-            "{all_reduce: {tensor: x}, ranks: 0}", "all_reduce: {tensor: y}", "{all_reduce: {tensor: x}, ranks: 1}"
+            "{all_reduce: {tensor: x}, ranks: 0}",
+            "all_reduce: {tensor: y}",
+            "{all_reduce: {tensor: x}, ranks: 1}",
         ),
     ),
     CodeInfo(
@@ -90,7 +99,9 @@ MISMATCH_CODES: tuple[CodeInfo, ...] = (
         "A message and the receive that takes it have different numbers of elements.",
         "Gloo accepts a shorter message and leaves the tail untouched, and aborts on a longer one; NCCL hangs or truncates.",
         "Give both ends the same shape; where sizes vary, send the shape first. Two receives from one peer may be swapped.",
-        two_rank_scenario("{send: {tensor: x, dst: 1}, ranks: 0}", "{recv: {tensor: y, src: 0}, ranks: 1}"),
+        two_rank_scenario(
+            "{send: {tensor: x, dst: 1}, ranks: 0}", "{recv: {tensor: y, src: 0}, ranks: 1}"
+        ),
     ),
     CodeInfo(
         "DS209",
@@ -114,6 +125,9 @@ MISMATCH_CODES: tuple[CodeInfo, ...] = (
         "new_group is a collective of the whole world, also for ranks that are no members: the stores' keys do not"
         " meet, all hang.",
         "Let every rank make every group, in one order.",
-        two_rank_scenario("{new_group: {name: g, ranks: [0, 1]}, ranks: 0}", "{new_group: {name: g, ranks: [1]}, ranks: 1}"),
+        two_rank_scenario(
+            "{new_group: {name: g, ranks: [0, 1]}, ranks: 0}",
+            "{new_group: {name: g, ranks: [1]}, ranks: 1}",
+        ),
     ),
 )

@@ -6,7 +6,11 @@ from distsim.findings.code_info import CodeInfo, example_scenario, two_rank_scen
 
 #: Two receives from any source, and two senders.
 _TWO_SENDERS = example_scenario(
-    3, "", "{recv: {tensor: x}, ranks: 0}", "{recv: {tensor: x}, ranks: 0}", "{send: {tensor: x, dst: 0}, ranks: rank > 0}"
+    3,
+    "",
+    "{recv: {tensor: x}, ranks: 0}",
+    "{recv: {tensor: x}, ranks: 0}",
+    "{send: {tensor: x, dst: 0}, ranks: rank > 0}",
 )
 
 PORTABILITY_AND_FAULT_CODES: tuple[CodeInfo, ...] = (
@@ -19,7 +23,9 @@ PORTABILITY_AND_FAULT_CODES: tuple[CodeInfo, ...] = (
         "Nothing hangs and nothing raises: the result is wrong data.",
         "Make the calls in one order on all members of the group.",
         two_rank_scenario(
-            "{all_reduce: {tensor: x}, ranks: 0}", "all_reduce: {tensor: z}", "{all_reduce: {tensor: x}, ranks: 1}"
+            "{all_reduce: {tensor: x}, ranks: 0}",
+            "all_reduce: {tensor: z}",
+            "{all_reduce: {tensor: x}, ranks: 1}",
         ),
     ),
     CodeInfo(
@@ -50,7 +56,13 @@ PORTABILITY_AND_FAULT_CODES: tuple[CodeInfo, ...] = (
         " stands still.",
         "MPI buffers up to its eager limit and NCCL up to its channel buffer: a larger tensor, or Gloo, and it hangs.",
         "Repair the circle that the finding beside this one shows; do not rely on the buffer.",
-        example_scenario(2, "", "send: {tensor: x, dst: 1 - rank}", "recv: {tensor: x, src: 1 - rank}", backend="mpi"),
+        example_scenario(
+            2,
+            "",
+            "send: {tensor: x, dst: 1 - rank}",
+            "recv: {tensor: x, src: 1 - rank}",
+            backend="mpi",
+        ),
     ),
     CodeInfo(
         "DS605",
@@ -134,7 +146,13 @@ program:
         "The back end has no receive from any source.",
         "NCCL raises ValueError: the source rank must be given.",
         "Name the source, or use gloo for this group (a group may have a back end of its own).",
-        example_scenario(2, "", "{recv: {tensor: x}, ranks: 0}", "{send: {tensor: x, dst: 0}, ranks: 1}", backend="nccl"),
+        example_scenario(
+            2,
+            "",
+            "{recv: {tensor: x}, ranks: 0}",
+            "{send: {tensor: x, dst: 0}, ranks: 1}",
+            backend="nccl",
+        ),
     ),
     CodeInfo(
         "DS702",
@@ -144,7 +162,9 @@ program:
         "The back end cannot send or reduce tensors of this dtype.",
         "torch raises RuntimeError on every calling rank.",
         "Cast to a supported dtype, or use another back end for this group; `distsim explain backends` has the table.",
-        example_scenario(2, "", "all_reduce: {tensor: {shape: [4], dtype: bfloat16}}", backend="mpi"),
+        example_scenario(
+            2, "", "all_reduce: {tensor: {shape: [4], dtype: bfloat16}}", backend="mpi"
+        ),
     ),
     CodeInfo(
         "DS703",
@@ -154,7 +174,9 @@ program:
         "The back end has no such reduction, or not for this dtype.",
         "torch raises ValueError or RuntimeError on every calling rank: NCCL has no bitwise reductions.",
         "Use an operation it has (`avg` is sum and a division), or another back end for this group.",
-        example_scenario(2, "", "all_reduce: {tensor: {shape: [4], dtype: int32}, op: band}", backend="nccl"),
+        example_scenario(
+            2, "", "all_reduce: {tensor: {shape: [4], dtype: int32}, op: band}", backend="nccl"
+        ),
     ),
     CodeInfo(
         "DS704",
@@ -224,7 +246,9 @@ program:
         "A call waits longer than its group's timeout while other ranks still move, or a monitored_barrier that nobody will complete.",
         "The back end raises (gloo), or its watchdog ends the process (nccl), although the program would have got through.",
         "Raise the timeout of the group, or move the slow work off the path that others wait for.",
-        example_scenario(2, "options: {timeout: 1 s}\n", "{compute: {time: 3 s}, ranks: 0}", "barrier"),
+        example_scenario(
+            2, "options: {timeout: 1 s}\n", "{compute: {time: 3 s}, ranks: 0}", "barrier"
+        ),
     ),
     CodeInfo(
         "DS805",
@@ -295,7 +319,11 @@ program:
         "The group takes the back end's default, 30 minutes (nccl 10): when a member stays away, the job looks frozen although the"
         " world would have given up long before.",
         "Say the timeout again where the group is made: `new_group: {…, timeout: 60 s}` or `groups: {g: {ranks: […], timeout: 60 s}}`.",
-        example_scenario(2, "options: {timeout: 60 s}\ngroups: {pair: [0, 1]}\n", "all_reduce: {tensor: x, group: pair}"),
+        example_scenario(
+            2,
+            "options: {timeout: 60 s}\ngroups: {pair: [0, 1]}\n",
+            "all_reduce: {tensor: x, group: pair}",
+        ),
     ),
     CodeInfo(
         "DS607",
@@ -306,7 +334,9 @@ program:
         "Gloo cancels a message whose request is gone unless its counterpart already waits for it; torch's MPI ends the process. NCCL"
         " goes on. So it works or not by who comes first.",
         "Keep the request (`as: h`) and wait for it; in a loop give each round its own (`as: h@i`).",
-        two_rank_scenario("{isend: {tensor: x, dst: 1}, ranks: 0}", "{recv: {tensor: x, src: 0}, ranks: 1}"),
+        two_rank_scenario(
+            "{isend: {tensor: x, dst: 1}, ranks: 0}", "{recv: {tensor: x, src: 0}, ranks: 1}"
+        ),
     ),
     CodeInfo(
         "DS608",

@@ -7,7 +7,9 @@ from distsim.findings.code_info import CodeInfo, two_rank_scenario
 
 def _init_example(words: str, launch: str = "") -> str:
     """An example whose program begins with init_process_group of these arguments."""
-    text = two_rank_scenario(f"init_process_group: {{{words}}}" if words else "init_process_group", "barrier")
+    text = two_rank_scenario(
+        f"init_process_group: {{{words}}}" if words else "init_process_group", "barrier"
+    )
     return f"{launch}{text}" if launch else text
 
 
@@ -35,7 +37,9 @@ STARTUP_FAILURE_CODES: tuple[CodeInfo, ...] = (
         "The ranks that look in the wrong place raise DistNetworkError once the time-out (30 min by default) is over: `The client socket"
         " has timed out … while trying to connect`. Rank 0 waits a second longer and raises `Timed out … waiting for clients`.",
         "Give all ranks the same address, one that leads to the machine of rank 0 from every machine: not 127.0.0.1 with several.",
-        _init_example(f"init_method: {{0: 'tcp://127.0.0.1:29500', 1: 'tcp://127.0.0.1:29501'}}, {_OWN_RANK}, timeout: 3 s"),
+        _init_example(
+            f"init_method: {{0: 'tcp://127.0.0.1:29500', 1: 'tcp://127.0.0.1:29501'}}, {_OWN_RANK}, timeout: 3 s"
+        ),
     ),
     CodeInfo(
         "DS123",
@@ -57,7 +61,9 @@ STARTUP_FAILURE_CODES: tuple[CodeInfo, ...] = (
         "Twice 0: the second finds the port taken. Another number twice: all wait for the number that nobody has, and raise"
         " DistStoreError after the time-out. Beyond the world: gloo raises at once (`enforce fail … rank < size`), the others wait.",
         "Give each process its own number: RANK over all machines, LOCAL_RANK on its machine.",
-        _init_example("init_method: 'tcp://127.0.0.1:29500', rank: rank + 1, world_size: world_size"),
+        _init_example(
+            "init_method: 'tcp://127.0.0.1:29500', rank: rank + 1, world_size: world_size"
+        ),
     ),
     CodeInfo(
         "DS125",
@@ -69,7 +75,9 @@ STARTUP_FAILURE_CODES: tuple[CodeInfo, ...] = (
         "Said too large, ranks wait for those that nobody started, until the time-out. Said too small on rank 0, the store opens early,"
         " and ranks may even come through: their first collective never ends.",
         "One world_size for all: machines times processes per machine.",
-        _init_example("init_method: 'tcp://127.0.0.1:29500', rank: rank, world_size: 'world_size + 1'"),
+        _init_example(
+            "init_method: 'tcp://127.0.0.1:29500', rank: rank, world_size: 'world_size + 1'"
+        ),
     ),
     CodeInfo(
         "DS126",
@@ -80,7 +88,10 @@ STARTUP_FAILURE_CODES: tuple[CodeInfo, ...] = (
         "Ranks find the addresses of processes that are gone and try to connect: `Connection refused` at once or `Connect timeout`"
         " after five times the time-out. Where all have written theirs before anybody reads, they come through by luck.",
         "Remove the file before each run, or name a fresh one.",
-        _init_example(f"init_method: 'file:///shared/meet', {_OWN_RANK}", "launch: {files_left: [/shared/meet]}\n"),
+        _init_example(
+            f"init_method: 'file:///shared/meet', {_OWN_RANK}",
+            "launch: {files_left: [/shared/meet]}\n",
+        ),
     ),
     CodeInfo(
         "DS127",

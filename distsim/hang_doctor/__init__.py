@@ -1,4 +1,5 @@
-"""From what a hung job left to its cause: dumps, logs and stacks of some ranks, one model of evidence, one analysis.
+"""From what a hung job left to its cause: dumps, logs and stacks of some ranks, one model of
+evidence, one analysis.
 
 ::
 

@@ -1,4 +1,6 @@
-"""The smallest scenario with the same standstill: the calls that stand, on as few ranks as show it; simulated before it is given."""
+"""The smallest scenario with the same standstill: the calls that stand, on as few ranks as show it;
+simulated before it is given.
+"""
 
 from __future__ import annotations
 
@@ -30,29 +32,39 @@ class _ScenarioRank(NamedTuple):
 
 
 def minimal_scenario_text(found: Diagnosis) -> str:
-    """The scenario as YAML. Raises UsageError where the evidence is too thin for one, or none of its forms hangs in simulation."""
+    """The scenario as YAML. Raises UsageError where the evidence is too thin for one, or none of
+    its forms hangs in simulation.
+    """
     main = found.main
     if main is None or not any(s.waits for s in found.standing.ranks.values()):
         raise UsageError(
-            "nobody is seen waiting, so there is no standstill to write down", "give the dumps or stacks of more ranks"
+            "nobody is seen waiting, so there is no standstill to write down",
+            "give the dumps or stacks of more ranks",
         )
     parts = _rank_calls(found.standing, main)
     if len(parts) < 2 or not any(p.calls for p in parts):
         raise UsageError(
-            "what I was given shows the calls of one rank only: too little for a scenario", "give the files of more ranks"
+            "what I was given shows the calls of one rank only: too little for a scenario",
+            "give the files of more ranks",
         )
     for backend in _backends_to_try(found, parts):
         text = _scenario_text(found, main, parts, backend)
         if _hangs(text):
             return text
-    raise UsageError("no small scenario of these calls hangs in simulation: the records do not hold what made them hang",
-                     "take stacks of all ranks (`py-spy dump --locals`), or Flight Recorder dumps")  # fmt: skip
+    raise UsageError(
+        "no small scenario of these calls hangs in simulation: the records do not hold what made them hang",
+        "take stacks of all ranks (`py-spy dump --locals`), or Flight Recorder dumps",
+    )
 
 
 def _backends_to_try(found: Diagnosis, parts: list[_ScenarioRank]) -> tuple[str, ...]:
-    """Those whose rules are tried: first the one that the job had, or NCCL's where it had one that is built like it."""
+    """Those whose rules are tried: first the one that the job had, or NCCL's where it had one that
+    is built like it.
+    """
     used = {given.backend for given in found.evidence.ranks.values()} - {""}
-    nccl = any("ccl" in backend for backend in used) or any("cuda" in c.source for p in parts for c in p.calls)
+    nccl = any("ccl" in backend for backend in used) or any(
+        "cuda" in c.source for p in parts for c in p.calls
+    )
     return ("nccl", "gloo", "mpi") if nccl else _BACKENDS
 
 
@@ -61,15 +73,23 @@ def _hangs(text: str) -> bool:
         done = simulate(loads(text), with_values=False)
     except DistsimError:
         return False
-    return done.outcome == "hangs" or (done.verdict is not None and done.verdict.verdict in ("deadlock", "mismatch"))
+    return done.outcome == "hangs" or (
+        done.verdict is not None and done.verdict.verdict in ("deadlock", "mismatch")
+    )
 
 
 def _rank_calls(whole: JobWaitState, main: HangCause) -> list[_ScenarioRank]:
-    """The ranks that the cause concerns, one or two that wait, and what each calls: where it is, then where it is waited for."""
+    """The ranks that the cause concerns, one or two that wait, and what each calls: where it is,
+    then where it is waited for.
+    """
     waiting = [r for r, s in whole.ranks.items() if s.waits]
-    chosen = list(dict.fromkeys([*main.ranks[:_MAX_RANKS], *[r for r in waiting if r not in main.ranks][:2]]))
+    chosen = list(
+        dict.fromkeys([*main.ranks[:_MAX_RANKS], *[r for r in waiting if r not in main.ranks][:2]])
+    )
     if main.kind == "clash":
-        chosen = list(dict.fromkeys([*(ranks[0] for ranks, _, _ in main.lines if ranks), *main.ranks]))[:4]
+        chosen = list(
+            dict.fromkeys([*(ranks[0] for ranks, _, _ in main.lines if ranks), *main.ranks])
+        )[:4]
     own = {r: [w.call for w in whole.ranks[r].waits[:1]] for r in chosen if r in whole.ranks}
     if main.kind == "clash":
         for rank in own:
@@ -83,14 +103,30 @@ def _rank_calls(whole: JobWaitState, main: HangCause) -> list[_ScenarioRank]:
     for rank in chosen:
         for wait in whole.ranks[rank].waits[:1] if rank in whole.ranks else ():
             another = next((r for r in own if r != rank), None)
-            if wait.open_ended and not wait.call.p2p and another is not None and main.kind == "circle":
+            if (
+                wait.open_ended
+                and not wait.call.p2p
+                and another is not None
+                and main.kind == "circle"
+            ):
                 _append_new(own[another], _answering_call(wait, another))
-    absent = [r for w in waiting for x in whole.ranks[w].waits for r in x.silent if r not in own][:1]
-    return [_ScenarioRank(r, tuple(calls)) for r, calls in sorted(own.items())] + [_ScenarioRank(r, ()) for r in absent]
+    absent = [r for w in waiting for x in whole.ranks[w].waits for r in x.silent if r not in own][
+        :1
+    ]
+    return [_ScenarioRank(r, tuple(calls)) for r, calls in sorted(own.items())] + [
+        _ScenarioRank(r, ()) for r in absent
+    ]
 
 
 def _call_by_number(whole: JobWaitState, rank: int, group: str, number: int) -> EvidenceCall | None:
-    return next((c for c in whole.evidence.ranks[rank].calls if (c.group, c.number, c.p2p) == (group, number, False)), None)
+    return next(
+        (
+            c
+            for c in whole.evidence.ranks[rank].calls
+            if (c.group, c.number, c.p2p) == (group, number, False)
+        ),
+        None,
+    )
 
 
 def _append_new(calls: list[EvidenceCall], call: EvidenceCall) -> None:
@@ -102,20 +138,50 @@ def _answering_call(wait: EvidenceWait, rank: int) -> EvidenceCall:
     """What the awaited rank would have to call."""
     call = wait.call
     op = {"send": "recv", "recv": "send"}.get(call.op, call.op)
-    return EvidenceCall(rank, call.group, call.number, op, "waiting", call.p2p, call.rank if call.p2p else None, sizes=call.sizes,
-                elements_in=call.elements_in, elements_out=call.elements_out, dtype=call.dtype, frames=(), tag=call.tag)  # fmt: skip
+    return EvidenceCall(
+        rank,
+        call.group,
+        call.number,
+        op,
+        "waiting",
+        call.p2p,
+        call.rank if call.p2p else None,
+        sizes=call.sizes,
+        elements_in=call.elements_in,
+        elements_out=call.elements_out,
+        dtype=call.dtype,
+        frames=(),
+        tag=call.tag,
+    )
 
 
 # --- as YAML ---
 
 
-def _scenario_text(found: Diagnosis, main: HangCause, parts: list[_ScenarioRank], backend: str) -> str:
+def _scenario_text(
+    found: Diagnosis, main: HangCause, parts: list[_ScenarioRank], backend: str
+) -> str:
     number = {p.rank: i for i, p in enumerate(parts)}
-    writer = _StepWriter(found.standing, number, max((c.elements_in for p in parts for c in p.calls), default=1))
-    program = [{"ranks": [number[p.rank]], "steps": [writer.step(c) for c in p.calls]} for p in parts if p.calls]
-    mapping = ", ".join(f"rank {i} is the job's rank {rank}" for rank, i in number.items() if rank != i)
-    about = escape_control_characters(f"{main.title}{f' ({mapping})' if mapping else ''}", one_line=True)
-    data: dict[str, object] = {"name": "standstill", "about": about[:600], "world": len(parts), "backend": backend}
+    writer = _StepWriter(
+        found.standing, number, max((c.elements_in for p in parts for c in p.calls), default=1)
+    )
+    program = [
+        {"ranks": [number[p.rank]], "steps": [writer.step(c) for c in p.calls]}
+        for p in parts
+        if p.calls
+    ]
+    mapping = ", ".join(
+        f"rank {i} is the job's rank {rank}" for rank, i in number.items() if rank != i
+    )
+    about = escape_control_characters(
+        f"{main.title}{f' ({mapping})' if mapping else ''}", one_line=True
+    )
+    data: dict[str, object] = {
+        "name": "standstill",
+        "about": about[:600],
+        "world": len(parts),
+        "backend": backend,
+    }
     if writer.groups:
         data["groups"] = {name: {"ranks": ranks} for name, ranks in writer.groups.items()}
     data["tensors"] = writer.tensors or {"x": {"shape": [1]}}
@@ -133,7 +199,9 @@ class _StepWriter:
         self._names: dict[str, str] = {}
 
     def step(self, call: EvidenceCall) -> dict[str, object]:
-        if call.op == "coalesced" or " + " in call.op:  # several calls as one: the first that is known
+        if (
+            call.op == "coalesced" or " + " in call.op
+        ):  # several calls as one: the first that is known
             call = replace(call, op=call.op.split(" + ")[0] if " + " in call.op else "")
         fields = self._fields(call)
         group = "" if call.op in P2P_OPS else self._group(call.group)
@@ -157,7 +225,11 @@ class _StepWriter:
         return name
 
     def _tensor(self, elements: int, dtype: str) -> str:
-        size = max(1, round(_MAX_ELEMENTS * max(elements, 1) / self.scale)) if elements >= 0 else _MAX_ELEMENTS
+        size = (
+            max(1, round(_MAX_ELEMENTS * max(elements, 1) / self.scale))
+            if elements >= 0
+            else _MAX_ELEMENTS
+        )
         size = -(-size // 8) * 8 if size > 1 else 1
         kind = _DTYPES.get(dtype.lower(), "float32")
         name = f"x{size}" + ("" if kind == "float32" else f"_{kind}")
@@ -172,7 +244,10 @@ class _StepWriter:
         members = self._members(call.group)
         many = max(len(members), 1)
         if call.op in P2P_OPS:
-            peer = self.number.get(call.peer if call.peer is not None else -1, (self.number[call.rank] + 1) % len(self.number))
+            peer = self.number.get(
+                call.peer if call.peer is not None else -1,
+                (self.number[call.rank] + 1) % len(self.number),
+            )
             tag = {"tag": call.tag} if call.tag else {}
             return {"tensor": x, "dst" if call.op == "send" else "src": peer, **tag}
         if call.op in ("all_gather", "gather"):
@@ -181,7 +256,9 @@ class _StepWriter:
             )
         if call.op in ("reduce_scatter", "scatter"):
             rows = self._made(x, [many, size], "rows")
-            return {"input": rows, "output": x} | ({"src": members[0]} if call.op == "scatter" else {})
+            return {"input": rows, "output": x} | (
+                {"src": members[0]} if call.op == "scatter" else {}
+            )
         if call.op == "all_to_all":
             wide = self._made(x, [size * many], "wide")
             return {"input": wide, "output": self._made(x, [size * many], "out")}
@@ -200,6 +277,17 @@ _OPERATION_OF_FAMILY = {
     "all_gather_v": "all_gather",
     "reduce_scatter_v": "reduce_scatter",
 }
-_DTYPES = {"float": "float32", "double": "float64", "half": "float16", "bfloat16": "bfloat16", "long": "int64", "int": "int32",
-           "byte": "uint8", "float16": "float16", "float32": "float32", "float64": "float64", "int64": "int64",
-           "int32": "int32"}  # fmt: skip
+_DTYPES = {
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+    "long": "int64",
+    "int": "int32",
+    "byte": "uint8",
+    "float16": "float16",
+    "float32": "float32",
+    "float64": "float64",
+    "int64": "int64",
+    "int32": "int32",
+}

@@ -1,4 +1,6 @@
-"""Everybody to everybody (all_to_all, all_to_all_single), and the collectives that move no data: the barriers."""
+"""Everybody to everybody (all_to_all, all_to_all_single), and the collectives that move no data:
+the barriers.
+"""
 
 from collections.abc import Hashable, Sequence
 from datetime import timedelta
@@ -11,8 +13,21 @@ from distsim.operations.core import colours
 from distsim.operations.core.algorithms import algorithms_of
 from distsim.operations.core.backend_bindings import MONITORED_BARRIER_ERROR, NCCL_DTYPE_ERROR
 from distsim.operations.core.collective import CollectiveOperation, torch_tensor_list
-from distsim.operations.core.field_types import ExpressionListField, GroupField, TensorField, TensorListField, TimeoutField
-from distsim.operations.core.operation_base import BackendBinding, InputPart, Operation, OperationHelp, OutputEffect, RankScope
+from distsim.operations.core.field_types import (
+    ExpressionListField,
+    GroupField,
+    TensorField,
+    TensorListField,
+    TimeoutField,
+)
+from distsim.operations.core.operation_base import (
+    BackendBinding,
+    InputPart,
+    Operation,
+    OperationHelp,
+    OutputEffect,
+    RankScope,
+)
 from distsim.operations.core.resolved_call import (
     ResolvedCall,
     TensorBuffer,
@@ -24,7 +39,9 @@ from distsim.operations.core.resolved_call import (
 )
 from distsim.operations.core.torch_protocols import TensorLookup, TorchWork
 
-_FULL_SYNCHRONIZATION = "Everybody waits for everybody: nobody can return before the last rank has come."
+_FULL_SYNCHRONIZATION = (
+    "Everybody waits for everybody: nobody can return before the last rank has come."
+)
 
 
 class AllToAllCollective(CollectiveOperation):
@@ -38,10 +55,16 @@ class AllToAllCollective(CollectiveOperation):
 
     @classmethod
     def agreement(cls, call: ResolvedCall) -> dict[str, Hashable]:
-        """Even parts: one element count for all. Uneven ones have none in common; `cross_faults` compares them pair by pair."""
+        """Even parts: one element count for all. Uneven ones have none in common; `cross_faults`
+        compares them pair by pair.
+        """
         agreed: dict[str, Hashable] = {"op": cls.op, "dtype": call.inputs[0].dtype}
         sizes = {*cls.sent(call), *cls.received(call)}
-        return agreed | ({"numel": call.inputs[0].numel * len(call.inputs)} if len(sizes) == 1 else {"splits": "uneven"})
+        return agreed | (
+            {"numel": call.inputs[0].numel * len(call.inputs)}
+            if len(sizes) == 1
+            else {"splits": "uneven"}
+        )
 
     @classmethod
     def sent(cls, call: ResolvedCall) -> tuple[int, ...]:
@@ -57,10 +80,15 @@ class AllToAllCollective(CollectiveOperation):
     def mismatched_pairs(cls, calls: Sequence[ResolvedCall]) -> list[tuple[int, int, str]]:
         sent, received = [cls.sent(c) for c in calls], [cls.received(c) for c in calls]
         return [
-            (a.rank, b.rank, f"rank {a.rank} sends {out[b.group_rank]} elements to rank {b.rank}, which expects {into[a.group_rank]}")
-            for a, out in zip(calls, sent, strict=True) for b, into in zip(calls, received, strict=True)
+            (
+                a.rank,
+                b.rank,
+                f"rank {a.rank} sends {out[b.group_rank]} elements to rank {b.rank}, which expects {into[a.group_rank]}",
+            )
+            for a, out in zip(calls, sent, strict=True)
+            for b, into in zip(calls, received, strict=True)
             if out[b.group_rank] != into[a.group_rank]
-        ]  # fmt: skip
+        ]
 
     @classmethod
     def misfits(cls, call: ResolvedCall) -> str | None:
@@ -69,17 +97,31 @@ class AllToAllCollective(CollectiveOperation):
             if reason := cls.bad_cut(word, buffers, splits, call.group.size):
                 return reason
         return wrong_element_count(
-            f"part {me} of the output", cls.received(call)[me], cls.sent(call)[me], f"part {me} of the input has"
+            f"part {me} of the output",
+            cls.received(call)[me],
+            cls.sent(call)[me],
+            f"part {me} of the input has",
         )
 
     @classmethod
-    def _sides(cls, call: ResolvedCall) -> tuple[tuple[str, tuple[TensorBuffer, ...], tuple[int, ...] | None], ...]:
-        return (("input", call.inputs, call.input_splits), ("output", call.outputs, call.output_splits))
+    def _sides(
+        cls, call: ResolvedCall
+    ) -> tuple[tuple[str, tuple[TensorBuffer, ...], tuple[int, ...] | None], ...]:
+        return (
+            ("input", call.inputs, call.input_splits),
+            ("output", call.outputs, call.output_splits),
+        )
 
     @classmethod
-    def bad_cut(cls, word: str, buffers: tuple[TensorBuffer, ...], splits: tuple[int, ...] | None, n: int) -> str | None:
+    def bad_cut(
+        cls, word: str, buffers: tuple[TensorBuffer, ...], splits: tuple[int, ...] | None, n: int
+    ) -> str | None:
         """Why one side can't be cut into n parts."""
-        return splits_error(word, buffers[0].shape, splits, n) if splits is not None else wrong_part_count(buffers, n, word)
+        return (
+            splits_error(word, buffers[0].shape, splits, n)
+            if splits is not None
+            else wrong_part_count(buffers, n, word)
+        )
 
     @classmethod
     def nbytes(cls, call: ResolvedCall) -> int:
@@ -106,17 +148,28 @@ class AllToAllOperation(AllToAllCollective):
         after="Part i of the output of group rank j is part j of the input of group rank i: the transpose.",
         waits=_FULL_SYNCHRONIZATION,
         example="- all_to_all: {input: parts, output: got}",
-        notes=("Parts may differ in size if sender and receiver agree on each; gloo refuses that in a list.",),
+        notes=(
+            "Parts may differ in size if sender and receiver agree on each; gloo refuses that in a list.",
+        ),
         torch="dist.all_to_all(list(got), list(parts))",
     )
-    bindings = {"gloo": BackendBinding(), "nccl": BackendBinding(dtype_text=NCCL_DTYPE_ERROR), "mpi": BackendBinding()}
+    bindings = {
+        "gloo": BackendBinding(),
+        "nccl": BackendBinding(dtype_text=NCCL_DTYPE_ERROR),
+        "mpi": BackendBinding(),
+    }
 
     input: TensorListField
     output: TensorListField
 
     @classmethod
     def torch_call(
-        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+        cls,
+        dist: ModuleType,
+        call: ResolvedCall,
+        tensors: TensorLookup,
+        group: object,
+        works: Sequence[TorchWork] = (),
     ) -> object:
         n = call.group.size
         room = torch_tensor_list(tensors, call.outputs, n, call.output_splits)
@@ -135,10 +188,12 @@ class AllToAllSingleOperation(AllToAllCollective):
         after="The output of group rank j is part j of all inputs, one after the other in the group's order.",
         waits=_FULL_SYNCHRONIZATION,
         example="- all_to_all_single: {input: all_x, output: got}",
-        notes=("output_splits left out is the transpose of the input_splits. What i sends to j must be what j expects from i.",
-               "gloo hangs where the first axis can't be divided; nccl may take the wrong rows."),
+        notes=(
+            "output_splits left out is the transpose of the input_splits. What i sends to j must be what j expects from i.",
+            "gloo hangs where the first axis can't be divided; nccl may take the wrong rows.",
+        ),
         torch="dist.all_to_all_single(got, all_x)",
-    )  # fmt: skip
+    )
     bindings = {
         "gloo": BackendBinding(slot="all_to_all"),
         "nccl": BackendBinding(dtype_text=NCCL_DTYPE_ERROR),
@@ -151,23 +206,42 @@ class AllToAllSingleOperation(AllToAllCollective):
     output_splits: ExpressionListField = None
 
     @classmethod
-    def bad_cut(cls, word: str, buffers: tuple[TensorBuffer, ...], splits: tuple[int, ...] | None, n: int) -> str | None:
+    def bad_cut(
+        cls, word: str, buffers: tuple[TensorBuffer, ...], splits: tuple[int, ...] | None, n: int
+    ) -> str | None:
         return splits_error(word, buffers[0].shape, splits, n)
 
     @classmethod
     def torch_call(
-        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+        cls,
+        dist: ModuleType,
+        call: ResolvedCall,
+        tensors: TensorLookup,
+        group: object,
+        works: Sequence[TorchWork] = (),
     ) -> object:
-        out_splits, in_splits = (None if s is None else list(s) for s in (call.output_splits, call.input_splits))
+        out_splits, in_splits = (
+            None if s is None else list(s) for s in (call.output_splits, call.input_splits)
+        )
         out, into = tensors[call.outputs[0]], tensors[call.inputs[0]]
-        return dist.all_to_all_single(out, into, out_splits, in_splits, group=group, async_op=call.is_async)
+        return dist.all_to_all_single(
+            out, into, out_splits, in_splits, group=group, async_op=call.is_async
+        )
 
 
-def splits_error(word: str, shape: tuple[int, ...], splits: tuple[int, ...] | None, n: int) -> str | None:
-    """Why a tensor can't be cut along its first axis: by ``splits``, or evenly where there are none."""
+def splits_error(
+    word: str, shape: tuple[int, ...], splits: tuple[int, ...] | None, n: int
+) -> str | None:
+    """Why a tensor can't be cut along its first axis: by ``splits``, or evenly where there are
+    none.
+    """
     rows = shape[0] if shape else 1
     if splits is None:
-        return None if rows % n == 0 else f"the first axis of {word} has {rows} rows, which {n} ranks can't share evenly"
+        return (
+            None
+            if rows % n == 0
+            else f"the first axis of {word} has {rows} rows, which {n} ranks can't share evenly"
+        )
     if len(splits) != n:
         return f"{word}_splits has {len(splits)} numbers, but the group has {n} ranks"
     if min(splits) < 0:
@@ -190,11 +264,17 @@ class BarrierOperation(CollectiveOperation):
         after="Every rank of the group has come. No data moved.",
         waits=_FULL_SYNCHRONIZATION,
         example="- barrier",
-        notes=("nccl makes it an all_reduce of one number, then lets the host wait for the device.",),
+        notes=(
+            "nccl makes it an all_reduce of one number, then lets the host wait for the device.",
+        ),
         torch="dist.barrier()",
     )
     algorithms = algorithms_of("barrier")
-    bindings = {"gloo": BackendBinding(gpu=False), "nccl": BackendBinding(), "mpi": BackendBinding()}
+    bindings = {
+        "gloo": BackendBinding(gpu=False),
+        "nccl": BackendBinding(),
+        "mpi": BackendBinding(),
+    }
 
     @classmethod
     def effect(cls, n: int, root: int) -> tuple[OutputEffect, ...]:
@@ -202,7 +282,12 @@ class BarrierOperation(CollectiveOperation):
 
     @classmethod
     def torch_call(
-        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+        cls,
+        dist: ModuleType,
+        call: ResolvedCall,
+        tensors: TensorLookup,
+        group: object,
+        works: Sequence[TorchWork] = (),
     ) -> object:
         return dist.barrier(group=group, async_op=call.is_async)
 
@@ -219,7 +304,10 @@ class MonitoredBarrierOperation(Operation):
         after="Every rank of the group has come. If not in time, group rank 0 raises and names the first rank that is missing.",
         waits="Group rank 0 waits for all others, they wait for its answer.",
         example="- monitored_barrier: {timeout: 10 s}",
-        notes=("gloo alone has it.", "With wait_all_ranks the error names every rank that is missing."),
+        notes=(
+            "gloo alone has it.",
+            "With wait_all_ranks the error names every rank that is missing.",
+        ),
         torch="dist.monitored_barrier(timeout=timedelta(seconds=10))",
     )
     algorithms = algorithms_of("monitored_barrier")
@@ -255,7 +343,16 @@ class MonitoredBarrierOperation(Operation):
 
     @classmethod
     def torch_call(
-        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+        cls,
+        dist: ModuleType,
+        call: ResolvedCall,
+        tensors: TensorLookup,
+        group: object,
+        works: Sequence[TorchWork] = (),
     ) -> object:
-        timeout = None if call.timeout_ns is None else timedelta(microseconds=call.timeout_ns // 1000)
-        return dist.monitored_barrier(group=group, timeout=timeout, wait_all_ranks=call.wait_all_ranks)
+        timeout = (
+            None if call.timeout_ns is None else timedelta(microseconds=call.timeout_ns // 1000)
+        )
+        return dist.monitored_barrier(
+            group=group, timeout=timeout, wait_all_ranks=call.wait_all_ranks
+        )

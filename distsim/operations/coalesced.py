@@ -1,9 +1,10 @@
 """Several collectives of one kind on one group, handed over together: one launch, one request.
 
-Source: torch 2.13, `torch/distributed/distributed_c10d.py` (`_coalescing_manager`): all_reduce, all_gather_single and
-reduce_scatter_single are collected inside the context and become one call of the back end at its end
-(`allreduce_coalesced`, `all_gather_single_coalesced`, `reduce_scatter_single_coalesced`). ProcessGroupNCCL makes it one ncclGroup;
-ProcessGroupGloo (run) lays the parts of all_reduce and all_gather end to end in one operation, and reduces those of
+Source: torch 2.13, `torch/distributed/distributed_c10d.py` (`_coalescing_manager`): all_reduce,
+all_gather_single and reduce_scatter_single are collected inside the context and become one call of
+the back end at its end (`allreduce_coalesced`, `all_gather_single_coalesced`,
+`reduce_scatter_single_coalesced`). ProcessGroupNCCL makes it one ncclGroup; ProcessGroupGloo (run)
+lays the parts of all_reduce and all_gather end to end in one operation, and reduces those of
 reduce_scatter one after the other.
 """
 
@@ -18,7 +19,12 @@ from distsim.operations.core import colours
 from distsim.operations.core.backend_bindings import GLOO_SHAPE_ERRORS
 from distsim.operations.core.collective import CollectiveOperation, ReducingCollective
 from distsim.operations.core.field_types import TensorListField
-from distsim.operations.core.operation_base import BackendBinding, Operation, OperationHelp, OutputEffect
+from distsim.operations.core.operation_base import (
+    BackendBinding,
+    Operation,
+    OperationHelp,
+    OutputEffect,
+)
 from distsim.operations.core.resolved_call import (
     ResolvedCall,
     TensorBuffer,
@@ -28,9 +34,15 @@ from distsim.operations.core.resolved_call import (
     tensor_in_two_parts,
 )
 from distsim.operations.core.torch_protocols import TensorLookup, TorchWork
-from distsim.operations.unrooted import AllGatherIntoTensorOperation, AllReduceOperation, ReduceScatterTensorOperation
+from distsim.operations.unrooted import (
+    AllGatherIntoTensorOperation,
+    AllReduceOperation,
+    ReduceScatterTensorOperation,
+)
 
-_WAITS_FOR_ALL_PARTS = "Everybody waits for everybody, and for all parts: the launch is done when the last part is."
+_WAITS_FOR_ALL_PARTS = (
+    "Everybody waits for everybody, and for all parts: the launch is done when the last part is."
+)
 _ONE_LAUNCH = "One launch: the latency is paid once, for the bytes of all parts together."
 _ERROR_INSIDE_CONTEXT = "An error inside the context leaves the group collecting: what is called on it later is never issued."
 
@@ -51,7 +63,11 @@ class _CoalescedCollective(CollectiveOperation):
     @classmethod
     def numel(cls, call: ResolvedCall) -> Hashable:
         """The element counts of the parts, in order."""
-        return tuple(shared.numel for part in cls.separate(call) if (shared := _compared_buffer(cls.coalesces, part)) is not None)
+        return tuple(
+            shared.numel
+            for part in cls.separate(call)
+            if (shared := _compared_buffer(cls.coalesces, part)) is not None
+        )
 
     @classmethod
     def agreement(cls, call: ResolvedCall) -> dict[str, Hashable]:
@@ -63,7 +79,13 @@ class _CoalescedCollective(CollectiveOperation):
 
     @classmethod
     def faults(cls, call: ResolvedCall) -> str | None:
-        return first_reason((caller_not_in_group(call), differing_part_dtypes((*call.inputs, *call.outputs)), cls.misfits(call)))
+        return first_reason(
+            (
+                caller_not_in_group(call),
+                differing_part_dtypes((*call.inputs, *call.outputs)),
+                cls.misfits(call),
+            )
+        )
 
     @classmethod
     def misfits(cls, call: ResolvedCall) -> str | None:
@@ -72,7 +94,10 @@ class _CoalescedCollective(CollectiveOperation):
         parts = cls.separate(call)
         found = ((k, cls.coalesces.faults(part)) for k, part in enumerate(parts, 1))
         return first_reason(
-            (tensor_in_two_parts(call.inputs, call.outputs), *(f"part {k}: {fault}" for k, fault in found if fault))
+            (
+                tensor_in_two_parts(call.inputs, call.outputs),
+                *(f"part {k}: {fault}" for k, fault in found if fault),
+            )
         )
 
     @classmethod
@@ -98,9 +123,16 @@ class _CoalescedCollective(CollectiveOperation):
 
     @classmethod
     def torch_call(
-        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+        cls,
+        dist: ModuleType,
+        call: ResolvedCall,
+        tensors: TensorLookup,
+        group: object,
+        works: Sequence[TorchWork] = (),
     ) -> object:
-        """The context returns no request of its own: its one `TorchWork` is in the manager's list."""
+        """The context returns no request of its own: its one `TorchWork` is in the manager's
+        list.
+        """
         with dist._coalescing_manager(group=group, async_ops=call.is_async) as manager:
             for part in cls.separate(call):
                 cls.coalesces.torch_call(dist, part, tensors, group)
@@ -112,7 +144,8 @@ class AllReduceCoalescedOperation(ReducingCollective, _CoalescedCollective):
     coalesces = AllReduceOperation
     nccl_tests = AllReduceOperation.nccl_tests
     algorithms = AllReduceOperation.algorithms
-    #: gloo lays the parts end to end in one operation in the host's memory; of several dtypes it refuses them here.
+    #: gloo lays the parts end to end in one operation in the host's memory; of several dtypes it
+    #: refuses them here.
     bindings = {
         "gloo": BackendBinding(gpu=False, slot="all_reduce", one_dtype=True),
         "nccl": BackendBinding(one_dtype=True),
@@ -126,16 +159,19 @@ class AllReduceCoalescedOperation(ReducingCollective, _CoalescedCollective):
         after="Every tensor of the list holds the reduction of its namesakes in place, as after an all_reduce of its own.",
         waits=_WAITS_FOR_ALL_PARTS,
         example="- all_reduce_coalesced: {tensor: [weight_grad, bias_grad], op: avg}",
-        notes=(_ONE_LAUNCH,
-               "The reduce op of the first part is taken for all of them.",
-               "gloo lays the parts end to end in one all_reduce and compares no lists: another order mixes up the numbers.",
-               "`all_reduce_coalesced` is the same call by a name that torch has deprecated.", _ERROR_INSIDE_CONTEXT),
+        notes=(
+            _ONE_LAUNCH,
+            "The reduce op of the first part is taken for all of them.",
+            "gloo lays the parts end to end in one all_reduce and compares no lists: another order mixes up the numbers.",
+            "`all_reduce_coalesced` is the same call by a name that torch has deprecated.",
+            _ERROR_INSIDE_CONTEXT,
+        ),
         torch=(
             "with dist._coalescing_manager():\n"
             "    dist.all_reduce(weight_grad, op=dist.ReduceOp.AVG)\n"
             "    dist.all_reduce(bias_grad, op=dist.ReduceOp.AVG)"
         ),
-    )  # fmt: skip
+    )
 
     tensor: TensorListField
 
@@ -168,9 +204,13 @@ class AllGatherIntoTensorCoalescedOperation(_CoalescedOutOfPlace):
     algorithms = AllGatherIntoTensorOperation.algorithms
     #: Of several dtypes gloo mixes up the bytes.
     bindings = {
-        "gloo": BackendBinding(gpu=False, slot="all_gather", shape_text=GLOO_SHAPE_ERRORS["all_gather_coalesced"]),
+        "gloo": BackendBinding(
+            gpu=False, slot="all_gather", shape_text=GLOO_SHAPE_ERRORS["all_gather_coalesced"]
+        ),
         "nccl": BackendBinding(),
-        "mpi": BackendBinding(refused="Backend mpi does not support allgather_into_tensor_coalesced"),
+        "mpi": BackendBinding(
+            refused="Backend mpi does not support allgather_into_tensor_coalesced"
+        ),
     }
     output_parts = AllGatherIntoTensorOperation.output_parts
     colour = colours.COLLECT
@@ -180,15 +220,18 @@ class AllGatherIntoTensorCoalescedOperation(_CoalescedOutOfPlace):
         after="On every rank output k is the k-th inputs of all ranks, one after the other in the group's order.",
         waits=_WAITS_FOR_ALL_PARTS,
         example="- all_gather_into_tensor_coalesced: {input: [w, b], output: [all_w, all_b]}",
-        notes=(_ONE_LAUNCH,
-               "Parts of several dtypes: nccl takes them, gloo mixes up their bytes without a word.",
-               "gloo asks that an output has the input's shape with the first axis n times as long.", _ERROR_INSIDE_CONTEXT),
+        notes=(
+            _ONE_LAUNCH,
+            "Parts of several dtypes: nccl takes them, gloo mixes up their bytes without a word.",
+            "gloo asks that an output has the input's shape with the first axis n times as long.",
+            _ERROR_INSIDE_CONTEXT,
+        ),
         torch=(
             "with dist._coalescing_manager():\n"
             "    dist.all_gather_into_tensor(all_w, w)\n"
             "    dist.all_gather_into_tensor(all_b, b)"
         ),
-    )  # fmt: skip
+    )
 
 
 class ReduceScatterTensorCoalescedOperation(ReducingCollective, _CoalescedOutOfPlace):
@@ -198,9 +241,13 @@ class ReduceScatterTensorCoalescedOperation(ReducingCollective, _CoalescedOutOfP
     nccl_tests = ReduceScatterTensorOperation.nccl_tests
     algorithms = ReduceScatterTensorOperation.algorithms
     bindings = {
-        "gloo": BackendBinding(slot="all_reduce", shape_text=GLOO_SHAPE_ERRORS["reduce_scatter"], part_by_part=True),
+        "gloo": BackendBinding(
+            slot="all_reduce", shape_text=GLOO_SHAPE_ERRORS["reduce_scatter"], part_by_part=True
+        ),
         "nccl": BackendBinding(),
-        "mpi": BackendBinding(refused="Backend mpi does not support reduce_scatter_tensor_coalesced"),
+        "mpi": BackendBinding(
+            refused="Backend mpi does not support reduce_scatter_tensor_coalesced"
+        ),
     }
     input_parts = ReduceScatterTensorOperation.input_parts
     colour = colours.REDUCE
@@ -210,15 +257,18 @@ class ReduceScatterTensorCoalescedOperation(ReducingCollective, _CoalescedOutOfP
         after="Output k of group rank i is the i-th n-th of the reduction of the k-th inputs.",
         waits=_WAITS_FOR_ALL_PARTS,
         example="- reduce_scatter_tensor_coalesced: {input: [all_w, all_b], output: [w, b]}",
-        notes=(_ONE_LAUNCH,
-               "The reduce op of the first part is taken for all of them.",
-               "On gloo it is an all_reduce for each part, one after the other.", _ERROR_INSIDE_CONTEXT),
+        notes=(
+            _ONE_LAUNCH,
+            "The reduce op of the first part is taken for all of them.",
+            "On gloo it is an all_reduce for each part, one after the other.",
+            _ERROR_INSIDE_CONTEXT,
+        ),
         torch=(
             "with dist._coalescing_manager():\n"
             "    dist.reduce_scatter_tensor(w, all_w)\n"
             "    dist.reduce_scatter_tensor(b, all_b)"
         ),
-    )  # fmt: skip
+    )
 
 
 def _compared_buffer(row: type[Operation], part: ResolvedCall) -> TensorBuffer | None:
@@ -229,7 +279,9 @@ def _as_tuple(value: object) -> tuple[object, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def _first_difference(row: type[_CoalescedCollective], one: ResolvedCall, other: ResolvedCall) -> str:
+def _first_difference(
+    row: type[_CoalescedCollective], one: ResolvedCall, other: ResolvedCall
+) -> str:
     """In which part two lists differ, in a clause; empty where they do not."""
     here, there = _labelled_parts(row, one), _labelled_parts(row, other)
     sizes = [[numel for _, numel in parts] for parts in (here, there)]
@@ -239,13 +291,21 @@ def _first_difference(row: type[_CoalescedCollective], one: ResolvedCall, other:
         order = ", ".join(label for label, _ in there)
         return f"rank {other.rank} has the parts of rank {one.rank} in another order: {order}"
     if len(here) != len(there):
-        (short, few), (long, many) = sorted(((one, here), (other, there)), key=lambda side: len(side[1]))
+        (short, few), (long, many) = sorted(
+            ((one, here), (other, there)), key=lambda side: len(side[1])
+        )
         extra = [label for label, numel in many if (label, numel) not in few]
-        which = f": {', '.join(extra)} {'is' if len(extra) == 1 else 'are'} missing" if len(extra) == len(many) - len(few) else ""
+        which = (
+            f": {', '.join(extra)} {'is' if len(extra) == 1 else 'are'} missing"
+            if len(extra) == len(many) - len(few)
+            else ""
+        )
         return f"rank {long.rank} coalesces {len(many)} parts, rank {short.rank} {len(few)}{which}"
     k = next(k for k, (a, b) in enumerate(zip(*sizes, strict=True)) if a != b)
     (a, m), (b, n) = here[k], there[k]
-    return f"part {k + 1} is {a} of {m} elements on rank {one.rank}, {b} of {n} on rank {other.rank}"
+    return (
+        f"part {k + 1} is {a} of {m} elements on rank {one.rank}, {b} of {n} on rank {other.rank}"
+    )
 
 
 def _labelled_parts(row: type[_CoalescedCollective], call: ResolvedCall) -> list[tuple[str, int]]:

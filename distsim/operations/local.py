@@ -6,7 +6,7 @@ from types import ModuleType
 from pydantic import Field, StrictInt, field_validator, model_validator
 
 from distsim.operations.core import colours
-from distsim.operations.core.field_types import (  # fmt: skip
+from distsim.operations.core.field_types import (
     ByteCountField,
     DtypeField,
     DurationField,
@@ -40,10 +40,12 @@ class ComputeOperation(LocalOperation):
         after="The tensors under writes hold something new, those under adds hold more than before; their numbers are unknown.",
         waits="Nobody. Under nccl it is only launched, and runs when its stream comes to it.",
         example="- compute: {name: forward, time: 3 ms, reads: [x], writes: [y]}",
-        notes=("Time is given, or priced from flops and bytes by the cluster's device; each of its kernels takes the device's launch.",
-               "on: host keeps the host busy; another word names a stream of its own, which waits for others by wait_stream alone."),
+        notes=(
+            "Time is given, or priced from flops and bytes by the cluster's device; each of its kernels takes the device's launch.",
+            "on: host keeps the host busy; another word names a stream of its own, which waits for others by wait_stream alone.",
+        ),
         torch="y = forward(x)",
-    )  # fmt: skip
+    )
 
     time: DurationField = None
     flops: FlopsField = None
@@ -65,9 +67,13 @@ class ComputeOperation(LocalOperation):
     def _one_price(self) -> "ComputeOperation":
         by_device = self.flops is not None or self.bytes is not None
         if (self.time is not None) == by_device:
-            raise ValueError("expected either `time`, or `flops` and `bytes` that the cluster's device prices")
+            raise ValueError(
+                "expected either `time`, or `flops` and `bytes` that the cluster's device prices"
+            )
         if self.kernels is not None and not by_device:
-            raise ValueError("kernels: what a kernel's start takes is in the `time`; it is for `flops` and `bytes`")
+            raise ValueError(
+                "kernels: what a kernel's start takes is in the `time`; it is for `flops` and `bytes`"
+            )
         return self
 
 
@@ -80,7 +86,9 @@ class AssignOperation(LocalOperation):
         after="The tensor holds the value's numbers.",
         waits="Nobody; it takes no time.",
         example="- assign: {tensor: y, value: 2 * x + rank}",
-        notes=("A number fills the tensor, a list gives its elements, an expression may use rank and index.",),
+        notes=(
+            "A number fills the tensor, a list gives its elements, an expression may use rank and index.",
+        ),
         torch="y.copy_(2 * x + rank)",
     )
 
@@ -155,11 +163,15 @@ class ExitOperation(LocalOperation):
         after="The rank has left, cleanly if the code is 0; it answers nothing any more.",
         waits="Nobody; others who need this rank wait for ever or see the connection close.",
         example="- exit: 0\n  ranks: 1",
-        notes=("Under torchrun a rank that leaves with 0 is no failure, so the report blames somebody else.",),
+        notes=(
+            "Under torchrun a rank that leaves with 0 is no failure, so the report blames somebody else.",
+        ),
         torch=("if rank == 1:\n    sys.exit(0)"),
     )
 
-    code: ExpressionField = Field(default_factory=lambda: expression_field(0), json_schema_extra={"default": 0})
+    code: ExpressionField = Field(
+        default_factory=lambda: expression_field(0), json_schema_extra={"default": 0}
+    )
 
 
 class FailOperation(LocalOperation):
@@ -190,7 +202,10 @@ class WaitOperation(Operation):
         after="They are done, their buffers may be used again, and the handles are spent.",
         waits="The host until the requests are done. Under nccl the current stream alone: the host goes on.",
         example="- isend: {tensor: x, dst: 1, as: h}\n  ranks: 0\n- wait: h\n  ranks: 0",
-        notes=("`wait: all` waits for every open handle.", "Waiting twice for one message hangs on gloo."),
+        notes=(
+            "`wait: all` waits for every open handle.",
+            "Waiting twice for one message hangs on gloo.",
+        ),
         torch=("if rank == 0:\n    h = dist.isend(x, dst=1)\n    h.wait()"),
     )
 
@@ -200,7 +215,12 @@ class WaitOperation(Operation):
 
     @classmethod
     def torch_call(
-        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+        cls,
+        dist: ModuleType,
+        call: ResolvedCall,
+        tensors: TensorLookup,
+        group: object,
+        works: Sequence[TorchWork] = (),
     ) -> object:
         for work in works:
             work.wait()

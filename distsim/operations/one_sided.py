@@ -1,9 +1,12 @@
-"""One-sided operations of symmetric memory: a rank reads or writes another's memory, and signals tell when.
+"""One-sided operations of symmetric memory: a rank reads or writes another's memory, and signals
+tell when.
 
-torch.distributed._symmetric_memory of torch 2.13. A signal pad has a cell for each channel and sender. `put_signal` waits until the cell
-is empty and fills it, `wait_signal` waits until it is full and empties it (`CUDASymmetricMemoryOps.cu`: compare-and-swap 0 → 1, 1 → 0).
-So a signal is a message without data that runs one ahead of its receive and no further, under every back end that has it. `put` and
-`get` (`torch.ops.symm_mem.nvshmem_put`, `nvshmem_get`, `nccl_put`, `nccl_get`) meet nobody. All four are kernels on the current stream.
+torch.distributed._symmetric_memory of torch 2.13. A signal pad has a cell for each channel and
+sender. `put_signal` waits until the cell is empty and fills it, `wait_signal` waits until it is
+full and empties it (`CUDASymmetricMemoryOps.cu`: compare-and-swap 0 → 1, 1 → 0). So a signal is a
+message without data that runs one ahead of its receive and no further, under every back end that
+has it. `put` and `get` (`torch.ops.symm_mem.nvshmem_put`, `nvshmem_get`, `nccl_put`, `nccl_get`)
+meet nobody. All four are kernels on the current stream.
 """
 
 from __future__ import annotations
@@ -11,9 +14,26 @@ from __future__ import annotations
 from pydantic import Field
 
 from distsim.operations.core import colours
-from distsim.operations.core.field_types import ExpressionField, GroupField, StreamField, TensorField, expression_field
-from distsim.operations.core.operation_base import BackendBinding, OperationHelp, PairOperation, WithDestination, WithSource
-from distsim.operations.core.resolved_call import ResolvedCall, caller_not_in_group, first_reason, invalid_peer
+from distsim.operations.core.field_types import (
+    ExpressionField,
+    GroupField,
+    StreamField,
+    TensorField,
+    expression_field,
+)
+from distsim.operations.core.operation_base import (
+    BackendBinding,
+    OperationHelp,
+    PairOperation,
+    WithDestination,
+    WithSource,
+)
+from distsim.operations.core.resolved_call import (
+    ResolvedCall,
+    caller_not_in_group,
+    first_reason,
+    invalid_peer,
+)
 
 #: The tag of a signal on channel 0: tags of messages end below, so that the two never meet.
 FIRST_SIGNAL_TAG = 1 << 32
@@ -34,7 +54,9 @@ def is_signal(tag: int) -> bool:
 
 
 def tag_text(tag: int) -> str:
-    """What tells messages of one pair apart, in words: `tag 3`, of a signal `channel 0`; empty for tag 0."""
+    """What tells messages of one pair apart, in words: `tag 3`, of a signal `channel 0`; empty for
+    tag 0.
+    """
     return f"channel {tag - FIRST_SIGNAL_TAG}" if is_signal(tag) else f"tag {tag}" if tag else ""
 
 
@@ -54,7 +76,9 @@ class _OneSidedOperation(PairOperation):
 
 # --- data ---
 class _RemoteAccessOperation(_OneSidedOperation):
-    """``inputs`` is what is read, ``outputs`` what is written; `put` writes and `get` reads on the other rank."""
+    """``inputs`` is what is read, ``outputs`` what is written; `put` writes and `get` reads on the
+    other rank.
+    """
 
     kind = "remote"
     nccl_tests = "sendrecv_perf"
@@ -99,7 +123,10 @@ class PutOperation(WithDestination, _RemoteAccessOperation):
         after="The other rank's tensor holds what this rank's held.",
         waits="Nobody: the other rank takes no part.",
         example="- put: {tensor: x, dst: 1}\n  ranks: 0",
-        notes=(_ORDERING_NOTE, "torch has it on GPUs alone, as a kernel on the current stream (NVSHMEM, NCCL 2.29)."),
+        notes=(
+            _ORDERING_NOTE,
+            "torch has it on GPUs alone, as a kernel on the current stream (NVSHMEM, NCCL 2.29).",
+        ),
         torch="if rank == 0:\n    torch.ops.symm_mem.nvshmem_put(x, 1)",
     )
 
@@ -114,7 +141,10 @@ class GetOperation(WithSource, _RemoteAccessOperation):
         after="This rank's tensor holds what the other rank's held.",
         waits="Nobody: the other rank takes no part.",
         example="- get: {tensor: x, src: 0}\n  ranks: 1",
-        notes=(_ORDERING_NOTE, "torch has it on GPUs alone, as a kernel on the current stream (NVSHMEM, NCCL 2.29)."),
+        notes=(
+            _ORDERING_NOTE,
+            "torch has it on GPUs alone, as a kernel on the current stream (NVSHMEM, NCCL 2.29).",
+        ),
         torch="if rank == 1:\n    torch.ops.symm_mem.nvshmem_get(x, 0)",
     )
 
@@ -124,7 +154,9 @@ class _SignalOperation(_OneSidedOperation):
     kind = "p2p"
     signals = True
 
-    channel: ExpressionField = Field(default_factory=lambda: expression_field(0), json_schema_extra={"default": 0})
+    channel: ExpressionField = Field(
+        default_factory=lambda: expression_field(0), json_schema_extra={"default": 0}
+    )
 
     @classmethod
     def parties(cls, call: ResolvedCall) -> tuple[int, ...]:
@@ -135,7 +167,11 @@ class _SignalOperation(_OneSidedOperation):
 
     @classmethod
     def faults(cls, call: ResolvedCall) -> str | None:
-        negative = f"a channel must not be negative, found {call.tag - FIRST_SIGNAL_TAG}" if call.tag < FIRST_SIGNAL_TAG else None
+        negative = (
+            f"a channel must not be negative, found {call.tag - FIRST_SIGNAL_TAG}"
+            if call.tag < FIRST_SIGNAL_TAG
+            else None
+        )
         return first_reason((super().faults(call), negative))
 
     @classmethod
@@ -175,7 +211,10 @@ class WaitSignalOperation(WithSource, _SignalOperation):
         after="The cell is empty again, and what the sender put before its signal can be read.",
         waits="Until the other rank has signalled on this channel.",
         example="- put_signal: {dst: 1}\n  ranks: 0\n- wait_signal: {src: 0}\n  ranks: 1",
-        notes=(_SIGNAL_PAD_NOTE, "A signal that never comes is no matter of NCCL's watchdog: the stream spins for ever."),
+        notes=(
+            _SIGNAL_PAD_NOTE,
+            "A signal that never comes is no matter of NCCL's watchdog: the stream spins for ever.",
+        ),
         torch="hdl = symm_mem.rendezvous(x, group)\nif rank == 1:\n    hdl.wait_signal(0)",
     )
 

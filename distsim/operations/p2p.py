@@ -16,8 +16,19 @@ from distsim.operations.core.field_types import (
     TensorField,
     expression_field,
 )
-from distsim.operations.core.operation_base import BackendBinding, Operation, OperationHelp, PairOperation, WithDestination
-from distsim.operations.core.resolved_call import ResolvedCall, caller_not_in_group, first_reason, invalid_peer
+from distsim.operations.core.operation_base import (
+    BackendBinding,
+    Operation,
+    OperationHelp,
+    PairOperation,
+    WithDestination,
+)
+from distsim.operations.core.resolved_call import (
+    ResolvedCall,
+    caller_not_in_group,
+    first_reason,
+    invalid_peer,
+)
 from distsim.operations.core.torch_protocols import TensorLookup, TorchWork
 
 
@@ -26,11 +37,17 @@ class MessageOperation(PairOperation):
 
     kind = "p2p"
     nccl_tests = "sendrecv_perf"
-    bindings = {"gloo": BackendBinding(gpu=False), "nccl": BackendBinding(dtype_text=NCCL_DTYPE_ERROR), "mpi": BackendBinding()}
+    bindings = {
+        "gloo": BackendBinding(gpu=False),
+        "nccl": BackendBinding(dtype_text=NCCL_DTYPE_ERROR),
+        "mpi": BackendBinding(),
+    }
 
     tensor: TensorField
     group: GroupField = None
-    tag: ExpressionField = Field(default_factory=lambda: expression_field(0), json_schema_extra={"default": 0})
+    tag: ExpressionField = Field(
+        default_factory=lambda: expression_field(0), json_schema_extra={"default": 0}
+    )
     #: The stream that is current at the call; of a batch, the batch's own counts.
     on: StreamField = ""
 
@@ -63,7 +80,12 @@ class MessageOperation(PairOperation):
 
     @classmethod
     def torch_call(
-        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+        cls,
+        dist: ModuleType,
+        call: ResolvedCall,
+        tensors: TensorLookup,
+        group: object,
+        works: Sequence[TorchWork] = (),
     ) -> object:
         buffer = (call.inputs or call.outputs)[0]
         return getattr(dist, cls.op)(tensors[buffer], call.peer, group=group, tag=call.tag)
@@ -89,9 +111,13 @@ class _ReceivingOperation(MessageOperation):
     @model_validator(mode="after")
     def _at_most_one_peer(self) -> "_ReceivingOperation":
         if self.src is not None and self.group_src is not None:
-            raise ValueError(f"expected `src` (a global rank) or `group_src` (a group rank) in {self.op}, found both")
+            raise ValueError(
+                f"expected `src` (a global rank) or `group_src` (a group rank) in {self.op}, found both"
+            )
         if self.assume_src is not None and not (self.src is None and self.group_src is None):
-            raise ValueError("`assume_src` speaks of a receive from any source; leave `src` and `group_src` out")
+            raise ValueError(
+                "`assume_src` speaks of a receive from any source; leave `src` and `group_src` out"
+            )
         return self
 
 
@@ -127,7 +153,11 @@ class RecvOperation(_ReceivingOperation):
         after="The tensor holds what the sender sent.",
         waits="Until the sender's message has arrived. Without src: a message of any rank of the group.",
         example="- recv: {tensor: x, src: 0}\n  ranks: 1",
-        notes=("nccl knows no receive from any source.", "gloo does not notice a message that is too short.", _NCCL_TAGS_NOTE),
+        notes=(
+            "nccl knows no receive from any source.",
+            "gloo does not notice a message that is too short.",
+            _NCCL_TAGS_NOTE,
+        ),
         torch=("if rank == 1:\n    dist.recv(x, src=0)"),
     )
 
@@ -143,7 +173,10 @@ class IsendOperation(_SendingOperation):
         after="After wait: the receiver has taken the tensor, which may be written again.",
         waits="Nobody: it only starts. The wait on its handle waits for the receiver.",
         example="- isend: {tensor: x, dst: 1, as: h}\n  ranks: 0",
-        notes=("gloo cancels an isend whose Work is dropped before the receive was posted.", _NCCL_TAGS_NOTE),
+        notes=(
+            "gloo cancels an isend whose Work is dropped before the receive was posted.",
+            _NCCL_TAGS_NOTE,
+        ),
         torch=("if rank == 0:\n    h = dist.isend(x, dst=1)"),
     )
     handle: HandleField = Field(default=None, alias="as")
@@ -161,13 +194,19 @@ class IrecvOperation(_ReceivingOperation):
         after="After wait: the tensor holds what the sender sent. Before that it must be neither read nor written.",
         waits="Nobody: it only starts. The wait on its handle waits for the message.",
         example="- irecv: {tensor: x, src: 0, as: h}\n  ranks: 1",
-        notes=("gloo cancels an irecv whose Work is dropped before the message came.", _NCCL_TAGS_NOTE),
+        notes=(
+            "gloo cancels an irecv whose Work is dropped before the message came.",
+            _NCCL_TAGS_NOTE,
+        ),
         torch=("if rank == 1:\n    h = dist.irecv(x, src=0)"),
     )
     handle: HandleField = Field(default=None, alias="as")
 
 
-_BATCHABLE_OPERATIONS: dict[str, type[Operation]] = {"isend": IsendOperation, "irecv": IrecvOperation}
+_BATCHABLE_OPERATIONS: dict[str, type[Operation]] = {
+    "isend": IsendOperation,
+    "irecv": IrecvOperation,
+}
 
 
 class BatchIsendIrecvOperation(Operation):
@@ -224,9 +263,19 @@ class BatchIsendIrecvOperation(Operation):
 
     @classmethod
     def torch_call(
-        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+        cls,
+        dist: ModuleType,
+        call: ResolvedCall,
+        tensors: TensorLookup,
+        group: object,
+        works: Sequence[TorchWork] = (),
     ) -> object:
         """Returns a list of Works: one per message, or one for all (nccl)."""
-        return dist.batch_isend_irecv([
-            dist.P2POp(getattr(dist, p.op), tensors[(p.inputs or p.outputs)[0]], p.peer, group, p.tag) for p in call.parts
-        ])  # fmt: skip
+        return dist.batch_isend_irecv(
+            [
+                dist.P2POp(
+                    getattr(dist, p.op), tensors[(p.inputs or p.outputs)[0]], p.peer, group, p.tag
+                )
+                for p in call.parts
+            ]
+        )

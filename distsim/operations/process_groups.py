@@ -9,7 +9,13 @@ from typing import Any
 from pydantic import StrictBool
 
 from distsim.operations.core import colours
-from distsim.operations.core.field_types import ExpressionField, ExpressionListField, GroupField, TextField, TimeoutField
+from distsim.operations.core.field_types import (
+    ExpressionField,
+    ExpressionListField,
+    GroupField,
+    TextField,
+    TimeoutField,
+)
 from distsim.operations.core.operation_base import Operation, OperationHelp
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.core.torch_protocols import TensorLookup, TorchWork
@@ -28,19 +34,23 @@ class InitProcessGroupOperation(Operation):
         after="All ranks have met at the store; the group world exists.",
         waits="Everybody for everybody: a rank that never starts makes all others hang here.",
         example="- init_process_group: {init_method: 'tcp://127.0.0.1:29500', rank: rank, world_size: world_size, timeout: 30 s}",
-        notes=("It is implied at the start of a program.", "Default timeouts: 30 min, under nccl 10 min.",
-               "What goes wrong here: docs/startup.md."),
+        notes=(
+            "It is implied at the start of a program.",
+            "Default timeouts: 30 min, under nccl 10 min.",
+            "What goes wrong here: docs/startup.md.",
+        ),
         torch=(
             "dist.init_process_group(\n"
             '    "gloo", init_method="tcp://127.0.0.1:29500", rank=rank, world_size=world_size, timeout=timedelta(seconds=30)\n'
             ")"
         ),
-    )  # fmt: skip
+    )
 
     backend: str | None = None
     #: env:// (also where it is left out), tcp://host:port, file:///path; alone or per rank.
     init_method: TextField = None
-    #: In place of init_method: tcp://host:port (a TCPStore), file:///path (a FileStore), hash (a HashStore).
+    #: In place of init_method: tcp://host:port (a TCPStore), file:///path (a FileStore), hash (a
+    #: HashStore).
     store: TextField = None
     #: Which number the process says it has; left out, env:// reads RANK.
     rank: ExpressionField = None
@@ -60,23 +70,33 @@ class InitProcessGroupOperation(Operation):
 
     @classmethod
     def torch_call(
-        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+        cls,
+        dist: ModuleType,
+        call: ResolvedCall,
+        tensors: TensorLookup,
+        group: object,
+        works: Sequence[TorchWork] = (),
     ) -> object:
-        """Rank and world size as the call says them; where it says none, from the environment, or for an init_method other than env://
-        those of the rank. ``group`` is the store, where one is given.
+        """Rank and world size as the call says them; where it says none, from the environment, or
+        for an init_method other than env:// those of the rank. ``group`` is the store, where one is
+        given.
         """
         explicit: dict[str, object] = {}
         said = call.rank_argument is not None or call.world_size_argument is not None
         if said or call.init_method not in (None, "env://"):
             explicit = {"rank": call.rank, "world_size": call.group.size}
         if said or call.store is not None:
-            explicit = {"rank": -1 if call.rank_argument is None else call.rank_argument,
-                        "world_size": -1 if call.world_size_argument is None else call.world_size_argument}  # fmt: skip
+            explicit = {
+                "rank": -1 if call.rank_argument is None else call.rank_argument,
+                "world_size": -1 if call.world_size_argument is None else call.world_size_argument,
+            }
         if call.store is not None:
             explicit["store"] = group
         if call.device_id is not None:
             explicit["device_id"] = call.device_id
-        return dist.init_process_group(call.backend, call.init_method, timeout=_timedelta_of_ns(call.timeout_ns), **explicit)
+        return dist.init_process_group(
+            call.backend, call.init_method, timeout=_timedelta_of_ns(call.timeout_ns), **explicit
+        )
 
 
 class NewGroupOperation(Operation):
@@ -91,21 +111,25 @@ class NewGroupOperation(Operation):
         after="A further group of these ranks exists; other ranks hold a handle that they can't use.",
         waits="All ranks of the world; with use_local_synchronization the members alone.",
         example="- new_group: {name: pair, ranks: [0, 1]}",
-        notes=("It does not inherit the world's timeout.", "torch sorts the ranks.",
-               "Made by the members alone it shifts torch's count of groups, and the next new_group fails.",
-               "With use_local_synchronization members find each other only if they are in equally many groups: torch hashes that.",
-               "So a group that is destroyed and made again has the name of before, and members may find each other's addresses of"
-               " before: it hangs, where they don't come at one time.",
-               "`store` is not torch's: the members meet under this prefix of the store, whatever groups they are in."),
+        notes=(
+            "It does not inherit the world's timeout.",
+            "torch sorts the ranks.",
+            "Made by the members alone it shifts torch's count of groups, and the next new_group fails.",
+            "With use_local_synchronization members find each other only if they are in equally many groups: torch hashes that.",
+            "So a group that is destroyed and made again has the name of before, and members may find each other's addresses of"
+            " before: it hangs, where they don't come at one time.",
+            "`store` is not torch's: the members meet under this prefix of the store, whatever groups they are in.",
+        ),
         torch="pair = dist.new_group([0, 1])",
-    )  # fmt: skip
+    )
 
     name: str
     ranks: ExpressionListField = None
     timeout: TimeoutField = None
     backend: str | None = None
     use_local_synchronization: StrictBool = False
-    #: Not torch's: a prefix of the world's store, for a group that its members make by themselves, whatever groups they are in.
+    #: Not torch's: a prefix of the world's store, for a group that its members make by themselves,
+    #: whatever groups they are in.
     store: str | None = None
 
     @classmethod
@@ -123,21 +147,36 @@ class NewGroupOperation(Operation):
         if len(set(call.ranks)) < len(call.ranks):
             return f"ranks {list(call.ranks)} of the new group {call.name} name a rank twice"
         strange = [r for r in call.ranks if r not in call.group.ranks]
-        return f"rank {strange[0]} of the new group {call.name} is outside the world" if strange else None
+        return (
+            f"rank {strange[0]} of the new group {call.name} is outside the world"
+            if strange
+            else None
+        )
 
     @classmethod
     def torch_call(
-        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+        cls,
+        dist: ModuleType,
+        call: ResolvedCall,
+        tensors: TensorLookup,
+        group: object,
+        works: Sequence[TorchWork] = (),
     ) -> object:
         """Returns torch's group."""
         timeout = _timedelta_of_ns(call.timeout_ns)
         if call.store is not None:
             return _new_group_with_store(dist, call, timeout) if call.rank in call.ranks else None
-        return dist.new_group(list(call.ranks), timeout, call.backend, use_local_synchronization=call.local_sync)
+        return dist.new_group(
+            list(call.ranks), timeout, call.backend, use_local_synchronization=call.local_sync
+        )
 
 
-def _new_group_with_store(dist: ModuleType, call: ResolvedCall, timeout: timedelta | None) -> object:
-    """torch's own helper, for it has no public call: what torchft's `configure` and the custom groups of RL trainers come down to."""
+def _new_group_with_store(
+    dist: ModuleType, call: ResolvedCall, timeout: timedelta | None
+) -> object:
+    """torch's own helper, for it has no public call: what torchft's `configure` and the custom
+    groups of RL trainers come down to.
+    """
     c10d: Any = import_module("torch.distributed.distributed_c10d")
     members = sorted(call.ranks)
     backend, store = c10d._world.pg_map[c10d._get_default_group()]
@@ -172,7 +211,12 @@ class DestroyProcessGroupOperation(Operation):
 
     @classmethod
     def torch_call(
-        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+        cls,
+        dist: ModuleType,
+        call: ResolvedCall,
+        tensors: TensorLookup,
+        group: object,
+        works: Sequence[TorchWork] = (),
     ) -> object:
         return dist.destroy_process_group(group)
 

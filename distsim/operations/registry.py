@@ -1,6 +1,7 @@
 """The table of operations: every operation's name and its row.
 
-A row is a class with a name (``op``) in a module of this folder; a new one needs no more than its own file (docs/extending.md).
+A row is a class with a name (``op``) in a module of this folder; a new one needs no more than its
+own file (docs/extending.md).
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ def _discovered_operations() -> Iterator[type[Operation]]:
     for found in iter_modules(operations.__path__):
         if not found.ispkg and found.name != "registry":
             module = import_module(f"{operations.__name__}.{found.name}")
-            yield from (v for v in vars(module).values() if isinstance(v, type) and issubclass(v, Operation) and "op" in vars(v))
+            yield from (
+                v
+                for v in vars(module).values()
+                if isinstance(v, type) and issubclass(v, Operation) and "op" in vars(v)
+            )
 
 
 def _sorted_by_kind(rows: Iterator[type[Operation]]) -> dict[str, type[Operation]]:
@@ -32,7 +37,9 @@ def _sorted_by_kind(rows: Iterator[type[Operation]]) -> dict[str, type[Operation
 OPERATIONS: dict[str, type[Operation]] = _sorted_by_kind(_discovered_operations())
 
 #: Names that torch has used or will use for the same operation.
-OPERATION_ALIASES: dict[str, str] = {alias: name for name, row in OPERATIONS.items() for alias in row.aliases}
+OPERATION_ALIASES: dict[str, str] = {
+    alias: name for name, row in OPERATIONS.items() for alias in row.aliases
+}
 
 #: Operations in which a rank computes.
 COMPUTE_OPS = ("compute", "assign")

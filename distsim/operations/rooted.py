@@ -24,7 +24,12 @@ from distsim.operations.core.collective import (
     torch_tensor_list,
 )
 from distsim.operations.core.field_types import TensorField, TensorListField
-from distsim.operations.core.operation_base import BackendBinding, InputPart, OperationHelp, OutputEffect
+from distsim.operations.core.operation_base import (
+    BackendBinding,
+    InputPart,
+    OperationHelp,
+    OutputEffect,
+)
 from distsim.operations.core.resolved_call import (
     ResolvedCall,
     TensorBuffer,
@@ -48,7 +53,9 @@ class BroadcastOperation(FromRootCollective, InPlaceCollective):
         after="Every rank of the group has src's tensor.",
         waits="By the contract everybody may wait for everybody. What is certain: nobody returns before src has come.",
         example="- broadcast: {tensor: x, src: 0}",
-        notes=("gloo sends down a binomial tree: a rank returns when all above it and its own children have come.",),
+        notes=(
+            "gloo sends down a binomial tree: a rank returns when all above it and its own children have come.",
+        ),
         torch="dist.broadcast(x, src=0)",
     )
     algorithms = algorithms_of("broadcast")
@@ -69,9 +76,16 @@ class BroadcastOperation(FromRootCollective, InPlaceCollective):
 
     @classmethod
     def torch_call(
-        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+        cls,
+        dist: ModuleType,
+        call: ResolvedCall,
+        tensors: TensorLookup,
+        group: object,
+        works: Sequence[TorchWork] = (),
     ) -> object:
-        return dist.broadcast(tensors[call.outputs[0]], src=call.root, group=group, async_op=call.is_async)
+        return dist.broadcast(
+            tensors[call.outputs[0]], src=call.root, group=group, async_op=call.is_async
+        )
 
 
 class ReduceOperation(ToRootCollective, ReducingCollective, InPlaceCollective):
@@ -85,11 +99,17 @@ class ReduceOperation(ToRootCollective, ReducingCollective, InPlaceCollective):
         after="The rank dst has the reduction of all tensors, element by element; the others keep what they had.",
         waits="By the contract everybody may wait for everybody. What is certain: dst returns after all have come.",
         example="- reduce: {tensor: x, dst: 0, op: sum}",
-        notes=("gloo overwrites the tensors of the other ranks with partial sums: don't read them afterwards.",),
+        notes=(
+            "gloo overwrites the tensors of the other ranks with partial sums: don't read them afterwards.",
+        ),
         torch="dist.reduce(x, dst=0, op=dist.ReduceOp.SUM)",
     )
     algorithms = algorithms_of("reduce")
-    bindings = {"gloo": BackendBinding(route=reduce_route), "nccl": BackendBinding(), "mpi": BackendBinding(gaps=COMPLEX_DTYPES)}
+    bindings = {
+        "gloo": BackendBinding(route=reduce_route),
+        "nccl": BackendBinding(),
+        "mpi": BackendBinding(gaps=COMPLEX_DTYPES),
+    }
 
     @classmethod
     def misfits(cls, call: ResolvedCall) -> str | None:
@@ -106,17 +126,31 @@ class ReduceOperation(ToRootCollective, ReducingCollective, InPlaceCollective):
 
     @classmethod
     def torch_call(
-        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+        cls,
+        dist: ModuleType,
+        call: ResolvedCall,
+        tensors: TensorLookup,
+        group: object,
+        works: Sequence[TorchWork] = (),
     ) -> object:
         tensor = tensors[call.inputs[0]]
-        return dist.reduce(tensor, dst=call.root, op=torch_reduce_op(dist, call), group=group, async_op=call.is_async)
+        return dist.reduce(
+            tensor,
+            dst=call.root,
+            op=torch_reduce_op(dist, call),
+            group=group,
+            async_op=call.is_async,
+        )
 
 
 def _root_list_mismatch(
-    call: ResolvedCall, parts: Sequence[TensorBuffer], ones: Sequence[TensorBuffer], names: tuple[str, str, str]
+    call: ResolvedCall,
+    parts: Sequence[TensorBuffer],
+    ones: Sequence[TensorBuffer],
+    names: tuple[str, str, str],
 ) -> str | None:
-    """What is wrong with the root's list, a part for each rank as large as what every rank has on the other side. ``names``: of the root
-    in torch, of the list, of the other side."""
+    """What is wrong with the root's list, a part for each rank as large as what every rank has on
+    the other side. ``names``: of the root in torch, of the list, of the other side."""
     if call.rank != call.root:
         return None
     root, list_name, one_name = names
@@ -143,7 +177,11 @@ class GatherOperation(ToRootCollective):
         after="On dst, part i of the output is the input of group rank i. The others get nothing.",
         waits="By the contract everybody may wait for everybody. What is certain: dst returns after all have come.",
         example="- gather: {input: x, output: all_x, dst: 0}",
-        notes=("The output is read on dst alone.", "Without dst it is global rank 0.", "On gloo the givers need dst alone."),
+        notes=(
+            "The output is read on dst alone.",
+            "Without dst it is global rank 0.",
+            "On gloo the givers need dst alone.",
+        ),
         torch="dist.gather(x, list(all_x) if rank == 0 else None, dst=0)",
     )
     algorithms = algorithms_of("gather")
@@ -171,14 +209,27 @@ class GatherOperation(ToRootCollective):
 
     @classmethod
     def effect(cls, n: int, root: int) -> tuple[OutputEffect, ...]:
-        return tuple(tuple((InputPart(k, 0),) for k in range(n)) if r == root else None for r in range(n))
+        return tuple(
+            tuple((InputPart(k, 0),) for k in range(n)) if r == root else None for r in range(n)
+        )
 
     @classmethod
     def torch_call(
-        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+        cls,
+        dist: ModuleType,
+        call: ResolvedCall,
+        tensors: TensorLookup,
+        group: object,
+        works: Sequence[TorchWork] = (),
     ) -> object:
-        room = torch_tensor_list(tensors, call.outputs, call.group.size) if call.rank == call.root else None
-        return dist.gather(tensors[call.inputs[0]], room, dst=call.root, group=group, async_op=call.is_async)
+        room = (
+            torch_tensor_list(tensors, call.outputs, call.group.size)
+            if call.rank == call.root
+            else None
+        )
+        return dist.gather(
+            tensors[call.inputs[0]], room, dst=call.root, group=group, async_op=call.is_async
+        )
 
 
 class ScatterOperation(FromRootCollective):
@@ -194,7 +245,11 @@ class ScatterOperation(FromRootCollective):
         after="The output of group rank i is part i of src's input.",
         waits="By the contract everybody may wait for everybody. What is certain: nobody returns before src has come.",
         example="- scatter: {input: parts, output: x, src: 0}",
-        notes=("The input is read on src alone.", "Without src it is global rank 0.", "On gloo src waits for all, they for src."),
+        notes=(
+            "The input is read on src alone.",
+            "Without src it is global rank 0.",
+            "On gloo src waits for all, they for src.",
+        ),
         torch="dist.scatter(x, list(parts) if rank == 0 else None, src=0)",
     )
     algorithms = algorithms_of("scatter")
@@ -234,7 +289,18 @@ class ScatterOperation(FromRootCollective):
 
     @classmethod
     def torch_call(
-        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+        cls,
+        dist: ModuleType,
+        call: ResolvedCall,
+        tensors: TensorLookup,
+        group: object,
+        works: Sequence[TorchWork] = (),
     ) -> object:
-        parts = torch_tensor_list(tensors, call.inputs, call.group.size) if call.rank == call.root else None
-        return dist.scatter(tensors[call.outputs[0]], parts, src=call.root, group=group, async_op=call.is_async)
+        parts = (
+            torch_tensor_list(tensors, call.inputs, call.group.size)
+            if call.rank == call.root
+            else None
+        )
+        return dist.scatter(
+            tensors[call.outputs[0]], parts, src=call.root, group=group, async_op=call.is_async
+        )

@@ -1,4 +1,6 @@
-"""Collectives in which all ranks play the same part: all_reduce, and the gathering and reduce-scattering ones."""
+"""Collectives in which all ranks play the same part: all_reduce, and the gathering and
+reduce-scattering ones.
+"""
 
 from collections.abc import Hashable, Sequence
 from types import ModuleType
@@ -15,7 +17,12 @@ from distsim.operations.core.collective import (
     torch_tensor_list,
 )
 from distsim.operations.core.field_types import TensorField, TensorListField
-from distsim.operations.core.operation_base import BackendBinding, InputPart, OperationHelp, OutputEffect
+from distsim.operations.core.operation_base import (
+    BackendBinding,
+    InputPart,
+    OperationHelp,
+    OutputEffect,
+)
 from distsim.operations.core.resolved_call import (
     ResolvedCall,
     TensorBuffer,
@@ -27,7 +34,9 @@ from distsim.operations.core.resolved_call import (
 )
 from distsim.operations.core.torch_protocols import TensorLookup, TorchWork
 
-_FULL_SYNCHRONIZATION = "Everybody waits for everybody: nobody can return before the last rank has come."
+_FULL_SYNCHRONIZATION = (
+    "Everybody waits for everybody: nobody can return before the last rank has come."
+)
 
 
 class AllReduceOperation(ReducingCollective, InPlaceCollective):
@@ -63,9 +72,19 @@ class AllReduceOperation(ReducingCollective, InPlaceCollective):
 
     @classmethod
     def torch_call(
-        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+        cls,
+        dist: ModuleType,
+        call: ResolvedCall,
+        tensors: TensorLookup,
+        group: object,
+        works: Sequence[TorchWork] = (),
     ) -> object:
-        return dist.all_reduce(tensors[call.inputs[0]], op=torch_reduce_op(dist, call), group=group, async_op=call.is_async)
+        return dist.all_reduce(
+            tensors[call.inputs[0]],
+            op=torch_reduce_op(dist, call),
+            group=group,
+            async_op=call.is_async,
+        )
 
 
 class _AllGatherCollective(CollectiveOperation):
@@ -100,10 +119,12 @@ class AllGatherOperation(_AllGatherCollective):
         after="On every rank, part i of the output is the input of group rank i.",
         waits=_FULL_SYNCHRONIZATION,
         example="- all_gather: {input: x, output: all_x}",
-        notes=("The output is a list in torch: one tensor with a leading axis of the group's size, or a list of names.",
-               "Parts of different sizes: nccl takes them, gloo does not."),
+        notes=(
+            "The output is a list in torch: one tensor with a leading axis of the group's size, or a list of names.",
+            "Parts of different sizes: nccl takes them, gloo does not.",
+        ),
         torch="dist.all_gather(list(all_x), x)  # all_x: world_size times the shape of x",
-    )  # fmt: skip
+    )
     bindings = {"gloo": BackendBinding(), "nccl": BackendBinding(), "mpi": BackendBinding()}
 
     input: TensorField
@@ -119,11 +140,18 @@ class AllGatherOperation(_AllGatherCollective):
         if reason := wrong_part_count(call.outputs, n, "output"):
             return reason
         own = part_sizes(call.outputs, n)[call.group_rank]
-        return wrong_element_count(f"part {call.group_rank} of the output", own, one, f"rank {call.rank} gives")
+        return wrong_element_count(
+            f"part {call.group_rank} of the output", own, one, f"rank {call.rank} gives"
+        )
 
     @classmethod
     def torch_call(
-        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+        cls,
+        dist: ModuleType,
+        call: ResolvedCall,
+        tensors: TensorLookup,
+        group: object,
+        works: Sequence[TorchWork] = (),
     ) -> object:
         room = torch_tensor_list(tensors, call.outputs, call.group.size)
         return dist.all_gather(room, tensors[call.inputs[0]], group=group, async_op=call.is_async)
@@ -141,7 +169,9 @@ class AllGatherIntoTensorOperation(_AllGatherCollective):
         after="On every rank the output is the inputs of all ranks, one after the other in the group's order.",
         waits=_FULL_SYNCHRONIZATION,
         example="- all_gather_into_tensor: {input: x, output: all_x}",
-        notes=("torch 2.13 calls it all_gather_single; the name all_gather_into_tensor still works there.",),
+        notes=(
+            "torch 2.13 calls it all_gather_single; the name all_gather_into_tensor still works there.",
+        ),
         torch="dist.all_gather_into_tensor(all_x, x)",
     )
     bindings = {
@@ -156,14 +186,23 @@ class AllGatherIntoTensorOperation(_AllGatherCollective):
     @classmethod
     def misfits(cls, call: ResolvedCall) -> str | None:
         n, one = call.group.size, call.inputs[0].numel
-        return wrong_element_count("output", call.outputs[0].numel, n * one, f"{n} ranks give {one} each, together")
+        return wrong_element_count(
+            "output", call.outputs[0].numel, n * one, f"{n} ranks give {one} each, together"
+        )
 
     @classmethod
     def torch_call(
-        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+        cls,
+        dist: ModuleType,
+        call: ResolvedCall,
+        tensors: TensorLookup,
+        group: object,
+        works: Sequence[TorchWork] = (),
     ) -> object:
         torch_function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        return torch_function(tensors[call.outputs[0]], tensors[call.inputs[0]], group=group, async_op=call.is_async)
+        return torch_function(
+            tensors[call.outputs[0]], tensors[call.inputs[0]], group=group, async_op=call.is_async
+        )
 
 
 class _ReduceScatterCollective(ReducingCollective):
@@ -206,11 +245,14 @@ class ReduceScatterOperation(_ReduceScatterCollective):
         after="The output of group rank i is the reduction of part i of all inputs.",
         waits=_FULL_SYNCHRONIZATION,
         example="- reduce_scatter: {input: parts, output: x, op: sum}",
-        notes=("The input is a list in torch: one tensor with a leading axis of the group's size, or a list of names.",
-               "On gloo it is an all_reduce of each part and can meet a real all_reduce by mistake."),
+        notes=(
+            "The input is a list in torch: one tensor with a leading axis of the group's size, or a list of names.",
+            "On gloo it is an all_reduce of each part and can meet a real all_reduce by mistake.",
+        ),
         torch="dist.reduce_scatter(x, list(parts), op=dist.ReduceOp.SUM)",
-    )  # fmt: skip
-    #: Run: it meets an all_reduce of one part; reduce_scatter_tensor is one of the whole input, and ends right beside an all_reduce of it.
+    )
+    #: Run: it meets an all_reduce of one part; reduce_scatter_tensor is one of the whole input, and
+    #: ends right beside an all_reduce of it.
     bindings = {
         "gloo": BackendBinding(slot="all_reduce", part_by_part=True),
         "nccl": BackendBinding(),
@@ -230,15 +272,26 @@ class ReduceScatterOperation(_ReduceScatterCollective):
         if reason := wrong_part_count(call.inputs, n, "input") or unsupported_reduction(call):
             return reason
         own = part_sizes(call.inputs, n)[call.group_rank]
-        return wrong_element_count("output", call.outputs[0].numel, own, f"part {call.group_rank} of the input has")
+        return wrong_element_count(
+            "output", call.outputs[0].numel, own, f"part {call.group_rank} of the input has"
+        )
 
     @classmethod
     def torch_call(
-        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+        cls,
+        dist: ModuleType,
+        call: ResolvedCall,
+        tensors: TensorLookup,
+        group: object,
+        works: Sequence[TorchWork] = (),
     ) -> object:
         parts = torch_tensor_list(tensors, call.inputs, call.group.size)
         return dist.reduce_scatter(
-            tensors[call.outputs[0]], parts, op=torch_reduce_op(dist, call), group=group, async_op=call.is_async
+            tensors[call.outputs[0]],
+            parts,
+            op=torch_reduce_op(dist, call),
+            group=group,
+            async_op=call.is_async,
         )
 
 
@@ -254,7 +307,9 @@ class ReduceScatterTensorOperation(_ReduceScatterCollective):
         after="The output of group rank i is the i-th n-th of the reduction of all inputs.",
         waits=_FULL_SYNCHRONIZATION,
         example="- reduce_scatter_tensor: {input: all_x, output: x, op: sum}",
-        notes=("torch 2.13 calls it reduce_scatter_single; the name reduce_scatter_tensor still works there.",),
+        notes=(
+            "torch 2.13 calls it reduce_scatter_single; the name reduce_scatter_tensor still works there.",
+        ),
         torch="dist.reduce_scatter_tensor(x, all_x, op=dist.ReduceOp.SUM)",
     )
     bindings = {
@@ -269,16 +324,25 @@ class ReduceScatterTensorOperation(_ReduceScatterCollective):
     @classmethod
     def misfits(cls, call: ResolvedCall) -> str | None:
         n, one = call.group.size, call.outputs[0].numel
-        found = wrong_element_count("input", call.inputs[0].numel, n * one, f"{n} ranks take {one} each, together")
+        found = wrong_element_count(
+            "input", call.inputs[0].numel, n * one, f"{n} ranks take {one} each, together"
+        )
         return first_reason((found, unsupported_reduction(call)))
 
     @classmethod
     def torch_call(
-        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+        cls,
+        dist: ModuleType,
+        call: ResolvedCall,
+        tensors: TensorLookup,
+        group: object,
+        works: Sequence[TorchWork] = (),
     ) -> object:
         torch_function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
         out, into = tensors[call.outputs[0]], tensors[call.inputs[0]]
-        return torch_function(out, into, op=torch_reduce_op(dist, call), group=group, async_op=call.is_async)
+        return torch_function(
+            out, into, op=torch_reduce_op(dist, call), group=group, async_op=call.is_async
+        )
 
 
 def _common_size_or_all(sizes: tuple[int, ...]) -> Hashable:

@@ -20,17 +20,23 @@ def page_width() -> int:
 
 def set_page_width(columns: int | None) -> None:
     """Lay everything out for so many columns, from 40 to 200; None: 80."""
-    _REQUESTED_WIDTH.set(DEFAULT_WIDTH if columns is None else max(MIN_WIDTH, min(MAX_WIDTH, columns)))
+    _REQUESTED_WIDTH.set(
+        DEFAULT_WIDTH if columns is None else max(MIN_WIDTH, min(MAX_WIDTH, columns))
+    )
 
 
 def display_width(text: str) -> int:
-    """Columns that a text takes on a terminal: wide characters (East Asian Width W, F) two, combining ones none.
+    """Columns that a text takes on a terminal: wide characters (East Asian Width W, F) two,
+    combining ones none.
 
     Source: Unicode UAX #11; general categories Mn, Me and Cf take no column.
     """
     if text.isascii():
         return len(text)
-    wide = (2 if east_asian_width(c) in "WF" else 0 if category(c) in ("Mn", "Me", "Cf") else 1 for c in text)
+    wide = (
+        2 if east_asian_width(c) in "WF" else 0 if category(c) in ("Mn", "Me", "Cf") else 1
+        for c in text
+    )
     return sum(wide)
 
 
@@ -40,17 +46,29 @@ def _padded_cell(text: str, columns: int, left: bool) -> str:
 
 
 def table_lines(
-    header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,), indent: str = "  "
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    left: Sequence[int] = (0,),
+    indent: str = "  ",
 ) -> list[str]:
-    """Aligned lines with two blanks between columns; the columns numbered in ``left`` are flush left, the others right."""
+    """Aligned lines with two blanks between columns; the columns numbered in ``left`` are flush
+    left, the others right.
+    """
     lines = [header, *rows]
     widths = [max(display_width(line[i]) for line in lines) for i in range(len(header))]
-    padded = [[_padded_cell(text, w, i in left) for i, (text, w) in enumerate(zip(line, widths, strict=True))] for line in lines]
+    padded = [
+        [
+            _padded_cell(text, w, i in left)
+            for i, (text, w) in enumerate(zip(line, widths, strict=True))
+        ]
+        for line in lines
+    ]
     return [(indent + "  ".join(line)).rstrip() for line in padded]
 
 
 def rank_list(ranks: Sequence[int], limit: int = 4) -> str:
-    """Ranks in few characters: runs as ``0-3``, even steps as ``0, 4 … 28``, else the first ``limit`` of them and ``…``.
+    """Ranks in few characters: runs as ``0-3``, even steps as ``0, 4 … 28``, else the first
+    ``limit`` of them and ``…``.
 
     >>> ranks_text([0, 1, 2, 3]), ranks_text([0, 4, 8, 12, 16]), ranks_text([1, 3])
     ('0-3', '0, 4 … 16', '1, 3')
@@ -86,7 +104,8 @@ def consecutive_ranges(ranks: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def wrapped_lines(text: str, indent: str = "", further: str | None = None) -> list[str]:
-    """The text in lines of at most `page_width` columns, broken at blanks; ``further`` indents the later ones (else as the first).
+    """The text in lines of at most `page_width` columns, broken at blanks; ``further`` indents the
+    later ones (else as the first).
 
     A word that is wider than a line stands on one of its own: nobody can copy half a path.
     """

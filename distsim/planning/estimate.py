@@ -11,7 +11,13 @@ from typing import Any, NamedTuple, cast
 from distsim.backends.nccl import SEND_BUFFER
 from distsim.common import units
 from distsim.operations.core.resolved_call import DTYPE_BYTES
-from distsim.planning.pipeline_timer import MicroBatchPass, PipelineRankClock, PipelineTimer, PipelineWork, calls_by_rank
+from distsim.planning.pipeline_timer import (
+    MicroBatchPass,
+    PipelineRankClock,
+    PipelineTimer,
+    PipelineWork,
+    calls_by_rank,
+)
 from distsim.planning.rank_timer import LAUNCH, MEMORY, EntryPrices, RankTimer
 from distsim.scenario.strategies.base import Entry, ExpansionContext
 from distsim.scenario.strategies.pipeline.actions import PipelineAction, PipelineSchedule
@@ -22,24 +28,28 @@ from distsim.scenario.strategies.training_step.transformer_fields import Transfo
 
 #: What layouts share: passes of equal stages, schedules, by what they depend on.
 EstimateCache = dict[object, object]
-#: Micro-batches of a step without a pipeline that are run; those beyond take as long as the last but one.
+#: Micro-batches of a step without a pipeline that are run; those beyond take as long as the last
+#: but one.
 _SIMULATED_MICRO_BATCHES = 4
-#: Times the ranks of a pipeline: so many micro-batches fill it, and those beyond take as long as each other.
+#: Times the ranks of a pipeline: so many micro-batches fill it, and those beyond take as long as
+#: each other.
 _ROUNDS_TO_FILL = 2
 #: What a rank's time goes into beside its own work.
 PIPELINE, DATA, NORM = "pipeline", "data", "norm"
 
 
 class StepTime(NamedTuple):
-    """A step of one layout. Times in ns. ``spent``: what a rank's time goes into, the mean over the ranks of the pipeline; `pipeline`:
-    it waits for other stages and their messages."""
+    """A step of one layout. Times in ns. ``spent``: what a rank's time goes into, the mean over the
+    ranks of the pipeline; `pipeline`: it waits for other stages and their messages."""
 
     makespan_ns: int
     spent: Counter[str]
 
 
 class EntriesTime(NamedTuple):
-    """Entries of one rank run alone: ns of the device, of the host that launches them, and what the device's go into."""
+    """Entries of one rank run alone: ns of the device, of the host that launches them, and what the
+    device's go into.
+    """
 
     device_ns: int
     host_ns: int
@@ -49,8 +59,9 @@ class EntriesTime(NamedTuple):
 class StepEstimator(TransformerStepWriter):
     """Times a step of a transformer on a mesh without laying out its calls rank by rank.
 
-    ``cache`` is for layouts at the same prices, ``schedules`` for all. Simulated call by call the step takes exactly as long where no
-    transfer shares a link and no kernel slows one down; those are priced alone here.
+    ``cache`` is for layouts at the same prices, ``schedules`` for all. Simulated call by call the
+    step takes exactly as long where no transfer shares a link and no kernel slows one down; those
+    are priced alone here.
     """
 
     def __init__(
@@ -62,25 +73,43 @@ class StepEstimator(TransformerStepWriter):
         schedules: EstimateCache | None = None,
     ) -> None:
         super().__init__(train, context)
-        self.prices, self.cache, self.schedules = prices, cache, {} if schedules is None else schedules
+        self.prices, self.cache, self.schedules = (
+            prices,
+            cache,
+            {} if schedules is None else schedules,
+        )
 
     @cached_property
     def schedule(self) -> PipelineSchedule:
-        """That of so many micro-batches as fill the pipeline: ranks, stages, and what a rank holds at its peak are those of all."""
+        """That of so many micro-batches as fill the pipeline: ranks, stages, and what a rank holds
+        at its peak are those of all.
+        """
         return self._calls(min(self.train.micro_batches, self._most))[0]
 
     @property
     def _most(self) -> int:
-        """Micro-batches beyond which nothing new happens; interleaved schedules deal them out in rounds of as many as there are ranks."""
-        ranks, name = self.context.mesh[str(self.train.axis("pipeline", self.context))], self.train.schedule
-        steady = name == "1f1b" or (name == "interleaved_1f1b" and self.train.micro_batches % ranks == 0)
+        """Micro-batches beyond which nothing new happens; interleaved schedules deal them out in
+        rounds of as many as there are ranks.
+        """
+        ranks, name = (
+            self.context.mesh[str(self.train.axis("pipeline", self.context))],
+            self.train.schedule,
+        )
+        steady = name == "1f1b" or (
+            name == "interleaved_1f1b" and self.train.micro_batches % ranks == 0
+        )
         return _ROUNDS_TO_FILL * ranks if steady else self.train.micro_batches
 
     def held(self) -> list[int]:
         """Bytes at the peak of each rank of the pipeline."""
         if self.stages == 1:
-            return [self.footprint((0,), [PipelineAction(0, "F", 0), PipelineAction(0, "B", 0)]).total]
-        return [self.footprint(self.schedule.stages_of(r), row).total for r, row in enumerate(self.schedule.rows)]
+            return [
+                self.footprint((0,), [PipelineAction(0, "F", 0), PipelineAction(0, "B", 0)]).total
+            ]
+        return [
+            self.footprint(self.schedule.stages_of(r), row).total
+            for r, row in enumerate(self.schedule.rows)
+        ]
 
     def step(self) -> StepTime:
         """Raises `distsim.planning.pipeline_timer.PipelineHang` where the schedule hangs."""
@@ -110,11 +139,15 @@ class StepEstimator(TransformerStepWriter):
         each = 1 if self.train.schedule == "1f1b" else self.schedule.ranks
         if count <= few + each:
             return self._run_piped(count)
-        return _extrapolated(self._run_piped(few), self._run_piped(few + each), (count - few) // each)
+        return _extrapolated(
+            self._run_piped(few), self._run_piped(few + each), (count - few) // each
+        )
 
     def _run_piped(self, count: int) -> StepTime:
         schedule, calls = self._calls(count)
-        lanes = PipelineTimer(calls, schedule, self.work._replace(ahead=0)).run()  # does it hang where nothing is buffered?
+        lanes = PipelineTimer(
+            calls, schedule, self.work._replace(ahead=0)
+        ).run()  # does it hang where nothing is buffered?
         if self.work.ahead:
             lanes = PipelineTimer(calls, schedule, self.work).run()
         spent: Counter[str] = Counter()
@@ -135,7 +168,11 @@ class StepEstimator(TransformerStepWriter):
         axis = str(self.train.axis("pipeline", self.context))
         key = ("schedule", self.train.schedule, self.train.chunks, self.context.mesh[axis], count)
         if key not in self.schedules:
-            made = self.train.model_copy(update={"micro_batches": count}).pipeline_strategy(self.context).made(self.context)
+            made = (
+                self.train.model_copy(update={"micro_batches": count})
+                .pipeline_strategy(self.context)
+                .made(self.context)
+            )
             self.schedules[key] = (made, calls_by_rank(made))
         return cast("tuple[PipelineSchedule, list[list[PipelineCall]]]", self.schedules[key])
 
@@ -143,29 +180,52 @@ class StepEstimator(TransformerStepWriter):
     def work(self) -> PipelineWork:
         """What happens between the messages, and what they take."""
         stages = range(self.stages)
-        early = self.train.overlap_grad_reduce and any(group is not None for group in (self.shared, self.apart))
+        early = self.train.overlap_grad_reduce and any(
+            group is not None for group in (self.shared, self.apart)
+        )
         last = {s: self._pieces(s) for s in stages} if early else None
-        forward, backward = ({s: self._pass(word, s) for s in stages} for word in ("forward", "backward"))
-        nbytes, ranks = self.one.boundary_numel * DTYPE_BYTES[self.train.dtype], self.schedule.rank_of
+        forward, backward = (
+            {s: self._pass(word, s) for s in stages} for word in ("forward", "backward")
+        )
+        nbytes, ranks = (
+            self.one.boundary_numel * DTYPE_BYTES[self.train.dtype],
+            self.schedule.rank_of,
+        )
         pairs = {pair for a, b in pairwise(ranks) for pair in ((a, b), (b, a)) if a != b}
         ahead = SEND_BUFFER.limit({}) // nbytes
-        return PipelineWork(forward, backward, last, {(a, b): self._message(a, b, nbytes) for a, b in pairs}, ahead)
+        return PipelineWork(
+            forward, backward, last, {(a, b): self._message(a, b, nbytes) for a, b in pairs}, ahead
+        )
 
     def _message(self, a: int, b: int, nbytes: int) -> int:
-        """From one rank of the pipeline to another: the same for all that stand for them, but for where machines end."""
+        """From one rank of the pipeline to another: the same for all that stand for them, but for
+        where machines end.
+        """
         members = self.prices.members(self.train.axis("pipeline", self.context))
         return self.prices.message(members[a], members[b], nbytes)
 
     def takes(self, word: str) -> EntriesTime:
         """One layer's forward or backward pass; or the head's, or the embedding's."""
-        key = (word, self.one, self.train.launch, self.train.attention_efficiency, self.train.dtype, self.products,
-               self.train.loss_parallel, self.train.tensor_overlap, self.prices.inside((self.tensor_axis, self.cp, self.ep)))  # fmt: skip
+        key = (
+            word,
+            self.one,
+            self.train.launch,
+            self.train.attention_efficiency,
+            self.train.dtype,
+            self.products,
+            self.train.loss_parallel,
+            self.train.tensor_overlap,
+            self.prices.inside((self.tensor_axis, self.cp, self.ep)),
+        )
         if key not in self.cache:
             made = {
-                "forward": self.layer_forward, "backward": self.layer_backward, "head forward": self.head_forward,
-                "head backward": self.head_backward, "embedding forward": self.embedding_forward,
+                "forward": self.layer_forward,
+                "backward": self.layer_backward,
+                "head forward": self.head_forward,
+                "head backward": self.head_backward,
+                "embedding forward": self.embedding_forward,
                 "embedding backward": self.embedding_backward,
-            }  # fmt: skip
+            }
             self.cache[key] = self.measured(made[word]())
         return cast("EntriesTime", self.cache[key])
 
@@ -175,7 +235,9 @@ class StepEstimator(TransformerStepWriter):
         return EntriesTime(lane.current, sum(map(_host_ns, entries)), lane.spent)
 
     def _pass(self, word: str, stage: int) -> MicroBatchPass:
-        """The embedding comes before the first stage's layers and the head after the last one's; the other way round on the way back."""
+        """The embedding comes before the first stage's layers and the head after the last one's;
+        the other way round on the way back.
+        """
         layer = self.takes(word)
         first = self.takes(f"embedding {word}").device_ns if stage == 0 else 0
         head = self.takes(f"head {word}").device_ns if stage == self.stages - 1 else 0
@@ -198,23 +260,34 @@ class StepEstimator(TransformerStepWriter):
         whole = self._pass("backward", stage)
         if {self.shared, self.apart} & {self.cp, self.ep} - {None}:
             return self._on_one_communicator(stage, whole)
-        layer = whole._replace(layers=1, before_ns=0, after_ns=0, sent=self.sent(self.layer_weights()))
+        layer = whole._replace(
+            layers=1, before_ns=0, after_ns=0, sent=self.sent(self.layer_weights())
+        )
         ends = MicroBatchPass(before_ns=whole.after_ns, sent=self.sent(self.ends_weights(stage)))
         return [MicroBatchPass(before_ns=whole.before_ns), *[layer] * whole.layers, ends]
 
     def _on_one_communicator(self, stage: int, whole: MicroBatchPass) -> list[MicroBatchPass]:
-        """The same where gradients take turns with a layer's own messages: the ranks of a sequence are all replicas there are."""
+        """The same where gradients take turns with a layer's own messages: the ranks of a sequence
+        are all replicas there are.
+        """
         lane = RankTimer(self.prices, hosted=False).run(self.reducing_stage(stage))
         layers = max(whole.layers, 1)
         tail = max([lane.current, *lane.comms.values()]) - lane.current
         each = (lane.current - whole.before_ns) // layers
         rest = lane.current - whole.before_ns - each * layers
-        return [whole._replace(layers=layers, layer_ns=each, after_ns=rest, sent=(("dense", tail),))]
+        return [
+            whole._replace(layers=layers, layer_ns=each, after_ns=rest, sent=(("dense", tail),))
+        ]
 
     def sent(self, weights: ParameterCounts) -> tuple[tuple[str, int], ...]:
         """Gradients on their way: (dense or expert, ns)."""
-        words = [word for word, elements, group in self.kinds(weights) if elements and group is not None]
-        return tuple((word, self.measured([entry]).device_ns) for word, entry in zip(words, self.reduce(weights), strict=True))
+        words = [
+            word for word, elements, group in self.kinds(weights) if elements and group is not None
+        ]
+        return tuple(
+            (word, self.measured([entry]).device_ns)
+            for word, entry in zip(words, self.reduce(weights), strict=True)
+        )
 
     # --- after the last micro-batch ---
     def _end(self, rank: PipelineRankClock, stages: Sequence[int], spent: Counter[str]) -> None:
@@ -229,9 +302,18 @@ class StepEstimator(TransformerStepWriter):
         """Tied embeddings, and the norm: the ranks of the pipeline meet."""
         if self.tied:
             tied = next(entry for entry in self.embeddings((0,)) if "all_reduce" in entry)
-            pair, members = (ranks[0], ranks[-1]), self.prices.members(self.train.axis("pipeline", self.context))
+            pair, members = (
+                (ranks[0], ranks[-1]),
+                self.prices.members(self.train.axis("pipeline", self.context)),
+            )
             self._meet(
-                pair, self.prices.met("all_reduce", cast("dict[str, Any]", tied["all_reduce"]), (members[0], members[-1])), spent
+                pair,
+                self.prices.met(
+                    "all_reduce",
+                    cast("dict[str, Any]", tied["all_reduce"]),
+                    (members[0], members[-1]),
+                ),
+                spent,
             )
         for entry in self.norm():
             self._meet(ranks, self.measured([entry]).device_ns, spent)
@@ -254,7 +336,12 @@ class StepEstimator(TransformerStepWriter):
 def _extrapolated(few: StepTime, more: StepTime, rounds: int) -> StepTime:
     """So many further rounds, each as long as what ``more`` has beyond ``few``."""
     kinds = few.spent.keys() | more.spent.keys()
-    spent = Counter({kind: few.spent[kind] + rounds * (more.spent[kind] - few.spent[kind]) for kind in sorted(kinds)})
+    spent = Counter(
+        {
+            kind: few.spent[kind] + rounds * (more.spent[kind] - few.spent[kind])
+            for kind in sorted(kinds)
+        }
+    )
     return StepTime(few.makespan_ns + rounds * (more.makespan_ns - few.makespan_ns), spent)
 
 
@@ -264,7 +351,11 @@ def _is_host(entry: Entry) -> bool:
 
 
 def _host_ns(entry: Entry) -> int:
-    return units.parse_duration_ns(cast("dict[str, object]", entry["compute"])["time"]) if _is_host(entry) else 0
+    return (
+        units.parse_duration_ns(cast("dict[str, object]", entry["compute"])["time"])
+        if _is_host(entry)
+        else 0
+    )
 
 
 __all__ = ["DATA", "NORM", "PIPELINE", "EstimateCache", "StepTime", "StepEstimator"]

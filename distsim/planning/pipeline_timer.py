@@ -1,9 +1,13 @@
-"""The time of a pipeline's step with a rank for each of its ranks, each pass of a micro-batch as one piece of work.
+"""The time of a pipeline's step with a rank for each of its ranks, each pass of a micro-batch as
+one piece of work.
 
-Ranks of a stage (tensor, context, expert parallel) and replicas do the same at the same time, so that one of them stands for all, and
-what their collectives take is in the pass (`distsim.planning.rank_timer`), or goes on beside it on a stream of its own. Between the stages
-messages meet as `distsim.scenario.strategies.pipeline.rank_calls` issues them and `distsim.semantics.form.device_compiler` says. Nobody chooses whom to
-hear, so what completes with every send waiting for its receive, the strictest reading of what blocks, completes in every order of events.
+Ranks of a stage (tensor, context, expert parallel) and replicas do the same at the same time, so
+that one of them stands for all, and what their collectives take is in the pass
+(`distsim.planning.rank_timer`), or goes on beside it on a stream of its own. Between the stages
+messages meet as `distsim.scenario.strategies.pipeline.rank_calls` issues them and
+`distsim.semantics.form.device_compiler` says. Nobody chooses whom to hear, so what completes with
+every send waiting for its receive, the strictest reading of what blocks, completes in every order
+of events.
 """
 
 from __future__ import annotations
@@ -12,15 +16,19 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from distsim.scenario.strategies.pipeline.actions import PipelineAction, PipelineSchedule
-from distsim.scenario.strategies.pipeline.rank_calls import PipelineCall, StageMessage, calls_of_rank
+from distsim.scenario.strategies.pipeline.rank_calls import (
+    PipelineCall,
+    StageMessage,
+    calls_of_rank,
+)
 
 #: A stream beside the current one, as gradients of dense layers or of experts take.
 StreamName = str
 
 
 class MicroBatchPass(NamedTuple):
-    """What a micro-batch takes on a stage, in ns: ``layers`` alike, each launched by the host, which runs ahead; what the device does
-    ``before`` and ``after`` them."""
+    """What a micro-batch takes on a stage, in ns: ``layers`` alike, each launched by the host,
+    which runs ahead; what the device does ``before`` and ``after`` them."""
 
     layers: int = 0
     layer_ns: int = 0
@@ -32,7 +40,9 @@ class MicroBatchPass(NamedTuple):
 
 
 class PipelineWork(NamedTuple):
-    """What is done between messages. ``last``: a stage's last backward pass in pieces, where gradients go out beside it; else None."""
+    """What is done between messages. ``last``: a stage's last backward pass in pieces, where
+    gradients go out beside it; else None.
+    """
 
     forward: Mapping[int, MicroBatchPass]
     backward: Mapping[int, MicroBatchPass]
@@ -72,7 +82,9 @@ class PipelineRankClock:
             self.current = max(ahead, self.host) + one.layer_ns
         if one.after_ns:
             self.current = max(self.current, self.host) + one.after_ns
-        self.launch_ns += self.current - start - one.before_ns - one.layers * one.layer_ns - one.after_ns
+        self.launch_ns += (
+            self.current - start - one.before_ns - one.layers * one.layer_ns - one.after_ns
+        )
         for stream, ns in one.sent:
             self.streams[stream] = max(self.streams.get(stream, 0), self.current, self.host) + ns
 
@@ -84,7 +96,12 @@ class PipelineRankClock:
 class PipelineTimer:
     """Runs the calls of all ranks. Raises Stuck."""
 
-    def __init__(self, calls: Sequence[Sequence[PipelineCall]], schedule: PipelineSchedule, work: PipelineWork) -> None:
+    def __init__(
+        self,
+        calls: Sequence[Sequence[PipelineCall]],
+        schedule: PipelineSchedule,
+        work: PipelineWork,
+    ) -> None:
         self.schedule, self.does = schedule, work
         self.ranks = [PipelineRankClock(r, found) for r, found in enumerate(calls)]
         #: What is posted: message -> when its rank was ready for it; and when what met has ended.
@@ -93,7 +110,8 @@ class PipelineTimer:
         self.left = dict.fromkeys(range(schedule.stages), schedule.micro_batches)
         #: Communicator -> when each host came to its first use of it (N8).
         self.met: dict[tuple[int, ...], dict[int, int]] = {}
-        #: Sends of a channel in their order, and how many of them have left; where the back end buffers.
+        #: Sends of a channel in their order, and how many of them have left; where the back end
+        #: buffers.
         self.sent: dict[tuple[int, int], list[StageMessage]] = {}
         self.taken: dict[tuple[int, int], int] = {}
 
@@ -123,7 +141,9 @@ class PipelineTimer:
         if call.what == "wait":
             return self.wait(rank, call.messages)
         if call.what == "batch":
-            posted = all(message in self.ready for message in call.messages) or self.post(rank, call.messages, ())
+            posted = all(message in self.ready for message in call.messages) or self.post(
+                rank, call.messages, ()
+            )
             return posted and self.wait(rank, call.messages)
         return True  # silent
 
@@ -144,8 +164,12 @@ class PipelineTimer:
         """The communicator of two ranks, which the first message between them makes (N7)."""
         return tuple(sorted((rank.number, self.schedule.rank_of[message.peer_stage])))
 
-    def post(self, rank: PipelineRankClock, messages: tuple[StageMessage, ...], comm: tuple[int, ...]) -> bool:
-        """Launch on a communicator, which runs in order; () is that of the whole pipeline, where batches go. False: not known yet when."""
+    def post(
+        self, rank: PipelineRankClock, messages: tuple[StageMessage, ...], comm: tuple[int, ...]
+    ) -> bool:
+        """Launch on a communicator, which runs in order; () is that of the whole pipeline, where
+        batches go. False: not known yet when.
+        """
         before = rank.newest.get(comm, ())
         if any(message not in self.ended for message in before) or not self.first_use(rank, comm):
             return False
@@ -175,10 +199,16 @@ class PipelineTimer:
             self._run_ahead(message, other, (number, there) if message.sends else (there, number))
         elif other in self.ready:
             ns = self.does.message_ns[number, there]
-            self.ended[message] = self.ended[other] = max(self.ready[message], self.ready[other]) + ns
+            self.ended[message] = self.ended[other] = (
+                max(self.ready[message], self.ready[other]) + ns
+            )
 
-    def _run_ahead(self, message: StageMessage, other: StageMessage, channel: tuple[int, int]) -> None:
-        """A send that finds room in the back end's buffer needs nobody; one that does not, that an earlier message is taken (N10)."""
+    def _run_ahead(
+        self, message: StageMessage, other: StageMessage, channel: tuple[int, int]
+    ) -> None:
+        """A send that finds room in the back end's buffer needs nobody; one that does not, that an
+        earlier message is taken (N10).
+        """
         sent = self.sent.setdefault(channel, [])
         if message.sends:
             sent.append(message)

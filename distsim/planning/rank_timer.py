@@ -1,7 +1,9 @@
-"""The time of entries that all ranks run alike, on one of them: nobody is ever waited for, so one rank's clock is everybody's.
+"""The time of entries that all ranks run alike, on one of them: nobody is ever waited for, so one
+rank's clock is everybody's.
 
-The rules are those of `distsim.semantics.form.device_compiler` (a host that runs ahead, a stream, a communicator for each group); a test
-holds this clock against whole simulations. Prices are the cost model's, of the real groups.
+The rules are those of `distsim.semantics.form.device_compiler` (a host that runs ahead, a stream, a
+communicator for each group); a test holds this clock against whole simulations. Prices are the cost
+model's, of the real groups.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class EntryPrices:
     ``factors``: what computes and what communication take more than their price, for bands.
     """
 
-    def __init__(self, cost: CostModel, mesh: Mapping[str, int], factors: tuple[float, float] = (1.0, 1.0)) -> None:
+    def __init__(
+        self, cost: CostModel, mesh: Mapping[str, int], factors: tuple[float, float] = (1.0, 1.0)
+    ) -> None:
         self.cost, self.mesh, self.factors = cost, mesh, factors
         self._members: dict[GroupRef | None, tuple[int, ...]] = {}
 
@@ -52,7 +56,9 @@ class EntryPrices:
     def members(self, group: GroupRef | None) -> tuple[int, ...]:
         """The group of rank 0: along an axis, or several; None: everybody."""
         if group not in self._members:
-            axes = tuple(self.mesh) if group is None else (group,) if isinstance(group, str) else group
+            axes = (
+                tuple(self.mesh) if group is None else (group,) if isinstance(group, str) else group
+            )
             found, stride = [0], 1
             for axis in reversed(tuple(self.mesh)):
                 if axis in axes:
@@ -68,10 +74,15 @@ class EntryPrices:
         if "flops" in fields:
             flops = units.parse_flops(fields["flops"])
             return PricedEntry(
-                MATRIX_PRODUCTS, round(self.factors[0] * self.cost.compute_ns(0, flops, 0.0, fields["dtype"], kernels))
+                MATRIX_PRODUCTS,
+                round(
+                    self.factors[0] * self.cost.compute_ns(0, flops, 0.0, fields["dtype"], kernels)
+                ),
             )
         nbytes = float(units.parse_size_bytes(fields["bytes"]))
-        return PricedEntry(MEMORY, round(self.factors[0] * self.cost.compute_ns(0, 0.0, nbytes, kernels=kernels)))
+        return PricedEntry(
+            MEMORY, round(self.factors[0] * self.cost.compute_ns(0, 0.0, nbytes, kernels=kernels))
+        )
 
     def collective(self, op: str, fields: Mapping[str, object]) -> PricedEntry:
         """``kind`` is the group: an axis, several joined by `+`, or `world`."""
@@ -81,9 +92,14 @@ class EntryPrices:
 
     def met(self, op: str, fields: Mapping[str, Any], ranks: tuple[int, ...]) -> int:
         """A collective among these ranks, in ns."""
-        tensor = fields.get("tensor") or fields["output" if op.startswith("all_gather") else "input"]
+        tensor = (
+            fields.get("tensor") or fields["output" if op.startswith("all_gather") else "input"]
+        )
         nbytes = tensor["shape"][0] * DTYPE_BYTES[tensor["dtype"]]
-        return round(self.factors[1] * self.cost.collective_ns(cast("type[PricedOperation]", OPERATIONS[op]), ranks, nbytes))
+        return round(
+            self.factors[1]
+            * self.cost.collective_ns(cast("type[PricedOperation]", OPERATIONS[op]), ranks, nbytes)
+        )
 
     def message(self, src: int, dst: int, nbytes: int) -> int:
         """A message between two ranks, in ns."""
@@ -95,7 +111,8 @@ def _entry_group(value: object) -> GroupRef | None:
 
 
 class RankTimer:
-    """A rank's clocks in ns: the host's, the current stream's, each communicator's; what the current stream's time went into.
+    """A rank's clocks in ns: the host's, the current stream's, each communicator's; what the
+    current stream's time went into.
 
     ``hosted``: False leaves the host's work out.
     """
@@ -121,7 +138,9 @@ class RankTimer:
         if "steps" in entry:
             self.run(cast("list[Entry]", entry["steps"]), names)
             return
-        op, fields = next((key, cast("Any", value)) for key, value in entry.items() if key != "ranks")
+        op, fields = next(
+            (key, cast("Any", value)) for key, value in entry.items() if key != "ranks"
+        )
         if op == "repeat":
             self.repeat(fields, names)
         elif op == "wait":
@@ -139,7 +158,11 @@ class RankTimer:
     def priced(self, entry: Entry, op: str, fields: Mapping[str, object]) -> PricedEntry:
         found = self._priced.get(id(entry))
         if found is None:
-            found = self.prices.compute(fields) if op == "compute" else self.prices.collective(op, fields)
+            found = (
+                self.prices.compute(fields)
+                if op == "compute"
+                else self.prices.collective(op, fields)
+            )
             self._priced[id(entry)] = found
             self._kept.append(entry)
         return found
@@ -159,7 +182,9 @@ class RankTimer:
             self.spent[LAUNCH] += self.host - self.current
             self.current = self.host
 
-    def collective(self, op: str, entry: Entry, fields: Mapping[str, Any], names: Mapping[str, int]) -> None:
+    def collective(
+        self, op: str, entry: Entry, fields: Mapping[str, Any], names: Mapping[str, int]
+    ) -> None:
         kind, ns = self.priced(entry, op, fields)
         handle = fields.get("as")
         if handle is None:

@@ -12,7 +12,12 @@ from typing import Any, NamedTuple
 from distsim import __version__
 from distsim.common.errors import UsageError
 from distsim.hardware.cluster import Cluster
-from distsim.planning.layout_result import LayoutEvaluator, LayoutResult, StepTimePart, is_order_certain
+from distsim.planning.layout_result import (
+    LayoutEvaluator,
+    LayoutResult,
+    StepTimePart,
+    is_order_certain,
+)
 from distsim.planning.layouts import ParallelLayout, PlanRequest, RejectedLayout, candidate_layouts
 from distsim.planning.simulate_layout import LayoutToSimulate, simulate_layout
 from distsim.planning.sweep.grid import propose_points
@@ -24,9 +29,33 @@ _LAYOUTS_PER_CHUNK = 12
 #: Fewer layouts than this are not worth the start of further processes.
 _MIN_LAYOUTS_FOR_WORKERS = 60
 PLAN_COLUMNS = (
-    "cluster", "gpus", "tp", "pp", "chunks", "cp", "ep", "dp", "zero", "recompute", "micro_batch", "status", "step_ns", "low_ns", "high_ns",
-    "tokens_s_gpu", "mfu", "memory", "bubble", "exposed", "bound", "held_nbytes", "shares", "parts", "timed", "reason",
-)  # fmt: skip
+    "cluster",
+    "gpus",
+    "tp",
+    "pp",
+    "chunks",
+    "cp",
+    "ep",
+    "dp",
+    "zero",
+    "recompute",
+    "micro_batch",
+    "status",
+    "step_ns",
+    "low_ns",
+    "high_ns",
+    "tokens_s_gpu",
+    "mfu",
+    "memory",
+    "bubble",
+    "exposed",
+    "bound",
+    "held_nbytes",
+    "shares",
+    "parts",
+    "timed",
+    "reason",
+)
 ProgressCallback = Callable[[int, int], None]
 
 
@@ -38,8 +67,8 @@ class LayoutChunk(NamedTuple):
 
 
 class RankedLayout(NamedTuple):
-    """A layout and its place. ``tied``: within the band of prices it may be as fast as the first. ``front``: no other is at once faster,
-    holds less and takes fewer GPUs."""
+    """A layout and its place. ``tied``: within the band of prices it may be as fast as the first.
+    ``front``: no other is at once faster, holds less and takes fewer GPUs."""
 
     outcome: LayoutResult
     tied: bool
@@ -60,13 +89,18 @@ class LayoutPlan:
 
     def question(self, outcome: LayoutResult) -> PlanRequest:
         """The one that an outcome answers."""
-        return next(q for q in self.questions if q.gpus == outcome.layout.gpus and q.cluster.name == outcome.cluster)
+        return next(
+            q
+            for q in self.questions
+            if q.gpus == outcome.layout.gpus and q.cluster.name == outcome.cluster
+        )
 
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """How it is worked out: see `distsim.planning.sweep.worker_pool.run_tasks`; ``output``: the table's file; ``budget``: layouts that are tried;
-    ``exact``: so many of the fastest are simulated, where that tells another time (`distsim.planning.simulate_layout`)."""
+    """How it is worked out: see `distsim.planning.sweep.worker_pool.run_tasks`; ``output``: the
+    table's file; ``budget``: layouts that are tried; ``exact``: so many of the fastest are
+    simulated, where that tells another time (`distsim.planning.simulate_layout`)."""
 
     jobs: int | None = None
     address: str | None = None
@@ -77,11 +111,14 @@ class PlanOptions:
 
 
 def plan_layouts(
-    questions: Sequence[PlanRequest], how: PlanOptions = PlanOptions(), tell: ProgressCallback = lambda done, whole: None
+    questions: Sequence[PlanRequest],
+    how: PlanOptions = PlanOptions(),
+    tell: ProgressCallback = lambda done, whole: None,
 ) -> LayoutPlan:
     """Time every layout of the questions (several numbers of GPUs, several clusters) and rank them.
 
-    Raises UsageError where no question has any, and UsageError and EnvironmentFault as the table and the back ends do.
+    Raises UsageError where no question has any, and UsageError and EnvironmentFault as the table
+    and the back ends do.
     """
     found: dict[tuple[int, ParallelLayout], LayoutResult | RejectedLayout] = {}
     todo: list[tuple[int, ParallelLayout]] = []
@@ -92,37 +129,58 @@ def plan_layouts(
             else:
                 todo.append((number, one))
     if not found and not todo:
-        raise UsageError(f"no layout of {questions[0].gpus} GPUs has the values of --only",
-                         "the product of tp, pp, cp and ep has to divide the number of GPUs")  # fmt: skip
+        raise UsageError(
+            f"no layout of {questions[0].gpus} GPUs has the values of --only",
+            "the product of tp, pp, cp and ep has to divide the number of GPUs",
+        )
     table = ResultTable(how.output, PLAN_COLUMNS)
     try:
-        found |= (_guided_search if how.budget is not None else _evaluate_all)(questions, todo, table, how, tell)
+        found |= (_guided_search if how.budget is not None else _evaluate_all)(
+            questions, todo, table, how, tell
+        )
         _simulate_fastest(questions, found, table, how)
     finally:
         table.close()
     _write_table(table, questions, found)
     outcomes = [one for one in found.values() if isinstance(one, LayoutResult)]
     return LayoutPlan(
-        tuple(questions), rank_layouts(outcomes), tuple(one for one in found.values() if isinstance(one, RejectedLayout))
+        tuple(questions),
+        rank_layouts(outcomes),
+        tuple(one for one in found.values() if isinstance(one, RejectedLayout)),
     )
 
 
 ResultByLayout = dict[tuple[int, ParallelLayout], LayoutResult | RejectedLayout]
 
 
-def _simulate_fastest(questions: Sequence[PlanRequest], found: ResultByLayout, table: ResultTable, how: PlanOptions) -> None:
-    """Simulate the fastest, until no other can be among them: those that are timed alone take at least as long."""
+def _simulate_fastest(
+    questions: Sequence[PlanRequest], found: ResultByLayout, table: ResultTable, how: PlanOptions
+) -> None:
+    """Simulate the fastest, until no other can be among them: those that are timed alone take at
+    least as long.
+    """
     while True:
         timed = {place: one for place, one in found.items() if isinstance(one, LayoutResult)}
         first = sorted(timed, key=lambda place: _rank_key(timed[place]))[: how.exact]
         todo = [place for place in first if timed[place].timed == "alone"]
         if not todo:
             return
-        jobs = how.jobs if how.jobs is not None or how.address is not None or len(found) >= _MIN_LAYOUTS_FOR_WORKERS else 1
-        asked = [LayoutToSimulate(questions[number], timed[number, layout]) for number, layout in todo]
+        jobs = (
+            how.jobs
+            if how.jobs is not None
+            or how.address is not None
+            or len(found) >= _MIN_LAYOUTS_FOR_WORKERS
+            else 1
+        )
+        asked = [
+            LayoutToSimulate(questions[number], timed[number, layout]) for number, layout in todo
+        ]
         for k, one in run_tasks(simulate_layout, asked, jobs=jobs, address=how.address):
             found[todo[k]] = one
-            table.add(layout_key(questions[todo[k][0]], todo[k][1]), result_row(questions[todo[k][0]], one))
+            table.add(
+                layout_key(questions[todo[k][0]], todo[k][1]),
+                result_row(questions[todo[k][0]], one),
+            )
 
 
 def _evaluate_all(
@@ -141,10 +199,16 @@ def _evaluate_all(
         else:
             found[number, layout] = _from_row(layout, row)
     chunks = _layout_chunks(questions, fresh)
-    jobs = how.jobs if how.jobs is not None or how.address is not None or len(fresh) >= _MIN_LAYOUTS_FOR_WORKERS else 1
+    jobs = (
+        how.jobs
+        if how.jobs is not None or how.address is not None or len(fresh) >= _MIN_LAYOUTS_FOR_WORKERS
+        else 1
+    )
     done = 0
     tell(done, len(fresh))
-    for k, results in run_tasks(evaluate_chunk, [chunk for _, chunk in chunks], jobs=jobs, address=how.address):
+    for k, results in run_tasks(
+        evaluate_chunk, [chunk for _, chunk in chunks], jobs=jobs, address=how.address
+    ):
         number, chunk = chunks[k]
         for layout, outcome in zip(chunk.layouts, results, strict=True):
             found[number, layout] = outcome
@@ -154,13 +218,21 @@ def _evaluate_all(
     return found
 
 
-def _layout_chunks(questions: Sequence[PlanRequest], todo: Sequence[tuple[int, ParallelLayout]]) -> list[tuple[int, LayoutChunk]]:
+def _layout_chunks(
+    questions: Sequence[PlanRequest], todo: Sequence[tuple[int, ParallelLayout]]
+) -> list[tuple[int, LayoutChunk]]:
     """Layouts with the same schedules together, the dearest first."""
     chunks: list[tuple[int, LayoutChunk]] = []
     for number, question in enumerate(questions):
-        mine = sorted((layout for n, layout in todo if n == number), key=lambda one: (-one.pp * one.chunks, -one.pp, one.tp, one))
+        mine = sorted(
+            (layout for n, layout in todo if n == number),
+            key=lambda one: (-one.pp * one.chunks, -one.pp, one.tp, one),
+        )
         size = max(1, min(_LAYOUTS_PER_CHUNK, -(-len(mine) // (4 * available_cores()))))
-        chunks += [(number, LayoutChunk(question, tuple(mine[k : k + size]))) for k in range(0, len(mine), size)]
+        chunks += [
+            (number, LayoutChunk(question, tuple(mine[k : k + size])))
+            for k in range(0, len(mine), size)
+        ]
     return chunks
 
 
@@ -177,10 +249,15 @@ def _guided_search(
     how: PlanOptions,
     tell: ProgressCallback,
 ) -> ResultByLayout:
-    """One layout after the other, proposed by what those before came to; what can't be is no proposal that counts."""
+    """One layout after the other, proposed by what those before came to; what can't be is no
+    proposal that counts.
+    """
     found: ResultByLayout = {}
     words = ("question", *(word for word in ParallelLayout._fields if word != "gpus"))
-    known = {(str(number), *(str(value) for value in layout[1:])): (number, layout) for number, layout in todo}
+    known = {
+        (str(number), *(str(value) for value in layout[1:])): (number, layout)
+        for number, layout in todo
+    }
     space = {word: sorted({key[k] for key in known}) for k, word in enumerate(words)}
     pricing = [LayoutEvaluator(question) for question in questions]
 
@@ -207,7 +284,8 @@ def rank_layouts(outcomes: Sequence[LayoutResult]) -> tuple[RankedLayout, ...]:
     order = sorted(outcomes, key=_rank_key)
     front = {id(one) for one in pareto_front(order)}
     return tuple(
-        RankedLayout(one, k == 0 or not is_order_certain(order[0], one), id(one) in front) for k, one in enumerate(order)
+        RankedLayout(one, k == 0 or not is_order_certain(order[0], one), id(one) in front)
+        for k, one in enumerate(order)
     )
 
 
@@ -216,10 +294,14 @@ def _rank_key(one: LayoutResult) -> tuple[int, int, ParallelLayout, str]:
 
 
 def pareto_front(outcomes: Sequence[LayoutResult]) -> list[LayoutResult]:
-    """Those that no other beats in time, memory or GPUs without losing in another. Of equals the first."""
+    """Those that no other beats in time, memory or GPUs without losing in another. Of equals the
+    first.
+    """
     kept: list[LayoutResult] = []
     for one in sorted(outcomes, key=lambda o: (o.step_ns, o.held_nbytes, o.layout.gpus)):
-        if not any(k.held_nbytes <= one.held_nbytes and k.layout.gpus <= one.layout.gpus for k in kept):
+        if not any(
+            k.held_nbytes <= one.held_nbytes and k.layout.gpus <= one.layout.gpus for k in kept
+        ):
             kept.append(one)
     return kept
 
@@ -228,7 +310,14 @@ def pareto_front(outcomes: Sequence[LayoutResult]) -> list[LayoutResult]:
 def layout_key(question: PlanRequest, layout: ParallelLayout) -> str:
     """A hash of all that decides a layout's outcome."""
     model = question.model if isinstance(question.model, str) else dict(question.model)
-    step = [model, question.global_batch, question.sequence, question.node, dict(question.step), question.cluster.key]
+    step = [
+        model,
+        question.global_batch,
+        question.sequence,
+        question.node,
+        dict(question.step),
+        question.cluster.key,
+    ]
     text = json.dumps([__version__, "plan", step, list(layout)], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -240,10 +329,22 @@ def result_row(question: PlanRequest, one: LayoutResult | RejectedLayout) -> dic
         return {**row, "status": "left out", "reason": one.reason}
     low, high = one.band_ns
     return {
-        **row, "status": "ok", "step_ns": one.step_ns, "low_ns": low, "high_ns": high, "tokens_s_gpu": one.tokens_s_gpu, "mfu": one.mfu,
-        "memory": one.memory, "bubble": one.bubble, "exposed": one.exposed, "bound": one.bound, "held_nbytes": one.held_nbytes,
-        "shares": json.dumps(one.shares), "parts": json.dumps(one.parts), "timed": one.timed,
-    }  # fmt: skip
+        **row,
+        "status": "ok",
+        "step_ns": one.step_ns,
+        "low_ns": low,
+        "high_ns": high,
+        "tokens_s_gpu": one.tokens_s_gpu,
+        "mfu": one.mfu,
+        "memory": one.memory,
+        "bubble": one.bubble,
+        "exposed": one.exposed,
+        "bound": one.bound,
+        "held_nbytes": one.held_nbytes,
+        "shares": json.dumps(one.shares),
+        "parts": json.dumps(one.parts),
+        "timed": one.timed,
+    }
 
 
 def _from_row(layout: ParallelLayout, row: Mapping[str, str]) -> LayoutResult | RejectedLayout:
@@ -253,11 +354,22 @@ def _from_row(layout: ParallelLayout, row: Mapping[str, str]) -> LayoutResult | 
     parts = tuple(StepTimePart(*part) for part in json.loads(row["parts"]))
     memory, speed, mfu = (float(row[name]) for name in ("memory", "tokens_s_gpu", "mfu"))
     return LayoutResult(
-        layout, row["cluster"], int(row["step_ns"]), parts, shares, int(row["held_nbytes"]), memory, speed, mfu, row["timed"]
+        layout,
+        row["cluster"],
+        int(row["step_ns"]),
+        parts,
+        shares,
+        int(row["held_nbytes"]),
+        memory,
+        speed,
+        mfu,
+        row["timed"],
     )
 
 
-def _write_table(table: ResultTable, questions: Sequence[PlanRequest], found: ResultByLayout) -> None:
+def _write_table(
+    table: ResultTable, questions: Sequence[PlanRequest], found: ResultByLayout
+) -> None:
     """The whole table, in the order of the layouts; what can't be is in it too."""
     if table.path is None:
         return

@@ -1,7 +1,7 @@
 """Putting calls together: groups, sites, signatures, and the code of one class of ranks.
 
-Both ways to a `Program` end here: lowering a scenario (`distsim.program.lower`) and plain lists of calls
-(`distsim.program.from_calls`).
+Both ways to a `Program` end here: lowering a scenario (`distsim.program.lower`) and plain lists of
+calls (`distsim.program.from_calls`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ _MAX_CALL_BYTES = 2**62
 
 
 class ProgramTables:
-    """What all codes of a program share: groups, sites, signatures and the findings made on the way."""
+    """What all codes of a program share: groups, sites, signatures and the findings made on the
+    way.
+    """
 
     def __init__(self, world_size: int, backend: str) -> None:
         self.world_size = world_size
@@ -47,7 +49,9 @@ class ProgramTables:
         self._signatures: dict[Hashable, int] = {}
         self._found: dict[tuple[str, int, str], set[int]] = {}
         self._members: dict[int, frozenset[int]] = {}
-        self._partition_of: dict[int, IntVector] = {}  # group id -> the group of every rank of the world
+        self._partition_of: dict[
+            int, IntVector
+        ] = {}  # group id -> the group of every rank of the world
         self._tables: dict[Hashable, tuple[IntVector, IntVector, IntVector]] = {}
         self._parts: dict[Hashable, list[IntVector]] = {}
         self._sizes: dict[Hashable, Vec] = {}
@@ -59,9 +63,17 @@ class ProgramTables:
             self.sites.append(site)
         return number
 
-    def group(self, name: str, ranks: Iterable[int], backend: str | None = None, timeout_ns: int | None = None) -> int:
+    def group(
+        self,
+        name: str,
+        ranks: Iterable[int],
+        backend: str | None = None,
+        timeout_ns: int | None = None,
+    ) -> int:
         """Make a group; torch sorts its ranks (semantics 2.3)."""
-        self.groups.append(RankGroup(len(self.groups), name, tuple(sorted(ranks)), backend, timeout_ns))
+        self.groups.append(
+            RankGroup(len(self.groups), name, tuple(sorted(ranks)), backend, timeout_ns)
+        )
         return len(self.groups) - 1
 
     def partition(self, ids: IntVector) -> None:
@@ -100,7 +112,9 @@ class ProgramTables:
         return self._sizes[key]
 
     def global_ranks(self, group: Vec, group_ranks: IntVector) -> tuple[IntVector, BoolVector]:
-        """Global ranks of group ranks, and which of these exist (where they don't, the rank is 0)."""
+        """Global ranks of group ranks, and which of these exist (where they don't, the rank is
+        0).
+        """
         key = vector_key(group)
         if key not in self._tables:
             ids = sorted_unique(np.asarray(group))
@@ -119,23 +133,35 @@ class ProgramTables:
         return self._members[group]
 
     def signature(self, agreement: Mapping[str, Hashable]) -> int:
-        return self._signatures.setdefault(tuple(sorted(agreement.items(), key=lambda kv: kv[0])), len(self._signatures))
+        return self._signatures.setdefault(
+            tuple(sorted(agreement.items(), key=lambda kv: kv[0])), len(self._signatures)
+        )
 
     def report(self, code: str, site: int, reason: str, ranks: Iterable[int]) -> None:
         self._found.setdefault((code, site, reason), set()).update(ranks)
 
     def findings(self) -> tuple[Finding, ...]:
         """Findings in the order of their places; one per place, code and reason."""
-        found = sorted(self._found.items(), key=lambda item: (self.sites[item[0][1]][:3], item[0][0], item[0][2]))
-        return tuple(self._finding(code, site, reason, tuple(sorted(ranks))) for (code, site, reason), ranks in found)
+        found = sorted(
+            self._found.items(),
+            key=lambda item: (self.sites[item[0][1]][:3], item[0][0], item[0][2]),
+        )
+        return tuple(
+            self._finding(code, site, reason, tuple(sorted(ranks)))
+            for (code, site, reason), ranks in found
+        )
 
     def _finding(self, code: str, site: int, reason: str, ranks: tuple[int, ...]) -> Finding:
         text, _, help_text = reason.partition("\n")
         if not help_text and code in CODES and code != "DS112":  # its message says it all
             help_text = CODES[code].remedy[0].lower() + CODES[code].remedy[1:].rstrip(".")
         severity: Severity = "warning" if code.startswith("DS9") else "error"
-        places = tuple(self.sites[site].place(rank) for rank in ranks[:1]) or (self.sites[site].place(),)
-        return Finding(code, severity, text, ranks, ranks, (help_text,) if help_text else (), places)
+        places = tuple(self.sites[site].place(rank) for rank in ranks[:1]) or (
+            self.sites[site].place(),
+        )
+        return Finding(
+            code, severity, text, ranks, ranks, (help_text,) if help_text else (), places
+        )
 
 
 _NO_REQUESTS = CallRequests()
@@ -182,19 +208,32 @@ class CodeBuilder:
 
     def finish(self, iterations: Sequence[int] = ()) -> SharedCode:
         guards = self.guards if any(g is not None for g in self.guards) else None
-        return SharedCode(self.ranks, self.calls, self.ports, self.groups, guards, tuple(iterations))
+        return SharedCode(
+            self.ranks, self.calls, self.ports, self.groups, guards, tuple(iterations)
+        )
 
     def make(self, draft: CallDraft, requests: CallRequests = _NO_REQUESTS) -> CodeCall:
-        """Judge a draft, give it port, signature and bytes. What was judged before and is sound is not judged again."""
+        """Judge a draft, give it port, signature and bytes. What was judged before and is sound is
+        not judged again.
+        """
         row, key = draft.row, self._facts_key(draft)
         found = self._sound.get(key) if key is not None else None
         port, nbytes, signature, invalid = self._checked(draft) if found is None else found
         if key is not None and invalid is None:
             self._sound[key] = (port, nbytes, signature, None)
         return CodeCall(
-            row.op, draft.site, draft.is_async, self.group_index(draft.group), port, nbytes, signature, *requests, draft.parts, invalid,
+            row.op,
+            draft.site,
+            draft.is_async,
+            self.group_index(draft.group),
+            port,
+            nbytes,
+            signature,
+            *requests,
+            draft.parts,
+            invalid,
             draft.fields,
-        )  # fmt: skip
+        )
 
     def _facts_key(self, draft: CallDraft) -> Hashable:
         """What decides a call's facts; None where it is judged each time."""
@@ -203,8 +242,15 @@ class CodeBuilder:
         guard = None if draft.guard is None else draft.guard.tobytes()
         if draft.row.kind in ("local", "wait"):
             return (draft.row, guard)
-        return (draft.row, self._key(draft.group), self._key(draft.peer), self._key(draft.tag), draft.is_async, guard,
-                arguments_key(draft.fields))  # fmt: skip
+        return (
+            draft.row,
+            self._key(draft.group),
+            self._key(draft.peer),
+            self._key(draft.tag),
+            draft.is_async,
+            guard,
+            arguments_key(draft.fields),
+        )
 
     def _checked(self, draft: CallDraft) -> CheckedCallFacts:
         """Port, bytes and signature of a call, and which ranks raise at it."""
@@ -216,7 +262,9 @@ class CodeBuilder:
             self._check_root(draft)
         broken = self._mask(draft, but="DS108")  # such a call is whole itself
         port = self.port(draft.peer, group, draft.tag) if draft.peer is not None else -1
-        call = CodeCall(row.op, draft.site, draft.is_async, group, port, parts=draft.parts, fields=draft.fields)
+        call = CodeCall(
+            row.op, draft.site, draft.is_async, group, port, parts=draft.parts, fields=draft.fields
+        )
         return port, *self._facts(draft, call, broken), self._invalid(draft)
 
     # --- validity (design §3, "Two kinds of fault") ---
@@ -233,27 +281,53 @@ class CodeBuilder:
     def _check_member(self, draft: CallDraft) -> None:
         outside = self._rows(draft) & ~self.shelf.is_member(draft.group, self.vector)
         for group in self._groups_at(draft, outside):
-            reason = f"{draft.row.op} on group {group.name}, which the caller is not in; its ranks are {_ranks_text(group.ranks)}" \
-                "\nlet the group's ranks alone make it, or name a group that the caller is in"  # fmt: skip
-            draft.invalid.append(InvalidCall(outside & np.asarray(draft.group == group.id), "DS104", reason))
+            reason = (
+                f"{draft.row.op} on group {group.name}, which the caller is not in; its ranks are {_ranks_text(group.ranks)}"
+                "\nlet the group's ranks alone make it, or name a group that the caller is in"
+            )
+            draft.invalid.append(
+                InvalidCall(outside & np.asarray(draft.group == group.id), "DS104", reason)
+            )
 
     def _groups_at(self, draft: CallDraft, rows: BoolVector) -> list[RankGroup]:
         if not rows.any():
             return []
-        return [self.shelf.groups[g] for g in sorted_unique(np.broadcast_to(np.asarray(draft.group), len(rows))[rows]).tolist()]
+        return [
+            self.shelf.groups[g]
+            for g in sorted_unique(
+                np.broadcast_to(np.asarray(draft.group), len(rows))[rows]
+            ).tolist()
+        ]
 
     def _check_peer(self, draft: CallDraft) -> None:
         if draft.peer is None:
             return
         side = "to" if draft.row.direction == "send" or draft.row.gives == "all" else "from"
-        peer, rows = np.broadcast_to(np.asarray(draft.peer), len(self.ranks)), self._rows(draft) & ~self._mask(draft)
+        peer, rows = (
+            np.broadcast_to(np.asarray(draft.peer), len(self.ranks)),
+            self._rows(draft) & ~self._mask(draft),
+        )
         world = self.shelf.world_size
-        self._per_value(draft, peer, rows & ((peer < -1) | (peer >= world)), "DS101",
-                        lambda p: f"{draft.row.op} {side} rank {p}, but the world has ranks 0 to {world - 1}\n"
-                                  "a ring closes with `% world_size`; at the end of a line the last rank has no neighbour")  # fmt: skip
-        self._per_value(draft, peer, rows & (peer == self.vector), "DS102",
-                        lambda p: f"rank {p}: {draft.row.op} {side} itself\n"
-                                  "a rank needs no message to itself; copy the tensor, or check the peer's expression")  # fmt: skip
+        self._per_value(
+            draft,
+            peer,
+            rows & ((peer < -1) | (peer >= world)),
+            "DS101",
+            lambda p: (
+                f"{draft.row.op} {side} rank {p}, but the world has ranks 0 to {world - 1}\n"
+                "a ring closes with `% world_size`; at the end of a line the last rank has no neighbour"
+            ),
+        )
+        self._per_value(
+            draft,
+            peer,
+            rows & (peer == self.vector),
+            "DS102",
+            lambda p: (
+                f"rank {p}: {draft.row.op} {side} itself\n"
+                "a rank needs no message to itself; copy the tensor, or check the peer's expression"
+            ),
+        )
         rows &= (peer >= 0) & (peer < world) & (peer != self.vector)
         out = rows & ~self.shelf.is_member(draft.group, peer)
         words, help_text = (
@@ -272,7 +346,13 @@ class CodeBuilder:
         self._reject_non_members(draft, root, out, "DS103", f"{draft.row.op} has {side}", help_text)
 
     def _reject_non_members(
-        self, draft: CallDraft, ranks: IntVector, rows: BoolVector, code: str, words: str, help_text: str
+        self,
+        draft: CallDraft,
+        ranks: IntVector,
+        rows: BoolVector,
+        code: str,
+        words: str,
+        help_text: str,
     ) -> None:
         """Ranks that are named, but not in the group."""
         for group in self._groups_at(draft, rows):
@@ -282,7 +362,14 @@ class CodeBuilder:
 
             self._per_value(draft, ranks, rows & np.asarray(draft.group == group.id), code, reason)
 
-    def _per_value(self, draft: CallDraft, values: IntVector, rows: BoolVector, code: str, reason: Callable[[int], str]) -> None:
+    def _per_value(
+        self,
+        draft: CallDraft,
+        values: IntVector,
+        rows: BoolVector,
+        code: str,
+        reason: Callable[[int], str],
+    ) -> None:
         for value in sorted_unique(values[rows]).tolist():
             draft.invalid.append(InvalidCall(rows & (values == value), code, reason(value)))
 
@@ -301,11 +388,16 @@ class CodeBuilder:
 
     # --- what the row says of the resolved call ---
     def _facts(self, draft: CallDraft, call: CodeCall, broken: BoolVector) -> tuple[Vec, Vec]:
-        """(nbytes, signature) by the row's columns, once per distinct set of arguments; buffers that don't fit are reported."""
+        """(nbytes, signature) by the row's columns, once per distinct set of arguments; buffers
+        that don't fit are reported.
+        """
         if draft.row.kind in ("local", "wait", "batch"):
             return 0, -1
         rows = np.flatnonzero(self._rows(draft) & ~broken)
-        nbytes, signature = np.zeros(len(self.ranks), dtype=np.int64), np.full(len(self.ranks), -1, dtype=np.int64)
+        nbytes, signature = (
+            np.zeros(len(self.ranks), dtype=np.int64),
+            np.full(len(self.ranks), -1, dtype=np.int64),
+        )
         seen: dict[Hashable, tuple[int, int, str | None]] = {}
         vectors = _varying_arguments(draft, self.vector)
         sizes = self.shelf.sizes(draft.group)
@@ -335,7 +427,9 @@ class CodeBuilder:
 
 
 def fault_with_code(fault: str) -> tuple[str, str]:
-    """The finding's code of a row's fault: splits have their own, and so has what is no matter of buffers."""
+    """The finding's code of a row's fault: splits have their own, and so has what is no matter of
+    buffers.
+    """
     if "split" in fault.lower():
         return "DS107", fault
     return ("DS112" if re.search(r"\b(tag|channel|batch|reduce op)\b", fault) else "DS110"), fault
@@ -346,7 +440,9 @@ def _invalid_on_all_rows(invalid: list[InvalidCall]) -> bool:
 
 
 def _varying_arguments(draft: CallDraft, ranks: IntVector) -> list[NDArray[np.generic]]:
-    """The vectors that the row's columns can see: shapes, root, splits, ranks, and who is the root. Peers don't matter to them."""
+    """The vectors that the row's columns can see: shapes, root, splits, ranks, and who is the root.
+    Peers don't matter to them.
+    """
     found: list[NDArray[np.generic]] = []
 
     def look(value: object) -> None:
@@ -365,7 +461,10 @@ def _varying_arguments(draft: CallDraft, ranks: IntVector) -> list[NDArray[np.ge
     if (
         draft.row.kind == "collective"
         and draft.row.coalesces is None
-        and any(len(draft.fields.get(name) or ()) > 1 for name in ("inputs", "outputs", "input_splits", "output_splits"))
+        and any(
+            len(draft.fields.get(name) or ()) > 1
+            for name in ("inputs", "outputs", "input_splits", "output_splits")
+        )
     ):
         found.append(ranks)
     if isinstance(draft.tag, np.ndarray):

@@ -1,4 +1,5 @@
-"""A call on its way into a code: its draft, why it may be invalid, and the requests that it makes, waits for and loses.
+"""A call on its way into a code: its draft, why it may be invalid, and the requests that it makes,
+waits for and loses.
 
 Which request a handle stands for is told in program order: names are bound, spent and dropped.
 """
@@ -36,7 +37,9 @@ class CallRequests(NamedTuple):
 
 @dataclass
 class CallDraft:
-    """A call on its way into a code: vectors over the code's ranks, before validity, port and signature are known."""
+    """A call on its way into a code: vectors over the code's ranks, before validity, port and
+    signature are known.
+    """
 
     row: type[Operation]
     site: int
@@ -56,7 +59,9 @@ class OpenHandles:
     def __init__(self) -> None:
         self.open: dict[Handle, int] = {}  # handle -> position of the call that made the request
         self.spent: dict[Handle, int] = {}
-        self.again: tuple[int, ...] = ()  # of the last `wait`: distances back to requests that had been waited for
+        self.again: tuple[
+            int, ...
+        ] = ()  # of the last `wait`: distances back to requests that had been waited for
 
     def bind(self, handle: Handle | None, here: int) -> tuple[bool, tuple[int, ...]]:
         """(is the request kept, distances back to the request that lost its name)."""
@@ -66,8 +71,12 @@ class OpenHandles:
         self.open[handle] = here
         return True, () if old is None else (here - old,)
 
-    def wait(self, handles: Iterable[Handle] | None, here: int, invalid: list[InvalidCall]) -> tuple[int, ...]:
-        """Distances back to the requests waited for (None: all open ones); a spent or never bound handle goes to ``invalid``."""
+    def wait(
+        self, handles: Iterable[Handle] | None, here: int, invalid: list[InvalidCall]
+    ) -> tuple[int, ...]:
+        """Distances back to the requests waited for (None: all open ones); a spent or never bound
+        handle goes to ``invalid``.
+        """
         found, again = [], []
         for handle in tuple(self.open) if handles is None else handles:
             position = self.open.pop(handle, None)
@@ -87,4 +96,7 @@ class OpenHandles:
                 "DS105",
                 f"wait for {name}, whose request was waited for before\na handle is spent by its first wait; drop this one",
             )
-        return "DS106", f"wait for {name}, which no call before it on this rank bound\nbind it with `as: {name}` first"
+        return (
+            "DS106",
+            f"wait for {name}, which no call before it on this rank bound\nbind it with `as: {name}` first",
+        )

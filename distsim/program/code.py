@@ -1,8 +1,8 @@
 """A scenario lowered to calls: what rules, engine, check, values and views read.
 
-A `Program` holds *codes*: a list of calls shared by all ranks whose selectors and repeat counts agree. A rank is
-a code and a row of the code's vectors, so ten thousand repeats on a thousand ranks cost little. Whoever wants plain
-calls asks `Program.call(rank, position)`.
+A `Program` holds *codes*: a list of calls shared by all ranks whose selectors and repeat counts
+agree. A rank is a code and a row of the code's vectors, so ten thousand repeats on a thousand ranks
+cost little. Whoever wants plain calls asks `Program.call(rank, position)`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,12 @@ class BufferVector:
     dtype: str
 
     def at(self, row: int) -> TensorBuffer:
-        return TensorBuffer(self.name, at_row(self.index, row), tuple(at_row(n, row) for n in self.shape), self.dtype)
+        return TensorBuffer(
+            self.name,
+            at_row(self.index, row),
+            tuple(at_row(n, row) for n in self.shape),
+            self.dtype,
+        )
 
 
 class ChannelEndpoint(NamedTuple):
@@ -105,15 +110,16 @@ class ChannelEndpoint(NamedTuple):
 class CodeCall:
     """One call of a code. The same object stands at every position where the same call is made.
 
-    ``port`` numbers `SharedCode.ports` (p2p), ``group`` numbers `SharedCode.groups`; -1 where there is none.
-    ``signature`` numbers what both sides must agree on: equal numbers agree, over the whole program
-    (p2p: element count and dtype; collectives: what `agreement` of the row returns). Vec.
-    ``waits`` are distances back to the calls whose requests this call waits for (1 = the call before).
-    ``again``: distances back to requests that were waited for before (``invalid`` says so too).
-    ``handled``: the request is bound to a handle (else dropped: nobody can wait for it).
-    ``drops`` are distances back to requests whose handle this call overwrites (as Python drops a rebound name).
-    ``invalid``: None, or (mask over rows, reason); such a rank raises here.
-    ``fields`` are further vectors or plain values for `ResolvedCall`, by the name of Call's field.
+    ``port`` numbers `SharedCode.ports` (p2p), ``group`` numbers `SharedCode.groups`; -1 where
+    there is none. ``signature`` numbers what both sides must agree on: equal numbers agree, over
+    the whole program (p2p: element count and dtype; collectives: what `agreement` of the row
+    returns). Vec. ``waits`` are distances back to the calls whose requests this call waits for
+    (1 = the call before). ``again``: distances back to requests that were waited for before
+    (``invalid`` says so too). ``handled``: the request is bound to a handle (else dropped:
+    nobody can wait for it). ``drops`` are distances back to requests whose handle this call
+    overwrites (as Python drops a rebound name). ``invalid``: None, or (mask over rows, reason);
+    such a rank raises here. ``fields`` are further vectors or plain values for `ResolvedCall`,
+    by the name of Call's field.
     """
 
     op: str
@@ -133,7 +139,9 @@ class CodeCall:
 
     @property
     def stream(self) -> str:
-        """The stream that is current at the call, "" the default one; what the host computes counts as that one's."""
+        """The stream that is current at the call, "" the default one; what the host computes counts
+        as that one's.
+        """
         name = str(self.fields.get("queue") or "")
         return "" if name == "host" else name
 
@@ -142,8 +150,9 @@ class CodeCall:
 class SharedCode:
     """A list of calls shared by ``ranks`` (ascending; row i of every vector belongs to ranks[i]).
 
-    ``guards[k]`` is None, or a mask over rows: which ranks make call k at all (a selector that uses a loop index).
-    ``iterations``: positions at which the training iterations start; their end is the last entry.
+    ``guards[k]`` is None, or a mask over rows: which ranks make call k at all (a selector that uses
+    a loop index). ``iterations``: positions at which the training iterations start; their end is
+    the last entry.
     """
 
     ranks: tuple[int, ...]
@@ -155,11 +164,15 @@ class SharedCode:
 
     @cached_property
     def offsets(self) -> list[int]:
-        """Trace row of each call within a rank's rows, and their number at the end: a batch has a row, then one per part."""
+        """Trace row of each call within a rank's rows, and their number at the end: a batch has a
+        row, then one per part.
+        """
         return list(accumulate((1 + len(c.parts) for c in self.calls), initial=0))
 
     def distinct_calls(self, parts: bool = True) -> Iterator[CodeCall]:
-        """Every call object once, in order of first use; with ``parts``, those of a batch after it."""
+        """Every call object once, in order of first use; with ``parts``, those of a batch after
+        it.
+        """
         for call in self._distinct:
             yield call
             if parts:
@@ -170,11 +183,17 @@ class SharedCode:
         return list({id(call): call for call in self.calls}.values())
 
     def plain_fields(self, call: CodeCall) -> tuple[CallFields, tuple[str, ...]]:
-        """The fields of a call, or of a part, that are the same in every row, and the names of the others."""
+        """The fields of a call, or of a part, that are the same in every row, and the names of the
+        others.
+        """
         found = self._plain_fields.get(id(call))
         if found is None or found[0] is not call:
             varying = tuple([name for name, value in call.fields.items() if _varies(value)])
-            fixed = {name: _plain_value(value, 0) for name, value in call.fields.items() if name not in varying}
+            fixed = {
+                name: _plain_value(value, 0)
+                for name, value in call.fields.items()
+                if name not in varying
+            }
             found = self._plain_fields[id(call)] = call, fixed, varying
         return found[1:]
 
@@ -184,7 +203,9 @@ class SharedCode:
 
     def call_count(self, times: IntVector | None = None) -> int:
         """How many calls its ranks make, each rank counted ``times[rank]`` times."""
-        count = np.ones(len(self.ranks), dtype=np.int64) if times is None else times[list(self.ranks)]
+        count = (
+            np.ones(len(self.ranks), dtype=np.int64) if times is None else times[list(self.ranks)]
+        )
         if self.guards is None:
             return len(self.calls) * int(count.sum())
         return sum(int(count.sum() if mask is None else count[mask].sum()) for mask in self.guards)
@@ -237,7 +258,9 @@ class LinkFault:
 
 @dataclass(eq=False)
 class Program:
-    """A whole program. ``findings`` holds what lowering saw: invalid calls, selectors that select nobody."""
+    """A whole program. ``findings`` holds what lowering saw: invalid calls, selectors that select
+    nobody.
+    """
 
     name: str
     file: str
@@ -260,13 +283,15 @@ class Program:
     jitter: float = 0.0
     #: Every name an expression may use, over all ranks of the world: rank, node, axes, vars, …
     names: Mapping[str, Any] = field(default_factory=dict)
-    #: What becomes of init_process_group, where the file says anything of it that is worth a look; None: all ranks meet.
+    #: What becomes of init_process_group, where the file says anything of it that is worth a look;
+    #: None: all ranks meet.
     startup: StartupResult | None = None
-    #: Of a program that is cut down to some of its ranks, by rank the one that stands for it; None: all ranks are there. Its codes hold
-    #: those ranks alone, its groups all of their members. See `distsim.semantics.classes.representatives`.
+    #: Of a program that is cut down to some of its ranks, by rank the one that stands for it; None:
+    #: all ranks are there. Its codes hold those ranks alone, its groups all of their members. See
+    #: `distsim.semantics.classes.representatives`.
     representative_of: IntVector | None = None
-    #: Lowered from a file: ranks hold the groups that it names and no others. What was recorded may have been made otherwise, under names
-    #: that are known.
+    #: Lowered from a file: ranks hold the groups that it names and no others. What was recorded may
+    #: have been made otherwise, under names that are known.
     from_file: bool = False
 
     @cached_property
@@ -279,7 +304,11 @@ class Program:
     @cached_property
     def present(self) -> Sequence[int]:
         """The ranks whose calls are there."""
-        return range(self.world_size) if self.representative_of is None else sorted(set(self.representative_of.tolist()))
+        return (
+            range(self.world_size)
+            if self.representative_of is None
+            else sorted(set(self.representative_of.tolist()))
+        )
 
     def members(self, group: int) -> tuple[int, ...]:
         """The ranks of a group whose calls are there."""
@@ -288,7 +317,9 @@ class Program:
         found = self._present_members.get(group)
         if found is None:
             ranks = np.array(self.groups[group].ranks, dtype=np.int64)
-            found = self._present_members[group] = tuple(ranks[self.representative_of[ranks] == ranks].tolist())
+            found = self._present_members[group] = tuple(
+                ranks[self.representative_of[ranks] == ranks].tolist()
+            )
         return found
 
     @cached_property
@@ -341,13 +372,20 @@ class Program:
     @cached_property
     def call_count(self) -> int:
         """Calls of all ranks together, of those too that others stand for."""
-        times = None if self.representative_of is None else np.bincount(self.representative_of, minlength=self.world_size)
+        times = (
+            None
+            if self.representative_of is None
+            else np.bincount(self.representative_of, minlength=self.world_size)
+        )
         return sum(c.call_count(times) for c in self.codes)
 
     def rows(self) -> list[int]:
         """How many rows each rank has in a trace; none where another stands for it."""
         of = self.representative_of
-        return [self.code(r).offsets[-1] if of is None or of[r] == r else 0 for r in range(self.world_size)]
+        return [
+            self.code(r).offsets[-1] if of is None or of[r] == r else 0
+            for r in range(self.world_size)
+        ]
 
     @cached_property
     def present_calls(self) -> int:
@@ -355,10 +393,15 @@ class Program:
         return sum(c.call_count() for c in self.codes)
 
 
-def resolve_call(code: SharedCode, groups: Sequence[RankGroup], row: int, call: CodeCall) -> ResolvedCall:
+def resolve_call(
+    code: SharedCode, groups: Sequence[RankGroup], row: int, call: CodeCall
+) -> ResolvedCall:
     """The plain call of one row of a code."""
     fixed, varying = code.plain_fields(call)
-    plain: CallFields = {**fixed, **{name: _plain_value(call.fields[name], row) for name in varying}}
+    plain: CallFields = {
+        **fixed,
+        **{name: _plain_value(call.fields[name], row) for name in varying},
+    }
     group = groups[at_row(code.groups[call.group], row)] if call.group >= 0 else groups[0]
     if call.port >= 0:
         port = code.ports[call.port]
@@ -366,7 +409,9 @@ def resolve_call(code: SharedCode, groups: Sequence[RankGroup], row: int, call: 
         plain["peer"], plain["tag"] = (None if peer < 0 else peer), at_row(port.tag, row)
     parts = tuple(resolve_call(code, groups, row, part) for part in call.parts)
     _drop_root_only_buffers(plain, OPERATIONS[call.op], code.ranks[row])
-    return ResolvedCall(op=call.op, rank=code.ranks[row], group=group, is_async=call.is_async, parts=parts, **plain)
+    return ResolvedCall(
+        op=call.op, rank=code.ranks[row], group=group, is_async=call.is_async, parts=parts, **plain
+    )
 
 
 def _varies(value: object) -> bool:
@@ -387,7 +432,9 @@ def _plain_value(value: object, row: int) -> object:
 
 
 def _drop_root_only_buffers(plain: CallFields, row: type[Operation], rank: int) -> None:
-    """Away from the root, scatter has no input and gather no output; in-place calls keep their buffer."""
+    """Away from the root, scatter has no input and gather no output; in-place calls keep their
+    buffer.
+    """
     if plain.get("root") == rank or plain.get("inputs") == plain.get("outputs"):
         return
     if row.gives == "root":

@@ -7,7 +7,9 @@ from distsim.program.code import Program
 
 
 def groups_from_file(program: Program) -> list[RankGroup]:
-    """Groups that some call names and no step makes, the world left out, in the program's order: made where the world begins."""
+    """Groups that some call names and no step makes, the world left out, in the program's order:
+    made where the world begins.
+    """
     used: set[int] = set()
     for code in program.codes:
         for ids in code.groups:

@@ -1,8 +1,10 @@
-"""Scenario → Program: names resolved, blocks and repeats laid out, each class of ranks given its code.
+"""Scenario → Program: names resolved, blocks and repeats laid out, each class of ranks given its
+code.
 
-A class is walked as a whole: every expression is evaluated once for all its ranks. Where a selector, a repeat count or a handle's index
-differs inside the class, the class is split and walked again, so that in the end all ranks of a class run the same list of calls.
-A selector that uses a loop index stays a guard of the call instead (design §3, rule 3).
+A class is walked as a whole: every expression is evaluated once for all its ranks. Where a
+selector, a repeat count or a handle's index differs inside the class, the class is split and walked
+again, so that in the end all ranks of a class run the same list of calls. A selector that uses a
+loop index stays a guard of the call instead (design §3, rule 3).
 """
 
 from __future__ import annotations
@@ -36,14 +38,21 @@ from distsim.program.code import (
 from distsim.program.memo_keys import names_in_entries
 from distsim.program.step_lowering import StepLowering
 from distsim.program.symbol_table import SymbolTable
-from distsim.scenario.format.models.entries import Entry, ScenarioBlock, ScenarioRepeat, ScenarioStep
+from distsim.scenario.format.models.entries import (
+    Entry,
+    ScenarioBlock,
+    ScenarioRepeat,
+    ScenarioStep,
+)
 from distsim.scenario.format.models.sections import FaultDecl
 from distsim.scenario.format.reading.name_scope import ITERATION_INDEX
 from distsim.scenario.model import Scenario
 
-#: Calls of all codes together that are laid out at most; a file that wants more is refused (16 bytes a call and more).
+#: Calls of all codes together that are laid out at most; a file that wants more is refused (16
+#: bytes a call and more).
 MAX_LOWERED_CALLS = 20_000_000
-#: Ranks of a world whose start-up is worked out where a rank is absent and the file says nothing else of it.
+#: Ranks of a world whose start-up is worked out where a rank is absent and the file says nothing
+#: else of it.
 _MAX_RANKS_FOR_ABSENT_STARTUP = 4096
 #: Keys of `launch` that matter to a start-up.
 _STARTUP_LAUNCH_KEYS = ("env", "hosts", "ports_taken", "files_left", "by")
@@ -52,24 +61,44 @@ _STARTUP_LAUNCH_KEYS = ("env", "hosts", "ports_taken", "files_left", "by")
 def lower(scenario: Scenario) -> Program:
     """Lay a scenario out as calls.
 
-    Raises ScenarioErrors for what only shows when expressions get their values: a division by zero, a selector that is no condition,
-    a rank that a per-rank mapping leaves out, a program that is too long.
+    Raises ScenarioErrors for what only shows when expressions get their values: a division by zero,
+    a selector that is no condition, a rank that a per-rank mapping leaves out, a program that is
+    too long.
     """
     names = SymbolTable(scenario)
     shelf = names.shelf
-    codes = [code for ranks in _initial_classes(scenario, names) for code in _codes_of_class(scenario, names, ranks)]
+    codes = [
+        code
+        for ranks in _initial_classes(scenario, names)
+        for code in _codes_of_class(scenario, names, ranks)
+    ]
     codes.sort(key=lambda code: code.ranks)
     code_of, row_of = [0] * names.world_size, [0] * names.world_size
     for number, code in enumerate(codes):
         for row, rank in enumerate(code.ranks):
             code_of[rank], row_of[rank] = number, row
     program = Program(
-        name=scenario.name, file=scenario.file, world_size=names.world_size, nodes=scenario.world.nodes,
-        local_size=scenario.world.ranks_per_node, backend=scenario.backend, options=_set_options(scenario), sites=shelf.sites,
-        groups=shelf.groups, tensors=_tensor_specs(scenario, names), codes=codes, code_of=code_of, row_of=row_of,
-        findings=(*shelf.findings(), *_empty_selector_findings(scenario, names)), link_faults=link_faults(scenario), mesh=dict(scenario.mesh),
-        seed=scenario.seed, jitter=scenario.jitter, names=names.world, from_file=True,
-    )  # fmt: skip
+        name=scenario.name,
+        file=scenario.file,
+        world_size=names.world_size,
+        nodes=scenario.world.nodes,
+        local_size=scenario.world.ranks_per_node,
+        backend=scenario.backend,
+        options=_set_options(scenario),
+        sites=shelf.sites,
+        groups=shelf.groups,
+        tensors=_tensor_specs(scenario, names),
+        codes=codes,
+        code_of=code_of,
+        row_of=row_of,
+        findings=(*shelf.findings(), *_empty_selector_findings(scenario, names)),
+        link_faults=link_faults(scenario),
+        mesh=dict(scenario.mesh),
+        seed=scenario.seed,
+        jitter=scenario.jitter,
+        names=names.world,
+        from_file=True,
+    )
     program.faults = rank_faults(scenario, program, names)
     if _needs_startup_simulation(scenario, program):
         from distsim.program.startup import scenario_startup, startup_findings
@@ -81,12 +110,18 @@ def lower(scenario: Scenario) -> Program:
 
 def _needs_startup_simulation(scenario: Scenario, program: Program) -> bool:
     """Does the file say anything of the first init_process_group that could matter?"""
-    if program.world_size <= _MAX_RANKS_FOR_ABSENT_STARTUP and any(fault.kind == "absent" for fault in program.faults):
+    if program.world_size <= _MAX_RANKS_FOR_ABSENT_STARTUP and any(
+        fault.kind == "absent" for fault in program.faults
+    ):
         return True
-    if scenario.options.init_method is not None or any(getattr(scenario.launch, name) for name in _STARTUP_LAUNCH_KEYS):
+    if scenario.options.init_method is not None or any(
+        getattr(scenario.launch, name) for name in _STARTUP_LAUNCH_KEYS
+    ):
         return True
     told = ("init_method", "store", "rank_argument", "world_size_argument", "device_id")
-    entries = (call for code in program.codes for call in code.calls if call.op == "init_process_group")
+    entries = (
+        call for code in program.codes for call in code.calls if call.op == "init_process_group"
+    )
     return any(name in call.fields for call in entries for name in told)
 
 
@@ -96,12 +131,15 @@ def _set_options(scenario: Scenario) -> dict[str, object]:
 
 def _tensor_specs(scenario: Scenario, names: SymbolTable) -> dict[str, TensorSpec]:
     return {
-        name: TensorSpec(name, t.dtype, names.copies[name], names.shapes[name], t.value) for name, t in scenario.tensors.items()
+        name: TensorSpec(name, t.dtype, names.copies[name], names.shapes[name], t.value)
+        for name, t in scenario.tensors.items()
     }
 
 
 def _initial_classes(scenario: Scenario, names: SymbolTable) -> list[np.ndarray]:
-    """A first cut by selectors and repeat counts that use no loop index: it spares most walks that would end in a split."""
+    """A first cut by selectors and repeat counts that use no loop index: it spares most walks that
+    would end in a split.
+    """
     labels: list[np.ndarray] = []
 
     def look(entries: Iterable[Entry], here: np.ndarray, indices: frozenset[str]) -> None:
@@ -151,9 +189,20 @@ def _empty_selector_findings(scenario: Scenario, names: SymbolTable) -> list[Fin
             if judged and not names.selected(entry, names.ranks, {}, lenient=True).any():
                 op = type(entry.op).op if isinstance(entry, ScenarioStep) else "block"
                 place = SourceLocation(scenario.file, entry.line, entry.column, op)
-                found.append(Finding("DS901", "warning", f"the selector of this {op} selects no rank", places=(place,)))
+                found.append(
+                    Finding(
+                        "DS901",
+                        "warning",
+                        f"the selector of this {op} selects no rank",
+                        places=(place,),
+                    )
+                )
             if isinstance(entry, (ScenarioBlock, ScenarioRepeat)):
-                inner = indices | {entry.index} if isinstance(entry, ScenarioRepeat) and entry.index else indices
+                inner = (
+                    indices | {entry.index}
+                    if isinstance(entry, ScenarioRepeat) and entry.index
+                    else indices
+                )
                 look(entry.steps, inner)
 
     look(scenario.program, frozenset({ITERATION_INDEX}))
@@ -172,13 +221,27 @@ def rank_faults(scenario: Scenario, program: Program, names: SymbolTable) -> tup
             continue
         for rank in _faulty_ranks(fault, names):
             position = _fault_position(fault, program, rank)
-            found.append(RankFault(rank, fault.kind, position, fault.at_ns, fault.factor, fault.code, fault.delay_ns))
+            found.append(
+                RankFault(
+                    rank,
+                    fault.kind,
+                    position,
+                    fault.at_ns,
+                    fault.factor,
+                    fault.code,
+                    fault.delay_ns,
+                )
+            )
     return tuple(found)
 
 
 def link_faults(scenario: Scenario) -> tuple[LinkFault, ...]:
     """Slower links, as the file states them."""
-    return tuple(LinkFault(f.link, tuple(f.nodes or ()), f.factor) for f in scenario.faults if f.link is not None)
+    return tuple(
+        LinkFault(f.link, tuple(f.nodes or ()), f.factor)
+        for f in scenario.faults
+        if f.link is not None
+    )
 
 
 def _faulty_ranks(fault: FaultDecl, names: SymbolTable) -> list[int]:
@@ -196,7 +259,11 @@ def _fault_position(fault: FaultDecl, program: Program, rank: int) -> int | None
     if fault.iteration is None:
         count = fault.before_call or 0
         return positions[count] if count < len(positions) else len(code.calls)
-    start = code.iterations[fault.iteration] if fault.iteration < len(code.iterations) else len(code.calls)
+    start = (
+        code.iterations[fault.iteration]
+        if fault.iteration < len(code.iterations)
+        else len(code.calls)
+    )
     if fault.before_call:
         inside = [p for p in positions if p >= start]
         return inside[fault.before_call] if fault.before_call < len(inside) else len(code.calls)
@@ -215,7 +282,9 @@ class RankClassSplit(Exception):
 
 
 class RepeatRound(NamedTuple):
-    """What one round of a body laid out: its calls, who makes them, and the handles that are open after it."""
+    """What one round of a body laid out: its calls, who makes them, and the handles that are open
+    after it.
+    """
 
     calls: list[CodeCall]
     guards: list[BoolVector | None]
@@ -229,7 +298,10 @@ class RankClassWalker:
         self.scenario, self.names, self.ranks = scenario, names, ranks
         self.builder = CodeBuilder(names.shelf, ranks.tolist())
         self.handles = OpenHandles()
-        self.env = {name: collapse_uniform(v[ranks]) if isinstance(v, np.ndarray) else v for name, v in names.world.items()}
+        self.env = {
+            name: collapse_uniform(v[ranks]) if isinstance(v, np.ndarray) else v
+            for name, v in names.world.items()
+        }
         self.steps = StepLowering(self)
         self.limit = 0
         self._selected: dict[Hashable, BoolVector] = {}
@@ -241,14 +313,22 @@ class RankClassWalker:
         self.limit = limit
         starts = [0]
         try:
-            self._times(self.scenario.iterations, self.scenario.program, ITERATION_INDEX, {}, None, starts)
+            self._times(
+                self.scenario.iterations, self.scenario.program, ITERATION_INDEX, {}, None, starts
+            )
         finally:
-            del self.steps  # they lead back here: while nobody collects, all that they keep would stay
+            del (
+                self.steps
+            )  # they lead back here: while nobody collects, all that they keep would stay
         starts.append(len(self.builder.calls))
-        return self.builder.finish(starts if self.scenario.iterations > 1 else (0, len(self.builder.calls)))
+        return self.builder.finish(
+            starts if self.scenario.iterations > 1 else (0, len(self.builder.calls))
+        )
 
     # --- entries ---
-    def walk(self, entries: Iterable[Entry], indices: dict[str, int], guard: BoolVector | None) -> None:
+    def walk(
+        self, entries: Iterable[Entry], indices: dict[str, int], guard: BoolVector | None
+    ) -> None:
         for entry in entries:
             inner = guard
             if entry.ranks is not None:
@@ -277,20 +357,26 @@ class RankClassWalker:
                 self._selected[key] = mask
         return self._selected[key]
 
-    def _guard(self, entry: Entry, mask: BoolVector, indices: dict[str, int], guard: BoolVector | None) -> BoolVector | None:
+    def _guard(
+        self, entry: Entry, mask: BoolVector, indices: dict[str, int], guard: BoolVector | None
+    ) -> BoolVector | None:
         if guard is not None and (mask == guard).all():
             return guard
         if isinstance(entry.ranks, Expression) and entry.ranks.names & indices.keys():
             return mask
         raise RankClassSplit(mask.astype(np.int64))
 
-    def _used_indices(self, selector: object, indices: dict[str, int]) -> tuple[tuple[str, int], ...]:
+    def _used_indices(
+        self, selector: object, indices: dict[str, int]
+    ) -> tuple[tuple[str, int], ...]:
         if not indices or not isinstance(selector, Expression):
             return ()
         return tuple((name, value) for name, value in indices.items() if name in selector.names)
 
     # --- repeats ---
-    def _repeat(self, entry: ScenarioRepeat, indices: dict[str, int], guard: BoolVector | None) -> None:
+    def _repeat(
+        self, entry: ScenarioRepeat, indices: dict[str, int], guard: BoolVector | None
+    ) -> None:
         times = self.evaluate(entry.times, indices, guard, entry)
         if isinstance(times, np.ndarray):
             raise RankClassSplit(cast("IntVector", times))
@@ -298,11 +384,19 @@ class RankClassWalker:
             self.names.problem(entry, f"repeat: times must be an integer, found {times}")
         self._times(times, entry.steps, entry.index, indices, guard, None)
 
-    def _times(self, times: int, steps: Iterable[Entry], index: str | None, indices: dict[str, int], guard: BoolVector | None,
-               starts: list[int] | None) -> None:  # fmt: skip
+    def _times(
+        self,
+        times: int,
+        steps: Iterable[Entry],
+        index: str | None,
+        indices: dict[str, int],
+        guard: BoolVector | None,
+        starts: list[int] | None,
+    ) -> None:
         """Lay a body out `times` times.
 
-        Once two rounds in a row gave the same calls and left the same open handles, the rest is copied.
+        Once two rounds in a row gave the same calls and left the same open handles, the rest is
+        copied.
         """
         steady = index is None or index not in self.names_in(steps)
         before: RepeatRound | None = None
@@ -314,17 +408,28 @@ class RankClassWalker:
             size = len(self.builder.calls) - start
             if start + size * (times - i) > self.limit:
                 self.names.problem(
-                    ("program",), f"the program makes more than {self.limit:,} calls on one rank; repeat less often"
+                    ("program",),
+                    f"the program makes more than {self.limit:,} calls on one rank; repeat less often",
                 )
-            state = RepeatRound(self.builder.calls[start:], self.builder.guards[start:], self._open(start)) if steady else None
+            state = (
+                RepeatRound(
+                    self.builder.calls[start:], self.builder.guards[start:], self._open(start)
+                )
+                if steady
+                else None
+            )
             if state is not None and state == before:
                 self._copy(state, times - i - 1, size, starts)
                 return
             before = state
 
     def _open(self, start: int) -> tuple[Hashable, ...]:
-        """The open handles: those of this round by their distance from its start, older ones as they are."""
-        opened = {h: p - start if p >= start else ("before", p) for h, p in self.handles.open.items()}
+        """The open handles: those of this round by their distance from its start, older ones as
+        they are.
+        """
+        opened = {
+            h: p - start if p >= start else ("before", p) for h, p in self.handles.open.items()
+        }
         return (tuple(opened.items()), frozenset(self.handles.spent))
 
     def _copy(self, state: RepeatRound, rounds: int, size: int, starts: list[int] | None) -> None:
@@ -343,7 +448,12 @@ class RankClassWalker:
 
     # --- expressions ---
     def evaluate(
-        self, value: FieldValue, indices: dict[str, int], guard: BoolVector | None, place: Entry, more: NameBindings | None = None
+        self,
+        value: FieldValue,
+        indices: dict[str, int],
+        guard: BoolVector | None,
+        place: Entry,
+        more: NameBindings | None = None,
     ) -> RankValues:
         """The value for the class's ranks; where a guard shuts ranks out, theirs is 0."""
         if isinstance(value, Expression):
@@ -351,11 +461,24 @@ class RankClassWalker:
                 return value.constant
         elif not isinstance(value, PerRank):
             return value
-        if guard is None and not more and isinstance(value, Expression) and value.names.isdisjoint(indices):
+        if (
+            guard is None
+            and not more
+            and isinstance(value, Expression)
+            and value.names.isdisjoint(indices)
+        ):
             if id(value) not in self._steady:
-                self._steady[id(value)] = (value, self.names.evaluate(value, self._seen(value, {}), place, self.ranks))
+                self._steady[id(value)] = (
+                    value,
+                    self.names.evaluate(value, self._seen(value, {}), place, self.ranks),
+                )
             return self._steady[id(value)][1]
-        if guard is None and not more and isinstance(value, Expression) and value.names <= indices.keys():
+        if (
+            guard is None
+            and not more
+            and isinstance(value, Expression)
+            and value.names <= indices.keys()
+        ):
             return self.names.indexed(value, indices, place)
         env = self._seen(value, {**indices, **(more or {})})
         if guard is None:
@@ -372,7 +495,9 @@ class RankClassWalker:
         """What a value's expressions can see, of many names no more than they use."""
         if isinstance(value, Expression):
             return {
-                name: more[name] if name in more else self.env[name] for name in value.names if name in more or name in self.env
+                name: more[name] if name in more else self.env[name]
+                for name in value.names
+                if name in more or name in self.env
             }
         return {**self.env, **more}
 

@@ -1,4 +1,6 @@
-"""What is looked at once however often it comes: a step's traits, and what decides a call's validity, bytes and signature."""
+"""What is looked at once however often it comes: a step's traits, and what decides a call's
+validity, bytes and signature.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from distsim.operations.core.field_types import InlineTensor, NameReference, Per
 from distsim.operations.core.operation_base import Operation
 from distsim.operations.local import WaitOperation
 from distsim.program.code import BufferVector
-from distsim.scenario.format.models.entries import Entry, ScenarioBlock, ScenarioRepeat, ScenarioStep
+from distsim.scenario.format.models.entries import (
+    Entry,
+    ScenarioBlock,
+    ScenarioRepeat,
+    ScenarioStep,
+)
 
 _NO_NAMES: frozenset[str] = frozenset()
 #: Types of values without names in them.
@@ -24,8 +31,18 @@ _HANDLE_FIELDS = ("handle", "handles")
 
 
 #: Fields of `Call` that a local step fills, and where it has them.
-_LOCAL_FIELDS = {"name": "name", "time_ns": "time", "flops": "flops", "mem_bytes": "bytes", "kernels": "kernels", "queue": "on",
-                 "dtype": "dtype", "stream": "stream", "code": "code", "message": "message"}  # fmt: skip
+_LOCAL_FIELDS = {
+    "name": "name",
+    "time_ns": "time",
+    "flops": "flops",
+    "mem_bytes": "bytes",
+    "kernels": "kernels",
+    "queue": "on",
+    "dtype": "dtype",
+    "stream": "stream",
+    "code": "code",
+    "message": "message",
+}
 
 
 GroupName = str | tuple[str, ...] | None
@@ -38,7 +55,9 @@ class StepTraits(NamedTuple):
     handle: NameReference | None  # its request's
     waits: tuple[NameReference, ...] | None  # the handles that it waits for; None: it is no wait
     group: GroupName  # as the step names it
-    others: tuple[GroupName, ...]  # groups of a batch's parts: a rank may make the first part or not
+    others: tuple[
+        GroupName, ...
+    ]  # groups of a batch's parts: a rank may make the first part or not
     names: frozenset[str]  # that its expressions use, those of handles left out
     key: Hashable  # steps of one key make the same call wherever the rest is the same
 
@@ -52,12 +71,19 @@ def field_names_of(row: type[Operation]) -> frozenset[str]:
 @cache
 def local_fields(row: type[Operation]) -> tuple[tuple[str, str], ...]:
     """Those of `_LOCAL_FIELDS` that an operation has."""
-    return tuple((name, source) for name, source in _LOCAL_FIELDS.items() if source in field_names_of(row))
+    return tuple(
+        (name, source) for name, source in _LOCAL_FIELDS.items() if source in field_names_of(row)
+    )
 
 
 def contains_init(entries: Iterable[Entry]) -> bool:
     """Whether some entry is an init_process_group."""
-    return any(type(e.op).op == "init_process_group" if isinstance(e, ScenarioStep) else contains_init(e.steps) for e in entries)
+    return any(
+        type(e.op).op == "init_process_group"
+        if isinstance(e, ScenarioStep)
+        else contains_init(e.steps)
+        for e in entries
+    )
 
 
 def traits_of(step: ScenarioStep) -> StepTraits:
@@ -70,9 +96,15 @@ def traits_of(step: ScenarioStep) -> StepTraits:
         waits = op.handles if isinstance(op.handles, tuple) else (op.handles,)
     others: tuple[GroupName, ...] = ()
     if row.kind == "batch":
-        others = tuple(dict.fromkeys(getattr(part.op, "group", None) for part in getattr(op, "ops", ())))
+        others = tuple(
+            dict.fromkeys(getattr(part.op, "group", None) for part in getattr(op, "ops", ()))
+        )
         group = next(iter(others), None)
-    values = [(name, type(value), value) for name, value in op.__dict__.items() if name not in _HANDLE_FIELDS]
+    values = [
+        (name, type(value), value)
+        for name, value in op.__dict__.items()
+        if name not in _HANDLE_FIELDS
+    ]
     names = expression_names(step.ranks).union(
         *[expression_names(value) for _, kind, value in values if kind not in _PLAIN_TYPES]
     )
@@ -89,7 +121,9 @@ def expression_names(value: object) -> frozenset[str]:
     if value is None or isinstance(value, (str, int, float)):
         return _NO_NAMES
     if isinstance(value, PerRank):
-        return frozenset().union(*(expression_names(v) for _, v in value.entries), expression_names(value.default))
+        return frozenset().union(
+            *(expression_names(v) for _, v in value.entries), expression_names(value.default)
+        )
     if isinstance(value, NameReference):
         return _NO_NAMES if value.index is None else value.index.names
     if isinstance(value, InlineTensor):
@@ -105,7 +139,9 @@ def expression_names(value: object) -> frozenset[str]:
 
 
 def names_in_entries(entries: Iterable[Entry], known: dict[int, frozenset[str]]) -> frozenset[str]:
-    """All names that expressions in some entries use; ``known``: those of entries and operations looked at before, by id."""
+    """All names that expressions in some entries use; ``known``: those of entries and operations
+    looked at before, by id.
+    """
     found: frozenset[str] = frozenset()
     for entry in entries:
         names = known.get(id(entry))
@@ -129,7 +165,13 @@ def _names_in_entry(entry: Entry, known: dict[int, frozenset[str]]) -> frozenset
 
 
 def _names_in_op(op: Operation) -> frozenset[str]:
-    return _NO_NAMES.union(*[expression_names(value) for value in op.__dict__.values() if type(value) not in _PLAIN_TYPES])
+    return _NO_NAMES.union(
+        *[
+            expression_names(value)
+            for value in op.__dict__.values()
+            if type(value) not in _PLAIN_TYPES
+        ]
+    )
 
 
 def vector_key(value: object) -> Hashable:
@@ -155,7 +197,9 @@ class VectorKeys:
 
 
 def arguments_key(fields: Mapping[str, object]) -> Hashable:
-    """Arguments of one key are alike to a row's columns: of a buffer, its sizes count, and which others are the same copy."""
+    """Arguments of one key are alike to a row's columns: of a buffer, its sizes count, and which
+    others are the same copy.
+    """
     given, taken = fields.get("inputs"), fields.get("outputs")
     if (
         type(given) is type(taken) is tuple
@@ -163,7 +207,13 @@ def arguments_key(fields: Mapping[str, object]) -> Hashable:
         and given[0] is taken[0]
         and _is_uniform_buffer(given[0])
     ):
-        rest = tuple([(name, _value_key(value)) for name, value in fields.items() if name not in ("inputs", "outputs")])
+        rest = tuple(
+            [
+                (name, _value_key(value))
+                for name, value in fields.items()
+                if name not in ("inputs", "outputs")
+            ]
+        )
         return ("one buffer", bool(given[0].name), given[0].shape, given[0].dtype, rest)
     flat = [buffer for name in ("inputs", "outputs") for buffer in _flat_buffers(fields.get(name))]
     copies = [(buffer.name, vector_key(buffer.index)) for buffer in flat]
@@ -175,7 +225,11 @@ def arguments_key(fields: Mapping[str, object]) -> Hashable:
 
 def _is_uniform_buffer(value: object) -> bool:
     """Whether it is a buffer that is alike on all ranks."""
-    return isinstance(value, BufferVector) and type(value.index) is int and all(type(n) is int for n in value.shape)
+    return (
+        isinstance(value, BufferVector)
+        and type(value.index) is int
+        and all(type(n) is int for n in value.shape)
+    )
 
 
 def _flat_buffers(value: object) -> Iterator[BufferVector]:

@@ -1,4 +1,6 @@
-"""A scenario's start-up: what each of its processes brings to init_process_group, and what comes of it."""
+"""A scenario's start-up: what each of its processes brings to init_process_group, and what comes of
+it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from distsim.program.symbol_table import SymbolTable
 from distsim.scenario.format.models.launch import LaunchOptions
 from distsim.scenario.model import Scenario
 from distsim.scenario.startup.init_method import ENV_VARIABLES, is_loopback, rendezvous_info
-from distsim.scenario.startup.records import RendezvousInfo, StartupCause, StartupEnvironment, StartupProcess, StartupResult
+from distsim.scenario.startup.records import (
+    RendezvousInfo,
+    StartupCause,
+    StartupEnvironment,
+    StartupProcess,
+    StartupResult,
+)
 from distsim.scenario.startup.rendezvous import simulate_startup
 
 INIT_OP = "init_process_group"
@@ -34,25 +42,43 @@ def scenario_startup(scenario: Scenario, program: Program, names: SymbolTable) -
 
 
 def _check_rank_numbers(brought: list[StartupProcess], names: SymbolTable) -> None:
-    """A start-up of other numbers than the file counts by would run the steps of one rank under another's name."""
+    """A start-up of other numbers than the file counts by would run the steps of one rank under
+    another's name.
+    """
     for entrance in brought:
         here = rendezvous_info(entrance)
-        if isinstance(here, RendezvousInfo) and here.kind != "launcher" and here.rank != entrance.rank and not entrance.absent:
-            names.problem(("program",), f"process {entrance.rank} says that it is rank {here.rank}, and all numbers are there once; a file "
-                          "counts processes by these numbers: write `rank: rank`")  # fmt: skip
+        if (
+            isinstance(here, RendezvousInfo)
+            and here.kind != "launcher"
+            and here.rank != entrance.rank
+            and not entrance.absent
+        ):
+            names.problem(
+                ("program",),
+                f"process {entrance.rank} says that it is rank {here.rank}, and all numbers are there once; a file "
+                "counts processes by these numbers: write `rank: rank`",
+            )
 
 
 def startup_environment(scenario: Scenario) -> StartupEnvironment:
-    """What the file says of its machines. Where it lists no hosts, `launch.master_addr` is the first one."""
+    """What the file says of its machines. Where it lists no hosts, `launch.master_addr` is the
+    first one.
+    """
     launch = scenario.launch
     listed = {host: node for node, host in enumerate(launch.hosts)}
     first = {} if launch.hosts or is_loopback(launch.master_addr) else {launch.master_addr: 0}
     return StartupEnvironment(
-        scenario.world.size, listed | first, bool(launch.hosts), tuple(launch.ports_taken), tuple(launch.files_left)
+        scenario.world.size,
+        listed | first,
+        bool(launch.hosts),
+        tuple(launch.ports_taken),
+        tuple(launch.files_left),
     )
 
 
-def startup_processes(scenario: Scenario, program: Program, names: SymbolTable) -> list[StartupProcess]:
+def startup_processes(
+    scenario: Scenario, program: Program, names: SymbolTable
+) -> list[StartupProcess]:
     """What every process brings."""
     absent = {f.rank for f in program.faults if f.kind == "absent"}
     explicit = any(call.op == INIT_OP for code in program.codes for call in code.calls)
@@ -65,14 +91,33 @@ def startup_processes(scenario: Scenario, program: Program, names: SymbolTable) 
             method = scenario.options.init_method
         implied = not explicit and method is not None and not method.startswith("env:")
         backend = scenario.backend
-        timeout = (call.timeout_ns if call else None) or scenario.options.timeout_ns or BACKEND_PROFILES[backend].timeout_ns
-        found.append(StartupProcess(
-            rank, program.node(rank), backend, int(timeout), method, call.store if call else None,
-            _argument_or_implied(rank if implied else None, call.rank_argument if call else None),
-            _argument_or_implied(program.world_size if implied else None, call.world_size_argument if call else None),
-            call.device_id if call else None, environment.of(rank), scenario.launch.by in _AGENT_LAUNCHERS and method in (None, "env://"),
-            scenario.launch.by or "", rank in absent,
-        ))  # fmt: skip
+        timeout = (
+            (call.timeout_ns if call else None)
+            or scenario.options.timeout_ns
+            or BACKEND_PROFILES[backend].timeout_ns
+        )
+        found.append(
+            StartupProcess(
+                rank,
+                program.node(rank),
+                backend,
+                int(timeout),
+                method,
+                call.store if call else None,
+                _argument_or_implied(
+                    rank if implied else None, call.rank_argument if call else None
+                ),
+                _argument_or_implied(
+                    program.world_size if implied else None,
+                    call.world_size_argument if call else None,
+                ),
+                call.device_id if call else None,
+                environment.of(rank),
+                scenario.launch.by in _AGENT_LAUNCHERS and method in (None, "env://"),
+                scenario.launch.by or "",
+                rank in absent,
+            )
+        )
     return found
 
 
@@ -103,15 +148,23 @@ class _RankEnvironment:
             if value is not None:
                 own[name] = self._number(value, rank) if name in _INTEGER_VARIABLES else value
         return {
-            name: value for name, value in ({**self._launchers(rank), **own}).items() if value and name in (*ENV_VARIABLES, *own)
+            name: value
+            for name, value in ({**self._launchers(rank), **own}).items()
+            if value and name in (*ENV_VARIABLES, *own)
         }
 
     def _launchers(self, rank: int) -> Mapping[str, str]:
-        """What the launcher sets. A program that leaves its start to distsim gets all of it from whatever launcher."""
+        """What the launcher sets. A program that leaves its start to distsim gets all of it from
+        whatever launcher.
+        """
         if self.explicit and (self.launch.by or "") not in _ENV_SETTING_LAUNCHERS:
             return {}
-        return {"RANK": str(rank), "WORLD_SIZE": str(self.scenario.world.size), "MASTER_ADDR": master_host(self.scenario),
-                "MASTER_PORT": str(self.launch.master_port)}  # fmt: skip
+        return {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self.scenario.world.size),
+            "MASTER_ADDR": master_host(self.scenario),
+            "MASTER_PORT": str(self.launch.master_port),
+        }
 
     def _number(self, text: str, rank: int) -> str:
         """The value of an expression; any other text as it stands."""
@@ -123,7 +176,9 @@ class _RankEnvironment:
 
 
 def master_host(scenario: Scenario) -> str:
-    """The address of machine 0: `launch.master_addr`, else the first of `launch.hosts`; for several machines without either a stand-in."""
+    """The address of machine 0: `launch.master_addr`, else the first of `launch.hosts`; for several
+    machines without either a stand-in.
+    """
     launch = scenario.launch
     if "master_addr" in launch.model_fields_set or (scenario.world.nodes == 1 and not launch.hosts):
         return launch.master_addr
@@ -145,4 +200,12 @@ def _finding(program: Program, cause: StartupCause, severity: str) -> Finding:
             if call.op == INIT_OP:
                 places[program.sites[call.site].place(rank)] = None
                 break
-    return Finding(cause.code, severity, cause.message, cause.ranks, cause.ranks, (cause.help,), tuple(places)[:1])  # type: ignore[arg-type]
+    return Finding(
+        cause.code,
+        severity,
+        cause.message,
+        cause.ranks,
+        cause.ranks,
+        (cause.help,),
+        tuple(places)[:1],
+    )  # type: ignore[arg-type]

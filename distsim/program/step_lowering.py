@@ -1,4 +1,6 @@
-"""One step, for one class of ranks, to one call: buffers, peers, roots, groups and handles resolved."""
+"""One step, for one class of ranks, to one call: buffers, peers, roots, groups and handles
+resolved.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,32 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distsim.operations.core.field_types import NameReference, PerRank, ScalarExpression, SplitExpressions
+from distsim.operations.core.field_types import (
+    NameReference,
+    PerRank,
+    ScalarExpression,
+    SplitExpressions,
+)
 from distsim.operations.core.operation_base import Operation
 from distsim.operations.one_sided import FIRST_SIGNAL_TAG
 from distsim.program.call_builder import CallDraft, CallRequests, Handle, InvalidCall
-from distsim.program.code import BoolVector, CallSite, CodeCall, FieldValue, RankValues, Vec, collapse_uniform
+from distsim.program.code import (
+    BoolVector,
+    CallSite,
+    CodeCall,
+    FieldValue,
+    RankValues,
+    Vec,
+    collapse_uniform,
+)
 from distsim.program.memo_keys import StepTraits, field_names_of, local_fields
-from distsim.program.resolver import LoopIndices, NameResolver, ResolveContext, auto_shape, transposed_splits
+from distsim.program.resolver import (
+    LoopIndices,
+    NameResolver,
+    ResolveContext,
+    auto_shape,
+    transposed_splits,
+)
 from distsim.program.symbol_table import contains_bool
 from distsim.scenario.format.models.entries import ScenarioStep
 
@@ -26,7 +47,9 @@ _NO_REQUESTS = CallRequests()
 
 _AMOUNT_TEXTS = {"time": "a duration (in ns)", "flops": "a count", "bytes": "a count"}
 _EMPTY_BATCH = "batch_isend_irecv with an empty list\ntorch raises IndexError; leave the call out where there is nothing to do"
-_ANY_SOURCE_BATCH = "irecv from any source in a batch\nP2POp needs a peer: give `src`, or receive outside the batch"
+_ANY_SOURCE_BATCH = (
+    "irecv from any source in a batch\nP2POp needs a peer: give `src`, or receive outside the batch"
+)
 
 
 class StepLowering(NameResolver):
@@ -48,17 +71,25 @@ class StepLowering(NameResolver):
             return
         traits = self.walker.names.traits(step)
         row, handle = traits.row, traits.handle
-        if guard is not None and not guard.all() and (handle is not None or row.kind in ("wait", "group")):
+        if (
+            guard is not None
+            and not guard.all()
+            and (handle is not None or row.kind in ("wait", "group"))
+        ):
             self._split(guard)
         group = self._group(traits.group)
         here = ResolveContext(step, indices, guard, group)
         requests, invalid = self._handles(here, traits, len(builder.calls))
         key = (
             traits.key,
-            tuple([(name, value) for name, value in indices.items() if name in traits.names]) if indices and traits.names else (),
+            tuple([(name, value) for name, value in indices.items() if name in traits.names])
+            if indices and traits.names
+            else (),
             None if guard is None else guard.tobytes(),
             _group_key(group),
-            tuple([_group_key(self._group(other)) for other in traits.others]) if traits.others else (),
+            tuple([_group_key(self._group(other)) for other in traits.others])
+            if traits.others
+            else (),
             self._ready,
             requests,
         )
@@ -67,11 +98,22 @@ class StepLowering(NameResolver):
             call = self._made[key] = self._make(here, row, invalid, requests)
         if row.kind == "group":
             self._plain.clear()
-        elif guard is None and handle is None and traits.waits is None and traits.names.isdisjoint(indices):
+        elif (
+            guard is None
+            and handle is None
+            and traits.waits is None
+            and traits.names.isdisjoint(indices)
+        ):
             self._plain[id(step)] = call
         builder.append(call, guard)
 
-    def _make(self, here: ResolveContext, row: type[Operation], invalid: list[InvalidCall], requests: CallRequests) -> CodeCall:
+    def _make(
+        self,
+        here: ResolveContext,
+        row: type[Operation],
+        invalid: list[InvalidCall],
+        requests: CallRequests,
+    ) -> CodeCall:
         draft = self._draft(here, row, invalid)
         _LOWERING_BY_KIND[row.kind](self, here, draft)
         op: Any = here.step.op
@@ -80,21 +122,31 @@ class StepLowering(NameResolver):
             draft.fields["queue"] = stream
         return self.walker.builder.make(draft, requests)
 
-    def _draft(self, here: ResolveContext, row: type[Operation], invalid: list[InvalidCall]) -> CallDraft:
+    def _draft(
+        self, here: ResolveContext, row: type[Operation], invalid: list[InvalidCall]
+    ) -> CallDraft:
         step = here.step
-        site = self.walker.names.shelf.site(CallSite(self.walker.names.file, step.line, step.column, row.op))
+        site = self.walker.names.shelf.site(
+            CallSite(self.walker.names.file, step.line, step.column, row.op)
+        )
         op: Any = step.op
         is_async = bool("is_async" in field_names_of(row) and op.is_async) or row.nonblocking
-        draft = CallDraft(row, site, here.group, is_async=is_async, guard=here.guard, invalid=list(invalid))
+        draft = CallDraft(
+            row, site, here.group, is_async=is_async, guard=here.guard, invalid=list(invalid)
+        )
         if (not self._ready and row.kind in ("p2p", "collective", "remote", "batch")) or (
             not self._ready and row.op == "new_group"
         ):
             help_text = "call init_process_group before it, destroy_process_group after it"
-            draft.invalid.append(InvalidCall(True, "DS108", f"{row.op} while there is no process group\n{help_text}"))
+            draft.invalid.append(
+                InvalidCall(True, "DS108", f"{row.op} while there is no process group\n{help_text}")
+            )
         return draft
 
     # --- handles ---
-    def _handles(self, here: ResolveContext, traits: StepTraits, position: int) -> tuple[CallRequests, list[InvalidCall]]:
+    def _handles(
+        self, here: ResolveContext, traits: StepTraits, position: int
+    ) -> tuple[CallRequests, list[InvalidCall]]:
         invalid: list[InvalidCall] = []
         if traits.waits is not None:
             refs = traits.waits
@@ -120,7 +172,13 @@ class StepLowering(NameResolver):
         op: Any = here.step.op
         if not self._reject_missing_group(here, draft):
             draft.peer = self._peer(
-                here, draft, *((op.dst, op.group_dst) if draft.row.direction == "send" else (op.src, op.group_src))
+                here,
+                draft,
+                *(
+                    (op.dst, op.group_dst)
+                    if draft.row.direction == "send"
+                    else (op.src, op.group_src)
+                ),
             )
         if draft.row.signals:
             draft.tag = FIRST_SIGNAL_TAG + self._integer(here, op.channel, "channel")
@@ -136,28 +194,53 @@ class StepLowering(NameResolver):
         op: Any = here.step.op
         if not self._reject_missing_group(here, draft):
             draft.peer = self._peer(
-                here, draft, *((op.dst, op.group_dst) if draft.row.gives == "all" else (op.src, op.group_src))
+                here,
+                draft,
+                *((op.dst, op.group_dst) if draft.row.gives == "all" else (op.src, op.group_src)),
             )
         read = self._buffer(here, op.tensor)
-        draft.fields.update(inputs=(read,), outputs=(read if op.into is None else self._buffer(here, op.into),))
+        draft.fields.update(
+            inputs=(read,), outputs=(read if op.into is None else self._buffer(here, op.into),)
+        )
 
-    def _peer(self, here: ResolveContext, draft: CallDraft, peer: ScalarExpression, group_peer: ScalarExpression) -> Vec:
+    def _peer(
+        self,
+        here: ResolveContext,
+        draft: CallDraft,
+        peer: ScalarExpression,
+        group_peer: ScalarExpression,
+    ) -> Vec:
         side = "dst" if draft.row.direction == "send" or draft.row.gives == "all" else "src"
         if peer is not None:
             found = self._integer(here, peer, side)
             return self._none_is_any(draft, found)
         if group_peer is None:
             return -1
-        return self._global(here, self._integer(here, group_peer, f"group_{side}"), draft, f"group_{side}")
+        return self._global(
+            here, self._integer(here, group_peer, f"group_{side}"), draft, f"group_{side}"
+        )
 
     def _none_is_any(self, draft: CallDraft, peer: Vec) -> Vec:
-        """-1 stands for any source inside distsim; a file that writes it means a rank that is not there."""
+        """-1 stands for any source inside distsim; a file that writes it means a rank that is not
+        there.
+        """
         if not np.any(np.equal(peer, -1)):
             return peer
-        side, world = "to" if draft.row.direction == "send" or draft.row.gives == "all" else "from", self.walker.names.world_size
+        side, world = (
+            "to" if draft.row.direction == "send" or draft.row.gives == "all" else "from",
+            self.walker.names.world_size,
+        )
         reason = f"{draft.row.op} {side} rank -1, but the world has ranks 0 to {world - 1}"
-        draft.invalid.append(InvalidCall(np.broadcast_to(np.equal(peer, -1), len(self.walker.ranks)), "DS101", reason))
-        return collapse_uniform(np.where(np.equal(peer, -1), -2, peer)) if isinstance(peer, np.ndarray) else -2
+        draft.invalid.append(
+            InvalidCall(
+                np.broadcast_to(np.equal(peer, -1), len(self.walker.ranks)), "DS101", reason
+            )
+        )
+        return (
+            collapse_uniform(np.where(np.equal(peer, -1), -2, peer))
+            if isinstance(peer, np.ndarray)
+            else -2
+        )
 
     def _collective(self, here: ResolveContext, draft: CallDraft) -> None:
         op: Any = here.step.op
@@ -183,12 +266,15 @@ class StepLowering(NameResolver):
     def _transpose(self, here: ResolveContext, draft: CallDraft) -> None:
         ranks = self.walker.builder.ranks
         groups = np.broadcast_to(np.asarray(draft.group), len(ranks)).tolist()
-        lists = transposed_splits(self.walker.names, ranks, groups, here.step.op.input_splits, here.indices, here.step)  # type: ignore[attr-defined]
+        lists = transposed_splits(
+            self.walker.names, ranks, groups, here.step.op.input_splits, here.indices, here.step
+        )  # type: ignore[attr-defined]
         if len({len(items or ()) for items in lists}) > 1:
             self._split([len(items or ()) for items in lists])
         if lists[0] is not None:
             draft.fields["output_splits"] = tuple(
-                collapse_uniform(np.array(column, dtype=np.int64)) for column in zip(*lists, strict=True)
+                collapse_uniform(np.array(column, dtype=np.int64))
+                for column in zip(*lists, strict=True)
             )
 
     def _torch_arguments(self, here: ResolveContext, draft: CallDraft) -> None:
@@ -210,13 +296,20 @@ class StepLowering(NameResolver):
             self._split(_rounded_ns(found))
         whole = int(_rounded_ns(found))
         if whole <= 0:
-            self.walker.names.problem(here.step, f"timeout: expected a timeout above zero, as `10 s`, found {whole} ns")
+            self.walker.names.problem(
+                here.step, f"timeout: expected a timeout above zero, as `10 s`, found {whole} ns"
+            )
         return whole
 
     def _root(self, here: ResolveContext, draft: CallDraft, op: Operation) -> Vec:
         side = draft.row.root_field
         if getattr(op, f"group_{side}") is not None:
-            return self._global(here, self._integer(here, getattr(op, f"group_{side}"), f"group_{side}"), draft, f"group_{side}")
+            return self._global(
+                here,
+                self._integer(here, getattr(op, f"group_{side}"), f"group_{side}"),
+                draft,
+                f"group_{side}",
+            )
         given = getattr(op, str(side))
         return 0 if given is None else self._integer(here, given, str(side))
 
@@ -227,27 +320,41 @@ class StepLowering(NameResolver):
         for rank in self.walker.builder.ranks:
             items = value.get(rank)
             if items is None:
-                self.walker.names.problem(here.step, f"{what}: rank {rank} has no entry, and there is no `else`")
+                self.walker.names.problem(
+                    here.step, f"{what}: rank {rank} has no entry, and there is no `else`"
+                )
             lists.append([self._integer(here, item, what) for item in items])
         if len({len(items) for items in lists}) > 1:
             self._split([len(items) for items in lists])
         return tuple(
-            collapse_uniform(np.array([_value_at(items[k], i) for i, items in enumerate(lists)], dtype=np.int64))
+            collapse_uniform(
+                np.array([_value_at(items[k], i) for i, items in enumerate(lists)], dtype=np.int64)
+            )
             for k in range(len(lists[0]))
         )
 
     def _write_auto(self, draft: CallDraft, output: object) -> None:
         """A tensor with `shape: auto` takes the shape of what first writes it."""
         if draft.row.coalesces is not None:
-            for name, buffer in zip(output if isinstance(output, tuple) else (output,), draft.fields["inputs"], strict=True):
-                self._write_auto(replace(draft, row=draft.row.coalesces, fields={"inputs": (buffer,)}), name)
+            for name, buffer in zip(
+                output if isinstance(output, tuple) else (output,),
+                draft.fields["inputs"],
+                strict=True,
+            ):
+                self._write_auto(
+                    replace(draft, row=draft.row.coalesces, fields={"inputs": (buffer,)}), name
+                )
         elif (
             not isinstance(output, NameReference)
             or self.walker.names.shapes.get(output.name, ()) is not None
             or output.name in self._auto
         ):
             return
-        elif (shape := auto_shape(draft.row, draft.fields, self._group_names(draft.group)["group_size"])) is not None:
+        elif (
+            shape := auto_shape(
+                draft.row, draft.fields, self._group_names(draft.group)["group_size"]
+            )
+        ) is not None:
             self._auto[output.name] = shape
 
     def _batch(self, here: ResolveContext, draft: CallDraft) -> None:
@@ -260,7 +367,9 @@ class StepLowering(NameResolver):
                     continue
                 if not mask.all() and not (here.guard is not None and (mask == here.guard).all()):
                     self._split(mask)
-            inner = ResolveContext(part, here.indices, here.guard, self._group(getattr(part.op, "group", None)))
+            inner = ResolveContext(
+                part, here.indices, here.guard, self._group(getattr(part.op, "group", None))
+            )
             parts.append(self._make(inner, type(part.op), [], CallRequests()))
         draft.parts = tuple(parts)
         draft.is_async = op.handle is not None
@@ -268,7 +377,10 @@ class StepLowering(NameResolver):
         draft.invalid += [InvalidCall(mask, *_split_code(reason)) for mask, reason in broken]
         if not parts:
             draft.invalid.append(InvalidCall(True, "DS112", _EMPTY_BATCH))
-        if any(part.op.direction == "recv" and part.op.src is None is part.op.group_src for part in op.ops):
+        if any(
+            part.op.direction == "recv" and part.op.src is None is part.op.group_src
+            for part in op.ops
+        ):
             draft.invalid.append(InvalidCall(True, "DS112", _ANY_SOURCE_BATCH))
 
     def _local(self, here: ResolveContext, draft: CallDraft) -> None:
@@ -277,7 +389,11 @@ class StepLowering(NameResolver):
         for name, source in local_fields(draft.row):
             value = getattr(op, source)
             if value is not None and value != "":
-                fields[name] = self._integer(here, value, source) if source == "code" else self._value(here, value)
+                fields[name] = (
+                    self._integer(here, value, source)
+                    if source == "code"
+                    else self._value(here, value)
+                )
         for name, source in (("time_ns", "time"), ("flops", "flops"), ("mem_bytes", "bytes")):
             self._check_amount(here, fields.get(name, 0), source)
         if "time_ns" in fields:
@@ -286,9 +402,16 @@ class StepLowering(NameResolver):
             if getattr(op, name):
                 fields[name] = self._buffers_of(here, getattr(op, name))
         if draft.row.op == "assign":
-            fields.update(writes=self._buffers_of(here, op.tensor), value=op.value, indices=tuple(here.indices.items()))
+            fields.update(
+                writes=self._buffers_of(here, op.tensor),
+                value=op.value,
+                indices=tuple(here.indices.items()),
+            )
             if fields["writes"][0].dtype != "bool" and contains_bool(op.value):
-                self.walker.names.problem(here.step, f"value: {op.tensor} holds numbers; expected numbers, found true or false")
+                self.walker.names.problem(
+                    here.step,
+                    f"value: {op.tensor} holds numbers; expected numbers, found true or false",
+                )
 
     def _check_amount(self, here: ResolveContext, amount: object, what: str) -> None:
         """An expression's count may come out as no count."""
@@ -297,7 +420,8 @@ class StepLowering(NameResolver):
         found = np.asarray(amount)
         if found.dtype == np.bool_ or not bool(np.all(found >= 0)):
             self.walker.names.problem(
-                here.step, f"{what}: expected {_AMOUNT_TEXTS[what]} of zero or more, found {np.ravel(found)[np.argmin(found)]}"
+                here.step,
+                f"{what}: expected {_AMOUNT_TEXTS[what]} of zero or more, found {np.ravel(found)[np.argmin(found)]}",
             )
 
     def _init_arguments(self, here: ResolveContext, op: object, draft: CallDraft) -> None:
@@ -311,7 +435,11 @@ class StepLowering(NameResolver):
                 draft.fields[name] = values[0]
             elif name == "store" and given is not None:
                 draft.fields[name] = given
-        for name, source in (("rank_argument", "rank"), ("world_size_argument", "world_size"), ("device_id", "device_id")):
+        for name, source in (
+            ("rank_argument", "rank"),
+            ("world_size_argument", "world_size"),
+            ("device_id", "device_id"),
+        ):
             if getattr(op, source) is not None:
                 draft.fields[name] = self._integer(here, getattr(op, source), source)
 
@@ -328,7 +456,11 @@ class StepLowering(NameResolver):
             self._gone.clear()
         elif op == "destroy_process_group":
             if not self._ready:
-                draft.invalid.append(InvalidCall(True, "DS108", "destroy_process_group while there is no process group"))
+                draft.invalid.append(
+                    InvalidCall(
+                        True, "DS108", "destroy_process_group while there is no process group"
+                    )
+                )
             group = here.step.op.group  # type: ignore[attr-defined]
             if group not in (None, "world"):  # of one group: the others stay
                 draft.group = self._group(group)
@@ -341,24 +473,38 @@ class StepLowering(NameResolver):
 
     def _new_group(self, here: ResolveContext, draft: CallDraft) -> None:
         op: Any = here.step.op
-        members = list(range(self.walker.names.world_size)) if op.ranks is None else list(self._splits(here, op.ranks, "ranks"))
+        members = (
+            list(range(self.walker.names.world_size))
+            if op.ranks is None
+            else list(self._splits(here, op.ranks, "ranks"))
+        )
         for member in members:
             if isinstance(member, np.ndarray):
                 self._split(member)
         alone = bool(op.use_local_synchronization or op.store)
         draft.fields.update(name=op.name, ranks=tuple(members), local_sync=alone, store=op.store)
         world = self.walker.names.world_size
-        if len(set(members)) != len(members) or any(not 0 <= m < world for m in members) or not members:
+        if (
+            len(set(members)) != len(members)
+            or any(not 0 <= m < world for m in members)
+            or not members
+        ):
             draft.invalid.append(
                 InvalidCall(
-                    True, "DS111", f"new_group with ranks {members}; the world has ranks 0 to {world - 1}, each may stand once"
+                    True,
+                    "DS111",
+                    f"new_group with ranks {members}; the world has ranks 0 to {world - 1}, each may stand once",
                 )
             )
             return
         count = -1 if alone else self._new_groups
         self._new_groups += not alone
         self._bound[op.name] = gid = self.walker.names.made_group(
-            count, op.name, tuple(sorted(int(m) for m in members)), op, draft.fields.get("timeout_ns")
+            count,
+            op.name,
+            tuple(sorted(int(m) for m in members)),
+            op,
+            draft.fields.get("timeout_ns"),
         )
         self._gone.discard(op.name)
         if alone:
@@ -391,7 +537,11 @@ def _lower_wait(steps: StepLowering, here: ResolveContext, draft: CallDraft) -> 
 
 #: What lowers a step of each kind. No part of the object, which would then lead to itself.
 _LOWERING_BY_KIND: dict[str, Callable[[StepLowering, ResolveContext, CallDraft], None]] = {
-    "p2p": StepLowering._message, "collective": StepLowering._collective, "local": StepLowering._local, "batch": StepLowering._batch,
+    "p2p": StepLowering._message,
+    "collective": StepLowering._collective,
+    "local": StepLowering._local,
+    "batch": StepLowering._batch,
     "remote": StepLowering._remote,
-    "wait": _lower_wait, "group": StepLowering._group_step,
-}  # fmt: skip
+    "wait": _lower_wait,
+    "group": StepLowering._group_step,
+}

@@ -1,4 +1,6 @@
-"""What names mean on each rank: the values of expressions, the groups behind handles, the sizes of tensors."""
+"""What names mean on each rank: the values of expressions, the groups behind handles, the sizes of
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,16 @@ from distsim.operations.core.field_types import PerRank
 from distsim.operations.core.operation_base import Operation
 from distsim.operations.core.resolved_call import DTYPE_BYTES
 from distsim.program.assemble import ProgramTables
-from distsim.program.code import BoolVector, FieldValue, IntVector, NameBindings, RankValues, Vec, at_row, collapse_uniform
+from distsim.program.code import (
+    BoolVector,
+    FieldValue,
+    IntVector,
+    NameBindings,
+    RankValues,
+    Vec,
+    at_row,
+    collapse_uniform,
+)
 from distsim.program.memo_keys import StepTraits, contains_init, traits_of
 from distsim.scenario.format.models.entries import ScenarioStep
 from distsim.scenario.model import Scenario
@@ -48,10 +59,14 @@ class SymbolTable:
         self.ranks = np.arange(self.world_size, dtype=np.int64)
         self.used: dict[int, frozenset[str]] = {}  # id of an entry -> names in its expressions
         self._traits: dict[int, StepTraits] = {}  # id of a step -> what it is
-        self._like: dict[tuple[int, int, int] | None, StepTraits] = {}  # by operation and place, of steps that select no ranks
+        self._like: dict[
+            tuple[int, int, int] | None, StepTraits
+        ] = {}  # by operation and place, of steps that select no ranks
         self._keys: dict[Hashable, int] = {}
         self.has_init = contains_init(scenario.program)
-        self._indexed: dict[tuple[int, ...], tuple[Expression, RankValues]] = {}  # by id and indices
+        self._indexed: dict[
+            tuple[int, ...], tuple[Expression, RankValues]
+        ] = {}  # by id and indices
         self.shelf = ProgramTables(self.world_size, scenario.backend)
         self.world: dict[str, RankValues] = self._ranks_and_axes()
         for name, expression in scenario.vars.items():
@@ -62,12 +77,17 @@ class SymbolTable:
         self.copies: dict[str, Vec] = {}
         self.shapes: dict[str, tuple[Vec, ...] | None] = {}
         for name, tensor in scenario.tensors.items():
-            self.copies[name] = cast("Vec", self.evaluate(tensor.copies, self.world, ("tensors", name, "copies")))
+            self.copies[name] = cast(
+                "Vec", self.evaluate(tensor.copies, self.world, ("tensors", name, "copies"))
+            )
             auto = tensor.shape is None or isinstance(tensor.shape, str)
             self.shapes[name] = (
                 None
                 if auto
-                else tuple(cast("Vec", self.evaluate(n, self.world, ("tensors", name, "shape"))) for n in tensor.shape)
+                else tuple(
+                    cast("Vec", self.evaluate(n, self.world, ("tensors", name, "shape")))
+                    for n in tensor.shape
+                )
             )
             self._check_sizes(name)
             self._check_value(name)
@@ -91,12 +111,20 @@ class SymbolTable:
         for size in (*(self.shapes[name] or ()), self.copies[name]):
             if not _is_integral(size) or np.min(size) < 0:
                 self.problem(
-                    ("tensors", name), f"tensor {name}: a size must be an integer of at least 0, found {_first_value(size)}"
+                    ("tensors", name),
+                    f"tensor {name}: a size must be an integer of at least 0, found {_first_value(size)}",
                 )
 
-        self.check_bytes(("tensors", name), f"tensor {name}", self.shapes[name] or (), self.scenario.tensors[name].dtype)
+        self.check_bytes(
+            ("tensors", name),
+            f"tensor {name}",
+            self.shapes[name] or (),
+            self.scenario.tensors[name].dtype,
+        )
 
-    def check_bytes(self, place: HasPath | tuple[str, ...], what: str, shape: tuple[Vec, ...], dtype: str) -> None:
+    def check_bytes(
+        self, place: HasPath | tuple[str, ...], what: str, shape: tuple[Vec, ...], dtype: str
+    ) -> None:
         """Sizes are counted in 64 bits; nothing near that is meant."""
         nbytes = np.asarray(float(DTYPE_BYTES[dtype]))
         for size in shape:
@@ -114,7 +142,8 @@ class SymbolTable:
         dtype = self.scenario.tensors[name].dtype
         if dtype != "bool" and contains_bool(value):
             self.problem(
-                ("tensors", name, "value"), f"tensor {name} is {dtype}; expected numbers as its value, found true or false"
+                ("tensors", name, "value"),
+                f"tensor {name} is {dtype}; expected numbers as its value, found true or false",
             )
         if not isinstance(value, tuple) or shape is None:
             return
@@ -140,14 +169,20 @@ class SymbolTable:
             elif group.axes is not None:
                 self._handles[name] = self._axis_groups(tuple(group.axes), name, *more)
             elif group.by is not None:
-                value = np.broadcast_to(np.asarray(self.evaluate(group.by, self.world, ("groups", name))), self.world_size)
-                self._handles[name] = self._partition(value, partial("{0}[{1}]".format, name), *more)
+                value = np.broadcast_to(
+                    np.asarray(self.evaluate(group.by, self.world, ("groups", name))),
+                    self.world_size,
+                )
+                self._handles[name] = self._partition(
+                    value, partial("{0}[{1}]".format, name), *more
+                )
 
     def _check_group(self, name: str, ranks: tuple[int, ...]) -> None:
         bad = [r for r in ranks if not 0 <= r < self.world_size]
         if bad:
             self.problem(
-                ("groups", name), f"group {name} names rank {bad[0]}, but the world has ranks 0 to {self.world_size - 1}"
+                ("groups", name),
+                f"group {name} names rank {bad[0]}, but the world has ranks 0 to {self.world_size - 1}",
             )
         if len(set(ranks)) != len(ranks):
             self.problem(("groups", name), f"group {name} names a rank twice: {list(ranks)}")
@@ -162,19 +197,30 @@ class SymbolTable:
         return self._handles[handle]
 
     def knows(self, handle: str) -> bool:
-        """Is this an axis or a group that exists from the start? (Else a new_group step makes it.)"""
+        """Is this an axis or a group that exists from the start? (Else a new_group step makes
+        it.)
+        """
         return handle == "world" or handle in self.scenario.mesh or handle in self.scenario.groups
 
-    def made_group(self, count: int, name: str, ranks: tuple[int, ...], step: Operation, timeout_ns: int | None) -> int:
-        """The group of a rank's ``count``-th new_group call; ranks that name the same members at the same count share it. Calls of the
-        members alone have no count (-1): their groups go by name as well."""
+    def made_group(
+        self, count: int, name: str, ranks: tuple[int, ...], step: Operation, timeout_ns: int | None
+    ) -> int:
+        """The group of a rank's ``count``-th new_group call; ranks that name the same members at
+        the same count share it. Calls of the members alone have no count (-1): their groups go by
+        name as well."""
         key = (count, ranks, name if count < 0 else "")
         if key not in self._made:
-            self._made[key] = self.shelf.group(name, ranks, getattr(step, "backend", None), timeout_ns)
+            self._made[key] = self.shelf.group(
+                name, ranks, getattr(step, "backend", None), timeout_ns
+            )
         return self._made[key]
 
-    def _axis_groups(self, axes: tuple[str, ...], name: str, backend: str | None, timeout_ns: int | None) -> Vec:
-        """Ranks that differ only in the axes; named by the coordinates of the others: ``stage[replica=1]``."""
+    def _axis_groups(
+        self, axes: tuple[str, ...], name: str, backend: str | None, timeout_ns: int | None
+    ) -> Vec:
+        """Ranks that differ only in the axes; named by the coordinates of the others:
+        ``stage[replica=1]``.
+        """
         others = [axis for axis in self.scenario.mesh if axis not in axes]
         key: IntVector = np.zeros(self.world_size, dtype=np.int64)
         for axis in others:
@@ -186,7 +232,13 @@ class SymbolTable:
 
         return self._partition(key, title, backend, timeout_ns)
 
-    def _partition(self, key: IntVector, title: Callable[[int, int], str], backend: str | None, timeout_ns: int | None) -> Vec:
+    def _partition(
+        self,
+        key: IntVector,
+        title: Callable[[int, int], str],
+        backend: str | None,
+        timeout_ns: int | None,
+    ) -> Vec:
         """``title``: a part's name, by its value of the key and its first rank."""
         values, which = np.unique(key, return_inverse=True)
         which = np.asarray(which).reshape(-1)
@@ -217,17 +269,27 @@ class SymbolTable:
         return found
 
     # --- expressions ---
-    def indexed(self, value: Expression, indices: Mapping[str, int], place: HasPath | tuple[str, ...]) -> RankValues:
-        """The value of an expression of loop indices alone: one number for all ranks, looked up when it comes again."""
+    def indexed(
+        self, value: Expression, indices: Mapping[str, int], place: HasPath | tuple[str, ...]
+    ) -> RankValues:
+        """The value of an expression of loop indices alone: one number for all ranks, looked up
+        when it comes again.
+        """
         key = (id(value), *[indices[name] for name in value.names])
         if key not in self._indexed:
             self._indexed[key] = (value, self.evaluate(value, indices, place))
         return self._indexed[key][1]
 
     def evaluate(
-        self, value: FieldValue, env: NameBindings, place: HasPath | tuple[str, ...], ranks: IntVector | None = None
+        self,
+        value: FieldValue,
+        env: NameBindings,
+        place: HasPath | tuple[str, ...],
+        ranks: IntVector | None = None,
     ) -> RankValues:
-        """An Expression, a PerRank of them or a plain number, for the ranks that the vectors of ``env`` are over."""
+        """An Expression, a PerRank of them or a plain number, for the ranks that the vectors of
+        ``env`` are over.
+        """
         if isinstance(value, PerRank):
             return self._per_rank(value, env, place, self.ranks if ranks is None else ranks)
         if not isinstance(value, Expression):
@@ -240,27 +302,42 @@ class SymbolTable:
             self.problem(place, f"{value.text}: {error}")
 
     def _per_rank(
-        self, value: PerRank[object], env: NameBindings, place: HasPath | tuple[str, ...], ranks: IntVector
+        self,
+        value: PerRank[object],
+        env: NameBindings,
+        place: HasPath | tuple[str, ...],
+        ranks: IntVector,
     ) -> RankValues:
         entries = dict(value.entries)
         found = []
         for row, rank in enumerate(ranks.tolist()):
             item = entries.get(rank, value.default)
             if item is None:
-                self.problem(place, f"rank {rank} has no entry in a per-rank mapping, and there is no `else`")
+                self.problem(
+                    place, f"rank {rank} has no entry in a per-rank mapping, and there is no `else`"
+                )
             if isinstance(item, (Expression, PerRank)):
-                single = {k: v[row].item() if isinstance(v, np.ndarray) else v for k, v in env.items()}
+                single = {
+                    k: v[row].item() if isinstance(v, np.ndarray) else v for k, v in env.items()
+                }
                 item = self.evaluate(item, single, place, ranks[row : row + 1])
             found.append(item)
         if len({isinstance(item, bool) for item in found}) > 1:
-            self.problem(place, "true or false beside numbers in a per-rank mapping; expected one kind for all ranks")
+            self.problem(
+                place,
+                "true or false beside numbers in a per-rank mapping; expected one kind for all ranks",
+            )
         return cast("RankValues", collapse_uniform(np.array(found)))
 
-    def selected(self, entry: HasSelector, here: IntVector, indices: Mapping[str, int], lenient: bool = False) -> BoolVector:
+    def selected(
+        self, entry: HasSelector, here: IntVector, indices: Mapping[str, int], lenient: bool = False
+    ) -> BoolVector:
         """Which of some ranks an entry's selector admits."""
         selector = entry.ranks
         if not isinstance(selector, Expression):
-            return np.ones(len(here), dtype=np.bool_) if selector is None else np.isin(here, selector)
+            return (
+                np.ones(len(here), dtype=np.bool_) if selector is None else np.isin(here, selector)
+            )
         used = {name: self.world[name] for name in selector.names if name in self.world}
         env = {name: v[here] if isinstance(v, np.ndarray) else v for name, v in used.items()}
         env.update(indices)
@@ -280,7 +357,12 @@ class SymbolTable:
     def problem(self, place: HasPath | HasSelector | tuple[str, ...], message: str) -> NoReturn:
         """Raise a file error at an entry, or at the value that a path names."""
         raise ScenarioErrors(
-            (self.scenario.problem(place if isinstance(place, tuple) else getattr(place, "path", ("faults",)), message),)
+            (
+                self.scenario.problem(
+                    place if isinstance(place, tuple) else getattr(place, "path", ("faults",)),
+                    message,
+                ),
+            )
         )
 
 
@@ -299,7 +381,9 @@ def contains_bool(value: object) -> bool:
 
 
 def _is_integral(value: RankValues) -> bool:
-    return (isinstance(value, int) and not isinstance(value, bool)) or getattr(value, "dtype", None) == np.int64
+    return (isinstance(value, int) and not isinstance(value, bool)) or getattr(
+        value, "dtype", None
+    ) == np.int64
 
 
 def _first_value(value: RankValues) -> object:

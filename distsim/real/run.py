@@ -23,14 +23,21 @@ from distsim.real.results import collect
 from distsim.real.results.partial_trace import write_partial_trace
 from distsim.real.results.real_run import LaunchSession, RealRun, RealRunOptions
 from distsim.real.shared import device_selection, rendezvous
-from distsim.real.shared.device_selection import RankDevices, check_device_support, choose_backend, choose_devices, require_torch
+from distsim.real.shared.device_selection import (
+    RankDevices,
+    check_device_support,
+    choose_backend,
+    choose_devices,
+    require_torch,
+)
 from distsim.real.shared.job import FOLDER_PREFIX, LOOPBACK, WorkerJob
 from distsim.real.worker.compute_load import ComputeTimes, simulated_compute_times
 from distsim.real.worker.rank_tensors import check_memory
 from distsim.scenario import Scenario
 from distsim.simulation.simulate_scenario import Simulation, simulate
 
-#: So long may ranks that load be seen to do nothing, and launchers of other machines be waited for. Loading itself may take longer.
+#: So long may ranks that load be seen to do nothing, and launchers of other machines be waited for.
+#: Loading itself may take longer.
 _STARTUP_LIMIT_NS = 60_000_000_000
 
 
@@ -41,9 +48,13 @@ class RealRunRefused(UsageError):
 
     def __init__(self, simulation: Simulation) -> None:
         words = {"wrong-data": "ends with wrong data", "undefined": "has no defined outcome"}
-        outcome = f"{words.get(simulation.outcome, simulation.outcome)} under {simulation.run.profile}"
+        outcome = (
+            f"{words.get(simulation.outcome, simulation.outcome)} under {simulation.run.profile}"
+        )
         said = "is invalid" if _is_invalid(simulation) else outcome
-        super().__init__(f"not run: the simulation says that it {said}", "--force runs it all the same")
+        super().__init__(
+            f"not run: the simulation says that it {said}", "--force runs it all the same"
+        )
         self.simulation = simulation
 
 
@@ -51,23 +62,33 @@ def _is_invalid(simulation: Simulation) -> bool:
     return simulation.verdict is not None and simulation.verdict.verdict == "invalid"
 
 
-def run_scenario(scenario: Scenario, wish: RealRunOptions, started: ExternalRank | None = None) -> tuple[RealRun | None, int]:
+def run_scenario(
+    scenario: Scenario, wish: RealRunOptions, started: ExternalRank | None = None
+) -> tuple[RealRun | None, int]:
     """Run a scenario for real: (the record, None on all launchers but the first; the exit status).
 
-    ``started``: what `place.found` says of this process. Raises Refused, EnvironmentFault, UsageError, ScenarioErrors.
+    ``started``: what `place.found` says of this process. Raises Refused, EnvironmentFault,
+    UsageError, ScenarioErrors.
     """
     chosen = chosen_backend(wish, scenario.backend, scenario.world.size, started)
     return run_simulation(simulate(scenario, backend=chosen), wish, started)
 
 
-def chosen_backend(wish: RealRunOptions, written: str, ranks: int, started: ExternalRank | None = None) -> str:
-    """The back end that a run uses: the wish's, else the ``written`` one. Raises EnvironmentFault where it can't run here."""
+def chosen_backend(
+    wish: RealRunOptions, written: str, ranks: int, started: ExternalRank | None = None
+) -> str:
+    """The back end that a run uses: the wish's, else the ``written`` one. Raises EnvironmentFault
+    where it can't run here.
+    """
     require_torch()
     return choose_backend(wish.backend, written, 1 if started else ranks // max(wish.nnodes, 1))
 
 
 def run_simulation(
-    simulation: Simulation, wish: RealRunOptions, started: ExternalRank | None = None, program: Program | None = None
+    simulation: Simulation,
+    wish: RealRunOptions,
+    started: ExternalRank | None = None,
+    program: Program | None = None,
 ) -> tuple[RealRun | None, int]:
     """Run for real what was simulated under the back end that is to be used; see `run_scenario`.
 
@@ -81,7 +102,9 @@ def run_simulation(
     check_device_support(simulation.program, chosen, session.devices)
     session.notes += real_run_notes(simulation.scenario)
     if session.devices.apart:
-        session.notes.append("ranks share a GPU: NCCL takes each for a machine of its own (NCCL_HOSTID) and uses sockets")
+        session.notes.append(
+            "ranks share a GPU: NCCL takes each for a machine of its own (NCCL_HOSTID) and uses sockets"
+        )
     if session.devices.kind == "cpu":
         check_memory(program or simulation.program, session.ranks)
     _remove_stale_folders()
@@ -89,16 +112,21 @@ def run_simulation(
         session.directory = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-")
     except OSError as fault:
         raise EnvironmentFault(
-            f"can't write into {tempfile.gettempdir()}: {fault.strerror}", "set TMPDIR to another folder"
+            f"can't write into {tempfile.gettempdir()}: {fault.strerror}",
+            "set TMPDIR to another folder",
         ) from None
     try:
-        with inject_startup_faults(simulation.scenario, simulation.program.startup, session.address):
+        with inject_startup_faults(
+            simulation.scenario, simulation.program.startup, session.address
+        ):
             return _run(session)
     finally:
         shutil.rmtree(session.directory, ignore_errors=True)
 
 
-def _session(simulation: Simulation, wish: RealRunOptions, chosen: str, started: ExternalRank | None) -> LaunchSession:
+def _session(
+    simulation: Simulation, wish: RealRunOptions, chosen: str, started: ExternalRank | None
+) -> LaunchSession:
     program, given = simulation.program, simulation.scenario.launch
     address = wish.master_addr or given.master_addr
     port = wish.master_port if wish.master_port is not None else given.master_port
@@ -108,39 +136,70 @@ def _session(simulation: Simulation, wish: RealRunOptions, chosen: str, started:
     if started is not None:
         if started.world_size != size:
             raise EnvironmentFault(
-                f"{started.launcher} started {started.world_size} ranks, the scenario has {size}", f"start {size} ranks"
+                f"{started.launcher} started {started.world_size} ranks, the scenario has {size}",
+                f"start {size} ranks",
             )
         one = (started.rank,)
-        return LaunchSession(simulation, wish, chosen, _default_start_method(devices), one, started.master_addr,
-                        started.master_port, started.rank, size, started, devices=devices)  # fmt: skip
+        return LaunchSession(
+            simulation,
+            wish,
+            chosen,
+            _default_start_method(devices),
+            one,
+            started.master_addr,
+            started.master_port,
+            started.rank,
+            size,
+            started,
+            devices=devices,
+        )
     if wish.nnodes < 1 or size % wish.nnodes or not 0 <= wish.node_rank < wish.nnodes:
         raise UsageError(
             f"{size} ranks can't be cut into --nnodes {wish.nnodes}, machine {wish.node_rank} of them",
             "give --nnodes that divides the world, and --node-rank from 0 on",
         )
     if launcher == "elastic" and wish.nnodes > 1:
-        raise UsageError("--launcher elastic is for one machine", "for several, start torchrun on each: see `distsim run FILE`")
+        raise UsageError(
+            "--launcher elastic is for one machine",
+            "for several, start torchrun on each: see `distsim run FILE`",
+        )
     here = size // wish.nnodes
     first = wish.node_rank * here
     return LaunchSession(
-        simulation, wish, chosen, launcher, tuple(range(first, first + here)), address, port, wish.node_rank, wish.nnodes,
+        simulation,
+        wish,
+        chosen,
+        launcher,
+        tuple(range(first, first + here)),
+        address,
+        port,
+        wish.node_rank,
+        wish.nnodes,
         devices=devices,
-    )  # fmt: skip
+    )
 
 
-def _rank_devices(simulation: Simulation, wish: RealRunOptions, chosen: str, started: ExternalRank | None) -> RankDevices:
-    """What the ranks of this machine work on; a task that another launcher started counts those beside it too."""
+def _rank_devices(
+    simulation: Simulation, wish: RealRunOptions, chosen: str, started: ExternalRank | None
+) -> RankDevices:
+    """What the ranks of this machine work on; a task that another launcher started counts those
+    beside it too.
+    """
     visible, program = simulation.scenario.launch.visible_devices, simulation.program
     hidden = visible is not None and "CUDA_VISIBLE_DEVICES" not in os.environ
     count = (
-        min(device_selection.visible_gpus(), len(visible)) if visible is not None and hidden else device_selection.visible_gpus()
+        min(device_selection.visible_gpus(), len(visible))
+        if visible is not None and hidden
+        else device_selection.visible_gpus()
     )
     here = program.local_size if started else program.world_size // max(wish.nnodes, 1)
     return choose_devices(wish.device, chosen, count, here, started.launcher if started else None)
 
 
 def _start_method(scenario: Scenario, wish: RealRunOptions, devices: RankDevices) -> str:
-    name = wish.launcher or (scenario.launch.start if "start" in scenario.launch.model_fields_set else None)
+    name = wish.launcher or (
+        scenario.launch.start if "start" in scenario.launch.model_fields_set else None
+    )
     if name is None:
         return _default_start_method(devices)
     if name not in START_METHODS:
@@ -166,7 +225,9 @@ def _run(session: LaunchSession) -> tuple[RealRun | None, int]:
     job = _job(session)
     absent = {f.rank for f in job.program.faults if f.kind == "absent"}
     present = [rank for rank in session.ranks if rank not in absent]
-    launcher = ElasticLauncher(job) if session.launcher == "elastic" else ProcessLauncher(session.launcher)
+    launcher = (
+        ElasticLauncher(job) if session.launcher == "elastic" else ProcessLauncher(session.launcher)
+    )
     watch = RankMonitor(
         job,
         session.ranks,
@@ -200,14 +261,23 @@ def _listening_socket(session: LaunchSession) -> socket.socket | None:
     if not failing:
         rendezvous.check_host(session.address, "--master-addr")
     if failing and session.hosts > 1:
-        raise UsageError("a start-up that fails is run for real by one launcher", "leave out --nnodes, and other launchers")
+        raise UsageError(
+            "a start-up that fails is run for real by one launcher",
+            "leave out --nnodes, and other launchers",
+        )
     if failing and startup is not None and not startup.entrances[0].agent:
         return None  # a rank serves the store, or none does
-    if session.number or (session.started and session.started.agent_store) or session.launcher == "elastic":
+    if (
+        session.number
+        or (session.started and session.started.agent_store)
+        or session.launcher == "elastic"
+    ):
         return None
     alone = session.hosts == 1
     door, port = rendezvous.listen(
-        session.address, session.port, allow_other_port=alone and not failing and session.wish.master_port is None
+        session.address,
+        session.port,
+        allow_other_port=alone and not failing and session.wish.master_port is None,
     )
     if port != session.port:
         session.notes.append(f"port {session.port} is taken; {port} was used")
@@ -225,12 +295,17 @@ def _preload_torch(session: LaunchSession) -> None:
         numpy_dtype("bfloat16")
 
 
-def _coordinator(session: LaunchSession, door: socket.socket | None, ended: Callable[[], str]) -> LaunchCoordinator:
+def _coordinator(
+    session: LaunchSession, door: socket.socket | None, ended: Callable[[], str]
+) -> LaunchCoordinator:
     wait_s = max(session.wish.timeout_ns, _STARTUP_LIMIT_NS) / 1e9
     store = session.store = (
-        rendezvous.serve_store(door, session.address, session.port) if door is not None
-        else rendezvous.connect_store(session.address, session.port, wait_s, ended) if session.hosts > 1 else None
-    )  # fmt: skip
+        rendezvous.serve_store(door, session.address, session.port)
+        if door is not None
+        else rendezvous.connect_store(session.address, session.port, wait_s, ended)
+        if session.hosts > 1
+        else None
+    )
     if store is None or session.hosts == 1:
         return LaunchCoordinator()
     coordinator = StoreCoordinator(store, session.number, session.hosts, wait_s)
@@ -243,20 +318,38 @@ def _job(session: LaunchSession) -> WorkerJob:
     program = session.program or simulation.program
     init = _init_method(session, simulation.scenario.options.init_method)
     per = max(program.world_size // session.hosts if session.hosts > 1 else program.local_size, 1)
-    local = (session.started.local_rank,) if session.started else tuple(rank % per for rank in session.ranks)
+    local = (
+        (session.started.local_rank,)
+        if session.started
+        else tuple(rank % per for rank in session.ranks)
+    )
     return WorkerJob(
-        program, session.backend, session.directory, session.address, session.port, init, True,
-        group_timeout_ns=wish.timeout_ns * 6 + 60_000_000_000, repeats=wish.repeat + (wish.repeat > 1),
-        busy=len(session.ranks) * (session.hosts if session.address in LOOPBACK else 1) <= device_selection.usable_cores(),
-        threads=simulation.scenario.launch.omp_threads, local_ranks=local, first_rank=session.ranks[0], devices=session.devices,
-        visible=tuple(simulation.scenario.launch.visible_devices or ()), prices=_compute_times(session),
-    )  # fmt: skip
+        program,
+        session.backend,
+        session.directory,
+        session.address,
+        session.port,
+        init,
+        True,
+        group_timeout_ns=wish.timeout_ns * 6 + 60_000_000_000,
+        repeats=wish.repeat + (wish.repeat > 1),
+        busy=len(session.ranks) * (session.hosts if session.address in LOOPBACK else 1)
+        <= device_selection.usable_cores(),
+        threads=simulation.scenario.launch.omp_threads,
+        local_ranks=local,
+        first_rank=session.ranks[0],
+        devices=session.devices,
+        visible=tuple(simulation.scenario.launch.visible_devices or ()),
+        prices=_compute_times(session),
+    )
 
 
 def _compute_times(session: LaunchSession) -> ComputeTimes:
     found = simulated_compute_times(session.simulation, session.ranks, session.devices.kind)
     if found:
-        session.notes.append("compute takes the time of the scenario's cluster: this machine is too slow for its flops")
+        session.notes.append(
+            "compute takes the time of the scenario's cluster: this machine is too slow for its flops"
+        )
     return found
 
 
@@ -268,12 +361,17 @@ def _init_method(session: LaunchSession, written: str | None) -> str:
         found = f"tcp://{session.address}:{session.port}"
     elif wanted == "file":
         if session.hosts > 1:
-            raise UsageError("--init file needs a file that all machines share", "give it: --init file:///shared/folder/name")
+            raise UsageError(
+                "--init file needs a file that all machines share",
+                "give it: --init file:///shared/folder/name",
+            )
         found = Path(session.directory, "rendezvous").as_uri()
     elif wanted.startswith(("env://", "tcp://", "file://")):
         found = wanted
     else:
-        raise UsageError(f"there is no --init {wanted}", "env, tcp, file, or a URL such as file:///tmp/name")
+        raise UsageError(
+            f"there is no --init {wanted}", "env, tcp, file, or a URL such as file:///tmp/name"
+        )
     rendezvous.check_rendezvous_file(found)
     startup = session.simulation.program.startup
     if found.startswith("tcp://") and not (startup is not None and startup.failed):
@@ -282,8 +380,12 @@ def _init_method(session: LaunchSession, written: str | None) -> str:
 
 
 def _report(
-    session: LaunchSession, job: WorkerJob, watched: MonitorResult, coordinator: LaunchCoordinator, records: Sequence[Mapping[str, bytes]]
-) -> tuple[RealRun | None, int]:  # fmt: skip
+    session: LaunchSession,
+    job: WorkerJob,
+    watched: MonitorResult,
+    coordinator: LaunchCoordinator,
+    records: Sequence[Mapping[str, bytes]],
+) -> tuple[RealRun | None, int]:
     if not coordinator.first:
         return None, coordinator.agree_on(0)
     session.notes += [f"the launcher of machine {number} is gone" for number in coordinator.gone]
@@ -320,4 +422,11 @@ def _process_exists(pid: int) -> bool:
     return True
 
 
-__all__ = ["RealRun", "RealRunRefused", "RealRunOptions", "chosen_backend", "run_scenario", "run_simulation"]
+__all__ = [
+    "RealRun",
+    "RealRunRefused",
+    "RealRunOptions",
+    "chosen_backend",
+    "run_scenario",
+    "run_simulation",
+]

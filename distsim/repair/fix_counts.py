@@ -1,4 +1,6 @@
-"""Repairs of numbers that ranks must agree on: rounds of a loop, splits of an exchange, rows that divide evenly."""
+"""Repairs of numbers that ranks must agree on: rounds of a loop, splits of an exchange, rows that
+divide evenly.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +28,30 @@ def unify_counts(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
     for name, value in variables.items():
         choice = _MIN_OR_MAX.match(str(value))
         for part in (choice["first"], choice["second"]) if choice else ():
-            yield f"the var {name} as {part.strip()}", {**data, "vars": {**variables, name: part.strip()}}
+            yield (
+                f"the var {name} as {part.strip()}",
+                {**data, "vars": {**variables, name: part.strip()}},
+            )
 
 
-def transpose_splits(data: ScenarioData, named: list[DataPath]) -> Iterator[tuple[str, ScenarioData]]:
-    """(words, data): each rank of the world gets the rows that the others give it, in an output of so many rows."""
+def transpose_splits(
+    data: ScenarioData, named: list[DataPath]
+) -> Iterator[tuple[str, ScenarioData]]:
+    """(words, data): each rank of the world gets the rows that the others give it, in an output of
+    so many rows.
+    """
     declared = data.get("tensors") or {}
     for path in named:
         entry = value_at(data, path)
         fields = fields_of(entry)
         given, output = fields.get("input_splits"), fields.get("output")
         tensor = declared.get(output) if isinstance(output, str) else None
-        if "output_splits" not in fields or "group" in fields or not isinstance(tensor, dict) or not _is_square(given):
+        if (
+            "output_splits" not in fields
+            or "group" in fields
+            or not isinstance(tensor, dict)
+            or not _is_square(given)
+        ):
             continue
         size = len(given)
         rows = {rank: sum(given[other][rank] for other in range(size)) for rank in range(size)}
@@ -51,13 +65,18 @@ def transpose_splits(data: ScenarioData, named: list[DataPath]) -> Iterator[tupl
 def _is_square(splits: object) -> TypeGuard[dict[int, list[int]]]:
     """A list of numbers for each rank, as many as there are ranks."""
     return isinstance(splits, dict) and all(
-        rank in splits and isinstance(splits[rank], list) and len(splits[rank]) == len(splits)
-        and all(isinstance(item, int) for item in splits[rank]) for rank in range(len(splits))
-    )  # fmt: skip
+        rank in splits
+        and isinstance(splits[rank], list)
+        and len(splits[rank]) == len(splits)
+        and all(isinstance(item, int) for item in splits[rank])
+        for rank in range(len(splits))
+    )
 
 
 def pad_rows(data: ScenarioData, named: list[DataPath]) -> Iterator[tuple[str, ScenarioData]]:
-    """(words, data): the tensors of a call have so many rows that the world's ranks share them evenly."""
+    """(words, data): the tensors of a call have so many rows that the world's ranks share them
+    evenly.
+    """
     declared, world = data.get("tensors") or {}, data.get("world")
     if not isinstance(world, int):
         return
@@ -67,10 +86,17 @@ def pad_rows(data: ScenarioData, named: list[DataPath]) -> Iterator[tuple[str, S
             for name in fields_of(value_at(data, path)).values()
             if isinstance(name, str) and isinstance(declared.get(name), dict)
         }
-        uneven = {name: rows for name in used if isinstance(rows := _row_count(declared[name]), int) and rows % world}
+        uneven = {
+            name: rows
+            for name in used
+            if isinstance(rows := _row_count(declared[name]), int) and rows % world
+        }
         if uneven:
             whole = {
-                name: {**declared[name], "shape": [-(-rows // world) * world, *declared[name]["shape"][1:]]}
+                name: {
+                    **declared[name],
+                    "shape": [-(-rows // world) * world, *declared[name]["shape"][1:]],
+                }
                 for name, rows in uneven.items()
             }
             yield (

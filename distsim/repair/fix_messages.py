@@ -1,4 +1,6 @@
-"""Repairs of messages: the other side of one that has none, and what a send and its receive say differently."""
+"""Repairs of messages: the other side of one that has none, and what a send and its receive say
+differently.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def is_message(entry: object) -> bool:
 def align_with_counterparts(
     data: ScenarioData, named: list[DataPath], others: list[DataPath]
 ) -> Iterator[tuple[str, ScenarioData]]:
-    """(words, data): a message says what one that goes between the same two ranks, the other way round, says."""
+    """(words, data): a message says what one that goes between the same two ranks, the other way
+    round, says.
+    """
     messages = [path for path in others if is_message(value_at(data, path))]
     for path in named if messages else ():
         for other in messages if is_message(value_at(data, path)) else ():
@@ -50,17 +54,24 @@ def _may_match(data: ScenarioData, path: DataPath, other: DataPath) -> bool:
     if (_PEER_FIELD[op_of(mine)] == "dst") == (_PEER_FIELD[op_of(theirs)] == "dst"):
         return False
     whom, from_whom = owner_ranks(data, other), owner_ranks(data, path)
-    peer, back = fields_of(mine).get(_PEER_FIELD[op_of(mine)]), fields_of(theirs).get(_PEER_FIELD[op_of(theirs)])
+    peer, back = (
+        fields_of(mine).get(_PEER_FIELD[op_of(mine)]),
+        fields_of(theirs).get(_PEER_FIELD[op_of(theirs)]),
+    )
     return not (isinstance(peer, int) and whom and peer not in whom) and not (
         isinstance(back, int) and from_whom and back not in from_whom
     )
 
 
-def _with_equal_fields(data: ScenarioData, path: DataPath, other: DataPath) -> Iterator[tuple[str, ScenarioData]]:
+def _with_equal_fields(
+    data: ScenarioData, path: DataPath, other: DataPath
+) -> Iterator[tuple[str, ScenarioData]]:
     mine, theirs = fields_of(value_at(data, path)), fields_of(value_at(data, other))
     differ = [key for key in _SHARED_FIELDS if mine.get(key) != theirs.get(key)]
     for keys in [[key] for key in differ] + ([differ] if len(differ) > 1 else []):
-        fields = {k: v for k, v in mine.items() if k not in keys} | {k: theirs[k] for k in keys if k in theirs}
+        fields = {k: v for k, v in mine.items() if k not in keys} | {
+            k: theirs[k] for k in keys if k in theirs
+        }
         changed = make_step(op_of(value_at(data, path)), fields, ranks_of(value_at(data, path)))
         yield (
             f"{op_of(value_at(data, path))}: the {' and '.join(keys)} of its other side",
@@ -82,8 +93,12 @@ def change_peers(data: ScenarioData, named: list[DataPath]) -> Iterator[tuple[st
                 yield f"{op_of(entry)}: {key} {rank}", with_steps_replaced(data, path, [changed])
 
 
-def add_counterparts(data: ScenarioData, named: list[DataPath]) -> Iterator[tuple[str, ScenarioData]]:
-    """(words, data): the rank that a message names makes the other side of it, in a batch that it has or between two of its steps."""
+def add_counterparts(
+    data: ScenarioData, named: list[DataPath]
+) -> Iterator[tuple[str, ScenarioData]]:
+    """(words, data): the rank that a message names makes the other side of it, in a batch that it
+    has or between two of its steps.
+    """
     for path in named:
         entry = value_at(data, path)
         if not is_message(entry):

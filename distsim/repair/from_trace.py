@@ -1,4 +1,6 @@
-"""Repairs of what a trace tells of: sought in the scenario of its calls, told at the lines of its script."""
+"""Repairs of what a trace tells of: sought in the scenario of its calls, told at the lines of its
+script.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,15 @@ _LINE_PATTERN = re.compile(r", line (\d+)")
 _SOURCE_PATTERN = re.compile(r"  # (\S+:\d+)$")
 
 
-def find_trace_repairs(trace: Trace, file: str, *, backend: str | None = None) -> tuple[ScenarioRepair, ...]:
-    """Repairs of a trace's calls, as `fixes` has them; their patches change a scenario of these calls.
+def find_trace_repairs(
+    trace: Trace, file: str, *, backend: str | None = None
+) -> tuple[ScenarioRepair, ...]:
+    """Repairs of a trace's calls, as `fixes` has them; their patches change a scenario of these
+    calls.
 
-    Of a run that stopped, what each rank would have called after that is known only as far as others wait for it: nothing that adds a
-    call or leaves one out can be judged then, and is not proposed. Raises UsageError for a trace that tells of no program.
+    Of a run that stopped, what each rank would have called after that is known only as far as
+    others wait for it: nothing that adds a call or leaves one out can be judged then, and is not
+    proposed. Raises UsageError for a trace that tells of no program.
     """
     if not is_partial(trace):
         return _repairs_of(trace, file, backend, REMOVES_CALLS)
@@ -30,7 +36,9 @@ def find_trace_repairs(trace: Trace, file: str, *, backend: str | None = None) -
     return next((found for found in tried if found), ())
 
 
-def _repairs_of(trace: Trace, file: str, backend: str | None, kinds: int) -> tuple[ScenarioRepair, ...]:
+def _repairs_of(
+    trace: Trace, file: str, backend: str | None, kinds: int
+) -> tuple[ScenarioRepair, ...]:
     try:
         text = compact_trace(trace).text
     except UsageError as error:
@@ -43,17 +51,27 @@ def _repairs_of(trace: Trace, file: str, backend: str | None, kinds: int) -> tup
 
 
 def _completions(trace: Trace) -> Iterator[Trace]:
-    """The calls that ranks came to; with the collectives that they would have joined later; with all that they would have called later.
+    """The calls that ranks came to; with the collectives that they would have joined later; with
+    all that they would have called later.
 
-    What was to come has no place. That a message would have come is a guess of the one that waits for it, so it is made last.
+    What was to come has no place. That a message would have come is a guess of the one that waits
+    for it, so it is made last.
     """
-    unplaced = np.array([place.line == 0 for place in trace.tables.get("place", ())] + [True], dtype=np.bool_)[trace["place"]]
-    message = np.array([OPERATIONS[op].kind == "p2p" for op in trace.tables["op"]], dtype=np.bool_)[trace["op"]]
+    unplaced = np.array(
+        [place.line == 0 for place in trace.tables.get("place", ())] + [True], dtype=np.bool_
+    )[trace["place"]]
+    message = np.array([OPERATIONS[op].kind == "p2p" for op in trace.tables["op"]], dtype=np.bool_)[
+        trace["op"]
+    ]
     sizes = set()
     for keep in (~unplaced, ~(unplaced & message), np.ones(len(trace), dtype=np.bool_)):
         if keep.any() and int(keep.sum()) not in sizes:
             sizes.add(int(keep.sum()))
-            yield Trace(trace.header, trace.tables, {name: column[keep] for name, column in trace.columns.items()})
+            yield Trace(
+                trace.header,
+                trace.tables,
+                {name: column[keep] for name, column in trace.columns.items()},
+            )
 
 
 def _with_script_lines(words: str, lines: list[str]) -> str:

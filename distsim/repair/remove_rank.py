@@ -11,18 +11,28 @@ _RANK_FIELDS: Final = ("src", "dst", "peer", "root", "assume_src")
 
 
 def without_rank(data: ScenarioData, rank: int) -> ScenarioData:
-    """The file without a rank, its own calls and the messages that name it by number. Expressions are left as they are."""
+    """The file without a rank, its own calls and the messages that name it by number. Expressions
+    are left as they are.
+    """
     found = dict(data)
     if isinstance(data.get("groups"), dict):
-        found["groups"] = {name: _group_without(group, rank) for name, group in data["groups"].items()}
+        found["groups"] = {
+            name: _group_without(group, rank) for name, group in data["groups"].items()
+        }
     if isinstance(data.get("faults"), list):
-        found["faults"] = [f for f in (_fault_without(fault, rank) for fault in data["faults"]) if f is not None]
+        found["faults"] = [
+            f for f in (_fault_without(fault, rank) for fault in data["faults"]) if f is not None
+        ]
     found["program"] = _steps_without(data["program"], rank)
     return found
 
 
 def _renumbered(value: object, rank: int) -> object:
-    return value - 1 if isinstance(value, int) and not isinstance(value, bool) and value > rank else value
+    return (
+        value - 1
+        if isinstance(value, int) and not isinstance(value, bool) and value > rank
+        else value
+    )
 
 
 def _selector_without(value: object, rank: int) -> object:
@@ -71,7 +81,11 @@ def _step_without(entry: object, rank: int) -> object:
         elif key == "repeat":
             found[key] = {**value, "steps": _steps_without(value["steps"], rank)}
         elif key != "ranks" and isinstance(value, dict):
-            if any(value.get(peer) == rank for peer in _RANK_FIELDS if not isinstance(value.get(peer), bool)):
+            if any(
+                value.get(peer) == rank
+                for peer in _RANK_FIELDS
+                if not isinstance(value.get(peer), bool)
+            ):
                 return None
             found[key] = _fields_without(value, rank)
     return found
@@ -83,14 +97,20 @@ def _fields_without(fields: ScenarioData, rank: int) -> ScenarioData:
         if name in _RANK_FIELDS:
             named = _values_without(value, rank) if isinstance(value, dict) else value
             found[name] = (
-                {k: _renumbered(v, rank) for k, v in named.items()} if isinstance(named, dict) else _renumbered(named, rank)
+                {k: _renumbered(v, rank) for k, v in named.items()}
+                if isinstance(named, dict)
+                else _renumbered(named, rank)
             )
         elif name == "ops" and isinstance(value, list):
             found[name] = _steps_without(value, rank)
         elif name in ("ranks", "members") and isinstance(value, list):
             found[name] = [_renumbered(r, rank) for r in value if r != rank]
         else:
-            found[name] = _values_without(value, rank) if isinstance(value, dict) and "shape" not in value else value
+            found[name] = (
+                _values_without(value, rank)
+                if isinstance(value, dict) and "shape" not in value
+                else value
+            )
     return found
 
 

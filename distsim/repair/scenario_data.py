@@ -1,4 +1,6 @@
-"""The calls of a scenario's data: where they stand, what they say, and the data with others in their place."""
+"""The calls of a scenario's data: where they stand, what they say, and the data with others in
+their place.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,11 @@ def fields_of(entry: Any) -> ScenarioData:
     given = entry.get(op) if isinstance(entry, dict) else None
     if isinstance(given, dict):
         return dict(given)
-    return {} if given is None or OPERATIONS[op].first_field is None else {str(OPERATIONS[op].first_field): given}
+    return (
+        {}
+        if given is None or OPERATIONS[op].first_field is None
+        else {str(OPERATIONS[op].first_field): given}
+    )
 
 
 def ranks_of(entry: object) -> object:
@@ -81,13 +87,17 @@ def batch_part_paths(data: ScenarioData, paths: list[DataPath]) -> list[DataPath
     found: list[DataPath] = []
     for path in paths:
         entry = value_at(data, path)
-        if op_of(entry) == "batch_isend_irecv" and isinstance(ops := fields_of(entry).get("ops"), list):
+        if op_of(entry) == "batch_isend_irecv" and isinstance(
+            ops := fields_of(entry).get("ops"), list
+        ):
             found += [(*path, "batch_isend_irecv", "ops", k) for k in range(len(ops))]
     return found
 
 
 def owner_ranks(data: ScenarioData, path: DataPath) -> tuple[int, ...]:
-    """The ranks, where they are written as numbers, that the entry or the block around it is for; empty where they are not."""
+    """The ranks, where they are written as numbers, that the entry or the block around it is for;
+    empty where they are not.
+    """
     for end in range(len(path), 1, -1):
         chosen = ranks_of(value_at(data, path[:end])) if isinstance(path[end - 1], int) else None
         if isinstance(chosen, int) and not isinstance(chosen, bool):
@@ -100,6 +110,8 @@ def owner_ranks(data: ScenarioData, path: DataPath) -> tuple[int, ...]:
 def step_list_of_rank(data: ScenarioData, rank: int) -> DataPath | None:
     """The list of steps that one rank alone has; the longest, if there are several."""
     blocks = [
-        p for p in step_paths(data) if ranks_of(value_at(data, p)) == rank and isinstance(value_at(data, p).get("steps"), list)
+        p
+        for p in step_paths(data)
+        if ranks_of(value_at(data, p)) == rank and isinstance(value_at(data, p).get("steps"), list)
     ]
     return max(((*p, "steps") for p in blocks), key=lambda p: len(value_at(data, p)), default=None)

@@ -1,4 +1,6 @@
-"""Repairs of a failing scenario: each proposal is checked as its file would be, under every reading and back end, and priced."""
+"""Repairs of a failing scenario: each proposal is checked as its file would be, under every reading
+and back end, and priced.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,15 @@ from distsim.scenario.format.source.document import ProblemCollector, YamlDocume
 from distsim.simulation.check_scenario import CheckResult, check_scenario
 from distsim.simulation.simulate_scenario import simulate
 
-#: Changed files that are checked, of all steps together; and calls of all of them, where that is less, but not under `_MIN_TRIALS` files.
+#: Changed files that are checked, of all steps together; and calls of all of them, where that is
+#: less, but not under `_MIN_TRIALS` files.
 MAX_REPAIR_TRIALS: Final = 1000
 _MAX_CHECKED_CALLS: Final = 150_000
 _MIN_TRIALS: Final = 60
 #: Tried after the first repair that leaves out nothing.
 _TRIALS_AFTER_FIRST: Final = 25
-#: A repair is at most so many proposals one after the other, each tried on the best few of the files before.
+#: A repair is at most so many proposals one after the other, each tried on the best few of the
+#: files before.
 _MAX_REPAIR_STEPS: Final = 3
 _KEPT_CANDIDATES: Final = 3
 #: Repairs that are shown.
@@ -37,8 +41,9 @@ _VERDICT_ORDER: Final = ("ok", "leak", "race", "deadlock", "mismatch", "invalid"
 
 
 class ScenarioRepair(NamedTuple):
-    """``words``: what is done, one a step. ``completes``: back ends on which it does. ``makespan_ns``: under the file's back end,
-    simulated. ``kind``: the most intrusive of its steps (`RepairProposal`). ``text``: the file; ``patch``: its unified diff."""
+    """``words``: what is done, one a step. ``completes``: back ends on which it does.
+    ``makespan_ns``: under the file's back end, simulated. ``kind``: the most intrusive of its steps
+    (`RepairProposal`). ``text``: the file; ``patch``: its unified diff."""
 
     kind: int
     words: tuple[str, ...]
@@ -49,7 +54,9 @@ class ScenarioRepair(NamedTuple):
 
 
 class _RepairCandidate(NamedTuple):
-    """``result``: None where the verdict alone says already that the file is not right. ``calls``: of all ranks."""
+    """``result``: None where the verdict alone says already that the file is not right. ``calls``:
+    of all ranks.
+    """
 
     text: str
     verdict: Verdict
@@ -60,7 +67,9 @@ class _RepairCandidate(NamedTuple):
 
     @property
     def right(self) -> bool:
-        return self.result is not None and self.verdict.verdict == "ok" and self.result.status() == 0
+        return (
+            self.result is not None and self.verdict.verdict == "ok" and self.result.status() == 0
+        )
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -69,40 +78,68 @@ class _RepairCandidate(NamedTuple):
     @property
     def worth(self) -> tuple[int, int, int]:
         """Less is nearer to a program that is right."""
-        return len(self.verdict.ranks), _VERDICT_ORDER.index(self.verdict.verdict), len(self.findings)
+        return (
+            len(self.verdict.ranks),
+            _VERDICT_ORDER.index(self.verdict.verdict),
+            len(self.findings),
+        )
 
 
 def find_repairs(
-    text: str, file: str, *, backend: str | None = None, most: int = MAX_REPAIR_TRIALS, kinds: int = REMOVES_CALLS
+    text: str,
+    file: str,
+    *,
+    backend: str | None = None,
+    most: int = MAX_REPAIR_TRIALS,
+    kinds: int = REMOVES_CALLS,
 ) -> tuple[ScenarioRepair, ...]:
-    """Repairs that check `ok` and complete under the file's back end (or ``backend``), the best first: on more back ends, less
-    intrusive, sooner done. ``kinds``: the most intrusive that are tried. Empty where none was found, nothing fails, or the file can't be
-    read."""
+    """Repairs that check `ok` and complete under the file's back end (or ``backend``), the best
+    first: on more back ends, less intrusive, sooner done. ``kinds``: the most intrusive that are
+    tried. Empty where none was found, nothing fails, or the file can't be read."""
     first = _checked_candidate(text, file, backend)
     if first is None or first.right:
         return ()
-    search = _RepairSearch(file, backend, min(most, max(_MIN_TRIALS, _MAX_CHECKED_CALLS // max(first.calls, 1))), kinds, {text})
+    search = _RepairSearch(
+        file,
+        backend,
+        min(most, max(_MIN_TRIALS, _MAX_CHECKED_CALLS // max(first.calls, 1))),
+        kinds,
+        {text},
+    )
     states = [first]
     for _ in range(_MAX_REPAIR_STEPS):
         left = [after for state in states for after in search.after(state)]
         if search.good:
-            return tuple(sorted((_finished_repair(s, text, file, backend) for s in search.good), key=_preference)[:_MAX_SHOWN])
+            return tuple(
+                sorted(
+                    (_finished_repair(s, text, file, backend) for s in search.good), key=_preference
+                )[:_MAX_SHOWN]
+            )
         states = _best_candidates(left)
     return ()
 
 
 def _best_candidates(left: list[_RepairCandidate]) -> list[_RepairCandidate]:
-    """The states to go on from: the best, and that of the fewest findings in which the calls are those of the file."""
+    """The states to go on from: the best, and that of the fewest findings in which the calls are
+    those of the file.
+    """
     ranked = sorted(left, key=lambda s: (*s.worth, s.kind))
-    same = sorted((state for state in ranked if state.kind <= 1), key=lambda s: (len(s.findings), s.worth, s.kind))
-    return list({state.text: state for state in (*ranked[: _KEPT_CANDIDATES - 1], *same[:1], *ranked)}.values())[
-        :_KEPT_CANDIDATES
-    ]
+    same = sorted(
+        (state for state in ranked if state.kind <= 1),
+        key=lambda s: (len(s.findings), s.worth, s.kind),
+    )
+    return list(
+        {
+            state.text: state for state in (*ranked[: _KEPT_CANDIDATES - 1], *same[:1], *ranked)
+        }.values()
+    )[:_KEPT_CANDIDATES]
 
 
 @dataclass
 class _RepairSearch:
-    """What was tried. ``most``: files that may still be, by proposals of ``kinds`` at most; ``good``: those that are right."""
+    """What was tried. ``most``: files that may still be, by proposals of ``kinds`` at most;
+    ``good``: those that are right.
+    """
 
     file: str
     backend: str | None
@@ -124,7 +161,9 @@ class _RepairSearch:
             after = _checked_candidate(changed, self.file, self.backend)
             if after is None:
                 continue
-            after = after._replace(words=(*state.words, proposal.words), kind=max(state.kind, proposal.kind))
+            after = after._replace(
+                words=(*state.words, proposal.words), kind=max(state.kind, proposal.kind)
+            )
             (self.good if after.right else left).append(after)
             if after.right and after.kind < REMOVES_CALLS:
                 self.most = min(self.most, _TRIALS_AFTER_FIRST)
@@ -145,9 +184,14 @@ def _proposed_texts(state: _RepairCandidate, file: str) -> Iterator[tuple[str, R
         mark = document.mark(path)
         lines[path] = mark.line + 1 if mark is not None else 0
     found = [f for f in state.findings if f.severity != "note"]
-    places = {p.line for f in found for p in f.places} | {int(n) for f in found for n in _LINE_PATTERN.findall(f.message)}
+    places = {p.line for f in found for p in f.places} | {
+        int(n) for f in found for n in _LINE_PATTERN.findall(f.message)
+    }
     fault = FailureHints(
-        lines, frozenset(places), frozenset(state.verdict.culprits), state.verdict.verdict in ("mismatch", "invalid")
+        lines,
+        frozenset(places),
+        frozenset(state.verdict.culprits),
+        state.verdict.verdict in ("mismatch", "invalid"),
     )
     for proposal in propose_repairs(_plain_data(root), fault):
         if proposal.data["program"] and not proposal.kind == state.kind == REMOVES_CALLS:
@@ -178,18 +222,31 @@ def _checked_candidate(text: str, file: str, backend: str | None) -> _RepairCand
         scenario = loads(text, file)
         program = lower(scenario)
         verdict = verdict_of(program, _MAX_STATES)
-        whole = check_scenario(scenario, backend=backend, max_states=_MAX_STATES) if verdict.verdict == "ok" else None
+        whole = (
+            check_scenario(scenario, backend=backend, max_states=_MAX_STATES)
+            if verdict.verdict == "ok"
+            else None
+        )
     except (DistsimError, *RESOURCE_ERRORS):
         return None
     return _RepairCandidate(text, verdict, whole, program.call_count)
 
 
-def _finished_repair(state: _RepairCandidate, before: str, file: str, backend: str | None) -> ScenarioRepair:
+def _finished_repair(
+    state: _RepairCandidate, before: str, file: str, backend: str | None
+) -> ScenarioRepair:
     assert state.result is not None
     done = simulate(loads(state.text, file), backend=backend, with_verdict=False, with_values=False)
-    completes = tuple(name for name, o in state.result.profiles.items() if o.possible == ("completes",))
+    completes = tuple(
+        name for name, o in state.result.profiles.items() if o.possible == ("completes",)
+    )
     return ScenarioRepair(
-        state.kind, state.words, completes, done.makespan_ns, state.text, unified_diff(before, state.text, file)
+        state.kind,
+        state.words,
+        completes,
+        done.makespan_ns,
+        state.text,
+        unified_diff(before, state.text, file),
     )
 
 

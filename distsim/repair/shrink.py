@@ -1,4 +1,6 @@
-"""Delta debugging of scenarios: leave out whatever a failure can do without (Zeller and Hildebrandt, doi:10.1109/32.988498)."""
+"""Delta debugging of scenarios: leave out whatever a failure can do without (Zeller and
+Hildebrandt, doi:10.1109/32.988498).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _MAX_STATES: Final = 20_000
 
 
 class FailureSignature(NamedTuple):
-    """What stays the same: the verdict, the first finding's code ("" where there is none), the outcome under the back end."""
+    """What stays the same: the verdict, the first finding's code ("" where there is none), the
+    outcome under the back end.
+    """
 
     verdict: str
     cause: str
@@ -32,8 +36,8 @@ class FailureSignature(NamedTuple):
 
 
 class ShrinkResult(NamedTuple):
-    """``text``: the scenario. ``calls``: of all ranks, before and after; ``ranks`` likewise. ``whole``: nothing more can be left out,
-    else the bound on ``tried`` was hit."""
+    """``text``: the scenario. ``calls``: of all ranks, before and after; ``ranks`` likewise.
+    ``whole``: nothing more can be left out, else the bound on ``tried`` was hit."""
 
     text: str
     failure: FailureSignature
@@ -43,19 +47,27 @@ class ShrinkResult(NamedTuple):
     whole: bool
 
 
-def shrink(data: ScenarioData, shows: Callable[[ScenarioData], bool], most: int = 600) -> ScenarioData:
-    """A smaller scenario that still ``shows`` it; after at most so many trials. What raises a DistsimError shows nothing."""
+def shrink(
+    data: ScenarioData, shows: Callable[[ScenarioData], bool], most: int = 600
+) -> ScenarioData:
+    """A smaller scenario that still ``shows`` it; after at most so many trials. What raises a
+    DistsimError shows nothing.
+    """
     return _ShrinkSearch(shows, most).smallest(data)
 
 
 class _ShrinkSearch:
-    """``tried`` of ``most`` so far; ``whole``: the last search ended because nothing more could be left out."""
+    """``tried`` of ``most`` so far; ``whole``: the last search ended because nothing more could be
+    left out.
+    """
 
     def __init__(self, shows: Callable[[ScenarioData], bool], most: int) -> None:
         self.shows, self.most, self.tried, self.whole = shows, most, 0, False
 
     def smallest(self, data: ScenarioData) -> ScenarioData:
-        """Go on where something could be left out, and begin anew until a whole pass leaves out nothing."""
+        """Go on where something could be left out, and begin anew until a whole pass leaves out
+        nothing.
+        """
         skip, changed = 0, False
         while self.tried < self.most:
             found = self._next(data, skip)
@@ -87,12 +99,18 @@ class _ShrinkSearch:
 
 
 def failure_of(result: CheckResult) -> FailureSignature:
-    """What a checked scenario fails with. Raises UsageError for one that does not fail under its back end."""
+    """What a checked scenario fails with. Raises UsageError for one that does not fail under its
+    back end.
+    """
     assert result.verdict is not None
     own = result.profiles[result.backend].outcome
     if result.status() == 0:
         others = [name for name, o in result.profiles.items() if o.outcome != "completes"]
-        hint = f"`--backend {others[0]}` takes that one's rules" if others else "there is nothing to make small"
+        hint = (
+            f"`--backend {others[0]}` takes that one's rules"
+            if others
+            else "there is nothing to make small"
+        )
         verb = "do" if len(others) > 1 else "does"
         worse = f", though {' and '.join(others)} {verb} not complete it" if others else ""
         raise UsageError(f"{result.file} does not fail under {result.backend}{worse}", hint)
@@ -101,12 +119,18 @@ def failure_of(result: CheckResult) -> FailureSignature:
 
 
 def shrink_scenario(
-    scenario: Scenario, *, backend: str | None = None, most: int = MAX_SHRINK_TRIALS, max_states: int = MAX_STATES
+    scenario: Scenario,
+    *,
+    backend: str | None = None,
+    most: int = MAX_SHRINK_TRIALS,
+    max_states: int = MAX_STATES,
 ) -> ShrinkResult:
-    """The smallest scenario found with the same verdict, first finding and outcome under its back end (or ``backend``).
+    """The smallest scenario found with the same verdict, first finding and outcome under its back
+    end (or ``backend``).
 
-    Steps, ranks, loops, declarations, fields and sizes are left out or made smaller one after the other; each smaller scenario is
-    checked anew. Raises UsageError for a scenario that does not fail, ScenarioErrors.
+    Steps, ranks, loops, declarations, fields and sizes are left out or made smaller one after the
+    other; each smaller scenario is checked anew. Raises UsageError for a scenario that does not
+    fail, ScenarioErrors.
     """
     if backend is not None and backend != scenario.backend:
         scenario = scenario.model_copy(update={"backend": str(backend)})
@@ -122,7 +146,10 @@ def shrink_scenario(
     best = search.smallest(start)
     text = _scenario_text(best, scenario, wanted)
     after = loads(text)
-    calls, ranks = (program.call_count, lower(after).call_count), (program.world_size, after.world.size)
+    calls, ranks = (
+        (program.call_count, lower(after).call_count),
+        (program.world_size, after.world.size),
+    )
     return ShrinkResult(text, wanted, calls, ranks, search.tried, search.whole)
 
 
@@ -130,7 +157,10 @@ def _fails_with(scenario: Scenario, wanted: FailureSignature, max_states: int) -
     result = check_scenario(scenario, max_states=max_states)
     found = result.findings[0].code if result.findings else ""
     assert result.verdict is not None
-    return result.status() != 0 and (result.verdict.verdict, found, result.profiles[result.backend].outcome) == wanted
+    return (
+        result.status() != 0
+        and (result.verdict.verdict, found, result.profiles[result.backend].outcome) == wanted
+    )
 
 
 def _call_count(data: ScenarioData) -> int:
@@ -139,7 +169,10 @@ def _call_count(data: ScenarioData) -> int:
 
 def _scenario_text(data: ScenarioData, scenario: Scenario, wanted: FailureSignature) -> str:
     """The file, with what comes of it as `expect`."""
-    expect: dict[str, object] = {"verdict": wanted.verdict, "outcome": {scenario.backend: wanted.outcome}}
+    expect: dict[str, object] = {
+        "verdict": wanted.verdict,
+        "outcome": {scenario.backend: wanted.outcome},
+    }
     if wanted.cause:
         expect["findings"] = [wanted.cause]
     rest = {key: value for key, value in data.items() if key not in ("name", "expect", "about")}
@@ -148,4 +181,11 @@ def _scenario_text(data: ScenarioData, scenario: Scenario, wanted: FailureSignat
     )
 
 
-__all__ = ["MAX_SHRINK_TRIALS", "FailureSignature", "ShrinkResult", "failure_of", "shrink", "shrink_scenario"]
+__all__ = [
+    "MAX_SHRINK_TRIALS",
+    "FailureSignature",
+    "ShrinkResult",
+    "failure_of",
+    "shrink",
+    "shrink_scenario",
+]

@@ -1,4 +1,6 @@
-"""Scenarios, as plain data, that are smaller than one by one thing: what a shrinker tries, the largest steps first."""
+"""Scenarios, as plain data, that are smaller than one by one thing: what a shrinker tries, the
+largest steps first.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,22 @@ from distsim.repair.remove_rank import without_rank
 ScenarioData = dict[str, Any]
 
 #: Keys of a file without which it is still a scenario.
-_OPTIONAL_KEYS: Final = ("about", "expect", "memory", "launch", "jitter", "seed", "iterations", "faults", "options", "cluster", "mesh", "vars",
-                "tensors", "groups")  # fmt: skip
+_OPTIONAL_KEYS: Final = (
+    "about",
+    "expect",
+    "memory",
+    "launch",
+    "jitter",
+    "seed",
+    "iterations",
+    "faults",
+    "options",
+    "cluster",
+    "mesh",
+    "vars",
+    "tensors",
+    "groups",
+)
 #: Fields of a call without which it is the plainer call; ``async`` goes with its handle's name.
 _OPTIONAL_FIELDS: Final = (
     "on",
@@ -50,7 +66,9 @@ def world_size(data: ScenarioData) -> int:
 
 
 def _smaller_worlds(data: ScenarioData) -> Iterator[ScenarioData]:
-    """Fewer ranks: an axis of the mesh is shorter, a rank is gone and those after it are called one less."""
+    """Fewer ranks: an axis of the mesh is shorter, a rank is gone and those after it are called one
+    less.
+    """
     size, mesh = world_size(data), data.get("mesh") or {}
     for axis, length in mesh.items():
         for shorter in _smaller_numbers(length, 1):
@@ -75,7 +93,11 @@ def _smaller_numbers(number: object, least: int) -> list[int]:
 
 def _halves(number: object, least: int) -> list[int]:
     """Down to the least, the smallest first."""
-    return sorted(n for k in range(1, 63) if (n := number >> k) > least) if isinstance(number, int) else []
+    return (
+        sorted(n for k in range(1, 63) if (n := number >> k) > least)
+        if isinstance(number, int)
+        else []
+    )
 
 
 def _fewer_declarations(data: ScenarioData) -> Iterator[ScenarioData]:
@@ -95,7 +117,9 @@ def _fewer_declarations(data: ScenarioData) -> Iterator[ScenarioData]:
 
 
 def _smaller_tensors(tensor: object) -> Iterator[object]:
-    """A declared tensor or a shape in place: of one dimension, with fewer elements, without numbers or type."""
+    """A declared tensor or a shape in place: of one dimension, with fewer elements, without numbers
+    or type.
+    """
     if not isinstance(tensor, dict):
         return
     shape = tensor.get("shape")
@@ -164,7 +188,9 @@ def _smaller_loops(entry: ScenarioData, size: int) -> Iterator[list[Any]]:
         yield [{"ranks": entry["ranks"], "steps": repeat["steps"]}]
     else:
         yield repeat["steps"]
-    for less in _smaller_numbers(repeat["times"], 1) or ([1, 2] if isinstance(repeat["times"], str) else []):
+    for less in _smaller_numbers(repeat["times"], 1) or (
+        [1, 2] if isinstance(repeat["times"], str) else []
+    ):
         yield [{**entry, "repeat": {**repeat, "times": less}}]
     for steps in _smaller_lists(repeat["steps"], size):
         if steps:
@@ -183,10 +209,18 @@ def _smaller_fields(fields: object, size: int) -> Iterator[object]:
         if isinstance(value, list) and len(value) > 1 and name in ("ops", "handles"):
             yield from ({**fields, name: left} for left in _without_chunks(value) if left)
         if name == "ops" and isinstance(value, list):
-            yield from ({**fields, name: left} for left in _smaller_lists(value, size) if 0 < len(left) <= len(value))
+            yield from (
+                {**fields, name: left}
+                for left in _smaller_lists(value, size)
+                if 0 < len(left) <= len(value)
+            )
         for smaller in _smaller_tensors(value) if name != "value" else ():
             yield {**fields, name: smaller}
-        if isinstance(value, list) and len(value) > 1 and all(isinstance(v, dict) and "shape" in v for v in value):
+        if (
+            isinstance(value, list)
+            and len(value) > 1
+            and all(isinstance(v, dict) and "shape" in v for v in value)
+        ):
             yield {**fields, **{k: v[:1] for k, v in fields.items() if isinstance(v, list)}}
 
 

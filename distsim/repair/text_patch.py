@@ -1,4 +1,6 @@
-"""A file's text with some of its data changed: lines of what stays are left as they are, with their comments."""
+"""A file's text with some of its data changed: lines of what stays are left as they are, with their
+comments.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,12 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from distsim.scenario.format.source.document import PositionedList, PositionedMap, YamlDocument, dump_yaml
+from distsim.scenario.format.source.document import (
+    PositionedList,
+    PositionedMap,
+    YamlDocument,
+    dump_yaml,
+)
 
 
 class _LineSplice(NamedTuple):
@@ -28,7 +35,11 @@ def patched_text(document: YamlDocument, data: object) -> str:
 
 def unified_diff(before: str, after: str, file: str) -> str:
     """As `patch -p1` takes it; empty where nothing changed."""
-    return "".join(difflib.unified_diff(before.splitlines(True), after.splitlines(True), f"a/{file}", f"b/{file}"))
+    return "".join(
+        difflib.unified_diff(
+            before.splitlines(True), after.splitlines(True), f"a/{file}", f"b/{file}"
+        )
+    )
 
 
 def _line_splices(document: YamlDocument, old: Any, new: Any) -> Iterator[_LineSplice]:
@@ -50,11 +61,21 @@ def _both_in_block_style(old: object, new: object) -> bool:
     """Are both written over several lines, so that parts of them can be changed?"""
     if isinstance(old, PositionedMap) and isinstance(new, dict):
         return not old.node.flow_style and list(old) == list(new)
-    return isinstance(old, PositionedList) and isinstance(new, list) and bool(old) and bool(new) and not old.node.flow_style
+    return (
+        isinstance(old, PositionedList)
+        and isinstance(new, list)
+        and bool(old)
+        and bool(new)
+        and not old.node.flow_style
+    )
 
 
-def _list_splices(document: YamlDocument, old: PositionedList, new: list[object]) -> Iterator[_LineSplice]:
-    matcher = difflib.SequenceMatcher(None, [json.dumps(x) for x in old], [json.dumps(x) for x in new], autojunk=False)
+def _list_splices(
+    document: YamlDocument, old: PositionedList, new: list[object]
+) -> Iterator[_LineSplice]:
+    matcher = difflib.SequenceMatcher(
+        None, [json.dumps(x) for x in old], [json.dumps(x) for x in new], autojunk=False
+    )
     indent = " " * old.node.start_mark.column
     for tag, a, b, c, d in matcher.get_opcodes():
         if tag == "equal":
@@ -69,7 +90,11 @@ def _list_splices(document: YamlDocument, old: PositionedList, new: list[object]
             continue
         start = _last_line(old.nodes[a - 1]) + 1 if a else old.nodes[0].start_mark.line
         stop = _last_line(old.nodes[b - 1]) + 1 if b > a else start
-        lines = [indent + ("- " if k == 0 else "  ") + line for item in new[c:d] for k, line in enumerate(_list_item_lines(item))]
+        lines = [
+            indent + ("- " if k == 0 else "  ") + line
+            for item in new[c:d]
+            for k, line in enumerate(_list_item_lines(item))
+        ]
         yield _with_line_prefix(document, _LineSplice(start, stop, lines), old.node.start_mark)
 
 
@@ -97,13 +122,21 @@ def _list_item_lines(item: object) -> list[str]:
 def _replacement(document: YamlDocument, at: Any, node: Any, lines: list[str]) -> _LineSplice:
     line, column = at.start_mark.line, at.start_mark.column
     first = document.lines[line][:column] + lines[0]
-    return _LineSplice(line, _last_line(node) + 1, [first, *(" " * column + rest for rest in lines[1:])])
+    return _LineSplice(
+        line, _last_line(node) + 1, [first, *(" " * column + rest for rest in lines[1:])]
+    )
 
 
 def _last_line(node: Any) -> int:
-    """The last line of a node, from 0; the end marks of blocks lie behind the blank lines after them."""
+    """The last line of a node, from 0; the end marks of blocks lie behind the blank lines after
+    them.
+    """
     if isinstance(node.value, list) and node.value and not node.flow_style:
-        return max(_last_line(part) for child in node.value for part in (child if isinstance(child, tuple) else (child,)))
+        return max(
+            _last_line(part)
+            for child in node.value
+            for part in (child if isinstance(child, tuple) else (child,))
+        )
     end = node.end_mark
     return int(max(node.start_mark.line, end.line - (end.column == 0)))
 

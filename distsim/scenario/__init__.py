@@ -2,8 +2,21 @@
 
 from typing import Any
 
-from distsim.scenario.format.models.entries import Entry, ScenarioBlock, ScenarioRepeat, ScenarioStep
-from distsim.scenario.model import Scenario, load, load_mapping, load_raw, load_stdin, loads, read_text
+from distsim.scenario.format.models.entries import (
+    Entry,
+    ScenarioBlock,
+    ScenarioRepeat,
+    ScenarioStep,
+)
+from distsim.scenario.model import (
+    Scenario,
+    load,
+    load_mapping,
+    load_raw,
+    load_stdin,
+    loads,
+    read_text,
+)
 
 __all__ = [
     "ScenarioBlock",
@@ -30,7 +43,9 @@ def json_schema() -> dict[str, Any]:
 
 
 def starter(kind: str = "plain") -> str:
-    """The text of a starter scenario: plain, ring, ddp or pipeline. Raises UsageError for another kind."""
+    """The text of a starter scenario: plain, ring, ddp or pipeline. Raises UsageError for another
+    kind.
+    """
     from distsim.scenario.starters import starter as text
 
     return text(kind)

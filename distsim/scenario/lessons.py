@@ -11,7 +11,9 @@ from distsim.common.message_text import did_you_mean
 
 
 class Lesson(NamedTuple):
-    """A page of docs/learn; `able` is what its reader can do at its end, `files` are below scenarios/, without `.yaml`."""
+    """A page of docs/learn; `able` is what its reader can do at its end, `files` are below
+    scenarios/, without `.yaml`.
+    """
 
     name: str
     title: str
@@ -20,29 +22,105 @@ class Lesson(NamedTuple):
 
 
 LESSONS = (
-    Lesson("ranks", "Ranks, the world, groups", "say who takes part, and read a report", ("all_reduce",)),
-    Lesson("startup", "How ranks find each other", "choose an init_method, and name what fails at the start",
-           ("startup/tcp", "startup/file", "startup/file_left", "startup/variable_missing", "never_starts")),
-    Lesson("messages", "send, recv, isend, irecv", "pass a tensor on without standing still",
-           ("send_one", "isend_irecv_wait", "head_to_head_sends", "tag_mismatch")),
-    Lesson("collectives", "The collectives, one by one", "pick the operation that leaves what you want where you want it",
-           ("broadcast", "reduce", "all_reduce", "scatter", "gather", "all_gather", "reduce_scatter", "all_to_all", "barrier",
-            "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "uneven_all_to_all")),
-    Lesson("reductions", "sum, avg, max and the others", "choose a reduce op, and know what each back end refuses", ("reduce",)),
-    Lesson("groups", "A part of the world", "let some ranks work without the others", ("group_sum", "two_groups")),
-    Lesson("machines", "Two machines", "write down each process's environment, and keep bytes off the slow network",
-           ("two_machines",)),
-    Lesson("data_parallel", "DataParallel's nine moves", "say why nobody uses it on more than a few GPUs",
-           ("strategies/data_parallel",)),
-    Lesson("ddp", "DistributedDataParallel", "hide communication behind the backward pass",
-           ("ddp_by_hand", "strategies/ddp", "strategies/ddp_uneven")),
-    Lesson("fsdp", "Fully sharded data parallelism", "train what does not fit on one GPU", ("strategies/fsdp",)),
-    Lesson("hybrid", "A model cut in two, and two of it", "lay a mesh of model parts and replicas", ("hybrid",)),
-    Lesson("pipeline", "Pipelines", "count the bubble, and order messages so that nobody waits for ever",
-           ("pipeline_1f1b", "pipeline_wrong_order", "strategies/pipeline_1f1b")),
-    Lesson("deadlocks", "Deadlocks, and how to see them", "find the circle and break it",
-           ("ring_of_four", "skipped_barrier", "head_to_head_sends", "killed_at_iteration_3")),
-)  # fmt: skip
+    Lesson(
+        "ranks",
+        "Ranks, the world, groups",
+        "say who takes part, and read a report",
+        ("all_reduce",),
+    ),
+    Lesson(
+        "startup",
+        "How ranks find each other",
+        "choose an init_method, and name what fails at the start",
+        (
+            "startup/tcp",
+            "startup/file",
+            "startup/file_left",
+            "startup/variable_missing",
+            "never_starts",
+        ),
+    ),
+    Lesson(
+        "messages",
+        "send, recv, isend, irecv",
+        "pass a tensor on without standing still",
+        ("send_one", "isend_irecv_wait", "head_to_head_sends", "tag_mismatch"),
+    ),
+    Lesson(
+        "collectives",
+        "The collectives, one by one",
+        "pick the operation that leaves what you want where you want it",
+        (
+            "broadcast",
+            "reduce",
+            "all_reduce",
+            "scatter",
+            "gather",
+            "all_gather",
+            "reduce_scatter",
+            "all_to_all",
+            "barrier",
+            "all_gather_into_tensor",
+            "reduce_scatter_tensor",
+            "all_to_all_single",
+            "uneven_all_to_all",
+        ),
+    ),
+    Lesson(
+        "reductions",
+        "sum, avg, max and the others",
+        "choose a reduce op, and know what each back end refuses",
+        ("reduce",),
+    ),
+    Lesson(
+        "groups",
+        "A part of the world",
+        "let some ranks work without the others",
+        ("group_sum", "two_groups"),
+    ),
+    Lesson(
+        "machines",
+        "Two machines",
+        "write down each process's environment, and keep bytes off the slow network",
+        ("two_machines",),
+    ),
+    Lesson(
+        "data_parallel",
+        "DataParallel's nine moves",
+        "say why nobody uses it on more than a few GPUs",
+        ("strategies/data_parallel",),
+    ),
+    Lesson(
+        "ddp",
+        "DistributedDataParallel",
+        "hide communication behind the backward pass",
+        ("ddp_by_hand", "strategies/ddp", "strategies/ddp_uneven"),
+    ),
+    Lesson(
+        "fsdp",
+        "Fully sharded data parallelism",
+        "train what does not fit on one GPU",
+        ("strategies/fsdp",),
+    ),
+    Lesson(
+        "hybrid",
+        "A model cut in two, and two of it",
+        "lay a mesh of model parts and replicas",
+        ("hybrid",),
+    ),
+    Lesson(
+        "pipeline",
+        "Pipelines",
+        "count the bubble, and order messages so that nobody waits for ever",
+        ("pipeline_1f1b", "pipeline_wrong_order", "strategies/pipeline_1f1b"),
+    ),
+    Lesson(
+        "deadlocks",
+        "Deadlocks, and how to see them",
+        "find the circle and break it",
+        ("ring_of_four", "skipped_barrier", "head_to_head_sends", "killed_at_iteration_3"),
+    ),
+)
 
 
 def find_lesson(name: str) -> Lesson:
@@ -51,15 +129,21 @@ def find_lesson(name: str) -> Lesson:
         if one.name == name:
             return one
     raise UsageError(
-        f"there is no lesson {name!r}{did_you_mean(name, [one.name for one in LESSONS])}", "`distsim learn` lists them"
+        f"there is no lesson {name!r}{did_you_mean(name, [one.name for one in LESSONS])}",
+        "`distsim learn` lists them",
     )
 
 
 def lesson_scenario_text(file: str) -> str:
-    """The text of a lesson's scenario: of the installed package, or of the checkout beside it. Raises EnvironmentFault without it."""
+    """The text of a lesson's scenario: of the installed package, or of the checkout beside it.
+    Raises EnvironmentFault without it.
+    """
     here = Path(distsim.__file__).parent
     for folder in (here / "scenarios", here.parent / "scenarios"):
         path = folder / f"{file}.yaml"
         if path.is_file():
             return path.read_text(encoding="utf-8")
-    raise EnvironmentFault(f"the scenario {file} is not in this installation", "install distsim again: its files are not whole")
+    raise EnvironmentFault(
+        f"the scenario {file} is not in this installation",
+        "install distsim again: its files are not whole",
+    )

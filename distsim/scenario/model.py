@@ -1,4 +1,6 @@
-"""The scenario: what a file says, read and checked, nothing derived; and how files and texts become one."""
+"""The scenario: what a file says, read and checked, nothing derived; and how files and texts become
+one.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,13 @@ from distsim.scenario.format.models.sections import (
 )
 from distsim.scenario.format.reading.scenario_reader import read_scenario_fields
 from distsim.scenario.format.source.construct import construct
-from distsim.scenario.format.source.document import DataPath, ProblemCollector, YamlDocument, compose, problem_at
+from distsim.scenario.format.source.document import (
+    DataPath,
+    ProblemCollector,
+    YamlDocument,
+    compose,
+    problem_at,
+)
 
 
 class Scenario(BaseModel):
@@ -37,11 +45,13 @@ class Scenario(BaseModel):
 
         Scenario(name="sum", world=4, tensors={"x": {"shape": [1], "value": "rank"}}, program=[{"all_reduce": {"tensor": "x"}}])
 
-    which raises ScenarioErrors as a file does, with paths (`program[0].all_reduce.tensor`) in place of lines. Two scenarios are
-    equal when they say the same, wherever they were written.
+    which raises ScenarioErrors as a file does, with paths (`program[0].all_reduce.tensor`) in place
+    of lines. Two scenarios are equal when they say the same, wherever they were written.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True
+    )
 
     name: str
     about: str
@@ -84,7 +94,9 @@ class Scenario(BaseModel):
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """Names of the training strategies that the program is written with, each once, in the file's order."""
+        """Names of the training strategies that the program is written with, each once, in the
+        file's order.
+        """
         from distsim.scenario.format.reading.strategy_expansion import strategy_names_in
 
         return strategy_names_in(self._document.root)
@@ -95,11 +107,15 @@ class Scenario(BaseModel):
         return self._document.root
 
     def problem(self, path: DataPath, message: str, offset: int | None = None) -> ScenarioProblem:
-        """A problem that shows later, at the value at ``path`` (`Step.path` and the keys below it)."""
+        """A problem that shows later, at the value at ``path`` (`Step.path` and the keys below
+        it).
+        """
         return problem_at(self._document, path, message, offset=offset)
 
     def to_yaml(self, flat: bool = False) -> str:
-        """The text of a file that says the same: ``loads(s.to_yaml()) == s``. ``flat`` leaves out blocks that select everybody."""
+        """The text of a file that says the same: ``loads(s.to_yaml()) == s``. ``flat`` leaves out
+        blocks that select everybody.
+        """
         from distsim.scenario.format.dump import to_yaml
 
         return to_yaml(self, flat)
@@ -127,7 +143,9 @@ def load_stdin(sets: Sequence[str] = ()) -> Scenario:
 
 
 def load_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The plain mapping in a cluster's file, with quantities by expression worked out. Raises ScenarioErrors."""
+    """The plain mapping in a cluster's file, with quantities by expression worked out. Raises
+    ScenarioErrors.
+    """
     from distsim.scenario.format.models.cluster_quantities import evaluate_cluster_quantities
 
     document = YamlDocument(os.fspath(path), _read_scenario_text(os.fspath(path)))
@@ -140,7 +158,10 @@ def load_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
     found, errors = evaluate_cluster_quantities(dict(data))
     for error in errors:
         problems.add(
-            error.path, str(error), "a cluster's file knows numbers and units alone, as `4 * 25 GB/s`", offset=error.offset
+            error.path,
+            str(error),
+            "a cluster's file knows numbers and units alone, as `4 * 25 GB/s`",
+            offset=error.offset,
         )
     problems.raise_any()
     return found
@@ -168,11 +189,17 @@ def _compose_with_overrides(document: YamlDocument, sets: Sequence[str]) -> obje
 
 def read_text(path: str | os.PathLike[str]) -> str:
     """The text of a scenario's file; `-` is standard input. Raises ScenarioErrors."""
-    return _decode(_read_source(0, "<stdin>"), "<stdin>") if path == "-" else _read_scenario_text(os.fspath(path))
+    return (
+        _decode(_read_source(0, "<stdin>"), "<stdin>")
+        if path == "-"
+        else _read_scenario_text(os.fspath(path))
+    )
 
 
 def load_raw(text: str, file: str = "<text>", sets: Sequence[str] = ()) -> dict[str, Any]:
-    """A scenario's data as written, with ``sets`` applied, nothing expanded or checked. Raises ScenarioErrors, UsageError."""
+    """A scenario's data as written, with ``sets`` applied, nothing expanded or checked. Raises
+    ScenarioErrors, UsageError.
+    """
     document = YamlDocument(escape_control_characters(file, one_line=True), text)
     document.node = _compose_with_overrides(document, sets)
     problems = ProblemCollector(document)
@@ -185,13 +212,18 @@ def _read_scenario_text(file: str) -> str:
     text = _decode(_read_source(file, file), file)
     if file.endswith(".py") or _PYTHON_START.match(text):
         raise _file_error(
-            file, "a Python program; expected a scenario, YAML", f"run it: `distsim capture --nproc 2 -- python {file}`"
+            file,
+            "a Python program; expected a scenario, YAML",
+            f"run it: `distsim capture --nproc 2 -- python {file}`",
         )
     return text
 
 
-#: How a Python program starts: its first line that is no comment, or the line that names its interpreter.
-_PYTHON_START = re.compile(r"#!.*python|(?:\s*(?:#.*)?\n)*(?:import \w|from [\w.]+ import |@?def \w|class \w)")
+#: How a Python program starts: its first line that is no comment, or the line that names its
+#: interpreter.
+_PYTHON_START = re.compile(
+    r"#!.*python|(?:\s*(?:#.*)?\n)*(?:import \w|from [\w.]+ import |@?def \w|class \w)"
+)
 
 
 def _read_source(source: str | int, file: str) -> bytes:
@@ -199,31 +231,45 @@ def _read_source(source: str | int, file: str) -> bytes:
         return read_bytes(source)
     except FileNotFoundError:
         raise _file_error(
-            file, "no such file", _similar_file_hint(file) or "see how it is spelt; `distsim new FILE` writes a starter"
+            file,
+            "no such file",
+            _similar_file_hint(file) or "see how it is spelt; `distsim new FILE` writes a starter",
         ) from None
     except IsADirectoryError:
-        raise _file_error(file, "this is a directory; expected a scenario file", "name a file in it") from None
+        raise _file_error(
+            file, "this is a directory; expected a scenario file", "name a file in it"
+        ) from None
     except TimeoutError as error:
-        raise _file_error(file, f"can't be read: {error.strerror}", "write a scenario into it, or name a file") from None
+        raise _file_error(
+            file, f"can't be read: {error.strerror}", "write a scenario into it, or name a file"
+        ) from None
     except (OSError, ValueError) as error:
         message = getattr(error, "strerror", None) or error
         raise _file_error(
-            file, f"can't be read: {message}; expected a scenario file", "name a YAML file that may be read"
+            file,
+            f"can't be read: {message}; expected a scenario file",
+            "name a YAML file that may be read",
         ) from None
 
 
 def _decode(data: bytes, file: str) -> str:
     if b"\0" in data:
         raise _file_error(
-            file, "a binary file; expected a scenario, YAML in UTF-8", "name a text file; `distsim new FILE` writes a starter"
+            file,
+            "a binary file; expected a scenario, YAML in UTF-8",
+            "name a text file; `distsim new FILE` writes a starter",
         )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         column = error.start - data.rfind(b"\n", 0, error.start)
-        message = f"the byte 0x{data[error.start]:02x} is not UTF-8; expected a scenario, YAML in UTF-8"
-        raise ScenarioErrors((ScenarioProblem(file, line, column, message, "", "save the file as UTF-8"),)) from None
+        message = (
+            f"the byte 0x{data[error.start]:02x} is not UTF-8; expected a scenario, YAML in UTF-8"
+        )
+        raise ScenarioErrors(
+            (ScenarioProblem(file, line, column, message, "", "save the file as UTF-8"),)
+        ) from None
 
 
 def _similar_file_hint(file: str) -> str:
@@ -231,7 +277,12 @@ def _similar_file_hint(file: str) -> str:
 
     folder, name = os.path.split(file)
     try:
-        found = closest_name(name, sorted(entry for entry in os.listdir(folder or ".") if entry.endswith((".yaml", ".yml"))))
+        found = closest_name(
+            name,
+            sorted(
+                entry for entry in os.listdir(folder or ".") if entry.endswith((".yaml", ".yml"))
+            ),
+        )
     except OSError:
         return ""
     return f"did you mean {os.path.join(folder, found)}?" if found else ""

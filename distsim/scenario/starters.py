@@ -1,4 +1,6 @@
-"""Starter scenarios for `distsim new`: each is a file that loads, ends well, and invites a change."""
+"""Starter scenarios for `distsim new`: each is a file that loads, ends well, and invites a
+change.
+"""
 
 from __future__ import annotations
 

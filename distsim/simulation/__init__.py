@@ -1,1 +1,3 @@
-"""One question about one scenario, answered by combining program, engine, check and analysis: simulate, check, expectations, training metrics, what-if. Several scenarios belong in planning."""
+"""One question about one scenario, answered by combining program, engine, check and analysis:
+simulate, check, expectations, training metrics, what-if. Several scenarios belong in planning.
+"""

@@ -1,4 +1,6 @@
-"""A scenario as a test: what its `expect` says, beside what came out (design: a scenario is a test)."""
+"""A scenario as a test: what its `expect` says, beside what came out (design: a scenario is a
+test).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class UnmetExpectation(NamedTuple):
 
 
 class ScenarioTestResult(NamedTuple):
-    """A file and how it did. ``simulation`` is None when it could not be read; ``error`` then says why."""
+    """A file and how it did. ``simulation`` is None when it could not be read; ``error`` then says
+    why.
+    """
 
     file: str
     simulation: Simulation | None
@@ -36,7 +40,9 @@ class ScenarioTestResult(NamedTuple):
 
     @property
     def status(self) -> str:
-        """``passed``, ``failed``, ``unreadable``, or ``no expect`` where the file says nothing to check."""
+        """``passed``, ``failed``, ``unreadable``, or ``no expect`` where the file says nothing to
+        check.
+        """
         if self.simulation is None:
             return "unreadable"
         if self.simulation.scenario.expect is None:
@@ -45,25 +51,34 @@ class ScenarioTestResult(NamedTuple):
 
 
 def scenario_files(paths: list[Path]) -> tuple[Path, ...]:
-    """The files named and the ``.yaml`` files in the folders named (at any depth), each once, sorted within a folder.
+    """The files named and the ``.yaml`` files in the folders named (at any depth), each once,
+    sorted within a folder.
 
     Raises UsageError for a path that is not there and when no file is found.
     """
     found: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
-            found |= dict.fromkeys(sorted(p for p in path.rglob("*") if p.suffix in (".yaml", ".yml") and p.is_file()))
+            found |= dict.fromkeys(
+                sorted(p for p in path.rglob("*") if p.suffix in (".yaml", ".yml") and p.is_file())
+            )
         elif path.exists():
             found[path] = None
         else:
-            raise UsageError(f"{path} is not there", "name scenario files, or folders that hold some")
+            raise UsageError(
+                f"{path} is not there", "name scenario files, or folders that hold some"
+            )
     if not found:
-        raise UsageError(f"no scenario (*.yaml) in {', '.join(map(str, paths))}", "name a folder with scenarios")
+        raise UsageError(
+            f"no scenario (*.yaml) in {', '.join(map(str, paths))}", "name a folder with scenarios"
+        )
     return tuple(found)
 
 
 def check_expectations(path: Path) -> ScenarioTestResult:
-    """Simulate a file and hold the result against its `expect`. A file that can't be read is no exception but a result."""
+    """Simulate a file and hold the result against its `expect`. A file that can't be read is no
+    exception but a result.
+    """
     from distsim.scenario import load
     from distsim.simulation.simulate_scenario import simulate
 
@@ -77,7 +92,9 @@ def check_expectations(path: Path) -> ScenarioTestResult:
 
 
 def unmet_expectations(simulation: Simulation) -> tuple[UnmetExpectation, ...]:
-    """What a finished simulation has otherwise than its scenario's `expect`; empty when all is as expected or nothing was."""
+    """What a finished simulation has otherwise than its scenario's `expect`; empty when all is as
+    expected or nothing was.
+    """
     expect = simulation.scenario.expect
     if expect is None:
         return ()
@@ -115,7 +132,13 @@ def _check_outcome(expect: Expectations, simulation: Simulation) -> Iterator[Unm
     elif isinstance(expect.outcome, dict):
         for backend, expected in expect.outcome.items():
             same = backend == simulation.run.profile
-            run = simulation if same else simulate(simulation.scenario, backend=backend, with_verdict=False, with_values=False)
+            run = (
+                simulation
+                if same
+                else simulate(
+                    simulation.scenario, backend=backend, with_verdict=False, with_values=False
+                )
+            )
             if run.outcome != expected:
                 yield UnmetExpectation(f"outcome under {backend}", expected, run.outcome)
 
@@ -126,15 +149,27 @@ def _check_findings(expect: Expectations, simulation: Simulation) -> Iterator[Un
         return
     found = {f.code: f.severity for f in simulation.findings}
     missing = [code for code in expect.findings if code not in found]
-    extra = sorted(code for code, severity in found.items() if severity == "error" and code not in expect.findings)
+    extra = sorted(
+        code
+        for code, severity in found.items()
+        if severity == "error" and code not in expect.findings
+    )
     if missing or extra:
-        yield UnmetExpectation("findings", ", ".join(expect.findings) or "no errors", ", ".join(sorted(found)) or "none")
+        yield UnmetExpectation(
+            "findings",
+            ", ".join(expect.findings) or "no errors",
+            ", ".join(sorted(found)) or "none",
+        )
 
 
 def _check_values(expect: Expectations, simulation: Simulation) -> Iterator[UnmetExpectation]:
     for label, expected in expect.values.items():
         ranks = range(simulation.program.world_size)
-        by_rank = dict.fromkeys(ranks, expected) if not isinstance(expected, PerRank) else {r: expected.get(r) for r in ranks}
+        by_rank = (
+            dict.fromkeys(ranks, expected)
+            if not isinstance(expected, PerRank)
+            else {r: expected.get(r) for r in ranks}
+        )
         for rank, wanted in by_rank.items():
             if wanted is None:
                 continue
@@ -143,7 +178,9 @@ def _check_values(expect: Expectations, simulation: Simulation) -> Iterator[Unme
                 yield UnmetExpectation(f"{label} on rank {rank}", _expected_text(wanted), found)
 
 
-def _value_matches(simulation: Simulation, rank: int, label: str, wanted: object) -> tuple[str, bool]:
+def _value_matches(
+    simulation: Simulation, rank: int, label: str, wanted: object
+) -> tuple[str, bool]:
     """The short form of what a buffer holds, and whether that is what is wanted."""
     values = simulation.values
     if values is None:
@@ -155,16 +192,26 @@ def _value_matches(simulation: Simulation, rank: int, label: str, wanted: object
 
 
 def _expected_text(wanted: object) -> str:
-    return str([*wanted]).replace("(", "[").replace(",)", "]").replace(")", "]") if isinstance(wanted, tuple) else str(wanted)
+    return (
+        str([*wanted]).replace("(", "[").replace(",)", "]").replace(")", "]")
+        if isinstance(wanted, tuple)
+        else str(wanted)
+    )
 
 
-def _check_bounds(what: str, bounds: DurationBounds | None, found_ns: int | None) -> Iterator[UnmetExpectation]:
+def _check_bounds(
+    what: str, bounds: DurationBounds | None, found_ns: int | None
+) -> Iterator[UnmetExpectation]:
     if bounds is None:
         return
     if found_ns is None:
         yield UnmetExpectation(what, "a duration", "none")
         return
     if bounds.at_least_ns is not None and found_ns < bounds.at_least_ns:
-        yield UnmetExpectation(what, f"at least {duration_text(bounds.at_least_ns)}", show_ns(found_ns))
+        yield UnmetExpectation(
+            what, f"at least {duration_text(bounds.at_least_ns)}", show_ns(found_ns)
+        )
     if bounds.at_most_ns is not None and found_ns > bounds.at_most_ns:
-        yield UnmetExpectation(what, f"at most {duration_text(bounds.at_most_ns)}", show_ns(found_ns))
+        yield UnmetExpectation(
+            what, f"at most {duration_text(bounds.at_most_ns)}", show_ns(found_ns)
+        )

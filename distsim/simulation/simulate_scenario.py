@@ -31,7 +31,12 @@ from distsim.hardware.cluster import PRESETS, Cluster, cluster_from
 from distsim.hardware.cost import CostModel
 from distsim.operations.registry import OPERATIONS
 from distsim.program.code import Program
-from distsim.program.features import FOLDING_THRESHOLD_CALLS, check_program_size, check_world_size, is_within_size_limit
+from distsim.program.features import (
+    FOLDING_THRESHOLD_CALLS,
+    check_program_size,
+    check_world_size,
+    is_within_size_limit,
+)
 from distsim.program.lower import lower
 from distsim.scenario import Scenario
 from distsim.semantics.classes.representatives import (
@@ -68,7 +73,11 @@ class Simulation:
     def timeline(self) -> Timeline:
         """Where the time went."""
         part = self.run.section
-        return build_timeline(self.run.trace) if part is None else unfolded_timeline(part.trace, part.program, self.program)
+        return (
+            build_timeline(self.run.trace)
+            if part is None
+            else unfolded_timeline(part.trace, part.program, self.program)
+        )
 
     @property
     def makespan_ns(self) -> int:
@@ -76,13 +85,21 @@ class Simulation:
 
     @cached_property
     def values(self) -> BufferValues | None:
-        """What tensors hold, worked out when it is first asked for. Raises UsageError where a tensor's value has none."""
+        """What tensors hold, worked out when it is first asked for. Raises UsageError where a
+        tensor's value has none.
+        """
         return _compute_values(self.program, self.run.trace) if self.has_values else None
 
     @cached_property
     def wide_values(self) -> BufferValues | None:
-        """The values with more numbers written out than a report needs, to be compared; None where there are none."""
-        return _compute_values(self.program, self.run.trace, limit_elements=MAX_WIDE_ELEMENTS) if self.has_values else None
+        """The values with more numbers written out than a report needs, to be compared; None where
+        there are none.
+        """
+        return (
+            _compute_values(self.program, self.run.trace, limit_elements=MAX_WIDE_ELEMENTS)
+            if self.has_values
+            else None
+        )
 
     @property
     def iteration_ns(self) -> int | None:
@@ -111,11 +128,13 @@ class SimulateOptions(TypedDict, total=False):
 def simulate(scenario: Scenario, **how: Unpack[SimulateOptions]) -> Simulation:
     """Simulate a scenario under the file's back end and cluster, or under others.
 
-    ``with_verdict``: True where nothing is said. ``with_values``: None has them where the program is small. ``ordered`` runs the
-    time-ordered engine even where the fast one is exact. ``schedule``: the order of events that a check wrote; receives from any source
-    take the messages it names. ``max_calls``: calls that may be simulated, in place of the limits of `distsim.program.features`.
-    ``fold``: ranks that do the same are simulated once; None: where the program is large. It changes no figure.
-    ``tell`` is called with what is done next, in words. Raises ScenarioErrors and UsageError.
+    ``with_verdict``: True where nothing is said. ``with_values``: None has them where the program
+    is small. ``ordered`` runs the time-ordered engine even where the fast one is exact.
+    ``schedule``: the order of events that a check wrote; receives from any source take the messages
+    it names. ``max_calls``: calls that may be simulated, in place of the limits of
+    `distsim.program.features`. ``fold``: ranks that do the same are simulated once; None: where the
+    program is large. It changes no figure. ``tell`` is called with what is done next, in words.
+    Raises ScenarioErrors and UsageError.
     """
     with gc_paused():
         check_world_size(scenario, how.get("max_calls"))
@@ -123,29 +142,57 @@ def simulate(scenario: Scenario, **how: Unpack[SimulateOptions]) -> Simulation:
 
 
 def _simulate(scenario: Scenario, how: SimulateOptions) -> Simulation:
-    tell, backend, schedule = how.get("tell", _ignore_progress), how.get("backend"), how.get("schedule")
+    tell, backend, schedule = (
+        how.get("tell", _ignore_progress),
+        how.get("backend"),
+        how.get("schedule"),
+    )
     tell("every rank's calls")
     if backend is not None and backend != scenario.backend:
         scenario = scenario.model_copy(update={"backend": str(backend)})
     program = lower(scenario)
     cost = cost_model(scenario, program, how.get("cluster"))
-    follow = {(*r[:2], r[2]): (*s[:2], s[2]) for r, s in schedule.sender_of.items()} if schedule is not None else None
+    follow = (
+        {(*r[:2], r[2]): (*s[:2], s[2]) for r, s in schedule.sender_of.items()}
+        if schedule is not None
+        else None
+    )
     return simulate_program(
-        scenario, program, cost, with_verdict=how.get("with_verdict", True), with_values=how.get("with_values"),
-        ordered=how.get("ordered", False), follow=follow, tell=tell, fold=how.get("fold"), max_calls=how.get("max_calls"),
+        scenario,
+        program,
+        cost,
+        with_verdict=how.get("with_verdict", True),
+        with_values=how.get("with_values"),
+        ordered=how.get("ordered", False),
+        follow=follow,
+        tell=tell,
+        fold=how.get("fold"),
+        max_calls=how.get("max_calls"),
         bounded=True,
-    )  # fmt: skip
+    )
 
 
 def unfolded_timeline(trace: Trace, section: Program, program: Program) -> Timeline:
-    """The timeline of a whole program, from the trace of the ranks that stand for all (`distsim.semantics.classes.representatives`)."""
+    """The timeline of a whole program, from the trace of the ranks that stand for all
+    (`distsim.semantics.classes.representatives`).
+    """
     end = trace.makespan_ns
-    times, alike = {one.rank: one for one in rank_times(trace, end)}, equivalent_groups(section, program)
+    times, alike = (
+        {one.rank: one for one in rank_times(trace, end)},
+        equivalent_groups(section, program),
+    )
     said = {of: one[1:] for of, one in times.items()}
-    ranks = tuple([RankTimes(rank, *said[of]) for rank, of in enumerate(representative_by_rank(section))])
-    told = [(one.began_ns, rank, i, one._replace(group=group))
-            for i, one in enumerate(collective_totals(trace)) for rank, group in alike.get(one.group, ())]  # fmt: skip
-    found = tuple(times_of_collective(trace, *one[3][:6]) for one in sorted(told, key=lambda one: one[:3]))
+    ranks = tuple(
+        [RankTimes(rank, *said[of]) for rank, of in enumerate(representative_by_rank(section))]
+    )
+    told = [
+        (one.began_ns, rank, i, one._replace(group=group))
+        for i, one in enumerate(collective_totals(trace))
+        for rank, group in alike.get(one.group, ())
+    ]
+    found = tuple(
+        times_of_collective(trace, *one[3][:6]) for one in sorted(told, key=lambda one: one[:3])
+    )
     return Timeline(end, iteration_ns(trace), ranks, found, critical_path(trace, end))
 
 
@@ -162,27 +209,38 @@ class SimulateProgramOptions(TypedDict, total=False):
     tell: Callable[[str], None]
 
 
-def simulate_program(scenario: Scenario, program: Program, cost: CostModel, **more: Unpack[SimulateProgramOptions]) -> Simulation:
-    """The same for a program that is there already: lowered from ``scenario``, or made of a trace, with what its file would say of it.
+def simulate_program(
+    scenario: Scenario, program: Program, cost: CostModel, **more: Unpack[SimulateProgramOptions]
+) -> Simulation:
+    """The same for a program that is there already: lowered from ``scenario``, or made of a trace,
+    with what its file would say of it.
 
-    ``follow``: whose message receives from any source take. ``bounded``: refuse more calls than `distsim.program.features` allows, or
-    ``max_calls``. See `simulate` for the rest.
+    ``follow``: whose message receives from any source take. ``bounded``: refuse more calls than
+    `distsim.program.features` allows, or ``max_calls``. See `simulate` for the rest.
     """
     tell, most = more.get("tell", _ignore_progress), more.get("max_calls")
     folded = _simulate_folded(scenario, program, cost, more)
-    if folded is not None and (_has_no_findings(folded, program) or not is_within_size_limit(program, most)):
+    if folded is not None and (
+        _has_no_findings(folded, program) or not is_within_size_limit(program, most)
+    ):
         return folded
     if more.get("bounded"):
         check_program_size(program, most)
     tell(f"{program.call_count:,} calls on {program.world_size:,} ranks in simulated time")
     result = run_program(
-        program, BACKEND_PROFILES[program.backend], cost, ordered=more.get("ordered", False), follow=more.get("follow")
+        program,
+        BACKEND_PROFILES[program.backend],
+        cost,
+        ordered=more.get("ordered", False),
+        follow=more.get("follow"),
     )
     return _with_values(_with_verdict(scenario, program, cost, result, more), more)
 
 
 def _with_values(found: Simulation, more: SimulateProgramOptions) -> Simulation:
-    """The same with its values, where they are wanted. Those that have numbers are worked out at once, for they may be wrong."""
+    """The same with its values, where they are wanted. Those that have numbers are worked out at
+    once, for they may be wrong.
+    """
     has = more.get("with_values") is not False and found.program.call_count <= MAX_CALLS_WITH_VALUES
     found = replace(found, has_values=has)
     if has and "numbers" in found.program.features:
@@ -191,8 +249,12 @@ def _with_values(found: Simulation, more: SimulateProgramOptions) -> Simulation:
     return found
 
 
-def _simulate_folded(scenario: Scenario, program: Program, cost: CostModel, more: SimulateProgramOptions) -> Simulation | None:
-    """The simulation of ranks that stand for all; None where that does not pay, is not wanted, or where order decides."""
+def _simulate_folded(
+    scenario: Scenario, program: Program, cost: CostModel, more: SimulateProgramOptions
+) -> Simulation | None:
+    """The simulation of ranks that stand for all; None where that does not pay, is not wanted, or
+    where order decides.
+    """
     wanted = more.get("fold")
     if (
         wanted is False
@@ -228,7 +290,9 @@ def _simulate_folded(scenario: Scenario, program: Program, cost: CostModel, more
     left = whole.final_state if left is result.final_state else expand_blocked_state(part, left)
     verdict = found.verdict and replace(found.verdict, final_state=left)
     wide = tuple(replace(f, ranks=part.alike(f.ranks)) for f in found.findings)
-    return _with_values(replace(found, program=program, run=whole, verdict=verdict, findings=wide), more)
+    return _with_values(
+        replace(found, program=program, run=whole, verdict=verdict, findings=wide), more
+    )
 
 
 def _has_no_findings(found: Simulation, program: Program) -> bool:
@@ -239,7 +303,11 @@ def _has_no_findings(found: Simulation, program: Program) -> bool:
 
 
 def _with_verdict(
-    scenario: Scenario, program: Program, cost: CostModel, result: SimulatedRun, more: SimulateProgramOptions
+    scenario: Scenario,
+    program: Program,
+    cost: CostModel,
+    result: SimulatedRun,
+    more: SimulateProgramOptions,
 ) -> Simulation:
     """A run with its verdict and all that there is to say of it, but the values."""
     more.get("tell", _ignore_progress)("the verdict")
@@ -254,14 +322,26 @@ def _with_verdict(
     if outcome == "completes" and BACKEND_PROFILES[program.backend].device:
         from distsim.engine.backend_outcomes import undefined_behaviour
 
-        outcome = "completes" if undefined_behaviour(program, BACKEND_PROFILES[program.backend], cost) is None else "undefined"
-    of_contract = (*program.findings, *_memory_findings(scenario, program, cost), *(verdict.findings if verdict else ()))
-    found = _deduplicated_findings((*of_contract, *result.findings, *swaps), _backend_findings(subject, result, verdict))
+        outcome = (
+            "completes"
+            if undefined_behaviour(program, BACKEND_PROFILES[program.backend], cost) is None
+            else "undefined"
+        )
+    of_contract = (
+        *program.findings,
+        *_memory_findings(scenario, program, cost),
+        *(verdict.findings if verdict else ()),
+    )
+    found = _deduplicated_findings(
+        (*of_contract, *result.findings, *swaps), _backend_findings(subject, result, verdict)
+    )
     return Simulation(scenario, program, result, verdict, False, cost, found, outcome)
 
 
 def swap_findings(subject: CheckedProgram, trace: Trace | None = None) -> tuple[Finding, ...]:
-    """Equal calls, and equal messages, that met by their order although others were meant. ``trace``: of those that met in this run."""
+    """Equal calls, and equal messages, that met by their order although others were meant.
+    ``trace``: of those that met in this run.
+    """
     found = list[Finding]()
     if subject.concerns("swapped_collectives"):
         from distsim.checker.detectors.swapped_collectives import swapped_collective_findings
@@ -283,10 +363,15 @@ def _memory_findings(scenario: Scenario, program: Program, cost: CostModel) -> t
     return memory_findings(scenario, program, cost.cluster)
 
 
-def _deduplicated_findings(found: tuple[Finding, ...], waits: tuple[Finding, ...]) -> tuple[Finding, ...]:
+def _deduplicated_findings(
+    found: tuple[Finding, ...], waits: tuple[Finding, ...]
+) -> tuple[Finding, ...]:
     if not found and not waits:
         return ()
-    from distsim.checker.diagnosis.match_findings import attach_consequences, without_repeated_findings
+    from distsim.checker.diagnosis.match_findings import (
+        attach_consequences,
+        without_repeated_findings,
+    )
 
     return without_repeated_findings(attach_consequences(found, waits))
 
@@ -298,29 +383,56 @@ def _compute_values(program: Program, trace: Trace, **more: Any) -> BufferValues
 
 
 def _strict_final_state(program: Program, result: SimulatedRun) -> FinalState | None:
-    """How a run ended that spares the verdict its first pass: it completed under rules at least as strict as the rendezvous reading.
+    """How a run ended that spares the verdict its first pass: it completed under rules at least as
+    strict as the rendezvous reading.
 
-    Those of gloo are: every send is a rendezvous (G1), and a collective that lets nobody leave early waits for all; a new_group need
-    not meet there, by the contract it must. The fast engine has compared whatever met.
+    Those of gloo are: every send is a rendezvous (G1), and a collective that lets nobody leave
+    early waits for all; a new_group need not meet there, by the contract it must. The fast engine
+    has compared whatever met.
     """
     profile = BACKEND_PROFILES[program.backend]
-    if profile.device or not profile.rendezvous or result.path != "fast" or result.outcome != "completes" or result.mismatches:
+    if (
+        profile.device
+        or not profile.rendezvous
+        or result.path != "fast"
+        or result.outcome != "completes"
+        or result.mismatches
+    ):
         return None
     if "new groups" in program.features:
         return None
-    ops = {call.op for code in program.codes for call in code.distinct_calls() if OPERATIONS[call.op].kind == "collective"}
-    waits_for_all = all(profile.needs(op, 4, 0, me) is None for op in sorted(ops) for me in range(4))
+    ops = {
+        call.op
+        for code in program.codes
+        for call in code.distinct_calls()
+        if OPERATIONS[call.op].kind == "collective"
+    }
+    waits_for_all = all(
+        profile.needs(op, 4, 0, me) is None for op in sorted(ops) for me in range(4)
+    )
     return result.final_state if waits_for_all else None
 
 
 def _may_refuse(program: Program, result: SimulatedRun) -> bool:
-    """Whether a back end may refuse a call: that would be the last one of its rank, and one that nobody makes is asked about, too."""
-    return any(code.guards is not None for code in program.codes) or not made_all_calls(program, result.final_state)
+    """Whether a back end may refuse a call: that would be the last one of its rank, and one that
+    nobody makes is asked about, too.
+    """
+    return any(code.guards is not None for code in program.codes) or not made_all_calls(
+        program, result.final_state
+    )
 
 
-def _backend_findings(subject: CheckedProgram, result: SimulatedRun, verdict: Verdict | None) -> tuple[Finding, ...]:
-    """What the back end alone makes of the program: calls it refuses or reads otherwise, and a standstill that the contract has not."""
-    program, profile, found = subject.program, BACKEND_PROFILES[subject.program.backend], tuple[Finding, ...]()
+def _backend_findings(
+    subject: CheckedProgram, result: SimulatedRun, verdict: Verdict | None
+) -> tuple[Finding, ...]:
+    """What the back end alone makes of the program: calls it refuses or reads otherwise, and a
+    standstill that the contract has not.
+    """
+    program, profile, found = (
+        subject.program,
+        BACKEND_PROFILES[subject.program.backend],
+        tuple[Finding, ...](),
+    )
     if _may_refuse(program, result) or (subject.concerns("swapped_messages") and not profile.tags):
         from distsim.checker.detectors.backend_support import backend_findings
 
@@ -333,7 +445,9 @@ def _backend_findings(subject: CheckedProgram, result: SimulatedRun, verdict: Ve
         from distsim.checker.detectors.undefined_behavior import undefined_findings
 
         found = (*found, *undefined_findings(program, subject.layout, profile))
-    told = verdict is not None and (verdict.verdict == "invalid" or bool(verdict.final_state and verdict.final_state.blocked))
+    told = verdict is not None and (
+        verdict.verdict == "invalid" or bool(verdict.final_state and verdict.final_state.blocked)
+    )
     refused = any(f.severity == "error" for f in found)
     if told or refused or not result.final_state.blocked:
         return found
@@ -341,13 +455,26 @@ def _backend_findings(subject: CheckedProgram, result: SimulatedRun, verdict: Ve
     from distsim.checker.diagnosis.host_waits import with_host_waits
 
     left = result.final_state
-    return (*found, *with_host_waits(diagnose_hang(program, left, subject.layout), program, left, profile))
+    return (
+        *found,
+        *with_host_waits(diagnose_hang(program, left, subject.layout), program, left, profile),
+    )
 
 
-def cost_model(scenario: Scenario, program: Program, cluster: str | Mapping[str, object] | Cluster | None = None) -> CostModel:
-    """The prices of a scenario's cluster: the one given, else the file's, else the back end's default."""
+def cost_model(
+    scenario: Scenario,
+    program: Program,
+    cluster: str | Mapping[str, object] | Cluster | None = None,
+) -> CostModel:
+    """The prices of a scenario's cluster: the one given, else the file's, else the back end's
+    default.
+    """
     chosen = cluster if cluster is not None else scenario.cluster
-    if isinstance(chosen, str) and chosen not in PRESETS and Path(chosen).suffix in (".yaml", ".yml"):
+    if (
+        isinstance(chosen, str)
+        and chosen not in PRESETS
+        and Path(chosen).suffix in (".yaml", ".yml")
+    ):
         chosen = load_cluster(cluster_path(chosen, Path(scenario.file).parent))
     found = default_cluster(program.backend) if chosen is None else cluster_from(chosen)
     return CostModel(found, program.world_size, program.local_size, program.link_faults)
@@ -359,10 +486,14 @@ def cluster_path(name: str, folder: Path) -> Path:
 
 
 def load_cluster(path: str | Path) -> Cluster:
-    """The cluster in a file of its own. Raises ScenarioErrors for what is no YAML, UsageError, with the file, for what is no cluster."""
+    """The cluster in a file of its own. Raises ScenarioErrors for what is no YAML, UsageError, with
+    the file, for what is no cluster.
+    """
     from distsim.scenario import load_mapping
 
     try:
         return cluster_from(load_mapping(path))
     except UsageError as error:
-        raise UsageError("\n".join(f"{path}: {line}" for line in error.message.splitlines()), error.remedy) from None
+        raise UsageError(
+            "\n".join(f"{path}: {line}" for line in error.message.splitlines()), error.remedy
+        ) from None

@@ -1,4 +1,6 @@
-"""The figures that people look for first: tokens a second and GPU, MFU, the bubble, what a step goes into; and a makespan's band."""
+"""The figures that people look for first: tokens a second and GPU, MFU, the bubble, what a step
+goes into; and a makespan's band.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,24 @@ if TYPE_CHECKING:
     from distsim.scenario.strategies.training_step.transformer import Transformer
 
 #: How computes of a transformer begin, and what they count as.
-_COMPUTE_KINDS = (("forward", "forward"), ("backward", "backward"), ("weight gradients", "backward"), ("scores", "attention scores"),
-          ("optimizer", "optimizer"))  # fmt: skip
+_COMPUTE_KINDS = (
+    ("forward", "forward"),
+    ("backward", "backward"),
+    ("weight gradients", "backward"),
+    ("scores", "attention scores"),
+    ("optimizer", "optimizer"),
+)
 LAUNCH_KIND = "launches"
 
 
 class TrainingMetrics(NamedTuple):
-    """Of one step of a transformer, the mean over ranks. ``shares`` of the step add up to 1: computes by kind, `exposed communication`
-    (beside which nothing computes), `bubble` (the rest: waiting, idle, behind the host).
+    """Of one step of a transformer, the mean over ranks. ``shares`` of the step add up to 1:
+    computes by kind, `exposed communication` (beside which nothing computes), `bubble` (the rest:
+    waiting, idle, behind the host).
 
-    ``mfu``: model FLOPs, as PaLM counts them (arXiv:2204.02311, appendix B: three passes over every matrix and all scores, nothing
-    recomputed), over what the devices' data sheets say for the step's dtype.
+    ``mfu``: model FLOPs, as PaLM counts them (arXiv:2204.02311, appendix B: three passes over every
+    matrix and all scores, nothing recomputed), over what the devices' data sheets say for the
+    step's dtype.
     """
 
     step_ns: int
@@ -61,31 +70,46 @@ def training_metrics(simulation: Simulation) -> TrainingMetrics | None:
     if not steps:
         return None
     step_ns = simulation.iteration_ns or simulation.makespan_ns
-    tokens = sum(_sequences_per_step(one, context) * one.one_pass(context).sequence for one, context in steps)
+    tokens = sum(
+        _sequences_per_step(one, context) * one.one_pass(context).sequence for one, context in steps
+    )
     flops = sum(_model_flops(one, context) for one, context in steps)
     device, gpus = simulation.cost.cluster.device, simulation.program.world_size
     dtype = steps[0][0].dtype
     mfu = flops / (gpus * device.peak_flop_per_ns(dtype) * step_ns)
     return TrainingMetrics(
-        step_ns, tokens, tokens / (step_ns / 1e9) / gpus, mfu, time_shares(simulation.run, simulation.timeline)
+        step_ns,
+        tokens,
+        tokens / (step_ns / 1e9) / gpus,
+        mfu,
+        time_shares(simulation.run, simulation.timeline),
     )
 
 
 def _sequences_per_step(one: Transformer, context: ExpansionContext) -> int:
     """Of a step: what each pipeline or replica takes, times their number."""
-    inside = one.ways("tensor", context) * one.ways("pipeline", context) * one.ways("context", context)
+    inside = (
+        one.ways("tensor", context) * one.ways("pipeline", context) * one.ways("context", context)
+    )
     return one.micro_batch * one.micro_batches * (context.world_size // inside)
 
 
 def _model_flops(one: Transformer, context: ExpansionContext) -> int:
-    from distsim.scenario.strategies.training_step.micro_batch_cost import MicroBatchCost, step_flops
+    from distsim.scenario.strategies.training_step.micro_batch_cost import (
+        MicroBatchCost,
+        step_flops,
+    )
 
     model = one.model.architecture()
-    return step_flops(MicroBatchCost(model, 1, one.sequence or model.sequence), _sequences_per_step(one, context))
+    return step_flops(
+        MicroBatchCost(model, 1, one.sequence or model.sequence), _sequences_per_step(one, context)
+    )
 
 
 def time_shares(run: SimulatedRun, timeline: Timeline) -> dict[str, float]:
-    """What the ranks' time goes into: shares of the makespan, the largest computes first. What the host launches is in the bubble."""
+    """What the ranks' time goes into: shares of the makespan, the largest computes first. What the
+    host launches is in the bubble.
+    """
     trace = (run.section or run).trace  # of ranks that do the same, one
     alike = None if run.section is None else run.section.program.representative_of
     whole = timeline.makespan_ns * max(len(timeline.ranks), 1)
@@ -103,23 +127,35 @@ def time_shares(run: SimulatedRun, timeline: Timeline) -> dict[str, float]:
                 found[word] = found.get(word, 0.0) + float(sums[number]) / whole
     found = dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
     exposed = sum(rank.exposed_comm_ns for rank in timeline.ranks) / whole
-    return {**found, "exposed communication": exposed, "bubble": max(1.0 - sum(found.values()) - exposed, 0.0)}
+    return {
+        **found,
+        "exposed communication": exposed,
+        "bubble": max(1.0 - sum(found.values()) - exposed, 0.0),
+    }
 
 
 def compute_kind(name: str) -> str:
     """What a compute of this name counts as: `forward attention` as forward."""
-    return next((kind for start, kind in _COMPUTE_KINDS if name.startswith(start)), name or "compute")
+    return next(
+        (kind for start, kind in _COMPUTE_KINDS if name.startswith(start)), name or "compute"
+    )
 
 
 def makespan_range(cost: CostModel, program: Program, timeline: Timeline) -> tuple[int, int] | None:
-    """(shortest, longest) ns if every price on the critical path is at the end of its band; None where there is no band.
+    """(shortest, longest) ns if every price on the critical path is at the end of its band; None
+    where there is no band.
 
-    Compute by a given time counts as known; by FLOP and bytes it has the band of `COMPUTE_RANGE`.
+    Compute by a given time counts as known; by FLOP and bytes it has the band of
+    `COMPUTE_RANGE`.
     """
     if not cost.nccl or not timeline.critical_path or cost.cluster.measured:
         return None
     calls = communication_range(cost, program.world_size)
-    priced = any(call.fields.get("flops") or call.fields.get("mem_bytes") for code in program.codes for call in code.calls)
+    priced = any(
+        call.fields.get("flops") or call.fields.get("mem_bytes")
+        for code in program.codes
+        for call in code.calls
+    )
     low, high = 0.0, 0.0
     for piece in timeline.critical_path:
         ns = piece.end_ns - piece.start_ns

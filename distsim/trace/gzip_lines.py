@@ -24,7 +24,9 @@ def is_gzip(path: str | PathLike[str]) -> bool:
 
 
 def encode_pieces(path: str | PathLike[str], pieces: str | Iterable[str]) -> Iterable[str | bytes]:
-    """What a file of this name holds; the same text gives the same bytes (no time and no name in gzip's header)."""
+    """What a file of this name holds; the same text gives the same bytes (no time and no name in
+    gzip's header).
+    """
     texts = [pieces] if isinstance(pieces, str) else pieces
     return _compress(texts) if is_gzip(path) else texts
 
@@ -37,9 +39,11 @@ def _compress(texts: Iterable[str]) -> Iterator[bytes]:
 
 
 def decode_lines(raw: BufferedIOBase, first: int, later: int) -> Iterator[str]:
-    """The lines of a file, plain or gzip, the first of at most so many bytes, later ones of so many.
+    """The lines of a file, plain or gzip, the first of at most so many bytes, later ones of so
+    many.
 
-    What a cut left of a gzip file is given as far as it goes. Raises LongLine, and UnicodeDecodeError for what is no text.
+    What a cut left of a gzip file is given as far as it goes. Raises LongLine, and
+    UnicodeDecodeError for what is no text.
     """
     number, most, rest = 1, first, bytearray()
     for piece in _read_plain(raw):
@@ -57,7 +61,9 @@ def decode_lines(raw: BufferedIOBase, first: int, later: int) -> Iterator[str]:
 
 
 def _last_line(line: bytes, number: int) -> str:
-    """A last line without an end. One that was cut inside a character is a cut line, whatever it says before."""
+    """A last line without an end. One that was cut inside a character is a cut line, whatever it
+    says before.
+    """
     try:
         return line.decode()
     except UnicodeDecodeError as fault:
@@ -77,7 +83,9 @@ def _read_plain(raw: BufferedIOBase) -> Iterator[bytes]:
 
 
 def _decompress(raw: BufferedIOBase, piece: bytes) -> Iterator[bytes]:
-    """What a gzip file holds, member by member, up to where it ends, is cut, or is damaged: its lines tell which."""
+    """What a gzip file holds, member by member, up to where it ends, is cut, or is damaged: its
+    lines tell which.
+    """
     inflate = zlib.decompressobj(_GZIP_WBITS)
     while piece:
         try:

@@ -1,4 +1,5 @@
-"""What tensors hold at the end of a run, as the header of a trace carries it: bounded in size, and two of them compared.
+"""What tensors hold at the end of a run, as the header of a trace carries it: bounded in size, and
+two of them compared.
 
 ``values`` is tensor -> rank -> one of
 
@@ -29,9 +30,18 @@ SAMPLE_PARTS: Final = 16
 #: Tensors of ranks that a header has values of; the others are counted (``values_left_out``).
 MAX_VALUES: Final = 1024
 
-#: The spacing of numbers at 1 (half of it is the largest rounding error of one operation): IEEE 754, bfloat16, OCP OFP8.
-EPSILON: Final = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7,
-                  "float8_e4m3fn": 2.0**-3, "float8_e5m2": 2.0**-2, "complex64": 2.0**-23, "complex128": 2.0**-52}  # fmt: skip
+#: The spacing of numbers at 1 (half of it is the largest rounding error of one operation): IEEE
+#: 754, bfloat16, OCP OFP8.
+EPSILON: Final = {
+    "float64": 2.0**-52,
+    "float32": 2.0**-23,
+    "float16": 2.0**-10,
+    "bfloat16": 2.0**-7,
+    "float8_e4m3fn": 2.0**-3,
+    "float8_e5m2": 2.0**-2,
+    "complex64": 2.0**-23,
+    "complex128": 2.0**-52,
+}
 
 ValueMatch = Literal["equal", "close", "differs", "unknown"]
 TensorNumber = bool | int | float | str
@@ -58,7 +68,8 @@ class RankTensorValue(NamedTuple):
 
 
 class ValueDifference(NamedTuple):
-    """Where two tensors first differ. ``element``: flat number of it, -1 where no one element can be named; ``a``, ``b``: the numbers.
+    """Where two tensors first differ. ``element``: flat number of it, -1 where no one element can
+    be named; ``a``, ``b``: the numbers.
 
     ``where``: in words.
     """
@@ -79,7 +90,10 @@ def header_values(kept: Iterable[RankTensorValue]) -> HeaderValues:
     for one in known[:MAX_VALUES]:
         values.setdefault(one.label, {})[str(one.rank)] = one.value
     dtypes = {one.label: one.dtype for one in reversed(known[:MAX_VALUES])}
-    found: HeaderValues = {"values": values, "value_dtypes": {label: dtypes[label] for label in values}}
+    found: HeaderValues = {
+        "values": values,
+        "value_dtypes": {label: dtypes[label] for label in values},
+    }
     if len(known) > MAX_VALUES:
         found["values_left_out"] = len(known) - MAX_VALUES
     return found
@@ -106,10 +120,17 @@ def pack_tensor(array: NumberArray | None) -> PackedTensor:
         return _nested_list(array)
     if len(starts) <= MAX_RUNS:
         counts = np.diff([*starts, flat.size]).tolist()
-        return {"shape": list(array.shape), "runs": [[n, json_number(flat[at])] for n, at in zip(counts, starts, strict=True)]}
+        return {
+            "shape": list(array.shape),
+            "runs": [[n, json_number(flat[at])] for n, at in zip(counts, starts, strict=True)],
+        }
     cuts = _part_starts(flat.size)
     parts = [flat[a:b] for a, b in pairwise(cuts)]
-    return {"shape": list(array.shape), "first": [json_number(p[0]) for p in parts], "digests": [_digest(p) for p in parts]}
+    return {
+        "shape": list(array.shape),
+        "first": [json_number(p[0]) for p in parts],
+        "digests": [_digest(p) for p in parts],
+    }
 
 
 def json_number(value: np.generic) -> TensorNumber:
@@ -127,7 +148,9 @@ def json_number(value: np.generic) -> TensorNumber:
 
 def _run_starts(flat: NumberArray) -> list[int]:
     """Where stretches of equal numbers begin; at most one more than a header has room for."""
-    same = (flat[1:] == flat[:-1]) | ((flat[1:] != flat[1:]) & (flat[:-1] != flat[:-1]))  # nan is no other than nan
+    same = (flat[1:] == flat[:-1]) | (
+        (flat[1:] != flat[1:]) & (flat[:-1] != flat[:-1])
+    )  # nan is no other than nan
     return [0, *(np.flatnonzero(~same)[:MAX_RUNS] + 1).tolist()] if not same.all() else [0]
 
 
@@ -149,7 +172,9 @@ def _nested_list(array: NumberArray) -> PackedTensor:
 
 
 class _UnpackedTensor(NamedTuple):
-    """``runs``: (count, number) of all elements, None where only samples are known. ``size`` is -1 for any."""
+    """``runs``: (count, number) of all elements, None where only samples are known. ``size`` is -1
+    for any.
+    """
 
     size: int
     runs: Sequence[tuple[int, TensorNumber]] | None
@@ -157,8 +182,11 @@ class _UnpackedTensor(NamedTuple):
     digests: Sequence[str] = ()
 
 
-def compare_packed(a: object, b: object, tolerance: float = 0.0) -> tuple[ValueMatch, ValueDifference | None]:
-    """How two packed tensors compare: equal, close (no element differs by more than the tolerance, relative or absolute), or not.
+def compare_packed(
+    a: object, b: object, tolerance: float = 0.0
+) -> tuple[ValueMatch, ValueDifference | None]:
+    """How two packed tensors compare: equal, close (no element differs by more than the tolerance,
+    relative or absolute), or not.
 
     Raises ValueError for what is no packed tensor.
     """
@@ -204,10 +232,24 @@ def _unpack(value: object) -> _UnpackedTensor:
         flat = [(1, x) for x in _flat_numbers(value)]
         return _UnpackedTensor(len(flat), flat)
     if isinstance(value, Mapping) and isinstance(value.get("shape"), list):
-        size, runs, first, digests = prod(value["shape"]), *(value.get(key) for key in ("runs", "first", "digests"))
+        size, runs, first, digests = (
+            prod(value["shape"]),
+            *(value.get(key) for key in ("runs", "first", "digests")),
+        )
         if isinstance(runs, list) and sum(count for count, _ in runs) == size:
-            return _UnpackedTensor(size, list(zip((count for count, _ in runs), _flat_numbers(x for _, x in runs), strict=True)))
-        if isinstance(first, list) and isinstance(digests, list) and len(first) == len(digests) == SAMPLE_PARTS <= size:
+            return _UnpackedTensor(
+                size,
+                list(
+                    zip(
+                        (count for count, _ in runs), _flat_numbers(x for _, x in runs), strict=True
+                    )
+                ),
+            )
+        if (
+            isinstance(first, list)
+            and isinstance(digests, list)
+            and len(first) == len(digests) == SAMPLE_PARTS <= size
+        ):
             return _UnpackedTensor(size, None, list(_flat_numbers(first)), digests)
     raise ValueError("expected what a tensor holds as a number, a list, runs or digests")
 
@@ -223,7 +265,9 @@ def _flat_numbers(items: Iterable[object]) -> Iterator[TensorNumber]:
             raise ValueError(f"expected a number, found {item!r}")
 
 
-def _aligned_runs(a: _UnpackedTensor, b: _UnpackedTensor) -> Iterator[tuple[int, TensorNumber | None, TensorNumber | None]]:
+def _aligned_runs(
+    a: _UnpackedTensor, b: _UnpackedTensor
+) -> Iterator[tuple[int, TensorNumber | None, TensorNumber | None]]:
     """(element, number of a, number of b) wherever a stretch of either begins."""
     size = max(a.size, b.size, 1)
     ends: list[list[tuple[int, TensorNumber]]] = []
@@ -240,7 +284,9 @@ def _aligned_runs(a: _UnpackedTensor, b: _UnpackedTensor) -> Iterator[tuple[int,
         i, j = i + (ends[0][i][0] <= at), j + (ends[1][j][0] <= at)
 
 
-def _aligned_samples(a: _UnpackedTensor, b: _UnpackedTensor) -> Iterator[tuple[int, TensorNumber | None, TensorNumber | None]]:
+def _aligned_samples(
+    a: _UnpackedTensor, b: _UnpackedTensor
+) -> Iterator[tuple[int, TensorNumber | None, TensorNumber | None]]:
     """(element, number of a, number of b) at the beginnings of the parts."""
     size = max(a.size, b.size)
     for at in _part_starts(size)[:-1]:
@@ -259,12 +305,16 @@ def _number_at(tensor: _UnpackedTensor, element: int, size: int) -> TensorNumber
 
 
 def _differing_part(a: _UnpackedTensor, b: _UnpackedTensor) -> str:
-    """In which elements two tensors differ whose recorded numbers are equal; empty where they don't."""
+    """In which elements two tensors differ whose recorded numbers are equal; empty where they
+    don't.
+    """
     size = max(a.size, b.size)
     if a.runs is not None or b.runs is not None:
         return "one of them has more different numbers"
     cuts = _part_starts(size)
-    unlike = next((k for k, (x, y) in enumerate(zip(a.digests, b.digests, strict=False)) if x != y), None)
+    unlike = next(
+        (k for k, (x, y) in enumerate(zip(a.digests, b.digests, strict=False)) if x != y), None
+    )
     return "" if unlike is None else f"one of the elements {cuts[unlike]} to {cuts[unlike + 1] - 1}"
 
 

@@ -13,13 +13,16 @@ import numpy as np
 from distsim.values.lineage import Content, FlatArray, LineageGraph, TensorContribution
 from distsim.values.numbers import format_content, matches_expected, numbers_of_content
 
-#: A buffer of a run: (rank, label). The label is the tensor's name, or ``name@copy`` from the second copy on.
+#: A buffer of a run: (rank, label). The label is the tensor's name, or ``name@copy`` from the
+#: second copy on.
 RankBufferKey = tuple[int, str]
 
 
 @dataclass(slots=True, eq=False)
 class BufferState:
-    """A buffer at one moment. ``version`` counts its writes, ``row`` is the trace row of the last one (-1: none)."""
+    """A buffer at one moment. ``version`` counts its writes, ``row`` is the trace row of the last
+    one (-1: none).
+    """
 
     shape: tuple[int, ...]
     dtype: str
@@ -29,7 +32,9 @@ class BufferState:
 
 
 class ElementRange(NamedTuple):
-    """Elements ``start`` to ``stop`` (excluded) of a buffer, with the contributions in each of them."""
+    """Elements ``start`` to ``stop`` (excluded) of a buffer, with the contributions in each of
+    them.
+    """
 
     start: int
     stop: int
@@ -39,8 +44,8 @@ class ElementRange(NamedTuple):
 class LineageViolation(NamedTuple):
     """A contribution that is not exactly once in some elements of a buffer.
 
-    ``times`` is how often it is there. ``row`` is the trace row where it broke: the call that added it once more, or, where it is
-    missing, the buffer's last write (-1: never written).
+    ``times`` is how often it is there. ``row`` is the trace row where it broke: the call that added
+    it once more, or, where it is missing, the buffer's last write (-1: never written).
     """
 
     rank: int
@@ -61,12 +66,17 @@ class BufferSnapshot(NamedTuple):
 
     @property
     def text(self) -> str:
-        return ", ".join(format_content(c, s, d) for c, s, d in zip(self.contents, self.shapes, self.dtypes, strict=True))
+        return ", ".join(
+            format_content(c, s, d)
+            for c, s, d in zip(self.contents, self.shapes, self.dtypes, strict=True)
+        )
 
 
 @dataclass(eq=False)
 class BufferValues:
-    """The outcome of `compute_values`. Lookups by (rank, label) raise KeyError for a buffer that the program does not have."""
+    """The outcome of `compute_values`. Lookups by (rank, label) raise KeyError for a buffer that
+    the program does not have.
+    """
 
     graph: LineageGraph
     buffers: Mapping[RankBufferKey, BufferState]
@@ -76,7 +86,9 @@ class BufferValues:
     seen: Mapping[tuple[int, int, int, str], BufferSnapshot] = field(default_factory=dict)
 
     def state(self, rank: int, label: str) -> BufferState:
-        found = self.buffers.get((rank, label.removesuffix("@0")))  # the first copy goes by the bare name
+        found = self.buffers.get(
+            (rank, label.removesuffix("@0"))
+        )  # the first copy goes by the bare name
         return self.initial(rank, label) if found is None else found
 
     # --- numbers ---
@@ -86,26 +98,39 @@ class BufferValues:
         return format_content(state.content, state.shape, state.dtype)
 
     def array(self, rank: int, label: str) -> FlatArray | None:
-        """The numbers in the tensor's shape (uniform tensors as a broadcast view), None where any is unknown."""
+        """The numbers in the tensor's shape (uniform tensors as a broadcast view), None where any
+        is unknown.
+        """
         state = self.state(rank, label)
         numbers = numbers_of_content(state.content, state.dtype, self.limit_elements)
         if numbers is None:
             return None
-        return np.broadcast_to(numbers.reshape(()), state.shape) if numbers.size == 1 else numbers.reshape(state.shape)
+        return (
+            np.broadcast_to(numbers.reshape(()), state.shape)
+            if numbers.size == 1
+            else numbers.reshape(state.shape)
+        )
 
     def agrees(self, rank: int, label: str, expected: object) -> bool:
-        """Does the buffer hold what `expect` says: a number for all elements, ``?`` for unknown, or a list of them?"""
+        """Does the buffer hold what `expect` says: a number for all elements, ``?`` for unknown, or
+        a list of them?
+        """
         state = self.state(rank, label)
         return matches_expected(state.content, state.dtype, expected)
 
     @cached_property
     def final(self) -> dict[RankBufferKey, str]:
         """The short form of every named buffer that a call of the run touched."""
-        return {key: format_content(s.content, s.shape, s.dtype) for key, s in sorted(self.buffers.items(), key=_by_name)}
+        return {
+            key: format_content(s.content, s.shape, s.dtype)
+            for key, s in sorted(self.buffers.items(), key=_by_name)
+        }
 
     @cached_property
     def at_call(self) -> dict[tuple[int, int, str], str]:
-        """(rank, position, "in" or "out") -> short form of what the call read or wrote. Filled when `at_calls` was asked for."""
+        """(rank, position, "in" or "out") -> short form of what the call read or wrote. Filled when
+        `at_calls` was asked for.
+        """
         found: dict[tuple[int, int, str], str] = {}
         for (rank, position, _, side), seen in self.seen.items():
             before = found.get((rank, position, side))
@@ -127,14 +152,20 @@ class BufferValues:
         return tuple(found)
 
     def lineage(self, rank: int, label: str) -> Counter[TensorContribution]:
-        """How often each contribution is in the buffer; where elements differ, the most often that any one has it."""
+        """How often each contribution is in the buffer; where elements differ, the most often that
+        any one has it.
+        """
         total: Counter[TensorContribution] = Counter()
         for stretch in self.stretches(rank, label):
             total |= stretch.counts
         return total
 
-    def origins(self, rank: int, label: str, element: int) -> Counter[tuple[TensorContribution, int]]:
-        """The very elements that were summed up to one (flat) element: ((rank, tensor, version), element) -> how often."""
+    def origins(
+        self, rank: int, label: str, element: int
+    ) -> Counter[tuple[TensorContribution, int]]:
+        """The very elements that were summed up to one (flat) element: ((rank, tensor, version),
+        element) -> how often.
+        """
         at = element
         for piece in self.state(rank, label).content:
             if at < piece.numel:
@@ -142,21 +173,37 @@ class BufferValues:
             at -= piece.numel
         raise IndexError(f"{label} on rank {rank} has no element {element}")
 
-    def breaches(self, rank: int, label: str, sources: Iterable[TensorContribution]) -> tuple[LineageViolation, ...]:
-        """Where a buffer does not hold each of ``sources`` exactly once, and the call where that broke."""
+    def breaches(
+        self, rank: int, label: str, sources: Iterable[TensorContribution]
+    ) -> tuple[LineageViolation, ...]:
+        """Where a buffer does not hold each of ``sources`` exactly once, and the call where that
+        broke.
+        """
         state, wanted = self.state(rank, label), tuple(sources)
         found, at = [], 0
         for piece in state.content:
             counts = self.graph.counts(piece.node)
             for source in wanted:
                 if counts[source] != 1:
-                    row = state.row if counts[source] == 0 else self.graph.nodes[self.graph.first_with(piece.node, source)].row
-                    found.append(LineageViolation(rank, label, at, at + piece.numel, source, counts[source], row))
+                    row = (
+                        state.row
+                        if counts[source] == 0
+                        else self.graph.nodes[self.graph.first_with(piece.node, source)].row
+                    )
+                    found.append(
+                        LineageViolation(
+                            rank, label, at, at + piece.numel, source, counts[source], row
+                        )
+                    )
             at += piece.numel
         return tuple(found)
 
-    def exactly_once(self, label: str, ranks: Iterable[int], sources: Iterable[TensorContribution]) -> bool:
-        """Does the buffer, on each of ``ranks``, hold each of ``sources`` exactly once in every element, and nothing else?"""
+    def exactly_once(
+        self, label: str, ranks: Iterable[int], sources: Iterable[TensorContribution]
+    ) -> bool:
+        """Does the buffer, on each of ``ranks``, hold each of ``sources`` exactly once in every
+        element, and nothing else?
+        """
         wanted = Counter(dict.fromkeys((TensorContribution(*s) for s in sources), 1))
         return all(s.counts == wanted for rank in ranks for s in self.stretches(rank, label))
 

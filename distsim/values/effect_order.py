@@ -1,7 +1,8 @@
 """In which order the calls of a run read and wrote: by time, and where times are equal, by cause.
 
-Calls that take no time at all still follow one another. So the trace is walked once more without a clock: a rank goes on until it
-is in a call that waits for others; calls that met take effect when the last of them has come.
+Calls that take no time at all still follow one another. So the trace is walked once more without a
+clock: a rank goes on until it is in a call that waits for others; calls that met take effect when
+the last of them has come.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from distsim.trace.model import Trace
 
 
 class EffectEvent(NamedTuple):
-    """A call (trace row) starts, and reads its inputs, or finishes, and writes its outputs. Events sort in order of effect."""
+    """A call (trace row) starts, and reads its inputs, or finishes, and writes its outputs. Events
+    sort in order of effect.
+    """
 
     at_ns: int
     number: int  # by cause
@@ -44,7 +47,9 @@ def match_table(trace: Trace) -> MatchTable:
 
 
 def effect_events(program: Program, trace: Trace, matches: MatchTable) -> list[EffectEvent]:
-    """All starts and finishes that can have an effect, in order. What never started or finished has none."""
+    """All starts and finishes that can have an effect, in order. What never started or finished has
+    none.
+    """
     started, finished = _start_and_finish_times(trace)
     found = []
     for row, (first, last) in enumerate(causal_numbers(program, trace, matches)):
@@ -55,16 +60,22 @@ def effect_events(program: Program, trace: Trace, matches: MatchTable) -> list[E
     return sorted(found)
 
 
-def causal_numbers(program: Program, trace: Trace, matches: MatchTable) -> Iterator[tuple[int, int]]:
-    """For each trace row the number of its start and of its finish, by cause; -1 where it never came to that.
+def causal_numbers(
+    program: Program, trace: Trace, matches: MatchTable
+) -> Iterator[tuple[int, int]]:
+    """For each trace row the number of its start and of its finish, by cause; -1 where it never
+    came to that.
 
-    All that values know of who blocks whom: a list of matches in order of completion, had a run one, would say the same.
+    All that values know of who blocks whom: a list of matches in order of completion, had a run
+    one, would say the same.
     """
     return _CausalNumbering(program, trace, matches).numbers()
 
 
 def _start_and_finish_times(trace: Trace) -> tuple[list[int], list[int]]:
-    """When each row starts and finishes. An `assign` on a host takes no time and may have none in the trace: then when posted."""
+    """When each row starts and finishes. An `assign` on a host takes no time and may have none in
+    the trace: then when posted.
+    """
     started, finished = trace["started_ns"].tolist(), trace["finished_ns"].tolist()
     profile = BACKEND_PROFILES.get(str(trace.header.get("backend")))
     if "assign" not in trace.tables["op"] or (profile is not None and profile.device):
@@ -76,11 +87,15 @@ def _start_and_finish_times(trace: Trace) -> tuple[list[int], list[int]]:
 
 
 class _CausalNumbering:
-    """Numbers every row's start and finish so that what one rank does, and what ranks do together, is in order."""
+    """Numbers every row's start and finish so that what one rank does, and what ranks do together,
+    is in order.
+    """
 
     def __init__(self, program: Program, trace: Trace, matches: MatchTable) -> None:
         self.program, self.matches = program, matches
-        self.rank, self.position, self.part = (trace[name].tolist() for name in ("rank", "position", "part"))
+        self.rank, self.position, self.part = (
+            trace[name].tolist() for name in ("rank", "position", "part")
+        )
         self.posted, op = trace["posted_ns"].tolist(), trace.tables["op"]
         self.row_class = [OPERATIONS[op[i]] for i in trace["op"].tolist()]
         self.started = [-1] * len(trace)
@@ -146,7 +161,9 @@ class _CausalNumbering:
                 self.ready.append(rank)
 
     def _blocks(self, rank: int, row: int) -> bool:
-        """Does the rank wait here? Unless it is in the middle of a batch, whose rows follow one another."""
+        """Does the rank wait here? Unless it is in the middle of a batch, whose rows follow one
+        another.
+        """
         rows, at = self.rows[rank], self.at[rank]
         if at < len(rows) and self.position[rows[at]] == self.position[row]:
             return False
@@ -161,12 +178,16 @@ class _CausalNumbering:
         position = self.position[row]
         call = self.program.code_call(rank, position)
         for back in call.waits:
-            yield from (self.matches.match_of[r] for r in self.row_at.get((rank, position - back), ()))
+            yield from (
+                self.matches.match_of[r] for r in self.row_at.get((rank, position - back), ())
+            )
         if _is_blocking(call):
             yield from (self.matches.match_of[r] for r in self.row_at.get((rank, position), ()))
 
     def _release(self) -> None:
-        """Nobody can go on, yet the run did: a send was buffered, a host ran ahead. Let the earliest go, senders first."""
+        """Nobody can go on, yet the run did: a send was buffered, a host ran ahead. Let the
+        earliest go, senders first.
+        """
 
         def order(rank: int) -> tuple[bool, int, int]:
             row = self.rows[rank][self.at[rank] - 1]

@@ -1,7 +1,8 @@
 """Whose contribution, how often: a graph with one node per write, counted only on demand.
 
-A buffer's content is a row of *pieces*. A piece is a stretch of elements with one history: elements ``start`` … of what one
-node wrote. Moving data moves pieces and makes no node; combining data makes one node, shared by all ranks that get the result.
+A buffer's content is a row of *pieces*. A piece is a stretch of elements with one history: elements
+``start`` … of what one node wrote. Moving data moves pieces and makes no node; combining data makes
+one node, shared by all ranks that get the result.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ class TensorContribution(NamedTuple):
 
 
 class LineageNode(NamedTuple):
-    """One write. A leaf has ``own`` and no parents; else element i comes from element ``start + i`` of each parent.
+    """One write. A leaf has ``own`` and no parents; else element i comes from element ``start + i``
+    of each parent.
 
-    ``row`` is the trace row of the call that wrote (of the first party, where several wrote the same), -1 at the start.
+    ``row`` is the trace row of the call that wrote (of the first party, where several wrote the
+    same), -1 at the start.
     """
 
     kind: str
@@ -60,7 +63,9 @@ def numel_of(content: Content) -> int:
 
 
 def slice_content(content: Content, start: int, stop: int) -> Content:
-    """Elements ``start`` to ``stop`` (excluded) of a content; what lies beyond its end is left out."""
+    """Elements ``start`` to ``stop`` (excluded) of a content; what lies beyond its end is left
+    out.
+    """
     if start == 0 and len(content) == 1 and content[0].numel == stop:
         return content
     found, at = [], 0
@@ -76,7 +81,9 @@ def slice_content(content: Content, start: int, stop: int) -> Content:
 
 
 def concatenate_contents(contents: Sequence[Content]) -> Content:
-    """Contents one after the other; neighbours with one history and one number become one piece again."""
+    """Contents one after the other; neighbours with one history and one number become one piece
+    again.
+    """
     found: list[ContentPiece] = []
     for content in contents:
         for piece in content:
@@ -87,7 +94,9 @@ def concatenate_contents(contents: Sequence[Content]) -> Content:
                 and last.start + last.numel == piece.start
                 and _has_same_number(last, piece)
             ):
-                found[-1] = ContentPiece(last.numel + piece.numel, last.node, last.start, last.numbers)
+                found[-1] = ContentPiece(
+                    last.numel + piece.numel, last.node, last.start, last.numbers
+                )
             else:
                 found.append(piece)
     return tuple(found)
@@ -96,11 +105,17 @@ def concatenate_contents(contents: Sequence[Content]) -> Content:
 def _has_same_number(a: ContentPiece, b: ContentPiece) -> bool:
     if a.numbers is None or b.numbers is None:
         return a.numbers is b.numbers
-    return a.numbers.size == b.numbers.size == 1 and a.numel > 1 < b.numel and a.numbers.tobytes() == b.numbers.tobytes()
+    return (
+        a.numbers.size == b.numbers.size == 1
+        and a.numel > 1 < b.numel
+        and a.numbers.tobytes() == b.numbers.tobytes()
+    )
 
 
 def align_contents(contents: Sequence[Content]) -> list[tuple[ContentPiece, ...]]:
-    """Cut contents at each other's borders: columns of pieces of equal length, as far as the shortest content goes."""
+    """Cut contents at each other's borders: columns of pieces of equal length, as far as the
+    shortest content goes.
+    """
     if all(len(c) == 1 and c[0].numel == contents[0][0].numel for c in contents):
         return [tuple(c[0] for c in contents)]
     end = min(numel_of(c) for c in contents)
@@ -130,7 +145,9 @@ class LineageGraph:
         return number
 
     def counts(self, node: int) -> Counter[TensorContribution]:
-        """How often each contribution is in what a node wrote. Counted once per node; do not change the answer."""
+        """How often each contribution is in what a node wrote. Counted once per node; do not change
+        the answer.
+        """
         todo = [node]
         while todo:
             top = todo[-1]
@@ -149,10 +166,14 @@ class LineageGraph:
         return self._counts[node]
 
     def origins(self, node: int, element: int) -> Counter[tuple[TensorContribution, int]]:
-        """The very elements that make up one element of a node's result, and how often each is in it."""
+        """The very elements that make up one element of a node's result, and how often each is in
+        it.
+        """
         found: Counter[tuple[TensorContribution, int]] = Counter()
         times: Counter[ElementRef] = Counter({(node, element): 1})
-        heap = [(-node, element)]  # parents have lower numbers, so a point is complete when it is the highest left
+        heap = [
+            (-node, element)
+        ]  # parents have lower numbers, so a point is complete when it is the highest left
         while heap:
             negative, at = heappop(heap)
             often, here = times.pop((-negative, at)), self.nodes[-negative]
@@ -165,7 +186,9 @@ class LineageGraph:
         return found
 
     def first_with(self, node: int, source: TensorContribution) -> int:
-        """The node on the way down that has a contribution more than once while none of its parents has."""
+        """The node on the way down that has a contribution more than once while none of its parents
+        has.
+        """
         while True:
             worse = [p for p, _ in self.nodes[node].parents if self.counts(p)[source] > 1]
             if not worse:

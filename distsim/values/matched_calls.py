@@ -27,17 +27,33 @@ BufferWrite = tuple[TensorBuffer, int, Content]
 
 
 class MatchedCalls:
-    """Calls with one match id, by trace row, and what each read. ``left`` counts those that still have to finish."""
+    """Calls with one match id, by trace row, and what each read. ``left`` counts those that still
+    have to finish.
+    """
 
-    def __init__(self, graph: LineageGraph, effect: EffectLookup, calls: Mapping[int, ResolvedCall],
-                 read: Mapping[int, tuple[Content, ...]], limit: int) -> None:  # fmt: skip
-        self.graph, self.effect, self.calls, self.read, self.limit = graph, effect, calls, read, limit
+    def __init__(
+        self,
+        graph: LineageGraph,
+        effect: EffectLookup,
+        calls: Mapping[int, ResolvedCall],
+        read: Mapping[int, tuple[Content, ...]],
+        limit: int,
+    ) -> None:
+        self.graph, self.effect, self.calls, self.read, self.limit = (
+            graph,
+            effect,
+            calls,
+            read,
+            limit,
+        )
         self.left = 0
         first = next(iter(calls.values()))
         self.row: type[Operation] = OPERATIONS[first.op]
         self.kinds = {OPERATIONS[c.op].kind for c in calls.values()}
         self.agreed = len({(c.op, c.reduce_op, c.root) for c in calls.values()}) == 1
-        self._launch: list[MatchedCalls] = self._apart() if self.row.coalesces is not None and self.agreed else []
+        self._launch: list[MatchedCalls] = (
+            self._apart() if self.row.coalesces is not None and self.agreed else []
+        )
         self.group = first.group
         self.by_rank = {c.rank: row for row, c in calls.items()}
         self._parts: dict[int, list[Content]] = {}
@@ -58,14 +74,25 @@ class MatchedCalls:
             yield from self._collective(row, call)
 
     def _apart(self) -> list[MatchedCalls]:
-        """The parts of a coalesced launch, each as a match of its own; none where the members' lists differ."""
+        """The parts of a coalesced launch, each as a match of its own; none where the members'
+        lists differ.
+        """
         apart = {row: self.row.separate(call) for row, call in self.calls.items()}
         self.agreed = len({self.row.agreement(call)["numel"] for call in self.calls.values()}) == 1
-        return [
-            MatchedCalls(self.graph, self.effect, {row: parts[k] for row, parts in apart.items()},
-                    {row: self.read[row][k : k + 1] for row in apart}, self.limit)
-            for k in range(len(next(iter(apart.values()))))
-        ] if self.agreed else []  # fmt: skip
+        return (
+            [
+                MatchedCalls(
+                    self.graph,
+                    self.effect,
+                    {row: parts[k] for row, parts in apart.items()},
+                    {row: self.read[row][k : k + 1] for row in apart},
+                    self.limit,
+                )
+                for k in range(len(next(iter(apart.values()))))
+            ]
+            if self.agreed
+            else []
+        )
 
     # --- messages ---
     def _message(self, row: int, call: ResolvedCall) -> Iterator[BufferWrite]:
@@ -81,7 +108,11 @@ class MatchedCalls:
         senders = [r for r, c in self.calls.items() if OPERATIONS[c.op].direction == "send"]
         if len(senders) == 1:
             return senders[0]
-        to_me = [r for r in senders if self.calls[r].peer == call.rank and call.peer in (None, self.calls[r].rank)]
+        to_me = [
+            r
+            for r in senders
+            if self.calls[r].peer == call.rank and call.peer in (None, self.calls[r].rank)
+        ]
         mine = [
             r
             for r, c in self.calls.items()
@@ -90,19 +121,33 @@ class MatchedCalls:
         k = mine.index(row)
         return to_me[k] if k < len(to_me) else None
 
-    def _as_dtype(self, content: Content, source: TensorBuffer, target: TensorBuffer, row: int) -> Content:
+    def _as_dtype(
+        self, content: Content, source: TensorBuffer, target: TensorBuffer, row: int
+    ) -> Content:
         """What arrives in a buffer of another dtype: the same bits."""
         if source.dtype == target.dtype:
             return content
         found = []
         for piece in content:
-            numel = piece.numel * source.nbytes // max(source.numel, 1) * target.numel // max(target.nbytes, 1)
+            numel = (
+                piece.numel
+                * source.nbytes
+                // max(source.numel, 1)
+                * target.numel
+                // max(target.nbytes, 1)
+            )
             numbers = reinterpret(piece.numbers, piece.numel, target.dtype, self.limit)
-            found.append(ContentPiece(numel, self.graph.combine("bits", ((piece.node, piece.start),), row), 0, numbers))
+            found.append(
+                ContentPiece(
+                    numel, self.graph.combine("bits", ((piece.node, piece.start),), row), 0, numbers
+                )
+            )
         return tuple(found)
 
     def _undefined(self, call: ResolvedCall, buffer: TensorBuffer, row: int) -> Content:
-        node = self.graph.leaf("undefined", TensorContribution(call.rank, f"{buffer.label} (undefined)", 0), row)
+        node = self.graph.leaf(
+            "undefined", TensorContribution(call.rank, f"{buffer.label} (undefined)", 0), row
+        )
         return (ContentPiece(buffer.numel, node, 0, None),)
 
     # --- collectives ---
@@ -114,7 +159,9 @@ class MatchedCalls:
             return
         contents = [self._gathered(sources, call, row) for sources in mine]
         if len(contents) > 1 and len(call.outputs) == len(contents):
-            yield from ((buffer, 0, content) for buffer, content in zip(call.outputs, contents, strict=True))
+            yield from (
+                (buffer, 0, content) for buffer, content in zip(call.outputs, contents, strict=True)
+            )
             return
         buffer = call.outputs[0]
         for offset, content in zip(self._offsets(call, contents), contents, strict=False):
@@ -128,16 +175,23 @@ class MatchedCalls:
         return accumulate(sizes[:-1], initial=0)
 
     def _gathered(self, sources: tuple[InputPart, ...], call: ResolvedCall, row: int) -> Content:
-        key = (id(sources), call.outputs[0].dtype)  # equal entries of an effect are one object, see `_Execution.effect`
+        key = (
+            id(sources),
+            call.outputs[0].dtype,
+        )  # equal entries of an effect are one object, see `_Execution.effect`
         if key not in self._combined:
             parts = [self._input_part(source.rank, source.part) for source in sources]
             if any(part is None for part in parts):
                 self._combined[key] = self._undefined(call, call.outputs[0], row)
             else:
-                self._combined[key] = self._reduce([p for p in parts if p is not None], sources, call, row)
+                self._combined[key] = self._reduce(
+                    [p for p in parts if p is not None], sources, call, row
+                )
         return self._combined[key]
 
-    def _reduce(self, parts: list[Content], sources: tuple[InputPart, ...], call: ResolvedCall, row: int) -> Content:
+    def _reduce(
+        self, parts: list[Content], sources: tuple[InputPart, ...], call: ResolvedCall, row: int
+    ) -> Content:
         dtypes = {self._dtype(source.rank) for source in sources}
         if len(parts) == 1:
             giver = self.calls[self.by_rank[self.group.ranks[sources[0].rank]]]
@@ -162,7 +216,9 @@ class MatchedCalls:
         return parts[part] if part < len(parts) else None
 
     def _split(self, call: ResolvedCall, contents: tuple[Content, ...]) -> list[Content]:
-        """The input's parts: its buffers, or the rows of the leading axis, or as many of them as the splits say."""
+        """The input's parts: its buffers, or the rows of the leading axis, or as many of them as
+        the splits say.
+        """
         n = self.group.size
         if self.row.input_parts == "one":
             return [concatenate_contents(contents)]

@@ -1,4 +1,5 @@
-"""Numbers of tensors: numpy arrays in torch's dtypes, one entry standing for all elements of a uniform tensor.
+"""Numbers of tensors: numpy arrays in torch's dtypes, one entry standing for all elements of a
+uniform tensor.
 
 All functions here take and give *flat* arrays of size n or 1 (uniform), or None (not known).
 """
@@ -14,18 +15,22 @@ from distsim.operations.core.collective_results import numpy_dtype, reduce_array
 from distsim.operations.core.field_types import PerRank
 from distsim.values.lineage import Content, FlatArray, Numbers, numel_of
 
-#: Tensors up to this many elements are written out when a value needs it; larger ones are uniform or unknown.
+#: Tensors up to this many elements are written out when a value needs it; larger ones are uniform
+#: or unknown.
 LIMIT_ELEMENTS = 4096
 #: Tensors up to this many elements are shown in full.
 SHOWN_ELEMENTS = 16
 
 
-def fill_numbers(value: object, env: Mapping[str, object], numel: int, dtype: str, limit: int = LIMIT_ELEMENTS) -> Numbers:
+def fill_numbers(
+    value: object, env: Mapping[str, object], numel: int, dtype: str, limit: int = LIMIT_ELEMENTS
+) -> Numbers:
     """The numbers that a file's ``value`` gives a tensor of ``numel`` elements (design §3, rule 5).
 
-    ``value`` is None, an Expression or number, a (nested) list of them, or a PerRank of these; ``env`` maps names to
-    numbers, or to flat arrays of ``numel`` elements (tensors in an `assign`). None where nothing is known: no value, more than
-    ``limit`` elements that differ, or a list of another length than the tensor. Raises ExpressionError.
+    ``value`` is None, an Expression or number, a (nested) list of them, or a PerRank of these;
+    ``env`` maps names to numbers, or to flat arrays of ``numel`` elements (tensors in an `assign`).
+    None where nothing is known: no value, more than ``limit`` elements that differ, or a list of
+    another length than the tensor. Raises ExpressionError.
     """
     if isinstance(value, PerRank):
         value = _value_of_rank(value, env)
@@ -49,7 +54,9 @@ def _evaluate(value: Expression, env: Mapping[str, object], numel: int, limit: i
     return value.evaluate(names)
 
 
-def _numbers_of_list(items: Sequence[object], env: Mapping[str, object], numel: int, dtype: str, limit: int) -> Numbers:
+def _numbers_of_list(
+    items: Sequence[object], env: Mapping[str, object], numel: int, dtype: str, limit: int
+) -> Numbers:
     flat = list(_flatten(items))
     if len(flat) != numel or numel > limit:
         return None
@@ -87,7 +94,9 @@ def _cast(numbers: FlatArray, dtype: str) -> FlatArray:
 
 
 def widen_numbers(numbers: FlatArray) -> object:
-    """The same numbers in a dtype that expressions compute in: int64, float64, bool. A single one as a Python number."""
+    """The same numbers in a dtype that expressions compute in: int64, float64, bool. A single one
+    as a Python number.
+    """
     kind = numbers.dtype.kind
     target = np.int64 if kind in "iu" else np.bool_ if kind == "b" else np.float64
     widened: FlatArray = numbers.astype(target)
@@ -95,21 +104,30 @@ def widen_numbers(numbers: FlatArray) -> object:
 
 
 def numbers_of_content(content: Content, dtype: str, limit: int = LIMIT_ELEMENTS) -> Numbers:
-    """The numbers of a content as one flat array of its length, or of size 1 where it is uniform; None where any is unknown."""
+    """The numbers of a content as one flat array of its length, or of size 1 where it is uniform;
+    None where any is unknown.
+    """
     if any(piece.numbers is None for piece in content):
         return None
     parts = [piece.numbers for piece in content if piece.numbers is not None]
-    if parts and all(p.size == 1 for p in parts) and len({p.tobytes() for p in parts}) == 1:  # 0.0 == -0.0, bits tell them apart
+    if (
+        parts and all(p.size == 1 for p in parts) and len({p.tobytes() for p in parts}) == 1
+    ):  # 0.0 == -0.0, bits tell them apart
         return parts[0]
     numel = numel_of(content)
     if numel > limit:
         return None
-    spread = [np.broadcast_to(p, piece.numel) if p.size == 1 else p for p, piece in zip(parts, content, strict=True)]
+    spread = [
+        np.broadcast_to(p, piece.numel) if p.size == 1 else p
+        for p, piece in zip(parts, content, strict=True)
+    ]
     return np.concatenate(spread) if spread else np.zeros(0, numpy_dtype(dtype))
 
 
 def reinterpret(numbers: Numbers, numel: int, dtype: str, limit: int = LIMIT_ELEMENTS) -> Numbers:
-    """The bits of ``numel`` elements read as another dtype, as back ends do that compare only bytes (semantics 2.1)."""
+    """The bits of ``numel`` elements read as another dtype, as back ends do that compare only bytes
+    (semantics 2.1).
+    """
     target: np.dtype[np.generic] = numpy_dtype(dtype)
     if numbers is None or numbers.dtype == target:
         return numbers
@@ -125,21 +143,33 @@ def reinterpret(numbers: Numbers, numel: int, dtype: str, limit: int = LIMIT_ELE
 
 
 def format_content(content: Content, shape: Sequence[int], dtype: str) -> str:
-    """``[5, 7, 9]`` for small tensors, ``2.0 (×1048576)`` for uniform ones, ``?`` for what is not known."""
+    """``[5, 7, 9]`` for small tensors, ``2.0 (×1048576)`` for uniform ones, ``?`` for what is not
+    known.
+    """
     numel = numel_of(content)
     if all(piece.numbers is None for piece in content):
         return "[]" if numel == 0 and content == () else "?"
     if numel <= SHOWN_ELEMENTS:
         flat = [text for piece in content for text in _number_texts(piece.numbers, piece.numel)]
-        return _nested_text(flat, list(shape)) if _shape_fits(shape, numel) else _nested_text(flat, [numel])
+        return (
+            _nested_text(flat, list(shape))
+            if _shape_fits(shape, numel)
+            else _nested_text(flat, [numel])
+        )
     same = numbers_of_content(content, dtype, 1)
     if same is not None:
         return f"{_number_text(same[0])} (×{numel})"
-    if len(content) <= SHOWN_ELEMENTS // 2 and all(p.numbers is None or p.numbers.size == 1 for p in content):
-        return "[" + ", ".join(f"{_number_texts(p.numbers, 1)[0]} (×{p.numel})" for p in content) + "]"
+    if len(content) <= SHOWN_ELEMENTS // 2 and all(
+        p.numbers is None or p.numbers.size == 1 for p in content
+    ):
+        return (
+            "[" + ", ".join(f"{_number_texts(p.numbers, 1)[0]} (×{p.numel})" for p in content) + "]"
+        )
     first, last = content[0], content[-1]
     head = _number_texts(first.numbers, first.numel)[:3]
-    return f"[{', '.join(head)}, …, {_number_texts(last.numbers, last.numel)[-1]}] ({numel} elements)"
+    return (
+        f"[{', '.join(head)}, …, {_number_texts(last.numbers, last.numel)[-1]}] ({numel} elements)"
+    )
 
 
 def _shape_fits(shape: Sequence[int], numel: int) -> bool:
@@ -179,7 +209,8 @@ def reduce_numbers(op: str, terms: Sequence[Numbers]) -> Numbers:
     return reduce_arrays(op, known) if len(known) == len(terms) else None
 
 
-#: How far a number may be from the one expected, relative: about two units in the last place of the dtype. Integers are exact.
+#: How far a number may be from the one expected, relative: about two units in the last place of the
+#: dtype. Integers are exact.
 TOLERANCE = {
     "float64": 1e-12,
     "float32": 3e-7,
@@ -193,7 +224,9 @@ TOLERANCE = {
 
 
 def matches_expected(content: Content, dtype: str, expected: object) -> bool:
-    """``expected`` is a number (all elements), ``?`` (all unknown), or a (nested) list of both with one entry per element."""
+    """``expected`` is a number (all elements), ``?`` (all unknown), or a (nested) list of both with
+    one entry per element.
+    """
     if isinstance(expected, (list, tuple)):
         wanted = list(_flatten(expected))
         return len(wanted) == numel_of(content) and all(
@@ -205,7 +238,13 @@ def matches_expected(content: Content, dtype: str, expected: object) -> bool:
 def _elements(content: Content) -> Iterator[Numbers]:
     for piece in content:
         for i in range(piece.numel):
-            yield None if piece.numbers is None else piece.numbers[i : i + 1] if piece.numbers.size > 1 else piece.numbers
+            yield (
+                None
+                if piece.numbers is None
+                else piece.numbers[i : i + 1]
+                if piece.numbers.size > 1
+                else piece.numbers
+            )
 
 
 def _numbers_match(numbers: Numbers, wanted: object, dtype: str) -> bool:
@@ -214,4 +253,6 @@ def _numbers_match(numbers: Numbers, wanted: object, dtype: str) -> bool:
     if dtype not in TOLERANCE:
         return bool((numbers == wanted).all())
     as_wide = numbers.astype(np.complex128 if numbers.dtype.kind == "c" else np.float64)
-    return bool(np.isclose(as_wide, np.asarray(wanted), rtol=TOLERANCE[dtype], atol=0, equal_nan=True).all())
+    return bool(
+        np.isclose(as_wide, np.asarray(wanted), rtol=TOLERANCE[dtype], atol=0, equal_nan=True).all()
+    )

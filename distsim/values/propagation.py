@@ -1,4 +1,6 @@
-"""The pass that carries values through a finished run: reads at a call's start, writes at its end, in order of effect."""
+"""The pass that carries values through a finished run: reads at a call's start, writes at its end,
+in order of effect.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +36,12 @@ def compute_values(
 ) -> BufferValues:
     """What every buffer holds after a run, numbers and lineage.
 
-    Calls that met exchange what their send buffers hold when the transfer starts; results are there when it finishes. Calls that
-    never started or never finished, as in a run that stood still, read or write nothing.
+    Calls that met exchange what their send buffers hold when the transfer starts; results are there
+    when it finishes. Calls that never started or never finished, as in a run that stood still, read
+    or write nothing.
 
-    Tensors of more than ``limit_elements`` elements carry numbers only while they are uniform. ``at_calls`` also keeps what each
-    call read and wrote (`BufferValues.at_call`), for pictures.
+    Tensors of more than ``limit_elements`` elements carry numbers only while they are uniform.
+    ``at_calls`` also keeps what each call read and wrote (`BufferValues.at_call`), for pictures.
     """
     return _ValuePass(program, trace, limit_elements, at_calls).values()
 
@@ -52,8 +55,12 @@ class _ValuePass:
         self.buffers: dict[tuple[int, str], BufferState] = {}
         self.seen: dict[tuple[int, int, int, str], BufferSnapshot] = {}
         self.read: dict[int, tuple[Content, ...]] = {}  # trace row -> what it read
-        self.rank, self.position, self.part = (trace[name].tolist() for name in ("rank", "position", "part"))
-        self.started, self.finished = (trace[name].tolist() for name in ("started_ns", "finished_ns"))
+        self.rank, self.position, self.part = (
+            trace[name].tolist() for name in ("rank", "position", "part")
+        )
+        self.started, self.finished = (
+            trace[name].tolist() for name in ("started_ns", "finished_ns")
+        )
         self.matches = match_table(trace)
         self.match: dict[int, MatchedCalls] = {}
         self._calls: dict[tuple[int, int], ResolvedCall] = {}
@@ -95,18 +102,22 @@ class _ValuePass:
     def _state(self, rank: int, buffer: TensorBuffer) -> BufferState:
         spec = self.program.tensors.get(buffer.name)
         env = {**self.names(rank), "copy": buffer.index}
-        numbers = None if spec is None or spec.value is None else self._fill(spec.value, env, buffer)
+        numbers = (
+            None if spec is None or spec.value is None else self._fill(spec.value, env, buffer)
+        )
         node = self.graph.leaf("initial", TensorContribution(rank, buffer.label, 0), -1)
-        return BufferState(buffer.shape, buffer.dtype, (ContentPiece(buffer.numel, node, 0, numbers),))
+        return BufferState(
+            buffer.shape, buffer.dtype, (ContentPiece(buffer.numel, node, 0, numbers),)
+        )
 
     def _fill(self, value: object, env: dict[str, object], buffer: TensorBuffer) -> Numbers:
         try:
             return fill_numbers(value, env, buffer.numel, buffer.dtype, self.limit)
         except ExpressionError as error:
-            message = (
-                f"{self.program.file}: the value of tensor {buffer.label} can't be worked out on rank {env['rank']}: {error}"
-            )
-            raise UsageError(message, "mend its expression, or leave the numbers away with --no-values") from None
+            message = f"{self.program.file}: the value of tensor {buffer.label} can't be worked out on rank {env['rank']}: {error}"
+            raise UsageError(
+                message, "mend its expression, or leave the numbers away with --no-values"
+            ) from None
 
     def initial(self, rank: int, label: str) -> BufferState:
         name, _, index = label.partition("@")
@@ -116,10 +127,16 @@ class _ValuePass:
         copy = int(index) if index.isdigit() else 0
         if copy >= at_row(spec.copies, rank):
             raise KeyError((rank, label))
-        return self._state(rank, TensorBuffer(name, copy, tuple(at_row(n, rank) for n in spec.shape), spec.dtype))
+        return self._state(
+            rank, TensorBuffer(name, copy, tuple(at_row(n, rank) for n in spec.shape), spec.dtype)
+        )
 
-    def write(self, rank: int, buffer: TensorBuffer, content: Content, row: int, offset: int = 0) -> None:
-        """Replace elements from ``offset`` on; what the content does not reach keeps its old value, what does not fit is lost."""
+    def write(
+        self, rank: int, buffer: TensorBuffer, content: Content, row: int, offset: int = 0
+    ) -> None:
+        """Replace elements from ``offset`` on; what the content does not reach keeps its old value,
+        what does not fit is lost.
+        """
         if not buffer.name:
             return
         state = self.state(rank, buffer)
@@ -154,10 +171,14 @@ class _ValuePass:
         if self.at_calls:
             self._keep(row, "in", buffers, self.read[row])
 
-    def _keep(self, row: int, side: str, buffers: Sequence[TensorBuffer], contents: tuple[Content, ...]) -> None:
+    def _keep(
+        self, row: int, side: str, buffers: Sequence[TensorBuffer], contents: tuple[Content, ...]
+    ) -> None:
         if buffers:
             key = (self.rank[row], self.position[row], self.part[row], side)
-            self.seen[key] = BufferSnapshot(contents, tuple(b.shape for b in buffers), tuple(b.dtype for b in buffers))
+            self.seen[key] = BufferSnapshot(
+                contents, tuple(b.shape for b in buffers), tuple(b.dtype for b in buffers)
+            )
 
     # --- writes ---
     def finish(self, row: int) -> None:
@@ -182,7 +203,9 @@ class _ValuePass:
             self._keep(row, "out", written, tuple(self.state(rank, b).content for b in written))
 
     def _remote(self, call: ResolvedCall, peer: int, row: int) -> Sequence[TensorBuffer]:
-        """A put writes what it read here on the other rank; a get writes here what the other rank holds. Returns what is written here."""
+        """A put writes what it read here on the other rank; a get writes here what the other rank
+        holds. Returns what is written here.
+        """
         if OPERATIONS[call.op].gives == "all":
             self.write(peer, call.outputs[0], self.read[row][0], row)
             return ()
@@ -197,7 +220,9 @@ class _ValuePass:
                     self.start(row)
             present = [row for row in rows if row in self.read]
             calls = {row: self.call(row) for row in present}
-            self.match[match] = MatchedCalls(self.graph, self.effect, calls, {r: self.read[r] for r in present}, self.limit)
+            self.match[match] = MatchedCalls(
+                self.graph, self.effect, calls, {r: self.read[r] for r in present}, self.limit
+            )
             self.match[match].left = sum(1 for row in rows if self.finished[row] >= 0)
         return self.match[match]
 
@@ -207,11 +232,16 @@ class _ValuePass:
             self.read[row] = ()
 
     def effect(self, op: str, size: int, root: int) -> tuple[OutputEffect, ...]:
-        """The row's effect with equal entries made one object, so that ranks with the same result share it."""
+        """The row's effect with equal entries made one object, so that ranks with the same result
+        share it.
+        """
         key = (op, size, root)
         if key not in self._effects:
             whole, one = OPERATIONS[op].effect(size, root), dict[OutputEffect, OutputEffect]()
-            distinct = {id(e): None if e is None else one.setdefault(e, e) for e in {id(e): e for e in whole}.values()}
+            distinct = {
+                id(e): None if e is None else one.setdefault(e, e)
+                for e in {id(e): e for e in whole}.values()
+            }
             self._effects[key] = tuple([distinct[id(e)] for e in whole])
         return self._effects[key]
 
@@ -221,19 +251,28 @@ class _ValuePass:
 
     def _compute(self, call: ResolvedCall, row: int) -> None:
         for buffer in call.writes:
-            content = (ContentPiece(buffer.numel, self._new("write", call.rank, buffer, row), 0, None),)
+            content = (
+                ContentPiece(buffer.numel, self._new("write", call.rank, buffer, row), 0, None),
+            )
             self.write(call.rank, buffer, content, row)
         for buffer in call.adds:
             self._add(call, buffer, row)
 
     def _add(self, call: ResolvedCall, buffer: TensorBuffer, row: int) -> None:
-        """Accumulate. Memory that nothing wrote and no value filled counts as zeros, as gradients start: it adds nothing."""
+        """Accumulate. Memory that nothing wrote and no value filled counts as zeros, as gradients
+        start: it adds nothing.
+        """
         state = self.state(call.rank, buffer)
-        new: Content = (ContentPiece(buffer.numel, self._new("add", call.rank, buffer, row), 0, None),)
+        new: Content = (
+            ContentPiece(buffer.numel, self._new("add", call.rank, buffer, row), 0, None),
+        )
         spec = self.program.tensors.get(buffer.name)
         if state.version or (spec is not None and spec.value is not None):
             columns = align_contents([state.content, new])
-            new = tuple(ContentPiece(c[0].numel, self.graph.combine("add", _element_refs(c), row), 0, None) for c in columns)
+            new = tuple(
+                ContentPiece(c[0].numel, self.graph.combine("add", _element_refs(c), row), 0, None)
+                for c in columns
+            )
         self.write(call.rank, buffer, new, row)
 
     # --- assign ---
@@ -242,7 +281,9 @@ class _ValuePass:
         for name in sorted(_names_used_in(call.value, call.rank) & self.program.tensors.keys()):
             spec = self.program.tensors[name]
             if spec.shape is not None:
-                yield TensorBuffer(name, 0, tuple(at_row(n, call.rank) for n in spec.shape), spec.dtype)
+                yield TensorBuffer(
+                    name, 0, tuple(at_row(n, call.rank) for n in spec.shape), spec.dtype
+                )
 
     def _assign(self, call: ResolvedCall, row: int) -> None:
         sources = list(self._named(call))
@@ -260,16 +301,29 @@ class _ValuePass:
         self.read[row] = ()
 
     def _assigned(
-        self, call: ResolvedCall, target: TensorBuffer, contents: tuple[Content, ...], numbers: Numbers, row: int
+        self,
+        call: ResolvedCall,
+        target: TensorBuffer,
+        contents: tuple[Content, ...],
+        numbers: Numbers,
+        row: int,
     ) -> Content:
         if not contents or any(numel_of(c) != target.numel for c in contents):
-            return (ContentPiece(target.numel, self._new("assign", call.rank, target, row), 0, numbers),)
+            return (
+                ContentPiece(target.numel, self._new("assign", call.rank, target, row), 0, numbers),
+            )
         columns = align_contents(contents)
         found, start = [], 0
         for column in columns:
             size = column[0].numel
-            mine = numbers if numbers is None or numbers.size == 1 else numbers[start : start + size]
-            found.append(ContentPiece(size, self.graph.combine("assign", _element_refs(column), row), 0, mine))
+            mine = (
+                numbers if numbers is None or numbers.size == 1 else numbers[start : start + size]
+            )
+            found.append(
+                ContentPiece(
+                    size, self.graph.combine("assign", _element_refs(column), row), 0, mine
+                )
+            )
             start += size
         return tuple(found)
 

@@ -31,12 +31,17 @@ NAMES = ("a.jsonl", "b.jsonl")
 def trace(programs: Any, backend: str = "gloo", cluster: Any = "cpu-10gbe", **more: Any) -> Trace:
     program = build_program(len(programs), programs, backend=backend, **more)
     return run_program(
-        program, BACKEND_PROFILES[backend], CostModel(cluster_from(cluster), program.world_size, program.local_size)
+        program,
+        BACKEND_PROFILES[backend],
+        CostModel(cluster_from(cluster), program.world_size, program.local_size),
     ).trace
 
 
 def step(compute_ns: int = 1_000_000, numel: int = 1 << 20) -> list[dict[str, Any]]:
-    return [{"op": "compute", "time_ns": compute_ns, "name": "forward"}, {"op": "all_reduce", "numel": numel}]
+    return [
+        {"op": "compute", "time_ns": compute_ns, "name": "forward"},
+        {"op": "all_reduce", "numel": numel},
+    ]
 
 
 def test_a_run_is_the_same_as_itself() -> None:
@@ -44,7 +49,11 @@ def test_a_run_is_the_same_as_itself() -> None:
 
     assert found.same
     assert len(found.pairs) == 4
-    assert (found.divergences, found.worst_ns, [c.delta_ns for c in found.causes]) == ((), 0, [0, 0])
+    assert (found.divergences, found.worst_ns, [c.delta_ns for c in found.causes]) == (
+        (),
+        0,
+        [0, 0],
+    )
     assert "the same" in compare_text(found, NAMES)
 
 
@@ -64,7 +73,12 @@ def test_a_slower_network_is_a_transfer_of_that_operation_and_size() -> None:
     found = compare_runs(trace({0: step(), 1: step()}), trace({0: step(), 1: step()}, cluster=slow))
 
     first = found.causes[0]
-    assert (first.why, first.op, first.group, first.nbytes) == ("transfer", "all_reduce", "world", 4 << 20)
+    assert (first.why, first.op, first.group, first.nbytes) == (
+        "transfer",
+        "all_reduce",
+        "world",
+        4 << 20,
+    )
     assert first.delta_ns == found.makespans_ns[1] - found.makespans_ns[0]
 
 
@@ -85,11 +99,19 @@ def test_the_causes_add_up_to_the_difference_of_the_makespans(one: Any, other: A
 def test_a_cause_that_takes_time_in_a_run_has_calls_there() -> None:
     """Also in a recording, where a rank may wait before a call and then be at it."""
     recorded = read_trace("traces/hybrid_gloo_4.jsonl")
-    found = compare_runs(recorded, simulate(load("scenarios/hybrid.yaml", sets=("backend=gloo",))).run.trace)
+    found = compare_runs(
+        recorded, simulate(load("scenarios/hybrid.yaml", sets=("backend=gloo",))).run.trace
+    )
 
-    times = [(c.a_ns, c.a_calls) for c in found.causes] + [(c.b_ns, c.b_calls) for c in found.causes]
+    times = [(c.a_ns, c.a_calls) for c in found.causes] + [
+        (c.b_ns, c.b_calls) for c in found.causes
+    ]
     assert [pair for pair in times if pair[0] and not pair[1]] == []
-    assert {c.name for c in found.causes if c.a_calls and c.b_calls} >= {"forward", "backward", "optimizer"}
+    assert {c.name for c in found.causes if c.a_calls and c.b_calls} >= {
+        "forward",
+        "backward",
+        "optimizer",
+    }
 
 
 def test_a_call_that_one_run_lacks_is_found_where_it_is_missing() -> None:
@@ -105,8 +127,15 @@ def test_a_call_that_one_run_lacks_is_found_where_it_is_missing() -> None:
 def test_equal_calls_that_met_others_are_told_though_all_times_are_equal() -> None:
     """Two any-source receives take the two senders in the other order."""
     receiver = [{"op": "recv", "peer": None}, {"op": "recv", "peer": None}]
-    early, late = [{"op": "send", "peer": 0}], [{"op": "compute", "time_ns": 50}, {"op": "send", "peer": 0}]
-    found = compare_runs(trace({0: receiver, 1: early, 2: late}), trace({0: receiver, 1: late, 2: early}), tolerance=10.0)
+    early, late = (
+        [{"op": "send", "peer": 0}],
+        [{"op": "compute", "time_ns": 50}, {"op": "send", "peer": 0}],
+    )
+    found = compare_runs(
+        trace({0: receiver, 1: early, 2: late}),
+        trace({0: receiver, 1: late, 2: early}),
+        tolerance=10.0,
+    )
 
     met = [p for p in found.divergences if p.kind == "met"]
     assert [(p.rank, found.a.row(p.a).op) for p in met][:1] == [(0, "recv")]
@@ -115,11 +144,16 @@ def test_equal_calls_that_met_others_are_told_though_all_times_are_equal() -> No
 
 def test_values_are_compared_where_both_runs_carry_them() -> None:
     one = trace({0: step(), 1: step()})
-    a, b = (Trace({**one.header, "values": {"x": {"0": value, "1": 7}}}, one.tables, one.columns) for value in (3, 4))
+    a, b = (
+        Trace({**one.header, "values": {"x": {"0": value, "1": 7}}}, one.tables, one.columns)
+        for value in (3, 4)
+    )
 
     found = compare_runs(a, b)
 
-    assert [(p.kind, p.rank, p.text) for p in found.divergences] == [("value", 0, "x, element 0: 3 in A, 4 in B")]
+    assert [(p.kind, p.rank, p.text) for p in found.divergences] == [
+        ("value", 0, "x, element 0: 3 in A, 4 in B")
+    ]
     assert compare_runs(a, one).same
 
 
@@ -140,11 +174,17 @@ def test_another_outcome_is_a_difference() -> None:
 
     assert not found.same
     assert "hangs" in compare_text(found, NAMES)
-    assert [p.kind for p in found.divergences] == ["call", "met", "time"] or {p.kind for p in found.divergences} >= {"call"}
+    assert [p.kind for p in found.divergences] == ["call", "met", "time"] or {
+        p.kind for p in found.divergences
+    } >= {"call"}
 
 
-def test_a_run_that_stopped_beside_one_that_did_not_begins_with_where_and_folds_what_follows() -> None:
-    """The cause is the rank at work alone, though those that wait for it have waited for less long than it works."""
+def test_a_run_that_stopped_beside_one_that_did_not_begins_with_where_and_folds_what_follows() -> (
+    None
+):
+    """The cause is the rank at work alone, though those that wait for it have waited for less long
+    than it works.
+    """
     text = "world: 3\niterations: 20\ntensors: {x: {shape: [256]}}\nprogram:\n  - compute: {name: step, time: 1 ms}\n  - all_reduce: x\n"
     good = simulate(loads(text), backend="gloo", with_values=False).run.trace
     columns = {name: column.copy() for name, column in good.columns.items()}
@@ -155,14 +195,19 @@ def test_a_run_that_stopped_beside_one_that_did_not_begins_with_where_and_folds_
         columns[name][late | (mine & (columns["nbytes"] > 0))] = -1
         if name in ("returned_ns", "finished_ns"):
             columns[name][mine | waits] = -1
-    bad = Trace({**good.header, "outcome": "hangs", "complete": False, "makespan_ns": 20_000_000}, good.tables, columns)
+    bad = Trace(
+        {**good.header, "outcome": "hangs", "complete": False, "makespan_ns": 20_000_000},
+        good.tables,
+        columns,
+    )
 
     found = compare_runs(bad, good)
     told = compare_text(found, NAMES)
 
     first = " ".join(told.split("\nA: ")[0].split())
     assert (
-        first == "A stopped in iteration 15: rank 0 in step, line 5; since then ranks 1 and 2 in all_reduce, line 6, iteration 15"
+        first
+        == "A stopped in iteration 15: rank 0 in step, line 5; since then ranks 1 and 2 in all_reduce, line 6, iteration 15"
     )
     assert "differences that follow from where A stopped are not listed" in told
     assert "partial: it hangs, after" in told
@@ -177,30 +222,47 @@ def test_the_json_says_what_the_text_says() -> None:
 
     data = compare_json(found, NAMES)
 
-    assert (data["same"], data["makespan_ns"], data["aligned"]) == (False, list(found.makespans_ns), 4)
+    assert (data["same"], data["makespan_ns"], data["aligned"]) == (
+        False,
+        list(found.makespans_ns),
+        4,
+    )
     assert data["causes"][0]["delta_ns"] == 500_000
     assert data["partings"][0]["a"]["op"] == "compute"
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_the_overlay_draws_two_lanes_for_each_rank_and_marks_both_ends(backend: str) -> None:
-    found = compare_runs(trace({0: step(), 1: step()}, backend), trace({0: step(), 1: step(1_500_000)}, backend))
+    found = compare_runs(
+        trace({0: step(), 1: step()}, backend), trace({0: step(), 1: step(1_500_000)}, backend)
+    )
 
     picture = ET.fromstring(overlay_svg(found, NAMES))
 
     texts = [e.text for e in picture.iter() if e.tag.endswith("text")]
-    ends = [e for e in picture.iter() if e.get("stroke-width") == "1.6" and e.get("x1") == e.get("x2")]
+    ends = [
+        e for e in picture.iter() if e.get("stroke-width") == "1.6" and e.get("x1") == e.get("x2")
+    ]
     assert texts.count("A") == texts.count("B") == 2
-    assert len({e.get("x1") for e in ends}) == len({e.get("stroke-dasharray") for e in ends}) == len(ends) == 2
+    assert (
+        len({e.get("x1") for e in ends})
+        == len({e.get("stroke-dasharray") for e in ends})
+        == len(ends)
+        == 2
+    )
     assert sum(t == "forward" for t in texts) == 4
 
 
-def test_a_trace_beside_a_scenario_runs_it_under_the_traces_back_end(cli: Any, tmp_path: Path) -> None:
+def test_a_trace_beside_a_scenario_runs_it_under_the_traces_back_end(
+    cli: Any, tmp_path: Path
+) -> None:
     file, picture = tmp_path / "a.jsonl", tmp_path / "both.svg"
     cli("simulate", "scenarios/hybrid.yaml", "--backend", "gloo", "--trace", file)
 
     same = cli("compare", file, "scenarios/hybrid.yaml", "-o", picture)
-    other = cli("compare", file, "scenarios/hybrid.yaml", "--cluster", "cpu-10gbe", "--format", "json")
+    other = cli(
+        "compare", file, "scenarios/hybrid.yaml", "--cluster", "cpu-10gbe", "--format", "json"
+    )
 
     assert same.returncode == 0
     assert picture.read_text(encoding="utf-8").startswith("<svg")

@@ -20,9 +20,18 @@ from tests.trace.test_trace import make
 
 
 def _row(
-    op: str, rank: int = 0, host: tuple[int, int] = (0, 0), ran: tuple[int, int] = (NEVER, NEVER), **facts: Any
+    op: str,
+    rank: int = 0,
+    host: tuple[int, int] = (0, 0),
+    ran: tuple[int, int] = (NEVER, NEVER),
+    **facts: Any,
 ) -> dict[str, Any]:
-    times = {"posted_ns": host[0], "returned_ns": host[1], "started_ns": ran[0], "finished_ns": ran[1]}
+    times = {
+        "posted_ns": host[0],
+        "returned_ns": host[1],
+        "started_ns": ran[0],
+        "finished_ns": ran[1],
+    }
     return {"op": op, "rank": rank, **times, **facts}
 
 
@@ -31,7 +40,11 @@ def _shares(result: Timeline, rank: int = 0) -> tuple[int, int, int, int]:
 
 
 def _tiles(result: Timeline) -> bool:
-    edges = [0, *(edge for s in result.critical_path for edge in (s.start_ns, s.end_ns)), result.makespan_ns]
+    edges = [
+        0,
+        *(edge for s in result.critical_path for edge in (s.start_ns, s.end_ns)),
+        result.makespan_ns,
+    ]
     return all(a == b for a, b in zip(edges[::2], edges[1::2], strict=True)) and all(
         s.start_ns < s.end_ns for s in result.critical_path
     )
@@ -41,24 +54,28 @@ def _tiles(result: Timeline) -> bool:
 
 
 def test_a_late_receiver_makes_the_sender_wait() -> None:
-    trace = make([
-        _row("compute", host=(0, 10), ran=(0, 10)),
-        _row("send", host=(10, 60), ran=(40, 60), match=1),
-        _row("compute", 1, (0, 40), (0, 40)),
-        _row("recv", 1, (40, 60), (40, 60), match=1),
-    ])  # fmt: skip
+    trace = make(
+        [
+            _row("compute", host=(0, 10), ran=(0, 10)),
+            _row("send", host=(10, 60), ran=(40, 60), match=1),
+            _row("compute", 1, (0, 40), (0, 40)),
+            _row("recv", 1, (40, 60), (40, 60), match=1),
+        ]
+    )
     result = build_timeline(trace)
 
     assert result.ranks == (RankTimes(0, 10, 20, 30, 0, 60), RankTimes(1, 40, 20, 0, 0, 60))
 
 
 def test_communication_under_compute_is_not_exposed() -> None:
-    trace = make([
-        _row("isend", host=(0, 0), ran=(0, 50), match=0),
-        _row("compute", host=(0, 30), ran=(0, 30)),
-        _row("wait", host=(30, 50)),
-        _row("irecv", 1, (0, 0), (0, 50), match=0),
-    ])  # fmt: skip
+    trace = make(
+        [
+            _row("isend", host=(0, 0), ran=(0, 50), match=0),
+            _row("compute", host=(0, 30), ran=(0, 30)),
+            _row("wait", host=(30, 50)),
+            _row("irecv", 1, (0, 0), (0, 50), match=0),
+        ]
+    )
 
     assert _shares(build_timeline(trace)) == (30, 20, 0, 0)
 
@@ -70,7 +87,9 @@ def test_sleep_and_the_time_after_the_end_are_idle() -> None:
 
 
 def test_a_rank_that_hangs_waits_to_the_end_and_never_finishes() -> None:
-    trace = make([_row("recv", host=(5, NEVER)), _row("compute", 1, (0, 50), (0, 50))], makespan_ns=50)
+    trace = make(
+        [_row("recv", host=(5, NEVER)), _row("compute", 1, (0, 50), (0, 50))], makespan_ns=50
+    )
     result = build_timeline(trace)
 
     assert result.ranks[0] == RankTimes(0, 0, 0, 45, 5, NEVER)
@@ -79,34 +98,50 @@ def test_a_rank_that_hangs_waits_to_the_end_and_never_finishes() -> None:
 def test_a_rank_that_exits_has_come_to_its_end_there() -> None:
     """The call never returns; one behind which it hangs is another matter."""
     result = build_timeline(
-        make([_row("compute", host=(0, 4), ran=(0, 4)), _row("exit", host=(5, NEVER)), _row("barrier", 1, (0, NEVER))])
+        make(
+            [
+                _row("compute", host=(0, 4), ran=(0, 4)),
+                _row("exit", host=(5, NEVER)),
+                _row("barrier", 1, (0, NEVER)),
+            ]
+        )
     )
 
     assert [rank.finished_ns for rank in result.ranks] == [5, NEVER]
 
 
 def test_a_rank_that_was_killed_is_idle_from_then_on() -> None:
-    trace = make([_row("recv", host=(5, NEVER)), _row("compute", 1, (0, 50), (0, 50))], ends=[[0, "killed", 30]])
+    trace = make(
+        [_row("recv", host=(5, NEVER)), _row("compute", 1, (0, 50), (0, 50))],
+        ends=[[0, "killed", 30]],
+    )
 
     assert build_timeline(trace).ranks[0] == RankTimes(0, 0, 0, 25, 25, 30)
 
 
 def test_a_host_that_ran_ahead_waits_with_its_device() -> None:
     """nccl: the call returned at once, its launch can't start before the peer comes."""
-    rows = [_row("all_reduce", host=(0, 1), ran=(40, 60), match=0), _row("all_reduce", 1, (40, 41), (40, 60), match=0)]
+    rows = [
+        _row("all_reduce", host=(0, 1), ran=(40, 60), match=0),
+        _row("all_reduce", 1, (40, 41), (40, 60), match=0),
+    ]
 
     assert _shares(build_timeline(make(rows, backend="nccl"))) == (0, 20, 40, 0)
     assert _shares(build_timeline(make(rows, backend="gloo"))) == (0, 20, 1, 39)
 
 
 def test_a_launch_that_never_meets_keeps_its_rank_from_finishing() -> None:
-    trace = make([_row("all_reduce", host=(0, 1)), _row("compute", 1, (0, 50), (0, 50))], backend="nccl")
+    trace = make(
+        [_row("all_reduce", host=(0, 1)), _row("compute", 1, (0, 50), (0, 50))], backend="nccl"
+    )
 
     assert build_timeline(trace).ranks[0] == RankTimes(0, 0, 0, 50, 0, NEVER)
 
 
 def test_a_rank_without_calls_is_idle() -> None:
-    assert build_timeline(make([_row("compute", 1, (0, 9), (0, 9))])).ranks[0] == RankTimes(0, 0, 0, 0, 9, 0)
+    assert build_timeline(make([_row("compute", 1, (0, 9), (0, 9))])).ranks[0] == RankTimes(
+        0, 0, 0, 0, 9, 0
+    )
 
 
 def test_an_empty_trace_has_an_empty_timeline() -> None:
@@ -114,15 +149,34 @@ def test_an_empty_trace_has_an_empty_timeline() -> None:
 
 
 times = st.integers(-1, 40)
-OPS = ("compute", "sleep", "isend", "recv", "irecv", "wait", "all_reduce", "barrier", "assign", "init_process_group")
+OPS = (
+    "compute",
+    "sleep",
+    "isend",
+    "recv",
+    "irecv",
+    "wait",
+    "all_reduce",
+    "barrier",
+    "assign",
+    "init_process_group",
+)
 anything = st.builds(
     lambda op, rank, a, b, c, d, match: _row(op, rank, (a, b), (c, d), match=match),
-    st.sampled_from(OPS), st.integers(0, 3), times, times, times, times, st.integers(-1, 3),
-)  # fmt: skip
+    st.sampled_from(OPS),
+    st.integers(0, 3),
+    times,
+    times,
+    times,
+    times,
+    st.integers(-1, 3),
+)
 
 
 def _by_instant(trace: Trace, rank: int, makespan: int) -> tuple[int, int, int, int]:
-    """The definition, taken at its word: each nanosecond is one of four things (host back ends, nobody dies)."""
+    """The definition, taken at its word: each nanosecond is one of four things (host back ends,
+    nobody dies).
+    """
     totals = [0, 0, 0, 0]
     rows = [call for call in trace.rows() if call.rank == rank]
     for t in range(makespan):
@@ -130,7 +184,9 @@ def _by_instant(trace: Trace, rank: int, makespan: int) -> tuple[int, int, int, 
         def covers(start: int, end: int, t: int = t) -> bool:
             return 0 <= start <= t < (end if end >= 0 else makespan)
 
-        computing = any(c.op in ("compute", "assign") and covers(c.started_ns, c.finished_ns) for c in rows)
+        computing = any(
+            c.op in ("compute", "assign") and covers(c.started_ns, c.finished_ns) for c in rows
+        )
         moving = any(
             c.match >= 0
             and c.finished_ns >= 0
@@ -138,14 +194,19 @@ def _by_instant(trace: Trace, rank: int, makespan: int) -> tuple[int, int, int, 
             and covers(c.started_ns, c.finished_ns)
             for c in rows
         )
-        blocked = any(c.op not in ("compute", "assign", "sleep") and covers(c.posted_ns, c.returned_ns) for c in rows)
+        blocked = any(
+            c.op not in ("compute", "assign", "sleep") and covers(c.posted_ns, c.returned_ns)
+            for c in rows
+        )
         totals[0 if computing else 1 if moving else 2 if blocked else 3] += 1
     return (totals[0], totals[1], totals[2], totals[3])
 
 
 @given(st.lists(anything, max_size=12), st.integers(0, 60))
 @settings(max_examples=draws(150), deadline=None)
-def test_the_shares_are_those_of_the_definition_instant_by_instant(rows: list[dict[str, Any]], makespan: int) -> None:
+def test_the_shares_are_those_of_the_definition_instant_by_instant(
+    rows: list[dict[str, Any]], makespan: int
+) -> None:
     trace = make(rows, world_size=4)
     result = build_timeline(trace, makespan)
 
@@ -153,12 +214,18 @@ def test_the_shares_are_those_of_the_definition_instant_by_instant(rows: list[di
         assert _shares(result, rank) == _by_instant(trace, rank, result.makespan_ns)
 
 
-@given(st.lists(anything, max_size=12), st.sampled_from(["gloo", "nccl"]), st.lists(st.integers(0, 40), max_size=2))
+@given(
+    st.lists(anything, max_size=12),
+    st.sampled_from(["gloo", "nccl"]),
+    st.lists(st.integers(0, 40), max_size=2),
+)
 @settings(max_examples=draws(300), deadline=None)
 def test_times_add_up_and_the_path_has_no_hole_whatever_the_trace_says(
     rows: list[dict[str, Any]], backend: str, died: list[int]
 ) -> None:
-    trace = make(rows, world_size=4, backend=backend, ends=[[r, "killed", t] for r, t in enumerate(died)])
+    trace = make(
+        rows, world_size=4, backend=backend, ends=[[r, "killed", t] for r, t in enumerate(died)]
+    )
     result = build_timeline(trace)
 
     assert all(sum(r[1:5]) == result.makespan_ns and min(r[1:5]) >= 0 for r in result.ranks)
@@ -170,22 +237,34 @@ def test_times_add_up_and_the_path_has_no_hole_whatever_the_trace_says(
 
 def test_an_iteration_lasts_from_end_to_end_and_the_first_does_not_count() -> None:
     ends = [100, 130, 160, 200]
-    trace = make([_row("compute", host=(e - 5, e), ran=(e - 5, e), iteration=i) for i, e in enumerate(ends)])
+    trace = make(
+        [_row("compute", host=(e - 5, e), ran=(e - 5, e), iteration=i) for i, e in enumerate(ends)]
+    )
 
     assert build_timeline(trace).iteration_ns == 30
     assert build_timeline(make([_row("compute", host=(0, 5), ran=(0, 5))])).iteration_ns is None
 
 
 def test_an_iteration_that_hangs_does_not_count() -> None:
-    rows = [_row("compute", host=(e - 5, e), ran=(e - 5, e), iteration=i) for i, e in enumerate([100, 130])]
+    rows = [
+        _row("compute", host=(e - 5, e), ran=(e - 5, e), iteration=i)
+        for i, e in enumerate([100, 130])
+    ]
 
-    assert build_timeline(make([*rows, _row("recv", host=(130, NEVER), iteration=2)], makespan_ns=900)).iteration_ns == 30
+    assert (
+        build_timeline(
+            make([*rows, _row("recv", host=(130, NEVER), iteration=2)], makespan_ns=900)
+        ).iteration_ns
+        == 30
+    )
 
 
 def test_collectives_have_the_bandwidths_of_nccl_tests() -> None:
     rows = [
-        _row("all_reduce", r, (0, 0), (k * 100 + r, k * 100 + 40), match=k, nbytes=4000) for k in range(3) for r in range(4)
-    ]  # fmt: skip
+        _row("all_reduce", r, (0, 0), (k * 100 + r, k * 100 + 40), match=k, nbytes=4000)
+        for k in range(3)
+        for r in range(4)
+    ]
     (entry,) = build_timeline(make(rows, [("world", (0, 1, 2, 3))])).collectives
 
     assert entry[:6] == ("all_reduce", "world", 4, 4000, 3, 40)
@@ -196,28 +275,36 @@ def test_collectives_have_the_bandwidths_of_nccl_tests() -> None:
 
 
 def test_the_path_goes_to_the_rank_that_came_last() -> None:
-    trace = make([
-        _row("compute", host=(0, 10), ran=(0, 10), name="short"),
-        _row("recv", host=(10, 60), ran=(40, 60), match=1),
-        _row("compute", host=(60, 65), ran=(60, 65), name="rest"),
-        _row("compute", 1, (0, 40), (0, 40), name="long"),
-        _row("send", 1, (40, 60), (40, 60), match=1),
-    ])  # fmt: skip
+    trace = make(
+        [
+            _row("compute", host=(0, 10), ran=(0, 10), name="short"),
+            _row("recv", host=(10, 60), ran=(40, 60), match=1),
+            _row("compute", host=(60, 65), ran=(60, 65), name="rest"),
+            _row("compute", 1, (0, 40), (0, 40), name="long"),
+            _row("send", 1, (40, 60), (40, 60), match=1),
+        ]
+    )
     path = build_timeline(trace).critical_path
 
     assert [(s.rank, s.op, s.name, s.start_ns, s.end_ns, s.why) for s in path] == [
-        (1, "compute", "long", 0, 40, "compute"), (0, "recv", "", 40, 60, "transfer"), (0, "compute", "rest", 60, 65, "compute"),
-    ]  # fmt: skip
+        (1, "compute", "long", 0, 40, "compute"),
+        (0, "recv", "", 40, 60, "transfer"),
+        (0, "compute", "rest", 60, 65, "compute"),
+    ]
 
 
 def test_a_message_sent_ahead_began_with_its_send() -> None:
-    """Eager: the receive was posted at 30, when the message was on its way since 20; rank 0's 30 ns do not matter."""
-    trace = make([
-        _row("compute", host=(0, 30), ran=(0, 30)),
-        _row("recv", host=(30, 60), ran=(30, 60), match=1),
-        _row("compute", 1, (0, 20), (0, 20)),
-        _row("send", 1, (20, 20), (20, 20), match=1),
-    ])  # fmt: skip
+    """Eager: the receive was posted at 30, when the message was on its way since 20; rank 0's 30 ns
+    do not matter.
+    """
+    trace = make(
+        [
+            _row("compute", host=(0, 30), ran=(0, 30)),
+            _row("recv", host=(30, 60), ran=(30, 60), match=1),
+            _row("compute", 1, (0, 20), (0, 20)),
+            _row("send", 1, (20, 20), (20, 20), match=1),
+        ]
+    )
 
     assert [(s.rank, s.op, s.start_ns, s.end_ns) for s in build_timeline(trace).critical_path] == [
         (1, "compute", 0, 20),
@@ -226,18 +313,25 @@ def test_a_message_sent_ahead_began_with_its_send() -> None:
 
 
 def test_a_meeting_that_takes_no_time_is_passed_through() -> None:
-    trace = make([
-        _row("barrier", host=(0, 50), ran=(50, 50), match=0),
-        _row("compute", host=(50, 60), ran=(50, 60)),
-        _row("compute", 1, (0, 50), (0, 50)),
-        _row("barrier", 1, (50, 50), (50, 50), match=0),
-    ])  # fmt: skip
+    trace = make(
+        [
+            _row("barrier", host=(0, 50), ran=(50, 50), match=0),
+            _row("compute", host=(50, 60), ran=(50, 60)),
+            _row("compute", 1, (0, 50), (0, 50)),
+            _row("barrier", 1, (50, 50), (50, 50), match=0),
+        ]
+    )
 
-    assert [(s.rank, s.op, s.start_ns) for s in build_timeline(trace).critical_path] == [(1, "compute", 0), (0, "compute", 50)]
+    assert [(s.rank, s.op, s.start_ns) for s in build_timeline(trace).critical_path] == [
+        (1, "compute", 0),
+        (0, "compute", 50),
+    ]
 
 
 def test_equal_calls_in_a_row_become_one_piece() -> None:
-    trace = make([_row("compute", host=(k, k + 1), ran=(k, k + 1), name="f", position=k) for k in range(5)])
+    trace = make(
+        [_row("compute", host=(k, k + 1), ran=(k, k + 1), name="f", position=k) for k in range(5)]
+    )
     (piece,) = build_timeline(trace).critical_path
 
     assert isinstance(piece, CriticalPathSegment)
@@ -272,7 +366,11 @@ def test_times_of_a_simulated_run_add_up(backend: str) -> None:
         for r in range(4)
     }
     program = build_program(4, calls, nodes=2, backend=backend)
-    result = build_timeline(run_program(program, BACKEND_PROFILES[backend], CostModel(default_cluster(backend), 4, 2)).trace)
+    result = build_timeline(
+        run_program(
+            program, BACKEND_PROFILES[backend], CostModel(default_cluster(backend), 4, 2)
+        ).trace
+    )
 
     assert all(sum(r[1:5]) == result.makespan_ns for r in result.ranks)
     assert [r.compute_ns for r in result.ranks] == [5000, 10000, 15000, 20000]
@@ -283,12 +381,22 @@ def test_times_of_a_simulated_run_add_up(backend: str) -> None:
 
 @pytest.mark.parametrize("on", ["host", "current"])
 def test_what_the_host_does_meanwhile_hides_no_communication_of_a_device(on: str) -> None:
-    """2 ranks under nccl: while a reduction is under way the host computes, as it does launching what comes next. With the computing on the
-    device's stream, after the reduction, the same time counts once as each."""
+    """2 ranks under nccl: while a reduction is under way the host computes, as it does launching
+    what comes next. With the computing on the device's stream, after the reduction, the same time
+    counts once as each."""
     reduced = {"op": "all_reduce", "numel": 1 << 22, "reduce_op": "sum"}
-    work = {"op": "compute", "time_ns": 30_000, "name": "work", "queue": "" if on == "current" else on}
+    work = {
+        "op": "compute",
+        "time_ns": 30_000,
+        "name": "work",
+        "queue": "" if on == "current" else on,
+    }
     program = build_program(2, {r: [reduced, work] for r in range(2)}, backend="nccl")
-    result = build_timeline(run_program(program, BACKEND_PROFILES["nccl"], CostModel(default_cluster("nccl"), 2, 2)).trace)
+    result = build_timeline(
+        run_program(
+            program, BACKEND_PROFILES["nccl"], CostModel(default_cluster("nccl"), 2, 2)
+        ).trace
+    )
     price = result.collectives[0].duration_ns
 
     assert price > 30_000

@@ -1,4 +1,6 @@
-"""How many modules a reader goes through who follows one call from YAML to verdict, time and text."""
+"""How many modules a reader goes through who follows one call from YAML to verdict, time and
+text.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from pathlib import Path
 
 #: One call, as the walk of docs/architecture.md has it, but of a tensor that is declared nowhere.
 ONE_CALL = "world: 4\nprogram:\n  - all_reduce: {tensor: {shape: [1024], dtype: float32}}\n"
-#: Prints the files of the package of which a function runs, the second time: by then all is loaded. What was kept is forgotten.
+#: Prints the files of the package of which a function runs, the second time: by then all is loaded.
+#: What was kept is forgotten.
 COUNT = """
 import contextlib, io, os, sys
 import distsim
@@ -37,14 +40,26 @@ print(*sorted(ran), sep="\\n")
 MOST = 59
 
 
-def test_a_call_goes_from_yaml_to_verdict_time_and_text_through_so_many_modules(tmp_path: Path) -> None:
-    """All that `simulate` prints of itself counts, the timeline, the critical path and the band of the prices among it. Modules count of
-    which a function runs, so neither tables and types that are only read nor what runs once, while modules load."""
+def test_a_call_goes_from_yaml_to_verdict_time_and_text_through_so_many_modules(
+    tmp_path: Path,
+) -> None:
+    """All that `simulate` prints of itself counts, the timeline, the critical path and the band of
+    the prices among it. Modules count of which a function runs, so neither tables and types that
+    are only read nor what runs once, while modules load."""
     file = tmp_path / "one.yaml"
     file.write_text(ONE_CALL, encoding="utf-8")
-    done = subprocess.run([sys.executable, "-c", COUNT, "simulate", str(file)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT, "simulate", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     ran = done.stdout.split()
 
     assert done.stderr == ""
-    assert {"cli/commands/simulate.py", "checker/verdict.py", "output/text/simulation_report.py"} <= set(ran)
+    assert {
+        "cli/commands/simulate.py",
+        "checker/verdict.py",
+        "output/text/simulation_report.py",
+    } <= set(ran)
     assert len(ran) <= MOST, "\n".join(ran)

@@ -1,4 +1,6 @@
-"""The rules of the house that a machine can check (CONTRIBUTING.md): one test a rule, which lists all places that break it."""
+"""The rules of the house that a machine can check (CONTRIBUTING.md): one test a rule, which lists
+all places that break it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,12 @@ def functions(path: Path) -> Iterator[tuple[str, int]]:
 def taken(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
     """All parameters but `self`."""
     held = function.args
-    named = [*held.posonlyargs, *held.args, *held.kwonlyargs, *(one for one in (held.vararg, held.kwarg) if one is not None)]
+    named = [
+        *held.posonlyargs,
+        *held.args,
+        *held.kwonlyargs,
+        *(one for one in (held.vararg, held.kwarg) if one is not None),
+    ]
     return named[1:] if named and named[0].arg in ("self", "cls") else named
 
 
@@ -38,7 +45,11 @@ def parameters(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def hints(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.expr]:
-    return [hint for hint in (*(one.annotation for one in taken(function)), function.returns) if hint is not None]
+    return [
+        hint
+        for hint in (*(one.annotation for one in taken(function)), function.returns)
+        if hint is not None
+    ]
 
 
 def is_any(hint: ast.expr) -> bool:
@@ -46,7 +57,11 @@ def is_any(hint: ast.expr) -> bool:
 
 
 def called_names(path: Path) -> set[str]:
-    return {node.func.id for node in nodes(path) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    return {
+        node.func.id
+        for node in nodes(path)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
 
 
 def imported_modules(path: Path) -> Iterator[str]:
@@ -70,7 +85,10 @@ def test_a_file_has_at_most_400_lines_and_a_function_at_most_60():
     lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES}
 
     assert where({path: n for path, n in lines.items() if n > 400}) == {}
-    assert where({path: [(name, n) for name, n in functions(path) if n > 60] for path in MODULES}) == {}
+    assert (
+        where({path: [(name, n) for name, n in functions(path) if n > 60] for path in MODULES})
+        == {}
+    )
 
 
 def test_nineteen_of_twenty_functions_have_at_most_25_lines():
@@ -84,27 +102,61 @@ def test_a_function_has_at_most_8_parameters():
     capture = PACKAGE / "capture" / "group.py"
 
     assert (
-        where({path: [(name, n) for name, n in parameters(path) if n > (11 if path == capture else 8)] for path in MODULES}) == {}
+        where(
+            {
+                path: [
+                    (name, n) for name, n in parameters(path) if n > (11 if path == capture else 8)
+                ]
+                for path in MODULES
+            }
+        )
+        == {}
     )
 
 
 def test_what_programs_operations_and_rules_are_handed_has_a_type():
     """No `Any` in a signature of these rooms."""
-    typed = [path for path in MODULES if path.relative_to(PACKAGE).parts[0] in ("semantics", "program", "ops", "cost")]
+    typed = [
+        path
+        for path in MODULES
+        if path.relative_to(PACKAGE).parts[0] in ("semantics", "program", "ops", "cost")
+    ]
 
     assert (
-        where({path: [f.name for f in nodes(path) if isinstance(f, FUNCTION) and any(map(is_any, hints(f)))] for path in typed})
+        where(
+            {
+                path: [
+                    f.name
+                    for f in nodes(path)
+                    if isinstance(f, FUNCTION) and any(map(is_any, hints(f)))
+                ]
+                for path in typed
+            }
+        )
         == {}
     )
 
 
 def test_only_the_command_line_prints():
-    assert where({path: "print" in called_names(path) for path in MODULES if path.parent.name != "cli"}) == {}
+    assert (
+        where(
+            {path: "print" in called_names(path) for path in MODULES if path.parent.name != "cli"}
+        )
+        == {}
+    )
 
 
 def test_nothing_is_evaluated_executed_or_unpickled():
     assert where({path: FORBIDDEN_CALLS & called_names(path) for path in MODULES}) == {}
-    assert where({path: FORBIDDEN_MODULES & {name.split(".")[0] for name in imported_modules(path)} for path in MODULES}) == {}
+    assert (
+        where(
+            {
+                path: FORBIDDEN_MODULES & {name.split(".")[0] for name in imported_modules(path)}
+                for path in MODULES
+            }
+        )
+        == {}
+    )
 
 
 def test_nothing_is_left_for_later_in_the_code():
@@ -117,20 +169,37 @@ def test_every_module_says_what_it_is_for():
     trees = {path: nodes(path)[0] for path in MODULES}
 
     assert (
-        where({path: isinstance(t, ast.Module) and bool(t.body) and ast.get_docstring(t) is None for path, t in trees.items()})
+        where(
+            {
+                path: isinstance(t, ast.Module) and bool(t.body) and ast.get_docstring(t) is None
+                for path, t in trees.items()
+            }
+        )
         == {}
     )
 
 
 def test_no_module_keeps_state():
-    """`global` is how a function writes to its module; two simulations side by side would share it."""
-    assert where({path: [n.lineno for n in nodes(path) if isinstance(n, ast.Global)] for path in MODULES}) == {}
+    """`global` is how a function writes to its module; two simulations side by side would share
+    it.
+    """
+    assert (
+        where(
+            {path: [n.lineno for n in nodes(path) if isinstance(n, ast.Global)] for path in MODULES}
+        )
+        == {}
+    )
 
 
 def test_the_ci_runs_the_readmes_own_test_command_and_every_torch_install_is_constrained():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    lines = [*readme.splitlines(), *(ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()]
-    installs = [line for line in lines if "pip install" in line and ("real" in line or "torch" in line)]
+    lines = [
+        *readme.splitlines(),
+        *(ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines(),
+    ]
+    installs = [
+        line for line in lines if "pip install" in line and ("real" in line or "torch" in line)
+    ]
 
     assert len(re.findall(r"^python3 -m venv .* -m pytest.*$", readme, re.MULTILINE)) == 1
     assert [line for line in installs if "-c constraints.txt" not in line] == []

@@ -1,4 +1,6 @@
-"""The floors of docs/architecture.md hold: read from the imports of every module, not from goodwill."""
+"""The floors of docs/architecture.md hold: read from the imports of every module, not from
+goodwill.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ RULES = {
 
 
 class Import(NamedTuple):
-    """``late``: not when the module is loaded, but inside a function or for the type checker alone."""
+    """``late``: not when the module is loaded, but inside a function or for the type checker
+    alone.
+    """
 
     name: str
     line: int
@@ -38,16 +42,24 @@ class Import(NamedTuple):
 
 
 def room(path: Path) -> str:
-    """``distsim/operations/registry.py`` is in room ``ops``, ``distsim/backends/message_matching.py`` in room ``match``."""
+    """``distsim/operations/registry.py`` is in room ``ops``,
+    ``distsim/backends/message_matching.py`` in room ``match``.
+    """
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
 def room_of_name(name: str) -> str | None:
-    """The room of a dotted name under ``distsim``; None for the package itself and for other libraries."""
+    """The room of a dotted name under ``distsim``; None for the package itself and for other
+    libraries.
+    """
     parts = name.split(".")
     if parts[0] != "distsim" or len(parts) == 1:
         return None
-    return parts[1] if (PACKAGE / parts[1]).is_dir() or (PACKAGE / f"{parts[1]}.py").is_file() else None
+    return (
+        parts[1]
+        if (PACKAGE / parts[1]).is_dir() or (PACKAGE / f"{parts[1]}.py").is_file()
+        else None
+    )
 
 
 @cache
@@ -61,16 +73,26 @@ def imports(path: Path) -> tuple[Import, ...]:
             if isinstance(child, ast.Import):
                 yield from (Import(alias.name, child.lineno, late) for alias in child.names)
             elif isinstance(child, ast.ImportFrom):
-                yield from (Import(f"{child.module or ''}.{alias.name}", child.lineno, late) for alias in child.names)
+                yield from (
+                    Import(f"{child.module or ''}.{alias.name}", child.lineno, late)
+                    for alias in child.names
+                )
             typing_only = isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"
-            yield from walk(child, late or typing_only or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)))
+            yield from walk(
+                child,
+                late or typing_only or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)),
+            )
 
     return tuple(walk(tree(path), False))
 
 
 def floors() -> dict[str, int]:
     """Room -> floor, from the table in docs/architecture.md."""
-    rows = re.findall(r"^\| (\d+) \| (.+) \|$", (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (\d+) \| (.+) \|$",
+        (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
     return {name: int(number) for number, names in rows for name in re.findall(r"`(\w+)/?`", names)}
 
 
@@ -106,4 +128,6 @@ def test_a_library_is_imported_only_in_its_rooms_and_a_slow_one_only_inside_func
 
 
 def test_imports_are_absolute():
-    assert [str(p) for p in MODULES for n in nodes(p) if isinstance(n, ast.ImportFrom) and n.level] == []
+    assert [
+        str(p) for p in MODULES for n in nodes(p) if isinstance(n, ast.ImportFrom) and n.level
+    ] == []

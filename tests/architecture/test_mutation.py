@@ -1,4 +1,6 @@
-"""The mutants that `tests/support/mutation.py` tries, and the list of those that nothing can tell from the code."""
+"""The mutants that `tests/support/mutation.py` tries, and the list of those that nothing can tell
+from the code.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from tests.support.marks import MARKS, lay_marks
 from tests.support.mutants import drawn, mutants_of
 
 ROOT = Path(__file__).resolve().parents[2]
-EQUIVALENT = json.loads((ROOT / "tests" / "data" / "equivalent_mutants.json").read_text(encoding="utf-8"))
+EQUIVALENT = json.loads(
+    (ROOT / "tests" / "data" / "equivalent_mutants.json").read_text(encoding="utf-8")
+)
 SAMPLE = '''"""A module."""
 
 LIMIT = 3
@@ -53,25 +57,29 @@ def loaded(text: str, path: Path) -> Any:
     return module
 
 
-def test_every_small_change_of_a_module_is_a_mutant_and_texts_and_types_are_none(tmp_path: Path) -> None:
-    assert sorted(names(SAMPLE, tmp_path)) == sorted([
-        "module: 3 -> 4 (None)",
-        "Box.room: False -> True (None)",
-        "Box.room: full and n < LIMIT -> full or n < LIMIT (Box.room)",
-        "Box.room: full -> not full (Box.room)",
-        "Box.room: n < LIMIT -> n <= LIMIT (Box.room)",
-        "Box.room: n < LIMIT -> n >= LIMIT (Box.room)",
-        "Box.room: raise ValueError(f'{n} is less than {LIMIT + 0}') -> pass (Box.room)",
-        "Box.room: n != LIMIT -> n == LIMIT (Box.room)",
-        "Box.room: n += 1 -> pass (Box.room)",
-        "Box.room: n += 1 -> n -= 1 (Box.room)",
-        "Box.room: 1 -> 2 (Box.room)",
-        "Box.room: break -> continue (Box.room)",
-        "Box.room: return max(n - LIMIT, 0) -> return None (Box.room)",
-        "Box.room: max(n - LIMIT, 0) -> min(n - LIMIT, 0) (Box.room)",
-        "Box.room: n - LIMIT -> n + LIMIT (Box.room)",
-        "Box.room: 0 -> 1 (Box.room)",
-    ])  # fmt: skip
+def test_every_small_change_of_a_module_is_a_mutant_and_texts_and_types_are_none(
+    tmp_path: Path,
+) -> None:
+    assert sorted(names(SAMPLE, tmp_path)) == sorted(
+        [
+            "module: 3 -> 4 (None)",
+            "Box.room: False -> True (None)",
+            "Box.room: full and n < LIMIT -> full or n < LIMIT (Box.room)",
+            "Box.room: full -> not full (Box.room)",
+            "Box.room: n < LIMIT -> n <= LIMIT (Box.room)",
+            "Box.room: n < LIMIT -> n >= LIMIT (Box.room)",
+            "Box.room: raise ValueError(f'{n} is less than {LIMIT + 0}') -> pass (Box.room)",
+            "Box.room: n != LIMIT -> n == LIMIT (Box.room)",
+            "Box.room: n += 1 -> pass (Box.room)",
+            "Box.room: n += 1 -> n -= 1 (Box.room)",
+            "Box.room: 1 -> 2 (Box.room)",
+            "Box.room: break -> continue (Box.room)",
+            "Box.room: return max(n - LIMIT, 0) -> return None (Box.room)",
+            "Box.room: max(n - LIMIT, 0) -> min(n - LIMIT, 0) (Box.room)",
+            "Box.room: n - LIMIT -> n + LIMIT (Box.room)",
+            "Box.room: 0 -> 1 (Box.room)",
+        ]
+    )
 
 
 def test_a_seed_draws_the_same_mutants_each_time_and_another_seed_others(tmp_path: Path) -> None:
@@ -87,7 +95,9 @@ def test_a_seed_draws_the_same_mutants_each_time_and_another_seed_others(tmp_pat
     assert len(drawn(list(mutants_of(path, tmp_path)), 99, 1)) == 16
 
 
-def test_a_mutant_compiles_differs_in_its_place_alone_and_leaves_the_tree_as_it_was(tmp_path: Path) -> None:
+def test_a_mutant_compiles_differs_in_its_place_alone_and_leaves_the_tree_as_it_was(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "sample.py"
     path.write_text(SAMPLE, encoding="utf-8")
     mutants = list(mutants_of(path, tmp_path))
@@ -98,7 +108,9 @@ def test_a_mutant_compiles_differs_in_its_place_alone_and_leaves_the_tree_as_it_
     assert [ast.dump(mutant.tree) for mutant in mutants] == before
 
 
-def test_mutants_of_one_text_are_numbered_so_that_each_has_a_name_of_its_own(tmp_path: Path) -> None:
+def test_mutants_of_one_text_are_numbered_so_that_each_has_a_name_of_its_own(
+    tmp_path: Path,
+) -> None:
     found = names("def f(a):\n    return a + 1, a + 1\n", tmp_path)
 
     assert len(found) == len(set(found)) == 5
@@ -108,14 +120,22 @@ def test_mutants_of_one_text_are_numbered_so_that_each_has_a_name_of_its_own(tmp
 def test_the_list_of_equivalent_mutants_names_mutants_that_are_there_each_with_a_reason() -> None:
     """An entry whose code has changed is to be judged anew."""
     files = {key.partition(": ")[0] for key in EQUIVALENT}
-    there = {f"{mutant.path}: {mutant.name}" for file in files for mutant in mutants_of(ROOT / file, ROOT)}
+    there = {
+        f"{mutant.path}: {mutant.name}"
+        for file in files
+        for mutant in mutants_of(ROOT / file, ROOT)
+    }
 
     assert sorted(set(EQUIVALENT) - there) == []
     assert [key for key, reason in EQUIVALENT.items() if len(reason.split()) < 4] == []
 
 
-def test_marks_between_statements_tell_the_lines_that_a_call_reaches_and_change_nothing_else(tmp_path: Path) -> None:
-    """Of branches, loops, handlers, functions in functions and generators; a one-line body counts with its head."""
+def test_marks_between_statements_tell_the_lines_that_a_call_reaches_and_change_nothing_else(
+    tmp_path: Path,
+) -> None:
+    """Of branches, loops, handlers, functions in functions and generators; a one-line body counts
+    with its head.
+    """
     text = """def f(n):
     \"\"\"A docstring.\"\"\"
     total = sum(
@@ -143,17 +163,40 @@ def test_marks_between_statements_tell_the_lines_that_a_call_reaches_and_change_
     tree = ast.parse(text)
     lines = list(lay_marks(tree, 0))
     marks = bytearray(len(lines))
-    plain, marked = loaded(text, tmp_path / "plain.py"), loaded(ast.unparse(tree), tmp_path / "marked.py")
+    plain, marked = (
+        loaded(text, tmp_path / "plain.py"),
+        loaded(ast.unparse(tree), tmp_path / "marked.py"),
+    )
     setattr(marked, MARKS, marks)
     reached = {}
     for n in (1, 2, 3):
         marks[:] = bytes(len(marks))
         assert marked.f(n) == plain.f(n)
-        reached[n] = sorted(line for mark, of in zip(marks, lines, strict=True) if mark for line in of)
+        reached[n] = sorted(
+            line for mark, of in zip(marks, lines, strict=True) if mark for line in of
+        )
 
     assert marked.f.__doc__ == plain.f.__doc__
-    always = {3, 4, 5, 10, 11, 12, 14, 15, 16, 18, 19, 21, 23}  # of a handler and a case it is the head that is reached
-    assert {n: sorted(set(found) - always) for n, found in reached.items()} == {1: [7, 8, 9, 20], 2: [7, 8, 22], 3: [6, 22]}
+    always = {
+        3,
+        4,
+        5,
+        10,
+        11,
+        12,
+        14,
+        15,
+        16,
+        18,
+        19,
+        21,
+        23,
+    }  # of a handler and a case it is the head that is reached
+    assert {n: sorted(set(found) - always) for n, found in reached.items()} == {
+        1: [7, 8, 9, 20],
+        2: [7, 8, 22],
+        3: [6, 22],
+    }
     assert all(always <= set(found) for found in reached.values())
 
 

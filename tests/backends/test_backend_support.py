@@ -13,13 +13,22 @@ import yaml
 from distsim.backends import BACKEND_PROFILES, SUPPORT_BY_BACKEND, reduction_support
 from distsim.backends.profile import COMMUNICATION_OPS, SHAPE_CHECKED_OPS, TORCH_SCALAR_TYPES
 from distsim.cli.commands.explain import explain_page
-from distsim.operations.core.resolved_call import DTYPE_BYTES, REDUCE_OPS, RankGroup, ResolvedCall, TensorBuffer, reduce_refusal
+from distsim.operations.core.resolved_call import (
+    DTYPE_BYTES,
+    REDUCE_OPS,
+    RankGroup,
+    ResolvedCall,
+    TensorBuffer,
+    reduce_refusal,
+)
 from distsim.operations.registry import OPERATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 OBSERVED = ROOT / "tests" / "data" / "agreed" / "gloo_takes.yaml"
 SIDES = ("input_parts", "output_parts")
-GLOO_SUPPORT, NCCL_SUPPORT, MPI_SUPPORT = (SUPPORT_BY_BACKEND[name] for name in ("gloo", "nccl", "mpi"))
+GLOO_SUPPORT, NCCL_SUPPORT, MPI_SUPPORT = (
+    SUPPORT_BY_BACKEND[name] for name in ("gloo", "nccl", "mpi")
+)
 
 
 def test_each_profile_refuses_what_its_table_says() -> None:
@@ -30,10 +39,17 @@ def test_each_profile_refuses_what_its_table_says() -> None:
                 for reduce_op in REDUCE_OPS if OPERATIONS[op].reduces else (None,):
                     one, two = (TensorBuffer("x", 0, (n,), dtype) for n in (2, 4))
                     inputs, outputs = (
-                        (two,) if op in SHAPE_CHECKED_OPS and getattr(OPERATIONS[op], side) == "n" else (one,) for side in SIDES
+                        (two,)
+                        if op in SHAPE_CHECKED_OPS and getattr(OPERATIONS[op], side) == "n"
+                        else (one,)
+                        for side in SIDES
                     )
-                    call = ResolvedCall(op, 0, pair, peer=1, reduce_op=reduce_op, inputs=inputs, outputs=outputs)
-                    assert profile.refuse(call) == SUPPORT_BY_BACKEND[name].refusal(op, dtype, reduce_op)
+                    call = ResolvedCall(
+                        op, 0, pair, peer=1, reduce_op=reduce_op, inputs=inputs, outputs=outputs
+                    )
+                    assert profile.refuse(call) == SUPPORT_BY_BACKEND[name].refusal(
+                        op, dtype, reduce_op
+                    )
 
 
 def test_the_tables_are_in_the_order_of_the_profiles_and_know_every_dtype() -> None:
@@ -47,14 +63,18 @@ def test_the_tables_are_in_the_order_of_the_profiles_and_know_every_dtype() -> N
 
 
 def test_what_is_invalid_for_its_dtype_is_taken_by_no_back_end() -> None:
-    forbidden = [(d, r) for d in DTYPE_BYTES for r in REDUCE_OPS if reduce_refusal(d, r) is not None]
+    forbidden = [
+        (d, r) for d in DTYPE_BYTES for r in REDUCE_OPS if reduce_refusal(d, r) is not None
+    ]
 
     assert forbidden
     assert [pair for pair in forbidden if set(reduction_support(pair[0])[pair[1]]) != {"-"}] == []
 
 
 def test_what_older_tables_deny_is_there() -> None:
-    """gloo has reduce_scatter, all_to_all and avg now, nccl gather and scatter, mpi reduce_scatter (pytorch#150162)."""
+    """gloo has reduce_scatter, all_to_all and avg now, nccl gather and scatter, mpi reduce_scatter
+    (pytorch#150162).
+    """
     assert GLOO_SUPPORT.on("reduce_scatter", "gpu") == GLOO_SUPPORT.on("all_to_all", "cpu") == "yes"
     assert GLOO_SUPPORT.takes("all_reduce", "float16", "avg")
     assert NCCL_SUPPORT.on("gather", "gpu") == NCCL_SUPPORT.on("send", "gpu") == "yes"
@@ -64,20 +84,37 @@ def test_what_older_tables_deny_is_there() -> None:
     assert GLOO_SUPPORT.on("send", "gpu") == "no"
 
 
-@pytest.mark.parametrize(("backend", "op", "dtype", "reduce_op", "text"), [
-    ("gloo", "all_reduce", "int8", "avg", "result type Float can't be cast to the desired output type Char"),
-    ("gloo", "reduce", "complex64", "max", "reduce does not supporton complex tensors"),
-    ("gloo", "gather", "complex64", None, "Invalid scalar type"),
-    ("nccl", "send", "int16", None, "Unconvertible NCCL type Short"),
-    ("nccl", "broadcast", "int16", None, "Input tensor data type is not supported for NCCL process group: Short"),
-    ("nccl", "all_reduce", "bool", "avg", "Cannot use ReduceOp.AVG with boolean inputs"),
-    ("nccl", "all_reduce", "bool", "sum", None),
-    ("mpi", "send", "bool", None, "map::at"),
-    ("mpi", "broadcast", "complex64", None, None),
-    ("mpi", "reduce", "complex64", "sum", "map::at"),
-    ("mpi", "all_reduce", "complex64", "avg", "map::at"),
-])  # fmt: skip
-def test_refusals_are_in_the_words_of_torch(backend: str, op: str, dtype: str, reduce_op: str | None, text: str | None) -> None:
+@pytest.mark.parametrize(
+    ("backend", "op", "dtype", "reduce_op", "text"),
+    [
+        (
+            "gloo",
+            "all_reduce",
+            "int8",
+            "avg",
+            "result type Float can't be cast to the desired output type Char",
+        ),
+        ("gloo", "reduce", "complex64", "max", "reduce does not supporton complex tensors"),
+        ("gloo", "gather", "complex64", None, "Invalid scalar type"),
+        ("nccl", "send", "int16", None, "Unconvertible NCCL type Short"),
+        (
+            "nccl",
+            "broadcast",
+            "int16",
+            None,
+            "Input tensor data type is not supported for NCCL process group: Short",
+        ),
+        ("nccl", "all_reduce", "bool", "avg", "Cannot use ReduceOp.AVG with boolean inputs"),
+        ("nccl", "all_reduce", "bool", "sum", None),
+        ("mpi", "send", "bool", None, "map::at"),
+        ("mpi", "broadcast", "complex64", None, None),
+        ("mpi", "reduce", "complex64", "sum", "map::at"),
+        ("mpi", "all_reduce", "complex64", "avg", "map::at"),
+    ],
+)
+def test_refusals_are_in_the_words_of_torch(
+    backend: str, op: str, dtype: str, reduce_op: str | None, text: str | None
+) -> None:
     assert SUPPORT_BY_BACKEND[backend].refusal(op, dtype, reduce_op) == text
 
 
@@ -95,26 +132,44 @@ def test_gloo_itself_takes_and_refuses_what_the_table_says() -> None:
     """All operations, dtypes and reduce ops, on two processes."""
     pytest.importorskip("torch", reason="needs torch, to ask gloo itself")
     found = subprocess.run(
-        [sys.executable, ROOT / "tests" / "gloo_support.py"], capture_output=True, text=True, timeout=900, check=False
+        [sys.executable, ROOT / "tests" / "gloo_support.py"],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
     )
     answers = [json.loads(line) for line in found.stdout.splitlines()]
-    unlike = [(op, d, r, said) for op, d, r, said in answers if not _agrees(GLOO_SUPPORT.refusal(op, d, r), said)]
+    unlike = [
+        (op, d, r, said)
+        for op, d, r, said in answers
+        if not _agrees(GLOO_SUPPORT.refusal(op, d, r), said)
+    ]
 
     assert (found.returncode, len(answers)) == (0, 6 * 14 * 8 + 12 * 14), found.stderr[-500:]
     assert unlike == []
 
 
 def test_gloo_itself_takes_and_refuses_the_shapes_that_the_table_says() -> None:
-    """The larger tensor must begin with n times the first axis of the smaller, of a single call and of a coalesced one."""
+    """The larger tensor must begin with n times the first axis of the smaller, of a single call and
+    of a coalesced one.
+    """
     pytest.importorskip("torch", reason="needs torch, to ask gloo itself")
     found = subprocess.run(
-        [sys.executable, ROOT / "tests" / "gloo_support.py", "shapes"], capture_output=True, text=True, timeout=900, check=False
+        [sys.executable, ROOT / "tests" / "gloo_support.py", "shapes"],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
     )
     answers = [json.loads(line) for line in found.stdout.splitlines()]
     told = [(_refused(op, share, shares), said) for op, share, shares, said in answers]
 
     assert (found.returncode, len(answers)) == (0, 4 * 6), found.stderr[-500:]
-    assert [pair for pair in told if (pair[0] is None) != (pair[1] is None) or (pair[0] or "") not in (pair[1] or "")] == []
+    assert [
+        pair
+        for pair in told
+        if (pair[0] is None) != (pair[1] is None) or (pair[0] or "") not in (pair[1] or "")
+    ] == []
     assert {bool(reason) for reason, _ in told} == {True, False}
 
 
@@ -122,7 +177,9 @@ def _refused(op: str, share: list[int], shares: list[int]) -> str | None:
     one, many = (TensorBuffer("x", 0, tuple(shape), "float32") for shape in (share, shares))
     given, got = (one, many) if OPERATIONS[op].output_parts == "n" else (many, one)
     return GLOO_SUPPORT.refuse(
-        ResolvedCall(op, 0, RankGroup(0, "world", (0, 1)), reduce_op="sum", inputs=(given,), outputs=(got,))
+        ResolvedCall(
+            op, 0, RankGroup(0, "world", (0, 1)), reduce_op="sum", inputs=(given,), outputs=(got,)
+        )
     )
 
 
@@ -134,10 +191,14 @@ def _agrees(expected: str | None, said: str | None) -> bool:
 
 
 def test_what_gloo_was_seen_to_take_is_taken() -> None:
-    """Messages of every dtype, reductions of bool; and it refuses the average of integers in the words that were seen."""
+    """Messages of every dtype, reductions of bool; and it refuses the average of integers in the
+    words that were seen.
+    """
     observed = yaml.safe_load(OBSERVED.read_text(encoding="utf-8"))
 
     assert len(observed["sent"]) == 12
     assert [dtype for dtype in observed["sent"] if not GLOO_SUPPORT.takes("send", dtype)] == []
-    assert [by for by in observed["bool_reduced_by"] if not GLOO_SUPPORT.takes("all_reduce", "bool", by)] == []
+    assert [
+        by for by in observed["bool_reduced_by"] if not GLOO_SUPPORT.takes("all_reduce", "bool", by)
+    ] == []
     assert GLOO_SUPPORT.refusal("all_reduce", "int64", "avg") == observed["int64_reduced_by_avg"]

@@ -1,7 +1,8 @@
 """What gloo really did with the programs of tests/data/agreed, and what its profile says of them.
 
-The labels are observations (torch 2.13): completed, wrong-data, hung, raised, crashed. Where a program's end depends on the order of
-events, or on the numbers that travel, the observed one must be among the possible ones.
+The labels are observations (torch 2.13): completed, wrong-data, hung, raised, crashed. Where a
+program's end depends on the order of events, or on the numbers that travel, the observed one must
+be among the possible ones.
 """
 
 from __future__ import annotations
@@ -14,21 +15,37 @@ from distsim.program.code import Program
 from distsim.program.from_calls import build_program
 from tests.support.agreed import Case, load_cases
 
-OURS = {"completed": "completes", "wrong-data": "wrong-data", "hung": "hangs", "raised": "raises", "crashed": "crashes"}
-#: float32 into int32 of the same width: the numbers decide whether the bits' new meaning is another. Observed: no harm, no harm.
+OURS = {
+    "completed": "completes",
+    "wrong-data": "wrong-data",
+    "hung": "hangs",
+    "raised": "raises",
+    "crashed": "crashes",
+}
+#: float32 into int32 of the same width: the numbers decide whether the bits' new meaning is
+#: another. Observed: no harm, no harm.
 NUMBERS_DECIDE = {"dl0012", "dl0058"}
 
 
 def program_of(case: Case, backend: str = "gloo", **options: object) -> Program:
     """Work lasts as long as the case says: the order of events may hang on it."""
     return build_program(
-        case["world_size"], case["programs"], groups=case["groups"], backend=backend, name=case["id"], options=options
+        case["world_size"],
+        case["programs"],
+        groups=case["groups"],
+        backend=backend,
+        name=case["id"],
+        options=options,
     )
 
 
 @pytest.fixture(scope="module")
 def judged() -> list[tuple[Case, BackendOutcome]]:
-    return [(case, backend_outcome(program_of(case), BACKEND_PROFILES["gloo"])) for case in load_cases() if case["gloo"]]
+    return [
+        (case, backend_outcome(program_of(case), BACKEND_PROFILES["gloo"]))
+        for case in load_cases()
+        if case["gloo"]
+    ]
 
 
 def test_every_program_ends_as_gloo_ended_it(judged: list[tuple[Case, BackendOutcome]]) -> None:
@@ -43,7 +60,9 @@ def test_every_program_ends_as_gloo_ended_it(judged: list[tuple[Case, BackendOut
     assert len(judged) == 248
 
 
-def test_whatever_gloo_did_in_repeats_is_possible(judged: list[tuple[Case, BackendOutcome]]) -> None:
+def test_whatever_gloo_did_in_repeats_is_possible(
+    judged: list[tuple[Case, BackendOutcome]],
+) -> None:
     """Programs that were run several times, with random delays."""
     wrong = {}
     for case, ours in judged:
@@ -66,14 +85,20 @@ def test_the_stuck_ranks_are_the_observed_ones(judged: list[tuple[Case, BackendO
 
 @pytest.mark.parametrize("init", ["lazy", "eager"])
 def test_the_model_of_nccl_agrees(init: str) -> None:
-    """Another model of nccl, without buffers, judged the same programs: it and our profile agree on which stand still, where connections
-    are there (it knows of none, `tests/semantics/test_nccl_connections.py`)."""
+    """Another model of nccl, without buffers, judged the same programs: it and our profile agree on
+    which stand still, where connections are there (it knows of none,
+    `tests/semantics/test_nccl_connections.py`)."""
     wrong = {}
     for case in load_cases():
         other = case["nccl"].get(init)
         if other in (None, "unsupported"):  # it looks no further where a receive has no source
             continue
-        ours = backend_outcome(program_of(case, "nccl", init=init, buffsize=-1, connected=True), BACKEND_PROFILES["nccl"])
-        if (other == "deadlock") != (ours.outcome == "hangs" and other not in ("invalid", "mismatch")):
+        ours = backend_outcome(
+            program_of(case, "nccl", init=init, buffsize=-1, connected=True),
+            BACKEND_PROFILES["nccl"],
+        )
+        if (other == "deadlock") != (
+            ours.outcome == "hangs" and other not in ("invalid", "mismatch")
+        ):
             wrong[case["id"]] = (other, ours)
     assert wrong == {}

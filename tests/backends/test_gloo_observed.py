@@ -1,7 +1,7 @@
 """The gloo profile against what gloo was observed to do, case by case (torch 2.13).
 
-Compared are classes of a rank's end, not which rank times out first: fine, cut off (a timeout, or a connection that another's timeout
-or end closed), raised by itself, killed by a signal.
+Compared are classes of a rank's end, not which rank times out first: fine, cut off (a timeout, or a
+connection that another's timeout or end closed), raised by itself, killed by a signal.
 """
 
 from __future__ import annotations
@@ -26,16 +26,25 @@ CLOSED = ("Connection closed", "Application timeout", "Timed out", "Wait timeout
 def observed() -> dict[str, dict[int, str]]:
     """Case -> rank -> the class of its end in the lab: that of its first step which failed."""
     cases = yaml.safe_load(OBSERVED.read_text(encoding="utf-8"))
-    return {case: {rank: end for end, ranks in ends.items() for rank in ranks} for case, ends in cases.items()}
+    return {
+        case: {rank: end for end, ranks in ends.items() for rank in ranks}
+        for case, ends in cases.items()
+    }
 
 
 def found(end: RankEnd) -> str:
     if end.status == "raised":
-        return "cut off" if end.message.startswith(CLOSED) or "failed to pass monitoredBarrier" in end.message else "raised"
+        return (
+            "cut off"
+            if end.message.startswith(CLOSED) or "failed to pass monitoredBarrier" in end.message
+            else "raised"
+        )
     return {"blocked": "cut off", "crashed": "killed"}.get(end.status, "fine")
 
 
-def test_every_case_of_the_lab_is_told_or_left_out_with_a_reason(observed: dict[str, dict[int, str]]) -> None:
+def test_every_case_of_the_lab_is_told_or_left_out_with_a_reason(
+    observed: dict[str, dict[int, str]],
+) -> None:
     """At least 140 of the 190 are told."""
     assert set(observed) == set(CASES) | set(LEFT_OUT)
     assert not set(CASES) & set(LEFT_OUT)
@@ -65,7 +74,13 @@ def test_a_case_ends_as_it_did_in_the_lab(observed: dict[str, dict[int, str]], n
 def test_the_manual_lists_what_is_left_out(root: Path) -> None:
     """docs/semantics.md has a row for each case and reason, and for each rule."""
     text = (root / "docs" / "semantics.md").read_text()
-    assert [case for case, reason in LEFT_OUT.items() if f"| `{case}` | {reason} |" not in text] == []
+    assert [
+        case for case, reason in LEFT_OUT.items() if f"| `{case}` | {reason} |" not in text
+    ] == []
     assert f"Of 190 observed cases {len(CASES)} are" in text
-    rules = [*(f"G{i}" for i in range(1, 15)), *(f"N{i}" for i in range(1, 15)), *(f"M{i}" for i in range(1, 7))]
+    rules = [
+        *(f"G{i}" for i in range(1, 15)),
+        *(f"N{i}" for i in range(1, 15)),
+        *(f"M{i}" for i in range(1, 7)),
+    ]
     assert [rule for rule in rules if f"| {rule} |" not in text] == []

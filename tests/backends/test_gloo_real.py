@@ -1,7 +1,8 @@
-"""Programs of the zoo and sound ones, run for real on gloo in processes of their own: the profile's outcome is what happens.
+"""Programs of the zoo and sound ones, run for real on gloo in processes of their own: the profile's
+outcome is what happens.
 
-A standstill is real too: it is broken off after two seconds in which nothing moved. On a busy machine a sound run may pause as long; then
-it has a second chance, with a minute.
+A standstill is real too: it is broken off after two seconds in which nothing moved. On a busy
+machine a sound run may pause as long; then it has a second chance, with a minute.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def test_a_scenario_ends_on_gloo_as_its_profile_says(name: str) -> None:
 
     for patience_s in (2.0, 60.0):
         real = run(written, timeout_s=patience_s)
-        if real.outcome in said.possible and (real.outcome != "hangs" or set(real.final_state.stuck) <= set(said.ranks)):
+        if real.outcome in said.possible and (
+            real.outcome != "hangs" or set(real.final_state.stuck) <= set(said.ranks)
+        ):
             break
 
     assert real.outcome in said.possible

@@ -1,4 +1,6 @@
-"""`distsim.backends.message_matching` does what a list of all that is open, looked through from its start, says that it must."""
+"""`distsim.backends.message_matching` does what a list of all that is open, looked through from its
+start, says that it must.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class Lists:
     def note(self, box: str) -> None:
         """Boxes stand in the order of their first use since they were empty."""
         open_boxes = {entry[0] for entry in (*self.sends, *self.receives)}
-        self.used = [one for one in self.used if one in open_boxes] + [box] * (box in open_boxes and box not in self.used)
+        self.used = [one for one in self.used if one in open_boxes] + [box] * (
+            box in open_boxes and box not in self.used
+        )
 
     def first(self, entries: list[tuple[str, int, int]], box: str, who: int) -> int | None:
         return next((k for k, entry in enumerate(entries) if entry[:2] == (box, who)), None)
@@ -32,7 +36,11 @@ class Lists:
     def meet(self, box: str, sender: int) -> tuple[int, int] | None:
         send, receive = self.first(self.sends, box, sender), self.first(self.receives, box, sender)
         older = self.first(self.receives, box, ANY_SENDER)
-        if send is None or receive is None or (older is not None and older < receive and not self.specific_first):
+        if (
+            send is None
+            or receive is None
+            or (older is not None and older < receive and not self.specific_first)
+        ):
             return None
         return self.match(box, send, receive)
 
@@ -46,14 +54,22 @@ class Lists:
         for box in self.used:
             opened = self.first(self.receives, box, ANY_SENDER)
             for sender in sorted({s for b, s, _ in self.sends if b == box}):
-                named, send = self.first(self.receives, box, sender), self.first(self.sends, box, sender)
-                free = named is None or (not self.specific_first and opened is not None and named > opened)
+                named, send = (
+                    self.first(self.receives, box, sender),
+                    self.first(self.sends, box, sender),
+                )
+                free = named is None or (
+                    not self.specific_first and opened is not None and named > opened
+                )
                 if opened is not None and send is not None and free:
                     found.append(AnySourceMatch(self.receives[opened][2], self.sends[send][2]))
         return found
 
     def take(self, box: str, sender: int) -> tuple[int, int]:
-        send, receive = self.first(self.sends, box, sender), self.first(self.receives, box, ANY_SENDER)
+        send, receive = (
+            self.first(self.sends, box, sender),
+            self.first(self.receives, box, ANY_SENDER),
+        )
         assert send is not None
         assert receive is not None
         return self.match(box, send, receive)
@@ -69,8 +85,14 @@ class Lists:
 
     def meaning(self) -> Hashable:
         """Equal where whatever comes next is answered alike."""
-        sends = {(b, s): tuple(i for *where, i in self.sends if where == [b, s]) for b, s, _ in self.sends}
-        receives = {b: tuple(entry[1:] for entry in self.receives if entry[0] == b) for b, _, _ in self.receives}
+        sends = {
+            (b, s): tuple(i for *where, i in self.sends if where == [b, s])
+            for b, s, _ in self.sends
+        }
+        receives = {
+            b: tuple(entry[1:] for entry in self.receives if entry[0] == b)
+            for b, _, _ in self.receives
+        }
         return frozenset(sends.items()), frozenset(receives.items())
 
 
@@ -100,11 +122,18 @@ def step(draw: random.Random, match: MessageMatcher, lists: Lists, item: int) ->
 
 
 @pytest.mark.parametrize("specific_first", [False, True])
-def test_whatever_is_posted_met_taken_and_withdrawn_is_answered_as_by_plain_lists(specific_first: bool) -> None:
-    """And the key is one for all states, however they came about, that answer alike, and for no others."""
+def test_whatever_is_posted_met_taken_and_withdrawn_is_answered_as_by_plain_lists(
+    specific_first: bool,
+) -> None:
+    """And the key is one for all states, however they came about, that answer alike, and for no
+    others.
+    """
     draw, states = random.Random(1), dict[Hashable, Hashable]()
     for _ in range(25):
-        match, lists = MessageMatcher(True) if specific_first else MessageMatcher(), Lists(specific_first)
+        match, lists = (
+            MessageMatcher(True) if specific_first else MessageMatcher(),
+            Lists(specific_first),
+        )
         for _ in range(60):
             twin, before = match.copy(), match.key()
             taken = {entry[2] for entry in (*lists.sends, *lists.receives)}
@@ -115,7 +144,9 @@ def test_whatever_is_posted_met_taken_and_withdrawn_is_answered_as_by_plain_list
             assert sorted(match.open_sends()) == sorted(i for *_, i in lists.sends)
             for box in BOXES:
                 for rank in RANKS:
-                    assert match.waiting_sends(box, rank) == [i for b, s, i in lists.sends if (b, s) == (box, rank)]
+                    assert match.waiting_sends(box, rank) == [
+                        i for b, s, i in lists.sends if (b, s) == (box, rank)
+                    ]
             assert states.setdefault(match.key(), lists.meaning()) == lists.meaning()
             assert set(match.boxes) == {entry[0] for entry in (*lists.sends, *lists.receives)}
 

@@ -1,6 +1,8 @@
-"""Communication programs with agreed answers (tests/data/agreed): every answer is theirs, for all of them.
+"""Communication programs with agreed answers (tests/data/agreed): every answer is theirs, for all
+of them.
 
-Only id, world size, groups and programs are looked at to judge; tests/data/README.md defines the words.
+Only id, world size, groups and programs are looked at to judge; tests/data/README.md defines the
+words.
 """
 
 from __future__ import annotations
@@ -19,12 +21,19 @@ Judged = list[tuple[Case, Verdict]]
 
 
 def _is_open(case: Case) -> bool:
-    calls = [call for program in case["programs"].values() for one in program for call in (one, *one.get("ops", ()))]
+    calls = [
+        call
+        for program in case["programs"].values()
+        for one in program
+        for call in (one, *one.get("ops", ()))
+    ]
     return any(call["op"] in ("recv", "irecv") and call["peer"] is None for call in calls)
 
 
 def _judge(case: Case) -> Verdict:
-    return verdict_of(build_program(case["world_size"], case["programs"], groups=case["groups"], name=case["id"]))
+    return verdict_of(
+        build_program(case["world_size"], case["programs"], groups=case["groups"], name=case["id"])
+    )
 
 
 @pytest.fixture(scope="module")
@@ -47,20 +56,30 @@ def test_there_are_enough_cases(judged: Judged) -> None:
 
 def test_every_verdict_is_as_agreed(judged: Judged) -> None:
     """Where several verdicts count as right, the first of them is ours all the same."""
-    assert {c["id"]: (said, ours.verdict) for c, said, ours in _stated(judged, "verdict") if said != ours.verdict} == {}
+    assert {
+        c["id"]: (said, ours.verdict)
+        for c, said, ours in _stated(judged, "verdict")
+        if said != ours.verdict
+    } == {}
 
 
 @pytest.mark.parametrize("field", ["ranks", "core", "culprits"])
 def test_who_is_affected_is_as_agreed(judged: Judged, field: str) -> None:
     """The ranks, the cause among them, and who is the odd one out."""
     wrong = {
-        c["id"]: (said, getattr(ours, field)) for c, said, ours in _stated(judged, field) if said != list(getattr(ours, field))
+        c["id"]: (said, getattr(ours, field))
+        for c, said, ours in _stated(judged, field)
+        if said != list(getattr(ours, field))
     }
     assert wrong == {}
 
 
 def test_what_a_verdict_depends_on_is_as_agreed(judged: Judged) -> None:
-    assert {c["id"]: (said, ours.depends_on) for c, said, ours in _stated(judged, "depends_on") if said != ours.depends_on} == {}
+    assert {
+        c["id"]: (said, ours.depends_on)
+        for c, said, ours in _stated(judged, "depends_on")
+        if said != ours.depends_on
+    } == {}
 
 
 def test_every_reading_is_as_agreed(judged: Judged) -> None:
@@ -84,9 +103,15 @@ def test_the_sets_of_stuck_ranks_are_as_agreed(judged: Judged) -> None:
 def test_a_single_set_of_stuck_ranks_is_all_of_them(judged: Judged) -> None:
     """A deadlock for which a case states no sets has one, and it is its ranks."""
     deadlocks = [
-        (case, ours) for case, ours in judged if case["expect"]["verdict"] == "deadlock" and "stuck_sets" not in case["expect"]
+        (case, ours)
+        for case, ours in judged
+        if case["expect"]["verdict"] == "deadlock" and "stuck_sets" not in case["expect"]
     ]
-    assert {c["id"]: ours.stuck_sets for c, ours in deadlocks if ours.stuck_sets != (tuple(c["expect"]["ranks"]),)} == {}
+    assert {
+        c["id"]: ours.stuck_sets
+        for c, ours in deadlocks
+        if ours.stuck_sets != (tuple(c["expect"]["ranks"]),)
+    } == {}
 
 
 def test_who_is_blocked_where_and_on_whom_is_as_agreed(judged: Judged) -> None:
@@ -95,7 +120,10 @@ def test_who_is_blocked_where_and_on_whom_is_as_agreed(judged: Judged) -> None:
     for case, said, ours in _stated(judged, "blocked"):
         assert ours.final_state is not None
         found = {
-            str(b.rank): {"op": b.position, "on": sorted({r for need in b.needs for r in need.ranks})}
+            str(b.rank): {
+                "op": b.position,
+                "on": sorted({r for need in b.needs for r in need.ranks}),
+            }
             for b in ours.final_state.blocked
         }
         if found != said:
@@ -104,7 +132,9 @@ def test_who_is_blocked_where_and_on_whom_is_as_agreed(judged: Judged) -> None:
 
 
 def test_ranks_with_a_choice_of_senders_are_as_agreed(judged: Judged) -> None:
-    """Every rank that a case calls nondeterministic has an open receive that may take more than one sender's message."""
+    """Every rank that a case calls nondeterministic has an open receive that may take more than one
+    sender's message.
+    """
     wrong = {}
     for case, ours in judged:
         said = case["expect"].get("nondeterministic", [])
@@ -115,17 +145,31 @@ def test_ranks_with_a_choice_of_senders_are_as_agreed(judged: Judged) -> None:
 
 #: An edit of a sound program (planted.txt) -> codes of a first finding that names it.
 EDITS = {
-    "numel": ("DS202", "DS208"), "any": ("DS208",), "dtype": ("DS203", "DS209"), "rop": ("DS204",), "root": ("DS205",),
-    "tag": ("DS304",), "peer": ("DS304",), "group": ("DS201",), "drop": ("DS301", "DS302", "DS304"), "dup": ("DS302", "DS304"),
-    "swap": ("DS206", "DS301"), "swap2": ("DS206", "DS301"),
-}  # fmt: skip
+    "numel": ("DS202", "DS208"),
+    "any": ("DS208",),
+    "dtype": ("DS203", "DS209"),
+    "rop": ("DS204",),
+    "root": ("DS205",),
+    "tag": ("DS304",),
+    "peer": ("DS304",),
+    "group": ("DS201",),
+    "drop": ("DS301", "DS302", "DS304"),
+    "dup": ("DS302", "DS304"),
+    "swap": ("DS206", "DS301"),
+    "swap2": ("DS206", "DS301"),
+}
 #: Who left out a send that any source may make can't be known.
 UNKNOWABLE = {"dl0101"}
 
 
 def test_the_first_finding_names_the_edit_that_spoilt_a_sound_program(judged: Judged) -> None:
     """What differs, by its code, and the rank on which it was changed; 50 programs."""
-    planted = {case: (edit, rank) for case, edit, rank in map(str.split, (CASES.parent / "planted.txt").read_text().splitlines())}
+    planted = {
+        case: (edit, rank)
+        for case, edit, rank in map(
+            str.split, (CASES.parent / "planted.txt").read_text().splitlines()
+        )
+    }
     wrong, seen = {}, 0
     for case, ours in judged:
         if case["id"] in planted and case["id"] not in UNKNOWABLE:
@@ -140,7 +184,9 @@ def test_the_first_finding_names_the_edit_that_spoilt_a_sound_program(judged: Ju
 
 
 def test_the_first_finding_is_about_the_cause_and_has_a_remedy(judged: Judged) -> None:
-    """Of all faulty programs: ranks of the cause, the odd ones out of a mismatch, and what to do."""
+    """Of all faulty programs: ranks of the cause, the odd ones out of a mismatch, and what to
+    do.
+    """
     wrong = {}
     for case, ours in judged:
         if ours.verdict != "ok":
@@ -158,7 +204,9 @@ def test_no_case_hits_the_bound(judged: Judged) -> None:
 
 
 def test_every_fault_has_a_finding(judged: Judged) -> None:
-    """A verdict other than ok comes with a finding that says why, and a sound program has no error finding."""
+    """A verdict other than ok comes with a finding that says why, and a sound program has no error
+    finding.
+    """
     silent = []
     for case, ours in judged:
         worst = any(f.severity == "error" for f in ours.findings)

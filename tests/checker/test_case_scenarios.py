@@ -1,4 +1,6 @@
-"""scenarios/cases: what agreed cases and the comparison with brute force taught, each as a scenario with its answer."""
+"""scenarios/cases: what agreed cases and the comparison with brute force taught, each as a scenario
+with its answer.
+"""
 
 from __future__ import annotations
 

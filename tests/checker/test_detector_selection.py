@@ -1,4 +1,6 @@
-"""Detectors are asked only about what concerns them; what they would have said of the rest is nothing."""
+"""Detectors are asked only about what concerns them; what they would have said of the rest is
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ def told(program: Program, subject: CheckedProgram) -> list[Finding]:
     """All that detectors say of a program's text."""
     found = [*verdict_of(program, 2000, subject=subject).findings, *swap_findings(subject)]
     asked = BACKEND_PROFILES.values() if subject.concerns("lint") else ()
-    return [*found, *(one for profile in asked for one in lint_findings(program, profile, subject.layout))]
+    return [
+        *found,
+        *(one for profile in asked for one in lint_findings(program, profile, subject.layout)),
+    ]
 
 
 @given(generator.scenarios())
@@ -44,14 +49,20 @@ def test_a_detector_that_is_not_asked_would_have_found_nothing(mapping: generato
 
 @given(generator.scenarios(generator.FEATURES - {"timed_faults"}))
 @settings(max_examples=draws(40))
-def test_of_a_run_in_which_every_rank_makes_all_calls_nothing_was_refused(mapping: generator.Mapping) -> None:
-    """Back ends are asked what they refuse only where a rank stops, or a call may be made by nobody."""
+def test_of_a_run_in_which_every_rank_makes_all_calls_nothing_was_refused(
+    mapping: generator.Mapping,
+) -> None:
+    """Back ends are asked what they refuse only where a rank stops, or a call may be made by
+    nobody.
+    """
     try:
         done = simulate(generator.Scenario(**mapping), with_values=False)
     except UserError:
         return
     profile = BACKEND_PROFILES[done.program.backend]
-    refused = {one.code for one in backend_findings(done.program, profile) if one.severity == "error"}
+    refused = {
+        one.code for one in backend_findings(done.program, profile) if one.severity == "error"
+    }
 
     assert refused <= {one.code for one in done.findings}
 
@@ -59,5 +70,9 @@ def test_of_a_run_in_which_every_rank_makes_all_calls_nothing_was_refused(mappin
 def test_a_detector_is_a_module_of_its_name_and_a_program_of_nothing_concerns_none() -> None:
     plain = lower(loads("world: 2\nprogram:\n  - all_reduce: {tensor: {shape: [4]}}\n"))
 
-    assert [name for name in DETECTOR_FEATURES if importlib.util.find_spec(f"distsim.checker.detectors.{name}") is None] == []
+    assert [
+        name
+        for name in DETECTOR_FEATURES
+        if importlib.util.find_spec(f"distsim.checker.detectors.{name}") is None
+    ] == []
     assert [name for name in DETECTOR_FEATURES if CheckedProgram(plain).concerns(name)] == []

@@ -1,4 +1,6 @@
-"""What a standstill, a mismatch or a leak is told as: the code, who is to blame, where, and what to do about it."""
+"""What a standstill, a mismatch or a leak is told as: the code, who is to blame, where, and what to
+do about it.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def test_a_circle_names_its_ranks_calls_places_and_the_way_out() -> None:
         "  rank 0  send(dst=1, 16 B)  rank 0:1  rank 1 receives it later, rank 1:2",
         "  rank 1  send(dst=0, 16 B)  rank 1:1  rank 0 receives it later, rank 0:2",
     ]
-    assert found.help == ("both send first: let rank 1 receive first, or post both with batch_isend_irecv",)
+    assert found.help == (
+        "both send first: let rank 1 receive first, or post both with batch_isend_irecv",
+    )
     assert [(p.rank, p.line) for p in found.places] == [(0, 1), (1, 1)]
 
 
@@ -81,7 +85,9 @@ def test_messages_sent_and_received_in_another_order_are_named_by_tag() -> None:
     found = first([[send(1, tag=1), send(1, tag=2)], [recv(0, tag=2), recv(0, tag=1)]])
 
     assert found.code == "DS301"
-    assert found.help == ("rank 0 sends tag 1 first, rank 1 receives tag 2 first: use one order, or isend",)
+    assert found.help == (
+        "rank 0 sends tag 1 first, rank 1 receives tag 2 first: use one order, or isend",
+    )
 
 
 def test_a_rank_that_leaves_out_a_collective_is_the_reason_of_those_who_wait() -> None:
@@ -101,7 +107,10 @@ def test_a_rank_that_raised_is_the_reason_and_its_error_is_told() -> None:
 
 def test_ranks_that_left_in_different_ways_are_gone_and_each_says_how() -> None:
     fail = {"op": "fail", "message": "out of memory"}
-    found = first([[BARRIER, reduce()], [BARRIER, reduce()], [BARRIER, fail]], faults=(RankFault(0, "kill", 1),))
+    found = first(
+        [[BARRIER, reduce()], [BARRIER, reduce()], [BARRIER, fail]],
+        faults=(RankFault(0, "kill", 1),),
+    )
 
     assert found.message.startswith("ranks 0 and 2 are gone"), found.message
     assert "rank 0  was killed" in found.message
@@ -112,15 +121,24 @@ def test_ranks_that_wait_for_one_who_never_started_stand_in_init() -> None:
     found = first([[BARRIER]] * 3, faults=(RankFault(1, "absent"),))
 
     assert found.code == "DS303"
-    assert found.message.splitlines()[0] == "rank 1 never started; ranks 0 and 2 wait for it in init_process_group"
+    assert (
+        found.message.splitlines()[0]
+        == "rank 1 never started; ranks 0 and 2 wait for it in init_process_group"
+    )
 
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "what"),
-    [(send(1, tag=1), recv(0, tag=2), "tag"), (send(1, group="g"), recv(0), "group"), (send(1), recv(2), "peer"),
-     (recv(1, tag=3), send(0, tag=4), "tag")],
-)  # fmt: skip
-def test_a_message_without_counterpart_lists_what_almost_fits(ours: dict[str, Any], theirs: dict[str, Any], what: str) -> None:
+    [
+        (send(1, tag=1), recv(0, tag=2), "tag"),
+        (send(1, group="g"), recv(0), "group"),
+        (send(1), recv(2), "peer"),
+        (recv(1, tag=3), send(0, tag=4), "tag"),
+    ],
+)
+def test_a_message_without_counterpart_lists_what_almost_fits(
+    ours: dict[str, Any], theirs: dict[str, Any], what: str
+) -> None:
     found = first([[ours], [theirs], []], groups={"g": [0, 1]})
 
     assert found.code == "DS304"
@@ -131,7 +149,9 @@ def test_a_message_once_too_often_is_counted() -> None:
     found = first([[send(1), send(1)], [recv(0)]])
 
     assert found.code == "DS304"
-    assert found.help == ("rank 1 makes 1 such receive, this would be number 2: one more there, or one less here",)
+    assert found.help == (
+        "rank 1 makes 1 such receive, this would be number 2: one more there, or one less here",
+    )
 
 
 def test_a_receive_from_any_source_in_a_circle_is_a_knot() -> None:
@@ -141,10 +161,14 @@ def test_a_receive_from_any_source_in_a_circle_is_a_knot() -> None:
 
 
 def test_many_ranks_are_summarised_and_told_fast() -> None:
-    """A ring of 1024: eight lines, the rest counted. Four times the ranks take less than five times the work."""
+    """A ring of 1024: eight lines, the rest counted. Four times the ranks take less than five times
+    the work.
+    """
 
     def ring(world: int) -> Program:
-        return build_program(world, {r: [send((r + 1) % world), recv((r - 1) % world)] for r in range(world)})
+        return build_program(
+            world, {r: [send((r + 1) % world), recv((r - 1) % world)] for r in range(world)}
+        )
 
     program, ring_of_256 = ring(1024), ring(256)
     verdict_of(ring(4))  # what is loaded at first use counts for neither
@@ -160,16 +184,28 @@ def test_buffering_that_would_hide_a_deadlock_is_said() -> None:
     found = judge([[send(1), recv(1)], [send(0), recv(0)]])
 
     assert found.depends_on == "buffering"
-    assert found.readings == {"rendezvous": "always", "early": "always", "buffered": "never", "mixed": "sometimes"}
+    assert found.readings == {
+        "rendezvous": "always",
+        "early": "always",
+        "buffered": "never",
+        "mixed": "sometimes",
+    }
     assert "DS603" in [f.code for f in found.findings]
 
 
 def test_equal_sets_of_missing_ranks_are_one_node_of_the_graph() -> None:
-    """512 ranks wait for 512 others and they for the first: one circle of all, with a shortest way round of two."""
+    """512 ranks wait for 512 others and they for the first: one circle of all, with a shortest way
+    round of two.
+    """
     half = 512
     low, high = tuple(range(half)), tuple(range(half, 2 * half))
-    blocked = tuple(BlockedRank(r, 0, (WaitDependency(0, -1, high if r < half else low),)) for r in range(2 * half))
-    graph = build_wait_for_graph(FinalState(tuple(RankEnd(r, "blocked", 0) for r in range(2 * half)), blocked))
+    blocked = tuple(
+        BlockedRank(r, 0, (WaitDependency(0, -1, high if r < half else low),))
+        for r in range(2 * half)
+    )
+    graph = build_wait_for_graph(
+        FinalState(tuple(RankEnd(r, "blocked", 0) for r in range(2 * half)), blocked)
+    )
 
     assert [(len(c.ranks), c.path) for c in graph.circles] == [(1024, (0, 512))]
 
@@ -180,7 +216,9 @@ def test_a_rank_behind_a_circle_is_a_victim() -> None:
         BlockedRank(1, 0, (WaitDependency(0, -1, (0,)),)),
         BlockedRank(2, 0, (WaitDependency(0, -1, (0,)),)),
     )
-    graph = build_wait_for_graph(FinalState(tuple(RankEnd(r, "blocked", 0) for r in range(3)), blocked))
+    graph = build_wait_for_graph(
+        FinalState(tuple(RankEnd(r, "blocked", 0) for r in range(3)), blocked)
+    )
 
     assert (graph.core, graph.victims) == ((0, 1), (2,))
 
@@ -191,7 +229,9 @@ def test_a_collective_left_out_is_recognised_by_the_shift() -> None:
     found = judge(ranks)
 
     assert (found.verdict, found.culprits, found.ranks) == ("mismatch", (1,), (0, 1, 2))
-    assert found.findings[0].help == ("rank 1 leaves out all_reduce(16 B), rank 0:1; its later calls are shifted by one",)
+    assert found.findings[0].help == (
+        "rank 1 leaves out all_reduce(16 B), rank 0:1; its later calls are shifted by one",
+    )
 
 
 def test_the_odd_one_out_is_listed_first() -> None:
@@ -211,7 +251,9 @@ def test_the_same_calls_in_another_order_are_one_finding() -> None:
 
 def test_uneven_splits_that_fit_pair_by_pair_are_no_mismatch() -> None:
     def exchange(into: list[int], out: list[int]) -> Calls:
-        return [{"op": "all_to_all_single", "numel": sum(into), "in_splits": into, "out_splits": out}]
+        return [
+            {"op": "all_to_all_single", "numel": sum(into), "in_splits": into, "out_splits": out}
+        ]
 
     assert judge([exchange([1, 3], [1, 2]), exchange([2, 2], [3, 2])]).verdict == "ok"
     assert judge([exchange([1, 3], [1, 2]), exchange([2, 2], [2, 2])]).findings[0].code == "DS207"
@@ -221,18 +263,27 @@ def test_equal_messages_of_many_pairs_that_do_not_fit_are_one_finding_each_place
     found = judge([[send(1, numel=3)], [recv(0)]])
 
     assert [f.code for f in found.findings] == ["DS208"]
-    assert found.findings[0].message.splitlines()[0] == "rank 0 sends 3 float32, but rank 1 receives into 4 float32"
+    assert (
+        found.findings[0].message.splitlines()[0]
+        == "rank 0 sends 3 float32, but rank 1 receives into 4 float32"
+    )
 
 
 def test_messages_keep_their_order_so_swapped_sizes_meet() -> None:
-    sender = [send(1, op="isend", numel=n, handle=f"h{n}") for n in (64, 32)] + [{"op": "wait", "handles": "all"}]
+    sender = [send(1, op="isend", numel=n, handle=f"h{n}") for n in (64, 32)] + [
+        {"op": "wait", "handles": "all"}
+    ]
 
     assert judge([sender, [recv(0, numel=32), recv(0, numel=64)]]).verdict == "mismatch"
 
 
 # --- leaks ---
 def test_an_overwritten_handle_leaks_and_is_told_from_a_dropped_one() -> None:
-    overwritten = [send(1, op="isend", handle="h"), send(1, op="isend", handle="h"), {"op": "wait", "handles": ["h"]}]
+    overwritten = [
+        send(1, op="isend", handle="h"),
+        send(1, op="isend", handle="h"),
+        {"op": "wait", "handles": ["h"]},
+    ]
     dropped = [send(1, op="isend"), send(1)]
     receiver = [recv(0), recv(0)]
 
@@ -252,10 +303,15 @@ def test_equal_collectives_with_swapped_tensors_meet_by_order_not_by_name() -> N
     def swapped(*names: str) -> Calls:
         return [reduce(tensor=name) for name in names]
 
-    found = swapped_collective_findings(build_program(2, {0: swapped("a", "b"), 1: swapped("b", "a")}))
+    found = swapped_collective_findings(
+        build_program(2, {0: swapped("a", "b"), 1: swapped("b", "a")})
+    )
 
     assert [(f.code, f.ranks) for f in found] == [("DS601", (0, 1))]
-    assert swapped_collective_findings(build_program(2, {0: swapped("a", "b"), 1: swapped("a", "b")})) == ()
+    assert (
+        swapped_collective_findings(build_program(2, {0: swapped("a", "b"), 1: swapped("a", "b")}))
+        == ()
+    )
 
 
 def test_other_names_for_the_same_tensors_are_no_swap() -> None:
@@ -266,10 +322,16 @@ def test_other_names_for_the_same_tensors_are_no_swap() -> None:
 
 # --- where host and device are, and what was really made ---
 def test_a_device_that_stands_is_told_apart_from_its_host_that_has_gone_on() -> None:
-    """Under nccl a send returns when it is enqueued: the host of rank 0 is at its end, that of rank 1 in a barrier."""
+    """Under nccl a send returns when it is enqueued: the host of rank 0 is at its end, that of rank
+    1 in a barrier.
+    """
     program = build_program(2, {0: [send(1), recv(1)], 1: [send(0), recv(0), BARRIER]})
-    blocked = tuple(BlockedRank(r, 2, (WaitDependency(0, -1, (1 - r,)),), device=True) for r in (0, 1))
-    found = diagnose_hang(program, FinalState((RankEnd(0, "blocked", 2), RankEnd(1, "blocked", 2)), blocked))[0]
+    blocked = tuple(
+        BlockedRank(r, 2, (WaitDependency(0, -1, (1 - r,)),), device=True) for r in (0, 1)
+    )
+    found = diagnose_hang(
+        program, FinalState((RankEnd(0, "blocked", 2), RankEnd(1, "blocked", 2)), blocked)
+    )[0]
 
     assert "rank 0  device in send(dst=1, 16 B), host at its end" in found.message
     assert "rank 1  device in send(dst=0, 16 B), host in barrier, line 3" in found.message
@@ -278,8 +340,12 @@ def test_a_device_that_stands_is_told_apart_from_its_host_that_has_gone_on() -> 
 
 def test_a_device_whose_host_waits_in_the_same_call_is_told_as_one() -> None:
     program = build_program(2, {0: [send(1), recv(1)], 1: [send(0), recv(0)]})
-    blocked = tuple(BlockedRank(r, 0, (WaitDependency(0, -1, (1 - r,)),), device=True) for r in (0, 1))
-    found = diagnose_hang(program, FinalState((RankEnd(0, "blocked", 0), RankEnd(1, "blocked", 0)), blocked))[0]
+    blocked = tuple(
+        BlockedRank(r, 0, (WaitDependency(0, -1, (1 - r,)),), device=True) for r in (0, 1)
+    )
+    found = diagnose_hang(
+        program, FinalState((RankEnd(0, "blocked", 0), RankEnd(1, "blocked", 0)), blocked)
+    )[0]
 
     assert "device" not in found.message
 
@@ -297,9 +363,13 @@ def test_a_request_that_was_dropped_is_named_in_the_help() -> None:
     """Gloo cancels it (G4); the receiver then waits for a rank that has ended."""
     program = build_program(2, {0: [{"op": "isend", "peer": 1, "numel": 4}], 1: [recv(0)]})
     ends = (RankEnd(0, "ended", 1), RankEnd(1, "blocked", 0))
-    found = diagnose_hang(program, FinalState(ends, (BlockedRank(1, 0, (WaitDependency(0, -1, (0,)),)),)))[0]
+    found = diagnose_hang(
+        program, FinalState(ends, (BlockedRank(1, 0, (WaitDependency(0, -1, (0,)),)),))
+    )[0]
 
-    assert found.help == ("rank 0 posted it and ended without a wait: keep the request (`as: h`) and wait for it",)
+    assert found.help == (
+        "rank 0 posted it and ended without a wait: keep the request (`as: h`) and wait for it",
+    )
 
 
 # --- open receives ---
@@ -307,9 +377,14 @@ def test_a_message_that_an_open_receive_has_taken_is_not_called_missing() -> Non
     found = first([[recv(None), recv(1)], [send(0)], [send(0)]])
 
     assert found.code == "DS304"
-    assert found.message.splitlines()[0] == "rank 0 waits for a message of rank 1 that its receive from any source has taken"
+    assert (
+        found.message.splitlines()[0]
+        == "rank 0 waits for a message of rank 1 that its receive from any source has taken"
+    )
     assert "took rank 1's message" in found.message.splitlines()[3]
-    assert found.help == ("name the source of that receive, or give messages of different meaning different tags",)
+    assert found.help == (
+        "name the source of that receive, or give messages of different meaning different tags",
+    )
 
 
 def test_a_send_that_an_open_receive_could_take_has_its_counterpart() -> None:

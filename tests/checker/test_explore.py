@@ -1,4 +1,6 @@
-"""Orders of events with open receives: what they end in, how few states that takes, and the schedule that leads there."""
+"""Orders of events with open receives: what they end in, how few states that takes, and the
+schedule that leads there.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,12 @@ def test_a_deadlock_that_needs_a_buffered_send_beside_an_unbuffered_one_is_found
     found = judge(*MIXED)
 
     assert (found.verdict, found.depends_on, found.ranks) == ("deadlock", "buffering", (2, 3))
-    assert found.readings == {"rendezvous": "never", "early": "never", "buffered": "never", "mixed": "sometimes"}
+    assert found.readings == {
+        "rendezvous": "never",
+        "early": "never",
+        "buffered": "never",
+        "mixed": "sometimes",
+    }
     assert found.schedule is not None
     assert any(isinstance(choice, BufferChoice) for choice in found.schedule.choices)
     assert "where only some are" in next(f.message for f in found.findings if f.code == "DS603")
@@ -107,7 +114,12 @@ def test_a_named_receive_in_front_keeps_its_message() -> None:
 
 def test_a_sender_that_may_be_late_is_waited_for() -> None:
     """Rank 3's message needs rank 2's open receive first; only then may it come before rank 1's."""
-    late = [[recv(assume_from=1), recv()], [send(0)], [recv(), send(3, tag=1)], [send(2), recv(2, tag=1), send(0)]]
+    late = [
+        [recv(assume_from=1), recv()],
+        [send(0)],
+        [recv(), send(3, tag=1)],
+        [send(2), recv(2, tag=1), send(0)],
+    ]
     found = judge(*late)
 
     assert (found.verdict, found.ranks, found.depends_on) == ("race", (0,), "schedule")
@@ -122,12 +134,18 @@ def test_a_mismatch_in_one_order_only_depends_on_the_schedule() -> None:
     sizes = [[recv(numel=4), recv(numel=8)], [send(0, numel=4)], [send(0, numel=8)]]
     found = judge(*sizes)
 
-    assert (found.verdict, found.depends_on, found.readings["rendezvous"]) == ("mismatch", "schedule", "sometimes")
+    assert (found.verdict, found.depends_on, found.readings["rendezvous"]) == (
+        "mismatch",
+        "schedule",
+        "sometimes",
+    )
     assert found.ranks == (0, 2)
 
 
 def test_what_follows_a_mismatch_is_not_counted() -> None:
-    """An execution is over for those whose calls don't fit: rank 1's message would meet the wrong receive only afterwards."""
+    """An execution is over for those whose calls don't fit: rank 1's message would meet the wrong
+    receive only afterwards.
+    """
     types = [[recv(dtype="int64"), recv()], [send(0, dtype="int64")], [send(0)]]
     groups = [[BARRIER, send(1, numel=8)], [{**BARRIER, "op": "all_reduce", "numel": 4}, recv(0)]]
 
@@ -137,7 +155,9 @@ def test_what_follows_a_mismatch_is_not_counted() -> None:
 
 # --- how few states ---
 def test_receives_that_are_alike_are_counted_not_told_apart() -> None:
-    """Twelve receives of one rank, four senders that are alike: sorted counts of messages taken, C(3+4, 4) of them."""
+    """Twelve receives of one rank, four senders that are alike: sorted counts of messages taken,
+    C(3+4, 4) of them.
+    """
     alike = program([recv()] * 12, *([[send(0)] * 3] * 4))
 
     assert stored(alike) == 35
@@ -153,13 +173,17 @@ def test_open_boxes_that_do_not_touch_are_explored_one_after_the_other() -> None
 def test_who_was_taken_is_forgotten_once_nothing_can_ask_for_it() -> None:
     """Twelve tags, each with one receive and four messages that nobody waits for."""
     sends = [send(0, op="isend", tag=tag) for tag in range(12)]
-    forgotten = program([recv(tag=tag) for tag in range(12)], sends, [*sends, BARRIER][:-1], sends, sends)
+    forgotten = program(
+        [recv(tag=tag) for tag in range(12)], sends, [*sends, BARRIER][:-1], sends, sends
+    )
 
     assert stored(forgotten) <= 13
 
 
 def test_alike_senders_count_once_but_all_are_told() -> None:
-    """One of three alike senders is left over: one state shows it, all three sets of stuck ranks are listed."""
+    """One of three alike senders is left over: one state shows it, all three sets of stuck ranks
+    are listed.
+    """
     found = judge([recv(), recv()], [send(0)], [send(0)], [send(0)])
 
     assert found.stuck_sets == ((1,), (2,), (3,))
@@ -182,12 +206,22 @@ def test_far_fewer_states_than_every_interleaving_has(reading: str) -> None:
 
 # --- the bound ---
 def many_orders() -> Program:
-    """Twelve tags, four senders that wait at their end: all ways to deal the messages out matter."""
+    """Twelve tags, four senders that wait at their end: all ways to deal the messages out
+    matter.
+    """
     tags = range(6)
-    ranks = [[*(send(0, op="isend", tag=t, handle=f"h{t}") for t in tags), {"op": "wait", "handles": "all"}, send(0, tag=50 + r)]
-             for r in range(1, 5)]  # fmt: skip
+    ranks = [
+        [
+            *(send(0, op="isend", tag=t, handle=f"h{t}") for t in tags),
+            {"op": "wait", "handles": "all"},
+            send(0, tag=50 + r),
+        ]
+        for r in range(1, 5)
+    ]
     receives = (
-        [recv(tag=t) for t in tags] + [recv(tag=t) for t in tags for _ in range(3)] + [recv(r, tag=50 + r) for r in range(1, 5)]
+        [recv(tag=t) for t in tags]
+        + [recv(tag=t) for t in tags for _ in range(3)]
+        + [recv(r, tag=50 + r) for r in range(1, 5)]
     )
     return program(receives, *ranks)
 
@@ -236,18 +270,26 @@ def test_the_choices_of_a_schedule_name_calls_and_where_they_are_written() -> No
 
     assert found.schedule.choices == (TakeChoice((0, 0, -1), (1, 0, -1)),)
     assert schedule_to_json(found.schedule, program(*STARVED))["choices"] == [
-        {"receive": {"rank": 0, "position": 0, "part": -1, "at": "rank 0:1"},
-         "takes": {"rank": 1, "position": 0, "part": -1, "at": "rank 1:1"}},
-    ]  # fmt: skip
+        {
+            "receive": {"rank": 0, "position": 0, "part": -1, "at": "rank 0:1"},
+            "takes": {"rank": 1, "position": 0, "part": -1, "at": "rank 1:1"},
+        },
+    ]
 
 
 @pytest.mark.parametrize(
     ("data", "words"),
-    [([], "no schedule"), ({"schema_version": 2, "reading": "mixed"}, "no schedule"),
-     ({"schema_version": 1, "reading": "mixed"}, "choices"),
-     ({"schema_version": 1, "reading": "mixed", "choices": [{"takes": {}}]}, "choice 0"),
-     ({"schema_version": 1, "reading": "mixed", "choices": [{"buffered": {"rank": "0"}}]}, "without rank")],
-)  # fmt: skip
+    [
+        ([], "no schedule"),
+        ({"schema_version": 2, "reading": "mixed"}, "no schedule"),
+        ({"schema_version": 1, "reading": "mixed"}, "choices"),
+        ({"schema_version": 1, "reading": "mixed", "choices": [{"takes": {}}]}, "choice 0"),
+        (
+            {"schema_version": 1, "reading": "mixed", "choices": [{"buffered": {"rank": "0"}}]},
+            "without rank",
+        ),
+    ],
+)
 def test_what_is_no_schedule_is_refused_with_a_reason(data: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         schedule_from_json(data)
@@ -260,4 +302,6 @@ def test_a_schedule_of_another_program_is_refused() -> None:
     with pytest.raises(UsageError, match="does not fit"):
         follow_schedule(program([recv(1)], [send(0)]), found.schedule)
     with pytest.raises(UsageError, match="waits for nothing"):
-        follow_schedule(program(*STARVED), ReplaySchedule("rendezvous", (BufferChoice(CallId(1, 0)),)))
+        follow_schedule(
+            program(*STARVED), ReplaySchedule("rendezvous", (BufferChoice(CallId(1, 0)),))
+        )

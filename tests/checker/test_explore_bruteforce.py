@@ -1,7 +1,9 @@
-"""The explorer against brute force: random programs, every answer of `verdict_of` held to every interleaving of their events.
+"""The explorer against brute force: random programs, every answer of `verdict_of` held to every
+interleaving of their events.
 
-The brute force (`tests.support.brute_force`) knows no reduction, so programs are small. What is compared: the verdict, its ranks, what it
-depends on, each reading, the sets of stuck ranks, the core and the ranks that have a choice of senders.
+The brute force (`tests.support.brute_force`) knows no reduction, so programs are small. What is
+compared: the verdict, its ranks, what it depends on, each reading, the sets of stuck ranks, the
+core and the ranks that have a choice of senders.
 """
 
 from __future__ import annotations
@@ -36,7 +38,11 @@ def unwaited(small: Small) -> set[int]:
     for rank, calls in small.programs.items():
         waited = {handle for call in calls if call["op"] == "wait" for handle in call["handles"]}
         for call in calls:
-            makes = call["op"] in ("isend", "irecv") or call.get("async") or (call["op"] == "batch" and call.get("handle"))
+            makes = (
+                call["op"] in ("isend", "irecv")
+                or call.get("async")
+                or (call["op"] == "batch" and call.get("handle"))
+            )
             if makes and call.get("handle") not in waited:
                 found.add(rank)
     return found
@@ -44,22 +50,33 @@ def unwaited(small: Small) -> set[int]:
 
 def expected(small: Small, found: dict[str, Found]) -> dict[str, Any]:
     """The answer that the definitions give."""
-    hows = {kind: {r: found[r].how(kind) for r in READINGS} for kind in ("mismatch", "deadlock", "race")}
+    hows = {
+        kind: {r: found[r].how(kind) for r in READINGS} for kind in ("mismatch", "deadlock", "race")
+    }
     kind = next((k for k, said in hows.items() if set(said.values()) != {"never"}), None)
     leaking = unwaited(small) | found["rendezvous"].unreceived
-    answer: dict[str, Any] = {"verdict": kind or ("leak" if leaking else "ok"), "depends_on": None, "ranks": (), "stuck_sets": ()}
+    answer: dict[str, Any] = {
+        "verdict": kind or ("leak" if leaking else "ok"),
+        "depends_on": None,
+        "ranks": (),
+        "stuck_sets": (),
+    }
     if kind is None:
         answer["ranks"] = tuple(sorted(leaking))
         return answer
     said = hows[kind]
     first = found[next(r for r in READINGS if said[r] != "never")]
     plain = [said[r] for r in READINGS[:3]]
-    answer["depends_on"] = "schedule" if "sometimes" in plain else "buffering" if len(set(said.values())) > 1 else None
+    answer["depends_on"] = (
+        "schedule" if "sometimes" in plain else "buffering" if len(set(said.values())) > 1 else None
+    )
     if kind == "deadlock":
         answer["stuck_sets"] = tuple(sorted(first.stuck))
         answer["ranks"] = tuple(sorted({r for ranks in first.stuck for r in ranks}))
     else:
-        answer["ranks"] = tuple(sorted(first.unfit if kind == "mismatch" else {receive[0] for receive in first.wrong}))
+        answer["ranks"] = tuple(
+            sorted(first.unfit if kind == "mismatch" else {receive[0] for receive in first.wrong})
+        )
     if kind != "race":
         answer["readings"] = said
     return answer
@@ -80,10 +97,19 @@ def disagreement(seed: int) -> str | None:
     except TooLarge:
         return None
     verdict, answer = ours(small), expected(small, found)
-    wrong = {name: (said, getattr(verdict, name)) for name, said in answer.items() if said != getattr(verdict, name)}
+    wrong = {
+        name: (said, getattr(verdict, name))
+        for name, said in answer.items()
+        if said != getattr(verdict, name)
+    }
     if verdict.verdict == "deadlock" and verdict.core not in cores(found):
         wrong["core"] = (cores(found), verdict.core)
-    chosen = {receive[0] for one in found.values() for receive, senders in one.takers.items() if len(senders) > 1}
+    chosen = {
+        receive[0]
+        for one in found.values()
+        for receive, senders in one.takers.items()
+        if len(senders) > 1
+    }
     if answer["verdict"] != "mismatch" and tuple(sorted(chosen)) != verdict.nondeterministic:
         wrong["nondeterministic"] = (sorted(chosen), verdict.nondeterministic)
     if not verdict.complete:
@@ -119,12 +145,24 @@ def test_ten_thousand_random_programs_get_the_verdict_of_every_interleaving() ->
 
 
 def test_the_random_programs_are_of_every_kind() -> None:
-    """The comparison is worth something: each verdict, each dependence and deadlocks that only `mixed` has are among them."""
+    """The comparison is worth something: each verdict, each dependence and deadlocks that only
+    `mixed` has are among them.
+    """
     verdicts = [ours(small_program(seed)) for seed in SEEDS]
 
     assert {v.verdict for v in verdicts} == {"ok", "leak", "race", "deadlock", "mismatch"}
-    assert {v.depends_on for v in verdicts if v.verdict == "deadlock"} == {None, "buffering", "schedule"}
-    assert {v.depends_on for v in verdicts if v.verdict == "mismatch"} == {None, "buffering", "schedule"}
+    assert {v.depends_on for v in verdicts if v.verdict == "deadlock"} == {
+        None,
+        "buffering",
+        "schedule",
+    }
+    assert {v.depends_on for v in verdicts if v.verdict == "mismatch"} == {
+        None,
+        "buffering",
+        "schedule",
+    }
     assert any(
-        v.readings["mixed"] == "sometimes" and v.readings["buffered"] == v.readings["rendezvous"] == "never" for v in verdicts
+        v.readings["mixed"] == "sometimes"
+        and v.readings["buffered"] == v.readings["rendezvous"] == "never"
+        for v in verdicts
     )

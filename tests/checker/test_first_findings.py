@@ -1,4 +1,6 @@
-"""The first finding of a program names its cause and the way out; what follows from it is a line of it, and equal ranks are told once."""
+"""The first finding of a program names its cause and the way out; what follows from it is a line of
+it, and equal ranks are told once.
+"""
 
 from __future__ import annotations
 
@@ -30,22 +32,38 @@ def errors(program: str, world: int = 4, backend: str = "gloo", more: str = "") 
     ("program", "code", "wakes"),
     [
         # only the back end stands still: gloo's root waits for nobody
-        ("  - broadcast: {tensor: x, src: 0}\n    ranks: rank != 2\n  - broadcast: {tensor: x, src: 1}\n    ranks: 2\n",
-         "DS205", ["ranks 0 → 2 → 0 wait for each other", "rank 1 has already ended; rank 2 waits for it"]),
+        (
+            "  - broadcast: {tensor: x, src: 0}\n    ranks: rank != 2\n  - broadcast: {tensor: x, src: 1}\n    ranks: 2\n",
+            "DS205",
+            [
+                "ranks 0 → 2 → 0 wait for each other",
+                "rank 1 has already ended; rank 2 waits for it",
+            ],
+        ),
         # the contract stands still as well
-        ("  - all_reduce: {tensor: x}\n    ranks: rank != 2\n  - barrier\n",
-         "DS201", ["rank 2 has already ended; ranks 0, 1 and 3 wait for it"]),
-        ("  - new_group: {name: a, ranks: [0, 1]}\n    ranks: rank != 1\n  - new_group: {name: b, ranks: [1, 2]}\n"
-         "  - new_group: {name: a, ranks: [0, 1]}\n    ranks: 1\n  - all_reduce: {tensor: x, group: a}\n    ranks: rank < 2\n",
-         "DS210", ["ranks 0 → 1 → 0 wait for each other"]),
+        (
+            "  - all_reduce: {tensor: x}\n    ranks: rank != 2\n  - barrier\n",
+            "DS201",
+            ["rank 2 has already ended; ranks 0, 1 and 3 wait for it"],
+        ),
+        (
+            "  - new_group: {name: a, ranks: [0, 1]}\n    ranks: rank != 1\n  - new_group: {name: b, ranks: [1, 2]}\n"
+            "  - new_group: {name: a, ranks: [0, 1]}\n    ranks: 1\n  - all_reduce: {tensor: x, group: a}\n    ranks: rank < 2\n",
+            "DS210",
+            ["ranks 0 → 1 → 0 wait for each other"],
+        ),
     ],
     ids=["roots", "left out", "groups"],
-)  # fmt: skip
-def test_what_ranks_wait_for_behind_a_mismatch_is_told_with_it(program: str, code: str, wakes: list[str]) -> None:
+)
+def test_what_ranks_wait_for_behind_a_mismatch_is_told_with_it(
+    program: str, code: str, wakes: list[str]
+) -> None:
     found = errors(program)
 
     assert [f.code for f in found] == [code]
-    assert [line for line in found[0].message.splitlines() if "in its wake" in line] == [f"  in its wake, {w}" for w in wakes]
+    assert [line for line in found[0].message.splitlines() if "in its wake" in line] == [
+        f"  in its wake, {w}" for w in wakes
+    ]
 
 
 def test_a_simulation_folds_the_same_waits() -> None:
@@ -57,22 +75,27 @@ def test_a_simulation_folds_the_same_waits() -> None:
 
 def test_a_deadlock_before_a_mismatch_keeps_its_finding() -> None:
     """Ranks 2 and 3 never come to the call that differs between 0 and 1."""
-    swap = (
-        "  - send: {tensor: x, dst: 5 - rank}\n    ranks: rank > 1\n  - recv: {tensor: y, src: 5 - rank}\n    ranks: rank > 1\n"
-    )
+    swap = "  - send: {tensor: x, dst: 5 - rank}\n    ranks: rank > 1\n  - recv: {tensor: y, src: 5 - rank}\n    ranks: rank > 1\n"
     pair = "mesh: {dp: 2, tp: 2}\n"
     differs = "  - all_reduce: {tensor: x, group: tp}\n    ranks: rank == 0\n  - barrier: {group: tp}\n    ranks: rank == 1\n"
     found = errors(f"{swap}{differs}", more=pair)
 
-    assert [(f.code, f.ranks) for f in found if f.code in ("DS201", "DS301")] == [("DS201", (0, 1)), ("DS301", (2, 3))]
+    assert [(f.code, f.ranks) for f in found if f.code in ("DS201", "DS301")] == [
+        ("DS201", (0, 1)),
+        ("DS301", (2, 3)),
+    ]
 
 
 @pytest.mark.parametrize("folded", [True, False])
-def test_members_that_make_another_operation_in_its_place_are_not_called_left_out(folded: bool) -> None:
+def test_members_that_make_another_operation_in_its_place_are_not_called_left_out(
+    folded: bool,
+) -> None:
     """DS608 is for members who make fewer calls on the group."""
     rest = "" if folded else "  - all_reduce: {tensor: x}\n    ranks: 1\n"
     program = "  - gather: {input: x, output: {shape: [4, 4]}, dst: 0}\n    ranks: 0\n  - barrier\n    ranks: rank > 0\n"
-    found = [f.code for f in checked(program.replace("- barrier\n", "- barrier:\n") + rest).findings]
+    found = [
+        f.code for f in checked(program.replace("- barrier\n", "- barrier:\n") + rest).findings
+    ]
 
     assert ("DS608" in found) == (not folded)
 
@@ -89,34 +112,49 @@ def test_a_group_made_in_another_order_is_not_said_to_lack_members() -> None:
 # --- the rule that was broken, and where ---
 def test_a_call_too_many_is_named_with_its_line_though_only_sizes_differ() -> None:
     """Rank 1 reduces x once more; its second then meets the others' y."""
-    found = errors("  - all_reduce: {tensor: x}\n    ranks: 1\n  - all_reduce: {tensor: x}\n  - all_reduce: {tensor: y}\n")
+    found = errors(
+        "  - all_reduce: {tensor: x}\n    ranks: 1\n  - all_reduce: {tensor: x}\n  - all_reduce: {tensor: y}\n"
+    )
 
     assert found[0].code == "DS202"
-    assert found[0].help[0] == "rank 1 makes one call more, all_reduce(x, 16 B), <text>:5, which the others do not have"
+    assert (
+        found[0].help[0]
+        == "rank 1 makes one call more, all_reduce(x, 16 B), <text>:5, which the others do not have"
+    )
     assert "a call of all members of its group" in found[0].help[1]
 
 
 def test_calls_too_many_are_counted_over_iterations() -> None:
-    found = errors("  - all_reduce: {tensor: x}\n  - barrier:\n    ranks: 0\n", more="iterations: 3\n")
+    found = errors(
+        "  - all_reduce: {tensor: x}\n  - barrier:\n    ranks: 0\n", more="iterations: 3\n"
+    )
 
-    assert found[0].help[0] == "rank 0 makes 3 calls more, the first barrier(), <text>:7, which the others do not have"
+    assert (
+        found[0].help[0]
+        == "rank 0 makes 3 calls more, the first barrier(), <text>:7, which the others do not have"
+    )
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["they end", "they wait"])
 def test_a_group_made_by_its_members_alone_breaks_a_rule_that_is_named(ends: bool) -> None:
     more = "" if ends else "  - all_reduce: {tensor: x}\n"
-    found = errors(f"  - new_group: {{name: a, ranks: [0, 1]}}\n    ranks: rank < 2\n{more}", backend="mpi")
+    found = errors(
+        f"  - new_group: {{name: a, ranks: [0, 1]}}\n    ranks: rank < 2\n{more}", backend="mpi"
+    )
 
-    assert found[0].help[0] == "new_group is a call of all ranks of the world, members or not: let ranks 2 and 3 make it too,"
+    assert (
+        found[0].help[0]
+        == "new_group is a call of all ranks of the world, members or not: let ranks 2 and 3 make it too,"
+    )
 
 
 def test_a_rank_that_names_another_group_is_told_which_the_others_use() -> None:
-    program = (
-        "  - all_reduce: {tensor: x, group: dp}\n    ranks: rank != 2\n  - all_reduce: {tensor: x, group: tp}\n    ranks: 2\n"
-    )
+    program = "  - all_reduce: {tensor: x, group: dp}\n    ranks: rank != 2\n  - all_reduce: {tensor: x, group: tp}\n    ranks: 2\n"
     found = errors(program, more="mesh: {dp: 2, tp: 2}\n")
 
-    assert found[0].help == ("rank 2 makes all_reduce on tp[dp=1], and rank 0 waits for it on dp[tp=0]: the others use dp here",)
+    assert found[0].help == (
+        "rank 2 makes all_reduce on tp[dp=1], and rank 0 waits for it on dp[tp=0]: the others use dp here",
+    )
 
 
 def test_axes_entered_in_another_order_on_a_diagonal_are_given_one_order() -> None:
@@ -127,7 +165,9 @@ def test_axes_entered_in_another_order_on_a_diagonal_are_given_one_order() -> No
     )
     found = errors(program, more="mesh: {dp: 2, tp: 2}\n")
 
-    assert found[0].help == ("they enter tp and dp in different order: use one order of axes on all ranks, say tp first",)
+    assert found[0].help == (
+        "they enter tp and dp in different order: use one order of axes on all ranks, say tp first",
+    )
 
 
 def test_a_handle_bound_twice_leads_where_gloo_cancels_its_message() -> None:
@@ -139,12 +179,16 @@ def test_a_handle_bound_twice_leads_where_gloo_cancels_its_message() -> None:
     found = errors(program, world=2)
 
     assert found[0].code == "DS304"
-    assert found[0].message.startswith("rank 1 waits to receive a message that rank 0 has given up: its handle is bound again")
+    assert found[0].message.startswith(
+        "rank 1 waits to receive a message that rank 0 has given up: its handle is bound again"
+    )
     assert "a handle of its own" in found[0].help[0]
 
 
 def test_a_batch_against_single_calls_is_told_by_their_communicators() -> None:
-    """Both have posted; on nccl a batch travels on the group's communicator, a single call on the pair's."""
+    """Both have posted; on nccl a batch travels on the group's communicator, a single call on the
+    pair's.
+    """
     program = (
         "  - batch_isend_irecv: {ops: [{isend: {tensor: x, dst: 1}}, {irecv: {tensor: y, src: 1}}]}\n    ranks: 0\n"
         "  - recv: {tensor: x, src: 0}\n    ranks: 1\n  - send: {tensor: y, dst: 0}\n    ranks: 1\n"
@@ -159,7 +203,9 @@ def test_a_batch_against_single_calls_is_told_by_their_communicators() -> None:
 
 def test_data_that_meet_in_another_order_are_called_wrong() -> None:
     program = "  - {all_reduce: {tensor: x}, ranks: 0}\n  - all_reduce: {tensor: z}\n  - {all_reduce: {tensor: x}, ranks: 1}\n"
-    text = HEAD.format(world=2, backend="nccl", more="").replace("y: {shape: [8]}", "z: {shape: [4]}")
+    text = HEAD.format(world=2, backend="nccl", more="").replace(
+        "y: {shape: [8]}", "z: {shape: [4]}"
+    )
     found = check_scenario(loads(text + program)).findings
 
     assert [f.code for f in found] == ["DS601"]
@@ -168,21 +214,32 @@ def test_data_that_meet_in_another_order_are_called_wrong() -> None:
 
 # --- equal ranks are told once ---
 def test_pairs_that_stand_head_to_head_are_one_finding() -> None:
-    ranks = {r: [{"op": op, "peer": r ^ 1, "numel": 1 << 20} for op in ("send", "recv")] for r in range(1024)}
+    ranks = {
+        r: [{"op": op, "peer": r ^ 1, "numel": 1 << 20} for op in ("send", "recv")]
+        for r in range(1024)
+    }
     found = verdict_of(build_program(1024, ranks)).findings[0]
 
-    assert (found.code, found.ranks, found.core) == ("DS301", tuple(range(1024)), tuple(range(1024)))
+    assert (found.code, found.ranks, found.core) == (
+        "DS301",
+        tuple(range(1024)),
+        tuple(range(1024)),
+    )
     assert found.message.splitlines()[0] == "ranks 0 → 1 → 0 wait for each other"
     assert found.message.splitlines()[-1] == "  … and 511 more pairs like this"
 
 
 def test_circles_in_the_same_calls_fold_and_others_do_not() -> None:
     found = errors(
-        "  - send: {tensor: x, dst: rank + 1 - 2 * (rank % 2)}\n  - recv: {tensor: x, src: rank + 1 - 2 * (rank % 2)}\n", world=6
+        "  - send: {tensor: x, dst: rank + 1 - 2 * (rank % 2)}\n  - recv: {tensor: x, src: rank + 1 - 2 * (rank % 2)}\n",
+        world=6,
     )
-    apart = errors("  - {send: {tensor: x, dst: rank + 1 - 2 * (rank % 2)}, ranks: rank < 2}\n"
-                   "  - {send: {tensor: x, dst: rank + 1 - 2 * (rank % 2)}, ranks: rank > 1}\n"
-                   "  - recv: {tensor: x, src: rank + 1 - 2 * (rank % 2)}\n", world=4)  # fmt: skip
+    apart = errors(
+        "  - {send: {tensor: x, dst: rank + 1 - 2 * (rank % 2)}, ranks: rank < 2}\n"
+        "  - {send: {tensor: x, dst: rank + 1 - 2 * (rank % 2)}, ranks: rank > 1}\n"
+        "  - recv: {tensor: x, src: rank + 1 - 2 * (rank % 2)}\n",
+        world=4,
+    )
 
     assert [f.message.splitlines()[-1] for f in found] == ["  … and 2 more pairs like this"]
     assert found[0].ranks == (0, 1, 2, 3, 4, 5)
@@ -190,14 +247,19 @@ def test_circles_in_the_same_calls_fold_and_others_do_not() -> None:
 
 
 def test_messages_whose_tags_differ_fold() -> None:
-    found = errors("  - {send: {tensor: x, dst: rank + 1}, ranks: rank % 2 == 0}\n"
-                   "  - {recv: {tensor: x, src: rank - 1, tag: 1}, ranks: rank % 2 == 1}\n", world=6)  # fmt: skip
+    found = errors(
+        "  - {send: {tensor: x, dst: rank + 1}, ranks: rank % 2 == 0}\n"
+        "  - {recv: {tensor: x, src: rank - 1, tag: 1}, ranks: rank % 2 == 1}\n",
+        world=6,
+    )
 
     assert [f.code for f in found] == ["DS304"]
     assert "the tag differs" in found[0].message
 
 
-def test_ranks_that_wait_for_one_who_never_starts_are_one_finding_whatever_their_first_call() -> None:
+def test_ranks_that_wait_for_one_who_never_starts_are_one_finding_whatever_their_first_call() -> (
+    None
+):
     program = "  - {send: {tensor: x, dst: rank + 1}, ranks: 0}\n  - {recv: {tensor: x, src: rank - 1}, ranks: 1}\n  - barrier:\n"
     found = errors(program, more="faults: [{rank: 3, kind: absent}]\n")
 
@@ -212,7 +274,14 @@ def test_explaining_a_hang_grows_with_its_ranks(kind: str) -> None:
         if kind == "half ends early":
             return [{"op": "barrier"}] * (1 + rank % 2)
         receives = kind == "tags" and rank % 2
-        return [{"op": "recv" if receives else "send", "peer": rank ^ 1, "numel": 4, "tag": int(receives)}]
+        return [
+            {
+                "op": "recv" if receives else "send",
+                "peer": rank ^ 1,
+                "numel": 4,
+                "tag": int(receives),
+            }
+        ]
 
     def hanging(world: int) -> None:
         verdict_of(build_program(world, {r: calls(r) for r in range(world)}))
@@ -225,7 +294,11 @@ def test_explaining_a_hang_grows_with_its_ranks(kind: str) -> None:
 def test_a_program_that_is_built_has_the_same_words() -> None:
     """No file, no lines: the rule is named all the same."""
     reduce: dict[str, object] = {"op": "all_reduce", "numel": 4}
-    ranks: dict[int, list[dict[str, object]]] = {0: [{"op": "barrier"}, reduce], 1: [reduce], 2: [reduce]}
+    ranks: dict[int, list[dict[str, object]]] = {
+        0: [{"op": "barrier"}, reduce],
+        1: [reduce],
+        2: [reduce],
+    }
     found = check_program(build_program(3, ranks)).findings[0]
 
     assert found.code == "DS201"
@@ -236,19 +309,40 @@ def test_a_program_that_is_built_has_the_same_words() -> None:
 @pytest.mark.parametrize(
     ("program", "backend", "more", "second"),
     [
-        ("  - batch_isend_irecv: {ops: [{isend: {tensor: x, dst: 1}}, {irecv: {tensor: y, src: 1}}]}\n    ranks: 0\n"
-         "  - recv: {tensor: x, src: 0}\n    ranks: 1\n  - send: {tensor: y, dst: 0}\n    ranks: 1\n", "nccl", "",
-         "Right by what torch.distributed promises, but on nccl it hangs: batch both or neither"),
-        ("  - {all_reduce: {tensor: x}, ranks: 0}\n  - barrier\n  - {all_reduce: {tensor: x, op: max}, ranks: 1}\n", "gloo", "", ""),
-        ("  - new_group: {name: a, ranks: [0]}\n    ranks: 0\n  - all_reduce: {tensor: x}\n", "nccl", "",
-         "Wrong by what torch.distributed promises; that nccl completes is luck: new_group is a call of all ranks"),
-        ("  - all_reduce: {tensor: x, group: g}\n", "gloo", "groups: {g: [0]}\n",
-         "An argument that no call may have; gloo goes on all the same: let the group's ranks alone make it"),
-        ("  - {isend: {tensor: x, dst: 1}, ranks: 0}\n  - barrier\n  - {recv: {tensor: x, src: 0}, ranks: 1}\n", "gloo", "",
-         "Right by what torch.distributed promises, but on gloo it hangs: rank 0 posted it and ended without a wait: keep"),
+        (
+            "  - batch_isend_irecv: {ops: [{isend: {tensor: x, dst: 1}}, {irecv: {tensor: y, src: 1}}]}\n    ranks: 0\n"
+            "  - recv: {tensor: x, src: 0}\n    ranks: 1\n  - send: {tensor: y, dst: 0}\n    ranks: 1\n",
+            "nccl",
+            "",
+            "Right by what torch.distributed promises, but on nccl it hangs: batch both or neither",
+        ),
+        (
+            "  - {all_reduce: {tensor: x}, ranks: 0}\n  - barrier\n  - {all_reduce: {tensor: x, op: max}, ranks: 1}\n",
+            "gloo",
+            "",
+            "",
+        ),
+        (
+            "  - new_group: {name: a, ranks: [0]}\n    ranks: 0\n  - all_reduce: {tensor: x}\n",
+            "nccl",
+            "",
+            "Wrong by what torch.distributed promises; that nccl completes is luck: new_group is a call of all ranks",
+        ),
+        (
+            "  - all_reduce: {tensor: x, group: g}\n",
+            "gloo",
+            "groups: {g: [0]}\n",
+            "An argument that no call may have; gloo goes on all the same: let the group's ranks alone make it",
+        ),
+        (
+            "  - {isend: {tensor: x, dst: 1}, ranks: 0}\n  - barrier\n  - {recv: {tensor: x, src: 0}, ranks: 1}\n",
+            "gloo",
+            "",
+            "Right by what torch.distributed promises, but on gloo it hangs: rank 0 posted it and ended without a wait: keep",
+        ),
     ],
     ids=["batch", "they agree", "luck", "argument", "dropped"],
-)  # fmt: skip
+)
 def test_a_verdict_and_an_outcome_that_part_explain_themselves_below_the_first_line(
     program: str, backend: str, more: str, second: str
 ) -> None:
@@ -264,23 +358,35 @@ def test_a_call_in_a_branch_that_others_do_not_take_is_said_once_and_with_its_li
     found = checked("  - all_reduce: {tensor: x}\n  - barrier:\n    ranks: rank < 3\n").findings
 
     assert [f.code for f in found] == ["DS302"]
-    assert found[0].help == ("ranks 0, 1 and 2 make barrier(), <text>:6, in a branch that rank 3 does not take:",
-                             "let rank 3 make it too, or take it out of the branch")  # fmt: skip
+    assert found[0].help == (
+        "ranks 0, 1 and 2 make barrier(), <text>:6, in a branch that rank 3 does not take:",
+        "let rank 3 make it too, or take it out of the branch",
+    )
 
 
 def test_a_rank_that_makes_more_calls_than_most_is_not_told_that_the_others_skip_them() -> None:
     program = "  - repeat: {times: {0: 3, else: 2}, index: i, steps: [{all_reduce: {tensor: x}}]}\n"
     found = errors(program)
 
-    assert found[0].help[0] == "rank 0 makes calls that the others do not: a batch more (uneven batches),"
-    assert errors(program.replace("0: 3, else: 2", "0: 2, else: 3"))[0].help[0].startswith("uneven batches, an early return")
+    assert (
+        found[0].help[0]
+        == "rank 0 makes calls that the others do not: a batch more (uneven batches),"
+    )
+    assert (
+        errors(program.replace("0: 3, else: 2", "0: 2, else: 3"))[0]
+        .help[0]
+        .startswith("uneven batches, an early return")
+    )
 
 
 def test_a_rank_that_left_by_exit_is_said_to_and_its_code_sends_one_to_its_log() -> None:
     program = "  - exit: {code: CODE}\n    ranks: 2\n  - all_reduce: {tensor: x}\n"
     told = [errors(program.replace("CODE", code))[0] for code in ("1", "0")]
 
-    assert [f.message.partition(";")[0] for f in told] == ["rank 2 has left by exit with code 1", "rank 2 has left by exit"]
+    assert [f.message.partition(";")[0] for f in told] == [
+        "rank 2 has left by exit with code 1",
+        "rank 2 has left by exit",
+    ]
     assert [f.help[0].split(" ")[0] for f in told] == ["look", "rank"]
 
 
@@ -290,23 +396,27 @@ def test_what_a_plain_script_shows_is_told_where_it_differs(backend: str, told: 
     ends = "  - all_reduce: {tensor: x}\n    ranks: rank < 3\n"
 
     assert ("Connection closed by peer" in errors(ends, backend=backend)[0].message) == told
-    assert "Connection closed" not in errors("  - exit:\n    ranks: 3\n" + ends, backend=backend)[0].message
+    assert (
+        "Connection closed"
+        not in errors("  - exit:\n    ranks: 3\n" + ends, backend=backend)[0].message
+    )
 
 
 def test_a_dropped_request_leads_before_the_wait_that_it_causes() -> None:
     found = errors(
-        "  - {isend: {tensor: x, dst: 1}, ranks: 0}\n  - barrier:\n  - {recv: {tensor: x, src: 0}, ranks: 1}\n", world=2
+        "  - {isend: {tensor: x, dst: 1}, ranks: 0}\n  - barrier:\n  - {recv: {tensor: x, src: 0}, ranks: 1}\n",
+        world=2,
     )
 
     assert [f.code for f in found] == ["DS304"]
-    assert found[0].message.startswith("rank 1 waits to receive a message that rank 0 has given up: it keeps no handle")
+    assert found[0].message.startswith(
+        "rank 1 waits to receive a message that rank 0 has given up: it keeps no handle"
+    )
 
 
 # --- the slip itself ---
 def test_a_wrong_group_leads_with_both_lines_and_no_remark_says_otherwise() -> None:
-    program = (
-        "  - all_reduce: {tensor: x, group: dp}\n    ranks: rank != 2\n  - all_reduce: {tensor: x, group: tp}\n    ranks: 2\n"
-    )
+    program = "  - all_reduce: {tensor: x, group: dp}\n    ranks: rank != 2\n  - all_reduce: {tensor: x, group: tp}\n    ranks: 2\n"
     found = checked(program, more="mesh: {dp: 2, tp: 2}\n").findings
 
     assert [f.code for f in found] == ["DS302"]
@@ -316,13 +426,21 @@ def test_a_wrong_group_leads_with_both_lines_and_no_remark_says_otherwise() -> N
     assert sorted(place.line for place in found[0].places) == [6, 8]
 
 
-def test_a_group_that_some_do_not_make_leads_and_one_that_they_make_later_is_not_called_missing() -> None:
-    alone = errors("  - new_group: {name: a, ranks: [0, 1]}\n    ranks: rank < 2\n  - all_reduce: {tensor: x}\n", backend="mpi")
+def test_a_group_that_some_do_not_make_leads_and_one_that_they_make_later_is_not_called_missing() -> (
+    None
+):
+    alone = errors(
+        "  - new_group: {name: a, ranks: [0, 1]}\n    ranks: rank < 2\n  - all_reduce: {tensor: x}\n",
+        backend="mpi",
+    )
     later = errors(
-        "  - new_group: {name: a, ranks: [0, 1]}\n    ranks: rank < 2\n  - new_group: {name: b, ranks: [0, 2]}\n", world=3
+        "  - new_group: {name: a, ranks: [0, 1]}\n    ranks: rank < 2\n  - new_group: {name: b, ranks: [0, 2]}\n",
+        world=3,
     )
 
-    assert alone[0].message.startswith("new_group(a) is a call of all ranks, and ranks 2 and 3 do not make it\n")
+    assert alone[0].message.startswith(
+        "new_group(a) is a call of all ranks, and ranks 2 and 3 do not make it\n"
+    )
     assert [f.code for f in later] == ["DS210"]
     assert "do not make it" not in later[0].message
     assert "does not make it" not in later[0].message
@@ -355,7 +473,10 @@ def test_messages_of_two_groups_are_told_by_their_groups_not_by_their_tags() -> 
     )
     found = errors(program, world=2, more="groups: {g: [0, 1]}\n")
 
-    assert "rank 0 sends a message of g first, rank 1 receives a message of world first" in found[0].help[0]
+    assert (
+        "rank 0 sends a message of g first, rank 1 receives a message of world first"
+        in found[0].help[0]
+    )
 
 
 def test_a_root_that_may_leave_early_is_not_called_a_buffered_send() -> None:
@@ -366,12 +487,19 @@ def test_a_root_that_may_leave_early_is_not_called_a_buffered_send() -> None:
 
 @pytest.mark.parametrize(
     "program",
-    ["  - send: {tensor: x, dst: rank + 1}\n", "  - all_reduce: {tensor: x, group: g}\n",
-     "  - broadcast: {tensor: x, src: 3, group: g}\n    ranks: rank < 2\n"],
+    [
+        "  - send: {tensor: x, dst: rank + 1}\n",
+        "  - all_reduce: {tensor: x, group: g}\n",
+        "  - broadcast: {tensor: x, src: 3, group: g}\n    ranks: rank < 2\n",
+    ],
     ids=["DS101", "DS104", "DS103"],
-)  # fmt: skip
+)
 def test_an_argument_that_is_wrong_comes_with_help(program: str) -> None:
-    found = [f for f in checked(program, more="groups: {g: [0, 1]}\n").findings if f.code.startswith("DS1")]
+    found = [
+        f
+        for f in checked(program, more="groups: {g: [0, 1]}\n").findings
+        if f.code.startswith("DS1")
+    ]
 
     assert found
     assert all(f.help for f in found)
@@ -380,7 +508,14 @@ def test_an_argument_that_is_wrong_comes_with_help(program: str) -> None:
 def test_a_remark_is_left_out_where_an_error_has_its_call_as_the_slip_and_only_there() -> None:
     """Line 1 is not line 12, and a place that an error only shows is no slip."""
     slip, other, shown = (SourceLocation("x.yaml", line, 3) for line in (12, 1, 7))
-    error = Finding("DS302", "error", "m", help=("out of a branch, x.yaml:12",), places=(slip, shown), slips=(slip,))
+    error = Finding(
+        "DS302",
+        "error",
+        "m",
+        help=("out of a branch, x.yaml:12",),
+        places=(slip, shown),
+        slips=(slip,),
+    )
     remarks = [Finding("DS608", "note", f"{p.line}", places=(p,)) for p in (slip, other, shown)]
 
     assert without_repeated_findings([error, *remarks, remarks[1]]) == (error, *remarks[1:])

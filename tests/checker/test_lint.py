@@ -1,4 +1,6 @@
-"""What is said beside the verdict, and when nothing is said: a checker that cries wolf is switched off."""
+"""What is said beside the verdict, and when nothing is said: a checker that cries wolf is switched
+off.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ HEAD = "tensors: {x: {shape: [4]}, y: {shape: [4]}}\n"
 
 
 def said(text: str, backend: str = "gloo") -> tuple[Finding, ...]:
-    return lint_findings(lower(loads(f"backend: {backend}\n{HEAD}{text}")), BACKEND_PROFILES[backend])
+    return lint_findings(
+        lower(loads(f"backend: {backend}\n{HEAD}{text}")), BACKEND_PROFILES[backend]
+    )
 
 
 def codes(text: str, backend: str = "gloo") -> list[str]:
@@ -35,7 +39,9 @@ GROUP = "world: 2\noptions: {timeout: 6 s}\ngroups: {pair: {ranks: [0, 1]%s}}\np
         ("", "", "gloo", []),  # the group is not used
     ],
 )
-def test_a_group_in_use_that_keeps_the_default_is_named(timeout: str, used: str, backend: str, expected: list[str]) -> None:
+def test_a_group_in_use_that_keeps_the_default_is_named(
+    timeout: str, used: str, backend: str, expected: list[str]
+) -> None:
     assert codes(GROUP % (timeout, used), backend) == expected
 
 
@@ -44,7 +50,9 @@ def test_a_world_without_a_timeout_of_its_own_says_nothing() -> None:
 
 
 def test_the_axes_of_a_mesh_are_groups_too_and_are_told_at_once() -> None:
-    found = said("world: 4\noptions: {timeout: 6 s}\nmesh: {dp: 2, tp: 2}\nprogram:\n  - all_reduce: {tensor: x, group: dp}\n")
+    found = said(
+        "world: 4\noptions: {timeout: 6 s}\nmesh: {dp: 2, tp: 2}\nprogram:\n  - all_reduce: {tensor: x, group: dp}\n"
+    )
 
     assert [f.code for f in found] == ["DS606"]
     assert "dp[tp=0], dp[tp=1]" in found[0].message
@@ -57,8 +65,14 @@ def test_the_axes_of_a_mesh_are_groups_too_and_are_told_at_once() -> None:
     [
         ("  - isend: {tensor: x, dst: 1}\n    ranks: 0\n", ["DS607"]),
         ("  - isend: {tensor: x, dst: 1, as: h}\n    ranks: 0\n  - wait: h\n    ranks: 0\n", []),
-        ("  - isend: {tensor: x, dst: 1, as: h}\n    ranks: 0\n", []),  # kept to the end: a leak, and no more
-        ("  - all_reduce: {tensor: x, async: true}\n", []),  # a collective goes on without its Work (G8)
+        (
+            "  - isend: {tensor: x, dst: 1, as: h}\n    ranks: 0\n",
+            [],
+        ),  # kept to the end: a leak, and no more
+        (
+            "  - all_reduce: {tensor: x, async: true}\n",
+            [],
+        ),  # a collective goes on without its Work (G8)
     ],
 )
 def test_a_message_whose_request_is_dropped_is_named(steps: str, expected: list[str]) -> None:

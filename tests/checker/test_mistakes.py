@@ -1,4 +1,6 @@
-"""Twenty-two mistakes that people make with PyTorch: each is told with its own cause, in words that need no knowledge of distsim."""
+"""Twenty-two mistakes that people make with PyTorch: each is told with its own cause, in words that
+need no knowledge of distsim.
+"""
 
 from __future__ import annotations
 
@@ -66,35 +68,120 @@ program:
   - {ddp: {layers: {params: [[16, 16]], forward: 1 ms, backward: 2 ms, count: 2}}, ranks: 1}
 """
 _RULE = "out of the branch"
-#: What is wrong -> the program (a text, or a scenario's name), the first finding, words that it says.
+#: What is wrong -> the program (a text, or a scenario's name), the first finding, words that it
+#: says.
 MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "a barrier inside `if rank == 0`": (BARRIER_IN_THE_IF, "DS201", ("rank 0 makes 2 calls more, the first barrier()", _RULE)),
-    "no_sync forgotten on a rank": (NO_SYNC_FORGOTTEN, "DS202", ("rank 1 makes one call more, all_reduce(grad", "out of the branch")),
-    "no_sync forgotten on a rank, under DDP": ("ddp_no_sync_on_one_rank", "DS302",
-                                               ("rank 1 makes calls that the others do not", "no_sync that is forgotten")),
-    "buckets in another order": (BUCKETS_IN_ANOTHER_ORDER, "DS601", ("in another order, and the data are wrong", "in one order on")),
-    "the tp group where dp was meant": (OTHER_GROUP, "DS302", ("rank 2 makes all_reduce on tp", "the others use dp here")),
-    "a loss reduced on rank 0 alone": (LOSS_ON_RANK_0, "DS201", ("rank 0 makes 3 calls more, the first all_reduce(loss", _RULE)),
-    "new_group called by its members alone": (NEW_GROUP_OF_MEMBERS, "DS301", ("new_group is a call of all ranks of the world, members",)),
-    "another model on a rank": (ANOTHER_MODEL, "DS802",
-                                ("DDP expects same model across all ranks, but Rank 0 has", "build the same model on all")),
-    "a layer frozen on a rank": ("ddp_frozen_on_one_rank", "DS802",
-                                 ("Rank 0 has 6 params, while rank 1 has inconsistent 4", "with the same parameters frozen")),
-    "a batch more on a rank": ("ddp_uneven", "DS302", ("rank 0 makes calls that the others do not: a batch more",)),
-    "parameters without a gradient": ("ddp_unused_parameters", "DS303",
-                                      ("Expected to have finished reduction in the prior", "or pass find_unused_parameters=True")),
-    "a backward pass left out": ("fsdp_skipped_backward", "DS201", ("rank 2 leaves out 6 calls that the others make", "a pass")),
-    "nothing learns on a rank (LoRA)": ("fsdp_lora_on_some_ranks", "DS201", ("rank 2 leaves out 8 calls that the others make",)),
-    "shards gathered under `if rank == 0`": ("fsdp_save_on_rank_0", "DS201", ("rank 0 makes 2 calls more, the first all_gather_into_ten",)),
-    "an object gathered under `if rank == 0`": ("save_on_rank_0", "DS201", ("rank 0 makes 2 calls more, the first all_gather",)),
-    "dcp.save under `if rank == 0`": ("dcp_save_on_rank_0", "DS201", ("rank 0 makes 9 calls more", "out of the branch")),
-    "full_tensor under `if rank == 0`": ("weight_sync_on_rank_0", "DS302", ("rank 1 makes none", "in a branch that rank 1 does not")),
-    "a rank without tokens": ("expert_without_tokens", "DS301", ("rank 3 makes no all_to_all_single on ep at all", "no tokens")),
-    "splits that are not transposed": ("expert_splits_not_transposed", "DS207", ("24 elements to rank 1, which expects 16", "transpose")),
-    "both stages send first": ("pipeline_both_send_first", "DS301", ("both send first: let rank 1 receive first",)),
-    "chunks received in another order": ("pipeline_chunks_swapped", "DS610", ("arrives in pipeline_input@3 of rank 0",)),
-    "no dummy batch": ("inference_without_dummy_batch", "DS302", ("rank 1 has already ended", "uneven batches")),
-}  # fmt: skip
+    "a barrier inside `if rank == 0`": (
+        BARRIER_IN_THE_IF,
+        "DS201",
+        ("rank 0 makes 2 calls more, the first barrier()", _RULE),
+    ),
+    "no_sync forgotten on a rank": (
+        NO_SYNC_FORGOTTEN,
+        "DS202",
+        ("rank 1 makes one call more, all_reduce(grad", "out of the branch"),
+    ),
+    "no_sync forgotten on a rank, under DDP": (
+        "ddp_no_sync_on_one_rank",
+        "DS302",
+        ("rank 1 makes calls that the others do not", "no_sync that is forgotten"),
+    ),
+    "buckets in another order": (
+        BUCKETS_IN_ANOTHER_ORDER,
+        "DS601",
+        ("in another order, and the data are wrong", "in one order on"),
+    ),
+    "the tp group where dp was meant": (
+        OTHER_GROUP,
+        "DS302",
+        ("rank 2 makes all_reduce on tp", "the others use dp here"),
+    ),
+    "a loss reduced on rank 0 alone": (
+        LOSS_ON_RANK_0,
+        "DS201",
+        ("rank 0 makes 3 calls more, the first all_reduce(loss", _RULE),
+    ),
+    "new_group called by its members alone": (
+        NEW_GROUP_OF_MEMBERS,
+        "DS301",
+        ("new_group is a call of all ranks of the world, members",),
+    ),
+    "another model on a rank": (
+        ANOTHER_MODEL,
+        "DS802",
+        ("DDP expects same model across all ranks, but Rank 0 has", "build the same model on all"),
+    ),
+    "a layer frozen on a rank": (
+        "ddp_frozen_on_one_rank",
+        "DS802",
+        ("Rank 0 has 6 params, while rank 1 has inconsistent 4", "with the same parameters frozen"),
+    ),
+    "a batch more on a rank": (
+        "ddp_uneven",
+        "DS302",
+        ("rank 0 makes calls that the others do not: a batch more",),
+    ),
+    "parameters without a gradient": (
+        "ddp_unused_parameters",
+        "DS303",
+        ("Expected to have finished reduction in the prior", "or pass find_unused_parameters=True"),
+    ),
+    "a backward pass left out": (
+        "fsdp_skipped_backward",
+        "DS201",
+        ("rank 2 leaves out 6 calls that the others make", "a pass"),
+    ),
+    "nothing learns on a rank (LoRA)": (
+        "fsdp_lora_on_some_ranks",
+        "DS201",
+        ("rank 2 leaves out 8 calls that the others make",),
+    ),
+    "shards gathered under `if rank == 0`": (
+        "fsdp_save_on_rank_0",
+        "DS201",
+        ("rank 0 makes 2 calls more, the first all_gather_into_ten",),
+    ),
+    "an object gathered under `if rank == 0`": (
+        "save_on_rank_0",
+        "DS201",
+        ("rank 0 makes 2 calls more, the first all_gather",),
+    ),
+    "dcp.save under `if rank == 0`": (
+        "dcp_save_on_rank_0",
+        "DS201",
+        ("rank 0 makes 9 calls more", "out of the branch"),
+    ),
+    "full_tensor under `if rank == 0`": (
+        "weight_sync_on_rank_0",
+        "DS302",
+        ("rank 1 makes none", "in a branch that rank 1 does not"),
+    ),
+    "a rank without tokens": (
+        "expert_without_tokens",
+        "DS301",
+        ("rank 3 makes no all_to_all_single on ep at all", "no tokens"),
+    ),
+    "splits that are not transposed": (
+        "expert_splits_not_transposed",
+        "DS207",
+        ("24 elements to rank 1, which expects 16", "transpose"),
+    ),
+    "both stages send first": (
+        "pipeline_both_send_first",
+        "DS301",
+        ("both send first: let rank 1 receive first",),
+    ),
+    "chunks received in another order": (
+        "pipeline_chunks_swapped",
+        "DS610",
+        ("arrives in pipeline_input@3 of rank 0",),
+    ),
+    "no dummy batch": (
+        "inference_without_dummy_batch",
+        "DS302",
+        ("rank 1 has already ended", "uneven batches"),
+    ),
+}
 
 
 def scenario_of(text: str) -> Scenario:

@@ -1,6 +1,8 @@
-"""Programs whose answer was once in doubt (tests/data/observed): the verdict, and each back end's outcome whichever way it is found.
+"""Programs whose answer was once in doubt (tests/data/observed): the verdict, and each back end's
+outcome whichever way it is found.
 
-Nothing here knows how the package comes to an answer: by `simulate` in its fastest way, by `simulate` event by event, by `check`.
+Nothing here knows how the package comes to an answer: by `simulate` in its fastest way, by
+`simulate` event by event, by `check`.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ def outcomes(path: Path, backend: str, *sets: str) -> tuple[str, str, str]:
     """By the clock, by the clock in the order of events, without a clock."""
     scenario = load(str(path), sets=list(sets))
     timed = [
-        simulate(scenario, backend=backend, ordered=ordered, with_values=False, with_verdict=False) for ordered in (False, True)
+        simulate(scenario, backend=backend, ordered=ordered, with_values=False, with_verdict=False)
+        for ordered in (False, True)
     ]
     return timed[0].outcome, timed[1].outcome, check_scenario(scenario).profiles[backend].outcome
 
@@ -57,14 +60,18 @@ def named(name: str) -> Path:
 def test_messages_run_ahead_on_nccl_as_long_as_all_of_them_fit_into_eight_mebibytes(
     count: int, nbytes: int, outcome: str
 ) -> None:
-    """Two ranks that send before they receive; the edge is a byte wide, and counts what is on its way already."""
+    """Two ranks that send before they receive; the edge is a byte wide, and counts what is on its
+    way already.
+    """
     found = outcomes(named("window_edges"), "nccl", f"vars.count={count}", f"vars.nbytes={nbytes}")
 
     assert found == (outcome, outcome, outcome)
 
 
 @pytest.mark.parametrize(("count", "nbytes"), [(1, 1), (1, EAGER), (50, EAGER), (1, EAGER + 1)])
-def test_a_message_runs_ahead_on_mpi_by_its_own_size_however_many_there_are(count: int, nbytes: int) -> None:
+def test_a_message_runs_ahead_on_mpi_by_its_own_size_however_many_there_are(
+    count: int, nbytes: int
+) -> None:
     outcome = "hangs" if nbytes > EAGER else "completes"
 
     found = outcomes(named("window_edges"), "mpi", f"vars.count={count}", f"vars.nbytes={nbytes}")
@@ -74,4 +81,8 @@ def test_a_message_runs_ahead_on_mpi_by_its_own_size_however_many_there_are(coun
 
 @pytest.mark.parametrize("nbytes", [1, 64])
 def test_no_message_runs_ahead_on_gloo(nbytes: int) -> None:
-    assert outcomes(named("window_edges"), "gloo", "vars.count=1", f"vars.nbytes={nbytes}") == ("hangs", "hangs", "hangs")
+    assert outcomes(named("window_edges"), "gloo", "vars.count=1", f"vars.nbytes={nbytes}") == (
+        "hangs",
+        "hangs",
+        "hangs",
+    )

@@ -1,4 +1,6 @@
-"""Checks of random programs, right and wrong ones, under every back end: all of it can be told, and what is told agrees."""
+"""Checks of random programs, right and wrong ones, under every back end: all of it can be told, and
+what is told agrees.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ def holds(plain: Plain, backend: str) -> None:
     assert github_annotations([result]).count("\n") == max(len(result.findings) - 1, 0)
     classes = {CODES[f.code].verdict for f in result.findings}
     assert verdict.verdict == "ok" or verdict.verdict in classes
-    worse = verdict.verdict in ("invalid", "mismatch", "deadlock", "race") or result.profiles[backend].outcome != "completes"
+    worse = (
+        verdict.verdict in ("invalid", "mismatch", "deadlock", "race")
+        or result.profiles[backend].outcome != "completes"
+    )
     assert result.status() == int(worse)
     assert set(verdict.core) <= set(range(plain.world_size))
 
@@ -52,7 +57,9 @@ def test_a_right_program_gets_no_error(plain: Plain) -> None:
 
     assert result.verdict is not None
     assert result.verdict.verdict == "ok"
-    assert [f for f in result.findings if f.severity == "error" and f.code[:3] in ("DS1", "DS2", "DS4")] == []
+    assert [
+        f for f in result.findings if f.severity == "error" and f.code[:3] in ("DS1", "DS2", "DS4")
+    ] == []
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""The contract's single runs: who is stuck under each reading, held to the explicit rules and to programs done by hand."""
+"""The contract's single runs: who is stuck under each reading, held to the explicit rules and to
+programs done by hand.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,15 @@ from distsim.checker.reading_run import ContractProgram, Reading
 from distsim.checker.verdict import verdict_of
 from distsim.findings.final_state import FinalState
 from distsim.operations.core.resolved_call import RankGroup
-from distsim.program.code import BufferVector, CallSite, ChannelEndpoint, CodeCall, Program, RankFault, SharedCode
+from distsim.program.code import (
+    BufferVector,
+    CallSite,
+    ChannelEndpoint,
+    CodeCall,
+    Program,
+    RankFault,
+    SharedCode,
+)
 from distsim.program.from_calls import build_program
 from distsim.semantics.ordered.blocked_state import blocked_state_at as rules_standstill
 from distsim.semantics.ordered.transitions import TransitionRules
@@ -65,7 +75,9 @@ def test_the_flat_driver_ends_where_the_explicit_rules_end(plain: Plain) -> None
     for reading in READING_NAMES:
         flat, explicit = run(program, reading), by_rules(program, reading)
 
-        assert [(b.rank, b.position) for b in flat.blocked] == [(b.rank, b.position) for b in explicit.blocked]
+        assert [(b.rank, b.position) for b in flat.blocked] == [
+            (b.rank, b.position) for b in explicit.blocked
+        ]
 
 
 @settings(max_examples=draws(150), deadline=None)
@@ -86,11 +98,17 @@ def test_a_program_without_one_call_of_a_matched_pair_is_not_ok(plain: Plain) ->
         if "handle" in left_out:
             calls[rank] = [_without(call, left_out["handle"]) for call in calls[rank]]
 
-        assert verdict_of(build_program(plain.world_size, calls, groups=plain.groups)).verdict != "ok"
+        assert (
+            verdict_of(build_program(plain.world_size, calls, groups=plain.groups)).verdict != "ok"
+        )
 
 
 def _without(call: dict[str, Any], handle: str) -> dict[str, Any]:
-    return {**call, "handles": [h for h in call["handles"] if h != handle]} if call["op"] == "wait" else call
+    return (
+        {**call, "handles": [h for h in call["handles"] if h != handle]}
+        if call["op"] == "wait"
+        else call
+    )
 
 
 def test_head_to_head_sends_are_stuck_unless_buffered() -> None:
@@ -107,13 +125,17 @@ def test_head_to_head_receives_are_stuck_in_every_reading() -> None:
 
 def test_a_batch_posts_all_before_it_waits() -> None:
     def both(peer: int) -> Calls:
-        return [{"op": "batch", "ops": [send(peer) | {"op": "isend"}, recv(peer) | {"op": "irecv"}]}]
+        return [
+            {"op": "batch", "ops": [send(peer) | {"op": "isend"}, recv(peer) | {"op": "irecv"}]}
+        ]
 
     assert stuck([both(1), both(0)]) == ()
 
 
 def test_handles_may_be_waited_for_in_any_order() -> None:
-    sender = [send(1, op="isend", tag=t, handle=f"h{t}") for t in (0, 1)] + [{"op": "wait", "handles": ["h1", "h0"]}]
+    sender = [send(1, op="isend", tag=t, handle=f"h{t}") for t in (0, 1)] + [
+        {"op": "wait", "handles": ["h1", "h0"]}
+    ]
     receiver = [recv(0, tag=1), recv(0, tag=0)]
 
     assert stuck([sender, receiver]) == ()
@@ -121,11 +143,19 @@ def test_handles_may_be_waited_for_in_any_order() -> None:
 
 @pytest.mark.parametrize(
     ("op", "root", "leaves"),
-    [("broadcast", 0, {"early": (0,), "buffered": ()}), ("gather", 0, {"early": (0,), "buffered": (0,)}),
-     ("scatter", 0, {"early": (0,), "buffered": ()}), ("reduce", 0, {"early": (0,), "buffered": (0,)})],
-)  # fmt: skip
-def test_who_leaves_a_rooted_collective_that_one_rank_skips(op: str, root: int, leaves: dict[Reading, tuple[int, ...]]) -> None:
-    """Rank 2 never comes. Rendezvous: all wait. Early: the root waits. Buffered: only a root that gets something waits."""
+    [
+        ("broadcast", 0, {"early": (0,), "buffered": ()}),
+        ("gather", 0, {"early": (0,), "buffered": (0,)}),
+        ("scatter", 0, {"early": (0,), "buffered": ()}),
+        ("reduce", 0, {"early": (0,), "buffered": (0,)}),
+    ],
+)
+def test_who_leaves_a_rooted_collective_that_one_rank_skips(
+    op: str, root: int, leaves: dict[Reading, tuple[int, ...]]
+) -> None:
+    """Rank 2 never comes. Rendezvous: all wait. Early: the root waits. Buffered: only a root that
+    gets something waits.
+    """
     call = {"op": op, "group": "world", "root": root, "numel": 6}
     ranks = [[call], [call], []]
 
@@ -135,7 +165,9 @@ def test_who_leaves_a_rooted_collective_that_one_rank_skips(op: str, root: int, 
 
 def test_a_rank_that_a_fault_kills_is_cut_before_its_call() -> None:
     barrier = {"op": "barrier"}
-    program = build_program(2, {0: [barrier] * 3, 1: [barrier] * 3}, faults=(RankFault(1, "kill", position=1),))
+    program = build_program(
+        2, {0: [barrier] * 3, 1: [barrier] * 3}, faults=(RankFault(1, "kill", position=1),)
+    )
     found = run(program)
 
     assert found.stuck == (0,)
@@ -160,14 +192,34 @@ def test_new_group_meets_all_ranks_of_the_world() -> None:
 def ring(world: int, rounds: int) -> Program:
     """One code for all ranks: isend to the next, irecv from the one before, wait for both."""
     me = np.arange(world)
-    out, into = ({"inputs": (b,), "outputs": (b,)} for b in (BufferVector(name, 0, (4,), "float32") for name in "xy"))
-    body = [CodeCall("isend", 0, True, 0, 0, 16, 0, handled=True, fields=out),
-            CodeCall("irecv", 1, True, 0, 1, 16, 0, handled=True, fields=into), CodeCall("wait", 2, waits=(1, 2))]  # fmt: skip
+    out, into = (
+        {"inputs": (b,), "outputs": (b,)}
+        for b in (BufferVector(name, 0, (4,), "float32") for name in "xy")
+    )
+    body = [
+        CodeCall("isend", 0, True, 0, 0, 16, 0, handled=True, fields=out),
+        CodeCall("irecv", 1, True, 0, 1, 16, 0, handled=True, fields=into),
+        CodeCall("wait", 2, waits=(1, 2)),
+    ]
     ports = [ChannelEndpoint((me + 1) % world, 0, 0), ChannelEndpoint((me - 1) % world, 0, 0)]
     code = SharedCode(tuple(range(world)), body * rounds, ports, [0])
     sites = [CallSite("ring.yaml", i, 1, call.op) for i, call in enumerate(body, 1)]
     groups = [RankGroup(0, "world", tuple(range(world)))]
-    return Program("ring", "ring.yaml", world, 1, world, "gloo", {}, sites, groups, {}, [code], [0] * world, list(range(world)))
+    return Program(
+        "ring",
+        "ring.yaml",
+        world,
+        1,
+        world,
+        "gloo",
+        {},
+        sites,
+        groups,
+        {},
+        [code],
+        [0] * world,
+        list(range(world)),
+    )
 
 
 def test_a_code_of_many_ranks_is_run_rank_by_rank() -> None:

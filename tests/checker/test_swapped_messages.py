@@ -1,4 +1,6 @@
-"""DS610: equal messages that meet by order but not by name are found, and what merely has other names is left alone."""
+"""DS610: equal messages that meet by order but not by name are found, and what merely has other
+names is left alone.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,15 @@ from tests.support.training_arithmetic import unrolled
 SWAPPED = {"pipeline_chunks_swapped"}
 
 
-def found(tensors: dict[str, Any], *programs: list[dict[str, Any]], **top: Any) -> tuple[Finding, ...]:
+def found(
+    tensors: dict[str, Any], *programs: list[dict[str, Any]], **top: Any
+) -> tuple[Finding, ...]:
     """What is said of a program given rank by rank."""
     blocks = [{"ranks": rank, "steps": steps} for rank, steps in enumerate(programs)]
     named = {name: {"shape": [4], **more} for name, more in tensors.items()}
-    return swapped_message_findings(lower(Scenario(world=len(programs), tensors=named, program=blocks, **top)))
+    return swapped_message_findings(
+        lower(Scenario(world=len(programs), tensors=named, program=blocks, **top))
+    )
 
 
 def sends(*labels: str, dst: int = 1, **more: Any) -> list[dict[str, Any]]:
@@ -66,7 +72,12 @@ def test_a_gradient_taken_for_an_activation_is_found_by_what_the_other_messages_
 
 
 @pytest.mark.parametrize(
-    ("sent", "got"), [(["a", "b"], ["b", "a"]), (["act@0", "act@1"], ["input@1", "input@0"]), (["a@0", "a@1"], ["a@1", "a@0"])]
+    ("sent", "got"),
+    [
+        (["a", "b"], ["b", "a"]),
+        (["act@0", "act@1"], ["input@1", "input@0"]),
+        (["a@0", "a@1"], ["a@1", "a@0"]),
+    ],
 )
 def test_two_messages_alone_are_found_by_their_own_labels(sent, got):
     named = {label.partition("@")[0]: {"copies": 2} for label in sent + got}
@@ -79,13 +90,19 @@ def test_a_swap_is_wrong_data_and_a_warning_but_no_verdict():
     done, result = simulate(made), check_scenario(made)
 
     assert (done.outcome, done.verdict.verdict) == ("wrong-data", "ok")
-    assert (result.verdict.verdict, {p.outcome for p in result.profiles.values()}) == ("ok", {"wrong-data"})
+    assert (result.verdict.verdict, {p.outcome for p in result.profiles.values()}) == (
+        "ok",
+        {"wrong-data"},
+    )
     assert result.profiles["nccl"].variants == {"lazy": "wrong-data", "eager": "wrong-data"}
     assert [f.code for f in done.findings] == [f.code for f in result.findings] == ["DS610"]
 
 
 def scenario_of(sent: str, got: str) -> Scenario:
-    program = [{"ranks": 0, "steps": sends(*sent.split())}, {"ranks": 1, "steps": recvs(*got.split())}]
+    program = [
+        {"ranks": 0, "steps": sends(*sent.split())},
+        {"ranks": 1, "steps": recvs(*got.split())},
+    ]
     tensors = {"act": {"shape": [4], "copies": 4}, "input": {"shape": [4], "copies": 4}}
     return Scenario(world=2, tensors=tensors, program=program)
 
@@ -103,7 +120,10 @@ def test_any_two_receives_swapped_in_a_pipeline_are_found(layout, data):
     a, b = data.draw(st.lists(st.integers(0, len(same) - 1), min_size=2, max_size=2, unique=True))
     same[a]["tensor"], same[b]["tensor"] = same[b]["tensor"], same[a]["tensor"]
 
-    assert "DS610" in [f.code for f in swapped_message_findings(lower(loads(yaml.safe_dump(plain, sort_keys=False))))]
+    assert "DS610" in [
+        f.code
+        for f in swapped_message_findings(lower(loads(yaml.safe_dump(plain, sort_keys=False))))
+    ]
 
 
 def _word(fields: dict[str, Any]) -> str:
@@ -119,7 +139,9 @@ def _received(entry: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 # --- what is left alone ---
-@pytest.mark.parametrize("path", [p for p in STRATEGY_SCENARIOS if p.stem not in SWAPPED], ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", [p for p in STRATEGY_SCENARIOS if p.stem not in SWAPPED], ids=lambda p: p.stem
+)
 def test_no_strategys_scenario_is_suspected(path):
     assert swapped_message_findings(lower(load(str(path)))) == ()
 
@@ -127,7 +149,12 @@ def test_no_strategys_scenario_is_suspected(path):
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda x: "-".join(map(str, x)))
 def test_no_pipeline_is_suspected_over_several_iterations(layout):
     assert len(with_send_recv(SCHEDULE_BUILDERS[layout[0]](*layout[1:])).rows) == layout[1]
-    assert swapped_message_findings(lower(scenario(*layout, iterations=2, shapes_exchange=layout[0] != "dualpipe"))) == ()
+    assert (
+        swapped_message_findings(
+            lower(scenario(*layout, iterations=2, shapes_exchange=layout[0] != "dualpipe"))
+        )
+        == ()
+    )
 
 
 def test_other_names_in_the_same_order_are_no_swap():
@@ -139,14 +166,28 @@ def test_copies_received_in_reverse_order_are_no_swap(count):
     """A stack: the last one sent lies on top."""
     named = {"act": {"copies": count}, "input": {"copies": count}}
 
-    assert found(named, sends(*copies("act", *range(count))), recvs(*copies("input", *reversed(range(count))))) == ()
+    assert (
+        found(
+            named,
+            sends(*copies("act", *range(count))),
+            recvs(*copies("input", *reversed(range(count)))),
+        )
+        == ()
+    )
 
 
 def test_buffers_used_in_turn_are_no_swap():
     """Two on the sender, three on the receiver."""
     named = {"out": {"copies": 2}, "in": {"copies": 3}}
 
-    assert found(named, sends(*copies("out", *[k % 2 for k in range(8)])), recvs(*copies("in", *[k % 3 for k in range(8)]))) == ()
+    assert (
+        found(
+            named,
+            sends(*copies("out", *[k % 2 for k in range(8)])),
+            recvs(*copies("in", *[k % 3 for k in range(8)])),
+        )
+        == ()
+    )
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -155,8 +196,14 @@ def test_a_ring_that_uses_two_buffers_in_turn_is_no_swap(ranks):
     turns = []
     for k in (0, 1):
         to, back = f"(rank + 1) % {ranks}", f"(rank - 1) % {ranks}"
-        ops = [{"isend": {"tensor": f"kv@{k}", "dst": to}}, {"irecv": {"tensor": f"kv@{1 - k}", "src": back}}]
-        turns += [{"batch_isend_irecv": {"ops": ops}}, {"compute": {"time": "1 ms", "reads": [f"kv@{1 - k}"]}}]
+        ops = [
+            {"isend": {"tensor": f"kv@{k}", "dst": to}},
+            {"irecv": {"tensor": f"kv@{1 - k}", "src": back}},
+        ]
+        turns += [
+            {"batch_isend_irecv": {"ops": ops}},
+            {"compute": {"time": "1 ms", "reads": [f"kv@{1 - k}"]}},
+        ]
     made = Scenario(world=ranks, tensors={"kv": {"shape": [4], "copies": 2}}, program=turns)
 
     assert swapped_message_findings(lower(made)) == ()
@@ -165,9 +212,11 @@ def test_a_ring_that_uses_two_buffers_in_turn_is_no_swap(ranks):
 def test_the_edges_of_a_halo_between_two_ranks_are_no_swap():
     """What leaves on the left comes in on the right: both messages of a pair cross, both ways."""
     ops = [
-        {"isend": {"tensor": "edge@0", "dst": "(rank - 1) % 2"}}, {"isend": {"tensor": "edge@1", "dst": "(rank + 1) % 2"}},
-        {"irecv": {"tensor": "halo@1", "src": "(rank + 1) % 2"}}, {"irecv": {"tensor": "halo@0", "src": "(rank - 1) % 2"}},
-    ]  # fmt: skip
+        {"isend": {"tensor": "edge@0", "dst": "(rank - 1) % 2"}},
+        {"isend": {"tensor": "edge@1", "dst": "(rank + 1) % 2"}},
+        {"irecv": {"tensor": "halo@1", "src": "(rank + 1) % 2"}},
+        {"irecv": {"tensor": "halo@0", "src": "(rank - 1) % 2"}},
+    ]
     tensors = {"edge": {"shape": [4], "copies": 2}, "halo": {"shape": [4], "copies": 2}}
     made = Scenario(world=2, tensors=tensors, program=[{"batch_isend_irecv": {"ops": ops}}])
 
@@ -175,7 +224,9 @@ def test_the_edges_of_a_halo_between_two_ranks_are_no_swap():
 
 
 def test_receives_that_could_not_change_places_are_no_swap():
-    """The first one's tensor is computed with before the second comes, and no other message tells of a custom."""
+    """The first one's tensor is computed with before the second comes, and no other message tells
+    of a custom.
+    """
     between = [{"compute": {"time": "1 ms", "reads": ["b"]}}]
 
     assert found({"a": {}, "b": {}}, sends("a", "b"), [*recvs("b"), *between, *recvs("a")]) == ()
@@ -198,7 +249,10 @@ def test_receives_from_any_source_prove_nothing():
 def test_only_messages_that_met_in_a_run_count():
     """The run ends before the second message."""
     blocked = [{"recv": {"tensor": "a", "src": 1}}]
-    program = [{"ranks": 0, "steps": [*sends("a"), *blocked, *sends("b")]}, {"ranks": 1, "steps": recvs("b", "a")}]
+    program = [
+        {"ranks": 0, "steps": [*sends("a"), *blocked, *sends("b")]},
+        {"ranks": 1, "steps": recvs("b", "a")},
+    ]
     made = Scenario(world=2, tensors={"a": {"shape": [4]}, "b": {"shape": [4]}}, program=program)
 
     assert [f.code for f in swapped_message_findings(lower(made))] == ["DS610"]
@@ -208,21 +262,36 @@ def test_only_messages_that_met_in_a_run_count():
 @pytest.mark.parametrize("ranks", [3, 4, 5, 6, 8])
 @pytest.mark.parametrize("phase", [0, 1])
 def test_a_ring_reduction_with_a_buffer_for_each_step_is_no_swap(ranks, phase):
-    """Chunks go in an order that starts elsewhere on every rank, buffers from the first to the last."""
+    """Chunks go in an order that starts elsewhere on every rank, buffers from the first to the
+    last.
+    """
     steps = []
     for k in range(ranks - 1):
         ops = [
-            {"isend": {"tensor": f"chunk@((rank + {phase} - {k}) % {ranks})", "dst": f"(rank + 1) % {ranks}"}},
+            {
+                "isend": {
+                    "tensor": f"chunk@((rank + {phase} - {k}) % {ranks})",
+                    "dst": f"(rank + 1) % {ranks}",
+                }
+            },
             {"irecv": {"tensor": f"came@{k}", "src": f"(rank - 1) % {ranks}"}},
         ]
-        steps += [{"batch_isend_irecv": {"ops": ops}}, {"compute": {"time": "1 us", "reads": [f"came@{k}"]}}]
+        steps += [
+            {"batch_isend_irecv": {"ops": ops}},
+            {"compute": {"time": "1 us", "reads": [f"came@{k}"]}},
+        ]
     tensors = {name: {"shape": [4], "copies": ranks} for name in ("chunk", "came")}
 
-    assert swapped_message_findings(lower(Scenario(world=ranks, tensors=tensors, program=steps))) == ()
+    assert (
+        swapped_message_findings(lower(Scenario(world=ranks, tensors=tensors, program=steps))) == ()
+    )
 
 
 def test_two_pairs_swapped_on_one_channel_are_found():
     named = {"act": {"copies": 8}, "input": {"copies": 8}}
     wrong = [0, 2, 1, 3, 4, 6, 5, 7]
 
-    assert [f.code for f in found(named, sends(*copies("act", *range(8))), recvs(*copies("input", *wrong)))] == ["DS610"]
+    assert [
+        f.code
+        for f in found(named, sends(*copies("act", *range(8))), recvs(*copies("input", *wrong)))
+    ] == ["DS610"]

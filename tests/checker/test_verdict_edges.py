@@ -1,4 +1,6 @@
-"""The edges of a verdict: what readings say together, and what a finding takes along of the waits behind it."""
+"""The edges of a verdict: what readings say together, and what a finding takes along of the waits
+behind it.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +49,24 @@ NEVER, SOMETIMES, ALWAYS = ending(False, True), ending(True, True), ending(True,
     [
         ({"rendezvous": NEVER}, ["never"] * 4, None),
         ({"rendezvous": ALWAYS}, ["always"] * 4, None),
-        ({"rendezvous": ALWAYS, "early": ALWAYS, "buffered": NEVER}, ["always", "always", "never", "sometimes"], "buffering"),
-        ({"rendezvous": SOMETIMES, "early": SOMETIMES, "buffered": SOMETIMES}, ["sometimes"] * 4, "schedule"),
-        ({"rendezvous": NEVER, "mixed": SOMETIMES}, ["never", "never", "never", "sometimes"], "buffering"),
+        (
+            {"rendezvous": ALWAYS, "early": ALWAYS, "buffered": NEVER},
+            ["always", "always", "never", "sometimes"],
+            "buffering",
+        ),
+        (
+            {"rendezvous": SOMETIMES, "early": SOMETIMES, "buffered": SOMETIMES},
+            ["sometimes"] * 4,
+            "schedule",
+        ),
+        (
+            {"rendezvous": NEVER, "mixed": SOMETIMES},
+            ["never", "never", "never", "sometimes"],
+            "buffering",
+        ),
         ({"rendezvous": ALWAYS, "mixed": ALWAYS}, ["always"] * 4, None),
     ],
-)  # fmt: skip
+)
 def test_readings_that_agree_depend_on_nothing_and_one_that_is_not_there_ends_as_rendezvous(
     given: dict[str, ReadingResult], said: list[Frequency], depends: str | None
 ) -> None:
@@ -64,8 +78,12 @@ def test_readings_that_agree_depend_on_nothing_and_one_that_is_not_there_ends_as
     assert (first is None) == (set(said) == {"never"})
 
 
-def test_an_ending_has_kept_to_its_senders_unless_it_says_otherwise_and_an_example_is_an_end() -> None:
-    broken_reliances = ReadingResult({}, True, (), True, {"end": EXAMPLE}, broken_reliances=((0, 0, -1),))
+def test_an_ending_has_kept_to_its_senders_unless_it_says_otherwise_and_an_example_is_an_end() -> (
+    None
+):
+    broken_reliances = ReadingResult(
+        {}, True, (), True, {"end": EXAMPLE}, broken_reliances=((0, 0, -1),)
+    )
 
     assert (NEVER.how("race"), broken_reliances.how("race")) == ("never", "sometimes")
     assert EXAMPLE.ended
@@ -78,18 +96,32 @@ def wait(code: str, rank: int) -> Finding:
 
 
 def test_a_wait_becomes_a_line_of_the_mismatch_its_ranks_came_to_and_of_no_other_finding() -> None:
-    """Three are told and the rest counted; a wait of ranks that never came there, and what is no wait, stand alone."""
-    misfit, leak = Finding("DS202", "error", "misfit", (0, 1, 2)), Finding("DS501", "warning", "leak", (0, 1, 2))
-    waits = [wait("DS301", 0), wait("DS302", 1), wait("DS304", 0), wait("DS303", 1), wait("DS301", 0)]
+    """Three are told and the rest counted; a wait of ranks that never came there, and what is no
+    wait, stand alone.
+    """
+    misfit, leak = (
+        Finding("DS202", "error", "misfit", (0, 1, 2)),
+        Finding("DS501", "warning", "leak", (0, 1, 2)),
+    )
+    waits = [
+        wait("DS301", 0),
+        wait("DS302", 1),
+        wait("DS304", 0),
+        wait("DS303", 1),
+        wait("DS301", 0),
+    ]
     others = [wait("DS301", 2), wait("DS804", 0), wait("DS301", 7)]
 
     found = attach_consequences([leak, misfit], [*waits, *others], {0, 1, 7})
 
     assert found[0] == leak
     assert found[1].message.splitlines() == [
-        "misfit", "  in its wake, rank 0 waits", "  in its wake, rank 1 waits", "  in its wake, rank 0 waits",
+        "misfit",
+        "  in its wake, rank 0 waits",
+        "  in its wake, rank 1 waits",
+        "  in its wake, rank 0 waits",
         "  … and 2 more waits behind it",
-    ]  # fmt: skip
+    ]
     assert list(found[2:]) == others
     assert "more" not in attach_consequences([misfit], waits[:3])[0].message
 
@@ -101,9 +133,15 @@ def test_another_operation_explains_all_else_that_differs() -> None:
 
 
 def test_who_came_to_a_call_that_does_not_fit_has_got_to_the_first_of_them_or_beyond() -> None:
-    """Two executions may have other calls of a rank; one that stands in the call itself has come to it."""
-    differing = [CallMismatch(0, 0, ((0, at, -1), (1, 2, -1), (2, 5, -1)), {}, (0, 1, 2)) for at in (7, 3)]
-    left = FinalState(tuple(RankEnd(rank, "blocked", position) for rank, position in enumerate((3, 2, 4, 9))), ())
+    """Two executions may have other calls of a rank; one that stands in the call itself has come to
+    it.
+    """
+    differing = [
+        CallMismatch(0, 0, ((0, at, -1), (1, 2, -1), (2, 5, -1)), {}, (0, 1, 2)) for at in (7, 3)
+    ]
+    left = FinalState(
+        tuple(RankEnd(rank, "blocked", position) for rank, position in enumerate((3, 2, 4, 9))), ()
+    )
 
     assert past(differing, left) == {0, 1}
 
@@ -137,11 +175,19 @@ def test_a_verdict_without_a_search_stores_no_state_and_is_complete() -> None:
 
 
 def test_the_standstill_of_a_verdict_is_of_an_execution_that_has_it() -> None:
-    """Where a rank leaves with requests open, the first execution may pass; the one that is shown does not."""
-    ranks = [[{"op": "isend", "peer": 1, "numel": 4}, {"op": "exit", "code": 0}], [{"op": "recv", "peer": 0, "numel": 4}]]
+    """Where a rank leaves with requests open, the first execution may pass; the one that is shown
+    does not.
+    """
+    ranks = [
+        [{"op": "isend", "peer": 1, "numel": 4}, {"op": "exit", "code": 0}],
+        [{"op": "recv", "peer": 0, "numel": 4}],
+    ]
     program = build_program(2, dict(enumerate(ranks)))
     layout = build_channel_layout(program)
-    ends = [one.final_state().stuck for one in early_exit_runs(ContractProgram(layout, CallIndex(layout)), "rendezvous")]
+    ends = [
+        one.final_state().stuck
+        for one in early_exit_runs(ContractProgram(layout, CallIndex(layout)), "rendezvous")
+    ]
 
     found = verdict_of(program)
 
@@ -154,8 +200,12 @@ def test_the_standstill_of_a_verdict_is_of_an_execution_that_has_it() -> None:
 
 
 def test_calls_that_meet_in_some_orders_only_are_a_mismatch_of_those() -> None:
-    """Rank 0 leaves with its all_reduce open: it meets the others' or it does not. The execution that is shown is one in which it does."""
-    said = [[{"op": "all_reduce", "numel": 4 + (rank == 0), "async": rank == 0}] for rank in range(2)]
+    """Rank 0 leaves with its all_reduce open: it meets the others' or it does not. The execution
+    that is shown is one in which it does.
+    """
+    said = [
+        [{"op": "all_reduce", "numel": 4 + (rank == 0), "async": rank == 0}] for rank in range(2)
+    ]
     program = build_program(2, dict(enumerate([[*said[0], {"op": "exit", "code": 0}], said[1]])))
 
     found = verdict_of(program)
@@ -169,15 +219,24 @@ def test_calls_that_meet_in_some_orders_only_are_a_mismatch_of_those() -> None:
 
 @pytest.mark.parametrize("kind", ["mismatch", "deadlock"])
 def test_what_goes_wrong_whether_or_not_an_open_request_is_met_goes_wrong_always(kind: str) -> None:
-    """Rank 0 leaves with a send open, which rank 1 takes or does not; ranks 2 and 3 differ, or wait, in each of these."""
-    open_ends = [[{"op": "isend", "peer": 1}, {"op": "exit", "code": 0}], [{"op": "irecv", "peer": 0}]]
+    """Rank 0 leaves with a send open, which rank 1 takes or does not; ranks 2 and 3 differ, or
+    wait, in each of these.
+    """
+    open_ends = [
+        [{"op": "isend", "peer": 1}, {"op": "exit", "code": 0}],
+        [{"op": "irecv", "peer": 0}],
+    ]
     wrong = [[{"op": "send", "peer": 3, "numel": 4}], [{"op": "recv", "peer": 2, "numel": 5}]]
     if kind == "deadlock":
         wrong = [[{"op": "recv", "peer": 3}], []]
 
     found = verdict_of(build_program(4, dict(enumerate([*open_ends, *wrong]))))
 
-    assert (found.verdict, set(found.readings.values()), found.depends_on) == (kind, {"always"}, None)
+    assert (found.verdict, set(found.readings.values()), found.depends_on) == (
+        kind,
+        {"always"},
+        None,
+    )
 
 
 def test_who_says_nothing_of_a_search_means_a_complete_one() -> None:
@@ -192,16 +251,20 @@ ROOTED = """- {broadcast: {tensor: x, src: 0}, ranks: 0}
 - {broadcast: {tensor: x, src: 0}, ranks: 1}"""
 
 
-BATCH = (
-    "- {batch_isend_irecv: {ops: [{isend: {tensor: x, dst: 1 - rank}}], as: b}}\n- wait: b\n- {recv: {tensor: x, src: 1 - rank}}"
-)
+BATCH = "- {batch_isend_irecv: {ops: [{isend: {tensor: x, dst: 1 - rank}}], as: b}}\n- wait: b\n- {recv: {tensor: x, src: 1 - rank}}"
 
 
 @pytest.mark.parametrize(
     ("program", "hidden"),
-    [(FIRST, "sends are buffered"), (BATCH, "sends are buffered"), (ROOTED, "leaves a collective that has a root")],
+    [
+        (FIRST, "sends are buffered"),
+        (BATCH, "sends are buffered"),
+        (ROOTED, "leaves a collective that has a root"),
+    ],
 )
-def test_a_deadlock_that_some_buffering_hides_says_which_and_nothing_of_what_was_left_open(program: str, hidden: str) -> None:
+def test_a_deadlock_that_some_buffering_hides_says_which_and_nothing_of_what_was_left_open(
+    program: str, hidden: str
+) -> None:
     found = verdict_of(lower(loads(f"{HEAD}world: 2\nprogram:\n{program}\n")))
 
     assert (found.verdict, found.depends_on) == ("deadlock", "buffering")

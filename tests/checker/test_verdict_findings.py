@@ -1,4 +1,6 @@
-"""What findings of a verdict say, word for word: tests/data/verdict_findings.txt has small programs and all that is said of each."""
+"""What findings of a verdict say, word for word: tests/data/verdict_findings.txt has small programs
+and all that is said of each.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,23 @@ def cases() -> dict[str, tuple[str, list[str]]]:
 
 
 def said(verdict: Verdict) -> Iterator[str]:
-    """The verdict and its ranks; of each finding code, severity, ranks and core, message, help, places and slips."""
-    ranks = {"ranks": verdict.ranks, "core": verdict.core, "culprits": verdict.culprits, "open": verdict.nondeterministic}
+    """The verdict and its ranks; of each finding code, severity, ranks and core, message, help,
+    places and slips.
+    """
+    ranks = {
+        "ranks": verdict.ranks,
+        "core": verdict.core,
+        "culprits": verdict.culprits,
+        "open": verdict.nondeterministic,
+    }
     parts = [f"{word} {' '.join(map(str, who))}" for word, who in ranks.items() if who]
-    yield "; ".join([verdict.verdict, *parts, *([f"depends on {verdict.depends_on}"] if verdict.depends_on else [])])
+    yield "; ".join(
+        [
+            verdict.verdict,
+            *parts,
+            *([f"depends on {verdict.depends_on}"] if verdict.depends_on else []),
+        ]
+    )
     for finding in verdict.findings:
         core = f", core {' '.join(map(str, finding.core))}" if finding.core else ""
         yield f"{finding.code} {finding.severity} {' '.join(map(str, finding.ranks))}{core}"
@@ -41,7 +56,10 @@ def said(verdict: Verdict) -> Iterator[str]:
         yield from (f"  help: {line}" for line in finding.help)
         for word, places in (("at", finding.places), ("slips", finding.slips)):
             if places:
-                where = (f"{p.line}:{p.column}{'' if p.rank is None else f' rank {p.rank}'}" for p in places)
+                where = (
+                    f"{p.line}:{p.column}{'' if p.rank is None else f' rank {p.rank}'}"
+                    for p in places
+                )
                 yield f"  {word}: {', '.join(where)}"
 
 

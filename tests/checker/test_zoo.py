@@ -1,4 +1,6 @@
-"""scenarios/zoo: hangs that people reported. Each says what a run on each back end comes to, and distsim must say the same."""
+"""scenarios/zoo: hangs that people reported. Each says what a run on each back end comes to, and
+distsim must say the same.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ WAITING: dict[str, str] = {}
 
 def marked(path: Path) -> object:
     rule = WAITING.get(path.stem)
-    return pytest.param(path, id=path.stem, marks=[pytest.mark.xfail(reason=rule, strict=True)] if rule else [])
+    return pytest.param(
+        path, id=path.stem, marks=[pytest.mark.xfail(reason=rule, strict=True)] if rule else []
+    )
 
 
 @pytest.mark.parametrize("path", [marked(path) for path in ZOO])
@@ -34,9 +38,13 @@ def test_what_the_report_says_comes_out(path: Path) -> None:
 
 @pytest.mark.parametrize("stem", KNOWN["faulty"])
 def test_the_first_finding_names_the_planted_cause(stem: str) -> None:
-    """Its code, and in its first line or its help the words for what was done wrong; on the back end that the report is about."""
+    """Its code, and in its first line or its help the words for what was done wrong; on the back
+    end that the report is about.
+    """
     known = KNOWN["faulty"][stem]
-    found = check_scenario(load(str(ROOT / f"scenarios/zoo/{stem}.yaml")), backend=known["backend"]).findings
+    found = check_scenario(
+        load(str(ROOT / f"scenarios/zoo/{stem}.yaml")), backend=known["backend"]
+    ).findings
     first = found[0]
 
     assert first.code == known["code"]
@@ -45,7 +53,10 @@ def test_the_first_finding_names_the_planted_cause(stem: str) -> None:
 
 
 def test_every_case_is_told_or_has_a_reason_why_there_is_nothing_to_tell() -> None:
-    assert {p.stem for p in ZOO if not p.stem.endswith("_repaired")} == {*KNOWN["faulty"], *KNOWN["nothing to find"]}
+    assert {p.stem for p in ZOO if not p.stem.endswith("_repaired")} == {
+        *KNOWN["faulty"],
+        *KNOWN["nothing to find"],
+    }
     for stem in KNOWN["nothing to find"]:
         checked = check_scenario(load(str(ROOT / f"scenarios/zoo/{stem}.yaml")))
         assert [f.code for f in checked.findings if f.severity == "error"] == []
@@ -57,10 +68,18 @@ def test_a_case_says_what_happened_and_who_reported_it() -> None:
     for path in ZOO:
         scenario = load(str(path))
         expect = scenario.expect
-        wrong += [(path.stem, "no comment at its head")] if not path.read_text(encoding="utf-8").startswith("# ") else []
+        wrong += (
+            [(path.stem, "no comment at its head")]
+            if not path.read_text(encoding="utf-8").startswith("# ")
+            else []
+        )
         wrong += [(path.stem, scenario.name)] if scenario.name != path.stem else []
         wrong += [(path.stem, "no verdict")] if expect is None or expect.verdict is None else []
-        wrong += [(path.stem, "no outcome of each back end")] if expect is None or not isinstance(expect.outcome, dict) else []
+        wrong += (
+            [(path.stem, "no outcome of each back end")]
+            if expect is None or not isinstance(expect.outcome, dict)
+            else []
+        )
         linked = path.stem.endswith("_repaired") or LINK.search(scenario.about)
         wrong += [] if linked else [(path.stem, "no link to the report")]
 
@@ -69,7 +88,12 @@ def test_a_case_says_what_happened_and_who_reported_it() -> None:
 
 def test_a_repaired_case_stands_beside_its_faulty_one() -> None:
     stems = {path.stem for path in ZOO}
-    alone = [s for s in stems if s.endswith("_repaired") and len([t for t in stems if t.startswith(s.split("_")[0] + "_")]) < 2]
+    alone = [
+        s
+        for s in stems
+        if s.endswith("_repaired")
+        and len([t for t in stems if t.startswith(s.split("_")[0] + "_")]) < 2
+    ]
 
     assert alone == []
 

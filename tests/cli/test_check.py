@@ -49,13 +49,32 @@ program:
   - send: {tensor: x, dst: 0}
     ranks: rank > 0
 """
-KEYS = ["file", "verdict", "complete", "explored", "depends_on", "ranks", "core", "readings", "stuck_sets", "schedule", "culprits",
-        "profiles", "findings"]  # fmt: skip
+KEYS = [
+    "file",
+    "verdict",
+    "complete",
+    "explored",
+    "depends_on",
+    "ranks",
+    "core",
+    "readings",
+    "stuck_sets",
+    "schedule",
+    "culprits",
+    "profiles",
+    "findings",
+]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name, text in {"hang": HANG, "leak": LEAK, "ok": OK, "order": ORDER, "bad": "world: 2\nprogram:\n  - sned: {}\n"}.items():
+    for name, text in {
+        "hang": HANG,
+        "leak": LEAK,
+        "ok": OK,
+        "order": ORDER,
+        "bad": "world: 2\nprogram:\n  - sned: {}\n",
+    }.items():
         (tmp_path / f"{name}.yaml").write_text(text, encoding="utf-8")
     return tmp_path
 
@@ -70,24 +89,57 @@ def test_the_json_has_the_keys_of_the_interface_in_their_order(cli: Cli, folder:
     assert (found["schema_version"], len(found["files"])) == (1, 1)
     (one,) = found["files"]
     assert list(one) == KEYS
-    assert (one["verdict"], one["depends_on"], one["ranks"], one["core"]) == ("deadlock", "buffering", [0, 1], [0, 1])
-    assert one["readings"] == {"rendezvous": "always", "early": "always", "buffered": "never", "mixed": "sometimes"}
-    assert (one["stuck_sets"], one["schedule"], one["culprits"], one["complete"]) == ([[0, 1]], None, [], True)
+    assert (one["verdict"], one["depends_on"], one["ranks"], one["core"]) == (
+        "deadlock",
+        "buffering",
+        [0, 1],
+        [0, 1],
+    )
+    assert one["readings"] == {
+        "rendezvous": "always",
+        "early": "always",
+        "buffered": "never",
+        "mixed": "sometimes",
+    }
+    assert (one["stuck_sets"], one["schedule"], one["culprits"], one["complete"]) == (
+        [[0, 1]],
+        None,
+        [],
+        True,
+    )
     assert list(one["profiles"]) == ["gloo", "nccl", "mpi"]
     assert one["profiles"]["gloo"] == {"outcome": "hangs", "possible": ["hangs"], "ranks": [0, 1]}
     assert set(one["profiles"]["nccl"]["variants"]) == {"lazy", "eager"}
-    assert (one["profiles"]["mpi"]["outcome"], one["profiles"]["mpi"]["flips_at_nbytes"]) == ("completes", 4096)
+    assert (one["profiles"]["mpi"]["outcome"], one["profiles"]["mpi"]["flips_at_nbytes"]) == (
+        "completes",
+        4096,
+    )
     finding = one["findings"][0]
     assert (finding["code"], finding["severity"], finding["ranks"]) == ("DS301", "error", [0, 1])
-    assert finding["places"][0] == {"rank": 0, "file": str(folder / "hang.yaml"), "line": 5, "column": 5, "op": "send"}
+    assert finding["places"][0] == {
+        "rank": 0,
+        "file": str(folder / "hang.yaml"),
+        "line": 5,
+        "column": 5,
+        "op": "send",
+    }
 
 
-def test_a_file_that_cannot_be_read_is_reported_and_the_others_are_checked(cli: Cli, folder: Path) -> None:
+def test_a_file_that_cannot_be_read_is_reported_and_the_others_are_checked(
+    cli: Cli, folder: Path
+) -> None:
     done = cli("check", folder, folder / "gone.yaml", "--format", "json")
     files = {Path(one["file"]).name: one for one in json.loads(done.stdout)["files"]}
 
     assert done.returncode == 2
-    assert list(files) == ["bad.yaml", "hang.yaml", "leak.yaml", "ok.yaml", "order.yaml", "gone.yaml"]
+    assert list(files) == [
+        "bad.yaml",
+        "hang.yaml",
+        "leak.yaml",
+        "ok.yaml",
+        "order.yaml",
+        "gone.yaml",
+    ]
     (error,) = files["bad.yaml"]["errors"]
     assert (error["line"], error["column"]) == (3, 5)
     assert "send" in error["message"] or "sned" in error["message"]
@@ -108,7 +160,9 @@ def test_a_file_that_cannot_be_read_is_reported_and_the_others_are_checked(cli: 
         (["ok"], ["--set", "nothing.at.all=3"], 2),
     ],
 )
-def test_the_exit_status(cli: Cli, folder: Path, names: list[str], more: list[str], status: int) -> None:
+def test_the_exit_status(
+    cli: Cli, folder: Path, names: list[str], more: list[str], status: int
+) -> None:
     assert cli("check", *(folder / f"{name}.yaml" for name in names), *more).returncode == status
 
 
@@ -142,9 +196,13 @@ program:
 
 
 def test_a_difference_on_mpi_alone_is_a_note() -> None:
-    text = OK.replace("shape: [4], value: rank", "shape: [4], dtype: bfloat16").replace("gloo", "nccl")
+    text = OK.replace("shape: [4], value: rank", "shape: [4], dtype: bfloat16").replace(
+        "gloo", "nccl"
+    )
 
-    assert [(f.code, f.severity) for f in check_scenario(loads(text)).findings] == [("DS604", "note")]
+    assert [(f.code, f.severity) for f in check_scenario(loads(text)).findings] == [
+        ("DS604", "note")
+    ]
 
 
 def test_a_bound_that_is_hit_is_reported(folder: Path) -> None:
@@ -156,7 +214,9 @@ def test_a_bound_that_is_hit_is_reported(folder: Path) -> None:
 
 
 def test_the_schedule_of_a_check_is_replayed_by_simulate(cli: Cli, folder: Path) -> None:
-    """By its own times the program gets through: rank 1 comes late. In the order that the check found it hangs."""
+    """By its own times the program gets through: rank 1 comes late. In the order that the check
+    found it hangs.
+    """
     file, order = folder / "order.yaml", folder / "order.json"
     found = cli("check", file, "--format", "json").stdout
     (one,) = json.loads(found)["files"]
@@ -168,18 +228,33 @@ def test_the_schedule_of_a_check_is_replayed_by_simulate(cli: Cli, folder: Path)
 
     assert (free["outcome"], led["outcome"]) == ("completes", "hangs")
     order.write_text(json.dumps(one["schedule"]), encoding="utf-8")
-    assert json.loads(cli("simulate", file, "--schedule", order, "--format", "json").stdout)["outcome"] == "hangs"
+    assert (
+        json.loads(cli("simulate", file, "--schedule", order, "--format", "json").stdout)["outcome"]
+        == "hangs"
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda s: s.update(choices=[{"receive": {"rank": 9, "position": 0}, "takes": {"rank": 1, "position": 0}}]), "not there"),
-        (lambda s: s["choices"][0].update(takes={"rank": 2, "position": 7, "part": -1}), "not there"),
+        (
+            lambda s: s.update(
+                choices=[
+                    {"receive": {"rank": 9, "position": 0}, "takes": {"rank": 1, "position": 0}}
+                ]
+            ),
+            "not there",
+        ),
+        (
+            lambda s: s["choices"][0].update(takes={"rank": 2, "position": 7, "part": -1}),
+            "not there",
+        ),
         (lambda s: s.update(reading="loud"), "no schedule"),
     ],
 )
-def test_a_schedule_that_does_not_fit_is_bad_input(cli: Cli, folder: Path, change: Any, says: str) -> None:
+def test_a_schedule_that_does_not_fit_is_bad_input(
+    cli: Cli, folder: Path, change: Any, says: str
+) -> None:
     file, order = folder / "order.yaml", folder / "order.json"
     schedule = as_json(cli, file)["files"][0]["schedule"]
     change(schedule)
@@ -190,8 +265,12 @@ def test_a_schedule_that_does_not_fit_is_bad_input(cli: Cli, folder: Path, chang
     assert says in done.stderr
 
 
-def test_github_annotations_are_escaped_and_stand_at_the_first_place(cli: Cli, folder: Path) -> None:
-    lines = cli("check", folder / "hang.yaml", folder / "bad.yaml", "--format", "github").stdout.splitlines()
+def test_github_annotations_are_escaped_and_stand_at_the_first_place(
+    cli: Cli, folder: Path
+) -> None:
+    lines = cli(
+        "check", folder / "hang.yaml", folder / "bad.yaml", "--format", "github"
+    ).stdout.splitlines()
     file = str(folder / "hang.yaml").replace("%", "%25").replace(":", "%3A").replace(",", "%2C")
 
     assert lines[0].startswith(
@@ -212,7 +291,9 @@ def test_a_bar_is_shown_on_a_terminal_and_only_when_it_takes_long(
     monkeypatch.setenv("FORCE_COLOR", "1")
 
     def slowly() -> list[int]:
-        return [(item, time.sleep(0.05))[0] for item in progress.with_progress_bar(range(8), "checking")]
+        return [
+            (item, time.sleep(0.05))[0] for item in progress.with_progress_bar(range(8), "checking")
+        ]
 
     assert slowly() == list(range(8))
     shown = capsys.readouterr()
@@ -220,7 +301,9 @@ def test_a_bar_is_shown_on_a_terminal_and_only_when_it_takes_long(
     assert ("checking" in shown.err) == (patience_s == 0.0)
 
 
-def test_the_json_of_a_file_is_there_before_the_next_is_checked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_json_of_a_file_is_there_before_the_next_is_checked(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What is printed piece by piece is the one document that the interface promises."""
     shown: list[str] = []
 
@@ -248,7 +331,9 @@ def test_a_search_that_stopped_at_its_bound_is_no_success_where_a_back_end_may_h
     bounded = [cli("check", *words, "--max-states", "1") for words in asked]
 
     assert [done.returncode for done in bounded] == [1, 0, 1]
-    assert ["Not a success: the search stopped at its bound" in done.stdout for done in bounded] == [True, False, True]
+    assert [
+        "Not a success: the search stopped at its bound" in done.stdout for done in bounded
+    ] == [True, False, True]
     assert cli("check", free, "--strict").returncode == 0
 
 

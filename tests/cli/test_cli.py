@@ -17,7 +17,19 @@ from distsim.cli.shared import console
 from distsim.scenario import load
 from distsim.simulation.simulate_scenario import simulate
 
-HEAVY = ("torch", "networkx", "scipy", "pygraphviz", "graphviz", "simpy", "numpy", "yaml", "pydantic", "rich", "ml_dtypes")
+HEAVY = (
+    "torch",
+    "networkx",
+    "scipy",
+    "pygraphviz",
+    "graphviz",
+    "simpy",
+    "numpy",
+    "yaml",
+    "pydantic",
+    "rich",
+    "ml_dtypes",
+)
 #: What a plain `distsim simulate` does without.
 UNUSED = (
     *("torch", "networkx", "scipy", "pygraphviz", "graphviz", "simpy", "rich", "ml_dtypes"),
@@ -36,14 +48,42 @@ UNUSED = (
         "sqlite3",
     ),
     *("numpy.random", "numpy.fft", "numpy.ma", "numpy.polynomial", "numpy.testing", "pydantic.v1"),
-    *(f"distsim.{part}" for part in ("hang_doctor", "output.page", "planning", "real", "repair", "script_capture", "testing")),
-    *(f"distsim.{part}" for part in ("analysis.compare", "scenario.startup", "trace.jsonl", "trace_replay", "values")),
+    *(
+        f"distsim.{part}"
+        for part in (
+            "hang_doctor",
+            "output.page",
+            "planning",
+            "real",
+            "repair",
+            "script_capture",
+            "testing",
+        )
+    ),
+    *(
+        f"distsim.{part}"
+        for part in (
+            "analysis.compare",
+            "scenario.startup",
+            "trace.jsonl",
+            "trace_replay",
+            "values",
+        )
+    ),
     *(f"distsim.simulation.{part}" for part in ("training_metrics", "what_if")),
-    *(f"distsim.{part}" for part in ("engine.link_overlap", "engine.timeout_check", "semantics.local.class_clocks")),
+    *(
+        f"distsim.{part}"
+        for part in ("engine.link_overlap", "engine.timeout_check", "semantics.local.class_clocks")
+    ),
     *(
         f"distsim.checker.{part}"
         for part in (
-            *("diagnosis.match_findings", "diagnosis.nondeterminism", "matching.channel_layout", "reading_run"),
+            *(
+                "diagnosis.match_findings",
+                "diagnosis.nondeterminism",
+                "matching.channel_layout",
+                "reading_run",
+            ),
             *("detectors.buffer_races", "detectors.one_sided_races", "detectors.request_leaks"),
             *("detectors.swapped_collectives", "detectors.swapped_messages"),
         )
@@ -60,7 +100,9 @@ def test_help_lists_exactly_the_commands_that_exist(cli):
     found = cli("--help")
 
     assert found.returncode == 0
-    assert sorted(re.findall(r"^  ([a-z]+)  ", found.stdout.partition("Predict:")[2], re.MULTILINE)) == sorted(COMMANDS)
+    assert sorted(
+        re.findall(r"^  ([a-z]+)  ", found.stdout.partition("Predict:")[2], re.MULTILINE)
+    ) == sorted(COMMANDS)
     assert re.findall(r"^(\w[\w ]+):$", found.stdout, re.MULTILINE)[-6:] == [
         "Predict",
         "Plan",
@@ -81,25 +123,36 @@ def test_every_command_has_help_in_80_columns_with_a_runnable_example(cli, name)
 
 
 def test_help_loads_no_heavy_library():
-    """What keeps `--help` under a quarter of a second; a time itself would depend on the machine."""
+    """What keeps `--help` under a quarter of a second; a time itself would depend on the
+    machine.
+    """
     code = (
         "import sys\nfrom distsim.__main__ import main\nsys.argv = ['distsim', '--help']\n"
         f"try: main()\nexcept SystemExit: print(*[m for m in {HEAVY} if m in sys.modules], file=sys.stderr)"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
 
     assert found.stderr.strip() == ""
 
 
 def test_simulate_loads_no_library_and_no_part_that_it_does_not_use(tmp_path):
-    """What a start costs is what it loads: of a plain file neither a heavy library nor the parts of other commands."""
+    """What a start costs is what it loads: of a plain file neither a heavy library nor the parts of
+    other commands.
+    """
     file = tmp_path / "tiny.yaml"
-    file.write_text("name: tiny\nworld: 2\ntensors: {x: {shape: [4]}}\nprogram:\n  - all_reduce: {tensor: x}\n", encoding="utf-8")
+    file.write_text(
+        "name: tiny\nworld: 2\ntensors: {x: {shape: [4]}}\nprogram:\n  - all_reduce: {tensor: x}\n",
+        encoding="utf-8",
+    )
     code = (
         f"import sys\nfrom distsim.__main__ import main\nsys.argv = ['distsim', 'simulate', {str(file)!r}]\n"
         f"try: main()\nexcept SystemExit: print(*[m for m in {UNUSED} if m in sys.modules], file=sys.stderr)"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
 
     assert found.stdout.startswith("tiny: completes in ")
     assert found.stderr.strip() == ""
@@ -159,7 +212,10 @@ def test_explain_knows_every_operation_and_finding_it_lists(cli):
     for name in listed:
         text = explain_page(name)
         assert text.startswith(name)
-        assert max(map(len, re.split("In a scenario|A scenario that has it", text)[0].splitlines())) <= 80
+        assert (
+            max(map(len, re.split("In a scenario|A scenario that has it", text)[0].splitlines()))
+            <= 80
+        )
 
 
 def test_clusters_prints_a_preset_that_reads_back_to_itself(cli):
@@ -185,7 +241,12 @@ def test_a_fault_of_distsim_ends_with_3_and_shows_the_traceback_only_under_debug
         "def broken(name): return 1 // 0\nexplain.page = broken\nmain()"
     )
     plain, debug = (
-        subprocess.run([sys.executable, "-c", code, *options, "explain", "send"], capture_output=True, text=True, check=False)
+        subprocess.run(
+            [sys.executable, "-c", code, *options, "explain", "send"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         for options in ([], ["--debug"])
     )
 
@@ -198,7 +259,9 @@ def test_a_fault_of_distsim_ends_with_3_and_shows_the_traceback_only_under_debug
 @pytest.mark.skipif(os.name != "posix", reason="signals and pipes as POSIX has them")
 def test_a_reader_that_goes_away_is_no_error():
     command = [sys.executable, "-m", "distsim", "explain"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         process.stdout.close()
         assert process.stderr is not None
@@ -211,7 +274,9 @@ def test_a_reader_that_goes_away_is_no_error():
 def test_ctrl_c_is_quiet():
     """Standard input stays open, so the command waits in its read when the signal comes."""
     command = [sys.executable, "-m", "distsim", "simulate", "-"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         wait_until_it_reads(process.pid)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=30)
@@ -249,7 +314,9 @@ def console_error() -> type[Exception]:
 
 
 def test_no_module_hides_a_public_name():
-    """`import distsim.x` puts the module x into the package, so a function of that name would be gone."""
+    """`import distsim.x` puts the module x into the package, so a function of that name would be
+    gone.
+    """
     import distsim
 
     modules = {path.stem for path in Path(distsim.__file__).parent.iterdir()}
@@ -270,7 +337,12 @@ def test_a_simulation_tells_what_it_is_at():
     told = []
     simulate(load("scenarios/hybrid.yaml"), tell=told.append)
 
-    assert told == ["every rank's calls", "22 calls on 4 ranks in simulated time", "the verdict", "values"]
+    assert told == [
+        "every rank's calls",
+        "22 calls on 4 ranks in simulated time",
+        "the verdict",
+        "values",
+    ]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="terminals as POSIX has them")

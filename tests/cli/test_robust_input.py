@@ -1,4 +1,6 @@
-"""Input that is endless, silent, out of all bounds or plainly wrong is refused, with its place and what to do."""
+"""Input that is endless, silent, out of all bounds or plainly wrong is refused, with its place and
+what to do.
+"""
 
 from __future__ import annotations
 
@@ -38,20 +40,39 @@ def refusal(text: str) -> str:
 # --- out of bounds ---
 @pytest.mark.parametrize("peer", ["-1", "'-1 if rank == 0 else 1'"])
 def test_a_message_to_rank_minus_one_is_an_invalid_call_and_says_what_was_written(peer: str):
-    found = lower(loads(f"{BASE}program:\n  - send: {{tensor: x, dst: {peer}}}\n    ranks: 0\n")).findings
+    found = lower(
+        loads(f"{BASE}program:\n  - send: {{tensor: x, dst: {peer}}}\n    ranks: 0\n")
+    ).findings
 
-    assert [(f.code, f.message) for f in found] == [("DS101", "send to rank -1, but the world has ranks 0 to 3")]
+    assert [(f.code, f.message) for f in found] == [
+        ("DS101", "send to rank -1, but the world has ranks 0 to 3")
+    ]
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("world: 2\ntensors: {x: {shape: [2147483648, 2147483648]}}\nprogram: [{all_reduce: x}]", "tensor x has 1.84e+19 bytes"),
-        ("world: 2\nprogram:\n  - all_reduce: {tensor: {shape: [4294967296, 4294967296]}}", "the tensor has 7.38e+19 bytes"),
+        (
+            "world: 2\ntensors: {x: {shape: [2147483648, 2147483648]}}\nprogram: [{all_reduce: x}]",
+            "tensor x has 1.84e+19 bytes",
+        ),
+        (
+            "world: 2\nprogram:\n  - all_reduce: {tensor: {shape: [4294967296, 4294967296]}}",
+            "the tensor has 7.38e+19 bytes",
+        ),
         ("world: 2\ntensors: {x: {shape: [1.0e30]}}\nprogram: []", "a size must be an integer"),
-        (BASE + "program: [{broadcast: {tensor: x, src: 9007199254740991}}]", "src: expected an integer of 32 bits"),
-        (BASE + "program: [{broadcast: {tensor: x, src: 1e30}}]", "src: expected an integer of 32 bits"),
-        (BASE + "program: [{isend: {tensor: x, dst: (rank + 1) % 4, tag: 2147483648, as: h}}]", "tag: expected an integer of 32"),
+        (
+            BASE + "program: [{broadcast: {tensor: x, src: 9007199254740991}}]",
+            "src: expected an integer of 32 bits",
+        ),
+        (
+            BASE + "program: [{broadcast: {tensor: x, src: 1e30}}]",
+            "src: expected an integer of 32 bits",
+        ),
+        (
+            BASE + "program: [{isend: {tensor: x, dst: (rank + 1) % 4, tag: 2147483648, as: h}}]",
+            "tag: expected an integer of 32",
+        ),
         (
             BASE + "program: [{barrier: {}}]\nexpect: {makespan: {at_least: 3 s, at_most: 1 s}}",
             "nothing is at least 3 s and at most 1",
@@ -67,8 +88,10 @@ def test_what_torch_can_not_count_or_wait_for_is_refused(text: str, said: str):
 
 
 def test_splits_and_copies_beyond_32_bits_are_answered():
-    text = "world: 2\ntensors: {x: {shape: [6000000000], copies: 9000000000}, y: {like: x}}\nprogram:\n  - all_to_all_single: " \
-        "{input: x@3000000000, output: y, input_splits: [3000000000, 3000000000], output_splits: [3000000000, 3000000000]}"  # fmt: skip
+    text = (
+        "world: 2\ntensors: {x: {shape: [6000000000], copies: 9000000000}, y: {like: x}}\nprogram:\n  - all_to_all_single: "
+        "{input: x@3000000000, output: y, input_splits: [3000000000, 3000000000], output_splits: [3000000000, 3000000000]}"
+    )
 
     assert simulate(loads(text)).outcome == "completes"
 
@@ -76,12 +99,18 @@ def test_splits_and_copies_beyond_32_bits_are_answered():
 @pytest.mark.parametrize(
     "step",
     [
-        "broadcast: {tensor: x, src: true}", "broadcast: {tensor: x, src: {0: true, else: 1}}", "all_reduce: x@false",
-        "all_reduce: {tensor: x, async: true, as: h@true}", "exit: true", "compute: {flops: rank == 0}", "assign: {tensor: x, value: true}",
+        "broadcast: {tensor: x, src: true}",
+        "broadcast: {tensor: x, src: {0: true, else: 1}}",
+        "all_reduce: x@false",
+        "all_reduce: {tensor: x, async: true, as: h@true}",
+        "exit: true",
+        "compute: {flops: rank == 0}",
+        "assign: {tensor: x, value: true}",
         "all_to_all_single: {input: x, output: y, input_splits: {0: [true, 1, 1, 1], else: [1, 1, 1, 1]}}",
-        "new_group: {name: g, ranks: [false, true]}", "isend: {tensor: x, dst: (rank + 1) % 4, tag: true, as: h}",
+        "new_group: {name: g, ranks: [false, true]}",
+        "isend: {tensor: x, dst: (rank + 1) % 4, tag: true, as: h}",
     ],
-)  # fmt: skip
+)
 def test_true_is_no_number_in_a_step(step: str):
     refusal(f"{BASE}program:\n  - {step}\n")
 
@@ -89,28 +118,38 @@ def test_true_is_no_number_in_a_step(step: str):
 @pytest.mark.parametrize(
     "text",
     [
-        "world: 2\ntensors: {x: {shape: [1], value: true}}\nprogram: []", "world: 2\ntensors: {x: {shape: [{0: true, 1: 1}]}}\nprogram: []",
-        BASE + "program: []\nexpect: {values: {x: true}}", BASE + "program: []\nfaults: [{kind: slow, rank: 0, factor: true}]",
-        BASE + "program: []\ncluster: {preset: cpu-10gbe, nics: {count: true}}", "world: true\nprogram: []",
+        "world: 2\ntensors: {x: {shape: [1], value: true}}\nprogram: []",
+        "world: 2\ntensors: {x: {shape: [{0: true, 1: 1}]}}\nprogram: []",
+        BASE + "program: []\nexpect: {values: {x: true}}",
+        BASE + "program: []\nfaults: [{kind: slow, rank: 0, factor: true}]",
+        BASE + "program: []\ncluster: {preset: cpu-10gbe, nics: {count: true}}",
+        "world: true\nprogram: []",
     ],
-)  # fmt: skip
+)
 def test_true_is_no_number_in_a_declaration(text: str):
     refusal(text)
 
 
 def test_a_tensor_that_is_larger_than_its_device_is_a_finding():
     found = check_scenario(
-        loads("world: 2\ntensors: {x: {shape: [67108864, 67108864], dtype: float64}}\nprogram: [{all_reduce: x}]")
+        loads(
+            "world: 2\ntensors: {x: {shape: [67108864, 67108864], dtype: float64}}\nprogram: [{all_reduce: x}]"
+        )
     )
 
-    assert [(f.code, f.message) for f in found.findings if f.code != "DS804"] == [  # nor does it arrive in time
+    assert [
+        (f.code, f.message) for f in found.findings if f.code != "DS804"
+    ] == [  # nor does it arrive in time
         ("DS806", "the tensor x has 32770 TiB, one CPU socket has 238.4 GiB")
     ]
 
 
 def test_times_beyond_64_bits_are_refused_file_by_file(tmp_path: Path):
     file = tmp_path / "long.yaml"
-    file.write_text(BASE + "program: [{repeat: {times: 3, steps: [{compute: {time: 1281023 h}}]}}]\n", encoding="utf-8")
+    file.write_text(
+        BASE + "program: [{repeat: {times: 3, steps: [{compute: {time: 1281023 h}}]}}]\n",
+        encoding="utf-8",
+    )
     found = held_to_expect(file)
 
     assert found.status == "unreadable"
@@ -121,7 +160,9 @@ def test_times_beyond_64_bits_are_refused_file_by_file(tmp_path: Path):
 def test_more_ranks_than_anybody_waits_for_are_estimated_and_refused_before_anything_is_laid_out():
     scenario = loads(f"world: {DEFAULT_MAX_RANKS + 1}\nprogram: [barrier]")
     for act in (simulate, check_scenario):
-        with pytest.raises(UsageError, match=r"131,073 ranks: about .* MiB of memory and \d+ s") as error:
+        with pytest.raises(
+            UsageError, match=r"131,073 ranks: about .* MiB of memory and \d+ s"
+        ) as error:
             act(scenario)
 
         assert f"--max-calls {DEFAULT_MAX_RANKS + 1}" in error.value.remedy
@@ -135,17 +176,26 @@ def test_more_calls_than_the_limit_are_refused_and_allowed_on_demand():
     with pytest.raises(UsageError, match=r"4 calls on 2 ranks: .* the limit is 3 calls"):
         simulate(loads("world: 2\nprogram: [barrier, barrier]"), max_calls=3)
 
-    assert simulate(loads("world: 2\nprogram: [barrier, barrier]"), max_calls=4).outcome == "completes"
+    assert (
+        simulate(loads("world: 2\nprogram: [barrier, barrier]"), max_calls=4).outcome == "completes"
+    )
 
 
 def test_calls_that_must_each_be_compiled_are_refused_by_the_bytes_they_take():
-    """Few ranks with millions of calls each take more than as many calls of many ranks, which are compiled once for all."""
+    """Few ranks with millions of calls each take more than as many calls of many ranks, which are
+    compiled once for all.
+    """
     text = "world: 2\nprogram:\n  - repeat: {times: 1000000, steps: [barrier, barrier]}\n"
     for act in (simulate, check_scenario):
-        with pytest.raises(UsageError, match=r"2,000,000 calls on 1 ranks: about 2\.98 GiB .* the limit is 2\.328 GiB") as error:
+        with pytest.raises(
+            UsageError,
+            match=r"2,000,000 calls on 1 ranks: about 2\.98 GiB .* the limit is 2\.328 GiB",
+        ) as error:
             act(loads(text))
         assert "--max-calls 2000000" in error.value.remedy
-    wide = lower(loads("world: 1000\nprogram:\n  - repeat: {times: 2400, steps: [barrier, barrier]}\n"))
+    wide = lower(
+        loads("world: 1000\nprogram:\n  - repeat: {times: 2400, steps: [barrier, barrier]}\n")
+    )
 
     assert not is_within_size_limit(lower(loads(text)), None)
     assert is_within_size_limit(lower(loads(text)), 4_000_000)
@@ -154,7 +204,9 @@ def test_calls_that_must_each_be_compiled_are_refused_by_the_bytes_they_take():
 
 
 def test_a_chain_of_vars_costs_what_it_is_long():
-    """Four times the vars: about four times the calls of functions, where the square would be sixteen."""
+    """Four times the vars: about four times the calls of functions, where the square would be
+    sixteen.
+    """
 
     def chain(n: int) -> str:
         rest = "".join(f"  v{i}: v{i - 1} + 1\n" for i in range(1, n))
@@ -174,7 +226,11 @@ def test_a_search_that_hit_its_bound_where_hangs_are_known_is_no_success(tmp_pat
     bound, whole = check_file(file, max_states=30), check_file(file)
 
     assert bound.verdict is not None
-    assert (bound.verdict.complete, bound.verdict.verdict, "hangs" in bound.profiles["gloo"].possible) == (False, "ok", True)
+    assert (
+        bound.verdict.complete,
+        bound.verdict.verdict,
+        "hangs" in bound.profiles["gloo"].possible,
+    ) == (False, "ok", True)
     assert (bound.status(), whole.status()) == (1, 1)
 
 
@@ -221,12 +277,19 @@ def test_a_pipe_that_nobody_writes_to_is_given_up(tmp_path: Path, monkeypatch: p
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
 @pytest.mark.parametrize("after_s", [0.3, 1.0, 4.0])
 def test_ctrl_c_ends_a_simulation_at_any_moment_quietly(after_s: float, tmp_path: Path):
-    """Within a second of processor time; how long the machine makes it wait for that is not its matter."""
+    """Within a second of processor time; how long the machine makes it wait for that is not its
+    matter.
+    """
     file = tmp_path / "big.yaml"
     ring = (ROOT / "benchmarks" / "ring.yaml").read_text(encoding="utf-8")
-    file.write_text(ring.replace("src: (rank - 1) % world_size, ", "").replace("rounds: 100", "rounds: 500"), encoding="utf-8")
+    file.write_text(
+        ring.replace("src: (rank - 1) % world_size, ", "").replace("rounds: 100", "rounds: 500"),
+        encoding="utf-8",
+    )
     command = [sys.executable, "-m", "distsim", "simulate", str(file)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
         wait_until_it_is_ours(process.pid, after_s)
         before = cpu_s(process.pid)
         process.send_signal(signal.SIGINT)
@@ -235,14 +298,19 @@ def test_ctrl_c_ends_a_simulation_at_any_moment_quietly(after_s: float, tmp_path
             time.sleep(0.02)
         said = process.communicate()
 
-    assert process.returncode in (130, -signal.SIGINT)  # a shell says 130 of both; the second while the interpreter itself starts
+    assert process.returncode in (
+        130,
+        -signal.SIGINT,
+    )  # a shell says 130 of both; the second while the interpreter itself starts
     assert said == ("", "")
 
 
 def wait_until_it_is_ours(pid: int, cpu: float) -> None:
     """Until the process has used so much processor time, which starts with Python's own."""
     while cpu_s(pid) < cpu:
-        assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z", "it ended before"
+        assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z", (
+            "it ended before"
+        )
         time.sleep(0.01)
 
 

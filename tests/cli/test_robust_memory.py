@@ -1,4 +1,6 @@
-"""Memory that is not there is said, never fought for: a bound for every command, and a refusal with place and remedy."""
+"""Memory that is not there is said, never fought for: a bound for every command, and a refusal with
+place and remedy.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,33 @@ resource = pytest.importorskip("resource", reason="limits as POSIX has them")
 
 def bounded(file: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """A command of a process that may have 150 MB of data."""
-    command = ["sh", "-c", 'ulimit -d 150000 && exec "$@"', "sh", sys.executable, "-m", "distsim", *words, str(file)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
+    command = [
+        "sh",
+        "-c",
+        'ulimit -d 150000 && exec "$@"',
+        "sh",
+        sys.executable,
+        "-m",
+        "distsim",
+        *words,
+        str(file),
+    ]
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False
+    )
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel bounds data on Linux alone")
-@pytest.mark.parametrize("words", [("simulate",), ("check",), ("render", "--view", "timeline")], ids=lambda words: words[0])
-def test_a_program_that_takes_more_memory_than_there_is_is_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="the kernel bounds data on Linux alone"
+)
+@pytest.mark.parametrize(
+    "words",
+    [("simulate",), ("check",), ("render", "--view", "timeline")],
+    ids=lambda words: words[0],
+)
+def test_a_program_that_takes_more_memory_than_there_is_is_refused(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
     file = tmp_path / "large.yaml"
     file.write_text(TEXT, encoding="utf-8")
     found = bounded(file, *words)
@@ -38,7 +60,11 @@ def test_a_program_that_takes_more_memory_than_there_is_is_refused(tmp_path: Pat
 
 
 def test_what_python_raises_beyond_its_bounds_becomes_a_refusal_with_the_place() -> None:
-    for error, said in ((MemoryError(), "memory"), (RecursionError(), "nested too deeply"), (OverflowError(), "64 bits")):
+    for error, said in (
+        (MemoryError(), "memory"),
+        (RecursionError(), "nested too deeply"),
+        (OverflowError(), "64 bits"),
+    ):
         refusal = resource_error(error, "a.yaml")
 
         assert isinstance(refusal, UsageError)
@@ -47,13 +73,16 @@ def test_what_python_raises_beyond_its_bounds_becomes_a_refusal_with_the_place()
         assert refusal.remedy
 
 
-@pytest.mark.parametrize(("free", "soft", "hard", "bound"), [
-    (100 << 30, -1, -1, int((100 << 30) * 0.95)),
-    (1 << 20, -1, -1, 512 << 20),
-    (100 << 30, 1 << 30, -1, 1 << 30),
-    (100 << 30, -1, 2 << 30, 2 << 30),
-    (None, -1, -1, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("free", "soft", "hard", "bound"),
+    [
+        (100 << 30, -1, -1, int((100 << 30) * 0.95)),
+        (1 << 20, -1, -1, 512 << 20),
+        (100 << 30, 1 << 30, -1, 1 << 30),
+        (100 << 30, -1, 2 << 30, 2 << 30),
+        (None, -1, -1, None),
+    ],
+)
 def test_a_command_may_take_what_is_free_but_for_a_rest_and_no_more_than_it_was_allowed(
     monkeypatch: pytest.MonkeyPatch, free: int | None, soft: int, hard: int, bound: int | None
 ) -> None:
@@ -70,10 +99,14 @@ def test_a_command_may_take_what_is_free_but_for_a_rest_and_no_more_than_it_was_
     assert watched == ([] if bound is None else [bound])
 
 
-def test_what_is_free_is_the_least_that_machine_and_control_group_leave(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_free_is_the_least_that_machine_and_control_group_leave(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "max").write_text(f"{5 << 30}\n", encoding="ascii")
     (tmp_path / "stat").write_text(f"file 7\nanon {2 << 30}\n", encoding="ascii")
-    monkeypatch.setattr(process, "_CGROUP_MEMORY_FILES", ((str(tmp_path / "max"), str(tmp_path / "stat"), "anon "),))
+    monkeypatch.setattr(
+        process, "_CGROUP_MEMORY_FILES", ((str(tmp_path / "max"), str(tmp_path / "stat"), "anon "),)
+    )
     monkeypatch.setattr(process, "_number_after", _of_line_with(200 << 20, process._number_after))
 
     assert process._available_bytes() == 3 << 30
@@ -83,4 +116,6 @@ def test_what_is_free_is_the_least_that_machine_and_control_group_leave(monkeypa
 
 def _of_line_with(available_kib: int, real: Callable[[str, str], int]) -> Callable[[str, str], int]:
     """The machine's own number replaced; a control group's is read."""
-    return lambda path, word: available_kib if os.fspath(path) == "/proc/meminfo" else real(path, word)
+    return lambda path, word: (
+        available_kib if os.fspath(path) == "/proc/meminfo" else real(path, word)
+    )

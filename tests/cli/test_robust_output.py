@@ -1,4 +1,6 @@
-"""Nothing that stands where a file is written is destroyed, and no stream makes a command fail as if distsim were wrong."""
+"""Nothing that stands where a file is written is destroyed, and no stream makes a command fail as
+if distsim were wrong.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ from pathlib import Path
 import pytest
 
 from distsim.common.errors import EnvironmentFault, UsageError
-from distsim.common.file_io import escape_control_characters, escape_json_control_characters, write_file
+from distsim.common.file_io import (
+    escape_control_characters,
+    escape_json_control_characters,
+    write_file,
+)
 from tests.support import warm
 from tests.support.harness import Cli
 
@@ -24,10 +30,19 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="files and streams as
 
 def shell(command: str, **env: str) -> subprocess.CompletedProcess[bytes]:
     """A command line with its redirections; `distsim` stands for this project's."""
-    start = f"{sys.executable} -m distsim" if env or "&-" in command else warm.tool()[0]  # a closed stream can't be handed over
+    start = (
+        f"{sys.executable} -m distsim" if env or "&-" in command else warm.tool()[0]
+    )  # a closed stream can't be handed over
     words = command.replace("distsim", start, 1)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", **env}
-    return subprocess.run(["sh", "-c", words], capture_output=True, cwd=ROOT, env=environment, timeout=120, check=False)
+    return subprocess.run(
+        ["sh", "-c", words],
+        capture_output=True,
+        cwd=ROOT,
+        env=environment,
+        timeout=120,
+        check=False,
+    )
 
 
 # --- files ---
@@ -85,7 +100,9 @@ def test_a_device_is_written_into_and_stays_one():
 
 def test_standard_output_by_its_name_is_a_pipe_or_the_file_that_it_goes_to(tmp_path: Path):
     piped = shell("distsim render scenarios/send_one.yaml --view groups -o /dev/stdout | cat")
-    into = shell(f"distsim render scenarios/send_one.yaml --view groups -o /dev/stdout > {tmp_path}/f; echo more >> {tmp_path}/f")
+    into = shell(
+        f"distsim render scenarios/send_one.yaml --view groups -o /dev/stdout > {tmp_path}/f; echo more >> {tmp_path}/f"
+    )
 
     assert b"</svg>" in piped.stdout
     assert into.returncode == 0
@@ -95,11 +112,15 @@ def test_standard_output_by_its_name_is_a_pipe_or_the_file_that_it_goes_to(tmp_p
 @pytest.mark.parametrize(
     "command",
     [
-        f"simulate {SCENARIO} --trace OUT.json", f"simulate {SCENARIO} --trace OUT.jsonl", f"render {SCENARIO} -o OUT.svg",
-        f"render {SCENARIO} --format png -o OUT.png", f"compare {SCENARIO} {SCENARIO} -o OUT.svg", "new OUT.yaml",
+        f"simulate {SCENARIO} --trace OUT.json",
+        f"simulate {SCENARIO} --trace OUT.jsonl",
+        f"render {SCENARIO} -o OUT.svg",
+        f"render {SCENARIO} --format png -o OUT.png",
+        f"compare {SCENARIO} {SCENARIO} -o OUT.svg",
+        "new OUT.yaml",
         "replay traces/ring_gloo_4.jsonl --trace OUT.jsonl",
     ],
-)  # fmt: skip
+)
 def test_every_command_writes_through_a_link_to_a_device(cli: Cli, tmp_path: Path, command: str):
     word = next(word for word in command.split() if "OUT" in word)
     place = tmp_path / word
@@ -191,7 +212,10 @@ def test_json_stays_json_and_a_picture_utf_8_whatever_the_stream_says(tmp_path: 
 def test_control_characters_are_shown():
     assert escape_control_characters("a\x1b[31m\x9bb\u202ec\nd") == "a\\x1b[31m\\x9bb\\u202ec\nd"
     assert escape_control_characters("a\r\n\tb", one_line=True) == "a\\r\\n\\tb"
-    assert json.loads(escape_json_control_characters(json.dumps("\x9b\x7f", ensure_ascii=False))) == "\x9b\x7f"
+    assert (
+        json.loads(escape_json_control_characters(json.dumps("\x9b\x7f", ensure_ascii=False)))
+        == "\x9b\x7f"
+    )
 
 
 EVIL = r"""
@@ -205,14 +229,28 @@ program:
   - fail: "bad\e[31m\n::error::fail\u202Eevil"
 """
 COMMANDS = (
-    "simulate", "simulate --format json", "check", "check --format json", "check --format sarif", "check --format github",
-    "render --view timeline", "render --view dataflow --format dot", "render --view groups --format mermaid", "expand", "run", "test",
-)  # fmt: skip
+    "simulate",
+    "simulate --format json",
+    "check",
+    "check --format json",
+    "check --format sarif",
+    "check --format github",
+    "render --view timeline",
+    "render --view dataflow --format dot",
+    "render --view groups --format mermaid",
+    "expand",
+    "run",
+    "test",
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("more", ["", '  - "bro\\e[1m\\n::error::ken": 3\n'], ids=["read", "refused"])
-def test_no_text_of_a_file_is_sent_to_the_terminal_or_orders_a_ci_job(cli: Cli, tmp_path: Path, command: str, more: str):
+@pytest.mark.parametrize(
+    "more", ["", '  - "bro\\e[1m\\n::error::ken": 3\n'], ids=["read", "refused"]
+)
+def test_no_text_of_a_file_is_sent_to_the_terminal_or_orders_a_ci_job(
+    cli: Cli, tmp_path: Path, command: str, more: str
+):
     file = tmp_path / "evil.yaml"
     file.write_text(EVIL + more, encoding="utf-8")
     said = sent(cli(*command.split(), file))
@@ -222,12 +260,16 @@ def test_no_text_of_a_file_is_sent_to_the_terminal_or_orders_a_ci_job(cli: Cli, 
     assert not lines or command.endswith("github")
 
 
-@pytest.mark.parametrize("command", ["replay TRACE", "compare TRACE TRACE", "replay TRACE --format json"])
+@pytest.mark.parametrize(
+    "command", ["replay TRACE", "compare TRACE TRACE", "replay TRACE --format json"]
+)
 def test_no_text_of_a_trace_is_sent_to_the_terminal(cli: Cli, tmp_path: Path, command: str):
     text = (ROOT / "traces" / "ring_gloo_4.jsonl").read_text(encoding="utf-8")
     evil = json.dumps("world\x1b[31m\n::error::x")[1:-1]
     file = tmp_path / "evil.jsonl"
-    file.write_text(text.replace('"ring"', f'"{evil}"').replace("ring.yaml", evil), encoding="utf-8")
+    file.write_text(
+        text.replace('"ring"', f'"{evil}"').replace("ring.yaml", evil), encoding="utf-8"
+    )
     said = sent(cli(*command.replace("TRACE", str(file)).split()))
 
     assert not [line for line in said.splitlines() if line.strip().startswith("::")]
@@ -238,6 +280,10 @@ def sent(found: subprocess.CompletedProcess[str]) -> str:
     said = found.stdout + found.stderr
 
     assert found.returncode in (0, 1, 2)
-    assert not [c for c in said if (ord(c) < 32 and c not in "\n\t") or 0x7F <= ord(c) < 0xA0 or 0x202A <= ord(c) <= 0x202E]
+    assert not [
+        c
+        for c in said
+        if (ord(c) < 32 and c not in "\n\t") or 0x7F <= ord(c) < 0xA0 or 0x202A <= ord(c) <= 0x202E
+    ]
     assert "##[" not in said
     return said

@@ -1,4 +1,6 @@
-"""Reports at 40 to 200 columns: nothing stands out on the right, wide characters count twice, and room is used where there is some."""
+"""Reports at 40 to 200 columns: nothing stands out on the right, wide characters count twice, and
+room is used where there is some.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ import pytest
 
 from distsim.cli.commands.explain import explain_page
 from distsim.output.text.simulation_report import simulation_report_text
-from distsim.output.text_layout import display_width, set_page_width, table_lines, truncated, wrapped_lines
+from distsim.output.text_layout import (
+    display_width,
+    set_page_width,
+    table_lines,
+    truncated,
+    wrapped_lines,
+)
 from distsim.scenario import load, loads
 from distsim.simulation.simulate_scenario import Simulation, simulate
 
@@ -20,7 +28,11 @@ ROOT = Path(__file__).resolve().parents[2] / "scenarios"
 def runs() -> list[Simulation]:
     wide = "world: 2\nname: 通信の例\ntensors: {勾配: {shape: [2], value: rank}}\nprogram:\n"
     wide += "  - compute: {name: 順伝播, time: 3 ms}\n  - all_reduce: {tensor: 勾配}\n"
-    return [simulate(load(ROOT / "hybrid.yaml")), simulate(load(ROOT / "ring_of_four.yaml")), simulate(loads(wide, "f.yaml"))]
+    return [
+        simulate(load(ROOT / "hybrid.yaml")),
+        simulate(load(ROOT / "ring_of_four.yaml")),
+        simulate(loads(wide, "f.yaml")),
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +43,9 @@ def _plain_width() -> Iterator[None]:
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 120, 200])
 def test_no_line_of_a_report_is_wider_than_the_page(columns: int, runs: list[Simulation]) -> None:
-    """But for what nobody could copy in halves: a single word that is wider than the page, as a path, and a step or a call of torch."""
+    """But for what nobody could copy in halves: a single word that is wider than the page, as a
+    path, and a step or a call of torch.
+    """
     set_page_width(columns)
     for text in [
         *map(simulation_report_text, runs),
@@ -40,7 +54,11 @@ def test_no_line_of_a_report_is_wider_than_the_page(columns: int, runs: list[Sim
         explain_page("expressions"),
         explain_page("scenario"),
     ]:
-        wide = [line for line in text.splitlines() if display_width(line) > columns and len(line.split()) > 1]
+        wide = [
+            line
+            for line in text.splitlines()
+            if display_width(line) > columns and len(line.split()) > 1
+        ]
         assert [line for line in wide if not line.lstrip().startswith(("- ", "at ", "dist."))] == []
 
 
@@ -48,7 +66,10 @@ def test_at_120_columns_no_column_is_dropped(runs: list[Simulation]) -> None:
     set_page_width(120)
     text = simulation_report_text(runs[0])
 
-    assert all(word in text for word in ("algbw", "busbw", "exposed", "waiting", "idle", "finished", "share", "where"))
+    assert all(
+        word in text
+        for word in ("algbw", "busbw", "exposed", "waiting", "idle", "finished", "share", "where")
+    )
 
 
 def test_wide_characters_take_two_columns_and_combining_ones_none() -> None:
@@ -78,15 +99,23 @@ def test_widths_stay_between_40_and_200(asked: int | None, given: int) -> None:
 def test_refusals_follow_the_terminal_and_the_caret_stays_under_its_place(columns: int) -> None:
     from distsim.common.errors import ScenarioErrors
 
-    broken = "world: 4\nprogram:\n  - all_reduce: {tensor: x, opp: sum, group: " + "g" * 90 + "}\n  - send: {tensr: x, dst: 1}\n"
+    broken = (
+        "world: 4\nprogram:\n  - all_reduce: {tensor: x, opp: sum, group: "
+        + "g" * 90
+        + "}\n  - send: {tensr: x, dst: 1}\n"
+    )
     with pytest.raises(ScenarioErrors) as caught:
         loads(broken, "a_file_of_mine.yaml")
     for problem in caught.value.problems:
         lines = problem.render(columns).split("\n")
-        assert [line for line in lines if display_width(line) > columns and len(line.split()) > 1] == []
+        assert [
+            line for line in lines if display_width(line) > columns and len(line.split()) > 1
+        ] == []
         caret = next(k for k, line in enumerate(lines) if line.strip() == "^")
         place = lines[caret].index("^")
-        assert lines[caret - 1][place:].startswith(broken.split("\n")[problem.line - 1][problem.column - 1 :][:3])
+        assert lines[caret - 1][place:].startswith(
+            broken.split("\n")[problem.line - 1][problem.column - 1 :][:3]
+        )
         assert " ".join(problem.render(columns).split()).count("help:") == 1
         assert problem.render().count("\n") <= 3
 
@@ -98,5 +127,12 @@ def test_the_page_of_a_finding_follows_the_terminal(columns: int) -> None:
     set_page_width(columns)
     for code in CODES:
         text = explain_page(code).partition("A scenario that has it")[0]
-        assert [line for line in text.splitlines() if display_width(line) > columns and len(line.split()) > 1] == []
-    assert max(map(display_width, explain_page("DS301").partition("A scenario")[0].splitlines())) > min(columns, 130) - 20
+        assert [
+            line
+            for line in text.splitlines()
+            if display_width(line) > columns and len(line.split()) > 1
+        ] == []
+    assert (
+        max(map(display_width, explain_page("DS301").partition("A scenario")[0].splitlines()))
+        > min(columns, 130) - 20
+    )

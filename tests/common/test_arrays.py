@@ -17,7 +17,9 @@ def test_distinct_values_are_each_there_once_in_rising_order(values: list[int]) 
 
 
 @given(st.lists(st.tuples(NUMBERS, st.integers(0, 2), NUMBERS), max_size=8))
-def test_rows_are_numbered_as_they_rise_and_equal_ones_alike(rows: list[tuple[int, int, int]]) -> None:
+def test_rows_are_numbered_as_they_rise_and_equal_ones_alike(
+    rows: list[tuple[int, int, int]],
+) -> None:
     columns = [np.array([row[k] for row in rows], dtype=np.int64) for k in range(3)]
     order = sorted(set(rows))
     assert dense_row_ids(columns, len(rows)).tolist() == [order.index(row) for row in rows]

@@ -20,20 +20,27 @@ ARRAYS: dict[str, Any] = {
 }
 SCALARS: dict[str, Any] = {"d": 5, "f": True, "e": -2.5}
 
-_leaf = st.sampled_from(["a", "b", "c", "d", "e", "f", "0", "1", "2", "3", "True", "False", "2.5", "-1"])
+_leaf = st.sampled_from(
+    ["a", "b", "c", "d", "e", "f", "0", "1", "2", "3", "True", "False", "2.5", "-1"]
+)
 
 
 def _combine(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     two = st.tuples(inner, inner)
     three = st.tuples(inner, inner, inner)
     return st.one_of(
-        st.tuples(two, st.sampled_from(["+", "-", "*", "//", "%", "<", "<=", "==", "!=", ">", ">=", "and", "or"])).map(
-            lambda t: f"({t[0][0]} {t[1]} {t[0][1]})"
-        ),
+        st.tuples(
+            two,
+            st.sampled_from(
+                ["+", "-", "*", "//", "%", "<", "<=", "==", "!=", ">", ">=", "and", "or"]
+            ),
+        ).map(lambda t: f"({t[0][0]} {t[1]} {t[0][1]})"),
         three.map(lambda t: f"({t[0]} if {t[1]} else {t[2]})"),
         three.map(lambda t: f"({t[0]} < {t[1]} <= {t[2]})"),
         three.map(lambda t: f"({t[0]} and {t[1]} or {t[2]})"),
-        st.tuples(two, st.sampled_from(["min", "max"])).map(lambda t: f"{t[1]}({t[0][0]}, {t[0][1]})"),
+        st.tuples(two, st.sampled_from(["min", "max"])).map(
+            lambda t: f"{t[1]}({t[0][0]}, {t[0][1]})"
+        ),
         inner.map(lambda t: f"(not {t})"),
         inner.map(lambda t: f"(-{t})"),
     )
@@ -59,7 +66,9 @@ def _ours(text: str, env: dict[str, Any]) -> Any:
 @settings(max_examples=draws(300), deadline=None)
 @given(texts)
 def test_every_rank_gets_what_python_gives(text: str) -> None:
-    """One rank at a time: value and type. All ranks at once: the values; an error if any rank has one."""
+    """One rank at a time: value and type. All ranks at once: the values; an error if any rank has
+    one.
+    """
     rows = [{k: v[i].item() for k, v in ARRAYS.items()} | SCALARS for i in range(4)]
     expected = [_python(text, row) for row in rows]
 
@@ -105,7 +114,9 @@ def test_what_is_refused_is_named_with_what_is_allowed(text: str, named: str) ->
     assert "min and max" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "  ", "1 +", "(1", "a b", "1;2", "import os", "010", "😀", "\x00", "= 1", "min"])
+@pytest.mark.parametrize(
+    "text", ["", "  ", "1 +", "(1", "a b", "1;2", "import os", "010", "😀", "\x00", "= 1", "min"]
+)
 def test_what_is_no_expression_is_refused(text: str) -> None:
     with pytest.raises(ExpressionError):
         parse_expression(text)
@@ -119,7 +130,16 @@ def test_other_types_are_refused(value: object) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["1+" * 300 + "1", "not " * 120 + "1", "-" * 400 + "1", "(" * 240 + "1" + ")" * 240, "9" * 400, "1e999", 2**60, float("nan")],
+    [
+        "1+" * 300 + "1",
+        "not " * 120 + "1",
+        "-" * 400 + "1",
+        "(" * 240 + "1" + ")" * 240,
+        "9" * 400,
+        "1e999",
+        2**60,
+        float("nan"),
+    ],
 )
 def test_length_nesting_and_numbers_are_bounded(value: object) -> None:
     with pytest.raises(ExpressionError):
@@ -136,8 +156,12 @@ def test_results_are_bounded_alone_and_over_ranks() -> None:
 
 
 def test_division_by_zero_counts_only_where_it_is_reached() -> None:
-    assert parse_expression("0 if x == 0 else 6 // x").evaluate({"x": np.array([0, 2, 3])}).tolist() == [0, 3, 2]
-    assert parse_expression("x != 0 and 6 % x == 0").evaluate({"x": np.array([0, 2, 4])}).tolist() == [False, True, False]
+    assert parse_expression("0 if x == 0 else 6 // x").evaluate(
+        {"x": np.array([0, 2, 3])}
+    ).tolist() == [0, 3, 2]
+    assert parse_expression("x != 0 and 6 % x == 0").evaluate(
+        {"x": np.array([0, 2, 4])}
+    ).tolist() == [False, True, False]
     with pytest.raises(ExpressionError, match="division by zero"):
         parse_expression("1 // 0")
 

@@ -22,7 +22,9 @@ def test_the_collector_is_off_inside_and_as_it_was_afterwards() -> None:
 
 
 def test_what_was_made_meanwhile_counts_as_old() -> None:
-    """No round of the young generations walks it; the oldest has it, where a full one finds its circles."""
+    """No round of the young generations walks it; the oldest has it, where a full one finds its
+    circles.
+    """
     with gc_paused():
         made = [[k] for k in range(5000)]
         made.append(made)

@@ -1,4 +1,6 @@
-"""Expressions with units: what they come to, what is refused, and that they stand wherever a duration or a size does."""
+"""Expressions with units: what they come to, what is refused, and that they stand wherever a
+duration or a size does.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,10 @@ def test_quantities_stand_wherever_a_duration_or_a_size_does() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("  - compute: {time: rank + 1}", "expected a duration, as `3 ms`, but rank + 1 is a plain number"),
+        (
+            "  - compute: {time: rank + 1}",
+            "expected a duration, as `3 ms`, but rank + 1 is a plain number",
+        ),
         ("  - compute: {time: size * 2}", "is a size"),
         ("  - send: {tensor: x, dst: step}", "expected a number, but step is a duration"),
         ("  - barrier:\n    ranks: step > 1", "can't be compared"),
@@ -124,7 +129,9 @@ def test_two_thousand_vars_cost_what_twice_a_thousand_do() -> None:
     counts = []
     for n in (100, 200):
         text = (
-            "world: 4\nvars:\n" + "".join(f"  v{k}: {f'v{k - 1} + 1' if k else 1}\n" for k in range(n)) + "program: [barrier]\n"
+            "world: 4\nvars:\n"
+            + "".join(f"  v{k}: {f'v{k - 1} + 1' if k else 1}\n" for k in range(n))
+            + "program: [barrier]\n"
         )
         calls = 0
         plain = Expression.evaluate
@@ -163,11 +170,18 @@ program:
 def test_a_cluster_s_quantities_may_be_expressions_over_what_all_ranks_know() -> None:
     scenario = loads(_LAYOUT)
 
-    assert scenario.cluster == {"preset": "dgx-a100", "intra": {"bandwidth": "0.1 TB/s", "latency": "3 us"}}
+    assert scenario.cluster == {
+        "preset": "dgx-a100",
+        "intra": {"bandwidth": "0.1 TB/s", "latency": "3 us"},
+    }
 
 
 def test_a_strategy_s_times_and_sizes_may_be_expressions() -> None:
-    plain = _LAYOUT.replace("forward: step", "forward: 3 ms").replace("m * 2 ms", "4 ms").replace("2 * work", "4 GFLOP")
+    plain = (
+        _LAYOUT.replace("forward: step", "forward: 3 ms")
+        .replace("m * 2 ms", "4 ms")
+        .replace("2 * work", "4 GFLOP")
+    )
     plain = plain.replace("m * 4 MiB", "8 MiB").replace("m * 1 KiB", "2 KiB")
 
     assert to_data(loads(_LAYOUT)) == to_data(loads(plain))
@@ -178,7 +192,11 @@ def test_a_strategy_s_times_and_sizes_may_be_expressions() -> None:
     [
         ("lanes * 25", "rank * 25", "rank is no number that is the same on every rank"),
         ("step // 1000", "step // 1 GiB", "a duration divided by a size is no quantity"),
-        ("forward: step", "forward: step * rank", "rank is no number that is the same on every rank"),
+        (
+            "forward: step",
+            "forward: step * rank",
+            "rank is no number that is the same on every rank",
+        ),
         ("forward: step", "forward: step * step", "a duration times a duration is no quantity"),
         ("m * 1 KiB", "m * 1 ms", "expected a size, as `4 MiB`, but m * 1 ms is a duration"),
         ("micro_batches: 2 * m", "micro_batches: step", "step is no number"),

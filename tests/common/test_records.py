@@ -40,12 +40,22 @@ class Standard:
 
 
 CALLS: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = (
-    ((1,), {}), ((1, "x"), {}), ((1, "x", [3]), {}), ((), {"a": 2}), ((1,), {"c": [4]}), ((), {"c": [], "b": "q", "a": 0}),
-)  # fmt: skip
+    ((1,), {}),
+    ((1, "x"), {}),
+    ((1, "x", [3]), {}),
+    ((), {"a": 2}),
+    ((1,), {"c": [4]}),
+    ((), {"c": [], "b": "q", "a": 0}),
+)
 WRONG: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = (
-    ((), {}), ((1, "x", [], 4), {}), ((1,), {"a": 2}), ((1,), {"d": 2}), ((), {"b": "x"}), ((), {"b": "x", "d": 1}),
+    ((), {}),
+    ((1, "x", [], 4), {}),
+    ((1,), {"a": 2}),
+    ((1,), {"d": 2}),
+    ((), {"b": "x"}),
+    ((), {"b": "x", "d": 1}),
     ((1, "x", []), {"c": []}),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(("given", "named"), CALLS)
@@ -63,7 +73,9 @@ def test_a_record_is_made_shown_compared_and_hashed_as_the_standard_librarys(
 
 
 @pytest.mark.parametrize(("given", "named"), WRONG)
-def test_what_the_standard_library_refuses_is_refused(given: tuple[Any, ...], named: dict[str, Any]) -> None:
+def test_what_the_standard_library_refuses_is_refused(
+    given: tuple[Any, ...], named: dict[str, Any]
+) -> None:
     for made in (Slotted, Standard):
         with pytest.raises(TypeError):
             made(*given, **named)

@@ -32,7 +32,15 @@ def test_durations_become_whole_nanoseconds(text: str, ns: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "nbytes"), [("16 B", 16), ("4 KiB", 4096), ("4 MiB", 4 << 20), ("1 GB", 10**9), ("1.5 kB", 1500), ("2 TiB", 2 << 40)]
+    ("text", "nbytes"),
+    [
+        ("16 B", 16),
+        ("4 KiB", 4096),
+        ("4 MiB", 4 << 20),
+        ("1 GB", 10**9),
+        ("1.5 kB", 1500),
+        ("2 TiB", 2 << 40),
+    ],
 )
 def test_sizes_become_bytes(text: str, nbytes: int) -> None:
     assert units.parse_size_bytes(text) == nbytes
@@ -45,7 +53,9 @@ def test_a_gigabyte_per_second_is_a_byte_per_nanosecond() -> None:
     assert units.parse_flops("2 TFLOP") == 2e12
 
 
-@pytest.mark.parametrize("value", [3, 3.0, True, None, "3", "", "ms", "three ms", [1], {"a": 1}, "3 ms later", "\x00"])
+@pytest.mark.parametrize(
+    "value", [3, 3.0, True, None, "3", "", "ms", "three ms", [1], {"a": 1}, "3 ms later", "\x00"]
+)
 def test_what_has_no_unit_is_refused_with_an_example(value: Any) -> None:
     with pytest.raises(ValueError, match="expected a duration with a unit, as `3 ms`, found"):
         units.parse_duration_ns(value)
@@ -64,7 +74,9 @@ def test_what_has_no_unit_is_refused_with_an_example(value: Any) -> None:
         (units.parse_size_bytes, "9e9 TiB", "fits 62 bits"),
     ],
 )
-def test_wrong_quantities_say_what_is_wrong(parse: Callable[[str], object], text: str, message: str) -> None:
+def test_wrong_quantities_say_what_is_wrong(
+    parse: Callable[[str], object], text: str, message: str
+) -> None:
     if not message:
         assert parse(text) == 0
         return

@@ -1,6 +1,7 @@
 """Every command line that README and docs show: its command and options exist, and it runs.
 
-The quick ones run in this process, in a folder that holds what they name; those that start processes or take long have the mark `slow`.
+The quick ones run in this process, in a folder that holds what they name; those that start
+processes or take long have the mark `slow`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ ASIDE = {
     r"benchmarks/doctor.py|benchmarks/smpi.py": "needs arguments, or SimGrid",
 }
 #: Lines that start processes, or take longer than a second or two.
-SLOW = re.compile(r"--real|capture|bench\b|benchmarks/|capture --|scenarios/ |scenarios/$|shrink|--fix|llama3|doctor_does")
+SLOW = re.compile(
+    r"--real|capture|bench\b|benchmarks/|capture --|scenarios/ |scenarios/$|shrink|--fix|llama3|doctor_does"
+)
 LINES = frames()
 RUN = [line for line in LINES if not any(re.search(pattern, line.text) for pattern in ASIDE)]
 QUICK = [line for line in RUN if not SLOW.search(line.text)]
@@ -58,7 +61,9 @@ QUICK = [line for line in RUN if not SLOW.search(line.text)]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the lines name: the scenarios, a script, traces, what a hung job left, logs, a measurement."""
+    """What the lines name: the scenarios, a script, traces, what a hung job left, logs, a
+    measurement.
+    """
     here = tmp_path_factory.mktemp("lines")
     for line in RUN:
         for name in re.findall(r"scenarios/[\w/]+\.yaml", line.text):
@@ -73,9 +78,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (here / name).write_text(LOG, encoding="utf-8")
     row = BenchRow("all_reduce", 2, 4, 4096, 300, 250, 400, 9)
     (here / "here.json").write_text(
-        bench_to_json(BenchResult((row, row._replace(nbytes=1 << 20, median_ns=9000)), {"cores": 2}, 1.5)), encoding="utf-8"
+        bench_to_json(
+            BenchResult((row, row._replace(nbytes=1 << 20, median_ns=9000)), {"cores": 2}, 1.5)
+        ),
+        encoding="utf-8",
     )
-    with zipfile.ZipFile(ROOT / "tests" / "data" / "doctor" / "hangs" / "early_break.zip") as packed:
+    with zipfile.ZipFile(
+        ROOT / "tests" / "data" / "doctor" / "hangs" / "early_break.zip"
+    ) as packed:
         packed.extractall(here / "dumps")
     (here / "stacks").mkdir()
     shutil.move(here / "dumps" / "rank_5.log", here / "train.log")
@@ -84,8 +94,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "train.yaml").write_text(ON_A_MESH, encoding="utf-8")
     (here / "any.yaml").write_text(ANY_SOURCE, encoding="utf-8")
     for name in ("run", "h", "real", "before", "after", "hybrid"):
-        assert inside(here, ["simulate", "scenarios/hybrid.yaml", "--trace", f"{name}.jsonl"])[0] == 0
-    (here / "order.json").write_text(inside(here, ["check", "any.yaml", "--format", "json"])[1], encoding="utf-8")
+        assert (
+            inside(here, ["simulate", "scenarios/hybrid.yaml", "--trace", f"{name}.jsonl"])[0] == 0
+        )
+    (here / "order.json").write_text(
+        inside(here, ["check", "any.yaml", "--format", "json"])[1], encoding="utf-8"
+    )
     return here
 
 
@@ -98,18 +112,24 @@ def inside(here: Path, words: list[str]) -> tuple[int, str]:
     finally:
         os.chdir(before)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
-        return getattr(done.exception, "exit_code", 3), f"{done.output}{type(done.exception).__name__}: {done.exception}"
+        return getattr(
+            done.exception, "exit_code", 3
+        ), f"{done.output}{type(done.exception).__name__}: {done.exception}"
     return done.exit_code, done.output
 
 
 def ready(line: Line, folder: Path, tmp_path: Path) -> tuple[list[str], Path]:
-    """The words with a file for each that stands for one, and where to run: elsewhere what writes many files."""
+    """The words with a file for each that stands for one, and where to run: elsewhere what writes
+    many files.
+    """
     given = {"FILE": "any.yaml", "FILE…": "any.yaml"}
     words = [given.get(word, word) for word in line.words]
     return words, tmp_path if {"learn", "new", "--install"} & set(words) else folder
 
 
-@pytest.mark.parametrize("line", [*LINES, *spans()], ids=lambda line: f"{line.page}: {line.text[:60]}")
+@pytest.mark.parametrize(
+    "line", [*LINES, *spans()], ids=lambda line: f"{line.page}: {line.text[:60]}"
+)
 def test_the_command_and_its_options_exist(line: Line) -> None:
     words = line.words
     if words[0] != "distsim":
@@ -120,8 +140,16 @@ def test_the_command_and_its_options_exist(line: Line) -> None:
     commands = get_command(application()).commands  # type: ignore[attr-defined]
     assert words[1] in commands
     own = words[: words.index("--")] if "--" in words else words
-    known = {name for parameter in commands[words[1]].params for name in (*parameter.opts, *parameter.secondary_opts)}
-    assert [word for word in own[2:] if word.startswith("-") and word != "-" and word.partition("=")[0] not in known] == []
+    known = {
+        name
+        for parameter in commands[words[1]].params
+        for name in (*parameter.opts, *parameter.secondary_opts)
+    }
+    assert [
+        word
+        for word in own[2:]
+        if word.startswith("-") and word != "-" and word.partition("=")[0] not in known
+    ] == []
 
 
 @pytest.mark.parametrize("line", QUICK, ids=lambda line: f"{line.page}: {line.text[:70]}")
@@ -131,18 +159,30 @@ def test_a_line_runs(line: Line, folder: Path, tmp_path: Path) -> None:
     status, printed = inside(here, words[1:])
 
     assert status in (0, 1), printed
-    assert (status == 0) or re.search(r"DS\d\d\d|proved|differ|earlier|later|part", printed), printed
+    assert (status == 0) or re.search(r"DS\d\d\d|proved|differ|earlier|later|part", printed), (
+        printed
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", [line for line in RUN if line not in QUICK], ids=lambda line: f"{line.page}: {line.text[:70]}")
+@pytest.mark.parametrize(
+    "line",
+    [line for line in RUN if line not in QUICK],
+    ids=lambda line: f"{line.page}: {line.text[:70]}",
+)
 def test_a_line_that_takes_longer_runs(line: Line, folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     words, here = ready(line, folder, tmp_path)
     start = [sys.executable, "-m", "distsim"] if words[0] == "distsim" else [sys.executable]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
     done = subprocess.run(
-        [*start, *words[1:]], cwd=here, env=environment, capture_output=True, text=True, timeout=1800, check=False
+        [*start, *words[1:]],
+        cwd=here,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=False,
     )
 
     assert done.returncode in (0, 1), done.stdout + done.stderr
@@ -153,5 +193,7 @@ def test_what_is_left_aside_is_little_and_is_there() -> None:
     aside = [line for line in LINES if line not in RUN]
 
     assert len(aside) <= 0.2 * len(LINES)
-    assert [pattern for pattern in ASIDE if not any(re.search(pattern, line.text) for line in LINES)] == []
+    assert [
+        pattern for pattern in ASIDE if not any(re.search(pattern, line.text) for line in LINES)
+    ] == []
     assert len(QUICK) >= 45

@@ -1,4 +1,6 @@
-"""docs/extending.md does what it says: its files, put into a copy of the package, add an operation, a back end and an algorithm."""
+"""docs/extending.md does what it says: its files, put into a copy of the package, add an operation,
+a back end and an algorithm.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,12 @@ Run = Callable[..., Any]
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The package with every block of the page in its place: a new file, or the end of one that there is."""
-    shutil.copytree(ROOT / "distsim", tmp_path / "distsim", ignore=shutil.ignore_patterns("__pycache__"))
+    """The package with every block of the page in its place: a new file, or the end of one that
+    there is.
+    """
+    shutil.copytree(
+        ROOT / "distsim", tmp_path / "distsim", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for name, text in BLOCKS.items():
         place = tmp_path / name
         before = place.read_text(encoding="utf-8") + "\n\n" if place.exists() else ""
@@ -37,7 +43,9 @@ def copy(tmp_path: Path) -> Path:
 
 def done(copy: Path, *arguments: str, code: str = "") -> subprocess.CompletedProcess[str]:
     """A process of its own that imports the copy."""
-    command = [sys.executable, "-c", code] if code else [sys.executable, "-m", "distsim", *arguments]
+    command = (
+        [sys.executable, "-c", code] if code else [sys.executable, "-m", "distsim", *arguments]
+    )
     return subprocess.run(
         command,
         cwd=copy,
@@ -57,7 +65,11 @@ def simulated(copy: Path, text: str, *more: str) -> dict[str, Any]:
 
 
 def test_the_page_has_a_file_for_each_and_no_file_of_the_package_knows_them() -> None:
-    assert list(BLOCKS) == ["distsim/ops/scan.py", "distsim/profiles/ucc.py", "distsim/operations/core/algorithms.py"]
+    assert list(BLOCKS) == [
+        "distsim/ops/scan.py",
+        "distsim/profiles/ucc.py",
+        "distsim/operations/core/algorithms.py",
+    ]
     for path in (ROOT / "distsim").rglob("*.py"):
         assert not re.search(r"\bucc\b|\bscan\b", path.read_text(encoding="utf-8")), path
 
@@ -79,7 +91,9 @@ def test_an_operation_is_one_file_and_no_back_end_has_it_until_its_row_says_so(c
     assert [r["waiting_ns"] >= 10**9 for r in late["ranks"]] == [False, False, False, True]
 
 
-def test_a_new_operation_is_explained_drawn_in_the_schema_and_found_when_it_is_missing(copy: Path) -> None:
+def test_a_new_operation_is_explained_drawn_in_the_schema_and_found_when_it_is_missing(
+    copy: Path,
+) -> None:
     assert "A rank waits for those before it." in done(copy, "explain", "scan").stdout
     assert '"scan"' in done(copy, "schema").stdout
     assert done(copy, "render", "--view", "op", "--op", "scan", "-o", "scan.svg").returncode == 0
@@ -95,7 +109,9 @@ def test_a_back_end_is_one_file(copy: Path) -> None:
     assert simulated(copy, sends, "--set", "options.rndv_threshold=4 B")["outcome"] == "hangs"
     reduced = simulated(copy, "backend: ucc\nprogram:\n  - all_reduce: {tensor: x}\n")
     assert (reduced["verdict"], reduced["outcome"]) == ("ok", "completes")
-    refused = simulated(copy, "backend: ucc\nprogram:\n  - all_to_all: {input: parts, output: parts}\n")
+    refused = simulated(
+        copy, "backend: ucc\nprogram:\n  - all_to_all: {input: parts, output: parts}\n"
+    )
     assert "Backend ucc does not support all_to_all" in json.dumps(refused["findings"])
     (copy / "s.yaml").write_text(HEAD + "backend: gloo\nprogram:\n  - barrier\n", encoding="utf-8")
     assert "completes on gloo, nccl, ucc, mpi" in done(copy, "check", "s.yaml").stdout
@@ -112,7 +128,9 @@ def test_an_algorithm_is_one_function_and_its_schedule_is_what_is_priced(copy: P
 
 
 def test_the_tests_of_the_table_hold_for_what_was_added(copy: Path) -> None:
-    """The columns of `scan` agree with each other, and its schedule and that of `direct` are proven, by the tests that all rows have."""
+    """The columns of `scan` agree with each other, and its schedule and that of `direct` are
+    proven, by the tests that all rows have.
+    """
     for name in ("test_ops_table.py", "test_schedules.py"):
         shutil.copy(ROOT / "tests" / name, copy / name)
     code = (

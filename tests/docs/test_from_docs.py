@@ -1,4 +1,6 @@
-"""Ten tasks written from the pages of docs/ alone: each loads, comes out as it expects, and the page that lists them tells the truth."""
+"""Ten tasks written from the pages of docs/ alone: each loads, comes out as it expects, and the
+page that lists them tells the truth.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,20 @@ def test_the_launch_plan_for_slurm_has_a_whole_batch_script() -> None:
 
 def test_every_word_under_write_is_one_of_the_format() -> None:
     """Steps are in the table of operations, keys in the reference, commands in the command line."""
-    cells = [line.split(" | ")[1] for line in PAGE.partition("## Ten")[0].splitlines() if line.startswith("| ") and "](" in line]
+    cells = [
+        line.split(" | ")[1]
+        for line in PAGE.partition("## Ten")[0].splitlines()
+        if line.startswith("| ") and "](" in line
+    ]
     words = {word for cell in cells for word in re.findall(r"`([a-z_]+)`", cell)}
     keys = {word for cell in cells for word in re.findall(r"`([a-z]+):", cell)}
 
     assert len(cells) > 12
-    assert [word for word in words if word not in {*OPERATIONS, *OPERATION_ALIASES, *STRATEGIES}] == []
-    assert [key for key in keys if key not in {"async", "as", "ranks", "on", *OPERATIONS} and find_key(key) is None] == []
+    assert [
+        word for word in words if word not in {*OPERATIONS, *OPERATION_ALIASES, *STRATEGIES}
+    ] == []
+    assert [
+        key
+        for key in keys
+        if key not in {"async", "as", "ranks", "on", *OPERATIONS} and find_key(key) is None
+    ] == []

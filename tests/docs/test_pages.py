@@ -1,4 +1,6 @@
-"""docs/transformer.md and docs/scenario.md: their examples run, their lists are complete, their tables are the code's."""
+"""docs/transformer.md and docs/scenario.md: their examples run, their lists are complete, their
+tables are the code's.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ import pytest
 from distsim.output.text.simulation_report import simulation_report_text
 from distsim.scenario import loads
 from distsim.scenario.format.models.sections import MEMORY_PARTS
-from distsim.scenario.format.reading.name_scope import GROUP_NAMES, ITERATION_INDEX, RANK_NAMES, VALUE_NAMES
+from distsim.scenario.format.reading.name_scope import (
+    GROUP_NAMES,
+    ITERATION_INDEX,
+    RANK_NAMES,
+    VALUE_NAMES,
+)
 from distsim.scenario.format.reading.scenario_reader import TOP_LEVEL_KEYS
 from distsim.scenario.strategies.training_step.presets import PRESETS
 from distsim.scenario.strategies.training_step.transformer import Transformer
@@ -26,7 +33,9 @@ def examples(page: Path) -> list[str]:
 
 
 def rows(page: Path, head: str) -> dict[str, list[str]]:
-    """The table under the line that starts with ``head``: first cell without its backticks -> the other cells."""
+    """The table under the line that starts with ``head``: first cell without its backticks -> the
+    other cells.
+    """
     lines = page.read_text(encoding="utf-8").splitlines()
     start = next(k for k, line in enumerate(lines) if line.startswith(head)) + 2
     found = {}
@@ -49,7 +58,9 @@ def test_every_example_completes_and_holds_what_it_expects(text):
 
 
 def test_the_memory_table_on_the_page_is_what_the_first_example_prints():
-    shown = re.search(r"```\n(Memory of a rank.*?)\n```", TRANSFORMER.read_text(encoding="utf-8"), re.DOTALL)
+    shown = re.search(
+        r"```\n(Memory of a rank.*?)\n```", TRANSFORMER.read_text(encoding="utf-8"), re.DOTALL
+    )
 
     assert shown is not None
     assert shown[1] in simulation_report_text(simulate(loads(examples(TRANSFORMER)[0])))
@@ -70,7 +81,8 @@ def test_every_size_of_a_model_and_every_part_of_memory_is_on_the_page():
 def test_the_table_of_presets_is_the_codes():
     found = rows(TRANSFORMER, "| preset | layers")
     numbers = [
-        [str(n) for n in (p.layers, p.hidden, p.heads, p.kv_heads, p.ffn, p.vocabulary, p.sequence)] for p in PRESETS.values()
+        [str(n) for n in (p.layers, p.hidden, p.heads, p.kv_heads, p.ffn, p.vocabulary, p.sequence)]
+        for p in PRESETS.values()
     ]
 
     assert list(found) == list(PRESETS)
@@ -85,4 +97,8 @@ def test_every_key_of_a_scenario_and_every_word_of_expressions_is_on_the_page():
     words = [word.strip("`") for cell in rows(SCENARIO, "| word | where") for word in cell.split()]
 
     assert sorted(keys) == sorted(TOP_LEVEL_KEYS)
-    assert [word for word in (*RANK_NAMES, *GROUP_NAMES, *VALUE_NAMES, ITERATION_INDEX) if word not in words] == []
+    assert [
+        word
+        for word in (*RANK_NAMES, *GROUP_NAMES, *VALUE_NAMES, ITERATION_INDEX)
+        if word not in words
+    ] == []

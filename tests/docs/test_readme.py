@@ -1,4 +1,6 @@
-"""What the README and the lessons show is made (tests/support/made_docs.py), what they link to is there, and their python runs."""
+"""What the README and the lessons show is made (tests/support/made_docs.py), what they link to is
+there, and their python runs.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,12 @@ def test_what_commands_print_that_take_long_is_fresh_as_well(path: Path):
 
 
 def test_most_outputs_of_the_pages_are_made_anew_each_time():
-    commands = [line[2:] for path in PAGES for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("$ ")]
+    commands = [
+        line[2:]
+        for path in PAGES
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.startswith("$ ")
+    ]
 
     assert sum(map(takes_long, commands)) <= 0.3 * len(commands)
 
@@ -56,23 +63,38 @@ def test_every_python_block_of_the_readme_runs():
     for code in blocks:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         found = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment, check=False
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env=environment,
+            check=False,
         )
         assert (found.returncode, found.stderr) == (0, "")
         assert found.stdout
 
 
-FRAMES = [(path, ranks, code) for path in LESSONS for ranks, code in scripts(path.read_text(encoding="utf-8")).items()]
+FRAMES = [
+    (path, ranks, code)
+    for path in LESSONS
+    for ranks, code in scripts(path.read_text(encoding="utf-8")).items()
+]
 
 
-@pytest.mark.parametrize(("path", "ranks", "code"), FRAMES, ids=[f"{path.stem}-{ranks}" for path, ranks, _ in FRAMES])
-def test_the_python_of_a_lesson_runs_on_its_ranks_and_hangs_nowhere(path: Path, ranks: int, code: str, tmp_path: Path, cli: Cli):
+@pytest.mark.parametrize(
+    ("path", "ranks", "code"), FRAMES, ids=[f"{path.stem}-{ranks}" for path, ranks, _ in FRAMES]
+)
+def test_the_python_of_a_lesson_runs_on_its_ranks_and_hangs_nowhere(
+    path: Path, ranks: int, code: str, tmp_path: Path, cli: Cli
+):
     pytest.importorskip("torch")
     file = tmp_path / f"{path.stem}_{ranks}.py"
     file.write_text(code, encoding="utf-8")
     done = cli("capture", "--nproc", ranks, "--", "python", file)
 
-    assert (done.returncode, "completes" in done.stdout) == (0, True), f"{path.name}\n{done.stdout}{done.stderr}"
+    assert (done.returncode, "completes" in done.stdout) == (0, True), (
+        f"{path.name}\n{done.stdout}{done.stderr}"
+    )
 
 
 def test_the_lessons_have_python_to_run():

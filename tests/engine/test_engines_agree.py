@@ -30,13 +30,20 @@ from tests.support.programs import programs
 from tests.support.random_programs import Plain, any_programs, valid_programs
 from tests.support.reference import Reference
 
-OPTIONS: tuple[dict[str, Any], ...] = ({}, {"init": "eager"}, {"buffsize": 2500}, {"init": "eager", "buffsize": 350})
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"init": "eager"},
+    {"buffsize": 2500},
+    {"init": "eager", "buffsize": 350},
+)
 TIMES = ("posted_ns", "returned_ns", "started_ns", "finished_ns", "waited_ns")
 BACKENDS = ("gloo", "mpi", "nccl")
 
 
 def built(plain: Plain, backend: str, **options: Any) -> tuple[Program, CostModel]:
-    program = build_program(plain.world_size, plain.programs, groups=plain.groups, backend=backend, options=options)
+    program = build_program(
+        plain.world_size, plain.programs, groups=plain.groups, backend=backend, options=options
+    )
     return program, CostModel(cluster_from("cpu-10gbe"), program.world_size, 2)
 
 
@@ -89,7 +96,10 @@ def test_the_fast_engine_is_not_chosen_where_arrival_decides() -> None:
     program = build_program(2, any_source)
     cost = CostModel(cluster_from("cpu-10gbe"), 2, 2)
 
-    assert why_order_matters(LinkedProgram(program, BACKEND_PROFILES["gloo"])) == "a receive is open to any source"
+    assert (
+        why_order_matters(LinkedProgram(program, BACKEND_PROFILES["gloo"]))
+        == "a receive is open to any source"
+    )
     assert run_program(program, BACKEND_PROFILES["gloo"], cost).path == "ordered"
 
 
@@ -121,12 +131,26 @@ def test_leaving_out_one_call_of_a_matched_pair_is_never_ok(plain: Plain) -> Non
 @settings(max_examples=draws(100), deadline=None)
 @given(valid_programs())
 def test_the_makespan_never_beats_the_bandwidth_bound(plain: Plain) -> None:
-    """No rank sends or receives faster than its fastest link: bytes through a rank / bandwidth bounds the makespan from below."""
+    """No rank sends or receives faster than its fastest link: bytes through a rank / bandwidth
+    bounds the makespan from below.
+    """
     program, cost = built(plain, "gloo")
     result = run_program(program, BACKEND_PROFILES["gloo"], cost)
-    fastest = max(cost.bytes_per_ns(a, b) for a in range(program.world_size) for b in range(program.world_size) if a != b)
+    fastest = max(
+        cost.bytes_per_ns(a, b)
+        for a in range(program.world_size)
+        for b in range(program.world_size)
+        if a != b
+    )
     for rank in range(program.world_size):
-        longest = max((call.input_nbytes for _, call in program.calls_of(rank) if OPERATIONS[call.op].kind == "p2p"), default=0)
+        longest = max(
+            (
+                call.input_nbytes
+                for _, call in program.calls_of(rank)
+                if OPERATIONS[call.op].kind == "p2p"
+            ),
+            default=0,
+        )
 
         assert result.makespan_ns >= int(longest / fastest)
 
@@ -134,7 +158,9 @@ def test_the_makespan_never_beats_the_bandwidth_bound(plain: Plain) -> None:
 @pytest.mark.parametrize("reading", list(CONTRACT_READINGS))
 @settings(max_examples=draws(80), deadline=None)
 @given(drawn=programs(coalesced=True))
-def test_engine_one_pass_driver_and_a_naive_simulator_agree_on_who_is_stuck(reading: Any, drawn: Any) -> None:
+def test_engine_one_pass_driver_and_a_naive_simulator_agree_on_who_is_stuck(
+    reading: Any, drawn: Any
+) -> None:
     size, calls, groups = drawn
     program = build_program(size, calls, groups=groups)
     layout = build_channel_layout(program)
@@ -143,26 +169,35 @@ def test_engine_one_pass_driver_and_a_naive_simulator_agree_on_who_is_stuck(read
 
     assert ContractProgram(layout, CallIndex(layout)).run(reading).final_state().stuck == naive
     assert (
-        run_program(program, CONTRACT_READINGS[reading], CostModel(cluster_from("cpu-10gbe"), size, 2)).final_state.stuck == naive
+        run_program(
+            program, CONTRACT_READINGS[reading], CostModel(cluster_from("cpu-10gbe"), size, 2)
+        ).final_state.stuck
+        == naive
     )
 
 
 MISFITS = {
     "a barrier meets all_reduces": "[{ranks: rank != 2, steps: [{all_reduce: {tensor: x}}]}, {barrier: }]",
     "a message of another type": "[{ranks: 0, steps: [{send: {tensor: x, dst: 1}}]}, "
-                                 "{ranks: 1, steps: [{recv: {tensor: n, src: 0}}]}, {barrier: }]",
+    "{ranks: 1, steps: [{recv: {tensor: n, src: 0}}]}, {barrier: }]",
     "sums and maxima": "[{ranks: 0, steps: [{all_reduce: {tensor: x}}]}, {ranks: rank > 0, steps: [{all_reduce: {tensor: x, op: max}}]}]",
     "roots differ": "[{broadcast: {tensor: x, src: rank % 2}}, {barrier: }]",
     "sizes differ": "[{all_reduce: {tensor: z}}, {barrier: }]",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("backend", sorted(BACKEND_PROFILES))
 @pytest.mark.parametrize("kind", MISFITS)
 def test_what_does_not_fit_is_told_alike_by_both_engines(kind: str, backend: str) -> None:
-    """Outcome, who met and in what they differ, times and standstill, be the order of events followed or not."""
+    """Outcome, who met and in what they differ, times and standstill, be the order of events
+    followed or not.
+    """
     tensors = "{x: {shape: [4]}, n: {shape: [4], dtype: int32}, z: {shape: [4 + rank % 2]}}"
-    program = lower(loads(f"name: misfit\nworld: 4\nbackend: {backend}\ntensors: {tensors}\nprogram: {MISFITS[kind]}\n"))
+    program = lower(
+        loads(
+            f"name: misfit\nworld: 4\nbackend: {backend}\ntensors: {tensors}\nprogram: {MISFITS[kind]}\n"
+        )
+    )
     cost = CostModel(default_cluster(backend), 4, program.local_size)
 
     one, other = (
@@ -170,9 +205,17 @@ def test_what_does_not_fit_is_told_alike_by_both_engines(kind: str, backend: str
         run_program(program, BACKEND_PROFILES[backend], cost, ordered=True),
     )
 
-    assert (one.outcome, one.final_state, one.makespan_ns) == (other.outcome, other.final_state, other.makespan_ns)
+    assert (one.outcome, one.final_state, one.makespan_ns) == (
+        other.outcome,
+        other.final_state,
+        other.makespan_ns,
+    )
     assert sorted((sorted(rows), sorted(f)) for rows, f in one.mismatches) == sorted(
         (sorted(r), sorted(f)) for r, f in other.mismatches
     )
     assert one.trace["finished_ns"].tolist() == other.trace["finished_ns"].tolist()
-    assert one.path == "fast" or kind in ("roots differ", "sizes differ", "a barrier meets all_reduces")
+    assert one.path == "fast" or kind in (
+        "roots differ",
+        "sizes differ",
+        "a barrier meets all_reduces",
+    )

@@ -34,11 +34,22 @@ def to(peer: int | None, op: str = "send", **more: Any) -> dict[str, Any]:
 class Run:
     """A run, its prices, and its rows by (rank, position, part)."""
 
-    def __init__(self, profile: str, *ranks: list[dict[str, Any]], shared: bool = False, nodes: int = 1, **more: Any) -> None:
-        self.program: Program = build_program(len(ranks), dict(enumerate(ranks)), nodes=nodes, **more)
+    def __init__(
+        self,
+        profile: str,
+        *ranks: list[dict[str, Any]],
+        shared: bool = False,
+        nodes: int = 1,
+        **more: Any,
+    ) -> None:
+        self.program: Program = build_program(
+            len(ranks), dict(enumerate(ranks)), nodes=nodes, **more
+        )
         cluster = CLUSTER.model_copy(update={"shared_links": shared})
         self.cost = CostModel(cluster, len(ranks), self.program.local_size)
-        self.left: OrderedRun = simulate_in_order(self.program, BACKEND_PROFILES[profile], self.cost)
+        self.left: OrderedRun = simulate_in_order(
+            self.program, BACKEND_PROFILES[profile], self.cost
+        )
 
     def row(self, rank: int, position: int, part: int = -1) -> int:
         return self.left.columns.row(self.program, rank, position, part)
@@ -52,7 +63,9 @@ class Run:
         return [(end.status, end.at_ns) for end in self.left.final_state.ends]
 
     def price(self, op: str, nbytes: int, root: int | None = None) -> int:
-        return self.cost.collective_ns(OPERATIONS[op], tuple(range(self.program.world_size)), nbytes, root)
+        return self.cost.collective_ns(
+            OPERATIONS[op], tuple(range(self.program.world_size)), nbytes, root
+        )
 
 
 def test_a_pair_finishes_at_the_later_post_plus_the_price_on_both_sides() -> None:
@@ -61,7 +74,11 @@ def test_a_pair_finishes_at_the_later_post_plus_the_price_on_both_sides() -> Non
     assert run.times(0, 1) == (10, 25, end, end)
     assert run.times(1, 1) == (25, 25, end, end)
     assert run.ends() == [("ended", end), ("ended", end)]
-    assert run.left.columns.match[run.row(0, 1)] == run.left.columns.match[run.row(1, 1)] == run.row(0, 1)
+    assert (
+        run.left.columns.match[run.row(0, 1)]
+        == run.left.columns.match[run.row(1, 1)]
+        == run.row(0, 1)
+    )
 
 
 def test_an_eager_send_returns_at_once_and_its_data_arrives_after_the_price() -> None:
@@ -93,7 +110,9 @@ def test_members_of_a_collective_leave_when_those_they_need_have_come() -> None:
 
 
 def test_async_all_reduce_overlaps_with_compute_on_nccl() -> None:
-    """The host posts all at 0; the collective starts after the compute it was posted behind, beside the one that follows."""
+    """The host posts all at 0; the collective starts after the compute it was posted behind, beside
+    the one that follows.
+    """
     reduce = {"op": "all_reduce", "numel": 4, "async": True, "handle": "h"}
     calls = [work(100), reduce, work(10**6, name="beside"), WAIT, work(7, name="after")]
     run = Run("nccl", calls, calls)
@@ -108,14 +127,23 @@ def test_async_all_reduce_overlaps_with_compute_on_nccl() -> None:
 
 
 def test_wait_holds_the_stream_back_on_nccl() -> None:
-    calls: list[dict[str, Any]] = [{"op": "all_reduce", "numel": 4, "async": True, "handle": "h"}, WAIT, work(7)]
+    calls: list[dict[str, Any]] = [
+        {"op": "all_reduce", "numel": 4, "async": True, "handle": "h"},
+        WAIT,
+        work(7),
+    ]
     run = Run("nccl", calls, calls)
     price = run.price("all_reduce", 16)
     assert run.times(0, 2)[1:3] == (price, price + 7)
 
 
 def test_blocking_collective_runs_on_the_current_stream_and_the_host_goes_on() -> None:
-    calls = [work(50), {"op": "all_reduce", "numel": 4}, work(9, queue="host"), {"op": "synchronize"}]
+    calls = [
+        work(50),
+        {"op": "all_reduce", "numel": 4},
+        work(9, queue="host"),
+        {"op": "synchronize"},
+    ]
     run = Run("nccl", calls, [{"op": "all_reduce", "numel": 4}])
     price = run.price("all_reduce", 16)
     assert run.times(0, 1) == (0, 50, 50 + price, 0)
@@ -139,7 +167,11 @@ def test_operations_of_one_communicator_run_in_issue_order() -> None:
 
 def test_first_use_of_a_communicator_holds_the_host() -> None:
     """N8."""
-    run = Run("nccl", [to(1, "isend", handle="h"), work(3)], [work(80, queue="host"), to(0, "irecv", handle="h")])
+    run = Run(
+        "nccl",
+        [to(1, "isend", handle="h"), work(3)],
+        [work(80, queue="host"), to(0, "irecv", handle="h")],
+    )
     assert run.times(0, 0)[0] == 0
     assert run.left.columns.returned[run.row(0, 0)] == 80
     assert run.times(0, 1)[1] == 80
@@ -147,8 +179,18 @@ def test_first_use_of_a_communicator_holds_the_host() -> None:
 
 def test_batch_is_one_launch_that_ends_with_its_last_part() -> None:
     sizes = (4, 40_000)
-    ranks = [[{"op": "batch", "ops": [to(1 - r, op, numel=sizes[r == 0] if op == "isend" else sizes[r == 1]) for op in ("isend", "irecv")]}]
-             for r in (0, 1)]  # fmt: skip
+    ranks = [
+        [
+            {
+                "op": "batch",
+                "ops": [
+                    to(1 - r, op, numel=sizes[r == 0] if op == "isend" else sizes[r == 1])
+                    for op in ("isend", "irecv")
+                ],
+            }
+        ]
+        for r in (0, 1)
+    ]
     run = Run("nccl", *ranks, options={"buffsize": 0})
     large, small = run.cost.p2p_ns(0, 1, 160_000), run.cost.p2p_ns(1, 0, 16)
     assert run.times(0, 0, 0)[2] == large
@@ -167,7 +209,11 @@ def test_batch_has_a_request_for_each_part_on_gloo() -> None:
 def test_any_source_receive_takes_what_arrived_first() -> None:
     for first in (1, 2):
         delays = {first: 10, 3 - first: 20}
-        run = Run("gloo", [work(50), to(None, "recv"), to(None, "recv")], *([work(delays[r]), to(0)] for r in (1, 2)))
+        run = Run(
+            "gloo",
+            [work(50), to(None, "recv"), to(None, "recv")],
+            *([work(delays[r]), to(0)] for r in (1, 2)),
+        )
         match = run.left.columns.match
         assert match[run.row(0, 1)] == match[run.row(first, 1)]
         assert match[run.row(0, 2)] == match[run.row(3 - first, 1)]
@@ -183,7 +229,9 @@ def test_eager_messages_are_taken_in_the_order_in_which_their_data_arrives() -> 
 
 
 def test_messages_that_cross_a_card_at_once_share_it_evenly() -> None:
-    ranks = [[to(2 + r, numel=10**6)] for r in range(2)] + [[to(r, "recv", numel=10**6)] for r in range(2)]
+    ranks = [[to(2 + r, numel=10**6)] for r in range(2)] + [
+        [to(r, "recv", numel=10**6)] for r in range(2)
+    ]
     alone, shared = Run("gloo", *ranks, nodes=2), Run("gloo", *ranks, nodes=2, shared=True)
     price = alone.cost.p2p_ns(0, 2, 4 * 10**6)
     moving = price - alone.cost.p2p_ns(0, 2, 0)
@@ -191,9 +239,13 @@ def test_messages_that_cross_a_card_at_once_share_it_evenly() -> None:
     assert [shared.times(r, 0)[2] for r in (0, 1)] == [price + moving, price + moving]
 
 
-def test_a_message_that_comes_later_slows_the_one_under_way_and_has_the_card_for_itself_at_the_end() -> None:
+def test_a_message_that_comes_later_slows_the_one_under_way_and_has_the_card_for_itself_at_the_end() -> (
+    None
+):
     later = 10**6
-    ranks = [[to(2, numel=10**6)], [work(later), to(3, numel=10**6)]] + [[to(r, "recv", numel=10**6)] for r in range(2)]
+    ranks = [[to(2, numel=10**6)], [work(later), to(3, numel=10**6)]] + [
+        [to(r, "recv", numel=10**6)] for r in range(2)
+    ]
     run = Run("gloo", *ranks, nodes=2, shared=True)
     price, start = run.cost.p2p_ns(0, 2, 4 * 10**6), run.cost.p2p_ns(0, 2, 0)
     left = price - later - start  # of the first, when the second's bytes begin to move
@@ -213,29 +265,46 @@ def test_slow_rank_computes_longer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("profile", "ends"), [("gloo", [("raised", 60), ("killed", 60)]), ("nccl", [("blocked", 0), ("killed", 60)])]
+    ("profile", "ends"),
+    [("gloo", [("raised", 60), ("killed", 60)]), ("nccl", [("blocked", 0), ("killed", 60)])],
 )
 def test_rank_killed_at_a_time(profile: str, ends: list[tuple[str, int]]) -> None:
     """Gloo sees the closed connection at once (G13); on NCCL the peer hangs."""
     barrier = {"op": "barrier"}
-    run = Run(profile, [barrier], [work(100, queue="host"), barrier], faults=(RankFault(1, "kill", at_ns=60),))
+    run = Run(
+        profile,
+        [barrier],
+        [work(100, queue="host"), barrier],
+        faults=(RankFault(1, "kill", at_ns=60),),
+    )
     assert run.ends() == ends
 
 
 def test_rank_killed_in_the_middle_of_a_transfer_leaves_its_partner_without_data() -> None:
-    run = Run("gloo", [to(1, numel=10**6)], [to(0, "recv", numel=10**6)], faults=(RankFault(0, "kill", at_ns=1000),))
+    run = Run(
+        "gloo",
+        [to(1, numel=10**6)],
+        [to(0, "recv", numel=10**6)],
+        faults=(RankFault(0, "kill", at_ns=1000),),
+    )
     assert run.ends() == [("killed", 1000), ("raised", 1000)]
     assert run.left.columns.finished[run.row(1, 0)] == -1
 
 
 def test_standstill_tells_since_when() -> None:
     run = Run("gloo", [work(30), to(1)], [work(40), to(0)])
-    assert [(b.rank, b.position, b.since_ns) for b in run.left.final_state.blocked] == [(0, 1, 30), (1, 1, 40)]
+    assert [(b.rank, b.position, b.since_ns) for b in run.left.final_state.blocked] == [
+        (0, 1, 30),
+        (1, 1, 40),
+    ]
     assert run.times(0, 1) == (30, -1, -1, -1)
 
 
 def test_mismatches_name_all_who_met() -> None:
-    run = Run("nccl", *([{"op": "all_reduce", "numel": 4, "reduce_op": op}] for op in ("sum", "max", "sum")))
+    run = Run(
+        "nccl",
+        *([{"op": "all_reduce", "numel": 4, "reduce_op": op}] for op in ("sum", "max", "sum")),
+    )
     rows = tuple(run.row(r, 0) for r in range(3))
     assert [(tuple(sorted(m)), fields, outcome) for m, fields, outcome in run.left.mismatches] == [
         (rows, ("reduce_op",), "wrong-data")
@@ -253,7 +322,9 @@ def test_matches_come_in_the_order_in_which_they_were_done() -> None:
 @pytest.mark.parametrize("profile", list(BACKEND_PROFILES))
 @settings(max_examples=draws(60), deadline=None)
 @given(drawn=programs())
-def test_engine_and_untimed_rules_agree_on_who_is_stuck(profile: str, drawn: tuple[int, Programs, dict[str, list[int]]]) -> None:
+def test_engine_and_untimed_rules_agree_on_who_is_stuck(
+    profile: str, drawn: tuple[int, Programs, dict[str, list[int]]]
+) -> None:
     size, calls, groups = drawn
     program = build_program(size, calls, groups=groups)
     left = simulate_in_order(program, BACKEND_PROFILES[profile], CostModel(CLUSTER, size, size))

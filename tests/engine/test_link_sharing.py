@@ -1,4 +1,6 @@
-"""What is under way at once shares the links: n times as long, never more than a link carries, and nothing where nothing meets."""
+"""What is under way at once shares the links: n times as long, never more than a link carries, and
+nothing where nothing meets.
+"""
 
 from __future__ import annotations
 
@@ -30,22 +32,39 @@ from tests.support.harness import draws
 
 BIG = 1 << 28  # float32 elements: 1 GiB
 LINE = {
-    "name": "line", "collectives": "rails", "call_overhead": "1 us",
-    "device": {"name": "d", "peak": {"float32": "1 TFLOP/s"}, "memory_bandwidth": "1 TB/s", "memory_size": "80 GB"},
+    "name": "line",
+    "collectives": "rails",
+    "call_overhead": "1 us",
+    "device": {
+        "name": "d",
+        "peak": {"float32": "1 TFLOP/s"},
+        "memory_bandwidth": "1 TB/s",
+        "memory_size": "80 GB",
+    },
     "intra": {"kind": "nvlink", "latency": "2 us", "bandwidth": "200 GB/s"},
-    "nics": {"count": 2, "bandwidth": "25 GB/s"}, "network": {"latency": "3 us"},
-}  # fmt: skip
+    "nics": {"count": 2, "bandwidth": "25 GB/s"},
+    "network": {"latency": "3 us"},
+}
 
 
-def taken(nodes: int, per_node: int, cluster: Any, steps: str, backend: str = "nccl", numel: int = BIG) -> Simulation:
+def taken(
+    nodes: int, per_node: int, cluster: Any, steps: str, backend: str = "nccl", numel: int = BIG
+) -> Simulation:
     text = f"name: x\nworld: {{nodes: {nodes}, ranks_per_node: {per_node}}}\nbackend: {backend}\n{steps}"
-    return simulate(loads(text.replace("NUMEL", str(numel))), cluster=cluster, with_verdict=False, with_values=False)
+    return simulate(
+        loads(text.replace("NUMEL", str(numel))),
+        cluster=cluster,
+        with_verdict=False,
+        with_values=False,
+    )
 
 
 def at_once(n: int, op: str = "all_reduce") -> str:
     """n collectives of all ranks at once, each on a group of its own."""
     groups = "".join(f"  g{i}: {list(range(8))}\n" for i in range(n))
-    calls = "".join(f"  - {op}: {{tensor: x, group: g{i}, async: true, as: h{i}}}\n" for i in range(n))
+    calls = "".join(
+        f"  - {op}: {{tensor: x, group: g{i}, async: true, as: h{i}}}\n" for i in range(n)
+    )
     return f"groups:\n{groups}tensors: {{x: {{shape: [NUMEL]}}}}\nprogram:\n{calls}  - wait: [{', '.join(f'h{i}' for i in range(n))}]\n"
 
 
@@ -60,23 +79,35 @@ def sends(n: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "per_node", "cluster"), [(1, 8, "dgx-h100"), (1, 8, "cpu-10gbe"), (8, 1, "dgx-a100"), (8, 1, LINE)]
+    ("nodes", "per_node", "cluster"),
+    [(1, 8, "dgx-h100"), (1, 8, "cpu-10gbe"), (8, 1, "dgx-a100"), (8, 1, LINE)],
 )
-def test_n_equal_transfers_or_collectives_over_one_link_take_n_times_as_long(nodes: int, per_node: int, cluster: Any) -> None:
+def test_n_equal_transfers_or_collectives_over_one_link_take_n_times_as_long(
+    nodes: int, per_node: int, cluster: Any
+) -> None:
     backend = "gloo" if cluster == "cpu-10gbe" else "nccl"
     for steps in (at_once, sends):
-        one, three = (taken(nodes, per_node, cluster, steps(n), backend).makespan_ns for n in (1, 3))
+        one, three = (
+            taken(nodes, per_node, cluster, steps(n), backend).makespan_ns for n in (1, 3)
+        )
         assert three == pytest.approx(3 * one, rel=0.02)
 
 
-def test_eight_reductions_at_once_take_one_two_and_four_times_as_long_with_eight_four_and_two_cards() -> None:
+def test_eight_reductions_at_once_take_one_two_and_four_times_as_long_with_eight_four_and_two_cards() -> (
+    None
+):
     steps = "mesh: {m: 2, l: 8}\ntensors: {x: {shape: [NUMEL]}}\nprogram:\n  - all_reduce: {tensor: x, group: m}\n"
-    times = {n: taken(2, 8, {"preset": "dgx-h100", "nics": {"count": n}}, steps).makespan_ns for n in (8, 4, 2)}
+    times = {
+        n: taken(2, 8, {"preset": "dgx-h100", "nics": {"count": n}}, steps).makespan_ns
+        for n in (8, 4, 2)
+    }
     assert [times[n] / times[8] for n in (4, 2)] == pytest.approx([2, 4], rel=0.02)
 
 
 def test_a_send_beside_a_reduction_through_the_same_card_slows_it_and_is_slowed() -> None:
-    """Ranks 0 and 1 have one card; rank 0 sends to rank 2 on the next machine while rank 1 reduces with rank 3."""
+    """Ranks 0 and 1 have one card; rank 0 sends to rank 2 on the next machine while rank 1 reduces
+    with rank 3.
+    """
     cluster = {**LINE, "nics": {"count": 1, "bandwidth": "25 GB/s"}}
     send = "  - ranks: 0\n    steps: [{send: {tensor: x, dst: 2}}]\n  - ranks: 2\n    steps: [{recv: {tensor: x, src: 0}}]\n"
     reduce = "  - ranks: rank % 2 == 1\n    steps: [{all_reduce: {tensor: x, group: odd}}]\n"
@@ -89,18 +120,27 @@ def test_a_send_beside_a_reduction_through_the_same_card_slows_it_and_is_slowed(
 
 
 def test_compute_and_communication_of_a_rank_slow_each_other_by_the_devices_factors() -> None:
-    """A reduction of some 4 ms beside a kernel of 2 ms: the kernel takes 1.19 times as long, and so long the reduction 1.1 times."""
+    """A reduction of some 4 ms beside a kernel of 2 ms: the kernel takes 1.19 times as long, and so
+    long the reduction 1.1 times.
+    """
     steps = (
         "tensors: {x: {shape: [NUMEL]}}\nprogram:\n  - all_reduce: {tensor: x, async: true, as: h}\n"
         "  - compute: {time: 2 ms}\n  - wait: h\n"
     )
-    alone = taken(1, 8, "dgx-h100", "tensors: {x: {shape: [NUMEL]}}\nprogram:\n  - all_reduce: {tensor: x}\n").makespan_ns
+    alone = taken(
+        1, 8, "dgx-h100", "tensors: {x: {shape: [NUMEL]}}\nprogram:\n  - all_reduce: {tensor: x}\n"
+    ).makespan_ns
     found = taken(1, 8, "dgx-h100", steps)
     trace = found.run.trace
-    work, device = [trace.text("op", int(i)) == "compute" for i in trace["op"]], preset("dgx-h100").device
+    work, device = (
+        [trace.text("op", int(i)) == "compute" for i in trace["op"]],
+        preset("dgx-h100").device,
+    )
     long = int((trace["finished_ns"] - trace["started_ns"])[work][0])
     assert long == pytest.approx(2e6 * device.overlap_compute, abs=2)
-    assert found.makespan_ns == pytest.approx(alone + long * (1 - 1 / device.overlap_transfers), rel=0.002)
+    assert found.makespan_ns == pytest.approx(
+        alone + long * (1 - 1 / device.overlap_transfers), rel=0.002
+    )
 
 
 def test_where_nothing_is_shared_the_fast_engine_stays_and_gives_the_same_nanosecond() -> None:
@@ -108,8 +148,21 @@ def test_where_nothing_is_shared_the_fast_engine_stays_and_gives_the_same_nanose
     ring += "  - recv: {tensor: y, src: (rank - 1) % world_size}\n  - wait: h\n  - compute: {time: 1 ms}\n  - all_reduce: {tensor: y}\n"
     for cluster, backend in (("cpu-10gbe", "gloo"), ("dgx-a100", "gloo"), (LINE, "mpi")):
         for numel in (4, BIG):
-            fast = taken(2, 2, {**cluster_of(cluster), "nics": {**cluster_of(cluster)["nics"], "count": 2}}, ring, backend, numel)
-            ordered = simulate(fast.scenario, cluster=fast.cost.cluster, with_verdict=False, with_values=False, ordered=True)
+            fast = taken(
+                2,
+                2,
+                {**cluster_of(cluster), "nics": {**cluster_of(cluster)["nics"], "count": 2}},
+                ring,
+                backend,
+                numel,
+            )
+            ordered = simulate(
+                fast.scenario,
+                cluster=fast.cost.cluster,
+                with_verdict=False,
+                with_values=False,
+                ordered=True,
+            )
             assert (fast.run.path, ordered.run.path) == ("fast", "ordered")
             for name in ("started_ns", "finished_ns", "returned_ns"):
                 assert fast.run.trace[name].tolist() == ordered.run.trace[name].tolist()
@@ -119,8 +172,12 @@ def cluster_of(cluster: Any) -> dict[str, Any]:
     return cluster if isinstance(cluster, dict) else cluster_from(cluster).to_mapping()
 
 
-def test_messages_alone_are_looked_over_the_short_way_and_the_long_way_with_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """24 random programs of messages on four ranks, one machine or two: the fast run is kept in the same ones, with the same times."""
+def test_messages_alone_are_looked_over_the_short_way_and_the_long_way_with_one_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """24 random programs of messages on four ranks, one machine or two: the fast run is kept in the
+    same ones, with the same times.
+    """
     one = {**LINE, "collectives": "flat", "nics": {"count": 2, "bandwidth": "25 GB/s"}}
     paths: list[list[str]] = []
     for short in (True, False):
@@ -147,13 +204,14 @@ def test_messages_alone_are_looked_over_the_short_way_and_the_long_way_with_one_
 
 @given(
     generator.scenarios(
-        generator.FEATURES - {"async_messages", "batches", "groups", "async_collectives", "links", "lost", "moved"}
+        generator.FEATURES
+        - {"async_messages", "batches", "groups", "async_collectives", "links", "lost", "moved"}
     )
 )
 @settings(max_examples=draws(80))
 def test_what_is_taken_to_be_under_way_alone_and_in_time_is_so(mapping: generator.Mapping) -> None:
-    """The engine looks for shared links and for waits that are too long only in programs that may have them: of the others both are asked
-    here."""
+    """The engine looks for shared links and for waits that are too long only in programs that may
+    have them: of the others both are asked here."""
     program = generator.program_of(mapping)
     profile, cost = BACKEND_PROFILES[program.backend], cost_model(Scenario(**mapping), program)
     linked = LinkedProgram(program, profile)
@@ -165,28 +223,40 @@ def test_what_is_taken_to_be_under_way_alone_and_in_time_is_so(mapping: generato
 
     if engine._never_overlaps(program, misfits, done.conditions):
         assert not overlap.has_overlap(done.conditions, columns, cost)
-    assert engine._exceeds_timeout(program, profile, columns) == exceeds_timeout(program, profile, columns)
+    assert engine._exceeds_timeout(program, profile, columns) == exceeds_timeout(
+        program, profile, columns
+    )
 
 
 def test_shared_links_can_be_switched_off() -> None:
-    one, three = (taken(1, 8, {"preset": "dgx-h100", "shared_links": False}, at_once(n)) for n in (1, 3))
+    one, three = (
+        taken(1, 8, {"preset": "dgx-h100", "shared_links": False}, at_once(n)) for n in (1, 3)
+    )
     assert three.run.path == "fast"
     assert three.makespan_ns == one.makespan_ns
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_nothing_ever_moves_more_bytes_over_a_link_than_it_has(seed: int) -> None:
-    """Random messages and reductions at once, summed from the trace: what begins and ends within a window fits into it, at every port."""
+    """Random messages and reductions at once, summed from the trace: what begins and ends within a
+    window fits into it, at every port.
+    """
     draw = random.Random(seed)
     nodes, per_node, cards = 2, draw.choice((2, 4)), draw.choice((1, 2))
     size, groups, steps, waits = nodes * per_node, list[str](), list[str](), list[str]()
     for i in range(4):
         members = sorted(draw.sample(range(size), draw.randint(2, size)))
         groups.append(f"  g{i}: {members}\n")
-        steps.append(f"  - {{ranks: {members}, all_reduce: {{tensor: z{i}, group: g{i}, async: true, as: h{i}}}}}\n")
+        steps.append(
+            f"  - {{ranks: {members}, all_reduce: {{tensor: z{i}, group: g{i}, async: true, as: h{i}}}}}\n"
+        )
         src, dst = draw.sample(range(size), 2)
-        steps.append(f"  - {{ranks: {src}, isend: {{tensor: x{i}, dst: {dst}, tag: {i}, as: s{i}}}}}\n")
-        steps.append(f"  - {{ranks: {dst}, irecv: {{tensor: y{i}, src: {src}, tag: {i}, as: r{i}}}}}\n")
+        steps.append(
+            f"  - {{ranks: {src}, isend: {{tensor: x{i}, dst: {dst}, tag: {i}, as: s{i}}}}}\n"
+        )
+        steps.append(
+            f"  - {{ranks: {dst}, irecv: {{tensor: y{i}, src: {src}, tag: {i}, as: r{i}}}}}\n"
+        )
         steps.append(f"  - {{ranks: {src}, compute: {{time: {draw.randint(0, 900)} us}}}}\n")
         waits += [
             f"  - {{ranks: {members}, wait: h{i}}}\n",
@@ -195,22 +265,43 @@ def test_nothing_ever_moves_more_bytes_over_a_link_than_it_has(seed: int) -> Non
         ]
     steps += waits
     shapes = [draw.randint(1, 1 << 22) for _ in range(4)]
-    tensors = "".join(f"  x{i}: {{shape: [{n}]}}\n  y{i}: {{like: x{i}}}\n  z{i}: {{like: x{i}}}\n" for i, n in enumerate(shapes))
-    network = {"latency": "3 us", "oversubscription": draw.choice((1, 3)), "leaf": draw.choice((None, 1))}
-    cluster = {**LINE, "nics": {"count": cards, "bandwidth": f"{draw.choice((3, 25))} GB/s"}, "network": network}
-    found = taken(nodes, per_node, cluster, f"groups:\n{''.join(groups)}tensors:\n{tensors}program:\n{''.join(steps)}", "mpi")
+    tensors = "".join(
+        f"  x{i}: {{shape: [{n}]}}\n  y{i}: {{like: x{i}}}\n  z{i}: {{like: x{i}}}\n"
+        for i, n in enumerate(shapes)
+    )
+    network = {
+        "latency": "3 us",
+        "oversubscription": draw.choice((1, 3)),
+        "leaf": draw.choice((None, 1)),
+    }
+    cluster = {
+        **LINE,
+        "nics": {"count": cards, "bandwidth": f"{draw.choice((3, 25))} GB/s"},
+        "network": network,
+    }
+    found = taken(
+        nodes,
+        per_node,
+        cluster,
+        f"groups:\n{''.join(groups)}tensors:\n{tensors}program:\n{''.join(steps)}",
+        "mpi",
+    )
     assert found.outcome == "completes"
     crossings = _crossings(found)
     capacity = LinkPorts(found.cost).capacity
     for port, spans in crossings.items():
         for first, *_ in spans:
             for _, last, _ in spans:
-                moved = sum(nbytes for begin, end, nbytes in spans if begin >= first and end <= last)
+                moved = sum(
+                    nbytes for begin, end, nbytes in spans if begin >= first and end <= last
+                )
                 assert moved <= capacity[port] * max(last - first, 0) * (1 + 1e-6) + 1
 
 
 def _crossings(found: Simulation) -> dict[int, list[tuple[int, int, float]]]:
-    """By port (begin, end, bytes) of what crossed it: of a message all, of a reduction what no schedule can spare."""
+    """By port (begin, end, bytes) of what crossed it: of a message all, of a reduction what no
+    schedule can spare.
+    """
     cost, trace = found.cost, found.run.trace
     ports, spans = LinkPorts(cost), defaultdict[int, list[tuple[int, int, float]]](list)
     groups, seen = dict(trace.header["groups"]), set[int]()
@@ -220,8 +311,12 @@ def _crossings(found: Simulation) -> dict[int, list[tuple[int, int, float]]]:
                 spans[port].append((row.started_ns, row.finished_ns, row.nbytes))
         elif row.op == "all_reduce" and row.match not in seen:
             seen.add(row.match)
-            for port, share in ports.pools.of_collective(OPERATIONS["all_reduce"], groups[row.group]).items():
-                spans[ports.first_pool + port].append((row.started_ns, row.finished_ns, share * row.nbytes))
+            for port, share in ports.pools.of_collective(
+                OPERATIONS["all_reduce"], groups[row.group]
+            ).items():
+                spans[ports.first_pool + port].append(
+                    (row.started_ns, row.finished_ns, share * row.nbytes)
+                )
             nodes: dict[int, list[int]] = defaultdict(list)
             for rank in groups[row.group]:
                 nodes[cost.node(rank)].append(rank)
@@ -236,11 +331,17 @@ def _crossings(found: Simulation) -> dict[int, list[tuple[int, int, float]]]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_shares_are_max_min_fair(seed: int) -> None:
-    """No port is overfull, and who gets less than it can use stands at a full port at which nobody gets more."""
+    """No port is overfull, and who gets less than it can use stands at a full port at which nobody
+    gets more.
+    """
     draw = random.Random(seed)
     capacity = np.array([draw.choice((25.0, 50.0, 400.0)) for _ in range(20)])
     demands = [
-        PortDemand(tuple(draw.sample(range(20), 3)), tuple(draw.choice((0.5, 1.0)) for _ in range(3)), draw.uniform(1, 60))
+        PortDemand(
+            tuple(draw.sample(range(20), 3)),
+            tuple(draw.choice((0.5, 1.0)) for _ in range(3)),
+            draw.uniform(1, 60),
+        )
         for _ in range(24)
     ]
     rates = fair_rates(demands, capacity)
@@ -248,21 +349,30 @@ def test_shares_are_max_min_fair(seed: int) -> None:
     for demand, rate in zip(demands, rates, strict=True):
         used[list(demand.ports)] += np.array(demand.weights) * rate
     assert (used <= capacity * (1 + 1e-9)).all()
-    most = [max((r for d, r in zip(demands, rates, strict=True) if port in d.ports), default=0.0) for port in range(20)]
+    most = [
+        max((r for d, r in zip(demands, rates, strict=True) if port in d.ports), default=0.0)
+        for port in range(20)
+    ]
     for demand, rate in zip(demands, rates, strict=True):
         full = [port for port in demand.ports if used[port] >= capacity[port] * (1 - 1e-9)]
-        assert rate == pytest.approx(demand.rate) or any(rate >= most[port] * (1 - 1e-9) for port in full)
+        assert rate == pytest.approx(demand.rate) or any(
+            rate >= most[port] * (1 - 1e-9) for port in full
+        )
 
 
 def test_n_flows_at_one_port_get_an_nth_each_and_those_that_want_less_leave_the_rest() -> None:
     capacity = np.array([12.0])
     assert fair_rates([PortDemand((0,), (1.0,), 12.0)] * 4, capacity).tolist() == [3.0] * 4
-    assert fair_rates([PortDemand((0,), (1.0,), 12.0)] * 2 + [PortDemand((0,), (1.0,), 2.0)], capacity).tolist() == [
+    assert fair_rates(
+        [PortDemand((0,), (1.0,), 12.0)] * 2 + [PortDemand((0,), (1.0,), 2.0)], capacity
+    ).tolist() == [
         5.0,
         5.0,
         2.0,
     ]
-    slow = [PortDemand((0,), (1.0,), 1.0)] * 2 + [PortDemand((0,), (1.0,), 0.25)]  # less than a byte each ns
+    slow = [PortDemand((0,), (1.0,), 1.0)] * 2 + [
+        PortDemand((0,), (1.0,), 0.25)
+    ]  # less than a byte each ns
     assert fair_rates(slow, np.array([1.0])).tolist() == [0.375, 0.375, 0.25]
 
 
@@ -273,8 +383,13 @@ def test_ranks_have_cards_in_common_where_a_machine_has_fewer_cards_than_ranks()
     assert not LinkPorts(CostModel(preset("aws-p4d"), 8, 8)).shared_cards
 
 
-#: Two machines on a leaf switch, whose way up has half of their cards' bandwidth; no other latency than the call's.
-LEAVES = {**LINE, "nics": {"count": 2, "bandwidth": "25 GB/s"}, "network": {"latency": "0 us", "leaf": 2, "oversubscription": 2}}
+#: Two machines on a leaf switch, whose way up has half of their cards' bandwidth; no other latency
+#: than the call's.
+LEAVES = {
+    **LINE,
+    "nics": {"count": 2, "bandwidth": "25 GB/s"},
+    "network": {"latency": "0 us", "leaf": 2, "oversubscription": 2},
+}
 
 
 def messages(pairs: list[tuple[int, int]]) -> str:
@@ -287,26 +402,45 @@ def messages(pairs: list[tuple[int, int]]) -> str:
 
 
 def test_the_way_up_from_a_leaf_switch_is_shared_by_all_that_leaves_it_and_nothing_else() -> None:
-    """Four machines of two: 0 to 3 are on one leaf. Its way up has two cards' bandwidth: two messages fit, four take twice as long."""
+    """Four machines of two: 0 to 3 are on one leaf. Its way up has two cards' bandwidth: two
+    messages fit, four take twice as long.
+    """
     one, two, four = (
-        taken(4, 2, LEAVES, messages([(rank, rank + 4) for rank in range(n)]), "mpi").makespan_ns for n in (1, 2, 4)
+        taken(4, 2, LEAVES, messages([(rank, rank + 4) for rank in range(n)]), "mpi").makespan_ns
+        for n in (1, 2, 4)
     )
-    inside = taken(4, 2, LEAVES, messages([(rank, (rank + 2) % 4) for rank in range(2)] + [(4, 6), (5, 7)]), "mpi").makespan_ns
+    inside = taken(
+        4,
+        2,
+        LEAVES,
+        messages([(rank, (rank + 2) % 4) for rank in range(2)] + [(4, 6), (5, 7)]),
+        "mpi",
+    ).makespan_ns
     always = {**LEAVES, "network": {"latency": "0 us", "oversubscription": 2}}
 
     assert [two, inside] == pytest.approx([one, one], rel=0.001)
     assert four == pytest.approx(2 * one, rel=0.001)
-    assert taken(4, 2, always, messages([(0, 4)]), "mpi").makespan_ns == pytest.approx(2 * one, rel=0.001)
+    assert taken(4, 2, always, messages([(0, 4)]), "mpi").makespan_ns == pytest.approx(
+        2 * one, rel=0.001
+    )
 
 
 def test_reductions_of_the_rails_and_an_exchange_among_all_meet_at_the_leaf() -> None:
-    """A reduction for each of two cards: beside each other where the way up has room, twice as long where it has not; what every rank
-    sends to all is bound by it alone."""
-    leaves = {k: {**LEAVES, "network": {"latency": "0 us", "leaf": 2, "oversubscription": k}} for k in (1, 8)}
+    """A reduction for each of two cards: beside each other where the way up has room, twice as long
+    where it has not; what every rank sends to all is bound by it alone."""
+    leaves = {
+        k: {**LEAVES, "network": {"latency": "0 us", "leaf": 2, "oversubscription": k}}
+        for k in (1, 8)
+    }
     steps = "mesh: {m: 4, l: 2}\ntensors: {x: {shape: [NUMEL]}}\nprogram:\n  - {ranks: l <= LAST, all_reduce: {tensor: x, group: m}}\n"
-    wide, narrow = ([taken(4, 2, leaves[k], steps.replace("LAST", last)).makespan_ns for last in ("0", "1")] for k in (1, 8))
+    wide, narrow = (
+        [taken(4, 2, leaves[k], steps.replace("LAST", last)).makespan_ns for last in ("0", "1")]
+        for k in (1, 8)
+    )
     exchange = [
-        CostModel(cluster_from(leaves[k]), 8, 2).collective_ns(OPERATIONS["all_to_all_single"], tuple(range(8)), 1 << 30, 0)
+        CostModel(cluster_from(leaves[k]), 8, 2).collective_ns(
+            OPERATIONS["all_to_all_single"], tuple(range(8)), 1 << 30, 0
+        )
         for k in (1, 8)
     ]
 
@@ -317,18 +451,34 @@ def test_reductions_of_the_rails_and_an_exchange_among_all_meet_at_the_leaf() ->
 
 
 def test_slots_behind_one_pcie_switch_share_its_way_up() -> None:
-    """Ranks 0 and 1 send to 2 and 3, behind the other switch: half as fast each; within a switch both are alone."""
-    intra: dict[str, Any] = {"kind": "pcie", "latency": "2 us", "bandwidth": "24 GB/s", "per_switch": 2}
+    """Ranks 0 and 1 send to 2 and 3, behind the other switch: half as fast each; within a switch
+    both are alone.
+    """
+    intra: dict[str, Any] = {
+        "kind": "pcie",
+        "latency": "2 us",
+        "bandwidth": "24 GB/s",
+        "per_switch": 2,
+    }
     pcie = {**LINE, "intra": intra}
-    apart, within = (taken(1, 4, pcie, messages(pairs), "mpi").makespan_ns for pairs in ([(0, 2), (1, 3)], [(0, 1), (2, 3)]))
+    apart, within = (
+        taken(1, 4, pcie, messages(pairs), "mpi").makespan_ns
+        for pairs in ([(0, 2), (1, 3)], [(0, 1), (2, 3)])
+    )
     ports = LinkPorts(CostModel(cluster_from(pcie), 4, 4))
 
     assert apart == pytest.approx(2 * within, rel=0.001)
-    assert {ports.name(port) for port in ports.of_message(0, 3).ports} >= {"pcie switch 0 out", "pcie switch 1 in"}
-    assert not LinkPorts(CostModel(cluster_from({**pcie, "intra": {**intra, "per_switch": 4}}), 4, 4)).pools.levels
+    assert {ports.name(port) for port in ports.of_message(0, 3).ports} >= {
+        "pcie switch 0 out",
+        "pcie switch 1 in",
+    }
+    assert not LinkPorts(
+        CostModel(cluster_from({**pcie, "intra": {**intra, "per_switch": 4}}), 4, 4)
+    ).pools.levels
 
 
-#: An operation of each kind, and bytes out of and into the cards of a node with 3 of 4 ranks and of one with the last, which is the root.
+#: An operation of each kind, and bytes out of and into the cards of a node with 3 of 4 ranks and of
+#: one with the last, which is the root.
 UNEVEN = {
     "all_reduce": ((1, 1), (1, 1)),
     "all_gather_into_tensor": ((0.75, 0.25), (0.25, 0.75)),
@@ -341,7 +491,9 @@ UNEVEN = {
 
 
 @pytest.mark.parametrize("op", UNEVEN)
-def test_of_nodes_that_are_not_alike_each_sends_what_it_has_and_takes_what_it_lacks(op: str) -> None:
+def test_of_nodes_that_are_not_alike_each_sends_what_it_has_and_takes_what_it_lacks(
+    op: str,
+) -> None:
     cost = CostModel(cluster_from({**LINE, "nics": {"count": 1, "bandwidth": "25 GB/s"}}), 6, 3)
     ports = LinkPorts(cost)
     asked = ports.asked(OPERATIONS[op], (0, 1, 2, 5), 5)
@@ -352,18 +504,24 @@ def test_of_nodes_that_are_not_alike_each_sends_what_it_has_and_takes_what_it_la
 
 @pytest.mark.parametrize("op", UNEVEN)
 @pytest.mark.parametrize("counts", [(1, 3, 2), (5, 1), (2, 2, 2), (4, 1, 1, 4)])
-def test_what_leaves_some_parts_of_a_group_enters_others_and_alike_parts_pass_alike(op: str, counts: tuple[int, ...]) -> None:
+def test_what_leaves_some_parts_of_a_group_enters_others_and_alike_parts_pass_alike(
+    op: str, counts: tuple[int, ...]
+) -> None:
     found, n = traffic_across_cuts(OPERATIONS[op], counts, 1), sum(counts)
 
     assert sum(part.out for part in found) == pytest.approx(sum(part.into for part in found))
     if len(set(counts)) == 1 and op not in ("gather", "scatter"):
-        share = OPERATIONS[op].busbw_factor(len(counts)) * (counts[0] if op == "all_to_all_single" else 1)
+        share = OPERATIONS[op].busbw_factor(len(counts)) * (
+            counts[0] if op == "all_to_all_single" else 1
+        )
         assert found == [pytest.approx((share, share))] * len(counts)
     assert max(max(part) for part in found) <= n
 
 
 def test_a_gather_is_bound_by_the_way_into_its_roots_leaf_and_by_no_other() -> None:
-    """Eight machines of two, two on a leaf whose way up has 0.25 GB/s: 12 of 16 parts of a GiB pass the root's."""
+    """Eight machines of two, two on a leaf whose way up has 0.25 GB/s: 12 of 16 parts of a GiB pass
+    the root's.
+    """
     narrow = {
         **LINE,
         "nics": {"count": 2, "bandwidth": "25 GB/s"},
@@ -375,5 +533,8 @@ def test_a_gather_is_bound_by_the_way_into_its_roots_leaf_and_by_no_other() -> N
     assert {cost.pools.name(port): share for port, share in ports.items()} == pytest.approx(
         {"leaf 1 in": 0.75, "leaf 0 out": 0.25, "leaf 2 out": 0.25, "leaf 3 out": 0.25}
     )
-    ns = [cost.collective_ns(OPERATIONS["gather"], tuple(range(16)), nbytes, 5) for nbytes in (0, 1 << 30)]
+    ns = [
+        cost.collective_ns(OPERATIONS["gather"], tuple(range(16)), nbytes, 5)
+        for nbytes in (0, 1 << 30)
+    ]
     assert ns[1] - ns[0] == pytest.approx(0.75 * (1 << 30) / (2 * 2 * 25 / 400), rel=1e-6)

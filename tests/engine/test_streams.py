@@ -1,4 +1,6 @@
-"""Calls on named streams under nccl: what runs beside what, and who waits for whom. Elsewhere a stream's name changes nothing."""
+"""Calls on named streams under nccl: what runs beside what, and who waits for whom. Elsewhere a
+stream's name changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ def ran(calls: list[dict[str, Any]], backend: str = "nccl") -> SimulatedRun:
     """Two ranks that make the same calls, under both engines, which must agree."""
     program = build_program(2, {0: calls, 1: calls}, backend=backend, options={"init": "eager"})
     cost = CostModel(cluster_from("cpu-10gbe"), 2, 2)
-    fast, ordered = (run_program(program, BACKEND_PROFILES[backend], cost, ordered=slow) for slow in (False, True))
+    fast, ordered = (
+        run_program(program, BACKEND_PROFILES[backend], cost, ordered=slow)
+        for slow in (False, True)
+    )
     for name in ("posted_ns", "returned_ns", "started_ns", "finished_ns", "waited_ns"):
         assert np.array_equal(fast.trace[name], ordered.trace[name]), name
     return fast
@@ -85,10 +90,19 @@ def test_a_wait_joins_the_stream_that_is_current_and_no_other() -> None:
 
 def test_messages_join_the_stream_that_issues_them() -> None:
     def rank(op: str, peer: int) -> list[dict[str, Any]]:
-        return [compute(4, "copy"), {"op": op, "peer": peer, "numel": 4, "queue": "copy"}, compute(1, "copy"), compute(1)]
+        return [
+            compute(4, "copy"),
+            {"op": op, "peer": peer, "numel": 4, "queue": "copy"},
+            compute(1, "copy"),
+            compute(1),
+        ]
 
-    program = build_program(2, {0: rank("send", 1), 1: rank("recv", 0)}, backend="nccl", options={"init": "eager"})
-    done = run_program(program, BACKEND_PROFILES["nccl"], CostModel(cluster_from("cpu-10gbe"), 2, 2))
+    program = build_program(
+        2, {0: rank("send", 1), 1: rank("recv", 0)}, backend="nccl", options={"init": "eager"}
+    )
+    done = run_program(
+        program, BACKEND_PROFILES["nccl"], CostModel(cluster_from("cpu-10gbe"), 2, 2)
+    )
     started = [int(n) for n in done.trace["started_ns"][4:]]
 
     assert started[1] == 4 * MS
@@ -96,7 +110,9 @@ def test_messages_join_the_stream_that_issues_them() -> None:
     assert started[3] == 0
 
 
-def test_collectives_of_one_communicator_run_in_the_order_of_their_issue_whatever_the_stream() -> None:
+def test_collectives_of_one_communicator_run_in_the_order_of_their_issue_whatever_the_stream() -> (
+    None
+):
     assert started_ms([compute(5), all_reduce(), all_reduce("reduce")], 2) > 5
 
 
@@ -110,7 +126,11 @@ def test_without_streams_their_names_change_nothing(backend: str) -> None:
         compute(3),
         wait("h", "reduce"),
     ]
-    plain = [{k: v for k, v in call.items() if k != "queue"} for call in calls if call["op"] != "wait_stream"]
+    plain = [
+        {k: v for k, v in call.items() if k != "queue"}
+        for call in calls
+        if call["op"] != "wait_stream"
+    ]
 
     assert ran(calls, backend).makespan_ns == ran(plain, backend).makespan_ns
 

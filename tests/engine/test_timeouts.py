@@ -1,4 +1,6 @@
-"""Timeouts: a standstill never ends by one, but a wait that outlasts its group's while others move does."""
+"""Timeouts: a standstill never ends by one, but a wait that outlasts its group's while others move
+does.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,16 @@ from tests.support.gloo_observed import REDUCE, SECOND, coll, group, irecv, paus
 MINUTE = 60 * SECOND
 
 
-def simulated(backend: str, *ranks: list[dict[str, Any]], timeout: int | None = SECOND, **more: Any) -> SimulatedRun:
+def simulated(
+    backend: str, *ranks: list[dict[str, Any]], timeout: int | None = SECOND, **more: Any
+) -> SimulatedRun:
     options = {"timeout_ns": timeout, **more}
     program = build_program(len(ranks), dict(enumerate(ranks)), backend=backend, options=options)
-    return run_program(program, BACKEND_PROFILES[backend], CostModel(default_cluster(backend), len(ranks), len(ranks)))
+    return run_program(
+        program,
+        BACKEND_PROFILES[backend],
+        CostModel(default_cluster(backend), len(ranks), len(ranks)),
+    )
 
 
 def ends(done: SimulatedRun) -> list[tuple[str, int]]:
@@ -29,7 +37,9 @@ def ends(done: SimulatedRun) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("call", [(recv(1), send(0)), (REDUCE, REDUCE)])
-def test_a_rank_that_waits_too_long_raises_and_its_partner_finds_the_connection_closed(call: tuple[dict[str, Any], ...]) -> None:
+def test_a_rank_that_waits_too_long_raises_and_its_partner_finds_the_connection_closed(
+    call: tuple[dict[str, Any], ...],
+) -> None:
     done = simulated("gloo", [call[0]], [pause(3), call[1]])
     assert done.outcome == "raises"
     assert ends(done) == [("raised", 1), ("raised", 3)]
@@ -58,11 +68,16 @@ def test_a_message_comes_in_time_when_it_comes_within_the_timeout() -> None:
 
 
 def test_the_clock_of_a_message_starts_with_its_wait() -> None:
-    assert simulated("gloo", [irecv(1, "w"), pause(2.5), wait("w")], [pause(3), send(0)]).outcome == "completes"
+    assert (
+        simulated("gloo", [irecv(1, "w"), pause(2.5), wait("w")], [pause(3), send(0)]).outcome
+        == "completes"
+    )
 
 
 def test_the_clock_of_a_collective_starts_with_the_collective() -> None:
-    """G10: the group is closed while the host is elsewhere; it finds out when it waits, and other groups live on."""
+    """G10: the group is closed while the host is elsewhere; it finds out when it waits, and other
+    groups live on.
+    """
     made = group("g", 0, 1, timeout_s=60)
     later = [pause(3), coll("all_reduce", group="g"), coll("broadcast", root=0)]
     start = coll("all_reduce", **{"async": True, "handle": "w"})
@@ -75,7 +90,9 @@ def test_the_clock_of_a_collective_starts_with_the_collective() -> None:
 def test_making_a_group_waits_a_second_longer() -> None:
     calls = [group("g", 0, 1, timeout_s=1)]
     assert simulated("gloo", calls, [pause(1.5), *calls]).outcome == "completes"
-    assert simulated("gloo", calls, [pause(2.5), *calls]).final_state.ends[0].message == "Wait timeout"
+    assert (
+        simulated("gloo", calls, [pause(2.5), *calls]).final_state.ends[0].message == "Wait timeout"
+    )
 
 
 def test_timeouts_are_the_back_ends_own_unless_the_program_says_otherwise() -> None:
@@ -87,17 +104,24 @@ def test_timeouts_are_the_back_ends_own_unless_the_program_says_otherwise() -> N
 
 
 def test_the_watchdog_of_nccl_counts_from_the_hosts_call() -> None:
-    """The all_reduce is enqueued at once and finished behind three seconds of work on its stream."""
+    """The all_reduce is enqueued at once and finished behind three seconds of work on its
+    stream.
+    """
     work = {"op": "compute", "time_ns": 3 * SECOND}
     done = simulated("nccl", [work, REDUCE], [work, REDUCE], init="eager")
     assert done.outcome == "crashes"
     assert done.findings[0].code == "DS804"
     assert "Watchdog" in done.final_state.ends[0].message
-    assert simulated("nccl", [work, REDUCE], [work, REDUCE], timeout=4 * SECOND, init="eager").outcome == "completes"
+    assert (
+        simulated("nccl", [work, REDUCE], [work, REDUCE], timeout=4 * SECOND, init="eager").outcome
+        == "completes"
+    )
 
 
 def test_a_host_is_not_further_ahead_of_its_device_than_the_launch_queue_holds() -> None:
-    """Seconds of work in small pieces: each call is enqueued when there is room, so none waits for long."""
+    """Seconds of work in small pieces: each call is enqueued when there is room, so none waits for
+    long.
+    """
     piece = [{"op": "compute", "time_ns": SECOND // LAUNCH_QUEUE_DEPTH // 4}, REDUCE]
     steps = piece * (4 * LAUNCH_QUEUE_DEPTH)
     done = simulated("nccl", steps, steps, init="eager")
@@ -111,29 +135,52 @@ def test_mpi_knows_no_timeout() -> None:
 
 def monitored(*steps: str, call: str = "{timeout: 1 s}", who: str = "rank < 2") -> SimulatedRun:
     """Three ranks, of which some make a monitored_barrier, and what is done besides."""
-    lines = "".join(f"  - {step}\n" for step in (f"{{monitored_barrier: {call}, ranks: {who}}}", *steps))
-    return simulate(loads(f"world: 3\noptions: {{timeout: 3 s}}\ntensors: {{x: {{shape: [4]}}}}\nprogram:\n{lines}")).run
+    lines = "".join(
+        f"  - {step}\n" for step in (f"{{monitored_barrier: {call}, ranks: {who}}}", *steps)
+    )
+    return simulate(
+        loads(
+            f"world: 3\noptions: {{timeout: 3 s}}\ntensors: {{x: {{shape: [4]}}}}\nprogram:\n{lines}"
+        )
+    ).run
 
 
 @pytest.mark.parametrize(
     "instead",
-    [(), ("{recv: {tensor: x, src: 0}, ranks: 2}",), ("{barrier: , ranks: 2}",), ("{compute: {time: 2500 ms}, ranks: 2}",),
-     ("{recv: {tensor: x, src: 1}, ranks: 2}", "{send: {tensor: x, dst: 2}, ranks: 1}")],
+    [
+        (),
+        ("{recv: {tensor: x, src: 0}, ranks: 2}",),
+        ("{barrier: , ranks: 2}",),
+        ("{compute: {time: 2500 ms}, ranks: 2}",),
+        ("{recv: {tensor: x, src: 1}, ranks: 2}", "{send: {tensor: x, dst: 2}, ranks: 1}"),
+    ],
     ids=["ends", "waits for rank 0", "another call", "computes", "waits for a peer"],
-)  # fmt: skip
-def test_a_monitored_barrier_that_cannot_be_passed_raises_and_names_who_is_missing(instead: tuple[str, ...]) -> None:
-    """Whatever the missing rank does: observed as `coll.one_missing.monitored_barrier`. Its peers lose the connection."""
+)
+def test_a_monitored_barrier_that_cannot_be_passed_raises_and_names_who_is_missing(
+    instead: tuple[str, ...],
+) -> None:
+    """Whatever the missing rank does: observed as `coll.one_missing.monitored_barrier`. Its peers
+    lose the connection.
+    """
     done = monitored(*instead)
     first, second = done.final_state.ends[:2]
 
     assert done.outcome == "raises"
     assert (first.status, first.at_ns // SECOND) == ("raised", 1)
     assert first.message == "[Rank 0]: Rank 2 failed to pass monitoredBarrier in 1000 ms"
-    assert (second.status, second.message.partition(".")[0]) == ("raised", "Connection closed by peer")
-    assert done.findings[0].message == "rank 0 raises in monitored_barrier after 1 s: rank 2 has not come"
+    assert (second.status, second.message.partition(".")[0]) == (
+        "raised",
+        "Connection closed by peer",
+    )
+    assert (
+        done.findings[0].message
+        == "rank 0 raises in monitored_barrier after 1 s: rank 2 has not come"
+    )
 
 
-def test_a_monitored_barrier_names_all_who_are_missing_when_asked_to_and_its_own_rank_0_can_be_missing() -> None:
+def test_a_monitored_barrier_names_all_who_are_missing_when_asked_to_and_its_own_rank_0_can_be_missing() -> (
+    None
+):
     two = monitored(call="{timeout: 1 s, wait_all_ranks: true}", who="rank == 0").final_state.ends
     without = monitored(who="rank > 0").final_state.ends
 

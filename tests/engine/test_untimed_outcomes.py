@@ -28,28 +28,41 @@ from tests.support.harness import draws
 from tests.support.random_programs import Plain, any_programs, valid_programs
 
 OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("gloo", {}), ("mpi", {}), ("mpi", {"eager_limit": -1}), ("nccl", {}), ("nccl", {"init": "eager"}), ("nccl", {"buffsize": -1}),
+    ("gloo", {}),
+    ("mpi", {}),
+    ("mpi", {"eager_limit": -1}),
+    ("nccl", {}),
+    ("nccl", {"init": "eager"}),
+    ("nccl", {"buffsize": -1}),
     ("nccl", {"init": "eager", "buffsize": 400}),
-)  # fmt: skip
+)
 
 
 def without_clock(program: Program, profile: BackendProfile) -> bool | None:
-    """Does it complete, and all that met fits, as a run without prices tells; None where order decides."""
+    """Does it complete, and all that met fits, as a run without prices tells; None where order
+    decides.
+    """
     linked = LinkedProgram(program, profile)
     if why_order_matters(linked) is not None:
         return None
     done = run_local_clocks(linked, CompletionConditions(linked, None))
-    return all(host.ended for host in done.hosts) and not list(ProgramMismatches(linked).met(done.posted))
+    return all(host.ended for host in done.hosts) and not list(
+        ProgramMismatches(linked).met(done.posted)
+    )
 
 
 @settings(max_examples=draws(80), deadline=None)
 @given(any_programs())
 def test_what_surely_completes_does_complete(plain: Plain) -> None:
     for backend, options in OPTIONS:
-        program = build_program(plain.world_size, plain.programs, groups=plain.groups, backend=backend, options=options)
+        program = build_program(
+            plain.world_size, plain.programs, groups=plain.groups, backend=backend, options=options
+        )
         profile = BACKEND_PROFILES[backend]
         cost = CostModel(default_cluster(backend), program.world_size, program.local_size)
-        if without_clock(program, profile) is True or (profile.device and surely(program, profile, cost)):
+        if without_clock(program, profile) is True or (
+            profile.device and surely(program, profile, cost)
+        ):
             left = simulate_in_order(program, profile, cost)
             assert (outcome_of_ordered_run(left), left.mismatches) == ("completes", ())
 
@@ -67,19 +80,28 @@ def test_correct_programs_are_seen_to_complete_without_a_clock(plain: Plain) -> 
 @given(any_programs())
 def test_what_happens_in_time_is_among_what_every_order_allows(plain: Plain) -> None:
     """Receives of odd ranks take any sender."""
-    programs = {rank: [_opened(call) if rank % 2 else call for call in calls] for rank, calls in plain.programs.items()}
+    programs = {
+        rank: [_opened(call) if rank % 2 else call for call in calls]
+        for rank, calls in plain.programs.items()
+    }
     for backend in ("gloo", "mpi"):
         program = build_program(plain.world_size, programs, groups=plain.groups, backend=backend)
         cost = CostModel(default_cluster(backend), program.world_size, program.local_size)
         left = simulate_in_order(program, BACKEND_PROFILES[backend], cost)
         found = search_event_orders(LinkedProgram(program, BACKEND_PROFILES[backend]), 300)
         if found.complete:
-            outcomes = {worst_outcome(end.final_state, (note.outcome for note in end.notes)) for end in found.ends}
+            outcomes = {
+                worst_outcome(end.final_state, (note.outcome for note in end.notes))
+                for end in found.ends
+            }
             assert outcome_of_ordered_run(left) in outcomes
 
 
 LEAVES = [
-    [{"op": "send", "peer": 1, "numel": 300, "dtype": "uint8"}, {"op": "all_reduce_coalesced", "numels": [2], "numel": 2}],
+    [
+        {"op": "send", "peer": 1, "numel": 300, "dtype": "uint8"},
+        {"op": "all_reduce_coalesced", "numels": [2], "numel": 2},
+    ],
     [
         {"op": "irecv", "peer": None, "numel": 1, "dtype": "uint8", "handle": "h"},
         {"op": "all_reduce_coalesced", "numels": [2], "numel": 2},
@@ -89,11 +111,15 @@ LEAVES = [
 
 
 def test_a_rank_that_raises_may_have_been_ended_otherwise_before() -> None:
-    """mpi refuses the coalesced call; a message that is too long for the open receive ends the rank if it is there first."""
+    """mpi refuses the coalesced call; a message that is too long for the open receive ends the rank
+    if it is there first.
+    """
     program = build_program(2, dict(enumerate(LEAVES)), backend="mpi")
     found = search_event_orders(LinkedProgram(program, BACKEND_PROFILES["mpi"]), 300)
     assert found.complete
-    assert {worst_outcome(end.final_state, (note.outcome for note in end.notes)) for end in found.ends} == {"raises", "crashes"}
+    assert {
+        worst_outcome(end.final_state, (note.outcome for note in end.notes)) for end in found.ends
+    } == {"raises", "crashes"}
     assert backend_outcome(program, BACKEND_PROFILES["mpi"]).possible == ("crashes", "raises")
 
 
@@ -125,7 +151,9 @@ program:
 
 
 @pytest.mark.parametrize("backend", BACKEND_PROFILES)
-def test_a_long_program_is_judged_without_following_the_order_of_events(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_program_is_judged_without_following_the_order_of_events(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """64 ranks of 10 000 calls each would take the time-ordered engine minutes."""
     program = lower(loads(LONG))
     monkeypatch.setattr("distsim.engine.backend_outcomes.simulate_in_order", None)
@@ -133,7 +161,10 @@ def test_a_long_program_is_judged_without_following_the_order_of_events(backend:
 
 
 def test_work_that_may_outlast_a_timeout_is_simulated() -> None:
-    late = [[{"op": "recv", "peer": 1}], [{"op": "sleep", "time_ns": 3 * 10**9}, {"op": "send", "peer": 0}]]
+    late = [
+        [{"op": "recv", "peer": 1}],
+        [{"op": "sleep", "time_ns": 3 * 10**9}, {"op": "send", "peer": 0}],
+    ]
     program = build_program(2, dict(enumerate(late)), options={"timeout_ns": 10**9})
     assert backend_outcome(program, BACKEND_PROFILES["gloo"]).outcome == "raises"
     assert backend_outcome(program, BACKEND_PROFILES["mpi"]).outcome == "completes"
@@ -151,7 +182,9 @@ def _under(backend: str, *ranks: list[dict[str, Any]]) -> tuple[str, tuple[str, 
 
 
 def test_whether_a_dropped_send_arrives_on_gloo_depends_on_who_comes_first() -> None:
-    """G4: it is cancelled unless its receiver waits already, as `p2p.isend_dropped_recv_already_posted` has it."""
+    """G4: it is cancelled unless its receiver waits already, as
+    `p2p.isend_dropped_recv_already_posted` has it.
+    """
     assert _under("gloo", [_SENT], [_TAKEN]) == ("hangs", ("hangs", "completes"))
     assert _under("nccl", [_SENT], [_TAKEN]) == ("completes", ("completes",))
 
@@ -159,7 +192,11 @@ def test_whether_a_dropped_send_arrives_on_gloo_depends_on_who_comes_first() -> 
 def test_a_dropped_send_whose_receiver_surely_waits_always_arrives() -> None:
     first = {"op": "irecv", "peer": 0, "numel": 4, "handle": "h"}
     ready = [{"op": "recv", "peer": 1, "numel": 1, "tag": 7}, _SENT]
-    waits = [first, {"op": "send", "peer": 0, "numel": 1, "tag": 7}, {"op": "wait", "handles": ["h"]}]
+    waits = [
+        first,
+        {"op": "send", "peer": 0, "numel": 1, "tag": 7},
+        {"op": "wait", "handles": ["h"]},
+    ]
     assert _under("gloo", ready, waits) == ("completes", ("completes",))
 
 
@@ -177,7 +214,9 @@ def test_a_real_run_that_took_another_order_of_events_agrees() -> None:
 
 
 def test_a_new_group_of_members_only_completes_on_gloo_and_is_a_deadlock_all_the_same() -> None:
-    """The verdict is the contract's: a run that completes under gloo does not spare it where a new_group has to meet."""
+    """The verdict is the contract's: a run that completes under gloo does not spare it where a
+    new_group has to meet.
+    """
     text = """world: 3
 backend: gloo
 tensors: {x: {shape: [4]}}
@@ -187,7 +226,10 @@ program:
 """
     found = simulate(loads(text))
 
-    assert (found.outcome, found.verdict.verdict if found.verdict else "") == ("completes", "deadlock")
+    assert (found.outcome, found.verdict.verdict if found.verdict else "") == (
+        "completes",
+        "deadlock",
+    )
 
 
 def test_a_batch_on_a_group_that_its_rank_never_made_is_refused() -> None:
@@ -204,7 +246,9 @@ program:
     assert {finding.code for finding in found.findings} >= {"DS104"}
 
 
-def test_a_new_group_beside_an_asynchronous_collective_waits_for_the_one_lock_of_mpi_in_either_engine() -> None:
+def test_a_new_group_beside_an_asynchronous_collective_waits_for_the_one_lock_of_mpi_in_either_engine() -> (
+    None
+):
     text = """world: 2
 backend: mpi
 program:
@@ -213,4 +257,7 @@ program:
 """
     program = lower(loads(text))
 
-    assert why_order_matters(LinkedProgram(program, BACKEND_PROFILES["mpi"])) == "the process's one lock decides who comes first"
+    assert (
+        why_order_matters(LinkedProgram(program, BACKEND_PROFILES["mpi"]))
+        == "the process's one lock decides who comes first"
+    )

@@ -1,4 +1,6 @@
-"""Every finding has a scenario that has it and one that has not: scenarios/findings/ds301_circle.yaml and ds301_repaired.yaml."""
+"""Every finding has a scenario that has it and one that has not:
+scenarios/findings/ds301_circle.yaml and ds301_repaired.yaml.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def checked(path: Path, code: str) -> CheckResult:
 
 @each_code
 def test_the_faulty_scenario_has_its_finding_as_its_page_says(code: str) -> None:
-    """The severity is the page's; the message is a sentence, the help says what to do, the places are in the file."""
+    """The severity is the page's; the message is a sentence, the help says what to do, the places
+    are in the file.
+    """
     faulty, _ = files(code)
     found = [f for f in checked(faulty, code).findings if f.code == code]
 
@@ -80,4 +84,6 @@ def test_what_a_scenario_expects_comes_true(path: Path) -> None:
 
 
 def test_there_are_two_scenarios_for_each_code_and_no_other() -> None:
-    assert sorted(FOLDER.glob("*.yaml")) == sorted(path for code in OF_SCENARIOS for path in files(code))
+    assert sorted(FOLDER.glob("*.yaml")) == sorted(
+        path for code in OF_SCENARIOS for path in files(code)
+    )

@@ -26,26 +26,44 @@ def test_codes_are_in_order_and_their_group_gives_their_verdict() -> None:
 
     assert list(CODES) == sorted(CODES)
     assert all(re.fullmatch(r"DS[1-9]\d\d", code) for code in CODES)
-    assert {code: info.verdict for code, info in CODES.items()} == {code: classes.get(code[2]) for code in CODES}
+    assert {code: info.verdict for code, info in CODES.items()} == {
+        code: classes.get(code[2]) for code in CODES
+    }
 
 
 def test_every_code_of_a_class_but_a_leak_is_an_error() -> None:
-    assert {i.code for i in CODES.values() if i.verdict not in (None, "leak") and i.severity != "error"} == set()
+    assert {
+        i.code for i in CODES.values() if i.verdict not in (None, "leak") and i.severity != "error"
+    } == set()
 
 
 def test_every_code_has_a_page_of_eighty_columns() -> None:
     parts = ("What it is", "What happens", "What to do", " that has it\n")
     pages = {code: explain_code(code) for code in CODES}
 
-    assert [code for code, page in pages.items() if not page.startswith(f"{code}  {CODES[code].title}\n")] == []
-    assert [(code, part) for code, page in pages.items() for part in parts if part not in page] == []
-    lines = [(code, line) for code, page in pages.items() for line in page.partition(" that has it\n")[0].splitlines()]
+    assert [
+        code
+        for code, page in pages.items()
+        if not page.startswith(f"{code}  {CODES[code].title}\n")
+    ] == []
+    assert [
+        (code, part) for code, page in pages.items() for part in parts if part not in page
+    ] == []
+    lines = [
+        (code, line)
+        for code, page in pages.items()
+        for line in page.partition(" that has it\n")[0].splitlines()
+    ]
     assert [pair for pair in lines if len(pair[1]) > 80] == []
 
 
-@pytest.mark.parametrize("code", [code for code in CODES if code not in BOUNDED and not CODES[code].of_scripts])
+@pytest.mark.parametrize(
+    "code", [code for code in CODES if code not in BOUNDED and not CODES[code].of_scripts]
+)
 def test_the_example_of_a_code_has_its_finding(code: str) -> None:
-    """The page's own scenario is read, lowered and checked; the finding has the severity that the page states."""
+    """The page's own scenario is read, lowered and checked; the finding has the severity that the
+    page states.
+    """
     found = [f for f in findings(CODES[code].example) if f.code == code]
 
     assert found

@@ -11,8 +11,15 @@ from tests.support.harness import Cli
 
 def _wait(first: int, line: int = 4) -> Finding:
     ranks = (first, first + 1)
-    return Finding("DS301", "error", f"ranks {first} → {first + 1} → {first} wait for each other", ranks, ranks, ("receive first",),
-                   tuple(SourceLocation("f.yaml", line, 5, "send", rank) for rank in ranks))  # fmt: skip
+    return Finding(
+        "DS301",
+        "error",
+        f"ranks {first} → {first + 1} → {first} wait for each other",
+        ranks,
+        ranks,
+        ("receive first",),
+        tuple(SourceLocation("f.yaml", line, 5, "send", rank) for rank in ranks),
+    )
 
 
 def test_the_first_of_many_alike_speaks_for_all_and_tells_on_which_ranks_they_are() -> None:
@@ -38,7 +45,9 @@ def test_what_differs_in_words_or_place_is_told_by_itself_in_its_order() -> None
     assert not any("more like it" in line for line in lines)
 
 
-def test_groups_that_fail_alike_are_one_finding_in_text_and_all_in_json(cli: Cli, tmp_path: Path) -> None:
+def test_groups_that_fail_alike_are_one_finding_in_text_and_all_in_json(
+    cli: Cli, tmp_path: Path
+) -> None:
     file = tmp_path / "groups.yaml"
     file.write_text(
         "world: 12\nbackend: gloo\nmesh: {a: 6, b: 2}\nprogram:\n  - all_reduce: {tensor: {shape: [1024 * (1 + b)]}, group: b}\n",

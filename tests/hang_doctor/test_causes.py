@@ -29,25 +29,35 @@ def raised(rank: int, error: str, line: int) -> list[str]:
 
 
 @pytest.mark.parametrize("other", ["ValueError: empty batch", "KeyError: 'x'"])
-def test_ranks_that_failed_are_one_cause_which_accuses_those_that_failed_alike(tmp_path: Path, other: str) -> None:
-    """No order is known between them, so nobody is accused where they differ; each has the line and the class of its error."""
+def test_ranks_that_failed_are_one_cause_which_accuses_those_that_failed_alike(
+    tmp_path: Path, other: str
+) -> None:
+    """No order is known between them, so nobody is accused where they differ; each has the line and
+    the class of its error.
+    """
     found = said(tmp_path, *raised(1, "ValueError: empty batch", 33), *raised(3, other, 20))
     alike = other.startswith("ValueError")
     told = [
-        (cause.kind, cause.culprits, [(ranks, what, f.line) for ranks, what, f in cause.lines if f]) for cause in found.causes
+        (cause.kind, cause.culprits, [(ranks, what, f.line) for ranks, what, f in cause.lines if f])
+        for cause in found.causes
     ]
     first, second = ((1,), "ValueError", 33), ((3,), other.partition(":")[0], 20)
 
     if alike:
         assert told == [("crash", (1, 3), [first, second])]
-        assert found.causes[0].title == "ranks 1 and 3 raised ValueError: empty batch before the others hung"
+        assert (
+            found.causes[0].title
+            == "ranks 1 and 3 raised ValueError: empty batch before the others hung"
+        )
     else:
         assert told == [("crash", (), [first, second])]
 
 
 # --- calls that do not fit ---
 def test_sizes_that_differed_in_calls_that_are_done_did_no_harm(tmp_path: Path) -> None:
-    """The rank that has not come to the next call is named, and nothing is said of the call before; where it is not done, it is."""
+    """The rank that has not come to the next call is named, and nothing is said of the call before;
+    where it is not done, it is.
+    """
     same, other = (
         entry(1, "all_gather", 10, "completed", input_sizes=[[8]]),
         entry(1, "all_gather", 10, "completed", input_sizes=[[4]]),
@@ -59,27 +69,41 @@ def test_sizes_that_differed_in_calls_that_are_done_did_no_harm(tmp_path: Path) 
 
 
 def test_of_two_ranks_that_part_it_is_said_once_and_neither_is_accused(tmp_path: Path) -> None:
-    """One makes a call that the other leaves out; which of them is wrong two lists of calls do not tell."""
+    """One makes a call that the other leaves out; which of them is wrong two lists of calls do not
+    tell.
+    """
     usual = [entry(n, "all_reduce", line) for n, line in enumerate((10, 12, 10, 12), 1)]
-    more = [entry(n, "all_reduce", line) for n, line in enumerate((10, 15, 12, 10), 1)] + [entry(5, "all_reduce", 12, "started")]
+    more = [entry(n, "all_reduce", line) for n, line in enumerate((10, 15, 12, 10), 1)] + [
+        entry(5, "all_reduce", 12, "started")
+    ]
     groups = {"0": ("default_pg", [0, 1])}
     found = diagnosed(tmp_path, {0: dump(usual, groups), 1: dump(more, groups)})
 
-    assert [(cause.kind, cause.culprits, cause.ranks) for cause in found.causes if cause.kind == "parted"] == [
-        ("parted", (), (0, 1))
-    ]
+    assert [
+        (cause.kind, cause.culprits, cause.ranks)
+        for cause in found.causes
+        if cause.kind == "parted"
+    ] == [("parted", (), (0, 1))]
     assert found.culprits == ()
 
 
-def test_a_call_that_one_rank_leaves_out_is_told_with_its_line_and_who_makes_it(tmp_path: Path) -> None:
-    usual = [entry(n, "all_reduce", line) for n, line in enumerate((10, 15, 12, 10), 1)] + [entry(5, "all_reduce", 12, "started")]
+def test_a_call_that_one_rank_leaves_out_is_told_with_its_line_and_who_makes_it(
+    tmp_path: Path,
+) -> None:
+    usual = [entry(n, "all_reduce", line) for n, line in enumerate((10, 15, 12, 10), 1)] + [
+        entry(5, "all_reduce", 12, "started")
+    ]
     less = [entry(n, "all_reduce", line) for n, line in enumerate((10, 12, 10, 12), 1)]
     found = diagnosed(tmp_path, {0: dump(usual), 1: dump(less), 2: dump(usual), 3: dump(usual)})
 
     assert found.main is not None
     assert (found.main.kind, found.culprits, found.main.number) == ("parted", (1,), 2)
-    assert found.main.title.startswith("rank 1 leaves out the call that the others make: all_reduce at /job/train.py:15")
-    assert [(ranks, frame.line) for ranks, _, frame in found.main.lines if frame][:1] == [((0, 2, 3), 15)]
+    assert found.main.title.startswith(
+        "rank 1 leaves out the call that the others make: all_reduce at /job/train.py:15"
+    )
+    assert [(ranks, frame.line) for ranks, _, frame in found.main.lines if frame][:1] == [
+        ((0, 2, 3), 15)
+    ]
 
 
 # --- what is said beside the cause ---
@@ -88,9 +112,13 @@ def test_the_last_call_that_all_have_finished_is_that_of_the_slowest(tmp_path: P
     done = [entry(1, "all_reduce", 10), entry(2, "broadcast", 20)]
     late = [entry(1, "all_reduce", 10), entry(2, "broadcast", 20, "started")]
     found = diagnosed(
-        folder(tmp_path / "a"), {0: dump([*done, entry(3, "all_reduce", 30, "started")]), 1: dump(late), 2: dump(late)}
+        folder(tmp_path / "a"),
+        {0: dump([*done, entry(3, "all_reduce", 30, "started")]), 1: dump(late), 2: dump(late)},
     )
-    fresh = diagnosed(folder(tmp_path / "b"), {rank: dump([entry(1, "all_reduce", 10, "started")]) for rank in range(3)})
+    fresh = diagnosed(
+        folder(tmp_path / "b"),
+        {rank: dump([entry(1, "all_reduce", 10, "started")]) for rank in range(3)},
+    )
 
     assert len(found.common) == len(fresh.common) == 1
     assert found.common[0].startswith("finished by all of ranks 0-2: all_reduce")
@@ -101,7 +129,10 @@ def test_groups_that_lines_name_by_their_guid_are_not_asked_for_again(tmp_path: 
     """Lines with local numbers alone prove nothing: then newer lines are asked for."""
     words = "lines that name groups by GUID"
     named = said(folder(tmp_path / "named"), *watchdog())
-    local = said(folder(tmp_path / "local"), *(line.replace(" PG GUID 0(default_pg)", "") for line in watchdog()))
+    local = said(
+        folder(tmp_path / "local"),
+        *(line.replace(" PG GUID 0(default_pg)", "") for line in watchdog()),
+    )
 
     assert not any(line.startswith(words) for line in named.collect)
     assert any(line.startswith(words) for line in local.collect)
@@ -113,6 +144,14 @@ def test_members_that_a_later_file_names_are_those_of_the_group() -> None:
     keys = {evidence.group("7", members=members) for members in (None, (0, 1), None, (1, 0))}
 
     assert keys == {"7"}
-    assert (evidence.groups["7"].members, evidence.groups["7"].sure, evidence.disputes) == ((0, 1), True, [])
+    assert (evidence.groups["7"].members, evidence.groups["7"].sure, evidence.disputes) == (
+        (0, 1),
+        True,
+        [],
+    )
     evidence.group("7", members=(0, 2))
-    assert (evidence.groups["7"].members, evidence.groups["7"].sure, len(evidence.disputes)) == ((0, 1), False, 1)
+    assert (evidence.groups["7"].members, evidence.groups["7"].sure, len(evidence.disputes)) == (
+        (0, 1),
+        False,
+        1,
+    )

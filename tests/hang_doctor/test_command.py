@@ -1,4 +1,6 @@
-"""`distsim doctor` as a command: text of any width, JSON, the picture, the smallest scenario, live ranks, what it refuses."""
+"""`distsim doctor` as a command: text of any width, JSON, the picture, the smallest scenario, live
+ranks, what it refuses.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,20 @@ from tests.hang_doctor.test_real_hangs import HANGS
 from tests.support.doctor_dumps import dump, entry, write
 
 #: Standstills of which the smallest scenario is simulated as one of gloo, nccl or mpi.
-SMALL = ("barrier_in_branch", "different_kind", "different_size", "early_break", "forgotten_send", "pipeline_wrong_order",
-         "ring_receives_first", "skipped_all_reduce", "slow_host", "swapped_groups", "tags_differ", "uneven_batches")  # fmt: skip
+SMALL = (
+    "barrier_in_branch",
+    "different_kind",
+    "different_size",
+    "early_break",
+    "forgotten_send",
+    "pipeline_wrong_order",
+    "ring_receives_first",
+    "skipped_all_reduce",
+    "slow_host",
+    "swapped_groups",
+    "tags_differ",
+    "uneven_batches",
+)
 
 
 def run(*words: str | Path) -> Result:
@@ -59,12 +73,18 @@ def test_the_report_begins_with_the_cause_and_ends_with_status_1(behind: Path) -
 def test_dumps_of_a_job_in_which_nobody_waits_end_with_status_0(tmp_path: Path) -> None:
     result = run(write(tmp_path, {rank: dump([entry(1, "all_reduce")]) for rank in range(4)}))
 
-    assert (result.exit_code, result.output.splitlines()[0]) == (0, "nobody waits in what I was given of ranks 0-3")
+    assert (result.exit_code, result.output.splitlines()[0]) == (
+        0,
+        "nobody waits in what I was given of ranks 0-3",
+    )
 
 
 @pytest.mark.parametrize("width", [40, 57, 80, 200])
 def test_no_line_is_wider_than_asked_but_for_words_that_are(width: int) -> None:
-    texts = [doctor_text(diagnose_hang(read_evidence([str(given)])), width) for given in (*HANGS[:6], *THREADS)]
+    texts = [
+        doctor_text(diagnose_hang(read_evidence([str(given)])), width)
+        for given in (*HANGS[:6], *THREADS)
+    ]
 
     wide = [line for text in texts for line in text.splitlines() if len(line) > width]
     assert [line for line in wide if len(line.split()) > 1] == []
@@ -81,7 +101,11 @@ def test_json_has_causes_waits_and_files(behind: Path) -> None:
         "line": "/job/train.py:12",
         "function": "train",
     }
-    assert [(w["rank"], w["call"], w["for"]) for w in data["waits"]] == [(0, 2, [2]), (1, 2, [2]), (3, 2, [2])]
+    assert [(w["rank"], w["call"], w["for"]) for w in data["waits"]] == [
+        (0, 2, [2]),
+        (1, 2, [2]),
+        (3, 2, [2]),
+    ]
     assert [f["kind"] for f in data["files"]] == ["Flight Recorder 2.10"] * 4
 
 
@@ -94,7 +118,9 @@ def test_the_order_in_which_files_are_named_changes_nothing(behind: Path) -> Non
     assert told(files[::-1]) == told(files)
 
 
-def test_the_picture_has_a_box_per_rank_and_an_arrow_to_who_is_waited_for(behind: Path, tmp_path: Path) -> None:
+def test_the_picture_has_a_box_per_rank_and_an_arrow_to_who_is_waited_for(
+    behind: Path, tmp_path: Path
+) -> None:
     target = tmp_path / "hang.dot"
 
     assert run(behind, "--view", "waitfor", "-o", target).exit_code == 1
@@ -137,7 +163,11 @@ def test_o_writes_the_scenario_or_says_what_it_could_write(behind: Path, tmp_pat
     assert run(behind, "-o", out).exit_code == 1
     assert out.read_text().startswith("# Written by distsim doctor")
     with pytest.raises(UsageError, match="what is to be written there"):
-        CliRunner().invoke(application(), ["doctor", str(behind), "-o", str(tmp_path / "x.txt")], catch_exceptions=False)
+        CliRunner().invoke(
+            application(),
+            ["doctor", str(behind), "-o", str(tmp_path / "x.txt")],
+            catch_exceptions=False,
+        )
 
 
 @pytest.mark.parametrize(
@@ -159,7 +189,9 @@ def test_a_wrong_command_is_refused_with_its_remedy(words: tuple[str, ...], said
 def test_a_trace_of_distsim_is_evidence(tmp_path: Path) -> None:
     source = "world: 3\nbackend: gloo\ntensors: {x: {shape: [4]}}\nprogram:\n- all_reduce: {tensor: x}\n- barrier: {}\n  ranks: rank != 1\n"
     (tmp_path / "s.yaml").write_text(source)
-    CliRunner().invoke(application(), ["simulate", str(tmp_path / "s.yaml"), "--trace", str(tmp_path / "t.jsonl")])
+    CliRunner().invoke(
+        application(), ["simulate", str(tmp_path / "s.yaml"), "--trace", str(tmp_path / "t.jsonl")]
+    )
 
     found = diagnose_hang(read_evidence([str(tmp_path / "t.jsonl")]))
 
@@ -188,7 +220,10 @@ def test_the_progress_board_of_a_rank_is_evidence(tmp_path: Path) -> None:
 
     assert found.evidence.files[0].kind == "a distsim board"
     assert found.main is not None
-    assert (found.main.title, found.culprits) == ("rank 1 raised ValueError: the batch is empty before the others hung", (1,))
+    assert (found.main.title, found.culprits) == (
+        "rank 1 raised ValueError: the batch is empty before the others hung",
+        (1,),
+    )
 
 
 # --- live ranks ---
@@ -197,13 +232,17 @@ def test_the_progress_board_of_a_rank_is_evidence(tmp_path: Path) -> None:
 @pytest.fixture
 def live(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     """A launcher with two ranks that sleep; all are ended by their own numbers."""
-    (tmp_path / "rank.py").write_text("import time\n\ndef load():\n    print('up', flush=True)\n    time.sleep(120)\n\nload()\n")
+    (tmp_path / "rank.py").write_text(
+        "import time\n\ndef load():\n    print('up', flush=True)\n    time.sleep(120)\n\nload()\n"
+    )
     (tmp_path / "launcher.py").write_text(
         "import os, subprocess, sys, time\n"
         "ranks = [subprocess.Popen([sys.executable, 'rank.py'], env={**os.environ, 'RANK': str(r)}) for r in range(2)]\n"
         "print(*[r.pid for r in ranks], flush=True)\ntime.sleep(120)\n"
     )
-    launcher = subprocess.Popen([sys.executable, "launcher.py"], cwd=tmp_path, stdout=subprocess.PIPE)
+    launcher = subprocess.Popen(
+        [sys.executable, "launcher.py"], cwd=tmp_path, stdout=subprocess.PIPE
+    )
     assert launcher.stdout is not None
     words = b""
     while words.count(b"up") < 2 or not any(c in words for c in b"0123456789"):
@@ -219,12 +258,19 @@ def live(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
         launcher.stdout.close()
 
 
-@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found in /proc, which is Linux's")
-def test_the_ranks_of_a_launcher_are_found_by_their_environment(live: list[subprocess.Popen[bytes]]) -> None:
+@pytest.mark.skipif(
+    not Path("/proc/self/environ").exists(), reason="processes are found in /proc, which is Linux's"
+)
+def test_the_ranks_of_a_launcher_are_found_by_their_environment(
+    live: list[subprocess.Popen[bytes]],
+) -> None:
     assert [rank_of_pid(pid) for pid in rank_pids_of_launcher(live[0].pid)] == [0, 1]
 
 
-@pytest.mark.skipif(shutil.which("py-spy") is None, reason="py-spy takes the stacks of live processes, and it is not installed")
+@pytest.mark.skipif(
+    shutil.which("py-spy") is None,
+    reason="py-spy takes the stacks of live processes, and it is not installed",
+)
 def test_live_ranks_are_looked_at_and_live_on(live: list[subprocess.Popen[bytes]]) -> None:
     result = run("--torchrun", str(live[0].pid))
 

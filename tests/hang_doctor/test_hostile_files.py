@@ -1,4 +1,6 @@
-"""`distsim doctor` on files that mean harm, or are damaged: refused one by one, by name, before they cost anything."""
+"""`distsim doctor` on files that mean harm, or are damaged: refused one by one, by name, before
+they cost anything.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def problem(tmp_path: Path, data: bytes, name: str = "nccl_trace_rank_0") -> str
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
-def test_a_pickle_that_calls_something_is_refused_and_calls_nothing(tmp_path: Path, protocol: int) -> None:
+def test_a_pickle_that_calls_something_is_refused_and_calls_nothing(
+    tmp_path: Path, protocol: int
+) -> None:
     mark = tmp_path / "owned"
 
     said = problem(tmp_path, pickle.dumps(Call(f"touch {mark}"), protocol))
@@ -64,7 +68,7 @@ def test_a_pickle_that_calls_something_is_refused_and_calls_nothing(tmp_path: Pa
         b"\x80\x02",
         b"\x80\x02.",
     ],
-)  # fmt: skip
+)
 def test_a_damaged_or_boundless_pickle_is_refused(tmp_path: Path, data: bytes) -> None:
     assert problem(tmp_path, data).startswith("this pickle is")
 
@@ -90,13 +94,35 @@ def test_a_dump_that_holds_itself_ends(tmp_path: Path) -> None:
     assert problem(tmp_path, pickle.dumps(looped, 2)) == "1 of its entries are damaged"
 
 
-def test_spoilt_dumps_are_read_in_part_or_refused_and_accuse_nobody_by_chance(tmp_path: Path) -> None:
+def test_spoilt_dumps_are_read_in_part_or_refused_and_accuse_nobody_by_chance(
+    tmp_path: Path,
+) -> None:
     """Every value of an entry is replaced by something foolish, one at a time."""
-    odd: list[Any] = [None, -1, 2**70, "x", [], {}, [[]], [["x"]], True, 1.5, [{"line": "x"}], ("a",), "\x1b[31m"]
+    odd: list[Any] = [
+        None,
+        -1,
+        2**70,
+        "x",
+        [],
+        {},
+        [[]],
+        [["x"]],
+        True,
+        1.5,
+        [{"line": "x"}],
+        ("a",),
+        "\x1b[31m",
+    ]
     chance = random.Random(7)
     for key in entry(1, "all_reduce", 10):
         spoilt = entry(1, "all_reduce", 10) | {key: chance.choice(odd)}
-        write(tmp_path, {0: dump([entry(1, "all_reduce")]) | {"entries": [spoilt]}, 1: dump([entry(1, "all_reduce")])})
+        write(
+            tmp_path,
+            {
+                0: dump([entry(1, "all_reduce")]) | {"entries": [spoilt]},
+                1: dump([entry(1, "all_reduce")]),
+            },
+        )
         assert diagnose_hang(read_evidence([str(tmp_path)])).culprits == ()
 
 
@@ -109,7 +135,9 @@ def test_a_file_of_two_gigabytes_is_refused_by_its_size(tmp_path: Path) -> None:
 
     files = read_evidence([str(tmp_path)]).files
 
-    assert [f.problem.startswith(f"2048 MiB are more than the {MAX_BYTES >> 20}") for f in files] == [True, True]
+    assert [
+        f.problem.startswith(f"2048 MiB are more than the {MAX_BYTES >> 20}") for f in files
+    ] == [True, True]
 
 
 def test_bombs_are_refused_by_what_they_would_become(tmp_path: Path) -> None:
@@ -129,7 +157,9 @@ def test_a_json_of_too_many_parts_is_refused_before_it_is_parsed_and_a_log_that_
     entries = ",".join(['{"x": 1}'] * 200)
     line = "[rank0]:[W1122 10:00:00 socket.cpp:1] [c10d] a warning\n"
 
-    assert "its JSON has more than 100 objects" in problem(tmp_path, f'{{"version": "2.10", "entries": [{entries}]}}'.encode())
+    assert "its JSON has more than 100 objects" in problem(
+        tmp_path, f'{{"version": "2.10", "entries": [{entries}]}}'.encode()
+    )
     assert "JSON" not in problem(tmp_path, (line * 100).encode(), "rank_0.log")
 
 

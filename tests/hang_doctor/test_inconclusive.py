@@ -1,4 +1,6 @@
-"""`distsim doctor` on what looks like proof and is none: other runs, groups of one name, errors that were survived, mixed counters."""
+"""`distsim doctor` on what looks like proof and is none: other runs, groups of one name, errors
+that were survived, mixed counters.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,16 @@ NOON = 1_760_000_000 * 10**9
 DAY = 86_400 * 10**9
 UNWRITTEN = "18446744073709551615"
 #: What torchrun prints of the process that it saw fail first.
-SUMMARY = ["Root Cause (first observed failure):", "[0]:", "  time      : 2026-11-23_08:00:00", "  host      : a",
-           "  rank      : 3 (local_rank: 3)", "  exitcode  : 1 (pid: 77)", "  error_file: <N/A>", "  traceback : To enable traceback see: "
-           "https://pytorch.org/docs/stable/elastic/errors.html"]  # fmt: skip
+SUMMARY = [
+    "Root Cause (first observed failure):",
+    "[0]:",
+    "  time      : 2026-11-23_08:00:00",
+    "  host      : a",
+    "  rank      : 3 (local_rank: 3)",
+    "  exitcode  : 1 (pid: 77)",
+    "  error_file: <N/A>",
+    "  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html",
+]
 
 
 def diagnosed(folder: Path, dumps: dict[int, dict[str, Any]]) -> Diagnosis:
@@ -32,7 +41,12 @@ def said(folder: Path, *lines: str) -> Diagnosis:
 
 
 def timed_out(
-    rank: int, number: int, counters: str, op: str = "ALLREDUCE", group: str = "0(default_pg)", numel: str = "8"
+    rank: int,
+    number: int,
+    counters: str,
+    op: str = "ALLREDUCE",
+    group: str = "0(default_pg)",
+    numel: str = "8",
 ) -> list[str]:
     """Torch 2.13's words. ``counters``: last enqueued and last completed."""
     enqueued, completed = counters.split()
@@ -76,10 +90,17 @@ def test_the_counters_of_torch_2_13_have_the_last_started_work_between_them(tmp_
     assert said(tmp_path, *waiting_for_2()).culprits == (2,)
 
 
-@pytest.mark.parametrize(("op", "numel"), [("COALESCED", UNWRITTEN), ("SEND", "8")], ids=["batch", "send"])
-def test_counters_of_a_group_whose_messages_ran_out_of_time_accuse_nobody(tmp_path: Path, op: str, numel: str) -> None:
+@pytest.mark.parametrize(
+    ("op", "numel"), [("COALESCED", UNWRITTEN), ("SEND", "8")], ids=["batch", "send"]
+)
+def test_counters_of_a_group_whose_messages_ran_out_of_time_accuse_nobody(
+    tmp_path: Path, op: str, numel: str
+) -> None:
     """They are of messages, of which each stage of a pipeline makes another number."""
-    ops = [timed_out(rank, number, f"{number} {number - 1}", op, "3(pp)", numel) for rank, number in ((0, 41), (1, 60), (3, 41))]
+    ops = [
+        timed_out(rank, number, f"{number} {number - 1}", op, "3(pp)", numel)
+        for rank, number in ((0, 41), (1, 60), (3, 41))
+    ]
     found = said(tmp_path, *(line for lines in ops for line in lines), signalled(2, 30, "3(pp)"))
 
     assert found.culprits == ()
@@ -88,26 +109,38 @@ def test_counters_of_a_group_whose_messages_ran_out_of_time_accuse_nobody(tmp_pa
 
 
 def test_a_coalesced_call_of_the_fast_path_has_sizes_and_is_a_collective(tmp_path: Path) -> None:
-    lines = [line for rank in (0, 1, 3) for line in timed_out(rank, 5, "5 4", "COALESCED", numel="999")]
+    lines = [
+        line for rank in (0, 1, 3) for line in timed_out(rank, 5, "5 4", "COALESCED", numel="999")
+    ]
 
     assert said(tmp_path, *lines, signalled(2, 4)).culprits == (2,)
 
 
-def test_operation_counts_of_nccl_on_a_communicator_that_carries_messages_accuse_nobody(tmp_path: Path) -> None:
-    """The first stage of a pipeline has sent four times, the last received once; then two of three come to the same collective."""
+def test_operation_counts_of_nccl_on_a_communicator_that_carries_messages_accuse_nobody(
+    tmp_path: Path,
+) -> None:
+    """The first stage of a pipeline has sent four times, the last received once; then two of three
+    come to the same collective.
+    """
     lines = []
-    for rank, ops in enumerate((["Send"] * 4 + ["AllReduce"], ["Send"] * 4 + ["AllReduce"], ["Recv"])):
+    for rank, ops in enumerate(
+        (["Send"] * 4 + ["AllReduce"], ["Send"] * 4 + ["AllReduce"], ["Recv"])
+    ):
         head = f"host:{100 + rank}:{200 + rank} [{rank}] NCCL INFO "
         lines.append(
             f"{head}comm 0x5{rank} rank {rank} nranks 3 cudaDev {rank} nvmlDev {rank} busId 1000 commId 0xabc - Init COMPLETE"
         )
-        lines += [f"{head}{op}: opCount {n:x} sendbuff 0x1 recvbuff 0x2 count 128 datatype 11 op 0 root 0 comm 0x5{rank} [nranks=3]"
-                  for n, op in enumerate(ops)]  # fmt: skip
+        lines += [
+            f"{head}{op}: opCount {n:x} sendbuff 0x1 recvbuff 0x2 count 128 datatype 11 op 0 root 0 comm 0x5{rank} [nranks=3]"
+            for n, op in enumerate(ops)
+        ]
     found = said(tmp_path, *lines)
 
     assert found.culprits == ()
     assert any("carries messages" in note for note in found.evidence.notes)
-    assert {call.dtype for given in found.evidence.ranks.values() for call in given.calls} == {"float8_e5m2"}
+    assert {call.dtype for given in found.evidence.ranks.values() for call in given.calls} == {
+        "float8_e5m2"
+    }
 
 
 # --- groups of one name ---
@@ -122,7 +155,9 @@ def test_logs_of_a_mesh_do_not_tell_which_ranks_are_in_one_group(tmp_path: Path)
     assert any("groups that one split makes this name" in note for note in found.evidence.notes)
 
 
-def test_dumps_of_a_mesh_tell_its_groups_apart_by_their_members_and_place_the_logs(tmp_path: Path) -> None:
+def test_dumps_of_a_mesh_tell_its_groups_apart_by_their_members_and_place_the_logs(
+    tmp_path: Path,
+) -> None:
     dp = ("3", "mesh_dp")
     made = {
         rank: [entry(n, "all_reduce", 9, group=dp) for n in range(1, count + 1)]
@@ -131,8 +166,13 @@ def test_dumps_of_a_mesh_tell_its_groups_apart_by_their_members_and_place_the_lo
     for rank in (0, 2):
         made[rank].append(entry(7, "all_reduce", 9, "scheduled", group=dp))
     members = {0: [0, 2, 4], 2: [0, 2, 4], 4: [0, 2, 4], 1: [1, 3], 3: [1, 3]}
-    write(tmp_path, {rank: dump(entries, {"3": ("mesh_dp", members[rank])}) for rank, entries in made.items()})
-    found = said(tmp_path, *timed_out(0, 7, "7 6", group="3(mesh_dp)"), signalled(1, 4, "3(mesh_dp)"))
+    write(
+        tmp_path,
+        {rank: dump(entries, {"3": ("mesh_dp", members[rank])}) for rank, entries in made.items()},
+    )
+    found = said(
+        tmp_path, *timed_out(0, 7, "7 6", group="3(mesh_dp)"), signalled(1, 4, "3(mesh_dp)")
+    )
 
     assert (found.main and found.main.kind, found.culprits) == ("behind", (4,))
     assert found.evidence.disputes == []
@@ -144,19 +184,36 @@ def test_dumps_of_a_mesh_tell_its_groups_apart_by_their_members_and_place_the_lo
 
 def run(count: int, waits: bool, start: int) -> dict[str, Any]:
     made = [entry(n, "all_reduce", 10, time_created_ns=start + n) for n in range(1, count + 1)]
-    return dump([*made, *([entry(count + 1, "all_reduce", 12, "scheduled", time_created_ns=start + 10**9)] if waits else [])])
+    return dump(
+        [
+            *made,
+            *(
+                [entry(count + 1, "all_reduce", 12, "scheduled", time_created_ns=start + 10**9)]
+                if waits
+                else []
+            ),
+        ]
+    )
 
 
 @pytest.mark.parametrize("count", [7, 70], ids=["it ended earlier", "it ran longer"])
 def test_a_dump_of_yesterday_is_left_out(tmp_path: Path, count: int) -> None:
-    found = diagnosed(tmp_path, {rank: run(count, False, NOON - DAY) if rank == 2 else run(40, True, NOON) for rank in range(4)})
+    found = diagnosed(
+        tmp_path,
+        {
+            rank: run(count, False, NOON - DAY) if rank == 2 else run(40, True, NOON)
+            for rank in range(4)
+        },
+    )
 
     assert (found.main and found.main.kind, found.culprits, found.absent) == ("silent", (), (2,))
     assert "rank 2's 24 hours before the others'" in found.evidence.disputes[0]
 
 
 def test_files_of_two_runs_of_which_neither_is_most_accuse_nobody(tmp_path: Path) -> None:
-    dumps = {rank: run(40, True, NOON) if rank < 2 else run(30, True, NOON - DAY) for rank in range(4)}
+    dumps = {
+        rank: run(40, True, NOON) if rank < 2 else run(30, True, NOON - DAY) for rank in range(4)
+    }
     found = diagnosed(tmp_path, dumps)
 
     assert found.culprits == ()
@@ -164,7 +221,9 @@ def test_files_of_two_runs_of_which_neither_is_most_accuse_nobody(tmp_path: Path
 
 
 def test_clocks_that_differ_by_less_than_a_time_out_change_nothing(tmp_path: Path) -> None:
-    found = diagnosed(tmp_path, {rank: run(40, rank != 2, NOON + 60 * 10**9 * rank) for rank in range(4)})
+    found = diagnosed(
+        tmp_path, {rank: run(40, rank != 2, NOON + 60 * 10**9 * rank) for rank in range(4)}
+    )
 
     assert (found.culprits, found.evidence.disputes) == ((2,), [])
 
@@ -190,7 +249,10 @@ def test_of_a_log_of_several_starts_the_last_is_read(tmp_path: Path) -> None:
 def test_a_dump_that_another_rank_wrote_by_its_messages_proves_nothing(tmp_path: Path) -> None:
     """Named by hand, or by local ranks of several machines."""
     waits = dump([entry(1, "all_reduce", 9, "scheduled")])
-    found = diagnosed(tmp_path, {0: dump([entry(1, "send 1->0", 9, "scheduled")]), **dict.fromkeys((1, 2, 3), waits)})
+    found = diagnosed(
+        tmp_path,
+        {0: dump([entry(1, "send 1->0", 9, "scheduled")]), **dict.fromkeys((1, 2, 3), waits)},
+    )
 
     assert found.culprits == ()
     assert all(cause.grade != "proved" for cause in found.causes)
@@ -198,10 +260,15 @@ def test_a_dump_that_another_rank_wrote_by_its_messages_proves_nothing(tmp_path:
 
 
 def test_groups_that_were_made_anew_count_from_the_start(tmp_path: Path) -> None:
-    """After destroy_process_group and init_process_group the name is the same, the numbers begin at 1, the local number is another."""
+    """After destroy_process_group and init_process_group the name is the same, the numbers begin at
+    1, the local number is another.
+    """
     before = [entry(n, "all_reduce", 10) for n in range(1, 6)]
     after = [entry(1, "all_reduce", 10), entry(2, "broadcast", 12, "scheduled")]
-    dumps = {rank: dump([*before, *(e | {"pg_id": 3} for e in (after[:1] if rank == 2 else after))]) for rank in range(4)}
+    dumps = {
+        rank: dump([*before, *(e | {"pg_id": 3} for e in (after[:1] if rank == 2 else after))])
+        for rank in range(4)
+    }
     found = diagnosed(tmp_path, dumps)
 
     assert (found.main and found.main.kind, found.culprits) == ("behind", (2,))
@@ -209,10 +276,18 @@ def test_groups_that_were_made_anew_count_from_the_start(tmp_path: Path) -> None
 
 
 def test_a_branch_in_a_loop_of_one_line_is_no_call_too_many(tmp_path: Path) -> None:
-    """Its calls agree with the others' before and after without any shift: rank 2 is behind, and rank 3 went another way harmlessly."""
-    loop = {rank: [entry(n, "all_reduce", 11 if (rank, n) == (3, 3) else 10) for n in range(1, 9)] for rank in range(4)}
+    """Its calls agree with the others' before and after without any shift: rank 2 is behind, and
+    rank 3 went another way harmlessly.
+    """
+    loop = {
+        rank: [entry(n, "all_reduce", 11 if (rank, n) == (3, 3) else 10) for n in range(1, 9)]
+        for rank in range(4)
+    }
     waits = entry(9, "all_reduce", 10, "scheduled")
-    found = diagnosed(tmp_path, {rank: dump([*calls, *([waits] if rank != 2 else [])]) for rank, calls in loop.items()})
+    found = diagnosed(
+        tmp_path,
+        {rank: dump([*calls, *([waits] if rank != 2 else [])]) for rank, calls in loop.items()},
+    )
 
     assert (found.main and found.main.kind, found.culprits) == ("behind", (2,))
 
@@ -221,14 +296,22 @@ def test_a_branch_in_a_loop_of_one_line_is_no_call_too_many(tmp_path: Path) -> N
 
 
 def test_an_error_that_its_rank_survived_leads_not_before_who_is_behind(tmp_path: Path) -> None:
-    found = said(tmp_path, *raised(0, "requests.exceptions.ConnectionError: wandb"), *waiting_for_2())
+    found = said(
+        tmp_path, *raised(0, "requests.exceptions.ConnectionError: wandb"), *waiting_for_2()
+    )
 
     assert (found.main and found.main.kind, found.culprits) == ("behind", (2,))
     assert [(c.grade, c.culprits) for c in found.causes if c.kind == "crash"] == [("suspected", ())]
 
 
-@pytest.mark.parametrize("head", ["Exception ignored in: <function Loader.__del__ at 0x7f>", "Exception in thread Thread-3 (pin):",
-                                  "--- Logging error ---"])  # fmt: skip
+@pytest.mark.parametrize(
+    "head",
+    [
+        "Exception ignored in: <function Loader.__del__ at 0x7f>",
+        "Exception in thread Thread-3 (pin):",
+        "--- Logging error ---",
+    ],
+)
 def test_an_error_that_ends_no_process_is_no_crash(tmp_path: Path, head: str) -> None:
     found = said(tmp_path, *raised(1, "AttributeError: gone", head))
 
@@ -242,9 +325,16 @@ def test_torchruns_first_failure_with_status_1_may_be_a_time_out(tmp_path: Path)
     assert (found.main and found.main.grade, found.culprits) == ("suspected", ())
 
 
-@pytest.mark.parametrize("error", ["RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation",
-                                   "torch.distributed.DistBackendError: remote process exited"])  # fmt: skip
-def test_torchruns_first_failure_is_excused_by_its_own_traceback(tmp_path: Path, error: str) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation",
+        "torch.distributed.DistBackendError: remote process exited",
+    ],
+)
+def test_torchruns_first_failure_is_excused_by_its_own_traceback(
+    tmp_path: Path, error: str
+) -> None:
     found = said(tmp_path, *raised(3, error), *SUMMARY)
 
     assert found.culprits == ()
@@ -252,7 +342,12 @@ def test_torchruns_first_failure_is_excused_by_its_own_traceback(tmp_path: Path,
 
 
 def test_torchruns_first_failure_is_named_by_its_own_traceback(tmp_path: Path) -> None:
-    found = said(tmp_path, *raised(1, "RuntimeError: peer is gone"), *raised(3, "ValueError: empty batch"), *SUMMARY)
+    found = said(
+        tmp_path,
+        *raised(1, "RuntimeError: peer is gone"),
+        *raised(3, "ValueError: empty batch"),
+        *SUMMARY,
+    )
 
     assert found.culprits == (3,)
 
@@ -260,23 +355,37 @@ def test_torchruns_first_failure_is_named_by_its_own_traceback(tmp_path: Path) -
 def test_of_two_errors_without_an_order_nobody_is_named_the_first(tmp_path: Path) -> None:
     found = said(tmp_path, *raised(1, "RuntimeError: one"), *raised(3, "ValueError: another"))
 
-    assert (found.main and found.main.kind, found.main and found.main.ranks, found.culprits) == ("crash", (1, 3), ())
+    assert (found.main and found.main.kind, found.main and found.main.ranks, found.culprits) == (
+        "crash",
+        (1, 3),
+        (),
+    )
 
 
 def test_who_failed_because_of_others_is_not_said_to_be_behind(tmp_path: Path) -> None:
     lines = [line for rank in (0, 1, 2) for line in timed_out(rank, 5, "5 4")]
-    found = said(tmp_path, *lines, *raised(3, "torch.distributed.DistBackendError: NCCL communicator was aborted"))
+    found = said(
+        tmp_path,
+        *lines,
+        *raised(3, "torch.distributed.DistBackendError: NCCL communicator was aborted"),
+    )
 
     assert found.culprits == ()
-    assert all(3 not in wait.missing for stand in found.standing.ranks.values() for wait in stand.waits)
+    assert all(
+        3 not in wait.missing for stand in found.standing.ranks.values() for wait in stand.waits
+    )
 
 
 # --- random jobs ---
 
 
 @pytest.mark.parametrize("first", range(0, 160, 40))
-def test_of_a_random_job_nobody_but_its_faulty_rank_is_accused_and_its_hang_is_seen(tmp_path: Path, first: int) -> None:
-    """One rank stops, or makes a call too many or too few. A circle names its ranks, of whom the faulty one is one."""
+def test_of_a_random_job_nobody_but_its_faulty_rank_is_accused_and_its_hang_is_seen(
+    tmp_path: Path, first: int
+) -> None:
+    """One rank stops, or makes a call too many or too few. A circle names its ranks, of whom the
+    faulty one is one.
+    """
     for seed in range(first, first + 40):
         job = random_job(seed)
         hangs, dumps = hung(job)
@@ -291,7 +400,9 @@ def test_of_a_random_job_nobody_but_its_faulty_rank_is_accused_and_its_hang_is_s
 
 
 @pytest.mark.parametrize("spoilt", [without_some, lapped])
-def test_of_a_random_job_of_which_records_are_lost_nobody_but_its_faulty_rank_is_accused(tmp_path: Path, spoilt: Spoilt) -> None:
+def test_of_a_random_job_of_which_records_are_lost_nobody_but_its_faulty_rank_is_accused(
+    tmp_path: Path, spoilt: Spoilt
+) -> None:
     for seed in range(300, 360):
         job = random_job(seed)
         (tmp_path / str(seed)).mkdir()

@@ -1,4 +1,6 @@
-"""`distsim doctor` on logs as people paste them: prefixes of launchers, several ranks in a file, cut lines, tools' own reports."""
+"""`distsim doctor` on logs as people paste them: prefixes of launchers, several ranks in a file,
+cut lines, tools' own reports.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,27 @@ import pytest
 
 from distsim.hang_doctor import Diagnosis, diagnose_hang, read_evidence
 
-THREADS = sorted((Path(__file__).resolve().parents[1] / "data" / "doctor" / "threads").glob("*.txt"))
+THREADS = sorted(
+    (Path(__file__).resolve().parents[1] / "data" / "doctor" / "threads").glob("*.txt")
+)
 PG = "[PG ID 0 PG GUID 0(default_pg) Rank {0}]"
-CAUGHT = ("[E1 ProcessGroupNCCL.cpp:616] [Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={1}, OpType=ALLREDUCE, "
-          "NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600013 milliseconds before timing out.")  # fmt: skip
+CAUGHT = (
+    "[E1 ProcessGroupNCCL.cpp:616] [Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={1}, OpType=ALLREDUCE, "
+    "NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600013 milliseconds before timing out."
+)
 STATUS = (
     "[E1 ProcessGroupNCCL.cpp:1785] "
     + PG
     + " Timeout at NCCL work: {1}, last enqueued NCCL work: {1}, last completed NCCL work: {2}."
 )
-BEHIND = "[E1 ProcessGroupNCCL.cpp:1743] " + PG + (" Received a dump signal due to a collective timeout from rank 0 and we will try our "
-          "best to dump the debug info. Last enqueued NCCL work: {2}, last completed NCCL work: {2}.")  # fmt: skip
+BEHIND = (
+    "[E1 ProcessGroupNCCL.cpp:1743] "
+    + PG
+    + (
+        " Received a dump signal due to a collective timeout from rank 0 and we will try our "
+        "best to dump the debug info. Last enqueued NCCL work: {2}, last completed NCCL work: {2}."
+    )
+)
 PREFIXES = {
     "torch": "[rank{0}]:",
     "mpirun": "[1,{0}]<stderr>:[rank{0}]:",
@@ -30,7 +42,7 @@ PREFIXES = {
     "ray": "(TrainWorker pid=40{0}, ip=10.0.0.1) [rank{0}]:",
     "colours": "\x1b[36m(Worker pid=4)\x1b[0m [rank{0}]:",
     "numbered": "[18{0}] [rank{0}]:",
-}  # fmt: skip
+}
 
 
 def said(tmp_path: Path, *lines: str, name: str = "job.log") -> Diagnosis:
@@ -48,7 +60,9 @@ def watchdog(prefix: str = "[rank{0}]:", late: int = 2, number: int = 7) -> list
 
 
 @pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
-def test_the_rank_whose_own_counters_are_behind_is_named_whatever_the_launcher_puts_before(tmp_path: Path, prefix: str) -> None:
+def test_the_rank_whose_own_counters_are_behind_is_named_whatever_the_launcher_puts_before(
+    tmp_path: Path, prefix: str
+) -> None:
     found = said(tmp_path, *watchdog(prefix))
 
     assert found.main is not None
@@ -58,13 +72,18 @@ def test_the_rank_whose_own_counters_are_behind_is_named_whatever_the_launcher_p
 def test_a_file_per_rank_says_the_same_as_one_for_all(tmp_path: Path) -> None:
     lines = watchdog()
     for rank in range(4):
-        (tmp_path / f"rank_{rank}.log").write_text("\n".join(line for line in lines if line.startswith(f"[rank{rank}]")))
+        (tmp_path / f"rank_{rank}.log").write_text(
+            "\n".join(line for line in lines if line.startswith(f"[rank{rank}]"))
+        )
 
     assert diagnose_hang(read_evidence([str(tmp_path)])).culprits == (2,)
 
 
 def test_a_line_that_a_terminal_wrapped_is_read_whole(tmp_path: Path) -> None:
-    lines = [line if "WorkNCCL" not in line else line.replace("NumelOut", "Numel\nOut") for line in watchdog()]
+    lines = [
+        line if "WorkNCCL" not in line else line.replace("NumelOut", "Numel\nOut")
+        for line in watchdog()
+    ]
 
     found = said(tmp_path, *lines)
 
@@ -91,15 +110,21 @@ def test_counters_that_nobody_has_written_are_unknown(tmp_path: Path) -> None:
     assert found.evidence.ranks[2].status["0"].completed == -1
 
 
-def test_a_rank_in_the_brackets_of_a_group_is_the_groups_own_and_the_launchers_word_is_the_jobs(tmp_path: Path) -> None:
-    line = "[rank6]:[E1 ProcessGroupNCCL.cpp:1785] [PG ID 2 PG GUID 9(tp) Rank 0] Timeout at NCCL work: 5, last enqueued NCCL work: 5, " \
-           "last completed NCCL work: 4."  # fmt: skip
+def test_a_rank_in_the_brackets_of_a_group_is_the_groups_own_and_the_launchers_word_is_the_jobs(
+    tmp_path: Path,
+) -> None:
+    line = (
+        "[rank6]:[E1 ProcessGroupNCCL.cpp:1785] [PG ID 2 PG GUID 9(tp) Rank 0] Timeout at NCCL work: 5, last enqueued NCCL work: 5, "
+        "last completed NCCL work: 4."
+    )
 
     assert list(said(tmp_path, line).evidence.ranks) == [6]
 
 
 def test_groups_told_by_a_local_number_alone_prove_nothing(tmp_path: Path) -> None:
-    """`[PG 1 Rank 0]` counts the groups of a process; before 2.4 another process may count another way."""
+    """`[PG 1 Rank 0]` counts the groups of a process; before 2.4 another process may count another
+    way.
+    """
     lines = [line.replace("PG ID 0 PG GUID 0(default_pg)", "PG 1") for line in watchdog()]
 
     found = said(tmp_path, *lines)
@@ -108,7 +133,9 @@ def test_groups_told_by_a_local_number_alone_prove_nothing(tmp_path: Path) -> No
 
 
 def test_half_behind_accuses_nobody(tmp_path: Path) -> None:
-    found = said(tmp_path, "[rank0]:" + STATUS.format(0, 11, 10), "[rank9]:" + BEHIND.format(9, 11, 10))
+    found = said(
+        tmp_path, "[rank0]:" + STATUS.format(0, 11, 10), "[rank9]:" + BEHIND.format(9, 11, 10)
+    )
 
     assert found.main is not None
     assert found.main.title.startswith("rank 9 is behind")
@@ -116,23 +143,32 @@ def test_half_behind_accuses_nobody(tmp_path: Path) -> None:
 
 
 def test_the_stack_that_the_watchdog_prints_gives_the_line(tmp_path: Path) -> None:
-    stack = ["Stack trace of the failed collective: ", "#0 all_reduce from /env/site-packages/torch/distributed/distributed_c10d.py:4186",
-             "#1 step from /job/train.py:88"]  # fmt: skip
+    stack = [
+        "Stack trace of the failed collective: ",
+        "#0 all_reduce from /env/site-packages/torch/distributed/distributed_c10d.py:4186",
+        "#1 step from /job/train.py:88",
+    ]
     found = said(tmp_path, *watchdog()[:2], *stack, *watchdog()[2:])
 
     assert found.main is not None
     assert "/job/train.py:88" in [f.place for _, _, f in found.main.lines if f]
 
 
-def test_an_error_of_its_own_leads_before_those_who_lost_the_connection_to_it(tmp_path: Path) -> None:
+def test_an_error_of_its_own_leads_before_those_who_lost_the_connection_to_it(
+    tmp_path: Path,
+) -> None:
     own = [
         "Traceback (most recent call last):",
         '  File "/job/train.py", line 33, in step',
         "    loss = model(batch)",
         "ValueError: empty batch",
     ]
-    lost = ["Traceback (most recent call last):", '  File "/job/train.py", line 40, in step', "    dist.all_reduce(x)",
-            "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:4711"]  # fmt: skip
+    lost = [
+        "Traceback (most recent call last):",
+        '  File "/job/train.py", line 40, in step',
+        "    dist.all_reduce(x)",
+        "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.1]:4711",
+    ]
     lines = [f"[rank{rank}]: {line}" for rank in range(3) for line in (own if rank == 1 else lost)]
 
     found = said(tmp_path, *lines)
@@ -142,26 +178,43 @@ def test_an_error_of_its_own_leads_before_those_who_lost_the_connection_to_it(tm
     assert [f.line for _, _, f in found.main.lines if f] == [33]
 
 
-def test_torchruns_first_failure_is_taken_for_the_cause_only_where_it_is_no_consequence(tmp_path: Path) -> None:
-    """SIGABRT is how the watchdog ends a process that waited; SIGKILL comes from outside, as from a lack of memory."""
+def test_torchruns_first_failure_is_taken_for_the_cause_only_where_it_is_no_consequence(
+    tmp_path: Path,
+) -> None:
+    """SIGABRT is how the watchdog ends a process that waited; SIGKILL comes from outside, as from a
+    lack of memory.
+    """
 
     def summary(code: str) -> list[str]:
-        return ["Root Cause (first observed failure):", "[0]:", "  time      : 2026", "  host      : a", "  rank      : 3 (local_rank: 3)",
-                f"  exitcode  : {code} (pid: 77)", "  error_file: <N/A>", "  traceback : Signal received by PID 77"]  # fmt: skip
+        return [
+            "Root Cause (first observed failure):",
+            "[0]:",
+            "  time      : 2026",
+            "  host      : a",
+            "  rank      : 3 (local_rank: 3)",
+            f"  exitcode  : {code} (pid: 77)",
+            "  error_file: <N/A>",
+            "  traceback : Signal received by PID 77",
+        ]
 
     assert said(tmp_path, *summary("-9")).culprits == (3,)
     assert said(tmp_path, *summary("-6")).culprits == ()
 
 
 def test_monitored_barrier_names_who_did_not_come(tmp_path: Path) -> None:
-    trace = ["Traceback (most recent call last):", '  File "/job/train.py", line 7, in main', "RuntimeError: [Rank 0]: Ranks 2, 3 failed "
-             "to pass monitoredBarrier in 1000 ms"]  # fmt: skip
+    trace = [
+        "Traceback (most recent call last):",
+        '  File "/job/train.py", line 7, in main',
+        "RuntimeError: [Rank 0]: Ranks 2, 3 failed to pass monitoredBarrier in 1000 ms",
+    ]
     found = said(tmp_path, *[f"[rank0]: {line}" for line in trace])
 
     assert found.culprits == (2, 3)
 
 
-def test_ncclops_are_read_with_their_hexadecimal_numbers_and_told_apart_by_the_shared_id(tmp_path: Path) -> None:
+def test_ncclops_are_read_with_their_hexadecimal_numbers_and_told_apart_by_the_shared_id(
+    tmp_path: Path,
+) -> None:
     lines = []
     for rank in range(3):
         head = f"host:{100 + rank}:{200 + rank} [{rank}] NCCL INFO "
@@ -177,28 +230,51 @@ def test_ncclops_are_read_with_their_hexadecimal_numbers_and_told_apart_by_the_s
     found = said(tmp_path, *lines, f"host:100:1 [0] NCCL INFO {lines[0].split('INFO ')[1]}")
 
     calls = [(c.number, c.op, c.dtype) for c in found.evidence.ranks[1].calls]
-    assert calls == [(14, "all_reduce", "float32"), (15, "all_reduce", "float32"), (16, "all_gather", "float32")]
+    assert calls == [
+        (14, "all_reduce", "float32"),
+        (15, "all_reduce", "float32"),
+        (16, "all_gather", "float32"),
+    ]
     assert found.evidence.groups["comm 0xabc"].members == (0, 1, 2)
 
 
-def test_ras_as_json_with_its_missing_comma_names_who_does_not_answer_and_who_is_behind(tmp_path: Path) -> None:
+def test_ras_as_json_with_its_missing_comma_names_who_does_not_answer_and_who_is_behind(
+    tmp_path: Path,
+) -> None:
     def rank(number: int, calls: int) -> dict[str, object]:
-        return {"rank": number, "host": "a", "pid": number, "collective_counts": {"AllReduce": calls, "Broadcast": 1}}
+        return {
+            "rank": number,
+            "host": "a",
+            "pid": number,
+            "collective_counts": {"AllReduce": calls, "Broadcast": 1},
+        }
 
     missing = [
         {"rank": 4, "host": "b", "status": {"unresponsive": True, "considered_dead": True}},
         {"rank": 5, "host": "b", "status": {}},
     ]
-    data = {"nccl_version": "2.28.9", "communicators": [
-        {"hash": "ab", "size": 6, "ranks": [rank(n, 40 if n == 1 else 41) for n in range(4)], "missing_ranks": missing}
-    ], "ras": {}}  # fmt: skip
+    data = {
+        "nccl_version": "2.28.9",
+        "communicators": [
+            {
+                "hash": "ab",
+                "size": 6,
+                "ranks": [rank(n, 40 if n == 1 else 41) for n in range(4)],
+                "missing_ranks": missing,
+            }
+        ],
+        "ras": {},
+    }
     (tmp_path / "ras.json").write_text(json.dumps(data).replace('}}, {"rank": 5', '}} {"rank": 5'))
 
     found = diagnose_hang(read_evidence([str(tmp_path)]))
 
     titles = [cause.title for cause in found.causes]
     assert any("rank 4 is considered dead" in title for title in titles)
-    assert any("rank 1 on group comm ab: at AllReduce 40 where others are at 41" in title for title in titles)
+    assert any(
+        "rank 1 on group comm ab: at AllReduce 40 where others are at 41" in title
+        for title in titles
+    )
     assert found.culprits == ()
 
 
@@ -215,25 +291,41 @@ def test_of_a_public_threads_lines_something_is_read_and_nobody_is_accused(threa
 TRUNCATED = {
     "2.28.9": "[2026-11-22 23:15:45] vm:1361:1361 [0] bootstrap.cc:209 NCCL WARN Message truncated : received 1024 bytes instead of 512",
     "2.32.3": "[2026-11-22 23:18:27] vm:2195:2195 [0] bootstrap.cc:227 (socketRecv) NCCL WARN Message truncated : received 1024 bytes "
-              "instead of 512",
+    "instead of 512",
     "raised": "Message truncated : received 1024 bytes instead of 512",
     "sockets": "[2026-11-22 23:15:40] vm:1310:1331 [0] misc/socket.cc:820 NCCL WARN ncclSocketInit: connecting to address  with "
-               "family 1 is neither AF_INET(2) nor AF_INET6(10)",
-}  # fmt: skip
+    "family 1 is neither AF_INET(2) nor AF_INET6(10)",
+}
 
 
 @pytest.mark.parametrize("line", TRUNCATED.values(), ids=TRUNCATED)
-def test_connection_data_that_do_not_belong_together_are_told_as_calls_that_do_not_mirror_each_other(tmp_path: Path, line: str):
-    """As NCCL wrote it on an H100, where a batch of both directions met a receive alone, and two sends each other."""
-    raised = ["Traceback (most recent call last):", '  File "/job/train.py", line 33, in step',
-              "    dist.batch_isend_irecv(ops)", "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:5529, internal "
-              "error - please report this issue to the NCCL developers, NCCL version 2.28.9"]  # fmt: skip
+def test_connection_data_that_do_not_belong_together_are_told_as_calls_that_do_not_mirror_each_other(
+    tmp_path: Path, line: str
+):
+    """As NCCL wrote it on an H100, where a batch of both directions met a receive alone, and two
+    sends each other.
+    """
+    raised = [
+        "Traceback (most recent call last):",
+        '  File "/job/train.py", line 33, in step',
+        "    dist.batch_isend_irecv(ops)",
+        "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:5529, internal "
+        "error - please report this issue to the NCCL developers, NCCL version 2.28.9",
+    ]
     found = said(
-        tmp_path, *[f"[rank1]: {one}" for one in (*raised, "ncclInternalError: Internal check failed.", "Last error:", line)]
+        tmp_path,
+        *[
+            f"[rank1]: {one}"
+            for one in (*raised, "ncclInternalError: Internal check failed.", "Last error:", line)
+        ],
     )
 
     assert found.main is not None
-    assert (found.main.kind, found.main.grade, found.main.ranks) == ("connection", "suspected", (1,))
+    assert (found.main.kind, found.main.grade, found.main.ranks) == (
+        "connection",
+        "suspected",
+        (1,),
+    )
     assert "on rank 1" in found.main.title
     assert "batch_isend_irecv on both ranks" in " ".join(found.main.details)
     assert [f.line for _, _, f in found.main.lines if f] == [33]

@@ -1,4 +1,6 @@
-"""`distsim doctor` on dumps of NCCL: every class of fault, told from the records alone, by what is equal in all processes."""
+"""`distsim doctor` on dumps of NCCL: every class of fault, told from the records alone, by what is
+equal in all processes.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def test_a_rank_whose_record_ends_a_call_earlier_is_behind(tmp_path: Path, as_js
     done = [entry(1, "all_reduce", 10)]
     waiting = [*done, entry(2, "all_reduce", 12, "started")]
 
-    found = diagnosed(tmp_path, {0: dump(waiting), 1: dump(waiting), 2: dump(done), 3: dump(waiting)}, as_json)
+    found = diagnosed(
+        tmp_path, {0: dump(waiting), 1: dump(waiting), 2: dump(done), 3: dump(waiting)}, as_json
+    )
 
     assert (found.main and found.main.kind, found.culprits) == ("behind", (2,))
     assert 12 in lines(found)
@@ -64,7 +68,9 @@ def test_where_all_members_are_in_one_fitting_call_the_communication_hangs(tmp_p
     [("kind", {"op": "broadcast"}), ("size", {"size": 16}), ("dtype", {"dtype": "Double"})],
     ids=["kind", "size", "dtype"],
 )
-def test_the_one_whose_call_does_not_fit_is_named_with_both_lines(tmp_path: Path, what: str, odd: dict[str, Any]) -> None:
+def test_the_one_whose_call_does_not_fit_is_named_with_both_lines(
+    tmp_path: Path, what: str, odd: dict[str, Any]
+) -> None:
     def given(line: int, op: str = "all_reduce", **more: Any) -> dict[str, Any]:
         return dump([entry(1, "all_reduce", 10), entry(2, op, line, "started", **more)])
 
@@ -79,18 +85,26 @@ def test_the_one_whose_call_does_not_fit_is_named_with_both_lines(tmp_path: Path
 def test_of_two_ranks_that_differ_neither_is_accused(tmp_path: Path) -> None:
     groups = {"0": ("default_pg", [0, 1])}
 
-    found = diagnosed(tmp_path, {
-        0: dump([entry(1, "all_reduce", 10, "started")], groups), 1: dump([entry(1, "broadcast", 20, "started")], groups),
-    })  # fmt: skip
+    found = diagnosed(
+        tmp_path,
+        {
+            0: dump([entry(1, "all_reduce", 10, "started")], groups),
+            1: dump([entry(1, "broadcast", 20, "started")], groups),
+        },
+    )
 
     assert found.main is not None
     assert found.main.kind == "clash"
     assert (found.culprits, found.main.grade, lines(found)) == ((), "proved", {10, 20})
 
 
-def test_an_extra_call_is_found_by_its_line_where_all_calls_have_one_kind_and_size(tmp_path: Path) -> None:
+def test_an_extra_call_is_found_by_its_line_where_all_calls_have_one_kind_and_size(
+    tmp_path: Path,
+) -> None:
     usual = [entry(n, "all_reduce", line) for n, line in enumerate((10, 12, 10, 12), 1)]
-    more = [entry(n, "all_reduce", line) for n, line in enumerate((10, 15, 12, 10), 1)] + [entry(5, "all_reduce", 12, "started")]
+    more = [entry(n, "all_reduce", line) for n, line in enumerate((10, 15, 12, 10), 1)] + [
+        entry(5, "all_reduce", 12, "started")
+    ]
 
     found = diagnosed(tmp_path, {0: dump(usual), 1: dump(more), 2: dump(usual), 3: dump(usual)})
 
@@ -106,7 +120,13 @@ def test_a_branch_with_other_lines_and_the_same_calls_is_no_fault(tmp_path: Path
 
     late = [*calls(21), entry(4, "all_reduce", 31, "started")]
     found = diagnosed(
-        tmp_path, {0: dump([*calls(20), entry(4, "all_reduce", 31, "started")]), 1: dump(late), 2: dump(late), 3: dump(calls(21))}
+        tmp_path,
+        {
+            0: dump([*calls(20), entry(4, "all_reduce", 31, "started")]),
+            1: dump(late),
+            2: dump(late),
+            3: dump(calls(21)),
+        },
     )
 
     assert found.main is not None
@@ -114,12 +134,24 @@ def test_a_branch_with_other_lines_and_the_same_calls_is_no_fault(tmp_path: Path
     assert found.culprits == (3,)
 
 
-def test_groups_entered_in_other_orders_are_a_circle_whatever_their_local_numbers(tmp_path: Path) -> None:
+def test_groups_entered_in_other_orders_are_a_circle_whatever_their_local_numbers(
+    tmp_path: Path,
+) -> None:
     """Local numbers (pg_id) differ between the ranks; the names do not."""
     groups = {"0": ("default_pg", [0, 1]), "1": ("tp", [0, 1]), "2": ("dp", [0, 1])}
-    a = dump([entry(1, "all_reduce", 10, "started", PAIR), entry(1, "all_reduce", 11, "scheduled", OTHER)], groups)
+    a = dump(
+        [
+            entry(1, "all_reduce", 10, "started", PAIR),
+            entry(1, "all_reduce", 11, "scheduled", OTHER),
+        ],
+        groups,
+    )
     b = dump(
-        [entry(1, "all_reduce", 21, "started", OTHER, pg_id=1), entry(1, "all_reduce", 20, "scheduled", PAIR, pg_id=2)], groups
+        [
+            entry(1, "all_reduce", 21, "started", OTHER, pg_id=1),
+            entry(1, "all_reduce", 20, "scheduled", PAIR, pg_id=2),
+        ],
+        groups,
     )
 
     found = diagnosed(tmp_path, {0: a, 1: b})
@@ -161,13 +193,19 @@ def test_a_send_and_a_receive_of_other_sizes_are_said(tmp_path: Path) -> None:
     found = diagnosed(tmp_path, {0: a, 1: b})
 
     assert found.main is not None
-    assert found.main.title.startswith("a send of rank 0 and its receive on rank 1 differ: 8 Float against 16")
+    assert found.main.title.startswith(
+        "a send of rank 0 and its receive on rank 1 differ: 8 Float against 16"
+    )
 
 
 def test_ranks_of_messages_in_a_group_are_the_groups_own(tmp_path: Path) -> None:
     groups = {"0": ("default_pg", [0, 1, 2, 3]), "1": ("tp", [1, 3])}
     found = diagnosed(
-        tmp_path, {1: dump([entry(1, "send 0->1", 10, "started", PAIR)], groups), 3: dump([entry(1, "all_reduce")], groups)}
+        tmp_path,
+        {
+            1: dump([entry(1, "send 0->1", 10, "started", PAIR)], groups),
+            3: dump([entry(1, "all_reduce")], groups),
+        },
     )
 
     assert [w.call.peer for s in found.standing.ranks.values() for w in s.waits] == [3]
@@ -197,11 +235,17 @@ def test_a_lapped_ring_buffer_that_says_nothing_of_a_group_proves_nothing(tmp_pa
     assert found.main.kind == "silent"
 
 
-def test_two_files_that_contradict_each_other_are_said_and_nobody_is_accused_by_them(tmp_path: Path) -> None:
+def test_two_files_that_contradict_each_other_are_said_and_nobody_is_accused_by_them(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     write(
-        tmp_path / "a", {0: dump([entry(1, "all_reduce", state="started")]), 1: dump([entry(1, "all_reduce", state="started")])}
+        tmp_path / "a",
+        {
+            0: dump([entry(1, "all_reduce", state="started")]),
+            1: dump([entry(1, "all_reduce", state="started")]),
+        },
     )
     write(tmp_path / "b", {0: dump([entry(1, "broadcast", state="started")])})
 
@@ -215,7 +259,14 @@ def test_two_files_that_contradict_each_other_are_said_and_nobody_is_accused_by_
 @pytest.mark.parametrize("version", ["2.0", "2.1", "2.4", "2.10", "3.1"])
 def test_old_and_coming_versions_are_read(tmp_path: Path, version: str) -> None:
     """Before 2.2 there was `seq_id` alone; unknown keys and unknown back ends do not matter."""
-    old = entry(1, "all_reduce", state="started", profiling_name="mccl:all_reduce", seq_id=1, something_new={"a": 1})
+    old = entry(
+        1,
+        "all_reduce",
+        state="started",
+        profiling_name="mccl:all_reduce",
+        seq_id=1,
+        something_new={"a": 1},
+    )
     if version in ("2.0", "2.1"):
         del old["collective_seq_id"]
 
@@ -225,14 +276,27 @@ def test_old_and_coming_versions_are_read(tmp_path: Path, version: str) -> None:
     assert found.main.kind == "communication"
 
 
-def test_a_device_that_waits_in_one_group_is_not_blamed_for_the_call_it_has_queued(tmp_path: Path) -> None:
-    """Rank 1 has enqueued the world's call; its device stands in the pair's, in which rank 2 is not: rank 2 is the end of the chain."""
+def test_a_device_that_waits_in_one_group_is_not_blamed_for_the_call_it_has_queued(
+    tmp_path: Path,
+) -> None:
+    """Rank 1 has enqueued the world's call; its device stands in the pair's, in which rank 2 is
+    not: rank 2 is the end of the chain.
+    """
     groups = {"0": ("default_pg", [0, 1, 2]), "1": ("tp", [1, 2])}
-    found = diagnosed(tmp_path, {
-        0: dump([entry(1, "all_reduce", 10, "started")], groups),
-        1: dump([entry(1, "all_reduce", 20, "started", PAIR), entry(1, "all_reduce", 21, "scheduled")], groups),
-        2: dump([], {**groups}),
-    })  # fmt: skip
+    found = diagnosed(
+        tmp_path,
+        {
+            0: dump([entry(1, "all_reduce", 10, "started")], groups),
+            1: dump(
+                [
+                    entry(1, "all_reduce", 20, "started", PAIR),
+                    entry(1, "all_reduce", 21, "scheduled"),
+                ],
+                groups,
+            ),
+            2: dump([], {**groups}),
+        },
+    )
 
     assert found.main is not None
     assert found.main.kind == "behind"
@@ -271,14 +335,25 @@ def test_the_diagnosis_looks_at_a_call_as_often_with_many_ranks_as_with_few(tmp_
 
 def test_calls_of_one_stack_share_it(tmp_path: Path) -> None:
     """A ring holds 2000 calls of a rank, each with twenty frames, of a handful of lines."""
-    found = diagnosed(tmp_path, {rank: dump([entry(n, "all_reduce", 10) for n in range(1, 5)]) for rank in range(4)})
+    found = diagnosed(
+        tmp_path,
+        {rank: dump([entry(n, "all_reduce", 10) for n in range(1, 5)]) for rank in range(4)},
+    )
 
-    assert len({id(call.frames) for given in found.evidence.ranks.values() for call in given.calls}) == 1
+    assert (
+        len({id(call.frames) for given in found.evidence.ranks.values() for call in given.calls})
+        == 1
+    )
 
 
-@pytest.mark.parametrize("off", [{"pg_config": {}, "pg_status": {}}, {"pg_status": {"0": {"last_enqueued_collective": 7}}}],
-                         ids=["switched off", "asked for no calls"])  # fmt: skip
-def test_an_empty_dump_of_a_recorder_that_was_off_accuses_nobody(tmp_path: Path, off: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "off",
+    [{"pg_config": {}, "pg_status": {}}, {"pg_status": {"0": {"last_enqueued_collective": 7}}}],
+    ids=["switched off", "asked for no calls"],
+)
+def test_an_empty_dump_of_a_recorder_that_was_off_accuses_nobody(
+    tmp_path: Path, off: dict[str, Any]
+) -> None:
     waiting = dump([entry(1, "all_reduce"), entry(2, "all_reduce", state="scheduled")])
     found = diagnosed(tmp_path, {0: waiting, 1: waiting, 2: dump([]) | off, 3: waiting})
 

@@ -1,4 +1,6 @@
-"""`distsim doctor` on 24 real hangs of Gloo: their dumps, stacks and logs as the real tools wrote them (benchmarks/doctor.py)."""
+"""`distsim doctor` on 24 real hangs of Gloo: their dumps, stacks and logs as the real tools wrote
+them (benchmarks/doctor.py).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ HANGS = sorted((ROOT / "tests" / "data" / "doctor" / "hangs").glob("*.zip"))
 
 @pytest.fixture(autouse=True)
 def _beside_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recorded paths are relative to the project, so that the lines of the programs are found."""
+    """The recorded paths are relative to the project, so that the lines of the programs are
+    found.
+    """
     monkeypatch.chdir(ROOT)
 
 
@@ -38,11 +42,18 @@ def fault(hang: Path) -> dict[str, Any]:
 
 
 def diagnosed(
-    hang: Path, folder: Path, left_out: set[int], kinds: tuple[str, ...] = ("nccl_trace", "pyspy", "stack", "rank")
+    hang: Path,
+    folder: Path,
+    left_out: set[int],
+    kinds: tuple[str, ...] = ("nccl_trace", "pyspy", "stack", "rank"),
 ) -> Diagnosis:
     """What is said without the files of some ranks, or of other tools than ``kinds``."""
     for name, data in _content(hang).items():
-        if name != "fault.json" and rank_of_file_name(name) not in left_out and name.startswith(kinds):
+        if (
+            name != "fault.json"
+            and rank_of_file_name(name) not in left_out
+            and name.startswith(kinds)
+        ):
             (folder / name).write_bytes(data)
     return diagnose_hang(read_evidence([str(folder)]))
 
@@ -61,7 +72,9 @@ def test_there_are_24_hangs() -> None:
 
 
 @pytest.mark.parametrize("hang", HANGS, ids=lambda p: p.stem)
-def test_with_all_files_the_cause_and_its_line_are_named_and_nobody_else(hang: Path, tmp_path: Path) -> None:
+def test_with_all_files_the_cause_and_its_line_are_named_and_nobody_else(
+    hang: Path, tmp_path: Path
+) -> None:
     found, known = diagnosed(hang, tmp_path, set()), fault(hang)
     main = found.main
 
@@ -72,7 +85,9 @@ def test_with_all_files_the_cause_and_its_line_are_named_and_nobody_else(hang: P
 
 
 @pytest.mark.parametrize("hang", HANGS, ids=lambda p: p.stem)
-def test_with_files_of_some_ranks_missing_nobody_is_accused_who_is_not_at_fault(hang: Path, tmp_path: Path) -> None:
+def test_with_files_of_some_ranks_missing_nobody_is_accused_who_is_not_at_fault(
+    hang: Path, tmp_path: Path
+) -> None:
     known = set(fault(hang)["faulty"])
     wrong = []
     for number, left_out in enumerate(without(hang)):
@@ -85,8 +100,12 @@ def test_with_files_of_some_ranks_missing_nobody_is_accused_who_is_not_at_fault(
     assert wrong == []
 
 
-@pytest.mark.parametrize("kinds", [("nccl_trace",), ("pyspy",), ("stack",), ("rank",), ("stack", "rank")], ids="+".join)
-def test_with_the_files_of_one_tool_alone_nobody_is_accused_who_is_not_at_fault(kinds: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kinds", [("nccl_trace",), ("pyspy",), ("stack",), ("rank",), ("stack", "rank")], ids="+".join
+)
+def test_with_the_files_of_one_tool_alone_nobody_is_accused_who_is_not_at_fault(
+    kinds: tuple[str, ...], tmp_path: Path
+) -> None:
     wrong = []
     for hang in HANGS:
         folder = tmp_path / hang.stem
@@ -110,24 +129,48 @@ def test_an_archive_is_read_as_the_files_in_it(tmp_path: Path) -> None:
     assert packed.main.title == unpacked.main.title
 
 
-@pytest.mark.skipif(not SAMPLES.is_dir(), reason="the samples of other tools' files lie beside the project, and not here")
+@pytest.mark.skipif(
+    not SAMPLES.is_dir(),
+    reason="the samples of other tools' files lie beside the project, and not here",
+)
 @pytest.mark.parametrize(
-    "part", ["flight-recorder", "kineto", "nccl-tests", "pytorch-et", "chakra-et", "simai", "astra-network", "pp-schedules"]
+    "part",
+    [
+        "flight-recorder",
+        "kineto",
+        "nccl-tests",
+        "pytorch-et",
+        "chakra-et",
+        "simai",
+        "astra-network",
+        "pp-schedules",
+    ],
 )
 def test_every_sample_of_another_tool_is_read_or_known_to_be_no_evidence(part: str) -> None:
-    files = read_evidence([str(p) for p in sorted((SAMPLES / part).rglob("*")) if p.is_file()]).files
+    files = read_evidence(
+        [str(p) for p in sorted((SAMPLES / part).rglob("*")) if p.is_file()]
+    ).files
 
     assert files
     assert [(file.path, file.problem) for file in files if file.problem] == []
 
 
-@pytest.mark.skipif(not SAMPLES.is_dir(), reason="the samples of other tools' files lie beside the project, and not here")
-def test_of_the_sample_dumps_the_one_that_lacks_a_rank_is_told_and_the_good_one_is_not_accused() -> None:
+@pytest.mark.skipif(
+    not SAMPLES.is_dir(),
+    reason="the samples of other tools' files lie beside the project, and not here",
+)
+def test_of_the_sample_dumps_the_one_that_lacks_a_rank_is_told_and_the_good_one_is_not_accused() -> (
+    None
+):
     def told(name: str) -> Diagnosis:
-        return diagnose_hang(read_evidence([str(SAMPLES / "flight-recorder" / f"gloo-torch2.13-{name}")]))
+        return diagnose_hang(
+            read_evidence([str(SAMPLES / "flight-recorder" / f"gloo-torch2.13-{name}")])
+        )
 
     missing = told("missing").main
     assert missing is not None
-    assert missing.title.startswith("rank 3 is behind, at call 1: ranks 0-2 wait for it in all_reduce, call 2")
+    assert missing.title.startswith(
+        "rank 3 is behind, at call 1: ranks 0-2 wait for it in all_reduce, call 2"
+    )
     assert told("ok").causes == []
     assert told("ring_recv_first").causes == []

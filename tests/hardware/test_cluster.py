@@ -17,7 +17,15 @@ def test_every_preset_is_complete_and_says_where_it_comes_from(name: str) -> Non
     cluster = preset(name)
 
     assert cluster.name == name
-    assert all((cluster.source, cluster.error_band, cluster.device.source, cluster.intra.source, cluster.nics.source))
+    assert all(
+        (
+            cluster.source,
+            cluster.error_band,
+            cluster.device.source,
+            cluster.intra.source,
+            cluster.nics.source,
+        )
+    )
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -30,15 +38,23 @@ def test_a_cluster_written_out_reads_back_equal(name: str) -> None:
 def test_presets_have_the_data_sheets_numbers() -> None:
     a100, h100 = preset("dgx-a100"), preset("dgx-h100")
 
-    assert (a100.device.peak["bfloat16"], h100.device.peak["bfloat16"]) == (312_000, 989_000)  # FLOP per ns
+    assert (a100.device.peak["bfloat16"], h100.device.peak["bfloat16"]) == (
+        312_000,
+        989_000,
+    )  # FLOP per ns
     assert (a100.intra.bytes_per_ns, h100.intra.bytes_per_ns) == (300, 450)
-    assert (a100.nics.count * a100.nics.bytes_per_ns, h100.nics.count * h100.nics.bytes_per_ns) == (200, 400)
+    assert (a100.nics.count * a100.nics.bytes_per_ns, h100.nics.count * h100.nics.bytes_per_ns) == (
+        200,
+        400,
+    )
     assert (a100.device.memory_bytes_per_ns, h100.device.memory_bytes_per_ns) == (2039, 3350)
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_prose_beside_a_presets_numbers_names_a_source(name: str) -> None:
-    """A data sheet, a cloud's page, NCCL's source or a published measurement; what is a guess says so."""
+    """A data sheet, a cloud's page, NCCL's source or a published measurement; what is a guess says
+    so.
+    """
     cluster = preset(name)
     known = re.compile(r"data sheet|NCCL|AWS|Google|Azure|IEEE|published|TACC|AMD|usual|guess|GHz")
     parts = (cluster, cluster.device, cluster.intra, cluster.nics, cluster.network)
@@ -55,7 +71,11 @@ def test_an_override_changes_one_number_and_the_name() -> None:
 
 
 def test_defaults_follow_the_back_end() -> None:
-    assert [default_cluster(b).name for b in ("nccl", "gloo", "mpi")] == ["dgx-a100", "cpu-10gbe", "cpu-10gbe"]
+    assert [default_cluster(b).name for b in ("nccl", "gloo", "mpi")] == [
+        "dgx-a100",
+        "cpu-10gbe",
+        "cpu-10gbe",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -63,14 +83,25 @@ def test_defaults_follow_the_back_end() -> None:
     [
         ("dgx-a10", "no cluster preset `dgx-a10`.*did you mean dgx-a100?"),
         ({"preset": 3}, "no cluster preset `3`"),
-        ({"preset": "dgx-a100", "nics": {"cuont": 4}}, r"cluster.nics.cuont: unknown key; did you mean count\?"),
-        ({"preset": "dgx-a100", "intra": {"latency": 3}}, "intra.latency: expected a duration with a unit, as `3 ms`, found 3"),
+        (
+            {"preset": "dgx-a100", "nics": {"cuont": 4}},
+            r"cluster.nics.cuont: unknown key; did you mean count\?",
+        ),
+        (
+            {"preset": "dgx-a100", "intra": {"latency": 3}},
+            "intra.latency: expected a duration with a unit, as `3 ms`, found 3",
+        ),
         ({"preset": "dgx-a100", "network": 3}, "cluster.network: "),
-        ({"preset": "dgx-a100", "nics": {"bandwidth": "0 GB/s"}}, "cluster.nics.bandwidth: .*greater than 0"),
+        (
+            {"preset": "dgx-a100", "nics": {"bandwidth": "0 GB/s"}},
+            "cluster.nics.bandwidth: .*greater than 0",
+        ),
         ({"name": "mine"}, "cluster.device: this key is missing"),
     ],
 )
-def test_a_wrong_cluster_is_refused_with_the_key_and_what_was_expected(value: Any, message: str) -> None:
+def test_a_wrong_cluster_is_refused_with_the_key_and_what_was_expected(
+    value: Any, message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         cluster_from(value)
 
@@ -89,7 +120,9 @@ def test_a_cluster_is_taken_as_it_is() -> None:
 
 
 def test_a_price_is_explained_of_a_preset_that_is_changed(cli: Any) -> None:
-    """`--set` means in `explain` what it means in `simulate`; with half the cards three nodes take longer, as their bandwidth says."""
+    """`--set` means in `explain` what it means in `simulate`; with half the cards three nodes take
+    longer, as their bandwidth says.
+    """
     asked = ("explain", "all_reduce", "--cluster", "dgx-a100", "--ranks", "24", "--bytes", "1GiB")
     whole, half = cli(*asked), cli(*asked, "--set", "nics.count=4")
     same, wrong = cli(*asked, "--set", "cluster.nics.count=4"), cli(*asked, "--set", "nics.cout=4")

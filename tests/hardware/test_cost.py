@@ -35,7 +35,10 @@ def ranks(cost: CostModel) -> tuple[int, ...]:
 
 placements = st.tuples(st.integers(1, 5), st.integers(1, 8)).flatmap(
     lambda shape: st.tuples(
-        st.just(shape), st.lists(st.integers(0, shape[0] * shape[1] - 1), min_size=1, max_size=16, unique=True).map(tuple)
+        st.just(shape),
+        st.lists(st.integers(0, shape[0] * shape[1] - 1), min_size=1, max_size=16, unique=True).map(
+            tuple
+        ),
     )
 )
 clusters = st.sampled_from(sorted(PRESETS))
@@ -52,7 +55,9 @@ def test_the_closed_form_is_the_price_of_the_schedule(name: str, local_size: int
         for group in (tuple(range(n)), tuple(sorted(range(n), key=lambda r: (r % 4, r)))):
             for nbytes in (0, 1, 1000, 1 << 22):
                 for root in {0, n - 1}:
-                    written = cost.schedule_ns(row.schedule(n, root), row.chunk_nbytes(n, nbytes), group)
+                    written = cost.schedule_ns(
+                        row.schedule(n, root), row.chunk_nbytes(n, nbytes), group
+                    )
                     assert cost.flat_ns(row, group, nbytes, root) == written
 
 
@@ -69,22 +74,31 @@ def test_more_bytes_never_cost_less(where: Any, name: str, op: str, a: int, b: i
 
 @given(placements, clusters, st.sampled_from(sorted(MOVING)), sizes)
 @settings(max_examples=draws(150), deadline=None)
-def test_no_collective_beats_the_bandwidth_bound(where: Any, name: str, op: str, nbytes: int) -> None:
+def test_no_collective_beats_the_bandwidth_bound(
+    where: Any, name: str, op: str, nbytes: int
+) -> None:
     (nodes, local_size), group = where
     cost, row = model(name, nodes, local_size), MOVING[op]
 
-    assert cost.collective_ns(row, group, nbytes, group[-1]) >= cost.link_bound_ns(row, group, nbytes)
+    assert cost.collective_ns(row, group, nbytes, group[-1]) >= cost.link_bound_ns(
+        row, group, nbytes
+    )
 
 
 @given(placements, clusters, sizes)
 @settings(max_examples=draws(150), deadline=None)
 def test_an_all_reduce_costs_at_least_an_all_gather(where: Any, name: str, nbytes: int) -> None:
-    """By latency and bandwidth alone; NCCL has trees for small all_reduce and none for all_gather, so there large buffers only."""
+    """By latency and bandwidth alone; NCCL has trees for small all_reduce and none for all_gather,
+    so there large buffers only.
+    """
     (nodes, local_size), group = where
     cost = model(name, nodes, local_size)
     nbytes = max(nbytes, 1 << 29) if cost.nccl and len(group) > 1 else nbytes
 
-    reduced, gathered = (cost.collective_ns(OPERATIONS[op], group, nbytes) for op in ("all_reduce", "all_gather_into_tensor"))
+    reduced, gathered = (
+        cost.collective_ns(OPERATIONS[op], group, nbytes)
+        for op in ("all_reduce", "all_gather_into_tensor")
+    )
 
     assert reduced >= gathered
 
@@ -96,11 +110,15 @@ def test_one_rank_alone_pays_the_overhead_only(name: str) -> None:
     assert cost.collective_ns(COLLECTIVES[name], (3,), 1 << 30, 3) == cost.call_overhead_ns
 
 
-@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all_single"])
-@pytest.mark.parametrize(("name", "nodes"), [("dgx-a100", 1), ("dgx-h100", 1), ("dgx-a100", 2), ("dgx-h100", 10)])
+@pytest.mark.parametrize(
+    "op", ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all_single"]
+)
+@pytest.mark.parametrize(
+    ("name", "nodes"), [("dgx-a100", 1), ("dgx-h100", 1), ("dgx-a100", 2), ("dgx-h100", 10)]
+)
 def test_large_buffers_reach_the_ring_bandwidth(op: str, name: str, nodes: int) -> None:
-    """busbw within 15 % of the narrower of link and cards as NCCL counts them, and no more than a data sheet's, but where a switch reduces;
-    an all_to_all crosses nodes on one card per rank."""
+    """busbw within 15 % of the narrower of link and cards as NCCL counts them, and no more than a
+    data sheet's, but where a switch reduces; an all_to_all crosses nodes on one card per rank."""
     cost, row, nbytes = model(name, nodes), OPERATIONS[op], 1 << 36
     cluster = cost.cluster
     busbw = row.busbw_factor(nodes * 8) * nbytes / cost.collective_ns(row, ranks(cost), nbytes, 0)
@@ -126,7 +144,9 @@ def test_a_flat_cluster_takes_the_rows_own_schedule() -> None:
     cost = model("cpu-10gbe", 4, 4)
 
     for row in COLLECTIVES.values():
-        assert cost.collective_ns(row, ranks(cost), 1 << 20, 0) == cost.flat_ns(row, ranks(cost), 1 << 20, 0)
+        assert cost.collective_ns(row, ranks(cost), 1 << 20, 0) == cost.flat_ns(
+            row, ranks(cost), 1 << 20, 0
+        )
 
 
 def test_the_textbook_ring() -> None:
@@ -155,14 +175,21 @@ def test_messages_between_nodes_take_up_cards_and_those_inside_the_links_of_both
     inside, across = ports.of_message(0, 1), ports.of_message(1, 6)
     assert [ports.name(port) for port in inside.ports] == ["rank 0 link out", "rank 1 link in"]
     assert [ports.name(port) for port in across.ports] == ["node 0 nic 1 out", "node 1 nic 0 in"]
-    assert (inside.rate, across.rate) == (cost.cluster.intra.attained, cost.cluster.rank_inter_bytes_per_ns)
+    assert (inside.rate, across.rate) == (
+        cost.cluster.intra.attained,
+        cost.cluster.rank_inter_bytes_per_ns,
+    )
     assert ports.of_message(3, 3).ports == ()
 
 
 def test_the_cards_of_a_node_are_shared_by_its_ranks() -> None:
-    """An all_to_all over two nodes with one card each takes eight times as long as with eight cards."""
+    """An all_to_all over two nodes with one card each takes eight times as long as with eight
+    cards.
+    """
     one, eight = (model("dgx-a100", 2, nics={"count": count}) for count in (1, 8))
-    long, short = (cost.collective_ns(OPERATIONS["all_to_all"], ranks(cost), 1 << 36) for cost in (one, eight))
+    long, short = (
+        cost.collective_ns(OPERATIONS["all_to_all"], ranks(cost), 1 << 36) for cost in (one, eight)
+    )
 
     assert long == pytest.approx(8 * short, rel=0.01)
 
@@ -174,9 +201,13 @@ def test_compute_by_time_or_by_roofline() -> None:
     assert cost.compute_ns(5000, 1e15) == 5000
     assert cost.compute_ns(0) == 0
     by_flops = cost.compute_ns(0, 1e12, 1.0, "bfloat16")
-    assert by_flops == pytest.approx(device.launch_ns + 1e12 / (312_000 * device.compute_efficiency), abs=1)
+    assert by_flops == pytest.approx(
+        device.launch_ns + 1e12 / (312_000 * device.compute_efficiency), abs=1
+    )
     by_bytes = cost.compute_ns(0, 1.0, 1e9, "bfloat16")
-    assert by_bytes == pytest.approx(device.launch_ns + 1e9 / (2039 * device.memory_efficiency), abs=1)
+    assert by_bytes == pytest.approx(
+        device.launch_ns + 1e9 / (2039 * device.memory_efficiency), abs=1
+    )
     assert cost.compute_ns(0, 1e12, 0.0, "float32") > by_flops
 
 
@@ -197,12 +228,18 @@ def test_a_slow_link_slows_what_crosses_it_and_nothing_else() -> None:
 
 
 def test_a_fault_on_a_link_the_cluster_lacks_is_refused() -> None:
-    with pytest.raises(UsageError, match="cluster dgx-a100 has no link `nvlnk`; did you mean nvlink"):
+    with pytest.raises(
+        UsageError, match="cluster dgx-a100 has no link `nvlnk`; did you mean nvlink"
+    ):
         CostModel(preset("dgx-a100"), 8, 8, [Slow("nvlnk", (), 2.0)])
 
 
-def test_a_thousand_ranks_are_priced_without_writing_the_rounds_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By rotations, and all pairs by their number; none of these has a round less than a thousand transfers."""
+def test_a_thousand_ranks_are_priced_without_writing_the_rounds_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By rotations, and all pairs by their number; none of these has a round less than a thousand
+    transfers.
+    """
     named = {"all_reduce": "ring", "all_gather": "ring", "all_to_all": "direct"}
     cost = model("dgx-h100", 128, collectives="rails", algorithms=named)
 
@@ -215,32 +252,55 @@ def test_a_thousand_ranks_are_priced_without_writing_the_rounds_down(monkeypatch
     assert min(prices) > 0
 
 
-#: What a textbook says of each algorithm on one node of eight: hops that cost their latency, and buffers that cross a link.
+#: What a textbook says of each algorithm on one node of eight: hops that cost their latency, and
+#: buffers that cross a link.
 TEXTBOOK = [
-    ("all_reduce", "ring", 14, 14 / 8), ("all_reduce", "tree", 6, 6), ("all_reduce", "halving_doubling", 6, 14 / 8),
-    ("all_gather", "ring", 7, 7 / 8), ("all_gather", "bruck", 3, 7 / 8),
-    ("reduce_scatter", "ring", 7, 7 / 8), ("reduce_scatter", "bruck", 3, 7 / 8),
-    ("broadcast", "binomial", 3, 3), ("broadcast", "chain", 14, 14 / 8), ("broadcast", "scatter_all_gather", 10, 14 / 8),
-    ("reduce", "binomial", 3, 3), ("reduce", "chain", 14, 14 / 8),
-    ("gather", "binomial", 3, 7 / 8), ("gather", "linear", 7, 7 / 8),
-    ("scatter", "binomial", 3, 7 / 8), ("scatter", "linear", 7, 7 / 8),
-    ("all_to_all", "pairwise", 7, 7 / 8), ("all_to_all", "direct", 1, 7 / 8),
-    ("barrier", "dissemination", 3, 0), ("barrier", "central", 14, 0), ("monitored_barrier", "central", 14, 0),
-]  # fmt: skip
+    ("all_reduce", "ring", 14, 14 / 8),
+    ("all_reduce", "tree", 6, 6),
+    ("all_reduce", "halving_doubling", 6, 14 / 8),
+    ("all_gather", "ring", 7, 7 / 8),
+    ("all_gather", "bruck", 3, 7 / 8),
+    ("reduce_scatter", "ring", 7, 7 / 8),
+    ("reduce_scatter", "bruck", 3, 7 / 8),
+    ("broadcast", "binomial", 3, 3),
+    ("broadcast", "chain", 14, 14 / 8),
+    ("broadcast", "scatter_all_gather", 10, 14 / 8),
+    ("reduce", "binomial", 3, 3),
+    ("reduce", "chain", 14, 14 / 8),
+    ("gather", "binomial", 3, 7 / 8),
+    ("gather", "linear", 7, 7 / 8),
+    ("scatter", "binomial", 3, 7 / 8),
+    ("scatter", "linear", 7, 7 / 8),
+    ("all_to_all", "pairwise", 7, 7 / 8),
+    ("all_to_all", "direct", 1, 7 / 8),
+    ("barrier", "dissemination", 3, 0),
+    ("barrier", "central", 14, 0),
+    ("monitored_barrier", "central", 14, 0),
+]
 
 
 @pytest.mark.parametrize(("op", "name", "hops", "buffers"), TEXTBOOK)
-def test_the_algorithm_that_a_cluster_names_is_priced_by_its_own_schedule(op: str, name: str, hops: int, buffers: float) -> None:
+def test_the_algorithm_that_a_cluster_names_is_priced_by_its_own_schedule(
+    op: str, name: str, hops: int, buffers: float
+) -> None:
     """Thakur et al. (2005): the price is hops times latency plus buffers times the time of one."""
     cost, nbytes = model("cpu-10gbe", 1, 8, algorithms={op: name}), 1 << 23
-    expected = cost.call_overhead_ns + hops * cost.cluster.intra.latency_ns + buffers * nbytes / cost.cluster.intra.attained
+    expected = (
+        cost.call_overhead_ns
+        + hops * cost.cluster.intra.latency_ns
+        + buffers * nbytes / cost.cluster.intra.attained
+    )
 
-    assert cost.collective_ns(OPERATIONS[op], ranks(cost), nbytes, 0) == pytest.approx(expected, abs=1)
+    assert cost.collective_ns(OPERATIONS[op], ranks(cost), nbytes, 0) == pytest.approx(
+        expected, abs=1
+    )
 
 
 @pytest.mark.parametrize("cluster", ["cpu-10gbe", "dgx-a100"])
 @pytest.mark.parametrize("op", [*dict.fromkeys(op for op, *_ in TEXTBOOK)])
-def test_the_cheapest_is_the_least_of_the_named_ones_and_of_what_is_taken_unasked(cluster: str, op: str) -> None:
+def test_the_cheapest_is_the_least_of_the_named_ones_and_of_what_is_taken_unasked(
+    cluster: str, op: str
+) -> None:
     def price(nbytes: int, **algorithms: str) -> int:
         form = "flat" if cluster.startswith("cpu") else "rails"
         cost = model(cluster, 2, 8, algorithms=algorithms, collectives=form)
@@ -254,27 +314,44 @@ def test_the_cheapest_is_the_least_of_the_named_ones_and_of_what_is_taken_unaske
 def test_a_named_algorithm_counts_for_all_operations_that_it_carries_out_and_for_no_other() -> None:
     plain, bruck = model("cpu-10gbe"), model("cpu-10gbe", algorithms={"all_gather": "bruck"})
     for op in ("all_gather", "all_gather_into_tensor", "all_gather_into_tensor_coalesced"):
-        assert bruck.collective_ns(OPERATIONS[op], ranks(bruck), 8) < plain.collective_ns(OPERATIONS[op], ranks(plain), 8)
+        assert bruck.collective_ns(OPERATIONS[op], ranks(bruck), 8) < plain.collective_ns(
+            OPERATIONS[op], ranks(plain), 8
+        )
     assert bruck.collective_ns(OPERATIONS["all_reduce"], ranks(bruck), 8) == plain.collective_ns(
         OPERATIONS["all_reduce"], ranks(plain), 8
     )
 
 
 def test_a_named_algorithm_keeps_rails_from_another_one() -> None:
-    rails, tree, ring = (model("dgx-a100", 2, algorithms=named) for named in ({}, {"all_reduce": "tree"}, {"all_reduce": "ring"}))
+    rails, tree, ring = (
+        model("dgx-a100", 2, algorithms=named)
+        for named in ({}, {"all_reduce": "tree"}, {"all_reduce": "ring"})
+    )
     by_rails, by_tree, by_ring = (
-        cost.collective_ns(OPERATIONS["all_reduce"], ranks(cost), 1 << 36) for cost in (rails, tree, ring)
+        cost.collective_ns(OPERATIONS["all_reduce"], ranks(cost), 1 << 36)
+        for cost in (rails, tree, ring)
     )
 
     assert by_tree > 3 * by_rails
     assert by_rails <= by_ring < 1.05 * by_rails
 
 
-@pytest.mark.parametrize(("algorithms", "message"), [
-    ({"all_gather": "bruk"}, "cluster cpu-10gbe, changed: all_gather has no algorithm `bruk`; did you mean bruck?"),
-    ({"all_gater": "ring"}, "`algorithms` for `all_gater`, which has none; did you mean all_gather?"),
-])  # fmt: skip
-def test_an_algorithm_that_there_is_not_is_refused(algorithms: dict[str, str], message: str) -> None:
+@pytest.mark.parametrize(
+    ("algorithms", "message"),
+    [
+        (
+            {"all_gather": "bruk"},
+            "cluster cpu-10gbe, changed: all_gather has no algorithm `bruk`; did you mean bruck?",
+        ),
+        (
+            {"all_gater": "ring"},
+            "`algorithms` for `all_gater`, which has none; did you mean all_gather?",
+        ),
+    ],
+)
+def test_an_algorithm_that_there_is_not_is_refused(
+    algorithms: dict[str, str], message: str
+) -> None:
     with pytest.raises(UsageError) as refusal:
         model("cpu-10gbe", algorithms=algorithms)
 
@@ -282,11 +359,13 @@ def test_an_algorithm_that_there_is_not_is_refused(algorithms: dict[str, str], m
 
 
 def test_a_tree_of_combinations_is_priced_where_combining_takes_time() -> None:
-    """The root of a binomial tree over eight combines three buffers, one after the other; a chain combines its eight pieces."""
+    """The root of a binomial tree over eight combines three buffers, one after the other; a chain
+    combines its eight pieces.
+    """
     for name, combined in (("binomial", 3.0), ("chain", 1.0)):
         free = model("cpu-10gbe", algorithms={"reduce": name})
         slow = model("cpu-10gbe", algorithms={"reduce": name}, reduce_bandwidth="1 GB/s")
-        longer = slow.collective_ns(OPERATIONS["reduce"], ranks(slow), 1 << 20, 0) - free.collective_ns(
-            OPERATIONS["reduce"], ranks(free), 1 << 20, 0
-        )
+        longer = slow.collective_ns(
+            OPERATIONS["reduce"], ranks(slow), 1 << 20, 0
+        ) - free.collective_ns(OPERATIONS["reduce"], ranks(free), 1 << 20, 0)
         assert longer == pytest.approx(combined * (1 << 20), abs=2)

@@ -1,4 +1,6 @@
-"""Prices worked out by hand: every algorithm's closed form, what combining takes, two levels, chains, rails, links, measured times."""
+"""Prices worked out by hand: every algorithm's closed form, what combining takes, two levels,
+chains, rails, links, measured times.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ from distsim.operations.core.operation_base import Operation
 from distsim.operations.registry import OPERATIONS
 
 MIB = 1 << 20
-ALL = [(row, name) for row in OPERATIONS.values() if row.kind == "collective" for name in row.algorithms]
+ALL = [
+    (row, name)
+    for row in OPERATIONS.values()
+    if row.kind == "collective"
+    for name in row.algorithms
+]
 
 
 class Slow(NamedTuple):
@@ -27,37 +34,55 @@ class Slow(NamedTuple):
     factor: float
 
 
-def model(name: str = "dgx-a100", nodes: int = 1, local_size: int = 8, faults: Any = (), **changes: Any) -> CostModel:
+def model(
+    name: str = "dgx-a100", nodes: int = 1, local_size: int = 8, faults: Any = (), **changes: Any
+) -> CostModel:
     """A cluster priced by latency and bandwidth alone: on GPUs with ``collectives: rails``."""
     if name.startswith("dgx"):
         changes = {"collectives": "rails", **changes}
-    return CostModel(cluster_from({"preset": name, **changes}), nodes * local_size, local_size, faults)
+    return CostModel(
+        cluster_from({"preset": name, **changes}), nodes * local_size, local_size, faults
+    )
 
 
 def alone(row: type[Operation], name: str) -> tuple[type[Operation], CollectiveAlgorithm]:
     """The row as if it knew this algorithm only."""
     return type(
-        f"{row.__name__}Alone", (row,), {"algorithms": {name: row.algorithms[name]}, "__module__": __name__}
+        f"{row.__name__}Alone",
+        (row,),
+        {"algorithms": {name: row.algorithms[name]}, "__module__": __name__},
     ), row.algorithms[name]
 
 
 # --- closed forms ---
 
 
-@pytest.mark.parametrize(("row", "name"), ALL, ids=lambda value: value if isinstance(value, str) else value.op)
-def test_every_algorithm_costs_what_its_rounds_cost_one_by_one(row: type[Operation], name: str) -> None:
+@pytest.mark.parametrize(
+    ("row", "name"), ALL, ids=lambda value: value if isinstance(value, str) else value.op
+)
+def test_every_algorithm_costs_what_its_rounds_cost_one_by_one(
+    row: type[Operation], name: str
+) -> None:
     """Also those that no row puts first, on one node and on several."""
     only, algorithm = alone(row, name)
     for local_size in (3, 16):
         cost = CostModel(cluster_from("cpu-10gbe"), 16, local_size)
         for n in range(2, 17):
             group, chunk = tuple(range(n)), algorithm.chunk_nbytes(n, 1000 * n)
-            assert cost.flat_ns(only, group, 1000 * n, n - 1) == cost.schedule_ns(algorithm.rounds(n, n - 1), chunk, group), n
+            assert cost.flat_ns(only, group, 1000 * n, n - 1) == cost.schedule_ns(
+                algorithm.rounds(n, n - 1), chunk, group
+            ), n
 
 
-@pytest.mark.parametrize(("row", "name"), ALL, ids=lambda value: value if isinstance(value, str) else value.op)
-def test_combining_costs_each_rank_the_chunks_that_it_adds_to_what_it_has(row: type[Operation], name: str) -> None:
-    """As many as the busiest rank gets to combine, at the cluster's rate; in a chain, where rounds overlap, the whole buffer."""
+@pytest.mark.parametrize(
+    ("row", "name"), ALL, ids=lambda value: value if isinstance(value, str) else value.op
+)
+def test_combining_costs_each_rank_the_chunks_that_it_adds_to_what_it_has(
+    row: type[Operation], name: str
+) -> None:
+    """As many as the busiest rank gets to combine, at the cluster's rate; in a chain, where rounds
+    overlap, the whole buffer.
+    """
     only, algorithm = alone(row, name)
     bare, combining = model("cpu-10gbe", 4, 4), model("cpu-10gbe", 4, 4, reduce_bandwidth="1 GB/s")
     for n in (1, 2, 5, 8, 13, 16):
@@ -75,18 +100,26 @@ def test_combining_costs_each_rank_the_chunks_that_it_adds_to_what_it_has(row: t
 
 @pytest.mark.parametrize("nbytes", [8, 1 << 16, MIB, 64 * MIB, 1 << 33])
 @pytest.mark.parametrize(("nodes", "g"), [(2, 2), (2, 8), (4, 8), (6, 4), (16, 8)])
-@pytest.mark.parametrize(("op", "passes"), [("all_reduce", 2), ("all_gather_into_tensor", 1), ("reduce_scatter_tensor", 1)])
+@pytest.mark.parametrize(
+    ("op", "passes"),
+    [("all_reduce", 2), ("all_gather_into_tensor", 1), ("reduce_scatter_tensor", 1)],
+)
 def test_large_clusters_take_the_cheapest_of_two_levels_a_ring_over_all_cards_and_the_flat_schedule(
     op: str, passes: int, nodes: int, g: int, nbytes: int
 ) -> None:
-    """Two levels: a ring inside the node, then between nodes a ring or a tree (Bruck's, where each byte passes once), each rail by itself.
+    """Two levels: a ring inside the node, then between nodes a ring or a tree (Bruck's, where each
+    byte passes once), each rail by itself.
 
     A ring takes the cards of the group's own ranks."""
     cost = model("dgx-h100", nodes)
     a, x, n = cost.cluster.intra.latency_ns, cost.cluster.inter_latency_ns, nodes * g
     group = tuple(8 * node + k for node in range(nodes) for k in range(g))
     inner, rail = cost.cluster.intra.attained, cost.cluster.rank_inter_bytes_per_ns
-    inside, shard, steps = (g - 1) * a + (g - 1) / g * nbytes / inner, nbytes / g / rail, ceil(log2(nodes))
+    inside, shard, steps = (
+        (g - 1) * a + (g - 1) / g * nbytes / inner,
+        nbytes / g / rail,
+        ceil(log2(nodes)),
+    )
     tree = steps * (x + shard) if passes == 2 else steps * x + (nodes - 1) / nodes * shard
     two_levels = passes * (inside + min((nodes - 1) * (x + shard / nodes), tree))
     around = (n - nodes) * a + nodes * x
@@ -95,27 +128,39 @@ def test_large_clusters_take_the_cheapest_of_two_levels_a_ring_over_all_cards_an
 
     found = cost.collective_ns(OPERATIONS[op], group, nbytes)
 
-    assert found - cost.call_overhead_ns == pytest.approx(min(two_levels, ring, flat), rel=1e-6, abs=1)
+    assert found - cost.call_overhead_ns == pytest.approx(
+        min(two_levels, ring, flat), rel=1e-6, abs=1
+    )
 
 
 def test_groups_of_unequal_parts_of_nodes_have_no_two_levels() -> None:
-    """Three ranks here and one there pay a ring or a schedule, which is more than two levels of two and two."""
+    """Three ranks here and one there pay a ring or a schedule, which is more than two levels of two
+    and two.
+    """
     cost = model("dgx-h100", 2)
 
-    even, uneven = (cost.collective_ns(OPERATIONS["all_reduce"], group, 64 * MIB) for group in ((0, 1, 8, 9), (0, 1, 2, 8)))
+    even, uneven = (
+        cost.collective_ns(OPERATIONS["all_reduce"], group, 64 * MIB)
+        for group in ((0, 1, 8, 9), (0, 1, 2, 8))
+    )
 
     assert uneven > even
 
 
 def test_a_broadcast_is_a_chain_in_the_best_number_of_pieces() -> None:
-    """a + (sqrt((n-2) a) + sqrt(S/B))^2 on one node; between nodes the last hop is the network's."""
+    """a + (sqrt((n-2) a) + sqrt(S/B))^2 on one node; between nodes the last hop is the
+    network's.
+    """
     nbytes = 64 * MIB
     for nodes in (1, 2, 4):
         cost = model("dgx-a100", nodes)
         n, a, x = 8 * nodes, cost.cluster.intra.latency_ns, cost.cluster.inter_latency_ns
         last = x if nodes > 1 else a
         latency = (n - nodes) * a + (nodes - 1) * x - last
-        inside, across = cost.cluster.intra.attained, cost.cluster.rank_inter_bytes_per_ns * cost.cluster.nics.count
+        inside, across = (
+            cost.cluster.intra.attained,
+            cost.cluster.rank_inter_bytes_per_ns * cost.cluster.nics.count,
+        )
         speed = inside if nodes == 1 else min(inside, across)
         chain = last + (sqrt(latency) + sqrt(nbytes / speed)) ** 2
 
@@ -138,7 +183,9 @@ def test_an_all_to_all_of_few_bytes_takes_one_hop_for_all_pairs_at_once() -> Non
 
     found = cost.collective_ns(OPERATIONS["all_to_all_single"], tuple(range(8)), 8 * 1000)
 
-    assert found == cost.call_overhead_ns + ceil(cost.cluster.intra.latency_ns + 7 * 1000 / cost.cluster.intra.attained)
+    assert found == cost.call_overhead_ns + ceil(
+        cost.cluster.intra.latency_ns + 7 * 1000 / cost.cluster.intra.attained
+    )
 
 
 # --- links ---
@@ -148,11 +195,17 @@ def test_the_bound_of_a_link_is_busbw_over_the_fastest_one_and_nothing_for_one_r
     cost = model("dgx-a100", 2)
 
     assert cost.link_bound_ns(OPERATIONS["all_reduce"], (3,), MIB) == 0
-    assert cost.link_bound_ns(OPERATIONS["all_reduce"], (0, 1), MIB) == int(MIB / cost.cluster.intra.attained)
-    assert cost.link_bound_ns(OPERATIONS["all_reduce"], (0, 1, 2, 3), MIB) == int(1.5 * MIB / cost.cluster.intra.attained)
+    assert cost.link_bound_ns(OPERATIONS["all_reduce"], (0, 1), MIB) == int(
+        MIB / cost.cluster.intra.attained
+    )
+    assert cost.link_bound_ns(OPERATIONS["all_reduce"], (0, 1, 2, 3), MIB) == int(
+        1.5 * MIB / cost.cluster.intra.attained
+    )
 
 
-def test_a_rank_reaches_itself_through_its_memory_its_node_by_the_link_and_others_by_the_card() -> None:
+def test_a_rank_reaches_itself_through_its_memory_its_node_by_the_link_and_others_by_the_card() -> (
+    None
+):
     cost = model("dgx-a100", 2)
     device = cost.cluster.device
 
@@ -160,7 +213,10 @@ def test_a_rank_reaches_itself_through_its_memory_its_node_by_the_link_and_other
     assert cost.bytes_per_ns(0, 7) == cost.cluster.intra.attained
     assert cost.bytes_per_ns(0, 8) == cost.cluster.rank_inter_bytes_per_ns
     assert [cost.latency_ns(link) for link in ("self", "intra", "inter")] == [
-        0, cost.cluster.intra.latency_ns, cost.cluster.inter_latency_ns]  # fmt: skip
+        0,
+        cost.cluster.intra.latency_ns,
+        cost.cluster.inter_latency_ns,
+    ]
     assert [cost.node(rank) for rank in (0, 7, 8, 15)] == [0, 0, 1, 1]
     assert cost.p2p_ns(3, 3, 0) == cost.call_overhead_ns
 
@@ -170,11 +226,20 @@ def test_a_slow_network_slows_both_directions_of_its_node_and_nothing_inside(lin
     """The slower end decides; two faults of one node multiply; no nodes named are all."""
     sound, slow = (
         model("dgx-a100", 3),
-        model("dgx-a100", 3, faults=[Slow(link, (1,), 3.0), Slow(link, (1,), 2.0), Slow(link, (0,), 4.0)]),
+        model(
+            "dgx-a100",
+            3,
+            faults=[Slow(link, (1,), 3.0), Slow(link, (1,), 2.0), Slow(link, (0,), 4.0)],
+        ),
     )
     rate = sound.bytes_per_ns(0, 8)
 
-    assert [slow.bytes_per_ns(*ends) for ends in ((8, 16), (16, 8), (0, 8), (0, 16))] == [rate / 6, rate / 6, rate / 6, rate / 4]
+    assert [slow.bytes_per_ns(*ends) for ends in ((8, 16), (16, 8), (0, 8), (0, 16))] == [
+        rate / 6,
+        rate / 6,
+        rate / 6,
+        rate / 4,
+    ]
     assert slow.bytes_per_ns(8, 9) == sound.bytes_per_ns(8, 9)
     out, into = LinkPorts(slow).of_message(8, 16).ports
     assert LinkPorts(slow).capacity[[out, into]].tolist() == [rate / 6, rate]
@@ -193,14 +258,18 @@ def test_a_slow_link_inside_one_node_leaves_the_others_and_the_network_alone(lin
     )
 
 
-def test_gloo_moves_bytes_of_a_process_in_one_thread_where_they_were_seen_to_hinder_each_other() -> None:
+def test_gloo_moves_bytes_of_a_process_in_one_thread_where_they_were_seen_to_hinder_each_other() -> (
+    None
+):
     """At both ends of a message and of each member; NCCL's clusters have no such thread."""
     half = LinkPorts(model("cpu-10gbe", 2, 4, crossing=0.5))
     found = half.of_message(1, 2)
 
     assert [half.name(port) for port in found.ports[2:]] == ["rank 1 loop", "rank 2 loop"]
     assert found.weights == (1.0, 1.0, 0.0, 0.0)
-    assert [half.name(port) for port in half.of_collective(OPERATIONS["all_reduce"], (0, 3)).ports[4:]] == [
+    assert [
+        half.name(port) for port in half.of_collective(OPERATIONS["all_reduce"], (0, 3)).ports[4:]
+    ] == [
         "rank 0 loop",
         "rank 3 loop",
     ]
@@ -219,7 +288,10 @@ def test_ranks_alone_on_their_nodes_meet_over_the_network() -> None:
 def test_a_fault_at_a_node_that_is_not_there_changes_nothing() -> None:
     sound, slow = model("dgx-a100", 2), model("dgx-a100", 2, faults=[Slow("nic", (2, -1, 9), 5.0)])
 
-    assert [slow.bytes_per_ns(0, 8), slow.bytes_per_ns(0, 1)] == [sound.bytes_per_ns(0, 8), sound.bytes_per_ns(0, 1)]
+    assert [slow.bytes_per_ns(0, 8), slow.bytes_per_ns(0, 1)] == [
+        sound.bytes_per_ns(0, 8),
+        sound.bytes_per_ns(0, 1),
+    ]
 
 
 # --- compute ---
@@ -242,37 +314,51 @@ def test_work_costs_its_time_or_what_is_slower_of_arithmetic_and_memory() -> Non
 # --- measured times ---
 
 
-def measured(op: str, group: int, nodes: int, times: dict[str, str], ranks: int | None = None) -> dict[str, Any]:
+def measured(
+    op: str, group: int, nodes: int, times: dict[str, str], ranks: int | None = None
+) -> dict[str, Any]:
     return {"op": op, "group": group, "nodes": nodes, "ranks": ranks or group, "times": times}
 
 
 def test_a_measured_size_costs_what_was_measured() -> None:
     """Of a message and of a collective; other operations keep the model's price."""
-    curves = [measured("all_reduce", 4, 1, {"1 MiB": "5 ms"}), measured("send", 2, 1, {"1 MiB": "3 ms"})]
+    curves = [
+        measured("all_reduce", 4, 1, {"1 MiB": "5 ms"}),
+        measured("send", 2, 1, {"1 MiB": "3 ms"}),
+    ]
     cost, bare = model("cpu-10gbe", 1, 4, measured=curves), model("cpu-10gbe", 1, 4)
 
-    assert cost.collective_ns(OPERATIONS["all_reduce"], (0, 1, 2, 3), MIB) == pytest.approx(5_000_000, abs=1)
+    assert cost.collective_ns(OPERATIONS["all_reduce"], (0, 1, 2, 3), MIB) == pytest.approx(
+        5_000_000, abs=1
+    )
     assert cost.p2p_ns(2, 3, MIB) == pytest.approx(3_000_000, abs=1)
     assert cost.collective_ns(OPERATIONS["broadcast"], (0, 1, 2, 3), MIB, 0) == bare.collective_ns(
         OPERATIONS["broadcast"], (0, 1, 2, 3), MIB, 0
     )
     assert cost.collective_ns(OPERATIONS["all_reduce"], (2,), MIB) == bare.call_overhead_ns
-    assert cost.collective_ns(OPERATIONS["all_reduce_coalesced"], (0, 1, 2, 3), MIB) == pytest.approx(5_000_000, abs=1)
+    assert cost.collective_ns(
+        OPERATIONS["all_reduce_coalesced"], (0, 1, 2, 3), MIB
+    ) == pytest.approx(5_000_000, abs=1)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_between_two_measured_sizes_a_price_is_between_their_times(seed: int) -> None:
-    """Whatever was measured, rising or falling, and at the sizes themselves it is the measured one."""
+    """Whatever was measured, rising or falling, and at the sizes themselves it is the measured
+    one.
+    """
     draw = random.Random(seed)
     sizes = sorted(draw.sample(range(1, 1 << 26), 5))
     times = {size: draw.randint(20_000, 900_000) for size in sizes}
     curve = MeasuredCurve.model_construct(op="all_reduce", group=8, ranks=8, nodes=1, times=times)
     cost = CostModel(preset("dgx-h100").model_copy(update={"measured": (curve,)}), 8, 8)
     prices = {
-        size: cost.collective_ns(OPERATIONS["all_reduce"], tuple(range(8)), size) for size in range(sizes[0], sizes[-1], 1 << 18)
+        size: cost.collective_ns(OPERATIONS["all_reduce"], tuple(range(8)), size)
+        for size in range(sizes[0], sizes[-1], 1 << 18)
     }
 
-    assert [cost.collective_ns(OPERATIONS["all_reduce"], tuple(range(8)), size) for size in sizes] == list(times.values())
+    assert [
+        cost.collective_ns(OPERATIONS["all_reduce"], tuple(range(8)), size) for size in sizes
+    ] == list(times.values())
     for size, price in prices.items():
         i = bisect_right(sizes, size)
         low, high = sorted((times[sizes[i - 1]], times[sizes[min(i, 4)]]))
@@ -280,7 +366,10 @@ def test_between_two_measured_sizes_a_price_is_between_their_times(seed: int) ->
 
 
 def test_messages_inside_a_node_and_between_nodes_were_measured_apart() -> None:
-    curves = [measured("send", 2, 1, {"1 MiB": "3 ms"}), measured("send", 2, 2, {"1 MiB": "9 ms"}, ranks=1)]
+    curves = [
+        measured("send", 2, 1, {"1 MiB": "3 ms"}),
+        measured("send", 2, 2, {"1 MiB": "9 ms"}, ranks=1),
+    ]
     cost = model("cpu-10gbe", 2, 2, measured=curves)
 
     assert cost.p2p_ns(0, 1, MIB) == pytest.approx(3_000_000, abs=1)
@@ -288,22 +377,34 @@ def test_messages_inside_a_node_and_between_nodes_were_measured_apart() -> None:
 
 
 def test_what_was_measured_with_all_ranks_busy_counts_for_a_group_of_few_of_them() -> None:
-    """A pair on two machines, one of eight at once; a message of sixteen ranks that all send to the next machine."""
+    """A pair on two machines, one of eight at once; a message of sixteen ranks that all send to the
+    next machine.
+    """
     curves = [
         {"op": "all_reduce", "group": 2, "nodes": 2, "ranks": 8, "times": {"1 MiB": "5 ms"}},
         {"op": "send", "group": 16, "nodes": 2, "ranks": 8, "times": {"1 MiB": "3 ms"}},
     ]
     cost = CostModel(cluster_from({"preset": "dgx-h100", "measured": curves}), 16, 8)
 
-    assert cost.collective_ns(OPERATIONS["all_reduce"], (0, 8), MIB) == pytest.approx(5_000_000, abs=1)
+    assert cost.collective_ns(OPERATIONS["all_reduce"], (0, 8), MIB) == pytest.approx(
+        5_000_000, abs=1
+    )
     assert cost.p2p_ns(0, 8, MIB) == pytest.approx(3_000_000, abs=1)
 
 
 def test_a_collective_measured_over_nodes_is_held_against_the_model_over_as_many() -> None:
     """At the measured size the measured time; the ratio goes on beyond it."""
-    cost = model("cpu-10gbe", 2, 2, measured=[measured("all_reduce", 4, 2, {"1 MiB": "7 ms"}, ranks=2)])
+    cost = model(
+        "cpu-10gbe", 2, 2, measured=[measured("all_reduce", 4, 2, {"1 MiB": "7 ms"}, ranks=2)]
+    )
     bare = model("cpu-10gbe", 2, 2)
-    at, beyond = (bare.collective_ns(OPERATIONS["all_reduce"], (0, 1, 2, 3), size) for size in (MIB, 4 * MIB))
+    at, beyond = (
+        bare.collective_ns(OPERATIONS["all_reduce"], (0, 1, 2, 3), size) for size in (MIB, 4 * MIB)
+    )
 
-    assert cost.collective_ns(OPERATIONS["all_reduce"], (0, 1, 2, 3), MIB) == pytest.approx(7_000_000, abs=1)
-    assert cost.collective_ns(OPERATIONS["all_reduce"], (0, 1, 2, 3), 4 * MIB) == pytest.approx(beyond * 7_000_000 / at, rel=1e-6)
+    assert cost.collective_ns(OPERATIONS["all_reduce"], (0, 1, 2, 3), MIB) == pytest.approx(
+        7_000_000, abs=1
+    )
+    assert cost.collective_ns(OPERATIONS["all_reduce"], (0, 1, 2, 3), 4 * MIB) == pytest.approx(
+        beyond * 7_000_000 / at, rel=1e-6
+    )

@@ -1,4 +1,6 @@
-"""Prices on GPUs: what NCCL's forms promise, on every preset, and how near published times they come."""
+"""Prices on GPUs: what NCCL's forms promise, on every preset, and how near published times they
+come.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,8 @@ def busbw(name: str, op: str, n: int, nbytes: int, per_node: int = 8) -> float:
 @pytest.mark.parametrize("name", GPUS)
 @pytest.mark.parametrize("op", FORMED)
 def test_more_ranks_never_cost_less(name: str, op: str) -> None:
-    """Within a node from 2 to 8, then whole nodes from 1 to 64; where links go from GPU to GPU, a part of a node has a part of them, so
-    that there whole nodes alone compare."""
+    """Within a node from 2 to 8, then whole nodes from 1 to 64; where links go from GPU to GPU, a
+    part of a node has a part of them, so that there whole nodes alone compare."""
     cost = CostModel(preset(name), 512, 8)
     within = (2, 4, 8) if preset(name).intra.mesh is None else (8,)
     for nbytes in (8, 1 << 16, 1 << 20, 1 << 24, 1 << 30):
@@ -55,15 +57,19 @@ def test_more_ranks_never_cost_less(name: str, op: str) -> None:
 
 
 def test_a_part_of_a_mesh_has_a_part_of_its_links() -> None:
-    """1 GiB on 4 and 8 V100 of a cube mesh: busbw 85 and 134 GB/s measured (vTrain's tables), the smaller group the slower. A pair of
-    8 MI300X has one link of 7, and no price beats that."""
+    """1 GiB on 4 and 8 V100 of a cube mesh: busbw 85 and 134 GB/s measured (vTrain's tables), the
+    smaller group the slower. A pair of 8 MI300X has one link of 7, and no price beats that."""
     four, eight = (busbw("dgx1-v100", "all_reduce", n, 1 << 30) for n in (4, 8))
     pair = CostModel(preset("mi300x"), 8, 8)
 
     assert 68 < four < 102
     assert 107 < eight < 150
     assert (1 << 30) / pair.p2p_ns(0, 5, 1 << 30) < 64
-    assert 1.3 < busbw("mi300x", "all_reduce", 4, 1 << 30) / busbw("mi300x", "all_reduce", 2, 1 << 30) / 2 < 1.8
+    assert (
+        1.3
+        < busbw("mi300x", "all_reduce", 4, 1 << 30) / busbw("mi300x", "all_reduce", 2, 1 << 30) / 2
+        < 1.8
+    )
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -84,7 +90,9 @@ def test_prices_have_no_jump_where_forms_and_channels_meet(name: str) -> None:
     st.lists(st.integers(1, 1 << 40) | st.integers(1 << 43, 1 << 46), min_size=1),
 )
 @settings(max_examples=draws(60), deadline=None)
-def test_many_sizes_at_once_cost_what_each_costs_alone(name: str, op: str, n: int, sizes: list[int]) -> None:
+def test_many_sizes_at_once_cost_what_each_costs_alone(
+    name: str, op: str, n: int, sizes: list[int]
+) -> None:
     cost = CostModel(preset(name), 64, 8)
 
     together = cost.collectives_ns(OPERATIONS[op], tuple(range(n)), np.array(sizes))
@@ -93,14 +101,18 @@ def test_many_sizes_at_once_cost_what_each_costs_alone(name: str, op: str, n: in
 
 
 def test_a_switch_that_reduces_and_a_tree_of_two_nodes_beat_links_and_cards() -> None:
-    """8 x H100: 482 GB/s of 450 measured; 2 x 8 x A100 on 50 GB/s of cards: 78 (open nccl-tests tables)."""
+    """8 x H100: 482 GB/s of 450 measured; 2 x 8 x A100 on 50 GB/s of cards: 78 (open nccl-tests
+    tables).
+    """
     assert 450 < busbw("dgx-h100", "all_reduce", 8, 1 << 33) < 520
     assert busbw("dgx-h100", "all_gather_into_tensor", 8, 1 << 33) < 450
     assert 60 < busbw("aws-p4d", "all_reduce", 16, 1 << 30) < 94
 
 
 def test_a_message_inside_a_node_climbs_the_channels() -> None:
-    """8 x A100, 12 MiB: 63 GB/s measured; 3 and 12 MiB take nearly the same time; large ones fill the link."""
+    """8 x A100, 12 MiB: 63 GB/s measured; 3 and 12 MiB take nearly the same time; large ones fill
+    the link.
+    """
     cost = CostModel(preset("dgx-a100"), 8, 8)
     rate = {mib: (mib << 20) / cost.p2p_ns(0, 1, mib << 20) for mib in (3, 12, 1024)}
 
@@ -112,32 +124,58 @@ def test_a_message_inside_a_node_climbs_the_channels() -> None:
 def test_an_nvl72_is_one_domain_over_its_machines() -> None:
     cost = CostModel(preset("gb200-nvl72"), 144, 4)
 
-    assert [cost.link_class(0, other) for other in (3, 4, 71, 72)] == ["intra", "intra", "intra", "inter"]
+    assert [cost.link_class(0, other) for other in (3, 4, 71, 72)] == [
+        "intra",
+        "intra",
+        "intra",
+        "inter",
+    ]
     apart = CostModel(cluster_from({"preset": "gb200-nvl72", "intra": {"domain": 4}}), 144, 4)
     assert price(cost, "all_reduce", 72, 1 << 20) < price(apart, "all_reduce", 72, 1 << 20) / 2
-    assert price(cost, "all_to_all_single", 72, 1 << 30) < price(apart, "all_to_all_single", 72, 1 << 30) / 5
+    assert (
+        price(cost, "all_to_all_single", 72, 1 << 30)
+        < price(apart, "all_to_all_single", 72, 1 << 30) / 5
+    )
 
 
-def test_staging_without_peer_access_costs_more_and_so_do_the_launches_of_one_process_until_they_hide() -> None:
-    """8 x A100, 8 B: 35 us measured with one process for all, 20 with one for each (open nccl-tests tables)."""
-    plain, staged = (CostModel(cluster_from({"preset": "l40s-pcie", "intra": {"peer_access": on}}), 4, 4) for on in (True, False))
-    one, eight = (CostModel(cluster_from({"preset": "dgx-a100", "gpus_per_process": g}), 8, 8) for g in (1, 8))
+def test_staging_without_peer_access_costs_more_and_so_do_the_launches_of_one_process_until_they_hide() -> (
+    None
+):
+    """8 x A100, 8 B: 35 us measured with one process for all, 20 with one for each (open nccl-tests
+    tables).
+    """
+    plain, staged = (
+        CostModel(cluster_from({"preset": "l40s-pcie", "intra": {"peer_access": on}}), 4, 4)
+        for on in (True, False)
+    )
+    one, eight = (
+        CostModel(cluster_from({"preset": "dgx-a100", "gpus_per_process": g}), 8, 8) for g in (1, 8)
+    )
 
     assert price(staged, "all_reduce", 4, 1 << 28) > 1.5 * price(plain, "all_reduce", 4, 1 << 28)
     assert price(eight, "all_reduce", 8, 8) > 1.3 * price(one, "all_reduce", 8, 8)
-    assert explain_cost(eight, OPERATIONS["all_reduce"], tuple(range(8)), 8).issue_us * 1000 <= price(eight, "all_reduce", 8, 8)  # type: ignore[union-attr]
+    assert explain_cost(
+        eight, OPERATIONS["all_reduce"], tuple(range(8)), 8
+    ).issue_us * 1000 <= price(eight, "all_reduce", 8, 8)  # type: ignore[union-attr]
     assert price(eight, "all_reduce", 8, 1 << 30) < 1.001 * price(one, "all_reduce", 8, 1 << 30)
 
 
 @pytest.mark.parametrize(
     ("name", "changed", "wanted"),
     [
-        ("dgx-a100", "ib", {"LL", "LL128", "Simple"}), ("dgx-a100", "slingshot", {"LL", "Simple"}),
-        ("dgx-a100", "efa", {"Simple"}), ("aws-p5", "efa", {"LL", "LL128", "Simple"}), ("gcp-a3-mega", "tcpxo", {"Simple"}),
+        ("dgx-a100", "ib", {"LL", "LL128", "Simple"}),
+        ("dgx-a100", "slingshot", {"LL", "Simple"}),
+        ("dgx-a100", "efa", {"Simple"}),
+        ("aws-p5", "efa", {"LL", "LL128", "Simple"}),
+        ("gcp-a3-mega", "tcpxo", {"Simple"}),
     ],
-)  # fmt: skip
-def test_a_transport_leaves_nccl_the_protocols_that_it_can_carry(name: str, changed: str, wanted: set[str]) -> None:
-    """LL128 not past the CPU (Slingshot), LL and LL128 not where data arrive out of order (EFA before P5) or the maker forbids them."""
+)
+def test_a_transport_leaves_nccl_the_protocols_that_it_can_carry(
+    name: str, changed: str, wanted: set[str]
+) -> None:
+    """LL128 not past the CPU (Slingshot), LL and LL128 not where data arrive out of order (EFA
+    before P5) or the maker forbids them.
+    """
     found = explain_cost(
         CostModel(cluster_from({"preset": name, "network": {"transport": changed}}), 16, 8),
         OPERATIONS["all_reduce"],
@@ -151,18 +189,29 @@ def test_a_transport_leaves_nccl_the_protocols_that_it_can_carry(name: str, chan
 
 
 def test_a_whole_node_of_mi300x_sums_by_all_pairs_to_16_mib_and_no_part_of_it_does() -> None:
-    """RCCL's MSCCL schedules are of eight GPUs, a process for each: two hops in place of a ring's 14, on all links at once. All_reduce of
-    8 MiB takes 85 to 91 us there, of 64 KiB 14 (one published rccl-tests table and a reading, in no fit)."""
+    """RCCL's MSCCL schedules are of eight GPUs, a process for each: two hops in place of a ring's
+    14, on all links at once. All_reduce of 8 MiB takes 85 to 91 us there, of 64 KiB 14 (one
+    published rccl-tests table and a reading, in no fit)."""
     eight, driven = (cluster_from({"preset": "mi300x", "gpus_per_process": g}) for g in (1, 8))
 
     def algorithms(cluster: Cluster, n: int, nbytes: int) -> set[tuple[str, str]]:
-        found = explain_cost(CostModel(cluster, 16, 8), OPERATIONS["all_reduce"], tuple(range(n)), nbytes)
+        found = explain_cost(
+            CostModel(cluster, 16, 8), OPERATIONS["all_reduce"], tuple(range(n)), nbytes
+        )
         assert found is not None
         return {(c.algorithm, c.protocol) for c in found.candidates if c.algorithm == "all pairs"}
 
-    assert [algorithms(eight, 8, nbytes) for nbytes in (1, (1 << 19) - 1)] == [{("all pairs", "LL")}] * 2
-    assert [algorithms(eight, 8, nbytes) for nbytes in (1 << 19, 1 << 24)] == [{("all pairs", "Simple")}] * 2
-    assert not algorithms(eight, 8, (1 << 24) + 1) | algorithms(eight, 16, 1 << 20) | algorithms(eight, 4, 1 << 20)
+    assert [algorithms(eight, 8, nbytes) for nbytes in (1, (1 << 19) - 1)] == [
+        {("all pairs", "LL")}
+    ] * 2
+    assert [algorithms(eight, 8, nbytes) for nbytes in (1 << 19, 1 << 24)] == [
+        {("all pairs", "Simple")}
+    ] * 2
+    assert (
+        not algorithms(eight, 8, (1 << 24) + 1)
+        | algorithms(eight, 16, 1 << 20)
+        | algorithms(eight, 4, 1 << 20)
+    )
     assert not algorithms(driven, 8, 1 << 20)
     cost = CostModel(eight, 8, 8)
     assert 12_000 < price(cost, "all_reduce", 8, 1 << 16) < 17_000
@@ -170,14 +219,17 @@ def test_a_whole_node_of_mi300x_sums_by_all_pairs_to_16_mib_and_no_part_of_it_do
 
 
 def test_a3_high_runs_rings_alone_where_a3_mega_has_trees() -> None:
-    """What Google gives out for GPUDirect-TCPX sets NCCL_ALGO=Ring, for one machine as well; for TCPXO Ring,Tree. So where hops decide, a
-    ring of 64 takes longer than twice a tree's time on the same machines; where bytes do, both have rings."""
+    """What Google gives out for GPUDirect-TCPX sets NCCL_ALGO=Ring, for one machine as well; for
+    TCPXO Ring,Tree. So where hops decide, a ring of 64 takes longer than twice a tree's time on the
+    same machines; where bytes do, both have rings."""
     high = cluster_from({"preset": "gcp-a3-high"})
     treed = cluster_from({"preset": "gcp-a3-high", "network": {"transport": "tcpxo"}})
     mega = cluster_from({"preset": "gcp-a3-mega"})
 
     def algorithms(cluster: Cluster, n: int) -> set[str]:
-        found = explain_cost(CostModel(cluster, n, 8), OPERATIONS["all_reduce"], tuple(range(n)), 1 << 20)
+        found = explain_cost(
+            CostModel(cluster, n, 8), OPERATIONS["all_reduce"], tuple(range(n)), 1 << 20
+        )
         assert found is not None
         return {candidate.algorithm for candidate in found.candidates}
 
@@ -189,13 +241,19 @@ def test_a3_high_runs_rings_alone_where_a3_mega_has_trees() -> None:
 
 
 def test_a_network_that_reduces_spares_the_cards() -> None:
-    plain, sharp = (CostModel(cluster_from({"preset": "dgx-a100", "network": {"reduces": on}}), 64, 8) for on in (False, True))
+    plain, sharp = (
+        CostModel(cluster_from({"preset": "dgx-a100", "network": {"reduces": on}}), 64, 8)
+        for on in (False, True)
+    )
 
     assert price(sharp, "all_reduce", 64, 1 << 30) < 0.8 * price(plain, "all_reduce", 64, 1 << 30)
 
 
 def test_a_dearer_call_makes_every_price_as_much_dearer() -> None:
-    plain, dear = (CostModel(cluster_from({"preset": "dgx-h100", "call_overhead": o}), 8, 8) for o in ("3.1 us", "13.1 us"))
+    plain, dear = (
+        CostModel(cluster_from({"preset": "dgx-h100", "call_overhead": o}), 8, 8)
+        for o in ("3.1 us", "13.1 us")
+    )
 
     assert price(dear, "all_reduce", 8, 1 << 20) == price(plain, "all_reduce", 8, 1 << 20) + 10_000
     assert abs(LAUNCH_NS - 1000 * CONSTANTS["launch"]) < 100
@@ -203,27 +261,48 @@ def test_a_dearer_call_makes_every_price_as_much_dearer() -> None:
 
 @pytest.mark.parametrize("op", [*FORMED, "all_to_all_single", "gather", "send"])
 def test_a_price_is_told_as_terms_that_add_up(op: str) -> None:
-    """Every form's terms add up to its time, the price is within the rounding of the least, and the band holds the price."""
+    """Every form's terms add up to its time, the price is within the rounding of the least, and the
+    band holds the price.
+    """
     cost = CostModel(preset("dgx-h100"), 64, 8)
     found = explain_cost(cost, OPERATIONS[op], tuple(range(64)), 1 << 24)
 
     assert found is not None
     for candidate in found.candidates:
-        assert candidate.us == pytest.approx(sum(t.us for t in candidate.terms) + candidate.moving_us)
+        assert candidate.us == pytest.approx(
+            sum(t.us for t in candidate.terms) + candidate.moving_us
+        )
     assert found.bound_ns <= found.ns <= 1000 * found.candidates[0].us * 1.01 + 1
     assert found.band.low < 1 < found.band.high
 
 
 def test_a_price_names_the_links_that_bound_it() -> None:
-    """Each level by its busiest link, the narrowest first: a leaf's way up at 4:1, then cards, then a rank's link; PCIe slots two to a
-    switch; the switch of 8 x H100 reduces, so a buffer passes a link once."""
+    """Each level by its busiest link, the narrowest first: a leaf's way up at 4:1, then cards, then
+    a rank's link; PCIe slots two to a switch; the switch of 8 x H100 reduces, so a buffer passes a
+    link once."""
     narrow = {"preset": "dgx-h100", "network": {"leaf": 2, "oversubscription": 4}}
-    spine = explain_cost(CostModel(cluster_from(narrow), 32, 8), OPERATIONS["all_reduce"], tuple(range(32)), 1 << 30, ways=True)
+    spine = explain_cost(
+        CostModel(cluster_from(narrow), 32, 8),
+        OPERATIONS["all_reduce"],
+        tuple(range(32)),
+        1 << 30,
+        ways=True,
+    )
     slots = {"preset": "l40s-pcie", "intra": {"per_switch": 2}}
     pcie = explain_cost(
-        CostModel(cluster_from(slots), 8, 8), OPERATIONS["all_to_all_single"], tuple(range(8)), 1 << 20, ways=True
+        CostModel(cluster_from(slots), 8, 8),
+        OPERATIONS["all_to_all_single"],
+        tuple(range(8)),
+        1 << 20,
+        ways=True,
     )
-    node = explain_cost(CostModel(preset("dgx-h100"), 8, 8), OPERATIONS["all_reduce"], tuple(range(8)), 1 << 30, ways=True)
+    node = explain_cost(
+        CostModel(preset("dgx-h100"), 8, 8),
+        OPERATIONS["all_reduce"],
+        tuple(range(8)),
+        1 << 30,
+        ways=True,
+    )
 
     assert spine is not None
     assert pcie is not None
@@ -236,22 +315,39 @@ def test_a_price_names_the_links_that_bound_it() -> None:
 
 
 def test_the_band_reaches_the_makespan_and_compute_of_a_given_time_is_known() -> None:
-    """A second of compute beside a small reduction: nearly no band; the reduction alone: that of a node at its size."""
+    """A second of compute beside a small reduction: nearly no band; the reduction alone: that of a
+    node at its size.
+    """
     text = "world: 8\nbackend: nccl\ncluster: dgx-a100\ntensors: {x: {shape: [1024, 1024]}}\nprogram:\n"
     alone = simulate(loads(text + "  - all_reduce: {tensor: x}\n"))
-    beside = simulate(loads(text + "  - compute: {name: f, time: 1 s}\n  - all_reduce: {tensor: x}\n"))
+    beside = simulate(
+        loads(text + "  - compute: {name: f, time: 1 s}\n  - all_reduce: {tensor: x}\n")
+    )
     bands = [makespan_range(s.cost, s.program, s.timeline) for s in (alone, beside)]
 
     assert bands[0] == (int(0.65 * alone.makespan_ns), int(1.4 * alone.makespan_ns))
     assert bands[1] is not None
-    assert 0.999 * beside.makespan_ns < bands[1][0] < beside.makespan_ns < bands[1][1] < 1.001 * beside.makespan_ns
-    assert " If the prices on the critical path err alike, it takes " in " ".join(simulation_report_text(alone).split())
+    assert (
+        0.999 * beside.makespan_ns
+        < bands[1][0]
+        < beside.makespan_ns
+        < bands[1][1]
+        < 1.001 * beside.makespan_ns
+    )
+    assert " If the prices on the critical path err alike, it takes " in " ".join(
+        simulation_report_text(alone).split()
+    )
 
 
 def test_what_somebody_describes_has_a_wider_band_than_a_preset() -> None:
     row, ranks = OPERATIONS["all_reduce"], tuple(range(8))
     ours = explain_cost(CostModel(preset("dgx-h100"), 8, 8), row, ranks, 1 << 20)
-    theirs = explain_cost(CostModel(cluster_from({"preset": "dgx-h100", "nics": {"count": 4}}), 8, 8), row, ranks, 1 << 20)
+    theirs = explain_cost(
+        CostModel(cluster_from({"preset": "dgx-h100", "nics": {"count": 4}}), 8, 8),
+        row,
+        ranks,
+        1 << 20,
+    )
 
     assert ours is not None
     assert theirs is not None
@@ -261,7 +357,9 @@ def test_what_somebody_describes_has_a_wider_band_than_a_preset() -> None:
 def test_a_key_of_a_preset_is_set_from_the_command_line() -> None:
     text = "world: {nodes: 2, ranks_per_node: 8}\nbackend: nccl\ncluster: dgx-h100\ntensors: {x: {shape: [4096, 4096]}}\n"
     text += "program:\n  - all_reduce: {tensor: x}\n"
-    narrow, wide = (simulate(loads(text, sets=(f"cluster.nics.bandwidth={rate} GB/s",))) for rate in (5, 100))
+    narrow, wide = (
+        simulate(loads(text, sets=(f"cluster.nics.bandwidth={rate} GB/s",))) for rate in (5, 100)
+    )
 
     assert narrow.cost.cluster.nics.bytes_per_ns == 5
     assert wide.makespan_ns < narrow.makespan_ns
@@ -278,21 +376,26 @@ def keys(model: type[BaseModel], prefix: str = "") -> list[str]:
 
 def test_the_page_on_clusters_has_every_key_and_no_other() -> None:
     page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
-    told_keys = set(re.findall(r"^\| `([a-z_.]+)` \| [^|]*\| ", page.partition("## How a")[0], re.MULTILINE))
+    told_keys = set(
+        re.findall(r"^\| `([a-z_.]+)` \| [^|]*\| ", page.partition("## How a")[0], re.MULTILINE)
+    )
     wanted = {key for key in keys(Cluster) if key == "source" or not key.endswith(".source")}
 
     assert told_keys == wanted
 
 
 def test_every_preset_stands_on_the_page_with_what_is_weak() -> None:
-    page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8").partition("## How far off")[2]
+    page = (
+        (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8").partition("## How far off")[2]
+    )
 
     assert [name for name in PRESETS if f"`{name}`" not in page] == []
 
 
 def test_published_times_are_met_as_well_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The constants as they come, through the front door: mean over 57 tables below 16 %, and nine of ten times in their band; measured
-    at every fourth size, below 6 %, and below 4.5 where the network is not Slingshot; at both sizes beside, below 4.5 %."""
+    """The constants as they come, through the front door: mean over 57 tables below 16 %, and nine
+    of ten times in their band; measured at every fourth size, below 6 %, and below 4.5 where the
+    network is not Slingshot; at both sizes beside, below 4.5 %."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "accuracy"))
     run: Any = __import__("run")
     tables = run.tables()
@@ -302,7 +405,10 @@ def test_published_times_are_met_as_well_as_the_page_says(monkeypatch: pytest.Mo
         for t in tables
         for told_us, us, size in zip(run.priced(t, run.cluster_of(t)), t.us, t.nbytes, strict=True)
     ]
-    inside = [range_of_prediction(at, size).low <= ratio <= range_of_prediction(at, size).high for ratio, at, size in ratios]
+    inside = [
+        range_of_prediction(at, size).low <= ratio <= range_of_prediction(at, size).high
+        for ratio, at, size in ratios
+    ]
     widths: dict[PredictionRange, list[float]] = {}
     for ratio, at, size in ratios:
         widths.setdefault(range_of_prediction(at, size, True), []).append(ratio)
@@ -318,7 +424,12 @@ def test_published_times_are_met_as_well_as_the_page_says(monkeypatch: pytest.Mo
     assert np.mean(off) < 0.16
     assert np.median(off) < 0.14
     assert np.mean(inside) > 0.88
-    for band, of in widths.items():  # of a size and one node or several: hardly wider than what nine of ten of its times need
+    for (
+        band,
+        of,
+    ) in (
+        widths.items()
+    ):  # of a size and one node or several: hardly wider than what nine of ten of its times need
         low, high = np.quantile(of, (0.05, 0.95))
         assert low / 1.35 < band.low < band.high < 1.35 * high
 
@@ -333,8 +444,8 @@ def test_a_group_sits_where_its_ranks_are() -> None:
 
 
 def test_an_exchange_of_uneven_nodes_is_bounded_by_what_the_smaller_one_sends() -> None:
-    """80 ranks of NVL72: the 8 beside 72 send nine tenths of 1 GiB each, through a card of 50 GB/s of their own: 19.3 ms and little more.
-    Of even nodes, half of it."""
+    """80 ranks of NVL72: the 8 beside 72 send nine tenths of 1 GiB each, through a card of 50 GB/s
+    of their own: 19.3 ms and little more. Of even nodes, half of it."""
     cost = CostModel(cluster_from("gb200-nvl72"), 144, 4)
     uneven, even = (price(cost, "all_to_all_single", n, 1 << 30) for n in (80, 144))
 
@@ -348,4 +459,6 @@ def test_a_price_is_explained_on_machines_of_as_many_gpus_as_the_preset_has() ->
 
     assert page == cost_page("all_reduce", "gb200-nvl72", "1 GiB", 144, 4)
     assert page != cost_page("all_reduce", "gb200-nvl72", "1 GiB", 144, 8)
-    assert "among 8 ranks on 8 nodes of 1" in " ".join(cost_page("all_reduce", "gh200", "1 MiB", 8, None).split())
+    assert "among 8 ranks on 8 nodes of 1" in " ".join(
+        cost_page("all_reduce", "gh200", "1 MiB", 8, None).split()
+    )

@@ -19,22 +19,30 @@ SIZES = (1 << 20, 1 << 24, 1 << 27)
 
 def log(us: list[float]) -> str:
     """An nccl-tests log of all_reduce on four GPUs, as it is pasted."""
-    ranks = "".join(f"#  Rank  {r} Group  0 Pid  1{r} on n0 device  {r} [0x1b] NVIDIA H100 80GB HBM3\n" for r in range(4))
+    ranks = "".join(
+        f"#  Rank  {r} Group  0 Pid  1{r} on n0 device  {r} [0x1b] NVIDIA H100 80GB HBM3\n"
+        for r in range(4)
+    )
     side = "{us:10.2f} 1.00 1.00 0"
     rows = "".join(
-        f"{size} {size // 4} float sum -1 {side.format(us=t)} {side.format(us=t)}\n" for size, t in zip(SIZES, us, strict=True)
+        f"{size} {size // 4} float sum -1 {side.format(us=t)} {side.format(us=t)}\n"
+        for size, t in zip(SIZES, us, strict=True)
     )
     return f"# nThread 1 nGpus 1\n{ranks}# size count type redop root time algbw busbw #wrong time algbw busbw #wrong\n{rows}"
 
 
 def run(*arguments: str) -> tuple[int, str]:
-    done = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"}).invoke(application(), ["compare", *arguments])
+    done = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"}).invoke(
+        application(), ["compare", *arguments]
+    )
     return done.exit_code, " ".join(done.stdout.split())
 
 
 def priced_us() -> list[float]:
     cost = CostModel(cluster_from("dgx-h100"), 4, 4)
-    return [cost.collective_ns(OPERATIONS["all_reduce"], (0, 1, 2, 3), size, 0) / 1000 for size in SIZES]
+    return [
+        cost.collective_ns(OPERATIONS["all_reduce"], (0, 1, 2, 3), size, 0) / 1000 for size in SIZES
+    ]
 
 
 def test_a_log_that_the_cluster_predicts_is_within_its_band(tmp_path: Path) -> None:
@@ -61,8 +69,13 @@ def test_the_size_at_which_log_and_cluster_part_is_named(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("arguments", "cause"),
-    [(("all_reduce.log",), "nothing to be laid beside"), (("a.yaml", "--cluster", "dgx-h100"), "has no measured times")],
+    [
+        (("all_reduce.log",), "nothing to be laid beside"),
+        (("a.yaml", "--cluster", "dgx-h100"), "has no measured times"),
+    ],
 )
-def test_what_can_not_be_laid_beside_a_cluster_is_refused(arguments: tuple[str, ...], cause: str) -> None:
+def test_what_can_not_be_laid_beside_a_cluster_is_refused(
+    arguments: tuple[str, ...], cause: str
+) -> None:
     with pytest.raises(UsageError, match=cause):
         CliRunner().invoke(application(), ["compare", *arguments], catch_exceptions=False)

@@ -1,4 +1,6 @@
-"""What a transformer's layers cost on a GPU: matrix products at their rate, and all that is bound by memory beside them."""
+"""What a transformer's layers cost on a GPU: matrix products at their rate, and all that is bound
+by memory beside them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def busy_ns(cluster: str, **fields: Any) -> dict[str, int]:
     """ns by name of what one GPU computes in one step."""
     step = {"sequence": 2048, "launch": "0 ns", "clip_grad_norm": False, **fields}
     found = simulate(
-        Scenario(name="one", world=1, backend="nccl", cluster=cluster, program=[{"transformer": step}]),
+        Scenario(
+            name="one", world=1, backend="nccl", cluster=cluster, program=[{"transformer": step}]
+        ),
         with_verdict=False,
         with_values=False,
     )
@@ -34,7 +38,15 @@ def busy_ns(cluster: str, **fields: Any) -> dict[str, int]:
 
 
 def model(hidden: int, **more: Any) -> dict[str, Any]:
-    return {"layers": 2, "hidden": hidden, "heads": hidden // 128, "ffn": 4 * hidden, "vocabulary": 1024, "mlp": "gelu", **more}
+    return {
+        "layers": 2,
+        "hidden": hidden,
+        "heads": hidden // 128,
+        "ffn": 4 * hidden,
+        "vocabulary": 1024,
+        "mlp": "gelu",
+        **more,
+    }
 
 
 def share_of_products(cluster: str, hidden: int) -> float:
@@ -45,7 +57,9 @@ def share_of_products(cluster: str, hidden: int) -> float:
 
 def test_narrow_layers_are_bound_by_memory_and_more_so_the_faster_the_products() -> None:
     """295 FLOP for a byte on H100, 153 on A100: the same narrow layer reaches less of the peak."""
-    a100, h100 = ([share_of_products(c, hidden) for hidden in (768, 8192)] for c in ("dgx-a100", "dgx-h100"))
+    a100, h100 = (
+        [share_of_products(c, hidden) for hidden in (768, 8192)] for c in ("dgx-a100", "dgx-h100")
+    )
 
     assert a100[0] < a100[1] - 0.15
     assert h100[0] < h100[1] - 0.15
@@ -53,8 +67,13 @@ def test_narrow_layers_are_bound_by_memory_and_more_so_the_faster_the_products()
 
 
 def test_products_in_eight_bits_save_less_than_half_of_a_layer() -> None:
-    """Their rate is twice that of 16 bits; attention's scores, the logits and all that is bound by memory stay."""
-    half, eight = (busy_ns("dgx-h100", model=model(4096), **more) for more in ({}, {"matmul_dtype": "float8_e4m3fn"}))
+    """Their rate is twice that of 16 bits; attention's scores, the logits and all that is bound by
+    memory stay.
+    """
+    half, eight = (
+        busy_ns("dgx-h100", model=model(4096), **more)
+        for more in ({}, {"matmul_dtype": "float8_e4m3fn"})
+    )
 
     assert 0.5 < eight["forward"] / half["forward"] < 0.65
     assert eight["forward, memory"] > half["forward, memory"]
@@ -72,8 +91,17 @@ def test_the_loss_of_a_large_vocabulary_costs_what_its_logits_move() -> None:
 
 
 def test_experts_cost_more_than_a_dense_layer_of_the_same_operations() -> None:
-    """Tokens go through memory on their way to experts and back, and each expert's last tile is half empty."""
-    sizes: dict[str, Any] = {"layers": 1, "hidden": 1024, "heads": 8, "kv_heads": 8, "vocabulary": 1024, "sequence": 512}
+    """Tokens go through memory on their way to experts and back, and each expert's last tile is
+    half empty.
+    """
+    sizes: dict[str, Any] = {
+        "layers": 1,
+        "hidden": 1024,
+        "heads": 8,
+        "kv_heads": 8,
+        "vocabulary": 1024,
+        "sequence": 512,
+    }
     dense = MicroBatchCost(Architecture(ffn=4096, **sizes), sequence=512)
     routed = MicroBatchCost(Architecture(ffn=1024, experts=32, top_k=4, **sizes), sequence=512)
 
@@ -81,7 +109,11 @@ def test_experts_cost_more_than_a_dense_layer_of_the_same_operations() -> None:
     assert dense.padding_flops == dense.routing_traffic == 0
     assert routed.padding_flops == 32 * 64 * 2 * 3 * 1024 * 1024
     assert routed._replace(experts=8).padding_flops * 8 == routed.padding_flops
-    assert routed._replace(experts=8).routing_traffic == 2 * routed.routing_traffic == 2 * 2 * 512 * 1024 * 4 * 4
+    assert (
+        routed._replace(experts=8).routing_traffic
+        == 2 * routed.routing_traffic
+        == 2 * 2 * 512 * 1024 * 4 * 4
+    )
     assert routed.products_traffic > dense.products_traffic
 
 
@@ -100,9 +132,10 @@ COUNTED: Any = import_module("benchmarks.gpu.counted")
 
 
 def test_blocks_of_one_tensor_rank_are_told_alike_however_many_share_them() -> None:
-    """Beside an H100's readings, for a moment and alone: 1.28 to 1.43 of them, 1 to 8 tensor ranks, 2048 to 8192 tokens (the preset's
-    rate is that of whole published steps). Without what ends of attention, sums of gradients, rotary embeddings and starts of kernels
-    take it fell from 1.32 to 0.97."""
+    """Beside an H100's readings, for a moment and alone: 1.28 to 1.43 of them, 1 to 8 tensor ranks,
+    2048 to 8192 tokens (the preset's rate is that of whole published steps). Without what ends of
+    attention, sums of gradients, rotary embeddings and starts of kernels take it fell from 1.32 to
+    0.97."""
     dense = {
         block: sum(COUNTED.counted_us(*block)) / took
         for block, took in COUNTED.read_us(COUNTED.read()).items()
@@ -115,16 +148,27 @@ def test_blocks_of_one_tensor_rank_are_told_alike_however_many_share_them() -> N
 
 
 @pytest.mark.parametrize(
-    ("heads", "forward_us", "backward_us"), [(4, 172, 480), (8, 274, 788), (32, 885, 2669), (64, 1715, 5177)]
+    ("heads", "forward_us", "backward_us"),
+    [(4, 172, 480), (8, 274, 788), (32, 885, 2669), (64, 1715, 5177)],
 )
-def test_few_heads_pay_for_the_end_of_fused_attention(heads: int, forward_us: float, backward_us: float) -> None:
-    """cuDNN's over 8192 tokens, causal, on an H100 (benchmarks/gpu/compute_h100.json: TFLOP/s of 4 to 64 heads of 128): work and idle end
-    at one rate are within a fifth of each, where work alone has 4 heads at half of the time of 64."""
-    one = MicroBatchCost(Architecture(1, heads * 128, heads, heads, 1, 1, 8192), sequence=8192, flash=True, causal=True)
+def test_few_heads_pay_for_the_end_of_fused_attention(
+    heads: int, forward_us: float, backward_us: float
+) -> None:
+    """cuDNN's over 8192 tokens, causal, on an H100 (benchmarks/gpu/compute_h100.json: TFLOP/s of 4
+    to 64 heads of 128): work and idle end at one rate are within a fifth of each, where work alone
+    has 4 heads at half of the time of 64."""
+    one = MicroBatchCost(
+        Architecture(1, heads * 128, heads, heads, 1, 1, 8192),
+        sequence=8192,
+        flash=True,
+        causal=True,
+    )
     rate = 671e6  # FLOP per us, what 64 heads have but for their end
 
     assert (one.scores_flops + one.idle_flops) / rate == pytest.approx(forward_us, rel=0.2)
-    assert 2.5 * (one.scores_flops + one.idle_flops) / (rate * 0.83) == pytest.approx(backward_us, rel=0.2)
+    assert 2.5 * (one.scores_flops + one.idle_flops) / (rate * 0.83) == pytest.approx(
+        backward_us, rel=0.2
+    )
 
 
 def test_each_kernel_takes_the_devices_launch() -> None:
@@ -132,7 +176,9 @@ def test_each_kernel_takes_the_devices_launch() -> None:
 
     def took(**fields: object) -> int:
         step = {"compute": {"bytes": "1 GiB", **fields}}
-        return simulate(Scenario(name="k", world=1, backend="nccl", cluster="dgx-h100", program=[step])).makespan_ns
+        return simulate(
+            Scenario(name="k", world=1, backend="nccl", cluster="dgx-h100", program=[step])
+        ).makespan_ns
 
     assert took(kernels=20) - took() == 19 * 4000
 
@@ -143,17 +189,25 @@ STEPS: Any = import_module("benchmarks.training_steps")
 
 def published() -> list[dict[str, str]]:
     with (ROOT / "benchmarks" / "training_steps.csv").open(encoding="utf-8", newline="") as file:
-        return [row for row in csv.DictReader(file) if row["step_time_s"] and row["dp"] and STEPS.gpu_of(row)]
+        return [
+            row
+            for row in csv.DictReader(file)
+            if row["step_time_s"] and row["dp"] and STEPS.gpu_of(row)
+        ]
 
 
 def simulated() -> dict[str, float]:
     """Seconds by run, as `benchmarks/training_steps.py --write` wrote them."""
-    with (ROOT / "benchmarks" / "training_steps_simulated.csv").open(encoding="utf-8", newline="") as file:
+    with (ROOT / "benchmarks" / "training_steps_simulated.csv").open(
+        encoding="utf-8", newline=""
+    ) as file:
         return {row["run_id"]: float(row["simulated_s"]) for row in csv.DictReader(file)}
 
 
 def test_the_band_of_compute_holds_four_of_five_steps_of_sources_that_it_was_not_made_of() -> None:
-    """It is what the quantiles of published over simulated times say, and so made of all other sources it holds 75 to 88 % of each."""
+    """It is what the quantiles of published over simulated times say, and so made of all other
+    sources it holds 75 to 88 % of each.
+    """
     sources = STEPS.by_source(published(), simulated())
     held, rows = STEPS.covered(sources)
 
@@ -164,10 +218,19 @@ def test_the_band_of_compute_holds_four_of_five_steps_of_sources_that_it_was_not
 
 
 def test_published_steps_are_met_as_the_pages_say_and_no_gpu_is_off_to_one_side() -> None:
-    """8.0 % over sources; no GPU's sources are off by more than 6 % in their mean, and mixtures of experts by no more than 20."""
+    """8.0 % over sources; no GPU's sources are off by more than 6 % in their mean, and mixtures of
+    experts by no more than 20.
+    """
     rows, seconds = published(), simulated()
-    errors = {row["run_id"]: seconds[row["run_id"]] / float(row["step_time_s"]) - 1 for row in rows if row["run_id"] in seconds}
-    sources, families = defaultdict[str, list[float]](list), defaultdict[tuple[str, str], list[float]](list)
+    errors = {
+        row["run_id"]: seconds[row["run_id"]] / float(row["step_time_s"]) - 1
+        for row in rows
+        if row["run_id"] in seconds
+    }
+    sources, families = (
+        defaultdict[str, list[float]](list),
+        defaultdict[tuple[str, str], list[float]](list),
+    )
     for row in (row for row in rows if row["run_id"] in errors):
         source = row["source"].partition("#")[0]
         sources[source].append(abs(errors[row["run_id"]]))
@@ -176,25 +239,48 @@ def test_published_steps_are_met_as_the_pages_say_and_no_gpu_is_off_to_one_side(
     assert mean(map(mean, sources.values())) == pytest.approx(0.080, abs=0.001)
     for gpu in {gpu for gpu, _ in families}:
         assert abs(mean(median(own) for (of, _), own in families.items() if of == gpu)) < 0.06
-    assert mean(abs(errors[row["run_id"]]) for row in rows if row["experts"] and row["run_id"] in errors) < 0.20
+    assert (
+        mean(
+            abs(errors[row["run_id"]]) for row in rows if row["experts"] and row["run_id"] in errors
+        )
+        < 0.20
+    )
 
 
 def test_a_rows_gpu_has_the_memory_that_its_source_states() -> None:
-    """torchtitan's H100 has HBM2e and the A100 of 40 GB 1555 GB/s; a row that says nothing of it has the preset's."""
+    """torchtitan's H100 has HBM2e and the A100 of 40 GB 1555 GB/s; a row that says nothing of it
+    has the preset's.
+    """
     rows = {row["run_id"]: row for row in published()}
-    stated = {run: STEPS.cluster_of(rows[run])["device"]["memory_bandwidth"] for run in rows if rows[run]["memory_bw_GBps"]}
+    stated = {
+        run: STEPS.cluster_of(rows[run])["device"]["memory_bandwidth"]
+        for run in rows
+        if rows[run]["memory_bw_GBps"]
+    }
 
-    assert {row["gpu"] for row in rows.values() if row["memory_bw_GBps"]} == {"A100-SXM4-40GB", "H100-96GB-HBM2e-500W"}
-    assert {(rows[run]["gpu"][:4], speed) for run, speed in stated.items()} == {("A100", "1555 GB/s"), ("H100", "2400 GB/s")}
+    assert {row["gpu"] for row in rows.values() if row["memory_bw_GBps"]} == {
+        "A100-SXM4-40GB",
+        "H100-96GB-HBM2e-500W",
+    }
+    assert {(rows[run]["gpu"][:4], speed) for run, speed in stated.items()} == {
+        ("A100", "1555 GB/s"),
+        ("H100", "2400 GB/s"),
+    }
     assert STEPS.cluster_of(rows["megatron_sc21_1.7B"])["device"]["memory_bandwidth"] == "2039 GB/s"
 
 
 @pytest.mark.parametrize(
     "run",
-    ["megatron_sc21_39.1B", "nemo_25.09_DGX-B200_LLAMA3_8B_n8_FP8_b128_l618", "vtrain_single_0092_0.353B_n8_tp1dp2pp4_b32_m1"],
+    [
+        "megatron_sc21_39.1B",
+        "nemo_25.09_DGX-B200_LLAMA3_8B_n8_FP8_b128_l618",
+        "vtrain_single_0092_0.353B_n8_tp1dp2pp4_b32_m1",
+    ],
 )
 def test_the_written_times_are_todays(run: str) -> None:
-    """A pipeline, 8 bits, and a step that its launches bound: prices that changed since would show."""
+    """A pipeline, 8 bits, and a step that its launches bound: prices that changed since would
+    show.
+    """
     row = next(row for row in published() if row["run_id"] == run)
 
     assert STEPS.step_s(row) == pytest.approx(simulated()[run], rel=0.01)

@@ -1,4 +1,6 @@
-"""Every algorithm of every row does what the row's effect states, and moves no less than the row's busbw factor says."""
+"""Every algorithm of every row does what the row's effect states, and moves no less than the row's
+busbw factor says.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,29 @@ from distsim.operations.registry import OPERATIONS
 SIZES = range(1, 33)
 COLLECTIVES = [row for row in OPERATIONS.values() if row.kind == "collective"]
 ALL = [(row, algorithm) for row in COLLECTIVES for algorithm in row.algorithms.values()]
-CASES = [pytest.param(row, algorithm, id=f"{row.op}-{name}") for row in COLLECTIVES for name, algorithm in row.algorithms.items()]
+CASES = [
+    pytest.param(row, algorithm, id=f"{row.op}-{name}")
+    for row in COLLECTIVES
+    for name, algorithm in row.algorithms.items()
+]
 MOVING = [case for case in CASES if case.values[0].gets != "none"]
 TOKENS = [case for case in CASES if case.values[0].gets == "none"]
 #: Those that reach the bound: nobody sends or receives more than busbw factor x bytes.
 OPTIMAL = {
-    algorithms.ring_all_reduce, algorithms.ring_all_gather, algorithms.ring_reduce_scatter, algorithms.bruck_all_gather,
-    algorithms.bruck_reduce_scatter, algorithms.pairwise_all_to_all, algorithms.direct_all_to_all, algorithms.binomial_gather,
-    algorithms.binomial_scatter, algorithms.linear_gather, algorithms.linear_scatter, algorithms.chain_broadcast,
+    algorithms.ring_all_reduce,
+    algorithms.ring_all_gather,
+    algorithms.ring_reduce_scatter,
+    algorithms.bruck_all_gather,
+    algorithms.bruck_reduce_scatter,
+    algorithms.pairwise_all_to_all,
+    algorithms.direct_all_to_all,
+    algorithms.binomial_gather,
+    algorithms.binomial_scatter,
+    algorithms.linear_gather,
+    algorithms.linear_scatter,
+    algorithms.chain_broadcast,
     algorithms.chain_reduce,
-}  # fmt: skip
+}
 
 
 def roots(row: type[Operation], n: int) -> range:
@@ -39,21 +54,35 @@ def sizes_and_roots(row: type[Operation]) -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(("row", "algorithm"), MOVING)
-def test_the_algorithm_brings_the_effect_about(row: type[Operation], algorithm: CollectiveAlgorithm) -> None:
-    """On contributions that are counted: nothing is missing, nothing is there twice, for 1 to 32 ranks and every root."""
+def test_the_algorithm_brings_the_effect_about(
+    row: type[Operation], algorithm: CollectiveAlgorithm
+) -> None:
+    """On contributions that are counted: nothing is missing, nothing is there twice, for 1 to 32
+    ranks and every root.
+    """
     for n, root in sizes_and_roots(row):
         held = algorithms.initial_chunks(algorithm.chunking, n, givers(row, n, root))
         held = algorithms.apply_rounds(algorithm.rounds(n, root), held)
         for rank, parts in enumerate(row.effect(n, root)):
             for part, sources in enumerate(parts or ()):
                 for chunk in algorithms.output_chunks(algorithm.chunking, n, rank, part):
-                    assert held[rank].get(chunk) == tuple(sorted(sources)), (n, root, rank, part, chunk)
+                    assert held[rank].get(chunk) == tuple(sorted(sources)), (
+                        n,
+                        root,
+                        rank,
+                        part,
+                        chunk,
+                    )
 
 
 @pytest.mark.parametrize(("row", "algorithm"), TOKENS)
-def test_after_a_barrier_everybody_has_heard_of_everybody(row: type[Operation], algorithm: CollectiveAlgorithm) -> None:
+def test_after_a_barrier_everybody_has_heard_of_everybody(
+    row: type[Operation], algorithm: CollectiveAlgorithm
+) -> None:
     for n in SIZES:
-        held = algorithms.apply_rounds(algorithm.rounds(n, 0), algorithms.initial_chunks("token", n, range(n)))
+        held = algorithms.apply_rounds(
+            algorithm.rounds(n, 0), algorithms.initial_chunks("token", n, range(n))
+        )
         for rank in range(n):
             assert {giver for giver, _ in held[rank][0]} == set(range(n)), (n, rank)
 
@@ -95,14 +124,21 @@ def test_the_default_schedule_is_the_first_algorithm() -> None:
     first = {row: next(iter(row.algorithms.values())) for row in COLLECTIVES}
 
     assert [row.op for row in COLLECTIVES if row.schedule(6, 0) != first[row].rounds(6, 0)] == []
-    assert [row.op for row in COLLECTIVES if row.chunk_nbytes(6, 600) != first[row].chunk_nbytes(6, 600)] == []
+    assert [
+        row.op for row in COLLECTIVES if row.chunk_nbytes(6, 600) != first[row].chunk_nbytes(6, 600)
+    ] == []
 
 
 def test_trees_and_dissemination_take_log2_rounds() -> None:
     logarithmic = (
-        algorithms.binomial_broadcast, algorithms.binomial_reduce, algorithms.binomial_scatter, algorithms.binomial_gather,
-        algorithms.bruck_all_gather, algorithms.bruck_reduce_scatter, algorithms.dissemination_barrier,
-    )  # fmt: skip
+        algorithms.binomial_broadcast,
+        algorithms.binomial_reduce,
+        algorithms.binomial_scatter,
+        algorithms.binomial_gather,
+        algorithms.bruck_all_gather,
+        algorithms.bruck_reduce_scatter,
+        algorithms.dissemination_barrier,
+    )
     for n in SIZES:
         for rounds in logarithmic:
             assert len(rounds(n, 0)) == (n - 1).bit_length(), (rounds.__name__, n)
@@ -110,7 +146,12 @@ def test_trees_and_dissemination_take_log2_rounds() -> None:
 
 def test_no_rank_sends_two_messages_in_a_round_of_a_tree() -> None:
     """One message per rank and round is what makes the sum over rounds a price."""
-    trees = (algorithms.binomial_broadcast, algorithms.binomial_scatter, algorithms.bruck_all_gather, algorithms.chain_broadcast)
+    trees = (
+        algorithms.binomial_broadcast,
+        algorithms.binomial_scatter,
+        algorithms.bruck_all_gather,
+        algorithms.chain_broadcast,
+    )
     for rounds in trees:
         for round_ in rounds(24, 5):
             peers = {(t.src, t.dst) for t in round_}
@@ -119,13 +160,16 @@ def test_no_rank_sends_two_messages_in_a_round_of_a_tree() -> None:
 
 def test_play_refuses_to_send_what_is_not_there() -> None:
     with pytest.raises(ValueError, match="round 0: rank 1 can't send chunk 0 to rank 0"):
-        algorithms.apply_rounds([[ChunkTransfer(1, 0, 0)]], algorithms.initial_chunks("whole", 2, [0]))
+        algorithms.apply_rounds(
+            [[ChunkTransfer(1, 0, 0)]], algorithms.initial_chunks("whole", 2, [0])
+        )
 
 
 def test_play_counts_a_contribution_that_arrives_twice() -> None:
     """The proof sees a reduction done twice, which a plain set would hide."""
     held = algorithms.apply_rounds(
-        [[ChunkTransfer(1, 0, 0, True)], [ChunkTransfer(1, 0, 0, True)]], algorithms.initial_chunks("whole", 2, [0, 1])
+        [[ChunkTransfer(1, 0, 0, True)], [ChunkTransfer(1, 0, 0, True)]],
+        algorithms.initial_chunks("whole", 2, [0, 1]),
     )
     assert held[0][0] == ((0, 0), (1, 0), (1, 0))
 

@@ -1,4 +1,6 @@
-"""Coalesced launches: one call and one latency, the values of separate calls, and what becomes of lists that differ."""
+"""Coalesced launches: one call and one latency, the values of separate calls, and what becomes of
+lists that differ.
+"""
 
 from __future__ import annotations
 
@@ -35,22 +37,35 @@ def buffers(name: str, *sizes: int, dtype: str = "float32") -> tuple[TensorBuffe
     return tuple(TensorBuffer(f"{name}{k}", 0, (size,), dtype) for k, size in enumerate(sizes))
 
 
-def launch(op: str, *shares: int, rank: int = 0, dtype: str = "float32", names: str = "") -> ResolvedCall:
-    """A launch on two ranks; ``shares`` are elements of a rank's share of each part, ``names`` letters of the tensors."""
+def launch(
+    op: str, *shares: int, rank: int = 0, dtype: str = "float32", names: str = ""
+) -> ResolvedCall:
+    """A launch on two ranks; ``shares`` are elements of a rank's share of each part, ``names``
+    letters of the tensors.
+    """
     row = OPERATIONS[op]
     sides = []
     for side in ("input", "output"):
         wide = getattr(row, f"{side}_parts") == "n"
         named = names or "abcdefgh"
         label = "" if "tensor" in row.model_fields else side[0]
-        sides.append(tuple(TensorBuffer(label + named[k], 0, (n * (2 if wide else 1),), dtype) for k, n in enumerate(shares)))
-    return ResolvedCall(op, rank, WORLD, reduce_op="sum" if row.reduces else None, inputs=sides[0], outputs=sides[1])
+        sides.append(
+            tuple(
+                TensorBuffer(label + named[k], 0, (n * (2 if wide else 1),), dtype)
+                for k, n in enumerate(shares)
+            )
+        )
+    return ResolvedCall(
+        op, rank, WORLD, reduce_op="sum" if row.reduces else None, inputs=sides[0], outputs=sides[1]
+    )
 
 
 def scenario(*program: str, world: int = 2, backend: str = "gloo", **tensors: str) -> Scenario:
     declared = "".join(f"  {name}: {spec}\n" for name, spec in tensors.items())
     steps = "".join(f"  - {step}\n" for step in program)
-    return loads(f"world: {world}\nbackend: {backend}\ncluster: cpu-10gbe\ntensors:\n{declared}program:\n{steps}")
+    return loads(
+        f"world: {world}\nbackend: {backend}\ncluster: cpu-10gbe\ntensors:\n{declared}program:\n{steps}"
+    )
 
 
 def done(*program: str, **more: Any) -> Simulation:
@@ -62,7 +77,9 @@ def done(*program: str, **more: Any) -> Simulation:
 
 @each_launch
 def test_a_launch_is_its_parts_taken_together(op: str) -> None:
-    """Bytes add up; what it does to values, its busbw factor and its schedule are those of one part."""
+    """Bytes add up; what it does to values, its busbw factor and its schedule are those of one
+    part.
+    """
     row, call = LAUNCHES[op], launch(op, 3, 5, 2)
     member = row.coalesces
     parts = row.separate(call)
@@ -73,8 +90,15 @@ def test_a_launch_is_its_parts_taken_together(op: str) -> None:
     assert row.agreement(call)["numel"] == (3, 5, 2)
     assert row.faults(call) is None
     assert row.effect(4, 0) == member.effect(4, 0)
-    assert (row.busbw_factor(8), row.schedule(4, 0)) == (member.busbw_factor(8), member.schedule(4, 0))
-    assert (row.nccl_tests, row.reduces, row.parties(call)) == (member.nccl_tests, member.reduces, (0, 1))
+    assert (row.busbw_factor(8), row.schedule(4, 0)) == (
+        member.busbw_factor(8),
+        member.schedule(4, 0),
+    )
+    assert (row.nccl_tests, row.reduces, row.parties(call)) == (
+        member.nccl_tests,
+        member.reduces,
+        (0, 1),
+    )
 
 
 @each_launch
@@ -96,15 +120,31 @@ def test_other_calls_are_parts_of_nothing(op: str) -> None:
 )
 def test_what_no_launch_may_hold_is_a_fault(op: str, second: dict[str, str], words: str) -> None:
     one, other = launch(op, 3), launch(op, 3, **{"names": "b", **second})
-    both = ResolvedCall(op, 0, WORLD, reduce_op="sum", inputs=one.inputs + other.inputs, outputs=one.outputs + other.outputs)
+    both = ResolvedCall(
+        op,
+        0,
+        WORLD,
+        reduce_op="sum",
+        inputs=one.inputs + other.inputs,
+        outputs=one.outputs + other.outputs,
+    )
 
     assert words in (LAUNCHES[op].faults(both) or "")
 
 
 def test_a_part_that_does_not_fit_is_named() -> None:
-    call = ResolvedCall("all_gather_into_tensor_coalesced", 0, WORLD, inputs=buffers("x", 3, 4), outputs=buffers("y", 6, 9))
+    call = ResolvedCall(
+        "all_gather_into_tensor_coalesced",
+        0,
+        WORLD,
+        inputs=buffers("x", 3, 4),
+        outputs=buffers("y", 6, 9),
+    )
 
-    assert OPERATIONS[call.op].faults(call) == "part 2: output has 9 elements, but 2 ranks give 4 each, together 8"
+    assert (
+        OPERATIONS[call.op].faults(call)
+        == "part 2: output has 9 elements, but 2 ranks give 4 each, together 8"
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,7 +175,11 @@ def test_a_launch_without_tensors_is_refused_in_the_file(fields: str) -> None:
 
 def test_inputs_and_outputs_come_in_pairs() -> None:
     with pytest.raises(Exception, match="expected an output for each input, found 2 and 1"):
-        scenario("all_gather_into_tensor_coalesced: {input: [a, a], output: [b]}", a="{shape: [4]}", b="{shape: [8]}")
+        scenario(
+            "all_gather_into_tensor_coalesced: {input: [a, a], output: [b]}",
+            a="{shape: [4]}",
+            b="{shape: [8]}",
+        )
 
 
 @each_launch
@@ -154,9 +198,13 @@ KINDS = {
 
 @settings(max_examples=draws(60), deadline=None)
 @given(
-    kind=st.sampled_from(sorted(KINDS)), world=st.integers(1, 4), shares=st.lists(st.integers(1, 4), min_size=1, max_size=4),
-    op=st.sampled_from(("sum", "avg", "max", "product")), is_async=st.booleans(), dtype=st.sampled_from(("float32", "int32", "bfloat16")),
-)  # fmt: skip
+    kind=st.sampled_from(sorted(KINDS)),
+    world=st.integers(1, 4),
+    shares=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    op=st.sampled_from(("sum", "avg", "max", "product")),
+    is_async=st.booleans(),
+    dtype=st.sampled_from(("float32", "int32", "bfloat16")),
+)
 def test_a_coalesced_call_leaves_the_values_and_the_lineage_of_the_separate_ones(
     kind: str, world: int, shares: list[int], op: str, is_async: bool, dtype: str
 ) -> None:
@@ -168,10 +216,15 @@ def test_a_coalesced_call_leaves_the_values_and_the_lineage_of_the_separate_ones
         given, got = (share * world, share) if kind == "scatter" else (share, share * world)
         tensors[f"x{k}"] = f"{{shape: [{given}], dtype: {dtype}, value: rank + index + {k}}}"
         tensors[f"y{k}"] = f"{{shape: [{got}], dtype: {dtype}, value: 7}}"
-        fields.append({"tensor": f"x{k}"} if kind == "all_reduce" else {"input": f"x{k}", "output": f"y{k}"})
+        fields.append(
+            {"tensor": f"x{k}"} if kind == "all_reduce" else {"input": f"x{k}", "output": f"y{k}"}
+        )
     reduction = f", op: {op}" if kind != "gather" else ""
     handle = ", async: true, as: h" if is_async else ""
-    plain = ["{}: {{{}{}}}".format(alone, ", ".join(f"{k}: {v}" for k, v in one.items()), reduction) for one in fields]
+    plain = [
+        "{}: {{{}{}}}".format(alone, ", ".join(f"{k}: {v}" for k, v in one.items()), reduction)
+        for one in fields
+    ]
     lists = ", ".join(f"{side}: [{', '.join(one[side] for one in fields)}]" for side in fields[0])
     launched = [f"{together}: {{{lists}{reduction}{handle}}}", *(["wait: h"] if is_async else [])]
     separate, coalesced = (done(*steps, world=world, **tensors) for steps in (plain, launched))
@@ -182,12 +235,19 @@ def test_a_coalesced_call_leaves_the_values_and_the_lineage_of_the_separate_ones
             assert coalesced.values.text(rank, name) == separate.values.text(rank, name)
             assert coalesced.values.stretches(rank, name) == separate.values.stretches(rank, name)
             for element in range(coalesced.values.array(rank, name).size):
-                assert coalesced.values.origins(rank, name, element) == separate.values.origins(rank, name, element)
+                assert coalesced.values.origins(rank, name, element) == separate.values.origins(
+                    rank, name, element
+                )
 
 
 def test_outputs_of_a_launch_may_take_their_shape_from_it() -> None:
-    ran = done("all_gather_into_tensor_coalesced: {input: [a, b], output: [A, B]}", a="{shape: [2], value: rank}",
-               b="{shape: [1, 3], value: 1}", A="{shape: auto}", B="{shape: auto}")  # fmt: skip
+    ran = done(
+        "all_gather_into_tensor_coalesced: {input: [a, b], output: [A, B]}",
+        a="{shape: [2], value: rank}",
+        b="{shape: [1, 3], value: 1}",
+        A="{shape: auto}",
+        B="{shape: auto}",
+    )
 
     assert ran.values.state(0, "A").shape == (4,)
     assert ran.values.state(1, "B").shape == (2, 3)
@@ -203,17 +263,28 @@ def test_a_launch_costs_what_one_operation_of_all_its_bytes_costs(op: str, backe
     shares, world = (256, 1024, 64), 4
     cost = CostModel(cluster_from("cpu-10gbe"), world, world)
     row = LAUNCHES[op]
-    together = build_program(world, {r: [{"op": op, "numels": list(shares)}] for r in range(world)}, backend=backend)
-    apart = build_program(
-        world, {r: [{"op": row.coalesces.op, "numel": n} for n in shares] for r in range(world)}, backend=backend
+    together = build_program(
+        world, {r: [{"op": op, "numels": list(shares)}] for r in range(world)}, backend=backend
     )
-    one, many = (run_program(program, BACKEND_PROFILES[backend], cost) for program in (together, apart))
+    apart = build_program(
+        world,
+        {r: [{"op": row.coalesces.op, "numel": n} for n in shares] for r in range(world)},
+        backend=backend,
+    )
+    one, many = (
+        run_program(program, BACKEND_PROFILES[backend], cost) for program in (together, apart)
+    )
     members = tuple(range(world))
     prices = [
-        cost.collective_ns(row.coalesces, members, 4 * n * (1 if "tensor" in row.model_fields else world), None) for n in shares
+        cost.collective_ns(
+            row.coalesces, members, 4 * n * (1 if "tensor" in row.model_fields else world), None
+        )
+        for n in shares
     ]
 
-    assert one.makespan_ns == cost.collective_ns(row, members, row.nbytes(together.call(0, 0)), None)
+    assert one.makespan_ns == cost.collective_ns(
+        row, members, row.nbytes(together.call(0, 0)), None
+    )
     assert many.makespan_ns == sum(prices)
     latency = cost.collective_ns(row, members, 0, None)
     assert many.makespan_ns - one.makespan_ns == pytest.approx(2 * latency, rel=0.2)
@@ -223,9 +294,17 @@ def test_a_launch_costs_what_one_operation_of_all_its_bytes_costs(op: str, backe
 
 
 def test_lists_of_unlike_length_are_a_mismatch_that_names_the_parts() -> None:
-    verdict = check_program(lower(scenario(
-        "{all_reduce_coalesced: {tensor: [a, b, c]}, ranks: 0}", "{all_reduce_coalesced: {tensor: [a, c]}, ranks: 1}",
-        a="{shape: [4]}", b="{shape: [2]}", c="{shape: [3]}")))  # fmt: skip
+    verdict = check_program(
+        lower(
+            scenario(
+                "{all_reduce_coalesced: {tensor: [a, b, c]}, ranks: 0}",
+                "{all_reduce_coalesced: {tensor: [a, c]}, ranks: 1}",
+                a="{shape: [4]}",
+                b="{shape: [2]}",
+                c="{shape: [3]}",
+            )
+        )
+    )
     finding = verdict.findings[0]
 
     assert (verdict.verdict.verdict, finding.code) == ("mismatch", "DS202")
@@ -235,9 +314,16 @@ def test_lists_of_unlike_length_are_a_mismatch_that_names_the_parts() -> None:
 
 
 def test_parts_of_unlike_size_in_another_order_are_a_mismatch() -> None:
-    verdict = check_program(lower(scenario(
-        "{all_reduce_coalesced: {tensor: [a, b]}, ranks: 0}", "{all_reduce_coalesced: {tensor: [b, a]}, ranks: 1}",
-        a="{shape: [4]}", b="{shape: [2]}")))  # fmt: skip
+    verdict = check_program(
+        lower(
+            scenario(
+                "{all_reduce_coalesced: {tensor: [a, b]}, ranks: 0}",
+                "{all_reduce_coalesced: {tensor: [b, a]}, ranks: 1}",
+                a="{shape: [4]}",
+                b="{shape: [2]}",
+            )
+        )
+    )
 
     assert (verdict.verdict.verdict, verdict.findings[0].code) == ("mismatch", "DS202")
     assert "rank 1 has the parts of rank 0 in another order: b, a" in verdict.findings[0].message
@@ -250,28 +336,48 @@ def test_parts_of_unlike_size_in_another_order_are_a_mismatch() -> None:
 
 def test_equal_parts_in_another_order_are_wrong_data_and_a_warning() -> None:
     ran = done(
-        "{all_reduce_coalesced: {tensor: [a, b]}, ranks: 0}", "{all_reduce_coalesced: {tensor: [b, a]}, ranks: 1}",
-        a="{shape: [2], value: 1}", b="{shape: [2], value: 10}")  # fmt: skip
+        "{all_reduce_coalesced: {tensor: [a, b]}, ranks: 0}",
+        "{all_reduce_coalesced: {tensor: [b, a]}, ranks: 1}",
+        a="{shape: [2], value: 1}",
+        b="{shape: [2], value: 10}",
+    )
     warning = next(f for f in ran.findings if f.code == "DS601")
 
     assert (ran.verdict.verdict, ran.outcome) == ("ok", "wrong-data")
-    assert "a of rank 0 meets b of rank 1: one launch on world has its parts in another order" in warning.message
+    assert (
+        "a of rank 0 meets b of rank 1: one launch on world has its parts in another order"
+        in warning.message
+    )
     assert [ran.values.text(rank, "a") for rank in (0, 1)] == ["[11.0, 11.0]", "[11.0, 11.0]"]
 
 
 def test_a_launch_that_meets_a_single_collective_is_another_operation() -> None:
-    verdict = check_program(lower(scenario(
-        "{all_reduce_coalesced: {tensor: [a, b]}, ranks: 0}", "{all_reduce: {tensor: c}, ranks: 1}",
-        a="{shape: [4]}", b="{shape: [2]}", c="{shape: [6]}")))  # fmt: skip
+    verdict = check_program(
+        lower(
+            scenario(
+                "{all_reduce_coalesced: {tensor: [a, b]}, ranks: 0}",
+                "{all_reduce: {tensor: c}, ranks: 1}",
+                a="{shape: [4]}",
+                b="{shape: [2]}",
+                c="{shape: [6]}",
+            )
+        )
+    )
 
     assert verdict.findings[0].code == "DS201"
     assert verdict.profiles["gloo"].outcome == "completes"  # one all_reduce of six numbers on both
 
 
 def test_launches_of_unlike_reduce_op_do_not_fit() -> None:
-    verdict = check_program(lower(scenario(
-        "{all_reduce_coalesced: {tensor: [a], op: max}, ranks: 0}", "{all_reduce_coalesced: {tensor: [a]}, ranks: 1}",
-        a="{shape: [4]}")))  # fmt: skip
+    verdict = check_program(
+        lower(
+            scenario(
+                "{all_reduce_coalesced: {tensor: [a], op: max}, ranks: 0}",
+                "{all_reduce_coalesced: {tensor: [a]}, ranks: 1}",
+                a="{shape: [4]}",
+            )
+        )
+    )
 
     assert verdict.findings[0].code == "DS204"
 
@@ -289,10 +395,14 @@ def test_launches_of_unlike_reduce_op_do_not_fit() -> None:
 def test_gloo_flattens_all_reduce_and_all_gather_and_takes_reduce_scatter_part_by_part(
     op: str, lists: tuple[tuple[int, ...], ...], expected: tuple[str, tuple[int, ...]]
 ) -> None:
-    """As run on two ranks of torch 2.13: the first two end, or abort, by their totals; the last by each part."""
+    """As run on two ranks of torch 2.13: the first two end, or abort, by their totals; the last by
+    each part.
+    """
     calls = tuple(launch(op, *shares, rank=rank) for rank, shares in enumerate(lists))
     mishap = BACKEND_PROFILES["gloo"].mismatch(
-        MismatchedCalls(("numel",), calls, tuple(LAUNCHES[op].nbytes(call) for call in calls), False)
+        MismatchedCalls(
+            ("numel",), calls, tuple(LAUNCHES[op].nbytes(call) for call in calls), False
+        )
     )
 
     assert (mishap.outcome, mishap.crash) == expected
@@ -304,7 +414,9 @@ def test_gloo_flattens_all_reduce_and_all_gather_and_takes_reduce_scatter_part_b
 @each_launch
 def test_nobody_but_gloo_and_nccl_has_launches(op: str) -> None:
     assert [
-        name for name, one in SUPPORT_BY_BACKEND.items() if one.takes(op, "float32", "sum" if OPERATIONS[op].reduces else None)
+        name
+        for name, one in SUPPORT_BY_BACKEND.items()
+        if one.takes(op, "float32", "sum" if OPERATIONS[op].reduces else None)
     ] == [
         "gloo",
         "nccl",
@@ -320,11 +432,18 @@ def test_nobody_but_gloo_and_nccl_has_launches(op: str) -> None:
         ("reduce_scatter_tensor_coalesced", "goes on", "goes on"),
     ],
 )
-def test_parts_of_two_dtypes_are_refused_where_the_back_end_looks(op: str, gloo: str, nccl: str) -> None:
+def test_parts_of_two_dtypes_are_refused_where_the_back_end_looks(
+    op: str, gloo: str, nccl: str
+) -> None:
     one, other = launch(op, 3), launch(op, 3, dtype="float64", names="b")
-    call = ResolvedCall(op, 0, WORLD, inputs=one.inputs + other.inputs, outputs=one.outputs + other.outputs)
+    call = ResolvedCall(
+        op, 0, WORLD, inputs=one.inputs + other.inputs, outputs=one.outputs + other.outputs
+    )
 
-    assert [BACKEND_PROFILES[name].invalid(call, "DS110", {}) for name in ("gloo", "nccl")] == [gloo, nccl]
+    assert [BACKEND_PROFILES[name].invalid(call, "DS110", {}) for name in ("gloo", "nccl")] == [
+        gloo,
+        nccl,
+    ]
 
 
 # --- replay ---
@@ -343,8 +462,13 @@ def test_a_trace_of_a_launch_is_replayed_exactly(op: str, is_async: bool) -> Non
     rebuilt = rebuild_program(first.trace, backend="gloo").program
     again = run_program(rebuilt, BACKEND_PROFILES["gloo"], cost)
 
-    assert OPERATIONS[op].agreement(rebuilt.call(2, 0)) == OPERATIONS[op].agreement(program.call(2, 0))
+    assert OPERATIONS[op].agreement(rebuilt.call(2, 0)) == OPERATIONS[op].agreement(
+        program.call(2, 0)
+    )
     assert rebuilt.call(2, 0).is_async is is_async
     assert again.makespan_ns == first.makespan_ns
     assert compare_runs(first.trace, again.trace).same
-    assert DTYPE_BYTES["bfloat16"] * sum(b.numel for b in rebuilt.call(0, 0).inputs) == program.call(0, 0).input_nbytes
+    assert (
+        DTYPE_BYTES["bfloat16"] * sum(b.numel for b in rebuilt.call(0, 0).inputs)
+        == program.call(0, 0).input_nbytes
+    )

@@ -1,4 +1,6 @@
-"""Every row's torch call, run on gloo with 2 and 4 processes: what the buffers hold afterwards is what the row's effect says."""
+"""Every row's torch call, run on gloo with 2 and 4 processes: what the buffers hold afterwards is
+what the row's effect says.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ import numpy as np
 import pytest
 
 from distsim.operations.core.collective_results import numpy_dtype
-from distsim.operations.core.resolved_call import REDUCE_OPS, RankGroup, ResolvedCall, TensorBuffer, first_reason
+from distsim.operations.core.resolved_call import (
+    REDUCE_OPS,
+    RankGroup,
+    ResolvedCall,
+    TensorBuffer,
+    first_reason,
+)
 from distsim.operations.registry import OPERATIONS
 from tests.support import gloo_cases
 
@@ -26,7 +34,9 @@ TIMEOUT_NS = 20 * 10**9  # of every group
 
 
 class Report(NamedTuple):
-    """What one rank tells: the bytes of its buffers after each case, the names it took from torch.distributed, its fault."""
+    """What one rank tells: the bytes of its buffers after each case, the names it took from
+    torch.distributed, its fault.
+    """
 
     rank: int
     after: dict[str, dict[str, bytes]]
@@ -47,7 +57,9 @@ class Recorder:
 
 def groups(size: int) -> tuple[RankGroup, RankGroup]:
     """The world, and a sub-group of two that does not start at rank 0 where there are more."""
-    return RankGroup(0, "world", tuple(range(size))), RankGroup(1, "sub", (0, 1) if size == 2 else (1, 3))
+    return RankGroup(0, "world", tuple(range(size))), RankGroup(
+        1, "sub", (0, 1) if size == 2 else (1, 3)
+    )
 
 
 # --- one rank ---
@@ -70,11 +82,15 @@ def run_rank(rank: int, size: int, store: str, pipe: Any) -> None:
     pipe.close()
 
 
-def _run_cases(dist: Recorder, rank: int, size: int, store: str, after: dict[str, dict[str, bytes]]) -> None:
+def _run_cases(
+    dist: Recorder, rank: int, size: int, store: str, after: dict[str, dict[str, bytes]]
+) -> None:
     world, sub = groups(size)
 
     def step(op: str, group: Any = None, **fields: Any) -> Any:
-        return OPERATIONS[op].torch_call(dist, ResolvedCall(op=op, rank=rank, group=world, **fields), {}, group)
+        return OPERATIONS[op].torch_call(
+            dist, ResolvedCall(op=op, rank=rank, group=world, **fields), {}, group
+        )
 
     step("init_process_group", backend="gloo", init_method=f"file://{store}", timeout_ns=TIMEOUT_NS)
     made = {0: None, 1: step("new_group", name="sub", ranks=sub.ranks, timeout_ns=TIMEOUT_NS)}
@@ -85,7 +101,9 @@ def _run_cases(dist: Recorder, rank: int, size: int, store: str, after: dict[str
             result = OPERATIONS[call.op].torch_call(dist, call, memory, made[call.group.id])
             if call.is_async or OPERATIONS[call.op].nonblocking:
                 works += result if isinstance(result, list) else [result]
-        OPERATIONS["wait"].torch_call(dist, ResolvedCall(op="wait", rank=rank, group=world), memory, None, works)
+        OPERATIONS["wait"].torch_call(
+            dist, ResolvedCall(op="wait", rank=rank, group=world), memory, None, works
+        )
         after[case.name] = {buffer.label: _to_bytes(tensor) for buffer, tensor in memory.items()}
     step("barrier")
     step("destroy_process_group")
@@ -111,7 +129,9 @@ def _to_bytes(tensor: Any) -> bytes:
 
 
 @pytest.fixture(scope="module", params=[2, 4], ids=["2 ranks", "4 ranks"])
-def reports(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Report]:
+def reports(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[Report]:
     """What all ranks of a world tell after the whole table."""
     store = tmp_path_factory.mktemp("store") / "file"
     found = sorted(run_world(request.param, store))
@@ -127,11 +147,15 @@ def run_world(size: int, store: Path) -> Iterator[Report]:
     import torch.multiprocessing
 
     context = torch.multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "ml_dtypes", "distsim.operations.registry"])
+    context.set_forkserver_preload(
+        ["torch.distributed", "ml_dtypes", "distsim.operations.registry"]
+    )
     started = []
     for rank in range(size):
         ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=run_rank, args=(rank, size, str(store), theirs), daemon=True)
+        process = context.Process(
+            target=run_rank, args=(rank, size, str(store), theirs), daemon=True
+        )
         process.start()
         theirs.close()
         started.append((process, ours))
@@ -163,12 +187,16 @@ def test_every_row_leaves_what_its_effect_says(reports: list[Report]) -> None:
                     continue  # gloo overwrites the tensors of the other ranks with partial sums
                 there = _from_bytes(report.after[case.name][buffer.label], buffer)
                 if there.tobytes() != array.tobytes():
-                    wrong.append(f"{case.name} rank {report.rank} {buffer.label}: {there.tolist()}, expected {array.tolist()}")
+                    wrong.append(
+                        f"{case.name} rank {report.rank} {buffer.label}: {there.tolist()}, expected {array.tolist()}"
+                    )
     assert not wrong, "\n".join(wrong)
 
 
 def _from_bytes(found: bytes, buffer: TensorBuffer) -> gloo_cases.Array:
-    if buffer.dtype == "bool":  # gloo adds the bytes of booleans: true and true make a 2, which is true
+    if (
+        buffer.dtype == "bool"
+    ):  # gloo adds the bytes of booleans: true and true make a 2, which is true
         return (np.frombuffer(found, dtype=np.uint8) != 0).reshape(buffer.shape)
     return np.frombuffer(found, dtype=numpy_dtype(buffer.dtype)).reshape(buffer.shape)
 
@@ -183,7 +211,9 @@ def test_every_row_with_a_torch_call_was_run(reports: list[Report]) -> None:
 def test_a_case_covers_every_row_that_moves_data(reports: list[Report]) -> None:
     """Also every reduce op, every root and the sub-group: the plan is not poorer than the table."""
     plan = gloo_cases.cases(*groups(len(reports)))
-    assert {row.op for row in OPERATIONS.values() if row.kind == "collective"} <= {case.op for case in plan}
+    assert {row.op for row in OPERATIONS.values() if row.kind == "collective"} <= {
+        case.op for case in plan
+    }
     made = {call.op for case in plan for calls in case.calls.values() for call in calls}
     assert {"send", "recv", "isend", "irecv", "batch_isend_irecv"} <= made
     assert {op for _, op in gloo_cases.REDUCTIONS} == set(REDUCE_OPS)

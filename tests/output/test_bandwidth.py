@@ -22,7 +22,9 @@ LONE = "{name: n, world: 2, tensors: {x: {shape: [4]}}, program: [{barrier: {}}]
 
 
 def subject(text: str | None = None) -> PictureInput:
-    done = simulate(load(str(SCENARIO)) if text is None else loads(text), with_verdict=False, with_values=False)
+    done = simulate(
+        load(str(SCENARIO)) if text is None else loads(text), with_verdict=False, with_values=False
+    )
     return PictureInput(done.program, done.run, cost=done.cost)
 
 
@@ -30,22 +32,39 @@ def test_calls_of_the_run_lie_on_the_modelled_curve_and_measured_ones_where_they
     given = subject()
     trace = given.run.trace if given.run else None
     assert trace is not None
-    sized = next((n, g) for n, g in zip(trace["nbytes"].tolist(), trace["group"].tolist(), strict=True) if n)
+    sized = next(
+        (n, g) for n, g in zip(trace["nbytes"].tolist(), trace["group"].tolist(), strict=True) if n
+    )
     group = trace.tables["group"][sized[1]]
     n = len(trace.header["groups"][[g[0] for g in trace.header["groups"]].index(group)][1])
-    op = next(trace.text("op", o) for o, size in zip(trace["op"].tolist(), trace["nbytes"].tolist(), strict=True) if size)
-    svg = str(render_picture("bandwidth", "svg", given._replace(measured=(OperationMeasurement(op, n, 1 << 20, 1 << 16),))))
+    op = next(
+        trace.text("op", o)
+        for o, size in zip(trace["op"].tolist(), trace["nbytes"].tolist(), strict=True)
+        if size
+    )
+    svg = str(
+        render_picture(
+            "bandwidth",
+            "svg",
+            given._replace(measured=(OperationMeasurement(op, n, 1 << 20, 1 << 16),)),
+        )
+    )
     shapes = ElementTree.fromstring(svg)
     told = [title.text or "" for title in shapes.iter(f"{SVG}title")]
 
     assert any(
-        word.startswith("1 MiB: algbw 16 GB/s, busbw ") and f"{16 * OPERATIONS[op].busbw_factor(n):.3g}" in word for word in told
+        word.startswith("1 MiB: algbw 16 GB/s, busbw ")
+        and f"{16 * OPERATIONS[op].busbw_factor(n):.3g}" in word
+        for word in told
     )
     line = next(p.get("d", "") for p in shapes.iter(f"{SVG}path") if p.get("stroke") == "#0B4F79")
     points = [tuple(map(float, pair.split())) for pair in line[1:].split("L")]
     dot = next(c for c in shapes.iter(f"{SVG}circle") if len(c))
     x, y = float(dot.get("cx", 0)), float(dot.get("cy", 0))
-    left, right = max(p for p in points if p[0] <= x + 0.01), min(p for p in points if p[0] >= x - 0.01)
+    left, right = (
+        max(p for p in points if p[0] <= x + 0.01),
+        min(p for p in points if p[0] >= x - 0.01),
+    )
     assert points[0][0] == pytest.approx(_LEFT)
     assert points[-1][0] == pytest.approx(_LEFT + _WIDTH)
     assert min(left[1], right[1]) - 0.5 <= y <= max(left[1], right[1]) + 0.5

@@ -15,7 +15,9 @@ from tests.support.views_made import made, recv, send, wait, work
 
 @st.composite
 def programs(draw: st.DrawFn) -> tuple[int, dict[int, list[Any]]]:
-    """Messages, collectives and compute in one global order, blocking or not: most end, those with a call left out hang."""
+    """Messages, collectives and compute in one global order, blocking or not: most end, those with
+    a call left out hang.
+    """
     n = draw(st.integers(2, 4))
     calls: dict[int, list[Any]] = {r: [] for r in range(n)}
     for i in range(draw(st.integers(1, 12))):
@@ -41,7 +43,9 @@ def programs(draw: st.DrawFn) -> tuple[int, dict[int, list[Any]]]:
 
 @settings(max_examples=draws(60), deadline=None)
 @given(programs())
-def test_calls_stand_in_program_order_one_to_a_place_and_arrows_never_run_up(case: tuple[int, dict[int, list[Any]]]):
+def test_calls_stand_in_program_order_one_to_a_place_and_arrows_never_run_up(
+    case: tuple[int, dict[int, list[Any]]],
+):
     program, run = made(case[0], case[1])
     columns = dataflow_diagram(program, run)
     rows = {item.id: item.row for item in columns.items}
@@ -54,4 +58,6 @@ def test_calls_stand_in_program_order_one_to_a_place_and_arrows_never_run_up(cas
         own = [rows[f"r{rank}_{k}"] for k in range(len(case[1][rank])) if f"r{rank}_{k}" in rows]
         assert own == sorted(own)
     assert all(rows[a.tail] <= rows[a.head] for a in columns.arrows if isinstance(a.head, str))
-    assert len({node.id for node in laid_out_diagram(columns).nodes}) == len(laid_out_diagram(columns).nodes)
+    assert len({node.id for node in laid_out_diagram(columns).nodes}) == len(
+        laid_out_diagram(columns).nodes
+    )

@@ -1,4 +1,6 @@
-"""DOT, Mermaid and the layout: escaping, determinism, formats, and what happens where a picture can't be made."""
+"""DOT, Mermaid and the layout: escaping, determinism, formats, and what happens where a picture
+can't be made.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,25 @@ from distsim.scenario import loads
 from tests.support.views_made import Made, made, recv, ring, send, work
 
 GOLDEN = Path(__file__).resolve().parents[1] / "data" / "golden_views"
-NASTY = ['<b>x</b> & "y"', "a\\n\\l{b}|c", 'end"];evil [label="', "</TD></TR>", "--> x", "tab\tnew\nline", "\x00\x1b[31m\x07",
-         "%%{init}%%", "&#0;"]  # fmt: skip
+NASTY = [
+    '<b>x</b> & "y"',
+    "a\\n\\l{b}|c",
+    'end"];evil [label="',
+    "</TD></TR>",
+    "--> x",
+    "tab\tnew\nline",
+    "\x00\x1b[31m\x07",
+    "%%{init}%%",
+    "&#0;",
+]
 
 
 def nasty_picture(text: str) -> BoxDiagram:
     table = ((TableCell(text), TableCell(parts=(TableCell(text), TableCell(text)))),)
-    nodes = (DiagramNode("a", (TextLine(text), TextLine(text, bold=True))), DiagramNode("b", (TextLine(text),), table))
+    nodes = (
+        DiagramNode("a", (TextLine(text), TextLine(text, bold=True))),
+        DiagramNode("b", (TextLine(text),), table),
+    )
     return BoxDiagram(
         text,
         text,
@@ -57,9 +71,12 @@ def test_a_name_from_a_file_cannot_become_markup(text: str):
     """Every text is still one text of the drawn SVG, whatever it holds."""
     svg = render_dot(dot_text(nasty_picture(text)), "svg", "dot").decode()
     shown = [
-        "".join(t.itertext()).replace("\u00a0", " ") for t in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
+        "".join(t.itertext()).replace("\u00a0", " ")
+        for t in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
     ]
-    clean = "".join(c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    clean = "".join(
+        c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
 
     assert sum(clean.strip() == t.strip() for t in shown) >= 7
     assert "evil" not in re.sub(r">[^<]*<", "><", svg)
@@ -78,19 +95,39 @@ def test_the_same_picture_is_the_same_text():
 
     for view in ("dataflow", "waitfor", "groups", "startup"):
         for fmt in ("dot", "mermaid"):
-            assert render_picture(view, fmt, PictureInput(program, run)) == render_picture(view, fmt, PictureInput(*ring(4)))
+            assert render_picture(view, fmt, PictureInput(program, run)) == render_picture(
+                view, fmt, PictureInput(*ring(4))
+            )
 
 
 @pytest.mark.parametrize("view", VIEW_NAMES)
-def test_every_view_comes_in_every_format_without_a_system_dot(view: str, monkeypatch: pytest.MonkeyPatch):
+def test_every_view_comes_in_every_format_without_a_system_dot(
+    view: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("PATH", "")
     program, run = pair()
     if view in ("schedule", "bandwidth", "memory"):  # these need passes, and a collective
-        program, run = made(2, {r: [work("forward"), work("backward"), {"op": "all_reduce", "numel": 4}] for r in range(2)})
+        program, run = made(
+            2,
+            {
+                r: [work("forward"), work("backward"), {"op": "all_reduce", "numel": 4}]
+                for r in range(2)
+            },
+        )
     cost = CostModel(default_cluster("gloo"), 2, 2)
-    stated = loads("world: 2\nbackend: gloo\nmemory: {model: {parameters: 1 GiB}}\nprogram: [barrier]", "a.yaml", ())
+    stated = loads(
+        "world: 2\nbackend: gloo\nmemory: {model: {parameters: 1 GiB}}\nprogram: [barrier]",
+        "a.yaml",
+        (),
+    )
     subject = PictureInput(program, run, op="all_gather", cost=cost, scenario=stated)
-    starts = {"svg": ("<?xml", "<svg"), "png": b"\x89PNG", "pdf": b"%PDF", "dot": "digraph", "mermaid": "---"}
+    starts = {
+        "svg": ("<?xml", "<svg"),
+        "png": b"\x89PNG",
+        "pdf": b"%PDF",
+        "dot": "digraph",
+        "mermaid": "---",
+    }
 
     assert {"svg", "png", "pdf"} <= set(load_view(view).formats)
     for fmt in load_view(view).formats:
@@ -98,22 +135,34 @@ def test_every_view_comes_in_every_format_without_a_system_dot(view: str, monkey
 
 
 @pytest.mark.parametrize(
-    ("view", "options"), [("groups", {}), ("startup", {}), ("waitfor", {}), ("op", {"op": "reduce_scatter"})]
+    ("view", "options"),
+    [("groups", {}), ("startup", {}), ("waitfor", {}), ("op", {"op": "reduce_scatter"})],
 )
 def test_dot_text_is_as_agreed(view: str, options: dict[str, str]):
-    program, run = made(4, {r: [send((r + 1) % 4), recv((r - 1) % 4)] for r in range(4)}, name="ring", nodes=2,
-                        groups={"pair[0]": (0, 1), "pair[1]": (2, 3)}, mesh={"a": 2, "b": 2})  # fmt: skip
+    program, run = made(
+        4,
+        {r: [send((r + 1) % 4), recv((r - 1) % 4)] for r in range(4)},
+        name="ring",
+        nodes=2,
+        groups={"pair[0]": (0, 1), "pair[1]": (2, 3)},
+        mesh={"a": 2, "b": 2},
+    )
     agreed = GOLDEN / f"{view}.dot"
 
-    assert agreed.read_text(encoding="utf-8") == render_picture(view, "dot", PictureInput(program, run, **options))  # type: ignore[arg-type]
+    assert agreed.read_text(encoding="utf-8") == render_picture(
+        view, "dot", PictureInput(program, run, **options)
+    )  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (("dataflo", "svg"), "did you mean dataflow"),
-    (("dataflow", "pgn"), "did you mean png"),
-    (("op", "svg"), "none was named"),
-    (("dataflow", "svg"), "needs a program"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("dataflo", "svg"), "did you mean dataflow"),
+        (("dataflow", "pgn"), "did you mean png"),
+        (("op", "svg"), "none was named"),
+        (("dataflow", "svg"), "needs a program"),
+    ],
+)
 def test_a_wrong_request_is_a_usage_error(arguments: tuple[str, str], said: str):
     with pytest.raises(UsageError, match=said):
         render_picture(*arguments, PictureInput())
@@ -136,7 +185,9 @@ def test_without_pygraphviz_the_fault_names_the_remedy(monkeypatch: pytest.Monke
         render_picture("op", "png", PictureInput(op="send"))
 
 
-def test_a_png_without_fonts_is_refused_and_an_svg_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_png_without_fonts_is_refused_and_an_svg_is_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     monkeypatch.setattr(drawing, "_FONT_FOLDERS", (str(tmp_path),))
     monkeypatch.setattr(sys, "platform", "linux")
 
@@ -173,9 +224,13 @@ def test_a_new_view_is_one_file_that_the_command_and_the_gallery_find(tmp_path: 
 
     def distsim(*arguments: str) -> str:
         words = [sys.executable, "-c", USED, str(tmp_path), *arguments]
-        return subprocess.run(words, cwd=GOLDEN.parent.parent, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            words, cwd=GOLDEN.parent.parent, capture_output=True, text=True, check=True
+        ).stdout
 
-    assert "dataflow, groups, headcount, memory, op" in " ".join(distsim("render", "--help").split())
+    assert "dataflow, groups, headcount, memory, op" in " ".join(
+        distsim("render", "--help").split()
+    )
     drawn = distsim("render", "scenarios/hybrid.yaml", "--view", "headcount", "--format", "mermaid")
     assert drawn.startswith("1\n")
     assert '["4 ranks"]' in drawn

@@ -24,9 +24,13 @@ def maker() -> ModuleType:
 MAKE = maker()
 
 
-@pytest.mark.parametrize("shown", sorted(MAKE.PICTURES, key=lambda shown: shown.of), ids=lambda shown: shown.file)
+@pytest.mark.parametrize(
+    "shown", sorted(MAKE.PICTURES, key=lambda shown: shown.of), ids=lambda shown: shown.file
+)
 def test_a_picture_of_the_gallery_is_fresh(shown):
-    """When this fails after a change that was meant: `python viz/make.py`, and look at the picture."""
+    """When this fails after a change that was meant: `python viz/make.py`, and look at the
+    picture.
+    """
     sources = json.loads((VIZ / "sources.json").read_text(encoding="utf-8"))
 
     assert (VIZ / shown.file).is_file()

@@ -33,7 +33,11 @@ program: [{{all_reduce: {{tensor: x, group: tp}}}}]
 def cells(svg: str) -> dict[str, str]:
     """The fill of every cell by what the pointer finds there, of all panels."""
     shapes = ElementTree.fromstring(svg).iter(f"{SVG}rect")
-    return {title.text or "": shape.get("fill", "") for shape in shapes for title in shape.iter(f"{SVG}title")}
+    return {
+        title.text or "": shape.get("fill", "")
+        for shape in shapes
+        for title in shape.iter(f"{SVG}title")
+    }
 
 
 def test_every_rank_has_a_cell_in_every_panel_and_groups_that_touch_differ_in_colour():
@@ -42,21 +46,32 @@ def test_every_rank_has_a_cell_in_every_panel_and_groups_that_touch_differ_in_co
 
     for axis in ("pp", "dp", "tp"):
         assert sum(f": {axis}[" in said for said in found) == 1024
-    fill = {(said.partition(":")[0], axis): f for said, f in found.items() for axis in ("dp", "tp") if f": {axis}[" in said}
-    assert all(fill[f"rank {r}", "dp"] != fill[f"rank {r + 1}", "dp"] for r in range(1024) if r % 8 < 7)
+    fill = {
+        (said.partition(":")[0], axis): f
+        for said, f in found.items()
+        for axis in ("dp", "tp")
+        if f": {axis}[" in said
+    }
+    assert all(
+        fill[f"rank {r}", "dp"] != fill[f"rank {r + 1}", "dp"] for r in range(1024) if r % 8 < 7
+    )
     assert all(len({fill[f"rank {8 * m + r}", "tp"] for r in range(8)}) == 1 for m in range(128))
     assert set(fill.values()) <= set(FILLS)
     assert len(svg) < 600_000
-    parted = {path.get("d", "").count("M") for path in ElementTree.fromstring(svg).iter(f"{SVG}path")} - {0, 1}
-    assert parted == {
-        7 * 128
-    }  # without colours: a dark line between any two groups of pp, and of dp; each tp group has its machine alone
+    parted = {
+        path.get("d", "").count("M") for path in ElementTree.fromstring(svg).iter(f"{SVG}path")
+    } - {0, 1}
+    assert (
+        parted == {7 * 128}
+    )  # without colours: a dark line between any two groups of pp, and of dp; each tp group has its machine alone
 
 
 def test_bytes_and_where_a_group_lies_are_told_and_small_worlds_keep_their_boxes():
     shown = [
         t.text or ""
-        for t in ElementTree.fromstring(str(render_picture("groups", "svg", program_of(4, "pp: 4, tp: 8")))).iter(f"{SVG}text")
+        for t in ElementTree.fromstring(
+            str(render_picture("groups", "svg", program_of(4, "pp: 4, tp: 8")))
+        ).iter(f"{SVG}text")
     ]
 
     assert "tp: 4 groups of 8, inside a machine" in shown
@@ -69,7 +84,9 @@ def test_bytes_and_where_a_group_lies_are_told_and_small_worlds_keep_their_boxes
 def test_one_axis_can_be_chosen_and_an_unknown_one_is_refused():
     subject = program_of(4, "pp: 4, tp: 8")
 
-    assert "pp: 8 groups" not in str(render_picture("groups", "svg", subject._replace(part=parse_selection(group="tp"))))
+    assert "pp: 8 groups" not in str(
+        render_picture("groups", "svg", subject._replace(part=parse_selection(group="tp")))
+    )
     with pytest.raises(UsageError, match="did you mean tp"):
         render_picture("groups", "svg", subject._replace(part=parse_selection(group="tpp")))
     assert isinstance(subject.program, Program)

@@ -1,4 +1,6 @@
-"""Names that are markup, break lines, turn the direction of writing, are long or Chinese: text in every view and every format."""
+"""Names that are markup, break lines, turn the direction of writing, are long or Chinese: text in
+every view and every format.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def named(name: str, end: str = "") -> Simulation:
 
 
 def recorded(done: Simulation, name: str) -> Trace:
-    """The run as a recording whose groups and streams, which a scenario holds to letters, have that name too."""
+    """The run as a recording whose groups and streams, which a scenario holds to letters, have that
+    name too.
+    """
     trace = done.run.trace
     groups = [[f"{name}{i}", ranks] for i, (_, ranks) in enumerate(trace.header["groups"])]
     tables = {
@@ -80,14 +84,22 @@ def subjects(name: str) -> Iterator[tuple[str, PictureInput]]:
 
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES.keys())
 def test_a_name_is_text_in_every_view_and_format(name: str):
-    """Each svg is XML of shapes and words alone, is no larger than a name that is cut allows, and no word turns the others around."""
+    """Each svg is XML of shapes and words alone, is no larger than a name that is cut allows, and
+    no word turns the others around.
+    """
     for view, subject in subjects(name):
         for fmt in (f for f in load_view(view).formats if f in ("svg", "dot", "mermaid")):
             drawn = str(render_picture(view, fmt, subject))
             assert len(drawn) < 200_000, (view, fmt)
-            assert not re.search(r"[\x00-\x08\x0b-\x1f\u202a-\u202e\u2066-\u2069]", drawn), (view, fmt)
+            assert not re.search(r"[\x00-\x08\x0b-\x1f\u202a-\u202e\u2066-\u2069]", drawn), (
+                view,
+                fmt,
+            )
             if fmt == "svg":
-                kinds = {element.tag.partition("}")[2] for element in ElementTree.fromstring(drawn).iter()}
+                kinds = {
+                    element.tag.partition("}")[2]
+                    for element in ElementTree.fromstring(drawn).iter()
+                }
                 assert not kinds & {"script", "img", "image", "foreignObject", "a"}, view
             elif fmt == "mermaid":
                 assert "<script" not in drawn, view

@@ -19,16 +19,32 @@ from distsim.output.pictures.drawing.svg_conversion import convert_svg
 from distsim.output.pictures.views.timeline import timeline_svg
 from distsim.output.trace_data.activity import ActivityReader
 from distsim.output.trace_data.lanes import RankRows, group_equal_steps, group_ranks_into_lanes
-from distsim.output.trace_data.selection import RunSelection, parse_number_ranges, parse_selection, selected_ranks, time_window
-from distsim.output.trace_data.time_spans import TimeSpans, covered_shares, exclusive_layers, merged_spans, spans_without
+from distsim.output.trace_data.selection import (
+    RunSelection,
+    parse_number_ranges,
+    parse_selection,
+    selected_ranks,
+    time_window,
+)
+from distsim.output.trace_data.time_spans import (
+    TimeSpans,
+    covered_shares,
+    exclusive_layers,
+    merged_spans,
+    spans_without,
+)
 from distsim.trace.model import COLUMN_TYPES, Trace
 
 SVG = "{http://www.w3.org/2000/svg}"
 COMPUTE_NS, MOVE_NS = 993_000, 7_000
 
 
-def steps_trace(ranks: int, steps: int, move_ns: NDArray[np.int64] | int = MOVE_NS, slow: int = -1) -> Trace:
-    """Every rank computes and reduces, over and over; ``slow`` takes twice as long to reduce in the last step."""
+def steps_trace(
+    ranks: int, steps: int, move_ns: NDArray[np.int64] | int = MOVE_NS, slow: int = -1
+) -> Trace:
+    """Every rank computes and reduces, over and over; ``slow`` takes twice as long to reduce in the
+    last step.
+    """
     shape = (ranks, steps, 2)
     columns = {name: np.full(shape, -1, dtype=kind) for name, kind in COLUMN_TYPES.items()}
     columns["rank"][:] = np.arange(ranks)[:, None, None]
@@ -39,13 +55,23 @@ def steps_trace(ranks: int, steps: int, move_ns: NDArray[np.int64] | int = MOVE_
     columns["position"][:] = np.arange(2 * steps).reshape(steps, 2)
     begin = np.arange(steps) * (COMPUTE_NS + np.max(move_ns))
     columns["posted_ns"][..., 0] = columns["started_ns"][..., 0] = begin
-    columns["finished_ns"][..., 0] = columns["posted_ns"][..., 1] = columns["started_ns"][..., 1] = begin + COMPUTE_NS
+    columns["finished_ns"][..., 0] = columns["posted_ns"][..., 1] = columns["started_ns"][
+        ..., 1
+    ] = begin + COMPUTE_NS
     columns["finished_ns"][..., 1] = (begin + COMPUTE_NS) + np.broadcast_to(move_ns, (ranks, 1))
     if slow >= 0:
         columns["finished_ns"][slow, -1, 1] += MOVE_NS
     columns["returned_ns"] = columns["finished_ns"].copy()
-    tables = {"op": ["compute", "all_reduce"], "group": ["world"], "dtype": [], "reduce_op": [], "queue": ["current", "world"],
-              "place": [SourceLocation("f.yaml", 1, 1)], "name": ["work", ""], "args": []}  # fmt: skip
+    tables = {
+        "op": ["compute", "all_reduce"],
+        "group": ["world"],
+        "dtype": [],
+        "reduce_op": [],
+        "queue": ["current", "world"],
+        "place": [SourceLocation("f.yaml", 1, 1)],
+        "name": ["work", ""],
+        "args": [],
+    }
     header = {
         "name": "steps",
         "world_size": ranks,
@@ -57,14 +83,23 @@ def steps_trace(ranks: int, steps: int, move_ns: NDArray[np.int64] | int = MOVE_
 
 
 def area(svg: str, fill: str, below: float) -> float:
-    """What the rectangles and skylines of a fill cover, in square pixels, above a height of the page; the legend is not counted."""
+    """What the rectangles and skylines of a fill cover, in square pixels, above a height of the
+    page; the legend is not counted.
+    """
     found = 0.0
     for shape in ElementTree.fromstring(svg).iter():
         if shape.get("fill") != fill:
             continue
-        if shape.tag == f"{SVG}rect" and float(shape.get("y", 0)) > 90 and float(shape.get("y", 0)) < below:
+        if (
+            shape.tag == f"{SVG}rect"
+            and float(shape.get("y", 0)) > 90
+            and float(shape.get("y", 0)) < below
+        ):
             found += float(shape.get("width", 0)) * float(shape.get("height", 0))
-        elif shape.tag == f"{SVG}path" and float(re.findall(r"M\S+ ([\d.]+)", shape.get("d", ""))[0]) < below:
+        elif (
+            shape.tag == f"{SVG}path"
+            and float(re.findall(r"M\S+ ([\d.]+)", shape.get("d", ""))[0]) < below
+        ):
             for piece in shape.get("d", "").strip("z").split("z"):
                 x, foot = (float(n) for n in re.match(r"M(\S+) ([\d.]+)", piece).groups())  # type: ignore[union-attr]
                 for top, to in re.findall(r"V([\d.]+)H([\d.]+)", piece):
@@ -75,13 +110,19 @@ def area(svg: str, fill: str, below: float) -> float:
 
 def second_panel(svg: str) -> float:
     return min(
-        (float(t.get("y", 0)) for t in ElementTree.fromstring(svg).iter(f"{SVG}text") if "are equal" in (t.text or "")),
+        (
+            float(t.get("y", 0))
+            for t in ElementTree.fromstring(svg).iter(f"{SVG}text")
+            if "are equal" in (t.text or "")
+        ),
         default=1e9,
     )
 
 
 def pixels(png: bytes, rows: int) -> NDArray[np.int64]:
-    """The first rows of red, green and blue of a png of 8 bits without interlace (https://www.w3.org/TR/png-3/)."""
+    """The first rows of red, green and blue of a png of 8 bits without interlace
+    (https://www.w3.org/TR/png-3/).
+    """
     width, _, depth, kind = struct.unpack(">IIBB", png[16:26])
     assert (depth, kind) in ((8, 2), (8, 6))
     at, data, many = 8, b"", 3 if kind == 2 else 4
@@ -92,7 +133,9 @@ def pixels(png: bytes, rows: int) -> NDArray[np.int64]:
     raw, stride = zlib.decompress(data), 1 + width * many
     found, above = [], [0] * (width * many)
     for y in range(rows):
-        above = _unfiltered(raw[y * stride], list(raw[y * stride + 1 : (y + 1) * stride]), above, many)
+        above = _unfiltered(
+            raw[y * stride], list(raw[y * stride + 1 : (y + 1) * stride]), above, many
+        )
         found.append(above)
     return np.array(found).reshape(rows, width, many)[..., :3]
 
@@ -100,7 +143,11 @@ def pixels(png: bytes, rows: int) -> NDArray[np.int64]:
 def _unfiltered(how: int, line: list[int], above: list[int], many: int) -> list[int]:
     for x, value in enumerate(line):
         left, corner = (line[x - many], above[x - many]) if x >= many else (0, 0)
-        near = sorted((left, above[x], corner), key=lambda one: abs(left + above[x] - corner - one))[0] if how == 4 else 0
+        near = (
+            sorted((left, above[x], corner), key=lambda one: abs(left + above[x] - corner - one))[0]
+            if how == 4
+            else 0
+        )
         line[x] = (value + (0, left, above[x], (left + above[x]) // 2, near)[how]) % 256
     return line
 
@@ -110,7 +157,9 @@ def _unfiltered(how: int, line: list[int], above: list[int], many: int) -> list[
 
 @pytest.mark.parametrize("ranks", [16, pytest.param(1024, marks=pytest.mark.slow)])
 def test_a_thousand_steps_are_drawn_in_little_time_and_space_and_to_scale(ranks: int):
-    """0.7 % of the time goes into communication, a thousand times 7 us: so much of the track is covered, and no more."""
+    """0.7 % of the time goes into communication, a thousand times 7 us: so much of the track is
+    covered, and no more.
+    """
     trace = steps_trace(ranks, 1000)
     begun = process_time()
     svg = timeline_svg(trace)
@@ -129,19 +178,30 @@ def test_hundreds_of_ranks_that_all_differ_are_a_few_lanes_that_cover_what_they_
     shown = [t.text or "" for t in ElementTree.fromstring(svg).iter(f"{SVG}text")]
 
     assert "256 ranks in 2 lanes" in " ".join(shown)
-    assert {"rank 255", "ranks 0-254", "255 alike, mean"} <= set(shown)  # the first holds the critical path
+    assert {"rank 255", "ranks 0-254", "255 alike, mean"} <= set(
+        shown
+    )  # the first holds the critical path
     assert len(svg) <= 2_000_000
 
 
 def test_the_pixels_of_communication_are_its_share_of_the_time():
-    """Looked at as a png, where the smallest strokes are a shade: the shade is as dark as the stroke is wide."""
+    """Looked at as a png, where the smallest strokes are a shade: the shade is as dark as the
+    stroke is wide.
+    """
     pytest.importorskip("typst")
     svg = timeline_svg(steps_trace(1, 1000, 40_000))
     scale = 1.0
-    lane = next(r for r in ElementTree.fromstring(svg).iter(f"{SVG}rect") if r.get("height") == str(int(LOWER_HEIGHT)))
+    lane = next(
+        r
+        for r in ElementTree.fromstring(svg).iter(f"{SVG}rect")
+        if r.get("height") == str(int(LOWER_HEIGHT))
+    )
     x, y = (float(lane.get(side, 0)) for side in "xy")
     image = pixels(convert_svg(svg, "png", 96 * scale), int((y + LOWER_HEIGHT) * scale))
-    inside = image[int((y + 1) * scale) : int((y + LOWER_HEIGHT - 1) * scale), int((x + 2) * scale) : int((x + 1078) * scale)]
+    inside = image[
+        int((y + 1) * scale) : int((y + LOWER_HEIGHT - 1) * scale),
+        int((x + 2) * scale) : int((x + 1078) * scale),
+    ]
     dark = np.array([int(EXPOSED_FILL[i : i + 2], 16) for i in (1, 3, 5)])
     share = float(((255 - inside) @ (255 - dark)).mean() / ((255 - dark) @ (255 - dark)))
 
@@ -165,7 +225,9 @@ def test_no_rank_is_lost_and_none_is_drawn_twice_however_little_room_there_is():
         lanes = group_ranks_into_lanes(trace, range(100), (99, 50), most)
         assert sorted(r for lane in lanes for r in lane.ranks) == list(range(100))
         assert len(lanes) <= max(most, 2) or most == 200
-    assert {(99,), (50,)} <= {lane.ranks for lane in group_ranks_into_lanes(trace, range(100), (99, 50), 8)}
+    assert {(99,), (50,)} <= {
+        lane.ranks for lane in group_ranks_into_lanes(trace, range(100), (99, 50), 8)
+    }
 
 
 def test_equal_steps_are_one_and_a_step_that_differs_stands_alone():
@@ -186,16 +248,32 @@ def test_a_part_is_written_as_lists_stretches_and_names():
     assert parse_number_ranges("0-2, 7", "ranks") == (0, 1, 2, 7)
     assert parse_selection(time="1 ms..2.5 ms").time == (10**6, 2_500_000)
     assert selected_ranks(RunSelection(ranks=(1, 99)), trace) == (1,)
-    assert time_window(RunSelection(steps=(1, 2)), trace, trace.makespan_ns) == (1_000_000, 3_000_000)
+    assert time_window(RunSelection(steps=(1, 2)), trace, trace.makespan_ns) == (
+        1_000_000,
+        3_000_000,
+    )
     svg = timeline_svg(trace, parse_selection("1", "2"))
     assert "7 ranks are not drawn" in svg
     assert ">rank 1<" in svg
 
 
-@pytest.mark.parametrize("wrong", [
-    {"ranks": "x"}, {"ranks": "3-1"}, {"ranks": ""}, {"ranks": "0-99999999"}, {"ranks": "9"}, {"steps": "-1"},
-    {"steps": "7"}, {"time": "3 ms"}, {"time": "2 ms..1 ms"}, {"time": "1..2"}, {"time": "1 h..2 h"}, {"group": "<script>"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ranks": "x"},
+        {"ranks": "3-1"},
+        {"ranks": ""},
+        {"ranks": "0-99999999"},
+        {"ranks": "9"},
+        {"steps": "-1"},
+        {"steps": "7"},
+        {"time": "3 ms"},
+        {"time": "2 ms..1 ms"},
+        {"time": "1..2"},
+        {"time": "1 h..2 h"},
+        {"group": "<script>"},
+    ],
+)
 def test_a_part_that_is_nothing_is_refused_in_words(wrong: dict[str, str]):
     with pytest.raises(UsageError) as caught:
         timeline_svg(steps_trace(4, 2), parse_selection(**wrong))
@@ -206,7 +284,10 @@ def test_a_part_that_is_nothing_is_refused_in_words(wrong: dict[str, str]):
 
 
 def spans(*pairs: tuple[int, int]) -> TimeSpans:
-    return TimeSpans(np.array([a for a, _ in pairs], dtype=np.int64), np.array([b for _, b in pairs], dtype=np.int64))
+    return TimeSpans(
+        np.array([a for a, _ in pairs], dtype=np.int64),
+        np.array([b for _, b in pairs], dtype=np.int64),
+    )
 
 
 def plain(found: TimeSpans) -> list[tuple[int, int]]:
@@ -217,15 +298,33 @@ def test_spans_are_merged_cut_and_intersected():
     assert plain(merged_spans(spans((5, 7), (0, 2), (2, 3), (6, 9), (4, 4)))) == [(0, 3), (5, 9)]
     assert plain(spans_without(spans((0, 10)), spans((2, 3), (5, 20)))) == [(0, 2), (3, 5)]
     assert plain(spans_without(spans((0, 10)), spans())) == [(0, 10)]
-    assert [plain(one) for one in exclusive_layers([spans((2, 4)), spans((0, 3), (3, 6))])] == [[(2, 4)], [(0, 2), (4, 6)]]
-    assert covered_shares(spans((0, 5), (7, 8)), np.array([0.0, 4.0, 8.0, 8.0])).tolist() == [1.0, 0.5, 0.0]
+    assert [plain(one) for one in exclusive_layers([spans((2, 4)), spans((0, 3), (3, 6))])] == [
+        [(2, 4)],
+        [(0, 2), (4, 6)],
+    ]
+    assert covered_shares(spans((0, 5), (7, 8)), np.array([0.0, 4.0, 8.0, 8.0])).tolist() == [
+        1.0,
+        0.5,
+        0.0,
+    ]
 
 
 def test_every_instant_of_a_rank_is_of_one_kind():
-    """Compute, what moves meanwhile or alone, and waiting cover a rank's time as `rank_times` counts it."""
+    """Compute, what moves meanwhile or alone, and waiting cover a rank's time as `rank_times`
+    counts it.
+    """
     from distsim.analysis.timeline import rank_times
 
     trace = steps_trace(2, 3)
-    doing, times = ActivityReader(trace, trace.makespan_ns)(RankRows(trace)(1)), rank_times(trace, trace.makespan_ns)[1]
+    doing, times = (
+        ActivityReader(trace, trace.makespan_ns)(RankRows(trace)(1)),
+        rank_times(trace, trace.makespan_ns)[1],
+    )
 
-    assert tuple(sum(one.total for one in kind) for kind in (doing.kinds()[0], doing.kinds()[2], doing.kinds()[4])) == times[1:4]
+    assert (
+        tuple(
+            sum(one.total for one in kind)
+            for kind in (doing.kinds()[0], doing.kinds()[2], doing.kinds()[4])
+        )
+        == times[1:4]
+    )

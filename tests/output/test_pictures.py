@@ -53,7 +53,9 @@ def test_what_a_rank_holds_afterwards_is_the_rows_effect(name: str, n: int):
             texts_held = [
                 text for text in held(picture, "after", rank) if text not in ("x", "y", "")
             ]  # names of a launch's tensors
-            assert [len(text.split("+")) for text in texts_held] == [len(part) for part in effect] * (2 if row.coalesces else 1)
+            assert [len(text.split("+")) for text in texts_held] == [
+                len(part) for part in effect
+            ] * (2 if row.coalesces else 1)
 
 
 def test_a_coalesced_launch_shows_two_tensors_of_its_list():
@@ -67,7 +69,12 @@ def test_a_coalesced_launch_shows_two_tensors_of_its_list():
         "",
         "b",
     ]
-    assert held(op_picture(OPERATIONS["reduce_scatter_tensor_coalesced"], 2), "after", 1) == ["x", "a1+b1", "y", "a1+b1"]
+    assert held(op_picture(OPERATIONS["reduce_scatter_tensor_coalesced"], 2), "after", 1) == [
+        "x",
+        "a1+b1",
+        "y",
+        "a1+b1",
+    ]
 
 
 def test_the_letters_tell_whose_data_they_are():
@@ -92,16 +99,39 @@ def test_one_colour_stands_for_one_rank():
 
 # --- groups ---
 def test_a_rank_shows_its_numbers_and_its_rank_in_each_group():
-    program = build_program(4, {}, groups={"tp[0]": (0, 1), "tp[1]": (2, 3), "odd": (1, 3)}, nodes=2, mesh={"dp": 2, "tp": 2})
+    program = build_program(
+        4,
+        {},
+        groups={"tp[0]": (0, 1), "tp[1]": (2, 3), "odd": (1, 3)},
+        nodes=2,
+        mesh={"dp": 2, "tp": 2},
+    )
     picture = groups_picture(program)
 
-    assert texts(box(picture, "rank3")) == ["RANK 3", "NODE_RANK", "1", "LOCAL_RANK", "1", "tp", "1 of 2", "odd", "1 of 2"]
+    assert texts(box(picture, "rank3")) == [
+        "RANK 3",
+        "NODE_RANK",
+        "1",
+        "LOCAL_RANK",
+        "1",
+        "tp",
+        "1 of 2",
+        "odd",
+        "1 of 2",
+    ]
     assert texts(box(picture, "rank0"))[-2:] == ["odd", "–"]
-    assert [cluster.nodes for cluster in picture.clusters] == [("rank0", "rank1"), ("rank2", "rank3")]
+    assert [cluster.nodes for cluster in picture.clusters] == [
+        ("rank0", "rank1"),
+        ("rank2", "rank3"),
+    ]
 
 
 def test_groups_of_a_large_world_are_bounded_and_the_rest_is_counted():
-    picture = groups_picture(build_program(1024, {}, nodes=64, groups={f"pair[{i}]": (2 * i, 2 * i + 1) for i in range(512)}))
+    picture = groups_picture(
+        build_program(
+            1024, {}, nodes=64, groups={f"pair[{i}]": (2 * i, 2 * i + 1) for i in range(512)}
+        )
+    )
 
     assert len(picture.nodes) <= 100
     assert len(picture.legend) <= 16
@@ -152,7 +182,10 @@ def test_a_cycle_is_red_and_those_behind_it_are_grey():
     picture = waitfor_picture(program, run.final_state)
 
     assert [box(picture, f"rank{r}").fill for r in range(3)] == [RED_FILL, RED_FILL, PALE_FILL]
-    assert {(e.tail, e.head) for e in picture.edges if e.colour == RED} == {("rank0", "rank1"), ("rank1", "rank0")}
+    assert {(e.tail, e.head) for e in picture.edges if e.colour == RED} == {
+        ("rank0", "rank1"),
+        ("rank1", "rank0"),
+    }
     assert ("rank2", "rank0") in {(e.tail, e.head) for e in picture.edges}
     assert "rank 0:1" in texts(box(picture, "rank0"))
 
@@ -160,7 +193,9 @@ def test_a_cycle_is_red_and_those_behind_it_are_grey():
 def test_a_need_that_any_rank_could_meet_is_dashed_and_a_rank_that_left_is_drawn_as_left():
     program = build_program(3, {0: [recv(None)], 1: [], 2: []})
     ends = (RankEnd(0, "blocked", 0), RankEnd(1, "ended", 0), RankEnd(2, "killed", 0))
-    picture = waitfor_picture(program, FinalState(ends, (BlockedRank(0, 0, (WaitDependency(0, -1, (1, 2), True),)),)))
+    picture = waitfor_picture(
+        program, FinalState(ends, (BlockedRank(0, 0, (WaitDependency(0, -1, (1, 2), True),)),))
+    )
 
     assert [(e.head, e.dashed) for e in picture.edges] == [("rank1", True), ("rank2", True)]
     assert texts(box(picture, "rank2")) == ["rank 2", "was killed"]
@@ -191,7 +226,9 @@ def test_a_thousand_waiting_ranks_fold_to_the_circle_and_those_behind_it():
 
     assert {node.id for node in picture.nodes} == {"rank0", "rank1", "rank2", "rank3"}
     assert texts(box(picture, "rank3"))[:2] == ["997 ranks wait behind it", "ranks 3-999"]
-    assert {(e.tail, e.head) for e in picture.edges if e.tail == "rank3"} == {("rank3", f"rank{r}") for r in range(3)}
+    assert {(e.tail, e.head) for e in picture.edges if e.tail == "rank3"} == {
+        ("rank3", f"rank{r}") for r in range(3)
+    }
 
 
 @pytest.mark.parametrize("n", [3, 4, 8, 12, 1024])
@@ -204,10 +241,12 @@ def test_a_circle_is_drawn_as_one_and_folded_where_it_is_long(n: int):
     assert picture.engine == "neato"
     assert all(at is not None for at in places)
     turns = [atan2(at[0], -at[1]) % (2 * pi) for at in places if at is not None]
-    assert [node.id for _, node in sorted(zip(turns, picture.nodes, strict=True), key=lambda t: t[0])] == [
-        x.id for x in picture.nodes
-    ]
-    assert {(e.tail, e.head) for e in picture.edges} == set(pairwise([*(x.id for x in picture.nodes), "rank0"]))
+    assert [
+        node.id for _, node in sorted(zip(turns, picture.nodes, strict=True), key=lambda t: t[0])
+    ] == [x.id for x in picture.nodes]
+    assert {(e.tail, e.head) for e in picture.edges} == set(
+        pairwise([*(x.id for x in picture.nodes), "rank0"])
+    )
     assert (len(picture.nodes), "1013 more" in str(picture.nodes)) == (min(n, 12), n > 12)
 
 
@@ -231,10 +270,16 @@ def rows_of(columns: SequenceDiagram) -> dict[str, int]:
 
 
 def test_a_blocking_message_is_a_level_arrow_with_its_bytes_tag_and_group():
-    program, run = made(2, {0: [work(), send(1, tag=3, group="g")], 1: [recv(0, tag=3, group="g")]}, groups={"g": (0, 1)})
+    program, run = made(
+        2,
+        {0: [work(), send(1, tag=3, group="g")], 1: [recv(0, tag=3, group="g")]},
+        groups={"g": (0, 1)},
+    )
     columns = dataflow_diagram(program, run)
 
-    assert [(a.tail, a.head, a.label) for a in columns.arrows] == [("r0_1", "r1_0", "16 B, tag 3, g")]
+    assert [(a.tail, a.head, a.label) for a in columns.arrows] == [
+        ("r0_1", "r1_0", "16 B, tag 3, g")
+    ]
     assert rows_of(columns)["r0_1"] == rows_of(columns)["r1_0"] == 1
 
 
@@ -265,7 +310,9 @@ def test_what_met_nobody_is_red_and_the_waiting_edges_are_dashed():
     columns = dataflow_diagram(*ring(3))
 
     assert {item.border for item in columns.items} == {RED}
-    assert [(a.dashed, a.words) for a in columns.arrows] == [(True, f"waits for rank {(r + 1) % 3}") for r in range(3)]
+    assert [(a.dashed, a.words) for a in columns.arrows] == [
+        (True, f"waits for rank {(r + 1) % 3}") for r in range(3)
+    ]
 
 
 def test_ranks_that_wait_in_one_collective_for_a_missing_one_share_a_band():
@@ -281,15 +328,22 @@ def test_the_parts_of_a_batch_are_drawn_as_messages():
 
     columns = dataflow_diagram(*made(2, {0: [batch(1)], 1: [batch(0)]}))
 
-    assert {(a.tail, a.head) for a in columns.arrows} == {("r0_0_0", "r1_0_1"), ("r1_0_0", "r0_0_1")}
+    assert {(a.tail, a.head) for a in columns.arrows} == {
+        ("r0_0_0", "r1_0_1"),
+        ("r1_0_0", "r0_0_1"),
+    }
 
 
 def test_values_are_shown_where_they_are_known():
     program, run = made(2, {0: [send(1)], 1: [recv(0)]})
     values = SimpleNamespace(
-        final={(0, "x"): "[1]", (1, "y"): "[1]", (1, "z"): "?"}, at_call={(0, 0, "in"): "[1]", (1, 0, "out"): "[1]"}
+        final={(0, "x"): "[1]", (1, "y"): "[1]", (1, "z"): "?"},
+        at_call={(0, 0, "in"): "[1]", (1, 0, "out"): "[1]"},
     )
-    shown = {item.id: [line.text for line in item.lines] for item in dataflow_diagram(program, run, values).items}
+    shown = {
+        item.id: [line.text for line in item.lines]
+        for item in dataflow_diagram(program, run, values).items
+    }
 
     assert shown["r1_0"][-1] == "= [1]"
     assert shown["final_r1"] == ["in the end", "y = [1]"]
@@ -330,16 +384,32 @@ def boxes(columns: SequenceDiagram) -> list[tuple[str, float, float, float, floa
         if node.at and node.size:
             found.append((node.id, node.at[0], node.at[1], *node.size))
         elif node.at and node.id.startswith("label"):
-            found.append((node.id, *node.at, text_width(node.lines[0].text, node.lines[0].size), 12.0))
+            found.append(
+                (node.id, *node.at, text_width(node.lines[0].text, node.lines[0].size), 12.0)
+            )
     return found
 
 
-@pytest.mark.parametrize("columns", [
-    dataflow_diagram(*ring(4)),
-    dataflow_diagram(*ring(4, "isend")),
-    dataflow_diagram(*made(4, {r: [work("a long name " * 4)] * r + [{"op": "all_reduce", "numel": 8}] for r in range(4)})),
-    startup_diagram(build_program(6, {}, groups={"even": (0, 2, 4), "odd": (1, 3, 5)}, backend="nccl")),
-], ids=["hang", "ring", "bands", "startup"])  # fmt: skip
+@pytest.mark.parametrize(
+    "columns",
+    [
+        dataflow_diagram(*ring(4)),
+        dataflow_diagram(*ring(4, "isend")),
+        dataflow_diagram(
+            *made(
+                4,
+                {
+                    r: [work("a long name " * 4)] * r + [{"op": "all_reduce", "numel": 8}]
+                    for r in range(4)
+                },
+            )
+        ),
+        startup_diagram(
+            build_program(6, {}, groups={"even": (0, 2, 4), "odd": (1, 3, 5)}, backend="nccl")
+        ),
+    ],
+    ids=["hang", "ring", "bands", "startup"],
+)
 def test_no_two_boxes_or_labels_overlap(columns: SequenceDiagram):
     found = boxes(columns)
 

@@ -1,4 +1,6 @@
-"""Texts of the gallery's pictures, measured by a browser: none is cut off, none lies over another. Skipped where no chromium is."""
+"""Texts of the gallery's pictures, measured by a browser: none is cut off, none lies over another.
+Skipped where no chromium is.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ from pathlib import Path
 import pytest
 
 VIZ = Path(__file__).resolve().parents[2] / "viz"
-BROWSER = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+BROWSER = next(
+    (
+        found
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (found := shutil.which(name))
+    ),
+    None,
+)
 
 #: Boxes of texts, shrunk by a pixel for the room that fonts leave above and below their letters.
 MEASURE = """
@@ -40,7 +49,9 @@ document.getElementById("found").textContent = JSON.stringify(found);
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine")
 def test_no_text_of_the_gallery_is_cut_off_or_lies_over_another(tmp_path: Path):
-    """No text leaves the page; no two texts share more than a pixel and a half to the side and three and a half upwards."""
+    """No text leaves the page; no two texts share more than a pixel and a half to the side and
+    three and a half upwards.
+    """
     pictures = sorted(VIZ.glob("*.svg"))
     found = measured(pictures, tmp_path)
 
@@ -53,7 +64,9 @@ def test_no_text_of_the_gallery_is_cut_off_or_lies_over_another(tmp_path: Path):
 @pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine")
 def test_the_measure_sees_a_text_that_is_cut_off_and_two_that_lie_over_each_other(tmp_path: Path):
     texts = '<text x="10" y="20">one</text><text x="14" y="22">two</text><text x="95" y="60">three</text><text x="10" y="90">four</text>'
-    (tmp_path / "bad.svg").write_text(f'<svg xmlns="http://www.w3.org/2000/svg" width="100" height="100">{texts}</svg>')
+    (tmp_path / "bad.svg").write_text(
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="100" height="100">{texts}</svg>'
+    )
     found = measured([tmp_path / "bad.svg"], tmp_path)
 
     assert found == {"bad.svg": [4, ["over each other: two | one", "cut off: three"]]}
@@ -69,7 +82,9 @@ def test_no_text_is_cut_off_or_lies_over_another_at_4_64_and_1024_ranks(tmp_path
     look = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(look)
     for one in look.looks():
-        (tmp_path / f"{one.file}.svg").write_text(str(look.render(one.view, "svg", one.subject)), encoding="utf-8")
+        (tmp_path / f"{one.file}.svg").write_text(
+            str(look.render(one.view, "svg", one.subject)), encoding="utf-8"
+        )
     found = measured(sorted(tmp_path.glob("*.svg")), tmp_path)
 
     assert len(found) > 40
@@ -89,7 +104,9 @@ def measured(pictures: list[Path], folder: Path) -> dict[str, tuple[int, list[st
         "--dump-dom",
         page.as_uri(),
     ]
-    made = subprocess.run([str(BROWSER), *arguments], capture_output=True, text=True, timeout=300, check=True).stdout
+    made = subprocess.run(
+        [str(BROWSER), *arguments], capture_output=True, text=True, timeout=300, check=True
+    ).stdout
     match = re.search(r'<pre id="found">(.*?)</pre>', made, re.S)
     assert match is not None
     found: dict[str, tuple[int, list[str]]] = json.loads(unescape(match[1]))

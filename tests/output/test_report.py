@@ -1,4 +1,6 @@
-"""The report's page: whole in one file, the same for the same run, and nothing of a run becomes HTML or script."""
+"""The report's page: whole in one file, the same for the same run, and nothing of a run becomes
+HTML or script.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ from distsim.cli.commands.report import check_report_path
 from distsim.cli.commands.run import RunArguments, _refuse_impossible_report
 from distsim.common.errors import UsageError
 from distsim.common.file_io import escape_control_characters
-from distsim.output.page import report_html, report_run, report_run_from_simulation, report_run_from_trace
+from distsim.output.page import (
+    report_html,
+    report_run,
+    report_run_from_simulation,
+    report_run_from_trace,
+)
 from distsim.output.page.data_encoding import varint_bytes, zigzag_deltas, zigzag_encoded
 from distsim.scenario import loads
 from distsim.simulation.simulate_scenario import Simulation, simulate
@@ -87,7 +94,9 @@ def test_numbers_of_any_size_survive_the_packing():
     assert numbers(varint_bytes(given)) == given.tolist()
     assert numbers(varint_bytes(np.empty(0, dtype=np.int64))) == []
     assert [unfolded(v) for v in zigzag_encoded(signed).tolist()] == signed.tolist()
-    assert np.cumsum([unfolded(v) for v in zigzag_deltas(signed).tolist()]).tolist() == signed.tolist()
+    assert (
+        np.cumsum([unfolded(v) for v in zigzag_deltas(signed).tolist()]).tolist() == signed.tolist()
+    )
 
 
 def test_the_page_has_every_call_with_its_times_its_price_and_what_tensors_hold():
@@ -99,12 +108,24 @@ def test_the_page_has_every_call_with_its_times_its_price_and_what_tensors_hold(
     assert columns["0.rank"] == [3, 2]
     posted = np.cumsum([unfolded(v) for v in columns["0.posted"]]).tolist()
     assert posted == trace["posted_ns"].tolist()
-    started = [p + unfolded(v - 1) if v else -1 for p, v in zip(posted, columns["0.started"], strict=True)]
+    started = [
+        p + unfolded(v - 1) if v else -1 for p, v in zip(posted, columns["0.started"], strict=True)
+    ]
     assert started == trace["started_ns"].tolist()
-    assert [run["tables"]["op"][v - 1] for v in columns["0.op"]] == ["compute", "send", "all_reduce", "recv", "all_reduce"]
+    assert [run["tables"]["op"][v - 1] for v in columns["0.op"]] == [
+        "compute",
+        "send",
+        "all_reduce",
+        "recv",
+        "all_reduce",
+    ]
     prices = [run["prices"][v - 1] if v else None for v in columns["0.price"]]
     assert prices[0] is None
-    assert prices[1]["ns"] == sum(ns for _, _, ns in prices[1]["terms"]) == simulation.cost.p2p_ns(0, 1, 16)
+    assert (
+        prices[1]["ns"]
+        == sum(ns for _, _, ns in prices[1]["terms"])
+        == simulation.cost.p2p_ns(0, 1, 16)
+    )
     assert prices[2]["ns"] == sum(ns for _, _, ns in prices[2]["terms"])
     held = {run["holdings"]["texts"][v] for v in columns["0.held_text"]}
     assert held == {"[1.0, 1.0, 1.0, 1.0]", "[2.0, 2.0, 2.0, 2.0]"}
@@ -116,11 +137,20 @@ def test_the_page_asks_nobody_and_lets_no_other_script_run():
     page = report_html([report_run_from_simulation(simulated(PAIR))])
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)
     scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
-    digests = [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts]
+    digests = [
+        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+        for text in scripts
+    ]
 
     assert policy is not None
-    assert policy[1] == f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {' '.join(digests)}"
-    assert re.findall(r"<(?:link|img|iframe|script|a)\b[^>]*(?:href|src)=\"(?!data:)[^\"]*\"", page) == []
+    assert (
+        policy[1]
+        == f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {' '.join(digests)}"
+    )
+    assert (
+        re.findall(r"<(?:link|img|iframe|script|a)\b[^>]*(?:href|src)=\"(?!data:)[^\"]*\"", page)
+        == []
+    )
     assert "@import" not in page
 
 
@@ -131,11 +161,22 @@ def test_the_same_run_gives_the_same_page():
 
 
 @pytest.mark.parametrize(
-    "name", ["</script><script>alert(1)</script>", "a\u2028b\u202ec", "\"'<img src=x onerror=1>", "名前", "x" * 10_000]
+    "name",
+    [
+        "</script><script>alert(1)</script>",
+        "a\u2028b\u202ec",
+        "\"'<img src=x onerror=1>",
+        "名前",
+        "x" * 10_000,
+    ],
 )
 def test_names_are_text(name: str):
-    """A scenario's, a group's and a compute's name, whatever they are, are no part of the page's HTML but as escaped text."""
-    text = PAIR.replace("name: pair", f"name: {json.dumps(name)}").replace("name: forward", f"name: {json.dumps(name)}")
+    """A scenario's, a group's and a compute's name, whatever they are, are no part of the page's
+    HTML but as escaped text.
+    """
+    text = PAIR.replace("name: pair", f"name: {json.dumps(name)}").replace(
+        "name: forward", f"name: {json.dumps(name)}"
+    )
     page = report_html([report_run_from_simulation(simulated(text))])
     head, _ = unpacked(page)
 
@@ -149,7 +190,9 @@ def test_names_are_text(name: str):
     assert len(page) < 300_000
 
 
-def test_files_are_embedded_only_where_they_may_hold_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_files_are_embedded_only_where_they_may_hold_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """A trace names the files that it likes; a secret beside it is not read."""
     from distsim.output.page.payload import source_texts
 
@@ -159,7 +202,14 @@ def test_files_are_embedded_only_where_they_may_hold_the_program(tmp_path: Path,
         (folder / "train.py").write_text("import torch\n", encoding="utf-8")
         (folder / "secret.txt").write_text("key\n", encoding="utf-8")
     monkeypatch.chdir(inside)
-    named = ["train.py", "secret.txt", str(outside / "train.py"), "../there/train.py", "no\0name.py", "gone.py"]
+    named = [
+        "train.py",
+        "secret.txt",
+        str(outside / "train.py"),
+        "../there/train.py",
+        "no\0name.py",
+        "gone.py",
+    ]
 
     assert source_texts("run.jsonl", named) == {"train.py": "import torch\n"}
 
@@ -167,19 +217,30 @@ def test_files_are_embedded_only_where_they_may_hold_the_program(tmp_path: Path,
 def test_two_runs_stand_side_by_side_with_what_parts_them():
     a, b = simulated(PAIR), simulated(PAIR.replace("1 ms", "2 ms"))
     found = compare_runs(a.run.trace, b.run.trace)
-    head, columns = unpacked(report_html([report_run_from_simulation(a), report_run_from_simulation(b)], found))
+    head, columns = unpacked(
+        report_html([report_run_from_simulation(a), report_run_from_simulation(b)], found)
+    )
 
     assert [run["makespan"] for run in head["runs"]] == [a.makespan_ns, b.makespan_ns]
-    assert sum(cause["delta_ns"] for cause in head["comparison"]["causes"]) == b.makespan_ns - a.makespan_ns == 1_000_000
+    assert (
+        sum(cause["delta_ns"] for cause in head["comparison"]["causes"])
+        == b.makespan_ns - a.makespan_ns
+        == 1_000_000
+    )
     assert len(columns["pair_a"]) == len(columns["pair_b"]) == 5
 
 
 def test_a_standstill_is_told_with_whom_each_rank_waits_for():
-    simulation = simulated(PAIR.replace("recv: {tensor: x, src: 0}", "recv: {tensor: x, src: 0, tag: 5}"))
+    simulation = simulated(
+        PAIR.replace("recv: {tensor: x, src: 0}", "recv: {tensor: x, src: 0, tag: 5}")
+    )
     head, _ = unpacked(report_html([report_run_from_simulation(simulation)]))
     waits = head["runs"][0]["waits"]
 
-    assert {rank: [waits["sets"][need[2]] for need in needs] for rank, _, _, _, needs in waits["blocked"]} == {0: [[1]], 1: [[0]]}
+    assert {
+        rank: [waits["sets"][need[2]] for need in needs]
+        for rank, _, _, _, needs in waits["blocked"]
+    } == {0: [[1]], 1: [[0]]}
     assert head["runs"][0]["findings"]
 
 
@@ -187,14 +248,21 @@ def test_a_recording_keeps_its_own_times_and_takes_the_verdict_on_its_calls():
     simulation = simulated(PAIR)
     trace = simulation.run.trace
     alone = unpacked(report_html([report_run_from_trace(trace, "run.jsonl", None)]))[0]["runs"][0]
-    judged = unpacked(report_html([report_run_from_trace(trace, "run.jsonl", simulation)]))[0]["runs"][0]
+    judged = unpacked(report_html([report_run_from_trace(trace, "run.jsonl", simulation)]))[0][
+        "runs"
+    ][0]
 
-    assert (alone["verdict"], alone["note"]) == (None, "A recording; its calls could not be judged by the rules.")
+    assert (alone["verdict"], alone["note"]) == (
+        None,
+        "A recording; its calls could not be judged by the rules.",
+    )
     assert judged["verdict"]["word"] == "ok"
     assert judged["makespan"] == simulation.makespan_ns
 
 
-def test_a_run_that_no_browser_holds_is_refused_before_its_calls_are_worked_out(monkeypatch: pytest.MonkeyPatch):
+def test_a_run_that_no_browser_holds_is_refused_before_its_calls_are_worked_out(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setattr(report_run, "MAX_ROWS", 4)
 
     with pytest.raises(UsageError, match="a report of 5 calls is more than a browser holds"):
@@ -235,11 +303,18 @@ def test_commands_write_a_report_and_keep_their_exit_status(tmp_path: Path, cli:
 
     assert (made.returncode, made.stdout, made.stderr) == (0, "", f"wrote {good}\n")
     assert hangs.returncode == 1
-    assert unpacked(bad.read_text(encoding="utf-8"))[0]["runs"][0]["profiles"][0][:2] == ["gloo", "hangs"]
+    assert unpacked(bad.read_text(encoding="utf-8"))[0]["runs"][0]["profiles"][0][:2] == [
+        "gloo",
+        "hangs",
+    ]
 
 
 def test_a_trace_is_reported_and_compared(tmp_path: Path, cli: Cli):
-    scenario, trace, both = ROOT / "scenarios" / "send_one.yaml", tmp_path / "a.jsonl", tmp_path / "both.html"
+    scenario, trace, both = (
+        ROOT / "scenarios" / "send_one.yaml",
+        tmp_path / "a.jsonl",
+        tmp_path / "both.html",
+    )
     cli("simulate", scenario, "--trace", trace, "--report", tmp_path / "a.html")
 
     assert cli("report", trace, "-o", tmp_path / "b.html").returncode == 0
@@ -264,7 +339,9 @@ def test_modules_of_the_page_share_one_scope_so_no_name_is_there_twice():
     named = Counter(
         name
         for text in texts.values()
-        for name in re.findall(r"^(?:export )?(?:async )?(?:function|const|let|class) (\w+)", text, re.MULTILINE)
+        for name in re.findall(
+            r"^(?:export )?(?:async )?(?:function|const|let|class) (\w+)", text, re.MULTILINE
+        )
     )
 
     assert {name for name, count in named.items() if count > 1} == set()
@@ -278,14 +355,21 @@ def test_modules_of_the_page_share_one_scope_so_no_name_is_there_twice():
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no node here")
 def test_the_scripts_own_tests_pass():
-    done = subprocess.run(["node", "--test", str(CHECKS)], capture_output=True, text=True, cwd=ROOT, check=False)
+    done = subprocess.run(
+        ["node", "--test", str(CHECKS)], capture_output=True, text=True, cwd=ROOT, check=False
+    )
 
     assert done.returncode == 0, done.stdout[-3000:]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (CHECKS / "node_modules" / ".bin" / "tsc").exists(), reason="`npm ci` was not run in tests/web")
+@pytest.mark.skipif(
+    not (CHECKS / "node_modules" / ".bin" / "tsc").exists(),
+    reason="`npm ci` was not run in tests/web",
+)
 def test_the_script_is_free_of_lint_and_of_wrong_types():
-    done = subprocess.run(["npm", "run", "check"], capture_output=True, text=True, cwd=CHECKS, check=False)
+    done = subprocess.run(
+        ["npm", "run", "check"], capture_output=True, text=True, cwd=CHECKS, check=False
+    )
 
     assert done.returncode == 0, done.stdout[-3000:]

@@ -1,4 +1,6 @@
-"""The report in a real browser: opened from the disk, without a request and without a word on the console; hands, keys, both themes."""
+"""The report in a real browser: opened from the disk, without a request and without a word on the
+console; hands, keys, both themes.
+"""
 
 from __future__ import annotations
 
@@ -53,17 +55,23 @@ def opened(page: browser.Page, path: Path) -> None:
     page.requests.clear()
     page.theme("light")
     page.open(path)
-    page.run("distsim.analysis.timeline.canvas.scrollIntoView({block: 'center', behavior: 'instant'})")
+    page.run(
+        "distsim.analysis.timeline.canvas.scrollIntoView({block: 'center', behavior: 'instant'})"
+    )
 
 
-def test_it_opens_without_a_request_and_without_a_word_and_says_outcome_and_verdict_first(page: browser.Page, hybrid: Path):
+def test_it_opens_without_a_request_and_without_a_word_and_says_outcome_and_verdict_first(
+    page: browser.Page, hybrid: Path
+):
     opened(page, hybrid)
 
     assert page.requests == [hybrid.resolve().as_uri()]
     assert page.said == []
     assert page.run("document.querySelector('header.verdict h1').innerText") == "hybrid"
     said = (ROOT / "scenarios" / "hybrid.out").read_text(encoding="utf-8").splitlines()[0]
-    assert page.run("document.body.firstElementChild.querySelector('.outcome').innerText") == said.removeprefix("hybrid: ")
+    assert page.run(
+        "document.body.firstElementChild.querySelector('.outcome').innerText"
+    ) == said.removeprefix("hybrid: ")
 
 
 def test_a_click_tells_a_calls_match_price_and_why_it_waits(page: browser.Page, hybrid: Path):
@@ -127,10 +135,17 @@ def test_a_search_marks_what_it_finds_and_goes_through_it(page: browser.Page, hy
     page.key("Enter")
 
     assert found == "4 calls"
-    assert page.run(f"distsim.model.runs[0].head.tables.op[distsim.model.runs[0].op[{CHOSEN}]]") == "all_reduce"
-    page.run("document.querySelector('.search input').blur(), distsim.analysis.timeline.canvas.focus()")
+    assert (
+        page.run(f"distsim.model.runs[0].head.tables.op[distsim.model.runs[0].op[{CHOSEN}]]")
+        == "all_reduce"
+    )
+    page.run(
+        "document.querySelector('.search input').blur(), distsim.analysis.timeline.canvas.focus()"
+    )
     page.key("n")
-    assert page.run("document.querySelector('.search output').textContent").startswith("2 of 4: rank ")
+    assert page.run("document.querySelector('.search output').textContent").startswith(
+        "2 of 4: rank "
+    )
 
 
 def test_hands_move_and_zoom_the_timeline(page: browser.Page, hybrid: Path):
@@ -146,18 +161,24 @@ def test_hands_move_and_zoom_the_timeline(page: browser.Page, hybrid: Path):
     page.drag((x, y), (x - 100, y))
 
     assert page.run("distsim.analysis.timeline.view.from") > before
-    page.drag((left + width * 0.4, top + 8), (left + width * 0.5, top + 8))  # on the axis: that stretch
+    page.drag(
+        (left + width * 0.4, top + 8), (left + width * 0.5, top + 8)
+    )  # on the axis: that stretch
     assert page.run(WIDTH) < whole * 0.1
 
 
-def test_both_themes_a_narrow_window_and_paper_are_drawn_without_a_word(page: browser.Page, hybrid: Path):
+def test_both_themes_a_narrow_window_and_paper_are_drawn_without_a_word(
+    page: browser.Page, hybrid: Path
+):
     opened(page, hybrid)
     light = page.run("distsim.analysis.timeline.back")
     page.theme("dark")
     page.wait(f"distsim.analysis.timeline.back !== {light!r}")
     page.size(420, 800)
     page.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-    overflow = page.run("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    overflow = page.run(
+        "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    )
     page.theme("light", media="print")
     printed = len(page.send("Page.printToPDF")["data"])
     page.theme("light")
@@ -177,7 +198,9 @@ def test_a_circle_is_drawn_as_one_and_leads_to_its_calls(page: browser.Page, tmp
     told = page.run("document.querySelector('.details').innerText")
     assert "Why it never ends" in told
     assert "a circle" in told
-    assert page.run("document.querySelector('.lines .marked').innerText").split(maxsplit=1)[0] == "11"
+    assert (
+        page.run("document.querySelector('.lines .marked').innerText").split(maxsplit=1)[0] == "11"
+    )
 
 
 def test_hostile_names_are_text_in_the_browser_as_well(page: browser.Page, tmp_path: Path):
@@ -192,12 +215,17 @@ program:
   - all_reduce: x
 """
     path = tmp_path / "hostile.html"
-    path.write_text(report_html([report_run_from_simulation(simulate(loads(text, "a.yaml", ())))]), encoding="utf-8")
+    path.write_text(
+        report_html([report_run_from_simulation(simulate(loads(text, "a.yaml", ())))]),
+        encoding="utf-8",
+    )
     opened(page, path)
     page.run("distsim.model.choose(0, 0)")
 
     assert page.run("document.images.length") == 0
-    assert page.run("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+    assert (
+        page.run("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+    )
     assert (page.said, page.requests) == ([], [path.resolve().as_uri()])
 
 
@@ -215,12 +243,19 @@ program:
 """
 
 
-def test_equal_steps_are_one_line_traffic_has_its_bytes_and_memory_its_course(page: browser.Page, tmp_path: Path):
+def test_equal_steps_are_one_line_traffic_has_its_bytes_and_memory_its_course(
+    page: browser.Page, tmp_path: Path
+):
     path = tmp_path / "steps.html"
-    path.write_text(report_html([report_run_from_simulation(simulate(loads(STEPS, "a.yaml", ())))]), encoding="utf-8")
+    path.write_text(
+        report_html([report_run_from_simulation(simulate(loads(STEPS, "a.yaml", ())))]),
+        encoding="utf-8",
+    )
     opened(page, path)
 
-    steps = page.run("[...document.querySelectorAll('#steps tbody tr')].map((one) => one.innerText)")
+    steps = page.run(
+        "[...document.querySelectorAll('#steps tbody tr')].map((one) => one.innerText)"
+    )
     assert len(steps) == 1
     assert steps[0].split("\t")[:2] == ["0 to 49", "× 50"]
     assert page.run("document.querySelector('#path tbody tr').innerText.includes('× 50')")
@@ -228,17 +263,23 @@ def test_equal_steps_are_one_line_traffic_has_its_bytes_and_memory_its_course(pa
     assert page.run(WIDTH) < page.run("distsim.model.end") / 40
 
     # a ring of 4: each rank sends 6 quarters of 4 KiB to the next, 50 times
-    pairs = page.run("[...document.querySelectorAll('#groups tbody tr')].map((one) => one.innerText.split('\\t').slice(0, 3))")
+    pairs = page.run(
+        "[...document.querySelectorAll('#groups tbody tr')].map((one) => one.innerText.split('\\t').slice(0, 3))"
+    )
     assert pairs == [[str(r), str((r + 1) % 4), "300 KiB"] for r in range(4)]
     assert page.run("document.querySelectorAll('#groups .matrix .on').length") == 4
 
-    words = page.run("[...document.querySelectorAll('#memory .filled text')].map((one) => one.textContent)")
+    words = page.run(
+        "[...document.querySelectorAll('#memory .filled text')].map((one) => one.textContent)"
+    )
     assert {"parameters 1 GiB", "activations up to 3 GiB", "4 GiB"} <= set(words)
     assert "step 0 of 50, × 50 equal" in page.run("document.querySelector('#memory').innerText")
     assert page.said == []
 
 
-def test_reports_of_a_check_a_trace_and_a_comparison_open_without_a_word(page: browser.Page, tmp_path: Path, cli: Cli):
+def test_reports_of_a_check_a_trace_and_a_comparison_open_without_a_word(
+    page: browser.Page, tmp_path: Path, cli: Cli
+):
     scenario, trace = ROOT / "scenarios" / "hybrid.yaml", tmp_path / "run.jsonl"
     cli("simulate", scenario, "--trace", trace)
     cli("check", ROOT / "scenarios" / "ring_of_four.yaml", "--report", tmp_path / "check.html")
@@ -249,19 +290,45 @@ def test_reports_of_a_check_a_trace_and_a_comparison_open_without_a_word(page: b
     assert "gloo" in page.run("document.querySelector('#overview').innerText")
     assert page.run("document.querySelectorAll('#waits .graph .core').length") == 4
     opened(page, tmp_path / "trace.html")
-    assert page.run("document.querySelector('#overview').innerText").count("as they were recorded") == 1
+    assert (
+        page.run("document.querySelector('#overview').innerText").count("as they were recorded")
+        == 1
+    )
     opened(page, tmp_path / "compare.html")
-    assert page.run("distsim.model.runs.length") == page.run("document.querySelectorAll('header.verdict').length") == 2
+    assert (
+        page.run("distsim.model.runs.length")
+        == page.run("document.querySelectorAll('header.verdict').length")
+        == 2
+    )
     assert page.run("distsim.analysis.timeline.lines.length") == 8
     assert (page.said, len(page.requests)) == ([], 1)
 
 
 @pytest.mark.slow
-def test_reports_of_a_capture_and_of_a_real_run_open_without_a_word(page: browser.Page, tmp_path: Path, cli: Cli):
+def test_reports_of_a_capture_and_of_a_real_run_open_without_a_word(
+    page: browser.Page, tmp_path: Path, cli: Cli
+):
     script = tmp_path / "train.py"
     script.write_text(TRAIN, encoding="utf-8")
-    captured = cli("capture", "--nproc", "2", "--report", tmp_path / "captured.html", "--", sys.executable, script)
-    run = ("run", ROOT / "scenarios" / "hybrid.yaml", "--real", "--backend", "gloo", "--report", tmp_path / "real.html")
+    captured = cli(
+        "capture",
+        "--nproc",
+        "2",
+        "--report",
+        tmp_path / "captured.html",
+        "--",
+        sys.executable,
+        script,
+    )
+    run = (
+        "run",
+        ROOT / "scenarios" / "hybrid.yaml",
+        "--real",
+        "--backend",
+        "gloo",
+        "--report",
+        tmp_path / "real.html",
+    )
     real = cli(*run)
 
     assert (captured.returncode, real.returncode) == (0, 0)
@@ -270,10 +337,15 @@ def test_reports_of_a_capture_and_of_a_real_run_open_without_a_word(page: browse
     page.run("distsim.model.choose(0, distsim.model.runs[0].first[1] - 1)")
     assert "line 4" in page.run("document.querySelector('.details').innerText")
     opened(page, tmp_path / "real.html")
-    assert page.run("[...document.querySelectorAll('header.verdict h1')].map((one) => one.innerText)") == [
-        "A hybrid, for real", "B hybrid, simulated",
-    ]  # fmt: skip
-    assert "Recorded on torch.distributed with gloo" in page.run("document.querySelector('#overview').innerText")
+    assert page.run(
+        "[...document.querySelectorAll('header.verdict h1')].map((one) => one.innerText)"
+    ) == [
+        "A hybrid, for real",
+        "B hybrid, simulated",
+    ]
+    assert "Recorded on torch.distributed with gloo" in page.run(
+        "document.querySelector('#overview').innerText"
+    )
     assert page.said == []
 
 
@@ -302,7 +374,9 @@ program:
 
 
 @pytest.mark.slow
-def test_panning_64_ranks_of_5000_calls_takes_at_most_33_ms_of_a_processor_a_frame(page: browser.Page, tmp_path: Path):
+def test_panning_64_ranks_of_5000_calls_takes_at_most_33_ms_of_a_processor_a_frame(
+    page: browser.Page, tmp_path: Path
+):
     """Time of the page's own thread, so that what else the machine does counts little."""
     simulation = simulate(loads(HEAVY, "a.yaml", ()), with_verdict=False, with_values=False)
     path = tmp_path / "heavy.html"
@@ -312,7 +386,9 @@ def test_panning_64_ranks_of_5000_calls_takes_at_most_33_ms_of_a_processor_a_fra
 
     def spent_ms() -> float:
         return next(
-            1000 * one["value"] for one in page.send("Performance.getMetrics")["metrics"] if one["name"] == "TaskDuration"
+            1000 * one["value"]
+            for one in page.send("Performance.getMetrics")["metrics"]
+            if one["name"] == "TaskDuration"
         )
 
     for closer in (1, 8, 200, 5000):

@@ -1,4 +1,6 @@
-"""SARIF 2.1.0: what the standard requires of a log, read from the standard's own tables (section 3) and held by hand."""
+"""SARIF 2.1.0: what the standard requires of a log, read from the standard's own tables (section 3)
+and held by hand.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,16 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     bad = tmp_path_factory.mktemp("bad") / "two words.yaml"
     bad.write_text("world: 2\nprogram:\n  - sned: {}\n", encoding="utf-8")
     files = [*sorted((ROOT / "scenarios" / "findings").glob("*.yaml")), bad]
-    plain: dict[str, Any] = json.loads(json.dumps(check_sarif([check_file(path) for path in files], "1.2.3", NOT_COVERED)))
+    plain: dict[str, Any] = json.loads(
+        json.dumps(check_sarif([check_file(path) for path in files], "1.2.3", NOT_COVERED))
+    )
     return plain
 
 
 def physical(location: dict[str, Any]) -> None:
-    """3.29 physicalLocation: an artifact (3.4) with a URI reference, a region (3.30) that counts from 1."""
+    """3.29 physicalLocation: an artifact (3.4) with a URI reference, a region (3.30) that counts
+    from 1.
+    """
     place = location["physicalLocation"]
     assert urlparse(place["artifactLocation"]["uri"]).scheme in ("", "file")
     assert " " not in place["artifactLocation"]["uri"]
@@ -40,7 +46,9 @@ def physical(location: dict[str, Any]) -> None:
 
 
 def test_the_log_and_its_run_have_what_is_required(log: dict[str, Any]) -> None:
-    """3.13 sarifLog: version and runs; 3.14 run: tool; 3.19 toolComponent: name; 3.20 invocation: executionSuccessful."""
+    """3.13 sarifLog: version and runs; 3.14 run: tool; 3.19 toolComponent: name; 3.20 invocation:
+    executionSuccessful.
+    """
     assert log["version"] == "2.1.0"
     assert log["$schema"].endswith("sarif-schema-2.1.0.json")
     (run,) = log["runs"]
@@ -65,7 +73,9 @@ def test_every_rule_has_its_page_as_help(log: dict[str, Any]) -> None:
 
 
 def test_every_result_names_its_rule_its_level_and_its_place(log: dict[str, Any]) -> None:
-    """3.27 result: message is required; ruleIndex points at the rule of ruleId; related locations have ids of their own."""
+    """3.27 result: message is required; ruleIndex points at the rule of ruleId; related locations
+    have ids of their own.
+    """
     (run,) = log["runs"]
     rules = run["tool"]["driver"]["rules"]
 
@@ -81,7 +91,9 @@ def test_every_result_names_its_rule_its_level_and_its_place(log: dict[str, Any]
         assert len({location["id"] for location in related}) == len(related)
 
 
-def test_a_file_that_cannot_be_read_is_a_notification_of_a_failed_execution(log: dict[str, Any]) -> None:
+def test_a_file_that_cannot_be_read_is_a_notification_of_a_failed_execution(
+    log: dict[str, Any],
+) -> None:
     """3.58 notification: message is required."""
     (invocation,) = log["runs"][0]["invocations"]
     (notification,) = invocation["toolExecutionNotifications"]
@@ -90,7 +102,9 @@ def test_a_file_that_cannot_be_read_is_a_notification_of_a_failed_execution(log:
     assert notification["level"] == "error"
     assert notification["message"]["text"]
     physical(notification["locations"][0])
-    assert notification["locations"][0]["physicalLocation"]["artifactLocation"]["uri"].endswith("two%20words.yaml")
+    assert notification["locations"][0]["physicalLocation"]["artifactLocation"]["uri"].endswith(
+        "two%20words.yaml"
+    )
 
 
 def test_a_clean_check_is_a_log_without_results() -> None:
@@ -101,6 +115,8 @@ def test_a_clean_check_is_a_log_without_results() -> None:
     assert run["invocations"][0]["executionSuccessful"] is True
 
 
-@pytest.mark.parametrize(("path", "expected"), [("a/b c.yaml", "a/b%20c.yaml"), ("/x/y.yaml", "file:///x/y.yaml")])
+@pytest.mark.parametrize(
+    ("path", "expected"), [("a/b c.yaml", "a/b%20c.yaml"), ("/x/y.yaml", "file:///x/y.yaml")]
+)
 def test_paths_become_uri_references(path: str, expected: str) -> None:
     assert file_uri(path) == expected

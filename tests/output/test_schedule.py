@@ -24,25 +24,41 @@ def of(name: str) -> Simulation:
 
 
 def words(svg: str) -> list[str]:
-    return [text.text or "" for text in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+    return [
+        text.text or ""
+        for text in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
+    ]
 
 
 def test_a_pass_has_the_number_of_its_micro_batch_and_its_chunk():
-    """Interleaved 1F1B on four ranks: four micro-batches through chunk 0, then the same through chunk 1 (arXiv:2104.04473, figure 4)."""
+    """Interleaved 1F1B on four ranks: four micro-batches through chunk 0, then the same through
+    chunk 1 (arXiv:2104.04473, figure 4).
+    """
     done = of("strategies/pipeline_interleaved")
     trace = done.run.trace
     found = pipeline_passes(trace, RankRows(trace)(0).tolist(), done.program, 0)
 
-    assert [(p.kind, p.micro, p.chunk) for p in found[:8]] == [*(("F", m, 0) for m in range(4)), *(("F", m, 1) for m in range(4))]
-    assert [(p.kind, p.micro, p.chunk) for p in found if p.kind == "B"][:2] == [("B", 0, 1), ("B", 1, 1)]
-    assert {(p.kind, p.micro, p.chunk) for p in found} == {(k, m, c) for k in "FB" for m in range(8) for c in range(2)}
-    assert [(p.kind, p.micro, p.chunk) for p in pipeline_passes(trace, RankRows(trace)(0).tolist(), None, 0)] == [
-        (p.kind, p.micro, p.chunk) for p in found
+    assert [(p.kind, p.micro, p.chunk) for p in found[:8]] == [
+        *(("F", m, 0) for m in range(4)),
+        *(("F", m, 1) for m in range(4)),
     ]
+    assert [(p.kind, p.micro, p.chunk) for p in found if p.kind == "B"][:2] == [
+        ("B", 0, 1),
+        ("B", 1, 1),
+    ]
+    assert {(p.kind, p.micro, p.chunk) for p in found} == {
+        (k, m, c) for k in "FB" for m in range(8) for c in range(2)
+    }
+    assert [
+        (p.kind, p.micro, p.chunk)
+        for p in pipeline_passes(trace, RankRows(trace)(0).tolist(), None, 0)
+    ] == [(p.kind, p.micro, p.chunk) for p in found]
 
 
 def test_a_pass_of_several_computes_is_as_many_boxes_with_one_number():
-    """Two micro-batches of two layers: attention and mlp of each layer, then the loss; backwards three computes."""
+    """Two micro-batches of two layers: attention and mlp of each layer, then the loss; backwards
+    three computes.
+    """
     forward = [
         work("forward attention"),
         work("forward mlp"),
@@ -69,7 +85,9 @@ def test_halves_of_backward_passes_have_letters_and_a_part_can_be_chosen():
     done = of("strategies/pipeline_zb1p")
 
     assert {"0I", "0W", "7W"} <= set(words(schedule_svg(done.run.trace, done.program)))
-    part = words(schedule_svg(done.run.trace, done.program, parse_selection(ranks="1", time="0 ms..20 ms")))
+    part = words(
+        schedule_svg(done.run.trace, done.program, parse_selection(ranks="1", time="0 ms..20 ms"))
+    )
     assert "rank 1" in part
     assert "rank 0" not in part
 

@@ -1,4 +1,6 @@
-"""Messages in space and time, rounds as a strip, who talks to whom, memory over a step, sweeps as curves; and ranks that are not there."""
+"""Messages in space and time, rounds as a strip, who talks to whom, memory over a step, sweeps as
+curves; and ranks that are not there.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def words(svg: str) -> list[str]:
 
 def arrows(svg: str) -> list[tuple[float, ...]]:
     """Lines with a head, but for that of the legend."""
-    lines = [line for line in ElementTree.fromstring(svg).iter(f"{SVG}line") if line.get("marker-end")]
+    lines = [
+        line for line in ElementTree.fromstring(svg).iter(f"{SVG}line") if line.get("marker-end")
+    ]
     found = [tuple(float(line.get(k, "0")) for k in ("x1", "y1", "x2", "y2")) for line in lines]
     return [one for one in found if one[1] > 100]
 
@@ -56,32 +60,57 @@ class TestSpaceTime:
         assert x2 >= x1 > 156
         assert y2 - y1 == pytest.approx(2 * 56 - 10)
 
-    def test_words_on_messages_lie_over_the_lines_and_over_no_lane_and_folded_lanes_say_whose_messages_they_have(self):
-        """A ring of 16 whose odd ranks are slow: words stand at least 14 points from a lane, behind all lines of the text."""
+    def test_words_on_messages_lie_over_the_lines_and_over_no_lane_and_folded_lanes_say_whose_messages_they_have(
+        self,
+    ):
+        """A ring of 16 whose odd ranks are slow: words stand at least 14 points from a lane, behind
+        all lines of the text.
+        """
         calls = {
-            r: [work(), send((r + 1) % 16, "isend", handle="s"), recv((r - 1) % 16), wait("s"), work(ms=1 + r % 2)]
+            r: [
+                work(),
+                send((r + 1) % 16, "isend", handle="s"),
+                recv((r - 1) % 16),
+                wait("s"),
+                work(ms=1 + r % 2),
+            ]
             for r in range(16)
         }
         svg = spacetime_svg(made(16, calls)[1].trace)
-        places = [(float(t.get("y", "0")), t.text or "") for t in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+        places = [
+            (float(t.get("y", "0")), t.text or "")
+            for t in ElementTree.fromstring(svg).iter(f"{SVG}text")
+        ]
         lanes = [y for y, text in places if text.startswith("rank")]
 
-        assert all(abs(y - 4 - lane) > 5 for y, text in places if text.endswith(" B") for lane in lanes)
-        assert "drawn are the messages of each lane's first rank" not in svg
-        folded = spacetime_svg(made(64, {r: [work(), send(r ^ 1) if r % 2 else recv(r ^ 1)] for r in range(64)})[1].trace)
-        assert "drawn are the messages of each lane's first rank" in folded.replace("&apos;", "'").replace("&#39;", "'").replace(
-            "&#x27;", "'"
+        assert all(
+            abs(y - 4 - lane) > 5 for y, text in places if text.endswith(" B") for lane in lanes
         )
+        assert "drawn are the messages of each lane's first rank" not in svg
+        folded = spacetime_svg(
+            made(64, {r: [work(), send(r ^ 1) if r % 2 else recv(r ^ 1)] for r in range(64)})[
+                1
+            ].trace
+        )
+        assert "drawn are the messages of each lane's first rank" in folded.replace(
+            "&apos;", "'"
+        ).replace("&#39;", "'").replace("&#x27;", "'")
 
-    def test_a_receive_from_any_source_has_a_diamond_and_a_dashed_line_for_what_it_could_have_taken(self):
-        """Ranks 1 and 2 send at once; the first receive may take either, the second takes what is left: no choice any more."""
+    def test_a_receive_from_any_source_has_a_diamond_and_a_dashed_line_for_what_it_could_have_taken(
+        self,
+    ):
+        """Ranks 1 and 2 send at once; the first receive may take either, the second takes what is
+        left: no choice any more.
+        """
         calls = {0: [recv(None), recv(None)], 1: [send(0)], 2: [send(0)]}
         _, run = made(3, calls)
         found = alternative_matches(run.trace, matched_messages(run.trace, run.trace.makespan_ns))
 
         assert len(found) == 1
         taken = {
-            int(run.trace["rank"][s]) for s, r in zip(*matched_messages(run.trace, 0)[4:], strict=True) if r == found[0].recv
+            int(run.trace["rank"][s])
+            for s, r in zip(*matched_messages(run.trace, 0)[4:], strict=True)
+            if r == found[0].recv
         }
         assert {int(run.trace["rank"][found[0].send])} | taken == {1, 2}
         svg = spacetime_svg(run.trace)
@@ -89,8 +118,14 @@ class TestSpaceTime:
         assert 'stroke-dasharray="6 4"' in svg
 
     def test_what_a_receive_brought_about_or_a_later_message_of_one_sender_is_no_choice(self):
-        """Rank 2 sends only after rank 0 told it to; rank 1 sends twice, and its messages don't overtake each other."""
-        told = {0: [recv(None), send(2), recv(None), recv(None)], 1: [send(0), send(0)], 2: [recv(0), send(0)]}
+        """Rank 2 sends only after rank 0 told it to; rank 1 sends twice, and its messages don't
+        overtake each other.
+        """
+        told = {
+            0: [recv(None), send(2), recv(None), recv(None)],
+            1: [send(0), send(0)],
+            2: [recv(0), send(0)],
+        }
         _, run = made(3, told)
         found = alternative_matches(run.trace, matched_messages(run.trace, run.trace.makespan_ns))
         first = int(np.flatnonzero((run.trace["rank"] == 0) & run.trace.ops("recv"))[0])
@@ -109,7 +144,13 @@ class TestSpaceTime:
         turn = [send(1, "isend", handle="s"), recv(None, "irecv", handle="r"), wait("s", "r")]
         n = 256
         calls = {
-            r: [{**c, "peer": (r + 1) % n if c.get("op") == "isend" else (r - 1) % n} if "peer" in c else c for c in turn] * 40
+            r: [
+                {**c, "peer": (r + 1) % n if c.get("op") == "isend" else (r - 1) % n}
+                if "peer" in c
+                else c
+                for c in turn
+            ]
+            * 40
             for r in range(n)
         }
         svg = spacetime_svg(made(n, calls)[1].trace)
@@ -140,8 +181,13 @@ class TestRounds:
         assert "rank 0" not in shown
         with pytest.raises(UsageError, match="no algorithm ringg"):
             rounds_svg(OPERATIONS["all_reduce"], range(4), "ringg")
-        assert "rank 5" in str(render_picture("op", "dot", PictureInput(op="gather", members=(1, 3, 5))))
-        for subject in (PictureInput(op="all_reduce", ranks=9), PictureInput(op="all_reduce", ranks=1)):
+        assert "rank 5" in str(
+            render_picture("op", "dot", PictureInput(op="gather", members=(1, 3, 5)))
+        )
+        for subject in (
+            PictureInput(op="all_reduce", ranks=9),
+            PictureInput(op="all_reduce", ranks=1),
+        ):
             with pytest.raises(UsageError, match="2 to 8 ranks"):
                 render_picture("rounds", "svg", subject)
 
@@ -150,7 +196,9 @@ class TestRounds:
         with pytest.raises(UsageError, match=f"(?s){name} .*no rounds.*--view op"):
             rounds_svg(OPERATIONS[name], range(4))
 
-    @pytest.mark.parametrize("name", [name for name, row in OPERATIONS.items() if row.algorithms and row.kind != "p2p"])
+    @pytest.mark.parametrize(
+        "name", [name for name, row in OPERATIONS.items() if row.algorithms and row.kind != "p2p"]
+    )
     def test_every_operation_with_rounds_is_drawn(self, name: str):
         for algorithm in OPERATIONS[name].algorithms:
             if OPERATIONS[name].algorithms[algorithm].rounds(4, 0) is not None:
@@ -159,8 +207,14 @@ class TestRounds:
 
 class TestTraffic:
     def test_a_table_has_the_bytes_of_messages_and_of_collectives_by_their_algorithm(self):
-        """A ring all_reduce of 16 bytes on 4 ranks: 2(n - 1) chunks of 4 bytes to the next; and a message of 16 bytes."""
-        calls = {r: [{"op": "all_reduce", "numel": 4}] + ([send(3)] if r == 0 else [recv(0)] if r == 3 else []) for r in range(4)}
+        """A ring all_reduce of 16 bytes on 4 ranks: 2(n - 1) chunks of 4 bytes to the next; and a
+        message of 16 bytes.
+        """
+        calls = {
+            r: [{"op": "all_reduce", "numel": 4}]
+            + ([send(3)] if r == 0 else [recv(0)] if r == 3 else [])
+            for r in range(4)
+        }
         found = measure_traffic(made(4, calls)[1].trace)
 
         expected = np.zeros((4, 4), dtype=int)
@@ -186,7 +240,10 @@ class TestTraffic:
     def test_a_thousand_ranks_are_a_table_of_machines_and_a_part_is_one_of_ranks(self):
         calls = {r: [{"op": "all_reduce", "numel": 1024}] for r in range(1024)}
         _, run = made(1024, calls, nodes=128)
-        svg, shown = traffic_svg(run.trace), words(traffic_svg(run.trace, parse_selection(ranks="7-9")))
+        svg, shown = (
+            traffic_svg(run.trace),
+            words(traffic_svg(run.trace, parse_selection(ranks="7-9"))),
+        )
 
         assert len(svg) < 200_000
         assert any("1024 ranks" in word for word in words(svg))
@@ -210,13 +267,17 @@ program:
 
 
 class TestMemory:
-    def test_activations_rise_with_forward_passes_fall_with_backward_ones_and_peak_where_stated(self):
+    def test_activations_rise_with_forward_passes_fall_with_backward_ones_and_peak_where_stated(
+        self,
+    ):
         done = simulate(loads(TRAINED, "a.yaml", ()), with_verdict=False, with_values=False)
         trace = done.run.trace
         found = activation_curve(trace, RankRows(trace)(0))
 
         assert found is not None
-        assert np.interp([0, 1e6, 2e6, 4e6, 6e6], found.at_ns, found.share).tolist() == pytest.approx([0, 0.5, 1, 0.5, 0])
+        assert np.interp(
+            [0, 1e6, 2e6, 4e6, 6e6], found.at_ns, found.share
+        ).tolist() == pytest.approx([0, 0.5, 1, 0.5, 0])
         shown = words(memory_svg(done.scenario, done.program, trace, 80 * 2**30))
         assert any(word.startswith("rank 0: 12 GiB at the peak, 15 %") for word in shown)
         assert any(word.startswith("rank 1: 15 GiB at the peak") for word in shown)
@@ -227,12 +288,18 @@ class TestMemory:
         found = activation_curve(run.trace, RankRows(run.trace)(0))
 
         assert found is not None
-        assert np.interp([1e6, 2e6, 3e6], found.at_ns, found.share).tolist() == pytest.approx([1, 1, 0])
+        assert np.interp([1e6, 2e6, 3e6], found.at_ns, found.share).tolist() == pytest.approx(
+            [1, 1, 0]
+        )
 
     def test_a_file_or_a_recording_that_says_nothing_of_memory_is_refused_in_words(self):
         done = of("hybrid")
         with pytest.raises(UsageError, match="nothing of memory"):
-            render_picture("memory", "svg", PictureInput(done.program, done.run, cost=done.cost, scenario=done.scenario))
+            render_picture(
+                "memory",
+                "svg",
+                PictureInput(done.program, done.run, cost=done.cost, scenario=done.scenario),
+            )
         with pytest.raises(UsageError, match="recording"):
             render_picture("memory", "svg", PictureInput(trace=done.run.trace))
 
@@ -263,11 +330,20 @@ class TestSweeps:
         assert any(word.startswith("weak scaling, perfect") for word in shown)
 
     def test_the_front_holds_whom_nobody_beats(self):
-        assert pareto_front([(0.5, 10), (0.2, 30), (0.3, 30), (0.9, 9), (0.6, 10), (0.2, 40)]) == [1, 0, 3]
+        assert pareto_front([(0.5, 10), (0.2, 30), (0.3, 30), (0.9, 9), (0.6, 10), (0.2, 40)]) == [
+            1,
+            0,
+            3,
+        ]
 
     def test_names_alone_are_bars_and_a_sweep_of_failures_says_so(self):
         found = run_sweep(
-            SweepRequest(SWEPT.replace("ms * 1 ms / world_size", "1 ms"), "a.yaml", {"backend": ("gloo", "nccl")}, jobs=1)
+            SweepRequest(
+                SWEPT.replace("ms * 1 ms / world_size", "1 ms"),
+                "a.yaml",
+                {"backend": ("gloo", "nccl")},
+                jobs=1,
+            )
         )
         shown = words(sweep_svg(found, "a"))
 
@@ -275,14 +351,25 @@ class TestSweeps:
         failed = tuple(row | {"outcome": "hangs"} for row in found.rows)
         from dataclasses import replace
 
-        assert "0 points; 2 do not complete and are not drawn" in words(sweep_svg(replace(found, rows=failed)))
+        assert "0 points; 2 do not complete and are not drawn" in words(
+            sweep_svg(replace(found, rows=failed))
+        )
 
 
 class TestMissing:
     def test_ranks_that_are_not_there_are_named_in_the_picture(self):
-        assert absent_ranks_text(RunSelection(ranks=tuple(range(10))), 4) == "there is no rank 4-9: the run has the ranks 0 to 3"
+        assert (
+            absent_ranks_text(RunSelection(ranks=tuple(range(10))), 4)
+            == "there is no rank 4-9: the run has the ranks 0 to 3"
+        )
         assert absent_ranks_text(RunSelection(ranks=(0, 3)), 4) == ""
         done = of("hybrid")
         for view in ("timeline", "spacetime", "schedule"):
-            svg = str(render_picture(view, "svg", PictureInput(done.program, done.run, part=parse_selection(ranks="0-9"))))
+            svg = str(
+                render_picture(
+                    view,
+                    "svg",
+                    PictureInput(done.program, done.run, part=parse_selection(ranks="0-9")),
+                )
+            )
             assert any("there is no rank 4-9" in word for word in words(svg)), view

@@ -26,16 +26,32 @@ def words(svg: str) -> list[str]:
 
 
 def test_the_timeline_is_an_svg_with_a_row_per_rank_bars_and_an_axis():
-    svg = drawn(*made(2, {0: [work("forward", 3), send(1)], 1: [recv(0), work("backward", 2)]}, name="<b>&"))
+    svg = drawn(
+        *made(2, {0: [work("forward", 3), send(1)], 1: [recv(0), work("backward", 2)]}, name="<b>&")
+    )
     shown = words(svg)
 
-    assert {"rank 0", "rank 1", "forward", "backward", "waiting", "critical path", "0", "1 ms"} <= set(shown)
+    assert {
+        "rank 0",
+        "rank 1",
+        "forward",
+        "backward",
+        "waiting",
+        "critical path",
+        "0",
+        "1 ms",
+    } <= set(shown)
     assert "<b>&: where the time goes" in shown
     assert 'marker-end="url(#arrow)"' in svg
 
 
 def test_a_rank_that_never_goes_on_waits_for_ever():
-    assert words(drawn(*made(2, {r: [work(ms=1 + r), send(1 - r)] for r in range(2)}))).count("waits for ever") == 2
+    assert (
+        words(drawn(*made(2, {r: [work(ms=1 + r), send(1 - r)] for r in range(2)}))).count(
+            "waits for ever"
+        )
+        == 2
+    )
 
 
 def test_a_run_without_time_can_be_drawn():
@@ -43,19 +59,30 @@ def test_a_run_without_time_can_be_drawn():
 
 
 def test_communication_beside_compute_has_its_own_colour():
-    calls = {r: [{"op": "all_reduce", "numel": 10**6, "async": True, "handle": "h"}, work("f", 50), wait("h")] for r in range(2)}
+    calls = {
+        r: [
+            {"op": "all_reduce", "numel": 10**6, "async": True, "handle": "h"},
+            work("f", 50),
+            wait("h"),
+        ]
+        for r in range(2)
+    }
 
     assert "hidden by compute" in drawn(*made(2, calls))
 
 
 def test_streams_that_overlap_have_tracks_of_their_own_with_their_names():
     def calls(stream: str) -> list[dict[str, object]]:
-        launches = [{"op": "all_reduce", "numel": 10**7, "queue": q, "group": g} for q, g in (("reduce", "world"), (stream, "g"))]
+        launches = [
+            {"op": "all_reduce", "numel": 10**7, "queue": q, "group": g}
+            for q, g in (("reduce", "world"), (stream, "g"))
+        ]
         return [*launches, work("f", 50)]
 
     groups = {"g": [0, 1]}
     one, two = (
-        drawn(*made(2, {r: calls(stream) for r in range(2)}, backend="nccl", groups=groups)) for stream in ("reduce", "gather")
+        drawn(*made(2, {r: calls(stream) for r in range(2)}, backend="nccl", groups=groups))
+        for stream in ("reduce", "gather")
     )
 
     assert not {"reduce", "gather"} & set(words(one))  # one after the other: one track
@@ -68,12 +95,18 @@ def _height(svg: str) -> float:
 
 
 def test_backward_passes_have_a_shade_of_their_own_and_narrow_bars_a_letter():
-    passes = [work(name, 1) for name in ("forward", "backward", "backward input", "backward weight")]
+    passes = [
+        work(name, 1) for name in ("forward", "backward", "backward input", "backward weight")
+    ]
     shown = words(drawn(*made(2, {r: [*passes, work("other", 60 + r)] for r in range(2)})))
 
     assert [shown.count(letter) for letter in "FBIW"] == [2, 2, 2, 2]
-    assert any(word.startswith("backward ") and word.endswith("%") for word in shown)  # in the legend
-    assert "backward" not in " ".join(words(drawn(*made(2, {r: [work("forward", 3)] for r in range(2)}))))
+    assert any(
+        word.startswith("backward ") and word.endswith("%") for word in shown
+    )  # in the legend
+    assert "backward" not in " ".join(
+        words(drawn(*made(2, {r: [work("forward", 3)] for r in range(2)})))
+    )
 
 
 def test_hundreds_of_equal_ranks_are_one_lane_with_their_number():
@@ -102,5 +135,28 @@ def test_the_axis_has_at_most_eleven_round_ticks(end: int):
 
     assert found[0] == 0
     assert len(found) <= 11
-    assert all(str(t).rstrip("0") in {"", "1", "2", "3", "4", "5", "6", "7", "8", "9", "12", "14", "16", "18", "15", "25", "35", "45", *"0"}
-               for t in found)  # fmt: skip
+    assert all(
+        str(t).rstrip("0")
+        in {
+            "",
+            "1",
+            "2",
+            "3",
+            "4",
+            "5",
+            "6",
+            "7",
+            "8",
+            "9",
+            "12",
+            "14",
+            "16",
+            "18",
+            "15",
+            "25",
+            "35",
+            "45",
+            *"0",
+        }
+        for t in found
+    )

@@ -1,4 +1,6 @@
-"""Plans: a layout's time is that of its simulation, what can't be says why, ties and the front are what they claim."""
+"""Plans: a layout's time is that of its simulation, what can't be says why, ties and the front are
+what they claim.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,20 @@ from hypothesis import strategies as st
 from distsim.checker.detectors.peak_memory import peak_memory
 from distsim.hardware.cluster import cluster_from, preset
 from distsim.planning.estimate import StepEstimator
-from distsim.planning.layout_result import LayoutEvaluator, LayoutResult, StepTimePart, is_order_certain
+from distsim.planning.layout_result import (
+    LayoutEvaluator,
+    LayoutResult,
+    StepTimePart,
+    is_order_certain,
+)
 from distsim.planning.layouts import ParallelLayout, PlanRequest, RejectedLayout, candidate_layouts
-from distsim.planning.pipeline_timer import MicroBatchPass, PipelineHang, PipelineTimer, PipelineWork, calls_by_rank
+from distsim.planning.pipeline_timer import (
+    MicroBatchPass,
+    PipelineHang,
+    PipelineTimer,
+    PipelineWork,
+    calls_by_rank,
+)
 from distsim.planning.ranking import PlanOptions, pareto_front, plan_layouts
 from distsim.planning.simulate_layout import LayoutToSimulate, simulate_layout
 from distsim.scenario import Scenario
@@ -27,25 +40,43 @@ from distsim.simulation.training_metrics import training_metrics
 from tests.support.harness import Cli, draws
 
 #: Machines on which nothing slows anything else down: a plan prices each transfer alone.
-ALONE = {"preset": "dgx-h100", "shared_links": False, "device": {"overlap_compute": 1, "overlap_transfers": 1}}
+ALONE = {
+    "preset": "dgx-h100",
+    "shared_links": False,
+    "device": {"overlap_compute": 1, "overlap_transfers": 1},
+}
 SMALL = {"preset": "llama3-8b", "layers": 8}
 EXPERTS = {"preset": "mixtral-8x7b", "layers": 4}
 TIED = {"preset": "gpt3-175b", "layers": 8}
 
 
-def question(model: object = "llama3-8b", gpus: int = 16, batch: int = 32, **more: object) -> PlanRequest:
+def question(
+    model: object = "llama3-8b", gpus: int = 16, batch: int = 32, **more: object
+) -> PlanRequest:
     return PlanRequest(model, gpus, batch, cluster_from(ALONE), **more)  # type: ignore[arg-type]
 
 
 #: Layouts of small models on which launches, buffers, streams, embeddings or rounds decide.
 CASES = {
     "tensor": (question(SMALL, 8, 8), ParallelLayout(8, tp=4)),
-    "sharded, all recomputed": (question(SMALL, 8, 32), ParallelLayout(8, tp=2, zero=3, recompute="full")),
-    "1f1b, more micro-batches than fill it": (question(SMALL, 16, 44), ParallelLayout(16, tp=2, pp=4)),
+    "sharded, all recomputed": (
+        question(SMALL, 8, 32),
+        ParallelLayout(8, tp=2, zero=3, recompute="full"),
+    ),
+    "1f1b, more micro-batches than fill it": (
+        question(SMALL, 16, 44),
+        ParallelLayout(16, tp=2, pp=4),
+    ),
     "interleaved": (question(SMALL, 8, 16), ParallelLayout(8, tp=2, pp=4, chunks=2)),
     "host-bound, small messages": (question(SMALL, 8, 16, sequence=512), ParallelLayout(8, pp=4)),
-    "messages of a buffer's size": (question(SMALL, 16, 24, sequence=1024), ParallelLayout(16, tp=2, pp=4)),
-    "experts": (question(EXPERTS, 16, 24, sequence=2048), ParallelLayout(16, tp=2, pp=2, ep=4, zero=2)),
+    "messages of a buffer's size": (
+        question(SMALL, 16, 24, sequence=1024),
+        ParallelLayout(16, tp=2, pp=4),
+    ),
+    "experts": (
+        question(EXPERTS, 16, 24, sequence=2048),
+        ParallelLayout(16, tp=2, pp=2, ep=4, zero=2),
+    ),
     "context parallel, tied embeddings": (
         question(TIED, 16, 8, step={"attention": "plain"}),
         ParallelLayout(16, tp=2, pp=4, cp=2),
@@ -71,13 +102,22 @@ def test_a_layout_takes_as_long_as_its_scenario_simulated_call_by_call(name: str
     )
 
 
-@pytest.mark.parametrize(("gpus", "layout"), [(8, ParallelLayout(8, tp=4)), (16, ParallelLayout(16, tp=2, pp=4))])
+@pytest.mark.parametrize(
+    ("gpus", "layout"), [(8, ParallelLayout(8, tp=4)), (16, ParallelLayout(16, tp=2, pp=4))]
+)
 def test_where_transfers_and_kernels_slow_each_other_down_a_plan_is_a_little_short_and_tells_what_simulate_does(
     gpus: int, layout: ParallelLayout
 ) -> None:
-    """By less than five in a hundred: it prices them alone. What it shows in the end is the simulation's, to the nanosecond."""
+    """By less than five in a hundred: it prices them alone. What it shows in the end is the
+    simulation's, to the nanosecond.
+    """
     asked = PlanRequest(SMALL, gpus, 16, preset("dgx-h100"))
-    found = simulate(Scenario(**asked.scenario(layout, "dgx-h100")), with_verdict=False, with_values=False, fold=False)
+    found = simulate(
+        Scenario(**asked.scenario(layout, "dgx-h100")),
+        with_verdict=False,
+        with_values=False,
+        fold=False,
+    )
     alone = LayoutEvaluator(asked).outcome(layout)
     assert isinstance(alone, LayoutResult)
     settled = simulate_layout(LayoutToSimulate(asked, alone))
@@ -87,11 +127,15 @@ def test_where_transfers_and_kernels_slow_each_other_down_a_plan_is_a_little_sho
     assert sum(part.ns for part in settled.parts) == pytest.approx(settled.step_ns, rel=1e-6)
 
 
-@pytest.mark.parametrize(("pp", "chunks", "count"), [(4, 1, 29), (8, 1, 40), (4, 2, 32), (2, 4, 20)])
+@pytest.mark.parametrize(
+    ("pp", "chunks", "count"), [(4, 1, 29), (8, 1, 40), (4, 2, 32), (2, 4, 20)]
+)
 def test_few_micro_batches_stand_for_many_exactly(pp: int, chunks: int, count: int) -> None:
     for sequence in (8192, 512):
         asked = question(SMALL, pp, count, sequence=sequence, step={"layers_per_stage": None})
-        timed: StepEstimator = LayoutEvaluator(asked).timed(ParallelLayout(pp, pp=pp, chunks=chunks))
+        timed: StepEstimator = LayoutEvaluator(asked).timed(
+            ParallelLayout(pp, pp=pp, chunks=chunks)
+        )
 
         assert timed.step().makespan_ns == timed._run_piped(count).makespan_ns
 
@@ -100,15 +144,24 @@ def test_what_a_steps_time_goes_into_adds_up_and_agrees_with_the_simulation() ->
     asked = question(SMALL, 16, 32, sequence=4096)
     found = LayoutEvaluator(asked).outcome(ParallelLayout(16, tp=2, pp=4))
     told = training_metrics(
-        simulate(Scenario(**asked.scenario(ParallelLayout(16, tp=2, pp=4), ALONE)), with_values=False, with_verdict=False)
+        simulate(
+            Scenario(**asked.scenario(ParallelLayout(16, tp=2, pp=4), ALONE)),
+            with_values=False,
+            with_verdict=False,
+        )
     )
 
     assert isinstance(found, LayoutResult)
     assert told is not None
     assert sum(found.shares.values()) == pytest.approx(1)
     assert sum(part.ns for part in found.parts) == pytest.approx(found.step_ns, rel=1e-6)
-    assert (found.tokens_s_gpu, found.mfu) == (pytest.approx(told.tokens_s_gpu), pytest.approx(told.mfu))
-    computes = sum(share for kind, share in told.shares.items() if kind in ("forward", "backward", "optimizer"))
+    assert (found.tokens_s_gpu, found.mfu) == (
+        pytest.approx(told.tokens_s_gpu),
+        pytest.approx(told.mfu),
+    )
+    computes = sum(
+        share for kind, share in told.shares.items() if kind in ("forward", "backward", "optimizer")
+    )
     assert found.shares["products"] + found.shares["memory"] == pytest.approx(computes, abs=1e-3)
 
 
@@ -119,15 +172,26 @@ def test_a_band_is_what_the_step_takes_at_other_prices(factors: tuple[float, flo
     pricing = LayoutEvaluator(asked)
     found = pricing.outcome(layout)
     assert isinstance(found, LayoutResult)
-    told = sum(part.ns * (factors[0] if part.word in ("products", "memory") else factors[1]) for part in found.parts)
+    told = sum(
+        part.ns * (factors[0] if part.word in ("products", "memory") else factors[1])
+        for part in found.parts
+    )
 
     assert pricing.timed(layout, factors).step().makespan_ns == pytest.approx(told, rel=0.02)
 
 
 def test_a_schedule_that_hangs_is_found() -> None:
     """Two stages, each of which receives before it sends what the other waits for."""
-    fields = {"schedule": "1f1b", "axis": "pp", "micro_batches": 2, "forward": "1 ms", "activation": {"shape": [8]}}
-    made = Pipeline.model_validate({**fields, "backward": "1 ms"}).made(question(SMALL, 2, 2).context(ParallelLayout(2, pp=2)))
+    fields = {
+        "schedule": "1f1b",
+        "axis": "pp",
+        "micro_batches": 2,
+        "forward": "1 ms",
+        "activation": {"shape": [8]},
+    }
+    made = Pipeline.model_validate({**fields, "backward": "1 ms"}).made(
+        question(SMALL, 2, 2).context(ParallelLayout(2, pp=2))
+    )
     calls = calls_by_rank(made)
     work = PipelineWork(
         dict.fromkeys((0, 1), MicroBatchPass(1, 1000)),
@@ -160,15 +224,28 @@ def test_every_layout_keeps_the_batch_and_the_world_or_says_why_not() -> None:
 
 _OUTCOMES = st.builds(
     lambda a, b, held, gpus: LayoutResult(
-        ParallelLayout(gpus), "c", a + b, (StepTimePart("products", a, 0.85, 1.4), StepTimePart("tp", b, 0.72, 1.5)), {"products": 1.0}, held, 0.5, 1.0, 0.5
+        ParallelLayout(gpus),
+        "c",
+        a + b,
+        (StepTimePart("products", a, 0.85, 1.4), StepTimePart("tp", b, 0.72, 1.5)),
+        {"products": 1.0},
+        held,
+        0.5,
+        1.0,
+        0.5,
     ),
-    st.integers(1, 100), st.integers(0, 100), st.integers(1, 5), st.sampled_from([8, 16]),
-)  # fmt: skip
+    st.integers(1, 100),
+    st.integers(0, 100),
+    st.integers(1, 5),
+    st.sampled_from([8, 16]),
+)
 
 
 @settings(max_examples=draws(100), deadline=None)
 @given(_OUTCOMES, _OUTCOMES)
-def test_layouts_are_apart_only_where_no_prices_within_their_bands_swap_them(a: LayoutResult, b: LayoutResult) -> None:
+def test_layouts_are_apart_only_where_no_prices_within_their_bands_swap_them(
+    a: LayoutResult, b: LayoutResult
+) -> None:
     def at(one: LayoutResult, c: float, k: float) -> float:
         return one.parts[0].ns * c + one.parts[1].ns * k
 
@@ -181,13 +258,23 @@ def test_layouts_are_apart_only_where_no_prices_within_their_bands_swap_them(a: 
 
 def test_on_two_clusters_prices_err_apart() -> None:
     one = LayoutResult(
-        ParallelLayout(8), "a", 100, (StepTimePart("products", 100, 0.85, 1.4),), {"products": 1.0}, 1, 0.1, 1.0, 0.5
+        ParallelLayout(8),
+        "a",
+        100,
+        (StepTimePart("products", 100, 0.85, 1.4),),
+        {"products": 1.0},
+        1,
+        0.1,
+        1.0,
+        0.5,
     )
     slower = one._replace(step_ns=150, parts=(StepTimePart("products", 150, 0.85, 1.4),))
 
     assert is_order_certain(one, slower)
     assert not is_order_certain(one, slower._replace(cluster="b"))
-    assert is_order_certain(one, slower._replace(cluster="b", parts=(StepTimePart("products", 200, 0.85, 1.4),)))
+    assert is_order_certain(
+        one, slower._replace(cluster="b", parts=(StepTimePart("products", 200, 0.85, 1.4),))
+    )
 
 
 @settings(max_examples=draws(60), deadline=None)
@@ -200,7 +287,10 @@ def test_the_front_is_what_nobody_beats(found: list[LayoutResult]) -> None:
     best = {
         key(a)
         for a in found
-        if not any(key(b) != key(a) and all(x <= y for x, y in zip(key(b), key(a), strict=True)) for b in found)
+        if not any(
+            key(b) != key(a) and all(x <= y for x, y in zip(key(b), key(a), strict=True))
+            for b in found
+        )
     }
     assert front == best
 
@@ -213,7 +303,12 @@ def test_a_plan_is_the_same_on_one_core_on_two_and_taken_up_again(tmp_path: Path
     counts: list[int] = []
 
     assert plan_layouts(asked, PlanOptions(jobs=2, output=table)).ranked == alone.ranked
-    assert plan_layouts(asked, PlanOptions(jobs=1, output=table), lambda done, whole: counts.append(whole)).ranked == alone.ranked
+    assert (
+        plan_layouts(
+            asked, PlanOptions(jobs=1, output=table), lambda done, whole: counts.append(whole)
+        ).ranked
+        == alone.ranked
+    )
     assert set(counts) == {0}
     rows = list(csv.DictReader(table.open(encoding="utf-8")))
     assert len(rows) == len(alone.ranked) + len(alone.left)
@@ -230,11 +325,27 @@ def test_a_guided_plan_tries_no_more_than_its_budget() -> None:
 
 
 class TestCommand:
-    WORDS = ("--gpus", "8", "--cluster", "dgx-h100", "--global-batch", "16", "--only", "recompute=none", "--only", "micro_batch=1",
-             "-j", "1", "--top", "3")  # fmt: skip
+    WORDS = (
+        "--gpus",
+        "8",
+        "--cluster",
+        "dgx-h100",
+        "--global-batch",
+        "16",
+        "--only",
+        "recompute=none",
+        "--only",
+        "micro_batch=1",
+        "-j",
+        "1",
+        "--top",
+        "3",
+    )
     ONE = ("--only", "zero=1", "--only", "recompute=none", "-j", "1", "--top", "1")
 
-    def test_the_best_layout_is_a_scenario_that_takes_as_long(self, cli: Cli, tmp_path: Path) -> None:
+    def test_the_best_layout_is_a_scenario_that_takes_as_long(
+        self, cli: Cli, tmp_path: Path
+    ) -> None:
         best, plot = tmp_path / "best.yaml", tmp_path / "plan.svg"
         done = cli("plan", "llama3-8b", *self.WORDS, "-o", best, "-o", plot)
         again = cli("simulate", best, "--no-values")
@@ -274,11 +385,21 @@ class TestCommand:
             "-j",
             "1",
         )
-        cli("plan", "{layers: 2, hidden: 256, heads: 8, ffn: 512, vocabulary: 1000}", "--sequence", "128", *asked, "-o", best)
+        cli(
+            "plan",
+            "{layers: 2, hidden: 256, heads: 8, ffn: 512, vocabulary: 1000}",
+            "--sequence",
+            "128",
+            *asked,
+            "-o",
+            best,
+        )
 
         assert yaml.safe_load(best.read_text())["world"] == world
 
-    def test_gpus_that_make_no_whole_machines_are_refused_with_numbers_that_do(self, cli: Cli) -> None:
+    def test_gpus_that_make_no_whole_machines_are_refused_with_numbers_that_do(
+        self, cli: Cli
+    ) -> None:
         done = cli("plan", "llama3-8b", *self.WORDS[2:], "--gpus", "12")
 
         assert (done.returncode, done.stdout) == (2, "")
@@ -291,7 +412,9 @@ class TestCommand:
         assert (done.returncode, done.stdout) == (2, "")
         assert "has to divide the number of GPUs" in done.stderr
 
-    def test_a_dtype_that_the_device_has_no_rate_for_is_said_and_mfu_is_of_the_rate_that_it_has(self, cli: Cli) -> None:
+    def test_a_dtype_that_the_device_has_no_rate_for_is_said_and_mfu_is_of_the_rate_that_it_has(
+        self, cli: Cli
+    ) -> None:
         """A V100 does not multiply in bfloat16. No step reaches more than the data sheet."""
         words = (
             "--gpus",
@@ -311,7 +434,9 @@ class TestCommand:
         done = cli("plan", model, "--sequence", "128", *words, "--format", "json")
         shown = cli("plan", model, "--sequence", "128", *words)
 
-        assert 0 < max(one["mfu"] for one in json.loads(done.stdout)["layouts"]) < 0.6 * 1.05  # what a V100's products reach
+        assert (
+            0 < max(one["mfu"] for one in json.loads(done.stdout)["layouts"]) < 0.6 * 1.05
+        )  # what a V100's products reach
         assert "has no rate for bfloat16" in " ".join(shown.stdout.split())
 
     def test_where_nothing_fits_it_ends_with_1_and_says_so(self, cli: Cli) -> None:
@@ -322,11 +447,18 @@ class TestCommand:
 
     @pytest.mark.parametrize(
         ("words", "said"),
-        [(("llama3-7b",), "did you mean"), (("llama3-8b", "--only", "dp=2"), "--only dp=2"), (("llama3-8b", "-o", "x.txt"), "end it in"),
-         (("llama3-8b", "--set", "zero=1"), "--only zero=1"),
-         (("llama3-8b", "--set", "lanch=0"), "did you mean launch"), (("{layers: 2}",), "expected hidden")],
-    )  # fmt: skip
-    def test_what_is_wrong_ends_with_2_and_a_remedy(self, cli: Cli, words: tuple[str, ...], said: str) -> None:
+        [
+            (("llama3-7b",), "did you mean"),
+            (("llama3-8b", "--only", "dp=2"), "--only dp=2"),
+            (("llama3-8b", "-o", "x.txt"), "end it in"),
+            (("llama3-8b", "--set", "zero=1"), "--only zero=1"),
+            (("llama3-8b", "--set", "lanch=0"), "did you mean launch"),
+            (("{layers: 2}",), "expected hidden"),
+        ],
+    )
+    def test_what_is_wrong_ends_with_2_and_a_remedy(
+        self, cli: Cli, words: tuple[str, ...], said: str
+    ) -> None:
         done = cli("plan", *words, *self.WORDS)
 
         assert (done.returncode, said in done.stderr) == (2, True), done.stderr

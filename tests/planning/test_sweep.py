@@ -1,4 +1,6 @@
-"""Sweeps: every point once, kept as it comes, the same table after a crash, on one core, on several and on a Dask cluster."""
+"""Sweeps: every point once, kept as it comes, the same table after a crash, on one core, on several
+and on a Dask cluster.
+"""
 
 from __future__ import annotations
 
@@ -18,40 +20,58 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distsim.common.errors import EnvironmentFault, UsageError
-from distsim.planning.sweep.grid import GridPoint, grid_points, parse_grid, point_key, propose_points
+from distsim.planning.sweep.grid import (
+    GridPoint,
+    grid_points,
+    parse_grid,
+    point_key,
+    propose_points,
+)
 from distsim.planning.sweep.result_table import ResultTable
 from distsim.planning.sweep.run_sweep import SweepRequest, ranked_rows, run_sweep
 from distsim.planning.sweep.worker_pool import run_tasks
 from tests.support.harness import LIMIT_S, ROOT, Cli, draws
 
 TEXT = "world: 2\njitter: 0.2\nvars: {n: 1}\nprogram:\n  - repeat: {times: n, steps: [{compute: {time: 1 ms}}, barrier]}\n"
-_NAMES = st.lists(st.sampled_from(["n", "seed", "jitter", "backend"]), min_size=1, max_size=3, unique=True)
+_NAMES = st.lists(
+    st.sampled_from(["n", "seed", "jitter", "backend"]), min_size=1, max_size=3, unique=True
+)
 _VALUES = st.lists(st.text("abc.0123", min_size=1, max_size=4), min_size=1, max_size=4, unique=True)
 
 
 @settings(max_examples=draws(50))
-@given(_NAMES.flatmap(lambda names: st.fixed_dictionaries(dict.fromkeys(names, _VALUES))), st.lists(_VALUES, max_size=1))
-def test_a_grid_has_every_combination_once_in_order(grid: dict[str, list[str]], more: list[list[str]]) -> None:
+@given(
+    _NAMES.flatmap(lambda names: st.fixed_dictionaries(dict.fromkeys(names, _VALUES))),
+    st.lists(_VALUES, max_size=1),
+)
+def test_a_grid_has_every_combination_once_in_order(
+    grid: dict[str, list[str]], more: list[list[str]]
+) -> None:
     clusters = more[0] if more else []
-    found = grid_points(parse_grid(f"{name}={','.join(values)}" for name, values in grid.items()), clusters)
+    found = grid_points(
+        parse_grid(f"{name}={','.join(values)}" for name, values in grid.items()), clusters
+    )
 
     assert len(set(found)) == len(found) == prod(map(len, grid.values())) * max(len(clusters), 1)
-    assert [tuple(value for _, value in one.values) for one in found[: prod(map(len, grid.values()))]] == list(
-        product(*grid.values())
-    )
+    assert [
+        tuple(value for _, value in one.values) for one in found[: prod(map(len, grid.values()))]
+    ] == list(product(*grid.values()))
 
 
 def test_commas_in_brackets_and_quotes_part_nothing() -> None:
     assert parse_grid(["mesh={a: 1, b: [2, 3]},{a: 2}", "name='x,y',z"]) == {
-        "mesh": ("{a: 1, b: [2, 3]}", "{a: 2}"), "name": ("'x,y'", "z"),
-    }  # fmt: skip
+        "mesh": ("{a: 1, b: [2, 3]}", "{a: 2}"),
+        "name": ("'x,y'", "z"),
+    }
     for wrong in ("n", "n=", "=1", "n=1,,2"):
         with pytest.raises(UsageError):
             parse_grid([wrong])
 
 
 def test_points_are_told_apart_by_what_they_come_to(tmp_path: Path) -> None:
-    """The name says nothing; a value spelt otherwise neither; another cluster file's content does."""
+    """The name says nothing; a value spelt otherwise neither; another cluster file's content
+    does.
+    """
     cluster, file = tmp_path / "c.yaml", str(tmp_path / "f.yaml")
     cluster.write_text("preset: dgx-a100\n", encoding="utf-8")
     first = point_key(TEXT, file, GridPoint((("n", "1"),), "c.yaml"))
@@ -66,21 +86,37 @@ def test_points_are_told_apart_by_what_they_come_to(tmp_path: Path) -> None:
 
 def test_equal_points_are_computed_once_and_each_has_its_row(tmp_path: Path) -> None:
     counts: list[int] = []
-    asked = SweepRequest(TEXT, "f.yaml", {"n": ("2", "3"), "name": ("a", "b")}, output=tmp_path / "t.csv", jobs=1)
+    asked = SweepRequest(
+        TEXT, "f.yaml", {"n": ("2", "3"), "name": ("a", "b")}, output=tmp_path / "t.csv", jobs=1
+    )
     found = run_sweep(asked, lambda done, whole: counts.append(whole))
 
     assert set(counts) == {2}
-    assert [(row["n"], row["name"]) for row in found.rows] == [("2", "a"), ("2", "b"), ("3", "a"), ("3", "b")]
-    assert found.rows[0]["makespan_ns"] == found.rows[1]["makespan_ns"] != found.rows[2]["makespan_ns"]
+    assert [(row["n"], row["name"]) for row in found.rows] == [
+        ("2", "a"),
+        ("2", "b"),
+        ("3", "a"),
+        ("3", "b"),
+    ]
+    assert (
+        found.rows[0]["makespan_ns"] == found.rows[1]["makespan_ns"] != found.rows[2]["makespan_ns"]
+    )
     assert len(list(csv.DictReader((tmp_path / "t.csv").open(encoding="utf-8")))) == 4
     assert run_sweep(asked).known == 2
 
 
 def test_what_cannot_be_is_a_row_with_its_reason() -> None:
-    found = run_sweep(SweepRequest(TEXT, "f.yaml", {"backend": ("gloo", "nope"), "n": ("-1", "1")}, jobs=1))
+    found = run_sweep(
+        SweepRequest(TEXT, "f.yaml", {"backend": ("gloo", "nope"), "n": ("-1", "1")}, jobs=1)
+    )
     order = [row["status"] for _, row in ranked_rows(found)]
 
-    assert order == ["ok", "refused", "refused", "refused"] or order == ["ok", "ok", "refused", "refused"]
+    assert order == ["ok", "refused", "refused", "refused"] or order == [
+        "ok",
+        "ok",
+        "refused",
+        "refused",
+    ]
     assert all(row["reason"] for row in found.rows if row["status"] == "refused")
     with pytest.raises(UsageError):
         run_sweep(SweepRequest(TEXT, "f.yaml", {"worlds": ("2",)}, jobs=1))
@@ -119,7 +155,11 @@ def test_a_table_of_another_sweep_is_left_alone(tmp_path: Path) -> None:
     ResultTable(file, ("a", "b")).close()
     before = file.read_text(encoding="utf-8")
 
-    for name, columns in ((file, ("a",)), (tmp_path / "t.txt", ("a",)), (tmp_path / "no" / "t.csv", ("a",))):
+    for name, columns in (
+        (file, ("a",)),
+        (tmp_path / "t.txt", ("a",)),
+        (tmp_path / "no" / "t.csv", ("a",)),
+    ):
         with pytest.raises(UsageError):
             ResultTable(name, columns)
     assert file.read_text(encoding="utf-8") == before
@@ -134,7 +174,9 @@ def test_parquet_holds_the_same_rows_with_numbers_and_is_taken_up(tmp_path: Path
 
     assert kept.column("makespan_ns").to_pylist() == [int(row["makespan_ns"]) for row in first.rows]
     assert kept.column("outcome").to_pylist() == ["completes"] * 3
-    again = run_sweep(SweepRequest(TEXT, "f.yaml", {"n": ("1", "2", "3", "4")}, output=file, jobs=1))
+    again = run_sweep(
+        SweepRequest(TEXT, "f.yaml", {"n": ("1", "2", "3", "4")}, output=file, jobs=1)
+    )
     assert (again.known, again.computed, again.rows[:3]) == (3, 1, first.rows)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.parquet"]
 
@@ -144,7 +186,8 @@ def test_two_processes_find_what_one_finds() -> None:
     grid = {"seed": tuple(map(str, range(6)))}
 
     assert (
-        run_sweep(SweepRequest(TEXT, "f.yaml", grid, jobs=2)).rows == run_sweep(SweepRequest(TEXT, "f.yaml", grid, jobs=1)).rows
+        run_sweep(SweepRequest(TEXT, "f.yaml", grid, jobs=2)).rows
+        == run_sweep(SweepRequest(TEXT, "f.yaml", grid, jobs=1)).rows
     )
 
 
@@ -154,10 +197,17 @@ def test_the_workers_of_a_dask_cluster_find_the_same() -> None:
     pytest.importorskip("joblib")
     grid = {"seed": ("1", "2", "3", "4")}
     with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1", silence_logs=50
+        n_workers=2,
+        threads_per_worker=1,
+        processes=True,
+        dashboard_address=None,
+        host="127.0.0.1",
+        silence_logs=50,
     ) as cluster:
         found = run_sweep(SweepRequest(TEXT, "f.yaml", grid, address=cluster.scheduler_address))
-        workers = {pid for _, pid in run_tasks(_where, list(range(8)), address=cluster.scheduler_address)}
+        workers = {
+            pid for _, pid in run_tasks(_where, list(range(8)), address=cluster.scheduler_address)
+        }
 
     assert found.rows == run_sweep(SweepRequest(TEXT, "f.yaml", grid, jobs=1)).rows
     assert os.getpid() not in workers
@@ -185,24 +235,42 @@ def test_a_guided_search_is_repeatable_tries_no_more_than_its_budget_and_beats_c
     space = {name: tuple(map(str, range(10))) for name in "xy"}
 
     def tried(seed: int) -> list[dict[str, str]]:
-        return list(propose_points(space, 40, seed, lambda c: float(abs(int(c["x"]) - 7) + abs(int(c["y"]) - 2))))
+        return list(
+            propose_points(
+                space, 40, seed, lambda c: float(abs(int(c["x"]) - 7) + abs(int(c["y"]) - 2))
+            )
+        )
 
     first = tried(1)
     assert first == tried(1)
     assert len({tuple(c.values()) for c in first}) == len(first) == 40
-    best = [min(abs(int(c["x"]) - 7) + abs(int(c["y"]) - 2) for c in tried(seed)) for seed in range(3)]
+    best = [
+        min(abs(int(c["x"]) - 7) + abs(int(c["y"]) - 2) for c in tried(seed)) for seed in range(3)
+    ]
     assert max(best) <= 2
 
 
 class TestCommand:
-    def test_the_files_own_grid_is_run_and_shown_fastest_first_in_80_columns(self, cli: Cli, tmp_path: Path) -> None:
+    def test_the_files_own_grid_is_run_and_shown_fastest_first_in_80_columns(
+        self, cli: Cli, tmp_path: Path
+    ) -> None:
         file = tmp_path / "f.yaml"
-        file.write_text(TEXT + "sweep: {grid: {n: [3, 1, 2]}, cluster: [cpu-10gbe, cpu-25gbe]}\n", encoding="utf-8")
+        file.write_text(
+            TEXT + "sweep: {grid: {n: [3, 1, 2]}, cluster: [cpu-10gbe, cpu-25gbe]}\n",
+            encoding="utf-8",
+        )
         done = cli("sweep", file, "-j", "1")
         lines = [line.split() for line in done.stdout.splitlines()]
 
         assert done.returncode == 0
-        assert [line[0] for line in lines if line[2:3] == ["completes"]] == ["1", "1", "2", "2", "3", "3"]
+        assert [line[0] for line in lines if line[2:3] == ["completes"]] == [
+            "1",
+            "1",
+            "2",
+            "2",
+            "3",
+            "3",
+        ]
         assert max(map(len, done.stdout.splitlines())) <= 80
 
     @pytest.mark.parametrize(
@@ -221,14 +289,21 @@ class TestCommand:
         file, table = tmp_path / "f.yaml", tmp_path / "t.csv"
         file.write_text(TEXT, encoding="utf-8")
         words = [sys.executable, "-m", "distsim", "sweep", file, *GRID, "-o", table, "-j", "1"]
-        with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        ) as process:
             end = time.monotonic() + LIMIT_S
             while (
-                time.monotonic() < end and process.poll() is None and not (table.exists() and table.read_text().count("\n") > 2)
+                time.monotonic() < end
+                and process.poll() is None
+                and not (table.exists() and table.read_text().count("\n") > 2)
             ):
                 time.sleep(0.01)
             process.send_signal(signal.SIGINT)
             told = process.communicate(timeout=LIMIT_S)[1]
 
         assert (process.returncode, "Traceback" in told) == (130, False)
-        assert len({len(line) for line in csv.reader(table.read_text(encoding="utf-8").splitlines())}) == 1
+        assert (
+            len({len(line) for line in csv.reader(table.read_text(encoding="utf-8").splitlines())})
+            == 1
+        )

@@ -57,7 +57,10 @@ def test_distinct_calls_are_told_once_in_order_with_a_batchs_messages_after_it()
         "  - compute: {time: 1 ms, on: host}\n"
     ).codes[0]
 
-    assert [call.op for call in code.calls] == ["barrier", "batch_isend_irecv"] * 3 + ["all_reduce", "compute"]
+    assert [call.op for call in code.calls] == ["barrier", "batch_isend_irecv"] * 3 + [
+        "all_reduce",
+        "compute",
+    ]
     alone = [call.op for call in code.distinct_calls(parts=False)]
     assert alone == ["barrier", "batch_isend_irecv", "all_reduce", "compute"]
     assert [call.op for call in code.distinct_calls()] == [*alone[:2], "isend", "irecv", *alone[2:]]
@@ -209,7 +212,10 @@ INVALID: dict[str, tuple[str, str]] = {
     "buffers that do not fit": ("DS110", "all_gather_into_tensor: {input: a, output: a}"),
     "new_group with a rank outside": ("DS111", "new_group: {name: g, ranks: [0, 7]}"),
     "initialised twice": ("DS109", "init_process_group"),
-    "a batched receive from any source": ("DS112", "batch_isend_irecv: {ops: [{irecv: {tensor: a}}]}"),
+    "a batched receive from any source": (
+        "DS112",
+        "batch_isend_irecv: {ops: [{irecv: {tensor: a}}]}",
+    ),
     "an empty batch": ("DS112", "batch_isend_irecv: {ops: []}"),
 }
 
@@ -218,7 +224,8 @@ INVALID: dict[str, tuple[str, str]] = {
 def test_a_call_that_nobody_may_make_is_a_finding_with_its_place(case: str) -> None:
     code, step = INVALID[case]
     ready = ["init_process_group"] if "init" in step else []
-    p = program(f"""
+    p = program(
+        f"""
 name: invalid
 world: 3
 backend: gloo
@@ -228,7 +235,8 @@ program:
   - barrier
 {"".join(f"  - {r}{chr(10)}" for r in ready)}  - {{{step if ":" in step else step + ": {}"}, ranks: 0}}
   - {{irecv: {{tensor: a, src: 0, as: late}}, ranks: 5 < rank}}
-""".replace("  - barrier\n  - init", "  - init"))  # fmt: skip
+""".replace("  - barrier\n  - init", "  - init")
+    )
 
     found = [f for f in p.findings if f.code == code]
 
@@ -256,16 +264,21 @@ program:
 
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_a_call_without_a_process_group_is_invalid(order: str) -> None:
-    steps = {"before": ["barrier", "init_process_group"], "after": ["init_process_group", "destroy_process_group", "barrier"]}[
-        order
-    ]
-    p = program("name: early\nworld: 2\nbackend: gloo\nprogram:\n" + "".join(f"  - {s}\n" for s in steps))
+    steps = {
+        "before": ["barrier", "init_process_group"],
+        "after": ["init_process_group", "destroy_process_group", "barrier"],
+    }[order]
+    p = program(
+        "name: early\nworld: 2\nbackend: gloo\nprogram:\n" + "".join(f"  - {s}\n" for s in steps)
+    )
 
     assert codes_of(p) == ["DS108"]
 
 
 def test_a_selector_that_selects_nobody_is_a_warning() -> None:
-    p = program("name: nobody\nworld: 2\nbackend: gloo\nprogram:\n  - {barrier: {}, ranks: rank > 7}\n")
+    p = program(
+        "name: nobody\nworld: 2\nbackend: gloo\nprogram:\n  - {barrier: {}, ranks: rank > 7}\n"
+    )
 
     assert [(f.code, f.severity) for f in p.findings] == [("DS901", "warning")]
 
@@ -283,14 +296,18 @@ def test_what_only_shows_on_some_rank_is_a_file_error_with_its_place(case: str) 
     step, words = FILE_ERRORS[case]
 
     with pytest.raises(ScenarioErrors) as caught:
-        program(f"name: bad\nworld: 2\nbackend: gloo\ntensors: {{a: {{shape: [1]}}}}\nprogram:\n  - {step}\n")
+        program(
+            f"name: bad\nworld: 2\nbackend: gloo\ntensors: {{a: {{shape: [1]}}}}\nprogram:\n  - {step}\n"
+        )
 
     problem: Any = caught.value.problems[0]
     assert problem.line == 6
     assert words in problem.message
 
 
-def test_a_batch_in_a_loop_follows_a_group_that_is_made_anew_though_its_first_part_is_of_another() -> None:
+def test_a_batch_in_a_loop_follows_a_group_that_is_made_anew_though_its_first_part_is_of_another() -> (
+    None
+):
     p = program("""
 name: anew
 world: 3
@@ -316,7 +333,9 @@ program:
     assert [(send.peer, send.group.ranks) for send in sends] == [(1, (0, 1)), (2, (0, 2))]
 
 
-def test_a_copys_number_is_that_of_its_round_its_rank_and_its_group_wherever_the_same_name_stands() -> None:
+def test_a_copys_number_is_that_of_its_round_its_rank_and_its_group_wherever_the_same_name_stands() -> (
+    None
+):
     p = program("""
 world: 4
 mesh: {dp: 2, tp: 2}
@@ -337,6 +356,9 @@ program:
         - broadcast: {tensor: x@group_rank, group_src: 0, group: dp}
 """)
     for rank in range(4):
-        said = [call.inputs[0].index if call.inputs else call.outputs[0].index for _, call in p.calls_of(rank)]
+        said = [
+            call.inputs[0].index if call.inputs else call.outputs[0].index
+            for _, call in p.calls_of(rank)
+        ]
         rounds = [[i, i + 3, *([i + rank] if i < 2 else []), rank % 2, rank // 2] for i in range(3)]
         assert said == [number for one in rounds for number in one]

@@ -1,4 +1,6 @@
-"""What can befall a run from outside: full disks, stopped ranks, launchers that vanish, impatient fingers."""
+"""What can befall a run from outside: full disks, stopped ranks, launchers that vanish, impatient
+fingers.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,28 @@ from distsim.real.launch.start_methods import ProcessLauncher
 from distsim.real.results.postmortem import postmortem
 from distsim.real.run import RealRun, RealRunOptions, run_scenario
 from distsim.real.shared.job import WorkerJob
-from distsim.real.shared.progress_file import STOPPED_MESSAGE, ProgressField, ProgressFile, RankPhase, parse_snapshot
+from distsim.real.shared.progress_file import (
+    STOPPED_MESSAGE,
+    ProgressField,
+    ProgressFile,
+    RankPhase,
+    parse_snapshot,
+)
 from distsim.real.shared.rendezvous import connect_store, listen, serve_store
 from distsim.simulation.simulate_scenario import simulate
 from tests.real.test_launch import free_port
 from tests.support.harness import Cli
-from tests.support.real_runs import ROOT, children, deaf, folders, forget_others, run, scenario, until, written
+from tests.support.real_runs import (
+    ROOT,
+    children,
+    deaf,
+    folders,
+    forget_others,
+    run,
+    scenario,
+    until,
+    written,
+)
 
 pytest.importorskip("torch")
 
@@ -52,7 +70,9 @@ def no_room(*_: object, **__: object) -> None:
 # --- full disks ---
 
 
-def test_a_board_for_which_there_is_no_room_is_the_surroundings_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_board_for_which_there_is_no_room_is_the_surroundings_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Else the first store into its pages would be a SIGBUS."""
     monkeypatch.setattr(Path, "write_bytes", no_room)
     with pytest.raises(EnvironmentFault, match=r"can't write .*board-0: No space left"):
@@ -96,8 +116,14 @@ def test_a_folder_that_takes_no_files_is_named_before_the_run():
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_full_disk_behind_standard_output_is_the_surroundings_fault():
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-m", "distsim", "run", "scenarios/hybrid.yaml"], cwd=ROOT, stdout=full,
-                              stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-m", "distsim", "run", "scenarios/hybrid.yaml"],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
 
     assert done.returncode == 4
     assert "can't write standard output" in done.stderr
@@ -152,15 +178,31 @@ def test_under_the_elastic_launcher_a_rank_killed_from_outside_is_told_from_thos
 
 def test_the_elastic_launcher_leaves_no_folder_of_logs(tmp_path: Path, cli: Cli):
     done = subprocess.run(
-        [sys.executable, "-m", "distsim", "run", "scenarios/send_one.yaml", "--real", "--backend", "gloo", "--launcher", "elastic"],
-        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "distsim",
+            "run",
+            "scenarios/send_one.yaml",
+            "--real",
+            "--backend",
+            "gloo",
+            "--launcher",
+            "elastic",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+    )
 
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failure_of_the_elastic_launcher_itself_is_the_surroundings_fault(monkeypatch: pytest.MonkeyPatch):
+def test_a_failure_of_the_elastic_launcher_itself_is_the_surroundings_fault(
+    monkeypatch: pytest.MonkeyPatch,
+):
     """Else its ranks, which never came, would count as ended."""
     from torch.distributed.launcher import api
 
@@ -170,7 +212,9 @@ def test_a_failure_of_the_elastic_launcher_itself_is_the_surroundings_fault(monk
 
 
 def test_a_rank_that_dies_while_it_loads_is_no_end_of_the_scenario(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("distsim.real.worker.rank_process._set_up_process", lambda job, rank, board: os._exit(7))
+    monkeypatch.setattr(
+        "distsim.real.worker.rank_process._set_up_process", lambda job, rank, board: os._exit(7)
+    )
     with pytest.raises(EnvironmentFault, match="rank 0 ended before it had started, with status 7"):
         run_scenario(scenario("group_sum"), RealRunOptions(backend="gloo"))
 
@@ -179,7 +223,11 @@ def test_a_timeout_that_ran_out_is_told_as_the_simulator_tells_it_with_the_late_
     late = simulate(scenario("findings/ds804_late"), backend="gloo")
     boards = {
         0: _board(0, RankPhase.RAISED, "RuntimeError: Connection closed by peer"),
-        1: _board(1, RankPhase.RAISED, "RuntimeError: Timed out waiting 1000ms for recv operation to complete"),
+        1: _board(
+            1,
+            RankPhase.RAISED,
+            "RuntimeError: Timed out waiting 1000ms for recv operation to complete",
+        ),
     }
     left = postmortem(late, boards, {0: 1, 1: 1}, 1, {})
 
@@ -205,11 +253,28 @@ def _alive(pids: list[int]) -> list[int]:
 def test_ranks_of_a_fork_server_end_with_their_launcher(tmp_path: Path):
     file = tmp_path / "long.yaml"
     file.write_text(LONG)
-    command = [sys.executable, "-m", "distsim", "run", str(file), "--real", "--backend", "gloo", "--launcher", "forkserver"]
-    launcher = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}, cwd=ROOT)
+    command = [
+        sys.executable,
+        "-m",
+        "distsim",
+        "run",
+        str(file),
+        "--real",
+        "--backend",
+        "gloo",
+        "--launcher",
+        "forkserver",
+    ]
+    launcher = subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}, cwd=ROOT
+    )
 
     def pids() -> list[int]:
-        return [parse_snapshot(p.read_bytes(), 0).pid for p in tmp_path.glob("distsim-run-*/board-*") if p.stat().st_size]
+        return [
+            parse_snapshot(p.read_bytes(), 0).pid
+            for p in tmp_path.glob("distsim-run-*/board-*")
+            if p.stat().st_size
+        ]
 
     try:
         until(lambda: len(pids()) == 2 and all(pids()))
@@ -224,10 +289,14 @@ def test_ranks_of_a_fork_server_end_with_their_launcher(tmp_path: Path):
 def pair(limit_s: float) -> tuple[StoreCoordinator, StoreCoordinator]:
     door, port = listen("127.0.0.1", 0, allow_other_port=False)
     first = serve_store(door, "127.0.0.1", port)
-    return StoreCoordinator(first, 0, 2, limit_s), StoreCoordinator(connect_store("127.0.0.1", port, 5), 1, 2, limit_s)
+    return StoreCoordinator(first, 0, 2, limit_s), StoreCoordinator(
+        connect_store("127.0.0.1", port, 5), 1, 2, limit_s
+    )
 
 
-def test_a_launcher_that_does_not_hear_of_the_end_is_gone_and_nobody_waits_for_its_record(monkeypatch: pytest.MonkeyPatch):
+def test_a_launcher_that_does_not_hear_of_the_end_is_gone_and_nobody_waits_for_its_record(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setattr("distsim.real.launch.coordinator._ACK_TIMEOUT_S", 0.2)
     first, _ = pair(limit_s=600)
     began = time.monotonic()
@@ -264,16 +333,30 @@ def test_the_loss_of_the_first_launchers_store_is_said_as_such():
 def test_waiting_for_the_first_launcher_ends_with_ctrl_c():
     began = time.monotonic()
     with pytest.raises(EnvironmentFault, match="ended by SIGINT"):
-        connect_store("127.0.0.1", free_port(), 600, lambda: "SIGINT" if time.monotonic() - began > 0.2 else "")
+        connect_store(
+            "127.0.0.1",
+            free_port(),
+            600,
+            lambda: "SIGINT" if time.monotonic() - began > 0.2 else "",
+        )
 
     assert time.monotonic() - began < 300
 
 
 def test_a_host_that_nobody_knows_or_where_nobody_meets_is_the_surroundings_fault_by_its_name():
     for wish, said in (
-        (RealRunOptions(init="tcp://no-such-host.invalid:29511"), "the host no-such-host.invalid is not known here"),
-        (RealRunOptions(master_addr="no-such-host.invalid"), "the host no-such-host.invalid is not known here"),
-        (RealRunOptions(master_addr="192.0.2.1"), "192.0.2.1 is no address of this machine"),  # TEST-NET-1, RFC 5737
+        (
+            RealRunOptions(init="tcp://no-such-host.invalid:29511"),
+            "the host no-such-host.invalid is not known here",
+        ),
+        (
+            RealRunOptions(master_addr="no-such-host.invalid"),
+            "the host no-such-host.invalid is not known here",
+        ),
+        (
+            RealRunOptions(master_addr="192.0.2.1"),
+            "192.0.2.1 is no address of this machine",
+        ),  # TEST-NET-1, RFC 5737
         (
             RealRunOptions(init="tcp://192.0.2.1:29511", timeout_ns=500_000_000),
             "ranks 0-3 did not meet through tcp://192.0.2.1:29511",
@@ -287,17 +370,28 @@ def test_a_host_that_nobody_knows_or_where_nobody_meets_is_the_surroundings_faul
 def test_ranks_that_load_are_waited_for_as_long_as_they_use_their_core(
     busy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A rank of which nothing is seen counts as late after the limit; one that works does not, however long it takes."""
+    """A rank of which nothing is seen counts as late after the limit; one that works does not,
+    however long it takes.
+    """
     monkeypatch.setattr("distsim.real.launch.monitor._CPU_CHECK_INTERVAL_NS", 1)
     begun, end = multiprocessing.Event(), multiprocessing.Event()
-    rank = multiprocessing.get_context("fork").Process(target=_loading, args=(begun, end, busy), daemon=True)
+    rank = multiprocessing.get_context("fork").Process(
+        target=_loading, args=(begun, end, busy), daemon=True
+    )
     rank.start()
     begun.wait(300)
     program = simulate(scenario("group_sum")).program
     job = WorkerJob(program, "gloo", str(tmp_path), "127.0.0.1", 1, "env://", True, 1)
-    watch = RankMonitor(job, range(4), ProcessLauncher("fork"), LaunchCoordinator(), 10**9, start_ns=1_500_000_000)
+    watch = RankMonitor(
+        job, range(4), ProcessLauncher("fork"), LaunchCoordinator(), 10**9, start_ns=1_500_000_000
+    )
     try:
-        until(lambda: (watch._look(), watch._reason() == "start" or watch.moved_ns - watch.began_ns > 900_000_000)[1])
+        until(
+            lambda: (
+                watch._look(),
+                watch._reason() == "start" or watch.moved_ns - watch.began_ns > 900_000_000,
+            )[1]
+        )
     finally:
         end.set()
         rank.join(300)
@@ -313,13 +407,21 @@ def _loading(begun: Event, end: Event, busy: bool) -> None:
             time.sleep(0.5)
 
 
-def test_a_rank_whose_wait_ends_by_the_signal_that_asks_for_its_stack_stands_still_and_has_not_raised(tmp_path: Path):
-    """As torch's sockets do: waiting to connect again, they raise `DistNetworkError: Interrupted system call`."""
+def test_a_rank_whose_wait_ends_by_the_signal_that_asks_for_its_stack_stands_still_and_has_not_raised(
+    tmp_path: Path,
+):
+    """As torch's sockets do: waiting to connect again, they raise `DistNetworkError: Interrupted
+    system call`.
+    """
     program = simulate(scenario("group_sum")).program
     job = WorkerJob(program, "gloo", str(tmp_path), "127.0.0.1", 1, "env://", True, 1)
-    watch = RankMonitor(job, range(4), ProcessLauncher("fork"), LaunchCoordinator(), 1, start_ns=300 * 10**9)
+    watch = RankMonitor(
+        job, range(4), ProcessLauncher("fork"), LaunchCoordinator(), 1, start_ns=300 * 10**9
+    )
     begun = multiprocessing.Event()
-    rank = multiprocessing.get_context("fork").Process(target=_woken, args=(begun, job), daemon=True)
+    rank = multiprocessing.get_context("fork").Process(
+        target=_woken, args=(begun, job), daemon=True
+    )
     rank.start()
     try:
         assert begun.wait(300)
@@ -354,18 +456,41 @@ def _woken(begun: Event, job: WorkerJob) -> None:
 # --- the user ---
 
 
-def test_ctrl_c_in_a_run_that_gets_on_blames_nobody_and_a_second_one_costs_no_report(tmp_path: Path):
+def test_ctrl_c_in_a_run_that_gets_on_blames_nobody_and_a_second_one_costs_no_report(
+    tmp_path: Path,
+):
     file, trace = tmp_path / "long.yaml", tmp_path / "t.jsonl"
     file.write_text(LONG)
     launcher = subprocess.Popen(
-        [sys.executable, "-m", "distsim", "run", str(file), "--real", "--backend", "gloo", "--trace", str(trace)], cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [
+            sys.executable,
+            "-m",
+            "distsim",
+            "run",
+            str(file),
+            "--real",
+            "--backend",
+            "gloo",
+            "--trace",
+            str(trace),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         preexec_fn=deaf,
-    )  # fmt: skip
+    )
 
     def further() -> bool:
-        boards = [parse_snapshot(p.read_bytes(), 0) for p in tmp_path.glob("distsim-run-*/board-*") if p.stat().st_size]
-        return len(boards) == 2 and all(b.phase == RankPhase.IN_CALL and b.position > 50 for b in boards)
+        boards = [
+            parse_snapshot(p.read_bytes(), 0)
+            for p in tmp_path.glob("distsim-run-*/board-*")
+            if p.stat().st_size
+        ]
+        return len(boards) == 2 and all(
+            b.phase == RankPhase.IN_CALL and b.position > 50 for b in boards
+        )
 
     try:
         until(further)
@@ -394,12 +519,35 @@ def test_a_store_of_the_users_own_is_served_by_rank_0():
 
 def test_a_way_to_meet_that_torch_does_not_know_is_refused_before_anything_starts():
     with pytest.raises(UsageError, match="there is no --init udp"):
-        run_scenario(scenario("group_sum"), RealRunOptions(backend="gloo", init="udp://127.0.0.1:1"))
+        run_scenario(
+            scenario("group_sum"), RealRunOptions(backend="gloo", init="udp://127.0.0.1:1")
+        )
 
 
 def test_the_plan_keeps_what_was_asked_for_and_cuts_the_world_as_asked(cli: Cli):
-    asked = ("--backend", "gloo", "--timeout", "3 s", "--repeat", "5", "--trace", "x.jsonl", "--init", "tcp")
-    done = cli("run", "scenarios/hybrid.yaml", *asked, "--nnodes", "2", "--master-addr", "n0", "--master-port", "1234")
+    asked = (
+        "--backend",
+        "gloo",
+        "--timeout",
+        "3 s",
+        "--repeat",
+        "5",
+        "--trace",
+        "x.jsonl",
+        "--init",
+        "tcp",
+    )
+    done = cli(
+        "run",
+        "scenarios/hybrid.yaml",
+        *asked,
+        "--nnodes",
+        "2",
+        "--master-addr",
+        "n0",
+        "--master-port",
+        "1234",
+    )
     text = " ".join(done.stdout.replace("\\\n", " ").split())
 
     assert "hybrid: 4 ranks on 2 machines of 2" in text

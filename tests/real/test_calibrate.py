@@ -1,4 +1,6 @@
-"""A cluster's file from measurements: what was measured comes out again, what was not follows the model, errors are told."""
+"""A cluster's file from measurements: what was measured comes out again, what was not follows the
+model, errors are told.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,20 @@ from distsim.common.errors import EnvironmentFault, UsageError
 from distsim.hardware.cluster import Cluster, cluster_from, preset
 from distsim.hardware.cost import CostModel
 from distsim.operations.registry import OPERATIONS
-from distsim.real.bench.measurement import BenchResult, BenchRow, bench_from_json, bench_to_json, run_bench
-from distsim.real.calibrate import MeasuredPoint, calibrate_cluster, points_from_bench, points_from_nccl_tests, points_from_trace
+from distsim.real.bench.measurement import (
+    BenchResult,
+    BenchRow,
+    bench_from_json,
+    bench_to_json,
+    run_bench,
+)
+from distsim.real.calibrate import (
+    MeasuredPoint,
+    calibrate_cluster,
+    points_from_bench,
+    points_from_nccl_tests,
+    points_from_trace,
+)
 from distsim.real.calibrate.fit_cluster import predicted_ns
 from distsim.scenario import load, load_mapping, loads
 from distsim.scenario.format.source.document import dump_yaml
@@ -44,14 +58,27 @@ node-1:101:101 [0] NCCL INFO comm 0x55 rank 0 nranks 4
 """
 
 
-def points(cluster: Cluster, ranks: tuple[int, ...] = (2, 4), noise: Any = lambda k: 1.0) -> list[MeasuredPoint]:
+def points(
+    cluster: Cluster, ranks: tuple[int, ...] = (2, 4), noise: Any = lambda k: 1.0
+) -> list[MeasuredPoint]:
     """What a machine with this cluster's prices would measure."""
     wanted = [
         MeasuredPoint(op, 2 if OPERATIONS[op].kind == "p2p" else n, n, 1, nbytes, 1)
-        for n in ranks for op in ("send", "all_reduce", "all_gather", "broadcast", "all_to_all_single", "reduce_scatter_tensor")
+        for n in ranks
+        for op in (
+            "send",
+            "all_reduce",
+            "all_gather",
+            "broadcast",
+            "all_to_all_single",
+            "reduce_scatter_tensor",
+        )
         for nbytes in SIZES
-    ]  # fmt: skip
-    return [p._replace(ns=round(predicted_ns(CostModel(cluster, p.ranks, p.ranks), p) * noise(k))) for k, p in enumerate(wanted)]
+    ]
+    return [
+        p._replace(ns=round(predicted_ns(CostModel(cluster, p.ranks, p.ranks), p) * noise(k)))
+        for k, p in enumerate(wanted)
+    ]
 
 
 def test_the_parameters_of_a_cluster_are_found_from_its_own_prices() -> None:
@@ -74,22 +101,39 @@ def test_outliers_hardly_move_the_parameters() -> None:
 def test_measured_sizes_cost_what_was_measured_and_sizes_between_lie_between() -> None:
     """All_reduce here is far from any ring; the curve says so, for messages and for collectives."""
     curve = {4096: 300_000, 65536: 310_000, 1 << 20: 9_000_000, 16 << 20: 20_000_000}
-    measured = [MeasuredPoint(op, 2, 2, 1, nbytes, ns) for op in ("all_reduce", "send") for nbytes, ns in curve.items()]
+    measured = [
+        MeasuredPoint(op, 2, 2, 1, nbytes, ns)
+        for op in ("all_reduce", "send")
+        for nbytes, ns in curve.items()
+    ]
 
-    cost = CostModel(calibrate_cluster(measured, preset("cpu-10gbe"), "here", "a test").cluster, 2, 2)
+    cost = CostModel(
+        calibrate_cluster(measured, preset("cpu-10gbe"), "here", "a test").cluster, 2, 2
+    )
 
     for nbytes, ns in curve.items():
-        assert cost.collective_ns(OPERATIONS["all_reduce"], (0, 1), nbytes) == pytest.approx(ns, rel=1e-3)
+        assert cost.collective_ns(OPERATIONS["all_reduce"], (0, 1), nbytes) == pytest.approx(
+            ns, rel=1e-3
+        )
         assert cost.p2p_ns(0, 1, nbytes) == pytest.approx(ns, rel=1e-3)
     assert 310_000 < cost.p2p_ns(0, 1, 1 << 18) < 9_000_000
     assert cost.p2p_ns(0, 1, 64 << 20) > 20_000_000
 
 
 def test_what_was_not_measured_follows_the_nearest_curve_and_the_model() -> None:
-    """Everything takes twice what the model says on 2 ranks; so it does on 3, and for a barrier's neighbour nothing changes."""
+    """Everything takes twice what the model says on 2 ranks; so it does on 3, and for a barrier's
+    neighbour nothing changes.
+    """
     doubled = [p._replace(ns=2 * p.ns) for p in points(TRUTH, ranks=(2,)) if p.op == "all_reduce"]
     base = TRUTH.model_copy(update={"measured": ()})
-    curve = [{"op": "all_reduce", "group": 2, "ranks": 2, "times": {f"{p.nbytes} B": f"{p.ns} ns" for p in doubled}}]
+    curve = [
+        {
+            "op": "all_reduce",
+            "group": 2,
+            "ranks": 2,
+            "times": {f"{p.nbytes} B": f"{p.ns} ns" for p in doubled},
+        }
+    ]
     cost = CostModel(cluster_from({**base.to_mapping(), "measured": curve}), 3, 3)
     bare = CostModel(base, 3, 3)
 
@@ -108,39 +152,65 @@ def test_at_a_measured_size_the_price_is_the_measured_time_where_times_fall_as_w
         MeasuredPoint("send", 2, 2, 1, 16384, 500_000),
     ]
 
-    cost = CostModel(calibrate_cluster(measured, preset("cpu-10gbe"), "here", "a test").cluster, 2, 2)
+    cost = CostModel(
+        calibrate_cluster(measured, preset("cpu-10gbe"), "here", "a test").cluster, 2, 2
+    )
 
-    assert [cost.p2p_ns(0, 1, nbytes) for nbytes in (4096, 8192, 16384)] == pytest.approx([400_000, 100_000, 500_000], abs=1)
+    assert [cost.p2p_ns(0, 1, nbytes) for nbytes in (4096, 8192, 16384)] == pytest.approx(
+        [400_000, 100_000, 500_000], abs=1
+    )
 
 
 def test_a_first_size_that_took_longer_than_the_second_says_nothing_of_those_between() -> None:
-    """A sweep's first size is measured while the machine warms up: it has its own time, the next sizes that of the second."""
-    measured = [MeasuredPoint("send", 2, 2, 1, nbytes, ns) for nbytes, ns in ((8, 400_000), (128, 100_000), (2048, 120_000))]
+    """A sweep's first size is measured while the machine warms up: it has its own time, the next
+    sizes that of the second.
+    """
+    measured = [
+        MeasuredPoint("send", 2, 2, 1, nbytes, ns)
+        for nbytes, ns in ((8, 400_000), (128, 100_000), (2048, 120_000))
+    ]
 
-    cost = CostModel(calibrate_cluster(measured, preset("cpu-10gbe"), "here", "a test").cluster, 2, 2)
+    cost = CostModel(
+        calibrate_cluster(measured, preset("cpu-10gbe"), "here", "a test").cluster, 2, 2
+    )
 
-    assert [cost.p2p_ns(0, 1, nbytes) for nbytes in (8, 128)] == pytest.approx([400_000, 100_000], abs=1)
-    assert [cost.p2p_ns(0, 1, nbytes) for nbytes in (16, 64)] == pytest.approx([100_000, 100_000], rel=0.001)
+    assert [cost.p2p_ns(0, 1, nbytes) for nbytes in (8, 128)] == pytest.approx(
+        [400_000, 100_000], abs=1
+    )
+    assert [cost.p2p_ns(0, 1, nbytes) for nbytes in (16, 64)] == pytest.approx(
+        [100_000, 100_000], rel=0.001
+    )
 
 
 def test_two_measured_rank_counts_tell_of_a_third_between_them() -> None:
-    """Twice the model's time on two ranks, four times on eight: on four the mean of the two in logarithms."""
+    """Twice the model's time on two ranks, four times on eight: on four the mean of the two in
+    logarithms.
+    """
     base, row = preset("dgx-a100"), OPERATIONS["all_reduce"]
     bare = CostModel(base, 8, 8)
 
     def measured(n: int, times: int) -> MeasuredPoint:
         return MeasuredPoint(
-            "all_reduce", n, n, 1, 1 << 20, times * CostModel(base, n, n).collective_ns(row, tuple(range(n)), 1 << 20)
+            "all_reduce",
+            n,
+            n,
+            1,
+            1 << 20,
+            times * CostModel(base, n, n).collective_ns(row, tuple(range(n)), 1 << 20),
         )
 
     found = calibrate_cluster([measured(2, 2), measured(8, 4)], base, "here", "a test").cluster
     price = CostModel(found, 4, 4).collective_ns(row, (0, 1, 2, 3), 1 << 20)
 
-    assert price == pytest.approx(8**0.5 * bare.collective_ns(row, (0, 1, 2, 3), 1 << 20), rel=0.001)
+    assert price == pytest.approx(
+        8**0.5 * bare.collective_ns(row, (0, 1, 2, 3), 1 << 20), rel=0.001
+    )
 
 
 def test_the_error_is_told_and_stored_in_the_file(tmp_path: Path) -> None:
-    found = calibrate_cluster(points(TRUTH, noise=lambda k: 1.3 if k % 2 else 1.0), preset("cpu-10gbe"), "here", "a test")
+    found = calibrate_cluster(
+        points(TRUTH, noise=lambda k: 1.3 if k % 2 else 1.0), preset("cpu-10gbe"), "here", "a test"
+    )
     file = tmp_path / "here.yaml"
     file.write_text(dump_yaml(found.cluster.to_mapping()), encoding="utf-8")
 
@@ -156,7 +226,12 @@ def test_the_error_is_told_and_stored_in_the_file(tmp_path: Path) -> None:
 def test_a_calibrated_cluster_can_be_asked_for_by_its_file(tmp_path: Path) -> None:
     file = tmp_path / "here.yaml"
     file.write_text(
-        dump_yaml(calibrate_cluster(points(TRUTH), preset("cpu-10gbe"), "here", "a test").cluster.to_mapping()), encoding="utf-8"
+        dump_yaml(
+            calibrate_cluster(
+                points(TRUTH), preset("cpu-10gbe"), "here", "a test"
+            ).cluster.to_mapping()
+        ),
+        encoding="utf-8",
     )
 
     done = simulate(load("scenarios/all_reduce.yaml"), cluster=str(file), with_verdict=False)
@@ -176,7 +251,10 @@ def test_nothing_to_fit_is_said() -> None:
 def test_a_log_of_nccl_tests_gives_its_out_of_place_times_past_the_lines_of_others() -> None:
     found, device = points_from_nccl_tests(LOG, "all_reduce_perf.log")
 
-    assert found == (MeasuredPoint("all_reduce", 4, 2, 2, 1024, 20_500), MeasuredPoint("all_reduce", 4, 2, 2, 1 << 20, 61_250))
+    assert found == (
+        MeasuredPoint("all_reduce", 4, 2, 2, 1024, 20_500),
+        MeasuredPoint("all_reduce", 4, 2, 2, 1 << 20, 61_250),
+    )
     assert "H100" in device
 
 
@@ -184,24 +262,37 @@ def test_an_old_log_without_roots_and_one_without_reduction_are_read_too() -> No
     old = LOG.replace("     sum      -1 ", "     sum ").replace("Group  0 ", "")
     gathered = LOG.replace("     sum      -1 ", " ")
 
-    assert points_from_nccl_tests(old, "x", "all_reduce")[0] == points_from_nccl_tests(LOG, "x", "all_reduce")[0]
-    assert [p.ns for p in points_from_nccl_tests(gathered, "nccl_allgather.log")[0]] == [20_500, 61_250]
+    assert (
+        points_from_nccl_tests(old, "x", "all_reduce")[0]
+        == points_from_nccl_tests(LOG, "x", "all_reduce")[0]
+    )
+    assert [p.ns for p in points_from_nccl_tests(gathered, "nccl_allgather.log")[0]] == [
+        20_500,
+        61_250,
+    ]
 
 
 @pytest.mark.parametrize(
-    ("text", "file", "message"), [(LOG, "run7.log", "add --op"), ("hello\n", "all_reduce.log", "no log of nccl-tests")]
+    ("text", "file", "message"),
+    [(LOG, "run7.log", "add --op"), ("hello\n", "all_reduce.log", "no log of nccl-tests")],
 )
-def test_what_is_no_log_and_what_tells_no_operation_is_said(text: str, file: str, message: str) -> None:
+def test_what_is_no_log_and_what_tells_no_operation_is_said(
+    text: str, file: str, message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         points_from_nccl_tests(text, file)
 
 
 def test_a_cluster_of_several_nodes_costs_what_the_log_says() -> None:
-    found = calibrate_cluster(points_from_nccl_tests(LOG, "all_reduce_perf.log")[0], preset("dgx-h100"), "pod", "a log")
+    found = calibrate_cluster(
+        points_from_nccl_tests(LOG, "all_reduce_perf.log")[0], preset("dgx-h100"), "pod", "a log"
+    )
 
     cost = CostModel(found.cluster, 4, 2)
 
-    assert cost.collective_ns(OPERATIONS["all_reduce"], (0, 1, 2, 3), 1 << 20) == pytest.approx(61_250, rel=1e-3)
+    assert cost.collective_ns(OPERATIONS["all_reduce"], (0, 1, 2, 3), 1 << 20) == pytest.approx(
+        61_250, rel=1e-3
+    )
 
 
 # --- traces ---
@@ -214,21 +305,32 @@ def test_a_trace_gives_back_the_prices_it_was_made_with() -> None:
     found = {(p.op, p.group, p.nbytes): p for p in points_from_trace(done.run.trace)}
 
     assert set(found) == {("send", 2, 16384), ("all_reduce", 2, 4 << 20)}
-    assert found["all_reduce", 2, 4 << 20].ns == done.cost.collective_ns(OPERATIONS["all_reduce"], (0, 2), 4 << 20)
+    assert found["all_reduce", 2, 4 << 20].ns == done.cost.collective_ns(
+        OPERATIONS["all_reduce"], (0, 2), 4 << 20
+    )
     assert found["send", 2, 16384].ns == done.cost.p2p_ns(0, 1, 16384)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_how_much_crossing_messages_hinder_each_other_is_found_and_simulated(share: float) -> None:
-    """Two messages that cross, measured to take one message and a share of its moving time, take as long in a simulation."""
+    """Two messages that cross, measured to take one message and a share of its moving time, take as
+    long in a simulation.
+    """
     cost = CostModel(TRUTH, 2, 2)
     crossed = [
         MeasuredPoint(
-            "batch_isend_irecv", 2, 2, 1, nbytes, cost.p2p_ns(0, 1, nbytes) + round(share * nbytes / cost.bytes_per_ns(0, 1))
+            "batch_isend_irecv",
+            2,
+            2,
+            1,
+            nbytes,
+            cost.p2p_ns(0, 1, nbytes) + round(share * nbytes / cost.bytes_per_ns(0, 1)),
         )
         for nbytes in SIZES
     ]
-    cluster = calibrate_cluster([*points(TRUTH), *crossed], preset("cpu-10gbe"), "here", "a test").cluster
+    cluster = calibrate_cluster(
+        [*points(TRUTH), *crossed], preset("cpu-10gbe"), "here", "a test"
+    ).cluster
     assert cluster.crossing == pytest.approx(share, abs=0.05)
 
     nbytes = SIZES[-1]
@@ -258,7 +360,12 @@ def test_a_bench_is_written_and_read_back() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", '{"format": "distsim-bench"}', '{"format": "distsim-bench", "schema_version": 1, "rows": [{"op": "send"}]}'],
+    [
+        "",
+        "[]",
+        '{"format": "distsim-bench"}',
+        '{"format": "distsim-bench", "schema_version": 1, "rows": [{"op": "send"}]}',
+    ],
 )
 def test_what_is_no_bench_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
@@ -276,7 +383,9 @@ def test_the_commands_measure_this_machine_and_fit_it(cli: Any, tmp_path: Path) 
 
     assert (made.returncode, fitted.returncode) == (0, 0), made.stderr + fitted.stderr
     rows = json.loads(measured.read_text(encoding="utf-8"))["rows"]
-    alone = {op for op, row in OPERATIONS.items() if row.kind == "collective" and row.coalesces is None}
+    alone = {
+        op for op, row in OPERATIONS.items() if row.kind == "collective" and row.coalesces is None
+    }
     assert {row["op"] for row in rows} == {"send", "batch_isend_irecv", *alone}
     assert all(row["median_ns"] > 1000 for row in rows)
     assert max(map(len, made.stdout.splitlines())) <= 80

@@ -1,4 +1,6 @@
-"""What nccl-tests writes, in the layouts of src/util.cu: text with more or fewer columns, and the JSON of -J."""
+"""What nccl-tests writes, in the layouts of src/util.cu: text with more or fewer columns, and the
+JSON of -J.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +44,17 @@ def test_since_the_output_names_its_program_the_files_name_does_not_matter() -> 
 
 
 def test_a_one_time_cost_out_of_place_gives_way_to_the_time_in_place() -> None:
-    """Connections of a size are set up in its first call: where one row alone takes 1.5 times as long as in place, that is not its time."""
+    """Connections of a size are set up in its first call: where one row alone takes 1.5 times as
+    long as in place, that is not its time.
+    """
     line = "{:12}  1     float    none      -1   {}    0.05    0.04       0   {}    9.05    9.04     N/A\n"
     text = (
-        HEAD + PLAIN + "".join(line.format(*row) for row in ((1024, 20.5, 20), (2048, 68, 25), (4096, 26, 25.5), (8192, 40, 30)))
+        HEAD
+        + PLAIN
+        + "".join(
+            line.format(*row)
+            for row in ((1024, 20.5, 20), (2048, 68, 25), (4096, 26, 25.5), (8192, 40, 30))
+        )
     )
 
     assert [p.ns for p in points_from_nccl_tests(text, "x")[0]] == [20_500, 25_000, 26_000, 40_000]
@@ -54,12 +63,18 @@ def test_a_one_time_cost_out_of_place_gives_way_to_the_time_in_place() -> None:
 def test_times_of_day_behind_the_rows_are_no_columns() -> None:
     stamped = PLAIN.rstrip() + "            timestamp\n"
 
-    assert points_from_nccl_tests(HEAD + stamped + rows(after="  2026-01-02 03:04:05"), "x")[0] == EXPECTED
+    assert (
+        points_from_nccl_tests(HEAD + stamped + rows(after="  2026-01-02 03:04:05"), "x")[0]
+        == EXPECTED
+    )
 
 
 def test_the_columns_of_single_iterations_give_the_spread() -> None:
     found, _ = points_from_nccl_tests(
-        HEAD + WIDE + rows(between="   18.00   25.00   24.00   10.00", after="  2026-01-02 03:04:05"), "x"
+        HEAD
+        + WIDE
+        + rows(between="   18.00   25.00   24.00   10.00", after="  2026-01-02 03:04:05"),
+        "x",
     )
 
     assert [p.ns for p in found] == [20_500, 61_250]
@@ -67,10 +82,16 @@ def test_the_columns_of_single_iterations_give_the_spread() -> None:
 
 
 BEFORE = {
-    "mpirun --tag-output": "[1,0]<stdout>:", "mpirun with a blank": "[1,0]<stdout> ", "srun --label": " 0: ",
-    "time": "2026-01-02T03:04:05.678Z ", "time in brackets": "[2026-01-02 03:04:05] ", "pod": "worker-0 | ", "quoted": "> ",
-    "colour": "\x1b[32m", "two of them": "[1,0]<stdout>: 0: ",
-}  # fmt: skip
+    "mpirun --tag-output": "[1,0]<stdout>:",
+    "mpirun with a blank": "[1,0]<stdout> ",
+    "srun --label": " 0: ",
+    "time": "2026-01-02T03:04:05.678Z ",
+    "time in brackets": "[2026-01-02 03:04:05] ",
+    "pod": "worker-0 | ",
+    "quoted": "> ",
+    "colour": "\x1b[32m",
+    "two of them": "[1,0]<stdout>: 0: ",
+}
 
 
 @pytest.mark.parametrize("what", BEFORE)
@@ -79,12 +100,20 @@ def test_what_launchers_put_before_a_line_is_passed_over(what: str) -> None:
     noise = "[1,3]<stderr>:NCCL WARN something\nnode1:71:93 [1] NCCL INFO Channel 00/24\nWARNING: a deprecated option\n"
     text = "".join(BEFORE[what] + line + "\n" for line in (HEAD + PLAIN + rows()).splitlines())
 
-    assert points_from_nccl_tests(noise + text.replace(DEVICES, DEVICES + noise) + noise, "x")[0] == EXPECTED
+    assert (
+        points_from_nccl_tests(noise + text.replace(DEVICES, DEVICES + noise) + noise, "x")[0]
+        == EXPECTED
+    )
 
 
 def test_several_runs_in_one_text_are_told_apart() -> None:
     """By what each says it measures, or by the line that was typed before it."""
-    second = "# Avg bus bandwidth    : 3\n$ ./build/all_reduce_perf -b 1K\n" + HEAD.partition("\n")[2] + PLAIN + rows()
+    second = (
+        "# Avg bus bandwidth    : 3\n$ ./build/all_reduce_perf -b 1K\n"
+        + HEAD.partition("\n")[2]
+        + PLAIN
+        + rows()
+    )
 
     found, _ = points_from_nccl_tests(HEAD + PLAIN + rows() + second, "x")
 
@@ -96,9 +125,13 @@ def test_a_run_that_broke_off_before_its_first_row_does_not_spoil_the_others() -
 
 
 def test_groups_that_ran_side_by_side_count_by_their_own_ranks() -> None:
-    split = HEAD.replace("Rank  2 Group  0", "Rank  2 Group  1").replace("Rank  3 Group  0", "Rank  3 Group  1")
+    split = HEAD.replace("Rank  2 Group  0", "Rank  2 Group  1").replace(
+        "Rank  3 Group  0", "Rank  3 Group  1"
+    )
 
-    assert {p[:4] for p in points_from_nccl_tests(split + PLAIN + rows(), "x")[0]} == {("all_gather_into_tensor", 2, 2, 1)}
+    assert {p[:4] for p in points_from_nccl_tests(split + PLAIN + rows(), "x")[0]} == {
+        ("all_gather_into_tensor", 2, 2, 1)
+    }
 
 
 # --- JSON ---
@@ -106,22 +139,53 @@ def test_groups_that_ran_side_by_side_count_by_their_own_ranks() -> None:
 
 def report(**more: Any) -> dict[str, Any]:
     def device(rank: int) -> dict[str, Any]:
-        return {"rank": rank, "group": 0, "pid": 70 + rank, "hostname": f"node{rank // 2}", "device": rank % 2, "device_hex": "0000:1b:00",
-                "device_info": "NVIDIA H100 80GB HBM3"}  # fmt: skip
+        return {
+            "rank": rank,
+            "group": 0,
+            "pid": 70 + rank,
+            "hostname": f"node{rank // 2}",
+            "device": rank % 2,
+            "device_hex": "0000:1b:00",
+            "device_info": "NVIDIA H100 80GB HBM3",
+        }
 
-    config = {"nthreads": 1, "ngpus": 1, "blocking_collectives": "false", "devices": [device(r) for r in range(4)]}
+    config = {
+        "nthreads": 1,
+        "ngpus": 1,
+        "blocking_collectives": "false",
+        "devices": [device(r) for r in range(4)],
+    }
     results = [
-        {"size": size, "count": size // 4, "type": "float", "redop": "none", "root": "    -1",
-         "out_of_place": {"time": us, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": None},
-         "in_place": {"time": us - 1.0, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": 0.0}, "actual_iterations": 20, "experiment_name": ""}
+        {
+            "size": size,
+            "count": size // 4,
+            "type": "float",
+            "redop": "none",
+            "root": "    -1",
+            "out_of_place": {"time": us, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": None},
+            "in_place": {"time": us - 1.0, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": 0.0},
+            "actual_iterations": 20,
+            "experiment_name": "",
+        }
         for size, us in ((0, 18.0), (1024, 20.5), (1 << 20, 61.25))
-    ]  # fmt: skip
-    return {"version": 2, "start_time": "2026-01-02 03:04:05", "args": ["./build/all_gather_perf", "-J", "x"], "env": ["SECRET=1"],
-            "nccl_version": 22803, "config": config, "results": results, **more}  # fmt: skip
+    ]
+    return {
+        "version": 2,
+        "start_time": "2026-01-02 03:04:05",
+        "args": ["./build/all_gather_perf", "-J", "x"],
+        "env": ["SECRET=1"],
+        "nccl_version": 22803,
+        "config": config,
+        "results": results,
+        **more,
+    }
 
 
 def test_the_json_says_what_the_text_says() -> None:
-    assert points_from_nccl_tests(json.dumps(report()), "run.json") == (EXPECTED, "NVIDIA H100 80GB HBM3")
+    assert points_from_nccl_tests(json.dumps(report()), "run.json") == (
+        EXPECTED,
+        "NVIDIA H100 80GB HBM3",
+    )
 
 
 def test_a_process_of_several_gpus_whose_first_alone_is_named_counts_with_all() -> None:
@@ -133,7 +197,10 @@ def test_a_process_of_several_gpus_whose_first_alone_is_named_counts_with_all() 
 
 def test_times_of_single_iterations_give_the_spread_of_their_quartiles() -> None:
     data = report()
-    data["results"][1]["out_of_place_per_iter"] = {"min_us": 18.0, "times_us": [18.0, 19.0, 20.0, 22.0, 24.0]}
+    data["results"][1]["out_of_place_per_iter"] = {
+        "min_us": 18.0,
+        "times_us": [18.0, 19.0, 20.0, 22.0, 24.0],
+    }
 
     found, _ = points_from_nccl_tests(json.dumps(data), "x")
 
@@ -154,7 +221,10 @@ def test_where_only_in_place_was_measured_that_counts() -> None:
         (json.dumps(report())[:-40], "cut short or damaged"),
         (json.dumps(report(results=3)), "nor a JSON file of nccl-tests"),
         (json.dumps({"hello": 1}), "nor a JSON file of nccl-tests"),
-        (json.dumps(report(config={**report()["config"], "devices": []})), "no log of nccl-tests over two or more ranks"),
+        (
+            json.dumps(report(config={**report()["config"], "devices": []})),
+            "no log of nccl-tests over two or more ranks",
+        ),
         (json.dumps(report()).replace('"time"', '"cpu_time"'), "times of the CPU"),
         (HEAD + PLAIN.replace("  time", "cputime") + rows(), "times of the CPU"),
     ],
@@ -164,7 +234,9 @@ def test_what_can_not_be_used_is_said(text: str, message: str) -> None:
         points_from_nccl_tests(text, "x.json")
 
 
-def test_the_command_takes_the_json_and_keeps_nothing_of_the_environment(cli: Any, tmp_path: Path) -> None:
+def test_the_command_takes_the_json_and_keeps_nothing_of_the_environment(
+    cli: Any, tmp_path: Path
+) -> None:
     source, output = tmp_path / "gather.json", tmp_path / "pod.yaml"
     source.write_text(json.dumps(report()), encoding="utf-8")
 

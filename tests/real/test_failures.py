@@ -1,4 +1,6 @@
-"""Runs that fail: they end in time, leave nothing behind, keep what was recorded, and name the cause the simulation names."""
+"""Runs that fail: they end in time, leave nothing behind, keep what was recorded, and name the
+cause the simulation names.
+"""
 
 from __future__ import annotations
 
@@ -37,18 +39,24 @@ CASES = [  # scenario, culprits, code
 
 
 @pytest.mark.parametrize(("name", "culprits", "code"), CASES, ids=[c[0] for c in CASES])
-def test_a_faulty_scenario_ends_as_simulated_with_the_cause_and_nothing_left(name: str, culprits: tuple[int, ...], code: str):
+def test_a_faulty_scenario_ends_as_simulated_with_the_cause_and_nothing_left(
+    name: str, culprits: tuple[int, ...], code: str
+):
     done = run(scenario(name), timeout_s=2)
 
     assert done.reason in ("standstill", "done")
-    assert not any("imed out" in end.message for end in done.final_state.ends), "ended by a timeout of gloo's, a minute later"
+    assert not any("imed out" in end.message for end in done.final_state.ends), (
+        "ended by a timeout of gloo's, a minute later"
+    )
     assert done.outcome == done.simulation.outcome
     assert done.agrees, done.differences
     assert done.culprits == culprits
     assert code in {f.code for f in done.findings}
     assert code in {f.code for f in done.simulation.findings}
     assert not done.trace.header["complete"]
-    assert max(len(line) for line in real_run_text(done).splitlines() if str(ROOT) not in line) <= 80  # a path is not broken
+    assert (
+        max(len(line) for line in real_run_text(done).splitlines() if str(ROOT) not in line) <= 80
+    )  # a path is not broken
     assert (children(), folders()) == (set(), [])
 
 
@@ -73,7 +81,9 @@ program:
 
 
 def kill_somebody(seed: int, killed: list[int]) -> threading.Thread:
-    """Watches for the run's boards, until a random rank has come to a random call of the first quarter, and kills it."""
+    """Watches for the run's boards, until a random rank has come to a random call of the first
+    quarter, and kills it.
+    """
     chance = random.Random(seed)
     victim, position, later_s = chance.randrange(4), chance.randrange(2000), chance.random() * 0.002
 
@@ -86,7 +96,10 @@ def kill_somebody(seed: int, killed: list[int]) -> threading.Thread:
                     board = ProgressFile(path)
                     seen = board.see(victim)
                     board.close()
-                    if seen.phase in (RankPhase.RUNNING, RankPhase.IN_CALL) and seen.position >= position:
+                    if (
+                        seen.phase in (RankPhase.RUNNING, RankPhase.IN_CALL)
+                        and seen.position >= position
+                    ):
                         time.sleep(later_s)
                         killed.append(victim)
                         os.kill(seen.pid, signal.SIGKILL)
@@ -96,7 +109,9 @@ def kill_somebody(seed: int, killed: list[int]) -> threading.Thread:
     return threading.Thread(target=act)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 23))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 23))]
+)
 def test_a_rank_killed_at_any_moment_gives_a_clean_end_and_a_readable_trace(seed: int):
     killed: list[int] = []
     thread = kill_somebody(seed, killed)
@@ -126,17 +141,40 @@ def processes_of(marker: str) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGHUP, signal.SIGKILL]
+    "number",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        signal.SIGHUP,
+        signal.SIGKILL,
+    ],
 )
 def test_a_launcher_that_is_ended_takes_its_ranks_with_it(number: signal.Signals, tmp_path: Path):
     marker = f"DISTSIM_TEST_MARK={tmp_path.name}-{number.name}-{os.getpid()}"
     name, _, value = marker.partition("=")
     trace = tmp_path / "partial.jsonl"
-    command = [sys.executable, "-m", "distsim", "run", "scenarios/head_to_head_sends.yaml", "--real", "--force", "--timeout", "60 s",
-               "--trace", str(trace)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "distsim",
+        "run",
+        "scenarios/head_to_head_sends.yaml",
+        "--real",
+        "--force",
+        "--timeout",
+        "60 s",
+        "--trace",
+        str(trace),
+    ]
     environment = {**os.environ, name: value, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     launcher = subprocess.Popen(
-        command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=deaf
+        command,
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=deaf,
     )
     try:
         until(lambda: _stuck(tmp_path) == 2)
@@ -159,15 +197,30 @@ def test_a_launcher_that_is_ended_takes_its_ranks_with_it(number: signal.Signals
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
-def test_a_launcher_killed_at_any_moment_leaves_a_trace_whose_replay_tells_the_end(seed: int, tmp_path: Path, cli: Cli):
+def test_a_launcher_killed_at_any_moment_leaves_a_trace_whose_replay_tells_the_end(
+    seed: int, tmp_path: Path, cli: Cli
+):
     """From the first call of a rank on; what was written before the end is in it."""
     name, value = "DISTSIM_TEST_MARK", f"{tmp_path.name}-{seed}-{os.getpid()}"
-    (tmp_path / "loop.yaml").write_text(LOOP.replace("iterations: 2000", "iterations: 500") + "  - sleep: 200 ms\n")
+    (tmp_path / "loop.yaml").write_text(
+        LOOP.replace("iterations: 2000", "iterations: 500") + "  - sleep: 200 ms\n"
+    )
     later_s = random.Random(seed).random() * 5
     trace = tmp_path / "t.jsonl"
-    command = [sys.executable, "-m", "distsim", "run", str(tmp_path / "loop.yaml"), "--real", "--trace", str(trace)]
+    command = [
+        sys.executable,
+        "-m",
+        "distsim",
+        "run",
+        str(tmp_path / "loop.yaml"),
+        "--real",
+        "--trace",
+        str(trace),
+    ]
     environment = {**os.environ, name: value, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    launcher = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    launcher = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         until(lambda: _stuck(tmp_path) > 0)
         time.sleep(later_s)
@@ -200,7 +253,9 @@ def _stuck(folder: Path) -> int:
     return count
 
 
-def test_what_a_killed_launcher_left_is_removed_by_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_a_killed_launcher_left_is_removed_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     import tempfile
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -224,11 +279,24 @@ def test_a_program_that_hangs_is_refused_with_the_diagnosis(cli: Cli):
 @pytest.mark.parametrize("force", [(), ("--force", "--timeout", "1 s")], ids=["refused", "forced"])
 def test_the_json_of_a_run_that_fails_has_its_schema(cli: Cli, force: tuple[str, ...]):
     """Closed, for a run that is refused, and for one that stood still, with stacks and places."""
-    done = cli("run", "scenarios/head_to_head_sends.yaml", "--real", "--backend", "gloo", "--format", "json", *force)
+    done = cli(
+        "run",
+        "scenarios/head_to_head_sends.yaml",
+        "--real",
+        "--backend",
+        "gloo",
+        "--format",
+        "json",
+        *force,
+    )
     report = json.loads(done.stdout)
 
     assert done.returncode == 1
-    assert (report["schema_version"], report["findings"][0]["code"], "refused" in report) == (1, "DS301", not force)
+    assert (report["schema_version"], report["findings"][0]["code"], "refused" in report) == (
+        1,
+        "DS301",
+        not force,
+    )
     assert list(Schema(output_schema("run", closed=True)).faults(report)) == []
     assert force == () or all(rank["stack"] for rank in report["ranks"])
 

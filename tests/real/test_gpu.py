@@ -1,4 +1,6 @@
-"""GPUs, without any: the choice of devices, what is refused there, and times of a device that a stand-in for torch.cuda tells."""
+"""GPUs, without any: the choice of devices, what is refused there, and times of a device that a
+stand-in for torch.cuda tells.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,12 @@ from distsim.real.shared.device_selection import (
     default_variables,
 )
 from distsim.real.shared.job import WorkerJob
-from distsim.real.shared.progress_file import CallTimeTable, ProgressField, ProgressFile, read_call_times
+from distsim.real.shared.progress_file import (
+    CallTimeTable,
+    ProgressField,
+    ProgressFile,
+    read_call_times,
+)
 from distsim.real.worker.compute_load import ComputeLoad, simulated_compute_times
 from distsim.real.worker.runner import RankRunner
 from distsim.simulation.simulate_scenario import simulate
@@ -54,7 +61,9 @@ def test_ranks_take_gpus_in_turn():
     assert [RankDevices("cuda", 2, True).of(rank) for rank in range(4)] == [0, 1, 0, 1]
 
 
-@pytest.mark.parametrize(("version", "asked"), [((2, 30, 7), True), ((2, 30), True), ((2, 27, 5), False), ((), False)])
+@pytest.mark.parametrize(
+    ("version", "asked"), [((2, 30, 7), True), ((2, 30), True), ((2, 27, 5), False), ((), False)]
+)
 def test_ranks_that_share_a_gpu_ask_nccl_for_it_from_2_30_on_and_pass_for_machines_of_their_own_before(
     version: tuple[int, ...], asked: bool, monkeypatch: pytest.MonkeyPatch
 ):
@@ -67,7 +76,9 @@ def test_ranks_that_share_a_gpu_ask_nccl_for_it_from_2_30_on_and_pass_for_machin
     assert len(hosts) == (1 if asked else 2)
 
 
-def test_a_task_that_srun_gave_one_gpu_has_it_for_itself_and_one_of_torchrun_does_not(monkeypatch: pytest.MonkeyPatch):
+def test_a_task_that_srun_gave_one_gpu_has_it_for_itself_and_one_of_torchrun_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setattr(device_selection, "nccl_version", lambda: (2, 30, 7))
     assert not choose_devices("auto", "nccl", 1, 4, "srun").shared
     assert choose_devices("auto", "nccl", 1, 4, "torchrun").shared
@@ -93,7 +104,12 @@ def test_variables_keep_a_hang_of_nccl_from_being_silent_and_let_ranks_share_a_g
 
     options = {"blocking_wait": True, "launch_order_implicit": True, "buffsize": 8192}
     told = backend_variables("nccl", RankDevices("cuda", 1, True), options, "/where")
-    assert told["NCCL_MULTI_RANK_GPU_ENABLE"] == told["TORCH_NCCL_BLOCKING_WAIT"] == told["NCCL_LAUNCH_ORDER_IMPLICIT"] == "1"
+    assert (
+        told["NCCL_MULTI_RANK_GPU_ENABLE"]
+        == told["TORCH_NCCL_BLOCKING_WAIT"]
+        == told["NCCL_LAUNCH_ORDER_IMPLICIT"]
+        == "1"
+    )
     assert told["NCCL_BUFFSIZE"] == "4096"  # on each of two channels
     assert (
         backend_variables("gloo", RankDevices("cpu"), options, "/where")
@@ -110,17 +126,23 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
 
 
-def test_gpu_ranks_are_forked_where_this_process_has_left_cuda_alone(one_gpu: None, monkeypatch: pytest.MonkeyPatch):
+def test_gpu_ranks_are_forked_where_this_process_has_left_cuda_alone(
+    one_gpu: None, monkeypatch: pytest.MonkeyPatch
+):
     import torch
 
     launcher = partial(real._start_method, scenario("all_reduce"), devices=RankDevices("cuda", 1))
     monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: 1, raising=False)
-    assert launcher(real.RealRunOptions()) == launcher(real.RealRunOptions(launcher="fork")) == "fork"
+    assert (
+        launcher(real.RealRunOptions()) == launcher(real.RealRunOptions(launcher="fork")) == "fork"
+    )
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     assert launcher(real.RealRunOptions()) == "spawn"
 
 
-def test_forked_ranks_are_refused_where_they_could_not_use_cuda(one_gpu: None, monkeypatch: pytest.MonkeyPatch):
+def test_forked_ranks_are_refused_where_they_could_not_use_cuda(
+    one_gpu: None, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(device_selection, "cuda_survives_fork", lambda: False)
     for wish in (
         real.RealRunOptions(backend="nccl", launcher="fork"),
@@ -132,7 +154,9 @@ def test_forked_ranks_are_refused_where_they_could_not_use_cuda(one_gpu: None, m
 
 def test_messages_on_gloo_with_cuda_tensors_are_refused_before_anything_starts(one_gpu: None):
     with pytest.raises(UsageError, match="isend"):
-        real.run_scenario(scenario("isend_irecv_wait"), real.RealRunOptions(backend="gloo", device="cuda"))
+        real.run_scenario(
+            scenario("isend_irecv_wait"), real.RealRunOptions(backend="gloo", device="cuda")
+        )
 
 
 def test_gpus_that_the_file_hides_do_not_count(one_gpu: None, monkeypatch: pytest.MonkeyPatch):
@@ -140,7 +164,9 @@ def test_gpus_that_the_file_hides_do_not_count(one_gpu: None, monkeypatch: pytes
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     one = written("world: 2\nlaunch: {visible_devices: [3, 5]}\nprogram: [barrier: {}]\n")
     simulation = simulate(one, backend="nccl")
-    assert real._rank_devices(simulation, real.RealRunOptions(backend="nccl"), "nccl", None) == RankDevices("cuda", 2, False)
+    assert real._rank_devices(
+        simulation, real.RealRunOptions(backend="nccl"), "nccl", None
+    ) == RankDevices("cuda", 2, False)
     job = job_of(simulation.program, devices=RankDevices("cuda", 2), visible=(3, 5))
     assert job.switches()["CUDA_VISIBLE_DEVICES"] == "3,5"
 
@@ -160,15 +186,23 @@ def test_the_plan_has_devices_for_gloo_on_gpus(cli: Cli):
 
 
 def test_flops_that_this_machine_would_take_for_ever_take_the_clusters_time():
-    heavy = simulate(written("world: 1\ncluster: dgx-a100\nprogram: [compute: {flops: 1000 TFLOP, dtype: bfloat16}]\n"))
+    heavy = simulate(
+        written(
+            "world: 1\ncluster: dgx-a100\nprogram: [compute: {flops: 1000 TFLOP, dtype: bfloat16}]\n"
+        )
+    )
     light = simulate(written("world: 1\ncluster: dgx-a100\nprogram: [compute: {flops: 1 GFLOP}]\n"))
 
     assert simulated_compute_times(light, [0], "cpu") == {}
-    assert simulated_compute_times(heavy, [0], "cpu") == {(1e15, 0.0, "bfloat16", 1): heavy.makespan_ns}
+    assert simulated_compute_times(heavy, [0], "cpu") == {
+        (1e15, 0.0, "bfloat16", 1): heavy.makespan_ns
+    }
     assert simulated_compute_times(heavy, [0], "cuda") == {}
 
 
-def test_flops_go_into_the_largest_squares_that_fit_on_a_gpu_and_into_small_ones_on_the_host(tmp_path: Path):
+def test_flops_go_into_the_largest_squares_that_fit_on_a_gpu_and_into_small_ones_on_the_host(
+    tmp_path: Path,
+):
     done: list[tuple[int, bool]] = []
 
     class Counted(ComputeLoad):
@@ -177,7 +211,9 @@ def test_flops_go_into_the_largest_squares_that_fit_on_a_gpu_and_into_small_ones
 
     load = Counted(ProgressFile(tmp_path / "board", create=True), True, 1.0, "cpu", FakeCuda())
     program = lower(
-        written("world: 1\nbackend: nccl\nprogram: [compute: {flops: 21 GFLOP}, compute: {flops: 1 MFLOP, on: host}]\n")
+        written(
+            "world: 1\nbackend: nccl\nprogram: [compute: {flops: 21 GFLOP}, compute: {flops: 1 MFLOP, on: host}]\n"
+        )
     )
     for _, call in program.calls_of(0):
         load.compute(call)
@@ -192,14 +228,22 @@ def test_flops_go_into_the_largest_squares_that_fit_on_a_gpu_and_into_small_ones
 
 
 def job_of(program: Any, folder: Path = Path("/nowhere"), **more: Any) -> WorkerJob:
-    settings = {"devices": RankDevices("cuda", 1), "local_ranks": tuple(range(program.world_size)), **more}
-    return WorkerJob(program, "nccl", str(folder), "127.0.0.1", 29500, "env://", True, 10**12, **settings)
+    settings = {
+        "devices": RankDevices("cuda", 1),
+        "local_ranks": tuple(range(program.world_size)),
+        **more,
+    }
+    return WorkerJob(
+        program, "nccl", str(folder), "127.0.0.1", 29500, "env://", True, 10**12, **settings
+    )
 
 
 class Ran:
     """Rank 0 of a program on the stand-ins; its times by column, of the host's clock."""
 
-    def __init__(self, text: str, folder: Path, takes_ns: int, lost: tuple[str, ...] = (), **clock: Any) -> None:
+    def __init__(
+        self, text: str, folder: Path, takes_ns: int, lost: tuple[str, ...] = (), **clock: Any
+    ) -> None:
         self.cuda = FakeCuda(**clock)
         self.program = lower(written(text))
         self.board = ProgressFile(folder / "board-0", create=True)
@@ -225,8 +269,12 @@ class Ran:
         return self.board.words[ProgressField.CLOCK_ERROR_NS]
 
     def is_near(self, measured_ns: int, device_ns: int, slack_ns: int = 0) -> bool:
-        """A measured time is the true one but for the error that the run states; or earlier by what the host took to give the work out."""
-        return -self.error_ns - slack_ns <= measured_ns - self.cuda.host_ns(device_ns) <= self.error_ns
+        """A measured time is the true one but for the error that the run states; or earlier by what
+        the host took to give the work out.
+        """
+        return (
+            -self.error_ns - slack_ns <= measured_ns - self.cuda.host_ns(device_ns) <= self.error_ns
+        )
 
 
 IN_A_ROW = """
@@ -244,14 +292,32 @@ program:
 """
 
 
-def test_times_are_the_devices_within_the_stated_error_though_the_host_was_long_past(tmp_path: Path):
+def test_times_are_the_devices_within_the_stated_error_though_the_host_was_long_past(
+    tmp_path: Path,
+):
     ran = Ran(IN_A_ROW, tmp_path, takes_ns=5_000_000).run()
-    finished, launched, returned = ran.times("finished"), ran.times("launched"), ran.times("returned")
-    (first, reduced, second, third), (asynchronous, last) = ran.cuda.default.done, ran.nccl.comm.done
+    finished, launched, returned = (
+        ran.times("finished"),
+        ran.times("launched"),
+        ran.times("returned"),
+    )
+    (first, reduced, second, third), (asynchronous, last) = (
+        ran.cuda.default.done,
+        ran.nccl.comm.done,
+    )
 
-    for row, (begin, end) in {0: first, 1: reduced, 2: second, 3: asynchronous, 4: third, 6: last}.items():
+    for row, (begin, end) in {
+        0: first,
+        1: reduced,
+        2: second,
+        3: asynchronous,
+        4: third,
+        6: last,
+    }.items():
         assert ran.is_near(finished[row], end), row
-        assert ran.is_near(launched[row], begin, slack_ns=returned[row] - ran.times("posted")[row]), row
+        assert ran.is_near(
+            launched[row], begin, slack_ns=returned[row] - ran.times("posted")[row]
+        ), row
     assert returned[1] < finished[0]  # the host had enqueued it all before the first was done
     assert 0 < ran.error_ns < 1_000_000
 
@@ -290,7 +356,9 @@ def test_compute_keeps_the_device_busy_for_the_stated_time_at_whatever_clock_rat
         folder = tmp_path / str(rate)
         folder.mkdir()
         ran = Ran(STREAMS, folder, takes_ns=1, cycles_per_ns=rate).run()
-        assert [end - begin for begin, end in ran.cuda.default.done] == pytest.approx([10e6, 5e6], rel=1e-2)
+        assert [end - begin for begin, end in ran.cuda.default.done] == pytest.approx(
+            [10e6, 5e6], rel=1e-2
+        )
 
 
 LOST = """
@@ -305,7 +373,9 @@ program:
 """
 
 
-def test_a_device_that_stands_still_is_shown_with_the_call_it_is_at_and_earlier_times_are_kept(tmp_path: Path):
+def test_a_device_that_stands_still_is_shown_with_the_call_it_is_at_and_earlier_times_are_kept(
+    tmp_path: Path,
+):
     ran = Ran(LOST, tmp_path, takes_ns=1_000_000, lost=("recv",))
     ran.cuda.patience_s = 0.5
     with pytest.raises(TimeoutError):
@@ -313,12 +383,21 @@ def test_a_device_that_stands_still_is_shown_with_the_call_it_is_at_and_earlier_
     seen = ran.board.see(0)
     finished = ran.times("finished")
 
-    assert (seen.position, seen.device) == (4, 2)  # the host is past its last call, the device at the receive
+    assert (seen.position, seen.device) == (
+        4,
+        2,
+    )  # the host is past its last call, the device at the receive
     assert min(finished[:2]) > 0
     assert finished[2:] == [-1, -1]
 
     simulation = simulate(written(LOST), backend="nccl")
-    left = postmortem(simulation, {0: seen, 1: seen._replace(rank=1, phase=9, device=-1, position=2)}, {0: None, 1: 0}, 0, {})
+    left = postmortem(
+        simulation,
+        {0: seen, 1: seen._replace(rank=1, phase=9, device=-1, position=2)},
+        {0: None, 1: 0},
+        0,
+        {},
+    )
     blocked = left.final_state.blocked[0]
     assert (blocked.rank, blocked.position, blocked.device) == (0, 4, True)
     assert [need.position for need in blocked.needs] == [2]
@@ -326,14 +405,18 @@ def test_a_device_that_stands_still_is_shown_with_the_call_it_is_at_and_earlier_
 
 
 def test_a_device_at_work_shows_as_progress_and_one_at_rest_does_not(tmp_path: Path):
-    ran = Ran("world: 1\nbackend: nccl\nprogram: [compute: {time: 100 ms}]\n", tmp_path, takes_ns=1).run()
+    ran = Ran(
+        "world: 1\nbackend: nccl\nprogram: [compute: {time: 100 ms}]\n", tmp_path, takes_ns=1
+    ).run()
     worked = ran.board.words[ProgressField.PROGRESS]
     assert worked > 5
     lost = Ran(LOST, tmp_path, takes_ns=1, lost=("send",))
     lost.cuda.patience_s = 0.1
     with pytest.raises(TimeoutError):
         lost.run()
-    assert lost.board.words[ProgressField.PROGRESS] <= worked + 9  # posts and the end's step, nothing while it stands
+    assert (
+        lost.board.words[ProgressField.PROGRESS] <= worked + 9
+    )  # posts and the end's step, nothing while it stands
 
 
 def test_an_eager_start_names_the_gpu_and_a_lazy_one_does_not(tmp_path: Path):
@@ -348,11 +431,20 @@ def test_an_eager_start_names_the_gpu_and_a_lazy_one_does_not(tmp_path: Path):
 
 
 def test_a_transfer_starts_when_the_last_device_comes_to_it(tmp_path: Path):
-    program = lower(written("world: 2\nbackend: nccl\ntensors: {x: {shape: [4]}}\nprogram: [all_reduce: {tensor: x}]\n"))
+    program = lower(
+        written(
+            "world: 2\nbackend: nccl\ntensors: {x: {shape: [4]}}\nprogram: [all_reduce: {tensor: x}]\n"
+        )
+    )
     tables = {}
     for rank, (posted, launched, done) in enumerate(((100, 900, 2000), (120, 1500, 2010))):
         table = CallTimeTable(tmp_path / f"{rank}", 1)
-        table.cells[0], table.cells[1], table.cells[2], table.cells[5] = posted, posted + 5, done, launched
+        table.cells[0], table.cells[1], table.cells[2], table.cells[5] = (
+            posted,
+            posted + 5,
+            done,
+            launched,
+        )
         tables[rank] = RankTimeTable((tmp_path / f"{rank}").read_bytes(), 100)
     header = {"backend": "nccl", "cluster": "", "times": "device"}
     trace = merge_rank_tables(program, tables, FinalState((), ()), "completes", header)
@@ -366,8 +458,19 @@ def test_a_transfer_starts_when_the_last_device_comes_to_it(tmp_path: Path):
 
 
 def test_the_truth_of_nccl_is_rehearsed_under_gloo():
-    """Each question is simulated and run; ranks that came to their end run the next one, a hang ends them."""
-    command = [sys.executable, "benchmarks/nccl_truth.py", "rules", "N8|N5", "--backend", "gloo", "--slots", "1"]
+    """Each question is simulated and run; ranks that came to their end run the next one, a hang
+    ends them.
+    """
+    command = [
+        sys.executable,
+        "benchmarks/nccl_truth.py",
+        "rules",
+        "N8|N5",
+        "--backend",
+        "gloo",
+        "--slots",
+        "1",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stderr) == (0, "")

@@ -29,8 +29,14 @@ def free_port() -> int:
 
 def start(*words: object) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
-    return subprocess.Popen([sys.executable, "-m", *map(str, words)], env=environment, cwd=ROOT, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-m", *map(str, words)],
+        env=environment,
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 @pytest.mark.parametrize("init", ["env", "tcp", "file"])
@@ -53,7 +59,9 @@ def test_every_launcher_gives_the_same_result(launcher: str, cli: Cli):
 
 @pytest.mark.slow
 def test_under_torchs_elastic_launcher_the_killed_rank_is_named(cli: Cli):
-    done = cli("run", "scenarios/killed_at_iteration_3.yaml", "--real", "--force", "--launcher", "elastic")
+    done = cli(
+        "run", "scenarios/killed_at_iteration_3.yaml", "--real", "--force", "--launcher", "elastic"
+    )
 
     assert done.returncode == 1
     assert "The cause: rank 2: killed" in done.stdout
@@ -101,8 +109,23 @@ def test_a_standstill_over_two_launchers_ends_both_with_one_report():
 @pytest.mark.parametrize(("name", "status"), [("hybrid", 0), ("head_to_head_sends", 1)])
 def test_inside_torchrun_each_process_takes_its_rank(name: str, status: int):
     ranks = scenario(name).world.size
-    words = ["torch.distributed.run", f"--nproc_per_node={ranks}", "--nnodes=1", "--master_addr=127.0.0.1", f"--master_port={free_port()}",
-             "-m", "distsim", "run", f"scenarios/{name}.yaml", "--real", "--backend", "gloo", "--force", "--timeout", "3 s"]  # fmt: skip
+    words = [
+        "torch.distributed.run",
+        f"--nproc_per_node={ranks}",
+        "--nnodes=1",
+        "--master_addr=127.0.0.1",
+        f"--master_port={free_port()}",
+        "-m",
+        "distsim",
+        "run",
+        f"scenarios/{name}.yaml",
+        "--real",
+        "--backend",
+        "gloo",
+        "--force",
+        "--timeout",
+        "3 s",
+    ]
     one = start(*words)
     text, _ = one.communicate(timeout=300)
 
@@ -112,14 +135,24 @@ def test_inside_torchrun_each_process_takes_its_rank(name: str, status: int):
 
 
 def listening() -> set[tuple[str, str]]:
-    """(address as /proc/net/tcp has it, inode) of every socket on which this process and its children wait for connections."""
+    """(address as /proc/net/tcp has it, inode) of every socket on which this process and its
+    children wait for connections.
+    """
     held = set()
     for pid in (os.getpid(), *children()):
         for link in Path(f"/proc/{pid}/fd").glob("*"):
             with suppress(OSError):
                 held.add(os.readlink(link))
-    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
-    return {(row[1].partition(":")[0], row[9]) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in held}
+    rows = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
+    return {
+        (row[1].partition(":")[0], row[9])
+        for row in rows
+        if row[3] == "0A" and f"socket:[{row[9]}]" in held
+    }
 
 
 LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
@@ -144,7 +177,9 @@ program:
     ids=["fork", "tcp", "a store of the user's", "spawn", "elastic"],
 )
 def test_a_run_on_one_machine_can_be_reached_by_loopback_alone(way: dict[str, str]):
-    """Also the store that rank 0 serves at an address of the user's, which torch would open to every network."""
+    """Also the store that rank 0 serves at an address of the user's, which torch would open to
+    every network.
+    """
     seen: set[tuple[str, str]] = set()
     over = threading.Event()
 
@@ -156,7 +191,10 @@ def test_a_run_on_one_machine_can_be_reached_by_loopback_alone(way: dict[str, st
     looker = threading.Thread(target=look)
     looker.start()
     try:
-        done = run(written(WHILE_IT_RUNS), **{name: value.format(port=free_port()) for name, value in way.items()})
+        done = run(
+            written(WHILE_IT_RUNS),
+            **{name: value.format(port=free_port()) for name, value in way.items()},
+        )
     finally:
         over.set()
         looker.join()
@@ -192,8 +230,14 @@ def test_a_file_that_an_earlier_run_left_is_named(tmp_path: Path):
         run_scenario(scenario("group_sum"), RealRunOptions(backend="gloo", init=stale.as_uri()))
 
 
-@pytest.mark.parametrize("wish", [RealRunOptions(backend="gloo", nnodes=3), RealRunOptions(backend="gloo", init="carrier pigeon"),
-                                  RealRunOptions(backend="gloo", launcher="smoke")])  # fmt: skip
+@pytest.mark.parametrize(
+    "wish",
+    [
+        RealRunOptions(backend="gloo", nnodes=3),
+        RealRunOptions(backend="gloo", init="carrier pigeon"),
+        RealRunOptions(backend="gloo", launcher="smoke"),
+    ],
+)
 def test_a_wish_that_makes_no_sense_is_refused_before_anything_starts(wish: RealRunOptions):
     with pytest.raises(UsageError):
         run_scenario(scenario("all_reduce"), wish)

@@ -21,13 +21,15 @@ def test_every_rank_has_its_machine_its_local_rank_and_its_device():
 
     assert [(r.rank, r.node, r.local_rank, r.device) for r in two.ranks] == [
         (r, r // 4, r % 4, f"cuda:{r % 4}") for r in range(8)
-    ]  # fmt: skip
+    ]
     assert {r.device for r in launch_plan(scenario("two_machines"), TWO, "gloo").ranks} == {"cpu"}
 
 
 def test_there_is_one_torchrun_line_per_machine_and_they_differ_in_the_node_rank_alone():
     lines = [
-        " ".join(line.words) for line in launch_plan(scenario("two_machines"), TWO, "nccl").lines if line.launcher == "torchrun"
+        " ".join(line.words)
+        for line in launch_plan(scenario("two_machines"), TWO, "nccl").lines
+        if line.launcher == "torchrun"
     ]
 
     assert lines[0].startswith(
@@ -38,13 +40,26 @@ def test_there_is_one_torchrun_line_per_machine_and_they_differ_in_the_node_rank
 
 def test_the_text_keeps_to_80_columns_and_says_what_each_launcher_sets():
     for name in ("hybrid", "two_machines", "send_one"):
-        text = launch_plan_text(launch_plan(scenario(name), ("run", f"scenarios/{name}.yaml", "--real"), "nccl"))
+        text = launch_plan_text(
+            launch_plan(scenario(name), ("run", f"scenarios/{name}.yaml", "--real"), "nccl")
+        )
         assert max(map(len, text.splitlines())) <= 80
         assert "torchrun: RANK WORLD_SIZE LOCAL_RANK" in text
 
 
 def test_a_command_that_is_folded_reads_in_a_shell_as_it_was():
-    words = ("A=1", "torchrun", "--nnodes=2", "-m", "distsim", "run", "a file.yaml", "--real", "--set", "vars.n=3") * 3
+    words = (
+        "A=1",
+        "torchrun",
+        "--nnodes=2",
+        "-m",
+        "distsim",
+        "run",
+        "a file.yaml",
+        "--real",
+        "--set",
+        "vars.n=3",
+    ) * 3
     lines = wrapped_command(words, 40, "  ")
 
     assert len(lines) > 3
@@ -58,8 +73,13 @@ def test_the_plan_as_json_gives_each_rank_its_environment():
     data = launch_plan_json(launch_plan(scenario("hybrid"), TWO, "gloo"))
 
     assert data["ranks"][3]["env"] == {
-        "WORLD_SIZE": 4, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500, "RANK": 3, "LOCAL_RANK": 3, "NODE_RANK": 0,
-    }  # fmt: skip
+        "WORLD_SIZE": 4,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": 29500,
+        "RANK": 3,
+        "LOCAL_RANK": 3,
+        "NODE_RANK": 0,
+    }
     assert json.loads(json.dumps(data)) == data
 
 
@@ -67,13 +87,28 @@ def test_without_real_the_command_only_prints(cli: Cli):
     done = cli("run", "scenarios/hybrid.yaml", "--backend", "gloo", "--set", "seed=3")
 
     assert done.returncode == 0
-    assert "distsim run scenarios/hybrid.yaml --real --backend gloo --set seed=3" in " ".join(done.stdout.split())
+    assert "distsim run scenarios/hybrid.yaml --real --backend gloo --set seed=3" in " ".join(
+        done.stdout.split()
+    )
 
 
-TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "77",
-            "TORCHELASTIC_USE_AGENT_STORE": "True"}  # fmt: skip
-SLURM = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0", "SLURM_NNODES": "2",
-         "SLURM_JOB_NODELIST": "gpu[07-09],x1"}  # fmt: skip
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "x",
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "MASTER_ADDR": "a",
+    "MASTER_PORT": "77",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+SLURM = {
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "2",
+    "SLURM_NTASKS": "4",
+    "SLURM_LOCALID": "0",
+    "SLURM_NNODES": "2",
+    "SLURM_JOB_NODELIST": "gpu[07-09],x1",
+}
 MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}
 
 
@@ -102,13 +137,19 @@ def test_a_scenario_of_data_parallel_says_that_devices_of_one_process_become_pro
     said = "data_parallel: a rank stands for a device of the one process of torch.nn.DataParallel"
 
     assert said in " ".join(cli("run", file).stdout.split())
-    assert any(note.startswith(said) for note in json.loads(cli("run", file, "--format", "json").stdout)["notes"])
+    assert any(
+        note.startswith(said)
+        for note in json.loads(cli("run", file, "--format", "json").stdout)["notes"]
+    )
     assert launch_plan(scenario("hybrid"), TWO, "gloo").notes == ()
 
 
 def test_the_first_of_the_hosts_is_the_master_s_address(cli: Cli, tmp_path: Path):
     file = tmp_path / "two.yaml"
-    file.write_text("world: {nodes: 2, ranks_per_node: 1}\nlaunch: {hosts: [gpu1, gpu2]}\nprogram: [barrier]\n", encoding="utf-8")
+    file.write_text(
+        "world: {nodes: 2, ranks_per_node: 1}\nlaunch: {hosts: [gpu1, gpu2]}\nprogram: [barrier]\n",
+        encoding="utf-8",
+    )
 
     assert "MASTER_ADDR=gpu1" in cli("run", file).stdout
     assert "MASTER_ADDR=other" in cli("run", file, "--master-addr", "other").stdout

@@ -10,7 +10,13 @@ from distsim.common.errors import EnvironmentFault
 from distsim.findings.final_state import FinalState, RankEnd, RankEndStatus, WaitDependency
 from distsim.program.from_calls import build_program
 from distsim.real.results.merge_tables import RankTimeTable, merge_rank_tables
-from distsim.real.results.posted_calls import DivergingReceive, PostedRequest, RankWait, analyze_waits, diverging_receives
+from distsim.real.results.posted_calls import (
+    DivergingReceive,
+    PostedRequest,
+    RankWait,
+    analyze_waits,
+    diverging_receives,
+)
 from distsim.real.results.postmortem import compare_with_simulation, outcome_of, postmortem
 from distsim.real.results.value_check import BufferCheck
 from distsim.real.shared.job import pack_record, unpack_record
@@ -35,7 +41,9 @@ from tests.support.real_runs import scenario
 NOTHING = FinalState((), ())
 
 
-def board(rank: int, phase: RankPhase, position: int, message: str = "", since_ns: int = 10) -> ProgressSnapshot:
+def board(
+    rank: int, phase: RankPhase, position: int, message: str = "", since_ns: int = 10
+) -> ProgressSnapshot:
     return ProgressSnapshot(rank, 1, phase, position, 1, since_ns, 0, 0, 0, message)
 
 
@@ -100,7 +108,13 @@ def simulated(name: str) -> Simulation:
 
 
 def test_boards_of_a_circle_are_diagnosed_as_the_checker_does():
-    left = postmortem(simulated("head_to_head_sends"), {r: board(r, RankPhase.IN_CALL, 0) for r in (0, 1)}, {}, 1, {})
+    left = postmortem(
+        simulated("head_to_head_sends"),
+        {r: board(r, RankPhase.IN_CALL, 0) for r in (0, 1)},
+        {},
+        1,
+        {},
+    )
 
     assert [f.code for f in left.findings] == ["DS301"]
     assert left.culprits == (0, 1)
@@ -129,27 +143,42 @@ program:
 """
 
 
-def test_a_receive_from_any_source_that_took_anothers_message_is_the_cause_and_beside_the_simulation_said_to_have() -> None:
-    """Simulated, rank 2 comes first and all is well; for real it was rank 1, whose message the next receive waits for."""
+def test_a_receive_from_any_source_that_took_anothers_message_is_the_cause_and_beside_the_simulation_said_to_have() -> (
+    None
+):
+    """Simulated, rank 2 comes first and all is well; for real it was rank 1, whose message the next
+    receive waits for.
+    """
     simulation = simulate(loads(TAKES))
-    boards = {0: board(0, RankPhase.IN_CALL, 1), 1: board(1, RankPhase.ENDED, 2), 2: board(2, RankPhase.IN_CALL, 0)}
+    boards = {
+        0: board(0, RankPhase.IN_CALL, 1),
+        1: board(1, RankPhase.ENDED, 2),
+        2: board(2, RankPhase.IN_CALL, 0),
+    }
     sources = {PostedRequest(0, 0, -1): 1}
     left = postmortem(simulation, boards, {}, 1, sources)
 
     assert [f.code for f in left.findings] == ["DS304"]
     assert left.culprits == (0,)
     assert "took rank 1's message" in left.findings[0].message
-    assert diverging_receives(sources, simulation.run.trace) == (DivergingReceive(PostedRequest(0, 0, -1), 1, 2),)
+    assert diverging_receives(sources, simulation.run.trace) == (
+        DivergingReceive(PostedRequest(0, 0, -1), 1, 2),
+    )
     assert diverging_receives({PostedRequest(0, 0, -1): 2}, simulation.run.trace) == ()
     together = compare_with_simulation(simulation, "hangs", left.final_state.ends, ())
-    assert (together.differences, "the order of events decides it" in together.agreement) == ((), True)
+    assert (together.differences, "the order of events decides it" in together.agreement) == (
+        (),
+        True,
+    )
 
 
 def test_what_follows_from_a_mismatch_is_a_line_of_it_and_no_finding_of_its_own() -> None:
     """And it is what follows for real: the simulated consequences are not told of a real run."""
     simulation = simulated("zoo/f14_expert_without_tokens")
     stood = {one.rank: one.position for one in simulation.run.final_state.blocked}
-    left = postmortem(simulation, {r: board(r, RankPhase.IN_CALL, at) for r, at in stood.items()}, {}, 1, {})
+    left = postmortem(
+        simulation, {r: board(r, RankPhase.IN_CALL, at) for r, at in stood.items()}, {}, 1, {}
+    )
 
     assert [f.code for f in left.findings] == ["DS201"]
     assert [line for line in left.findings[0].message.splitlines() if "in its wake" in line] == [
@@ -163,16 +192,29 @@ def test_what_follows_from_a_mismatch_is_a_line_of_it_and_no_finding_of_its_own(
         ("hangs", "blocked", 0, (), ""),
         ("raises", "raised", 0, (), "which is a race"),
         ("hangs", "blocked", 1, ("1 buffer with other values than simulated",), ""),
-        ("completes", "ended", 0,
-         ("the outcome is completes, simulated hangs", "ranks 0 and 1: came to the end, simulated: got no further"), ""),
+        (
+            "completes",
+            "ended",
+            0,
+            (
+                "the outcome is completes, simulated hangs",
+                "ranks 0 and 1: came to the end, simulated: got no further",
+            ),
+            "",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_run_agrees_with_its_simulation_or_says_where_it_does_not_and_never_both(
     outcome: str, status: RankEndStatus, wrong: int, differs: tuple[str, ...], said: str
 ) -> None:
     simulation = simulated("head_to_head_sends")
-    ends = [RankEnd(r, status, 0 if status != "ended" else 2, message="Connection closed by peer") for r in (0, 1)]
-    found = compare_with_simulation(simulation, outcome, ends, [BufferCheck(0, "x", "differs")] * wrong)
+    ends = [
+        RankEnd(r, status, 0 if status != "ended" else 2, message="Connection closed by peer")
+        for r in (0, 1)
+    ]
+    found = compare_with_simulation(
+        simulation, outcome, ends, [BufferCheck(0, "x", "differs")] * wrong
+    )
 
     assert found.differences == differs
     assert said in found.agreement
@@ -186,15 +228,21 @@ def test_other_values_are_not_wrong_where_receives_from_any_source_took_other_me
             "  - {recv: {tensor: x}, ranks: 0}\n  - {recv: {tensor: y}, ranks: 0}\n  - {send: {tensor: x, dst: 0}, ranks: rank > 0}\n"
         )
     )
-    ends, swapped = simulation.run.final_state.ends, [BufferCheck(0, "x", "differs"), BufferCheck(0, "y", "differs")]
-    taken = [DivergingReceive(PostedRequest(0, 0, -1), 2, 1), DivergingReceive(PostedRequest(0, 1, -1), 1, 2)]
+    ends, swapped = (
+        simulation.run.final_state.ends,
+        [BufferCheck(0, "x", "differs"), BufferCheck(0, "y", "differs")],
+    )
+    taken = [
+        DivergingReceive(PostedRequest(0, 0, -1), 2, 1),
+        DivergingReceive(PostedRequest(0, 1, -1), 1, 2),
+    ]
     outcomes = [outcome_of(ends, swapped, simulation.outcome, took) for took in ((), taken)]
 
     assert outcomes == ["wrong-data", "completes"]
     assert compare_with_simulation(simulation, outcomes[0], ends, swapped).differences
-    assert compare_with_simulation(simulation, "completes", ends, swapped, taken).agreement.endswith(
-        "the order of events decides it"
-    )
+    assert compare_with_simulation(
+        simulation, "completes", ends, swapped, taken
+    ).agreement.endswith("the order of events decides it")
 
 
 def test_a_rank_that_sigterm_ended_is_the_cause_unless_a_launcher_sent_it_after_a_failure() -> None:
@@ -202,7 +250,11 @@ def test_a_rank_that_sigterm_ended_is_the_cause_unless_a_launcher_sent_it_after_
     alone = postmortem(simulated("head_to_head_sends"), boards, {1: -15}, 1, {})
     after = postmortem(simulated("head_to_head_sends"), boards, {0: -9, 1: -15}, 1, {})
 
-    assert (alone.culprits, alone.final_state.ends[1].status, alone.final_state.ends[1].message) == (
+    assert (
+        alone.culprits,
+        alone.final_state.ends[1].status,
+        alone.final_state.ends[1].message,
+    ) == (
         (1,),
         "killed",
         "ended by SIGTERM",
@@ -218,23 +270,34 @@ def test_a_rank_that_left_is_the_culprit_not_those_that_wait():
 
 
 def test_a_rank_that_aborts_behind_its_end_has_crashed():
-    """What it left running in the background may still be sent more than there is room for (run: an asynchronous all_gather)."""
+    """What it left running in the background may still be sent more than there is room for (run: an
+    asynchronous all_gather).
+    """
     boards = {r: board(r, RankPhase.ENDED if r == 2 else RankPhase.IN_CALL, 1) for r in range(4)}
     exits = {2: -6}
-    assert postmortem(simulated("skipped_barrier"), boards, exits, 1, {}).final_state.ends[2].status == "crashed"
+    assert (
+        postmortem(simulated("skipped_barrier"), boards, exits, 1, {}).final_state.ends[2].status
+        == "crashed"
+    )
     exits = {2: -9}  # its launcher's
-    assert postmortem(simulated("skipped_barrier"), boards, exits, 1, {}).final_state.ends[2].status == "ended"
+    assert (
+        postmortem(simulated("skipped_barrier"), boards, exits, 1, {}).final_state.ends[2].status
+        == "ended"
+    )
 
 
 def test_what_a_rank_waits_for_is_what_nobody_has_posted():
     program = build_program(
         2,
         {
-            0: [{"op": "isend", "peer": 1, "numel": 4, "handle": "a"}, {"op": "isend", "peer": 1, "numel": 4, "handle": "b"},
-                {"op": "wait", "handles": ["a", "b"]}],
+            0: [
+                {"op": "isend", "peer": 1, "numel": 4, "handle": "a"},
+                {"op": "isend", "peer": 1, "numel": 4, "handle": "b"},
+                {"op": "wait", "handles": ["a", "b"]},
+            ],
             1: [{"op": "recv", "peer": None, "numel": 4}, {"op": "barrier"}],
         },
-    )  # fmt: skip
+    )
     found = analyze_waits(program, (3, 2), [(0, 2), (1, 1)], {})
 
     assert found.at == {
@@ -246,10 +309,18 @@ def test_what_a_rank_waits_for_is_what_nobody_has_posted():
 
 def test_of_a_batch_the_parts_that_nobody_answers_are_missing():
     ways = [{"op": "isend", "peer": 1, "numel": 4}, {"op": "irecv", "peer": 1, "numel": 4}]
-    program = build_program(2, {0: [{"op": "batch_isend_irecv", "ops": ways}], 1: [{"op": "recv", "peer": 0, "numel": 4}]})
+    program = build_program(
+        2,
+        {0: [{"op": "batch_isend_irecv", "ops": ways}], 1: [{"op": "recv", "peer": 0, "numel": 4}]},
+    )
 
-    assert analyze_waits(program, (1, 1), [(0, 0)], {}).at[0, 0].needs == (WaitDependency(0, 1, (1,)),)
-    assert analyze_waits(program, (1, 0), [(0, 0)], {}).at[0, 0].needs == (WaitDependency(0, 0, (1,)), WaitDependency(0, 1, (1,)))
+    assert analyze_waits(program, (1, 1), [(0, 0)], {}).at[0, 0].needs == (
+        WaitDependency(0, 1, (1,)),
+    )
+    assert analyze_waits(program, (1, 0), [(0, 0)], {}).at[0, 0].needs == (
+        WaitDependency(0, 0, (1,)),
+        WaitDependency(0, 1, (1,)),
+    )
 
 
 def test_a_receive_from_any_source_misses_any_one_until_a_message_is_there():
@@ -257,21 +328,32 @@ def test_a_receive_from_any_source_misses_any_one_until_a_message_is_there():
     receive = {"op": "recv", "peer": None, "numel": 4}
     program = build_program(3, {0: [receive, receive], 1: [send], 2: [send]})
 
-    assert analyze_waits(program, (1, 0, 0), [(0, 0)], {}).at[0, 0].needs == (WaitDependency(0, -1, (1, 2), True),)
+    assert analyze_waits(program, (1, 0, 0), [(0, 0)], {}).at[0, 0].needs == (
+        WaitDependency(0, -1, (1, 2), True),
+    )
     assert analyze_waits(program, (1, 0, 1), [(0, 0)], {}).at[0, 0].needs == ()
     told = {PostedRequest(0, 0, -1): 2}
-    assert analyze_waits(program, (2, 1, 1), [(0, 1), (1, 0)], told).at == {(0, 1): RankWait(), (1, 0): RankWait((), (0,))}
-    assert analyze_waits(program, (1, 1, 1), [(1, 0), (2, 0)], told).at[1, 0].needs == (WaitDependency(0, -1, (0,)),)
+    assert analyze_waits(program, (2, 1, 1), [(0, 1), (1, 0)], told).at == {
+        (0, 1): RankWait(),
+        (1, 0): RankWait((), (0,)),
+    }
+    assert analyze_waits(program, (1, 1, 1), [(1, 0), (2, 0)], told).at[1, 0].needs == (
+        WaitDependency(0, -1, (0,)),
+    )
 
 
 def test_merging_shifts_clocks_matches_calls_and_starts_a_transfer_when_the_last_has_come(tmp_path):
-    program = build_program(2, {0: [{"op": "send", "peer": 1, "numel": 4}], 1: [{"op": "recv", "peer": 0, "numel": 4}]})
+    program = build_program(
+        2, {0: [{"op": "send", "peer": 1, "numel": 4}], 1: [{"op": "recv", "peer": 0, "numel": 4}]}
+    )
     tables = {}
     for rank, (posted, done) in enumerate(((1000, 1900), (3500, 3950))):
         times = CallTimeTable(tmp_path / f"{rank}", 1)
         times.cells[0], times.cells[1], times.cells[2] = posted, done, done
         tables[rank] = RankTimeTable((tmp_path / f"{rank}").read_bytes(), (500, 2600)[rank])
-    trace = merge_rank_tables(program, tables, NOTHING, "completes", {"backend": "gloo", "cluster": ""})
+    trace = merge_rank_tables(
+        program, tables, NOTHING, "completes", {"backend": "gloo", "cluster": ""}
+    )
 
     assert trace["posted_ns"].tolist() == [500, 900]
     assert trace["started_ns"].tolist() == [900, 900]
@@ -281,11 +363,17 @@ def test_merging_shifts_clocks_matches_calls_and_starts_a_transfer_when_the_last
 
 
 def test_a_call_that_never_came_back_has_a_post_and_no_finish(tmp_path):
-    program = build_program(2, {0: [{"op": "send", "peer": 1, "numel": 4}], 1: [{"op": "recv", "peer": 0, "numel": 4}]})
+    program = build_program(
+        2, {0: [{"op": "send", "peer": 1, "numel": 4}], 1: [{"op": "recv", "peer": 0, "numel": 4}]}
+    )
     times = CallTimeTable(tmp_path / "0", 1)
     times.cells[0] = 10
     trace = merge_rank_tables(
-        program, {0: RankTimeTable((tmp_path / "0").read_bytes(), 0)}, NOTHING, "hangs", {"backend": "gloo", "cluster": ""}
+        program,
+        {0: RankTimeTable((tmp_path / "0").read_bytes(), 0)},
+        NOTHING,
+        "hangs",
+        {"backend": "gloo", "cluster": ""},
     )
 
     assert trace["posted_ns"].tolist() == [10, NEVER]

@@ -1,4 +1,6 @@
-"""Scenarios that complete under gloo, run for real: they complete, and every value is the simulated one."""
+"""Scenarios that complete under gloo, run for real: they complete, and every value is the simulated
+one.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,18 @@ from tests.support.real_runs import ROOT, SCENARIOS, children, folders, run, sce
 pytest.importorskip("torch")
 
 #: One for each kind of thing a worker does; the others are marked slow.
-CHOSEN = ("hybrid", "all_gather", "reduce_scatter_tensor", "uneven_all_to_all", "isend_irecv_wait", "any_source_ring", "group_sum",
-          "barrier", "two_machines", "coalesced_calls")  # fmt: skip
+CHOSEN = (
+    "hybrid",
+    "all_gather",
+    "reduce_scatter_tensor",
+    "uneven_all_to_all",
+    "isend_irecv_wait",
+    "any_source_ring",
+    "group_sum",
+    "barrier",
+    "two_machines",
+    "coalesced_calls",
+)
 #: The most processes that a test starts.
 RANKS = 8
 
@@ -33,20 +45,25 @@ def test_a_scenario_that_completes_does_so_for_real_with_the_simulated_values(na
     assert _wrong(run(scenario(name))) == []
 
 
-#: Ranks that make different groups under one name meet whomever comes first; gloo looks for a peer outside the world beyond the end
-#: of its table, which hangs or is a SIGSEGV.
+#: Ranks that make different groups under one name meet whomever comes first; gloo looks for a peer
+#: outside the world beyond the end of its table, which hangs or is a SIGSEGV.
 LEFT_OPEN = ("f10_two_groups_in_one_call", "ds101_peer_outside")
-#: For the same reason how far the odd rank gets is left open here, in the making of its group or one call on; that all hang is not.
+#: For the same reason how far the odd rank gets is left open here, in the making of its group or
+#: one call on; that all hang is not.
 WHERE_LEFT_OPEN = ("f10_made_by_members_only",)
 #: Bytes of tensors, over all ranks.
 LARGEST = 4 << 30
-EVERY = [p for p in sorted(SCENARIOS.rglob("*.yaml")) if p.parent != SCENARIOS or p.stem not in CHOSEN]
+EVERY = [
+    p for p in sorted(SCENARIOS.rglob("*.yaml")) if p.parent != SCENARIOS or p.stem not in CHOSEN
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", EVERY, ids=lambda p: str(p.relative_to(SCENARIOS).with_suffix("")))
 def test_every_scenario_ends_for_real_as_the_gloo_profile_says(path: Path):
-    """Those that complete with the simulated values, the faulty ones with the simulated outcome and standstill."""
+    """Those that complete with the simulated values, the faulty ones with the simulated outcome and
+    standstill.
+    """
     one = load(str(path))
     if one.world.size > RANKS:
         pytest.skip("too many ranks for this machine")
@@ -56,7 +73,11 @@ def test_every_scenario_ends_for_real_as_the_gloo_profile_says(path: Path):
     if tensor_bytes(simulated.program, range(one.world.size)) > LARGEST:
         pytest.skip("too large for this machine")
     verdict = simulate(one, backend="gloo", with_values=False).verdict
-    if simulated.outcome == "completes" and verdict is not None and verdict.depends_on != "schedule":
+    if (
+        simulated.outcome == "completes"
+        and verdict is not None
+        and verdict.depends_on != "schedule"
+    ):
         assert _wrong(run(one)) == []
     else:
         done = run(one, timeout_s=3)
@@ -66,9 +87,16 @@ def test_every_scenario_ends_for_real_as_the_gloo_profile_says(path: Path):
 
 
 def _wrong(done: RealRun) -> list[object]:
-    """What is not as it must be after a run that completes: its outcome, values, agreement, what it left behind."""
+    """What is not as it must be after a run that completes: its outcome, values, agreement, what it
+    left behind.
+    """
     left = [*sorted(children()), *folders()]
-    return [*([] if done.outcome == "completes" else [real_run_text(done)]), *done.held("differs"), *done.differences, *left]
+    return [
+        *([] if done.outcome == "completes" else [real_run_text(done)]),
+        *done.held("differs"),
+        *done.differences,
+        *left,
+    ]
 
 
 VALUES = """
@@ -92,7 +120,12 @@ def test_integers_and_moved_floats_are_equal_bit_for_bit_and_sums_of_three_withi
     done = run(written(VALUES))
     states = {(one.rank, one.label): one.state for one in done.values}
 
-    assert {states[r, label] for r in range(3) for label in ("i", "f", "c", "c@1") if (r, label) in states} == {"equal"}
+    assert {
+        states[r, label]
+        for r in range(3)
+        for label in ("i", "f", "c", "c@1")
+        if (r, label) in states
+    } == {"equal"}
     assert {states[r, "s"] for r in range(3)} <= {"equal", "close"}
     assert len(done.held("equal")) >= 9
 
@@ -135,7 +168,11 @@ def test_a_recording_has_the_rows_of_the_simulated_trace_and_times_in_order(tmp_
 
 
 def _pairs(match: np.ndarray) -> set[tuple[int, ...]]:
-    return {tuple(np.flatnonzero(match == m).tolist()) for m in set(match.tolist()) if m >= 0 and (match == m).sum() > 1}
+    return {
+        tuple(np.flatnonzero(match == m).tolist())
+        for m in set(match.tolist())
+        if m >= 0 and (match == m).sum() > 1
+    }
 
 
 def test_compute_takes_the_stated_time_and_an_any_source_receive_says_whom_it_met():
@@ -164,7 +201,12 @@ def test_the_command_writes_a_trace_and_prints_a_report(cli: Cli, tmp_path: Path
     done = cli("run", "scenarios/send_one.yaml", "--real", "--trace", target, "--format", "json")
     report = json.loads(done.stdout)
 
-    assert (done.returncode, report["outcome"], report["agrees"], report["complete"]) == (0, "completes", True, True)
+    assert (done.returncode, report["outcome"], report["agrees"], report["complete"]) == (
+        0,
+        "completes",
+        True,
+        True,
+    )
     assert list(Schema(output_schema("run", closed=True)).faults(report)) == []
     assert read_trace(target).header["source"] == "recorded"
 
@@ -186,9 +228,7 @@ def test_the_report_fits_80_columns():
 
 
 def test_a_real_run_of_data_parallel_says_what_its_ranks_stand_for():
-    text = (
-        "world: 2\nprogram: [data_parallel: {layers: {params: [[4]], forward: 1 us, backward: 1 us}, batch: [2], output: [2]}]\n"
-    )
+    text = "world: 2\nprogram: [data_parallel: {layers: {params: [[4]], forward: 1 us, backward: 1 us}, batch: [2], output: [2]}]\n"
     done = run(written(text))
 
     assert done.outcome == "completes"
@@ -197,7 +237,9 @@ def test_a_real_run_of_data_parallel_says_what_its_ranks_stand_for():
 
 
 def test_groups_of_one_membership_made_in_another_order_are_those_that_torch_connects() -> None:
-    """torch names a group by a count, so rank 0's first is in one with rank 1's first, whatever each calls it (run in plain torch)."""
+    """torch names a group by a count, so rank 0's first is in one with rank 1's first, whatever
+    each calls it (run in plain torch).
+    """
     both = """
 world: 2
 backend: gloo
@@ -209,6 +251,8 @@ program:
   - {send: {tensor: x, dst: 1, group: a}, ranks: 0}
   - {recv: {tensor: y, src: 0, group: GROUP}, ranks: 1}
 """
-    crossed, apart = (run(written(both.replace("GROUP", name)), timeout_s=1.5) for name in ("b", "a"))
+    crossed, apart = (
+        run(written(both.replace("GROUP", name)), timeout_s=1.5) for name in ("b", "a")
+    )
     assert (crossed.outcome, crossed.agrees) == ("completes", True)
     assert (apart.outcome, apart.agrees) == ("hangs", True)

@@ -1,4 +1,6 @@
-"""`distsim check --fix`: what it proposes checks ok, and its patch changes nothing else of the file."""
+"""`distsim check --fix`: what it proposes checks ok, and its patch changes nothing else of the
+file.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,24 @@ from tests.support.agreed import load_cases, scenario_of
 
 #: Faulty scenarios and the words that the first repair must hold.
 _REPAIRED = {
-    "z02_both_send_first": "batch_isend_irecv", "z01_ring_recv_first": "batch_isend_irecv", "z08_roots_differ": "one root for all",
-    "f15_buckets_in_another_order": "all_reduce", "f12_save_on_rank_0": "on all ranks", "z03_tag_mismatch": "the tag of its other side",
-    "z10_sizes_differ": "one shape on all ranks", "z19_fewer_micro_batches_than_stages": "the var ahead as micro_batches",
-    "z21_splits_not_transposed": "the transpose of the input splits", "f19_root_by_index": "group_src, which counts inside the group",
+    "z02_both_send_first": "batch_isend_irecv",
+    "z01_ring_recv_first": "batch_isend_irecv",
+    "z08_roots_differ": "one root for all",
+    "f15_buckets_in_another_order": "all_reduce",
+    "f12_save_on_rank_0": "on all ranks",
+    "z03_tag_mismatch": "the tag of its other side",
+    "z10_sizes_differ": "one shape on all ranks",
+    "z19_fewer_micro_batches_than_stages": "the var ahead as micro_batches",
+    "z21_splits_not_transposed": "the transpose of the input splits",
+    "f19_root_by_index": "group_src, which counts inside the group",
     "f19_indivisible_all_to_all": "padded to rows that 2 ranks can share",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", _REPAIRED)
-def test_the_first_repair_checks_ok_under_every_reading_and_completes_on_every_back_end(name: str, root: Path) -> None:
+def test_the_first_repair_checks_ok_under_every_reading_and_completes_on_every_back_end(
+    name: str, root: Path
+) -> None:
     text = (root / f"scenarios/zoo/{name}.yaml").read_text()
 
     best = find_repairs(text, f"{name}.yaml")[0]
@@ -41,7 +51,9 @@ def test_the_first_repair_checks_ok_under_every_reading_and_completes_on_every_b
 
 
 @pytest.mark.parametrize("name", ["f01_isend_then_recv", "z17_pair_communicators"])
-def test_requests_that_meet_head_to_head_on_nccl_become_a_batch_and_no_tensor_changes_its_size(name: str, root: Path) -> None:
+def test_requests_that_meet_head_to_head_on_nccl_become_a_batch_and_no_tensor_changes_its_size(
+    name: str, root: Path
+) -> None:
     """A buffer that holds the message would hide the fault, and not mend it."""
     text = (root / f"scenarios/zoo/{name}.yaml").read_text()
 
@@ -49,14 +61,24 @@ def test_requests_that_meet_head_to_head_on_nccl_become_a_batch_and_no_tensor_ch
 
     assert "batch_isend_irecv" in found[0].words[0]
     assert found[0].completes == ("gloo", "nccl", "mpi")
-    assert not [line for fix in found for line in fix.patch.splitlines() if line[:1] in "+-" and "shape" in line]
+    assert not [
+        line
+        for fix in found
+        for line in fix.patch.splitlines()
+        if line[:1] in "+-" and "shape" in line
+    ]
 
 
-#: Agreed cases (tests/data/agreed) and what the first repair must say. `benchmarks/repairs.py` tries all of them.
+#: Agreed cases (tests/data/agreed) and what the first repair must say. `benchmarks/repairs.py`
+#: tries all of them.
 _CASES = {
-    "dl0012": "the tensor of its other side", "dl0026": "the tag of its other side", "dl0037": "ranks 1 and 3: the collectives that",
-    "dl0134": "add the send on rank 0", "dl0136": "rank 0: the collectives that", "dl0016": "scatter after gather",
-}  # fmt: skip
+    "dl0012": "the tensor of its other side",
+    "dl0026": "the tag of its other side",
+    "dl0037": "ranks 1 and 3: the collectives that",
+    "dl0134": "add the send on rank 0",
+    "dl0136": "rank 0: the collectives that",
+    "dl0016": "scatter after gather",
+}
 
 
 @pytest.mark.parametrize("name", _CASES)
@@ -73,7 +95,13 @@ def test_agreed_faults_are_repaired_by_what_was_left_out_or_said_wrongly(name: s
 
 def test_nothing_is_proposed_for_what_is_right_and_no_repair_empties_a_program(root: Path) -> None:
     assert find_repairs((root / "scenarios/zoo/z02_repaired.yaml").read_text(), "x.yaml") == ()
-    assert find_repairs("world: 2\ntensors: {x: {shape: [1]}}\nprogram:\n  - recv: {tensor: x, src: 1 - rank}\n", "x.yaml") == ()
+    assert (
+        find_repairs(
+            "world: 2\ntensors: {x: {shape: [1]}}\nprogram:\n  - recv: {tensor: x, src: 1 - rank}\n",
+            "x.yaml",
+        )
+        == ()
+    )
 
 
 def test_a_patch_keeps_every_other_line_with_its_comment() -> None:
@@ -86,7 +114,14 @@ def test_a_patch_keeps_every_other_line_with_its_comment() -> None:
     document.root = construct(document, document.node, ProblemCollector(document))
 
     changed = patched_text(
-        document, {"world": 2, "program": ["barrier", {"ranks": 0, "steps": [{"compute": "1 ms"}, "barrier", "barrier"]}]}
+        document,
+        {
+            "world": 2,
+            "program": [
+                "barrier",
+                {"ranks": 0, "steps": [{"compute": "1 ms"}, "barrier", "barrier"]},
+            ],
+        },
     )
 
     assert changed == text.replace("      - barrier\n", "      - barrier\n      - barrier\n")

@@ -16,14 +16,23 @@ from distsim.simulation.check_scenario import check_scenario
 
 #: Failing scenarios of several kinds, and under which back end.
 _FAILING = {
-    "z01_ring_recv_first": "gloo", "f05_forgot_the_group": "nccl", "f10_made_by_members_only": "gloo", "f11_uneven_batches": "nccl",
-    "z03_tag_mismatch": "nccl", "z19_fewer_micro_batches_than_stages": "gloo", "z24_reduce_and_message": "nccl",
-}  # fmt: skip
+    "z01_ring_recv_first": "gloo",
+    "f05_forgot_the_group": "nccl",
+    "f10_made_by_members_only": "gloo",
+    "f11_uneven_batches": "nccl",
+    "z03_tag_mismatch": "nccl",
+    "z19_fewer_micro_batches_than_stages": "gloo",
+    "z24_reduce_and_message": "nccl",
+}
 
 
 @pytest.mark.parametrize("name", _FAILING)
-def test_the_smallest_scenario_has_the_verdict_cause_and_outcome_of_the_whole_in_at_most_12_calls(name: str, root: Path) -> None:
-    whole = load(str(root / f"scenarios/zoo/{name}.yaml")).model_copy(update={"backend": _FAILING[name]})
+def test_the_smallest_scenario_has_the_verdict_cause_and_outcome_of_the_whole_in_at_most_12_calls(
+    name: str, root: Path
+) -> None:
+    whole = load(str(root / f"scenarios/zoo/{name}.yaml")).model_copy(
+        update={"backend": _FAILING[name]}
+    )
 
     found = shrink_scenario(whole)
 
@@ -35,7 +44,9 @@ def test_the_smallest_scenario_has_the_verdict_cause_and_outcome_of_the_whole_in
 
 
 def test_a_loop_of_many_rounds_on_eight_ranks_becomes_the_two_calls_that_clash() -> None:
-    """Loops are unrolled to what is needed, ranks that do nothing for it are gone, sizes are one element."""
+    """Loops are unrolled to what is needed, ranks that do nothing for it are gone, sizes are one
+    element.
+    """
     whole = loads(
         "name: long\nworld: 8\nbackend: gloo\ntensors: {x: {shape: [1000, 1000]}, y: {shape: [5]}}\nprogram:\n"
         "- repeat: {times: 125, steps: [{all_reduce: {tensor: x}}, {compute: 1 ms}]}\n"
@@ -49,7 +60,9 @@ def test_a_loop_of_many_rounds_on_eight_ranks_becomes_the_two_calls_that_clash()
     assert "1000" not in found.text
 
 
-def test_what_does_not_fail_is_refused_and_the_back_end_on_which_it_would_is_named(root: Path) -> None:
+def test_what_does_not_fail_is_refused_and_the_back_end_on_which_it_would_is_named(
+    root: Path,
+) -> None:
     whole = load(str(root / "scenarios/zoo/z24_reduce_and_message.yaml"))
 
     with pytest.raises(UsageError) as refused:
@@ -68,32 +81,46 @@ def test_a_bound_on_the_tries_is_kept_and_said(root: Path) -> None:
 def test_a_rank_in_the_middle_leaves_with_its_messages_and_the_rest_close_up() -> None:
     """Numbers after it are one less, wherever ranks are named by number."""
     data: dict[str, Any] = {
-        "world": 4, "groups": {"g": [0, 1, 3]}, "faults": [{"rank": 1, "kind": "kill"}, {"rank": 3, "kind": "kill"}],
+        "world": 4,
+        "groups": {"g": [0, 1, 3]},
+        "faults": [{"rank": 1, "kind": "kill"}, {"rank": 3, "kind": "kill"}],
         "program": [
-            {"send": {"tensor": "x", "dst": 1}, "ranks": 0}, {"send": {"tensor": "x", "dst": 3}, "ranks": [0, 1, 2]},
-            {"ranks": 1, "steps": ["barrier"]}, {"broadcast": {"tensor": "x", "src": {2: 3, "else": 0}}}, "barrier",
+            {"send": {"tensor": "x", "dst": 1}, "ranks": 0},
+            {"send": {"tensor": "x", "dst": 3}, "ranks": [0, 1, 2]},
+            {"ranks": 1, "steps": ["barrier"]},
+            {"broadcast": {"tensor": "x", "src": {2: 3, "else": 0}}},
+            "barrier",
         ],
-    }  # fmt: skip
+    }
 
     assert without_rank(data, 1) == {
-        "world": 4, "groups": {"g": [0, 2]}, "faults": [{"rank": 2, "kind": "kill"}],
+        "world": 4,
+        "groups": {"g": [0, 2]},
+        "faults": [{"rank": 2, "kind": "kill"}],
         "program": [
             {"send": {"tensor": "x", "dst": 2}, "ranks": [0, 1]},
-            {"broadcast": {"tensor": "x", "src": {1: 2, "else": 0}}}, "barrier",
+            {"broadcast": {"tensor": "x", "src": {1: 2, "else": 0}}},
+            "barrier",
         ],
-    }  # fmt: skip
+    }
 
 
 def test_any_question_can_be_asked_of_the_smaller_scenarios() -> None:
-    """Of 64 steps, the two that are asked for stay; a candidate that is no scenario counts as one that shows nothing."""
+    """Of 64 steps, the two that are asked for stay; a candidate that is no scenario counts as one
+    that shows nothing.
+    """
 
     def shows(data: dict[str, Any]) -> bool:
         loads("world: 0") if not data["program"] else None
         return {"a", "b"} <= {step["compute"]["name"] for step in data["program"]}
 
-    steps = [{"compute": {"time": "1 ms", "name": name}} for name in ("c" * 30 + "a" + "c" * 30 + "b")]
+    steps = [
+        {"compute": {"time": "1 ms", "name": name}} for name in ("c" * 30 + "a" + "c" * 30 + "b")
+    ]
 
-    assert [s["compute"]["name"] for s in shrink({"world": 1, "program": steps}, shows)["program"]] == ["a", "b"]
+    assert [
+        s["compute"]["name"] for s in shrink({"world": 1, "program": steps}, shows)["program"]
+    ] == ["a", "b"]
 
 
 def test_the_command_writes_a_file_that_is_a_test_of_itself(cli: Any, tmp_path: Path) -> None:

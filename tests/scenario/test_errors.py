@@ -1,4 +1,6 @@
-"""What can't be read: every problem of a file at once, each with its place, its line, a caret and what was expected."""
+"""What can't be read: every problem of a file at once, each with its place, its line, a caret and
+what was expected.
+"""
 
 from __future__ import annotations
 
@@ -35,101 +37,415 @@ def at(problem: ScenarioProblem) -> str:
 #: text, what the caret points at, what the message says, what the hint says
 CASES: dict[str, tuple[str, str, str, str]] = {
     "unknown key": ("wrld: 3\n" + HEAD + "  - barrier\n", "wrld", "unknown key wrld", "world"),
-    "unknown step": (HEAD + "  - sned: {tensor: x, dst: 1}\n", "sned", "unknown step 'sned'; did you mean send?", ""),
+    "unknown step": (
+        HEAD + "  - sned: {tensor: x, dst: 1}\n",
+        "sned",
+        "unknown step 'sned'; did you mean send?",
+        "",
+    ),
     "unknown word as a step": (HEAD + "  - barier\n", "barier", "did you mean barrier?", ""),
-    "unknown field": (HEAD + "  - send: {tensr: x, dst: 1}\n", "tensr", "unknown field tensr in send", ""),
+    "unknown field": (
+        HEAD + "  - send: {tensr: x, dst: 1}\n",
+        "tensr",
+        "unknown field tensr in send",
+        "",
+    ),
     "a root": (HEAD + "  - broadcast: {tensor: x, root: 0}\n", "root: 0", "did you mean src?", ""),
     "missing field": (HEAD + "  - send: {dst: 1}\n", "send", "send needs `tensor`", ""),
-    "wrong type": (HEAD + "  - send: {tensor: x, dst: [1]}\n", "[1]", "expected a number or an expression, found [1]", ""),
-    "a text for a flag": (HEAD + "  - all_reduce: {tensor: x, async: yes}\n", "yes", "expected true or false, found 'yes'", ""),
-    "a list for a mapping": (HEAD + "  - send: [x]\n", "[x]", "expected the fields of send as a mapping", "it has tensor"),
-    "missing unit": (HEAD + "  - sleep: 3\n", "3", "expected a duration with a unit, as `3 ms`, found 3", ""),
+    "wrong type": (
+        HEAD + "  - send: {tensor: x, dst: [1]}\n",
+        "[1]",
+        "expected a number or an expression, found [1]",
+        "",
+    ),
+    "a text for a flag": (
+        HEAD + "  - all_reduce: {tensor: x, async: yes}\n",
+        "yes",
+        "expected true or false, found 'yes'",
+        "",
+    ),
+    "a list for a mapping": (
+        HEAD + "  - send: [x]\n",
+        "[x]",
+        "expected the fields of send as a mapping",
+        "it has tensor",
+    ),
+    "missing unit": (
+        HEAD + "  - sleep: 3\n",
+        "3",
+        "expected a duration with a unit, as `3 ms`, found 3",
+        "",
+    ),
     "wrong unit": (HEAD + "  - compute: {time: 3 Ms}\n", "3 Ms", "did you mean ms?", ""),
-    "unknown tensor": (HEAD + "  - send: {tensor: xx, dst: 1}\n", "xx", "unknown tensor xx; declared are x, y; did you mean x?", ""),
-    "unknown tensor in a list": (HEAD + "  - compute: {time: 1 ms, reads: [x, z]}\n", "z]", "unknown tensor z", ""),
-    "unknown tensor of assign": (HEAD + "  - assign: {tensor: x, value: 2 * z}\n", "z}", "unknown name z", ""),
-    "unknown group": (HEAD + "  - barrier: {group: dp}\n", "dp", "unknown group dp; there are world", ""),
-    "unknown axis": (HEAD + "  - barrier: {group: [dp, cp]}\nmesh: {dp: 4}\n", "cp", "unknown axis cp; the mesh has dp", ""),
-    "unknown handle": (HEAD + "  - isend: {tensor: x, dst: 1, as: hh}\n  - wait: h\n", "h", "unknown handle h", ""),
-    "unknown variable": (HEAD + "  - send: {tensor: x, dst: 1 + rnk}\n", "rnk}", "unknown name rnk in an expression", ""),
-    "unknown variable in an index": (HEAD + "  - send: {tensor: x@(m + 1), dst: 1}\n", "m + 1", "unknown name m", ""),
-    "group_rank without a group": (HEAD + "  - send: {tensor: x, dst: group_rank}\n", "group_rank", "beside a `group:`", ""),
-    "index outside a value": (HEAD + "  - send: {tensor: x, dst: index}\n", "index}", "known in `value:` only", ""),
-    "mesh": ("mesh: {a: 2, b: 3}\n" + HEAD + "  - barrier\n", "{a: 2", "has 2 * 3 = 6 ranks, the world 4", ""),
-    "a call": (HEAD + "  - send: {tensor: x, dst: abs(rank)}\n", "abs", "a call of abs is not allowed", ""),
-    "an attribute": (HEAD + "  - send: {tensor: x, dst: rank.real}\n", "rank.real", "an attribute (`rank.real`) is not", ""),
-    "a subscript": (HEAD + "  - send: {tensor: x, dst: 'rank[0]'}\n", "rank[0]", "a subscript (`rank[0]`) is not", ""),
-    "a power": (HEAD + "  - send: {tensor: x, dst: 2 ** rank}\n", "2 **", "a power (`**`) is not allowed", ""),
-    "a string": (HEAD + '  - send: {tensor: x, dst: "\'a\'"}\n', "'a'", "a string is not allowed", ""),
-    "repeat": (HEAD + "  - repeat: {times: 1000000000000, steps: [barrier]}\n", "1000000000000", "at most 1000000 times", ""),
+    "unknown tensor": (
+        HEAD + "  - send: {tensor: xx, dst: 1}\n",
+        "xx",
+        "unknown tensor xx; declared are x, y; did you mean x?",
+        "",
+    ),
+    "unknown tensor in a list": (
+        HEAD + "  - compute: {time: 1 ms, reads: [x, z]}\n",
+        "z]",
+        "unknown tensor z",
+        "",
+    ),
+    "unknown tensor of assign": (
+        HEAD + "  - assign: {tensor: x, value: 2 * z}\n",
+        "z}",
+        "unknown name z",
+        "",
+    ),
+    "unknown group": (
+        HEAD + "  - barrier: {group: dp}\n",
+        "dp",
+        "unknown group dp; there are world",
+        "",
+    ),
+    "unknown axis": (
+        HEAD + "  - barrier: {group: [dp, cp]}\nmesh: {dp: 4}\n",
+        "cp",
+        "unknown axis cp; the mesh has dp",
+        "",
+    ),
+    "unknown handle": (
+        HEAD + "  - isend: {tensor: x, dst: 1, as: hh}\n  - wait: h\n",
+        "h",
+        "unknown handle h",
+        "",
+    ),
+    "unknown variable": (
+        HEAD + "  - send: {tensor: x, dst: 1 + rnk}\n",
+        "rnk}",
+        "unknown name rnk in an expression",
+        "",
+    ),
+    "unknown variable in an index": (
+        HEAD + "  - send: {tensor: x@(m + 1), dst: 1}\n",
+        "m + 1",
+        "unknown name m",
+        "",
+    ),
+    "group_rank without a group": (
+        HEAD + "  - send: {tensor: x, dst: group_rank}\n",
+        "group_rank",
+        "beside a `group:`",
+        "",
+    ),
+    "index outside a value": (
+        HEAD + "  - send: {tensor: x, dst: index}\n",
+        "index}",
+        "known in `value:` only",
+        "",
+    ),
+    "mesh": (
+        "mesh: {a: 2, b: 3}\n" + HEAD + "  - barrier\n",
+        "{a: 2",
+        "has 2 * 3 = 6 ranks, the world 4",
+        "",
+    ),
+    "a call": (
+        HEAD + "  - send: {tensor: x, dst: abs(rank)}\n",
+        "abs",
+        "a call of abs is not allowed",
+        "",
+    ),
+    "an attribute": (
+        HEAD + "  - send: {tensor: x, dst: rank.real}\n",
+        "rank.real",
+        "an attribute (`rank.real`) is not",
+        "",
+    ),
+    "a subscript": (
+        HEAD + "  - send: {tensor: x, dst: 'rank[0]'}\n",
+        "rank[0]",
+        "a subscript (`rank[0]`) is not",
+        "",
+    ),
+    "a power": (
+        HEAD + "  - send: {tensor: x, dst: 2 ** rank}\n",
+        "2 **",
+        "a power (`**`) is not allowed",
+        "",
+    ),
+    "a string": (
+        HEAD + "  - send: {tensor: x, dst: \"'a'\"}\n",
+        "'a'",
+        "a string is not allowed",
+        "",
+    ),
+    "repeat": (
+        HEAD + "  - repeat: {times: 1000000000000, steps: [barrier]}\n",
+        "1000000000000",
+        "at most 1000000 times",
+        "",
+    ),
     "repeat by vars": (
-        HEAD + "  - repeat: {times: n * n, steps: [barrier]}\nvars: {n: 1000000}\n", "n * n", "found 1000000000000", "",
+        HEAD + "  - repeat: {times: n * n, steps: [barrier]}\nvars: {n: 1000000}\n",
+        "n * n",
+        "found 1000000000000",
+        "",
     ),
     "nested repeats": (
-        HEAD + "  - repeat: {times: 1000000, steps: [{repeat: {times: 1000000, steps: [barrier]}}]}\n", "1000000, steps: [barrier]",
-        "at most 10000000", "",
+        HEAD
+        + "  - repeat: {times: 1000000, steps: [{repeat: {times: 1000000, steps: [barrier]}}]}\n",
+        "1000000, steps: [barrier]",
+        "at most 10000000",
+        "",
     ),
-    "a negative repeat": (HEAD + "  - repeat: {times: -1, steps: [barrier]}\n", "-1", "an integer of zero or more", ""),
-    "iterations": (HEAD + "  - barrier\niterations: 1000000000000\n", "1000000000000", "from 1 to 1000000", ""),
+    "a negative repeat": (
+        HEAD + "  - repeat: {times: -1, steps: [barrier]}\n",
+        "-1",
+        "an integer of zero or more",
+        "",
+    ),
+    "iterations": (
+        HEAD + "  - barrier\niterations: 1000000000000\n",
+        "1000000000000",
+        "from 1 to 1000000",
+        "",
+    ),
     "unquoted comma": (
-        HEAD + "  - send: {tensor: x, dst: min(rank + 1, 3)}\n", "min(rank",
-        'quote an expression that holds a comma: "min(rank + 1, 3)"', "",
+        HEAD + "  - send: {tensor: x, dst: min(rank + 1, 3)}\n",
+        "min(rank",
+        'quote an expression that holds a comma: "min(rank + 1, 3)"',
+        "",
     ),
     "unquoted comma in a list": (
-        HEAD + "  - all_to_all_single: {input: x, output: x, input_splits: [min(1, 2), 3]}\n", "min(1", "quote an expression", "",
+        HEAD + "  - all_to_all_single: {input: x, output: x, input_splits: [min(1, 2), 3]}\n",
+        "min(1",
+        "quote an expression",
+        "",
     ),
     "missing dash": (
-        HEAD + "  - send: {tensor: x, dst: 1}\n    recv: {tensor: x, src: 0}\n", "recv",
-        "two operations in one entry, send and recv: put a dash before recv", "",
+        HEAD + "  - send: {tensor: x, dst: 1}\n    recv: {tensor: x, src: 0}\n",
+        "recv",
+        "two operations in one entry, send and recv: put a dash before recv",
+        "",
     ),
-    "missing blank": (HEAD + "  - send: {tensor: x, dst:1}\n", ":1", "a blank is missing after the colon: write `dst: 1`", ""),
+    "missing blank": (
+        HEAD + "  - send: {tensor: x, dst:1}\n",
+        ":1",
+        "a blank is missing after the colon: write `dst: 1`",
+        "",
+    ),
     "missing blank after a word": (HEAD + "  - sleep:3 ms\n", ":3 ms", "write `sleep: 3 ms`", ""),
-    "missing blank before a brace": (HEAD + "  - send:{tensor: x, dst: 1}\n", ":{tensor", "a blank is missing", "write `send: {`"),
-    "fields beside the step": (HEAD + "  - barrier:\n    group: world\n", "group", "group is a field of barrier", "indent group further"),
-    "an empty step list": (HEAD + "  - ranks: 0\n    steps:\n", "", "expected a list of entries", ""),
-    "a selector that is a number": (HEAD + "  - barrier:\n    ranks: rank\n", "rank", "must be true or false, and rank is", ""),
-    "a quoted rank": (HEAD + "  - barrier:\n    ranks: '0'\n", "'0'", "name a rank without quotes", ""),
+    "missing blank before a brace": (
+        HEAD + "  - send:{tensor: x, dst: 1}\n",
+        ":{tensor",
+        "a blank is missing",
+        "write `send: {`",
+    ),
+    "fields beside the step": (
+        HEAD + "  - barrier:\n    group: world\n",
+        "group",
+        "group is a field of barrier",
+        "indent group further",
+    ),
+    "an empty step list": (
+        HEAD + "  - ranks: 0\n    steps:\n",
+        "",
+        "expected a list of entries",
+        "",
+    ),
+    "a selector that is a number": (
+        HEAD + "  - barrier:\n    ranks: rank\n",
+        "rank",
+        "must be true or false, and rank is",
+        "",
+    ),
+    "a quoted rank": (
+        HEAD + "  - barrier:\n    ranks: '0'\n",
+        "'0'",
+        "name a rank without quotes",
+        "",
+    ),
     "mean": (HEAD + "  - all_reduce: {tensor: x, op: mean}\n", "mean", "torch calls it avg", ""),
-    "as without async": (HEAD + "  - all_reduce: {tensor: x, as: h}\n", "{tensor", "expected `async: true` beside `as`", ""),
-    "the handle all": (HEAD + "  - isend: {tensor: x, dst: 1, as: all}\n", "all}", "`all` is no handle", ""),
+    "as without async": (
+        HEAD + "  - all_reduce: {tensor: x, as: h}\n",
+        "{tensor",
+        "expected `async: true` beside `as`",
+        "",
+    ),
+    "the handle all": (
+        HEAD + "  - isend: {tensor: x, dst: 1, as: all}\n",
+        "all}",
+        "`all` is no handle",
+        "",
+    ),
     "a send in a batch": (
-        HEAD + "  - batch_isend_irecv: {ops: [send: {tensor: x, dst: 1}]}\n", "send: {tensor", "a batch holds isend and irecv only", "",
+        HEAD + "  - batch_isend_irecv: {ops: [send: {tensor: x, dst: 1}]}\n",
+        "send: {tensor",
+        "a batch holds isend and irecv only",
+        "",
     ),
-    "a var called like an axis": ("mesh: {a: 4}\nvars: {a: 1}\n" + HEAD + "  - barrier\n", "a: 1", "a is already an axis", ""),
-    "a var called like an axis' size": ("mesh: {a: 4}\nvars: {a_size: 1}\n" + HEAD + "  - barrier\n", "a_size", "the size of", ""),
-    "a reserved word": ("vars: {rank: 1}\n" + HEAD + "  - barrier\n", "rank: 1", "rank is already a word of expressions", ""),
-    "a var of further down": ("vars: {a: b, b: 1}\n" + HEAD + "  - barrier\n", "b, b", "vars are evaluated in order", ""),
+    "a var called like an axis": (
+        "mesh: {a: 4}\nvars: {a: 1}\n" + HEAD + "  - barrier\n",
+        "a: 1",
+        "a is already an axis",
+        "",
+    ),
+    "a var called like an axis' size": (
+        "mesh: {a: 4}\nvars: {a_size: 1}\n" + HEAD + "  - barrier\n",
+        "a_size",
+        "the size of",
+        "",
+    ),
+    "a reserved word": (
+        "vars: {rank: 1}\n" + HEAD + "  - barrier\n",
+        "rank: 1",
+        "rank is already a word of expressions",
+        "",
+    ),
+    "a var of further down": (
+        "vars: {a: b, b: 1}\n" + HEAD + "  - barrier\n",
+        "b, b",
+        "vars are evaluated in order",
+        "",
+    ),
     "an index twice": (
-        HEAD + "  - repeat: {times: 2, index: i, steps: [{repeat: {times: 2, index: i, steps: []}}]}\n", "i, steps: []",
-        "already the index", "",
+        HEAD
+        + "  - repeat: {times: 2, index: i, steps: [{repeat: {times: 2, index: i, steps: []}}]}\n",
+        "i, steps: []",
+        "already the index",
+        "",
     ),
-    "a group outside the world": ("groups: {g: [0, 4]}\n" + HEAD + "  - barrier\n", "[0, 4]", "rank 4 of the group g is outside", ""),
-    "a tensor like itself": ("world: 2\ntensors: {a: {like: a}}\nprogram: []\n", "a}}", "a is like itself", ""),
-    "a tensor like none": ("world: 2\ntensors: {a: {like: b}}\nprogram: []\n", "b}}", "unknown tensor b", ""),
-    "no shape": ("world: 2\ntensors: {a: {dtype: int8}}\nprogram: []\n", "{dtype", "expected `shape`", ""),
-    "an unknown dtype": ("world: 2\ntensors: {a: {shape: [1], dtype: float23}}\nprogram: []\n", "float23", "did you mean float32?", ""),
-    "ragged values": ("world: 2\ntensors: {a: {value: [[1], [1, 2]]}}\nprogram: []\n", "[[1]", "different lengths", ""),
-    "an unknown preset": ("cluster: dgx-a10\n" + HEAD + "  - barrier\n", "dgx-a10", "did you mean dgx-a100?", ".yaml"),
-    "an inline cluster": ("cluster: {preset: dgx-a100, nics: {cout: 4}}\n" + HEAD + "  - barrier\n", "4}}", "count", ""),
-    "an unknown option": ("options: {buffsiz: 4 MiB}\n" + HEAD + "  - barrier\n", "buffsiz", "did you mean buffsize?", ""),
-    "an unknown backend": ("backend: ncl\n" + HEAD + "  - barrier\n", "ncl", "did you mean nccl?", ""),
-    "a fault of nobody": (HEAD + "  - barrier\nfaults: [{kind: kill}]\n", "{kind", "expected one of `rank`, `ranks` and `link`", ""),
-    "a fault outside the world": (HEAD + "  - barrier\nfaults: [{rank: 4, kind: kill}]\n", "4,", "outside the world of 4", ""),
-    "a fault's kind": (HEAD + "  - barrier\nfaults: [{rank: 1, kind: kil}]\n", "kil}", "did you mean kill?", ""),
-    "slow by how much": (HEAD + "  - barrier\nfaults: [{rank: 1, kind: slow}]\n", "{rank", "needs its `factor`", ""),
-    "an expected verdict": (HEAD + "  - barrier\nexpect: {verdict: deadlok}\n", "deadlok", "did you mean deadlock?", ""),
-    "an expected tensor": (HEAD + "  - barrier\nexpect: {values: {z: 1}}\n", "z: 1", "unknown tensor z", ""),
-    "an expected duration": (HEAD + "  - barrier\nexpect: {makespan: {at_most: 3}}\n", "3}}", "with a unit", ""),
-    "no per-rank key": (HEAD + "  - send: {tensor: x, dst: {0: 1, a: 2}}\n", "2}", "as the key of a per-rank", ""),
+    "a group outside the world": (
+        "groups: {g: [0, 4]}\n" + HEAD + "  - barrier\n",
+        "[0, 4]",
+        "rank 4 of the group g is outside",
+        "",
+    ),
+    "a tensor like itself": (
+        "world: 2\ntensors: {a: {like: a}}\nprogram: []\n",
+        "a}}",
+        "a is like itself",
+        "",
+    ),
+    "a tensor like none": (
+        "world: 2\ntensors: {a: {like: b}}\nprogram: []\n",
+        "b}}",
+        "unknown tensor b",
+        "",
+    ),
+    "no shape": (
+        "world: 2\ntensors: {a: {dtype: int8}}\nprogram: []\n",
+        "{dtype",
+        "expected `shape`",
+        "",
+    ),
+    "an unknown dtype": (
+        "world: 2\ntensors: {a: {shape: [1], dtype: float23}}\nprogram: []\n",
+        "float23",
+        "did you mean float32?",
+        "",
+    ),
+    "ragged values": (
+        "world: 2\ntensors: {a: {value: [[1], [1, 2]]}}\nprogram: []\n",
+        "[[1]",
+        "different lengths",
+        "",
+    ),
+    "an unknown preset": (
+        "cluster: dgx-a10\n" + HEAD + "  - barrier\n",
+        "dgx-a10",
+        "did you mean dgx-a100?",
+        ".yaml",
+    ),
+    "an inline cluster": (
+        "cluster: {preset: dgx-a100, nics: {cout: 4}}\n" + HEAD + "  - barrier\n",
+        "4}}",
+        "count",
+        "",
+    ),
+    "an unknown option": (
+        "options: {buffsiz: 4 MiB}\n" + HEAD + "  - barrier\n",
+        "buffsiz",
+        "did you mean buffsize?",
+        "",
+    ),
+    "an unknown backend": (
+        "backend: ncl\n" + HEAD + "  - barrier\n",
+        "ncl",
+        "did you mean nccl?",
+        "",
+    ),
+    "a fault of nobody": (
+        HEAD + "  - barrier\nfaults: [{kind: kill}]\n",
+        "{kind",
+        "expected one of `rank`, `ranks` and `link`",
+        "",
+    ),
+    "a fault outside the world": (
+        HEAD + "  - barrier\nfaults: [{rank: 4, kind: kill}]\n",
+        "4,",
+        "outside the world of 4",
+        "",
+    ),
+    "a fault's kind": (
+        HEAD + "  - barrier\nfaults: [{rank: 1, kind: kil}]\n",
+        "kil}",
+        "did you mean kill?",
+        "",
+    ),
+    "slow by how much": (
+        HEAD + "  - barrier\nfaults: [{rank: 1, kind: slow}]\n",
+        "{rank",
+        "needs its `factor`",
+        "",
+    ),
+    "an expected verdict": (
+        HEAD + "  - barrier\nexpect: {verdict: deadlok}\n",
+        "deadlok",
+        "did you mean deadlock?",
+        "",
+    ),
+    "an expected tensor": (
+        HEAD + "  - barrier\nexpect: {values: {z: 1}}\n",
+        "z: 1",
+        "unknown tensor z",
+        "",
+    ),
+    "an expected duration": (
+        HEAD + "  - barrier\nexpect: {makespan: {at_most: 3}}\n",
+        "3}}",
+        "with a unit",
+        "",
+    ),
+    "no per-rank key": (
+        HEAD + "  - send: {tensor: x, dst: {0: 1, a: 2}}\n",
+        "2}",
+        "as the key of a per-rank",
+        "",
+    ),
     "no world": ("program: []\n", "program", "expected `world`", "world: 4"),
     "no program": ("world: 4\n", "world", "expected `program`", "program: []"),
     "no ranks": ("world: 0\nprogram: []\n", "0", "from 1 to 1000000, found 0", ""),
     "a world of words": ("world: four\nprogram: []\n", "four", "found 'four'", ""),
-    "not finite": (HEAD + "  - assign: {tensor: x, value: .nan}\n", ".nan", "expected a finite number, found nan", ""),
-    "too large": (HEAD + "  - send: {tensor: x, dst: 9007199254740993}\n", "9007", "integers go up to 2**53", ""),
-    "division by zero": ("vars: {a: 1 // 0}\n" + HEAD + "  - barrier\n", "1 // 0", "division by zero", ""),
-    "a long expression": (HEAD + f"  - send: {{tensor: x, dst: {'1+' * 300}1}}\n", "1+1", "at most 500", ""),
-}  # fmt: skip
+    "not finite": (
+        HEAD + "  - assign: {tensor: x, value: .nan}\n",
+        ".nan",
+        "expected a finite number, found nan",
+        "",
+    ),
+    "too large": (
+        HEAD + "  - send: {tensor: x, dst: 9007199254740993}\n",
+        "9007",
+        "integers go up to 2**53",
+        "",
+    ),
+    "division by zero": (
+        "vars: {a: 1 // 0}\n" + HEAD + "  - barrier\n",
+        "1 // 0",
+        "division by zero",
+        "",
+    ),
+    "a long expression": (
+        HEAD + f"  - send: {{tensor: x, dst: {'1+' * 300}1}}\n",
+        "1+1",
+        "at most 500",
+        "",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -208,7 +524,11 @@ def test_broken_yaml_has_a_place(text: str, line: int, column: int, message: str
 
 
 @pytest.mark.parametrize(
-    ("text", "remedy"), [("a: b: c\n", "write `a: {b: c}`"), ("a: b, c: d\n", "write `a: b`, and `c: d` on a line of its own")]
+    ("text", "remedy"),
+    [
+        ("a: b: c\n", "write `a: {b: c}`"),
+        ("a: b, c: d\n", "write `a: b`, and `c: d` on a line of its own"),
+    ],
 )
 def test_two_keys_on_one_line_are_put_where_they_can_stand(text: str, remedy: str) -> None:
     assert only(text).hint == remedy
@@ -252,13 +572,17 @@ def test_deep_nesting_is_refused(text: str) -> None:
 
 def test_keys_that_are_no_names_are_refused() -> None:
     found = problems("[1, 2]: 3\n? {a: b}\n: 4\ntrue: 1\n~: 2\n1.5: 3\n")
-    keys = [p.message.rpartition("found ")[2] for p in found if p.message.startswith("a key must be")]
+    keys = [
+        p.message.rpartition("found ")[2] for p in found if p.message.startswith("a key must be")
+    ]
 
     assert keys == ["a sequence", "a mapping", "true", "nothing", "1.5"]
 
 
 def test_tags_and_merge_keys_are_refused() -> None:
-    found = problems("name: !!python/object:os.system x\nworld: 4\nprogram: []\nvars: {<<: {a: 1}}\n")
+    found = problems(
+        "name: !!python/object:os.system x\nworld: 4\nprogram: []\nvars: {<<: {a: 1}}\n"
+    )
 
     assert (found[0].line, found[0].column) == (1, 7)
     assert "a tag" in found[0].message
@@ -319,7 +643,11 @@ def test_windows_line_ends_and_a_byte_order_mark_are_fine(tmp_path: Path) -> Non
 
 
 def test_a_long_line_is_cut_around_the_caret() -> None:
-    text = "world: 2\nprogram: []\nvars: {" + ", ".join(f"v{k}: {k}" for k in range(200)) + ", bad: q}\n"
+    text = (
+        "world: 2\nprogram: []\nvars: {"
+        + ", ".join(f"v{k}: {k}" for k in range(200))
+        + ", bad: q}\n"
+    )
     lines = only(text).render().splitlines()
 
     assert len(lines[1]) < 110
@@ -330,14 +658,22 @@ def test_a_scenario_built_in_python_has_paths_for_places() -> None:
     from distsim import Scenario
 
     with pytest.raises(ScenarioErrors) as caught:
-        Scenario(name="s", world=2, tensors={"x": {"shape": [1]}}, program=[{"send": {"tensor": "z", "dst": "rank +"}}], expct=1)
+        Scenario(
+            name="s",
+            world=2,
+            tensors={"x": {"shape": [1]}},
+            program=[{"send": {"tensor": "z", "dst": "rank +"}}],
+            expct=1,
+        )
     places = [(p.line, p.path) for p in caught.value.problems]
 
     assert places == [(0, "expct"), (0, "program[0].send.dst"), (0, "program[0].send.tensor")]
     assert "program[0].send.tensor: unknown tensor z" in str(caught.value)
 
 
-HYBRID = (Path(__file__).resolve().parents[2] / "scenarios" / "hybrid.yaml").read_text(encoding="utf-8")
+HYBRID = (Path(__file__).resolve().parents[2] / "scenarios" / "hybrid.yaml").read_text(
+    encoding="utf-8"
+)
 PIECES = [
     "[",
     "]",
@@ -389,8 +725,16 @@ PIECES += [
 
 
 @settings(max_examples=draws(300), deadline=None)
-@given(st.lists(st.tuples(st.integers(0, len(HYBRID)), st.integers(0, 9), st.sampled_from(PIECES)), min_size=1, max_size=3))
-def test_a_damaged_file_is_read_or_refused_never_a_traceback(damages: list[tuple[int, int, str]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.integers(0, len(HYBRID)), st.integers(0, 9), st.sampled_from(PIECES)),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_a_damaged_file_is_read_or_refused_never_a_traceback(
+    damages: list[tuple[int, int, str]],
+) -> None:
     text = HYBRID
     for start, length, piece in damages:
         text = text[:start] + piece + text[start + length :]

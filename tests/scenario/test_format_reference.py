@@ -1,4 +1,6 @@
-"""One source for the format: every key has its words in the model, and schema, pages, hover texts and `distsim explain` say the same."""
+"""One source for the format: every key has its words in the model, and schema, pages, hover texts
+and `distsim explain` say the same.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def test_every_key_says_what_it_is_its_type_and_an_example() -> None:
 
 
 def test_every_quantity_says_its_units() -> None:
-    assert [key.path for key in format_keys().values() if "with its unit" in key.kind and not key.unit] == []
+    assert [
+        key.path for key in format_keys().values() if "with its unit" in key.kind and not key.unit
+    ] == []
     assert format_keys()["sleep.time"].unit == "ns us µs ms s min h"
 
 
@@ -49,9 +53,15 @@ def test_schema_pages_and_explain_say_what_the_models_say() -> None:
     """The description of each Pydantic field, word for word."""
     schema, manual = json_schema(), PAGES["format.md"]()
     owners = [("", ScenarioFileFields, schema["properties"])]
-    owners += [(f"{name}.", part, schema["$defs"][part.__name__]["properties"]) for name, part in SECTION_MODELS.items()]
+    owners += [
+        (f"{name}.", part, schema["$defs"][part.__name__]["properties"])
+        for name, part in SECTION_MODELS.items()
+    ]
     steps = {**OPERATIONS, **STRATEGIES}
-    owners += [(f"{name}.", row, schema["$defs"][f"{name}_fields"]["then"]["properties"]) for name, row in steps.items()]
+    owners += [
+        (f"{name}.", row, schema["$defs"][f"{name}_fields"]["then"]["properties"])
+        for name, row in steps.items()
+    ]
     for prefix, model, properties in owners:
         for field, info in model.model_fields.items():
             written = info.alias or field
@@ -92,22 +102,37 @@ def test_a_key_is_found_by_the_path_that_a_person_writes(written: str, path: str
 
 
 def test_each_operation_s_page_has_torch_s_call_beside_the_file_s_form() -> None:
-    """The call is Python that torch takes, makes the operation that the file's example makes, and every argument fits its signature."""
+    """The call is Python that torch takes, makes the operation that the file's example makes, and
+    every argument fits its signature.
+    """
     dist = pytest.importorskip("torch.distributed")
     page = PAGES["operations.md"]()
     for name, code in ((name, row.words.torch) for name, row in OPERATIONS.items()):
         assert code, name
         chapter = page[page.index(f"\n## {name}\n") :].split("\n## ")[1]
-        assert f"```yaml\n{OPERATIONS[name].words.example.rstrip()}\n```\n\n```python\n{code}\n```" in chapter
+        assert (
+            f"```yaml\n{OPERATIONS[name].words.example.rstrip()}\n```\n\n```python\n{code}\n```"
+            in chapter
+        )
         calls = [
-            node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            node
+            for node in ast.walk(ast.parse(code))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         ]
         made = [
-            (node, node.func.attr) for node in calls if isinstance(node.func.value, ast.Name) and node.func.value.id == "dist"
+            (node, node.func.attr)
+            for node in calls
+            if isinstance(node.func.value, ast.Name) and node.func.value.id == "dist"
         ]
         for node, called in made:
-            inspect.signature(getattr(dist, called)).bind(*node.args, **{one.arg: one.value for one in node.keywords if one.arg})
-        if OPERATIONS[name].kind in ("p2p", "collective", "group") and "coalesced" not in name and not OPERATIONS[name].signals:
+            inspect.signature(getattr(dist, called)).bind(
+                *node.args, **{one.arg: one.value for one in node.keywords if one.arg}
+            )
+        if (
+            OPERATIONS[name].kind in ("p2p", "collective", "group")
+            and "coalesced" not in name
+            and not OPERATIONS[name].signals
+        ):
             assert name in [called for _, called in made]
 
 
@@ -116,5 +141,7 @@ def test_every_operation_that_moves_data_has_a_picture() -> None:
     for name, row in OPERATIONS.items():
         chapter = page[page.index(f"\n## {name}\n") :].split("\n## ")[1]
         drawn = re.findall(r"\((\.\./viz/\w+\.svg)\)", chapter)
-        assert bool(drawn) == (row.kind in ("p2p", "collective", "batch") and "barrier" not in name and not row.signals), name
+        assert bool(drawn) == (
+            row.kind in ("p2p", "collective", "batch") and "barrier" not in name and not row.signals
+        ), name
         assert all((gallery / Path(one).name).exists() for one in drawn)

@@ -10,7 +10,15 @@ import pytest
 from distsim.common.errors import ScenarioErrors
 from distsim.operations.core.field_types import InlineTensor, NameReference, PerRank, to_plain_data
 from distsim.operations.registry import OPERATION_ALIASES, OPERATIONS
-from distsim.scenario import Scenario, ScenarioBlock, ScenarioRepeat, ScenarioStep, load, loads, starter
+from distsim.scenario import (
+    Scenario,
+    ScenarioBlock,
+    ScenarioRepeat,
+    ScenarioStep,
+    load,
+    loads,
+    starter,
+)
 
 HYBRID = Path(__file__).resolve().parents[2] / "scenarios" / "hybrid.yaml"
 HEAD = "world: 4\nmesh: {dp: 2, pp: 2}\ntensors: {x: {shape: [4], copies: 4}, y: {shape: [4, 4]}}\nprogram:\n"
@@ -38,7 +46,12 @@ def test_hybrid_is_read_with_the_places_of_its_steps() -> None:
     assert scenario.mesh == {"replica": 2, "stage": 2}
     assert isinstance(first, ScenarioBlock)
     assert isinstance(second, ScenarioBlock)
-    assert [type(s.op).op for s in first.steps if isinstance(s, ScenarioStep)] == ["compute", "send", "recv", "compute"]
+    assert [type(s.op).op for s in first.steps if isinstance(s, ScenarioStep)] == [
+        "compute",
+        "send",
+        "recv",
+        "compute",
+    ]
     assert isinstance(reduce, ScenarioStep)
     assert (reduce.line, reduce.column) == (24, 5)
     assert isinstance(optimizer, ScenarioStep)
@@ -57,12 +70,20 @@ def test_a_lone_value_is_the_first_field() -> None:
     assert field("  - exit: 3\n", "code").constant == 3
     assert field("  - fail: out of memory\n", "message") == "out of memory"
     assert field("  - recv: x\n", "tensor") == NameReference("x")
-    assert field("  - sleep: {0: 1 ms, else: 2 ms}\n", "time") == PerRank(((0, 1_000_000),), 2_000_000)
+    assert field("  - sleep: {0: 1 ms, else: 2 ms}\n", "time") == PerRank(
+        ((0, 1_000_000),), 2_000_000
+    )
 
 
 @pytest.mark.parametrize(
     ("ranks", "expected"),
-    [("0", (0,)), ("[0, 2]", (0, 2)), ("stage_0", None), ("rank == 0", "rank == 0"), ("'pp == 0 and rank > 1'", "")],
+    [
+        ("0", (0,)),
+        ("[0, 2]", (0, 2)),
+        ("stage_0", None),
+        ("rank == 0", "rank == 0"),
+        ("'pp == 0 and rank > 1'", ""),
+    ],
 )
 def test_selectors_name_ranks_or_state_a_condition(ranks: str, expected: Any) -> None:
     if expected is None:
@@ -75,12 +96,17 @@ def test_selectors_name_ranks_or_state_a_condition(ranks: str, expected: Any) ->
 
 
 def test_blocks_and_repeats_nest() -> None:
-    (block,) = steps("  - ranks: dp == 0\n    steps:\n      - repeat: {times: 3, index: i, steps: [{steps: [{wait: all}]}]}\n")
+    (block,) = steps(
+        "  - ranks: dp == 0\n    steps:\n      - repeat: {times: 3, index: i, steps: [{steps: [{wait: all}]}]}\n"
+    )
 
     assert isinstance(block, ScenarioBlock)
     (repeat,) = block.steps
     assert isinstance(repeat, ScenarioRepeat)
-    assert (repeat.times, repeat.index) == (Scenario(world=1, vars={"n": 3}, program=[]).vars["n"], "i")
+    assert (repeat.times, repeat.index) == (
+        Scenario(world=1, vars={"n": 3}, program=[]).vars["n"],
+        "i",
+    )
     (inner,) = repeat.steps
     assert isinstance(inner, ScenarioBlock)
     assert inner.ranks is None
@@ -96,14 +122,18 @@ def test_a_name_may_have_an_index() -> None:
 
 def test_per_rank_values_keep_their_ranks() -> None:
     splits = field(
-        "  - all_to_all_single: {input: x@0, output: x@1, input_splits: {0: [1, 3], else: [2, rank]}}\n", "input_splits"
+        "  - all_to_all_single: {input: x@0, output: x@1, input_splits: {0: [1, 3], else: [2, rank]}}\n",
+        "input_splits",
     )
 
     assert to_plain_data(splits) == {0: [1, 3], "else": [2, "rank"]}
 
 
 def test_an_inline_tensor_is_a_buffer_of_its_own() -> None:
-    assert isinstance(field("  - send: {tensor: {shape: [2 * dp_size], dtype: int32}, dst: 1}\n", "tensor"), InlineTensor)
+    assert isinstance(
+        field("  - send: {tensor: {shape: [2 * dp_size], dtype: int32}, dst: 1}\n", "tensor"),
+        InlineTensor,
+    )
 
 
 def test_a_batch_holds_steps_with_selectors_of_their_own() -> None:
@@ -119,14 +149,19 @@ def test_groups_are_axes_meshes_and_declared_ones() -> None:
     scenario = loads(
         "groups:\n  pair: [0, 2]\n  slow: {ranks: [1, 3], timeout: 30 s}\n  all_axes: {axes: [dp, pp]}\n  odd: {by: rank % 2}\n"
         + HEAD
-        + "".join(f"  - barrier: {{group: {g}}}\n" for g in ("pair", "slow", "all_axes", "odd", "dp", "[dp, pp]", "world"))
+        + "".join(
+            f"  - barrier: {{group: {g}}}\n"
+            for g in ("pair", "slow", "all_axes", "odd", "dp", "[dp, pp]", "world")
+        )
     )
 
     assert scenario.groups["pair"].ranks == (0, 2)
     assert scenario.groups["slow"].timeout_ns == 30 * 10**9
     assert scenario.groups["all_axes"].axes == ("dp", "pp")
     assert str(scenario.groups["odd"].by) == "rank % 2"
-    assert [getattr(s.op, "group") for s in scenario.program if isinstance(s, ScenarioStep)][-2:] == [("dp", "pp"), "world"]  # noqa: B009
+    assert [getattr(s.op, "group") for s in scenario.program if isinstance(s, ScenarioStep)][
+        -2:
+    ] == [("dp", "pp"), "world"]  # noqa: B009
 
 
 def test_like_copies_shape_dtype_and_copies_never_the_value() -> None:
@@ -140,7 +175,9 @@ def test_like_copies_shape_dtype_and_copies_never_the_value() -> None:
 
 
 def test_a_list_of_values_has_a_shape() -> None:
-    tensor = loads("world: 2\ntensors: {a: {value: [[1, 2], [3, rank]]}}\nprogram: []\n").tensors["a"]
+    tensor = loads("world: 2\ntensors: {a: {value: [[1, 2], [3, rank]]}}\nprogram: []\n").tensors[
+        "a"
+    ]
 
     assert to_plain_data(tensor.shape) == [2, 2]
     assert to_plain_data(tensor.value) == [[1, 2], [3, "rank"]]
@@ -148,16 +185,29 @@ def test_a_list_of_values_has_a_shape() -> None:
 
 def test_scalars_mean_what_they_look_like() -> None:
     """YAML 1.2 core: 1.1 would read these as true, false, a sexagesimal and an octal number."""
-    scenario = loads("name: no\nabout: 12:30\nworld: 010\nprogram: []\nvars: {a: 0o10, b: 1e1, c: 0x10}\nseed: 1e3\n")
+    scenario = loads(
+        "name: no\nabout: 12:30\nworld: 010\nprogram: []\nvars: {a: 0o10, b: 1e1, c: 0x10}\nseed: 1e3\n"
+    )
 
-    assert (scenario.name, scenario.about, scenario.world.size, scenario.seed) == ("no", "12:30", 10, 1000)
+    assert (scenario.name, scenario.about, scenario.world.size, scenario.seed) == (
+        "no",
+        "12:30",
+        10,
+        1000,
+    )
     assert [v.constant for v in scenario.vars.values()] == [8, 10.0, 16]
 
 
 def test_vars_may_use_ranks_axes_and_vars_before_them() -> None:
-    scenario = loads("vars: {a: pp_size - 1, b: 'min(a, pp)', c: b == rank}\n" + HEAD + "  - barrier\n")
+    scenario = loads(
+        "vars: {a: pp_size - 1, b: 'min(a, pp)', c: b == rank}\n" + HEAD + "  - barrier\n"
+    )
 
-    assert [sorted(v.names) for v in scenario.vars.values()] == [["pp_size"], ["a", "pp"], ["b", "rank"]]
+    assert [sorted(v.names) for v in scenario.vars.values()] == [
+        ["pp_size"],
+        ["a", "pp"],
+        ["b", "rank"],
+    ]
 
 
 def test_fields_beside_a_group_know_the_group_rank() -> None:
@@ -168,7 +218,8 @@ def test_fields_beside_a_group_know_the_group_rank() -> None:
 
 def test_a_value_knows_index_and_copy_and_assign_knows_tensors() -> None:
     scenario = loads(
-        HEAD.replace("copies: 4}", "copies: 4, value: copy + index}") + "  - assign: {tensor: y, value: 2 * x + index}\n"
+        HEAD.replace("copies: 4}", "copies: 4, value: copy + index}")
+        + "  - assign: {tensor: y, value: 2 * x + index}\n"
     )
 
     assert scenario.tensors["x"].value.names == {"copy", "index"}
@@ -181,14 +232,26 @@ def test_faults_are_read() -> None:
     faults = loads(HEAD + text).faults
 
     assert [f.kind for f in faults] == ["kill", "slow", "slow", "exit", "raise", "late", "absent"]
-    assert (faults[0].rank, faults[0].iteration, faults[2].nodes, faults[3].before_call) == (2, 3, (0,), 7)
+    assert (faults[0].rank, faults[0].iteration, faults[2].nodes, faults[3].before_call) == (
+        2,
+        3,
+        (0,),
+        7,
+    )
     assert (faults[4].at_ns, faults[5].delay_ns, faults[1].factor) == (5_000_000, 5_000_000, 1.3)
 
 
 def test_options_and_launch_are_read() -> None:
-    scenario = loads(HEAD + "  - barrier\noptions: {init: eager, buffsize: 1 MiB, timeout: 30 s}\nlaunch: {master_port: 1234}\n")
+    scenario = loads(
+        HEAD
+        + "  - barrier\noptions: {init: eager, buffsize: 1 MiB, timeout: 30 s}\nlaunch: {master_port: 1234}\n"
+    )
 
-    assert (scenario.options.init, scenario.options.buffsize, scenario.options.timeout_ns) == ("eager", 1 << 20, 30 * 10**9)
+    assert (scenario.options.init, scenario.options.buffsize, scenario.options.timeout_ns) == (
+        "eager",
+        1 << 20,
+        30 * 10**9,
+    )
     assert scenario.launch.master_port == 1234
 
 
@@ -198,7 +261,11 @@ def test_expectations_are_read() -> None:
     expect = loads(HEAD + "  - barrier\n" + text).expect
 
     assert expect is not None
-    assert (expect.verdict, expect.outcome, expect.findings) == ("deadlock", {"gloo": "hangs"}, ("DS301",))
+    assert (expect.verdict, expect.outcome, expect.findings) == (
+        "deadlock",
+        {"gloo": "hangs"},
+        ("DS301",),
+    )
     assert "depends_on" in expect.model_fields_set
     assert expect.values == {"x": PerRank(((0, (1, 2)),), "?"), "x@1": 3}
 
@@ -210,7 +277,9 @@ def test_a_name_left_out_is_the_file_s() -> None:
 @pytest.mark.parametrize("alias", sorted(OPERATION_ALIASES))
 def test_an_alias_is_the_operation_itself(alias: str) -> None:
     fields = ", ".join(
-        f"{name}: x" for name, info in OPERATIONS[OPERATION_ALIASES[alias]].model_fields.items() if info.is_required()
+        f"{name}: x"
+        for name, info in OPERATIONS[OPERATION_ALIASES[alias]].model_fields.items()
+        if info.is_required()
     )
 
     assert type(step(f"  - {alias}: {{{fields}}}\n").op) is OPERATIONS[OPERATION_ALIASES[alias]]
@@ -222,12 +291,17 @@ def test_a_starter_is_a_scenario_without_problems(kind: str) -> None:
 
 
 def test_aliases_within_bounds_are_fine() -> None:
-    assert len(loads("world: 2\nprogram:\n  - &b {barrier: {}}\n" + "  - *b\n" * 100).program) == 101
+    assert (
+        len(loads("world: 2\nprogram:\n  - &b {barrier: {}}\n" + "  - *b\n" * 100).program) == 101
+    )
 
 
 def test_a_scenario_can_be_built_in_python() -> None:
     built = Scenario(
-        name="sum", world=4, tensors={"x": {"shape": [1], "value": "rank"}}, program=[{"all_reduce": {"tensor": "x"}}, "barrier"]
+        name="sum",
+        world=4,
+        tensors={"x": {"shape": [1], "value": "rank"}},
+        program=[{"all_reduce": {"tensor": "x"}}, "barrier"],
     )
     read = loads(
         "name: sum\nworld: 4\ntensors: {x: {shape: [1], value: rank}}\nprogram:\n  - all_reduce: {tensor: x}\n  - barrier\n"
@@ -246,7 +320,10 @@ def test_the_scenario_can_point_at_a_step_later() -> None:
 
 
 def test_a_large_file_loads_with_each_place() -> None:
-    text = HEAD + "".join(f"  - send: {{tensor: x@{k}, group: pp, group_dst: pp + 1, tag: {k}}}\n" for k in range(2000))
+    text = HEAD + "".join(
+        f"  - send: {{tensor: x@{k}, group: pp, group_dst: pp + 1, tag: {k}}}\n"
+        for k in range(2000)
+    )
     program = loads(text).program
 
     assert [entry.line for entry in program] == list(range(5, 2005))

@@ -1,4 +1,6 @@
-"""`--set name=value`: a var, else a top-level key, else a dotted path; a wrong one is told with the nearest right one."""
+"""`--set name=value`: a var, else a top-level key, else a dotted path; a wrong one is told with the
+nearest right one.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,20 @@ def changed(*sets: str) -> Scenario:
         ("vars.m=4", lambda s: s.vars["m"].constant, 4),
         ("tensors.x.dtype=float16", lambda s: s.tensors["x"].dtype, "float16"),
         ("tensors.x.shape.0=9", lambda s: s.tensors["x"].shape[0].constant, 9),
-        ("program.0.repeat.steps.0.compute.time=5 ms", lambda s: s.program[0].steps[0].op.time, 5_000_000),
+        (
+            "program.0.repeat.steps.0.compute.time=5 ms",
+            lambda s: s.program[0].steps[0].op.time,
+            5_000_000,
+        ),
         ("program.0.repeat.steps.1.sleep=2 ms", lambda s: s.program[0].steps[1].op.time, 2_000_000),
         ("program.1.ranks=[0, 1]", lambda s: s.program[1].ranks, (0, 1)),
         ("options.init=eager", lambda s: s.options.init, "eager"),
         ("expect.verdict=deadlock", lambda s: s.expect.verdict, "deadlock"),
     ],
 )
-def test_a_value_is_replaced_before_the_file_is_read(text: str, look: Any, expected: object) -> None:
+def test_a_value_is_replaced_before_the_file_is_read(
+    text: str, look: Any, expected: object
+) -> None:
     assert look(changed(text)) == expected
 
 

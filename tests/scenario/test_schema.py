@@ -41,9 +41,19 @@ def test_every_scenario_of_the_project_fits() -> None:
 
 
 def test_a_scenario_that_is_written_fits() -> None:
-    names = ("hybrid", "two_machines", "uneven_all_to_all", "killed_at_iteration_3", "pipeline_1f1b")
+    names = (
+        "hybrid",
+        "two_machines",
+        "uneven_all_to_all",
+        "killed_at_iteration_3",
+        "pipeline_1f1b",
+    )
 
-    assert [name for name in names if not fits(as_json(to_data(load(files()[0].parent / f"{name}.yaml"))))] == []
+    assert [
+        name
+        for name in names
+        if not fits(as_json(to_data(load(files()[0].parent / f"{name}.yaml"))))
+    ] == []
 
 
 def judged(data: Any) -> bool | None:
@@ -56,14 +66,20 @@ def judged(data: Any) -> bool | None:
 
 
 def agreement(count: int, seed: int) -> tuple[int, int, list[str]]:
-    """(mutants that are judged by their form, those on which schema and distsim agree, what the schema refuses alone)."""
+    """(mutants that are judged by their form, those on which schema and distsim agree, what the
+    schema refuses alone).
+    """
     judgements = [(name, judged(data), data) for name, data in mutants(count, seed)]
     formed = [(name, taken, data) for name, taken, data in judgements if taken is not None]
     same = sum(taken == fits(data) for _, taken, data in formed)
     return (
         len(formed),
         same,
-        [f"{name}: {next(VALIDATOR.faults(data))}" for name, taken, data in formed if taken and not fits(data)],
+        [
+            f"{name}: {next(VALIDATOR.faults(data))}"
+            for name, taken, data in formed
+            if taken and not fits(data)
+        ],
     )
 
 
@@ -85,10 +101,14 @@ def test_many_mutated_files_are_judged_as_distsim_judges_them() -> None:
 
 
 def test_an_editor_speaks_of_the_field_that_is_wrong() -> None:
-    """An entry is told apart by its key: one fault, in the operation's own fields, with the file's word for torch's."""
+    """An entry is told apart by its key: one fault, in the operation's own fields, with the file's
+    word for torch's.
+    """
     data = {"world": 4, "program": [{"all_reduce": {"tensor": "x", "async_op": True}}]}
 
-    assert list(VALIDATOR.faults(data)) == ["unknown field async_op in all_reduce; did you mean async?"]
+    assert list(VALIDATOR.faults(data)) == [
+        "unknown field async_op in all_reduce; did you mean async?"
+    ]
     data = {"world": 4, "program": [{"all_reduce": {"tensor": "x", "opp": "sum"}}]}
     assert list(VALIDATOR.faults(data)) == ["$.program[0].all_reduce: opp is not allowed"]
 
@@ -149,10 +169,14 @@ def test_the_schema_is_json_with_a_name_of_its_own() -> None:
 def test_every_operation_has_its_entry() -> None:
     entries = SCHEMA["$defs"]["entry"]["else"]["properties"]
 
-    assert [name for name in (*OPERATIONS, *OPERATION_ALIASES, *STRATEGIES) if name not in entries] == []
+    assert [
+        name for name in (*OPERATIONS, *OPERATION_ALIASES, *STRATEGIES) if name not in entries
+    ] == []
 
 
-def test_settings_of_editors_are_written_beside_those_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_editors_are_written_beside_those_that_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from distsim.cli.commands.schema import SchemaKind, command
 
     (tmp_path / ".vscode").mkdir()
@@ -162,7 +186,9 @@ def test_settings_of_editors_are_written_beside_those_that_are_there(tmp_path: P
 
     assert settings["editor.tabSize"] == 2
     assert "./.distsim/scenario.schema.json" in settings["yaml.schemas"]
-    assert json.loads((tmp_path / ".distsim" / "scenario.schema.json").read_text(encoding="utf-8")) == as_json(SCHEMA)
+    assert json.loads(
+        (tmp_path / ".distsim" / "scenario.schema.json").read_text(encoding="utf-8")
+    ) == as_json(SCHEMA)
 
 
 # --- what commands print ---

@@ -1,4 +1,6 @@
-"""Start-up: what processes bring to init_process_group, and that it ends as with real torch (`tests/data/startup.json`)."""
+"""Start-up: what processes bring to init_process_group, and that it ends as with real torch
+(`tests/data/startup.json`).
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,20 @@ from distsim.real.launch.external_launchers import launch_plan
 from distsim.real.results.postmortem import compare_with_simulation
 from distsim.scenario import load, loads
 from distsim.scenario.startup.init_method import rendezvous_info
-from distsim.scenario.startup.records import InitFailure, RendezvousInfo, StartupEnvironment, StartupProcess
+from distsim.scenario.startup.records import (
+    InitFailure,
+    RendezvousInfo,
+    StartupEnvironment,
+    StartupProcess,
+)
 from distsim.scenario.startup.rendezvous import simulate_startup
 from distsim.simulation.simulate_scenario import simulate
 from tests.support.real_runs import written
 from tests.support.startup_truth import FOLDER, RECORD, real_files, startup_of
 
-TRUTH: dict[str, dict[str, dict[str, Any]]] = json.loads(RECORD.read_text(encoding="utf-8"))["scenarios"]
+TRUTH: dict[str, dict[str, dict[str, Any]]] = json.loads(RECORD.read_text(encoding="utf-8"))[
+    "scenarios"
+]
 SECOND = 1_000_000_000
 
 
@@ -46,8 +55,8 @@ def test_every_start_up_that_one_machine_can_have_was_tried_with_real_torch() ->
 
 @pytest.mark.parametrize("name", TRUTH)
 def test_each_process_comes_out_as_one_of_real_torch(name: str) -> None:
-    """Error class, text and time-out. Different world sizes, and addresses of processes that are gone, are races in gloo: there it must
-    not get through to a result, and that is all."""
+    """Error class, text and time-out. Different world sizes, and addresses of processes that are
+    gone, are races in gloo: there it must not get through to a result, and that is all."""
     found = startup_of(load(str(FOLDER / f"{name}.yaml")))
     for rank, real in TRUTH[name].items():
         ending = found.endings[int(rank)]
@@ -61,7 +70,11 @@ def test_each_process_comes_out_as_one_of_real_torch(name: str) -> None:
         else:
             text = re.sub(r"\[enforce fail at [^]]*\]", "enforce fail:", real["text"])
             assert (ending.error, ending.text) == (real["init"], text)
-            assert real["seconds"] < 1 if ending.status == "raises" else real["seconds"] >= ending.after_ns / SECOND - 0.1
+            assert (
+                real["seconds"] < 1
+                if ending.status == "raises"
+                else real["seconds"] >= ending.after_ns / SECOND - 0.1
+            )
 
 
 @pytest.mark.parametrize(
@@ -70,23 +83,73 @@ def test_each_process_comes_out_as_one_of_real_torch(name: str) -> None:
         ({"init_method": "htp://bad"}, "RuntimeError", "No rendezvous handler for htp://", "DS121"),
         ({"init_method": "env"}, "RuntimeError", "No rendezvous handler for ://", "DS121"),
         ({"init_method": "tcp://127.0.0.1"}, "ValueError", "port number missing", "DS121"),
-        ({"init_method": "tcp://127.0.0.1:x"}, "ValueError", "Port could not be cast to integer value as 'x'", "DS121"),
-        ({"init_method": "tcp://127.0.0.1:99999"}, "ValueError", "Port out of range 0-65535", "DS121"),
+        (
+            {"init_method": "tcp://127.0.0.1:x"},
+            "ValueError",
+            "Port could not be cast to integer value as 'x'",
+            "DS121",
+        ),
+        (
+            {"init_method": "tcp://127.0.0.1:99999"},
+            "ValueError",
+            "Port out of range 0-65535",
+            "DS121",
+        ),
         ({"init_method": "tcp://:29500"}, "AssertionError", "hostname cannot be None", "DS121"),
-        ({"init_method": "tcp://h:29500?rank=0"}, "AssertionError", "has node-specific arguments(rank, world_size) already.", "DS121"),
+        (
+            {"init_method": "tcp://h:29500?rank=0"},
+            "AssertionError",
+            "has node-specific arguments(rank, world_size) already.",
+            "DS121",
+        ),
         ({"init_method": "file://"}, "ValueError", "path missing", "DS121"),
         ({"rank_argument": -1}, "ValueError", "rank parameter missing", "DS127"),
         ({"world_size_argument": -1}, "ValueError", "world size parameter missing", "DS127"),
-        ({"init_method": None, "store": "file:///m", "world_size_argument": -1}, "AssertionError", "world_size must be positive", "DS127"),
-        ({"init_method": None, "store": "file:///m", "rank_argument": -1}, "AssertionError", "rank must be non-negative", "DS127"),
-        ({"store": "file:///m"}, "AssertionError", "Cannot specify both init_method and store.", "DS129"),
-        ({"init_method": "env://", "rank_argument": -1, "env": {"RANK": "zero", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}},
-         "ValueError", "invalid literal for int() with base 10: 'zero'", "DS127"),
-        ({"init_method": "env://", "env": {"MASTER_ADDR": "h"}}, "ValueError", "environment variable MASTER_PORT expected", "DS127"),
-        ({"init_method": "env://", "env": {"MASTER_ADDR": "h", "MASTER_PORT": "70000"}}, "ValueError", "but was 70000", "DS121"),
+        (
+            {"init_method": None, "store": "file:///m", "world_size_argument": -1},
+            "AssertionError",
+            "world_size must be positive",
+            "DS127",
+        ),
+        (
+            {"init_method": None, "store": "file:///m", "rank_argument": -1},
+            "AssertionError",
+            "rank must be non-negative",
+            "DS127",
+        ),
+        (
+            {"store": "file:///m"},
+            "AssertionError",
+            "Cannot specify both init_method and store.",
+            "DS129",
+        ),
+        (
+            {
+                "init_method": "env://",
+                "rank_argument": -1,
+                "env": {"RANK": "zero", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
+            },
+            "ValueError",
+            "invalid literal for int() with base 10: 'zero'",
+            "DS127",
+        ),
+        (
+            {"init_method": "env://", "env": {"MASTER_ADDR": "h"}},
+            "ValueError",
+            "environment variable MASTER_PORT expected",
+            "DS127",
+        ),
+        (
+            {"init_method": "env://", "env": {"MASTER_ADDR": "h", "MASTER_PORT": "70000"}},
+            "ValueError",
+            "but was 70000",
+            "DS121",
+        ),
     ],
-)  # fmt: skip
-def test_what_torch_refuses_is_refused_with_its_words(given: dict[str, Any], error: str, text: str, code: str) -> None:
+)
+def test_what_torch_refuses_is_refused_with_its_words(
+    given: dict[str, Any], error: str, text: str, code: str
+) -> None:
     """The texts were seen with torch 2.13, whole."""
     refused = rendezvous_info(entrance(**given))
 
@@ -100,17 +163,21 @@ def test_what_torch_takes_leads_to_an_address() -> None:
     env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
 
     assert rendezvous_info(entrance(1)) == RendezvousInfo("tcp", "127.0.0.1", 29500, "", 1, 2)
-    assert rendezvous_info(entrance(init_method="FILE:///a/../m")) == RendezvousInfo("file", "", 0, "/m", 0, 2)
-    assert rendezvous_info(entrance(init_method=None, env=env, rank_argument=-1, world_size_argument=-1)) == RendezvousInfo(
-        "tcp", "node0", 29500, "", 1, 2
+    assert rendezvous_info(entrance(init_method="FILE:///a/../m")) == RendezvousInfo(
+        "file", "", 0, "/m", 0, 2
     )
+    assert rendezvous_info(
+        entrance(init_method=None, env=env, rank_argument=-1, world_size_argument=-1)
+    ) == RendezvousInfo("tcp", "node0", 29500, "", 1, 2)
     assert rendezvous_info(entrance(init_method="env://", env=env)) == RendezvousInfo(
         "tcp", "node0", 29500, "", 0, 2
     )  # arguments go before variables
 
 
 def test_an_agents_store_counts_nobody_and_has_no_rank_0_to_miss() -> None:
-    """torchrun's agent serves the store: without rank 0 the others still reach it, and wait for its key."""
+    """torchrun's agent serves the store: without rank 0 the others still reach it, and wait for its
+    key.
+    """
     env = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     more = {"init_method": None, "rank_argument": -1, "world_size_argument": -1, "agent": True}
     brought = [entrance(r, env={**env, "RANK": str(r)}, absent=r == 0, **more) for r in range(3)]
@@ -121,7 +188,9 @@ def test_an_agents_store_counts_nobody_and_has_no_rank_0_to_miss() -> None:
 
 
 def test_a_start_up_of_four_thousand_ranks_is_worked_out_too() -> None:
-    brought = [entrance(r, rank_argument=min(r, 4094), world_size_argument=4096) for r in range(4096)]
+    brought = [
+        entrance(r, rank_argument=min(r, 4094), world_size_argument=4096) for r in range(4096)
+    ]
 
     assert [c.code for c in simulate_startup(brought, StartupEnvironment(4096)).causes] == ["DS124"]
 
@@ -144,16 +213,24 @@ def test_every_kind_of_start_up_says_its_cause_first_and_once() -> None:
         done = simulate(load(str(path)))
         errors = [f for f in done.findings if f.severity == "error"]
         if done.program.startup is not None and done.program.startup.failed:
-            assert [len(errors), bool(errors[0].help), bool(errors[0].places)] == [1, True, True], path.stem
+            assert [len(errors), bool(errors[0].help), bool(errors[0].places)] == [1, True, True], (
+                path.stem
+            )
             waiting = [r for r, e in done.program.startup.endings.items() if e.status == "waits"]
             assert not waiting or " wait" in errors[0].message, path.stem
 
 
 def test_the_back_end_decides_where_ranks_that_share_a_number_stand_still() -> None:
-    """gloo exchanges addresses in init_process_group; nccl makes communicators at first use, and mpi asks nobody."""
-    text = HEAD % "init_method: 'tcp://127.0.0.1:29500', rank: 'min(rank, 1)', world_size: world_size"
+    """gloo exchanges addresses in init_process_group; nccl makes communicators at first use, and
+    mpi asks nobody.
+    """
+    text = (
+        HEAD % "init_method: 'tcp://127.0.0.1:29500', rank: 'min(rank, 1)', world_size: world_size"
+    )
     positions = {
-        backend: {b.position for b in simulate(loads(text), backend=backend).run.final_state.blocked}
+        backend: {
+            b.position for b in simulate(loads(text), backend=backend).run.final_state.blocked
+        }
         for backend in ("gloo", "nccl", "mpi")
     }
 
@@ -162,16 +239,24 @@ def test_the_back_end_decides_where_ranks_that_share_a_number_stand_still() -> N
 
 def test_numbers_that_are_only_given_out_otherwise_are_no_failure_and_not_simulated() -> None:
     with pytest.raises(ScenarioErrors, match="write `rank: rank`"):
-        simulate(loads(HEAD % f"init_method: 'tcp://127.0.0.1:29500', {ME.replace(': rank', ': 2 - rank')}"))
+        simulate(
+            loads(
+                HEAD % f"init_method: 'tcp://127.0.0.1:29500', {ME.replace(': rank', ': 2 - rank')}"
+            )
+        )
 
 
-def test_a_launcher_that_sets_no_variables_needs_arguments_and_distsims_own_start_needs_none() -> None:
+def test_a_launcher_that_sets_no_variables_needs_arguments_and_distsims_own_start_needs_none() -> (
+    None
+):
     launch = "launch: {by: %s}\n"
     told = {
         by: simulate(loads(launch % by + HEAD % "")).outcome
         for by in ("torchrun", "elastic", "mp.spawn", "mp.Process", "srun", "mpirun")
     }
-    implied = simulate(loads("launch: {by: srun}\nworld: 2\nbackend: gloo\nprogram: [barrier]\n")).outcome
+    implied = simulate(
+        loads("launch: {by: srun}\nworld: 2\nbackend: gloo\nprogram: [barrier]\n")
+    ).outcome
 
     assert told == {"torchrun": "completes", "elastic": "completes"} | dict.fromkeys(
         ("mp.spawn", "mp.Process", "srun", "mpirun"), "raises"
@@ -217,10 +302,21 @@ def test_the_failing_rank_is_red_and_what_torch_says_stands_there() -> None:
 
 
 def test_a_file_store_and_a_tcp_store_are_told_apart() -> None:
-    heads = {name: startup_diagram(lower(load(str(FOLDER / f"{name}.yaml")))).columns[0].lines for name in ("tcp", "file")}
+    heads = {
+        name: startup_diagram(lower(load(str(FOLDER / f"{name}.yaml")))).columns[0].lines
+        for name in ("tcp", "file")
+    }
 
-    assert [line.text for line in heads["tcp"]] == ["TCP store", "127.0.0.1:29500", "a key-value table on rank 0"]
-    assert [line.text for line in heads["file"]] == ["file store", "/shared/meet", "ranks append keys, all read them"]
+    assert [line.text for line in heads["tcp"]] == [
+        "TCP store",
+        "127.0.0.1:29500",
+        "a key-value table on rank 0",
+    ]
+    assert [line.text for line in heads["file"]] == [
+        "file store",
+        "/shared/meet",
+        "ranks append keys, all read them",
+    ]
 
 
 def test_for_slurm_the_plan_has_a_whole_script_at_the_margin() -> None:
@@ -230,18 +326,30 @@ def test_for_slurm_the_plan_has_a_whole_script_at_the_margin() -> None:
     made = launch_plan(scenario, ("run", "job.yaml", "--real"), "nccl")
 
     assert {line.launcher for line in made.lines} == {"srun"}
-    assert "\n#!/bin/bash\n#SBATCH --job-name=job\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n" in launch_plan_text(made)
+    assert (
+        "\n#!/bin/bash\n#SBATCH --job-name=job\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n"
+        in launch_plan_text(made)
+    )
     assert made.script[-1] == "srun --kill-on-bad-exit=1 distsim run job.yaml --real"
     assert "#SBATCH --gpus-per-node=4" in made.script
     assert "#SBATCH --cpus-per-task=2" in made.script
 
 
-@pytest.mark.parametrize(("by", "launcher", "words"), [
-    ("mp.spawn", "distsim", "--launcher spawn"), ("mp.Process", "distsim", "--launcher forkserver"),
-    ("elastic", "elastic", "--rdzv_backend=c10d"), ("mpirun", "mpirun", "mpirun -np 2"),
-])  # fmt: skip
-def test_the_plan_prints_the_lines_of_the_launcher_that_the_file_names(by: str, launcher: str, words: str) -> None:
-    scenario = loads(f"launch: {{by: {by}, start: forkserver}}\nworld: 2\nbackend: gloo\nprogram: [barrier]\n")
+@pytest.mark.parametrize(
+    ("by", "launcher", "words"),
+    [
+        ("mp.spawn", "distsim", "--launcher spawn"),
+        ("mp.Process", "distsim", "--launcher forkserver"),
+        ("elastic", "elastic", "--rdzv_backend=c10d"),
+        ("mpirun", "mpirun", "mpirun -np 2"),
+    ],
+)
+def test_the_plan_prints_the_lines_of_the_launcher_that_the_file_names(
+    by: str, launcher: str, words: str
+) -> None:
+    scenario = loads(
+        f"launch: {{by: {by}, start: forkserver}}\nworld: 2\nbackend: gloo\nprogram: [barrier]\n"
+    )
     lines = launch_plan(scenario, ("run", "f.yaml", "--real"), "gloo").lines
 
     assert {line.launcher for line in lines} == {launcher}
@@ -250,7 +358,9 @@ def test_the_plan_prints_the_lines_of_the_launcher_that_the_file_names(by: str, 
 
 # --- for real ---
 def test_for_real_it_ends_as_simulated_and_the_finding_is_the_same() -> None:
-    """A number beyond the world, which one rank raises at once for; and a port that is taken, held by distsim meanwhile."""
+    """A number beyond the world, which one rank raises at once for; and a port that is taken, held
+    by distsim meanwhile.
+    """
     from tests.support.real_runs import run
     from tests.support.startup_truth import _free_ports
 
@@ -259,13 +369,19 @@ def test_for_real_it_ends_as_simulated_and_the_finding_is_the_same() -> None:
     beyond = run(written(HEAD % f"{method}, rank: 'rank + rank // 2', world_size: world_size"))
     taken = run(written(f"launch: {{ports_taken: [{port}]}}\n" + HEAD % f"{method}, {ME}"))
 
-    assert [(r.outcome, r.differences, [f.code for f in r.findings], r.culprits) for r in (beyond, taken)] == [
-        ("raises", (), ["DS124"], (2,)), ("raises", (), ["DS123"], (0,)),
-    ]  # fmt: skip
+    assert [
+        (r.outcome, r.differences, [f.code for f in r.findings], r.culprits)
+        for r in (beyond, taken)
+    ] == [
+        ("raises", (), ["DS124"], (2,)),
+        ("raises", (), ["DS123"], (0,)),
+    ]
 
 
 def test_which_of_two_that_say_one_rank_finds_its_port_taken_is_a_race() -> None:
-    """The real run beside the simulated one: either of them may raise, and neither both nor the third rank in their place."""
+    """The real run beside the simulated one: either of them may raise, and neither both nor the
+    third rank in their place.
+    """
     simulation = simulate(load(str(FOLDER / "rank_zero_twice.yaml")))
     first, second, third = simulation.run.final_state.ends
 
@@ -284,7 +400,9 @@ def test_which_of_two_that_say_one_rank_finds_its_port_taken_is_a_race() -> None
 
 
 def test_ranks_that_all_come_through_at_a_file_of_an_earlier_run_were_lucky() -> None:
-    """Each may read the address that another has just written anew; one alone does not come through."""
+    """Each may read the address that another has just written anew; one alone does not come
+    through.
+    """
     simulation = simulate(load(str(FOLDER / "file_left.yaml")))
     stuck = simulation.run.final_state.ends
     through = [end._replace(status="ended", position=2) for end in stuck]
@@ -294,22 +412,34 @@ def test_ranks_that_all_come_through_at_a_file_of_an_earlier_run_were_lucky() ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in TRUTH if n not in ("tcp", "file", "given_store", "other_machine")])
+@pytest.mark.parametrize(
+    "name", [n for n in TRUTH if n not in ("tcp", "file", "given_store", "other_machine")]
+)
 def test_every_failing_start_up_ends_for_real_as_simulated(name: str, tmp_path: Any) -> None:
     from tests.support.real_runs import run
     from tests.support.startup_truth import _free_ports
 
     port, other = _free_ports(2)
-    text = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").replace("29500", str(port)).replace("29501", str(other))
+    text = (
+        (FOLDER / f"{name}.yaml")
+        .read_text(encoding="utf-8")
+        .replace("29500", str(port))
+        .replace("29501", str(other))
+    )
     done = run(written(text.replace("/shared/meet", str(tmp_path / "meet"))))
 
-    assert (done.differences, done.outcome in ("raises", "hangs") or name == "file_left") == ((), True)
+    assert (done.differences, done.outcome in ("raises", "hangs") or name == "file_left") == (
+        (),
+        True,
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("by", ["mpirun", "torchrun", "elastic", "mp.spawn", "mp.Process"])
 def test_a_printed_line_runs_under_its_own_program(by: str, tmp_path: Any) -> None:
-    """Typed into a shell as it stands: Open MPI's mpirun (where there is one), torchrun, its elastic rendezvous, spawn and fork."""
+    """Typed into a shell as it stands: Open MPI's mpirun (where there is one), torchrun, its
+    elastic rendezvous, spawn and fork.
+    """
     import os
     import shutil
     import subprocess
@@ -327,13 +457,21 @@ def test_a_printed_line_runs_under_its_own_program(by: str, tmp_path: Any) -> No
     tool = tmp_path / "distsim"
     tool.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m distsim "$@"\n', encoding="utf-8")
     tool.chmod(0o755)
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+    root = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    }
     path = f"{tmp_path}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
     typed = " ".join(line.words)
     done = subprocess.run(
-        ["/bin/sh", "-c", typed], capture_output=True, text=True, timeout=600, check=False,
+        ["/bin/sh", "-c", typed],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
         env={**os.environ, **root, "PATH": path, "PYTHONPATH": str(FOLDER.parent.parent)},
-    )  # fmt: skip
+    )
 
     assert done.returncode == 0, typed + done.stdout + done.stderr
     assert "the run ended as simulated" in done.stdout

@@ -1,4 +1,6 @@
-"""Messages: a hundred typing mistakes and more, each with its place and its remedy, as a person has read them."""
+"""Messages: a hundred typing mistakes and more, each with its place and its remedy, as a person has
+read them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from tests.support.spoilt_files import from_json, mutants
 
 
 def test_each_typing_mistake_is_told_as_it_was_read() -> None:
-    """tests/data/typing_mistakes.txt; `python -m tests.support.typing_mistakes` writes it, to be read before it is kept."""
+    """tests/data/typing_mistakes.txt; `python -m tests.support.typing_mistakes` writes it, to be
+    read before it is kept.
+    """
     assert len(typing_mistakes.texts()) >= 100
     assert typing_mistakes.report() == typing_mistakes.KEPT.read_text(encoding="utf-8")
 
@@ -33,7 +37,11 @@ def test_each_typing_mistake_is_refused_with_a_place_and_a_remedy() -> None:
 
 def test_refusals_of_spoilt_files_have_a_remedy() -> None:
     """Of files with one place changed at random."""
-    found = [problem for _, data in mutants(150, seed=3) for problem in problems(dump_yaml(from_json(data)))]
+    found = [
+        problem
+        for _, data in mutants(150, seed=3)
+        for problem in problems(dump_yaml(from_json(data)))
+    ]
 
     assert len(found) > 50
     assert [p.render() for p in found if not p.hint] == []

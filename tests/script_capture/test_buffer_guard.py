@@ -1,4 +1,6 @@
-"""A tensor that the script changes while a call uses it is told, with the line that does it; what torch counts besides is not."""
+"""A tensor that the script changes while a call uses it is told, with the line that does it; what
+torch counts besides is not.
+"""
 
 from __future__ import annotations
 
@@ -47,20 +49,31 @@ for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, a, 1 - rank), dist.P2
 """
 
 
-def test_what_is_changed_in_place_under_a_call_is_a_race_at_the_line_that_does_it(tmp_path: Path) -> None:
+def test_what_is_changed_in_place_under_a_call_is_a_race_at_the_line_that_does_it(
+    tmp_path: Path,
+) -> None:
     """A send, a receive, a collective, a batch. Not another part of a flat buffer, nor a
     tensor that no call uses, nor one whose request was found done."""
     script = tmp_path / "train.py"
     script.write_text(CHANGES, encoding="utf-8")
 
-    judged = evaluate_capture(run_capture(CaptureRunOptions(CaptureTarget(str(script)), 2, keep_output=True)))
+    judged = evaluate_capture(
+        run_capture(CaptureRunOptions(CaptureTarget(str(script)), 2, keep_output=True))
+    )
 
     verdict = judged.simulation.verdict
     assert verdict is not None
     assert (judged.outcome, verdict.verdict) == ("completes", "race")
-    found = [(f.code, [p.line for p in f.places], f.ranks) for f in judged.simulation.findings if f.code.startswith("DS4")]
+    found = [
+        (f.code, [p.line for p in f.places], f.ranks)
+        for f in judged.simulation.findings
+        if f.code.startswith("DS4")
+    ]
     assert sorted(found) == [
-        ("DS402", [6, 7], (0,)), ("DS402", [14, 15], (1,)), ("DS402", [25, 26], (0, 1)), ("DS402", [29, 30], (0, 1)),
-    ]  # fmt: skip
+        ("DS402", [6, 7], (0,)),
+        ("DS402", [14, 15], (1,)),
+        ("DS402", [25, 26], (0, 1)),
+        ("DS402", [29, 30], (0, 1)),
+    ]
     words = next(f.message for f in judged.simulation.findings if f.ranks == (1,))
     assert "the script, on rank 1, changes x in place while irecv still uses it" in words

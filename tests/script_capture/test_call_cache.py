@@ -1,4 +1,6 @@
-"""Blocking messages that come again and again take a shorter way through the hub. It changes nothing but what they cost."""
+"""Blocking messages that come again and again take a shorter way through the hub. It changes
+nothing but what they cost.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,14 @@ pytestmark = pytest.mark.skipif(not is_supported(), reason="standstill is told f
 
 
 def mixed(long_way: bool) -> None:
-    """Rank 0 and 1 exchange; 2 sends ahead, with tags, to those who receive at once, later, as requests, or from anyone."""
-    rank, x, other = dist.get_rank(), torch.full((4,), float(dist.get_rank())), torch.zeros(4, dtype=torch.int64)
+    """Rank 0 and 1 exchange; 2 sends ahead, with tags, to those who receive at once, later, as
+    requests, or from anyone.
+    """
+    rank, x, other = (
+        dist.get_rank(),
+        torch.full((4,), float(dist.get_rank())),
+        torch.zeros(4, dtype=torch.int64),
+    )
     with BaseTorchFunctionMode() if long_way else nullcontext():
         for step in range(4):
             if rank == 2:
@@ -38,7 +46,11 @@ def mixed(long_way: bool) -> None:
                 assert got.tolist() == [1.0 - rank] * 4
                 source = dist.recv(ready, 2 if step % 2 else None, tag=7)
                 work.wait()
-                assert (source, ready.tolist(), late[0].item()) == (2, [step] * 4, 2.0 if not step else late[0].item())
+                assert (source, ready.tolist(), late[0].item()) == (
+                    2,
+                    [step] * 4,
+                    2.0 if not step else late[0].item(),
+                )
             if rank == 1:
                 dist.send(got * 0 + 2, 2)
 
@@ -53,13 +65,21 @@ def exchange(rank: int, x: torch.Tensor, got: torch.Tensor) -> None:
 
 
 def test_the_program_is_the_same_as_on_the_long_way() -> None:
-    """Calls, matches and waits, and the numbers that arrive: also where messages wait for their receives, by tag, request or any source."""
+    """Calls, matches and waits, and the numbers that arrive: also where messages wait for their
+    receives, by tag, request or any source.
+    """
     shorter, longer = (testing.run(mixed, 3, args=(long,), check=False) for long in (False, True))
 
     assert shorter.outcome == longer.outcome == "completes"
-    for ours, theirs in zip(shorter.simulation.program.codes, longer.simulation.program.codes, strict=True):
-        assert [(c.op, str(c.fields), c.waits) for c in ours.calls] == [(c.op, str(c.fields), c.waits) for c in theirs.calls]
-    assert [f.code for f in shorter.simulation.findings] == [f.code for f in longer.simulation.findings]
+    for ours, theirs in zip(
+        shorter.simulation.program.codes, longer.simulation.program.codes, strict=True
+    ):
+        assert [(c.op, str(c.fields), c.waits) for c in ours.calls] == [
+            (c.op, str(c.fields), c.waits) for c in theirs.calls
+        ]
+    assert [f.code for f in shorter.simulation.findings] == [
+        f.code for f in longer.simulation.findings
+    ]
 
 
 def both_receive_in_the_end() -> None:
@@ -74,11 +94,15 @@ def test_after_messages_that_arrived_a_circle_is_a_circle() -> None:
     judged = testing.run(both_receive_in_the_end, 2, check=False)
 
     assert judged.outcome == "hangs"
-    assert [(f.code, f.ranks) for f in judged.simulation.findings if f.severity == "error"] == [("DS301", (0, 1))]
+    assert [(f.code, f.ranks) for f in judged.simulation.findings if f.severity == "error"] == [
+        ("DS301", (0, 1))
+    ]
 
 
 def in_a_thread() -> None:
-    """A thread of its own sends what the main thread of the other rank receives, while the main threads meet."""
+    """A thread of its own sends what the main thread of the other rank receives, while the main
+    threads meet.
+    """
     rank, x = dist.get_rank(), torch.ones(4)
     group = dist.new_group([0, 1])
 
@@ -102,7 +126,11 @@ def test_messages_of_another_thread_are_that_threads() -> None:
     judged = testing.run(in_a_thread, 2, check=False)
 
     assert judged.outcome == "completes"
-    assert {e.lane for e in judged.captured.ranks[0].events if e.call is not None and e.call.op == "isend"} == {1}
+    assert {
+        e.lane
+        for e in judged.captured.ranks[0].events
+        if e.call is not None and e.call.op == "isend"
+    } == {1}
 
 
 def test_a_loop_of_messages_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,14 +21,21 @@ pytestmark = pytest.mark.skipif(not is_supported(), reason="standstill is told f
 
 def places(judged: CaptureResult, code: str) -> set[tuple[int | None, str]]:
     """Rank and source text at the places of a finding."""
-    return {(p.rank, source_text(p.file, p.line)) for f in judged.simulation.findings if f.code == code for p in f.places}
+    return {
+        (p.rank, source_text(p.file, p.line))
+        for f in judged.simulation.findings
+        if f.code == code
+        for p in f.places
+    }
 
 
 # --- callbacks ---
 def compresses_with_power_sgd() -> None:
     """The hook waits for one reduction in the callback of another."""
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
-    model.register_comm_hook(powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook)
+    model.register_comm_hook(
+        powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook
+    )
     for _ in range(4):
         model(torch.ones(2, 4)).sum().backward()
 
@@ -109,13 +116,20 @@ def coalesces_sums() -> None:
 
 @pytest.mark.parametrize(
     ("program", "ops"),
-    [(coalesces_what_has_a_root, ["broadcast", "broadcast"]), (coalesces_messages_with_a_broadcast, ["batch_isend_irecv", "broadcast"]),
-     (coalesces_sums, ["all_reduce_coalesced"])],
-)  # fmt: skip
+    [
+        (coalesces_what_has_a_root, ["broadcast", "broadcast"]),
+        (coalesces_messages_with_a_broadcast, ["batch_isend_irecv", "broadcast"]),
+        (coalesces_sums, ["all_reduce_coalesced"]),
+    ],
+)
 def test_calls_coalesced_under_nccl_are_each_the_call_that_it_is(program, ops):
     judged = testing.run(program, 2, backend="nccl", timeout=20)
 
-    rows = [call.op for call in judged.simulation.program.codes[0].calls if call.op not in ("wait", "compute")]
+    rows = [
+        call.op
+        for call in judged.simulation.program.codes[0].calls
+        if call.op not in ("wait", "compute")
+    ]
     assert [op for op in rows if not op.endswith("process_group")] == ops
     assert judged.outcome == "completes"
 

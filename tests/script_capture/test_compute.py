@@ -1,4 +1,6 @@
-"""What ranks compute between their calls has a price, with numbers or with sizes alone; what is outside of all calls is told too."""
+"""What ranks compute between their calls has a price, with numbers or with sizes alone; what is
+outside of all calls is told too.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,23 @@ pytestmark = pytest.mark.skipif(not is_supported(), reason="standstill is told f
 
 
 def captured(
-    function: Callable[[], object], child_options: ChildOptions, cluster: str | None = None, init: bool = True
+    function: Callable[[], object],
+    child_options: ChildOptions,
+    cluster: str | None = None,
+    init: bool = True,
 ) -> CaptureResult:
     target = function_target(function, "nccl", (), {}, init)
     return evaluate_capture(
-        run_capture(CaptureRunOptions(target, 2, backend="nccl", timeout_s=900, keep_output=True, child_options=child_options)),
+        run_capture(
+            CaptureRunOptions(
+                target,
+                2,
+                backend="nccl",
+                timeout_s=900,
+                keep_output=True,
+                child_options=child_options,
+            )
+        ),
         backend="nccl",
         cluster=cluster,
     )
@@ -45,7 +59,11 @@ def ddp_step() -> None:
 
 def computes(judged: CaptureResult, rank: int = 0) -> list[int]:
     """Durations of what a rank computes, in order."""
-    return [c.fields["time_ns"] for c in judged.simulation.program.codes[rank].calls if c.op == "compute"]
+    return [
+        c.fields["time_ns"]
+        for c in judged.simulation.program.codes[rank].calls
+        if c.op == "compute"
+    ]
 
 
 def test_what_lies_between_two_calls_is_priced_as_the_roofline_of_its_kernels_says():
@@ -62,8 +80,13 @@ def test_what_lies_between_two_calls_is_priced_as_the_roofline_of_its_kernels_sa
 
 
 def test_the_optimizer_computes_after_the_gradients_have_come():
-    """C++ waits for a backward pass's all_reduce where the pass ends, which is no call of Python's."""
-    ops = [c.op for c in captured(ddp_step, ChildOptions(counts=True)).simulation.program.codes[0].calls]
+    """C++ waits for a backward pass's all_reduce where the pass ends, which is no call of
+    Python's.
+    """
+    ops = [
+        c.op
+        for c in captured(ddp_step, ChildOptions(counts=True)).simulation.program.codes[0].calls
+    ]
     last = len(ops) - 1 - ops[::-1].index("all_reduce")
 
     assert ops[last:][:4] in (
@@ -77,7 +100,9 @@ def test_nothing_is_counted_unless_it_is_asked_for():
 
 
 def sharded_giant() -> None:
-    """160 GB of parameters on each of two ranks, were they real; a norm over all ranks, by a functional collective."""
+    """160 GB of parameters on each of two ranks, were they real; a norm over all ranks, by a
+    functional collective.
+    """
     from torch.distributed.fsdp import fully_shard
 
     model = torch.nn.Sequential(*(torch.nn.Linear(100_000, 100_000, bias=False) for _ in range(4)))
@@ -97,7 +122,10 @@ def test_with_sizes_alone_a_model_runs_that_no_machine_holds_and_objects_stay_wh
     ops = [c.op for c in judged.simulation.program.codes[0].calls]
 
     assert (judged.outcome, judged.captured.ended) == ("completes", "ended")
-    assert (ops.count("reduce_scatter_tensor"), ops.count("all_gather_into_tensor") >= 7) == (4, True)
+    assert (ops.count("reduce_scatter_tensor"), ops.count("all_gather_into_tensor") >= 7) == (
+        4,
+        True,
+    )
     assert ops.count("all_reduce") == 1
     assert max(row.nbytes for row in judged.simulation.timeline.collectives) >= 4 * 10**10
 
@@ -123,11 +151,15 @@ def test_a_rank_that_fails_before_it_is_one_gives_no_verdict_and_its_line():
     judged = captured(fails_early, ChildOptions(), init=False)
 
     assert (judged.outcome, judged.simulation.verdict, judged.calls) == ("raises", None, 0)
-    assert {(s.state, s.source) for s in judged.stands} == {("raised", 'raise ImportError("no module of this name")')}
+    assert {(s.state, s.source) for s in judged.stands} == {
+        ("raised", 'raise ImportError("no module of this name")')
+    }
 
 
 def test_a_module_is_found_by_name_without_an_import():
-    """cuda must be prepared before torch is imported, and a package's own __init__ may import it."""
+    """cuda must be prepared before torch is imported, and a package's own __init__ may import
+    it.
+    """
     assert module_file("json.tool").endswith("tool.py")
     assert module_file("distsim").endswith("__main__.py")
     assert (module_file("json"), module_file("no.such.module")) == ("", "")

@@ -1,4 +1,6 @@
-"""FLOP and bytes that a script computes are counted as theory counts them, and priced by the cluster's roofline."""
+"""FLOP and bytes that a script computes are counted as theory counts them, and priced by the
+cluster's roofline.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +12,43 @@ import pytest
 from distsim.hardware.cluster import preset
 from distsim.hardware.cost import CostModel
 from distsim.script_capture.compute import kernel_counter
-from distsim.script_capture.compute.kernel_counter import ComputeInterval, ComputeKernel, count_kernels, duration_ns
+from distsim.script_capture.compute.kernel_counter import (
+    ComputeInterval,
+    ComputeKernel,
+    count_kernels,
+    duration_ns,
+)
 
 torch = pytest.importorskip("torch")
 
 
 class Block(torch.nn.Module):
-    """A layer of GPT-2: attention and a feed-forward network of four times the width, both with residuals."""
+    """A layer of GPT-2: attention and a feed-forward network of four times the width, both with
+    residuals.
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.norm1, self.norm2 = torch.nn.LayerNorm(width, bias=False), torch.nn.LayerNorm(width, bias=False)
-        self.qkv, self.out = torch.nn.Linear(width, 3 * width, bias=False), torch.nn.Linear(width, width, bias=False)
-        self.up, self.down = torch.nn.Linear(width, 4 * width, bias=False), torch.nn.Linear(4 * width, width, bias=False)
+        self.norm1, self.norm2 = (
+            torch.nn.LayerNorm(width, bias=False),
+            torch.nn.LayerNorm(width, bias=False),
+        )
+        self.qkv, self.out = (
+            torch.nn.Linear(width, 3 * width, bias=False),
+            torch.nn.Linear(width, width, bias=False),
+        )
+        self.up, self.down = (
+            torch.nn.Linear(width, 4 * width, bias=False),
+            torch.nn.Linear(4 * width, width, bias=False),
+        )
 
     def forward(self, x: Any) -> Any:
         b, t, c = x.shape
-        q, k, v = (p.view(b, t, self.heads, c // self.heads).transpose(1, 2) for p in self.qkv(self.norm1(x)).split(c, dim=2))
+        q, k, v = (
+            p.view(b, t, self.heads, c // self.heads).transpose(1, 2)
+            for p in self.qkv(self.norm1(x)).split(c, dim=2)
+        )
         y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(b, t, c))
         return x + self.down(torch.nn.functional.gelu(self.up(self.norm2(x))))
@@ -38,7 +59,10 @@ class Gpt(torch.nn.Module):
 
     def __init__(self, layers: int, width: int, heads: int, words: int, length: int) -> None:
         super().__init__()
-        self.words, self.places = torch.nn.Embedding(words, width), torch.nn.Embedding(length, width)
+        self.words, self.places = (
+            torch.nn.Embedding(words, width),
+            torch.nn.Embedding(length, width),
+        )
         self.blocks = torch.nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm = torch.nn.LayerNorm(width, bias=False)
 
@@ -51,8 +75,9 @@ class Gpt(torch.nn.Module):
 
 
 def theory(model: Gpt, layers: int, width: int, batch: int, length: int) -> int:
-    """6 FLOP a parameter in a product and token, and 12 · layers · width · length a token for attention (PaLM, appendix B), of which the
-    backward pass of flash attention does one of six products again (Dao et al., 2022); the scores on and below the diagonal alone."""
+    """6 FLOP a parameter in a product and token, and 12 · layers · width · length a token for
+    attention (PaLM, appendix B), of which the backward pass of flash attention does one of six
+    products again (Dao et al., 2022); the scores on and below the diagonal alone."""
     parameters = sum(p.numel() for p in model.parameters()) - model.places.weight.numel()
     return batch * length * (6 * parameters + 14 * layers * width * (length + 1) // 2)
 
@@ -69,9 +94,12 @@ def test_a_small_gpt_counts_as_theory_says_within_a_percent() -> None:
     assert counted.take() == ComputeInterval()
 
 
-def test_gpt2_124m_is_counted_without_its_memory_and_priced_on_an_a100_beside_published_steps() -> None:
-    """nanoGPT's batch of 12 sequences of 1024 tokens. Its README: about 4 days on 8 A100s, which for its 600,000 steps of 5 such batches
-    is 115 ms a batch; the roofline, which knows no gaps and large products alone, may be a third below and not above it."""
+def test_gpt2_124m_is_counted_without_its_memory_and_priced_on_an_a100_beside_published_steps() -> (
+    None
+):
+    """nanoGPT's batch of 12 sequences of 1024 tokens. Its README: about 4 days on 8 A100s, which
+    for its 600,000 steps of 5 such batches is 115 ms a batch; the roofline, which knows no gaps and
+    large products alone, may be a third below and not above it."""
     from torch._subclasses import FakeTensorMode
 
     with FakeTensorMode():
@@ -85,7 +113,9 @@ def test_gpt2_124m_is_counted_without_its_memory_and_priced_on_an_a100_beside_pu
     assert 2 / 3 * 115e6 < duration_ns(step, "dgx-a100") < 115e6
 
 
-def test_causal_attention_computes_the_scores_that_it_uses_and_products_of_three_axes_end_in_a_view_for_nothing() -> None:
+def test_causal_attention_computes_the_scores_that_it_uses_and_products_of_three_axes_end_in_a_view_for_nothing() -> (
+    None
+):
     q, x, w = torch.randn(1, 2, 32, 8), torch.ones(2, 3, 8), torch.ones(4, 8)
     with count_kernels() as counted:
         torch.nn.functional.scaled_dot_product_attention(q, q, q)
@@ -100,8 +130,12 @@ def test_causal_attention_computes_the_scores_that_it_uses_and_products_of_three
 
 
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2)])
-def test_an_rms_norm_is_one_kernel_forward_and_two_backward_also_when_recomputed(dtype: Any, size: int) -> None:
-    """As torch's fused kernels on a GPU: input read and output written; then the input's gradient, and the weight's."""
+def test_an_rms_norm_is_one_kernel_forward_and_two_backward_also_when_recomputed(
+    dtype: Any, size: int
+) -> None:
+    """As torch's fused kernels on a GPU: input read and output written; then the input's gradient,
+    and the weight's.
+    """
     from torch.utils.checkpoint import checkpoint
 
     norm, x = torch.nn.RMSNorm(16, dtype=dtype), torch.randn(8, 16, dtype=dtype, requires_grad=True)
@@ -119,10 +153,15 @@ def test_an_rms_norm_is_one_kernel_forward_and_two_backward_also_when_recomputed
 
     assert forward.kernels == ((ComputeKernel(0, 2 * row, str(dtype)[6:]), 1),)
     assert {(k.nbytes, k.flops) for k, _ in backward.kernels} >= {(3 * row, 0), (2 * row, 0)}
-    norms = [sum(n for k, n in found.kernels if k.nbytes == 3 * row) for found in (backward, again, recomputed)]
+    norms = [
+        sum(n for k, n in found.kernels if k.nbytes == 3 * row)
+        for found in (backward, again, recomputed)
+    ]
     assert min(norms) >= 1
     assert backward.launches <= 4
-    assert dict(recomputed.kernels)[ComputeKernel(0, 2 * row, str(dtype)[6:])] >= 4, "norm and sine, and both again"
+    assert dict(recomputed.kernels)[ComputeKernel(0, 2 * row, str(dtype)[6:])] >= 4, (
+        "norm and sine, and both again"
+    )
 
 
 def test_a_stretch_costs_what_the_roofline_says_of_each_kernel() -> None:
@@ -131,7 +170,9 @@ def test_a_stretch_costs_what_the_roofline_says_of_each_kernel() -> None:
 
     found = duration_ns(ComputeInterval(((product, 3), (copy, 2))), "dgx-h100")
 
-    assert found == 3 * model.compute_ns(0, 10**12, 10**6, "bfloat16") + 2 * model.compute_ns(0, 0, 10**9, "float32")
+    assert found == 3 * model.compute_ns(0, 10**12, 10**6, "bfloat16") + 2 * model.compute_ns(
+        0, 0, 10**9, "float32"
+    )
 
 
 def test_views_are_free_and_kernels_read_and_write_each_tensor_once() -> None:
@@ -154,7 +195,10 @@ def test_views_are_free_and_kernels_read_and_write_each_tensor_once() -> None:
     [
         (lambda: torch.ones(3, 4) @ torch.ones(4), 24),
         (lambda: torch.nn.LSTM(4, 8)(torch.ones(5, 2, 4)), 2 * 5 * 2 * (32 * 4 + 32 * 8)),
-        (lambda: torch.nn.functional.conv2d(torch.ones(1, 2, 5, 5), torch.ones(3, 2, 3, 3)), 2 * 9 * 3 * 2 * 9),
+        (
+            lambda: torch.nn.functional.conv2d(torch.ones(1, 2, 5, 5), torch.ones(3, 2, 3, 3)),
+            2 * 9 * 3 * 2 * 9,
+        ),
     ],
 )
 def test_operators_that_torch_has_no_formula_for_are_counted(run: Any, flops: int) -> None:
@@ -183,5 +227,8 @@ def test_what_each_call_site_computes_is_told_apart_and_other_threads_are_not_co
         other.start()
         other.join()
 
-    assert {site: stretch.flops for site, stretch in counted.sites().items()} == {"forward": 48, "backward": 96}
+    assert {site: stretch.flops for site, stretch in counted.sites().items()} == {
+        "forward": 48,
+        "backward": 96,
+    }
     assert isinstance(counted, kernel_counter.KernelCounter)

@@ -1,4 +1,6 @@
-"""Scripts that ask for CUDA have it over CPU memory, or as the CPU by another name; which of the two is chosen and said."""
+"""Scripts that ask for CUDA have it over CPU memory, or as the CPU by another name; which of the
+two is chosen and said.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,8 @@ print("trained", layer.reason)
 """
 
 
-#: A torch with CUDA on a machine with GPUs, as far as it counts them: the driver by what it may show, NVML by itself.
+#: A torch with CUDA on a machine with GPUs, as far as it counts them: the driver by what it may
+#: show, NVML by itself.
 HIDES = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
@@ -76,7 +79,9 @@ assert torch.cuda.device_count() == 0
 
 
 def test_the_gpus_of_a_machine_are_hidden_from_what_is_captured() -> None:
-    """torch counts while the driver shows none; what the script reads of its environment is as it was."""
+    """torch counts while the driver shows none; what the script reads of its environment is as it
+    was.
+    """
     done = in_a_process("-c", HIDES, str(ROOT))
 
     assert done.returncode == 0, done.stderr
@@ -119,7 +124,9 @@ dist.destroy_process_group()
 
 
 def in_a_process(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=900, check=False)
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=900, check=False
+    )
 
 
 def builds() -> bool:
@@ -133,8 +140,9 @@ def builds() -> bool:
 
 @pytest.mark.skipif(not builds(), reason="no compiler")
 def test_a_device_over_cpu_memory_does_what_a_gpu_does() -> None:
-    """62 checks (tests/support/cuda_checks.py): devices that must not be mixed, views, out=, convolutions, recurrent cells, attention, autocast
-    and scaler, optimizers, checkpoints, generators, streams, memory, pinning, forked processes, and that each patch has its reason."""
+    """62 checks (tests/support/cuda_checks.py): devices that must not be mixed, views, out=,
+    convolutions, recurrent cells, attention, autocast and scaler, optimizers, checkpoints,
+    generators, streams, memory, pinning, forked processes, and that each patch has its reason."""
     done = in_a_process(str(ROOT / "tests" / "cuda_checks.py"))
 
     assert done.stdout, done.stderr[-2000:]
@@ -145,7 +153,9 @@ def test_a_device_over_cpu_memory_does_what_a_gpu_does() -> None:
 
 @pytest.mark.skipif(not builds(), reason="no compiler")
 def test_a_ddp_script_for_nccl_is_captured_with_cuda_tensors(tmp_path: Path) -> None:
-    """DDP with SyncBatchNorm, autocast, GradScaler and a fused optimizer: its calls are issued by the device's autograd thread."""
+    """DDP with SyncBatchNorm, autocast, GradScaler and a fused optimizer: its calls are issued by
+    the device's autograd thread.
+    """
     script = tmp_path / "train.py"
     script.write_text(SCRIPT, encoding="utf-8")
 
@@ -170,12 +180,18 @@ dist.recv(slow, 1 - dist.get_rank())
 
 
 @pytest.mark.skipif(not builds(), reason="no compiler")
-def test_each_call_of_a_group_with_two_back_ends_is_judged_by_that_of_its_tensors(tmp_path: Path) -> None:
-    """Two sends first hang on gloo. What is on the GPU before is nccl's: a wait for it keeps no host. As annotations of an Actions run."""
+def test_each_call_of_a_group_with_two_back_ends_is_judged_by_that_of_its_tensors(
+    tmp_path: Path,
+) -> None:
+    """Two sends first hang on gloo. What is on the GPU before is nccl's: a wait for it keeps no
+    host. As annotations of an Actions run.
+    """
     script = tmp_path / "train.py"
     script.write_text(MIXED, encoding="utf-8")
 
-    done = in_a_process("-c", CAPTURE, str(ROOT), "--nproc", "2", "--format", "github", "--", "python", str(script))
+    done = in_a_process(
+        "-c", CAPTURE, str(ROOT), "--nproc", "2", "--format", "github", "--", "python", str(script)
+    )
 
     errors = [line for line in done.stdout.splitlines() if line.startswith("::error")]
     assert len(errors) == 1, done.stdout + done.stderr[-2000:]
@@ -212,12 +228,26 @@ else:
 
 
 @pytest.mark.skipif(not builds(), reason="no compiler")
-def test_a_mesh_chooses_a_ranks_gpu_as_ever_and_a_checkpoint_is_saved_beside_the_steps(tmp_path: Path) -> None:
-    """Until a device is used torch.cuda is not started, so FSDP2's mesh takes LOCAL_RANK; a thread saves over gloo."""
+def test_a_mesh_chooses_a_ranks_gpu_as_ever_and_a_checkpoint_is_saved_beside_the_steps(
+    tmp_path: Path,
+) -> None:
+    """Until a device is used torch.cuda is not started, so FSDP2's mesh takes LOCAL_RANK; a thread
+    saves over gloo.
+    """
     script = tmp_path / "train.py"
     script.write_text(SAVES, encoding="utf-8")
 
-    done = in_a_process("-c", CAPTURE, str(ROOT), "--nproc", "2", "--", "python", str(script), str(tmp_path / "saved"))
+    done = in_a_process(
+        "-c",
+        CAPTURE,
+        str(ROOT),
+        "--nproc",
+        "2",
+        "--",
+        "python",
+        str(script),
+        str(tmp_path / "saved"),
+    )
 
     assert "verdict ok" in done.stdout, done.stdout + done.stderr[-2000:]
     assert (tmp_path / "saved1" / ".metadata").exists()
@@ -234,7 +264,9 @@ def test_a_script_asks_for_cuda_where_it_or_a_file_beside_it_says_so(tmp_path: P
     assert not cuda.script_mentions_cuda(tmp_path / "nowhere" / "train.py")
 
 
-def test_a_script_asks_for_cuda_where_a_package_beside_it_that_it_imports_says_so(tmp_path: Path) -> None:
+def test_a_script_asks_for_cuda_where_a_package_beside_it_that_it_imports_says_so(
+    tmp_path: Path,
+) -> None:
     script, module = tmp_path / "train.py", tmp_path / "engine" / "loops" / "step.py"
     module.parent.mkdir(parents=True)
     module.write_text("model.cuda()\n", encoding="utf-8")
@@ -254,24 +286,34 @@ def test_a_librarys_thread_on_a_timer_hides_no_standstill(tmp_path: Path) -> Non
         encoding="utf-8",
     )
 
-    done = in_a_process("-m", "distsim", "capture", "--nproc", "2", "--timeout", "120s", "--", "python", str(script))
+    done = in_a_process(
+        "-m", "distsim", "capture", "--nproc", "2", "--timeout", "120s", "--", "python", str(script)
+    )
 
     assert "verdict deadlock" in done.stdout, done.stdout + done.stderr[-2000:]
     assert "still" not in done.stderr
 
 
 def test_a_script_that_misses_a_gpu_is_told_of_cuda(tmp_path: Path) -> None:
-    """Where nothing beside the script speaks of it, as where an installed library asks for a device."""
+    """Where nothing beside the script speaks of it, as where an installed library asks for a
+    device.
+    """
     script = tmp_path / "train.py"
     script.write_text("import torch\ngetattr(torch, 'cu' + 'da').set_device(0)\n", encoding="utf-8")
 
-    done = in_a_process("-m", "distsim", "capture", "--nproc", "2", "--no-cuda", "--", "python", str(script))
+    done = in_a_process(
+        "-m", "distsim", "capture", "--nproc", "2", "--no-cuda", "--", "python", str(script)
+    )
 
-    assert "`--cuda` gives each rank one" in " ".join(done.stdout.split()), done.stdout + done.stderr[-2000:]
+    assert "`--cuda` gives each rank one" in " ".join(done.stdout.split()), (
+        done.stdout + done.stderr[-2000:]
+    )
 
 
 @pytest.mark.skipif(not builds(), reason="no compiler")
-def test_a_device_that_is_not_there_is_refused_in_torchs_words_as_no_fault_of_a_group(tmp_path: Path) -> None:
+def test_a_device_that_is_not_there_is_refused_in_torchs_words_as_no_fault_of_a_group(
+    tmp_path: Path,
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import torch, torch.distributed as dist\ndist.init_process_group('nccl', device_id=torch.device('cuda', 7))\n",
@@ -280,7 +322,9 @@ def test_a_device_that_is_not_there_is_refused_in_torchs_words_as_no_fault_of_a_
 
     done = in_a_process("-c", CAPTURE, str(ROOT), "--nproc", "2", "--", "python", str(script))
 
-    assert "error DS112: ValueError: device_id cuda:7 is out of range" in done.stdout, done.stdout + done.stderr[-2000:]
+    assert "error DS112: ValueError: device_id cuda:7 is out of range" in done.stdout, (
+        done.stdout + done.stderr[-2000:]
+    )
     assert "list each member once" not in done.stdout
 
 
@@ -371,66 +415,95 @@ def test_the_kernels_of_a_wheel_with_cuda_start_before_they_are_overruled(
     monkeypatch.setattr(build_extension, "_run", lambda command, failure: commands.append(command))
     for has_cuda in (True, False):
         build_extension._compile_extension(
-            "g++", build_extension.TorchInstallation(tmp_path, "9.9.0", has_cuda), tmp_path / "device.so"
+            "g++",
+            build_extension.TorchInstallation(tmp_path, "9.9.0", has_cuda),
+            tmp_path / "device.so",
         )
 
     assert ["-ltorch_cuda" in command for command in commands[::2]] == [True, False]
     assert "-Wl,--no-as-needed" in commands[0][: commands[0].index("-ltorch_cuda")]
 
 
-def test_a_torch_without_headers_gives_the_other_layer_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_headers_gives_the_other_layer_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch_folder(tmp_path, monkeypatch)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setattr(cuda, "_loaded", [])
 
     layer = cuda.select_emulation({"XDG_CACHE_HOME": str(tmp_path)})
 
-    assert (layer.name, layer.reason) == (cuda.CPU_ALIASED, "torch 9.9.0+test is installed without its headers")
+    assert (layer.name, layer.reason) == (
+        cuda.CPU_ALIASED,
+        "torch 9.9.0+test is installed without its headers",
+    )
 
 
-def test_torch_that_was_imported_before_keeps_the_devices_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_that_was_imported_before_keeps_the_devices_it_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(cuda, "_loaded", [])
     monkeypatch.setitem(sys.modules, "torch", sys)
 
     assert cuda.select_emulation().reason.startswith("torch was imported before")
 
 
-def test_a_compiler_that_fails_leaves_nothing_behind_and_its_first_error_is_told(tmp_path: Path) -> None:
+def test_a_compiler_that_fails_leaves_nothing_behind_and_its_first_error_is_told(
+    tmp_path: Path,
+) -> None:
     broken = tmp_path / "g++"
-    broken.write_text("#!/bin/sh\necho 'x.cpp:1: error: no such thing' >&2\nexit 1\n", encoding="utf-8")
+    broken.write_text(
+        "#!/bin/sh\necho 'x.cpp:1: error: no such thing' >&2\nexit 1\n", encoding="utf-8"
+    )
     broken.chmod(0o755)
     cache = tmp_path / "cache"
 
     with pytest.raises(ExtensionUnavailable, match=r"could not build it: .*no such thing"):
-        build_extension._compile_extension(str(broken), build_extension.find_torch(), cache / "device.so")
+        build_extension._compile_extension(
+            str(broken), build_extension.find_torch(), cache / "device.so"
+        )
     assert list(cache.iterdir()) == []
 
 
 def test_what_was_built_but_does_not_load_is_not_kept(tmp_path: Path) -> None:
     """A "compiler" that writes something that is no library."""
     broken = tmp_path / "g++"
-    broken.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho nonsense > "$2"\n', encoding="utf-8")
+    broken.write_text(
+        '#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho nonsense > "$2"\n', encoding="utf-8"
+    )
     broken.chmod(0o755)
     cache = tmp_path / "cache"
 
     with pytest.raises(ExtensionUnavailable, match="what was built does not run"):
-        build_extension._compile_extension(str(broken), build_extension.find_torch(), cache / "device.so")
+        build_extension._compile_extension(
+            str(broken), build_extension.find_torch(), cache / "device.so"
+        )
     assert list(cache.iterdir()) == []
 
 
 def test_a_built_extension_is_taken_from_the_cache(tmp_path: Path) -> None:
-    """With no compiler at all, once it is there; another version of torch or of the source has a name of its own."""
+    """With no compiler at all, once it is there; another version of torch or of the source has a
+    name of its own.
+    """
     torch = build_extension.find_torch()
     key = build_extension._cache_key(build_extension.SOURCE.read_bytes(), torch)
-    kept = build_extension.cache_folder({"XDG_CACHE_HOME": str(tmp_path)}) / f"device-{torch.version.replace('+', '_')}-{key}.so"
+    kept = (
+        build_extension.cache_folder({"XDG_CACHE_HOME": str(tmp_path)})
+        / f"device-{torch.version.replace('+', '_')}-{key}.so"
+    )
     kept.parent.mkdir()
     kept.touch()
 
-    assert build_extension.extension_library({"XDG_CACHE_HOME": str(tmp_path), "PATH": "/nowhere"}) == kept
+    assert (
+        build_extension.extension_library({"XDG_CACHE_HOME": str(tmp_path), "PATH": "/nowhere"})
+        == kept
+    )
     assert (
         build_extension._cache_key(b"other", torch)
         != key
-        != build_extension._cache_key(build_extension.SOURCE.read_bytes(), torch._replace(version="other"))
+        != build_extension._cache_key(
+            build_extension.SOURCE.read_bytes(), torch._replace(version="other")
+        )
     )
 
 
@@ -440,5 +513,10 @@ def test_a_compiler_that_is_named_and_not_there_is_said() -> None:
 
 
 def test_the_cache_lies_where_the_user_says() -> None:
-    assert build_extension.cache_folder({"XDG_CACHE_HOME": "/some/where"}) == Path("/some/where/distsim")
-    assert build_extension.cache_folder({"XDG_CACHE_HOME": "relative"}) == Path.home() / ".cache" / "distsim"
+    assert build_extension.cache_folder({"XDG_CACHE_HOME": "/some/where"}) == Path(
+        "/some/where/distsim"
+    )
+    assert (
+        build_extension.cache_folder({"XDG_CACHE_HOME": "relative"})
+        == Path.home() / ".cache" / "distsim"
+    )

@@ -1,5 +1,5 @@
-"""What other people's programs need of the hub: groups that are split, groups with a back end of their own, torch.compile, and the
-forward line behind a call of the backward pass."""
+"""What other people's programs need of the hub: groups that are split, groups with a back end of
+their own, torch.compile, and the forward line behind a call of the backward pass."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ pytestmark = pytest.mark.skipif(not is_supported(), reason="standstill is told f
 
 
 def run(function: Callable[[], object], ranks: int, **more: object) -> CaptureResult:
-    return testing.run(function, ranks, backend="nccl", check=False, init=False, timeout=900, **more)  # type: ignore[arg-type]
+    return testing.run(
+        function, ranks, backend="nccl", check=False, init=False, timeout=900, **more
+    )  # type: ignore[arg-type]
 
 
 def splits() -> None:
@@ -56,11 +58,18 @@ def splits_without_a_device() -> None:
 def test_a_group_is_split_where_torch_splits_it_and_a_rank_that_stays_away_is_named(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
 
-    judged, stuck, refused = run(splits, 4), run(one_rank_does_not_split, 2), run(splits_without_a_device, 2)
+    judged, stuck, refused = (
+        run(splits, 4),
+        run(one_rank_does_not_split, 2),
+        run(splits_without_a_device, 2),
+    )
 
     assert (judged.outcome, judged.captured.ended) == ("completes", "ended"), judged.stands
     assert stuck.outcome == "hangs"
-    assert {s.source for s in stuck.stands} == {"dist.split_group(split_ranks=[[0, 1]])", "dist.recv(torch.ones(1), 0)"}
+    assert {s.source for s in stuck.stands} == {
+        "dist.split_group(split_ranks=[[0, 1]])",
+        "dist.recv(torch.ones(1), 0)",
+    }
     assert refused.stands[0].source == "dist.split_group(split_ranks=[[0, 1]])"
     assert "No device associated" in refused.stands[0].what
 
@@ -74,8 +83,13 @@ def makes_a_group_alone(*backend: str, device: str | None = None) -> None:
 
 
 def test_a_device_given_at_the_start_has_groups_made_at_once_by_all_ranks():
-    """As `init: eager` of a scenario, which the capture becomes: torch then splits groups off that of the world, by all its ranks."""
-    lazy, eager = run(makes_a_group_alone, 2, args=("nccl",)), run(makes_a_group_alone, 2, kwargs={"device": "cuda:0"})
+    """As `init: eager` of a scenario, which the capture becomes: torch then splits groups off that
+    of the world, by all its ranks.
+    """
+    lazy, eager = (
+        run(makes_a_group_alone, 2, args=("nccl",)),
+        run(makes_a_group_alone, 2, kwargs={"device": "cuda:0"}),
+    )
 
     assert (lazy.outcome, eager.outcome) == ("completes", "hangs")
     assert lazy.simulation.verdict.verdict == eager.simulation.verdict.verdict == "deadlock"
@@ -111,8 +125,14 @@ def makes_a_group_by_hand() -> None:
 
 UNSEEN = {
     reaches_into_memory: ("_symmetric_memory.empty(4", "does not support symmetric memory"),
-    calls_an_operator_of_symmetric_memory: ("torch.ops.symm_mem.two_shot", "does not support symmetric memory"),
-    makes_a_group_by_hand: ("dist.ProcessGroupGloo(", "does not support a ProcessGroupGloo made by hand"),
+    calls_an_operator_of_symmetric_memory: (
+        "torch.ops.symm_mem.two_shot",
+        "does not support symmetric memory",
+    ),
+    makes_a_group_by_hand: (
+        "dist.ProcessGroupGloo(",
+        "does not support a ProcessGroupGloo made by hand",
+    ),
 }
 
 
@@ -122,7 +142,9 @@ def test_what_goes_past_every_group_is_refused_by_name_at_its_line(function):
 
     source, words = UNSEEN[function]
     assert judged.outcome == "raises"
-    assert all(s.source.startswith(source) and words in s.what for s in judged.stands), judged.stands
+    assert all(s.source.startswith(source) and words in s.what for s in judged.stands), (
+        judged.stands
+    )
 
 
 def receives_from_anybody() -> None:
@@ -206,10 +228,15 @@ class Layers(torch.nn.Module):
 def behind(judged: CaptureResult) -> list[tuple[str, str]]:
     """The source text of each all_reduce, and of the forward line that it is for."""
     member = judged.captured.ranks[0]
-    events = sorted((e for e in member.events if e.call is not None and e.call.op == "all_reduce"), key=lambda e: e.number)
+    events = sorted(
+        (e for e in member.events if e.call is not None and e.call.op == "all_reduce"),
+        key=lambda e: e.number,
+    )
     found = []
     for file, line, _, via in (member.sites[e.site] for e in events):
-        made = via.rpartition(BACKWARD_PREFIX)[2].rpartition(" ")[0] if BACKWARD_PREFIX in via else ""
+        made = (
+            via.rpartition(BACKWARD_PREFIX)[2].rpartition(" ")[0] if BACKWARD_PREFIX in via else ""
+        )
         name, _, number = made.rpartition(":")
         found.append((source_text(file, line), source_text(name, int(number)) if number else ""))
     return found
@@ -247,7 +274,9 @@ def test_a_sum_whose_parts_are_multiplied_first_is_nccls_alone():
     refused = run(multiplies_first_on_gloo, 2)
 
     assert run(multiplies_first, 2).outcome == "completes"
-    assert {s.what for s in refused.stands} == {"RuntimeError: Cannot use ReduceOp.PREMUL_SUM with Gloo"}
+    assert {s.what for s in refused.stands} == {
+        "RuntimeError: Cannot use ReduceOp.PREMUL_SUM with Gloo"
+    }
 
 
 def compiles() -> None:
@@ -269,9 +298,13 @@ def test_a_compiled_function_may_call_what_dynamo_does_not_trace():
     assert judged.outcome == "completes", judged.stands
 
 
-def test_what_is_imported_before_the_ranks_part_finds_the_words_of_the_script(tmp_path, monkeypatch):
+def test_what_is_imported_before_the_ranks_part_finds_the_words_of_the_script(
+    tmp_path, monkeypatch
+):
     """torchtitan's parser takes sys.argv as a default, when it is imported."""
-    (tmp_path / "reads_words.py").write_text("import sys\ndef parse(words=sys.argv[1:]):\n    return words\n")
+    (tmp_path / "reads_words.py").write_text(
+        "import sys\ndef parse(words=sys.argv[1:]):\n    return words\n"
+    )
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "train.py").write_text("import reads_words\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -283,7 +316,9 @@ def test_what_is_imported_before_the_ranks_part_finds_the_words_of_the_script(tm
     assert sys.argv == before
 
 
-def test_a_torch_that_has_not_what_is_replaced_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch):
+def test_a_torch_that_has_not_what_is_replaced_is_named_with_a_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+):
     """A rank that can't be prepared does not leave without a word."""
     monkeypatch.delattr("torch.distributed.distributed_c10d._get_default_timeout")
 
@@ -314,6 +349,11 @@ def test_ranks_may_be_numbers_of_numpy():
 
 
 def test_a_file_of_the_script_s_name_in_another_folder_keeps_its_path():
-    finding = Finding("DS302", "error", "waits\n  rank 0  /lib/muon.py:208\n  rank 1  muon.py:10", (0,), (0, 1))
+    finding = Finding(
+        "DS302", "error", "waits\n  rank 0  /lib/muon.py:208\n  rank 1  muon.py:10", (0,), (0, 1)
+    )
 
-    assert [line.split()[-1] for line in findings_lines([finding], "muon.py")[1:3]] == ["/lib/muon.py:208", "10"]
+    assert [line.split()[-1] for line in findings_lines([finding], "muon.py")[1:3]] == [
+        "/lib/muon.py:208",
+        "10",
+    ]

@@ -1,4 +1,6 @@
-"""What ranks that stand still would have done later, and who is missing at a barrier that counts."""
+"""What ranks that stand still would have done later, and who is missing at a barrier that
+counts.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ def a_barrier_is_missed_by_who_is_elsewhere() -> None:
         dist.broadcast(torch.zeros(2), src=0)
     else:
         with pytest.raises(
-            RuntimeError, match="Ranks 1 failed to pass monitoredBarrier in 2000 ms" if rank == 0 else "successfully"
+            RuntimeError,
+            match="Ranks 1 failed to pass monitoredBarrier in 2000 ms"
+            if rank == 0
+            else "successfully",
         ):
             dist.monitored_barrier(timeout=timedelta(seconds=2), wait_all_ranks=True)
 
@@ -39,7 +44,9 @@ def sends_with_another_tag_and_goes_on() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     got = torch.zeros(4)
     asked = dist.irecv(got, (rank - 1) % size, tag=3)
-    sent = dist.isend(torch.ones(4), (rank + 1) % size, tag=4 if rank == 2 else 3)  # kept, or gloo cancels it
+    sent = dist.isend(
+        torch.ones(4), (rank + 1) % size, tag=4 if rank == 2 else 3
+    )  # kept, or gloo cancels it
     asked.wait()
     del sent
     dist.barrier()
@@ -78,11 +85,16 @@ def test_calls_that_do_not_fit_end_as_the_back_end_ends_them_though_the_hub_has_
     judged = testing.run(names_another_root, 3, check=False)
 
     assert (judged.captured.ended, judged.outcome) == ("stalled", "completes")
-    assert (judged.simulation.verdict.verdict, judged.simulation.findings[0].code) == ("mismatch", "DS205")
+    assert (judged.simulation.verdict.verdict, judged.simulation.findings[0].code) == (
+        "mismatch",
+        "DS205",
+    )
 
 
 def makes_local_groups_among_others() -> None:
-    """Ranks 0 and 3 are in two groups each when they make theirs, the world among them; rank 3 never was in ``some``."""
+    """Ranks 0 and 3 are in two groups each when they make theirs, the world among them; rank 3
+    never was in ``some``.
+    """
     rank = dist.get_rank()
     some = dist.new_group([0, 1, 2])
     halves = dist.new_subgroups(2)[0]
@@ -123,7 +135,9 @@ def test_a_rank_that_ends_before_it_begins_is_the_cause_and_waits_for_nobody(
     script = tmp_path / "train.py"
     script.write_text(EARLY.format(ends), encoding="utf-8")
 
-    judged = evaluate_capture(run_capture(CaptureRunOptions(CaptureTarget(str(script)), 3, keep_output=True)))
+    judged = evaluate_capture(
+        run_capture(CaptureRunOptions(CaptureTarget(str(script)), 3, keep_output=True))
+    )
 
     verdict = judged.simulation.verdict
     assert verdict is not None

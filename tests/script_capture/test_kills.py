@@ -1,6 +1,7 @@
 """However a capture is ended, nothing of it is left: no process, socket, shared memory, file.
 
-``pytest -m slow tests/script_capture/test_kills.py`` ends twenty at random; the seed is printed, or taken from DISTSIM_SEED.
+``pytest -m slow tests/script_capture/test_kills.py`` ends twenty at random; the seed is printed, or
+taken from DISTSIM_SEED.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from distsim.script_capture.protocol.blocked_threads import is_supported
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="standstill is told from Linux's /proc")
 
-#: Ranks that compute, exchange large tensors through shared memory, have threads, forked workers and children of another program.
+#: Ranks that compute, exchange large tensors through shared memory, have threads, forked workers
+#: and children of another program.
 BUSY = """\
 import multiprocessing, subprocess, sys, threading, time
 import torch, torch.distributed as dist
@@ -56,7 +58,11 @@ def marked(token: str) -> set[int]:
 
 def sockets(pid: int) -> set[str]:
     """Those of a hub."""
-    return {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if f"@distsim-{pid}-" in line}
+    return {
+        line.split()[-1]
+        for line in Path("/proc/net/unix").read_text().splitlines()
+        if f"@distsim-{pid}-" in line
+    }
 
 
 def until(true: Callable[[], object], limit_s: float = 120) -> bool:
@@ -68,14 +74,33 @@ def until(true: Callable[[], object], limit_s: float = 120) -> bool:
     return True
 
 
-def left_after(folder: Path, token: str, how: signal.Signals, *, of_rank: bool, after_s: float) -> list[str]:
+def left_after(
+    folder: Path, token: str, how: signal.Signals, *, of_rank: bool, after_s: float
+) -> list[str]:
     """Start a capture, end it or one of its ranks at a moment, and look at what is left."""
     (folder / "train.py").write_text(BUSY)
     (folder / "tmp").mkdir(exist_ok=True)
     environment = {**os.environ, MARK: token, "TMPDIR": str(folder / "tmp")}
-    command = [sys.executable, "-m", "distsim", "capture", "--nproc", "3", "--", "python", "train.py"]
-    started = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                               start_new_session=True)  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "distsim",
+        "capture",
+        "--nproc",
+        "3",
+        "--",
+        "python",
+        "train.py",
+    ]
+    started = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
     assert started.stdout is not None
     if of_rank or after_s > 0:
         started.stdout.readline()
@@ -88,9 +113,15 @@ def left_after(folder: Path, token: str, how: signal.Signals, *, of_rank: bool, 
     if of_rank and not ended:  # the others go on without it for ever
         started.terminate()
     until(lambda: not marked(token), 30)
-    found = [f"process {pid}: {Path(f'/proc/{pid}/cmdline').read_bytes()!r}" for pid in marked(token)]
+    found = [
+        f"process {pid}: {Path(f'/proc/{pid}/cmdline').read_bytes()!r}" for pid in marked(token)
+    ]
     found += [f"socket {name}" for name in sockets(started.pid)]
-    found += [f"shared memory {name}" for name in os.listdir("/dev/shm") if pids & set(re.findall(r"\d+", name))]
+    found += [
+        f"shared memory {name}"
+        for name in os.listdir("/dev/shm")
+        if pids & set(re.findall(r"\d+", name))
+    ]
     found += [f"file {path}" for path in (folder / "tmp").rglob("*")]
     for pid in marked(token):
         os.kill(pid, signal.SIGKILL)
@@ -111,6 +142,14 @@ def test_nothing_is_left_of_twenty_that_are_ended_at_random(tmp_path: Path):
     for k in range(20):
         how, of_rank = random.choice(SIGNALS), random.random() < 0.25
         after_s = random.uniform(-2, 2)  # before the ranks are there, or after
-        left = left_after(tmp_path, f"{seed}-{k}", signal.SIGKILL if of_rank else how, of_rank=of_rank, after_s=after_s)
-        found += [f"{k} {how.name} {'rank' if of_rank else 'all'} {after_s:.2f}: {one}" for one in left]
+        left = left_after(
+            tmp_path,
+            f"{seed}-{k}",
+            signal.SIGKILL if of_rank else how,
+            of_rank=of_rank,
+            after_s=after_s,
+        )
+        found += [
+            f"{k} {how.name} {'rank' if of_rank else 'all'} {after_s:.2f}: {one}" for one in left
+        ]
     assert found == []

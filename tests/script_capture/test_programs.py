@@ -1,4 +1,6 @@
-"""Unmodified programs on the hub: the numbers are right, what hangs is named with its line, nothing is left behind."""
+"""Unmodified programs on the hub: the numbers are right, what hangs is named with its line, nothing
+is left behind.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,22 @@ pytestmark = pytest.mark.skipif(not is_supported(), reason="standstill is told f
 
 def lines_of(judged: CaptureResult, code: str) -> set[str]:
     """The source text at the places of a finding."""
-    return {source_text(p.file, p.line) for f in judged.simulation.findings if f.code == code for p in f.places}
+    return {
+        source_text(p.file, p.line)
+        for f in judged.simulation.findings
+        if f.code == code
+        for p in f.places
+    }
 
 
 @pytest.mark.parametrize(
-    "program", [programs.every_collective, programs.messages_and_groups, programs.ddp, programs.alive_for_a_while]
+    "program",
+    [
+        programs.every_collective,
+        programs.messages_and_groups,
+        programs.ddp,
+        programs.alive_for_a_while,
+    ],
 )
 def test_what_is_right_gives_the_right_numbers_and_completes(program):
     ranks = 2 if program is programs.alive_for_a_while else 4
@@ -50,11 +63,15 @@ def test_what_is_right_gives_the_right_numbers_and_completes(program):
 
 
 def knows_what_is_late() -> None:
-    """A module of a name that nothing else loads, in the place of those that torch loads late; the file speaks of nn."""
+    """A module of a name that nothing else loads, in the place of those that torch loads late; the
+    file speaks of nn.
+    """
     assert "this" in sys.modules
 
 
-def test_what_torch_imports_late_is_imported_once_for_all_ranks_of_a_function_of_a_file_with_models(monkeypatch):
+def test_what_torch_imports_late_is_imported_once_for_all_ranks_of_a_function_of_a_file_with_models(
+    monkeypatch,
+):
     """Seconds that each rank of DistributedDataParallel or an optimizer would take for itself."""
     monkeypatch.setattr(preload, "_LATE", ("this",))
     monkeypatch.delitem(sys.modules, "this", raising=False)
@@ -76,7 +93,11 @@ def test_of_a_rank_that_left_in_its_middle_nobody_says_that_a_branch_leaves_it_o
     judged = testing.run(leaves_without_a_word, 3, check=False)
     text = capture_text(judged)
 
-    assert [(s.state, s.what) for s in judged.stands] == [("waits", "barrier"), ("exited", "with code 7"), ("killed", "SIGKILL")]
+    assert [(s.state, s.what) for s in judged.stands] == [
+        ("waits", "barrier"),
+        ("exited", "with code 7"),
+        ("killed", "SIGKILL"),
+    ]
     assert {"DS801", "DS803"} <= {f.code for f in judged.simulation.findings}
     assert "DS608" not in text
     assert not re.search(r", \?| at$", text, flags=re.MULTILINE)
@@ -85,7 +106,9 @@ def test_of_a_rank_that_left_in_its_middle_nobody_says_that_a_branch_leaves_it_o
 def test_of_a_script_that_python_can_not_read_no_frame_of_distsim_is_shown(tmp_path: Path):
     script = tmp_path / "train.py"
     script.write_text("def f(:\n")
-    judged = evaluate_capture(run_capture(CaptureRunOptions(CaptureTarget(str(script)), 2, keep_output=True)))
+    judged = evaluate_capture(
+        run_capture(CaptureRunOptions(CaptureTarget(str(script)), 2, keep_output=True))
+    )
 
     assert judged.outcome == "raises"
     assert "SyntaxError" in judged.captured.outputs[0]
@@ -103,12 +126,17 @@ def test_a_planted_fault_is_named_with_its_ranks_and_the_line_of_the_script(name
     assert verdict is not None
     assert verdict.verdict == fault.verdict
     assert not fault.core or set(verdict.core or verdict.culprits) >= set(fault.core)
-    assert any(line.startswith(fault.line) for line in lines_of(judged, fault.code)), lines_of(judged, fault.code)
+    assert any(line.startswith(fault.line) for line in lines_of(judged, fault.code)), lines_of(
+        judged, fault.code
+    )
 
 
 def test_the_rules_are_those_of_the_back_end_that_is_asked_for():
     """Two sends that come first hang on gloo at every size; mpi buffers small ones."""
-    outcomes = {b: testing.run(programs.both_send_first, 2, backend=b, check=False).outcome for b in ("gloo", "mpi")}
+    outcomes = {
+        b: testing.run(programs.both_send_first, 2, backend=b, check=False).outcome
+        for b in ("gloo", "mpi")
+    }
 
     assert outcomes == {"gloo": "hangs", "mpi": "completes"}
 
@@ -143,7 +171,18 @@ dist.send(torch.ones(1), 1 - rank)
 def test_the_command_names_the_line_and_writes_a_trace_that_check_takes(tmp_path, cli):
     (tmp_path / "train.py").write_text(HANGS)
 
-    words = ("capture", "--nproc", "2", "--trace", "t.jsonl", "-o", "s.yaml", "--", "python", "train.py")
+    words = (
+        "capture",
+        "--nproc",
+        "2",
+        "--trace",
+        "t.jsonl",
+        "-o",
+        "s.yaml",
+        "--",
+        "python",
+        "train.py",
+    )
     captured = cli(*words, cwd=tmp_path)
     checked = cli("check", "s.yaml", cwd=tmp_path)
 
@@ -157,10 +196,17 @@ def test_the_command_names_the_line_and_writes_a_trace_that_check_takes(tmp_path
 
 def test_ctrl_c_leaves_no_process(tmp_path):
     """The ranks stand in a sleep; the parent gets the signal alone."""
-    (tmp_path / "train.py").write_text(HANGS.replace("dist.recv", "import time; time.sleep(600); dist.recv"))
+    (tmp_path / "train.py").write_text(
+        HANGS.replace("dist.recv", "import time; time.sleep(600); dist.recv")
+    )
     words = [sys.executable, "-m", "distsim", "capture", "--nproc", "2", "--", "python", "train.py"]
     command = subprocess.Popen(
-        words, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        words,
+        cwd=tmp_path,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
     )
     assert command.stdout is not None
     seen = [command.stdout.readline(), command.stdout.readline()]
@@ -185,21 +231,35 @@ def parent_of(folder: Path) -> int:
 # --- parts ---
 @pytest.mark.parametrize(
     ("words", "ranks", "nodes"),
-    [("python train.py --x 1", None, None), ("python3.11 -u train.py", None, None), ("train.py", None, None), ("-m train", None, None),
-     ("torchrun --nproc_per_node=4 train.py", 4, None), ("torchrun --standalone --nnodes 2 --nproc-per-node 4 train.py a b", 4, 2),
-     ("python -m torch.distributed.run --nproc-per-node 2 -m train", 2, None),
-     ("accelerate launch --cpu --num_processes 4 train.py", 4, None)],
-)  # fmt: skip
-def test_a_command_line_is_read_as_its_launcher_reads_it(words, ranks, nodes, tmp_path, monkeypatch):
+    [
+        ("python train.py --x 1", None, None),
+        ("python3.11 -u train.py", None, None),
+        ("train.py", None, None),
+        ("-m train", None, None),
+        ("torchrun --nproc_per_node=4 train.py", 4, None),
+        ("torchrun --standalone --nnodes 2 --nproc-per-node 4 train.py a b", 4, 2),
+        ("python -m torch.distributed.run --nproc-per-node 2 -m train", 2, None),
+        ("accelerate launch --cpu --num_processes 4 train.py", 4, None),
+    ],
+)
+def test_a_command_line_is_read_as_its_launcher_reads_it(
+    words, ranks, nodes, tmp_path, monkeypatch
+):
     (tmp_path / "train.py").write_text("")
     monkeypatch.chdir(tmp_path)
 
     found = parse_command(words.split())
 
-    assert (found.target.name.removesuffix(".py"), found.ranks, found.nodes) == ("train", ranks, nodes)
+    assert (found.target.name.removesuffix(".py"), found.ranks, found.nodes) == (
+        "train",
+        ranks,
+        nodes,
+    )
 
 
-@pytest.mark.parametrize("words", ["", "python", "python -c 1", "nothing.py", "-m nothing_at_all", "torchrun"])
+@pytest.mark.parametrize(
+    "words", ["", "python", "python -c 1", "nothing.py", "-m nothing_at_all", "torchrun"]
+)
 def test_what_starts_no_program_is_refused_with_an_example(words):
     with pytest.raises(UsageError):
         parse_command(words.split())
@@ -216,7 +276,9 @@ def test_only_installed_modules_are_loaded_before_the_ranks_part(tmp_path):
 
 
 @pytest.mark.parametrize(("command", "name"), [("check", "train.py"), ("simulate", "train")])
-def test_a_python_file_in_place_of_a_scenario_is_answered_with_the_line_to_type(command, name, tmp_path, cli):
+def test_a_python_file_in_place_of_a_scenario_is_answered_with_the_line_to_type(
+    command, name, tmp_path, cli
+):
     (tmp_path / name).write_text("# a comment\n" + HANGS)
 
     asked = cli(command, name, cwd=tmp_path)

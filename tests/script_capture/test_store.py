@@ -1,4 +1,6 @@
-"""Keys of the store that nobody sets: the wait is named as the cause, one that is answered late is no hang. Calls that torch refuses."""
+"""Keys of the store that nobody sets: the wait is named as the cause, one that is answered late is
+no hang. Calls that torch refuses.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,21 @@ pytestmark = pytest.mark.skipif(not is_supported(), reason="standstill is told f
 
 def lines(judged: CaptureResult, code: str) -> list[tuple[int | None, str]]:
     """Rank and source text at the places of a finding."""
-    return [(p.rank, source_text(p.file, p.line)) for f in judged.simulation.findings if f.code == code for p in f.places]
+    return [
+        (p.rank, source_text(p.file, p.line))
+        for f in judged.simulation.findings
+        if f.code == code
+        for p in f.places
+    ]
 
 
 def test_the_script_of_the_finding_s_page_has_the_finding_and_nothing_else(tmp_path: Path):
     script = tmp_path / "train.py"
     script.write_text(CODES["DS306"].example)
 
-    judged = evaluate_capture(run_capture(CaptureRunOptions(CaptureTarget(str(script)), 2, keep_output=True)))
+    judged = evaluate_capture(
+        run_capture(CaptureRunOptions(CaptureTarget(str(script)), 2, keep_output=True))
+    )
 
     assert CODES["DS306"].of_scripts
     assert [f.code for f in judged.simulation.findings] == ["DS306"]
@@ -65,7 +74,10 @@ def asks_until_it_is_there() -> None:
 
 
 def test_a_loop_that_asks_for_a_key_that_nobody_sets_is_a_hang_and_one_that_is_answered_late_is_none():
-    hangs, ends = testing.run(asks_in_a_loop, 2, check=False, timeout=None), testing.run(asks_until_it_is_there, 2, timeout=None)
+    hangs, ends = (
+        testing.run(asks_in_a_loop, 2, check=False, timeout=None),
+        testing.run(asks_until_it_is_there, 2, timeout=None),
+    )
 
     assert (hangs.outcome, hangs.captured.ended) == ("hangs", "stalled")
     assert lines(hangs, "DS306") == [(1, 'while not store.check(["ready"]):')]
@@ -94,16 +106,24 @@ def its_own_mistake() -> None:
 
 @pytest.mark.parametrize(
     ("program", "ranks", "code", "who"),
-    [(to_itself, 2, "DS102", (0, 1)), (root_of_another_group, 4, "DS103", (2, 3)), (no_member, 2, "DS104", (1,)),
-     (its_own_mistake, 2, None, ())],
-)  # fmt: skip
-def test_a_call_that_torch_refuses_is_invalid_with_the_code_that_check_gives_it(program, ranks, code, who):
+    [
+        (to_itself, 2, "DS102", (0, 1)),
+        (root_of_another_group, 4, "DS103", (2, 3)),
+        (no_member, 2, "DS104", (1,)),
+        (its_own_mistake, 2, None, ()),
+    ],
+)
+def test_a_call_that_torch_refuses_is_invalid_with_the_code_that_check_gives_it(
+    program, ranks, code, who
+):
     """What the script itself raises is not."""
     judged = testing.run(program, ranks, check=False, timeout=None)
     found = [f for f in judged.simulation.findings if f.code.startswith("DS1")]
 
     assert [(f.code, f.ranks) for f in found] == ([(code, who)] if code else [])
-    assert (judged.simulation.verdict is not None and judged.simulation.verdict.verdict == "invalid") == bool(code)
+    assert (
+        judged.simulation.verdict is not None and judged.simulation.verdict.verdict == "invalid"
+    ) == bool(code)
     assert {p.file for f in found for p in f.places} <= {os.path.relpath(__file__), __file__}
 
 
@@ -135,11 +155,17 @@ def passes_work_through_a_queue() -> None:
         jobs.queue_pop("todo", block=False)
     assert not jobs.check(["todo"])
     dist.barrier()
-    assert (jobs.queue_pop("todo"), jobs.queue_pop("todo"), jobs.queue_len("todo")) == ("é".encode(), b"\xff", 0)
+    assert (jobs.queue_pop("todo"), jobs.queue_pop("todo"), jobs.queue_len("todo")) == (
+        "é".encode(),
+        b"\xff",
+        0,
+    )
 
 
 def has_a_store_and_no_world() -> None:
-    """Keys and values as in torch 2.13, also before there are ranks, and a time-out that the script sets."""
+    """Keys and values as in torch 2.13, also before there are ranks, and a time-out that the script
+    sets.
+    """
     rank = int(os.environ["RANK"])
     store = dist.TCPStore("127.0.0.1", 29872, 2, rank == 0)
     store.set(f"é{rank}", "é")
@@ -152,11 +178,15 @@ def has_a_store_and_no_world() -> None:
         with pytest.raises(RuntimeError, match="word is no number"):
             store.add("word", 1)
         store.set_timeout(timedelta(hours=1))
-        with pytest.raises(dist.DistStoreError, match="wait timeout after 3600000ms, keys: nothing"):
+        with pytest.raises(
+            dist.DistStoreError, match="wait timeout after 3600000ms, keys: nothing"
+        ):
             store.get("nothing")
 
 
-@pytest.mark.parametrize(("program", "init"), [(passes_work_through_a_queue, True), (has_a_store_and_no_world, False)])
+@pytest.mark.parametrize(
+    ("program", "init"), [(passes_work_through_a_queue, True), (has_a_store_and_no_world, False)]
+)
 def test_a_store_does_what_a_tcp_store_does(program, init):
     assert testing.run(program, 2, init=init, timeout=20).outcome == "completes"
 
@@ -183,13 +213,27 @@ def no_store_is_the_server() -> None:
 
 @pytest.mark.parametrize(
     ("program", "ranks", "init", "words", "line"),
-    [(pops_once_too_often, 2, True, "jobs, which nobody sets", 'store.queue_pop("jobs")'),
-     (one_does_not_come_to_the_store, 3, False, "all 3 workers of 127.0.0.1:29873",
-      'dist.TCPStore("127.0.0.1", 29873, 3, is_master=rank == 0)'),
-     (no_store_is_the_server, 2, False, "ranks 0, 1 wait for the store's key the server of 127.0.0.1:29874",
-      'dist.TCPStore("127.0.0.1", 29874, 2, is_master=False)')],
-)  # fmt: skip
-def test_a_store_whose_other_side_never_comes_is_a_hang_with_its_line(program, ranks, init, words, line):
+    [
+        (pops_once_too_often, 2, True, "jobs, which nobody sets", 'store.queue_pop("jobs")'),
+        (
+            one_does_not_come_to_the_store,
+            3,
+            False,
+            "all 3 workers of 127.0.0.1:29873",
+            'dist.TCPStore("127.0.0.1", 29873, 3, is_master=rank == 0)',
+        ),
+        (
+            no_store_is_the_server,
+            2,
+            False,
+            "ranks 0, 1 wait for the store's key the server of 127.0.0.1:29874",
+            'dist.TCPStore("127.0.0.1", 29874, 2, is_master=False)',
+        ),
+    ],
+)
+def test_a_store_whose_other_side_never_comes_is_a_hang_with_its_line(
+    program, ranks, init, words, line
+):
     judged = testing.run(program, ranks, init=init, check=False, timeout=20)
 
     found = [f for f in judged.simulation.findings if f.code == "DS306"]
@@ -198,10 +242,14 @@ def test_a_store_whose_other_side_never_comes_is_a_hang_with_its_line(program, r
     assert {text for _, text in lines(judged, "DS306")} == {line}
 
 
-def test_what_an_installed_package_took_by_name_is_the_hub_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_an_installed_package_took_by_name_is_the_hub_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """A package is imported before the ranks part; torch's own TCPStore would open a socket."""
     (tmp_path / "site-packages").mkdir()
-    (tmp_path / "site-packages" / "took_by_name.py").write_text("from torch.distributed import TCPStore, init_process_group\n")
+    (tmp_path / "site-packages" / "took_by_name.py").write_text(
+        "from torch.distributed import TCPStore, init_process_group\n"
+    )
     script = tmp_path / "train.py"
     script.write_text(
         "import os\nimport took_by_name\nimport torch.distributed as dist\n"
@@ -211,6 +259,8 @@ def test_what_an_installed_package_took_by_name_is_the_hub_s(tmp_path: Path, mon
     monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
     preload(str(script))
 
-    judged = evaluate_capture(run_capture(CaptureRunOptions(CaptureTarget(str(script)), 2, keep_output=True)))
+    judged = evaluate_capture(
+        run_capture(CaptureRunOptions(CaptureTarget(str(script)), 2, keep_output=True))
+    )
 
     assert judged.outcome == "completes", judged.captured.outputs

@@ -1,4 +1,5 @@
-"""Ranks of which several threads call at the same time: what came through is not said to hang, what stands is named with its lines.
+"""Ranks of which several threads call at the same time: what came through is not said to hang, what
+stands is named with its lines.
 
 And worlds that come one after the other.
 """
@@ -72,7 +73,9 @@ def a_pool() -> None:
         return x.item()
 
     with ThreadPoolExecutor(3) as pool:
-        assert list(pool.map(work, range(3) if rank else (2, 1, 0))) == ([1, 3, 5] if rank else [5, 3, 1])
+        assert list(pool.map(work, range(3) if rank else (2, 1, 0))) == (
+            [1, 3, 5] if rank else [5, 3, 1]
+        )
 
 
 def loads_data_beside() -> None:
@@ -218,17 +221,28 @@ if __name__ == "__main__":
             1,
             "of 3 worlds that the script started one after the other, this is the last",
         ),
-        (("both_send", "2", "sums", "3"), "hangs", 2, "this is the first that does not come through"),
+        (
+            ("both_send", "2", "sums", "3"),
+            "hangs",
+            2,
+            "this is the first that does not come through",
+        ),
     ],
 )
-def test_worlds_that_a_script_starts_one_after_the_other_are_judged_each(asked, outcome, world, words, tmp_path):
+def test_worlds_that_a_script_starts_one_after_the_other_are_judged_each(
+    asked, outcome, world, words, tmp_path
+):
     """As torch's own DDP tutorial does; a world may be of one rank."""
     script = tmp_path / "train.py"
     script.write_text(WORLDS)
 
-    judged = evaluate_capture(run_capture(CaptureRunOptions(CaptureTarget(str(script), asked), keep_output=True)))
+    judged = evaluate_capture(
+        run_capture(CaptureRunOptions(CaptureTarget(str(script), asked), keep_output=True))
+    )
 
-    assert (judged.outcome, judged.simulation.program.world_size) == (outcome, world), judged.captured.outputs
+    assert (judged.outcome, judged.simulation.program.world_size) == (outcome, world), (
+        judged.captured.outputs
+    )
     assert words in " ".join(capture_text(judged).split())
 
 
@@ -249,10 +263,14 @@ def test_ranks_that_a_script_starts_as_programs_are_refused_by_name_and_are_no_d
     script.write_text(STARTS)
 
     named, unnamed = (
-        run_capture(CaptureRunOptions(CaptureTarget(str(script), (how,)), keep_output=True)) for how in ("named", "unnamed")
+        run_capture(CaptureRunOptions(CaptureTarget(str(script), (how,)), keep_output=True))
+        for how in ("named", "unnamed")
     )
 
-    assert "does not see ranks that a script starts as programs of their own" in named.others[0].ended.text
+    assert (
+        "does not see ranks that a script starts as programs of their own"
+        in named.others[0].ended.text
+    )
     assert named.others[0].ended.place[1] == 5
     assert evaluate_capture(unnamed).outcome == "undecided"
 
@@ -274,7 +292,9 @@ def test_a_rank_that_the_script_starts_and_a_signal_ends_is_named_with_the_signa
     script = tmp_path / "train.py"
     script.write_text(KILLED)
 
-    judged = evaluate_capture(run_capture(CaptureRunOptions(CaptureTarget(str(script)), keep_output=True, timeout_s=60)))
+    judged = evaluate_capture(
+        run_capture(CaptureRunOptions(CaptureTarget(str(script)), keep_output=True, timeout_s=60))
+    )
 
     assert {s.rank: (s.state, s.what) for s in judged.stands}[1] == ("killed", "SIGSEGV")
     assert [f.code for f in judged.simulation.findings] == ["DS303", "DS801"]
@@ -296,10 +316,14 @@ if __name__ == "__main__":
 
 
 def test_a_forked_rank_counts_its_threads_before_threads_of_autograd_do_so_at_once(tmp_path):
-    """The first count after a fork replaces the parent's pool; a thread that counts meanwhile finds none, and torch aborts."""
+    """The first count after a fork replaces the parent's pool; a thread that counts meanwhile finds
+    none, and torch aborts.
+    """
     script = tmp_path / "train.py"
     script.write_text(FORKS)
 
-    judged = evaluate_capture(run_capture(CaptureRunOptions(CaptureTarget(str(script)), keep_output=True, timeout_s=60)))
+    judged = evaluate_capture(
+        run_capture(CaptureRunOptions(CaptureTarget(str(script)), keep_output=True, timeout_s=60))
+    )
 
     assert judged.outcome == "completes", judged.captured.outputs

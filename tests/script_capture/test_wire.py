@@ -1,4 +1,6 @@
-"""Frames between ranks and the hub: what comes again is decoded once, and a stream may be cut anywhere."""
+"""Frames between ranks and the hub: what comes again is decoded once, and a stream may be cut
+anywhere.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from distsim.script_capture.protocol.wire import EncodingCache, FrameDecoder, encode_frame, encode_message, encode_repeated_frame
+from distsim.script_capture.protocol.wire import (
+    EncodingCache,
+    FrameDecoder,
+    encode_frame,
+    encode_message,
+    encode_repeated_frame,
+)
 
 
 @pytest.mark.parametrize("step", [1, 3, 7, 1000])
@@ -25,7 +33,12 @@ def test_a_stream_that_is_cut_anywhere_gives_its_frames(step: int) -> None:
     for at in range(0, len(stream), step):
         found += frames.feed(stream[at : at + step])
 
-    assert found == [([["call", 1]], b"abc"), ([["again", 3]], b"12345678"), ([["again", 3]], b"87654321"), ([], b"")]
+    assert found == [
+        ([["call", 1]], b"abc"),
+        ([["again", 3]], b"12345678"),
+        ([["again", 3]], b"87654321"),
+        ([], b""),
+    ]
     assert found[1][0] is found[2][0]
 
 
@@ -37,7 +50,10 @@ def test_a_text_is_made_once_for_its_key_and_few_are_kept() -> None:
         made.append(k)
         return [k]
 
-    assert [texts.of(("a",), lambda: make(1)), texts.of(("a",), lambda: make(2))] == [b"[1]", b"[1]"]
+    assert [texts.of(("a",), lambda: make(1)), texts.of(("a",), lambda: make(2))] == [
+        b"[1]",
+        b"[1]",
+    ]
     for k in range(5000):
         texts.of(k, lambda k=k: make(k))  # type: ignore[misc]
     assert len(made) == 5001

@@ -1,6 +1,8 @@
-"""All ways to run a program agree on random scenarios with every feature (`tests.support.generator`, `tests.support.agreement`).
+"""All ways to run a program agree on random scenarios with every feature
+(`tests.support.generator`, `tests.support.agreement`).
 
-``pytest -m slow tests/semantics/test_agreement.py`` runs 20 000; its first seed is drawn and printed, or taken from DISTSIM_SEED.
+``pytest -m slow tests/semantics/test_agreement.py`` runs 20 000; its first seed is drawn and
+printed, or taken from DISTSIM_SEED.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from tests.support.shrinking import shrink
 
 #: Seeds by the chunk, so that a short run of some tests has some of them.
 QUICK, MANY, CHUNK = draws(400), 20_000, 20
-#: Where only the answer counts, and not what shows it, time is better spent on other seeds (tests/support/mutation.py).
+#: Where only the answer counts, and not what shows it, time is better spent on other seeds
+#: (tests/support/mutation.py).
 SHRINKS = os.environ.get("DISTSIM_SHRINK") != "0"
 
 
@@ -31,7 +34,11 @@ def told(seeds: range, most: int = 3) -> list[str]:
     found: list[str] = []
     for seed in seeds:
         if surprises(scenario(seed)):
-            small = shrink(scenario(seed), lambda mapping: bool(surprises(mapping))) if SHRINKS else scenario(seed)
+            small = (
+                shrink(scenario(seed), lambda mapping: bool(surprises(mapping)))
+                if SHRINKS
+                else scenario(seed)
+            )
             found.append(f"seed {seed}: {surprises(small)}\n{dump_yaml(small)}")
             if len(found) == most:
                 break
@@ -45,7 +52,9 @@ def test_all_ways_to_run_some_hundred_random_scenarios_agree(first: int) -> None
 
 
 @pytest.mark.slow
-def test_all_ways_to_run_twenty_thousand_random_scenarios_agree(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_ways_to_run_twenty_thousand_random_scenarios_agree(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     first = int(os.environ.get("DISTSIM_SEED") or SystemRandom().randrange(10**9))
     with capsys.disabled():
         os.write(1, f"\nseeds {first} to {first + MANY - 1}\n".encode())
@@ -54,7 +63,9 @@ def test_all_ways_to_run_twenty_thousand_random_scenarios_agree(capsys: pytest.C
 
 
 def test_the_random_scenarios_are_worth_it() -> None:
-    """About half complete, on each back end; every outcome and verdict is among them, and every executor has its share."""
+    """About half complete, on each back end; every outcome and verdict is among them, and every
+    executor has its share.
+    """
     cases = [Case(scenario(seed)) for seed in range(160)]
     ended = Counter(case.run.outcome for case in cases)
     answered = Counter(name for case in cases[:60] for name, ask in EXECUTORS.items() if ask(case))
@@ -62,7 +73,13 @@ def test_the_random_scenarios_are_worth_it() -> None:
     assert 0.35 <= ended["completes"] / len(cases) <= 0.7
     assert set(ended) >= {"completes", "hangs", "raises", "crashes", "wrong-data", "undefined"}
     assert {case.program.backend for case in cases} == set(BACKENDS)
-    assert {case.verdict.verdict for case in cases} >= {"ok", "leak", "deadlock", "mismatch", "invalid"}
+    assert {case.verdict.verdict for case in cases} >= {
+        "ok",
+        "leak",
+        "deadlock",
+        "mismatch",
+        "invalid",
+    }
     assert {name for name in EXECUTORS if answered[name] < 3} == set()
 
 
@@ -82,15 +99,26 @@ def program_of_text(text: str) -> Any:
 
 def test_without_what_makes_programs_wrong_nothing_is_found_wrong() -> None:
     """Programs drawn of right features alone hang under no reading of the contract."""
-    found = {seed: Case(scenario(seed, CORRECT - {"any_source"}, "gloo")).verdict.verdict for seed in range(60)}
+    found = {
+        seed: Case(scenario(seed, CORRECT - {"any_source"}, "gloo")).verdict.verdict
+        for seed in range(60)
+    }
 
     assert {seed: verdict for seed, verdict in found.items() if verdict not in ("ok", "race")} == {}
 
 
-@pytest.mark.parametrize("feature", ["any_source", "batches", "coalesced", "rooted", "new_group", "repeat"])
+@pytest.mark.parametrize(
+    "feature", ["any_source", "batches", "coalesced", "rooted", "new_group", "repeat"]
+)
 def test_a_feature_left_out_is_never_drawn(feature: str) -> None:
-    words = {"batches": ("batch_isend_irecv",), "coalesced": ("_coalesced",), "rooted": ("broadcast", "gather'", "scatter'"),
-             "new_group": ("new_group",), "repeat": ("repeat",), "any_source": ("assume_src",)}[feature]  # fmt: skip
+    words = {
+        "batches": ("batch_isend_irecv",),
+        "coalesced": ("_coalesced",),
+        "rooted": ("broadcast", "gather'", "scatter'"),
+        "new_group": ("new_group",),
+        "repeat": ("repeat",),
+        "any_source": ("assume_src",),
+    }[feature]
     texts = [str(scenario(seed, FEATURES - {feature})["program"]) for seed in range(150)]
     if feature == "rooted":
         texts = [text.replace("all_gather'", "").replace("reduce_scatter'", "") for text in texts]
@@ -100,7 +128,9 @@ def test_a_feature_left_out_is_never_drawn(feature: str) -> None:
 
 
 def test_a_disagreement_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an executor that sees no hang: what is left shows it still, and every part of it is needed."""
+    """Of an executor that sees no hang: what is left shows it still, and every part of it is
+    needed.
+    """
 
     def blind(case: Case) -> dict[str, Any]:
         said = rules(case) or {}
@@ -110,7 +140,10 @@ def test_a_disagreement_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def shows(mapping: dict[str, Any]) -> bool:
         try:
-            return any(d.question == "rendezvous stuck" for d in differences(mapping, (("passes", "rules"),)))
+            return any(
+                d.question == "rendezvous stuck"
+                for d in differences(mapping, (("passes", "rules"),))
+            )
         except ScenarioErrors:  # what is taken away is needed by what is left
             return False
 
@@ -124,4 +157,8 @@ def test_a_disagreement_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_expected_difference_has_its_settled_scenario(root: Any) -> None:
-    assert [name for name in EXPECTED if not (root / "tests" / "data" / "settled" / f"{name}.yaml").exists()] == []
+    assert [
+        name
+        for name in EXPECTED
+        if not (root / "tests" / "data" / "settled" / f"{name}.yaml").exists()
+    ] == []

@@ -1,4 +1,6 @@
-"""Which ranks of a program are equal, as the partition of its lowered calls tells, and the program cut down to some of them."""
+"""Which ranks of a program are equal, as the partition of its lowered calls tells, and the program
+cut down to some of them.
+"""
 
 from __future__ import annotations
 
@@ -41,23 +43,38 @@ def classes(text: str, shared: bool = False) -> list[list[int]]:
     """The ranks of each class, by their first ones."""
     scenario = loads(text)
     program = lower(scenario)
-    found = partition_ranks(program, [cost_model(scenario, program, None)], [BACKEND_PROFILES[program.backend]], shared=shared)
+    found = partition_ranks(
+        program,
+        [cost_model(scenario, program, None)],
+        [BACKEND_PROFILES[program.backend]],
+        shared=shared,
+    )
     assert found is not None
-    return [[rank for rank, one in enumerate(found.of.tolist()) if one == number] for number in range(int(found.of.max()) + 1)]
+    return [
+        [rank for rank, one in enumerate(found.of.tolist()) if one == number]
+        for number in range(int(found.of.max()) + 1)
+    ]
 
 
 def part_of(text: str) -> tuple[Program, Program]:
     """(the program, what stands for it)."""
     scenario = loads(text)
     program = lower(scenario)
-    found = representative_program(program, [cost_model(scenario, program, None)], [BACKEND_PROFILES[program.backend]], worth=1.0)
+    found = representative_program(
+        program,
+        [cost_model(scenario, program, None)],
+        [BACKEND_PROFILES[program.backend]],
+        worth=1.0,
+    )
     assert found is not None
     return program, found
 
 
 @pytest.mark.parametrize("before", ["", "  - barrier\n", "  - compute: {time: 1 ms}\n"])
 @pytest.mark.parametrize("op", ["gather", "scatter"])
-def test_ranks_beside_a_root_are_alike_where_they_wait_for_the_root_alone(op: str, before: str) -> None:
+def test_ranks_beside_a_root_are_alike_where_they_wait_for_the_root_alone(
+    op: str, before: str
+) -> None:
     """Whatever else stands before the call with the root."""
     text = f"world: 8\nbackend: gloo\nprogram:\n{before}  - {ROOTED[op]}\n"
 
@@ -77,7 +94,9 @@ def test_ranks_in_a_tree_differ_by_their_places_and_in_one_rendezvous_do_not() -
 
 def test_a_root_that_members_wait_for_and_that_never_comes_is_like_no_other() -> None:
     text = "world: 8\nbackend: gloo\nmesh: {half: 2, place: 4}\nprogram:\n"
-    text += "  - {broadcast: {tensor: {shape: [4]}, group: place, group_src: 0}, ranks: place > 0}\n"
+    text += (
+        "  - {broadcast: {tensor: {shape: [4]}, group: place, group_src: 0}, ranks: place > 0}\n"
+    )
     found = classes(text)
 
     assert [0] in found
@@ -85,7 +104,9 @@ def test_a_root_that_members_wait_for_and_that_never_comes_is_like_no_other() ->
 
 
 def test_ranks_of_two_lists_of_calls_are_not_alike_however_many_kinds_either_has() -> None:
-    """The first half works for one or two ms, the second sleeps; nobody has a partner by whom to be told apart later."""
+    """The first half works for one or two ms, the second sleeps; nobody has a partner by whom to be
+    told apart later.
+    """
     text = "world: 16\nbackend: gloo\nprogram:\n  - {compute: {time: 1 ms * (rank % 2 + 1)}, ranks: rank < 8}\n"
     text += "  - {sleep: {time: 1 ms}, ranks: rank > 7}\n"
 
@@ -93,7 +114,9 @@ def test_ranks_of_two_lists_of_calls_are_not_alike_however_many_kinds_either_has
 
 
 def test_a_member_that_leaves_out_a_call_down_a_tree_is_like_no_other() -> None:
-    """Place 2 hands on to place 3. It has a place in its other group, and by that one all of them are alike."""
+    """Place 2 hands on to place 3. It has a place in its other group, and by that one all of them
+    are alike.
+    """
     text = "world: 16\nbackend: gloo\nmesh: {dp: 4, tp: 4}\nprogram:\n"
     text += "  - {broadcast: {tensor: {shape: [4]}, group: tp, group_src: 0}, ranks: tp != 2}\n"
     text += "  - broadcast: {tensor: {shape: [4]}, group: dp, group_src: 0}\n"
@@ -103,7 +126,9 @@ def test_a_member_that_leaves_out_a_call_down_a_tree_is_like_no_other() -> None:
 
 
 def test_members_on_one_machine_differ_from_those_on_two_where_links_are_shared() -> None:
-    """Rank 2 is alone on its machine in the group of three: what its link carries is another part."""
+    """Rank 2 is alone on its machine in the group of three: what its link carries is another
+    part.
+    """
     text = "world: {nodes: 2, ranks_per_node: 2}\nbackend: nccl\ncluster: dgx-a100\ngroups: {g: [0, 1, 2]}\nprogram:\n"
     text += "  - {all_reduce: {tensor: {shape: [4]}, group: g}, ranks: rank < 3}\n"
 
@@ -115,14 +140,21 @@ def test_a_rank_that_works_more_is_told_apart_and_so_is_its_partner() -> None:
     text = PAIRS + "  - {compute: {time: 1 ms}, ranks: rank == 5}\n"
     text += "  - {send: {tensor: {shape: [4]}, dst: rank + 1}, ranks: rank % 2 == 0}\n"
     text += "  - {recv: {tensor: {shape: [4]}, src: rank - 1}, ranks: rank % 2 == 1}\n"
-    even, odd = ([rank for rank in range(16) if rank % 2 == of and rank not in (4, 5)] for of in (0, 1))
+    even, odd = (
+        [rank for rank in range(16) if rank % 2 == of and rank not in (4, 5)] for of in (0, 1)
+    )
 
     assert classes(text) == [even, odd, [4], [5]]
 
 
 def test_pairs_that_reduce_are_one_class_whichever_driver_folds_them() -> None:
-    """Before a call is looked at (`partition`) and on the linked program (`fold`); by how much they compute they are two."""
-    reduce, work = "  - all_reduce: {tensor: {shape: [4]}, group: tp}\n", "  - compute: {flops: '1e9 * (tp + 1)'}\n"
+    """Before a call is looked at (`partition`) and on the linked program (`fold`); by how much they
+    compute they are two.
+    """
+    reduce, work = (
+        "  - all_reduce: {tensor: {shape: [4]}, group: tp}\n",
+        "  - compute: {flops: '1e9 * (tp + 1)'}\n",
+    )
     program = lowered(PAIRS + reduce)
     linked = LinkedProgram(program, BACKEND_PROFILES["nccl"])
     folded = coarsest_quotient(linked, CompletionConditions(linked, None))
@@ -145,15 +177,20 @@ def test_a_chain_falls_into_as_many_classes_as_it_has_ranks() -> None:
 def test_on_three_axes_ranks_are_told_apart_by_how_far_they_are_from_one_that_works() -> None:
     """Each reduces with its neighbour on each axis, in turn: rank 5 works first."""
     text = "world: 8\nbackend: gloo\nmesh: {a: 2, b: 2, c: 2}\nprogram:\n  - {compute: {time: 1 ms}, ranks: rank == 5}\n"
-    text += "".join(f"  - all_reduce: {{tensor: {{shape: [4]}}, group: {axis}}}\n" for axis in "abc")
+    text += "".join(
+        f"  - all_reduce: {{tensor: {{shape: [4]}}, group: {axis}}}\n" for axis in "abc"
+    )
 
     assert classes(text) == [[rank] for rank in range(8)]
-    assert classes(text.replace("  - {compute: {time: 1 ms}, ranks: rank == 5}\n", "")) == [list(range(8))]
+    assert classes(text.replace("  - {compute: {time: 1 ms}, ranks: rank == 5}\n", "")) == [
+        list(range(8))
+    ]
 
 
 def test_who_reduces_with_ranks_that_are_told_apart_late_is_told_apart_with_them() -> None:
-    """Ranks 2 and 3 of a chain split in the first round, 6 and 7, which reduce with them, in the second; rank 8, which somebody waits
-    for and which never comes, has been alone from the start."""
+    """Ranks 2 and 3 of a chain split in the first round, 6 and 7, which reduce with them, in the
+    second; rank 8, which somebody waits for and which never comes, has been alone from the
+    start."""
     by = "1 if rank == 2 or rank == 6 else 2 if rank == 3 or rank == 7 else 3 if rank > 7 else 0"
     text = f"world: 10\nbackend: gloo\ngroups: {{near: {{by: {by}}}}}\nprogram:\n"
     text += "  - {recv: {tensor: {shape: [4]}, src: rank - 1}, ranks: 0 < rank < 6}\n"
@@ -166,7 +203,9 @@ def test_who_reduces_with_ranks_that_are_told_apart_late_is_told_apart_with_them
 
 def test_calls_that_do_not_fit_are_not_told_by_those_who_stand_for_others() -> None:
     """What comes of them goes by how many say what: the run is done whole."""
-    program, part = part_of(PAIRS + "  - all_reduce: {tensor: {shape: ['4 * (tp + 1)']}, group: tp}\n")
+    program, part = part_of(
+        PAIRS + "  - all_reduce: {tensor: {shape: ['4 * (tp + 1)']}, group: tp}\n"
+    )
 
     assert ProgramMismatches(LinkedProgram(program, BACKEND_PROFILES["nccl"])).instances.size == 8
     with pytest.raises(FoldingError):
@@ -211,9 +250,14 @@ def test_a_ring_s_ranks_are_alike_and_none_of_them_can_be_left_out() -> None:
 def test_groups_that_one_stands_for_are_told_with_their_lowest_ranks() -> None:
     """Whichever of a group's members makes more calls."""
     program, part = part_of(
-        PAIRS + "  - {compute: {time: 1 ms}, ranks: tp == 0}\n  - all_reduce: {tensor: {shape: [4]}, group: tp}\n"
+        PAIRS
+        + "  - {compute: {time: 1 ms}, ranks: tp == 0}\n  - all_reduce: {tensor: {shape: [4]}, group: tp}\n"
     )
-    found = {of: those for of, those in equivalent_groups(part, program).items() if program.groups[of].size == 2}
+    found = {
+        of: those
+        for of, those in equivalent_groups(part, program).items()
+        if program.groups[of].size == 2
+    }
     (of,) = found
 
     assert program.groups[of].ranks == (0, 1)
@@ -224,13 +268,21 @@ def test_groups_that_one_stands_for_are_told_with_their_lowest_ranks() -> None:
 
 def test_who_stands_for_whom_does_what_it_does() -> None:
     """Kept ranks stand for themselves; of a whole program each does."""
-    text = PAIRS + "  - compute: {flops: '1e9 * (tp + 1)'}\n  - all_reduce: {tensor: {shape: [4]}, group: tp}\n"
+    text = (
+        PAIRS
+        + "  - compute: {flops: '1e9 * (tp + 1)'}\n  - all_reduce: {tensor: {shape: [4]}, group: tp}\n"
+    )
     program, part = part_of(text)
 
     assert representative_by_rank(part) == [rank % 2 for rank in range(16)]
     assert representative_by_rank(program) == list(range(16))
 
 
-@pytest.mark.parametrize(("members", "rank", "place"), [((0, 1, 2), 2, 2), ((0, 2, 3), 2, 1), ((0, 2, 3), 3, 2), ((2, 0), 0, 1)])
-def test_a_member_s_place_is_where_it_stands_in_its_group(members: tuple[int, ...], rank: int, place: int) -> None:
+@pytest.mark.parametrize(
+    ("members", "rank", "place"),
+    [((0, 1, 2), 2, 2), ((0, 2, 3), 2, 1), ((0, 2, 3), 3, 2), ((2, 0), 0, 1)],
+)
+def test_a_member_s_place_is_where_it_stands_in_its_group(
+    members: tuple[int, ...], rank: int, place: int
+) -> None:
     assert group_rank_in(members, rank) == place

@@ -1,4 +1,6 @@
-"""Ranks that are compiled as one come to the form that each of them has by itself, and a code's durations are those of its ranks."""
+"""Ranks that are compiled as one come to the form that each of them has by itself, and a code's
+durations are those of its ranks.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,18 @@ def forms(found: list[CompilationUnit]) -> dict[int, list[Any]]:
 
 
 def plain(unit: CompilationUnit) -> list[Any]:
-    """A unit's instructions. The names of its first rank's groups say nothing: queues count in the order in which they come."""
+    """A unit's instructions. The names of its first rank's groups say nothing: queues count in the
+    order in which they come.
+    """
     names, found = dict[object, int](), list[Any]()
     for one in unit.instructions:
         if isinstance(one, PostLaunch) and (queue := one.launch.queue) is not None:
             number = names.setdefault(queue.key, len(names))
-            found.append(one._replace(launch=one.launch._replace(queue=queue._replace(key=number, group=-1, port=-1))))
+            found.append(
+                one._replace(
+                    launch=one.launch._replace(queue=queue._replace(key=number, group=-1, port=-1))
+                )
+            )
         elif isinstance(
             one, AwaitRendezvous
         ):  # the time-out of a group's own id is asked of groups that are gathered, by no unit of several ranks
@@ -42,23 +50,37 @@ def plain(unit: CompilationUnit) -> list[Any]:
     return found
 
 
-def each_alone(program: Program, profile: BackendProfile, monkeypatch: pytest.MonkeyPatch) -> list[CompilationUnit]:
+def each_alone(
+    program: Program, profile: BackendProfile, monkeypatch: pytest.MonkeyPatch
+) -> list[CompilationUnit]:
     with monkeypatch.context() as patched:
-        patched.setattr(compilation_units, "_alone", lambda code, struck: np.ones(len(code.ranks), dtype=np.bool_))
+        patched.setattr(
+            compilation_units,
+            "_alone",
+            lambda code, struck: np.ones(len(code.ranks), dtype=np.bool_),
+        )
         return compilation_units.compile_units(program, profile)
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
-def test_a_unit_has_the_instructions_of_each_of_its_ranks(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_unit_has_the_instructions_of_each_of_its_ranks(
+    first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of random programs of many ranks, most of which share a unit with another."""
     ranks = several = 0
     for seed in range(first, first + CHUNK):
         program, profile = lower(Scenario(**spmd(seed))), RULES[seed % len(RULES)]
-        together, alone = compilation_units.compile_units(program, profile), each_alone(program, profile, monkeypatch)
+        together, alone = (
+            compilation_units.compile_units(program, profile),
+            each_alone(program, profile, monkeypatch),
+        )
 
         assert all(len(unit.ranks) == 1 for unit in alone)
         assert forms(together) == forms(alone), seed
-        ranks, several = ranks + program.world_size, several + sum(len(u.ranks) for u in together if len(u.ranks) > 1)
+        ranks, several = (
+            ranks + program.world_size,
+            several + sum(len(u.ranks) for u in together if len(u.ranks) > 1),
+        )
 
     assert several > ranks / 2
 
@@ -77,11 +99,16 @@ mesh: {two: 2, half: 4}
 
 
 @pytest.mark.parametrize("backend", list(BACKEND_PROFILES))
-@pytest.mark.parametrize(("first", "second"), [("4 * two", "4 * two + 1"), ("4 * two", "4 * two + rank // 4"), ("0", "3")])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("4 * two", "4 * two + 1"), ("4 * two", "4 * two + rank // 4"), ("0", "3")],
+)
 def test_ranks_share_a_unit_where_their_roots_and_partners_coincide_alike(
     backend: str, first: str, second: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether a root is that of an earlier call, the rank itself or whom it talked to decides what is connected already."""
+    """Whether a root is that of an earlier call, the rank itself or whom it talked to decides what
+    is connected already.
+    """
     text = ROOTS.replace("BACKEND", backend).replace("FIRST", first).replace("SECOND", second)
     if first == "0":  # one root for all ranks
         text = text.replace(", group: half", "")
@@ -102,7 +129,10 @@ def test_a_one_sided_transfer_takes_what_its_link_takes_whoever_its_ends_are(op:
     text += f"  - {op}: {{tensor: {{shape: [1000]}}, {where}: 0}}\n"
     program, cost = lower(loads(text)), CostModel(cluster_from("dgx-a100"), 4, 2)
     (code,) = program.codes
-    found = [np.broadcast_to(durations_ns(program, cost, code, position), 4).tolist() for position in range(2)]
+    found = [
+        np.broadcast_to(durations_ns(program, cost, code, position), 4).tolist()
+        for position in range(2)
+    ]
 
     def ns(rank: int, peer: int, nbytes: int) -> int:
         src, dst = (rank, peer) if op == "put" else (peer, rank)
@@ -113,14 +143,17 @@ def test_a_one_sided_transfer_takes_what_its_link_takes_whoever_its_ends_are(op:
     assert min(found[0]) > 0
 
 
-def test_work_that_differs_by_rank_takes_what_each_rank_s_own_takes_and_jitter_lengthens_it_by_its_share_at_most() -> None:
+def test_work_that_differs_by_rank_takes_what_each_rank_s_own_takes_and_jitter_lengthens_it_by_its_share_at_most() -> (
+    None
+):
     """Where only one of time, operations and bytes differs, the others are those of all."""
-    text = (
-        "world: 8\nbackend: nccl\ncluster: dgx-a100\nJITTERprogram:\n  - compute: {flops: 1 GFLOP * (rank + 1), bytes: 1 MiB}\n"
-    )
+    text = "world: 8\nbackend: nccl\ncluster: dgx-a100\nJITTERprogram:\n  - compute: {flops: 1 GFLOP * (rank + 1), bytes: 1 MiB}\n"
     plain, shaken = (lower(loads(text.replace("JITTER", given))) for given in ("", "jitter: 0.1\n"))
     cost = CostModel(cluster_from("dgx-a100"), 8, 8)
-    base, longer = (np.broadcast_to(durations_ns(of, cost, of.codes[0], 0), 8).tolist() for of in (plain, shaken))
+    base, longer = (
+        np.broadcast_to(durations_ns(of, cost, of.codes[0], 0), 8).tolist()
+        for of in (plain, shaken)
+    )
     shares = [more / ns - 1 for more, ns in zip(longer, base, strict=True)]
 
     assert base == [cost.compute_ns(0, 1e9 * (rank + 1), 1 << 20) for rank in range(8)]

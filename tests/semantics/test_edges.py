@@ -1,4 +1,6 @@
-"""The edges of the one form: what small programs show of a driver, of classes of ranks, and of who makes which group."""
+"""The edges of the one form: what small programs show of a driver, of classes of ranks, and of who
+makes which group.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,12 @@ from distsim.semantics.local.quotient import coarsest_quotient
 from distsim.semantics.local.rank_clocks import LocalClocks, local_run_inputs, run_local_clocks
 from distsim.semantics.ordered.blocked_state import blocked_state_at
 from distsim.semantics.ordered.machine_tables import is_member
-from distsim.semantics.ordered.state import CHOICE_STEP, RowCancelled, RowsMismatched, SchedulerChoice
+from distsim.semantics.ordered.state import (
+    CHOICE_STEP,
+    RowCancelled,
+    RowsMismatched,
+    SchedulerChoice,
+)
 from distsim.semantics.ordered.transitions import TransitionRules
 from distsim.simulation.simulate_scenario import cost_model, simulate
 from tests.semantics.test_rules import end, to
@@ -44,14 +51,20 @@ TIMES = ("posted", "returned", "ended", "waited")
 
 def ran(*ranks: list[dict[str, Any]], backend: str = "gloo", **more: Any) -> SimulatedRun:
     program = build_program(len(ranks), dict(enumerate(ranks)), backend=backend, **more)
-    return run_engine(program, BACKEND_PROFILES[backend], CostModel(cluster_from("cpu-10gbe"), program.world_size, 1))
+    return run_engine(
+        program,
+        BACKEND_PROFILES[backend],
+        CostModel(cluster_from("cpu-10gbe"), program.world_size, 1),
+    )
 
 
 # --- who is missing ---
 def test_who_came_at_the_first_instant_is_not_missing() -> None:
     """A root of gather lacks rank 2 alone, though rank 1 came at 0 ns."""
     gather = {"op": "gather", "numel": 4, "root": 0}
-    linked = LinkedProgram(build_program(3, {0: [gather], 1: [gather], 2: []}), CONTRACT_READINGS["early"])
+    linked = LinkedProgram(
+        build_program(3, {0: [gather], 1: [gather], 2: []}), CONTRACT_READINGS["early"]
+    )
     left = left_by(run_local_clocks(linked, CompletionConditions(linked, None)))
 
     assert [(b.rank, [need.ranks for need in b.needs]) for b in left.blocked] == [(0, [(2,)])]
@@ -60,18 +73,28 @@ def test_who_came_at_the_first_instant_is_not_missing() -> None:
 def test_a_host_behind_launches_on_its_device_lacks_what_the_first_open_one_lacks() -> None:
     """Its own stream is done with the first of them."""
     pair, world = {**REDUCE, "group": "pair", "async": True}, {**REDUCE, "async": True}
-    ranks = [[pair, world, world, {"op": "synchronize"}], [pair, world, {"op": "compute", "time_ns": 1000}], []]
+    ranks = [
+        [pair, world, world, {"op": "synchronize"}],
+        [pair, world, {"op": "compute", "time_ns": 1000}],
+        [],
+    ]
     found = ran(*ranks, backend="nccl", groups={"pair": [0, 1]})
 
     assert found.outcome == "hangs"
-    assert {need.ranks for b in found.final_state.blocked if b.rank == 0 for need in b.needs} == {(2,)}
+    assert {need.ranks for b in found.final_state.blocked if b.rank == 0 for need in b.needs} == {
+        (2,)
+    }
 
 
 # --- hosts and devices ---
 def test_a_destroyed_group_waits_for_its_device_first() -> None:
     """nccl: the host of rank 0 stands in destroy_process_group, not at its end."""
     init, end = {"op": "init_process_group"}, {"op": "destroy_process_group"}
-    found = ran([init, REDUCE, REDUCE, end, {"op": "compute", "time_ns": 10}], [init, REDUCE, end], backend="nccl")
+    found = ran(
+        [init, REDUCE, REDUCE, end, {"op": "compute", "time_ns": 10}],
+        [init, REDUCE, end],
+        backend="nccl",
+    )
 
     assert [(b.rank, b.position) for b in found.final_state.blocked] == [(0, 3)]
 
@@ -79,9 +102,17 @@ def test_a_destroyed_group_waits_for_its_device_first() -> None:
 @pytest.mark.parametrize("blocking", [False, True])
 def test_a_wait_returns_when_the_work_is_done_only_where_it_blocks(blocking: bool) -> None:
     """TORCH_NCCL_BLOCKING_WAIT: else the stream waits, and the host goes on."""
-    steps = [REDUCE, {**REDUCE, "numel": 4_000_000, "async": True, "handle": "h"}, {"op": "wait", "handles": ["h"]}]
+    steps = [
+        REDUCE,
+        {**REDUCE, "numel": 4_000_000, "async": True, "handle": "h"},
+        {"op": "wait", "handles": ["h"]},
+    ]
     found = ran(steps, steps, backend="nccl", options={"blocking_wait": blocking})
-    rows = {found.trace.row(row).op: row for row in range(len(found.trace)) if found.trace.row(row).rank == 0}
+    rows = {
+        found.trace.row(row).op: row
+        for row in range(len(found.trace))
+        if found.trace.row(row).rank == 0
+    }
 
     done = found.trace["finished_ns"][rows["all_reduce"]]
     assert bool(found.trace["returned_ns"][rows["wait"]] >= done) is blocking
@@ -102,7 +133,9 @@ def test_work_without_a_time_takes_what_its_operations_take(dtype: str) -> None:
     cost = CostModel(cluster_from("dgx-a100"), 2, 2)
     text = "world: {nodes: 1, ranks_per_node: 2}\nbackend: nccl\ncluster: dgx-a100\nprogram:\n  - "
     work = simulate(loads(f"{text}compute: {{flops: 1 TFLOP, dtype: {dtype}}}\n")).run
-    put = simulate(loads(text + "{put: {tensor: {shape: [1000000]}, dst: 1}, ranks: rank == 0}\n")).run
+    put = simulate(
+        loads(text + "{put: {tensor: {shape: [1000000]}, dst: 1}, ranks: rank == 0}\n")
+    ).run
 
     assert work.makespan_ns == cost.compute_ns(0, 1e12, 0, dtype)
     assert put.makespan_ns == cost.one_sided_ns(0, 1, 4_000_000)
@@ -112,10 +145,17 @@ def test_only_what_takes_the_process_s_lock_beside_a_collective_is_a_matter_of_o
     """mpi: a message beside an open all_reduce is, its own wait is not."""
     asked = {**REDUCE, "async": True, "handle": "h"}
     waits: list[dict[str, Any]] = [asked, {"op": "wait", "handles": ["h"]}]
-    talks = [[asked, {"op": "send", "peer": 1, "numel": 4}, waits[1]], [asked, {"op": "recv", "peer": 0, "numel": 4}, waits[1]]]
+    talks = [
+        [asked, {"op": "send", "peer": 1, "numel": 4}, waits[1]],
+        [asked, {"op": "recv", "peer": 0, "numel": 4}, waits[1]],
+    ]
 
     def why(ranks: list[list[dict[str, Any]]]) -> str | None:
-        return why_order_matters(LinkedProgram(build_program(2, dict(enumerate(ranks)), backend="mpi"), BACKEND_PROFILES["mpi"]))
+        return why_order_matters(
+            LinkedProgram(
+                build_program(2, dict(enumerate(ranks)), backend="mpi"), BACKEND_PROFILES["mpi"]
+            )
+        )
 
     assert why([waits, waits]) is None
     assert why([[asked, {"op": "compute", "time_ns": 10, "queue": "device"}, waits[1]]] * 2) is None
@@ -132,10 +172,18 @@ def told(program: Program, profile: str = "rendezvous") -> list[RowsMismatched]:
 
 
 def test_parts_that_do_not_fit_are_told_as_two_are_there_and_again_of_all() -> None:
-    """Rank 2 expects one element of rank 0 more than it gets; rank 1 fits both, comes last where it comes, and keeps two for itself."""
-    calls = [[splits([1, 1, 2], [1, 1, 2])], [splits([1, 2, 1], [1, 2, 1])], [splits([2, 1, 1], [3, 1, 1])]]
-    two, three = ([sorted(found.rows) for found in told(build_program(3, dict(enumerate(those))))]
-                  for those in ([calls[0], [], calls[2]], calls))  # fmt: skip
+    """Rank 2 expects one element of rank 0 more than it gets; rank 1 fits both, comes last where it
+    comes, and keeps two for itself.
+    """
+    calls = [
+        [splits([1, 1, 2], [1, 1, 2])],
+        [splits([1, 2, 1], [1, 2, 1])],
+        [splits([2, 1, 1], [3, 1, 1])],
+    ]
+    two, three = (
+        [sorted(found.rows) for found in told(build_program(3, dict(enumerate(those))))]
+        for those in ([calls[0], [], calls[2]], calls)
+    )
 
     assert two == [[0, 1]]  # the rows of two calls
     assert three == [[0, 2], [0, 1, 2]]
@@ -143,17 +191,24 @@ def test_parts_that_do_not_fit_are_told_as_two_are_there_and_again_of_all() -> N
 
 def test_parts_that_fit_are_told_by_nobody_whoever_comes_first() -> None:
     right, wrong = splits([3, 1], [2, 1]), splits([3, 1], [3, 1])
-    found = [told(build_program(2, {0: [splits([1, 2], [1, 3])], 1: [other]})) for other in (right, wrong)]
+    found = [
+        told(build_program(2, {0: [splits([1, 2], [1, 3])], 1: [other]}))
+        for other in (right, wrong)
+    ]
 
     assert [len(each) for each in found] == [0, 1]
     assert found[1][0].fields == ("splits",)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_an_exchange_that_meets_other_calls_is_told_as_another_operation(order: tuple[int, ...]) -> None:
+def test_an_exchange_that_meets_other_calls_is_told_as_another_operation(
+    order: tuple[int, ...],
+) -> None:
     """By number, whoever comes first: sizes are no matter then."""
     calls = [splits([1, 2, 1], [1, 2, 1]), {"op": "barrier"}, splits([3, 1, 1], [3, 1, 1])]
-    slow = {rank: [{"op": "compute", "time_ns": place}, calls[rank]] for place, rank in enumerate(order)}
+    slow = {
+        rank: [{"op": "compute", "time_ns": place}, calls[rank]] for place, rank in enumerate(order)
+    }
     found = told(build_program(3, slow))
 
     assert found
@@ -162,20 +217,28 @@ def test_an_exchange_that_meets_other_calls_is_told_as_another_operation(order: 
 
 
 def test_members_of_an_exchange_with_two_types_are_told_before_all_are_there() -> None:
-    calls = {rank: [{"op": "all_to_all_single", "numel": 6, "dtype": dtype}] for rank, dtype in enumerate(("float32", "int32"))}
+    calls = {
+        rank: [{"op": "all_to_all_single", "numel": 6, "dtype": dtype}]
+        for rank, dtype in enumerate(("float32", "int32"))
+    }
 
     assert [found.fields for found in told(build_program(3, calls))] == [("dtype",)]
 
 
 # --- who makes which group ---
 def test_groups_count_as_they_begin_and_as_they_are_left() -> None:
-    """Rank 0 is in a group of the file, rank 1 in one that was made: equally many, so that their next group has one name."""
+    """Rank 0 is in a group of the file, rank 1 in one that was made: equally many, so that their
+    next group has one name.
+    """
     text = "groups: {a: [0, 2]}\nworld: 3\nbackend: gloo\nprogram:\n  - new_group: {name: c, ranks: [1, 2]}\n"
     text += "  - new_group: {name: b, ranks: [0, 1], use_local_synchronization: true}\n    ranks: rank < 2\n"
     text += "  - all_reduce: {tensor: {shape: [1]}, group: b}\n    ranks: rank < 2\n"
     used = "  - all_reduce: {tensor: {shape: [1]}, group: a}\n    ranks: rank != 1\n"
 
-    assert [simulate(loads(text + more)).outcome for more in ("", used)] == ["hangs", "completes"]  # one that nobody uses is none
+    assert [simulate(loads(text + more)).outcome for more in ("", used)] == [
+        "hangs",
+        "completes",
+    ]  # one that nobody uses is none
 
 
 def test_of_a_recorded_program_the_groups_that_met_are_known() -> None:
@@ -192,14 +255,19 @@ def test_a_group_that_all_its_members_make_alike_is_no_matter_of_order() -> None
     other = {**make, "ranks": [0, 2]}
     programs = ([[make, use], [make, use], [make]], [[make, use], [make, use], [other]])
     found = [
-        why_order_matters(LinkedProgram(build_program(3, dict(enumerate(ranks))), BACKEND_PROFILES["gloo"])) for ranks in programs
+        why_order_matters(
+            LinkedProgram(build_program(3, dict(enumerate(ranks))), BACKEND_PROFILES["gloo"])
+        )
+        for ranks in programs
     ]
 
     assert found == [None, "the ranks made different groups"]
 
 
 def test_a_group_that_nobody_uses_is_found_as_the_world() -> None:
-    program = build_program(2, {r: [{"op": "new_group", "name": "g", "ranks": [0, 1]}] for r in range(2)})
+    program = build_program(
+        2, {r: [{"op": "new_group", "name": "g", "ranks": [0, 1]}] for r in range(2)}
+    )
     call = program.call(0, 0)
     program.groups[1:] = []
 
@@ -209,7 +277,9 @@ def test_a_group_that_nobody_uses_is_found_as_the_world() -> None:
 # --- classes ---
 def conditions(text: str, reading: str | None = None) -> tuple[LinkedProgram, CompletionConditions]:
     program = lower(loads(text))
-    linked = LinkedProgram(program, CONTRACT_READINGS[reading] if reading else BACKEND_PROFILES[program.backend])
+    linked = LinkedProgram(
+        program, CONTRACT_READINGS[reading] if reading else BACKEND_PROFILES[program.backend]
+    )
     return linked, CompletionConditions(linked, None)
 
 
@@ -252,27 +322,38 @@ def test_ranks_with_partners_of_two_kinds_are_two_classes() -> None:
     found = coarsest_quotient(*conditions(text), worth=1)
 
     assert found is not None
-    assert sorted(one.ranks.tolist() for one in found.classes) == [[0, 2, 4, 6], [1, 3, 5, 7], [8, 10, 12, 14], [9, 11, 13, 15]]
+    assert sorted(one.ranks.tolist() for one in found.classes) == [
+        [0, 2, 4, 6],
+        [1, 3, 5, 7],
+        [8, 10, 12, 14],
+        [9, 11, 13, 15],
+    ]
 
 
 def test_a_send_that_waits_for_room_is_no_equal_of_one_that_has_it() -> None:
     """mpi buffers a window: of two equal pairs one has sent before."""
     size = 4000
     text = f"world: 8\nbackend: mpi\nprogram:\n  - {{isend: {{tensor: {{shape: [{size}]}}, dst: rank + 4, as: a}}, ranks: rank < 4}}\n"
-    text += f"  - {{isend: {{tensor: {{shape: [{size}]}}, dst: rank + 4, as: b}}, ranks: rank < 4}}\n"
+    text += (
+        f"  - {{isend: {{tensor: {{shape: [{size}]}}, dst: rank + 4, as: b}}, ranks: rank < 4}}\n"
+    )
     text += f"  - {{recv: {{tensor: {{shape: [{size}]}}, src: rank - 4}}, ranks: rank > 3}}\n" * 2
     linked, found = conditions(text)
     folded = coarsest_quotient(linked, found, worth=1)
 
     assert folded is not None
     assert len(folded.classes) == 2
-    assert all(len({int(found.room[linked.base[rank]]) >= 0 for rank in one.ranks.tolist()}) == 1 for one in folded.classes)
+    assert all(
+        len({int(found.room[linked.base[rank]]) >= 0 for rank in one.ranks.tolist()}) == 1
+        for one in folded.classes
+    )
 
 
 # --- the rules, step by step ---
 def test_a_rank_that_is_gone_or_blocked_offers_no_step() -> None:
     rules = TransitionRules(
-        build_program(2, {0: [{"op": "exit", "code": 0}], 1: [{"op": "barrier"}]}), CONTRACT_READINGS["rendezvous"]
+        build_program(2, {0: [{"op": "exit", "code": 0}], 1: [{"op": "barrier"}]}),
+        CONTRACT_READINGS["rendezvous"],
     )
     state = rules.initial()
     rules.settle(state)
@@ -284,12 +365,20 @@ def test_a_rank_that_is_gone_or_blocked_offers_no_step() -> None:
 # --- who waits behind whom ---
 def needs(found: FinalState, rank: int) -> list[tuple[int, tuple[int, ...], bool]]:
     """Of a blocked rank (position, ranks, whether any one is enough) of each need."""
-    return [(need.position, need.ranks, need.any) for b in found.blocked if b.rank == rank for need in b.needs]
+    return [
+        (need.position, need.ranks, need.any)
+        for b in found.blocked
+        if b.rank == rank
+        for need in b.needs
+    ]
 
 
 def test_a_host_that_wants_the_lock_lacks_whom_the_collective_lacks_that_has_it() -> None:
     """mpi: the open irecv beside it is nothing to it."""
-    mine = [{"op": "irecv", "peer": 2, "numel": 4, "handle": "h"}, {**REDUCE, "group": "pair", "async": True, "handle": "g"}]
+    mine = [
+        {"op": "irecv", "peer": 2, "numel": 4, "handle": "h"},
+        {**REDUCE, "group": "pair", "async": True, "handle": "g"},
+    ]
     mine += [{"op": "send", "peer": 2, "numel": 4}]
     left = end("mpi", mine, [], [{"op": "recv", "peer": 0, "numel": 4}], groups={"pair": [0, 1]})
 
@@ -299,7 +388,10 @@ def test_a_host_that_wants_the_lock_lacks_whom_the_collective_lacks_that_has_it(
 
 def test_a_launch_behind_two_busy_workers_lacks_any_of_whom_they_lack_and_names_the_first() -> None:
     """gloo: a group runs two collectives at once."""
-    mine = [*({"op": "broadcast", "numel": 4, "root": root, "async": True} for root in (1, 2)), {**REDUCE}]
+    mine = [
+        *({"op": "broadcast", "numel": 4, "root": root, "async": True} for root in (1, 2)),
+        {**REDUCE},
+    ]
     left = end("gloo", mine, [{"op": "compute", "time_ns": 1}], [])
 
     assert [b.position for b in left.blocked if b.rank == 0] == [2]
@@ -311,7 +403,9 @@ def test_a_host_behind_a_stream_lacks_whom_the_running_launch_lacks() -> None:
     pair = {**REDUCE, "group": "pair"}
     ranks = [[pair, REDUCE, {"op": "barrier"}], [{"op": "compute", "time_ns": 1}], []]
     left = end("nccl", *ranks, groups={"pair": [0, 1]}, options={"init": "eager"})
-    fast = ran(*ranks, backend="nccl", groups={"pair": [0, 1]}, options={"init": "eager"}).final_state
+    fast = ran(
+        *ranks, backend="nccl", groups={"pair": [0, 1]}, options={"init": "eager"}
+    ).final_state
 
     assert needs(left, 0) == needs(fast, 0) == [(0, (1,), False)]
 
@@ -342,9 +436,13 @@ program:
 
 
 @pytest.mark.parametrize(
-    "text", [LAUNCHES, *(MESSAGES.replace("BACKEND", name) for name in ("gloo", "mpi"))], ids=["nccl", "gloo", "mpi"]
+    "text",
+    [LAUNCHES, *(MESSAGES.replace("BACKEND", name) for name in ("gloo", "mpi"))],
+    ids=["nccl", "gloo", "mpi"],
 )
-def test_ranks_in_a_class_that_wait_for_several_stand_there_since_the_first_that_is_missing(text: str) -> None:
+def test_ranks_in_a_class_that_wait_for_several_stand_there_since_the_first_that_is_missing(
+    text: str,
+) -> None:
     """As each by itself; what ends later behind the missing one is no matter."""
     program = lower(loads(text))
     linked = LinkedProgram(program, BACKEND_PROFILES[program.backend])
@@ -355,7 +453,9 @@ def test_ranks_in_a_class_that_wait_for_several_stand_there_since_the_first_that
     assert folded is not None
     assert any(len(one.ranks) > 2 for one in folded.classes)
     together = left_by(run_quotient(linked, prices, folded))
-    assert [(b.rank, b.since_ns) for b in together.blocked] == [(b.rank, b.since_ns) for b in alone.blocked]
+    assert [(b.rank, b.since_ns) for b in together.blocked] == [
+        (b.rank, b.since_ns) for b in alone.blocked
+    ]
     assert len({b.since_ns for b in alone.blocked}) > 2
 
 
@@ -378,7 +478,9 @@ program:
 @pytest.mark.parametrize("backend", list(BACKEND_PROFILES))
 def test_ranks_that_begin_late_have_as_a_class_the_times_that_each_has_alone(backend: str) -> None:
     """Their hosts begin late; what stands on their devices then waits for them."""
-    late = ", ".join(f"{{rank: {rank}, kind: late, delay: 1 ms}}" for rank in (*range(2), *range(8, 10)))
+    late = ", ".join(
+        f"{{rank: {rank}, kind: late, delay: 1 ms}}" for rank in (*range(2), *range(8, 10))
+    )
     program = lower(loads(LATE.replace("BACKEND", backend).replace("FAULTS", late)))
     linked = LinkedProgram(program, BACKEND_PROFILES[backend])
     prices = CompletionConditions(linked, CostModel(cluster_from("dgx-a100"), 16, 8))
@@ -386,14 +488,21 @@ def test_ranks_that_begin_late_have_as_a_class_the_times_that_each_has_alone(bac
 
     assert folded is not None
     assert max(len(one.ranks) for one in folded.classes) > 2
-    together, alone = run_quotient(linked, prices, folded), LocalClocks(local_run_inputs(linked, prices)).run()
-    assert [list(getattr(together, name)) for name in TIMES] == [list(getattr(alone, name)) for name in TIMES]
+    together, alone = (
+        run_quotient(linked, prices, folded),
+        LocalClocks(local_run_inputs(linked, prices)).run(),
+    )
+    assert [list(getattr(together, name)) for name in TIMES] == [
+        list(getattr(alone, name)) for name in TIMES
+    ]
     assert alone.posted[linked.base[0]] == alone.posted[linked.base[8]] == 1_000_000
 
 
 @pytest.mark.parametrize(("odd", "folds"), [(1, True), (2, False)])
 def test_an_exchange_whose_parts_differ_is_done_with_all_its_ranks(odd: int, folds: bool) -> None:
-    """Odd ranks get so many elements of each rank, even ones one. Whether that fits goes by where each stands."""
+    """Odd ranks get so many elements of each rank, even ones one. Whether that fits goes by where
+    each stands.
+    """
     text = f"world: 8\nbackend: nccl\nprogram:\n  - all_to_all_single:\n      input: {{shape: [{4 + 4 * odd}]}}\n"
     text += f"      output: {{shape: ['8 * (1 + {odd - 1} * (rank % 2))']}}\n"
     text += f"      input_splits: {[1, odd] * 4}\n      output_splits: {[f'1 + {odd - 1} * (rank % 2)'] * 8}\n"
@@ -402,7 +511,10 @@ def test_an_exchange_whose_parts_differ_is_done_with_all_its_ranks(odd: int, fol
 
     assert simulate(scenario).outcome == "completes"
     assert (
-        representative_program(program, [cost_model(scenario, program, None)], [BACKEND_PROFILES["nccl"]], worth=1) is not None
+        representative_program(
+            program, [cost_model(scenario, program, None)], [BACKEND_PROFILES["nccl"]], worth=1
+        )
+        is not None
     ) is folds
 
 
@@ -417,26 +529,41 @@ def test_a_host_hands_collectives_over_while_a_worker_has_the_lock() -> None:
 
 def test_a_request_that_is_dropped_is_told_as_cancelled() -> None:
     """gloo: an isend whose handle nobody keeps. A choice that is about no message names none."""
-    events = settle(build_program(2, {0: [{"op": "isend", "peer": 1, "numel": 4, "handle": None}], 1: []}), "gloo")[2]
+    events = settle(
+        build_program(2, {0: [{"op": "isend", "peer": 1, "numel": 4, "handle": None}], 1: []}),
+        "gloo",
+    )[2]
 
     assert [event.row for event in events if isinstance(event, RowCancelled)] == [0]
-    assert SchedulerChoice(CHOICE_STEP, 0) == SchedulerChoice(CHOICE_STEP, 0, -1) != SchedulerChoice(CHOICE_STEP, 0, 1)
+    assert (
+        SchedulerChoice(CHOICE_STEP, 0)
+        == SchedulerChoice(CHOICE_STEP, 0, -1)
+        != SchedulerChoice(CHOICE_STEP, 0, 1)
+    )
 
 
 # --- what is equal ---
-def test_coincidences_name_the_first_column_of_the_same_value_and_numbers_are_equal_where_rows_are() -> None:
+def test_coincidences_name_the_first_column_of_the_same_value_and_numbers_are_equal_where_rows_are() -> (
+    None
+):
     assert first_equal_columns(np.array([[5, 7, 5, 7], [1, 1, 2, 2], [3, 2, 1, 0]])).tolist() == [
         [0, 1, 0, 1],
         [0, 0, 2, 2],
         [0, 1, 2, 3],
     ]
-    first, second, third, fourth = row_numbers(np.array([[1, 2, 9], [1, 3, 9], [1, 2, 9], [1, 1, 9]])).tolist()
+    first, second, third, fourth = row_numbers(
+        np.array([[1, 2, 9], [1, 3, 9], [1, 2, 9], [1, 1, 9]])
+    ).tolist()
     assert (first == third, len({first, second, fourth})) == (True, 3)
     assert row_numbers(np.array([[4, 4], [4, 4]])).tolist() == [0, 0]
 
 
 def test_vectors_of_a_call_are_those_of_its_tensors_as_well() -> None:
-    program = lower(loads("world: 3\nbackend: gloo\nprogram:\n  - all_reduce: {tensor: {shape: [2, rank + 1]}}\n"))
+    program = lower(
+        loads(
+            "world: 3\nbackend: gloo\nprogram:\n  - all_reduce: {tensor: {shape: [2, rank + 1]}}\n"
+        )
+    )
     found = [vector.tolist() for vector in vectors_of_call(program.codes[0].calls[0])]
 
     assert [1, 2, 3] in found
@@ -470,10 +597,16 @@ program:
 
 
 @pytest.mark.parametrize(
-    ("text", "worth", "classes"), [(STAGES, 8, 8), (TREE, 1, 255), (IDLE, 8, 11)], ids=["stages", "tree", "idle"]
+    ("text", "worth", "classes"),
+    [(STAGES, 8, 8), (TREE, 1, 255), (IDLE, 8, 11)],
+    ids=["stages", "tree", "idle"],
 )
-def test_classes_that_fall_apart_quickly_or_inside_are_followed_to_the_end(text: str, worth: int, classes: int) -> None:
-    """Stages of a pipeline are told apart from both ends, a tree from its root, and a short chain beside many idle ranks."""
+def test_classes_that_fall_apart_quickly_or_inside_are_followed_to_the_end(
+    text: str, worth: int, classes: int
+) -> None:
+    """Stages of a pipeline are told apart from both ends, a tree from its root, and a short chain
+    beside many idle ranks.
+    """
     found = coarsest_quotient(*conditions(text), worth=worth)
 
     assert found is not None
@@ -481,16 +614,35 @@ def test_classes_that_fall_apart_quickly_or_inside_are_followed_to_the_end(text:
 
 
 def test_every_instruction_of_a_host_is_run_and_none_twice() -> None:
-    """What stands behind a synchronize, a wait, a sleep and a meeting takes its time, as in the order of time."""
+    """What stands behind a synchronize, a wait, a sleep and a meeting takes its time, as in the
+    order of time.
+    """
     pause = {"op": "sleep", "time_ns": 1000}
     asked, sync = {**REDUCE, "async": True, "handle": "h"}, {"op": "synchronize"}
-    steps = [sync, pause, asked, pause, {"op": "wait", "handles": ["h"]}, pause, sync, pause, {"op": "barrier"}, pause, pause]
+    steps = [
+        sync,
+        pause,
+        asked,
+        pause,
+        {"op": "wait", "handles": ["h"]},
+        pause,
+        sync,
+        pause,
+        {"op": "barrier"},
+        pause,
+        pause,
+    ]
     program = build_program(2, {0: steps, 1: steps}, backend="nccl")
     cost = CostModel(cluster_from("cpu-10gbe"), 2, 1)
-    fast, ordered = (run_engine(program, BACKEND_PROFILES["nccl"], cost, ordered=flag) for flag in (False, True))
+    fast, ordered = (
+        run_engine(program, BACKEND_PROFILES["nccl"], cost, ordered=flag) for flag in (False, True)
+    )
 
     assert (fast.path, ordered.path) == ("fast", "ordered")
-    assert all(fast.trace[name].tolist() == ordered.trace[name].tolist() for name in ("posted_ns", "returned_ns", "finished_ns"))
+    assert all(
+        fast.trace[name].tolist() == ordered.trace[name].tolist()
+        for name in ("posted_ns", "returned_ns", "finished_ns")
+    )
     assert fast.makespan_ns >= 6 * 1000
 
 
@@ -498,11 +650,21 @@ def test_a_batch_behind_a_collective_lacks_whom_that_lacks() -> None:
     """nccl: on one communicator, by the host that waits for it."""
 
     def batch(peer: int) -> dict[str, Any]:
-        return {"op": "batch_isend_irecv", "ops": [to(peer, "isend"), to(peer, "irecv")], "handle": "b"}
+        return {
+            "op": "batch_isend_irecv",
+            "ops": [to(peer, "isend"), to(peer, "irecv")],
+            "handle": "b",
+        }
 
-    ranks = [[{**REDUCE, "async": True}, batch(peer), {"op": "wait", "handles": ["b"]}] for peer in (1, 0)]
+    ranks = [
+        [{**REDUCE, "async": True}, batch(peer), {"op": "wait", "handles": ["b"]}]
+        for peer in (1, 0)
+    ]
     options = {"init": "eager", "blocking_wait": True}
-    left, fast = end("nccl", *ranks, [], options=options), ran(*ranks, [], backend="nccl", options=options).final_state
+    left, fast = (
+        end("nccl", *ranks, [], options=options),
+        ran(*ranks, [], backend="nccl", options=options).final_state,
+    )
 
     assert needs(left, 0) == needs(fast, 0) == [(0, (2,), False)]
 
@@ -519,7 +681,9 @@ def test_ranks_that_all_do_the_same_fold_where_there_are_as_many_as_it_is_worth(
 
 
 def test_places_in_a_group_are_no_ranks_of_the_world() -> None:
-    """Rank 1 is the first of three and their root: it waits for rank 3, while rank 2 has its part and goes on."""
+    """Rank 1 is the first of three and their root: it waits for rank 3, while rank 2 has its part
+    and goes on.
+    """
     give = {"op": "broadcast", "numel": 4, "root": 1, "group": "g"}
     program = build_program(4, {1: [give], 2: [give]}, groups={"g": [1, 2, 3]})
 
@@ -540,9 +704,12 @@ def settled(program: Program) -> FinalState:
 
 # --- who is among some ---
 @pytest.mark.parametrize(
-    ("ranks", "rank", "there"), [((0, 1, 2), 2, True), ((0, 1, 2), 3, False), ((2, 0), 2, True), ((2, 0), 1, False)]
+    ("ranks", "rank", "there"),
+    [((0, 1, 2), 2, True), ((0, 1, 2), 3, False), ((2, 0), 2, True), ((2, 0), 1, False)],
 )
-def test_a_rank_is_among_others_in_whatever_order_they_stand(ranks: tuple[int, ...], rank: int, there: bool) -> None:
+def test_a_rank_is_among_others_in_whatever_order_they_stand(
+    ranks: tuple[int, ...], rank: int, there: bool
+) -> None:
     assert is_member(ranks, rank) == there
 
 
@@ -572,34 +739,56 @@ program:
 def test_who_stands_still_waits_for_those_who_have_not_come_to_what_is_ahead(
     text: str, waits: tuple[int, int, tuple[int, ...]]
 ) -> None:
-    """A root lacks no member that came at once; whoever waits for a launch that has not begun lacks what the one before it lacks."""
+    """A root lacks no member that came at once; whoever waits for a launch that has not begun lacks
+    what the one before it lacks.
+    """
     scenario = loads(text)
     program = lower(scenario)
     cost = cost_model(scenario, program, None)
 
-    runs = [run_engine(program, BACKEND_PROFILES[program.backend], cost, ordered=ordered) for ordered in (False, True)]
+    runs = [
+        run_engine(program, BACKEND_PROFILES[program.backend], cost, ordered=ordered)
+        for ordered in (False, True)
+    ]
 
     assert [one.path for one in runs] == ["fast", "ordered"]
     for one in runs:
-        assert [(b.rank, need.position, need.ranks) for b in one.final_state.blocked for need in b.needs] == [waits]
+        assert [
+            (b.rank, need.position, need.ranks) for b in one.final_state.blocked for need in b.needs
+        ] == [waits]
 
 
 # --- room in buffers ---
 @pytest.mark.parametrize("sizes", [(4,), (2, 2), (1, 3), (3, 1)])
 @pytest.mark.parametrize("early", [0, 1])
 def test_a_buffer_holds_exactly_its_bytes(sizes: tuple[int, ...], early: int) -> None:
-    """Two ranks that send 16 bytes in all before they receive, in one message or two, into 16 bytes of buffer, and into one byte less."""
+    """Two ranks that send 16 bytes in all before they receive, in one message or two, into 16 bytes
+    of buffer, and into one byte less.
+    """
     ranks = [
-        [*(to(peer, "isend", numel=n, handle=f"s{k}") for k, n in enumerate(sizes)),
-         *(to(peer, "irecv", numel=n, handle=f"r{k}") for k, n in enumerate(sizes)), {"op": "wait", "handles": "all"}]
+        [
+            *(to(peer, "isend", numel=n, handle=f"s{k}") for k, n in enumerate(sizes)),
+            *(to(peer, "irecv", numel=n, handle=f"r{k}") for k, n in enumerate(sizes)),
+            {"op": "wait", "handles": "all"},
+        ]
         for peer in (1, 0)
-    ]  # fmt: skip
+    ]
 
     def left(nbytes: int) -> tuple[int, ...]:
-        linked = LinkedProgram(build_program(2, dict(enumerate(ranks)), backend="nccl", options={"buffsize": nbytes, "connected": True}),
-                        BACKEND_PROFILES["nccl"])  # fmt: skip
+        linked = LinkedProgram(
+            build_program(
+                2,
+                dict(enumerate(ranks)),
+                backend="nccl",
+                options={"buffsize": nbytes, "connected": True},
+            ),
+            BACKEND_PROFILES["nccl"],
+        )
         slow = settle(linked.program, "nccl")
-        assert left_by(run_local_clocks(linked, CompletionConditions(linked, None))).stuck == blocked_state_at(*slow[:2]).stuck
+        assert (
+            left_by(run_local_clocks(linked, CompletionConditions(linked, None))).stuck
+            == blocked_state_at(*slow[:2]).stuck
+        )
         return blocked_state_at(*slow[:2]).stuck
 
     assert left(16 - early) == ((0, 1) if early else ())
@@ -607,13 +796,17 @@ def test_a_buffer_holds_exactly_its_bytes(sizes: tuple[int, ...], early: int) ->
 
 # --- many that differ ---
 @pytest.mark.parametrize(("ranks", "refused"), [(2048, False), (2049, True)])
-def test_calls_that_differ_in_more_ways_than_can_be_compared_are_refused_with_an_estimate(ranks: int, refused: bool) -> None:
+def test_calls_that_differ_in_more_ways_than_can_be_compared_are_refused_with_an_estimate(
+    ranks: int, refused: bool
+) -> None:
     """Each rank reduces another size: 2049 x 2049 comparisons are more than 2^22."""
     text = f"name: t\nworld: {ranks}\nbackend: nccl\ncluster: dgx-h100\ntensors: {{x: {{shape: [rank + 1]}}}}\nprogram: [all_reduce: x]\n"
     linked = LinkedProgram(lower(loads(text)), CONTRACT_READINGS["rendezvous"])
 
     if refused:
-        with pytest.raises(UsageError, match=r"4,198,401 comparisons, about 1 min, where 4,194,304 are allowed"):
+        with pytest.raises(
+            UsageError, match=r"4,198,401 comparisons, about 1 min, where 4,194,304 are allowed"
+        ):
             ProgramMismatches(linked)
     else:
         assert ProgramMismatches(linked).instances.tolist() == [0]

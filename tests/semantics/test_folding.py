@@ -1,4 +1,6 @@
-"""Folded equals unfolded: every time of every rank, outcome, verdict and timeline (`tests.support.folding`)."""
+"""Folded equals unfolded: every time of every rank, outcome, verdict and timeline
+(`tests.support.folding`).
+"""
 
 from __future__ import annotations
 
@@ -111,9 +113,7 @@ program:
 
 
 def test_what_does_not_fold_and_is_too_large_is_refused_with_an_estimate() -> None:
-    text = (
-        "world: 4096\nbackend: gloo\nseed: 1\njitter: 0.1\nprogram:\n  - repeat: {times: 2000, steps: [compute: {time: 1 us}]}\n"
-    )
+    text = "world: 4096\nbackend: gloo\nseed: 1\njitter: 0.1\nprogram:\n  - repeat: {times: 2000, steps: [compute: {time: 1 us}]}\n"
     with pytest.raises(UsageError, match="8,192,000 calls on 4,096 ranks: about"):
         simulate(loads(text))
 
@@ -126,7 +126,11 @@ def test_a_large_program_folds_by_itself_and_says_the_same() -> None:
     assert folded.run.section is not None
     assert len(folded.run.section.program.present) == 8
     assert folded.timeline == whole.timeline
-    assert (folded.outcome, folded.verdict, folded.findings) == (whole.outcome, whole.verdict, whole.findings)
+    assert (folded.outcome, folded.verdict, folded.findings) == (
+        whole.outcome,
+        whole.verdict,
+        whole.findings,
+    )
 
 
 BROADCAST = """
@@ -143,8 +147,12 @@ program:
 """
 
 
-def test_a_back_end_under_which_ranks_do_not_stand_for_all_is_checked_with_all_of_them_alone() -> None:
-    """A broadcast of gloo goes down a tree, so that each place of a group has times of its own; nccl has no such thing."""
+def test_a_back_end_under_which_ranks_do_not_stand_for_all_is_checked_with_all_of_them_alone() -> (
+    None
+):
+    """A broadcast of gloo goes down a tree, so that each place of a group has times of its own;
+    nccl has no such thing.
+    """
     scenario = loads(BROADCAST)
     program = lower(scenario)
     part, apart = check_module._representative_section(program, cost_model(scenario, program), True)
@@ -152,7 +160,11 @@ def test_a_back_end_under_which_ranks_do_not_stand_for_all_is_checked_with_all_o
 
     assert part is not None
     assert (len(part.present) < program.world_size, apart) == (True, {"gloo"})
-    assert (folded.verdict, folded.profiles, folded.findings) == (whole.verdict, whole.profiles, whole.findings)
+    assert (folded.verdict, folded.profiles, folded.findings) == (
+        whole.verdict,
+        whole.profiles,
+        whole.findings,
+    )
 
 
 def test_a_rank_that_is_late_twice_is_late_by_both_in_columns_too() -> None:
@@ -178,8 +190,12 @@ faults: [{kind: late, ranks: 7, delay: 2 ms}, {kind: late, ranks: 7, delay: 3 ms
         ("nccl", "rank // 2 % 2 == 1", "wait: all"),
     ],
 )
-def test_who_is_missing_of_a_tree_or_as_its_root_is_told_apart_and_stands_for_nobody(backend: str, comes: str, then: str) -> None:
-    """gloo's broadcast runs down a tree: of the ranks that do not come each holds up others. In the early reading the root does so."""
+def test_who_is_missing_of_a_tree_or_as_its_root_is_told_apart_and_stands_for_nobody(
+    backend: str, comes: str, then: str
+) -> None:
+    """gloo's broadcast runs down a tree: of the ranks that do not come each holds up others. In the
+    early reading the root does so.
+    """
     text = f"""
 world: 16
 backend: {backend}

@@ -1,4 +1,6 @@
-"""What the rules tell a listener is a history: nothing is told twice, too early or not at all, of random programs with every feature."""
+"""What the rules tell a listener is a history: nothing is told twice, too early or not at all, of
+random programs with every feature.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import pytest
 
 from distsim.backends import BACKEND_PROFILES, CONTRACT_READINGS
 from distsim.semantics.form.instructions import PartKind
-from distsim.semantics.ordered.state import (  # fmt: skip
+from distsim.semantics.ordered.state import (
     CLOSED,
     QUEUED,
     RankEnded,
@@ -63,7 +65,9 @@ class History:
             self.once(when, event)
         elif isinstance(event, RowsMatched):
             self.meeting(when, event)
-        elif isinstance(event, RowsMismatched) and not all(row in self.of[RowStarted] for row in event.rows):
+        elif isinstance(event, RowsMismatched) and not all(
+            row in self.of[RowStarted] for row in event.rows
+        ):
             self.wrong.append(f"{event}: of rows that have not started")
         elif isinstance(event, RankEnded):
             if event.rank in self.gone:
@@ -72,7 +76,9 @@ class History:
 
     def once(self, when: int, event: RowStarted | RowDue | RowDone | RowCancelled) -> None:
         row, heard = event.row, self.of[type(event)]
-        is_part = self.rules.part_of[row] is not None  # not a batch as one launch, which has no work of its own
+        is_part = (
+            self.rules.part_of[row] is not None
+        )  # not a batch as one launch, which has no work of its own
         before: dict[type[TransitionEvent], tuple[type[TransitionEvent], ...]] = {
             RowDue: (RowStarted,),
             RowDone: (RowStarted, RowDue) if is_part else (RowStarted,),
@@ -86,8 +92,16 @@ class History:
         }
         if row in heard:
             self.wrong.append(f"{event} again")
-        self.wrong += [f"{event} without {kind.__name__}" for kind in before.get(type(event), ()) if row not in self.of[kind]]
-        self.wrong += [f"{event} after {kind.__name__}" for kind in never.get(type(event), ()) if row in self.of[kind]]
+        self.wrong += [
+            f"{event} without {kind.__name__}"
+            for kind in before.get(type(event), ())
+            if row not in self.of[kind]
+        ]
+        self.wrong += [
+            f"{event} after {kind.__name__}"
+            for kind in never.get(type(event), ())
+            if row in self.of[kind]
+        ]
         heard[row] = when
 
     def lacking(self, row: int) -> list[int]:
@@ -107,14 +121,15 @@ class History:
         if event.instance < 0:
             send, receive = event.rows
             self.pairs.setdefault(rules.channel[send], []).append((send, receive))
-            fits = (rules.kind[send], rules.kind[receive]) == (PartKind.SEND, PartKind.RECEIVE) and rules.box[send] == rules.box[
-                receive
-            ]
+            fits = (rules.kind[send], rules.kind[receive]) == (
+                PartKind.SEND,
+                PartKind.RECEIVE,
+            ) and rules.box[send] == rules.box[receive]
         else:
             ranks = sorted(rules.rank_of[row] for row in event.rows)
-            fits = ranks == sorted(rules.members[event.instance]) and {rules.instance[row] for row in event.rows} == {
-                event.instance
-            }
+            fits = ranks == sorted(rules.members[event.instance]) and {
+                rules.instance[row] for row in event.rows
+            } == {event.instance}
             fits = fits and began == sorted(began)
         if not fits:
             self.wrong.append(f"{event}: not what meets")
@@ -125,7 +140,11 @@ class History:
         for row, phase in enumerate(state.phase):
             kind = self.rules.kind[row] if self.rules.part_of[row] is not None else None
             began, done = row in self.of[RowStarted], row in self.of[RowDone]
-            if ((phase == CLOSED) != (row in ended) or phase == QUEUED) if began else phase not in (CLOSED, QUEUED):
+            if (
+                ((phase == CLOSED) != (row in ended) or phase == QUEUED)
+                if began
+                else phase not in (CLOSED, QUEUED)
+            ):
                 self.wrong.append(f"row {row} stands at {phase}, told {began} {row in ended}")
             if done and kind == PartKind.RECEIVE and row not in self.met:
                 self.wrong.append(f"the receive {row} is done and has met nothing")
@@ -133,15 +152,36 @@ class History:
 
     def missed(self) -> list[str]:
         """What lies open though all have come to it."""
-        rules, open_rows = self.rules, [r for r in self.of[RowStarted] if r not in self.of[RowCancelled] and r not in self.met]
+        rules, open_rows = (
+            self.rules,
+            [
+                r
+                for r in self.of[RowStarted]
+                if r not in self.of[RowCancelled] and r not in self.met
+            ],
+        )
         open_ends: dict[int, set[int]] = {}
         for row in open_rows:
-            if rules.part_of[row] is not None and rules.kind[row] <= PartKind.RECEIVE and rules.box[row] not in rules.open_boxes:
+            if (
+                rules.part_of[row] is not None
+                and rules.kind[row] <= PartKind.RECEIVE
+                and rules.box[row] not in rules.open_boxes
+            ):
                 open_ends.setdefault(rules.channel[row], set()).add(rules.kind[row])
-        came = Counter(rules.instance[row] for row in open_rows if rules.kind[row] == PartKind.COLLECTIVE)
+        came = Counter(
+            rules.instance[row] for row in open_rows if rules.kind[row] == PartKind.COLLECTIVE
+        )
         return [
-            *(f"instance {one} has met, untold" for one, count in came.items() if count == len(rules.members[one])),
-            *(f"channel {one} has a send and a receive that have not met" for one, kinds in open_ends.items() if len(kinds) > 1),
+            *(
+                f"instance {one} has met, untold"
+                for one, count in came.items()
+                if count == len(rules.members[one])
+            ),
+            *(
+                f"channel {one} has a send and a receive that have not met"
+                for one, kinds in open_ends.items()
+                if len(kinds) > 1
+            ),
             *self.out_of_order(),
         ]
 
@@ -158,11 +198,16 @@ class History:
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_every_row_starts_meets_is_due_and_is_done_in_this_order_and_once(first: int) -> None:
-    """Of its back end and of one reading. What a collective's member or a message has met is told before it is due."""
+    """Of its back end and of one reading. What a collective's member or a message has met is told
+    before it is due.
+    """
     found = {}
     for seed in range(first, first + CHUNK):
         program = program_of(scenario(seed))
-        for profile in (BACKEND_PROFILES[program.backend], [*CONTRACT_READINGS.values()][seed % len(CONTRACT_READINGS)]):
+        for profile in (
+            BACKEND_PROFILES[program.backend],
+            [*CONTRACT_READINGS.values()][seed % len(CONTRACT_READINGS)],
+        ):
             rules, out = TransitionRules(program, profile), TransitionRecorder()
             state = ran(rules, out)
             if wrong := History(rules, out.events).beside(state):
@@ -175,10 +220,16 @@ def test_who_need_not_be_told_of_starts_is_told_of_all_else_alike() -> None:
     """A batch that is one launch is told all the same; the run ends in the same state."""
     for seed in range(draws(40)):
         program = program_of(scenario(seed))
-        rules, told, quiet = TransitionRules(program, BACKEND_PROFILES[program.backend]), TransitionRecorder(), Quiet()
+        rules, told, quiet = (
+            TransitionRules(program, BACKEND_PROFILES[program.backend]),
+            TransitionRecorder(),
+            Quiet(),
+        )
         ends = [ran(rules, out).key() for out in (told, quiet)]
 
-        batches = {e.row for e in told.events if isinstance(e, RowStarted) and rules.part_of[e.row] is None}
+        batches = {
+            e.row for e in told.events if isinstance(e, RowStarted) and rules.part_of[e.row] is None
+        }
         kept = [e for e in told.events if not isinstance(e, RowStarted) or e.row in batches]
         heard = [e for e in quiet.events if not isinstance(e, RowStarted) or e.row in batches]
 

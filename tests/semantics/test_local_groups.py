@@ -1,4 +1,6 @@
-"""Groups that only their members make, and groups that end before the world does: as torch names and refuses them."""
+"""Groups that only their members make, and groups that end before the world does: as torch names
+and refuses them.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,17 @@ def test_members_find_each_other_where_they_are_in_equally_many_groups(before, o
 
 
 def test_groups_of_the_file_count_as_well():
-    found = simulate(loads("world: 3\nbackend: gloo\ngroups: {a: [0, 2]}\nprogram:\n" + LOCAL + USE_A + USE_B))
+    found = simulate(
+        loads("world: 3\nbackend: gloo\ngroups: {a: [0, 2]}\nprogram:\n" + LOCAL + USE_A + USE_B)
+    )
 
     assert found.outcome == "hangs"
 
 
 @pytest.mark.parametrize(
-    ("late", "outcome"), [(USE_A, "completes"), (END_A + "    ranks: 2\n", "raises")], ids=["collective", "second end"]
+    ("late", "outcome"),
+    [(USE_A, "completes"), (END_A + "    ranks: 2\n", "raises")],
+    ids=["collective", "second end"],
 )
 def test_a_group_that_was_destroyed_is_told_and_does_what_gloo_does_with_it(late, outcome):
     """Run: collectives still go through, a second destroy is a ValueError."""
@@ -56,29 +62,44 @@ def test_the_world_stays_where_one_group_is_destroyed_for_real():
     pytest.importorskip("torch")
     from tests.support.real_runs import run, written
 
-    assert run(written(HEAD.replace("BACKEND", "gloo") + OTHER + USE_A + END_A + EVERYBODY)).outcome == "completes"
+    assert (
+        run(written(HEAD.replace("BACKEND", "gloo") + OTHER + USE_A + END_A + EVERYBODY)).outcome
+        == "completes"
+    )
 
 
 def test_two_groups_of_the_same_members_are_two():
     """Of the members alone, too: what comes on one does not meet what comes on the other."""
     uses = "".join(
         f"  - all_reduce: {{tensor: {{shape: [1]}}, group: {group}}}\n    ranks: {rank}\n"
-        for rank, groups in ((0, "bc"), (1, "cb")) for group in groups
-    )  # fmt: skip
+        for rank, groups in ((0, "bc"), (1, "cb"))
+        for group in groups
+    )
 
-    found = simulate(loads(HEAD.replace("BACKEND", "gloo") + LOCAL + LOCAL.replace("name: b", "name: c") + uses))
+    found = simulate(
+        loads(HEAD.replace("BACKEND", "gloo") + LOCAL + LOCAL.replace("name: b", "name: c") + uses)
+    )
 
     assert (found.outcome, found.verdict.verdict) == ("hangs", "deadlock")
 
 
 #: b is used and destroyed; c has its members, and by then its number of groups.
-AGAIN = LOCAL + USE_B + "  - destroy_process_group: b\n    ranks: rank < 2\n" + LOCAL.replace("name: b", "name: c")
+AGAIN = (
+    LOCAL
+    + USE_B
+    + "  - destroy_process_group: b\n    ranks: rank < 2\n"
+    + LOCAL.replace("name: b", "name: c")
+)
 USE_C = USE_B.replace("group: b", "group: c")
 
 
-@pytest.mark.parametrize(("backend", "possible"), [("gloo", ("hangs", "completes")), ("nccl", ("undefined",))])
+@pytest.mark.parametrize(
+    ("backend", "possible"), [("gloo", ("hangs", "completes")), ("nccl", ("undefined",))]
+)
 def test_a_local_group_that_is_made_again_has_the_name_of_before(backend, possible):
-    """Run on gloo (distsim.semantics.form.group_creation): whether it hangs is luck. The help says what torch does and what to write."""
+    """Run on gloo (distsim.semantics.form.group_creation): whether it hangs is luck. The help says
+    what torch does and what to write.
+    """
     found = check_scenario(loads(HEAD.replace("BACKEND", backend) + AGAIN + USE_C))
 
     assert found.profiles[backend].possible == possible
@@ -88,7 +109,13 @@ def test_a_local_group_that_is_made_again_has_the_name_of_before(backend, possib
 
 @pytest.mark.parametrize(("backend", "outcome"), [("gloo", "hangs"), ("nccl", "undefined")])
 def test_made_in_each_iteration_it_is_made_again(backend, outcome):
-    found = simulate(loads("iterations: 2\n" + HEAD.replace("BACKEND", backend) + AGAIN.split("  - new_group: {name: c")[0]))
+    found = simulate(
+        loads(
+            "iterations: 2\n"
+            + HEAD.replace("BACKEND", backend)
+            + AGAIN.split("  - new_group: {name: c")[0]
+        )
+    )
 
     assert found.outcome == outcome
 
@@ -121,7 +148,13 @@ def test_groups_with_stores_of_their_own_need_no_equal_numbers_and_may_come_agai
     pytest.importorskip("torch")
     from tests.support.real_runs import run, written
 
-    text = HEAD.replace("BACKEND", "gloo") + OTHER + in_store(AGAIN, "q/0", "q/1") + "  - sleep: 100 ms\n    ranks: 0\n" + USE_C
+    text = (
+        HEAD.replace("BACKEND", "gloo")
+        + OTHER
+        + in_store(AGAIN, "q/0", "q/1")
+        + "  - sleep: 100 ms\n    ranks: 0\n"
+        + USE_C
+    )
 
     assert simulate(loads(text)).outcome == run(written(text)).outcome == "completes"
 
@@ -131,7 +164,9 @@ def test_groups_with_stores_of_their_own_need_no_equal_numbers_and_may_come_agai
     [
         (in_store(AGAIN, "q/0", "q/0") + USE_C, "had the prefix q/0 before"),
         (
-            in_store(LOCAL.replace("< 2", "== 0"), "q/0") + in_store(LOCAL.replace("< 2", "== 1"), "q/1") + USE_B,
+            in_store(LOCAL.replace("< 2", "== 0"), "q/0")
+            + in_store(LOCAL.replace("< 2", "== 1"), "q/1")
+            + USE_B,
             "not the same on all (rank 0: q/0, rank 1: q/1)",
         ),
     ],
@@ -146,10 +181,16 @@ def test_a_prefix_that_is_used_twice_or_differs_hangs_and_is_told(text, told):
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_a_name_that_is_still_held_is_refused(backend):
-    """Run on gloo: ValueError on every member. The name is the members' and the number of groups held, which is as before here."""
+    """Run on gloo: ValueError on every member. The name is the members' and the number of groups
+    held, which is as before here.
+    """
     end = "  - destroy_process_group: x\n    ranks: rank < 2\n"
     again = LOCAL + end + LOCAL.replace("name: b", "name: c") + USE_C
-    found = check_scenario(loads(HEAD.replace("BACKEND", backend) + "  - new_group: {name: x, ranks: [0, 1]}\n" + again))
+    found = check_scenario(
+        loads(
+            HEAD.replace("BACKEND", backend) + "  - new_group: {name: x, ranks: [0, 1]}\n" + again
+        )
+    )
 
     assert found.profiles[backend].outcome == "raises"
     (told,) = [f for f in found.findings if f.code == "DS704"]

@@ -1,4 +1,6 @@
-"""What the host waits for under nccl, beside what NCCL did on an H100 that ranks shared (N8, N9; `tests/data/nccl_host_waits.json`)."""
+"""What the host waits for under nccl, beside what NCCL did on an H100 that ranks shared (N8, N9;
+`tests/data/nccl_host_waits.json`).
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,17 @@ from distsim.simulation.simulate_scenario import simulate
 RECORDED: dict[str, list[dict[str, Any]]] = json.loads(
     (Path(__file__).resolve().parents[1] / "data" / "nccl_host_waits.json").read_text()
 )
-#: A late rank's steps as YAML, by the name in the recording; `other` is the group whose communicator is looked at.
-MESSAGE = "{{ranks: [0, 1], steps: [{{isend: {{tensor: x, dst: {to}, group: other, as: h}}, ranks: {of}}}, \
+#: A late rank's steps as YAML, by the name in the recording; `other` is the group whose
+#: communicator is looked at.
+MESSAGE = (
+    "{{ranks: [0, 1], steps: [{{isend: {{tensor: x, dst: {to}, group: other, as: h}}, ranks: {of}}}, \
 {{irecv: {{tensor: x, src: {of}, group: other, as: h}}, ranks: {to}}}, {{wait: h}}]}}"
+)
 CALLS = {
     "isend": MESSAGE.format(of=0, to=1),
     "back": MESSAGE.format(of=1, to=0),
     "batch": "{ranks: [0, 1], steps: [{batch_isend_irecv: {ops: [{isend: {tensor: x, dst: 1 - rank, group: other}}, "
-             "{irecv: {tensor: y, src: 1 - rank, group: other}}]}}]}",
+    "{irecv: {tensor: y, src: 1 - rank, group: other}}]}}]}",
     "all_reduce": "{all_reduce: {tensor: x, group: other}}",
     "all_reduce_big": "{all_reduce: {tensor: big, group: other}}",
     "broadcast": "{broadcast: {tensor: x, src: 0, group: other}}",
@@ -36,7 +41,7 @@ CALLS = {
     "all_to_all": "{all_to_all_single: {output: wide, input: wide2, group: other}}",
     "gather": "{gather: {output: parts, input: x, dst: 0, group: other}}",
     "scatter": "{scatter: {output: x, input: parts, src: 0, group: other}}",
-}  # fmt: skip
+}
 HEAD = """\
 world: {ranks}
 backend: nccl
@@ -51,7 +56,9 @@ program:
 def scenario_of(row: dict[str, Any]) -> str:
     """Before each call all meet, then one rank comes 400 ms late."""
     n = row["ranks"]
-    lines = [HEAD.format(ranks=n, init=row["init"], all=", ".join(map(str, range(n))), wide=256 * n)]
+    lines = [
+        HEAD.format(ranks=n, init=row["init"], all=", ".join(map(str, range(n))), wide=256 * n)
+    ]
     for call in row["calls"]:
         late = 1 if call in ("isend", "back", "batch") else n - 1
         lines += [
@@ -66,14 +73,22 @@ def scenario_of(row: dict[str, Any]) -> str:
 def host_waits(row: dict[str, Any]) -> list[bool]:
     """Of each call of the row's rank whether it kept the host for more than 300 ms."""
     trace = simulate(loads(scenario_of(row))).run.trace
-    mine = (trace["rank"] == row["rank"]) & ~trace.ops("barrier", "synchronize", "sleep", "wait") & (trace["part"] < 0)
+    mine = (
+        (trace["rank"] == row["rank"])
+        & ~trace.ops("barrier", "synchronize", "sleep", "wait")
+        & (trace["part"] < 0)
+    )
     return ((trace["returned_ns"] - trace["posted_ns"])[mine] > 300_000_000).tolist()
 
 
 @pytest.mark.parametrize(
-    ("version", "number"), [(version, k) for version, rows in RECORDED.items() for k in range(len(rows))], ids=str
+    ("version", "number"),
+    [(version, k) for version, rows in RECORDED.items() for k in range(len(rows))],
+    ids=str,
 )
-def test_a_call_keeps_the_host_where_it_connects_something_as_nccl_was_seen_to(version: str, number: int):
+def test_a_call_keeps_the_host_where_it_connects_something_as_nccl_was_seen_to(
+    version: str, number: int
+):
     row = RECORDED[version][number]
     expected = list(row["waits"])
     if row["ranks"] > 2 and version.startswith(
@@ -82,7 +97,9 @@ def test_a_call_keeps_the_host_where_it_connects_something_as_nccl_was_seen_to(v
         for k, call in enumerate(row["calls"]):
             if call == "all_reduce" and k:
                 expected[k] = False
-    assert host_waits(row) == expected, list(zip(row["calls"], expected, host_waits(row), strict=False))
+    assert host_waits(row) == expected, list(
+        zip(row["calls"], expected, host_waits(row), strict=False)
+    )
 
 
 RING = """\
@@ -98,7 +115,9 @@ program:
 
 
 def test_of_a_call_that_returns_at_once_and_stands_still_it_is_said_why():
-    """In simulate and in check; not of one that waits on every back end, nor where the device stands still."""
+    """In simulate and in check; not of one that waits on every back end, nor where the device
+    stands still.
+    """
     told = [
         one
         for found in (simulate(loads(RING)).findings, check_scenario(loads(RING)).findings)
@@ -109,7 +128,11 @@ def test_of_a_call_that_returns_at_once_and_stands_still_it_is_said_why():
     assert all("let every second rank receive first" in one.help[-1] for one in told)
 
     plain = RING.replace("isend", "send").replace(", as: s", "")
-    assert not any("on the host here" in text for one in check_scenario(loads(plain)).findings for text in one.help)
+    assert not any(
+        "on the host here" in text
+        for one in check_scenario(loads(plain)).findings
+        for text in one.help
+    )
 
 
 ASYMMETRIC = """\
@@ -131,25 +154,41 @@ def test_launches_that_connect_other_directions_are_told_with_both_calls():
     assert [place.line for place in told.places] == [6, 7]
     assert "connects to 1 and from 1" in told.message
     assert told.message.endswith("connects from 0")
-    assert check_scenario(loads(ASYMMETRIC)).profiles["nccl"].possible == ("raises", "undefined", "hangs", "completes")
+    assert check_scenario(loads(ASYMMETRIC)).profiles["nccl"].possible == (
+        "raises",
+        "undefined",
+        "hangs",
+        "completes",
+    )
 
 
 LATE = "  - {sleep: 400 ms, ranks: 1}\n  - {all_reduce: {tensor: x, GROUP async: true, as: h}}\n  - wait: h\n"
 ANEW = {
-    "the world": "  - init_process_group\n" + LATE.replace("GROUP", "") + "  - destroy_process_group\n"
+    "the world": "  - init_process_group\n"
+    + LATE.replace("GROUP", "")
+    + "  - destroy_process_group\n"
     "  - init_process_group\n" + LATE.replace("GROUP", "") * 2 + "  - destroy_process_group\n",
-    "a group": 2 * ("  - new_group: {name: g, ranks: [0, 1]}\n" + LATE.replace("GROUP", "group: g,"))
+    "a group": 2
+    * ("  - new_group: {name: g, ranks: [0, 1]}\n" + LATE.replace("GROUP", "group: g,"))
     + LATE.replace("GROUP", "group: g,"),
-    "a group that nobody uses": LATE.replace("GROUP", "") + "  - new_group: {name: g, ranks: [0, 1]}\n"
+    "a group that nobody uses": LATE.replace("GROUP", "")
+    + "  - new_group: {name: g, ranks: [0, 1]}\n"
     + LATE.replace("GROUP", "") * 2,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("init", ["lazy", "eager"])
-@pytest.mark.parametrize(("what", "waits"), [
-    ("the world", [True, True, False]), ("a group", [True, True, False]), ("a group that nobody uses", [True, False, False]),
-])  # fmt: skip
-def test_what_is_made_anew_is_connected_anew_and_nothing_else(what: str, waits: list[bool], init: str):
+@pytest.mark.parametrize(
+    ("what", "waits"),
+    [
+        ("the world", [True, True, False]),
+        ("a group", [True, True, False]),
+        ("a group that nobody uses", [True, False, False]),
+    ],
+)
+def test_what_is_made_anew_is_connected_anew_and_nothing_else(
+    what: str, waits: list[bool], init: str
+):
     text = f"world: 2\nbackend: nccl\noptions: {{init: {init}}}\ntensors: {{x: {{shape: [4]}}}}\nprogram:\n{ANEW[what]}"
     found = simulate(loads(text))
     trace = found.run.trace
@@ -160,27 +199,46 @@ def test_what_is_made_anew_is_connected_anew_and_nothing_else(what: str, waits: 
 
 
 def clash(*ranks: list[dict[str, Any]], init: str = "lazy") -> list[tuple[int, int]]:
-    """Of each pair that connects other directions than its partner, the positions of the two calls."""
-    program = build_program(len(ranks), dict(enumerate(ranks)), backend="nccl", options={"init": init})
+    """Of each pair that connects other directions than its partner, the positions of the two
+    calls.
+    """
+    program = build_program(
+        len(ranks), dict(enumerate(ranks)), backend="nccl", options={"init": init}
+    )
     return [
         (one.position, other.position)
-        for one, other in (found.launches for found in connection_mismatches(program, BACKEND_PROFILES["nccl"]))
+        for one, other in (
+            found.launches for found in connection_mismatches(program, BACKEND_PROFILES["nccl"])
+        )
     ]
 
 
 @pytest.mark.parametrize(
-    ("init", "together", "sends", "after"), [("lazy", [], [(0, 0)], [(1, 1)]), ("eager", [(0, 0)], [(0, 0)], [])]
+    ("init", "together", "sends", "after"),
+    [("lazy", [], [(0, 0)], [(1, 1)]), ("eager", [(0, 0)], [(0, 0)], [])],
 )
 def test_a_batch_is_on_its_groups_communicator_and_a_message_alone_on_it_only_where_that_is_made_at_the_start(
-    init: str, together: list[tuple[int, int]], sends: list[tuple[int, int]], after: list[tuple[int, int]]
+    init: str,
+    together: list[tuple[int, int]],
+    sends: list[tuple[int, int]],
+    after: list[tuple[int, int]],
 ):
-    """So a batch of both directions meets a receive alone there, and what an all_to_all has connected before is connected for both."""
+    """So a batch of both directions meets a receive alone there, and what an all_to_all has
+    connected before is connected for both.
+    """
     one, other = (
-        [{"op": "isend", "peer": peer, "numel": 4, "handle": "s"}, {"op": "irecv", "peer": peer, "numel": 4, "handle": "r"}]
+        [
+            {"op": "isend", "peer": peer, "numel": 4, "handle": "s"},
+            {"op": "irecv", "peer": peer, "numel": 4, "handle": "r"},
+        ]
         for peer in (1, 0)
     )
     wait, parts = {"op": "wait", "handles": "all"}, {"op": "all_to_all_single", "numel": 4}
-    batch = {"op": "batch_isend_irecv", "ops": [{k: v for k, v in call.items() if k != "handle"} for call in one], "handle": "b"}
+    batch = {
+        "op": "batch_isend_irecv",
+        "ops": [{k: v for k, v in call.items() if k != "handle"} for call in one],
+        "handle": "b",
+    }
 
     assert clash([batch, wait], [*reversed(other), wait], init=init) == together
     assert clash([*one, wait], [*other, wait], init=init) == sends

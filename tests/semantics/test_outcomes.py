@@ -13,10 +13,14 @@ KEPT = json.loads(DATA.read_text(encoding="utf-8"))
 
 @pytest.mark.parametrize("name", dict(cases()))
 def test_what_comes_of_a_program_is_what_is_kept(name: str) -> None:
-    """Every way to run it says so. Where a change is meant: `python -m tests.support.outcome_table`, and say why in the change."""
+    """Every way to run it says so. Where a change is meant: `python -m
+    tests.support.outcome_table`, and say why in the change.
+    """
     now = answers(dict(cases())[name]())
 
-    assert {question: said for question, said in now.items() if KEPT[name].get(question) != said} == {}
+    assert {
+        question: said for question, said in now.items() if KEPT[name].get(question) != said
+    } == {}
     assert list(KEPT[name]) == list(now)
 
 

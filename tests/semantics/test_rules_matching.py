@@ -1,4 +1,6 @@
-"""`distsim.backends.message_matching`: messages and receives meet in order, any-source receives are left open."""
+"""`distsim.backends.message_matching`: messages and receives meet in order, any-source receives are
+left open.
+"""
 
 from __future__ import annotations
 

@@ -32,16 +32,29 @@ def end_of(rules: TransitionRules) -> RunState:
 def test_rules_agree_with_the_naive_simulator_on_who_is_stuck(reading: str, drawn: Drawn) -> None:
     size, calls, groups = drawn
     rules = TransitionRules(build_program(size, calls, groups=groups), CONTRACT_READINGS[reading])
-    assert blocked_state_at(rules, end_of(rules)).stuck == Reference(size, calls, groups, reading).stuck()
+    assert (
+        blocked_state_at(rules, end_of(rules)).stuck
+        == Reference(size, calls, groups, reading).stuck()
+    )
 
 
-@pytest.mark.parametrize("profile", [*CONTRACT_READINGS.values(), *BACKEND_PROFILES.values()], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "profile", [*CONTRACT_READINGS.values(), *BACKEND_PROFILES.values()], ids=lambda p: p.name
+)
 @settings(max_examples=draws(60), deadline=None)
-@given(drawn=programs(), seed=st.integers(0, 10**6), buffsize=st.sampled_from([0, 4, 10_000, 1 << 22]))
-def test_every_order_of_choices_ends_in_the_same_state(profile: BackendProfile, drawn: Drawn, seed: int, buffsize: int) -> None:
-    """Without receives from any source; a process that aborts may take more or less of the others with it, so none may."""
+@given(
+    drawn=programs(), seed=st.integers(0, 10**6), buffsize=st.sampled_from([0, 4, 10_000, 1 << 22])
+)
+def test_every_order_of_choices_ends_in_the_same_state(
+    profile: BackendProfile, drawn: Drawn, seed: int, buffsize: int
+) -> None:
+    """Without receives from any source; a process that aborts may take more or less of the others
+    with it, so none may.
+    """
     size, calls, groups = drawn
-    rules = TransitionRules(build_program(size, calls, groups=groups, options={"buffsize": buffsize}), profile)
+    rules = TransitionRules(
+        build_program(size, calls, groups=groups, options={"buffsize": buffsize}), profile
+    )
     state, random = rules.initial(), Random(seed)
     while choices := rules.enabled(state):
         state = rules.apply(state, random.choice(choices))

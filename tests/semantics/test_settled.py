@@ -1,4 +1,5 @@
-"""Questions on which ways to run a program differed, or differed from a real run: one small scenario each, and what is right.
+"""Questions on which ways to run a program differed, or differed from a real run: one small
+scenario each, and what is right.
 
 `docs/semantics.md` has the table.
 """
@@ -37,15 +38,24 @@ def test_a_settled_scenario_comes_out_as_settled(path: Path) -> None:
     assert [str(d) for d in unmet_expectations(simulate(load(str(path))))] == []
 
 
-@pytest.mark.parametrize("path", cases("window_in_order", "blocked_since", "blocked_since_a_launch", "needs_of_the_wait"))
+@pytest.mark.parametrize(
+    "path", cases("window_in_order", "blocked_since", "blocked_since_a_launch", "needs_of_the_wait")
+)
 def test_both_engines_tell_a_settled_scenario_alike(path: Path) -> None:
     scenario = load(str(path))
     program = lower(scenario)
     profile, cost = BACKEND_PROFILES[program.backend], cost_model(scenario, program, None)
 
-    fast, ordered = run_program(program, profile, cost), run_program(program, profile, cost, ordered=True)
+    fast, ordered = (
+        run_program(program, profile, cost),
+        run_program(program, profile, cost, ordered=True),
+    )
 
-    assert (fast.path, fast.makespan_ns, fast.final_state) == ("fast", ordered.makespan_ns, ordered.final_state)
+    assert (fast.path, fast.makespan_ns, fast.final_state) == (
+        "fast",
+        ordered.makespan_ns,
+        ordered.final_state,
+    )
     assert fast.trace["finished_ns"].tolist() == ordered.trace["finished_ns"].tolist()
 
 
@@ -59,7 +69,9 @@ def test_a_collective_is_under_way_at_a_member_that_is_done_until_the_last_is() 
 
     ends = [made.trace["finished_ns"].tolist() for made in runs]
     assert ends[0] == ends[1]
-    assert ends[0][1] < ends[0][0] < ends[0][2]  # rank 1 is done, then rank 0, then the kernel of rank 1
+    assert (
+        ends[0][1] < ends[0][0] < ends[0][2]
+    )  # rank 1 is done, then rank 0, then the kernel of rank 1
 
 
 @pytest.mark.parametrize("path", cases("transfers_outlast_timeout", "launches_outlast_timeout"))
@@ -68,32 +80,45 @@ def test_a_check_sees_a_timeout_that_runs_out(path: Path) -> None:
     scenario = load(str(path))
     program = lower(scenario)
 
-    assert backend_outcome(program, BACKEND_PROFILES[program.backend]).outcome == simulate(scenario).outcome
+    assert (
+        backend_outcome(program, BACKEND_PROFILES[program.backend]).outcome
+        == simulate(scenario).outcome
+    )
 
 
 def test_leaving_with_a_request_open_may_end_in_two_ways() -> None:
     """Both were seen for real under gloo, for the one program."""
     scenario = load(str(next(path for path in SETTLED if path.stem == "leave_open_collective")))
 
-    assert {"raises", "completes"} <= set(backend_outcome(lower(scenario), BACKEND_PROFILES["gloo"]).possible)
+    assert {"raises", "completes"} <= set(
+        backend_outcome(lower(scenario), BACKEND_PROFILES["gloo"]).possible
+    )
 
 
 def test_a_rank_is_blocked_since_it_waits_for_what_is_missing() -> None:
     """The all_reduce is done before: the wait for the message begins when that ends."""
     found = simulate(load(str(next(path for path in SETTLED if path.stem == "blocked_since"))))
     trace = found.run.trace
-    done = max(int(trace["finished_ns"][row]) for row in range(len(trace)) if trace.row(row).op == "all_reduce")
+    done = max(
+        int(trace["finished_ns"][row])
+        for row in range(len(trace))
+        if trace.row(row).op == "all_reduce"
+    )
 
     assert [b.since_ns for b in found.run.final_state.blocked] == [done]
 
 
 def test_every_settled_scenario_is_in_the_table() -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "semantics.md").read_text(encoding="utf-8")
+    text = (Path(__file__).resolve().parents[2] / "docs" / "semantics.md").read_text(
+        encoding="utf-8"
+    )
 
     assert [path.stem for path in SETTLED if f"`{path.stem}`" not in text] == []
 
 
-def test_calls_that_differ_on_too_many_ranks_are_refused_with_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_that_differ_on_too_many_ranks_are_refused_with_an_estimate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Eight roots of eight members are 64 comparisons; where two sizes differ they are 16."""
     from distsim.common.errors import UsageError
     from distsim.scenario import loads
@@ -106,39 +131,63 @@ def test_calls_that_differ_on_too_many_ranks_are_refused_with_an_estimate(monkey
     assert simulate(loads(text + "all_reduce: {tensor: x}\n")).outcome != "completes"
 
 
-def test_every_set_of_partners_may_come_too_late_for_a_rank_that_leaves_with_seven_requests_open() -> None:
-    """Rank 0 leaves with five sends to rank 2 open, and one to each of ranks 1 and 3: any of these three may find itself alone."""
+def test_every_set_of_partners_may_come_too_late_for_a_rank_that_leaves_with_seven_requests_open() -> (
+    None
+):
+    """Rank 0 leaves with five sends to rank 2 open, and one to each of ranks 1 and 3: any of these
+    three may find itself alone.
+    """
     to = [1, 3, 2, 2, 2, 2, 2]
-    ranks = [[{"op": "isend", "peer": peer, "numel": 4} for peer in to] + [{"op": "exit", "code": 0}]]
+    ranks = [
+        [{"op": "isend", "peer": peer, "numel": 4} for peer in to] + [{"op": "exit", "code": 0}]
+    ]
     ranks += [[{"op": "recv", "peer": 0, "numel": 4}] * to.count(rank) for rank in (1, 2, 3)]
     layout = build_channel_layout(build_program(4, dict(enumerate(ranks))))
 
-    stuck = {run.final_state().stuck for run in early_exit_runs(ContractProgram(layout, CallIndex(layout)), "rendezvous")}
+    stuck = {
+        run.final_state().stuck
+        for run in early_exit_runs(ContractProgram(layout, CallIndex(layout)), "rendezvous")
+    }
 
     assert stuck == {sets for count in range(4) for sets in combinations((1, 2, 3), count)}
 
 
 def test_each_member_of_a_broadcast_has_its_part_before_the_root_leaves_or_not() -> None:
-    """Under `early` each alone; under `rendezvous` all or none; and who is still blocked waits for the root."""
+    """Under `early` each alone; under `rendezvous` all or none; and who is still blocked waits for
+    the root.
+    """
     ranks = [[{"op": "broadcast", "numel": 4, "root": 0, "async": True}, {"op": "exit", "code": 0}]]
     ranks += [[{"op": "broadcast", "numel": 4, "root": 0}] for _ in range(2)]
     layout = build_channel_layout(build_program(3, dict(enumerate(ranks))))
     contract = ContractProgram(layout, CallIndex(layout))
 
-    ends = {reading: [run.final_state() for run in early_exit_runs(contract, reading)] for reading in ("early", "rendezvous")}  # type: ignore[arg-type]
+    ends = {
+        reading: [run.final_state() for run in early_exit_runs(contract, reading)]
+        for reading in ("early", "rendezvous")
+    }  # type: ignore[arg-type]
 
     assert sorted(left.stuck for left in ends["early"]) == [(), (1,), (1, 2), (2,)]
     assert sorted(left.stuck for left in ends["rendezvous"]) == [(), (1, 2)]
-    assert {need.ranks for left in ends["early"] for b in left.blocked for need in b.needs} == {(0,)}
+    assert {need.ranks for left in ends["early"] for b in left.blocked for need in b.needs} == {
+        (0,)
+    }
 
 
-def test_calls_that_differ_are_compared_once_for_each_way_in_which_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Members who say the same agree: who comes late to a collective of hundreds that differ is not compared with each of them."""
+def test_calls_that_differ_are_compared_once_for_each_way_in_which_they_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Members who say the same agree: who comes late to a collective of hundreds that differ is not
+    compared with each of them.
+    """
     from distsim.operations.unrooted import AllReduceOperation
     from distsim.scenario import loads
 
     asked, said, size = list[str](), AllReduceOperation.agreement, 200
-    monkeypatch.setattr(AllReduceOperation, "agreement", lambda call: asked.append(call.op) or said(call))
-    done = simulate(loads(f"world: {size}\nprogram: [all_reduce: {{tensor: {{shape: ['4 + (rank == 0)']}}}}]\n"))
+    monkeypatch.setattr(
+        AllReduceOperation, "agreement", lambda call: asked.append(call.op) or said(call)
+    )
+    done = simulate(
+        loads(f"world: {size}\nprogram: [all_reduce: {{tensor: {{shape: ['4 + (rank == 0)']}}}}]\n")
+    )
     assert done.outcome == "hangs"
     assert len(asked) <= 10 * size

@@ -1,4 +1,6 @@
-"""A scenario is a test: `expect` passes when all came out so, and each thing that did not is named."""
+"""A scenario is a test: `expect` passes when all came out so, and each thing that did not is
+named.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ def differing(text: str, expect: str) -> list[str]:
         (SUM, "{values: {x: {0: 6.0, else: [6, 6]}}}"),
         (SUM, "{makespan: {at_least: 1 us, at_most: 1 s}, findings: []}"),
         (SUM, "{outcome: {gloo: completes, nccl: completes, mpi: completes}}"),
-        (HANG, "{verdict: deadlock, depends_on: buffering, ranks: [0, 1], core: [0, 1], findings: [DS301]}"),
+        (
+            HANG,
+            "{verdict: deadlock, depends_on: buffering, ranks: [0, 1], core: [0, 1], findings: [DS301]}",
+        ),
         (HANG, "{outcome: {gloo: hangs, mpi: completes}}"),
         (HANG, "{values: {x: '?'}}"),
     ],
@@ -48,8 +53,16 @@ def test_what_came_out_as_expected_differs_in_nothing(text, expect):
         (SUM, "{verdict: deadlock}", ["verdict"]),
         (SUM, "{outcome: hangs}", ["outcome"]),
         (SUM, "{outcome: {mpi: hangs, gloo: completes}}", ["outcome under mpi"]),
-        (SUM, "{values: {x: {0: 6, 1: 7, 2: [6, 6.5], 3: '?'}}}", ["x on rank 1", "x on rank 2", "x on rank 3"]),
-        (SUM, "{values: {x: [6, 6, 6]}}", ["x on rank 0", "x on rank 1", "x on rank 2", "x on rank 3"]),
+        (
+            SUM,
+            "{values: {x: {0: 6, 1: 7, 2: [6, 6.5], 3: '?'}}}",
+            ["x on rank 1", "x on rank 2", "x on rank 3"],
+        ),
+        (
+            SUM,
+            "{values: {x: [6, 6, 6]}}",
+            ["x on rank 0", "x on rank 1", "x on rank 2", "x on rank 3"],
+        ),
         (SUM, "{makespan: {at_most: 1 ns}, iteration: {at_most: 1 s}}", ["makespan", "iteration"]),
         (SUM, "{findings: [DS301]}", ["findings"]),
         (HANG, "{findings: []}", ["findings"]),
@@ -74,7 +87,12 @@ def test_a_file_that_cannot_be_read_is_a_result_and_the_others_are_still_checked
     (tmp_path / "c.yaml").write_text(SUM + "expect: {verdict: leak}\n", encoding="utf-8")
     (tmp_path / "d.yaml").write_text(SUM, encoding="utf-8")
 
-    assert [check_expectations(p).status for p in scenario_files([tmp_path])] == ["unreadable", "passed", "failed", "no expect"]
+    assert [check_expectations(p).status for p in scenario_files([tmp_path])] == [
+        "unreadable",
+        "passed",
+        "failed",
+        "no expect",
+    ]
     found = cli("test", tmp_path)
     assert found.returncode == 2
     assert "1 passed, 1 failed, 1 unreadable, 1 no expect" in found.stderr
@@ -100,7 +118,9 @@ def test_folders_are_searched_and_a_path_that_is_not_there_is_refused(tmp_path):
     ("text", "options", "status"),
     [(SUM, (), 0), (HANG, (), 1), (HANG, ("--backend", "mpi"), 1), (SUM, ("--set", "nope=1"), 2)],
 )
-def test_the_exit_status_of_simulate_is_1_on_error_findings_and_2_on_bad_input(tmp_path, cli, text, options, status):
+def test_the_exit_status_of_simulate_is_1_on_error_findings_and_2_on_bad_input(
+    tmp_path, cli, text, options, status
+):
     """A deadlock of the contract stays an error where the back end's buffers hide it."""
     (tmp_path / "s.yaml").write_text(text, encoding="utf-8")
 
@@ -108,7 +128,9 @@ def test_the_exit_status_of_simulate_is_1_on_error_findings_and_2_on_bad_input(t
 
 
 def test_a_leak_is_a_warning_unless_strict(tmp_path, cli):
-    (tmp_path / "s.yaml").write_text(SUM.replace("{tensor: x}", "{tensor: x, async: true, as: h}"), encoding="utf-8")
+    (tmp_path / "s.yaml").write_text(
+        SUM.replace("{tensor: x}", "{tensor: x, async: true, as: h}"), encoding="utf-8"
+    )
 
     assert cli("simulate", tmp_path / "s.yaml").returncode == 0
     assert cli("simulate", tmp_path / "s.yaml", "--strict").returncode == 1

@@ -1,4 +1,6 @@
-"""What if: sums of the critical path, faster resources, two runs side by side, draws of chance; a step's figures."""
+"""What if: sums of the critical path, faster resources, two runs side by side, draws of chance; a
+step's figures.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,13 @@ def done(text: str) -> Simulation:
 
 
 @pytest.mark.parametrize(
-    "name", ["hybrid.yaml", "two_machines.yaml", "strategies/pipeline_1f1b.yaml", "strategies/transformer_small.yaml"]
+    "name",
+    [
+        "hybrid.yaml",
+        "two_machines.yaml",
+        "strategies/pipeline_1f1b.yaml",
+        "strategies/transformer_small.yaml",
+    ],
 )
 def test_the_critical_path_by_kind_adds_up_to_the_makespan(name: str) -> None:
     found = simulate(load(SCENARIOS / name), with_values=False)
@@ -44,7 +52,9 @@ def test_the_critical_path_by_kind_adds_up_to_the_makespan(name: str) -> None:
 
 
 def test_twice_as_fast_brings_what_is_on_the_path_and_nothing_elsewhere() -> None:
-    """Matrix products, copies and a message through the cards, one after the other; no link inside a node decides."""
+    """Matrix products, copies and a message through the cards, one after the other; no link inside
+    a node decides.
+    """
     found = done(BOUND % 500_000_000)
     path = {row.kind: row.ns for row in critical_path_by_kind(found)}
     rows = {row.resource: row.makespan_ns - found.makespan_ns for row in resource_speedups(found)}
@@ -54,7 +64,9 @@ def test_twice_as_fast_brings_what_is_on_the_path_and_nothing_elsewhere() -> Non
     assert rows["device memory (HBM)"] == pytest.approx(-path["copies"] / 2, rel=0.02)
     assert rows["network cards"] < 0
     assert all(ns <= 0 for ns in rows.values())
-    alone = done("world: 2\nbackend: nccl\ncluster: dgx-h100\nprogram:\n  - compute: {name: forward, time: 3 ms}\n")
+    alone = done(
+        "world: 2\nbackend: nccl\ncluster: dgx-h100\nprogram:\n  - compute: {name: forward, time: 3 ms}\n"
+    )
     assert {row.change for row in resource_speedups(alone)} == {0.0}
 
 
@@ -70,9 +82,15 @@ def test_two_runs_differ_in_what_was_changed() -> None:
 
 def test_draws_are_the_same_for_a_seed_and_slow_ranks_are_as_many_as_asked() -> None:
     scenario = loads("world: 200\nprogram: [barrier]\nseed: 3\n")
-    slow = [[f.ranks for f in one.faults] for one in random_scenarios(scenario, 20, parse_stragglers("10%x1.5"))]
+    slow = [
+        [f.ranks for f in one.faults]
+        for one in random_scenarios(scenario, 20, parse_stragglers("10%x1.5"))
+    ]
 
-    assert slow == [[f.ranks for f in one.faults] for one in random_scenarios(scenario, 20, parse_stragglers("0.1x1.5"))]
+    assert slow == [
+        [f.ranks for f in one.faults]
+        for one in random_scenarios(scenario, 20, parse_stragglers("0.1x1.5"))
+    ]
     assert [one.seed for one in random_scenarios(scenario, 3, None)] == [3, 4, 5]
     assert 200 < sum(len(ranks[0]) for ranks in slow if ranks) < 600
     for wrong in ("1%", "x2", "2x2", "1%x0.5", "a"):
@@ -80,7 +98,9 @@ def test_draws_are_the_same_for_a_seed_and_slow_ranks_are_as_many_as_asked() -> 
             parse_stragglers(wrong)
 
 
-@pytest.mark.parametrize(("runs", "t"), [(2, 12.706), (3, 4.303), (5, 2.776), (11, 2.228), (31, 2.042)])
+@pytest.mark.parametrize(
+    ("runs", "t"), [(2, 12.706), (3, 4.303), (5, 2.776), (11, 2.228), (31, 2.042)]
+)
 def test_the_interval_of_a_mean_is_students(runs: int, t: float) -> None:
     """Quantiles from printed tables of t for 95 %, two-sided."""
     from statistics import fmean, stdev
@@ -94,7 +114,9 @@ def test_the_interval_of_a_mean_is_students(runs: int, t: float) -> None:
 
 
 def test_a_transformers_figures_are_there_and_add_up_and_no_other_programs() -> None:
-    found = training_metrics(simulate(load(SCENARIOS / "strategies" / "llama3_8b.yaml"), with_values=False))
+    found = training_metrics(
+        simulate(load(SCENARIOS / "strategies" / "llama3_8b.yaml"), with_values=False)
+    )
 
     assert found is not None
     assert found.tokens == 8 * 4096
@@ -107,7 +129,12 @@ class TestCommand:
     HYBRID = SCENARIOS / "hybrid.yaml"
 
     def test_a_job_that_does_not_fit_its_memory_ends_with_1(self, cli: Cli) -> None:
-        assert cli("simulate", SCENARIOS / "strategies" / "llama3_8b_does_not_fit.yaml", "--no-values").returncode == 1
+        assert (
+            cli(
+                "simulate", SCENARIOS / "strategies" / "llama3_8b_does_not_fit.yaml", "--no-values"
+            ).returncode
+            == 1
+        )
 
     def test_what_if_and_against_print_their_tables_in_80_columns(self, cli: Cli) -> None:
         faster = cli("simulate", self.HYBRID, "--what-if")
@@ -117,12 +144,20 @@ class TestCommand:
         assert "Twice as fast" in faster.stdout
         assert "hidden or not used" in faster.stdout
         assert "makespan" in beside.stdout
-        assert [line for line in (faster.stdout + beside.stdout).splitlines() if len(line) > 80 and len(line.split()) > 2] == []
+        assert [
+            line
+            for line in (faster.stdout + beside.stdout).splitlines()
+            if len(line) > 80 and len(line.split()) > 2
+        ] == []
 
     def test_draws_need_chance(self, cli: Cli) -> None:
         told = cli("simulate", self.HYBRID, "--draws", "3", "--stragglers", "50%x2")
 
         assert told.returncode == 0
         assert told.stdout.startswith("3 draws (50 % of the ranks 2 times as long): mean ")
-        for words in (("--draws", "3"), ("--stragglers", "1%x2"), ("--what-if", "--format", "json")):
+        for words in (
+            ("--draws", "3"),
+            ("--stragglers", "1%x2"),
+            ("--what-if", "--format", "json"),
+        ):
             assert cli("simulate", self.HYBRID, *words).returncode == 2

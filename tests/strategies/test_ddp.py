@@ -1,4 +1,6 @@
-"""`ddp` issues what DistributedDataParallel issues, and every replica ends with every gradient exactly once."""
+"""`ddp` issues what DistributedDataParallel issues, and every replica ends with every gradient
+exactly once.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,23 @@ from hypothesis import strategies as st
 from distsim.common.errors import ScenarioErrors
 from distsim.scenario import Scenario, load, loads
 from distsim.scenario.strategies.base import ModelLayer
-from distsim.scenario.strategies.ddp.buckets import assign_buckets, initial_buckets, model_parameters, rebuilt_buckets
+from distsim.scenario.strategies.ddp.buckets import (
+    assign_buckets,
+    initial_buckets,
+    model_parameters,
+    rebuilt_buckets,
+)
 from distsim.simulation.simulate_scenario import simulate
 from tests.support.harness import draws
-from tests.support.strategy_checks import ROOT, calls_of, held_once, meeting, noticed, simulated, spoiled
+from tests.support.strategy_checks import (
+    ROOT,
+    calls_of,
+    held_once,
+    meeting,
+    noticed,
+    simulated,
+    spoiled,
+)
 
 MIB = 2**20
 
@@ -21,7 +36,11 @@ def ddp(world: int = 4, iterations: int = 1, **fields: object) -> Scenario:
     layers = {"params": [[512, 1024], [512]], "forward": "1 ms", "backward": "2 ms", "count": 4}
     groups = {"half": [0, 1]}
     return Scenario(
-        world=world, backend="nccl", iterations=iterations, groups=groups, program=[{"ddp": {"layers": layers, **fields}}]
+        world=world,
+        backend="nccl",
+        iterations=iterations,
+        groups=groups,
+        program=[{"ddp": {"layers": layers, **fields}}],
     )
 
 
@@ -30,7 +49,9 @@ def model(*params: tuple[tuple[int, ...], ...]) -> list[ModelLayer]:
 
 
 def test_construction_checks_the_model_then_sends_it_from_rank_0():
-    """semantics: all_gather of parameter counts, broadcast of shapes and strides, broadcast of the weights."""
+    """semantics: all_gather of parameter counts, broadcast of shapes and strides, broadcast of the
+    weights.
+    """
     calls = meeting(ddp())
 
     assert [(op, nbytes) for op, _, nbytes, _ in calls[:3]] == [
@@ -58,10 +79,17 @@ def test_the_first_bucket_closes_at_1_mib_and_the_others_at_25():
     assert [b.numel * 4 // MIB for b in rebuilt_buckets(params, 4, None)] == [1, 25, 4]
     assert [b.numel * 4 // MIB for b in rebuilt_buckets(params, 4, 10 * MIB)] == [10, 10, 10]
     assert len(initial_buckets(params, 4, None, find_unused=False)) == 1
-    assert [b.numel * 4 // MIB for b in initial_buckets(params, 4, None, find_unused=True)] == [4, 25, 1]
+    assert [b.numel * 4 // MIB for b in initial_buckets(params, 4, None, find_unused=True)] == [
+        4,
+        25,
+        1,
+    ]
 
 
-@given(st.lists(st.integers(1, 4 * MIB), min_size=1, max_size=20), st.sampled_from([None, 1, MIB, 7 * MIB]))
+@given(
+    st.lists(st.integers(1, 4 * MIB), min_size=1, max_size=20),
+    st.sampled_from([None, 1, MIB, 7 * MIB]),
+)
 def test_buckets_hold_every_parameter_once_and_are_full_but_the_last(sizes, cap):
     found = rebuilt_buckets(model_parameters(model(*[((n,),) for n in sizes])), 4, cap)
     limits = [MIB, 25 * MIB] if cap is None else [cap]
@@ -75,7 +103,9 @@ def test_a_bucket_cut_agrees_with_torchs_own():
     torch = pytest.importorskip("torch")
     sizes = [300_000, 5, 262_144, 1_000_000, 7_000_000, 12, 3_000_000]
     limits = [MIB, 25 * MIB]
-    theirs, _ = dist._compute_bucket_assignment_by_size([torch.empty(n) for n in sizes], limits, [False] * len(sizes))
+    theirs, _ = dist._compute_bucket_assignment_by_size(
+        [torch.empty(n) for n in sizes], limits, [False] * len(sizes)
+    )
 
     ours = assign_buckets(model_parameters(model(*[((n,),) for n in sizes])), 4, limits)
 
@@ -83,7 +113,10 @@ def test_a_bucket_cut_agrees_with_torchs_own():
 
 
 @pytest.mark.parametrize("world", [2, 3, 8])
-@pytest.mark.parametrize("fields", [{}, {"accumulate": 3}, {"find_unused_parameters": True, "bucket_cap_mb": 2}, {"buffers": 64}])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"accumulate": 3}, {"find_unused_parameters": True, "bucket_cap_mb": 2}, {"buffers": 64}],
+)
 def test_after_every_iteration_all_replicas_hold_each_gradient_exactly_once(world, fields):
     for iterations in (1, 2, 3):
         done = simulated(ddp(world, iterations, **fields).to_yaml())
@@ -110,7 +143,9 @@ def test_all_reduces_hide_behind_the_backward_pass():
 
 
 @settings(max_examples=draws(30), deadline=None)
-@given(st.integers(0, 20), st.integers(0, 2), st.sampled_from(["dropped", "doubled", "misdirected"]))
+@given(
+    st.integers(0, 20), st.integers(0, 2), st.sampled_from(["dropped", "doubled", "misdirected"])
+)
 def test_a_call_that_one_rank_drops_doubles_or_misdirects_is_always_noticed(number, rank, how):
     wrong = spoiled(ddp(3, iterations=2), number, rank, how)
     if wrong is not None:
@@ -120,7 +155,10 @@ def test_a_call_that_one_rank_drops_doubles_or_misdirects_is_always_noticed(numb
 def test_a_gradient_reduced_twice_or_not_at_all_on_every_rank_breaks_the_lineage():
     good = ddp(3, setup=False).to_yaml(flat=True)
     line = next(text for text in good.splitlines() if "all_reduce" in text and "@1" in text)
-    twice, never = good.replace(line, f"{line}\n- wait: ddp_bucket_reduced@1\n{line}"), good.replace(line, "- barrier: {}")
+    twice, never = (
+        good.replace(line, f"{line}\n- wait: ddp_bucket_reduced@1\n{line}"),
+        good.replace(line, "- barrier: {}"),
+    )
     never = never.replace("- wait: {handles: ddp_bucket_reduced@1}\n", "")
 
     assert not noticed(loads(good), ["ddp_bucket_0", "ddp_bucket_1"], range(3))
@@ -152,7 +190,9 @@ JOIN = {"inputs": {0: 3, "else": 1}, "join": True, "setup": False}
 
 
 def test_a_rank_without_batches_shadows_every_call_of_the_others():
-    """Compared with a recording of torch 2.13: three ranks, three batches on rank 0 and one on the others."""
+    """Compared with a recording of torch 2.13: three ranks, three batches on rank 0 and one on the
+    others.
+    """
     ranks = [meeting(ddp(3, buffers=4, **JOIN), rank) for rank in range(3)]
     kinds = [[(op, nbytes) for op, _, nbytes, _ in calls] for calls in ranks]
     small, common, buffers = ("all_reduce", 4), ("all_reduce", 8), ("broadcast", 16)
@@ -164,7 +204,9 @@ def test_a_rank_without_batches_shadows_every_call_of_the_others():
 
 def test_buffers_come_from_the_highest_rank_that_has_a_batch():
     roots = [
-        call.root for call in calls_of(ddp(3, buffers=4, **JOIN))[0] if call.op == "broadcast" and call.inputs[0].nbytes == 16
+        call.root
+        for call in calls_of(ddp(3, buffers=4, **JOIN))[0]
+        if call.op == "broadcast" and call.inputs[0].nbytes == 16
     ]
 
     assert roots == [2, 0, 0]
@@ -174,7 +216,9 @@ def test_a_batch_that_one_rank_alone_has_counts_exactly_once_and_its_model_wins(
     done = simulated(ddp(3, **JOIN).to_yaml())
 
     assert (done.outcome, done.verdict.verdict) == ("completes", "leak")
-    assert [{c.rank for c in done.values.lineage(rank, "ddp_weights_0")} for rank in range(3)] == 3 * [{0}]
+    assert [
+        {c.rank for c in done.values.lineage(rank, "ddp_weights_0")} for rank in range(3)
+    ] == 3 * [{0}]
     assert set(done.values.lineage(0, "ddp_bucket_0").values()) == {1}
 
 
@@ -185,7 +229,9 @@ def test_without_join_the_rank_with_more_batches_hangs():
 
 
 def test_a_tiny_model_ends_with_the_weights_of_plain_pytorch():
-    """Two samples on two ranks by the expanded program; both on one process by torch's autograd and SGD."""
+    """Two samples on two ranks by the expanded program; both on one process by torch's autograd and
+    SGD.
+    """
     torch = pytest.importorskip("torch")
     weight = torch.tensor([0.5], requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.125)
@@ -194,27 +240,52 @@ def test_a_tiny_model_ends_with_the_weights_of_plain_pytorch():
         optimizer.step()
         optimizer.zero_grad()
 
-    values = simulate(load(str(ROOT / "scenarios" / "strategies" / "ddp_trains.yaml")), with_values=True).values
+    values = simulate(
+        load(str(ROOT / "scenarios" / "strategies" / "ddp_trains.yaml")), with_values=True
+    ).values
 
-    assert [values.array(rank, "ddp_weights_0").tolist() for rank in range(2)] == 2 * [weight.tolist()]
+    assert [values.array(rank, "ddp_weights_0").tolist() for rank in range(2)] == 2 * [
+        weight.tolist()
+    ]
 
 
-@pytest.mark.parametrize(("mine", "theirs", "outcome", "ends"), [
-    ("[{params: 100, forward: 1 ms, backward: 1 ms}, {params: 200, forward: 1 ms, backward: 1 ms}]",
-     "[{params: 100, forward: 1 ms, backward: 1 ms}]", "raises",
-     ["DDP expects same model across all ranks, but Rank 0 has 2 params, while rank 1 has inconsistent 1 params.",
-      "DDP expects same model across all ranks, but Rank 1 has 1 params, while rank 0 has inconsistent 2 params.",
-      "DDP expects same model across all ranks, but Rank 2 has 1 params, while rank 0 has inconsistent 2 params."]),
-    ("[{params: 100, forward: 1 ms, backward: 1 ms}]", "[{params: 200, forward: 1 ms, backward: 1 ms}]", "raises",
-     ["Connection closed by peer",
-      "[1]: params[0] in this process with sizes [200] appears not to match sizes of the same param in process 0.",
-      "[2]: params[0] in this process with sizes [200] appears not to match sizes of the same param in process 0."]),
-    ("[{params: 100, forward: 1 ms, backward: 1 ms}]", "[{params: 100, forward: 1 ms, backward: 1 ms}]", "completes", ["", "", ""]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("mine", "theirs", "outcome", "ends"),
+    [
+        (
+            "[{params: 100, forward: 1 ms, backward: 1 ms}, {params: 200, forward: 1 ms, backward: 1 ms}]",
+            "[{params: 100, forward: 1 ms, backward: 1 ms}]",
+            "raises",
+            [
+                "DDP expects same model across all ranks, but Rank 0 has 2 params, while rank 1 has inconsistent 1 params.",
+                "DDP expects same model across all ranks, but Rank 1 has 1 params, while rank 0 has inconsistent 2 params.",
+                "DDP expects same model across all ranks, but Rank 2 has 1 params, while rank 0 has inconsistent 2 params.",
+            ],
+        ),
+        (
+            "[{params: 100, forward: 1 ms, backward: 1 ms}]",
+            "[{params: 200, forward: 1 ms, backward: 1 ms}]",
+            "raises",
+            [
+                "Connection closed by peer",
+                "[1]: params[0] in this process with sizes [200] appears not to match sizes of the same param in process 0.",
+                "[2]: params[0] in this process with sizes [200] appears not to match sizes of the same param in process 0.",
+            ],
+        ),
+        (
+            "[{params: 100, forward: 1 ms, backward: 1 ms}]",
+            "[{params: 100, forward: 1 ms, backward: 1 ms}]",
+            "completes",
+            ["", "", ""],
+        ),
+    ],
+)
 def test_models_that_differ_by_rank_raise_where_ddp_is_made_as_torch_does(
     mine: str, theirs: str, outcome: str, ends: list[str]
 ) -> None:
-    """Run on gloo, torch 2.13: all see other numbers of parameters, who differs from rank 0 sees other shapes."""
+    """Run on gloo, torch 2.13: all see other numbers of parameters, who differs from rank 0 sees
+    other shapes.
+    """
     text = f"world: 3\nbackend: gloo\nprogram:\n- {{ddp: {{layers: {mine}}}, ranks: 0}}\n- {{ddp: {{layers: {theirs}}}, ranks: [1, 2]}}\n"
     found = simulate(loads(text))
     assert found.outcome == outcome

@@ -1,4 +1,5 @@
-"""`deepspeed:` as a whole: verdicts, weights, memory of what is gathered, refusals, and mistakes people make with it.
+"""`deepspeed:` as a whole: verdicts, weights, memory of what is gathered, refusals, and mistakes
+people make with it.
 
 That its calls are DeepSpeed's, one by one, stands in tests/support/wrapped_deepspeed.py.
 """
@@ -17,30 +18,54 @@ from distsim.common.errors import ScenarioErrors
 from distsim.operations.registry import OPERATIONS
 from distsim.program.lower import lower
 from distsim.scenario import Scenario, loads
-from distsim.scenario.strategies.deepspeed.param_coordinator import gradient_buckets, large_gradient_pieces
+from distsim.scenario.strategies.deepspeed.param_coordinator import (
+    gradient_buckets,
+    large_gradient_pieces,
+)
 from distsim.scenario.strategies.deepspeed.stage3_calls import scale_count
 from distsim.simulation.simulate_scenario import simulate
 from tests.support.strategy_checks import noticed, spoiled
 
 PRICE = {"forward": "1 ms", "backward": "2 ms"}
-LAYERS = [{"params": [[64, 32], [64]], **PRICE}, {"params": [[32, 64], [32]], **PRICE}, {"params": [[16, 32]], **PRICE}]
-PLUS = {"zero_hpz_partition_size": 2, "zero_quantized_weights": True, "zero_quantized_gradients": True}
-LATE = {"stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0}
+LAYERS = [
+    {"params": [[64, 32], [64]], **PRICE},
+    {"params": [[32, 64], [32]], **PRICE},
+    {"params": [[16, 32]], **PRICE},
+]
+PLUS = {
+    "zero_hpz_partition_size": 2,
+    "zero_quantized_weights": True,
+    "zero_quantized_gradients": True,
+}
+LATE = {
+    "stage3_prefetch_bucket_size": 0,
+    "stage3_max_reuse_distance": 0,
+    "stage3_param_persistence_threshold": 0,
+}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "1": {"stage": 1},
     "1 beside": {"stage": 1, "overlap_comm": True, "reduce_bucket_size": 3000, "accumulate": 2},
     "2 in small buckets": {"stage": 2, "reduce_bucket_size": 500},
     "3": {"stage": 3},
     "3 late": {"stage": 3, **LATE, "reduce_bucket_size": 2000},
-    "3 not beside": {"stage": 3, "overlap_comm": False, "accumulate": 2, "stage3_param_persistence_threshold": 100},
+    "3 not beside": {
+        "stage": 3,
+        "overlap_comm": False,
+        "accumulate": 2,
+        "stage3_param_persistence_threshold": 100,
+    },
     "++": {"stage": 3, **LATE, **PLUS},
 }
 
 
-def scenario(backend: str = "nccl", world: Any = None, iterations: int = 3, **fields: Any) -> Scenario:
+def scenario(
+    backend: str = "nccl", world: Any = None, iterations: int = 3, **fields: Any
+) -> Scenario:
     program = [{"deepspeed": {"layers": LAYERS, "optimizer": "1 ms", **fields}}]
     nodes = world or {"nodes": 2, "ranks_per_node": 2}
-    return Scenario(name="zero", world=nodes, backend=backend, iterations=iterations, program=program)
+    return Scenario(
+        name="zero", world=nodes, backend=backend, iterations=iterations, program=program
+    )
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
@@ -52,7 +77,9 @@ def test_every_configuration_is_right_on_every_back_end(name: str) -> None:
 
 
 def sent(**fields: Any) -> dict[str, int]:
-    """Bytes that rank 0 hands in from the second iteration on, by operation and ranks of the group."""
+    """Bytes that rank 0 hands in from the second iteration on, by operation and ranks of the
+    group.
+    """
     found: dict[str, int] = {}
     for times, sign in ((3, 1), (2, -1)):
         for _, call in lower(scenario(iterations=times, **fields)).calls_of(0):
@@ -63,8 +90,14 @@ def sent(**fields: Any) -> dict[str, int]:
 
 
 def test_zero_2_sends_what_zero_1_sends() -> None:
-    """Gradients are all_reduced, not scattered; 4 bytes of each of 4704 parameters, padded in the gather."""
-    assert sent(stage=1) == sent(stage=2) == {"all_reduce 4": 4 * 4704 + 4, "all_gather_into_tensor 4": 4 * 4704 // 4}
+    """Gradients are all_reduced, not scattered; 4 bytes of each of 4704 parameters, padded in the
+    gather.
+    """
+    assert (
+        sent(stage=1)
+        == sent(stage=2)
+        == {"all_reduce 4": 4 * 4704 + 4, "all_gather_into_tensor 4": 4 * 4704 // 4}
+    )
 
 
 def test_hpz_gathers_for_the_backward_pass_inside_the_machine() -> None:
@@ -72,11 +105,16 @@ def test_hpz_gathers_for_the_backward_pass_inside_the_machine() -> None:
     whole = 4 * 4704
 
     assert plain["all_gather_into_tensor 4"] == 2 * whole // 4
-    assert (second["all_gather_into_tensor 4"], second["all_gather_into_tensor 2"]) == (whole // 4, whole // 2)
+    assert (second["all_gather_into_tensor 4"], second["all_gather_into_tensor 2"]) == (
+        whole // 4,
+        whole // 2,
+    )
 
 
 def test_quantized_gradients_pass_between_machines_at_an_eighth_of_their_halves() -> None:
-    """4 bits of an element in place of 32, all of them inside the machine, and between machines what two ranks summed."""
+    """4 bits of an element in place of 32, all of them inside the machine, and between machines
+    what two ranks summed.
+    """
     found = sent(stage=3, **LATE, zero_quantized_gradients=True)
     matrices = 64 * 32 + 32 * 64 + 16 * 32
     scales_ = 4 * (64 + 64 + 32)
@@ -94,7 +132,11 @@ def test_scales_are_shared_by_some_thousand_elements_and_divide_them(numel: int)
 
 
 def test_gradients_fill_buckets_and_those_larger_than_one_are_cut_where_owners_change() -> None:
-    assert gradient_buckets([(0, 4), (1, 4), (2, 9), (3, 1)], 8) == [([0, 1], 2), ([2], 3), ([3], 4)]
+    assert gradient_buckets([(0, 4), (1, 4), (2, 9), (3, 1)], 8) == [
+        ([0, 1], 2),
+        ([2], 3),
+        ([3], 4),
+    ]
     assert gradient_buckets([(0, 9), (1, 1)], 8) == [([0], 1), ([1], 2)]
     assert large_gradient_pieces(start=2, numel=20, part=6, most=5) == [10, 6, 4]
     assert sum(large_gradient_pieces(start=58, numel=33, part=26, most=30)) == 33
@@ -110,14 +152,24 @@ def zero_3(ranks: int) -> Scenario:
     arithmetic: same.Arithmetic = {
         "forward layer 0": [("h", "deepspeed_whole_0 * x")],
         "forward layer 1": [("y", "deepspeed_whole_1 * h")],
-        "backward layer 1": [("deepspeed_bucket_0", f"(y - t) * h * {1 / ranks}"), ("g", "(y - t) * deepspeed_whole_1")],
+        "backward layer 1": [
+            ("deepspeed_bucket_0", f"(y - t) * h * {1 / ranks}"),
+            ("g", "(y - t) * deepspeed_whole_1"),
+        ],
         "backward layer 0": [("deepspeed_bucket_1", f"g * x * {1 / ranks}")],
         "optimizer": [
-            (f"deepspeed_shard_{k}", f"deepspeed_shard_{k} - {same.RATE} * deepspeed_scattered_{1 - k}") for k in (0, 1)
+            (
+                f"deepspeed_shard_{k}",
+                f"deepspeed_shard_{k} - {same.RATE} * deepspeed_scattered_{1 - k}",
+            )
+            for k in (0, 1)
         ],
     }
     start = f"rank * {same.SIZE // ranks} + index"
-    values = {"deepspeed_shard_0": f"1 + ({start}) * 0.5", "deepspeed_shard_1": f"1 - ({start}) * 0.25"}
+    values = {
+        "deepspeed_shard_0": f"1 + ({start}) * 0.5",
+        "deepspeed_shard_1": f"1 - ({start}) * 0.25",
+    }
     return same.trained(ranks, strategy, arithmetic, values)
 
 
@@ -133,19 +185,36 @@ def test_the_shards_of_zero_3_are_the_weights_of_one_process(ranks: int) -> None
 
 
 def flat(stage: int, ranks: int) -> Scenario:
-    """One layer under ZeRO 1 or 2. What a rank updates with is its part of the bucket, which all have alike: the largest is cut out."""
-    strategy = {"deepspeed": {"layers": {"params": [[same.SIZE]], **PRICE}, "stage": stage, "optimizer": "1 ms"}}
+    """One layer under ZeRO 1 or 2. What a rank updates with is its part of the bucket, which all
+    have alike: the largest is cut out.
+    """
+    strategy = {
+        "deepspeed": {
+            "layers": {"params": [[same.SIZE]], **PRICE},
+            "stage": stage,
+            "optimizer": "1 ms",
+        }
+    }
     arithmetic: same.Arithmetic = {
         "forward layer 0": [("y", "deepspeed_parameters * x")],
         "backward layer 0": [("deepspeed_bucket_0_0", f"(y - t) * x * {1 / ranks}")],
         "optimizer": [("g", "0"), ("deepspeed_part", f"deepspeed_part - {same.RATE} * mine")],
     }
-    whole = yaml.safe_load(Scenario(name="flat", world=ranks, program=[strategy], iterations=same.STEPS).to_yaml())
+    whole = yaml.safe_load(
+        Scenario(name="flat", world=ranks, program=[strategy], iterations=same.STEPS).to_yaml()
+    )
     program = json.dumps(same.with_arithmetic(whole["program"], arithmetic))
-    cut = {"reduce_scatter_tensor": {"input": "deepspeed_bucket_0_0", "output": "mine", "op": "max"}}
-    whole["program"] = json.loads(program.replace(json.dumps({"assign": {"tensor": "g", "value": "0"}}), json.dumps(cut)))
+    cut = {
+        "reduce_scatter_tensor": {"input": "deepspeed_bucket_0_0", "output": "mine", "op": "max"}
+    }
+    whole["program"] = json.loads(
+        program.replace(json.dumps({"assign": {"tensor": "g", "value": "0"}}), json.dumps(cut))
+    )
     values = {"x": same.DATA["x"], "t": same.DATA["t"], "y": None, "g": None}
-    whole["tensors"] |= {name: {"shape": [same.SIZE], **({"value": value} if value else {})} for name, value in values.items()}
+    whole["tensors"] |= {
+        name: {"shape": [same.SIZE], **({"value": value} if value else {})}
+        for name, value in values.items()
+    }
     whole["tensors"]["mine"] = {"shape": [same.SIZE // ranks]}
     whole["tensors"]["deepspeed_parameters"]["value"] = "1 + index * 0.5"
     whole["tensors"]["deepspeed_part"]["value"] = f"1 + (rank * {same.SIZE // ranks} + index) * 0.5"
@@ -163,9 +232,17 @@ def test_the_weights_of_zero_1_and_2_are_those_of_one_process(stage: int) -> Non
 def test_gradients_whose_largest_is_taken_give_other_weights() -> None:
     """The comparison above can fail."""
     lines = zero_3(2).to_yaml(flat=True).splitlines()
-    bare = loads("\n".join(line.replace("op: sum", "op: max") if "reduce_scatter" in line else line for line in lines))
+    bare = loads(
+        "\n".join(
+            line.replace("op: sum", "op: max") if "reduce_scatter" in line else line
+            for line in lines
+        )
+    )
 
-    assert not all(np.allclose(a, b, rtol=1e-5) for a, b in zip(shards(bare), same.in_pytorch(2, 2), strict=True))
+    assert not all(
+        np.allclose(a, b, rtol=1e-5)
+        for a, b in zip(shards(bare), same.in_pytorch(2, 2), strict=True)
+    )
 
 
 # --- mistakes ---
@@ -181,7 +258,9 @@ def test_a_spoiled_call_is_always_noticed(name: str, how: str) -> None:
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_a_layer_that_one_rank_leaves_out_is_no_right_program(stage: int) -> None:
     """Other buckets under ZeRO 1 and 2, other gathers under ZeRO 3."""
-    found = simulate(scenario(stage=stage, skips_layer={1: 1}, stage3_param_persistence_threshold=0))
+    found = simulate(
+        scenario(stage=stage, skips_layer={1: 1}, stage3_param_persistence_threshold=0)
+    )
 
     assert found.verdict is not None
     assert found.verdict.verdict == "mismatch"
@@ -199,7 +278,9 @@ def test_a_layer_that_one_rank_leaves_out_is_no_right_program(stage: int) -> Non
         ({"skips_layer": {0: 7}}, "layers are 0 to 2, ranks 0 to 3"),
     ],
 )
-def test_what_deepspeed_refuses_is_refused_with_its_field(fields: dict[str, Any], words: str) -> None:
+def test_what_deepspeed_refuses_is_refused_with_its_field(
+    fields: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ScenarioErrors) as raised:
         scenario(**fields)
     assert words in str(raised.value)

@@ -43,11 +43,17 @@ def test_what_expand_prints_loads_again_and_makes_the_same_calls(path):
     accumulate=st.integers(1, 3),
     flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
 )
-def test_any_ddp_expands_to_a_scenario_that_loads_again_and_makes_the_same_calls(layers, params, iterations, accumulate, flags):
+def test_any_ddp_expands_to_a_scenario_that_loads_again_and_makes_the_same_calls(
+    layers, params, iterations, accumulate, flags
+):
     fields = {
         "layers": {"params": params, "forward": "1 ms", "backward": "2 ms", "count": layers},
-        "accumulate": accumulate, "find_unused_parameters": flags[0], "no_sync": flags[1], "setup": flags[2], "bucket_cap_mb": 1,
-    }  # fmt: skip
+        "accumulate": accumulate,
+        "find_unused_parameters": flags[0],
+        "no_sync": flags[1],
+        "setup": flags[2],
+        "bucket_cap_mb": 1,
+    }
     scenario = Scenario(world=2, iterations=iterations, program=[{"ddp": fields}])
 
     assert calls_of(loads(scenario.to_yaml(flat=True))) == calls_of(scenario)
@@ -79,7 +85,9 @@ def test_names_of_an_expansion_avoid_those_of_the_file_and_of_other_strategies()
 
 def test_numbers_may_be_expressions_over_what_is_the_same_everywhere():
     head = "world: 2\nmesh: {dp: 2}\nvars: {hidden: 4, size: hidden * hidden * dp_size}\n"
-    scenario = loads(f"{head}program:\n  - ddp: {{layers: {{params: size, forward: 1 ms, backward: 1 ms}}}}\n")
+    scenario = loads(
+        f"{head}program:\n  - ddp: {{layers: {{params: size, forward: 1 ms, backward: 1 ms}}}}\n"
+    )
 
     assert [n.constant for n in scenario.tensors["ddp_bucket_0"].shape] == [32]
 
@@ -116,7 +124,8 @@ def test_a_second_operation_beside_a_strategy_is_a_missing_dash():
 
 def test_a_broken_world_is_the_only_problem_of_a_file_with_strategies():
     assert (
-        problems(DDP, "world: 0\n") == ["1:8: the number of ranks, an integer from 1 to 1000000, found 0"]
+        problems(DDP, "world: 0\n")
+        == ["1:8: the number of ranks, an integer from 1 to 1000000, found 0"]
         or len(problems(DDP, "world: 0\n")) == 1
     )
 
@@ -125,15 +134,25 @@ def test_the_word_iteration_counts_iterations_and_is_taken():
     text = "world: 2\niterations: 3\nprogram:\n  - barrier: {}\n    ranks: iteration == 1\n  - broadcast: {tensor: x, src: iteration % 2}\n"
     scenario = loads(text + "tensors: {x: {shape: [1]}}\n")
 
-    assert [c.op for c in calls_of(scenario)[0]] == ["broadcast", "barrier", "broadcast", "broadcast"]
+    assert [c.op for c in calls_of(scenario)[0]] == [
+        "broadcast",
+        "barrier",
+        "broadcast",
+        "broadcast",
+    ]
     assert [c.root for c in calls_of(scenario)[0] if c.op == "broadcast"] == [0, 1, 0]
-    assert "iteration is already a word of expressions" in problems("  - barrier\n", "world: 2\nvars: {iteration: 1}\n")[0]
+    assert (
+        "iteration is already a word of expressions"
+        in problems("  - barrier\n", "world: 2\nvars: {iteration: 1}\n")[0]
+    )
 
 
 def test_the_manual_names_every_strategy_and_each_of_its_fields():
     text = (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
     parts = dict.fromkeys(STRATEGIES, text) | {
-        part.partition("\n")[0]: part for part in text.split("\n## ") if part.partition("\n")[0] in STRATEGIES
+        part.partition("\n")[0]: part
+        for part in text.split("\n## ")
+        if part.partition("\n")[0] in STRATEGIES
     }
     parts["transformer"] = (ROOT / "docs" / "transformer.md").read_text(encoding="utf-8")
     missing = [
@@ -148,23 +167,57 @@ def test_the_manual_names_every_strategy_and_each_of_its_fields():
 
 
 JUNK = [
-    None, 0, -1, 3, 2.5, True, "dp", "x", "3 ms", "4 MiB", "1//0", "rank", [], [[]], [[1, 2]], ["a"], {}, {0: 1}, {"else": 2}, {0: [1]},
-    {"a": 1}, [{"all_reduce": {"tensor": "x"}}], {"params": 4, "forward": "1 ms", "backward": "1 ms"}, {"flops": "1 GFLOP"}, "plain",
-    {"schedule": "plain"}, {"sequence": 8, "hidden": 8, "forward": "1 ms"}, "megatron", [{"compute": {"time": "1 ms"}}],
-]  # fmt: skip
+    None,
+    0,
+    -1,
+    3,
+    2.5,
+    True,
+    "dp",
+    "x",
+    "3 ms",
+    "4 MiB",
+    "1//0",
+    "rank",
+    [],
+    [[]],
+    [[1, 2]],
+    ["a"],
+    {},
+    {0: 1},
+    {"else": 2},
+    {0: [1]},
+    {"a": 1},
+    [{"all_reduce": {"tensor": "x"}}],
+    {"params": 4, "forward": "1 ms", "backward": "1 ms"},
+    {"flops": "1 GFLOP"},
+    "plain",
+    {"schedule": "plain"},
+    {"sequence": 8, "hidden": 8, "forward": "1 ms"},
+    "megatron",
+    [{"compute": {"time": "1 ms"}}],
+]
 _LAYERS = {"layers": {"params": 4, "forward": "1 ms", "backward": "1 ms"}}
 _SIZED = {"keys": [4], "sequence": 8, "hidden": 8, "experts": 4, "tokens": 8, "forward": "1 ms"}
 #: Fields with which each strategy can be.
 SOUND = {
-    "ddp": _LAYERS, "fsdp": _LAYERS, "megatron_ddp": _LAYERS, "data_parallel": {**_LAYERS, "batch": [8], "output": [8]}, "hybrid": {},
-    "all_gather_object": {"object": "1 KiB"}, "gather_object": {"object": "1 KiB"}, "broadcast_object_list": {"objects": ["1 B"]},
-    "scatter_object_list": {"objects": ["1 B"] * 4}, "symm_mem_barrier": {},
+    "ddp": _LAYERS,
+    "fsdp": _LAYERS,
+    "megatron_ddp": _LAYERS,
+    "data_parallel": {**_LAYERS, "batch": [8], "output": [8]},
+    "hybrid": {},
+    "all_gather_object": {"object": "1 KiB"},
+    "gather_object": {"object": "1 KiB"},
+    "broadcast_object_list": {"objects": ["1 B"]},
+    "scatter_object_list": {"objects": ["1 B"] * 4},
+    "symm_mem_barrier": {},
     "coalescing_manager": {"ops": [{"all_reduce": {"tensor": "x"}}]},
     **{
-        name: {key: value for key, value in _SIZED.items() if key in STRATEGIES[name].model_fields} | {"axis": "dp"}
+        name: {key: value for key, value in _SIZED.items() if key in STRATEGIES[name].model_fields}
+        | {"axis": "dp"}
         for name in ("tensor_parallel", "context_parallel", "expert_parallel")
     },
-}  # fmt: skip
+}
 
 
 @settings(max_examples=draws(200), deadline=None)
@@ -175,7 +228,11 @@ def test_whatever_stands_in_a_strategy_is_a_program_or_a_problem_of_the_file(dat
     fields = SOUND[name] | {key: data.draw(st.sampled_from(JUNK)) for key in keys}
     places = ["loaded"]
     try:
-        lower(Scenario(world=4, mesh={"dp": 4}, tensors={"x": {"shape": [4]}}, program=[{name: fields}]))
+        lower(
+            Scenario(
+                world=4, mesh={"dp": 4}, tensors={"x": {"shape": [4]}}, program=[{name: fields}]
+            )
+        )
     except ScenarioErrors as errors:
         places = [problem.path for problem in errors.problems]
 

@@ -8,7 +8,14 @@ from distsim.common.errors import ScenarioErrors
 from distsim.scenario import Scenario, load
 from tests.support.strategy_checks import ROOT, calls_of, held_once, meeting, simulated
 
-TENSOR = {"layers": 1, "sequence": 16, "hidden": 8, "dtype": "float32", "forward": "1 ms", "backward": "2 ms"}
+TENSOR = {
+    "layers": 1,
+    "sequence": 16,
+    "hidden": 8,
+    "dtype": "float32",
+    "forward": "1 ms",
+    "backward": "2 ms",
+}
 PIPE = {"schedule": "1f1b", "micro_batches": 4, "activation": {"shape": [16, 8]}}
 
 
@@ -33,25 +40,53 @@ def test_the_scenario_by_strategy_makes_the_calls_of_the_one_by_hand():
 
 
 def test_three_axes_have_their_own_groups():
-    scenario = hybrid({"pp": 2, "dp": 2, "tp": 2}, order="megatron", pipeline=PIPE, tensor=TENSOR, data="dp", gradient=64)
-    of = {op: {ranks for o, ranks, _, _ in meeting(scenario, 5) if o == op} for op in ("all_reduce", "isend", "irecv")}
+    scenario = hybrid(
+        {"pp": 2, "dp": 2, "tp": 2},
+        order="megatron",
+        pipeline=PIPE,
+        tensor=TENSOR,
+        data="dp",
+        gradient=64,
+    )
+    of = {
+        op: {ranks for o, ranks, _, _ in meeting(scenario, 5) if o == op}
+        for op in ("all_reduce", "isend", "irecv")
+    }
 
     assert of["all_reduce"] == {(4, 5), (5, 7)}
     assert of["isend"] == {(1, 5)} or of["irecv"] == {(1, 5)}
 
 
 def test_every_replica_holds_each_gradient_exactly_once():
-    scenario = hybrid({"pp": 2, "dp": 2, "tp": 2}, pipeline=PIPE, tensor=TENSOR, data="dp", gradient=64)
+    scenario = hybrid(
+        {"pp": 2, "dp": 2, "tp": 2}, pipeline=PIPE, tensor=TENSOR, data="dp", gradient=64
+    )
     done = simulated(scenario.to_yaml())
 
     assert (done.outcome, done.verdict.verdict) == ("completes", "ok")
-    assert all(held_once(done, "hybrid_gradient", pair) for pair in [(0, 2), (1, 3), (4, 6), (5, 7)])
+    assert all(
+        held_once(done, "hybrid_gradient", pair) for pair in [(0, 2), (1, 3), (4, 6), (5, 7)]
+    )
 
 
 def test_a_stage_may_hold_tensor_context_and_expert_parallel_parts():
     ring = {"keys": [4, 2], "forward": "1 ms", "backward": "2 ms"}
-    moe = {"axis": "dp", "experts": 4, "tokens": 8, "hidden": 8, "forward": "1 ms", "backward": "2 ms"}
-    scenario = hybrid({"dp": 2, "cp": 2, "tp": 2}, tensor=TENSOR, context=ring, experts=moe, data=["dp", "cp"], gradient=8)
+    moe = {
+        "axis": "dp",
+        "experts": 4,
+        "tokens": 8,
+        "hidden": 8,
+        "forward": "1 ms",
+        "backward": "2 ms",
+    }
+    scenario = hybrid(
+        {"dp": 2, "cp": 2, "tp": 2},
+        tensor=TENSOR,
+        context=ring,
+        experts=moe,
+        data=["dp", "cp"],
+        gradient=8,
+    )
     done = simulated(scenario.to_yaml())
 
     assert (done.outcome, done.verdict.verdict) == ("completes", "ok")
@@ -60,8 +95,16 @@ def test_a_stage_may_hold_tensor_context_and_expert_parallel_parts():
 
 def test_a_plain_pipeline_of_three_stages_hands_on_and_turns_round():
     tensors = {"x": {"shape": [4]}, "x_grad": {"like": "x"}}
-    pipe = {"schedule": "plain", "activation": "x", "forward": "1 ms", "backward": "2 ms", "micro_batches": 2}
-    scenario = Scenario(world=3, mesh={"pp": 3}, tensors=tensors, program=[{"hybrid": {"pipeline": pipe}}])
+    pipe = {
+        "schedule": "plain",
+        "activation": "x",
+        "forward": "1 ms",
+        "backward": "2 ms",
+        "micro_batches": 2,
+    }
+    scenario = Scenario(
+        world=3, mesh={"pp": 3}, tensors=tensors, program=[{"hybrid": {"pipeline": pipe}}]
+    )
     done = simulated(scenario.to_yaml())
 
     assert [op for op, *_ in meeting(scenario, 1)] == 2 * ["recv", "send", "recv", "send"]
@@ -94,8 +137,18 @@ def test_layouts_that_cannot_be_are_refused_at_the_part_that_is_wrong():
     assert refused(mesh)[0][1].startswith("a hybrid needs a pipeline")
     assert refused(mesh, tensor={**TENSOR, "hidden": 9})[0][0] == ".tensor.hidden"
     assert refused(mesh, tensor=TENSOR, data="dp", gradient=3)[0][0] == ".data"
-    assert refused(mesh, tensor=TENSOR, data="pp")[0] == (".data", "`data` and `gradient` belong together")
+    assert refused(mesh, tensor=TENSOR, data="pp")[0] == (
+        ".data",
+        "`data` and `gradient` belong together",
+    )
     assert refused(mesh, tensor=TENSOR, data="pp", gradient="g")[0][0] == ".gradient"
-    assert refused(mesh, tensor=TENSOR, pipeline={**PIPE, "micro_batches": 1})[0][0].startswith(".pipeline")
-    assert refused(mesh, tensor=TENSOR, pipeline={**PIPE, "forward": "1 ms"})[0][0] == ".pipeline.forward"
-    assert refused(mesh, tensor=TENSOR, pipeline={"schedule": "plain", "activation": "x"})[0][1].startswith("unknown tensor x")
+    assert refused(mesh, tensor=TENSOR, pipeline={**PIPE, "micro_batches": 1})[0][0].startswith(
+        ".pipeline"
+    )
+    assert (
+        refused(mesh, tensor=TENSOR, pipeline={**PIPE, "forward": "1 ms"})[0][0]
+        == ".pipeline.forward"
+    )
+    assert refused(mesh, tensor=TENSOR, pipeline={"schedule": "plain", "activation": "x"})[0][
+        1
+    ].startswith("unknown tensor x")

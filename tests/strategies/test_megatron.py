@@ -16,7 +16,16 @@ LAYER = {"params": [[96, 10], [96]], "forward": "1 ms", "backward": "2 ms"}
 
 
 def scenario(iterations: int = 2, world: int = 2, **fields: Any) -> Scenario:
-    program = [{"megatron_ddp": {"layers": {**LAYER, "count": 3}, "bucket_size": 1000, "optimizer": "1 ms", **fields}}]
+    program = [
+        {
+            "megatron_ddp": {
+                "layers": {**LAYER, "count": 3},
+                "bucket_size": 1000,
+                "optimizer": "1 ms",
+                **fields,
+            }
+        }
+    ]
     return Scenario(world=world, backend="nccl", iterations=iterations, program=program)
 
 
@@ -28,14 +37,42 @@ def told(made: Scenario) -> list[str]:
         "all_reduce_coalesced": "reduce",
     }
     calls = [call for _, call in lower(made).calls_of(0)]
-    named = [f"{short.get(c.op, c.op)} {c.inputs[0].name[-1:]}".strip() if c.inputs else c.name or c.op for c in calls]
+    named = [
+        f"{short.get(c.op, c.op)} {c.inputs[0].name[-1:]}".strip() if c.inputs else c.name or c.op
+        for c in calls
+    ]
     return [name for name in named if name != "wait"]
 
 
-FIRST = ["forward layer 0", "forward layer 1", "forward layer 2", "backward layer 2", "backward layer 1", "backward layer 0",
-         "scatter 0", "scatter 1", "scatter 2", "all_reduce", "optimizer"]  # fmt: skip
-LATER = ["gather 2", "gather 1", "forward layer 0", "gather 0", "forward layer 1", "forward layer 2", "backward layer 2", "scatter 0",
-         "backward layer 1", "scatter 1", "backward layer 0", "scatter 2", "all_reduce", "optimizer"]  # fmt: skip
+FIRST = [
+    "forward layer 0",
+    "forward layer 1",
+    "forward layer 2",
+    "backward layer 2",
+    "backward layer 1",
+    "backward layer 0",
+    "scatter 0",
+    "scatter 1",
+    "scatter 2",
+    "all_reduce",
+    "optimizer",
+]
+LATER = [
+    "gather 2",
+    "gather 1",
+    "forward layer 0",
+    "gather 0",
+    "forward layer 1",
+    "forward layer 2",
+    "backward layer 2",
+    "scatter 0",
+    "backward layer 1",
+    "scatter 1",
+    "backward layer 0",
+    "scatter 2",
+    "all_reduce",
+    "optimizer",
+]
 
 
 def test_the_first_iteration_reduces_at_its_end_and_later_ones_as_gradients_come() -> None:
@@ -55,9 +92,17 @@ def test_without_overlap_there_is_one_bucket_and_it_is_gathered_after_the_update
 
 
 def test_buckets_are_padded_to_the_ranks_and_128_and_parameters_start_at_64() -> None:
-    """96 + (960 from 128 on) = 1088, and to a multiple of lcm(ranks, 128); with padding for NCCL's rings of 65536."""
-    sizes = [{c.inputs[0].numel for _, c in lower(made).calls_of(0) if c.op == "reduce_scatter_tensor_coalesced"}
-             for made in (scenario(), scenario(world=3), scenario(pad_buckets_for_high_nccl_busbw=True))]  # fmt: skip
+    """96 + (960 from 128 on) = 1088, and to a multiple of lcm(ranks, 128); with padding for NCCL's
+    rings of 65536.
+    """
+    sizes = [
+        {
+            c.inputs[0].numel
+            for _, c in lower(made).calls_of(0)
+            if c.op == "reduce_scatter_tensor_coalesced"
+        }
+        for made in (scenario(), scenario(world=3), scenario(pad_buckets_for_high_nccl_busbw=True))
+    ]
 
     assert sizes == [{1152}, {1152}, {65536}]
 
@@ -65,7 +110,11 @@ def test_buckets_are_padded_to_the_ranks_and_128_and_parameters_start_at_64() ->
 def test_micro_batches_before_the_last_reduce_nothing_and_gather_once() -> None:
     calls = told(scenario(accumulate=3))
 
-    assert (calls.count("scatter 0"), calls.count("gather 0"), calls.count("forward layer 0")) == (2, 1, 6)
+    assert (calls.count("scatter 0"), calls.count("gather 0"), calls.count("forward layer 0")) == (
+        2,
+        1,
+        6,
+    )
 
 
 def test_the_weights_are_those_of_pytorch() -> None:
@@ -96,7 +145,9 @@ def test_a_spoiled_call_is_always_noticed(how: str) -> None:
 
 
 def test_a_layer_that_one_rank_leaves_out_raises_there_and_the_others_wait() -> None:
-    """Its last bucket meets the others' bucket of that layer, which is as large: nobody notices before Megatron's assertion."""
+    """Its last bucket meets the others' bucket of that layer, which is as large: nobody notices
+    before Megatron's assertion.
+    """
     found = simulate(scenario(skips_layer={1: 1}))
 
     assert found.verdict is not None
@@ -106,9 +157,15 @@ def test_a_layer_that_one_rank_leaves_out_raises_there_and_the_others_wait() -> 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
-    [({"overlap_param_gather": True, "use_distributed_optimizer": False}, "needs use_distributed_optimizer and overlap_grad_reduce"),
-     ({"skips_layer": {1: 7}}, "layers are 0 to 2, ranks 0 to 1"), ({"group": "tp"}, "unknown axis tp")],
-)  # fmt: skip
+    [
+        (
+            {"overlap_param_gather": True, "use_distributed_optimizer": False},
+            "needs use_distributed_optimizer and overlap_grad_reduce",
+        ),
+        ({"skips_layer": {1: 7}}, "layers are 0 to 2, ranks 0 to 1"),
+        ({"group": "tp"}, "unknown axis tp"),
+    ],
+)
 def test_what_cannot_be_is_refused(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ScenarioErrors, match=words):
         scenario(**fields)

@@ -48,7 +48,13 @@ def table_of(simulation: Simulation) -> list[str]:
 
 
 def test_each_part_the_sum_and_the_devices_memory_are_told_where_all_fits():
-    found = table_of(done(stated("all: {parameters: 1 GiB, gradients: 2 GiB, optimizer: 3 GiB, activations: 512 MiB}")))
+    found = table_of(
+        done(
+            stated(
+                "all: {parameters: 1 GiB, gradients: 2 GiB, optimizer: 3 GiB, activations: 512 MiB}"
+            )
+        )
+    )
 
     assert found == [
         "Memory of a rank at its peak; NVIDIA H100 SXM 80 GB has 74.51 GiB",
@@ -58,7 +64,9 @@ def test_each_part_the_sum_and_the_devices_memory_are_told_where_all_fits():
 
 
 def test_ranks_that_hold_the_same_share_a_line_and_the_fullest_is_first():
-    entries = [f"stage_{k}: {{ranks: rank == {k}, parameters: {2 if k == 2 else 1} GiB}}" for k in range(4)]
+    entries = [
+        f"stage_{k}: {{ranks: rank == {k}, parameters: {2 if k == 2 else 1} GiB}}" for k in range(4)
+    ]
     found = table_of(done(stated(*entries)))
 
     assert [line.split()[0] for line in found[2:]] == ["2", "0,"]
@@ -66,13 +74,18 @@ def test_ranks_that_hold_the_same_share_a_line_and_the_fullest_is_first():
 
 
 def test_entries_for_the_same_ranks_are_told_apart_by_their_names():
-    found = table_of(done(stated("idle: {parameters: 1 GiB}", "busy: {parameters: 1 GiB, activations: 1 GiB}")))
+    found = table_of(
+        done(stated("idle: {parameters: 1 GiB}", "busy: {parameters: 1 GiB, activations: 1 GiB}"))
+    )
 
     assert [line.split()[0] for line in found[2:]] == ["busy", "idle"]
 
 
 def test_what_does_not_fit_has_a_share_above_100():
-    simulation = simulate(load(str(ROOT / "scenarios" / "strategies" / "llama3_8b_does_not_fit.yaml")), with_values=False)
+    simulation = simulate(
+        load(str(ROOT / "scenarios" / "strategies" / "llama3_8b_does_not_fit.yaml")),
+        with_values=False,
+    )
 
     assert table_of(simulation)[2].split()[-1] == "218"
     assert "DS806" in [f.code for f in simulation.findings]
@@ -91,13 +104,17 @@ def test_next_to_nothing_is_less_than_a_hundredth():
 
 @pytest.mark.parametrize("name", ["gpt3_175b", "llama3_8b", "mixtral_8x7b"])
 def test_the_table_of_a_strategys_scenario_keeps_to_eighty_columns_and_adds_up(name):
-    simulation = simulate(load(str(ROOT / "scenarios" / "strategies" / f"{name}.yaml")), with_values=False)
+    simulation = simulate(
+        load(str(ROOT / "scenarios" / "strategies" / f"{name}.yaml")), with_values=False
+    )
     found = table_of(simulation)
     rows = peak_memory(simulation.scenario, simulation.program)
 
     assert 3 <= len(found) <= 2 + len(rows) + any(one.allocated for one in rows)
     assert max(map(len, found)) <= DEFAULT_WIDTH
-    assert sorted(r for one in rows for r in one.ranks) == list(range(simulation.program.world_size))
+    assert sorted(r for one in rows for r in one.ranks) == list(
+        range(simulation.program.world_size)
+    )
     assert all(any(show_bytes(one.total) in line for line in found) for one in rows)
 
 
@@ -111,14 +128,23 @@ def test_long_lists_of_ranks_and_every_part_still_keep_to_eighty_columns():
 
 def test_json_has_every_entry_with_its_ranks_and_bytes():
     simulation = done(
-        stated("first: {ranks: 0, parameters: 1 KiB, optimizer: 3 KiB}", "others: {ranks: rank > 0, parameters: 1 TiB}")
+        stated(
+            "first: {ranks: 0, parameters: 1 KiB, optimizer: 3 KiB}",
+            "others: {ranks: rank > 0, parameters: 1 TiB}",
+        )
     )
     first, others = json.loads(json.dumps(simulation_json(simulation)))["memory"]
 
     assert first == {
-        "name": "first", "ranks": [0], "parts_nbytes": {"parameters": 1024, "optimizer": 3072}, "total_nbytes": 4096,
-        "allocated_nbytes": None, "device": "NVIDIA H100 SXM 80 GB", "device_nbytes": 80_000_000_000, "fits": True,
-    }  # fmt: skip
+        "name": "first",
+        "ranks": [0],
+        "parts_nbytes": {"parameters": 1024, "optimizer": 3072},
+        "total_nbytes": 4096,
+        "allocated_nbytes": None,
+        "device": "NVIDIA H100 SXM 80 GB",
+        "device_nbytes": 80_000_000_000,
+        "fits": True,
+    }
     assert (others["ranks"], others["fits"]) == ([1, 2, 3], False)
 
 
@@ -132,7 +158,9 @@ def test_without_a_description_nothing_is_said():
 def test_an_entry_that_selects_nobody_is_told():
     found = done(stated("last: {ranks: rank == 4, parameters: 1 GiB}"))
 
-    assert [(f.code, f.message) for f in found.findings] == [("DS901", "the selector of the memory last selects no rank")]
+    assert [(f.code, f.message) for f in found.findings] == [
+        ("DS901", "the selector of the memory last selects no rank")
+    ]
     assert table_of(found) == []
 
 
@@ -140,23 +168,29 @@ def test_what_tensors_hold_at_a_time_is_told_and_does_not_decide_what_fits():
     simulation = done(stated("all: {optimizer: 60 GiB, activations: 30 GiB, allocated: 70 GiB}"))
     (one,) = simulation_json(simulation)["memory"]
 
-    assert table_of(simulation)[3:] == ["  tensors: at most 70 GiB at a time; total: near what the allocator keeps"]
+    assert table_of(simulation)[3:] == [
+        "  tensors: at most 70 GiB at a time; total: near what the allocator keeps"
+    ]
     assert (one["allocated_nbytes"], one["fits"]) == (70 * 2**30, False)
     assert "DS806" in [f.code for f in simulation.findings]
 
 
 _READ = (
-    "llama3-8b, ac full", "llama3-8b, ac op", "llama3-8b, tp 4", "llama3-70b, tp 8, ac full",
+    "llama3-8b, ac full",
+    "llama3-8b, ac op",
+    "llama3-8b, tp 4",
+    "llama3-70b, tp 8, ac full",
     "llama3-8b, dp 64, sequence 4096, reshard False",
     "qwen3-8b, sequence 4096",
     "mixtral-8x7b, dp 64, ep 8, sequence 2048",
     "llama3-70b, tp 8, sequence 4096, reshard False, stage first, held 4, micro_batches 8, layers 20",
-)  # fmt: skip
+)
 
 
 def test_counts_are_near_what_an_h100_held_and_reserved():
-    """Layouts whose peak lies in the loss, in the last layer, in the embedding's gradient and under a pipeline: 3 % of what tensors held,
-    10 % of what the allocator had reserved, which no count is more than 3 % above."""
+    """Layouts whose peak lies in the loss, in the last layer, in the embedding's gradient and under
+    a pipeline: 3 % of what tensors held, 10 % of what the allocator had reserved, which no count is
+    more than 3 % above."""
     read = {one["name"]: one for one in readings()}
     for name in _READ:
         one, run = told(read[name]), read[name]
@@ -168,7 +202,9 @@ def test_counts_are_near_what_an_h100_held_and_reserved():
 
 
 def test_ddp_under_autocast_holds_what_an_h100_held() -> None:
-    """GPT with DDP, with ZeroRedundancyOptimizer, and with dropout, a ViT: 3 % of what tensors held, 6 % of what was reserved."""
+    """GPT with DDP, with ZeroRedundancyOptimizer, and with dropout, a ViT: 3 % of what tensors
+    held, 6 % of what was reserved.
+    """
     cast = [one for one in readings() if one["wrap"] != "fsdp"]
     for run in cast:
         one = told(run)
@@ -180,14 +216,25 @@ def test_ddp_under_autocast_holds_what_an_h100_held() -> None:
 
 @pytest.mark.slow
 def test_a_layer_keeps_under_autocast_what_torch_keeps() -> None:
-    """GPT's form and a gated one: to the byte, but for two float32 numbers a row of each norm. Counted storage by storage on CPU."""
+    """GPT's form and a gated one: to the byte, but for two float32 numbers a row of each norm.
+    Counted storage by storage on CPU.
+    """
     pytest.importorskip("torch")
     read = subprocess.run(
-        [sys.executable, "tests/support/autocast_memory.py"], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "tests/support/autocast_memory.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    gpt = Architecture(layers=1, hidden=64, heads=4, kv_heads=4, ffn=256, vocabulary=0, sequence=256, mlp="gelu")
+    gpt = Architecture(
+        layers=1, hidden=64, heads=4, kv_heads=4, ffn=256, vocabulary=0, sequence=256, mlp="gelu"
+    )
     told = [
-        MicroBatchCost(model, sequence=256, flash=True, gathered=True, autocast=True).activation_bytes + 256 * 2 * 2 * 4
+        MicroBatchCost(
+            model, sequence=256, flash=True, gathered=True, autocast=True
+        ).activation_bytes
+        + 256 * 2 * 2 * 4
         for model in (gpt, gpt._replace(kv_heads=2, ffn=160, mlp="swiglu"))
     ]
 
@@ -195,12 +242,19 @@ def test_a_layer_keeps_under_autocast_what_torch_keeps() -> None:
 
 
 def test_pytorchs_modules_keep_what_fused_ones_do_not():
-    """The gate's non-linearity; an expert's input before its score; what a norm of queries and keys reads."""
-    plain = Architecture(layers=1, hidden=64, heads=4, kv_heads=2, ffn=96, vocabulary=0, sequence=32)
+    """The gate's non-linearity; an expert's input before its score; what a norm of queries and keys
+    reads.
+    """
+    plain = Architecture(
+        layers=1, hidden=64, heads=4, kv_heads=2, ffn=96, vocabulary=0, sequence=32
+    )
 
     def more(model: Architecture, other: Architecture | None = None, eager: bool = True) -> int:
         one = MicroBatchCost(model, sequence=32, flash=True, gathered=True)
-        return one.activation_bytes - one._replace(model=other or model, gathered=eager).activation_bytes
+        return (
+            one.activation_bytes
+            - one._replace(model=other or model, gathered=eager).activation_bytes
+        )
 
     assert more(plain, eager=False) == 2 * 32 * 96
     assert more(plain._replace(experts=4, top_k=2), eager=False) == 2 * 32 * 2 * (96 + 64)
@@ -208,7 +262,9 @@ def test_pytorchs_modules_keep_what_fused_ones_do_not():
 
 
 def test_dtensor_keeps_the_embeddings_gradient_whole_on_the_first_stage():
-    """4 bytes of each of the vocabulary's rows that are another rank's; Megatron-LM's are cut, and so is what ZeRO 2 keeps."""
+    """4 bytes of each of the vocabulary's rows that are another rank's; Megatron-LM's are cut, and
+    so is what ZeRO 2 keeps.
+    """
     head = "world: 4\nbackend: nccl\nmesh: {pp: 2, tp: 2}\nprogram:\n  - transformer: {model: llama3-8b, sequence: 64, micro_batches: 2"
     whole, cut, sharded = (
         {name: one.parts["gradients"] for name, one in loads(f"{head}{more}}}\n").memory.items()}
@@ -221,7 +277,9 @@ def test_dtensor_keeps_the_embeddings_gradient_whole_on_the_first_stage():
 
 
 def test_no_fit_is_judged_by_less_than_tensors_hold_at_a_time():
-    """One layer of Llama 4 Maverick has experts whose whole gradients are more than what the parts leave for them."""
+    """One layer of Llama 4 Maverick has experts whose whole gradients are more than what the parts
+    leave for them.
+    """
     head = "world: 16\nbackend: nccl\nmesh: {dp: 16}\nprogram:\n  - transformer: {sequence: 1024, zero: 3, model: "
     for model in ("llama4-maverick", "deepseek-v3", "llama3-8b"):
         one = loads(f"{head}{model}}}\n").memory["transformer_rank"]
@@ -231,10 +289,20 @@ def test_no_fit_is_judged_by_less_than_tensors_hold_at_a_time():
 
 @pytest.mark.slow
 def test_the_loss_holds_what_torchs_cross_entropy_holds():
-    """Bytes a logit at the peak of the backward pass, whole and cut among eight ranks: counted storage by storage on CPU."""
+    """Bytes a logit at the peak of the backward pass, whole and cut among eight ranks: counted
+    storage by storage on CPU.
+    """
     pytest.importorskip("torch")
-    read = subprocess.run([sys.executable, "tests/support/loss_memory.py"], cwd=ROOT, capture_output=True, text=True, check=True)
-    model = Architecture(layers=1, hidden=8, heads=1, kv_heads=1, ffn=8, vocabulary=4096, sequence=256)
+    read = subprocess.run(
+        [sys.executable, "tests/support/loss_memory.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    model = Architecture(
+        layers=1, hidden=8, heads=1, kv_heads=1, ffn=8, vocabulary=4096, sequence=256
+    )
 
     told = []
     for ranks in (1, 8):
@@ -249,7 +317,8 @@ def test_whole_logits_are_whole_on_each_rank():
     """Without loss_parallel every rank of the axis has all of them, and plain cross_entropy."""
     head = "world: 8\nbackend: nccl\nmesh: {dp: 1, tp: 8}\nprogram:\n  - transformer: {model: llama3-8b, sequence: 8192, recompute: full,"
     cut, whole = (
-        loads(f"{head} loss_parallel: {word}}}\n").memory["transformer_rank"].parts["activations"] for word in ("true", "false")
+        loads(f"{head} loss_parallel: {word}}}\n").memory["transformer_rank"].parts["activations"]
+        for word in ("true", "false")
     )
 
     assert whole - cut == 8192 * 128256 * 14 - 8192 * 128256 // 8 * 18

@@ -1,4 +1,6 @@
-"""Object collectives are lengths and bytes; a coalesced launch is its collectives, waited for together."""
+"""Object collectives are lengths and bytes; a coalesced launch is its collectives, waited for
+together.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,23 @@ def refused(name: str, fields: object) -> str:
     ("name", "fields", "calls"),
     [
         ("broadcast_object_list", ["1 KiB", "500 B"], [("broadcast", 16), ("broadcast", 1524)]),
-        ("all_gather_object", {0: "100 B", "else": "70 B"}, [("all_gather", 24), ("all_gather", 300)]),
+        (
+            "all_gather_object",
+            {0: "100 B", "else": "70 B"},
+            [("all_gather", 24), ("all_gather", 300)],
+        ),
         ("gather_object", {"object": "100 B", "dst": 1}, [("all_gather", 24), ("gather", 300)]),
-        ("scatter_object_list", ["5 B", "9 B", "2 B"], [("broadcast", 8), ("scatter", 27), ("scatter", 24)]),
+        (
+            "scatter_object_list",
+            ["5 B", "9 B", "2 B"],
+            [("broadcast", 8), ("scatter", 27), ("scatter", 24)],
+        ),
     ],
 )
 def test_an_object_travels_as_its_length_and_its_bytes(name, fields, calls):
-    """distributed_c10d.py: lengths are int64, bytes uint8, all as long as the longest where sizes differ."""
+    """distributed_c10d.py: lengths are int64, bytes uint8, all as long as the longest where sizes
+    differ.
+    """
     scenario = one(name, fields)
     rank = 1 if name == "gather_object" else 0
 
@@ -51,14 +63,21 @@ def test_a_recorded_object_collective_of_torch_has_the_same_calls(monkeypatch):
     from torch.distributed import distributed_c10d as c10d
 
     notes: list[tuple[str, int]] = []
-    monkeypatch.setattr(c10d, "broadcast", lambda t, **_: notes.append(("broadcast", t.numel() * t.element_size())))
+    monkeypatch.setattr(
+        c10d, "broadcast", lambda t, **_: notes.append(("broadcast", t.numel() * t.element_size()))
+    )
     store = dist.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         dist.broadcast_object_list(["a" * 40, list(range(9))], src=0)
     finally:
         dist.destroy_process_group()
-    ours = [(op, nbytes) for op, _, nbytes, _ in meeting(one("broadcast_object_list", [f"{n} B" for n in _lengths()]))]
+    ours = [
+        (op, nbytes)
+        for op, _, nbytes, _ in meeting(
+            one("broadcast_object_list", [f"{n} B" for n in _lengths()])
+        )
+    ]
 
     assert notes == ours
 
@@ -77,11 +96,19 @@ def _lengths() -> list[int]:
 
 
 def test_scatter_needs_an_object_for_every_rank():
-    assert refused("scatter_object_list", ["5 B"]) == "expected an object for each of the 3 ranks of the group, found 1"
+    assert (
+        refused("scatter_object_list", ["5 B"])
+        == "expected an object for each of the 3 ranks of the group, found 1"
+    )
 
 
-TENSORS = {"a": {"shape": [4], "value": "rank"}, "b": {"shape": [2], "value": 1}, "B": {"shape": [4]}, "d": {"shape": [3]},
-           "D": {"shape": [6]}}  # fmt: skip
+TENSORS = {
+    "a": {"shape": [4], "value": "rank"},
+    "b": {"shape": [2], "value": 1},
+    "B": {"shape": [4]},
+    "d": {"shape": [3]},
+    "D": {"shape": [6]},
+}
 
 
 def coalesced(*ops: object, world: int = 2, **fields: object) -> Scenario:
@@ -90,10 +117,17 @@ def coalesced(*ops: object, world: int = 2, **fields: object) -> Scenario:
 
 def test_coalesced_collectives_are_one_call():
     text = "world: 2\ntensors: {a: {shape: [4], value: rank}, b: {shape: [2], value: 1}}\nprogram:\n  - coalescing_manager:\n"
-    done = simulated(text + "      - all_reduce: {tensor: a, op: max}\n      - all_reduce: {tensor: b, op: max}\n")
+    done = simulated(
+        text
+        + "      - all_reduce: {tensor: a, op: max}\n      - all_reduce: {tensor: b, op: max}\n"
+    )
     ((_, call),) = done.program.calls_of(0)
 
-    assert (call.op, [b.name for b in call.inputs], call.reduce_op) == ("all_reduce_coalesced", ["a", "b"], "max")
+    assert (call.op, [b.name for b in call.inputs], call.reduce_op) == (
+        "all_reduce_coalesced",
+        ["a", "b"],
+        "max",
+    )
     assert (done.verdict.verdict, done.values.text(0, "a"), done.values.text(1, "b")) == (
         "ok",
         "[1.0, 1.0, 1.0, 1.0]",
@@ -102,24 +136,41 @@ def test_coalesced_collectives_are_one_call():
 
 
 @pytest.mark.parametrize(
-    "name", ["all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor", "reduce_scatter_single"]
+    "name",
+    [
+        "all_gather_into_tensor",
+        "all_gather_single",
+        "reduce_scatter_tensor",
+        "reduce_scatter_single",
+    ],
 )
 def test_inputs_and_outputs_of_a_coalesced_launch_keep_their_order(name):
     """By torch's old and new names."""
     gathers = name.startswith("all_gather")
     short, long = ("input", "output") if gathers else ("output", "input")
-    ((_, call),) = lower(coalesced(*({name: {short: x, long: x.upper()}} for x in ("b", "d")))).calls_of(1)
+    ((_, call),) = lower(
+        coalesced(*({name: {short: x, long: x.upper()}} for x in ("b", "d")))
+    ).calls_of(1)
 
-    assert call.op == ("all_gather_into_tensor_coalesced" if gathers else "reduce_scatter_tensor_coalesced")
+    assert call.op == (
+        "all_gather_into_tensor_coalesced" if gathers else "reduce_scatter_tensor_coalesced"
+    )
     sides = [b.name for b in call.inputs], [b.name for b in call.outputs]
     assert sides == ((["b", "d"], ["B", "D"]) if gathers else (["B", "D"], ["b", "d"]))
 
 
 def test_a_coalesced_launch_may_be_a_request():
-    scenario = coalesced({"all_reduce": {"tensor": "a"}}, {"all_reduce": {"tensor": "b"}}, **{"async": True, "as": "h"})
+    scenario = coalesced(
+        {"all_reduce": {"tensor": "a"}},
+        {"all_reduce": {"tensor": "b"}},
+        **{"async": True, "as": "h"},
+    )
     program = lower(Scenario(world=2, tensors=TENSORS, program=[*scenario.program, {"wait": "h"}]))
 
-    assert [(call.op, call.is_async) for _, call in program.calls_of(0)] == [("all_reduce_coalesced", True), ("wait", False)]
+    assert [(call.op, call.is_async) for _, call in program.calls_of(0)] == [
+        ("all_reduce_coalesced", True),
+        ("wait", False),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -134,10 +185,15 @@ def test_a_coalesced_launch_may_be_a_request():
 )
 def test_each_rank_coalesces_the_parts_that_it_selects(selectors, lists):
     """One launch per rank, without a warning about selectors that nobody meets."""
-    ops = [{"all_reduce": {"tensor": x}} | ({} if s is None else {"ranks": s}) for x, s in zip("ab", selectors, strict=True)]
+    ops = [
+        {"all_reduce": {"tensor": x}} | ({} if s is None else {"ranks": s})
+        for x, s in zip("ab", selectors, strict=True)
+    ]
     program = lower(coalesced(*ops, world=3))
 
-    found = [[[b.name for b in call.inputs] for _, call in program.calls_of(rank)] for rank in range(3)]
+    found = [
+        [[b.name for b in call.inputs] for _, call in program.calls_of(rank)] for rank in range(3)
+    ]
     assert found == [[names] if names else [] for names in lists]
     assert program.findings == ()
 
@@ -145,17 +201,32 @@ def test_each_rank_coalesces_the_parts_that_it_selects(selectors, lists):
 @pytest.mark.parametrize(
     ("ops", "words"),
     [
-        ([{"all_reduce": {"tensor": "a"}}, {"all_gather_into_tensor": {"input": "a", "output": "b"}}], "are of one kind"),
+        (
+            [
+                {"all_reduce": {"tensor": "a"}},
+                {"all_gather_into_tensor": {"input": "a", "output": "b"}},
+            ],
+            "are of one kind",
+        ),
         ([{"broadcast": {"tensor": "a", "src": 0}}], "a coalesced launch holds all_reduce"),
-        ([{"all_gather": {"input": "b", "output": "a"}}], "torch issues any other call at once and on its own, found all_gather"),
+        (
+            [{"all_gather": {"input": "b", "output": "a"}}],
+            "torch issues any other call at once and on its own, found all_gather",
+        ),
         ([{"all_reduce": {"tensor": "a", "async": True}}], "belongs to the launch"),
-        ([{"all_reduce": {"tensor": "a"}}, {"all_reduce": {"tensor": "b", "group": "g"}}], "are on one group"),
+        (
+            [{"all_reduce": {"tensor": "a"}}, {"all_reduce": {"tensor": "b", "group": "g"}}],
+            "are on one group",
+        ),
         (
             [{"all_reduce": {"tensor": "a"}}, {"all_reduce": {"tensor": "b", "op": "max"}}],
             "the reduce op of the first part, sum, for all",
         ),
         ([{"all_reduce": {"tensor": ["a", "b"]}}], "names one tensor as `tensor`"),
-        ([{"all_reduce": {"tensr": "a"}}], "unknown key `tensr`; a part has tensor, group, op; did you mean tensor?"),
+        (
+            [{"all_reduce": {"tensr": "a"}}],
+            "unknown key `tensr`; a part has tensor, group, op; did you mean tensor?",
+        ),
         ([], "expected a list of collectives"),
     ],
 )

@@ -1,4 +1,6 @@
-"""`data_parallel`, `tensor_parallel`, `context_parallel` and `expert_parallel` move what they must, to where it belongs."""
+"""`data_parallel`, `tensor_parallel`, `context_parallel` and `expert_parallel` move what they must,
+to where it belongs.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,42 @@ from hypothesis import strategies as st
 from distsim.common.errors import ScenarioErrors
 from distsim.program.lower import lower
 from distsim.scenario import Scenario
-from distsim.scenario.strategies.intra_layer.expert_parallel import ExpertRouter, apportioned, axis_positions, routed_rows
+from distsim.scenario.strategies.intra_layer.expert_parallel import (
+    ExpertRouter,
+    apportioned,
+    axis_positions,
+    routed_rows,
+)
 from tests.support.harness import draws
-from tests.support.strategy_checks import held_once, meeting, noticed, sent_nbytes, simulated, spoiled
+from tests.support.strategy_checks import (
+    held_once,
+    meeting,
+    noticed,
+    sent_nbytes,
+    simulated,
+    spoiled,
+)
 
 LAYERS = {"params": [[256, 64], [64]], "forward": "1 ms", "backward": "2 ms", "count": 3}
 
 
-def one(name: str, world: int = 4, axis: str = "", iterations: int = 1, **fields: object) -> Scenario:
+def one(
+    name: str, world: int = 4, axis: str = "", iterations: int = 1, **fields: object
+) -> Scenario:
     mesh = {axis: world} if axis else {}
-    return Scenario(world=world, backend="nccl", mesh=mesh, iterations=iterations, program=[{name: fields}])
+    return Scenario(
+        world=world, backend="nccl", mesh=mesh, iterations=iterations, program=[{name: fields}]
+    )
 
 
 def data(world: int = 4, iterations: int = 1, **fields: object) -> Scenario:
-    return one("data_parallel", world, "", iterations, **{"layers": LAYERS, "batch": [24, 8], "output": [24, 2], **fields})
+    return one(
+        "data_parallel",
+        world,
+        "",
+        iterations,
+        **{"layers": LAYERS, "batch": [24, 8], "output": [24, 2], **fields},
+    )
 
 
 def tensor(world: int = 4, **fields: object) -> Scenario:
@@ -42,30 +66,59 @@ def tensor(world: int = 4, **fields: object) -> Scenario:
 
 
 def ring(world: int = 4, **fields: object) -> Scenario:
-    return one("context_parallel", world, "cp", **{"keys": [16, 4], "forward": "4 ms", "backward": "8 ms", **fields})
+    return one(
+        "context_parallel",
+        world,
+        "cp",
+        **{"keys": [16, 4], "forward": "4 ms", "backward": "8 ms", **fields},
+    )
 
 
 def experts(world: int = 4, **fields: object) -> Scenario:
-    given_fields = {"experts": 8, "tokens": 100, "hidden": 4, "forward": "1 ms", "backward": "2 ms", **fields}
+    given_fields = {
+        "experts": 8,
+        "tokens": 100,
+        "hidden": 4,
+        "forward": "1 ms",
+        "backward": "2 ms",
+        **fields,
+    }
     return one("expert_parallel", world, "ep", **given_fields)
 
 
 def refused(make, *args: object, **fields: object) -> list[tuple[str, str]]:
     with pytest.raises(ScenarioErrors) as caught:
         make(*args, **fields)
-    return [(p.path.partition("]")[2].partition(".")[2].partition(".")[2], p.message) for p in caught.value.problems]
+    return [
+        (p.path.partition("]")[2].partition(".")[2].partition(".")[2], p.message)
+        for p in caught.value.problems
+    ]
 
 
 # --- data_parallel -------------------------------------------------------------------------------------------------------
 def test_data_parallel_makes_its_moves_in_order():
-    """Batch out, model out, outputs in, their gradients out, gradients in, and copies renewed; compute stands between."""
+    """Batch out, model out, outputs in, their gradients out, gradients in, and copies renewed;
+    compute stands between.
+    """
     program = lower(data())
     words = [call.name or call.op for _, call in program.calls_of(0)]
 
     assert words == [
-        "master copy", "next batch", "scatter", "broadcast", *[f"forward layer {k}" for k in range(3)], "output", "gather", "loss",
-        "scatter", *[f"backward layer {k}" for k in (2, 1, 0)], "reduce", "assign", "optimizer", "broadcast",
-    ]  # fmt: skip
+        "master copy",
+        "next batch",
+        "scatter",
+        "broadcast",
+        *[f"forward layer {k}" for k in range(3)],
+        "output",
+        "gather",
+        "loss",
+        "scatter",
+        *[f"backward layer {k}" for k in (2, 1, 0)],
+        "reduce",
+        "assign",
+        "optimizer",
+        "broadcast",
+    ]
     assert [call.name for _, call in program.calls_of(1) if call.op == "compute"] == [
         w for w in words if w.startswith(("forward", "output", "backward"))
     ]
@@ -90,20 +143,33 @@ def test_rank_0_is_the_bottleneck_of_data_parallel():
 
     assert with_eight > with_two
     assert refused(data, batch=[10, 8]) == [
-        ("batch", "the first axis of batch, 10, does not divide among 4 ranks; each gets an equal part")
+        (
+            "batch",
+            "the first axis of batch, 10, does not divide among 4 ranks; each gets an equal part",
+        )
     ]
 
 
 @pytest.mark.parametrize(
-    ("group", "first"), [("odd", {1}), ("named", {1}), ("both", {0}), ("b", {0, 2}), (["a", "b"], {0}), (None, {0})]
+    ("group", "first"),
+    [("odd", {1}), ("named", {1}), ("both", {0}), ("b", {0, 2}), (["a", "b"], {0}), (None, {0})],
 )
 def test_the_first_of_every_group_has_the_master_copy(group, first):
     groups = {"odd": [3, 1], "named": {"ranks": [1, 3]}, "both": {"axes": ["a", "b"]}}
-    fields = {"layers": LAYERS, "batch": [4, 8], "output": [4, 2], **({} if group is None else {"group": group})}
-    entry = {"data_parallel": fields} | ({"ranks": "rank % 2 == 1"} if group in ("odd", "named") else {})
+    fields = {
+        "layers": LAYERS,
+        "batch": [4, 8],
+        "output": [4, 2],
+        **({} if group is None else {"group": group}),
+    }
+    entry = {"data_parallel": fields} | (
+        {"ranks": "rank % 2 == 1"} if group in ("odd", "named") else {}
+    )
     program = lower(Scenario(world=4, mesh={"a": 2, "b": 2}, groups=groups, program=[entry]))
 
-    assert {rank for rank in range(4) if any(c.name == "master copy" for _, c in program.calls_of(rank))} == first
+    assert {
+        rank for rank in range(4) if any(c.name == "master copy" for _, c in program.calls_of(rank))
+    } == first
 
 
 @settings(max_examples=draws(20), deadline=None)
@@ -123,12 +189,15 @@ def test_each_pair_is_reduced_once_a_pass():
 def test_sequence_parallelism_moves_as_many_bytes_as_the_all_reduce():
     """Korthikanti, section 4.2.2."""
     assert Counter(op for op, *_ in meeting(tensor(sequence_parallel=True))) == {
-        "all_gather_into_tensor": 8, "reduce_scatter_tensor": 8,
-    }  # fmt: skip
+        "all_gather_into_tensor": 8,
+        "reduce_scatter_tensor": 8,
+    }
     assert sent_nbytes(tensor(sequence_parallel=True)) == sent_nbytes(tensor())
 
 
-@pytest.mark.parametrize(("parallel", "label"), [(False, "out"), (False, "grad"), (True, "part"), (True, "grad_part")])
+@pytest.mark.parametrize(
+    ("parallel", "label"), [(False, "out"), (False, "grad"), (True, "part"), (True, "grad_part")]
+)
 def test_activations_hold_every_ranks_partial_sum_exactly_once(parallel, label):
     done = simulated(tensor(sequence_parallel=parallel).to_yaml())
 
@@ -138,8 +207,9 @@ def test_activations_hold_every_ranks_partial_sum_exactly_once(parallel, label):
 
 def test_sizes_that_do_not_divide_among_the_ranks_are_refused():
     assert refused(tensor, hidden=26, heads=6) == [
-        ("heads", "heads 6 does not divide among the 4 ranks of tp"), ("hidden", "hidden 26 does not divide among the 4 ranks of tp"),
-    ]  # fmt: skip
+        ("heads", "heads 6 does not divide among the 4 ranks of tp"),
+        ("hidden", "hidden 26 does not divide among the 4 ranks of tp"),
+    ]
     assert refused(tensor, sequence=50, sequence_parallel=True)[0][0] == "sequence"
 
 
@@ -150,7 +220,9 @@ def test_every_rank_meets_every_part_of_the_sequence_once_and_in_ring_order(worl
     values = simulated(ring(world, rotate=rotate).to_yaml()).values
 
     for rank in range(world):
-        owners = [[c.rank for c in values.lineage(rank, f"context_parallel_kv_{i}")] for i in range(world)]
+        owners = [
+            [c.rank for c in values.lineage(rank, f"context_parallel_kv_{i}")] for i in range(world)
+        ]
         assert owners == [[(rank - i) % world] for i in range(world)]
 
 
@@ -203,18 +275,31 @@ def test_counts_tokens_and_results_travel_and_tokens_twice_more_for_the_gradient
 
 
 @pytest.mark.parametrize("imbalance", [0, 0.5, 2])
-@pytest.mark.parametrize("fields", [{}, {"capacity_factor": 1.0}, {"capacity_factor": 1.5, "pad_to_capacity": True}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"capacity_factor": 1.0}, {"capacity_factor": 1.5, "pad_to_capacity": True}]
+)
 def test_results_come_back_to_the_rank_of_their_tokens_in_their_order(imbalance, fields):
     done = simulated(experts(imbalance=imbalance, seed=3, **fields).to_yaml())
-    sends = routed_rows(ExpertRouter(8, 100, 1, imbalance, 3, fields.get("capacity_factor"), "pad_to_capacity" in fields), 4, 4)
+    sends = routed_rows(
+        ExpertRouter(
+            8, 100, 1, imbalance, 3, fields.get("capacity_factor"), "pad_to_capacity" in fields
+        ),
+        4,
+        4,
+    )
 
     assert (done.outcome, done.verdict.verdict) == ("completes", "ok")
     for rank in range(4):
-        found = [(s.stop - s.start, [c.rank for c in s.counts]) for s in done.values.stretches(rank, "expert_parallel_combined")]
+        found = [
+            (s.stop - s.start, [c.rank for c in s.counts])
+            for s in done.values.stretches(rank, "expert_parallel_combined")
+        ]
         assert found == [(4 * rows, [expert]) for expert, rows in enumerate(sends[rank]) if rows]
 
 
-@given(st.integers(1, 500), st.lists(st.floats(0.01, 10), min_size=2, max_size=12), st.integers(1, 2))
+@given(
+    st.integers(1, 500), st.lists(st.floats(0.01, 10), min_size=2, max_size=12), st.integers(1, 2)
+)
 def test_tokens_are_dealt_out_whole_and_none_goes_to_an_expert_twice(tokens, weights, top_k):
     parts = apportioned(tokens * top_k, weights, tokens)
 
@@ -240,7 +325,9 @@ def test_coordinates_follow_the_mesh():
 
 
 def test_layouts_of_experts_that_cannot_be_are_refused():
-    assert refused(experts, experts=6) == [("experts", "6 experts do not divide among the 4 ranks of ep")]
+    assert refused(experts, experts=6) == [
+        ("experts", "6 experts do not divide among the 4 ranks of ep")
+    ]
     assert refused(experts, top_k=9)[0][0] == "top_k"
     assert refused(experts, pad_to_capacity=True)[0][0] == "pad_to_capacity"
 

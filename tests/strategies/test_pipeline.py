@@ -1,4 +1,6 @@
-"""`pipeline:` in a scenario: what it costs, whom it meets, whose numbers it adds up, and what it refuses."""
+"""`pipeline:` in a scenario: what it costs, whom it meets, whose numbers it adds up, and what it
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -31,24 +33,56 @@ SAMPLES = ROOT / "tests" / "data" / "pp-schedules"
 FREE = "1000000 TB/s"
 IDEAL = {
     "name": "ideal",
-    "device": {"name": "ideal", "peak": {"float32": "1 TFLOP/s"}, "memory_bandwidth": FREE, "memory_size": "1 TB"},
+    "device": {
+        "name": "ideal",
+        "peak": {"float32": "1 TFLOP/s"},
+        "memory_bandwidth": FREE,
+        "memory_size": "1 TB",
+    },
     "intra": {"kind": "nvlink", "latency": "0 ns", "bandwidth": FREE},
     "nics": {"bandwidth": FREE},
     "network": {"latency": "0 ns"},
 }
 #: (schedule, ranks, micro-batches, chunks)
 LAYOUTS = [
-    ("gpipe", 4, 6, 1), ("1f1b", 4, 6, 1), ("1f1b", 3, 3, 1), ("interleaved_1f1b", 4, 8, 2), ("interleaved_1f1b", 2, 4, 3),
-    ("looped_bfs", 2, 3, 2), ("zb1p", 4, 8, 1), ("zb1p", 2, 4, 2), ("zbv", 3, 6, 2), ("dualpipe_v", 2, 5, 2), ("dualpipe_v", 4, 8, 2),
-    ("dualpipe", 2, 4, 2), ("dualpipe", 4, 10, 2), ("dualpipe", 6, 12, 2),
-]  # fmt: skip
+    ("gpipe", 4, 6, 1),
+    ("1f1b", 4, 6, 1),
+    ("1f1b", 3, 3, 1),
+    ("interleaved_1f1b", 4, 8, 2),
+    ("interleaved_1f1b", 2, 4, 3),
+    ("looped_bfs", 2, 3, 2),
+    ("zb1p", 4, 8, 1),
+    ("zb1p", 2, 4, 2),
+    ("zbv", 3, 6, 2),
+    ("dualpipe_v", 2, 5, 2),
+    ("dualpipe_v", 4, 8, 2),
+    ("dualpipe", 2, 4, 2),
+    ("dualpipe", 4, 10, 2),
+    ("dualpipe", 6, 12, 2),
+]
 each_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda x: "-".join(map(str, x)))
 
 
-def scenario(schedule: Any, ranks: int, batches: int | None = None, chunks: int | None = None, **more: Any) -> Scenario:
-    top = {key: more.pop(key) for key in ("backend", "cluster", "options", "iterations", "tensors") if key in more}
-    fields = {"schedule": schedule, "forward": "5 ms", "backward": "10 ms", "activation": {"shape": [4, 8]}, **more}
-    fields |= {key: value for key, value in (("micro_batches", batches), ("chunks", chunks)) if value is not None}
+def scenario(
+    schedule: Any, ranks: int, batches: int | None = None, chunks: int | None = None, **more: Any
+) -> Scenario:
+    top = {
+        key: more.pop(key)
+        for key in ("backend", "cluster", "options", "iterations", "tensors")
+        if key in more
+    }
+    fields = {
+        "schedule": schedule,
+        "forward": "5 ms",
+        "backward": "10 ms",
+        "activation": {"shape": [4, 8]},
+        **more,
+    }
+    fields |= {
+        key: value
+        for key, value in (("micro_batches", batches), ("chunks", chunks))
+        if value is not None
+    }
     return Scenario(world=ranks, mesh={"pp": ranks}, **top, program=[{"pipeline": fields}])
 
 
@@ -61,12 +95,16 @@ def problems(**fields: Any) -> list[str]:
 # --- it runs ---
 @each_layout
 @pytest.mark.parametrize("nbytes", ["small", "large"])
-@pytest.mark.parametrize(("backend", "init"), [("gloo", "lazy"), ("nccl", "lazy"), ("nccl", "eager")])
+@pytest.mark.parametrize(
+    ("backend", "init"), [("gloo", "lazy"), ("nccl", "lazy"), ("nccl", "eager")]
+)
 def test_every_schedule_is_ok_and_completes(layout, nbytes, backend, init):
     """Large: above what nccl buffers, so that a send waits for its receive."""
     shape = [4, 8] if nbytes == "small" else [4096, 8192]
     told = {} if layout[0] == "dualpipe" else {"shapes_exchange": True}
-    made = scenario(*layout, backend=backend, options={"init": init}, activation={"shape": shape}, **told)
+    made = scenario(
+        *layout, backend=backend, options={"init": init}, activation={"shape": shape}, **told
+    )
     found = simulate(made, with_values=False)
 
     assert (found.outcome, found.verdict.verdict, found.findings) == ("completes", "ok", ())
@@ -76,15 +114,21 @@ def test_every_schedule_is_ok_and_completes(layout, nbytes, backend, init):
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_schedules_in_files_of_others_are_ok_and_complete(file, backend):
     ranks = len(file.read_text(encoding="utf-8").split())
-    found = simulate(scenario(str(file), ranks, backend=backend, activation={"shape": [4096, 8192]}), with_values=False)
+    found = simulate(
+        scenario(str(file), ranks, backend=backend, activation={"shape": [4096, 8192]}),
+        with_values=False,
+    )
 
     assert (found.outcome, found.verdict.verdict, found.findings) == ("completes", "ok", ())
 
 
 def test_the_pipeline_by_hand_and_the_one_by_strategy_take_the_same_time():
-    """By hand: scenarios/pipeline_1f1b.yaml; its sends of the warm-up block, PyTorch's do not, which costs launches alone."""
+    """By hand: scenarios/pipeline_1f1b.yaml; its sends of the warm-up block, PyTorch's do not,
+    which costs launches alone.
+    """
     by_hand, by_strategy = (
-        simulate(load(str(ROOT / "scenarios" / f"{name}.yaml"))) for name in ("pipeline_1f1b", "strategies/pipeline_1f1b")
+        simulate(load(str(ROOT / "scenarios" / f"{name}.yaml")))
+        for name in ("pipeline_1f1b", "strategies/pipeline_1f1b")
     )
 
     assert by_strategy.makespan_ns == pytest.approx(by_hand.makespan_ns, rel=0.001)
@@ -99,7 +143,16 @@ def test_shapes_are_told_in_the_first_iteration_alone():
 
 
 # --- textbook figures ---
-def makespan(name: str, p: int, m: int, v: int, forward: int, backward: int, backend: str = "gloo", **more: Any) -> float:
+def makespan(
+    name: str,
+    p: int,
+    m: int,
+    v: int,
+    forward: int,
+    backward: int,
+    backend: str = "gloo",
+    **more: Any,
+) -> float:
     """In ms; ``forward`` and ``backward`` are a whole rank's, in ms."""
     made = scenario(
         name,
@@ -132,7 +185,9 @@ def test_interleaving_divides_the_bubble_by_the_chunks(p, m, v, backend):
     """Narayanan et al. 2021, section 2.2: (p - 1) / (v * m) of the ideal time."""
     ideal = m * 18
 
-    assert (makespan("interleaved_1f1b", p, m, v, 6, 12, backend) - ideal) / ideal == pytest.approx((p - 1) / (v * m), abs=1e-5)
+    assert (makespan("interleaved_1f1b", p, m, v, 6, 12, backend) - ideal) / ideal == pytest.approx(
+        (p - 1) / (v * m), abs=1e-5
+    )
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 16)])
@@ -155,15 +210,35 @@ def test_v_shapes_pause_less_than_1f1b(p, m):
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 14), (8, 20)])
-@pytest.mark.parametrize(("forward", "whole", "weight", "pair"), [(6, 12, 6, 18), (6, 12, 6, 14), (10, 18, 8, 26)])
+@pytest.mark.parametrize(
+    ("forward", "whole", "weight", "pair"), [(6, 12, 6, 18), (6, 12, 6, 14), (10, 18, 8, 26)]
+)
 def test_the_bubble_of_dualpipe_is_the_published_one(p, m, forward, whole, weight, pair, backend):
-    """(PP/2 - 1)(F&B + B - 3W), the table of github deepseek-ai/DualPipe: what a rank does not compute.
+    """(PP/2 - 1)(F&B + B - 3W), the table of github deepseek-ai/DualPipe: what a rank does not
+    compute.
 
-    From 6 ranks on ranks overlap unequal numbers of pairs: where that saves time, some pause longer than others."""
-    halves = {"backward_input": f"{whole - weight} ms", "backward_weight": f"{weight} ms", "overlapped": f"{pair} ms"}
-    made = scenario("dualpipe", p, m, backend=backend, cluster=IDEAL, forward=f"{forward} ms", backward=f"{whole} ms", **halves)
+    From 6 ranks on ranks overlap unequal numbers of pairs: where that saves time, some pause longer
+    than others."""
+    halves = {
+        "backward_input": f"{whole - weight} ms",
+        "backward_weight": f"{weight} ms",
+        "overlapped": f"{pair} ms",
+    }
+    made = scenario(
+        "dualpipe",
+        p,
+        m,
+        backend=backend,
+        cluster=IDEAL,
+        forward=f"{forward} ms",
+        backward=f"{whole} ms",
+        **halves,
+    )
     found = simulate(made, with_values=False, with_verdict=False)
-    busy = [sum(call.time_ns for _, call in lower(made).calls_of(rank) if call.op == "compute") for rank in range(p)]
+    busy = [
+        sum(call.time_ns for _, call in lower(made).calls_of(rank) if call.op == "compute")
+        for rank in range(p)
+    ]
 
     pauses = [(found.makespan_ns - one) / 1e6 for one in busy]
     published = (p // 2 - 1) * (pair + whole - 3 * weight)
@@ -175,9 +250,11 @@ def test_the_bubble_of_dualpipe_is_the_published_one(p, m, forward, whole, weigh
 
 # --- whose numbers ---
 def passed_on(made: Scenario, ordered: bool = False) -> list[Counter[tuple[int, int]]]:
-    """For each rank and chunk: the micro-batches that its gradient holds, found by going back from addition to addition's inputs.
+    """For each rank and chunk: the micro-batches that its gradient holds, found by going back from
+    addition to addition's inputs.
 
-    An entry is (micro-batch by the gradient that came in, micro-batch by the activation that was kept).
+    An entry is (micro-batch by the gradient that came in, micro-batch by the activation that was
+    kept).
     """
     found = simulate(made, with_verdict=False, with_values=False, ordered=ordered)
     values = compute_values(found.program, found.run.trace, at_calls=True)
@@ -189,7 +266,8 @@ def passed_on(made: Scenario, ordered: bool = False) -> list[Counter[tuple[int, 
         return [c[0].node for c in values.seen[rank_of[row], position_of[row], -1, "in"].contents]
 
     def source(node: int) -> int:
-        """The micro-batch at the start of stage 0 that a node goes back to, along gradients and then along activations.
+        """The micro-batch at the start of stage 0 that a node goes back to, along gradients and
+        then along activations.
 
         Those of a second direction are numbered after those of the first."""
         for _ in range(200):
@@ -197,7 +275,9 @@ def passed_on(made: Scenario, ordered: bool = False) -> list[Counter[tuple[int, 
             if row < 0:
                 assert own is not None
                 assert own.tensor.partition("@")[0] == "pipeline_input"
-                return int(own.tensor.partition("@")[2] or 0) % batches + batches * starts.index(own.rank)
+                return int(own.tensor.partition("@")[2] or 0) % batches + batches * starts.index(
+                    own.rank
+                )
             node = inputs(row)[0]
         raise AssertionError("a circle")
 
@@ -209,8 +289,15 @@ def passed_on(made: Scenario, ordered: bool = False) -> list[Counter[tuple[int, 
     for rank in range(found.program.world_size):
         for chunk in range(chunks_of(made)):
             label = "pipeline_weight_grad" + (f"@{chunk}" if chunk else "")
-            nodes = [leaf for piece in values.state(rank, label).content for leaf in leaves(piece.node)]
-            totals.append(Counter(tuple(source(n) for n in inputs(values.graph.nodes[node].row)[:2]) for node in nodes))
+            nodes = [
+                leaf for piece in values.state(rank, label).content for leaf in leaves(piece.node)
+            ]
+            totals.append(
+                Counter(
+                    tuple(source(n) for n in inputs(values.graph.nodes[node].row)[:2])
+                    for node in nodes
+                )
+            )
     return totals
 
 
@@ -229,7 +316,17 @@ def test_every_stages_gradient_holds_each_micro_batch_exactly_once(layout, backe
 
 
 @settings(max_examples=draws(25), deadline=None)
-@given(st.sampled_from([("interleaved_1f1b", 2, 4, 2), ("zb1p", 2, 4, 2), ("dualpipe_v", 2, 4, 2), ("zbv", 3, 5, 2)]), st.data())
+@given(
+    st.sampled_from(
+        [
+            ("interleaved_1f1b", 2, 4, 2),
+            ("zb1p", 2, 4, 2),
+            ("dualpipe_v", 2, 4, 2),
+            ("zbv", 3, 5, 2),
+        ]
+    ),
+    st.data(),
+)
 def test_two_receives_from_one_peer_in_the_wrong_order_are_always_noticed(layout, data):
     """By the reader, as a standstill, or by what the gradients hold."""
     schedule = with_send_recv(SCHEDULE_BUILDERS[layout[0]](*layout[1:]))
@@ -243,7 +340,9 @@ def test_two_receives_from_one_peer_in_the_wrong_order_are_always_noticed(layout
     pairs = [(a, b) for a in places for b in places if a < b and peer(row[a]) == peer(row[b])]
     a, b = data.draw(st.sampled_from(pairs))
     row[a], row[b] = row[b], row[a]
-    lines = [",".join(map(str, row if r == rank else other)) for r, other in enumerate(schedule.rows)]
+    lines = [
+        ",".join(map(str, row if r == rank else other)) for r, other in enumerate(schedule.rows)
+    ]
 
     assert noticed(lines, layout)
 
@@ -256,25 +355,40 @@ def noticed(lines: list[str], layout: tuple[str, int, int, int]) -> bool:
     found = simulate(made, with_values=False)
     if found.outcome != "completes" or found.verdict.verdict != "ok":
         return True
-    return passed_on(made) != [Counter({(m, m): 1 for m in range(layout[2])})] * (layout[1] * layout[3])
+    return passed_on(made) != [Counter({(m, m): 1 for m in range(layout[2])})] * (
+        layout[1] * layout[3]
+    )
 
 
 def test_numbered_activations_say_whose_they_are():
     found = simulate(scenario("interleaved_1f1b", 2, 2, 2, numbered=True), with_values=True).values
 
-    assert [found.agrees(1, "pipeline_input", 0), found.agrees(1, "pipeline_input@1", 1)] == [True, True]
-    assert [found.agrees(0, "pipeline_input@2", 1000), found.agrees(1, "pipeline_input@3", 2001)] == [True, True]
-    assert [found.agrees(0, "pipeline_output_grad", -1000), found.agrees(0, "pipeline_output_grad@3", -3001)] == [True, True]
+    assert [found.agrees(1, "pipeline_input", 0), found.agrees(1, "pipeline_input@1", 1)] == [
+        True,
+        True,
+    ]
+    assert [
+        found.agrees(0, "pipeline_input@2", 1000),
+        found.agrees(1, "pipeline_input@3", 2001),
+    ] == [True, True]
+    assert [
+        found.agrees(0, "pipeline_output_grad", -1000),
+        found.agrees(0, "pipeline_output_grad@3", -3001),
+    ] == [True, True]
 
 
 # --- fields ---
 def compute_times(made: Scenario, rank: int) -> Counter[tuple[str, int]]:
     program = lower(made)
-    return Counter((call.name, call.time_ns) for _, call in program.calls_of(rank) if call.op == "compute")
+    return Counter(
+        (call.name, call.time_ns) for _, call in program.calls_of(rank) if call.op == "compute"
+    )
 
 
 def test_costs_may_differ_by_stage():
-    made = scenario("1f1b", 2, 2, forward={0: "1 ms", "else": "2 ms"}, backward={0: "3 ms", "else": "4 ms"})
+    made = scenario(
+        "1f1b", 2, 2, forward={0: "1 ms", "else": "2 ms"}, backward={0: "3 ms", "else": "4 ms"}
+    )
 
     assert compute_times(made, 0) == {("forward", 1_000_000): 2, ("backward", 3_000_000): 2}
     assert compute_times(made, 1) == {("forward", 2_000_000): 2, ("backward", 4_000_000): 2}
@@ -303,21 +417,35 @@ def test_the_first_stage_does_all_of_a_split_backward_at_its_weights():
 
 
 def test_entries_may_stand_for_a_forward():
-    body = [{"all_reduce": {"tensor": "x", "group": "pp"}}, {"compute": {"name": "layer", "time": "2 ms"}}]
+    body = [
+        {"all_reduce": {"tensor": "x", "group": "pp"}},
+        {"compute": {"name": "layer", "time": "2 ms"}},
+    ]
     program = lower(scenario("gpipe", 2, 3, forward=body, tensors={"x": {"shape": [4]}}))
 
     assert Counter(call.op for _, call in program.calls_of(0))["all_reduce"] == 3
 
 
 def test_gradients_may_be_a_tensor_of_the_file_one_copy_per_chunk():
-    made = scenario("interleaved_1f1b", 2, 2, 2, gradient="grad", tensors={"grad": {"shape": [4], "copies": 2}})
+    made = scenario(
+        "interleaved_1f1b", 2, 2, 2, gradient="grad", tensors={"grad": {"shape": [4], "copies": 2}}
+    )
     added = Counter(b.label for _, call in lower(made).calls_of(1) for b in call.adds)
 
     assert added == {"grad": 2, "grad@1": 2}
 
 
 @pytest.mark.parametrize(
-    "name", ["Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV", "GPipe", "1F1B", "LoopedBFS"]
+    "name",
+    [
+        "Interleaved1F1B",
+        "InterleavedZeroBubble",
+        "ZBVZeroBubble",
+        "DualPipeV",
+        "GPipe",
+        "1F1B",
+        "LoopedBFS",
+    ],
 )
 def test_pytorchs_class_names_are_taken_too(name):
     assert simulate(scenario(name, 2, 4), with_values=False).outcome == "completes"
@@ -325,9 +453,17 @@ def test_pytorchs_class_names_are_taken_too(name):
 
 def test_a_schedules_file_is_looked_for_beside_the_scenario(tmp_path, monkeypatch):
     (tmp_path / "own.csv").write_text("0F0,0B0\n1F0,1B0\n", encoding="utf-8")
-    fields = {"schedule": "own.csv", "forward": "1 ms", "backward": "1 ms", "activation": {"shape": [1]}}
+    fields = {
+        "schedule": "own.csv",
+        "forward": "1 ms",
+        "backward": "1 ms",
+        "activation": {"shape": [1]},
+    }
     file = tmp_path / "own.yaml"
-    file.write_text(json.dumps({"world": 2, "mesh": {"pp": 2}, "program": [{"pipeline": fields}]}), encoding="utf-8")
+    file.write_text(
+        json.dumps({"world": 2, "mesh": {"pp": 2}, "program": [{"pipeline": fields}]}),
+        encoding="utf-8",
+    )
     monkeypatch.chdir(ROOT)
 
     assert simulate(load(str(file))).outcome == "completes"
@@ -337,39 +473,119 @@ def test_a_schedules_file_is_looked_for_beside_the_scenario(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"schedule": "1f1b", "ranks": 4, "batches": 3}, "1f1b needs at least as many micro-batches as stages, found 3 for 4 stages"),
+        (
+            {"schedule": "1f1b", "ranks": 4, "batches": 3},
+            "1f1b needs at least as many micro-batches as stages, found 3 for 4 stages",
+        ),
         ({"schedule": "dualpipe_v", "ranks": 2, "batches": 3}, "found 3 for 4 stages"),
-        ({"schedule": "dualpipe", "ranks": 3, "batches": 6}, "needs an even number of ranks, found 3"),
+        (
+            {"schedule": "dualpipe", "ranks": 3, "batches": 6},
+            "needs an even number of ranks, found 3",
+        ),
         ({"schedule": "dualpipe", "ranks": 2, "batches": 5}, "5 is odd; 4 or 6 would do"),
-        ({"schedule": "dualpipe", "ranks": 4, "batches": 6}, "twice as many micro-batches as ranks, found 6 for 4 ranks"),
-        ({"schedule": "dualpipe", "ranks": 2, "batches": 4, "chunks": 1}, "dualpipe has two stages per rank, found chunks: 1"),
-        ({"schedule": "dualpipe", "ranks": 2, "batches": 4, "defer_pp_recv": True}, "dualpipe has no defer_pp_recv"),
-        ({"schedule": "dualpipe", "ranks": 2, "batches": 4, "shapes_exchange": True}, "dualpipe has no shapes_exchange"),
-        ({"schedule": "dualpipe", "ranks": 2, "batches": 4, "forward": {2: "1 ms", "else": "2 ms"}}, "the stages are 0 to 1"),
-        ({"schedule": "dualpipe", "ranks": 2, "batches": 4, "tensors": {"g": {"shape": [1]}}, "gradient": "g"}, "give it `copies: 2`"),
-        ({"schedule": "1f1b", "ranks": 2, "batches": 4, "overlapped": "5 ms"}, "overlaps no forward with a backward"),
-        ({"schedule": "dualpipe", "ranks": 2, "batches": 4, "overlapped": "5 ms", "forward": {"flops": "1 TFLOP"}}, "as times"),
-        ({"schedule": "interleaved_1f1b", "ranks": 4, "batches": 9}, "in 2 rounds of 4 or more, and 2 does not divide 9"),
+        (
+            {"schedule": "dualpipe", "ranks": 4, "batches": 6},
+            "twice as many micro-batches as ranks, found 6 for 4 ranks",
+        ),
+        (
+            {"schedule": "dualpipe", "ranks": 2, "batches": 4, "chunks": 1},
+            "dualpipe has two stages per rank, found chunks: 1",
+        ),
+        (
+            {"schedule": "dualpipe", "ranks": 2, "batches": 4, "defer_pp_recv": True},
+            "dualpipe has no defer_pp_recv",
+        ),
+        (
+            {"schedule": "dualpipe", "ranks": 2, "batches": 4, "shapes_exchange": True},
+            "dualpipe has no shapes_exchange",
+        ),
+        (
+            {
+                "schedule": "dualpipe",
+                "ranks": 2,
+                "batches": 4,
+                "forward": {2: "1 ms", "else": "2 ms"},
+            },
+            "the stages are 0 to 1",
+        ),
+        (
+            {
+                "schedule": "dualpipe",
+                "ranks": 2,
+                "batches": 4,
+                "tensors": {"g": {"shape": [1]}},
+                "gradient": "g",
+            },
+            "give it `copies: 2`",
+        ),
+        (
+            {"schedule": "1f1b", "ranks": 2, "batches": 4, "overlapped": "5 ms"},
+            "overlaps no forward with a backward",
+        ),
+        (
+            {
+                "schedule": "dualpipe",
+                "ranks": 2,
+                "batches": 4,
+                "overlapped": "5 ms",
+                "forward": {"flops": "1 TFLOP"},
+            },
+            "as times",
+        ),
+        (
+            {"schedule": "interleaved_1f1b", "ranks": 4, "batches": 9},
+            "in 2 rounds of 4 or more, and 2 does not divide 9",
+        ),
         ({"schedule": "zb1p", "ranks": 2, "batches": 5}, "2 does not divide 5"),
-        ({"schedule": "gpipe", "ranks": 2, "batches": 2, "chunks": 2}, "gpipe has one stage per rank"),
+        (
+            {"schedule": "gpipe", "ranks": 2, "batches": 2, "chunks": 2},
+            "gpipe has one stage per rank",
+        ),
         ({"schedule": "zbv", "ranks": 2, "batches": 2, "chunks": 3}, "zbv has two stages per rank"),
         ({"schedule": "gpype", "ranks": 2, "batches": 2}, "unknown schedule gpype"),
         ({"schedule": "gpipe", "ranks": 2}, "micro_batches"),
         ({"schedule": "missing.csv", "ranks": 2}, "can't read missing.csv"),
-        ({"schedule": ["0F0,0B0", "1F0,1B0"], "ranks": 3}, "the schedule is for 2 ranks, the axis pp has 3"),
+        (
+            {"schedule": ["0F0,0B0", "1F0,1B0"], "ranks": 3},
+            "the schedule is for 2 ranks, the axis pp has 3",
+        ),
         ({"schedule": ["0F0,0B0", "1F0,1B0"], "ranks": 2, "batches": 2}, "for 1 micro-batches"),
         ({"schedule": ["0F0,0B0", "1F0,1B0"], "ranks": 2, "chunks": 2}, "leave chunks out"),
-        ({"schedule": ["0F0,0SEND_F0,0B0", "1F0,1B0"], "ranks": 2}, "0B0 computes before it receives its input"),
+        (
+            {"schedule": ["0F0,0SEND_F0,0B0", "1F0,1B0"], "ranks": 2},
+            "0B0 computes before it receives its input",
+        ),
         ({"schedule": ["0F0", "1FF0"], "ranks": 2}, "rank 1: expected an action"),
-        ({"schedule": "gpipe", "ranks": 2, "batches": 2, "axis": "tp"}, "the axis tp is not in the mesh"),
-        ({"schedule": "gpipe", "ranks": 2, "batches": 2, "gradient": "grad"}, "unknown tensor grad"),
-        ({"schedule": "gpipe", "ranks": 2, "batches": 2, "backward": None}, "expected `backward`, or both"),
-        ({"schedule": "gpipe", "ranks": 2, "batches": 2, "forward": {5: "1 ms", "else": "1 ms"}}, "there is no stage 5"),
-        ({"schedule": "gpipe", "ranks": 2, "batches": 2, "forward": {0: "1 ms", 7: "1 ms"}}, "there is no stage 7"),
-        ({"schedule": "gpipe", "ranks": 2, "batches": 2, "defer_pp_recv": True}, "no receives to defer"),
-        ({"schedule": "zb1p", "ranks": 2, "batches": 2, "backward": {"flops": "1 TFLOP"}}, "the schedule splits the backward"),
+        (
+            {"schedule": "gpipe", "ranks": 2, "batches": 2, "axis": "tp"},
+            "the axis tp is not in the mesh",
+        ),
+        (
+            {"schedule": "gpipe", "ranks": 2, "batches": 2, "gradient": "grad"},
+            "unknown tensor grad",
+        ),
+        (
+            {"schedule": "gpipe", "ranks": 2, "batches": 2, "backward": None},
+            "expected `backward`, or both",
+        ),
+        (
+            {"schedule": "gpipe", "ranks": 2, "batches": 2, "forward": {5: "1 ms", "else": "1 ms"}},
+            "there is no stage 5",
+        ),
+        (
+            {"schedule": "gpipe", "ranks": 2, "batches": 2, "forward": {0: "1 ms", 7: "1 ms"}},
+            "there is no stage 7",
+        ),
+        (
+            {"schedule": "gpipe", "ranks": 2, "batches": 2, "defer_pp_recv": True},
+            "no receives to defer",
+        ),
+        (
+            {"schedule": "zb1p", "ranks": 2, "batches": 2, "backward": {"flops": "1 TFLOP"}},
+            "the schedule splits the backward",
+        ),
     ],
-)  # fmt: skip
+)
 def test_layouts_that_can_not_be_are_refused(fields, said):
     found = problems(**fields)
 
@@ -378,7 +594,9 @@ def test_layouts_that_can_not_be_are_refused(fields, said):
 
 # --- reach ---
 def test_a_pipeline_of_128_ranks_and_128_stages_expands_to_few_entries():
-    """Llama 3 405B's schedule (arXiv:2407.21783, section 3.3.2): 16 ranks, 8 chunks each; regular runs are repeats."""
+    """Llama 3 405B's schedule (arXiv:2407.21783, section 3.3.2): 16 ranks, 8 chunks each; regular
+    runs are repeats.
+    """
     made = scenario("interleaved_1f1b", 16, 32, 8)
     program = lower(made)
 
@@ -390,11 +608,22 @@ def test_a_pipeline_of_128_ranks_and_128_stages_expands_to_few_entries():
 SHARED = {"group": "dp", "params": [[64, 64], [64, 64], [64, 64]], "bucket_cap_mb": 1 / 128}
 
 
-def data_parallel(schedule: str, style: str, ranks: int = 2, batches: int = 4, chunks: int = 1, **more: Any) -> Scenario:
+def data_parallel(
+    schedule: str, style: str, ranks: int = 2, batches: int = 4, chunks: int = 1, **more: Any
+) -> Scenario:
     top = {key: more.pop(key) for key in ("backend", "cluster", "iterations") if key in more}
-    fields = {"schedule": schedule, "micro_batches": batches, "chunks": chunks, "forward": "5 ms", "backward": "10 ms",
-              "activation": {"shape": [4, 8]}, "data_parallel": {"style": style, **SHARED, **more}}  # fmt: skip
-    return Scenario(world=2 * ranks, mesh={"pp": ranks, "dp": 2}, program=[{"pipeline": fields}], **top)
+    fields = {
+        "schedule": schedule,
+        "micro_batches": batches,
+        "chunks": chunks,
+        "forward": "5 ms",
+        "backward": "10 ms",
+        "activation": {"shape": [4, 8]},
+        "data_parallel": {"style": style, **SHARED, **more},
+    }
+    return Scenario(
+        world=2 * ranks, mesh={"pp": ranks, "dp": 2}, program=[{"pipeline": fields}], **top
+    )
 
 
 WHOLE = [("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2), ("looped_bfs", 2)]
@@ -402,13 +631,17 @@ SPLIT = [("zb1p", 2), ("zbv", 2), ("dualpipe_v", 2)]
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-@pytest.mark.parametrize(("style", "layout"), [("ddp", x) for x in WHOLE] + [("fsdp", x) for x in WHOLE + SPLIT])
+@pytest.mark.parametrize(
+    ("style", "layout"), [("ddp", x) for x in WHOLE] + [("fsdp", x) for x in WHOLE + SPLIT]
+)
 def test_every_gradient_of_a_stage_is_reduced_exactly_once_an_iteration(
     style: str, layout: tuple[str, int], backend: str
 ) -> None:
     schedule, chunks = layout
     for iterations in (1, 2):
-        made = data_parallel(schedule, style, chunks=chunks, backend=backend, iterations=iterations, setup=False)
+        made = data_parallel(
+            schedule, style, chunks=chunks, backend=backend, iterations=iterations, setup=False
+        )
         done = simulate(made, with_values=True)
         assert done.verdict is not None
         assert done.values is not None
@@ -418,7 +651,9 @@ def test_every_gradient_of_a_stage_is_reduced_exactly_once_an_iteration(
         assert len(labels) == 3 * chunks
         for label in labels:
             for rank in range(4):
-                (found,) = {tuple(sorted(s.counts.items())) for s in done.values.stretches(rank, label)}
+                (found,) = {
+                    tuple(sorted(s.counts.items())) for s in done.values.stretches(rank, label)
+                }
                 assert {count for _, count in found} == {1}
                 assert {c.rank for c, _ in found} == {rank // 2 * 2, rank // 2 * 2 + 1}
                 assert len(found) == 2 * 4  # of four micro-batches on two ranks
@@ -428,19 +663,33 @@ def test_every_gradient_of_a_stage_is_reduced_exactly_once_an_iteration(
 def test_ddp_in_a_pipeline_has_one_bucket_at_first_and_rebuilds_before_the_second_iterations_first_forward(
     layout: tuple[str, int],
 ) -> None:
-    """Each stage once: construction, a single bucket, rank 0's order and sizes, then the buckets; gradients are whole each time."""
+    """Each stage once: construction, a single bucket, rank 0's order and sizes, then the buckets;
+    gradients are whole each time.
+    """
     schedule, chunks = layout
     made = data_parallel(schedule, "ddp", chunks=chunks, iterations=2)
     done = simulate(made, with_values=True)
-    calls = [call for _, call in lower(made).calls_of(3) if call.op in ("all_gather", "broadcast", "all_reduce")]
-    built, first, second = ["all_gather", "broadcast", "broadcast"], ["all_reduce"], ["broadcast"] * 2 + ["all_reduce"] * 3
+    calls = [
+        call
+        for _, call in lower(made).calls_of(3)
+        if call.op in ("all_gather", "broadcast", "all_reduce")
+    ]
+    built, first, second = (
+        ["all_gather", "broadcast", "broadcast"],
+        ["all_reduce"],
+        ["broadcast"] * 2 + ["all_reduce"] * 3,
+    )
 
     assert done.outcome == "completes"
     assert [c.op for c in calls[: 4 * chunks]] == built * chunks + first * chunks
     assert Counter(c.op for c in calls[4 * chunks :]) == Counter(second * chunks)
     assert {sum(b.numel for b in c.inputs) for c in calls[3 * chunks : 4 * chunks]} == {3 * 64 * 64}
     assert done.values is not None
-    for label in (name for name in done.scenario.tensors if name.startswith(("pipeline_initial_", "pipeline_grad_"))):
+    for label in (
+        name
+        for name in done.scenario.tensors
+        if name.startswith(("pipeline_initial_", "pipeline_grad_"))
+    ):
         for rank in range(4):
             (found,) = {tuple(sorted(s.counts.items())) for s in done.values.stretches(rank, label)}
             assert len(found) == 2 * 4
@@ -448,12 +697,18 @@ def test_ddp_in_a_pipeline_has_one_bucket_at_first_and_rebuilds_before_the_secon
 
 
 def test_ddp_reduces_beside_a_stages_last_backward_and_fully_shard_after_it() -> None:
-    """backward_maybe_with_nosync, perform_reduce_grad: buckets go out while the last backward runs, units once it is over."""
+    """backward_maybe_with_nosync, perform_reduce_grad: buckets go out while the last backward runs,
+    units once it is over.
+    """
     ends = {}
     for style, op in (("ddp", "all_reduce"), ("fsdp", "reduce_scatter_tensor")):
         trace = simulate(data_parallel("1f1b", style, backend="nccl", setup=False)).run.trace
         calls = [call for call in trace.rows() if call.rank == 0]
-        last = max(c.finished_ns for c in calls if c.name.startswith("backward") and c.finished_ns > c.started_ns)
+        last = max(
+            c.finished_ns
+            for c in calls
+            if c.name.startswith("backward") and c.finished_ns > c.started_ns
+        )
         ends[style] = [c.started_ns < last for c in calls if c.op == op]
 
     assert ends == {"ddp": [True, True, False], "fsdp": [False, False, False]}
@@ -468,8 +723,15 @@ def test_parameters_of_a_sharded_stage_are_gathered_once_for_all_micro_batches()
 
 
 @settings(max_examples=draws(20), deadline=None)
-@given(st.integers(0, 30), st.integers(0, 1), st.sampled_from(["dropped", "doubled"]), st.sampled_from(["ddp", "fsdp"]))
-def test_a_reduction_that_one_rank_drops_or_doubles_is_noticed(number: int, rank: int, how: str, style: str) -> None:
+@given(
+    st.integers(0, 30),
+    st.integers(0, 1),
+    st.sampled_from(["dropped", "doubled"]),
+    st.sampled_from(["ddp", "fsdp"]),
+)
+def test_a_reduction_that_one_rank_drops_or_doubles_is_noticed(
+    number: int, rank: int, how: str, style: str
+) -> None:
     wrong = spoiled(data_parallel("1f1b", style, backend="nccl", setup=False), number, rank, how)
 
     assert wrong is not None
@@ -481,11 +743,17 @@ def test_a_reduction_that_one_rank_drops_or_doubles_is_noticed(number: int, rank
     ("fields", "path", "words"),
     [
         ({"schedule": "zb1p", "style": "ddp"}, "data_parallel.style", "take fsdp"),
-        ({"schedule": "1f1b", "style": "ddp", "group": "dpp"}, "data_parallel.group", "unknown axis dpp"),
+        (
+            {"schedule": "1f1b", "style": "ddp", "group": "dpp"},
+            "data_parallel.group",
+            "unknown axis dpp",
+        ),
         ({"schedule": "1f1b", "style": "zero"}, "data_parallel.style", "ddp"),
     ],
 )
-def test_data_parallelism_that_cannot_be_is_refused_at_its_place(fields: dict[str, Any], path: str, words: str) -> None:
+def test_data_parallelism_that_cannot_be_is_refused_at_its_place(
+    fields: dict[str, Any], path: str, words: str
+) -> None:
     with pytest.raises(ScenarioErrors) as caught:
         data_parallel(**fields)
 
@@ -494,18 +762,31 @@ def test_data_parallelism_that_cannot_be_is_refused_at_its_place(fields: dict[st
 
 
 def test_a_strategy_in_a_stages_entries_expands_there() -> None:
-    """`tensor_parallel` as a stage's forward and backward makes the calls of the hybrid that says the same."""
+    """`tensor_parallel` as a stage's forward and backward makes the calls of the hybrid that says
+    the same.
+    """
     layer = {"layers": 2, "sequence": 32, "hidden": 64}
-    pipe = {"schedule": "1f1b", "micro_batches": 4, "activation": {"shape": [32, 64], "dtype": "bfloat16"}}
-    nested = {**pipe, "forward": [{"tensor_parallel": {**layer, "forward": "1 ms"}}],
-              "backward": [{"tensor_parallel": {**layer, "backward": "2 ms"}}]}  # fmt: skip
+    pipe = {
+        "schedule": "1f1b",
+        "micro_batches": 4,
+        "activation": {"shape": [32, 64], "dtype": "bfloat16"},
+    }
+    nested = {
+        **pipe,
+        "forward": [{"tensor_parallel": {**layer, "forward": "1 ms"}}],
+        "backward": [{"tensor_parallel": {**layer, "backward": "2 ms"}}],
+    }
     hybrid = {"pipeline": pipe, "tensor": {**layer, "forward": "1 ms", "backward": "2 ms"}}
     made = [
-        lower(Scenario(world=4, mesh={"pp": 2, "tp": 2}, program=[entry])) for entry in ({"pipeline": nested}, {"hybrid": hybrid})
+        lower(Scenario(world=4, mesh={"pp": 2, "tp": 2}, program=[entry]))
+        for entry in ({"pipeline": nested}, {"hybrid": hybrid})
     ]
 
     for rank in range(4):
-        one, other = ([(c.op, c.peer, c.group.ranks, c.input_nbytes, c.time_ns) for _, c in p.calls_of(rank)] for p in made)
+        one, other = (
+            [(c.op, c.peer, c.group.ranks, c.input_nbytes, c.time_ns) for _, c in p.calls_of(rank)]
+            for p in made
+        )
         assert one == other
 
 
@@ -514,4 +795,6 @@ def test_what_is_wrong_in_a_nested_strategy_is_shown_at_its_place() -> None:
     with pytest.raises(ScenarioErrors) as caught:
         scenario("1f1b", 2, 4, forward=[inner])
 
-    assert [p.path for p in caught.value.problems] == ["program[0].pipeline.forward[0].tensor_parallel.axis"]
+    assert [p.path for p in caught.value.problems] == [
+        "program[0].pipeline.forward[0].tensor_parallel.axis"
+    ]

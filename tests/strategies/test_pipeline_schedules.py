@@ -1,4 +1,6 @@
-"""Pipeline schedules as data: each micro-batch passes every stage once, in order, and the text form is PyTorch's."""
+"""Pipeline schedules as data: each micro-batch passes every stage once, in order, and the text form
+is PyTorch's.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +33,26 @@ def layouts():
     for name in SCHEDULE_BUILDERS:
         for p in range(2, 9):
             for m in (1, 2, p, p + 1, 2 * p, 3 * p):
-                chunks = (1,) if name in ("gpipe", "1f1b") else (2,) if name in ("zbv", "dualpipe_v", "dualpipe") else (1, 2, 3)
+                chunks = (
+                    (1,)
+                    if name in ("gpipe", "1f1b")
+                    else (2,)
+                    if name in ("zbv", "dualpipe_v", "dualpipe")
+                    else (1, 2, 3)
+                )
                 least = {"1f1b": p, "dualpipe_v": 2 * p, "dualpipe": 2 * p}.get(name, 1)
                 if name == "dualpipe" and (p % 2 or m % 2):
                     continue
-                if m >= least and (name not in ("interleaved_1f1b", "zb1p") or micro_batches_per_round(p, m)):
+                if m >= least and (
+                    name not in ("interleaved_1f1b", "zb1p") or micro_batches_per_round(p, m)
+                ):
                     yield from ((name, p, m, v) for v in chunks)
 
 
 def played(schedule: PipelineSchedule) -> list[tuple[int, str, int]]:
-    """All computations in an order in which every rank follows its row and no input is missing; asserts that there is one."""
+    """All computations in an order in which every rank follows its row and no input is missing;
+    asserts that there is one.
+    """
     rows = [list(compute_actions(row)) for row in schedule.rows]
     done: dict[tuple[int, str, int], int] = {}
     while any(rows):
@@ -50,8 +62,12 @@ def played(schedule: PipelineSchedule) -> list[tuple[int, str, int]]:
                 stage, kind, m, _ = row[0]
                 start, end = schedule.beside(stage, -1), schedule.beside(stage, 1)
                 before_f = start is None or (start, "F", m) in done
-                before_b = (stage, "F", m) in done and (end is None or {(end, "B", m), (end, "I", m)} & done.keys())
-                if not {"F": before_f, "B": before_b, "I": before_b, "W": (stage, "I", m) in done}[kind]:
+                before_b = (stage, "F", m) in done and (
+                    end is None or {(end, "B", m), (end, "I", m)} & done.keys()
+                )
+                if not {"F": before_f, "B": before_b, "I": before_b, "W": (stage, "I", m) in done}[
+                    kind
+                ]:
                     break
                 assert (stage, kind, m) not in done
                 done[stage, kind, m] = len(done)
@@ -68,7 +84,10 @@ def test_every_micro_batch_passes_every_stage_once_forward_in_order_and_backward
 
         for stage in range(schedule.stages):
             for batch in range(schedule.micro_batches):
-                whole, halves = (stage, "B", batch) in order, ((stage, "I", batch) in order, (stage, "W", batch) in order)
+                whole, halves = (
+                    (stage, "B", batch) in order,
+                    ((stage, "I", batch) in order, (stage, "W", batch) in order),
+                )
                 assert (stage, "F", batch) in order
                 assert halves == (not whole, not whole)
         assert schedule.directions * schedule.micro_batches == m
@@ -85,9 +104,13 @@ def test_every_send_has_its_receive_and_both_ends_have_their_messages_in_one_ord
             for call in calls_of_rank(schedule, rank):
                 for message in call.messages if call.what in ("start", "batch") else ():
                     peer = schedule.rank_of[message.peer_stage]
-                    lane = lanes.setdefault((rank, peer) if message.sends else (peer, rank), ([], []))
+                    lane = lanes.setdefault(
+                        (rank, peer) if message.sends else (peer, rank), ([], [])
+                    )
                     stage = message.stage if message.sends else message.peer_stage
-                    lane[0 if message.sends else 1].append((message.way, stage, message.micro_batch))
+                    lane[0 if message.sends else 1].append(
+                        (message.way, stage, message.micro_batch)
+                    )
 
         assert lanes
         assert all(sent == received for sent, received in lanes.values())
@@ -99,8 +122,12 @@ def test_every_message_that_is_started_is_waited_for_once(name):
         schedule = with_send_recv(SCHEDULE_BUILDERS[name](p, m, v))
         for rank in range(p):
             calls = calls_of_rank(schedule, rank)
-            started = Counter(message for call in calls if call.what == "start" for message in call.messages)
-            waited = Counter(message for call in calls if call.what == "wait" for message in call.messages)
+            started = Counter(
+                message for call in calls if call.what == "start" for message in call.messages
+            )
+            waited = Counter(
+                message for call in calls if call.what == "wait" for message in call.messages
+            )
 
             assert started == waited
             assert set(started.values()) <= {1}
@@ -122,7 +149,9 @@ def test_1f1b_holds_no_more_micro_batches_than_there_are_stages_from_the_rank_on
 
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (6, 14), (8, 20)])
 def test_dualpipe_keeps_two_copies_of_parameters_and_one_activation_more_than_it_has_ranks(p, m):
-    """The table of github deepseek-ai/DualPipe: parameters 2, activations PP + 1; held until the input's gradient is there."""
+    """The table of github deepseek-ai/DualPipe: parameters 2, activations PP + 1; held until the
+    input's gradient is there.
+    """
     schedule = SCHEDULE_BUILDERS["dualpipe"](p, m, 2)
 
     for rank, row in enumerate(schedule.rows):
@@ -141,7 +170,9 @@ def test_the_first_and_the_last_stage_of_a_v_share_rank_0():
 
 # --- text ---
 def test_a_schedule_reads_back_from_its_own_text():
-    for name in sorted({*SCHEDULE_BUILDERS} - {"dualpipe"}):  # the format has one stage of each number
+    for name in sorted(
+        {*SCHEDULE_BUILDERS} - {"dualpipe"}
+    ):  # the format has one stage of each number
         schedule = with_send_recv(SCHEDULE_BUILDERS[name](3, 6, 2))
 
         assert parse_rows([",".join(map(str, row)) for row in schedule.rows]) == schedule.rows
@@ -149,31 +180,44 @@ def test_a_schedule_reads_back_from_its_own_text():
 
 
 def test_the_dualpipe_v_file_of_pytorchs_own_tests_is_what_the_builder_gives():
-    rows = parse_rows((SAMPLES / "pytorch_dualpipev_4rank_10mb.csv").read_text(encoding="utf-8").splitlines())
+    rows = parse_rows(
+        (SAMPLES / "pytorch_dualpipev_4rank_10mb.csv").read_text(encoding="utf-8").splitlines()
+    )
 
     assert rows == SCHEDULE_BUILDERS["dualpipe_v"](4, 10, 2).rows
 
 
 def test_the_zero_bubble_file_of_pytorchs_own_tests_is_what_the_builder_gives():
     """It uses the older names, B for the input's half."""
-    rows = parse_rows((SAMPLES / "pytorch_zb1p_2rank_2stagep_compute.csv").read_text(encoding="utf-8").splitlines())
+    rows = parse_rows(
+        (SAMPLES / "pytorch_zb1p_2rank_2stagep_compute.csv")
+        .read_text(encoding="utf-8")
+        .splitlines()
+    )
 
     assert rows == SCHEDULE_BUILDERS["zb1p"](2, 8, 2).rows
 
 
 @pytest.mark.parametrize(
     ("file", "ranks", "stages", "batches"),
-    [("pytorch_zb1p_2rank_2stagep_comms.csv", 2, 4, 8), ("torchtitan_custom_schedule.csv", 2, 4, 8)],
+    [
+        ("pytorch_zb1p_2rank_2stagep_comms.csv", 2, 4, 8),
+        ("torchtitan_custom_schedule.csv", 2, 4, 8),
+    ],
 )
 def test_files_of_others_are_read(file, ranks, stages, batches):
-    schedule = schedule_from_rows(parse_rows((SAMPLES / file).read_text(encoding="utf-8").splitlines()))
+    schedule = schedule_from_rows(
+        parse_rows((SAMPLES / file).read_text(encoding="utf-8").splitlines())
+    )
 
     assert (schedule.ranks, schedule.stages, schedule.micro_batches) == (ranks, stages, batches)
     assert has_messages(schedule.rows) == ("comms" in file)
     assert len(played(schedule)) == sum(len(list(compute_actions(row))) for row in schedule.rows)
 
 
-@pytest.mark.parametrize("text", ["F0", "2X0", "2F", "2SEND_F", "(2F0;2RECV_B0)OVERLAP_F_B", "2F0 2F1", ""])
+@pytest.mark.parametrize(
+    "text", ["F0", "2X0", "2F", "2SEND_F", "(2F0;2RECV_B0)OVERLAP_F_B", "2F0 2F1", ""]
+)
 def test_what_is_no_action_is_refused(text):
     with pytest.raises(ValueError, match=r"action|micro-batch|overlap"):
         parse_action(text)

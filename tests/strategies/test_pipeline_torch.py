@@ -1,4 +1,6 @@
-"""`pipeline:` makes the calls that torch.distributed.pipelining makes: kinds, peers, bytes, dtypes, batches, waits, all in order."""
+"""`pipeline:` makes the calls that torch.distributed.pipelining makes: kinds, peers, bytes, dtypes,
+batches, waits, all in order.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,13 @@ def program_of(case: Case) -> Any:
         "shapes_exchange": "vote" if case.static else True,
         "defer_pp_recv": case.defer,
     }
-    return lower(loads(json.dumps({"world": case.ranks, "mesh": {"pp": case.ranks}, "program": [{"pipeline": fields}]})))
+    return lower(
+        loads(
+            json.dumps(
+                {"world": case.ranks, "mesh": {"pp": case.ranks}, "program": [{"pipeline": fields}]}
+            )
+        )
+    )
 
 
 def message(call: Any) -> list[Any]:
@@ -40,7 +48,9 @@ def message(call: Any) -> list[Any]:
 
 
 def expanded(case: Case) -> list[list[list[Any]]]:
-    """The events of the expansion as the recorder writes them; computations by their words and micro-batch."""
+    """The events of the expansion as the recorder writes them; computations by their words and
+    micro-batch.
+    """
     program = program_of(case)
     found = []
     for rank in range(case.ranks):
@@ -55,10 +65,14 @@ def expanded(case: Case) -> list[list[list[Any]]]:
             if call.op == "batch_isend_irecv":
                 events.append(["batch", [message(part) for part in call.parts]])
             elif call.op == "wait":
-                events.append(["wait", [number[position - distance] for distance in code_call.waits]])
+                events.append(
+                    ["wait", [number[position - distance] for distance in code_call.waits]]
+                )
             elif call.op == "compute":
                 words, _, chunk = call.name.partition(" of chunk ")
-                events.append(["compute", words, stage_of(case, rank, int(chunk or 0)), call.reads[-1].index])
+                events.append(
+                    ["compute", words, stage_of(case, rank, int(chunk or 0)), call.reads[-1].index]
+                )
             else:
                 events.append(message(call))
         found.append(events)
@@ -93,7 +107,12 @@ def test_torch_makes_the_recorded_calls(tmp_path):
     if not torch.__version__.startswith("2.13"):
         pytest.skip(f"the recording is of torch 2.13, this is {torch.__version__}")
     out = tmp_path / "calls.json"
-    subprocess.run([sys.executable, str(HERE / "support" / "pipeline_recorder.py"), str(out)], check=True, timeout=120, cwd=HERE)
+    subprocess.run(
+        [sys.executable, str(HERE / "support" / "pipeline_recorder.py"), str(out)],
+        check=True,
+        timeout=120,
+        cwd=HERE,
+    )
 
     found = json.loads(out.read_text(encoding="utf-8"))
     assert {name: found[name] == RECORDED[name] for name in CASES} == dict.fromkeys(CASES, True)

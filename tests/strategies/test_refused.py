@@ -1,4 +1,6 @@
-"""What a new user of a training strategy gets wrong is told at its place, with the cause and what would do."""
+"""What a new user of a training strategy gets wrong is told at its place, with the cause and what
+would do.
+"""
 
 from __future__ import annotations
 
@@ -17,79 +19,296 @@ MOE = "expert_parallel: {tokens: 64, hidden: 8, forward: 1 ms, "
 #: world, mesh, entry, the text at whose place the problem stands, and what is said of it.
 CASES = [
     # typos
-    (8, "{tp: 8}", "transformer: lama3-8b", "lama3-8b",
-     "unknown model lama3-8b; presets are gpt3-175b, llama3-8b, llama3-70b, llama3-405b,"
-     " mixtral-8x7b, llama3.1-8b, llama3.1-70b, llama3.1-405b, llama3.3-70b, llama4-scout, llama4-maverick, qwen3-8b and 14 more;"
-     " did you mean llama3-8b?"),
-    (8, "{tp: 8}", "transformer: {modle: llama3-8b}", "modle", "unknown key modle in transformer; expected model, sequence"),
-    (4, "{pp: 4}", "pipeline: {schedule: interleaved, micro_batches: 8, " + COST, "interleaved", "did you mean interleaved_1f1b?"),
-    (4, "{pp: 4}", "pipeline: {schedule: 1f1b, micro_batch: 8, " + COST, "micro_batch", "did you mean micro_batches?"),
-    (4, "{dp: 4}", "fsdp: {layers: {" + LAYER + ", backward: 2 ms, repeat: 3}}", "repeat",
-     "unknown key repeat in fsdp.layers; expected name, params, forward, backward, count"),
-    (4, "{dp: 4}", "fsdp: {layers: {" + LAYER + ", backward: 2 ms}, param_dtype: bf16}", "bf16", "did you mean bfloat16?"),
+    (
+        8,
+        "{tp: 8}",
+        "transformer: lama3-8b",
+        "lama3-8b",
+        "unknown model lama3-8b; presets are gpt3-175b, llama3-8b, llama3-70b, llama3-405b,"
+        " mixtral-8x7b, llama3.1-8b, llama3.1-70b, llama3.1-405b, llama3.3-70b, llama4-scout, llama4-maverick, qwen3-8b and 14 more;"
+        " did you mean llama3-8b?",
+    ),
+    (
+        8,
+        "{tp: 8}",
+        "transformer: {modle: llama3-8b}",
+        "modle",
+        "unknown key modle in transformer; expected model, sequence",
+    ),
+    (
+        4,
+        "{pp: 4}",
+        "pipeline: {schedule: interleaved, micro_batches: 8, " + COST,
+        "interleaved",
+        "did you mean interleaved_1f1b?",
+    ),
+    (
+        4,
+        "{pp: 4}",
+        "pipeline: {schedule: 1f1b, micro_batch: 8, " + COST,
+        "micro_batch",
+        "did you mean micro_batches?",
+    ),
+    (
+        4,
+        "{dp: 4}",
+        "fsdp: {layers: {" + LAYER + ", backward: 2 ms, repeat: 3}}",
+        "repeat",
+        "unknown key repeat in fsdp.layers; expected name, params, forward, backward, count",
+    ),
+    (
+        4,
+        "{dp: 4}",
+        "fsdp: {layers: {" + LAYER + ", backward: 2 ms}, param_dtype: bf16}",
+        "bf16",
+        "did you mean bfloat16?",
+    ),
     # words and numbers
-    (8, "{tp: 8}", LLAMA + "recompute: partial}", "partial", "expected none, selective, op or full, found 'partial'"),
-    (8, "{tp: 8}", LLAMA + "attention: flash2}", "flash2", "expected flash or plain, found 'flash2'; did you mean flash?"),
+    (
+        8,
+        "{tp: 8}",
+        LLAMA + "recompute: partial}",
+        "partial",
+        "expected none, selective, op or full, found 'partial'",
+    ),
+    (
+        8,
+        "{tp: 8}",
+        LLAMA + "attention: flash2}",
+        "flash2",
+        "expected flash or plain, found 'flash2'; did you mean flash?",
+    ),
     (8, "{tp: 8}", LLAMA + "zero: 4}", "4}", "expected 0, 1, 2 or 3, found 4"),
     (8, "{tp: 8}", LLAMA + "sequence: 4k}", "4k", "expected a number without a unit, found '4k'"),
-    (8, "{tp: 8}", LLAMA + "sequence: 4096 tokens}", "4096 tokens", "expected a number without a unit, found '4096 tokens'"),
-    (8, "{tp: 8}", LLAMA + "micro_batches: rank + 4}", "rank",
-     "rank is no number that is the same on every rank; known here are world_size, tp_size"),
-    (4, "{ep: 4}", MOE + "experts: 8, capacity_factor: 0}", "0}", "expected a factor above 0, as 1.25"),
-    (4, "{ep: 4}", MOE + "experts: 8, capacity_factor: 125 %}", "125 %", "expected a number without a unit, found '125 %'"),
-    (4, "{pp: 4}", PIPE + "forward: 5 ms, backward: 10 ms, activation: [4]}", "[4]",
-     "expected a mapping with shape, dtype, found a list"),
-    (4, "{dp: 4}", "fsdp: {layers: {" + LAYER + ", backward: 2 ms}, skips_backward: 2}", "2}",
-     "expected ranks and the iteration that each leaves out, as `{2: 1}`"),
-    (4, "{pp: 4}", "hybrid: {pipeline: {schedule: 1f1b, micro_batch: 8, " + COST + "}", "8",
-     "unknown key micro_batch in pipeline; expected schedule, axis, micro_batches"),
-    (4, "{dp: 2, pp: 2}", "hybrid: {order: megatron, pipeline: {schedule: gpipe, micro_batches: 4, " + COST + "}", "megatron",
-     "megatron orders axes from the outermost in as pp, dp, ep, cp, tp; the mesh has dp, pp: write {pp: 2, dp: 2}"),
-    (4, "{dp: 4}", "fsdp: {layers: 12}", "12", "expected a layer, `{params, forward, backward}`, or a list of them, found 12"),
+    (
+        8,
+        "{tp: 8}",
+        LLAMA + "sequence: 4096 tokens}",
+        "4096 tokens",
+        "expected a number without a unit, found '4096 tokens'",
+    ),
+    (
+        8,
+        "{tp: 8}",
+        LLAMA + "micro_batches: rank + 4}",
+        "rank",
+        "rank is no number that is the same on every rank; known here are world_size, tp_size",
+    ),
+    (
+        4,
+        "{ep: 4}",
+        MOE + "experts: 8, capacity_factor: 0}",
+        "0}",
+        "expected a factor above 0, as 1.25",
+    ),
+    (
+        4,
+        "{ep: 4}",
+        MOE + "experts: 8, capacity_factor: 125 %}",
+        "125 %",
+        "expected a number without a unit, found '125 %'",
+    ),
+    (
+        4,
+        "{pp: 4}",
+        PIPE + "forward: 5 ms, backward: 10 ms, activation: [4]}",
+        "[4]",
+        "expected a mapping with shape, dtype, found a list",
+    ),
+    (
+        4,
+        "{dp: 4}",
+        "fsdp: {layers: {" + LAYER + ", backward: 2 ms}, skips_backward: 2}",
+        "2}",
+        "expected ranks and the iteration that each leaves out, as `{2: 1}`",
+    ),
+    (
+        4,
+        "{pp: 4}",
+        "hybrid: {pipeline: {schedule: 1f1b, micro_batch: 8, " + COST + "}",
+        "8",
+        "unknown key micro_batch in pipeline; expected schedule, axis, micro_batches",
+    ),
+    (
+        4,
+        "{dp: 2, pp: 2}",
+        "hybrid: {order: megatron, pipeline: {schedule: gpipe, micro_batches: 4, " + COST + "}",
+        "megatron",
+        "megatron orders axes from the outermost in as pp, dp, ep, cp, tp; the mesh has dp, pp: write {pp: 2, dp: 2}",
+    ),
+    (
+        4,
+        "{dp: 4}",
+        "fsdp: {layers: 12}",
+        "12",
+        "expected a layer, `{params, forward, backward}`, or a list of them, found 12",
+    ),
     # units
-    (8, "{tp: 8}", LLAMA + "launch: 5}", "5}", "expected a duration with a unit, as `3 ms`, found 5"),
-    (4, "{pp: 4}", PIPE + COST.replace("5 ms", "5 MiB"), "5 MiB", "expected a duration, as `3 ms`, found the unit MiB of a size"),
-    (4, "{pp: 4}", PIPE + COST.replace("5 ms", "{flops: 5 TFLOP/s}"), "{flops",
-     "found the unit TFLOP/s of a rate of floating-point operations"),
-    (4, "{pp: 4}", PIPE + COST.replace("5 ms", "5"), "5,", "expected a duration as 3 ms, or `{flops, bytes}`, found 5"),
+    (
+        8,
+        "{tp: 8}",
+        LLAMA + "launch: 5}",
+        "5}",
+        "expected a duration with a unit, as `3 ms`, found 5",
+    ),
+    (
+        4,
+        "{pp: 4}",
+        PIPE + COST.replace("5 ms", "5 MiB"),
+        "5 MiB",
+        "expected a duration, as `3 ms`, found the unit MiB of a size",
+    ),
+    (
+        4,
+        "{pp: 4}",
+        PIPE + COST.replace("5 ms", "{flops: 5 TFLOP/s}"),
+        "{flops",
+        "found the unit TFLOP/s of a rate of floating-point operations",
+    ),
+    (
+        4,
+        "{pp: 4}",
+        PIPE + COST.replace("5 ms", "5"),
+        "5,",
+        "expected a duration as 3 ms, or `{flops, bytes}`, found 5",
+    ),
     # what is missing
     (8, "{tp: 8}", "transformer", "transformer", "transformer needs `model`"),
-    (4, "{dp: 4}", "fsdp: {layers: {" + LAYER + "}}", "{params", "a layer needs `backward`: a time"),
-    (8, "{dp: 8}", "transformer: {model: {layers: 2, hidden: 64, heads: 4}}", "{layers",
-     "expected ffn, vocabulary, or a preset (gpt3-175b"),
+    (
+        4,
+        "{dp: 4}",
+        "fsdp: {layers: {" + LAYER + "}}",
+        "{params",
+        "a layer needs `backward`: a time",
+    ),
+    (
+        8,
+        "{dp: 8}",
+        "transformer: {model: {layers: 2, hidden: 64, heads: 4}}",
+        "{layers",
+        "expected ffn, vocabulary, or a preset (gpt3-175b",
+    ),
     # layouts
-    (8, "{dp: 4, tp: 4}", LLAMA + "zero: 1}", "{dp", "the mesh does not give the world: it has 4 * 4 = 16 ranks, the world 8"),
-    (16, "{tp: 16}", LLAMA + "zero: 1}", "llama3-8b", "kv_heads 8 is not divisible by the tensor axis of 16 ranks; 8 would do"),
-    (6, "{dp: 2, tp: 3}", LLAMA + "zero: 1}", "llama3-8b", "hidden 4096 is not divisible by the tensor axis of 3 ranks; 2 or 4 would do"),
-    (8, "{tp: 8}", LLAMA + "sequence: 4097}", "4097",
-     "sequence 4097 is not divisible by the tensor axis of 8 ranks, as sequence_parallel needs"),
-    (8, "{tp: 8}", LLAMA + "tensor_overlap: true, sequence_parallel: false}", "true",
-     "what it hides is what sequence_parallel gathers and scatters: expected sequence_parallel: true"),
-    (8, "{dp: 2, ep: 4}", LLAMA + "zero: 1}", "{model",
-     "the model has no experts for the axis ep of 4 ranks to share: leave ep out of the mesh"),
-    (6, "{dp: 2, ep: 3}", "transformer: mixtral-8x7b", "mixtral",
-     "8 experts are not divisible by the expert axis of 3 ranks; 2 or 4 would do"),
-    (4, "{pp: 4}", "pipeline: {schedule: 1f1b, micro_batches: 2, " + COST, "2, ",
-     "1f1b needs at least as many micro-batches as stages, found 2 for 4 stages; Megatron-LM runs it so: megatron: true"),
-    (4, "{pp: 4}", LLAMA + "micro_batches: 9, schedule: interleaved_1f1b}", "9", "and 2 does not divide 9; 8 or 10 would do"),
-    (4, "{pp: 4}", "pipeline: {schedule: gpipe, micro_batches: 4, chunks: 2, " + COST, "2",
-     "gpipe has one stage per rank, found chunks: 2; interleaved_1f1b"),
-    (4, "{dp: 4}", PIPE + COST, "{schedule",
-     "the axis pp is not in the mesh, which has dp: name one of these with `axis`, or add pp to the mesh"),
-    (4, "{dp: 4}", MOE + "experts: 8}", "{tokens",
-     "unknown axis ep; the mesh has dp: name one of these with `axis`, or add ep to the mesh"),
+    (
+        8,
+        "{dp: 4, tp: 4}",
+        LLAMA + "zero: 1}",
+        "{dp",
+        "the mesh does not give the world: it has 4 * 4 = 16 ranks, the world 8",
+    ),
+    (
+        16,
+        "{tp: 16}",
+        LLAMA + "zero: 1}",
+        "llama3-8b",
+        "kv_heads 8 is not divisible by the tensor axis of 16 ranks; 8 would do",
+    ),
+    (
+        6,
+        "{dp: 2, tp: 3}",
+        LLAMA + "zero: 1}",
+        "llama3-8b",
+        "hidden 4096 is not divisible by the tensor axis of 3 ranks; 2 or 4 would do",
+    ),
+    (
+        8,
+        "{tp: 8}",
+        LLAMA + "sequence: 4097}",
+        "4097",
+        "sequence 4097 is not divisible by the tensor axis of 8 ranks, as sequence_parallel needs",
+    ),
+    (
+        8,
+        "{tp: 8}",
+        LLAMA + "tensor_overlap: true, sequence_parallel: false}",
+        "true",
+        "what it hides is what sequence_parallel gathers and scatters: expected sequence_parallel: true",
+    ),
+    (
+        8,
+        "{dp: 2, ep: 4}",
+        LLAMA + "zero: 1}",
+        "{model",
+        "the model has no experts for the axis ep of 4 ranks to share: leave ep out of the mesh",
+    ),
+    (
+        6,
+        "{dp: 2, ep: 3}",
+        "transformer: mixtral-8x7b",
+        "mixtral",
+        "8 experts are not divisible by the expert axis of 3 ranks; 2 or 4 would do",
+    ),
+    (
+        4,
+        "{pp: 4}",
+        "pipeline: {schedule: 1f1b, micro_batches: 2, " + COST,
+        "2, ",
+        "1f1b needs at least as many micro-batches as stages, found 2 for 4 stages; Megatron-LM runs it so: megatron: true",
+    ),
+    (
+        4,
+        "{pp: 4}",
+        LLAMA + "micro_batches: 9, schedule: interleaved_1f1b}",
+        "9",
+        "and 2 does not divide 9; 8 or 10 would do",
+    ),
+    (
+        4,
+        "{pp: 4}",
+        "pipeline: {schedule: gpipe, micro_batches: 4, chunks: 2, " + COST,
+        "2",
+        "gpipe has one stage per rank, found chunks: 2; interleaved_1f1b",
+    ),
+    (
+        4,
+        "{dp: 4}",
+        PIPE + COST,
+        "{schedule",
+        "the axis pp is not in the mesh, which has dp: name one of these with `axis`, or add pp to the mesh",
+    ),
+    (
+        4,
+        "{dp: 4}",
+        MOE + "experts: 8}",
+        "{tokens",
+        "unknown axis ep; the mesh has dp: name one of these with `axis`, or add ep to the mesh",
+    ),
     (4, "{ep: 4}", MOE + "experts: 6}", "6}", "6 experts do not divide among the 4 ranks of ep"),
-    (4, "{tp: 4}", "tensor_parallel: {sequence: 8, hidden: 64, forward: 1 ms, backward: 1 ms, clip_grad_norm: true}", "true",
-     "clip_grad_norm_ raises (got mixed torch.Tensor and DTensor): set sequence_parallel"),
-    (4, "{tp: 4}", "tensor_parallel: {sequence: 8, hidden: 64, forward: 1 ms, clip_grad_norm: true}", "true", "no gradients to clip"),
-    (4, "{tp: 4}", "hybrid: {tensor: {sequence: 8, hidden: 64, forward: 1 ms, between: 2 ms}}", "2 ms", "give between in tensor_parallel"),
-    (4, "{tp: 4}", "tensor_parallel: {sequence: 8, hidden: 1022, forward: 1 ms}", "1022",
-     "hidden 1022 does not divide among the 4 ranks of tp"),
-]  # fmt: skip
+    (
+        4,
+        "{tp: 4}",
+        "tensor_parallel: {sequence: 8, hidden: 64, forward: 1 ms, backward: 1 ms, clip_grad_norm: true}",
+        "true",
+        "clip_grad_norm_ raises (got mixed torch.Tensor and DTensor): set sequence_parallel",
+    ),
+    (
+        4,
+        "{tp: 4}",
+        "tensor_parallel: {sequence: 8, hidden: 64, forward: 1 ms, clip_grad_norm: true}",
+        "true",
+        "no gradients to clip",
+    ),
+    (
+        4,
+        "{tp: 4}",
+        "hybrid: {tensor: {sequence: 8, hidden: 64, forward: 1 ms, between: 2 ms}}",
+        "2 ms",
+        "give between in tensor_parallel",
+    ),
+    (
+        4,
+        "{tp: 4}",
+        "tensor_parallel: {sequence: 8, hidden: 1022, forward: 1 ms}",
+        "1022",
+        "hidden 1022 does not divide among the 4 ranks of tp",
+    ),
+]
 
 
 @pytest.mark.parametrize(("world", "mesh", "entry", "at", "said"), CASES)
-def test_a_mistake_is_told_at_its_place_with_its_cause_and_what_would_do(world, mesh, entry, at, said):
+def test_a_mistake_is_told_at_its_place_with_its_cause_and_what_would_do(
+    world, mesh, entry, at, said
+):
     text = FILE.format(world=world, mesh=mesh, entry=entry)
     with pytest.raises(ScenarioErrors) as caught:
         loads(text)
@@ -103,7 +322,9 @@ def test_a_mistake_is_told_at_its_place_with_its_cause_and_what_would_do(world, 
 
 def test_a_part_of_memory_without_the_name_of_an_entry_is_told_with_how_to_write_it():
     with pytest.raises(ScenarioErrors) as caught:
-        loads(FILE.format(world=4, mesh="{dp: 4}", entry="barrier") + "memory: {parameters: 4 GiB}\n")
+        loads(
+            FILE.format(world=4, mesh="{dp: 4}", entry="barrier") + "memory: {parameters: 4 GiB}\n"
+        )
     [problem] = caught.value.problems
 
     assert "expected what ranks hold, as `{parameters: 4 GiB}`" in problem.message
@@ -111,7 +332,14 @@ def test_a_part_of_memory_without_the_name_of_an_entry_is_told_with_how_to_write
 
 
 def test_a_group_that_is_another_for_each_rank_is_refused_as_such():
-    program = [{"fsdp": {"layers": {"params": [[8]], "forward": "1 ms", "backward": "1 ms"}, "shard": "halves"}}]
+    program = [
+        {
+            "fsdp": {
+                "layers": {"params": [[8]], "forward": "1 ms", "backward": "1 ms"},
+                "shard": "halves",
+            }
+        }
+    ]
     with pytest.raises(ScenarioErrors) as caught:
         Scenario(world=4, groups={"halves": {"by": "rank % 2"}}, program=program)
     [problem] = caught.value.problems

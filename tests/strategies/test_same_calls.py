@@ -1,7 +1,8 @@
 """The strategies make the calls that PyTorch makes: recordings of real runs beside the expansions.
 
-tests/support/torch_recorder.py made the recordings (tests/data/recorded_*.json say how). Where a call differs, the difference is in `EXPLAINED`
-with its reason; a difference that is not listed fails, and so does one that is listed and not there.
+tests/support/torch_recorder.py made the recordings (tests/data/recorded_*.json say how). Where a
+call differs, the difference is in `EXPLAINED` with its reason; a difference that is not listed
+fails, and so does one that is listed and not there.
 """
 
 from __future__ import annotations
@@ -55,15 +56,30 @@ _TP = {"layers": 2, "pairs": 1, "sequence": 4, "hidden": 16, "dtype": "float32",
 
 
 def _pipeline(ranks: int, schedule: str, chunks: int) -> Twin:
-    fields = {"schedule": schedule, "chunks": chunks, "micro_batches": 4, "shapes_exchange": True,
-              "activation": {"shape": [2, 16], "dtype": "float32"}, **_PRICE}  # fmt: skip
+    fields = {
+        "schedule": schedule,
+        "chunks": chunks,
+        "micro_batches": 4,
+        "shapes_exchange": True,
+        "activation": {"shape": [2, 16], "dtype": "float32"},
+        **_PRICE,
+    }
     return Twin({"pp": ranks}, 2, [{"pipeline": fields}])
 
 
 def _data(schedule: str, chunks: int, style: str, iterations: int = 2, **fields: Any) -> Twin:
-    data = {"style": style, "group": "dp", "params": [[16, 16], [16], [16, 16], [16]] if style == "ddp" else [272, 272], **fields}
+    data = {
+        "style": style,
+        "group": "dp",
+        "params": [[16, 16], [16], [16, 16], [16]] if style == "ddp" else [272, 272],
+        **fields,
+    }
     program = _pipeline(2, schedule, chunks).program[0]["pipeline"]
-    return Twin({"pp": 2, "dp": 2}, iterations, [{"pipeline": {**program, "shapes_exchange": "vote", "data_parallel": data}}])
+    return Twin(
+        {"pp": 2, "dp": 2},
+        iterations,
+        [{"pipeline": {**program, "shapes_exchange": "vote", "data_parallel": data}}],
+    )
 
 
 TWINS: dict[str, Twin] = {
@@ -75,8 +91,14 @@ TWINS: dict[str, Twin] = {
     "fsdp": Twin({"dp": 4}, 2, _fsdp()),
     "fsdp_kept": Twin({"dp": 2}, 2, _fsdp(zero=2)),
     "fsdp_mixed": Twin({"dp": 2}, 2, _fsdp(param_dtype="bfloat16", reduce_dtype="float32")),
-    "tensor_parallel": Twin({"dp": 1, "tp": 2}, 2, [{"tensor_parallel": {**_TP, "sequence_parallel": False}}]),
-    "tensor_sequence": Twin({"dp": 1, "tp": 2}, 2, [{"tensor_parallel": {**_TP, "sequence": 8, "sequence_parallel": True}}]),
+    "tensor_parallel": Twin(
+        {"dp": 1, "tp": 2}, 2, [{"tensor_parallel": {**_TP, "sequence_parallel": False}}]
+    ),
+    "tensor_sequence": Twin(
+        {"dp": 1, "tp": 2},
+        2,
+        [{"tensor_parallel": {**_TP, "sequence": 8, "sequence_parallel": True}}],
+    ),
     "pipeline_GPipe": _pipeline(4, "gpipe", 1),
     "pipeline_1F1B": _pipeline(4, "1f1b", 1),
     "pipeline_Interleaved1F1B": _pipeline(2, "interleaved_1f1b", 2),
@@ -85,7 +107,9 @@ TWINS: dict[str, Twin] = {
     "pipeline_fsdp_1F1B": _data("1f1b", 1, "fsdp"),
     "pipeline_fsdp_Interleaved1F1B": _data("interleaved_1f1b", 2, "fsdp"),
     "pipeline_fsdp_zero": _data("zb1p", 2, "fsdp"),
-    "fsdp_hybrid": Twin({"dp_replicate": 2, "dp": 2}, 2, _fsdp(shard="dp", replicate="dp_replicate")),
+    "fsdp_hybrid": Twin(
+        {"dp_replicate": 2, "dp": 2}, 2, _fsdp(shard="dp", replicate="dp_replicate")
+    ),
 }
 
 
@@ -99,12 +123,8 @@ class Difference(NamedTuple):
     expanded: Any
 
 
-_FROM_CPP = (
-    "DDP's C++ leaves the flag at its default, true, and waits at once: to the program a call that returns when it is done"
-)
-_FUNCTIONAL = (
-    "DTensor's functional collectives start without waiting; the next operation on the result, which follows at once, waits"
-)
+_FROM_CPP = "DDP's C++ leaves the flag at its default, true, and waits at once: to the program a call that returns when it is done"
+_FUNCTIONAL = "DTensor's functional collectives start without waiting; the next operation on the result, which follows at once, waits"
 
 EXPLAINED: dict[Difference, str] = {
     Difference("tensor", "all_reduce", "async", "True", "False"): _FUNCTIONAL,
@@ -118,14 +138,18 @@ EXPLAINED: dict[Difference, str] = {
 
 
 def recorded(case: str) -> list[list[dict[str, Any]]]:
-    found: list[list[dict[str, Any]]] = json.loads((DATA / f"recorded_{case}.json").read_text())["calls"]
+    found: list[list[dict[str, Any]]] = json.loads((DATA / f"recorded_{case}.json").read_text())[
+        "calls"
+    ]
     return found
 
 
 def expanded(twin: Twin, size: int) -> list[list[dict[str, Any]]]:
     """The communication calls of each rank, in the form of a recording."""
     mesh = {"mesh": twin.mesh} if twin.mesh else {}
-    return calls_of(Scenario(name="twin", world=size, program=twin.program, iterations=twin.iterations, **mesh))
+    return calls_of(
+        Scenario(name="twin", world=size, program=twin.program, iterations=twin.iterations, **mesh)
+    )
 
 
 def calls_of(scenario: Scenario) -> list[list[dict[str, Any]]]:
@@ -155,14 +179,22 @@ def _record(call: Any) -> dict[str, Any]:
     return found | ({"root": call.root} if call.root is not None else {})
 
 
-def differences(case: str, real: list[dict[str, Any]], made: list[dict[str, Any]]) -> set[Difference]:
-    """What differs between two lists of calls; raises AssertionError where they are of other operations or another length."""
-    assert [(c["op"], c["numel"], c.get("peer")) for c in made] == [(c["op"], c["numel"], c.get("peer")) for c in real]
+def differences(
+    case: str, real: list[dict[str, Any]], made: list[dict[str, Any]]
+) -> set[Difference]:
+    """What differs between two lists of calls; raises AssertionError where they are of other
+    operations or another length.
+    """
+    assert [(c["op"], c["numel"], c.get("peer")) for c in made] == [
+        (c["op"], c["numel"], c.get("peer")) for c in real
+    ]
     found = set()
     for one, other in zip(real, made, strict=True):
         for field in one.keys() | other.keys():
             if one.get(field) != other.get(field):
-                found.add(Difference(case, one["op"], field, str(one.get(field)), str(other.get(field))))
+                found.add(
+                    Difference(case, one["op"], field, str(one.get(field)), str(other.get(field)))
+                )
     return found
 
 
@@ -170,22 +202,39 @@ def differences(case: str, real: list[dict[str, Any]], made: list[dict[str, Any]
 def test_a_strategy_makes_the_calls_that_pytorch_makes(case: str) -> None:
     real = recorded(case)
     made = expanded(TWINS[case], len(real))
-    found = set().union(*(differences(case.partition("_")[0], *pair) for pair in zip(real, made, strict=True)))
+    found = set().union(
+        *(differences(case.partition("_")[0], *pair) for pair in zip(real, made, strict=True))
+    )
     listed = {d for d in EXPLAINED if d.case == case.partition("_")[0]}
     assert found <= listed, found - listed
 
 
 def test_fully_shard_over_tensor_parallel_blocks_makes_the_calls_that_pytorch_makes() -> None:
-    """`fsdp` over dp, each of its compute steps with the all_reduce that `tensor_parallel` puts after it over tp."""
+    """`fsdp` over dp, each of its compute steps with the all_reduce that `tensor_parallel` puts
+    after it over tp.
+    """
     block = {"params": [[32, 16], [16, 32]], **_PRICE}
     fsdp = Scenario(
-        name="twin", world=4, mesh={"dp": 2, "tp": 2}, iterations=2, program=[{"fsdp": {"shard": "dp", "layers": [block] * 2}}]
+        name="twin",
+        world=4,
+        mesh={"dp": 2, "tp": 2},
+        iterations=2,
+        program=[{"fsdp": {"shard": "dp", "layers": [block] * 2}}],
     )
-    pair = Scenario(name="pair", world=4, mesh={"dp": 2, "tp": 2}, program=[{"tensor_parallel": {**_TP, "layers": 1}}])
+    pair = Scenario(
+        name="pair",
+        world=4,
+        mesh={"dp": 2, "tp": 2},
+        program=[{"tensor_parallel": {**_TP, "layers": 1}}],
+    )
     data, reduced = (yaml.safe_load(one.to_yaml()) for one in (fsdp, pair))
     inner = _found(reduced["program"], "all_reduce")
     data["tensors"] |= reduced["tensors"]
-    data["program"] = [e for entry in _flat(data["program"]) for e in ([entry, inner] if "compute" in entry else [entry])]
+    data["program"] = [
+        e
+        for entry in _flat(data["program"])
+        for e in ([entry, inner] if "compute" in entry else [entry])
+    ]
     real, made = recorded("fsdp_tp"), calls_of(loads(yaml.safe_dump(data, sort_keys=False)))
     found = set().union(*(differences("tensor", *both) for both in zip(real, made, strict=True)))
     assert found <= EXPLAINED.keys()
@@ -218,7 +267,11 @@ def test_the_recordings_are_what_pytorch_does_today() -> None:
     """Every case is run again; the recordings stay as they are."""
     pytest.importorskip("torch")
     found = subprocess.run(
-        [sys.executable, str(Path(__file__).resolve().parents[1] / "support" / "torch_recorder.py"), "--check"],
+        [
+            sys.executable,
+            str(Path(__file__).resolve().parents[1] / "support" / "torch_recorder.py"),
+            "--check",
+        ],
         capture_output=True,
         text=True,
         timeout=600,

@@ -1,8 +1,10 @@
-"""A tiny model, trained in plain PyTorch in one process and by the expanded programs: the same weights at the end.
+"""A tiny model, trained in plain PyTorch in one process and by the expanded programs: the same
+weights at the end.
 
-A strategy's compute steps say what they cost, not what they compute. Here they are replaced by the arithmetic of a small model (`assign`),
-and every call between them stays as it was expanded. The model is y = w1 * w0 * x by elements, the loss the mean over ranks of
-(y - t)^2 / 2: a call that is missing, doubled or on the wrong buffer changes the weights.
+A strategy's compute steps say what they cost, not what they compute. Here they are replaced by the
+arithmetic of a small model (`assign`), and every call between them stays as it was expanded. The
+model is y = w1 * w0 * x by elements, the loss the mean over ranks of (y - t)^2 / 2: a call that is
+missing, doubled or on the wrong buffer changes the weights.
 """
 
 from __future__ import annotations
@@ -47,15 +49,24 @@ def with_arithmetic(entries: list[dict[str, Any]], arithmetic: Arithmetic) -> li
         if "steps" in entry:
             found.append({**entry, "steps": with_arithmetic(entry["steps"], arithmetic)})
         elif "compute" in entry:
-            found += [{"assign": {"tensor": name, "value": text}} for name, text in arithmetic[entry["compute"]["name"]]]
+            found += [
+                {"assign": {"tensor": name, "value": text}}
+                for name, text in arithmetic[entry["compute"]["name"]]
+            ]
         else:
             found.append(entry)
     return found
 
 
-def trained(ranks: int, strategy: dict[str, Any], arithmetic: Arithmetic, values: dict[str, str]) -> Scenario:
-    """The expanded strategy as a program that trains the model. ``values``: what weights hold at the start."""
-    expanded = Scenario(name="trained", world=ranks, mesh={"dp": ranks}, program=[strategy], iterations=STEPS).to_yaml()
+def trained(
+    ranks: int, strategy: dict[str, Any], arithmetic: Arithmetic, values: dict[str, str]
+) -> Scenario:
+    """The expanded strategy as a program that trains the model. ``values``: what weights hold at
+    the start.
+    """
+    expanded = Scenario(
+        name="trained", world=ranks, mesh={"dp": ranks}, program=[strategy], iterations=STEPS
+    ).to_yaml()
     data = yaml.safe_load(expanded)
     data["program"] = with_arithmetic(data["program"], arithmetic)
     for name, value in values.items():
@@ -74,7 +85,12 @@ def ddp(ranks: int) -> Scenario:
 def fsdp(ranks: int) -> Scenario:
     strategy = {"fsdp": {"layers": [{"params": [[SIZE]], **_PRICE}] * 2, "optimizer": "1 ms"}}
     start = f"rank * {SIZE // ranks} + index"
-    return trained(ranks, strategy, FSDP, {"fsdp_shard_0": f"1 + ({start}) * 0.5", "fsdp_shard_1": f"1 - ({start}) * 0.25"})
+    return trained(
+        ranks,
+        strategy,
+        FSDP,
+        {"fsdp_shard_0": f"1 + ({start}) * 0.5", "fsdp_shard_1": f"1 - ({start}) * 0.25"},
+    )
 
 
 def in_pytorch(ranks: int, layers: int) -> list[Any]:
@@ -113,7 +129,9 @@ def test_ddp_ends_with_the_weights_of_one_process(ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_shards_of_fsdp_are_the_weights_of_one_process(ranks: int) -> None:
-    for found, expected in zip(weights_of(fsdp(ranks), ["fsdp_shard_0", "fsdp_shard_1"]), in_pytorch(ranks, 2), strict=True):
+    for found, expected in zip(
+        weights_of(fsdp(ranks), ["fsdp_shard_0", "fsdp_shard_1"]), in_pytorch(ranks, 2), strict=True
+    ):
         np.testing.assert_allclose(np.concatenate(found), expected, rtol=1e-5)
 
 
@@ -126,14 +144,21 @@ def test_without_one_kind_of_call_the_weights_are_others(op: str) -> None:
         return [{**e, "steps": left(e["steps"])} if "steps" in e else e for e in kept]
 
     data = yaml.safe_load(ddp(2).to_yaml())
-    found = weights_of(loads(yaml.safe_dump({**data, "program": left(data["program"])}, sort_keys=False)), ["ddp_weights_0"])[0]
+    found = weights_of(
+        loads(yaml.safe_dump({**data, "program": left(data["program"])}, sort_keys=False)),
+        ["ddp_weights_0"],
+    )[0]
     (expected,) = in_pytorch(2, 1)
     assert not all(np.allclose(one, expected, rtol=1e-5) for one in found)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("make", "weights"), [(ddp, {"ddp_weights_0"}), (fsdp, {"fsdp_shard_0", "fsdp_shard_1"})])
-def test_on_gloo_processes_the_program_ends_with_the_same_weights(make: Any, weights: set[str]) -> None:
+@pytest.mark.parametrize(
+    ("make", "weights"), [(ddp, {"ddp_weights_0"}), (fsdp, {"fsdp_shard_0", "fsdp_shard_1"})]
+)
+def test_on_gloo_processes_the_program_ends_with_the_same_weights(
+    make: Any, weights: set[str]
+) -> None:
     """The real run's values are those of the simulation, which are PyTorch's."""
     pytest.importorskip("torch")
     from tests.support.real_runs import run

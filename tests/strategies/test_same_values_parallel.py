@@ -1,6 +1,8 @@
-"""Pipelines, tensor, expert, context and data parallelism and their products end with the weights of one process in plain PyTorch.
+"""Pipelines, tensor, expert, context and data parallelism and their products end with the weights
+of one process in plain PyTorch.
 
-As in tests/strategies/test_same_values.py for ddp and fsdp. The programs are those of tests/support/trained_programs.py; here is the same model in PyTorch.
+As in tests/strategies/test_same_values.py for ddp and fsdp. The programs are those of
+tests/support/trained_programs.py; here is the same model in PyTorch.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from tests.support.trained_programs import (
     ring,
     stage_of,
     tensor_parallel,
-)  # fmt: skip
+)
 
 
 def torch_of() -> Any:
@@ -59,8 +61,17 @@ def values_of(scenario: Scenario) -> BufferValues:
 
 # --- pipelines: every stage multiplies by its weights ---
 #: schedule, ranks, chunks, micro-batches
-PIPELINES = [("gpipe", 2, 1, 3), ("1f1b", 3, 1, 5), ("1f1b", 4, 1, 4), ("interleaved_1f1b", 2, 2, 4), ("interleaved_1f1b", 4, 2, 8),
-             ("looped_bfs", 2, 2, 3), ("zb1p", 3, 1, 4), ("zbv", 2, 2, 4), ("dualpipe_v", 2, 2, 5)]  # fmt: skip
+PIPELINES = [
+    ("gpipe", 2, 1, 3),
+    ("1f1b", 3, 1, 5),
+    ("1f1b", 4, 1, 4),
+    ("interleaved_1f1b", 2, 2, 4),
+    ("interleaved_1f1b", 4, 2, 8),
+    ("looped_bfs", 2, 2, 3),
+    ("zb1p", 3, 1, 4),
+    ("zbv", 2, 2, 4),
+    ("dualpipe_v", 2, 2, 5),
+]
 
 
 def stages_in_torch(stages: int, batches: int, replicas: int = 1) -> list[Any]:
@@ -80,8 +91,12 @@ def stages_in_torch(stages: int, batches: int, replicas: int = 1) -> list[Any]:
 
 
 @pytest.mark.parametrize(("schedule", "ranks", "chunks", "batches"), PIPELINES)
-def test_stages_of_a_pipeline_end_with_the_weights_of_one_process_bit_for_bit(schedule, ranks, chunks, batches):
-    """Micro-batches are added in their order by every schedule, so that nothing rounds otherwise."""
+def test_stages_of_a_pipeline_end_with_the_weights_of_one_process_bit_for_bit(
+    schedule, ranks, chunks, batches
+):
+    """Micro-batches are added in their order by every schedule, so that nothing rounds
+    otherwise.
+    """
     expected = stages_in_torch(ranks * chunks, batches)
     scenario = pipeline(schedule, ranks, chunks, batches)
 
@@ -94,11 +109,15 @@ def test_stages_of_a_pipeline_end_with_the_weights_of_one_process_bit_for_bit(sc
 
 @pytest.mark.parametrize(("ranks", "batches"), [(2, 4), (4, 8)])
 def test_both_copies_of_dualpipes_stages_end_with_the_weights_of_one_process(ranks, batches):
-    """Equal to each other bit for bit; each direction's gradients are added first, then both sums, which rounds otherwise than in turn."""
+    """Equal to each other bit for bit; each direction's gradients are added first, then both sums,
+    which rounds otherwise than in turn.
+    """
     expected = stages_in_torch(ranks, batches)
     values = values_of(pipeline("dualpipe", ranks, 2, batches))
     for stage in range(ranks):
-        one, other = (values.array(rank, f"w_{2 * stage // ranks}") for rank in (stage, ranks - 1 - stage))
+        one, other = (
+            values.array(rank, f"w_{2 * stage // ranks}") for rank in (stage, ranks - 1 - stage)
+        )
 
         np.testing.assert_array_equal(one, other)
         np.testing.assert_allclose(one, expected[stage], rtol=1e-13)
@@ -127,8 +146,16 @@ def pairs_in_torch(ranks: int) -> list[Any]:
     """a of layer 0 on each rank, then of layer 1, then b likewise."""
     torch = torch_of()
     index = index_of(torch, ranks * SIZE)
-    a = [(1 - r / 4 + index / 16 - k / 2).requires_grad_() for k in range(LAYERS) for r in range(ranks)]
-    b = [(0.5 + r / 4 - index / 32 + k / 4).requires_grad_() for k in range(LAYERS) for r in range(ranks)]
+    a = [
+        (1 - r / 4 + index / 16 - k / 2).requires_grad_()
+        for k in range(LAYERS)
+        for r in range(ranks)
+    ]
+    b = [
+        (0.5 + r / 4 - index / 32 + k / 4).requires_grad_()
+        for k in range(LAYERS)
+        for r in range(ranks)
+    ]
 
     def loss() -> None:
         y = 1 - index / 16
@@ -142,11 +169,18 @@ def pairs_in_torch(ranks: int) -> list[Any]:
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_columns_and_rows_of_tensor_parallelism_end_as_those_of_one_process(ranks, sequence_parallel):
+def test_columns_and_rows_of_tensor_parallelism_end_as_those_of_one_process(
+    ranks, sequence_parallel
+):
     """Bit for bit where two ranks add; sums of four are added in another order than PyTorch's."""
     expected = pairs_in_torch(ranks)
     values = values_of(tensor_parallel(ranks, sequence_parallel))
-    found = [values.array(r, f"{w}_{k}").reshape(-1) for w in "ab" for k in range(LAYERS) for r in range(ranks)]
+    found = [
+        values.array(r, f"{w}_{k}").reshape(-1)
+        for w in "ab"
+        for k in range(LAYERS)
+        for r in range(ranks)
+    ]
 
     for one, other in zip(found, expected, strict=True):
         if ranks == 2:
@@ -159,7 +193,9 @@ def experts_in_torch(ranks: int, splits: list[int]) -> list[Any]:
     numel = EXPERTS["hidden"]
     rows = [ranks * n for n in splits]
     weights = [
-        (1 - r / 4 + index_of(torch, rows[r] * numel).reshape(rows[r], numel) / 16 + k / 2).requires_grad_()
+        (
+            1 - r / 4 + index_of(torch, rows[r] * numel).reshape(rows[r], numel) / 16 + k / 2
+        ).requires_grad_()
         for k in range(LAYERS)
         for r in range(ranks)
     ]
@@ -169,7 +205,9 @@ def experts_in_torch(ranks: int, splits: list[int]) -> list[Any]:
         there = [1 + r - index / 8 for r in range(ranks)]
         for k in range(LAYERS):
             out = [tokens.split(splits) for tokens in there]
-            done = [weights[k * ranks + e] * torch.cat([one[e] for one in out]) for e in range(ranks)]
+            done = [
+                weights[k * ranks + e] * torch.cat([one[e] for one in out]) for e in range(ranks)
+            ]
             back = [results.split(splits[e]) for e, results in enumerate(done)]
             there = [torch.cat([results[r] for results in back]) for r in range(ranks)]
         sum(((y - (index * 0.3 - r)) ** 2 / 2).sum() for r, y in enumerate(there)).backward()
@@ -204,7 +242,9 @@ def ring_in_torch(ranks: int) -> list[Any]:
 @pytest.mark.parametrize("rotate", ["p2p", "alltoall"])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_ring_ends_with_the_weights_of_one_process(ranks, rotate):
-    """Within some roundings: each rank adds in its own order of the ring, and a product of three is multiplied in another order."""
+    """Within some roundings: each rank adds in its own order of the ring, and a product of three is
+    multiplied in another order.
+    """
     values = values_of(ring(ranks, rotate))
 
     for rank, expected in enumerate(ring_in_torch(ranks)):
@@ -213,25 +253,34 @@ def test_a_ring_ends_with_the_weights_of_one_process(ranks, rotate):
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_device_of_data_parallel_ends_with_the_weights_of_one_process(ranks):
-    """Bit for bit with two devices; with four, gradients are added in another order than PyTorch's."""
+    """Bit for bit with two devices; with four, gradients are added in another order than
+    PyTorch's.
+    """
     torch = torch_of()
     index = index_of(torch, ranks * SIZE).reshape(ranks, SIZE)
     weight, steps = (1 + index[0] / 4).requires_grad_(), iter(range(STEPS))
 
     def loss() -> None:
         batch = 2 - index / 8 + next(steps) / 2
-        sum(((weight * row - t) ** 2 / 2).sum() / ranks for row, t in zip(batch, index * 0.3, strict=True)).backward()
+        sum(
+            ((weight * row - t) ** 2 / 2).sum() / ranks
+            for row, t in zip(batch, index * 0.3, strict=True)
+        ).backward()
 
     (expected,) = trained_in_torch([weight], loss)
     values = values_of(devices(ranks))
     for rank in range(ranks):
         if ranks == 2:
             np.testing.assert_array_equal(values.array(rank, "data_parallel_weights_0"), expected)
-        np.testing.assert_allclose(values.array(rank, "data_parallel_weights_0"), expected, rtol=1e-14)
+        np.testing.assert_allclose(
+            values.array(rank, "data_parallel_weights_0"), expected, rtol=1e-14
+        )
 
 
 def test_replicas_of_a_pipeline_end_with_the_weights_of_one_process():
-    """Each replica adds its own micro-batches first; one process adds them all in one row: within some roundings of 8 additions."""
+    """Each replica adds its own micro-batches first; one process adds them all in one row: within
+    some roundings of 8 additions.
+    """
     expected = stages_in_torch(2, 3, replicas=2)
     values = values_of(replicated_pipeline(2, 2, 3))
 
@@ -254,11 +303,15 @@ def tied_in_torch() -> list[Any]:
 
 
 def test_replicas_of_tensor_parallel_ranks_end_with_the_weights_of_one_process():
-    """The gradient of weights used twice is a sum whose terms PyTorch multiplies in another order: within some roundings."""
+    """The gradient of weights used twice is a sum whose terms PyTorch multiplies in another order:
+    within some roundings.
+    """
     expected, values = tied_in_torch(), values_of(replicated_tensor_parallel())
 
     for rank in range(4):
-        np.testing.assert_allclose(values.array(rank, "w").reshape(-1), expected[rank % 2], rtol=1e-14)
+        np.testing.assert_allclose(
+            values.array(rank, "w").reshape(-1), expected[rank % 2], rtol=1e-14
+        )
 
 
 # --- on processes ---
@@ -283,7 +336,9 @@ REAL: dict[str, tuple[Callable[[], Scenario], set[str]]] = {
 QUICK = ("interleaved_1f1b", "sequence_parallel")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in REAL])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in REAL]
+)
 def test_on_gloo_processes_the_weights_are_those_of_the_simulation_bit_for_bit(name):
     """At most two ranks add at a time, and the simulation's weights are PyTorch's (above)."""
     torch_of()

@@ -1,4 +1,6 @@
-"""The scenarios of strategies: what is right completes under every back end. What all scenarios are held to is in test_scenarios."""
+"""The scenarios of strategies: what is right completes under every back end. What all scenarios are
+held to is in test_scenarios.
+"""
 
 from __future__ import annotations
 

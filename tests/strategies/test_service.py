@@ -1,4 +1,6 @@
-"""Averages, quorums, inference, weight sync, checkpoints and Ulysses: what comes out is right, and one spoilt call is noticed."""
+"""Averages, quorums, inference, weight sync, checkpoints and Ulysses: what comes out is right, and
+one spoilt call is noticed.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +13,73 @@ from hypothesis import strategies as st
 from distsim.common.errors import ScenarioErrors
 from distsim.scenario import Scenario, load
 from distsim.simulation.simulate_scenario import simulate
-from tests.support.strategy_checks import ROOT, calls_of, held_once, meeting, noticed, simulated, spoiled
+from tests.support.strategy_checks import (
+    ROOT,
+    calls_of,
+    held_once,
+    meeting,
+    noticed,
+    simulated,
+    spoiled,
+)
 
 LAYER = {"params": [[8, 4], [8]], "forward": "1 ms", "backward": "2 ms"}
-MOE = {"tensor": "tp", "pipeline": "pp", "data": "dp", "layers": 2, "hidden": 8, "vocabulary": 16, "prompt": 6, "batch": 2,
-       "steps": {0: 2, "else": 1}, "experts": True, "decode": "1 ms", "sync_every": 1}  # fmt: skip
-KV = {"prefill": [0, 1], "decode": [2], "layers": 2, "tokens": 4, "kv_heads": 2, "head_dim": 4, "forward": "1 ms"}
+MOE = {
+    "tensor": "tp",
+    "pipeline": "pp",
+    "data": "dp",
+    "layers": 2,
+    "hidden": 8,
+    "vocabulary": 16,
+    "prompt": 6,
+    "batch": 2,
+    "steps": {0: 2, "else": 1},
+    "experts": True,
+    "decode": "1 ms",
+    "sync_every": 1,
+}
+KV = {
+    "prefill": [0, 1],
+    "decode": [2],
+    "layers": 2,
+    "tokens": 4,
+    "kv_heads": 2,
+    "head_dim": 4,
+    "forward": "1 ms",
+}
 SYNC = {"trainers": [0, 1], "rollouts": [2], "params": [[5, 4], [4]], "barriers": True}
 PLAN = {"plan": {0: "4 KiB", "else": "1 KiB"}}
 SAVE = {**PLAN, "results": "1 KiB", "metadata": "8 KiB"}
-ULYSSES = {"sequence": 16, "heads": 8, "kv_heads": 4, "head_dim": 4, "forward": "1 ms", "backward": "2 ms"}
+ULYSSES = {
+    "sequence": 16,
+    "heads": 8,
+    "kv_heads": 4,
+    "head_dim": 4,
+    "forward": "1 ms",
+    "backward": "2 ms",
+}
 #: Strategy, and a layout of it: what else the scenario says, and the strategy's fields.
 LAYOUTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("local_sgd", {"world": 4, "mesh": {"m": 2, "g": 2}, "iterations": 4}, {"layers": [LAYER], "levels": {2: "g", 4: "world"}}),
-    ("local_sgd", {"world": 3, "iterations": 4}, {"layers": [LAYER], "every": 2, "per_parameter": True}),
-    ("diloco", {"world": 3, "iterations": 4}, {"layers": [LAYER, LAYER], "every": 4, "fragments": 2, "delay": 1}),
-    ("fault_tolerant", {"world": 3, "iterations": 4}, {"layers": [LAYER], "quorums": {0: [0, 1, 2], 1: [0, 1], 2: [0, 1, 2]}}),
+    (
+        "local_sgd",
+        {"world": 4, "mesh": {"m": 2, "g": 2}, "iterations": 4},
+        {"layers": [LAYER], "levels": {2: "g", 4: "world"}},
+    ),
+    (
+        "local_sgd",
+        {"world": 3, "iterations": 4},
+        {"layers": [LAYER], "every": 2, "per_parameter": True},
+    ),
+    (
+        "diloco",
+        {"world": 3, "iterations": 4},
+        {"layers": [LAYER, LAYER], "every": 4, "fragments": 2, "delay": 1},
+    ),
+    (
+        "fault_tolerant",
+        {"world": 3, "iterations": 4},
+        {"layers": [LAYER], "quorums": {0: [0, 1, 2], 1: [0, 1], 2: [0, 1, 2]}},
+    ),
     ("inference", {"world": 8, "mesh": {"pp": 2, "dp": 2, "tp": 2}}, MOE),
     ("kv_transfer", {"world": 3}, KV),
     ("weight_sync", {"world": 3}, SYNC),
@@ -34,7 +87,7 @@ LAYOUTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("dcp_load", {"world": 3}, PLAN),
     ("dcp_async_save", {"world": 3}, SAVE),
     ("ulysses", {"world": 4, "mesh": {"cp": 4}}, ULYSSES),
-]  # fmt: skip
+]
 
 
 def made(name: str, about: dict[str, Any], fields: dict[str, Any], **more: Any) -> Scenario:
@@ -48,8 +101,15 @@ def refused(name: str, about: dict[str, Any], **fields: Any) -> str:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.sampled_from(LAYOUTS), st.integers(0, 60), st.integers(0, 7), st.sampled_from(["dropped", "doubled", "misdirected"]))
-def test_a_call_that_is_dropped_doubled_or_misdirected_on_one_rank_is_noticed(layout, number, rank, how):
+@given(
+    st.sampled_from(LAYOUTS),
+    st.integers(0, 60),
+    st.integers(0, 7),
+    st.sampled_from(["dropped", "doubled", "misdirected"]),
+)
+def test_a_call_that_is_dropped_doubled_or_misdirected_on_one_rank_is_noticed(
+    layout, number, rank, how
+):
     wrong = spoiled(made(*layout), number, rank, how)
 
     assert wrong is None or noticed(wrong, [], [])
@@ -83,20 +143,35 @@ def trained(delta: float) -> float:
 
 
 def test_diloco_ends_with_the_weight_of_plain_pytorch_on_every_rank():
-    done = simulate(load(str(ROOT / "scenarios" / "strategies" / "diloco_trains.yaml")), with_values=True)
+    done = simulate(
+        load(str(ROOT / "scenarios" / "strategies" / "diloco_trains.yaml")), with_values=True
+    )
     found = [float(done.values.array(rank, "diloco_weights_0")[0]) for rank in range(2)]
 
     assert found == pytest.approx([trained(0.5)] * 2, rel=1e-6)
     assert found[0] != pytest.approx(trained(0.25), rel=1e-3)
 
 
-@pytest.mark.parametrize(("fields", "steps"), [({"every": 3}, [0, 3]), ({"every": 2, "warmup": 1}, [1, 3, 5]),
-                                               ({"every": 2, "per_parameter": True}, [1, 1, 3, 3, 5, 5])])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fields", "steps"),
+    [
+        ({"every": 3}, [0, 3]),
+        ({"every": 2, "warmup": 1}, [1, 3, 5]),
+        ({"every": 2, "per_parameter": True}, [1, 1, 3, 3, 5, 5]),
+    ],
+)
 def test_an_average_stands_after_the_steps_that_torch_and_torchft_give_it(fields, steps):
-    """torch's averager counts from its warm-up on, and averages at once; torchft's after so many steps."""
-    found = [meeting(made("local_sgd", {"world": 2, "iterations": k + 1}, {"layers": [LAYER], **fields})) for k in range(6)]
+    """torch's averager counts from its warm-up on, and averages at once; torchft's after so many
+    steps.
+    """
+    found = [
+        meeting(made("local_sgd", {"world": 2, "iterations": k + 1}, {"layers": [LAYER], **fields}))
+        for k in range(6)
+    ]
 
-    assert [k for k in range(6) for _ in range(len(found[k]) - (len(found[k - 1]) if k else 0))] == steps
+    assert [
+        k for k in range(6) for _ in range(len(found[k]) - (len(found[k - 1]) if k else 0))
+    ] == steps
 
 
 def test_an_average_holds_every_ranks_weights_once():
@@ -108,31 +183,53 @@ def test_an_average_holds_every_ranks_weights_once():
 # --- quorums ---
 def test_a_quorum_reduces_among_its_members_and_who_joins_is_sent_the_weights():
     scenario = made(
-        "fault_tolerant", {"world": 3, "iterations": 3}, {"layers": [LAYER], "quorums": {0: [0, 1, 2], 1: [0, 1], 2: [0, 1, 2]}}
+        "fault_tolerant",
+        {"world": 3, "iterations": 3},
+        {"layers": [LAYER], "quorums": {0: [0, 1, 2], 1: [0, 1], 2: [0, 1, 2]}},
     )
     calls = [meeting(scenario, rank) for rank in range(3)]
 
     assert [c[1] for c in calls[0] if c[0] == "all_reduce"] == [(0, 1, 2), (0, 1), (0, 1, 2)]
     assert [c[1] for c in calls[2] if c[0] == "all_reduce"] == [(0, 1, 2), (0, 1, 2)]
-    assert [sum(c[0] == word for c in calls[rank]) for rank, word in ((0, "send"), (1, "send"), (2, "recv"))] == [2, 0, 2]
+    assert [
+        sum(c[0] == word for c in calls[rank])
+        for rank, word in ((0, "send"), (1, "send"), (2, "recv"))
+    ] == [2, 0, 2]
 
 
 def test_a_replica_leaves_the_group_of_a_quorum_before_it_makes_the_next_one():
     """The world and other groups stay when one group is destroyed."""
-    scenario = made("fault_tolerant", {"world": 3, "iterations": 2}, {"layers": [LAYER], "quorums": {0: [0, 1], 1: [0, 1, 2]}})
-    groups = [[c.op for c in calls if c.op in ("new_group", "destroy_process_group")] for calls in calls_of(scenario).values()]
-    one = simulated("world: 2\nprogram: [{new_group: {name: a, ranks: [0, 1]}}, {destroy_process_group: {group: a}}, barrier]")
+    scenario = made(
+        "fault_tolerant",
+        {"world": 3, "iterations": 2},
+        {"layers": [LAYER], "quorums": {0: [0, 1], 1: [0, 1, 2]}},
+    )
+    groups = [
+        [c.op for c in calls if c.op in ("new_group", "destroy_process_group")]
+        for calls in calls_of(scenario).values()
+    ]
+    one = simulated(
+        "world: 2\nprogram: [{new_group: {name: a, ranks: [0, 1]}}, {destroy_process_group: {group: a}}, barrier]"
+    )
 
     assert groups == [["new_group", "destroy_process_group", "new_group"]] * 2 + [["new_group"]]
     assert (one.outcome, one.verdict.verdict) == ("completes", "ok")
 
 
-@pytest.mark.parametrize(("iterations", "mean"), [(1, (1 + 2) / 2), (2, (1 + 2 + 0) / 2), (3, (1 + 2 + 3) / 3)])
+@pytest.mark.parametrize(
+    ("iterations", "mean"), [(1, (1 + 2) / 2), (2, (1 + 2 + 0) / 2), (3, (1 + 2 + 3) / 3)]
+)
 def test_a_quorum_s_mean_is_of_those_who_have_been_there_before_the_step(iterations, mean):
     """Who has just joined gives zeros, and is not counted: torchft's num_participants."""
-    layer = {**LAYER, "params": 1, "backward": [{"assign": {"tensor": "fault_tolerant_grad_0", "value": "rank + 1"}}]}
+    layer = {
+        **LAYER,
+        "params": 1,
+        "backward": [{"assign": {"tensor": "fault_tolerant_grad_0", "value": "rank + 1"}}],
+    }
     scenario = made(
-        "fault_tolerant", {"world": 3, "iterations": iterations}, {"layers": [layer], "quorums": {0: [0, 1], 1: [0, 1, 2]}}
+        "fault_tolerant",
+        {"world": 3, "iterations": iterations},
+        {"layers": [layer], "quorums": {0: [0, 1], 1: [0, 1, 2]}},
     )
     values = simulate(scenario, with_values=True).values
 
@@ -141,8 +238,20 @@ def test_a_quorum_s_mean_is_of_those_who_have_been_there_before_the_step(iterati
 
 # --- inference ---
 def test_ranks_without_requests_make_as_many_steps_as_those_with_some():
-    one = made("inference", {"world": 2, "mesh": {"dp": 2}}, {"data": "dp", "layers": 1, "hidden": 4, "vocabulary": 8, "experts": True,
-               "steps": {0: 5, 1: 2}, "decode": "1 ms", "sync_every": 2})  # fmt: skip
+    one = made(
+        "inference",
+        {"world": 2, "mesh": {"dp": 2}},
+        {
+            "data": "dp",
+            "layers": 1,
+            "hidden": 4,
+            "vocabulary": 8,
+            "experts": True,
+            "steps": {0: 5, 1: 2},
+            "decode": "1 ms",
+            "sync_every": 2,
+        },
+    )
     each = [[c[0] for c in meeting(one, rank)] for rank in range(2)]
 
     assert each[0] == each[1]
@@ -163,38 +272,106 @@ def test_every_tensor_rank_s_part_of_an_activation_is_in_the_sum():
 def test_the_decoding_rank_gets_the_heads_of_every_prefill_rank():
     done = simulated(made("kv_transfer", {"world": 3}, KV).to_yaml())
     came = {
-        (c.rank, c.tensor) for pair in (0, 1) for s in done.values.stretches(2, f"kv_transfer_keys_{pair}@1") for c in s.counts
+        (c.rank, c.tensor)
+        for pair in (0, 1)
+        for s in done.values.stretches(2, f"kv_transfer_keys_{pair}@1")
+        for c in s.counts
     }
 
     assert {rank for rank, _ in came} == {0, 1}
 
 
 def test_weights_arrive_from_the_shards_of_all_trainers():
-    done = simulated(made("weight_sync", {"world": 4}, {**SYNC, "rollouts": [2, 3], "packed": 2}).to_yaml())
-    sources = [{c.rank for s in done.values.stretches(rank, "weight_sync_sent_1") for c in s.counts} for rank in (2, 3)]
+    done = simulated(
+        made("weight_sync", {"world": 4}, {**SYNC, "rollouts": [2, 3], "packed": 2}).to_yaml()
+    )
+    sources = [
+        {c.rank for s in done.values.stretches(rank, "weight_sync_sent_1") for c in s.counts}
+        for rank in (2, 3)
+    ]
 
     assert sources[0] == sources[1] != set()
 
 
 # --- refusals ---
-@pytest.mark.parametrize(("name", "about", "fields", "said"), [
-    ("local_sgd", {"world": 4, "mesh": {"m": 2, "g": 2}}, {"layers": [LAYER], "levels": {2: "g"}}, "over all 4 ranks, found g of 2"),
-    ("local_sgd", {"world": 4}, {"layers": [LAYER], "levels": {2: "gg"}}, "unknown axis gg"),
-    ("diloco", {"world": 2}, {"layers": [LAYER], "every": 4, "fragments": 3}, "3 fragments do not divide the 4 steps"),
-    ("diloco", {"world": 2}, {"layers": [LAYER, LAYER], "every": 4, "fragments": 2, "delay": 2}, "found a delay of 2"),
-    ("fault_tolerant", {"world": 2}, {"layers": [LAYER], "quorums": {1: [0]}}, "expected the members from iteration 0 on"),
-    ("fault_tolerant", {"world": 2}, {"layers": [LAYER], "quorums": {0: [0, 1], 2: [0]}, "min_replicas": 2}, "fewer than min_replicas 2"),
-    ("fault_tolerant", {"world": 2}, {"layers": [LAYER], "quorums": {0: [0, 5]}}, "rank 5 is outside the world of 2"),
-    ("inference", {"world": 2, "mesh": {"tp": 2}}, {**MOE, "pipeline": None, "data": None}, "experts are spread over the data axis"),
-    ("kv_transfer", {"world": 5}, {**KV, "decode": [2, 3, 4]}, "where one divides the other"),
-    ("weight_sync", {"world": 3}, {**SYNC, "rollouts": [1]}, "rank 1 stands in trainers too"),
-    ("weight_sync", {"world": 3}, {**SYNC, "stages": 3}, "3 stages do not divide the 2 trainers"),
-    ("dcp_save", {"world": 3}, {**SAVE, "global_plan": ["1 KiB", "1 KiB"]}, "one for each of 3 ranks, found 2"),
-    ("dcp_async_save", {"world": 3, "backend": "nccl"}, SAVE, "async_save needs a group with a CPU back end"),
-    ("ulysses", {"world": 4, "mesh": {"cp": 4}}, {**ULYSSES, "kv_heads": 2}, "kv_heads 2 does not divide among the 4 ranks of cp"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "about", "fields", "said"),
+    [
+        (
+            "local_sgd",
+            {"world": 4, "mesh": {"m": 2, "g": 2}},
+            {"layers": [LAYER], "levels": {2: "g"}},
+            "over all 4 ranks, found g of 2",
+        ),
+        ("local_sgd", {"world": 4}, {"layers": [LAYER], "levels": {2: "gg"}}, "unknown axis gg"),
+        (
+            "diloco",
+            {"world": 2},
+            {"layers": [LAYER], "every": 4, "fragments": 3},
+            "3 fragments do not divide the 4 steps",
+        ),
+        (
+            "diloco",
+            {"world": 2},
+            {"layers": [LAYER, LAYER], "every": 4, "fragments": 2, "delay": 2},
+            "found a delay of 2",
+        ),
+        (
+            "fault_tolerant",
+            {"world": 2},
+            {"layers": [LAYER], "quorums": {1: [0]}},
+            "expected the members from iteration 0 on",
+        ),
+        (
+            "fault_tolerant",
+            {"world": 2},
+            {"layers": [LAYER], "quorums": {0: [0, 1], 2: [0]}, "min_replicas": 2},
+            "fewer than min_replicas 2",
+        ),
+        (
+            "fault_tolerant",
+            {"world": 2},
+            {"layers": [LAYER], "quorums": {0: [0, 5]}},
+            "rank 5 is outside the world of 2",
+        ),
+        (
+            "inference",
+            {"world": 2, "mesh": {"tp": 2}},
+            {**MOE, "pipeline": None, "data": None},
+            "experts are spread over the data axis",
+        ),
+        ("kv_transfer", {"world": 5}, {**KV, "decode": [2, 3, 4]}, "where one divides the other"),
+        ("weight_sync", {"world": 3}, {**SYNC, "rollouts": [1]}, "rank 1 stands in trainers too"),
+        (
+            "weight_sync",
+            {"world": 3},
+            {**SYNC, "stages": 3},
+            "3 stages do not divide the 2 trainers",
+        ),
+        (
+            "dcp_save",
+            {"world": 3},
+            {**SAVE, "global_plan": ["1 KiB", "1 KiB"]},
+            "one for each of 3 ranks, found 2",
+        ),
+        (
+            "dcp_async_save",
+            {"world": 3, "backend": "nccl"},
+            SAVE,
+            "async_save needs a group with a CPU back end",
+        ),
+        (
+            "ulysses",
+            {"world": 4, "mesh": {"cp": 4}},
+            {**ULYSSES, "kv_heads": 2},
+            "kv_heads 2 does not divide among the 4 ranks of cp",
+        ),
+    ],
+)
 def test_a_layout_that_cannot_be_is_refused_with_its_reason(name, about, fields, said):
-    assert said in refused(name, about, **{key: value for key, value in fields.items() if value is not None})
+    assert said in refused(
+        name, about, **{key: value for key, value in fields.items() if value is not None}
+    )
 
 
 # --- checkpoints, recorded by capture ---
@@ -209,14 +386,27 @@ def saved_and_loaded(folder: str) -> None:
 
 @pytest.mark.slow
 def test_a_captured_save_and_load_makes_the_calls_of_the_strategies(tmp_path):
-    """On 2 ranks, with the sizes that torch 2.13 pickles: operation, elements and dtype of each call."""
+    """On 2 ranks, with the sizes that torch 2.13 pickles: operation, elements and dtype of each
+    call.
+    """
     pytest.importorskip("torch")
     from distsim import testing
     from tests.strategies.test_same_calls import _records
 
     program = testing.run(saved_and_loaded, 2, args=(str(tmp_path),)).simulation.program
-    real = [[(c["op"], c["numel"], c.get("dtype")) for c in _records(call for _, call in program.calls_of(r))] for r in range(2)]
-    sizes = {"plan": "697 B", "global_plan": "735 B", "results": "355 B", "metadata": f"{real[0][8][1]} B"}
+    real = [
+        [
+            (c["op"], c["numel"], c.get("dtype"))
+            for c in _records(call for _, call in program.calls_of(r))
+        ]
+        for r in range(2)
+    ]
+    sizes = {
+        "plan": "697 B",
+        "global_plan": "735 B",
+        "results": "355 B",
+        "metadata": f"{real[0][8][1]} B",
+    }
     twin = Scenario(world=2, program=[{"dcp_save": sizes}, {"dcp_load": {"plan": "537 B"}}])
     twins = [_records(calls) for calls in calls_of(twin).values()]
 

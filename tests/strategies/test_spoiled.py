@@ -1,4 +1,5 @@
-"""One call dropped, doubled or sent to the wrong peer is always noticed: pipelines, tensor and sequence parallelism, products.
+"""One call dropped, doubled or sent to the wrong peer is always noticed: pipelines, tensor and
+sequence parallelism, products.
 
 Those of ddp, fsdp, data, context and expert parallelism stand with their strategies' tests.
 """
@@ -14,28 +15,60 @@ from tests.support.harness import draws
 from tests.support.strategy_checks import held_once, noticed, simulated, spoiled
 
 HOW = st.sampled_from(["dropped", "doubled", "misdirected"])
-PIPELINES = [("gpipe", 3, 4, 1), ("1f1b", 3, 4, 1), ("1f1b", 2, 4, 1), ("interleaved_1f1b", 2, 4, 2), ("looped_bfs", 3, 3, 2),
-             ("zb1p", 3, 3, 1), ("zbv", 3, 3, 2), ("dualpipe_v", 2, 4, 2), ("dualpipe", 2, 4, 2)]  # fmt: skip
-TENSOR = {"layers": 2, "sequence": 6, "hidden": 6, "dtype": "float32", "forward": "1 ms", "backward": "2 ms"}
-LABELS = {False: ["tensor_parallel_out", "tensor_parallel_grad"], True: ["tensor_parallel_part", "tensor_parallel_grad_part"]}
+PIPELINES = [
+    ("gpipe", 3, 4, 1),
+    ("1f1b", 3, 4, 1),
+    ("1f1b", 2, 4, 1),
+    ("interleaved_1f1b", 2, 4, 2),
+    ("looped_bfs", 3, 3, 2),
+    ("zb1p", 3, 3, 1),
+    ("zbv", 3, 3, 2),
+    ("dualpipe_v", 2, 4, 2),
+    ("dualpipe", 2, 4, 2),
+]
+TENSOR = {
+    "layers": 2,
+    "sequence": 6,
+    "hidden": 6,
+    "dtype": "float32",
+    "forward": "1 ms",
+    "backward": "2 ms",
+}
+LABELS = {
+    False: ["tensor_parallel_out", "tensor_parallel_grad"],
+    True: ["tensor_parallel_part", "tensor_parallel_grad_part"],
+}
 
 
 def pipeline(name: str, ranks: int, batches: int, chunks: int) -> Scenario:
-    fields = {"schedule": name, "micro_batches": batches, "forward": "1 ms", "backward": "2 ms", "activation": {"shape": [4]}}
+    fields = {
+        "schedule": name,
+        "micro_batches": batches,
+        "forward": "1 ms",
+        "backward": "2 ms",
+        "activation": {"shape": [4]},
+    }
     more = {} if name in ("gpipe", "1f1b") else {"chunks": chunks}
     return Scenario(world=ranks, mesh={"pp": ranks}, program=[{"pipeline": {**fields, **more}}])
 
 
 def tensor(ranks: int, sequence_parallel: bool) -> Scenario:
     return Scenario(
-        world=ranks, mesh={"tp": ranks}, program=[{"tensor_parallel": {**TENSOR, "sequence_parallel": sequence_parallel}}]
+        world=ranks,
+        mesh={"tp": ranks},
+        program=[{"tensor_parallel": {**TENSOR, "sequence_parallel": sequence_parallel}}],
     )
 
 
 def product() -> Scenario:
     """Two stages of two tensor parallel ranks, and two replicas."""
     pipe = {"schedule": "1f1b", "micro_batches": 2, "activation": {"shape": [6, 6]}}
-    fields = {"pipeline": pipe, "tensor": {**TENSOR, "layers": 1, "pairs": 1}, "data": "dp", "gradient": 8}
+    fields = {
+        "pipeline": pipe,
+        "tensor": {**TENSOR, "layers": 1, "pairs": 1},
+        "data": "dp",
+        "gradient": 8,
+    }
     return Scenario(world=8, mesh={"pp": 2, "dp": 2, "tp": 2}, program=[{"hybrid": fields}])
 
 
@@ -48,8 +81,12 @@ def test_a_spoiled_message_of_a_pipeline_is_always_noticed(layout, number, rank,
 
 
 @settings(max_examples=draws(30), deadline=None)
-@given(st.integers(0, 20), st.integers(0, 2), st.sampled_from(["dropped", "doubled"]), st.booleans())
-def test_a_spoiled_call_of_tensor_parallel_ranks_is_always_noticed(number, rank, how, sequence_parallel):
+@given(
+    st.integers(0, 20), st.integers(0, 2), st.sampled_from(["dropped", "doubled"]), st.booleans()
+)
+def test_a_spoiled_call_of_tensor_parallel_ranks_is_always_noticed(
+    number, rank, how, sequence_parallel
+):
     wrong = spoiled(tensor(3, sequence_parallel), number, rank, how)
 
     assert wrong is not None
@@ -64,7 +101,10 @@ def test_a_spoiled_call_of_a_product_is_always_noticed(number, rank, how):
     assert wrong is None or noticed(wrong, [], range(8))
 
 
-@pytest.mark.parametrize("made", [*(pipeline(*layout) for layout in PIPELINES), tensor(3, False), tensor(3, True), product()])
+@pytest.mark.parametrize(
+    "made",
+    [*(pipeline(*layout) for layout in PIPELINES), tensor(3, False), tensor(3, True), product()],
+)
 def test_what_is_not_spoiled_is_not_noticed(made):
     assert not noticed(made, [], [])
 
@@ -83,7 +123,11 @@ def test_partial_sums_added_twice_by_all_ranks_break_the_lineage(again, held):
 def test_gradients_of_a_product_that_one_pair_of_replicas_leaves_apart_break_the_lineage():
     """The all_reduce over the replicas left out by all ranks alike."""
     good = product().to_yaml(flat=True)
-    bare = "\n".join(line for line in good.splitlines() if "hybrid_gradient, " not in line or "all_reduce" not in line)
+    bare = "\n".join(
+        line
+        for line in good.splitlines()
+        if "hybrid_gradient, " not in line or "all_reduce" not in line
+    )
     replicas = [(0, 2), (1, 3), (4, 6), (5, 7)]
 
     assert bare != good

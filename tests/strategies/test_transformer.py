@@ -6,7 +6,12 @@ from math import isclose
 
 import pytest
 
-from distsim.scenario.strategies.pipeline.builtin_schedules import gpipe, interleaved_1f1b, one_f_one_b, zb1p
+from distsim.scenario.strategies.pipeline.builtin_schedules import (
+    gpipe,
+    interleaved_1f1b,
+    one_f_one_b,
+    zb1p,
+)
 from distsim.scenario.strategies.training_step.memory_footprint import (
     BytesPerParameter,
     MemoryFootprint,
@@ -16,26 +21,59 @@ from distsim.scenario.strategies.training_step.memory_footprint import (
 from distsim.scenario.strategies.training_step.micro_batch_cost import MicroBatchCost, step_flops
 from distsim.scenario.strategies.training_step.presets import PRESETS
 
-#: Parameter counts as published: paper tables and model cards, in units of 1e9. Llama 4 without its vision tower of 0.87, Gemma 3 as the
-#: sum of its embedding and other parameters, without it too.
+#: Parameter counts as published: paper tables and model cards, in units of 1e9. Llama 4 without its
+#: vision tower of 0.87, Gemma 3 as the sum of its embedding and other parameters, without it too.
 PUBLISHED = {
-    "gpt3-175b": 175.0, "llama3-8b": 8.03, "llama3-70b": 70.6, "llama3-405b": 405.0, "mixtral-8x7b": 46.7,
-    "llama3.1-8b": 8.03, "llama3.1-70b": 70.6, "llama3.1-405b": 405.0, "llama3.3-70b": 70.6,
-    "llama4-scout": 108.64 - 0.87, "llama4-maverick": 401.58 - 0.87, "qwen3-8b": 8.2, "qwen3-14b": 14.8, "qwen3-32b": 32.8,
-    "qwen3-30b-a3b": 30.5, "qwen3-235b-a22b": 235.0, "deepseek-v3": 671.0, "mixtral-8x22b": 141.0, "gemma3-4b": 0.675 + 3.209,
-    "gemma3-12b": 1.012 + 10.759, "gemma3-27b": 1.416 + 25.6, "gpt-oss-20b": 20.91, "gpt-oss-120b": 116.83, "vit-l-16": 0.307,
-    "vit-h-14": 0.632, "dit-xl-2": 0.675,
-}  # fmt: skip
+    "gpt3-175b": 175.0,
+    "llama3-8b": 8.03,
+    "llama3-70b": 70.6,
+    "llama3-405b": 405.0,
+    "mixtral-8x7b": 46.7,
+    "llama3.1-8b": 8.03,
+    "llama3.1-70b": 70.6,
+    "llama3.1-405b": 405.0,
+    "llama3.3-70b": 70.6,
+    "llama4-scout": 108.64 - 0.87,
+    "llama4-maverick": 401.58 - 0.87,
+    "qwen3-8b": 8.2,
+    "qwen3-14b": 14.8,
+    "qwen3-32b": 32.8,
+    "qwen3-30b-a3b": 30.5,
+    "qwen3-235b-a22b": 235.0,
+    "deepseek-v3": 671.0,
+    "mixtral-8x22b": 141.0,
+    "gemma3-4b": 0.675 + 3.209,
+    "gemma3-12b": 1.012 + 10.759,
+    "gemma3-27b": 1.416 + 25.6,
+    "gpt-oss-20b": 20.91,
+    "gpt-oss-120b": 116.83,
+    "vit-l-16": 0.307,
+    "vit-h-14": 0.632,
+    "dit-xl-2": 0.675,
+}
 #: The same to the last one: `num_parameters()` of the published checkpoints.
 EXACT = {
-    "llama3-8b": 8_030_261_248, "llama3-70b": 70_553_706_496, "llama3-405b": 405_853_388_800, "mixtral-8x7b": 46_702_792_704,
-    "qwen3-8b": 8_190_735_360, "qwen3-14b": 14_768_307_200, "qwen3-32b": 32_762_123_264, "qwen3-30b-a3b": 30_532_122_624,
-    "qwen3-235b-a22b": 235_093_634_560, "mixtral-8x22b": 140_630_071_296,
-}  # fmt: skip
-#: Parameters that a token meets, as published; gpt-oss counts no embedding among them (arXiv:2508.10925, table 1).
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3-405b": 405_853_388_800,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "mixtral-8x22b": 140_630_071_296,
+}
+#: Parameters that a token meets, as published; gpt-oss counts no embedding among them
+#: (arXiv:2508.10925, table 1).
 ACTIVE = {
-    "llama4-scout": 17, "llama4-maverick": 17, "qwen3-30b-a3b": 3.3, "qwen3-235b-a22b": 22, "deepseek-v3": 37, "mixtral-8x22b": 39,
-}  # fmt: skip
+    "llama4-scout": 17,
+    "llama4-maverick": 17,
+    "qwen3-30b-a3b": 3.3,
+    "qwen3-235b-a22b": 22,
+    "deepseek-v3": 37,
+    "mixtral-8x22b": 39,
+}
 
 
 @pytest.mark.parametrize("name", ACTIVE)
@@ -46,14 +84,19 @@ def test_active_parameters_are_the_published_ones_in_their_digits(name: str) -> 
 @pytest.mark.parametrize(("name", "active"), [("gpt-oss-20b", 3.61), ("gpt-oss-120b", 5.13)])
 def test_active_parameters_of_gpt_oss_are_those_of_its_card(name: str, active: float) -> None:
     model = PRESETS[name]
-    assert isclose(model.active_parameters - model.embedding_parameters, active * 1e9, rel_tol=0.005)
+    assert isclose(
+        model.active_parameters - model.embedding_parameters, active * 1e9, rel_tol=0.005
+    )
 
 
 def test_a_deepseek_stage_without_experts_weighs_what_its_layers_do() -> None:
     """All stages together hold the model: the first three layers are dense."""
     model = PRESETS["deepseek-v3"]
     dense = 3 * (model.dense_parameters - model.layer_parameters)
-    assert model.parameters == model.embedding_parameters + model.head_parameters + 61 * model.layer_parameters + dense
+    assert (
+        model.parameters
+        == model.embedding_parameters + model.head_parameters + 61 * model.layer_parameters + dense
+    )
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -87,8 +130,14 @@ S, H, A, T = 2048, 12288, 96, 8
     [
         (GPT, S * H * (34 + 5 * A * S / H)),  # equation 1
         (GPT._replace(tensor=T), S * H * (10 + 24 / T + 5 * A * S / (H * T))),  # equation 2
-        (GPT._replace(tensor=T, sequence_parallel=True), S * H / T * (34 + 5 * A * S / H)),  # equation 4
-        (GPT._replace(tensor=T, sequence_parallel=True, recompute="selective"), S * H * 34 / T),  # equation 6
+        (
+            GPT._replace(tensor=T, sequence_parallel=True),
+            S * H / T * (34 + 5 * A * S / H),
+        ),  # equation 4
+        (
+            GPT._replace(tensor=T, sequence_parallel=True, recompute="selective"),
+            S * H * 34 / T,
+        ),  # equation 6
         (GPT._replace(recompute="full"), 2 * S * H),  # section 5
     ],
 )
@@ -97,24 +146,33 @@ def test_activations_of_a_layer_follow_korthikanti(one: MicroBatchCost, expected
 
 
 def test_every_second_product_is_computed_again_and_the_others_kept() -> None:
-    """torchtitan's policy on Llama 3 8B: of wq, wk, wv, wo, w1, w3, w2 the first, third …, attention, the layer's input. Tensor ranks keep
-    w2's sums whole and what is scattered of wo and w2. Biases make it addmm, which is kept; experts' products are all computed again."""
-    one = MicroBatchCost(PRESETS["llama3-8b"], sequence=4096, flash=True, causal=True, gathered=True, recompute="op")
+    """torchtitan's policy on Llama 3 8B: of wq, wk, wv, wo, w1, w3, w2 the first, third …,
+    attention, the layer's input. Tensor ranks keep w2's sums whole and what is scattered of wo and
+    w2. Biases make it addmm, which is kept; experts' products are all computed again."""
+    one = MicroBatchCost(
+        PRESETS["llama3-8b"], sequence=4096, flash=True, causal=True, gathered=True, recompute="op"
+    )
     kept, again = 4096 + (4096 + 1024 + 4096) + (14336 + 4096), 2 * 4096 * (1024 + 4096 + 14336)
     part = one._replace(tensor=8, sequence_parallel=True)
     routed = one._replace(model=PRESETS["mixtral-8x7b"])
 
     assert one.activation_bytes == 4096 * (2 * kept + 4 * 32)
     assert one.recompute_flops == 4096 * again
-    assert part.activation_bytes == 4096 * (2 * (3 * 512 + (512 + 128 + 512) + (1792 + 4096)) + 4 * 4)
+    assert part.activation_bytes == 4096 * (
+        2 * (3 * 512 + (512 + 128 + 512) + (1792 + 4096)) + 4 * 4
+    )
     assert part.recompute_flops == 512 * again
     assert GPT._replace(recompute="op").recompute_flops == 0
-    assert routed.recompute_flops == 2 * 4096 * 4096 * (1024 + 4096) + 2 * 4096 * 3 * 4096 * 14336 * 2
+    assert (
+        routed.recompute_flops == 2 * 4096 * 4096 * (1024 + 4096) + 2 * 4096 * 3 * 4096 * 14336 * 2
+    )
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_flops_of_a_step_follow_narayanan(recompute: str) -> None:
-    """96 B s l h^2 (1 + s/6h + V/16lh) with recomputation (equation 3); three quarters of the layers' part without."""
+    """96 B s l h^2 (1 + s/6h + V/16lh) with recomputation (equation 3); three quarters of the
+    layers' part without.
+    """
     v, batch = 51200, 1536
     one = GPT._replace(model=GPT.model._replace(vocabulary=v), recompute=recompute)  # type: ignore[arg-type]
     layers = 96 * batch * S * 96 * H**2 * (1 + S / (6 * H))
@@ -123,11 +181,17 @@ def test_flops_of_a_step_follow_narayanan(recompute: str) -> None:
 
 
 def test_flops_per_token_of_llama_are_6n_and_attention() -> None:
-    """6 N + 6 L h s per token with causal attention (12 L h s where all scores are counted), N without the embeddings."""
+    """6 N + 6 L h s per token with causal attention (12 L h s where all scores are counted), N
+    without the embeddings.
+    """
     model = PRESETS["llama3-405b"]
     one = MicroBatchCost(model, sequence=8192, causal=True)
     matrices = model.parameters - model.embedding_parameters
-    assert isclose(step_flops(one, 1) / 8192, 6 * matrices + 6 * model.layers * model.hidden * 8192, rel_tol=1e-4)
+    assert isclose(
+        step_flops(one, 1) / 8192,
+        6 * matrices + 6 * model.layers * model.hidden * 8192,
+        rel_tol=1e-4,
+    )
 
 
 def test_tensor_and_context_parallel_ranks_share_the_work() -> None:
@@ -138,9 +202,17 @@ def test_tensor_and_context_parallel_ranks_share_the_work() -> None:
 
 
 def test_model_states_are_those_of_the_zero_papers_table() -> None:
-    """ZeRO paper, table 1: GB per device of a 7.5B model on 1, 4, 16, 64, 256, 1024 devices, stages 1 to 3."""
-    table = {1: (120, 120, 120), 4: (52.5, 41.3, 30), 16: (35.6, 21.6, 7.5), 64: (31.4, 16.6, 1.88), 256: (30.4, 15.4, 0.47),
-             1024: (30.1, 15.1, 0.12)}  # fmt: skip
+    """ZeRO paper, table 1: GB per device of a 7.5B model on 1, 4, 16, 64, 256, 1024 devices, stages
+    1 to 3.
+    """
+    table = {
+        1: (120, 120, 120),
+        4: (52.5, 41.3, 30),
+        16: (35.6, 21.6, 7.5),
+        64: (31.4, 16.6, 1.88),
+        256: (30.4, 15.4, 0.47),
+        1024: (30.1, 15.1, 0.12),
+    }
     for ranks, row in table.items():
         for zero, expected in zip((1, 2, 3), row, strict=True):
             found = model_states(7_500_000_000, zero, ranks).total / 1e9  # type: ignore[arg-type]
@@ -153,13 +225,17 @@ def test_without_zero_a_parameter_takes_sixteen_bytes() -> None:
 
 
 def test_footprints_add_up() -> None:
-    assert MemoryFootprint(1, 2, 3, 4, 5) + MemoryFootprint(1, 1, 1, 1, 1) == MemoryFootprint(2, 3, 4, 5, 6)
+    assert MemoryFootprint(1, 2, 3, 4, 5) + MemoryFootprint(1, 1, 1, 1, 1) == MemoryFootprint(
+        2, 3, 4, 5, 6
+    )
     assert MemoryFootprint(1, 2, 3, 4, 5).total == 15
 
 
 @pytest.mark.parametrize(("p", "m"), [(4, 8), (8, 32), (4, 2)])
 def test_a_stage_holds_as_many_micro_batches_as_its_schedule_says(p: int, m: int) -> None:
-    """GPipe all of them; 1F1B and ZB1P at most as many as there are stages from here on (Narayanan, section 2.2.1)."""
+    """GPipe all of them; 1F1B and ZB1P at most as many as there are stages from here on (Narayanan,
+    section 2.2.1).
+    """
 
     def held(rows: object) -> list[int]:
         return [peak_activation_bytes(row, lambda stage: 1) for row in rows]  # type: ignore[attr-defined]
@@ -171,8 +247,13 @@ def test_a_stage_holds_as_many_micro_batches_as_its_schedule_says(p: int, m: int
 
 @pytest.mark.parametrize(("p", "v"), [(4, 2), (8, 3)])
 def test_interleaving_costs_activations_on_the_first_stage(p: int, v: int) -> None:
-    """L (1 + (p - 1) / (p v)) layers on the first stage (Korthikanti, section 4.2.3): p v + p - 1 chunks of L / (p v) layers."""
-    assert peak_activation_bytes(interleaved_1f1b(p, 4 * p, v).rows[0], lambda stage: 1) == p * v + p - 1
+    """L (1 + (p - 1) / (p v)) layers on the first stage (Korthikanti, section 4.2.3): p v + p - 1
+    chunks of L / (p v) layers.
+    """
+    assert (
+        peak_activation_bytes(interleaved_1f1b(p, 4 * p, v).rows[0], lambda stage: 1)
+        == p * v + p - 1
+    )
 
 
 def test_the_backward_pass_may_need_more_than_was_kept() -> None:

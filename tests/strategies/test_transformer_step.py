@@ -1,4 +1,6 @@
-"""`transformer:` as a whole step: layouts that run, layouts that are refused, memory that does not fit."""
+"""`transformer:` as a whole step: layouts that run, layouts that are refused, memory that does not
+fit.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,20 @@ LAYOUTS: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "fully sharded": ({"dp": 4}, {"zero": 3, "micro_batches": 2}),
     "tensor": ({"tp": 4}, {}),
     "tensor in pieces": ({"tp": 4}, {"tensor_overlap": True}),
-    "tensor in pieces as Megatron": ({"tp": 4, "pp": 2}, {**PIPELINED, "tensor_overlap": True, "tensor_calls": "megatron"}),
+    "tensor in pieces as Megatron": (
+        {"tp": 4, "pp": 2},
+        {**PIPELINED, "tensor_overlap": True, "tensor_calls": "megatron"},
+    ),
     "experts not in pieces": ({"dp": 1, "ep": 2, "tp": 2}, {"model": MOE, "tensor_overlap": True}),
     "tensor without sequence": ({"tp": 4}, {"sequence_parallel": False}),
     "context": ({"cp": 2, "tp": 2}, {}),
     "experts": ({"dp": 2, "ep": 2}, {"model": MOE}),
     "experts, fully sharded": ({"dp": 2, "ep": 2}, {"model": MOE, "zero": 3}),
     "recomputed by operation": ({"dp": 2, "tp": 2}, {"recompute": "op"}),
-    "experts recomputed by operation": ({"dp": 1, "ep": 2, "tp": 2}, {"model": MOE, "recompute": "op"}),
+    "experts recomputed by operation": (
+        {"dp": 1, "ep": 2, "tp": 2},
+        {"model": MOE, "recompute": "op"},
+    ),
     "recomputed": ({"dp": 2, "tp": 2}, {"recompute": "full"}),
     "1f1b": ({"dp": 2, "pp": 2, "tp": 2}, PIPELINED),
     "gpipe": ({"pp": 4}, {**PIPELINED, "schedule": "gpipe"}),
@@ -43,13 +51,17 @@ LAYOUTS: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
 }
 
 
-def scenario(mesh: dict[str, int], fields: dict[str, Any], backend: str = "nccl", **more: Any) -> Scenario:
+def scenario(
+    mesh: dict[str, int], fields: dict[str, Any], backend: str = "nccl", **more: Any
+) -> Scenario:
     size = 1
     for n in mesh.values():
         size *= n
     step = {"model": SMALL, "sequence": 32, **fields}
     named = {"mesh": mesh} if mesh else {}
-    return Scenario(name="step", world=size, backend=backend, program=[{"transformer": step}], **named, **more)
+    return Scenario(
+        name="step", world=size, backend=backend, program=[{"transformer": step}], **named, **more
+    )
 
 
 def run(mesh: dict[str, int], fields: dict[str, Any], **more: Any) -> Simulation:
@@ -72,7 +84,9 @@ def test_the_expansion_is_a_scenario_that_lowers_to_the_same_calls(name: str) ->
     assert again.memory == one.memory
     first, second = lower(one), lower(again)
     for rank in range(first.world_size):
-        assert [call for _, call in first.calls_of(rank)] == [call for _, call in second.calls_of(rank)]
+        assert [call for _, call in first.calls_of(rank)] == [
+            call for _, call in second.calls_of(rank)
+        ]
 
 
 def moved(mesh: dict[str, int], fields: dict[str, Any]) -> dict[str, int]:
@@ -85,13 +99,19 @@ def moved(mesh: dict[str, int], fields: dict[str, Any]) -> dict[str, int]:
 
 
 def test_a_tensor_parallel_layer_reduces_four_times() -> None:
-    """Megatron-LM: two all_reduces forward, two backward, of b s h elements; embedding, logits' gradient; three rows of the loss."""
-    found = moved({"tp": 4}, {"sequence_parallel": False, "clip_grad_norm": False, "tensor_calls": "megatron"})
+    """Megatron-LM: two all_reduces forward, two backward, of b s h elements; embedding, logits'
+    gradient; three rows of the loss.
+    """
+    found = moved(
+        {"tp": 4}, {"sequence_parallel": False, "clip_grad_norm": False, "tensor_calls": "megatron"}
+    )
     assert found["all_reduce"] == (4 * 4 + 2) * 32 * 64 * 2 + 3 * 32 * 4
 
 
 def test_sequence_parallelism_gathers_and_scatters_in_place_of_reducing() -> None:
-    """As many bytes as all_reduce forward and backward; and the blocks' inputs once more (Korthikanti, section 4.2.2)."""
+    """As many bytes as all_reduce forward and backward; and the blocks' inputs once more
+    (Korthikanti, section 4.2.2).
+    """
     found = moved({"tp": 4}, {"tensor_calls": "megatron"})
     whole = 32 * 64 * 2
     assert found["reduce_scatter_tensor"] == (4 * 4 + 2) * whole
@@ -106,7 +126,9 @@ def test_gradients_of_all_parameters_are_reduced_once() -> None:
 
 
 def test_under_autocast_gradients_are_reduced_and_parameters_come_back_in_float32() -> None:
-    """DDP reduces all of them under ZeroRedundancyOptimizer too; without autocast ZeRO 1 scatters them, and gathers 16 bits."""
+    """DDP reduces all of them under ZeroRedundancyOptimizer too; without autocast ZeRO 1 scatters
+    them, and gathers 16 bits.
+    """
     plain, cast = (moved({"dp": 4}, {"zero": 1, "autocast": on}) for on in (False, True))
     parameters = moved({"dp": 4}, {"zero": 0})["all_reduce"] // 4
 
@@ -116,12 +138,16 @@ def test_under_autocast_gradients_are_reduced_and_parameters_come_back_in_float3
 
 
 def test_autocast_costs_what_its_casts_move() -> None:
-    """Norms and sums in float32, an input cast for each matrix that reads it: 60 bytes of an element of GPT's layers in place of 20, three
-    times; weights are cast and their gradients cast back, 12 bytes, and none written in 16 bits by the update, 2 less."""
+    """Norms and sums in float32, an input cast for each matrix that reads it: 60 bytes of an
+    element of GPT's layers in place of 20, three times; weights are cast and their gradients cast
+    back, 12 bytes, and none written in 16 bits by the update, 2 less."""
     gpt = {**SMALL, "kv_heads": 8, "mlp": "gelu", "bias": False, "dropout": False, "positions": 64}
 
     def more(sequence: int) -> float:
-        made = [scenario({}, {"model": gpt, "sequence": sequence, "autocast": on}) for on in (False, True)]
+        made = [
+            scenario({}, {"model": gpt, "sequence": sequence, "autocast": on})
+            for on in (False, True)
+        ]
         plain, cast = (sum(call.mem_bytes for _, call in lower(one).calls_of(0)) for one in made)
         return cast - plain
 
@@ -133,7 +159,11 @@ def test_autocast_costs_what_its_casts_move() -> None:
 def test_experts_are_reduced_among_those_that_have_them() -> None:
     """Gradients of shared parameters over dp and ep, of experts over dp alone."""
     program = lower(scenario({"dp": 2, "ep": 2}, {"model": MOE, "zero": 0}))
-    sizes = {(call.group.size, call.input_nbytes) for _, call in program.calls_of(0) if call.op == "all_reduce"}
+    sizes = {
+        (call.group.size, call.input_nbytes)
+        for _, call in program.calls_of(0)
+        if call.op == "all_reduce"
+    }
     experts = 4 * 2 * 3 * 64 * 128
     assert (2, experts) in sizes
     assert all(size == 4 for size, nbytes in sizes if nbytes != experts)
@@ -148,14 +178,26 @@ def test_experts_are_reduced_among_those_that_have_them() -> None:
         ({"ep": 3}, {"model": MOE}, "4 experts are not divisible by the expert axis of 3 ranks"),
         ({"ep": 2}, {}, "the model has no experts"),
         ({"pp": 4}, {"micro_batches": 4, "zero": 3}, "expected zero 0, 1 or 2"),
-        ({"pp": 2}, {"micro_batches": 4, "layers_per_stage": [1, 2]}, "the stages have 3 layers, the model 4"),
+        (
+            {"pp": 2},
+            {"micro_batches": 4, "layers_per_stage": [1, 2]},
+            "the stages have 3 layers, the model 4",
+        ),
         ({"pp": 8}, {"micro_batches": 8}, "4 layers are too few for 8 stages"),
         ({"dp": 2}, {"tensor": "tq"}, "unknown axis tq"),
         ({"dp": 2}, {"autocast": True, "zero": 3}, "autocast goes with zero 0 or 1"),
         ({"tp": 2}, {"autocast": True}, "autocast goes with no tensor axis and no pipeline"),
         ({"dp": 2}, {"autocast": True, "model": MOE}, "autocast goes with a model without experts"),
-        ({"dp": 2}, {"autocast": True, "attention": "plain"}, "autocast goes with attention: flash"),
-        ({"dp": 2}, {"autocast": True, "recompute": "op"}, "autocast goes with recompute none or full"),
+        (
+            {"dp": 2},
+            {"autocast": True, "attention": "plain"},
+            "autocast goes with attention: flash",
+        ),
+        (
+            {"dp": 2},
+            {"autocast": True, "recompute": "op"},
+            "autocast goes with recompute none or full",
+        ),
         ({"dp": 2}, {"model": "llama3-9b"}, "unknown model llama3-9b"),
         ({"dp": 2}, {"model": {"layers": 2}}, "expected hidden"),
     ],
@@ -182,13 +224,19 @@ def test_a_model_that_does_not_fit_is_a_finding_with_its_parts() -> None:
 def test_sharding_makes_a_model_fit() -> None:
     """8 billion parameters on 8 GPUs of 80 GB: not whole, but in shards."""
     fields = {"model": "llama3-8b", "sequence": 4096}
-    codes = [{f.code for f in run({"dp": 8}, {**fields, "zero": zero}, cluster="dgx-h100").findings} for zero in (0, 3)]
+    codes = [
+        {f.code for f in run({"dp": 8}, {**fields, "zero": zero}, cluster="dgx-h100").findings}
+        for zero in (0, 3)
+    ]
     assert "DS806" in codes[0]
     assert "DS806" not in codes[1]
 
 
 def test_each_stage_of_zero_holds_less() -> None:
-    held = [sum(scenario({"dp": 4}, {"zero": zero}).memory["transformer_rank"].parts.values()) for zero in (0, 1, 2)]
+    held = [
+        sum(scenario({"dp": 4}, {"zero": zero}).memory["transformer_rank"].parts.values())
+        for zero in (0, 1, 2)
+    ]
     assert all(more > less for more, less in pairwise(held))
 
 
@@ -200,7 +248,9 @@ def test_llama_3_405b_is_described_in_under_forty_lines() -> None:
 
 
 def test_one_pipeline_of_llama_3_405b_is_laid_out_as_the_paper_says() -> None:
-    """128 stages of one layer, but the first and the last of none; 80 GB suffice without recomputation (section 3.3.2)."""
+    """128 stages of one layer, but the first and the last of none; 80 GB suffice without
+    recomputation (section 3.3.2).
+    """
     text = (ROOT / "benchmarks" / "llama3_405b.yaml").read_text()
     found = loads(text, sets=("world.nodes=16", "mesh.dp=1"))
     assert len(found.memory) == 16
@@ -209,8 +259,13 @@ def test_one_pipeline_of_llama_3_405b_is_laid_out_as_the_paper_says() -> None:
 
 @pytest.mark.slow
 def test_one_pipeline_of_llama_3_405b_completes_near_the_published_rate() -> None:
-    """The paper's table 4: 400 TFLOP/s per GPU on 16 384 GPUs, its convention unknown to 5 %. The preset's band is far wider: a third."""
-    from distsim.scenario.strategies.training_step.micro_batch_cost import MicroBatchCost, step_flops
+    """The paper's table 4: 400 TFLOP/s per GPU on 16 384 GPUs, its convention unknown to 5 %. The
+    preset's band is far wider: a third.
+    """
+    from distsim.scenario.strategies.training_step.micro_batch_cost import (
+        MicroBatchCost,
+        step_flops,
+    )
     from distsim.scenario.strategies.training_step.presets import PRESETS
 
     text = (ROOT / "benchmarks" / "llama3_405b.yaml").read_text()
@@ -223,7 +278,9 @@ def test_one_pipeline_of_llama_3_405b_completes_near_the_published_rate() -> Non
 
 
 # --- what stands around the micro-batches ---
-def calls(mesh: dict[str, int], fields: dict[str, Any], op: str) -> dict[int, list[tuple[tuple[int, ...], int]]]:
+def calls(
+    mesh: dict[str, int], fields: dict[str, Any], op: str
+) -> dict[int, list[tuple[tuple[int, ...], int]]]:
     """Of each rank, the group and the bytes of its calls of an operation."""
     program = lower(scenario(mesh, fields))
     return {
@@ -233,20 +290,37 @@ def calls(mesh: dict[str, int], fields: dict[str, Any], op: str) -> dict[int, li
 
 
 def test_tied_embeddings_are_summed_over_the_first_and_the_last_stage() -> None:
-    """Megatron-LM, finalize_model_grads.py; the gradient of vocabulary x hidden, cut among tensor ranks, in float32."""
-    tied = {"model": {**SMALL, "tied": True}, "clip_grad_norm": False, "loss_parallel": False, **PIPELINED}
+    """Megatron-LM, finalize_model_grads.py; the gradient of vocabulary x hidden, cut among tensor
+    ranks, in float32.
+    """
+    tied = {
+        "model": {**SMALL, "tied": True},
+        "clip_grad_norm": False,
+        "loss_parallel": False,
+        **PIPELINED,
+    }
     found = calls({"pp": 4, "dp": 1, "tp": 2}, {**tied, "sequence_parallel": True}, "all_reduce")
     nbytes = 256 * 64 // 2 * 4
 
-    assert found == {0: [((0, 6), nbytes)], 1: [((1, 7), nbytes)], 6: [((0, 6), nbytes)], 7: [((1, 7), nbytes)],
-                     2: [], 3: [], 4: [], 5: []}  # fmt: skip
+    assert found == {
+        0: [((0, 6), nbytes)],
+        1: [((1, 7), nbytes)],
+        6: [((0, 6), nbytes)],
+        7: [((1, 7), nbytes)],
+        2: [],
+        3: [],
+        4: [],
+        5: [],
+    }
     assert not any(calls({"pp": 4}, {**tied, "embedding_all_reduce": False}, "all_reduce").values())
     assert not any(calls({"pp": 4}, {**tied, "model": SMALL}, "all_reduce").values())
     assert not any(calls({"dp": 4}, {**tied, "micro_batches": 1}, "all_reduce").values())
 
 
 def test_the_gradients_norm_is_reduced_over_those_who_hold_parts_of_it() -> None:
-    """One float32: with sharded states over all ranks, else over those that share a copy of the model."""
+    """One float32: with sharded states over all ranks, else over those that share a copy of the
+    model.
+    """
     mesh = {"pp": 2, "dp": 2, "tp": 2}
     assert calls(mesh, PIPELINED, "all_reduce")[0] == [(tuple(range(8)), 4)]
     small = [c for c in calls(mesh, {**PIPELINED, "zero": 0}, "all_reduce")[0] if c[1] == 4]
@@ -254,13 +328,23 @@ def test_the_gradients_norm_is_reduced_over_those_who_hold_parts_of_it() -> None
     assert all(c[1] > 4 for c in calls({"dp": 4}, {"zero": 0}, "all_reduce")[0])
 
 
-@pytest.mark.parametrize("schedule", [{"schedule": "1f1b"}, {"schedule": "interleaved_1f1b", "chunks": 2}])
+@pytest.mark.parametrize(
+    "schedule", [{"schedule": "1f1b"}, {"schedule": "interleaved_1f1b", "chunks": 2}]
+)
 def test_gradients_of_a_stage_travel_beside_its_last_backward(schedule: dict[str, Any]) -> None:
-    """The same calls early or late, and early no rank ends later; of each stage they begin before its last backward ends."""
+    """The same calls early or late, and early no rank ends later; of each stage they begin before
+    its last backward ends.
+    """
     large = {**SMALL, "hidden": 1024, "ffn": 4096, "vocabulary": 1024}
-    mesh, fields = {"pp": 2, "dp": 2}, {"model": large, "sequence": 1024, "micro_batches": 4, "zero": 1, **schedule}
+    mesh, fields = (
+        {"pp": 2, "dp": 2},
+        {"model": large, "sequence": 1024, "micro_batches": 4, "zero": 1, **schedule},
+    )
     early, late = (run(mesh, {**fields, "overlap_grad_reduce": one}) for one in (True, False))
-    sizes = [sorted((c.op, c.nbytes) for c in done.run.trace.rows() if c.op == "reduce_scatter_tensor") for done in (early, late)]
+    sizes = [
+        sorted((c.op, c.nbytes) for c in done.run.trace.rows() if c.op == "reduce_scatter_tensor")
+        for done in (early, late)
+    ]
     merged = {size for _, size in sizes[0]}
 
     assert sum(n for _, n in sizes[0]) == sum(n for _, n in sizes[1])
@@ -275,14 +359,33 @@ def test_gradients_of_a_stage_travel_beside_its_last_backward(schedule: dict[str
 
 @pytest.mark.parametrize("calls", ["dtensor", "megatron"])
 @pytest.mark.parametrize("recompute", ["none", "full"])
-def test_messages_in_pieces_move_the_same_bytes_and_hide_behind_the_same_products(calls: str, recompute: str) -> None:
-    """All of a block's gathers and all but 1/8 of its scatters lie beside products, whose FLOP are the same; the step gets shorter."""
-    large = {"model": {**SMALL, "hidden": 8192, "heads": 64, "kv_heads": 8, "ffn": 28672}, "sequence": 4096, "launch": "0 ns"}
+def test_messages_in_pieces_move_the_same_bytes_and_hide_behind_the_same_products(
+    calls: str, recompute: str
+) -> None:
+    """All of a block's gathers and all but 1/8 of its scatters lie beside products, whose FLOP are
+    the same; the step gets shorter.
+    """
+    large = {
+        "model": {**SMALL, "hidden": 8192, "heads": 64, "kv_heads": 8, "ffn": 28672},
+        "sequence": 4096,
+        "launch": "0 ns",
+    }
     fields = {**large, "tensor_calls": calls, "recompute": recompute}
-    plain, pieces = (scenario({"tp": 8}, {**fields, "tensor_overlap": on}, cluster="dgx-h100") for on in (False, True))
-    sums = [[sum(c.flops for _, c in lower(s).calls_of(0)), sum(c.mem_bytes for _, c in lower(s).calls_of(0)),
-             sum(b.nbytes for _, c in lower(s).calls_of(0) for b in c.inputs)] for s in (plain, pieces)]  # fmt: skip
-    whole, beside = (simulate(s, with_verdict=False, with_values=False).makespan_ns for s in (plain, pieces))
+    plain, pieces = (
+        scenario({"tp": 8}, {**fields, "tensor_overlap": on}, cluster="dgx-h100")
+        for on in (False, True)
+    )
+    sums = [
+        [
+            sum(c.flops for _, c in lower(s).calls_of(0)),
+            sum(c.mem_bytes for _, c in lower(s).calls_of(0)),
+            sum(b.nbytes for _, c in lower(s).calls_of(0) for b in c.inputs),
+        ]
+        for s in (plain, pieces)
+    ]
+    whole, beside = (
+        simulate(s, with_verdict=False, with_values=False).makespan_ns for s in (plain, pieces)
+    )
 
     assert sums[0] == sums[1]
     assert beside < 0.95 * whole
@@ -300,7 +403,9 @@ def test_a_layer_lasts_at_least_as_long_as_the_host_launches_it() -> None:
 
 
 def test_attention_below_a_matrix_products_rate_adds_its_scores_again() -> None:
-    """Its scores, and what idle multiprocessors could compute while its last tiles end, of 32 rows here."""
+    """Its scores, and what idle multiprocessors could compute while its last tiles end, of 32 rows
+    here.
+    """
     one = scenario({}, {"attention_efficiency": 0.5, "launch": "0 ns"})
     other = scenario({}, {"attention_efficiency": 1.0, "launch": "0 ns"})
     flops = [sum(c.flops for _, c in lower(s).calls_of(0)) for s in (one, other)]
@@ -310,7 +415,9 @@ def test_attention_below_a_matrix_products_rate_adds_its_scores_again() -> None:
 
 
 def test_heads_that_miss_the_tensor_cores_have_their_scores_priced_at_float32s_rate() -> None:
-    """Head sizes whose rows are no multiple of 16 bytes, unfused; the operations stay the same in number."""
+    """Head sizes whose rows are no multiple of 16 bytes, unfused; the operations stay the same in
+    number.
+    """
     odd = {**SMALL, "hidden": 8 * 12, "heads": 8, "kv_heads": 8}
     program = lower(scenario({}, {"model": odd, "attention": "plain"}))
     priced = [c for _, c in program.calls_of(0) if c.name == "scores"]

@@ -1,4 +1,6 @@
-"""Configurations of training steps as people wrap them make the calls that PyTorch was recorded to make (tests/support/wrapped.py)."""
+"""Configurations of training steps as people wrap them make the calls that PyTorch was recorded to
+make (tests/support/wrapped.py).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ RECORDED = {family: wrapped.recordings(family) for family in wrapped.FAMILIES}
 
 
 @pytest.mark.parametrize(("family", "name"), ALL, ids=lambda word: word)
-def test_an_expansion_makes_the_calls_that_pytorch_was_recorded_to_make(family: str, name: str) -> None:
+def test_an_expansion_makes_the_calls_that_pytorch_was_recorded_to_make(
+    family: str, name: str
+) -> None:
     case, real = wrapped.cases(family)[name], wrapped.unpacked(RECORDED[family][name])
 
     assert wrapped.first_difference(case, real, wrapped.expanded(case)) == ""
@@ -33,7 +37,12 @@ def test_a_call_that_is_dropped_doubled_or_changed_is_told() -> None:
     case = wrapped.cases("fsdp")["auto"]
     real, made = wrapped.unpacked(RECORDED["fsdp"]["auto"]), wrapped.expanded(case)
     for k, call in enumerate(made[1]):
-        for instead in ([], [call, call], [{**call, "numel": call["numel"] + 1}], [{**call, "ranks": [0]}]):
+        for instead in (
+            [],
+            [call, call],
+            [{**call, "numel": call["numel"] + 1}],
+            [{**call, "ranks": [0]}],
+        ):
             spoilt = [made[0], [*made[1][:k], *instead, *made[1][k + 1 :]], *made[2:]]
             assert wrapped.first_difference(case, real, spoilt) != ""
 
@@ -45,8 +54,14 @@ def test_the_table_in_the_docs_is_what_the_recordings_and_expansions_say() -> No
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_the_recordings_are_what_pytorch_does_today() -> None:
-    """Every configuration is run again on Gloo processes of this machine; the recordings stay as they are."""
+    """Every configuration is run again on Gloo processes of this machine; the recordings stay as
+    they are.
+    """
     pytest.importorskip("torch")
-    command = [sys.executable, str(Path(__file__).resolve().parents[1] / "support" / "wrapped.py"), "--check"]
+    command = [
+        sys.executable,
+        str(Path(__file__).resolve().parents[1] / "support" / "wrapped.py"),
+        "--check",
+    ]
     found = subprocess.run(command, capture_output=True, text=True, timeout=3600)
     assert found.returncode == 0, found.stdout + found.stderr[-2000:]

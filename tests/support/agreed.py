@@ -1,4 +1,6 @@
-"""Programs with agreed answers (tests/data/agreed/cases.txt; tests/data/README.md tells its words), as lists of plain calls."""
+"""Programs with agreed answers (tests/data/agreed/cases.txt; tests/data/README.md tells its words),
+as lists of plain calls.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,12 @@ def numbers(text: str) -> list[int]:
 
 
 def load_cases() -> list[Case]:
-    """Each with ``id category world_size groups programs expect`` and, where something else judged it too, ``gloo`` and ``nccl``."""
-    return [read_case(part) for part in CASES.read_text(encoding="utf-8").split("\n\n") if part.strip()]
+    """Each with ``id category world_size groups programs expect`` and, where something else judged
+    it too, ``gloo`` and ``nccl``.
+    """
+    return [
+        read_case(part) for part in CASES.read_text(encoding="utf-8").split("\n\n") if part.strip()
+    ]
 
 
 def read_case(text: str) -> Case:
@@ -73,7 +79,10 @@ def read_call(text: str) -> Plain:
     """``isend 1 64:int32 tag=5 as=h`` and the like; a batch has its messages in parentheses."""
     if text.strip().startswith("batch"):
         head, _, parts = text.partition("(")
-        return {**read_words(head.split()), "ops": [read_call(part) for part in parts.rstrip(" )").split(";")]}
+        return {
+            **read_words(head.split()),
+            "ops": [read_call(part) for part in parts.rstrip(" )").split(";")],
+        }
     return read_words(text.split())
 
 
@@ -102,18 +111,44 @@ def read_words(words: list[str]) -> Plain:
 
 def scenario_of(case: Case) -> str:
     """The program as a file, each rank with steps of its own."""
-    program = build_program(case["world_size"], case["programs"], groups=case["groups"], name=case["id"])
-    cost = CostModel(default_cluster(program.backend), program.world_size, program.local_size, program.link_faults)
+    program = build_program(
+        case["world_size"], case["programs"], groups=case["groups"], name=case["id"]
+    )
+    cost = CostModel(
+        default_cluster(program.backend),
+        program.world_size,
+        program.local_size,
+        program.link_faults,
+    )
     trace = run_program(program, BACKEND_PROFILES[program.backend], cost).trace
     rebuilt = rebuild_program(trace, backend=program.backend, resolve=False)
     families = name_groups(rebuilt.program, {})
     itemizer = CallItemizer(rebuilt, trace, families)
     bare = {
-        r: [item._replace(form=item.form._replace(source="")) for item in itemizer.items(r)] for r in range(program.world_size)
+        r: [item._replace(form=item.form._replace(source="")) for item in itemizer.items(r)]
+        for r in range(program.world_size)
     }
     entries: list[AlignedEntry] = [
-        AlignedStep(item.form, {r: item.ints}, {r: item.times}) for r, mine in bare.items() for item in mine
+        AlignedStep(item.form, {r: item.ints}, {r: item.times})
+        for r, mine in bare.items()
+        for item in mine
     ]
-    head = {"name": case["id"], "world": program.world_size, "backend": program.backend, "groups": families.declared}
-    body = ScenarioWriter(families, RankVariables.of(program.world_size, families.mesh), True).program(entries)
-    return "\n".join([*(f"{key}: {yaml_flow(value)}" for key, value in head.items() if value), "program:", *body]) + "\n"
+    head = {
+        "name": case["id"],
+        "world": program.world_size,
+        "backend": program.backend,
+        "groups": families.declared,
+    }
+    body = ScenarioWriter(
+        families, RankVariables.of(program.world_size, families.mesh), True
+    ).program(entries)
+    return (
+        "\n".join(
+            [
+                *(f"{key}: {yaml_flow(value)}" for key, value in head.items() if value),
+                "program:",
+                *body,
+            ]
+        )
+        + "\n"
+    )

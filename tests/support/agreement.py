@@ -1,8 +1,9 @@
 """Every way to run a program, asked the same questions: who disagrees with whom.
 
-An *executor* takes a program and gives answers by the name of the question, or None where the program is none of its own. Two
-executors disagree where both answer a question and not alike. To hold a new driver to the others, write one function more, put it into
-`EXECUTORS` and name its partners in `PAIRS`.
+An *executor* takes a program and gives answers by the name of the question, or None where the
+program is none of its own. Two executors disagree where both answer a question and not alike. To
+hold a new driver to the others, write one function more, put it into `EXECUTORS` and name its
+partners in `PAIRS`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,12 @@ from distsim.semantics.form.mismatches import exits_with_open_requests, why_orde
 from distsim.semantics.local.blocked_ranks import blocked_state_of_run as left_by
 from distsim.semantics.local.class_clocks import run_quotient
 from distsim.semantics.local.quotient import coarsest_quotient
-from distsim.semantics.local.rank_clocks import LocalClocks, RunProgress, local_run_inputs, run_local_clocks
+from distsim.semantics.local.rank_clocks import (
+    LocalClocks,
+    RunProgress,
+    local_run_inputs,
+    run_local_clocks,
+)
 from distsim.semantics.ordered.blocked_state import blocked_state_at
 from distsim.semantics.ordered.state import RowsMismatched
 from distsim.semantics.ordered.transitions import TransitionRules
@@ -74,7 +80,9 @@ class Case:
 
     @cached_property
     def leaves(self) -> bool:
-        """A rank leaves with requests open: the order of events decides what becomes of them, so that one run tells little."""
+        """A rank leaves with requests open: the order of events decides what becomes of them, so
+        that one run tells little.
+        """
         return exits_with_open_requests(self.layout.linked)
 
     @cached_property
@@ -88,7 +96,11 @@ class Case:
 
     @cached_property
     def ordered(self) -> SimulatedRun:
-        return self.run if self.run.path == "ordered" else run_program(self.program, self.profile, self.cost, ordered=True)
+        return (
+            self.run
+            if self.run.path == "ordered"
+            else run_program(self.program, self.profile, self.cost, ordered=True)
+        )
 
     @cached_property
     def outcome(self) -> BackendOutcome:
@@ -104,7 +116,10 @@ class Case:
             return None
         calls, groups = plain_calls(self.program), plain_groups(self.program)
         try:
-            return {r: BruteForce(calls, groups, r, MOST_BRUTE).explore() for r in (*CONTRACT_READINGS, "mixed")}
+            return {
+                r: BruteForce(calls, groups, r, MOST_BRUTE).explore()
+                for r in (*CONTRACT_READINGS, "mixed")
+            }
         except TooLarge:
             return None
 
@@ -113,11 +128,16 @@ class Case:
 def _of_run(result: SimulatedRun) -> Answers:
     left = result.final_state
     return {
-        "outcome": result.outcome, "makespan": result.makespan_ns, "ends": left.ends,
-        "blocked": [(b.rank, b.position, b.since_ns) for b in left.blocked], "needs": [sorted(b.needs) for b in left.blocked],
-        "unreceived": left.unreceived, "match": result.trace["match"].tolist(), "late": result.findings,
+        "outcome": result.outcome,
+        "makespan": result.makespan_ns,
+        "ends": left.ends,
+        "blocked": [(b.rank, b.position, b.since_ns) for b in left.blocked],
+        "needs": [sorted(b.needs) for b in left.blocked],
+        "unreceived": left.unreceived,
+        "match": result.trace["match"].tolist(),
+        "late": result.findings,
         **{name: result.trace[name].tolist() for name in TIMES},
-    }  # fmt: skip
+    }
 
 
 def fast(case: Case) -> Answers | None:
@@ -131,11 +151,19 @@ def ordered(case: Case) -> Answers | None:
 def surely(case: Case) -> Answers | None:
     """The one form without prices: in no time."""
     linked = case.linked
-    if why_order_matters(linked) is not None or case.outcome.outcome == "undefined" or case.run.findings or case.run.mismatches:
+    if (
+        why_order_matters(linked) is not None
+        or case.outcome.outcome == "undefined"
+        or case.run.findings
+        or case.run.mismatches
+    ):
         return None
     return (
         {"outcome": "completes"}
-        if all(host.ended for host in run_local_clocks(linked, CompletionConditions(linked, None)).hosts)
+        if all(
+            host.ended
+            for host in run_local_clocks(linked, CompletionConditions(linked, None)).hosts
+        )
         else None
     )
 
@@ -144,7 +172,11 @@ def one_by_one(case: Case) -> Answers | None:
     """The fast driver without classes."""
     if case.run.path != "fast":
         return None
-    return _of_progress(LocalClocks(local_run_inputs(case.linked, CompletionConditions(case.linked, case.cost))).run())
+    return _of_progress(
+        LocalClocks(
+            local_run_inputs(case.linked, CompletionConditions(case.linked, case.cost))
+        ).run()
+    )
 
 
 def in_classes(case: Case) -> Answers | None:
@@ -158,14 +190,24 @@ def in_classes(case: Case) -> Answers | None:
 
 def _of_progress(left: RunProgress) -> Answers:
     columns, ended = fill_columns(left), left_by(left)
-    return {"ends": ended.ends, "blocked": [(b.rank, b.position, b.since_ns) for b in ended.blocked],
-            "needs": [sorted(b.needs) for b in ended.blocked], "all finished": columns.finished.tolist()}  # fmt: skip
+    return {
+        "ends": ended.ends,
+        "blocked": [(b.rank, b.position, b.since_ns) for b in ended.blocked],
+        "needs": [sorted(b.needs) for b in ended.blocked],
+        "all finished": columns.finished.tolist(),
+    }
 
 
 def simulated(case: Case) -> Answers | None:
     found = simulate_program(case.scenario, case.program, case.cost, with_values=False)
-    swapped = found.outcome == "wrong-data" and found.run.outcome == "completes"  # a finding about names, not a rule
-    said = _of_verdict(found.verdict) if found.verdict is not None and found.verdict.complete and case.verdict.complete else {}
+    swapped = (
+        found.outcome == "wrong-data" and found.run.outcome == "completes"
+    )  # a finding about names, not a rule
+    said = (
+        _of_verdict(found.verdict)
+        if found.verdict is not None and found.verdict.complete and case.verdict.complete
+        else {}
+    )
     return {"reported": "completes" if swapped else found.outcome, **said}
 
 
@@ -179,7 +221,11 @@ def in_time(case: Case) -> Answers | None:
     """The run in the order of time is one of those that the search over orders found."""
     said = case.outcome
     one = case.ordered.outcome
-    return {"possible": one in said.possible or not said.complete or (one == "completes" and "undefined" in said.possible)}
+    return {
+        "possible": one in said.possible
+        or not said.complete
+        or (one == "completes" and "undefined" in said.possible)
+    }
 
 
 def _of_verdict(verdict: Verdict) -> Answers:
@@ -191,9 +237,14 @@ def _of_verdict(verdict: Verdict) -> Answers:
 def _of_reading(reading: str, left: FinalState, unfit: bool) -> Answers:
     said: Answers = {f"{reading} unfit": unfit}
     if not unfit:  # after that a reading may go on as it likes
-        said |= {f"{reading} stuck": left.stuck, f"{reading} unreceived": tuple(sorted(left.unreceived)),
-                 f"{reading} ends": [(end.status, end.position) for end in left.ends],
-                 f"{reading} needs": {b.rank: sorted({r for need in b.needs for r in need.ranks}) for b in left.blocked}}  # fmt: skip
+        said |= {
+            f"{reading} stuck": left.stuck,
+            f"{reading} unreceived": tuple(sorted(left.unreceived)),
+            f"{reading} ends": [(end.status, end.position) for end in left.ends],
+            f"{reading} needs": {
+                b.rank: sorted({r for need in b.needs for r in need.ranks}) for b in left.blocked
+            },
+        }
     return said
 
 
@@ -205,10 +256,17 @@ def passes(case: Case) -> Answers | None:
     contract = ContractProgram(case.layout, CallIndex(case.layout))
     for reading in CONTRACT_READINGS:
         runs = _runs(case, contract, reading)
-        ends, unfit = [done.final_state() for done in runs], [bool(done.mismatches()) for done in runs]
+        ends, unfit = (
+            [done.final_state() for done in runs],
+            [bool(done.mismatches()) for done in runs],
+        )
         said |= _of_reading(reading, ends[0], unfit[0]) if not case.leaves else {}
         said |= {f"{reading} unfit somewhere": any(unfit), f"{reading} among": True}
-        said |= {f"{reading} stuck sets": sorted({left.stuck for left in ends})} if not any(unfit) else {}
+        said |= (
+            {f"{reading} stuck sets": sorted({left.stuck for left in ends})}
+            if not any(unfit)
+            else {}
+        )
     return said
 
 
@@ -226,7 +284,10 @@ def rules(case: Case) -> Answers | None:
         made = TransitionRules(case.program, profile)
         state = made.initial()
         events = made.settle(state)
-        left, unfit = blocked_state_at(made, state), any(isinstance(e, RowsMismatched) for e in events)
+        left, unfit = (
+            blocked_state_at(made, state),
+            any(isinstance(e, RowsMismatched) for e in events),
+        )
         if case.leaves:  # one order of many: it ends as one of the runs
             among = _runs(case, contract, reading)
             ways = {(run.final_state().stuck, bool(run.mismatches())) for run in among}
@@ -241,7 +302,10 @@ def naive(case: Case) -> Answers | None:
     if case.absent or not can_be_plain(case.program, any_source=False):
         return None
     calls, groups = plain_calls(case.program), plain_groups(case.program)
-    return {f"{r} stuck": Reference(case.program.world_size, calls, groups, r).stuck() for r in CONTRACT_READINGS}
+    return {
+        f"{r} stuck": Reference(case.program.world_size, calls, groups, r).stuck()
+        for r in CONTRACT_READINGS
+    }
 
 
 def searched(case: Case) -> Answers | None:
@@ -255,7 +319,11 @@ def searched(case: Case) -> Answers | None:
         if search.finished:
             found = reading_result_of(search)
             said |= {f"{reading} unfit somewhere": bool(found.mismatches)}
-            said |= {f"{reading} stuck sets": _sets(found.stuck, found.passed)} if not found.mismatches else {}
+            said |= (
+                {f"{reading} stuck sets": _sets(found.stuck, found.passed)}
+                if not found.mismatches
+                else {}
+            )
     return said
 
 
@@ -263,12 +331,18 @@ def all_rules(case: Case) -> Answers | None:
     """The explicit rules, over every order of events."""
     said: Answers = {}
     for reading, profile in CONTRACT_READINGS.items():
-        ends: OrderSearchResult = search_event_orders(LinkedProgram(case.program, profile), MOST_STATES)
+        ends: OrderSearchResult = search_event_orders(
+            LinkedProgram(case.program, profile), MOST_STATES
+        )
         if ends.complete:
             unfit = any(end.notes for end in ends.ends)
             sets = {end.final_state.stuck for end in ends.ends}
             said |= {f"{reading} unfit somewhere": unfit}
-            said |= {f"{reading} stuck sets": _sets({s: 0 for s in sets if s}, () in sets)} if not unfit else {}
+            said |= (
+                {f"{reading} stuck sets": _sets({s: 0 for s in sets if s}, () in sets)}
+                if not unfit
+                else {}
+            )
     return said
 
 
@@ -286,10 +360,17 @@ def brute(case: Case) -> Answers | None:
         unfit = bool(found.unfit)
         said |= {f"{reading} unfit somewhere": unfit}
         said |= {f"{reading} stuck sets": _sets(found.stuck, found.passed)} if not unfit else {}
-    hows = {kind: {r: found.how(kind) for r, found in case.brute.items()} for kind in ("mismatch", "deadlock")}
+    hows = {
+        kind: {r: found.how(kind) for r, found in case.brute.items()}
+        for kind in ("mismatch", "deadlock")
+    }
     kind = next((k for k, how in hows.items() if set(how.values()) != {"never"}), None)
     if kind is not None and case.verdict.complete:
-        said |= {"verdict": kind, "readings": hows[kind], "depends_on": verdict_dependence(hows[kind])}
+        said |= {
+            "verdict": kind,
+            "readings": hows[kind],
+            "depends_on": verdict_dependence(hows[kind]),
+        }
     return said
 
 
@@ -334,7 +415,9 @@ PAIRS = (
 
 
 class Difference(NamedTuple):
-    """Two executors and the question on which they differ, with their answers; or one that fails (its own partner)."""
+    """Two executors and the question on which they differ, with their answers; or one that fails
+    (its own partner).
+    """
 
     pair: tuple[str, str]
     question: str
@@ -348,7 +431,9 @@ class Difference(NamedTuple):
         return f"{self.kind}: {self.answers[0]} != {self.answers[1]}"
 
 
-def differences(mapping: dict[str, Any], pairs: tuple[tuple[str, str], ...] = PAIRS) -> list[Difference]:
+def differences(
+    mapping: dict[str, Any], pairs: tuple[tuple[str, str], ...] = PAIRS
+) -> list[Difference]:
     """Every disagreement on one scenario, and every executor that fails."""
     case, said = Case(mapping), dict[str, Answers]()
     found: list[Difference] = []
@@ -369,9 +454,11 @@ def _between(one: str, other: str, mine: Answers, theirs: Answers) -> Iterator[D
 
 
 # --- what is settled and not yet so ---
-#: By the scenario of tests/data/settled that shows it: the differences that are expected until it comes out as settled.
+#: By the scenario of tests/data/settled that shows it: the differences that are expected until it
+#: comes out as settled.
 EXPECTED: dict[str, Callable[[Case, Difference], bool]] = {
-    # The search over senders knows one of the ways in which open requests of a leaver meet or do not.
+    # The search over senders knows one of the ways in which open requests of a leaver meet or do
+    # not.
     "leave_open_isend": lambda case, d: d.pair[0] == "searched" and case.leaves,
 }
 
@@ -380,4 +467,8 @@ def surprises(mapping: dict[str, Any]) -> list[str]:
     """The disagreements on a scenario that nothing settled explains, in words."""
     found = differences(mapping)
     case = Case(mapping) if found else None
-    return [str(d) for d in found if case is not None and not any(holds(case, d) for holds in EXPECTED.values())]
+    return [
+        str(d)
+        for d in found
+        if case is not None and not any(holds(case, d) for holds in EXPECTED.values())
+    ]

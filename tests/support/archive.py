@@ -1,12 +1,14 @@
-"""Record what distsim prints for every scenario, and compare two recordings: the safety net of a refactoring.
+"""Record what distsim prints for every scenario, and compare two recordings: the safety net of a
+refactoring.
 
     python -m tests.support.archive record FOLDER           # run every command over every scenario, with the distsim of this checkout
     python -m tests.support.archive compare FOLDER FOLDER   # show the differences; exit status 1 if there are any
     python -m tests.support.archive record FOLDER --every 7 # a sample: every seventh scenario
 
-A recording is one JSON file per command, which maps the command's arguments to its output and exit status. Commands go through
-the command line, so a recording does not depend on how the package is organised inside. Each command runs in a fork of a process
-that has imported distsim. Recordings are not committed: they hold the text of one version.
+A recording is one JSON file per command, which maps the command's arguments to its output and exit
+status. Commands go through the command line, so a recording does not depend on how the package is
+organised inside. Each command runs in a fork of a process that has imported distsim. Recordings are
+not committed: they hold the text of one version.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from contextlib import redirect_stderr, redirect_stdout
 from hashlib import sha256
 from pathlib import Path
 
-ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").is_file())
+ROOT = next(
+    folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").is_file()
+)
 sys.path.insert(0, str(ROOT))
 
 #: Outputs beyond this length are kept as a digest with their beginning.
@@ -35,9 +39,17 @@ LONGEST_OUTPUT = 200_000
 LIMIT_S = 120
 #: Views of a scenario, with the format in which a layout engine has not yet touched them.
 VIEWS = {
-    "dataflow": "dot", "waitfor": "dot", "groups": "dot", "startup": "dot",
-    "timeline": "svg", "spacetime": "svg", "schedule": "svg", "memory": "svg", "traffic": "svg", "bandwidth": "svg",
-}  # fmt: skip
+    "dataflow": "dot",
+    "waitfor": "dot",
+    "groups": "dot",
+    "startup": "dot",
+    "timeline": "svg",
+    "spacetime": "svg",
+    "schedule": "svg",
+    "memory": "svg",
+    "traffic": "svg",
+    "bandwidth": "svg",
+}
 #: Commands for every scenario file.
 PER_SCENARIO = (
     ("simulate", "FILE"),
@@ -67,27 +79,67 @@ SINGLE = (
     ("schema",),
     ("test", "scenarios"),
     ("plan", "llama3-8b", "--gpus", "16", "--cluster", "dgx-h100", "--global-batch", "128"),
-    ("plan", "llama3-8b", "--gpus", "16", "--cluster", "dgx-h100", "--global-batch", "128", "--format", "json"),
+    (
+        "plan",
+        "llama3-8b",
+        "--gpus",
+        "16",
+        "--cluster",
+        "dgx-h100",
+        "--global-batch",
+        "128",
+        "--format",
+        "json",
+    ),
     ("sweep", "scenarios/hybrid.yaml", "--cluster", "dgx-a100,dgx-h100"),
     ("render", "--view", "op", "--op", "all_gather", "--format", "dot"),
     ("render", "--view", "rounds", "--op", "all_reduce", "--algorithm", "ring", "--format", "svg"),
     ("learn",),
 )
 COMMANDS = (
-    "simulate", "check", "run", "replay", "compare", "bench", "calibrate", "capture", "doctor", "shrink", "plan", "sweep", "report",
-    "render", "explain", "learn", "test", "new", "clusters", "schema", "expand",
-)  # fmt: skip
+    "simulate",
+    "check",
+    "run",
+    "replay",
+    "compare",
+    "bench",
+    "calibrate",
+    "capture",
+    "doctor",
+    "shrink",
+    "plan",
+    "sweep",
+    "report",
+    "render",
+    "explain",
+    "learn",
+    "test",
+    "new",
+    "clusters",
+    "schema",
+    "expand",
+)
 
 
 def scenario_files() -> list[str]:
     folders = ("scenarios", "benchmarks", "tests/data")
-    return sorted(str(path.relative_to(ROOT)) for folder in folders for path in (ROOT / folder).rglob("*.yaml"))
+    return sorted(
+        str(path.relative_to(ROOT))
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.yaml")
+    )
 
 
 def explained_names() -> list[str]:
     """Finding codes and operations, from the generated reference pages."""
-    findings = re.findall(r"\bDS\d{3}\b", (ROOT / "docs" / "findings.md").read_text(encoding="utf-8"))
-    operations = re.findall(r"^##+ `?(\w+)`?$", (ROOT / "docs" / "operations.md").read_text(encoding="utf-8"), re.MULTILINE)
+    findings = re.findall(
+        r"\bDS\d{3}\b", (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
+    )
+    operations = re.findall(
+        r"^##+ `?(\w+)`?$",
+        (ROOT / "docs" / "operations.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
     return sorted({*findings, *operations})
 
 
@@ -113,7 +165,9 @@ def commands(every: int) -> Iterator[tuple[str, ...]]:
 
 
 def run(words: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
-    """The output of one command, in a child process; ``OUT.x`` stands for a file whose content counts as output."""
+    """The output of one command, in a child process; ``OUT.x`` stands for a file whose content
+    counts as output.
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -126,7 +180,9 @@ def run(words: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
         text = answer.read()
     os.waitpid(child, 0)
     if len(text) > LONGEST_OUTPUT:
-        text = f"{text[:2000]}\n… {len(text)} characters, sha256 {sha256(text.encode()).hexdigest()}"
+        text = (
+            f"{text[:2000]}\n… {len(text)} characters, sha256 {sha256(text.encode()).hexdigest()}"
+        )
     return words, text
 
 
@@ -143,7 +199,10 @@ def _in_child(words: tuple[str, ...]) -> str:
     output, errors = io.StringIO(), io.StringIO()
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(output), redirect_stderr(errors):
         written = [Path(folder) / word for word in words if word.startswith("OUT.")]
-        sys.argv = ["distsim", *(str(Path(folder) / word) if word.startswith("OUT.") else word for word in words)]
+        sys.argv = [
+            "distsim",
+            *(str(Path(folder) / word) if word.startswith("OUT.") else word for word in words),
+        ]
         status: object = 0
         try:
             main()
@@ -153,7 +212,9 @@ def _in_child(words: tuple[str, ...]) -> str:
             return "took too long"
         except BaseException:
             status = traceback.format_exc()
-        files = "".join(path.read_text(encoding="utf-8", errors="replace") for path in written if path.is_file())
+        files = "".join(
+            path.read_text(encoding="utf-8", errors="replace") for path in written if path.is_file()
+        )
         text = f"{output.getvalue()}\n--- stderr\n{errors.getvalue()}\n--- files\n{files}\n--- status {status}\n"
     return text.replace(folder, "TMP")
 
@@ -177,16 +238,24 @@ def record(folder: Path, every: int) -> None:
             outputs.setdefault(words[0].strip("-"), {})[" ".join(words)] = text
     folder.mkdir(parents=True, exist_ok=True)
     for name, texts in outputs.items():
-        (folder / f"{name}.json").write_text(json.dumps(texts, indent=0, sort_keys=True, ensure_ascii=False), encoding="utf-8")
+        (folder / f"{name}.json").write_text(
+            json.dumps(texts, indent=0, sort_keys=True, ensure_ascii=False), encoding="utf-8"
+        )
     print(f"{len(wanted)} outputs of {len(outputs)} commands in {folder}")
 
 
 def compare(before: Path, after: Path, shown: int) -> int:
-    """Outputs that both recordings have and that differ, and outputs that only the second one lacks."""
+    """Outputs that both recordings have and that differ, and outputs that only the second one
+    lacks.
+    """
     differing = compared = 0
     for path in sorted(after.glob("*.json")):
         new = json.loads(path.read_text(encoding="utf-8"))
-        old = json.loads((before / path.name).read_text(encoding="utf-8")) if (before / path.name).is_file() else {}
+        old = (
+            json.loads((before / path.name).read_text(encoding="utf-8"))
+            if (before / path.name).is_file()
+            else {}
+        )
         for words in sorted(new):
             if words not in old:
                 print(f"only in {after}: {words}")
@@ -197,14 +266,25 @@ def compare(before: Path, after: Path, shown: int) -> int:
             differing += 1
             if differing <= shown:
                 print(f"\n=== distsim {words}")
-                lines = difflib.unified_diff(old[words].splitlines(), new[words].splitlines(), "before", "after", "", "", 0, "")
+                lines = difflib.unified_diff(
+                    old[words].splitlines(),
+                    new[words].splitlines(),
+                    "before",
+                    "after",
+                    "",
+                    "",
+                    0,
+                    "",
+                )
                 print("\n".join(line[:300] for line, _ in zip(lines, range(20), strict=False)))
     print(f"{differing} of {compared} outputs differ")
     return int(differing > 0 or compared == 0)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     actions = parser.add_subparsers(dest="action", required=True)
     recording = actions.add_parser("record")
     recording.add_argument("folder", type=Path)

@@ -1,9 +1,11 @@
-"""What a transformer's layer keeps for its backward pass under torch.autocast, in bytes: every storage that torch makes on CPU is counted.
+"""What a transformer's layer keeps for its backward pass under torch.autocast, in bytes: every
+storage that torch makes on CPU is counted.
 
     python -m tests.support.autocast_memory
 
-Prints two numbers: a layer of GPT's form, and a gated one of grouped queries, without the casts of their weights. On a CPU RMSNorm is made
-of several operations that a GPU has fused; a LayerNorm without bias, which keeps the same, stands for it.
+Prints two numbers: a layer of GPT's form, and a gated one of grouped queries, without the casts of
+their weights. On a CPU RMSNorm is made of several operations that a GPU has fused; a LayerNorm
+without bias, which keeps the same, stands for it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ GPT = Sizes(1, 64, 4, 4, 256, 256, positions=TOKENS)
 GATED = Sizes(1, 64, 4, 2, 160, 256)
 
 
-def normed(x: torch.Tensor, shape: Any, weight: Any = None, eps: float | None = None) -> torch.Tensor:
+def normed(
+    x: torch.Tensor, shape: Any, weight: Any = None, eps: float | None = None
+) -> torch.Tensor:
     return functional.layer_norm(x, shape, weight, None, eps or 1e-5)
 
 
@@ -48,4 +52,6 @@ def kept(sizes: Sizes) -> int:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     functional.rms_norm = torch.rms_norm = normed  # type: ignore[assignment]
-    sys.stdout.write(" ".join(str(kept(sizes._replace(layers=2)) - kept(sizes)) for sizes in (GPT, GATED)) + "\n")
+    sys.stdout.write(
+        " ".join(str(kept(sizes._replace(layers=2)) - kept(sizes)) for sizes in (GPT, GATED)) + "\n"
+    )

@@ -1,6 +1,8 @@
-"""A browser without a screen, spoken to over a pipe (Chrome DevTools Protocol): for tests of what distsim writes as HTML.
+"""A browser without a screen, spoken to over a pipe (Chrome DevTools Protocol): for tests of what
+distsim writes as HTML.
 
-It needs Chromium or Chrome and nothing else; tests skip where there is none. Protocol: https://chromedevtools.github.io/devtools-protocol/.
+It needs Chromium or Chrome and nothing else; tests skip where there is none. Protocol:
+https://chromedevtools.github.io/devtools-protocol/.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ def browser() -> str | None:
 
 
 class Page:
-    """One page. ``requests``: addresses that it asked for; ``said``: what it wrote to the console, and errors."""
+    """One page. ``requests``: addresses that it asked for; ``said``: what it wrote to the console,
+    and errors.
+    """
 
     def __init__(self, write: int, read: int) -> None:
         self._write, self._read, self._number, self._left = write, read, 0, b""
@@ -74,24 +78,40 @@ class Page:
 
     def attach(self) -> None:
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.send(f"{domain}.enable")
 
     # --- what a person does ---
     def size(self, width: int, height: int, dots: float = 1) -> None:
-        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=dots, mobile=False)
+        self.send(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=dots,
+            mobile=False,
+        )
 
     def theme(self, name: str, media: str = "") -> None:
-        self.send("Emulation.setEmulatedMedia", media=media, features=[{"name": "prefers-color-scheme", "value": name}])
+        self.send(
+            "Emulation.setEmulatedMedia",
+            media=media,
+            features=[{"name": "prefers-color-scheme", "value": name}],
+        )
 
-    def open(self, path: Path, ready: str = "document.documentElement?.dataset.ready === 'yes'") -> None:
+    def open(
+        self, path: Path, ready: str = "document.documentElement?.dataset.ready === 'yes'"
+    ) -> None:
         self.send("Page.navigate", url=path.resolve().as_uri())
         self.wait(ready)
 
     def run(self, script: str) -> Any:
         """The value of an expression; what is promised is waited for."""
-        found = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        found = self.send(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         if "exceptionDetails" in found:
             raise AssertionError(f"{script}: {json.dumps(found['exceptionDetails'])[:1500]}")
         return found["result"].get("value")
@@ -104,8 +124,20 @@ class Page:
 
     def key(self, key: str, shift: bool = False) -> None:
         text = {"text": key} if len(key) == 1 else {"text": "\r"} if key == "Enter" else {}
-        codes = {"Enter": 13, "Escape": 27, "Tab": 9, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
-        given = {"key": key, "modifiers": 8 * shift, "windowsVirtualKeyCode": codes.get(key, ord(key[0].upper()))}
+        codes = {
+            "Enter": 13,
+            "Escape": 27,
+            "Tab": 9,
+            "ArrowLeft": 37,
+            "ArrowUp": 38,
+            "ArrowRight": 39,
+            "ArrowDown": 40,
+        }
+        given = {
+            "key": key,
+            "modifiers": 8 * shift,
+            "windowsVirtualKeyCode": codes.get(key, ord(key[0].upper())),
+        }
         self.send("Input.dispatchKeyEvent", type="keyDown", **given, **text)
         self.send("Input.dispatchKeyEvent", type="keyUp", **given)
 
@@ -131,7 +163,9 @@ class Page:
         if whole:
             box = self.send("Page.getLayoutMetrics")["cssContentSize"]
             clip = {"x": 0, "y": 0, "width": box["width"], "height": box["height"], "scale": 1}
-            data = self.send("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)["data"]
+            data = self.send("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)[
+                "data"
+            ]
         else:
             data = self.send("Page.captureScreenshot")["data"]
         path.write_bytes(base64.b64decode(data))
@@ -139,16 +173,28 @@ class Page:
 
 @contextlib.contextmanager
 def page(folder: Path) -> Iterator[Page]:
-    """A page of a browser of its own, which is ended with it. ``folder`` takes the browser's files."""
+    """A page of a browser of its own, which is ended with it. ``folder`` takes the browser's
+    files.
+    """
     program = browser()
     assert program is not None
     child_reads, we_write = os.pipe()
     we_read, child_writes = os.pipe()
     flags = [
-        "--headless=new", "--remote-debugging-pipe", "--no-first-run", "--no-default-browser-check", "--disable-gpu", "--hide-scrollbars",
-        "--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-sandbox", "--disable-dev-shm-usage",
-        f"--user-data-dir={folder / 'profile'}", "about:blank",
-    ]  # fmt: skip
+        "--headless=new",
+        "--remote-debugging-pipe",
+        "--no-first-run",
+        "--no-default-browser-check",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--no-sandbox",
+        "--disable-dev-shm-usage",
+        f"--user-data-dir={folder / 'profile'}",
+        "about:blank",
+    ]
     # the browser talks on descriptors 3 and 4
     command = ["bash", "-c", f'exec "$0" "$@" 3<&{child_reads} 4>&{child_writes}', program, *flags]
     process = subprocess.Popen(

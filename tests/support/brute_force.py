@@ -1,7 +1,9 @@
-"""Every interleaving of a small program, one event at a time: the contract of tests/data/README.md written down a second time.
+"""Every interleaving of a small program, one event at a time: the contract of tests/data/README.md
+written down a second time.
 
-Naive on purpose, and independent of the package: plain lists of calls go in, no partial order, no symmetry, no counting; only states
-that were seen are not looked at again. An event is: a rank makes its next call, a message meets a receive, a blocked rank goes on.
+Naive on purpose, and independent of the package: plain lists of calls go in, no partial order, no
+symmetry, no counting; only states that were seen are not looked at again. An event is: a rank makes
+its next call, a message meets a receive, a blocked rank goes on.
 """
 
 from __future__ import annotations
@@ -14,8 +16,17 @@ from typing import Any, NamedTuple
 Plain = dict[str, Any]
 Id = tuple[int, int, int]  # rank, position, part of a batch (-1)
 GIVING_ROOT, TAKING_ROOT = ("broadcast", "scatter"), ("reduce", "gather")
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", "new_group", "all_reduce_coalesced", *GIVING_ROOT,
-               *TAKING_ROOT)  # fmt: skip
+COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "barrier",
+    "new_group",
+    "all_reduce_coalesced",
+    *GIVING_ROOT,
+    *TAKING_ROOT,
+)
 
 
 class TooLarge(Exception):
@@ -23,9 +34,10 @@ class TooLarge(Exception):
 
 
 class State(NamedTuple):
-    """``at``: next call, or the one that waits; ``waits``: it has been made. ``sends`` and ``receives`` are open, in the order of
-    posting; ``met``: messages and receives that met; ``loose``: requests that are buffered; ``wrong``: receives that took another
-    sender than they rely on."""
+    """``at``: next call, or the one that waits; ``waits``: it has been made. ``sends`` and
+    ``receives`` are open, in the order of posting; ``met``: messages and receives that met;
+    ``loose``: requests that are buffered; ``wrong``: receives that took another sender than they
+    rely on."""
 
     at: tuple[int, ...]
     waits: tuple[bool, ...]
@@ -40,7 +52,9 @@ class State(NamedTuple):
 class Found:
     """What all executions of one reading end in."""
 
-    stuck: dict[tuple[int, ...], set[tuple[int, ...]]] = field(default_factory=dict)  # blocked ranks -> possible cores
+    stuck: dict[tuple[int, ...], set[tuple[int, ...]]] = field(
+        default_factory=dict
+    )  # blocked ranks -> possible cores
     passed: bool = False
     unfit: set[int] = field(default_factory=set)
     fit: bool = False
@@ -63,13 +77,23 @@ class BruteForce:
     """One program under one reading: rendezvous, early, buffered or mixed."""
 
     def __init__(
-        self, programs: Mapping[int, Sequence[Plain]], groups: Mapping[str, Sequence[int]], reading: str, most: int
+        self,
+        programs: Mapping[int, Sequence[Plain]],
+        groups: Mapping[str, Sequence[int]],
+        reading: str,
+        most: int,
     ) -> None:
         self.programs = [list(programs[r]) for r in sorted(programs)]
         self.size, self.reading, self.most = len(self.programs), reading, most
-        self.groups = {"world": tuple(range(self.size)), **{name: tuple(ranks) for name, ranks in groups.items()}}
+        self.groups = {
+            "world": tuple(range(self.size)),
+            **{name: tuple(ranks) for name, ranks in groups.items()},
+        }
         self.handles = [self._waited(rank) for rank in range(self.size)]
-        self.needs = [[self._needed(rank, p) for p in range(len(calls))] for rank, calls in enumerate(self.programs)]
+        self.needs = [
+            [self._needed(rank, p) for p in range(len(calls))]
+            for rank, calls in enumerate(self.programs)
+        ]
         self.lanes = [[self.lane(call) for call in calls] for calls in self.programs]
 
     def _waited(self, rank: int) -> dict[int, list[int]]:
@@ -103,7 +127,9 @@ class BruteForce:
         if call["op"] == "wait":
             return [one for p in self.handles[rank][position] for one in self.requests(rank, p)]
         waits = (
-            call["op"] not in ("isend", "irecv") and not call.get("async") and not (call["op"] == "batch" and call.get("handle"))
+            call["op"] not in ("isend", "irecv")
+            and not call.get("async")
+            and not (call["op"] == "batch" and call.get("handle"))
         )
         return self.requests(rank, position) if waits else []
 
@@ -138,12 +164,20 @@ class BruteForce:
         assert lane is not None
         number = self.joined(state, one[0], lane).index(one[1])
         missing = tuple(r for r in self.members(lane) if len(self.joined(state, r, lane)) <= number)
-        return tuple(r for r in missing if r in self.awaited(call, one, one in state.loose, self.members(lane))), False
+        return tuple(
+            r
+            for r in missing
+            if r in self.awaited(call, one, one in state.loose, self.members(lane))
+        ), False
 
-    def awaited(self, call: Plain, one: Id, loose: bool, members: tuple[int, ...]) -> tuple[int, ...]:
+    def awaited(
+        self, call: Plain, one: Id, loose: bool, members: tuple[int, ...]
+    ) -> tuple[int, ...]:
         """Who must come to a collective before this member may leave."""
         op, root = call["op"], call.get("root")
-        if op not in (*GIVING_ROOT, *TAKING_ROOT) or (self.reading in ("rendezvous", "mixed") and not loose):
+        if op not in (*GIVING_ROOT, *TAKING_ROOT) or (
+            self.reading in ("rendezvous", "mixed") and not loose
+        ):
             return members
         if self.reading == "early":
             return members if one[0] == root else (root,)
@@ -172,7 +206,9 @@ class BruteForce:
         if not state.waits[rank]:
             yield from self._make(state, rank, at, found)
         elif all(self.done(state, one) for one in self.needed(rank, at)):
-            yield state._replace(at=_put(state.at, rank, at + 1), waits=_put(state.waits, rank, False))
+            yield state._replace(
+                at=_put(state.at, rank, at + 1), waits=_put(state.waits, rank, False)
+            )
 
     def _make(self, state: State, rank: int, at: int, found: Found) -> Iterator[State | None]:
         """The rank makes its next call."""
@@ -181,16 +217,24 @@ class BruteForce:
         receives = tuple(one for one in requests if self.call(one)["op"] in ("recv", "irecv"))
         blocks = bool(self.needed(rank, at))
         made = state._replace(
-            at=state.at if blocks else _put(state.at, rank, at + 1), waits=_put(state.waits, rank, blocks),
-            sends=state.sends + sends, receives=state.receives + receives,
-        )  # fmt: skip
+            at=state.at if blocks else _put(state.at, rank, at + 1),
+            waits=_put(state.waits, rank, blocks),
+            sends=state.sends + sends,
+            receives=state.receives + receives,
+        )
         if self._differs(made, rank, at, found):
             yield None
             return
-        soft = [one for one in requests if one in sends or self.call(one)["op"] in (*GIVING_ROOT, *TAKING_ROOT)]
+        soft = [
+            one
+            for one in requests
+            if one in sends or self.call(one)["op"] in (*GIVING_ROOT, *TAKING_ROOT)
+        ]
         options = {"mixed": (False, True), "buffered": (True,)}.get(self.reading, (False,))
         for chosen in product(options, repeat=len(soft)):
-            yield made._replace(loose=made.loose | {one for one, loose in zip(soft, chosen, strict=True) if loose})
+            yield made._replace(
+                loose=made.loose | {one for one, loose in zip(soft, chosen, strict=True) if loose}
+            )
 
     def _differs(self, state: State, rank: int, at: int, found: Found) -> bool:
         """The collective just made is not what another member has at its place."""
@@ -216,7 +260,9 @@ class BruteForce:
 
     def _accepts_box(self, receive: Id, send: Id) -> bool:
         wanted, sent = self.call(receive), self.call(send)
-        same = (wanted.get("group") or "world") == (sent.get("group") or "world") and wanted["tag"] == sent["tag"]
+        same = (wanted.get("group") or "world") == (sent.get("group") or "world") and wanted[
+            "tag"
+        ] == sent["tag"]
         return bool(same and sent["peer"] == receive[0])
 
     def _accepts(self, receive: Id, send: Id) -> bool:
@@ -226,15 +272,19 @@ class BruteForce:
         wanted, sent = self.call(receive), self.call(send)
         if wanted["peer"] is None:
             found.takers.setdefault(receive, set()).add(send[0])
-        wrong = state.wrong | ({receive} if wanted.get("assume_from") not in (None, send[0]) else set())
+        wrong = state.wrong | (
+            {receive} if wanted.get("assume_from") not in (None, send[0]) else set()
+        )
         found.wrong |= wrong
         if (wanted["numel"], wanted["dtype"]) != (sent["numel"], sent["dtype"]):
             found.unfit.update((receive[0], send[0]))
             return None
         return state._replace(
-            sends=tuple(s for s in state.sends if s != send), receives=tuple(r for r in state.receives if r != receive),
-            met=state.met | {send, receive}, wrong=wrong,
-        )  # fmt: skip
+            sends=tuple(s for s in state.sends if s != send),
+            receives=tuple(r for r in state.receives if r != receive),
+            met=state.met | {send, receive},
+            wrong=wrong,
+        )
 
     # --- all of it ---
     def explore(self) -> Found:

@@ -1,4 +1,6 @@
-"""Programs of torch.distributed as people write them, right and wrong, for the tests of capture. Each is a function of one rank."""
+"""Programs of torch.distributed as people write them, right and wrong, for the tests of capture.
+Each is a function of one rank.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Fault(NamedTuple):
-    """A wrong program and what must be said of it: verdict, a finding's code, ranks of the cause, the text of its line."""
+    """A wrong program and what must be said of it: verdict, a finding's code, ranks of the cause,
+    the text of its line.
+    """
 
     program: Callable[[], None]
     ranks: int
@@ -73,7 +77,10 @@ def messages_and_groups() -> None:
     """Asserts what arrives: by tag, in a batch, in sub-groups, through the store."""
     rank, size = dist.get_rank(), dist.get_world_size()
     x, y = torch.ones(3) * rank, torch.empty(3)
-    ops = [dist.P2POp(dist.isend, x, (rank + 1) % size), dist.P2POp(dist.irecv, y, (rank - 1) % size)]
+    ops = [
+        dist.P2POp(dist.isend, x, (rank + 1) % size),
+        dist.P2POp(dist.irecv, y, (rank - 1) % size),
+    ]
     for work in dist.batch_isend_irecv(ops):
         work.wait()
     assert y[0] == (rank - 1) % size
@@ -100,9 +107,14 @@ def model() -> nn.Module:
 
 
 def ddp() -> None:
-    """Two steps of data parallelism end with the same weights on all ranks, those of the mean gradient."""
+    """Two steps of data parallelism end with the same weights on all ranks, those of the mean
+    gradient.
+    """
     wrapped, alone = DistributedDataParallel(model()), model()
-    batches = [torch.randn(4, 6, generator=torch.Generator().manual_seed(r)) for r in range(dist.get_world_size())]
+    batches = [
+        torch.randn(4, 6, generator=torch.Generator().manual_seed(r))
+        for r in range(dist.get_world_size())
+    ]
     for net, inputs in ((wrapped, [batches[dist.get_rank()]]), (alone, batches)):
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         for _ in range(2):
@@ -122,7 +134,9 @@ def any_source() -> None:
 
 
 def alive_for_a_while() -> None:
-    """A sleep, a thread that calls later and a child process hold the others up, and are no hang."""
+    """A sleep, a thread that calls later and a child process hold the others up, and are no
+    hang.
+    """
     import subprocess
 
     x = torch.ones(1)
@@ -212,7 +226,9 @@ def uneven_batches() -> None:
 
 
 def swapped_order() -> None:
-    """A pipeline of two stages, one forward one backward: in its last round the last stage gives the gradient before it has the input."""
+    """A pipeline of two stages, one forward one backward: in its last round the last stage gives
+    the gradient before it has the input.
+    """
     rank, x = dist.get_rank(), torch.ones(4)
     for step in range(4):
         if rank == 0:
@@ -245,18 +261,38 @@ def forgotten_wait() -> None:
 
 FAULTS = {
     "circle": Fault(circle, 3, "deadlock", "DS301", (0, 1, 2), "dist.recv(x, (rank - 1) % size)"),
-    "both send first": Fault(both_send_first, 2, "deadlock", "DS301", (0, 1), "dist.send(x, 1 - dist.get_rank())"),
-    "barrier behind rank 0": Fault(barrier_behind_rank_0, 3, "mismatch", "DS201", (0,), "dist.barrier()"),
-    "early break": Fault(early_break, 3, "deadlock", "DS302", (0, 2), "dist.all_reduce(torch.ones(2))"),
-    "wrong tag": Fault(wrong_tag, 2, "deadlock", "DS304", (0, 1), "dist.send(torch.ones(1), 1, tag=3)"),
-    "another dtype": Fault(other_dtype, 2, "mismatch", "DS203", (), "dist.all_reduce(torch.ones(2, dtype="),
-    "wrong group": Fault(wrong_group, 2, "deadlock", "DS301", (0, 1), "dist.all_reduce(torch.ones(2), group="),
+    "both send first": Fault(
+        both_send_first, 2, "deadlock", "DS301", (0, 1), "dist.send(x, 1 - dist.get_rank())"
+    ),
+    "barrier behind rank 0": Fault(
+        barrier_behind_rank_0, 3, "mismatch", "DS201", (0,), "dist.barrier()"
+    ),
+    "early break": Fault(
+        early_break, 3, "deadlock", "DS302", (0, 2), "dist.all_reduce(torch.ones(2))"
+    ),
+    "wrong tag": Fault(
+        wrong_tag, 2, "deadlock", "DS304", (0, 1), "dist.send(torch.ones(1), 1, tag=3)"
+    ),
+    "another dtype": Fault(
+        other_dtype, 2, "mismatch", "DS203", (), "dist.all_reduce(torch.ones(2, dtype="
+    ),
+    "wrong group": Fault(
+        wrong_group, 2, "deadlock", "DS301", (0, 1), "dist.all_reduce(torch.ones(2), group="
+    ),
     "skips backward": Fault(skips_backward, 2, "deadlock", "DS302", (0,), "loss.backward()"),
     "raises": Fault(raises, 2, "deadlock", "DS303", (0,), "dist.barrier()"),
-    "polls for ever": Fault(polls_for_ever, 2, "deadlock", "DS301", (0, 1), "while not work.is_completed():"),
+    "polls for ever": Fault(
+        polls_for_ever, 2, "deadlock", "DS301", (0, 1), "while not work.is_completed():"
+    ),
     "time-out": Fault(monitored, 2, "deadlock", "DS302", (0,), "dist.monitored_barrier(timeout="),
     "swapped order": Fault(swapped_order, 2, "deadlock", "DS301", (0, 1), "dist.send(x, 0)"),
-    "group by members only": Fault(group_by_members_only, 3, "mismatch", "DS210", (), "pair = dist.new_group([0, 1])"),
-    "forgotten wait": Fault(forgotten_wait, 2, "leak", "DS501", (), "dist.all_reduce(shown, async_op=True)"),
-    "uneven batches": Fault(uneven_batches, 2, "deadlock", "DS302", (1,), "net(torch.ones(1, 6)).sum().backward()"),
+    "group by members only": Fault(
+        group_by_members_only, 3, "mismatch", "DS210", (), "pair = dist.new_group([0, 1])"
+    ),
+    "forgotten wait": Fault(
+        forgotten_wait, 2, "leak", "DS501", (), "dist.all_reduce(shown, async_op=True)"
+    ),
+    "uneven batches": Fault(
+        uneven_batches, 2, "deadlock", "DS302", (1,), "net(torch.ones(1, 6)).sum().backward()"
+    ),
 }

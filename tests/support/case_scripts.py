@@ -1,6 +1,8 @@
-"""The programs of tests/data/agreed as scripts of torch.distributed, as somebody would write them, and what the hub makes of them.
+"""The programs of tests/data/agreed as scripts of torch.distributed, as somebody would write them,
+and what the hub makes of them.
 
-`benchmarks/capture_truth.py` runs them under the rules of gloo and of nccl and prints each whose verdict is not that of `check`.
+`benchmarks/capture_truth.py` runs them under the rules of gloo and of nccl and prints each whose
+verdict is not that of `check`.
 """
 
 from __future__ import annotations
@@ -24,17 +26,31 @@ rank = dist.get_rank()
 work, group = {{}}, {{"world": None}}
 """
 #: Partners that no rank can name are for torch to refuse.
-_OP = {"max": "MAX", "min": "MIN", "sum": "SUM", "product": "PRODUCT", "avg": "AVG", "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
+_OP = {
+    "max": "MAX",
+    "min": "MIN",
+    "sum": "SUM",
+    "product": "PRODUCT",
+    "avg": "AVG",
+    "band": "BAND",
+    "bor": "BOR",
+    "bxor": "BXOR",
+}
 
 
 def script_of(case: Case, backend: str) -> str:
     """The whole script: a branch for each program, a line for each call."""
     lines = [HEAD.format(backend=backend)]
-    lines += [f"group[{name!r}] = dist.new_group({ranks})\n" for name, ranks in case["groups"].items()]
+    lines += [
+        f"group[{name!r}] = dist.new_group({ranks})\n" for name, ranks in case["groups"].items()
+    ]
     for rank, program in case["programs"].items():
         writer = _Writer(case, int(rank))
         body = [line for call in program for line in writer.lines(call)]
-        lines.append(f"if rank == {rank}:\n" + "".join(f"    {line}\n" for line in [*writer.made, *(body or ["pass"])]))
+        lines.append(
+            f"if rank == {rank}:\n"
+            + "".join(f"    {line}\n" for line in [*writer.made, *(body or ["pass"])])
+        )
     return "".join(lines)
 
 
@@ -42,14 +58,21 @@ class _Writer:
     def __init__(self, case: Case, rank: int) -> None:
         self.case, self.rank = case, rank
         self.made: list[str] = []
-        self.sizes = {"world": case["world_size"], **{name: len(ranks) for name, ranks in case["groups"].items()}}
+        self.sizes = {
+            "world": case["world_size"],
+            **{name: len(ranks) for name, ranks in case["groups"].items()},
+        }
         self.named: set[str] = set()
 
     def lines(self, call: Plain) -> Iterator[str]:
         op = call["op"]
         if op == "compute":
             if "buf" in call:
-                yield f"{self._named(call)}.add_(1)" if call.get("writes") else f"{self._named(call)}.sum()"
+                yield (
+                    f"{self._named(call)}.add_(1)"
+                    if call.get("writes")
+                    else f"{self._named(call)}.sum()"
+                )
         elif op == "wait":
             yield f"work.pop({call['handle']!r}).wait()"
         elif op == "new_group":
@@ -66,7 +89,9 @@ class _Writer:
     def _tensor(self, call: Plain, count: int | None = None) -> str:
         if "buf" in call:
             return self._named(call)
-        return f"torch.ones({call['numel'] if count is None else count}, dtype=torch.{call['dtype']})"
+        return (
+            f"torch.ones({call['numel'] if count is None else count}, dtype=torch.{call['dtype']})"
+        )
 
     def _named(self, call: Plain) -> str:
         if call["buf"] not in self.named:
@@ -88,12 +113,17 @@ class _Writer:
         yield f"work[{call['handle']!r}] = {text}" if "handle" in call else text
 
     def _batch(self, call: Plain) -> Iterator[str]:
-        parts = ", ".join(f"dist.P2POp(dist.{p['op']}, {self._tensor(p)}, {p['peer']}{self._words(p)})" for p in call["ops"])
+        parts = ", ".join(
+            f"dist.P2POp(dist.{p['op']}, {self._tensor(p)}, {p['peer']}{self._words(p)})"
+            for p in call["ops"]
+        )
         text = f"dist.batch_isend_irecv([{parts}])"
         if "handle" in call:
             yield f"work[{call['handle']!r}] = Batch({text})"
             if "class Batch" not in "".join(self.made):
-                self.made.append("class Batch(list): wait = lambda self: [one.wait() for one in self]")
+                self.made.append(
+                    "class Batch(list): wait = lambda self: [one.wait() for one in self]"
+                )
         else:
             yield f"for one in {text}: one.wait()"
 
@@ -144,7 +174,9 @@ def reason(case: Case, backend: str) -> str:
     """Why the verdicts of a case may differ; "" where they must not."""
     if "race" in str(case["expect"]["verdict"]):
         return "that requests share a tensor, who reads one that is being filled, and on whom a receive counts, are no calls of torch"
-    if backend == "nccl" and any("peer" in c and c["peer"] is None for program in case["programs"].values() for c in program):
+    if backend == "nccl" and any(
+        "peer" in c and c["peer"] is None for program in case["programs"].values() for c in program
+    ):
         return "nccl refuses a receive from any source: there the rank ends by its rules, and not in the run"
     return ""
 
@@ -153,14 +185,22 @@ def on_the_hub(case: Case, backend: str, folder: Path) -> CaptureResult:
     """Run the script of a case under the hub."""
     script = folder / f"{case['id']}_{backend}.py"
     script.write_text(script_of(case, backend))
-    capture_options = CaptureRunOptions(CaptureTarget(str(script)), case["world_size"], backend=backend, keep_output=True)
+    capture_options = CaptureRunOptions(
+        CaptureTarget(str(script)), case["world_size"], backend=backend, keep_output=True
+    )
     return evaluate_capture(run_capture(capture_options), backend=backend)
 
 
 def checked(case: Case, backend: str) -> Verdict:
     """What `check` says of the case."""
     return verdict_of(
-        build_program(case["world_size"], case["programs"], groups=case["groups"], backend=backend, name=case["id"])
+        build_program(
+            case["world_size"],
+            case["programs"],
+            groups=case["groups"],
+            backend=backend,
+            name=case["id"],
+        )
     )
 
 

@@ -1,7 +1,9 @@
-"""Every command line that README, CONTRIBUTING, docs/ and the commands' own help show: where it stands, and what it is.
+"""Every command line that README, CONTRIBUTING, docs/ and the commands' own help show: where it
+stands, and what it is.
 
-A frame without a language, or of `text`, `sh` or `console`, holds lines; so does a span of code in a sentence that begins with
-`distsim `. In spans, words in capitals stand for something of the reader's.
+A frame without a language, or of `text`, `sh` or `console`, holds lines; so does a span of code in
+a sentence that begins with `distsim `. In spans, words in capitals stand for something of the
+reader's.
 """
 
 from __future__ import annotations
@@ -17,11 +19,15 @@ PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 _FRAME = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _SPAN = re.compile(r"`(distsim [a-z]+(?: [^`]*)?)`")
 #: First words of a command line.
-_TOOL = re.compile(r"(?:\$ |  Example: )?((?:distsim|python3?|\.venv/bin/\w+|traces/\w+\.sh)(?: .*)?)$")
+_TOOL = re.compile(
+    r"(?:\$ |  Example: )?((?:distsim|python3?|\.venv/bin/\w+|traces/\w+\.sh)(?: .*)?)$"
+)
 
 
 class Line(NamedTuple):
-    """A command line: its page, its words as a shell has them, and whether it stands in a sentence."""
+    """A command line: its page, its words as a shell has them, and whether it stands in a
+    sentence.
+    """
 
     page: str
     text: str
@@ -40,11 +46,18 @@ def frames() -> list[Line]:
     found: dict[str, Line] = {}
     for page in PAGES:
         for kind, body in _FRAME.findall(page.read_text(encoding="utf-8")):
-            lines = {"console": body.splitlines()[:1]}.get(kind, _joined(body)) if kind in ("", "text", "sh", "console") else []
+            lines = (
+                {"console": body.splitlines()[:1]}.get(kind, _joined(body))
+                if kind in ("", "text", "sh", "console")
+                else []
+            )
             for line in lines:
                 match = _TOOL.match(line)
                 if match and not line.startswith("distsim: "):
-                    found.setdefault(match[1].split("  #")[0].strip(), Line(page.name, match[1].split("  #")[0].strip()))
+                    found.setdefault(
+                        match[1].split("  #")[0].strip(),
+                        Line(page.name, match[1].split("  #")[0].strip()),
+                    )
     return list(found.values())
 
 

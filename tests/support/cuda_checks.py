@@ -1,5 +1,6 @@
 # ruff: noqa: B015, B018, B905, E402, E741, F841, N806, N812, PT017, PT018, RUF059
-"""What a CUDA device does, asked of the one over CPU memory: `python -m tests.support.cuda_checks` prints what fails, and how many hold.
+"""What a CUDA device does, asked of the one over CPU memory: `python -m tests.support.cuda_checks`
+prints what fails, and how many hold.
 
 A program of its own, because the device must be there before torch is imported.
 """
@@ -56,12 +57,18 @@ def modsame(m, *shapes, tol=1e-4, pick=lambda o: o):
     r.pow(2).sum().backward()
     q.pow(2).sum().backward()
     for x, y in zip(m.parameters(), mc.parameters()):
-        assert y.grad.is_cuda and torch.allclose(x.grad, y.grad.cpu(), atol=tol), (x.grad - y.grad.cpu()).abs().max()
+        assert y.grad.is_cuda and torch.allclose(x.grad, y.grad.cpu(), atol=tol), (
+            (x.grad - y.grad.cpu()).abs().max()
+        )
 
 
 def basics():
     x = torch.ones(3, device=d)
-    assert x.is_cuda and str(x.device) == "cuda:0" and repr(x) == "tensor([1., 1., 1.], device='cuda:0')"
+    assert (
+        x.is_cuda
+        and str(x.device) == "cuda:0"
+        and repr(x) == "tensor([1., 1., 1.], device='cuda:0')"
+    )
     assert (
         torch.tensor([1, 2], device="cuda:1").device.index == 1
         and x.tolist() == [1, 1, 1]
@@ -104,7 +111,10 @@ def views():
     y[1].mul_(2)
     y.t()[0].add_(1)
     assert torch.equal(x.cpu(), y)
-    assert x[1]._base is not None or x[1].untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    assert (
+        x[1]._base is not None
+        or x[1].untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    )
 
 
 def outs():
@@ -154,7 +164,12 @@ def cells():
 
 
 def lnorm():
-    modsame(nn.Sequential(nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 4), nn.GroupNorm(2, 4), nn.Softmax(-1)), (2, 8))
+    modsame(
+        nn.Sequential(
+            nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 4), nn.GroupNorm(2, 4), nn.Softmax(-1)
+        ),
+        (2, 8),
+    )
     modsame(nn.RMSNorm(8), (2, 8))
 
 
@@ -163,7 +178,12 @@ def outer():
 
 
 def sdpa():
-    same(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), (2, 3, 5, 4), (2, 3, 5, 4), (2, 3, 5, 4))
+    same(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        (2, 3, 5, 4),
+        (2, 3, 5, 4),
+        (2, 3, 5, 4),
+    )
 
 
 def sdpamask():
@@ -178,7 +198,12 @@ def sdpamask():
 
 
 def sdpagqa():
-    same(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), (2, 4, 5, 4), (2, 2, 5, 4), (2, 2, 5, 4))
+    same(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True),
+        (2, 4, 5, 4),
+        (2, 2, 5, 4),
+        (2, 2, 5, 4),
+    )
 
 
 def sdpabf():
@@ -188,7 +213,13 @@ def sdpabf():
 
 
 def mha():
-    modsame(nn.MultiheadAttention(8, 2, batch_first=True), (2, 3, 8), (2, 3, 8), (2, 3, 8), pick=lambda o: o[0])
+    modsame(
+        nn.MultiheadAttention(8, 2, batch_first=True),
+        (2, 3, 8),
+        (2, 3, 8),
+        (2, 3, 8),
+        pick=lambda o: o[0],
+    )
 
 
 def transf():
@@ -196,7 +227,13 @@ def transf():
 
 
 def transfeval():
-    m = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 2).cuda().eval()
+    m = (
+        nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 2
+        )
+        .cuda()
+        .eval()
+    )
     with torch.no_grad():
         assert m(torch.randn(2, 3, 8, device=d)).is_cuda
 
@@ -334,7 +371,11 @@ def streams():
 
 
 def cudaq():
-    assert torch.cuda.is_available() and torch.cuda.device_count() == 2 and torch.cuda.current_device() == 0
+    assert (
+        torch.cuda.is_available()
+        and torch.cuda.device_count() == 2
+        and torch.cuda.current_device() == 0
+    )
     torch.cuda.set_device(1)
     assert torch.ones(1, device=d).get_device() == 1 and torch.cuda.current_device() == 1
     torch.cuda.set_device("cuda:0")
@@ -342,7 +383,11 @@ def cudaq():
         assert torch.empty(1, device=d).get_device() == 1
     assert torch.cuda.current_device() == 0
     p = torch.cuda.get_device_properties(0)
-    assert p.total_memory > 1e9 and torch.cuda.get_device_capability() == (8, 0) and torch.cuda.get_device_name()
+    assert (
+        p.total_memory > 1e9
+        and torch.cuda.get_device_capability() == (8, 0)
+        and torch.cuda.get_device_name()
+    )
     assert torch.cuda.is_bf16_supported()
     assert torch.cuda.nccl.version()[0] == 2
     assert (
@@ -493,20 +538,39 @@ def syncbn_kernels():
         and torch.allclose(I, inv, atol=1e-5)
         and torch.allclose(rv.cpu(), m.running_var, atol=1e-5)
     )
-    assert torch.allclose(torch.batch_norm_elemt(x.cuda(), m.weight.cuda(), m.bias.cuda(), M, I, 1e-5).cpu(), y, atol=1e-5)
+    assert torch.allclose(
+        torch.batch_norm_elemt(x.cuda(), m.weight.cuda(), m.bias.cuda(), M, I, 1e-5).cpu(),
+        y,
+        atol=1e-5,
+    )
     x2 = x.clone().requires_grad_()
     y2 = nn.functional.batch_norm(x2, None, None, m.weight, m.bias, True)
     g = torch.randn_like(y2)
     y2.backward(g)
-    t, p, gw, gb = torch.batch_norm_backward_reduce(g.cuda(), x.cuda(), M, I, m.weight.cuda(), True, True, True)
-    gx = torch.batch_norm_backward_elemt(
-        g.cuda(), x.cuda(), M, I, m.weight.cuda(), t, p, torch.tensor([24], dtype=torch.int32, device=d)
+    t, p, gw, gb = torch.batch_norm_backward_reduce(
+        g.cuda(), x.cuda(), M, I, m.weight.cuda(), True, True, True
     )
-    assert torch.allclose(gx.cpu(), x2.grad, atol=1e-5) and torch.allclose(gw.cpu(), m.weight.grad, atol=1e-4)
+    gx = torch.batch_norm_backward_elemt(
+        g.cuda(),
+        x.cuda(),
+        M,
+        I,
+        m.weight.cuda(),
+        t,
+        p,
+        torch.tensor([24], dtype=torch.int32, device=d),
+    )
+    assert torch.allclose(gx.cpu(), x2.grad, atol=1e-5) and torch.allclose(
+        gw.cpu(), m.weight.grad, atol=1e-4
+    )
 
 
 def wider_products():
-    a, b, x = torch.randn(3, 4, dtype=torch.bfloat16), torch.randn(4, 5, dtype=torch.bfloat16), torch.randn(3, 5)
+    a, b, x = (
+        torch.randn(3, 4, dtype=torch.bfloat16),
+        torch.randn(4, 5, dtype=torch.bfloat16),
+        torch.randn(3, 5),
+    )
     wanted = a.float() @ b.float()
     found = torch.mm(a.cuda(), b.cuda(), out_dtype=torch.float32)
     assert found.dtype == torch.float32 and torch.allclose(found.cpu(), wanted, atol=1e-5)
@@ -621,7 +685,9 @@ def forward_ad():
     import torch.autograd.forward_ad as fa
 
     with fa.dual_level():
-        assert fa.unpack_dual(fa.make_dual(torch.ones(2, device=d), torch.ones(2, device=d)) * 2).tangent.tolist() == [2, 2]
+        assert fa.unpack_dual(
+            fa.make_dual(torch.ones(2, device=d), torch.ones(2, device=d)) * 2
+        ).tangent.tolist() == [2, 2]
 
 
 def profiler():
@@ -652,9 +718,12 @@ def trains_as_on_the_cpu(optimizer: Any, **options: Any) -> None:
 
 def optimizers() -> None:
     for cls, options in (
-        (torch.optim.SGD, {"momentum": 0.9}), (torch.optim.SGD, {"fused": True}), (torch.optim.AdamW, {}),
-        (torch.optim.AdamW, {"fused": True}), (torch.optim.AdamW, {"foreach": True}),
-    ):  # fmt: skip
+        (torch.optim.SGD, {"momentum": 0.9}),
+        (torch.optim.SGD, {"fused": True}),
+        (torch.optim.AdamW, {}),
+        (torch.optim.AdamW, {"fused": True}),
+        (torch.optim.AdamW, {"foreach": True}),
+    ):
         trains_as_on_the_cpu(cls, **options)
 
 
@@ -675,10 +744,19 @@ def forked() -> None:
 
 
 def elsewhere() -> None:
-    """What lies on another device than the current one stays there, through kernels of our own too."""
+    """What lies on another device than the current one stays there, through kernels of our own
+    too.
+    """
     x = torch.randn(2, 3, 5, 4, device="cuda:1", requires_grad=True)
-    made = [x.softmax(-1), x.log_softmax(-1), torch._safe_softmax(x, -1), x.softmax(-1, dtype=torch.float64)]
-    made += [F.scaled_dot_product_attention(x, x, x, is_causal=True, dropout_p=p) for p in (0.0, 0.5)]
+    made = [
+        x.softmax(-1),
+        x.log_softmax(-1),
+        torch._safe_softmax(x, -1),
+        x.softmax(-1, dtype=torch.float64),
+    ]
+    made += [
+        F.scaled_dot_product_attention(x, x, x, is_causal=True, dropout_p=p) for p in (0.0, 0.5)
+    ]
     made += [nn.GRU(4, 4).to(x.device)(x[0])[0], nn.LSTMCell(4, 4).to(x.device)(x[0, 0])[0]]
     sum(m.float().sum() for m in made).backward()
     assert torch.cuda.current_device() == 0
@@ -686,7 +764,9 @@ def elsewhere() -> None:
 
 
 def patched() -> None:
-    """Each name that was put in place is there, has a reason, and shares no function with another in the same place."""
+    """Each name that was put in place is there, has a reason, and shares no function with another
+    in the same place.
+    """
     from distsim.script_capture.cuda import cpu_backed, fake_driver
 
     patches = [
@@ -708,8 +788,16 @@ def patched() -> None:
 
 
 if __name__ == "__main__":
-    names = ["forked", *(n for n, v in list(globals().items()) if getattr(v, "__module__", "") == "__main__" and callable(v) and n not in {
-        "same", "modsame", "trains_as_on_the_cpu", "forked"})]  # fmt: skip
+    names = [
+        "forked",
+        *(
+            n
+            for n, v in list(globals().items())
+            if getattr(v, "__module__", "") == "__main__"
+            and callable(v)
+            and n not in {"same", "modsame", "trains_as_on_the_cpu", "forked"}
+        ),
+    ]
     failed = {}
     for name in sys.argv[1:] or names:
         try:
@@ -717,5 +805,13 @@ if __name__ == "__main__":
         except Exception as error:
             failed[name] = f"{type(error).__name__}: {error}"[:500]
     sys.stdout.write(
-        json.dumps({"layer": layer.name, "reason": layer.reason, "held": len(names) - len(failed), "failed": failed}) + "\n"
+        json.dumps(
+            {
+                "layer": layer.name,
+                "reason": layer.reason,
+                "held": len(names) - len(failed),
+                "failed": failed,
+            }
+        )
+        + "\n"
     )

@@ -1,7 +1,8 @@
-"""Stand-ins for torch.cuda and for torch.distributed on NCCL: streams are times at which they are free, on a clock of the device's own.
+"""Stand-ins for torch.cuda and for torch.distributed on NCCL: streams are times at which they are
+free, on a clock of the device's own.
 
-What the host asks is answered as a GPU would at that moment, and every true time is known, so that a test can hold what was
-measured to it.
+What the host asks is answered as a GPU would at that moment, and every true time is known, so that
+a test can hold what was measured to it.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ NEVER_NS = 10**18
 
 
 class FakeCuda:
-    """torch.cuda. ``offset_ns`` and ``drift``: the device's clock against the host's. ``cycles_per_ns``: of `_sleep`."""
+    """torch.cuda. ``offset_ns`` and ``drift``: the device's clock against the host's.
+    ``cycles_per_ns``: of `_sleep`.
+    """
 
-    def __init__(self, offset_ns: int = 123_456_789, drift: float = 2e-5, cycles_per_ns: float = 1.5) -> None:
+    def __init__(
+        self, offset_ns: int = 123_456_789, drift: float = 2e-5, cycles_per_ns: float = 1.5
+    ) -> None:
         self.offset_ns, self.drift, self.cycles_per_ns = offset_ns, drift, cycles_per_ns
         self.began_ns = time.monotonic_ns()
         self.streams: list[FakeStream] = []
@@ -37,7 +42,9 @@ class FakeCuda:
         return round((device_ns - self.offset_ns) / (1 + self.drift)) + self.began_ns
 
     def wait_until(self, device_ns: int) -> None:
-        """As a thread does that waits for a device. Raises TimeoutError where a GPU would wait for ever."""
+        """As a thread does that waits for a device. Raises TimeoutError where a GPU would wait for
+        ever.
+        """
         end = time.monotonic() + self.patience_s
         while self.now() < device_ns:
             if time.monotonic() > end:
@@ -70,7 +77,9 @@ class FakeCuda:
 
 
 class FakeStream:
-    """torch.cuda.Stream: work is done in order, and is over at ``free_ns`` of the device's clock."""
+    """torch.cuda.Stream: work is done in order, and is over at ``free_ns`` of the device's
+    clock.
+    """
 
     def __init__(self, cuda: FakeCuda) -> None:
         self.cuda, self.free_ns = cuda, -NEVER_NS
@@ -119,7 +128,9 @@ class FakeWork:
 
 
 class FakeNccl:
-    """torch.distributed on NCCL, for one rank whose peers come at once; each operation takes ``takes_ns``, those in ``lost`` for ever."""
+    """torch.distributed on NCCL, for one rank whose peers come at once; each operation takes
+    ``takes_ns``, those in ``lost`` for ever.
+    """
 
     def __init__(self, cuda: FakeCuda, takes_ns: int, lost: tuple[str, ...] = ()) -> None:
         self.cuda, self.takes_ns, self.lost = cuda, takes_ns, lost
@@ -130,11 +141,15 @@ class FakeNccl:
         return getattr(torch.distributed, name)
 
     def all_reduce(self, tensor: Any, op: Any, group: Any, async_op: bool) -> FakeWork | None:
-        """Blocking: on the current stream. Async: on the communicator's, after what the current one holds."""
+        """Blocking: on the current stream. Async: on the communicator's, after what the current one
+        holds.
+        """
         if not async_op:
             self.cuda.current.give(self._takes("all_reduce"))
             return None
-        return FakeWork(self.cuda, self.comm.give(self._takes("all_reduce"), self.cuda.current.free_ns))
+        return FakeWork(
+            self.cuda, self.comm.give(self._takes("all_reduce"), self.cuda.current.free_ns)
+        )
 
     def send(self, tensor: Any, peer: int, group: Any, tag: int) -> None:
         self._message("send")

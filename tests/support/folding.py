@@ -1,4 +1,6 @@
-"""A program folded and unfolded, side by side: every rank's every time, outcome, verdict, findings."""
+"""A program folded and unfolded, side by side: every rank's every time, outcome, verdict,
+findings.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,17 @@ from distsim.semantics.classes.representatives import FoldingError, representati
 from distsim.simulation.simulate_scenario import cost_model, unfolded_timeline
 from distsim.trace.model import Trace
 
-_ROWS = ("position", "part", "op", "nbytes", "posted_ns", "returned_ns", "started_ns", "finished_ns", "waited_ns")
+_ROWS = (
+    "position",
+    "part",
+    "op",
+    "nbytes",
+    "posted_ns",
+    "returned_ns",
+    "started_ns",
+    "finished_ns",
+    "waited_ns",
+)
 
 
 class Compared(NamedTuple):
@@ -35,11 +47,17 @@ class Compared(NamedTuple):
 
 
 def compared(scenario: Scenario) -> Compared:
-    """Both ways to run a scenario, under its own back end; where what shares links does not fold, with links that nobody shares."""
+    """Both ways to run a scenario, under its own back end; where what shares links does not fold,
+    with links that nobody shares.
+    """
     program = lower(scenario)
     cost = cost_model(scenario, program)
     part = representative_program(
-        program, [cost], [BACKEND_PROFILES[program.backend]], worth=1.0, shared=may_fold_shared_links(program, cost)
+        program,
+        [cost],
+        [BACKEND_PROFILES[program.backend]],
+        worth=1.0,
+        shared=may_fold_shared_links(program, cost),
     )
     if part is None or len(part.present) == program.world_size:
         return Compared(False, program.world_size, program.world_size, "", ())
@@ -49,7 +67,9 @@ def compared(scenario: Scenario) -> Compared:
             found = tuple(_differences(program, part, prices))
         except FoldingError:
             continue
-        return Compared(True, program.world_size, len(part.present), found[0], found[2:], found[1] == "ordered")
+        return Compared(
+            True, program.world_size, len(part.present), found[0], found[2:], found[1] == "ordered"
+        )
     return Compared(False, program.world_size, program.world_size, "", ())
 
 
@@ -77,29 +97,49 @@ def _differences(program: Program, part: Program, cost: CostModel) -> list[str]:
         same(name, getattr(measured, name), getattr(whole, name))
     same("collectives", sorted(measured.collectives), sorted(whole.collectives))
     ours, other = verdict_of(part), verdict_of(program)
-    same("verdict", (ours.verdict, ours.readings, part.alike(ours.ranks)), (other.verdict, other.readings, other.ranks))
+    same(
+        "verdict",
+        (ours.verdict, ours.readings, part.alike(ours.ranks)),
+        (other.verdict, other.readings, other.ranks),
+    )
     same("codes", sorted({f.code for f in ours.findings}), sorted({f.code for f in other.findings}))
-    mine_under, theirs_under = backend_outcome(part, profile, cost), backend_outcome(program, profile, cost)
+    mine_under, theirs_under = (
+        backend_outcome(part, profile, cost),
+        backend_outcome(program, profile, cost),
+    )
     same("under", _told(part, mine_under), _told(program, theirs_under))
     return found
 
 
 def _told(program: Program, outcome: Any) -> Any:
-    return outcome.outcome, outcome.possible, program.alike(outcome.ranks), outcome.flips_at_nbytes, outcome.variants
+    return (
+        outcome.outcome,
+        outcome.possible,
+        program.alike(outcome.ranks),
+        outcome.flips_at_nbytes,
+        outcome.variants,
+    )
 
 
 def _rows(part: Program, mine: Trace, theirs: Trace) -> list[str]:
     """Every rank's rows are those of the rank that stands for it."""
     assert part.representative_of is not None
     one, other = ({n: t[n] for n in ("rank", *_ROWS)} for t in (mine, theirs))
-    texts = [np.array([t.text("op", i) for i in range(len(t.tables["op"]))] or [""]) for t in (mine, theirs)]
+    texts = [
+        np.array([t.text("op", i) for i in range(len(t.tables["op"]))] or [""])
+        for t in (mine, theirs)
+    ]
     for rank, of in enumerate(part.representative_of.tolist()):
         ours, own = one["rank"] == of, other["rank"] == rank
         if ours.sum() != own.sum():
-            return [f"rank {rank} has {own.sum()} rows, rank {of}, which stands for it, {ours.sum()}"]
+            return [
+                f"rank {rank} has {own.sum()} rows, rank {of}, which stands for it, {ours.sum()}"
+            ]
         for name in _ROWS:
             a, b = one[name][ours], other[name][own]
             a, b = (texts[0][a], texts[1][b]) if name == "op" else (a, b)
             if not np.array_equal(a, b):
-                return [f"{name} of rank {rank}: folded {a[a != b][:4]} (rank {of}), unfolded {b[a != b][:4]}"]
+                return [
+                    f"{name} of rank {rank}: folded {a[a != b][:4]} (rank {of}), unfolded {b[a != b][:4]}"
+                ]
     return []

@@ -4,10 +4,11 @@
     .venv/bin/python -m tests.support.fuzz 500 7        # others: by another seed
     .venv/bin/python -m tests.support.fuzz 1 7 123      # case 123 of that seed
 
-A case is bytes (flipped, cut, doubled, spliced), a YAML tree or the records of a trace (values swapped for odd ones, keys dropped,
-doubled, renamed). Each runs one command of those that take such a file (`SCENARIO`, `TRACE`), drawn with its options, in a child that
-may take so much processor time and memory. What is printed are the cases that broke a promise: exit status 3, no end in time, more
-memory, a refusal without a place or a remedy, a control character that was sent.
+A case is bytes (flipped, cut, doubled, spliced), a YAML tree or the records of a trace (values
+swapped for odd ones, keys dropped, doubled, renamed). Each runs one command of those that take such
+a file (`SCENARIO`, `TRACE`), drawn with its options, in a child that may take so much processor
+time and memory. What is printed are the cases that broke a promise: exit status 3, no end in time,
+more memory, a refusal without a place or a remedy, a control character that was sent.
 """
 
 from __future__ import annotations
@@ -32,22 +33,78 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 CPU_S, MEMORY = 10, 1 << 30
 ODD: tuple[Any, ...] = (
-    True, None, 0, -1, 1, 2**31, 2**53, -(2**63), 10**30, 1e30, 1e308, float("inf"), "", "nan", "rank", "-rank - 1", "1 // 0", "0 s",
-    "1e30 s", "\x1b[31m", "a\nb", "::error::x", "é→", [], {}, [[]], [0, 0], {"0": 1}, "x" * 3000, "((((", "world", "all", "4 EiB", 0.5,
-)  # fmt: skip
-#: Commands on a scenario and on a trace; FILE is the case, BASE what it was made of, OUT a folder to write into, WORD a word of it.
+    True,
+    None,
+    0,
+    -1,
+    1,
+    2**31,
+    2**53,
+    -(2**63),
+    10**30,
+    1e30,
+    1e308,
+    float("inf"),
+    "",
+    "nan",
+    "rank",
+    "-rank - 1",
+    "1 // 0",
+    "0 s",
+    "1e30 s",
+    "\x1b[31m",
+    "a\nb",
+    "::error::x",
+    "é→",
+    [],
+    {},
+    [[]],
+    [0, 0],
+    {"0": 1},
+    "x" * 3000,
+    "((((",
+    "world",
+    "all",
+    "4 EiB",
+    0.5,
+)
+#: Commands on a scenario and on a trace; FILE is the case, BASE what it was made of, OUT a folder
+#: to write into, WORD a word of it.
 SCENARIO = (
-    "simulate FILE", "simulate FILE --format json", "simulate FILE --backend nccl", "simulate FILE --trace OUT/t.jsonl",
-    "check FILE", "check FILE --format json", "check FILE --format sarif", "check FILE --format github",
-    "expand FILE", "run FILE", "test FILE", "explain WORD", "explain FILE", "compare FILE BASE", "simulate BASE --cluster FILE",
-    "render FILE --view dataflow --format dot", "render FILE --view groups --format mermaid", "render FILE --view timeline -o OUT/t.svg",
-    "render FILE --view startup --format dot", "render FILE --view waitfor --format dot", "render FILE --view dataflow -o OUT/d.svg",
-)  # fmt: skip
+    "simulate FILE",
+    "simulate FILE --format json",
+    "simulate FILE --backend nccl",
+    "simulate FILE --trace OUT/t.jsonl",
+    "check FILE",
+    "check FILE --format json",
+    "check FILE --format sarif",
+    "check FILE --format github",
+    "expand FILE",
+    "run FILE",
+    "test FILE",
+    "explain WORD",
+    "explain FILE",
+    "compare FILE BASE",
+    "simulate BASE --cluster FILE",
+    "render FILE --view dataflow --format dot",
+    "render FILE --view groups --format mermaid",
+    "render FILE --view timeline -o OUT/t.svg",
+    "render FILE --view startup --format dot",
+    "render FILE --view waitfor --format dot",
+    "render FILE --view dataflow -o OUT/d.svg",
+)
 TRACE = (
-    "replay FILE", "replay FILE --format json", "replay FILE --backend gloo --scale compute=0.5", "replay FILE --backend nccl",
-    "replay FILE --cluster dgx-a100", "replay FILE --trace OUT/t.jsonl", "compare FILE BASE", "compare BASE FILE --format json",
-    "compare FILE FILE -o OUT/c.svg", "compare FILE BASE --tolerance 5%",
-)  # fmt: skip
+    "replay FILE",
+    "replay FILE --format json",
+    "replay FILE --backend gloo --scale compute=0.5",
+    "replay FILE --backend nccl",
+    "replay FILE --cluster dgx-a100",
+    "replay FILE --trace OUT/t.jsonl",
+    "compare FILE BASE",
+    "compare BASE FILE --format json",
+    "compare FILE FILE -o OUT/c.svg",
+    "compare FILE BASE --tolerance 5%",
+)
 #: What tells what to do: advice, or what would be right in the place.
 REMEDY = re.compile(
     r"help: |expected|needs? |did you mean|known here are|there (are|is) |declared are|presets are|allowed|first in|quote it|it has|"
@@ -67,7 +124,11 @@ class Broken(NamedTuple):
 
 def bases() -> list[Path]:
     """Every scenario and trace of the project that a case may start from."""
-    folders = (*(ROOT / "scenarios").rglob("*.yaml"), *(ROOT / "traces").rglob("*.yaml"), *(ROOT / "traces").rglob("*.jsonl"))
+    folders = (
+        *(ROOT / "scenarios").rglob("*.yaml"),
+        *(ROOT / "traces").rglob("*.yaml"),
+        *(ROOT / "traces").rglob("*.jsonl"),
+    )
     return sorted(path for path in folders if path.stat().st_size < 200_000)
 
 
@@ -85,7 +146,9 @@ def mutant(path: Path, draw: random.Random) -> bytes:
             tree = yaml.safe_load(data)
             for _ in range(draw.randint(1, 3)):
                 tree = _tree(tree, draw)
-            return yaml.safe_dump(tree, allow_unicode=True, sort_keys=False).encode("utf-8", "surrogateescape")
+            return yaml.safe_dump(tree, allow_unicode=True, sort_keys=False).encode(
+                "utf-8", "surrogateescape"
+            )
     if path.suffix == ".jsonl" and draw.random() < 0.7:
         return _records(data.splitlines(keepends=True), draw)
     for _ in range(draw.randint(1, 4)):
@@ -107,7 +170,19 @@ def _bytes(data: bytes, draw: random.Random) -> bytes:
     if kind == 4:
         return (
             data[:at]
-            + draw.choice((b"99999999999999999999", b"-1", b"true", b"null", b"\xff", b"\0", b"{", b"]", b"1e400"))
+            + draw.choice(
+                (
+                    b"99999999999999999999",
+                    b"-1",
+                    b"true",
+                    b"null",
+                    b"\xff",
+                    b"\0",
+                    b"{",
+                    b"]",
+                    b"1e400",
+                )
+            )
             + data[at:]
         )
     digits = [m.span() for m in re.finditer(rb"\d+", data)]
@@ -116,7 +191,9 @@ def _bytes(data: bytes, draw: random.Random) -> bytes:
 
 
 def _records(lines: list[bytes], draw: random.Random) -> bytes:
-    """A trace with one to three of its records changed, doubled, dropped or swapped; the header a third of the time."""
+    """A trace with one to three of its records changed, doubled, dropped or swapped; the header a
+    third of the time.
+    """
     for _ in range(draw.randint(1, 3)):
         at = 0 if draw.random() < 0.35 else draw.randrange(len(lines))
         kind = draw.randrange(10)
@@ -155,7 +232,9 @@ def _tree(tree: Any, draw: random.Random) -> Any:
 
 
 def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
-    for key in list(tree) if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ():
+    for key in (
+        list(tree) if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
+    ):
         yield tree, key
         yield from _places(tree[key])
 
@@ -203,14 +282,20 @@ def answer(arguments: list[str], folder: Path) -> str | None:
 
 
 def _refusal(said: str, arguments: list[str]) -> str | None:
-    """What a refusal lacks: the place (the file that is refused, or the word), or what to do in some problem of it."""
+    """What a refusal lacks: the place (the file that is refused, or the word), or what to do in
+    some problem of it.
+    """
     if not any(word in said for word in arguments[1:] if not word.startswith("-")):
         return f"a refusal without a place: {said[:300]}"
     if "--format" in arguments and not said.startswith("::"):
         return None  # the same problems, as JSON
     problems = re.split(r"^(?=\S)", said, flags=re.MULTILINE)
     lacking = [text for text in problems if text and not REMEDY.search(text)]
-    return f"a refusal without a remedy: {lacking[0][:300]}" if lacking and "help: " not in problems[-1] else None
+    return (
+        f"a refusal without a remedy: {lacking[0][:300]}"
+        if lacking and "help: " not in problems[-1]
+        else None
+    )
 
 
 def command(base: Path, file: Path, folder: Path, draw: random.Random) -> list[str]:
@@ -245,7 +330,14 @@ def run(cases: int, seed: int, tell: Any = None, first: int = 0) -> list[Broken]
             words = command(base, file, folder, draw)
             what = answer(words, folder)
             if what is not None:
-                found.append(Broken(case, base.name, " ".join(words).replace(f"{name}/", ""), what.replace(f"{name}/", "")))
+                found.append(
+                    Broken(
+                        case,
+                        base.name,
+                        " ".join(words).replace(f"{name}/", ""),
+                        what.replace(f"{name}/", ""),
+                    )
+                )
                 if tell is not None:
                     tell(found[-1])
             if tell is not None and case % 500 == 499:
@@ -254,7 +346,9 @@ def run(cases: int, seed: int, tell: Any = None, first: int = 0) -> list[Broken]
 
 
 def main() -> int:
-    count, seed, first = (int(word) for word in (sys.argv[1:] + ["1000", "0", "0"][len(sys.argv) - 1 :])[:3])
+    count, seed, first = (
+        int(word) for word in (sys.argv[1:] + ["1000", "0", "0"][len(sys.argv) - 1 :])[:3]
+    )
     stream = io.TextIOWrapper(os.fdopen(os.dup(1), "wb"), encoding="utf-8", line_buffering=True)
     found = run(count, seed, lambda said: stream.write(f"{said}\n"), first)
     stream.write(f"{count} cases, {len(found)} broken promises\n")

@@ -1,11 +1,13 @@
-"""Random scenarios with every feature that a file may have, drawn from a seed: whole mappings, as a YAML file would say them.
+"""Random scenarios with every feature that a file may have, drawn from a seed: whole mappings, as a
+YAML file would say them.
 
     mapping = scenario(seed)                                  # every feature, any back end
     mapping = scenario(seed, FEATURES - {"any_source"}, "nccl")  # the domain of one driver
     program = program_of(mapping)
 
-Events are laid down in one global order, so that a program is right as drawn; then, about every second time, something is spoilt: a
-call is lost, moved or changed, a rank fails, a timeout is short. Every feature has a name in `FEATURES` and can be left out.
+Events are laid down in one global order, so that a program is right as drawn; then, about every
+second time, something is spoilt: a call is lost, moved or changed, a rank fails, a timeout is
+short. Every feature has a name in `FEATURES` and can be left out.
 """
 
 from __future__ import annotations
@@ -25,22 +27,62 @@ Mapping = dict[str, Any]
 
 BACKENDS = ("gloo", "nccl", "mpi")
 #: What may be drawn. Blocking messages and collectives of all ranks are always there.
-CORRECT = frozenset({
-    "async_messages", "batches", "tags", "any_source", "rooted", "coalesced", "uneven", "async_collectives", "groups", "new_group",
-    "local_sync", "destroy", "work", "streams", "repeat", "guards", "rings", "options", "edges", "links", "nodes", "tensors", "slow",
-    "late",
-})  # fmt: skip
+CORRECT = frozenset(
+    {
+        "async_messages",
+        "batches",
+        "tags",
+        "any_source",
+        "rooted",
+        "coalesced",
+        "uneven",
+        "async_collectives",
+        "groups",
+        "new_group",
+        "local_sync",
+        "destroy",
+        "work",
+        "streams",
+        "repeat",
+        "guards",
+        "rings",
+        "options",
+        "edges",
+        "links",
+        "nodes",
+        "tensors",
+        "slow",
+        "late",
+    }
+)
 #: What mostly makes a program wrong.
-WRONG = frozenset({
-    "dropped", "overwritten", "waited_twice", "unlike_groups", "timeouts", "faults", "timed_faults", "absent", "leaves", "mismatches",
-    "invalid", "lost", "moved", "unwaited", "monitored",
-})  # fmt: skip
+WRONG = frozenset(
+    {
+        "dropped",
+        "overwritten",
+        "waited_twice",
+        "unlike_groups",
+        "timeouts",
+        "faults",
+        "timed_faults",
+        "absent",
+        "leaves",
+        "mismatches",
+        "invalid",
+        "lost",
+        "moved",
+        "unwaited",
+        "monitored",
+    }
+)
 FEATURES = CORRECT | WRONG
 #: Drawn less often: the fast drivers leave programs with these to others.
 _SELDOM = ("any_source", "new_group", "async_collectives", "guards", "streams", "late")
 
 
-def scenario(seed: int, features: Collection[str] = FEATURES, backend: str | None = None) -> Mapping:
+def scenario(
+    seed: int, features: Collection[str] = FEATURES, backend: str | None = None
+) -> Mapping:
     """The scenario of a seed. The same seed, features and back end give the same one."""
     return _Maker(Random(seed), frozenset(features), backend).make()
 
@@ -50,8 +92,12 @@ def program_of(mapping: Mapping) -> Program:
     return lower(Scenario(**mapping))
 
 
-def scenarios(features: Collection[str] = FEATURES, backend: str | None = None) -> st.SearchStrategy[Mapping]:
-    """The same for hypothesis, which looks for a small seed where something fails (`tests.support.shrinking` makes the program small)."""
+def scenarios(
+    features: Collection[str] = FEATURES, backend: str | None = None
+) -> st.SearchStrategy[Mapping]:
+    """The same for hypothesis, which looks for a small seed where something fails
+    (`tests.support.shrinking` makes the program small).
+    """
     return st.integers(0, 2**32).map(lambda seed: scenario(seed, features, backend))
 
 
@@ -59,7 +105,11 @@ class _Maker:
     def __init__(self, random: Random, features: frozenset[str], backend: str | None) -> None:
         self.random = random
         # Few features at a time: a program with all of them seldom completes, and shows less.
-        chances = {**dict.fromkeys(CORRECT, 0.6), **dict.fromkeys(_SELDOM, 0.25), **dict.fromkeys(WRONG, 0.08)}
+        chances = {
+            **dict.fromkeys(CORRECT, 0.6),
+            **dict.fromkeys(_SELDOM, 0.25),
+            **dict.fromkeys(WRONG, 0.08),
+        }
         self.on = frozenset(name for name in sorted(features) if random.random() < chances[name])
         self.backend = backend or random.choice(BACKENDS)
 
@@ -68,8 +118,17 @@ class _Maker:
         options = self._options()
         calls = Calls(self.random, self.on, self.backend, self._size(made["world"]), options)
         made["program"] = calls.make()
-        made |= {key: value for key, value in (("options", options), ("cluster", self._cluster()), ("groups", calls.groups),
-                                               ("tensors", calls.tensors), ("faults", self._faults(calls))) if value}  # fmt: skip
+        made |= {
+            key: value
+            for key, value in (
+                ("options", options),
+                ("cluster", self._cluster()),
+                ("groups", calls.groups),
+                ("tensors", calls.tensors),
+                ("faults", self._faults(calls)),
+            )
+            if value
+        }
         return made
 
     @staticmethod
@@ -87,8 +146,16 @@ class _Maker:
         if "options" in self.on:
             if self.backend == "nccl":
                 options |= {"init": "eager"} if random.random() < 0.4 else {}
-                options |= {name: True for name in ("blocking_wait", "launch_order_implicit") if random.random() < 0.12}
-                options |= {"buffsize": f"{random.choice((0, 350, 2500))} B"} if random.random() < 0.5 else {}
+                options |= {
+                    name: True
+                    for name in ("blocking_wait", "launch_order_implicit")
+                    if random.random() < 0.12
+                }
+                options |= (
+                    {"buffsize": f"{random.choice((0, 350, 2500))} B"}
+                    if random.random() < 0.5
+                    else {}
+                )
             if self.backend == "mpi" and random.random() < 0.5:
                 options["eager_limit"] = f"{random.choice((0, 300, 2048))} B"
         if "timeouts" in self.on and random.random() < 0.7:
@@ -113,7 +180,19 @@ class _Maker:
         if "absent" in self.on and random.random() < 0.5:
             found.append({"rank": rank, "kind": "absent"})
         if "slow" in self.on and random.random() < 0.2:
-            found.append({"rank": random.randrange(calls.world), "kind": "slow", "factor": random.choice((1.5, 3.0))})
+            found.append(
+                {
+                    "rank": random.randrange(calls.world),
+                    "kind": "slow",
+                    "factor": random.choice((1.5, 3.0)),
+                }
+            )
         if "late" in self.on and random.random() < 0.2:
-            found.append({"rank": random.randrange(calls.world), "kind": "late", "delay": random.choice(("10 us", "2 ms"))})
+            found.append(
+                {
+                    "rank": random.randrange(calls.world),
+                    "kind": "late",
+                    "delay": random.choice(("10 us", "2 ms")),
+                }
+            )
         return found

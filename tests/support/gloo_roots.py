@@ -1,8 +1,9 @@
-"""Asks gloo itself who gets through a collective whose members name different roots or bring tensors of different sizes: four ranks of
-one machine, a group for each case.
+"""Asks gloo itself who gets through a collective whose members name different roots or bring
+tensors of different sizes: four ranks of one machine, a group for each case.
 
-``python -m tests.support.gloo_roots SECONDS`` reads cases as JSON, [operation, members, elements (of each member, if a list), root of each
-member], and prints whether each member got through, or whether its wait timed out. tests/backends/test_gloo_roots.py and tests/backends/test_gloo_rings.py
+``python -m tests.support.gloo_roots SECONDS`` reads cases as JSON, [operation, members, elements
+(of each member, if a list), root of each member], and prints whether each member got through, or
+whether its wait timed out. tests/backends/test_gloo_roots.py and tests/backends/test_gloo_rings.py
 hold the rules to it.
 """
 
@@ -29,7 +30,9 @@ def start(dist: Any, torch: Any, case: Case, group: Any, rank: int) -> Any:
     if op == "all_reduce":
         return dist.all_reduce(tensor, group=group, async_op=True)
     if op == "all_gather":
-        return dist.all_gather([tensor.clone() for _ in members], tensor, group=group, async_op=True)
+        return dist.all_gather(
+            [tensor.clone() for _ in members], tensor, group=group, async_op=True
+        )
     if op == "gather":
         return dist.gather(tensor, parts, root, group=group, async_op=True)
     if op == "scatter":
@@ -42,11 +45,21 @@ def ask(rank: int, store: str, cases: list[Case]) -> list[bool | None]:
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
-    groups = [dist.new_group(members, timeout=timedelta(seconds=int(sys.argv[1]))) for _, members, _, _ in cases]
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=RANKS,
+        timeout=timedelta(seconds=60),
+    )
+    groups = [
+        dist.new_group(members, timeout=timedelta(seconds=int(sys.argv[1])))
+        for _, members, _, _ in cases
+    ]
     dist.barrier()
     works = [
-        start(dist, torch, case, group, rank) if rank in case[1] else None for case, group in zip(cases, groups, strict=True)
+        start(dist, torch, case, group, rank) if rank in case[1] else None
+        for case, group in zip(cases, groups, strict=True)
     ]
     found: list[bool | None] = []
     for work in works:

@@ -1,8 +1,9 @@
-"""Asks gloo itself what it takes: every operation of the table with every dtype and reduce op, on two ranks of one machine; and, with
-``shapes`` behind it, which shapes of an input and an output.
+"""Asks gloo itself what it takes: every operation of the table with every dtype and reduce op, on
+two ranks of one machine; and, with ``shapes`` behind it, which shapes of an input and an output.
 
-``python -m tests.support.gloo_support`` prints a line per call as JSON: operation, dtype, reduce op, and the error's text or null. A refusal
-comes on both ranks before anything is sent, so the group stays in use. tests/backends/test_backend_support.py holds the project's table to it.
+``python -m tests.support.gloo_support`` prints a line per call as JSON: operation, dtype, reduce
+op, and the error's text or null. A refusal comes on both ranks before anything is sent, so the
+group stays in use. tests/backends/test_backend_support.py holds the project's table to it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,22 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int32", "int16", "int8", "uint8",
-          "bool", "complex64", "complex128")  # fmt: skip
+DTYPES = (
+    "float64",
+    "float32",
+    "float16",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "uint8",
+    "bool",
+    "complex64",
+    "complex128",
+)
 REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
 REDUCING = (
     "all_reduce",
@@ -26,16 +41,37 @@ REDUCING = (
     "all_reduce_coalesced",
     "reduce_scatter_tensor_coalesced",
 )
-MOVING = ("send", "recv", "isend", "irecv", "broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "all_to_all",
-          "all_to_all_single", "all_gather_into_tensor_coalesced")  # fmt: skip
+MOVING = (
+    "send",
+    "recv",
+    "isend",
+    "irecv",
+    "broadcast",
+    "all_gather",
+    "all_gather_into_tensor",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "all_to_all_single",
+    "all_gather_into_tensor_coalesced",
+)
 RANKS = 2
 #: Shapes of a rank's share and of all shares in one tensor.
-SHAPES = (((3, 2), (6, 2)), ((3, 2), (12,)), ((6,), (2, 6)), ((6,), (12,)), ((3, 2), (2, 3, 2)), ((0,), (0,)))
+SHAPES = (
+    ((3, 2), (6, 2)),
+    ((3, 2), (12,)),
+    ((6,), (2, 6)),
+    ((6,), (12,)),
+    ((3, 2), (2, 3, 2)),
+    ((0,), (0,)),
+)
 SHAPED = ("all_gather_into_tensor", "reduce_scatter_tensor")
 
 
 def asked() -> Iterator[tuple[str, str, str | None]]:
-    yield from ((op, dtype, reduce_op) for op in REDUCING for dtype in DTYPES for reduce_op in REDUCE_OPS)
+    yield from (
+        (op, dtype, reduce_op) for op in REDUCING for dtype in DTYPES for reduce_op in REDUCE_OPS
+    )
     yield from ((op, dtype, None) for op in MOVING for dtype in DTYPES)
 
 
@@ -53,12 +89,17 @@ def make_call(dist: Any, rank: int, op: str, whole: Any, part: Any, reduce_op: A
     elif op == "broadcast":
         dist.broadcast(whole, 0)
     elif op in ("all_reduce", "reduce"):
-        dist.all_reduce(whole, reduce_op) if op == "all_reduce" else dist.reduce(whole, 0, reduce_op)
+        dist.all_reduce(whole, reduce_op) if op == "all_reduce" else dist.reduce(
+            whole, 0, reduce_op
+        )
     elif op in ("all_gather", "gather", "scatter", "all_to_all"):
         at_root = parts if rank == 0 else None
-        {"all_gather": lambda: dist.all_gather(parts, part), "gather": lambda: dist.gather(part, at_root, 0),
-         "scatter": lambda: dist.scatter(part, at_root, 0),
-         "all_to_all": lambda: dist.all_to_all(parts, [part.clone() for _ in parts])}[op]()  # fmt: skip
+        {
+            "all_gather": lambda: dist.all_gather(parts, part),
+            "gather": lambda: dist.gather(part, at_root, 0),
+            "scatter": lambda: dist.scatter(part, at_root, 0),
+            "all_to_all": lambda: dist.all_to_all(parts, [part.clone() for _ in parts]),
+        }[op]()
     elif op == "reduce_scatter":
         dist.reduce_scatter(part, parts, reduce_op)
     elif op == "reduce_scatter_tensor":
@@ -74,7 +115,13 @@ def ask_shapes(rank: int, store: str) -> Iterator[tuple[str, Any, Any, str | Non
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS, timeout=timedelta(seconds=20))
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=RANKS,
+        timeout=timedelta(seconds=20),
+    )
     for op in (f"{op}{launch}" for op in SHAPED for launch in ("", "_coalesced")):
         for share, shares in SHAPES:
             try:
@@ -90,11 +137,24 @@ def ask(rank: int, store: str) -> Iterator[tuple[str, str, str | None, str | Non
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS, timeout=timedelta(seconds=20))
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=RANKS,
+        timeout=timedelta(seconds=20),
+    )
     for op, dtype, reduce_op in asked():
         whole = torch.ones(RANKS).to(getattr(torch, dtype))
         try:
-            make_call(dist, rank, op, whole, whole[:1].clone(), reduce_op and getattr(dist.ReduceOp, reduce_op.upper()))
+            make_call(
+                dist,
+                rank,
+                op,
+                whole,
+                whole[:1].clone(),
+                reduce_op and getattr(dist.ReduceOp, reduce_op.upper()),
+            )
             text = None
         except (RuntimeError, ValueError, TypeError) as error:
             text = str(error)

@@ -1,4 +1,6 @@
-"""What tests and their helpers share: the project's folder, the number of random examples, a command line's type."""
+"""What tests and their helpers share: the project's folder, the number of random examples, a
+command line's type.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,15 @@ UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]
 settings.register_profile("ci", UNHURRIED, derandomize=True)
 settings.register_profile("home", UNHURRIED)
 settings.load_profile("ci" if os.environ.get("CI") else "home")
-#: How many random examples a property is tried on, as a part of the number beside it: `DISTSIM_DRAWS=20` looks for long.
+#: How many random examples a property is tried on, as a part of the number beside it:
+#: `DISTSIM_DRAWS=20` looks for long.
 DRAWS = float(os.environ.get("DISTSIM_DRAWS", "0.4"))
-#: For a process that would otherwise hang a run of the tests for ever; no test comes near it, however busy the machine.
+#: For a process that would otherwise hang a run of the tests for ever; no test comes near it,
+#: however busy the machine.
 LIMIT_S = 900
 
-#: A shell starts what runs in its background with Ctrl-C ignored, which the processes of tests would inherit.
+#: A shell starts what runs in its background with Ctrl-C ignored, which the processes of tests
+#: would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -36,7 +41,9 @@ def draws(number: int) -> int:
 
 
 def work(act: Callable[[], object]) -> int:
-    """How many function calls an act takes: a measure of work that no other load on the machine can change."""
+    """How many function calls an act takes: a measure of work that no other load on the machine can
+    change.
+    """
     counted = 0
 
     def count(frame: object, event: str, arg: object) -> None:

@@ -1,7 +1,9 @@
-"""Scenarios as real programs on the hub: each rank runs the worker's own calls of torch, and capture hears them.
+"""Scenarios as real programs on the hub: each rank runs the worker's own calls of torch, and
+capture hears them.
 
-`benchmarks/capture_truth.py` prints every scenario whose calls or verdict on the hub differ from those of `simulate`. A call is made from
-a line of code that lies in the scenario's file, at the step's own line: capture's findings point there.
+`benchmarks/capture_truth.py` prints every scenario whose calls or verdict on the hub differ from
+those of `simulate`. A call is made from a line of code that lies in the scenario's file, at the
+step's own line: capture's findings point there.
 """
 
 from __future__ import annotations
@@ -32,17 +34,38 @@ SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
 #: The most processes of a scenario; tensors of more bytes than this have sizes alone.
 RANKS, LARGEST = 8, 1 << 26
 #: What makes no call to anybody.
-_LOCAL = ("compute", "sleep", "assign", "synchronize", "wait_stream", "init_process_group", "destroy_process_group", "new_group")
+_LOCAL = (
+    "compute",
+    "sleep",
+    "assign",
+    "synchronize",
+    "wait_stream",
+    "init_process_group",
+    "destroy_process_group",
+    "new_group",
+)
 
 
 def on_the_hub(simulation: Simulation, timeout_s: float | None = None) -> CaptureResult:
     """Run a simulated scenario's program on the hub, judged by the same rules."""
     program, backend = simulation.program, simulation.program.backend
     with tempfile.TemporaryDirectory() as folder:
-        job = WorkerJob(program, backend, folder, "127.0.0.1", 29500, "env://", True, group_timeout_ns=None,  # type: ignore[arg-type]
-                  busy=False, local_ranks=tuple(r % program.local_size for r in range(program.world_size)))  # fmt: skip
+        job = WorkerJob(
+            program,
+            backend,
+            folder,
+            "127.0.0.1",
+            29500,
+            "env://",
+            True,
+            group_timeout_ns=None,  # type: ignore[arg-type]
+            busy=False,
+            local_ranks=tuple(r % program.local_size for r in range(program.world_size)),
+        )
         target = CaptureTarget(program.name, function=lambda: _rank(job), home=program.file)
-        child_options = ChildOptions(fakes=tensor_bytes(program, range(program.world_size)) > LARGEST)
+        child_options = ChildOptions(
+            fakes=tensor_bytes(program, range(program.world_size)) > LARGEST
+        )
         capture_options = CaptureRunOptions(
             target,
             program.world_size,
@@ -52,7 +75,9 @@ def on_the_hub(simulation: Simulation, timeout_s: float | None = None) -> Captur
             keep_output=True,
             child_options=child_options,
         )
-        return evaluate_capture(run_capture(capture_options), backend=backend, cluster=simulation.scenario.cluster)
+        return evaluate_capture(
+            run_capture(capture_options), backend=backend, cluster=simulation.scenario.cluster
+        )
 
 
 def _rank(job: WorkerJob) -> None:
@@ -82,7 +107,9 @@ def _lined(program: Program, do: Callable[[Any], None]) -> Callable[[Any], None]
         number = planned.code_call.site
         if number not in known:
             site = program.sites[number]
-            known[number] = compile("\n" * (site.line - 1) + "do(planned)", os.path.abspath(site.file), "exec")
+            known[number] = compile(
+                "\n" * (site.line - 1) + "do(planned)", os.path.abspath(site.file), "exec"
+            )
         FunctionType(known[number], {"do": do, "planned": planned})()
 
     return run
@@ -99,12 +126,21 @@ class Said(NamedTuple):
 
 
 def said(program: Program, rank: int) -> list[Said]:
-    """The calls of a rank without what it does alone, and without those that others only wait for."""
+    """The calls of a rank without what it does alone, and without those that others only wait
+    for.
+    """
     found: list[Said] = []
     for position, call in program.calls_of(rank):
         code_call = program.code_call(rank, position)
         if call.op not in _LOCAL and program.sites[code_call.site].line:
-            found.append(Said(_name(call), call.group.ranks, _facts(call), tuple((p.op, *_facts(p)) for p in call.parts)))
+            found.append(
+                Said(
+                    _name(call),
+                    call.group.ranks,
+                    _facts(call),
+                    tuple((p.op, *_facts(p)) for p in call.parts),
+                )
+            )
     return found
 
 
@@ -113,24 +149,37 @@ def _name(call: ResolvedCall) -> str:
 
 
 def _facts(call: ResolvedCall) -> tuple[object, ...]:
-    """What a call of torch says to the group: partner, root, what is reduced how, elements and dtype."""
+    """What a call of torch says to the group: partner, root, what is reduced how, elements and
+    dtype.
+    """
     if call.op == "batch_isend_irecv":
         return ()
     if OPERATIONS[call.op].kind == "p2p":
         mine = call.inputs or call.outputs
         return (call.peer, call.tag, *((b.numel, b.dtype) for b in mine[:1]))
-    sizes = tuple((sum(b.numel for b in side), side[0].dtype) for side in (call.inputs, call.outputs) if side)
+    sizes = tuple(
+        (sum(b.numel for b in side), side[0].dtype) for side in (call.inputs, call.outputs) if side
+    )
     return (call.root, call.reduce_op, *sizes)
 
 
 def called(one: Program, other: Program, rank: int, cut: bool) -> str:
-    """How the calls of a rank differ; "" where they do not. ``cut``: the other may have ended early."""
-    mine, theirs = ([call for call in said(p, rank) if call.op not in ("wait", "fail", "exit")] for p in (one, other))
+    """How the calls of a rank differ; "" where they do not. ``cut``: the other may have ended
+    early.
+    """
+    mine, theirs = (
+        [call for call in said(p, rank) if call.op not in ("wait", "fail", "exit")]
+        for p in (one, other)
+    )
     for k, (a, b) in enumerate(zip(mine, theirs, strict=False)):
         if a != b:
             return f"rank {rank}, call {k + 1}: {a} is {b}"
     short = len(theirs) < len(mine) and cut
-    return "" if short or len(mine) == len(theirs) else f"rank {rank}: {len(mine)} calls are {len(theirs)}"
+    return (
+        ""
+        if short or len(mine) == len(theirs)
+        else f"rank {rank}: {len(mine)} calls are {len(theirs)}"
+    )
 
 
 def differences(simulation: Simulation, judged: CaptureResult) -> list[str]:
@@ -172,8 +221,15 @@ def reason(name: str) -> str:
 
 def scenarios(pattern: str = "") -> list[tuple[str, Path]]:
     """Names and files of those that have few enough ranks."""
-    found = ((str(p.relative_to(SCENARIOS).with_suffix("")), p) for p in sorted(SCENARIOS.rglob("*.yaml")))
-    return [(name, path) for name, path in found if re.search(pattern, name) and load(str(path)).world.size <= RANKS]
+    found = (
+        (str(p.relative_to(SCENARIOS).with_suffix("")), p)
+        for p in sorted(SCENARIOS.rglob("*.yaml"))
+    )
+    return [
+        (name, path)
+        for name, path in found
+        if re.search(pattern, name) and load(str(path)).world.size <= RANKS
+    ]
 
 
 def compared(path: Path) -> list[str]:

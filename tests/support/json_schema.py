@@ -1,4 +1,6 @@
-"""A validator of JSON Schema 2020-12, as far as the project's schemas use it; held against python-jsonschema when it was written."""
+"""A validator of JSON Schema 2020-12, as far as the project's schemas use it; held against
+python-jsonschema when it was written.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,31 @@ from functools import cache
 from typing import Any
 
 TYPES: dict[str, Any] = {
-    "object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool, "null": type(None),
-}  # fmt: skip
+    "object": dict,
+    "array": list,
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "null": type(None),
+}
 #: Keywords that say something about a value but ask nothing of it.
 NOTES = {
-    "$schema", "$id", "$defs", "title", "description", "default", "examples", "errorMessage", "deprecationMessage", "doNotSuggest",
-    "x-unit", "then", "else", "required",
-}  # fmt: skip
+    "$schema",
+    "$id",
+    "$defs",
+    "title",
+    "description",
+    "default",
+    "examples",
+    "errorMessage",
+    "deprecationMessage",
+    "doNotSuggest",
+    "x-unit",
+    "then",
+    "else",
+    "required",
+}
 
 
 @cache
@@ -67,7 +87,9 @@ class Schema:
             yield schema.get("errorMessage", f"{path}: what may not be")
 
     def _if(self, value: Any, want: Any, path: str, schema: Any) -> Iterator[str]:
-        yield from self.faults(value, schema.get("then" if self._is(value, want, path) else "else", True), path)
+        yield from self.faults(
+            value, schema.get("then" if self._is(value, want, path) else "else", True), path
+        )
 
     def _is(self, value: Any, schema: Any, path: str) -> bool:
         return next(self.faults(value, schema, path), None) is None

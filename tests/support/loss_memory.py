@@ -1,8 +1,10 @@
-"""What torch's cross_entropy holds at its peak in the backward pass, in bytes a logit: every storage that torch makes on CPU is counted.
+"""What torch's cross_entropy holds at its peak in the backward pass, in bytes a logit: every
+storage that torch makes on CPU is counted.
 
     python -m tests.support.loss_memory
 
-Prints two numbers: all of the vocabulary on one rank, and an eighth of it (loss_parallel, on a process group that sends nothing).
+Prints two numbers: all of the vocabulary on one rank, and an eighth of it (loss_parallel, on a
+process group that sends nothing).
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class Counted(TorchDispatchMode):
 
 
 def bytes_a_logit(ranks: int) -> float:
-    """At the peak of the backward pass, of a rank's part of the logits, which the caller still holds as the product left them."""
+    """At the peak of the backward pass, of a rank's part of the logits, which the caller still
+    holds as the product left them.
+    """
     counted = Counted()
     for name in _INSIDE:
         setattr(parallel_loss, name, _seen(getattr(parallel_loss, name), counted))
@@ -68,7 +72,9 @@ def bytes_a_logit(ranks: int) -> float:
     with counted, loss_parallel() if ranks > 1 else nullcontext():
         logits = linear(hidden, weight)
         if ranks > 1:
-            logits = DTensor.from_local(logits, init_device_mesh("cpu", (ranks,)), [Shard(1)], run_check=False)
+            logits = DTensor.from_local(
+                logits, init_device_mesh("cpu", (ranks,)), [Shard(1)], run_check=False
+            )
         loss = cross_entropy(logits.float(), target, reduction="sum")
         counted.most = 0
         loss.backward()

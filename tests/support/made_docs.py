@@ -1,8 +1,10 @@
-"""What pages show is made: outputs of commands, texts of scenarios. `python -m tests.support.made_docs [PAGE…]` writes them anew.
+"""What pages show is made: outputs of commands, texts of scenarios. `python -m
+tests.support.made_docs [PAGE…]` writes them anew.
 
-A ```console frame begins with ``$ `` and a command of a shell, in which `distsim` is this checkout's; what follows is its standard
-output at 80 columns. A ```yaml frame that begins with ``# scenarios/….yaml`` holds that file. A ```python frame that begins with
-``# 4 ranks`` runs on so many.
+A ```console frame begins with ``$ `` and a command of a shell, in which `distsim` is this
+checkout's; what follows is its standard output at 80 columns. A ```yaml frame that begins with ``#
+scenarios/….yaml`` holds that file. A ```python frame that begins with ``# 4 ranks`` runs on so
+many.
 """
 
 from __future__ import annotations
@@ -20,7 +22,11 @@ from tests.support import warm
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
-PAGES = (README, *(DOCS / f"{name}.md" for name in ("diagnose", "plan", "planning")), *sorted((DOCS / "learn").glob("*.md")))
+PAGES = (
+    README,
+    *(DOCS / f"{name}.md" for name in ("diagnose", "plan", "planning")),
+    *sorted((DOCS / "learn").glob("*.md")),
+)
 #: What a reader of a python frame is told to write before and after it.
 BEFORE = """import torch
 import torch.distributed as dist
@@ -36,25 +42,46 @@ _PYTHON = re.compile(r"```python\n# (\d+) ranks\n(.*?)```", re.DOTALL)
 
 
 def output(command: str, columns: int = 80) -> str:
-    """What a shell's command prints; nothing on standard error may go unseen where it prints nothing else."""
+    """What a shell's command prints; nothing on standard error may go unseen where it prints
+    nothing else.
+    """
     with tempfile.TemporaryDirectory() as folder:
         tool = Path(folder, "distsim")
-        tool.write_text(f'#!/bin/sh\nexec {shlex.join(warm.tool(command.split()))} "$@"\n', encoding="utf-8")
+        tool.write_text(
+            f'#!/bin/sh\nexec {shlex.join(warm.tool(command.split()))} "$@"\n', encoding="utf-8"
+        )
         tool.chmod(0o755)
-        environment = {**os.environ, "COLUMNS": str(columns), "PYTHONPATH": str(ROOT), "NO_COLOR": "1",
-                       "PATH": f"{folder}:{os.environ['PATH']}"}  # fmt: skip
-        done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, cwd=ROOT, env=environment, check=False,
-                              timeout=900)  # fmt: skip
+        environment = {
+            **os.environ,
+            "COLUMNS": str(columns),
+            "PYTHONPATH": str(ROOT),
+            "NO_COLOR": "1",
+            "PATH": f"{folder}:{os.environ['PATH']}",
+        }
+        done = subprocess.run(
+            ["/bin/sh", "-c", command],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env=environment,
+            check=False,
+            timeout=900,
+        )
     return done.stdout or done.stderr
 
 
 def takes_long(command: str) -> bool:
     """Whether a command starts processes that import torch, or tries many scenarios."""
-    return any(word in command for word in (" shrink ", " --fix", " --draws ", " --real", " capture ", " sweep ", " plan "))
+    return any(
+        word in command
+        for word in (" shrink ", " --fix", " --draws ", " --real", " capture ", " sweep ", " plan ")
+    )
 
 
 def fresh(page: str, quick: bool = False) -> str:
-    """A page with its files and outputs as they are today; ``quick`` leaves the outputs of commands that take long as they are."""
+    """A page with its files and outputs as they are today; ``quick`` leaves the outputs of commands
+    that take long as they are.
+    """
 
     def scenario(match: re.Match[str]) -> str:
         text = (ROOT / match[1]).read_text(encoding="utf-8").strip("\n")

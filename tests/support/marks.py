@@ -1,7 +1,9 @@
-"""Marks between the statements of a program's functions: which lines a test reaches, in forked processes as well.
+"""Marks between the statements of a program's functions: which lines a test reaches, in forked
+processes as well.
 
-A function has its code replaced by the same with marks, so that nothing of how it is called or held changes. `sys.settrace` would be
-told of every call of every function, which takes ten times as long as the tests; `sys.monitoring` comes with Python 3.12.
+A function has its code replaced by the same with marks, so that nothing of how it is called or held
+changes. `sys.settrace` would be told of every call of every function, which takes ten times as long
+as the tests; `sys.monitoring` comes with Python 3.12.
 """
 
 from __future__ import annotations
@@ -19,10 +21,16 @@ MARKS = "__marks__"
 
 
 class Marks:
-    """A byte a statement of some files' functions, in memory that this process shares with all that it forks."""
+    """A byte a statement of some files' functions, in memory that this process shares with all that
+    it forks.
+    """
 
     def __init__(self, files: Sequence[str]) -> None:
-        self.files, self.trees, self.lines = files, list[ast.Module](), list[tuple[str, frozenset[int]]]()
+        self.files, self.trees, self.lines = (
+            files,
+            list[ast.Module](),
+            list[tuple[str, frozenset[int]]](),
+        )
         for file in files:
             tree = ast.parse(Path(file).read_text(encoding="utf-8"))
             for lines in lay_marks(tree, len(self.lines)):
@@ -31,16 +39,21 @@ class Marks:
         self.memory = mmap.mmap(-1, max(len(self.lines), 1))
 
     def lay(self) -> None:
-        """Every function that is there sets its bytes from now on. It is loaded for this: what runs once at loading is not seen."""
+        """Every function that is there sets its bytes from now on. It is loaded for this: what runs
+        once at loading is not seen.
+        """
         there: dict[tuple[str, str, int], list[FunctionType]] = {}
         for f in gc.get_objects():
             if type(f) is FunctionType and f.__code__.co_filename in self.files:
-                there.setdefault((f.__code__.co_filename, f.__code__.co_qualname, f.__code__.co_firstlineno), []).append(f)
+                there.setdefault(
+                    (f.__code__.co_filename, f.__code__.co_qualname, f.__code__.co_firstlineno), []
+                ).append(f)
         for file, tree in zip(self.files, self.trees, strict=True):
             for code in functions_of(compile(tree, file, "exec", dont_inherit=True)):
                 for function in there.get((file, code.co_qualname, code.co_firstlineno), ()):
                     if (
-                        function.__code__.co_freevars == code.co_freevars and code.co_name != "<lambda>"
+                        function.__code__.co_freevars == code.co_freevars
+                        and code.co_name != "<lambda>"
                     ):  # of which a line has several
                         function.__globals__[MARKS] = self.memory
                         function.__code__ = code
@@ -54,14 +67,20 @@ class Marks:
 
 
 def lay_marks(node: ast.AST, first: int, inside: bool = False) -> Iterator[frozenset[int]]:
-    """Put a mark before each statement of a function, numbered from ``first``; of each, in order, the lines that are its own."""
+    """Put a mark before each statement of a function, numbered from ``first``; of each, in order,
+    the lines that are its own.
+    """
     is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     for name, value in ast.iter_fields(node):
         if not isinstance(value, list):
             continue
         marked: list[ast.AST] = []
         for child in value:
-            if isinstance(child, ast.stmt) and (inside or is_function) and not (name == "body" and is_docstring(child)):
+            if (
+                isinstance(child, ast.stmt)
+                and (inside or is_function)
+                and not (name == "body" and is_docstring(child))
+            ):
                 mark = ast.parse(f"{MARKS}[{first}] = 1").body[0]
                 for each in ast.walk(mark):
                     ast.copy_location(each, child)

@@ -1,11 +1,13 @@
-"""Wheel and sdist, installed in clean environments with the lowest and the newest dependencies that pyproject.toml allows.
+"""Wheel and sdist, installed in clean environments with the lowest and the newest dependencies that
+pyproject.toml allows.
 
     python -m tests.support.matrix                    every Python from 3.11 to 3.14 that is here; writes docs/matrix.md (ten minutes)
     python -m tests.support.matrix --python 3.12      one of them, without writing
     python -m tests.support.matrix --allow-missing    a Python that isn't here is reported all the same, but is no failure
 
-Needs uv (`pip install uv`). Each environment runs the commands of README.md on a scenario whose output is known, in a folder from which
-the checkout cannot be imported; those made from the wheel also run the quick tests, which need no torch.
+Needs uv (`pip install uv`). Each environment runs the commands of README.md on a scenario whose
+output is known, in a folder from which the checkout cannot be imported; those made from the wheel
+also run the quick tests, which need no torch.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ PAGE = ROOT / "docs" / "matrix.md"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 RESOLUTIONS = {"lowest": "lowest-direct", "newest": "highest"}
 COLUMNS = ("install", "simulate", "check", "render", "tests")
-#: Quick, without torch, and with something of every library: models, YAML, clocks, fits, graphs, pictures, numbers, the command line.
+#: Quick, without torch, and with something of every library: models, YAML, clocks, fits, graphs,
+#: pictures, numbers, the command line.
 TESTS = (
     "units",
     "expr",
@@ -45,7 +48,9 @@ TEST_TOOLS = ("pytest", "hypothesis")
 
 @dataclass
 class Result:
-    """One environment. ``said``: column -> "yes", or what went wrong; a column that wasn't tried is not there."""
+    """One environment. ``said``: column -> "yes", or what went wrong; a column that wasn't tried is
+    not there.
+    """
 
     python: str
     source: str
@@ -63,11 +68,20 @@ class Failed(Exception):
 
 
 def ran(*command: object, cwd: Path, expected: Sequence[int] = (0,)) -> str:
-    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")} | {
+    environment = {
+        k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")
+    } | {
         "COLUMNS": "80",
         "NO_COLOR": "1",
     }
-    done = subprocess.run([str(word) for word in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode not in expected:
         sys.stderr.write(done.stdout[-3000:] + done.stderr[-3000:])
         lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
@@ -84,7 +98,9 @@ def find_uv() -> str:
 
 
 def interpreter(uv: str, version: str) -> str | None:
-    """Where a Python of this version is: one that uv finds, or one of pyenv's. Nothing is downloaded."""
+    """Where a Python of this version is: one that uv finds, or one of pyenv's. Nothing is
+    downloaded.
+    """
     command = [uv, "python", "find", "--no-python-downloads", "--no-project", version]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode == 0:
@@ -102,11 +118,19 @@ def built(uv: str, folder: Path) -> dict[str, Path]:
 def test_tools() -> list[str]:
     """What the quick tests need, with the bounds of the extra `dev`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [line for line in project["optional-dependencies"]["dev"] if re.split(r"\W", line)[0] in TEST_TOOLS]
+    return [
+        line
+        for line in project["optional-dependencies"]["dev"]
+        if re.split(r"\W", line)[0] in TEST_TOOLS
+    ]
 
 
 def requirements() -> list[str]:
-    return list(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"])
+    return list(
+        tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+            "dependencies"
+        ]
+    )
 
 
 def dependencies() -> list[str]:
@@ -114,7 +138,9 @@ def dependencies() -> list[str]:
 
 
 def elsewhere(folder: Path) -> Path:
-    """The project without its package: what the tests read, and nothing that could be imported in the package's place."""
+    """The project without its package: what the tests read, and nothing that could be imported in
+    the package's place.
+    """
     away = folder / "away"
     away.mkdir()
     for name in (
@@ -136,20 +162,40 @@ def elsewhere(folder: Path) -> Path:
     return away
 
 
-def attempt(uv: str, python: str, away: Path, artifact: Path, result: Result, folder: Path) -> Result:
+def attempt(
+    uv: str, python: str, away: Path, artifact: Path, result: Result, folder: Path
+) -> Result:
     """Make the environment and run everything in it, to the first thing that fails."""
     environment = folder / f"{result.python}-{result.source}-{result.resolution}"
     binaries, column = environment / "bin", "install"
     try:
         ran(uv, "venv", "--quiet", "--no-project", "--python", python, environment, cwd=folder)
-        # The lowest that has a wheel for this Python: what must be built from source first says nothing of distsim.
-        wheels = ("--only-binary", ":all:", *(("--no-binary", "distsim") if result.source == "sdist" else ()))
-        how = ("--quiet", *wheels, "--resolution", RESOLUTIONS[result.resolution], "--python", binaries / "python")
-        # Named beside the artifact: only what is named counts as direct, and so is taken at its lower bound.
+        # The lowest that has a wheel for this Python: what must be built from source first says
+        # nothing of distsim.
+        wheels = (
+            "--only-binary",
+            ":all:",
+            *(("--no-binary", "distsim") if result.source == "sdist" else ()),
+        )
+        how = (
+            "--quiet",
+            *wheels,
+            "--resolution",
+            RESOLUTIONS[result.resolution],
+            "--python",
+            binaries / "python",
+        )
+        # Named beside the artifact: only what is named counts as direct, and so is taken at its
+        # lower bound.
         ran(uv, "pip", "install", *how, artifact, *requirements(), *test_tools(), cwd=folder)
         result.versions = versions(uv, binaries / "python", folder)
         result.said[column] = "yes"
-        for column, act in (("simulate", simulate), ("check", check), ("render", render), ("tests", run_tests)):
+        for column, act in (
+            ("simulate", simulate),
+            ("check", check),
+            ("render", render),
+            ("tests", run_tests),
+        ):
             if column != "tests" or result.source == "wheel":
                 act(binaries, away)
                 result.said[column] = "yes"
@@ -160,8 +206,13 @@ def attempt(uv: str, python: str, away: Path, artifact: Path, result: Result, fo
 
 
 def versions(uv: str, python: Path, folder: Path) -> dict[str, str]:
-    lines = ran(uv, "pip", "list", "--quiet", "--python", python, "--format", "freeze", cwd=folder).splitlines()
-    return {name.lower().replace("_", "-"): version for name, _, version in (line.partition("==") for line in lines)}
+    lines = ran(
+        uv, "pip", "list", "--quiet", "--python", python, "--format", "freeze", cwd=folder
+    ).splitlines()
+    return {
+        name.lower().replace("_", "-"): version
+        for name, _, version in (line.partition("==") for line in lines)
+    }
 
 
 def simulate(binaries: Path, away: Path) -> None:
@@ -177,13 +228,24 @@ def check(binaries: Path, away: Path) -> None:
 
 def render(binaries: Path, away: Path) -> None:
     picture = away / "picture.svg"
-    ran(binaries / "distsim", "render", "scenarios/hybrid.yaml", "--view", "dataflow", "-o", picture, cwd=away)
+    ran(
+        binaries / "distsim",
+        "render",
+        "scenarios/hybrid.yaml",
+        "--view",
+        "dataflow",
+        "-o",
+        picture,
+        cwd=away,
+    )
     if "<svg" not in picture.read_text(encoding="utf-8"):
         raise Failed("no picture came")
 
 
 def run_tests(binaries: Path, away: Path) -> None:
-    files = [f"tests/test_{name}.py" for name in TESTS if (away / "tests" / f"test_{name}.py").exists()]
+    files = [
+        f"tests/test_{name}.py" for name in TESTS if (away / "tests" / f"test_{name}.py").exists()
+    ]
     ran(binaries / "python", "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, cwd=away)
 
 
@@ -215,13 +277,21 @@ def page(results: Sequence[Result], missing: Sequence[str]) -> Iterator[str]:
 
 
 def held(results: Sequence[Result], name: str, resolution: str) -> str:
-    found = {result.versions.get(name.lower().replace("_", "-"), "") for result in results if result.resolution == resolution}
+    found = {
+        result.versions.get(name.lower().replace("_", "-"), "")
+        for result in results
+        if result.resolution == resolution
+    }
     return ", ".join(sorted(found - {""})) or "–"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", choices=PYTHONS, action="append", help="one version, without writing the page")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--python", choices=PYTHONS, action="append", help="one version, without writing the page"
+    )
     parser.add_argument("--allow-missing", action="store_true")
     options = parser.parse_args()
     uv, results, missing = find_uv(), list[Result](), list[str]()
@@ -234,16 +304,22 @@ def main() -> int:
                 missing.append(version)
                 sys.stdout.write(f"{version}: not available here\n")
                 continue
-            exact = subprocess.run([python, "-V"], capture_output=True, text=True, check=True).stdout.split()[1]
+            exact = subprocess.run(
+                [python, "-V"], capture_output=True, text=True, check=True
+            ).stdout.split()[1]
             for source, artifact in artifacts.items():
                 for resolution in RESOLUTIONS:
-                    result = attempt(uv, python, away, artifact, Result(exact, source, resolution), folder)
+                    result = attempt(
+                        uv, python, away, artifact, Result(exact, source, resolution), folder
+                    )
                     results.append(result)
                     sys.stdout.write(f"{exact} {source} {resolution}: {result.said}\n")
                     sys.stdout.flush()
     if not options.python:
         PAGE.write_text("\n".join(page(results, missing)) + "\n", encoding="utf-8")
-    return int(any(result.failed for result in results) or bool(missing and not options.allow_missing))
+    return int(
+        any(result.failed for result in results) or bool(missing and not options.allow_missing)
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """Mutants of a module: the same code with one small thing changed, which some test ought to notice.
 
-What is changed: comparisons (to their neighbour and to their opposite), arithmetic, `and` and `or`, negations, conditions that are a
-bare name or call, numbers, True and False, words that are compared with, `min` and `max`, `any` and `all`, what is returned, `break` and
-`continue`; and calls, raises and additions in place are left out. Annotations, docstrings and the texts of messages stay as they are,
-and what no answer can depend on: `strict` of a `zip`, which is an assertion, and None for False.
+What is changed: comparisons (to their neighbour and to their opposite), arithmetic, `and` and `or`,
+negations, conditions that are a bare name or call, numbers, True and False, words that are compared
+with, `min` and `max`, `any` and `all`, what is returned, `break` and `continue`; and calls, raises
+and additions in place are left out. Annotations, docstrings and the texts of messages stay as they
+are, and what no answer can depend on: `strict` of a `zip`, which is an assertion, and None for
+False.
 """
 
 from __future__ import annotations
@@ -17,13 +19,31 @@ from random import Random
 from types import CodeType
 
 COMPARED: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
-    ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt), ast.Gt: (ast.GtE, ast.LtE), ast.GtE: (ast.Gt, ast.Lt),
-    ast.Eq: (ast.NotEq,), ast.NotEq: (ast.Eq,), ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,), ast.In: (ast.NotIn,), ast.NotIn: (ast.In,),
-}  # fmt: skip
+    ast.Lt: (ast.LtE, ast.GtE),
+    ast.LtE: (ast.Lt, ast.Gt),
+    ast.Gt: (ast.GtE, ast.LtE),
+    ast.GtE: (ast.Gt, ast.Lt),
+    ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,),
+    ast.Is: (ast.IsNot,),
+    ast.IsNot: (ast.Is,),
+    ast.In: (ast.NotIn,),
+    ast.NotIn: (ast.In,),
+}
 COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv,
-    ast.Pow: ast.Mult, ast.LShift: ast.RShift, ast.RShift: ast.LShift, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr, ast.BitXor: ast.BitOr,
-}  # fmt: skip
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.FloorDiv,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+    ast.Pow: ast.Mult,
+    ast.LShift: ast.RShift,
+    ast.RShift: ast.LShift,
+    ast.BitOr: ast.BitAnd,
+    ast.BitAnd: ast.BitOr,
+    ast.BitXor: ast.BitOr,
+}
 SWAPPED = {"min": "max", "max": "min", "any": "all", "all": "any"}
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 #: Conditions of these kinds are changed in their own parts.
@@ -42,7 +62,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Mutant:
-    """``name``: stable when lines move. ``function``: the outermost function it lies in, None where the module itself changes."""
+    """``name``: stable when lines move. ``function``: the outermost function it lies in, None where
+    the module itself changes.
+    """
 
     path: str
     name: str
@@ -80,21 +102,39 @@ def mutants_of(path: Path, root: Path) -> Iterator[Mutant]:
         seen[base] += 1
         label = base if seen[base] == 1 else f"{base} [{seen[base]}]"
         first = getattr(change.node, "lineno", 1)
-        yield Mutant(name, label, function, first, getattr(change.node, "end_lineno", None) or first, tree, change)
+        yield Mutant(
+            name,
+            label,
+            function,
+            first,
+            getattr(change.node, "end_lineno", None) or first,
+            tree,
+            change,
+        )
 
 
 def drawn(mutants: list[Mutant], count: int, seed: int) -> list[Mutant]:
-    """So many of them, in the order of their lines; all where there are no more. Another seed draws others."""
+    """So many of them, in the order of their lines; all where there are no more. Another seed draws
+    others.
+    """
     if len(mutants) <= count:
         return mutants
     return sorted(Random(seed).sample(mutants, count), key=lambda mutant: mutant.first)
 
 
-def _changes(node: ast.AST, names: tuple[str, ...], function: str | None) -> Iterator[tuple[str | None, str, Change]]:
+def _changes(
+    node: ast.AST, names: tuple[str, ...], function: str | None
+) -> Iterator[tuple[str | None, str, Change]]:
     """(outermost function, qualified name, change) of what lies under a node."""
     where = ".".join(names) or "module"
     for field, value in ast.iter_fields(node):
-        if field in ("annotation", "returns", "type_comment", "type_params", "decorator_list") or _is_silent(node, field):
+        if field in (
+            "annotation",
+            "returns",
+            "type_comment",
+            "type_params",
+            "decorator_list",
+        ) or _is_silent(node, field):
             continue
         for place, child in enumerate(value) if isinstance(value, list) else ((None, value),):
             if not isinstance(child, ast.AST) or _is_docstring(node, field, place, child):
@@ -120,7 +160,9 @@ def _is_silent(node: ast.AST, field: str) -> bool:
 
 
 def _is_docstring(node: ast.AST, field: str, place: int | None, child: ast.AST) -> bool:
-    bodies = isinstance(node, (ast.Module, ast.ClassDef, *FUNCTION)) and field == "body" and place == 0
+    bodies = (
+        isinstance(node, (ast.Module, ast.ClassDef, *FUNCTION)) and field == "body" and place == 0
+    )
     return bodies and isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
 
 
@@ -129,7 +171,9 @@ def _at(parent: ast.AST, field: str, place: int | None, node: ast.AST) -> Iterat
         yield _replaced(parent, field, place, node, new)
 
 
-def _replaced(parent: ast.AST, field: str, place: int | None, node: ast.AST, new: ast.AST) -> Change:
+def _replaced(
+    parent: ast.AST, field: str, place: int | None, node: ast.AST, new: ast.AST
+) -> Change:
     ast.fix_missing_locations(ast.copy_location(new, node))
 
     def put(what: ast.AST) -> None:
@@ -150,10 +194,16 @@ def _others(parent: ast.AST, field: str, node: ast.AST) -> Iterator[ast.AST]:
     """What may stand in a node's place."""
     yield from _expressions(node)
     yield from _statements(node)
-    is_condition = field == "test" or field == "ifs" or (isinstance(parent, ast.BoolOp) and field == "values")
+    is_condition = (
+        field == "test" or field == "ifs" or (isinstance(parent, ast.BoolOp) and field == "values")
+    )
     if is_condition and isinstance(node, ast.expr) and not isinstance(node, TOLD_APART):
         yield ast.UnaryOp(ast.Not(), node)
-    if isinstance(parent, ast.Compare) and isinstance(node, ast.Constant) and isinstance(node.value, str):
+    if (
+        isinstance(parent, ast.Compare)
+        and isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+    ):
         yield ast.Constant(f"{node.value}?")
 
 
@@ -162,7 +212,9 @@ def _expressions(node: ast.AST) -> Iterator[ast.AST]:
         case ast.Compare(ops=ops):
             for i, op in enumerate(ops):
                 for other in COMPARED[type(op)]:
-                    yield ast.Compare(node.left, [*ops[:i], other(), *ops[i + 1 :]], node.comparators)
+                    yield ast.Compare(
+                        node.left, [*ops[:i], other(), *ops[i + 1 :]], node.comparators
+                    )
         case ast.BinOp(op=op) if type(op) in COMPUTED and not _is_text(node):
             yield ast.BinOp(node.left, COMPUTED[type(op)](), node.right)
         case ast.BoolOp(op=op, values=values):
@@ -178,8 +230,11 @@ def _expressions(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _is_text(node: ast.BinOp) -> bool:
-    return any(isinstance(side, (ast.JoinedStr, ast.Constant)) and not isinstance(getattr(side, "value", ""), (int, float))
-               for side in (node.left, node.right))  # fmt: skip
+    return any(
+        isinstance(side, (ast.JoinedStr, ast.Constant))
+        and not isinstance(getattr(side, "value", ""), (int, float))
+        for side in (node.left, node.right)
+    )
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:

@@ -8,17 +8,21 @@
     python -m tests.support.mutation cost --tests test_cost_edges    what these tests notice by themselves
     python -m tests.support.mutation cost --seconds 5   only the shortest tests, five seconds of them for a mutant: the rate is a lower bound
 
-A part's tests are collected once, run once to see how long each of them takes, and once more, with marks put between the statements of
-the part's functions, to see which lines it reaches, in the processes that it forks as well (ranks under the hub; a command as a process
-of its own is not seen). Then every mutant has a process
-forked for it, which puts the changed code in the place of its function and runs the tests that reach it, shortest first, to the first
-that fails. Code that runs when its module is loaded is loaded anew, with all of the part's tests. A mutant that takes much longer than
-the tests did is noticed as well: the limit counts processor time, so that it doesn't depend on load.
+A part's tests are collected once, run once to see how long each of them takes, and once more, with
+marks put between the statements of the part's functions, to see which lines it reaches, in the
+processes that it forks as well (ranks under the hub; a command as a process of its own is not
+seen). Then every mutant has a process forked for it, which puts the changed code in the place of
+its function and runs the tests that reach it, shortest first, to the first that fails. Code that
+runs when its module is loaded is loaded anew, with all of the part's tests. A mutant that takes
+much longer than the tests did is noticed as well: the limit counts processor time, so that it
+doesn't depend on load.
 
-Mutants that no test can tell from the code stand in tests/data/equivalent_mutants.json, each with the reason.
+Mutants that no test can tell from the code stand in tests/data/equivalent_mutants.json, each with
+the reason.
 
-Why not mutmut or cosmic-ray: mutmut (3.8) changes copies of functions alone, so that no table of a module is ever mutated, and knows
-equivalent mutants only as comments in the code; cosmic-ray (8.7) starts the tests' process anew for each mutant, which takes 3 s here.
+Why not mutmut or cosmic-ray: mutmut (3.8) changes copies of functions alone, so that no table of a
+module is ever mutated, and knows equivalent mutants only as comments in the code; cosmic-ray (8.7)
+starts the tests' process anew for each mutant, which takes 3 s here.
 """
 
 from __future__ import annotations
@@ -43,7 +47,10 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-os.environ |= {"CI": "1", "DISTSIM_SHRINK": "0"}  # the same random programs in each run; a disagreement is enough
+os.environ |= {
+    "CI": "1",
+    "DISTSIM_SHRINK": "0",
+}  # the same random programs in each run; a disagreement is enough
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
@@ -56,47 +63,112 @@ from tests.support.mutants import Mutant, drawn, mutants_of  # noqa: E402
 EQUIVALENT = ROOT / "tests" / "data" / "equivalent_mutants.json"
 #: Part -> (its files as patterns, the tests that ought to notice).
 PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "cost": (("distsim/cost/*.py",), ("test_cost_forms", "test_cost", "test_cost_*", "test_sharing")),
-    "match": (("distsim/backends/message_matching.py",), ("test_rules_match", "test_match_reference")),
+    "cost": (
+        ("distsim/cost/*.py",),
+        ("test_cost_forms", "test_cost", "test_cost_*", "test_sharing"),
+    ),
+    "match": (
+        ("distsim/backends/message_matching.py",),
+        ("test_rules_match", "test_match_reference"),
+    ),
     "verdict": (
-        ("distsim/checker/verdict.py", "distsim/checker/diagnosis/match_findings.py", "distsim/checker/reading_result.py"),
         (
-            "test_observed", "test_cases", "test_check_races", "test_explore", "test_check_diagnose", "test_check_first_findings",
-            "test_check_messages", "test_check_subject", "test_findings", "test_remarks", "test_verdict_*",
+            "distsim/checker/verdict.py",
+            "distsim/checker/diagnosis/match_findings.py",
+            "distsim/checker/reading_result.py",
+        ),
+        (
+            "test_observed",
+            "test_cases",
+            "test_check_races",
+            "test_explore",
+            "test_check_diagnose",
+            "test_check_first_findings",
+            "test_check_messages",
+            "test_check_subject",
+            "test_findings",
+            "test_remarks",
+            "test_verdict_*",
         ),
     ),
     # A file belongs to the first part that names it.
     "values": (
         ("distsim/values/*.py", "distsim/operations/core/collective_results.py"),
-        ("test_values_edges", "test_values", "test_values_lineage", "test_values_reference", "test_values_met", "test_ops_table"),
+        (
+            "test_values_edges",
+            "test_values",
+            "test_values_lineage",
+            "test_values_reference",
+            "test_values_met",
+            "test_ops_table",
+        ),
     ),
     "semantics": (
         ("distsim/semantics/*.py",),
         (
-            "test_rules", "test_rules_reference", "test_engine_general", "test_engine_streams", "test_engines_agree", "test_backend_rules",
-            "test_gloo_observed", "test_settled", "test_outcomes", "test_agreement", "test_folding", "test_semantics_*",
-            "test_local_groups", "test_nccl_connections", "test_one_sided", "test_gloo_roots", "test_deadlines",
+            "test_rules",
+            "test_rules_reference",
+            "test_engine_general",
+            "test_engine_streams",
+            "test_engines_agree",
+            "test_backend_rules",
+            "test_gloo_observed",
+            "test_settled",
+            "test_outcomes",
+            "test_agreement",
+            "test_folding",
+            "test_semantics_*",
+            "test_local_groups",
+            "test_nccl_connections",
+            "test_one_sided",
+            "test_gloo_roots",
+            "test_deadlines",
         ),
     ),
     "engine": (
         ("distsim/engine/*.py",),
-        ("test_engine_general", "test_engine_streams", "test_engines_agree", "test_deadlines", "test_outcomes", "test_observed"),
+        (
+            "test_engine_general",
+            "test_engine_streams",
+            "test_engines_agree",
+            "test_deadlines",
+            "test_outcomes",
+            "test_observed",
+        ),
     ),
     "check": (
         ("distsim/check/*.py",),
         (
-            "test_observed", "test_cases", "test_check_*", "test_explore", "test_findings*", "test_remarks", "test_verdict_*",
-            "test_local_groups", "test_nccl_connections", "test_one_sided", "test_memory_table", "test_mistakes", "test_settled",
+            "test_observed",
+            "test_cases",
+            "test_check_*",
+            "test_explore",
+            "test_findings*",
+            "test_remarks",
+            "test_verdict_*",
+            "test_local_groups",
+            "test_nccl_connections",
+            "test_one_sided",
+            "test_memory_table",
+            "test_mistakes",
+            "test_settled",
         ),
     ),
     "doctor": (("distsim/doctor/*.py",), ("test_doctor_*",)),
     "planning": (("distsim/planning/*.py",), ("test_planning",)),
     "repair": (("distsim/repair/*.py",), ("test_fix", "test_shrink")),
-    "strategies": (("distsim/strategies/*.py",), ("test_strategies_*", "test_transformer", "test_transformer_step", "test_zoo")),
-    "capture": (("distsim/capture/*.py", "distsim/capture/cuda/*.py"), ("test_capture", "test_capture_*")),
-}  # fmt: skip
+    "strategies": (
+        ("distsim/strategies/*.py",),
+        ("test_strategies_*", "test_transformer", "test_transformer_step", "test_zoo"),
+    ),
+    "capture": (
+        ("distsim/capture/*.py", "distsim/capture/cuda/*.py"),
+        ("test_capture", "test_capture_*"),
+    ),
+}
 WANTED = 0.9
-#: Of a mutant's tests together: so many times the processor seconds they took unchanged, and these on top.
+#: Of a mutant's tests together: so many times the processor seconds they took unchanged, and these
+#: on top.
 PATIENCE, GRACE_S = 4.0, 10
 MEMORY = 6 << 30
 KILLED, SURVIVED = 1, 0
@@ -153,7 +225,9 @@ def limit_child(cpu_s: float) -> None:
 
 
 def timed(items: Sequence[pytest.Item]) -> list[float]:
-    """The processor seconds of every test, each with fixtures of its own, in a process apart: this one stays as it was."""
+    """The processor seconds of every test, each with fixtures of its own, in a process apart: this
+    one stays as it was.
+    """
 
     def measure() -> list[tuple[bool, float]]:
         found = []
@@ -165,19 +239,27 @@ def timed(items: Sequence[pytest.Item]) -> list[float]:
     measured = in_a_fork(measure)
     if measured is None:
         raise SystemExit("the tests end their own process, or take over an hour")
-    if broken := [item.nodeid for item, (passed, _) in zip(items, measured, strict=True) if not passed]:
+    if broken := [
+        item.nodeid for item, (passed, _) in zip(items, measured, strict=True) if not passed
+    ]:
         raise SystemExit(f"tests fail on the unchanged code: {', '.join(broken)}")
     return [seconds for _, seconds in measured]
 
 
 def seconds_used() -> float:
     """Processor seconds of this process and of those that it forked and waited for."""
-    own, others = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    own, others = (
+        resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
     return own.ru_utime + own.ru_stime + others.ru_utime + others.ru_stime
 
 
-def reached_by(items: Sequence[pytest.Item], order: Sequence[int], files: Sequence[str]) -> list[set[tuple[str, int]]]:
-    """The lines of the files that each of these tests reaches; the tests that are not in the order reach nothing."""
+def reached_by(
+    items: Sequence[pytest.Item], order: Sequence[int], files: Sequence[str]
+) -> list[set[tuple[str, int]]]:
+    """The lines of the files that each of these tests reaches; the tests that are not in the order
+    reach nothing.
+    """
 
     marks = Marks(files)
 
@@ -190,8 +272,12 @@ def reached_by(items: Sequence[pytest.Item], order: Sequence[int], files: Sequen
         return found
 
     measured = in_a_fork(measure)
-    if measured is None or (broken := [items[int(i)].nodeid for i, numbers in measured.items() if numbers is None]):
-        raise SystemExit(f"tests fail in another order: {', '.join(broken) if measured else 'they end their own process'}")
+    if measured is None or (
+        broken := [items[int(i)].nodeid for i, numbers in measured.items() if numbers is None]
+    ):
+        raise SystemExit(
+            f"tests fail in another order: {', '.join(broken) if measured else 'they end their own process'}"
+        )
     met = [[marks.lines[number] for number in measured.get(str(i), ())] for i in range(len(items))]
     return [{(file, line) for file, lines in numbers for line in lines} for numbers in met]
 
@@ -209,19 +295,27 @@ def run_item(item: pytest.Item) -> bool:
 def living(file: str, qualified: str) -> list[FunctionType]:
     """All functions of this name and file, whoever holds them."""
     return [
-        f for f in gc.get_objects()
-        if type(f) is FunctionType and f.__code__.co_filename == file and f.__code__.co_qualname == qualified
-    ]  # fmt: skip
+        f
+        for f in gc.get_objects()
+        if type(f) is FunctionType
+        and f.__code__.co_filename == file
+        and f.__code__.co_qualname == qualified
+    ]
 
 
 def put_in_place(mutant: Mutant, file: str) -> bool:
     """Give the function its changed code; False where it isn't one that can be reached so."""
-    changed = [code for code in functions_of(mutant.code(file)) if code.co_qualname == mutant.function]
+    changed = [
+        code for code in functions_of(mutant.code(file)) if code.co_qualname == mutant.function
+    ]
     targets = living(file, mutant.function or "")
     done = False
     for code in changed:
         for function in targets:
-            if function.__code__.co_firstlineno == code.co_firstlineno and function.__code__.co_freevars == code.co_freevars:
+            if (
+                function.__code__.co_firstlineno == code.co_firstlineno
+                and function.__code__.co_freevars == code.co_freevars
+            ):
                 function.__code__ = code
                 done = True
     return done
@@ -238,7 +332,9 @@ class Loader(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader)
         super().__init__(module_of(mutant.path), file)
         self.mutant = mutant
 
-    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Any, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if fullname != self.name:
             return None
         return importlib.util.spec_from_file_location(fullname, self.path, loader=self)
@@ -248,11 +344,19 @@ class Loader(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader)
 
 
 def load_anew(mutant: Mutant, file: str, tests: Sequence[str]) -> bool:
-    """Forget all of the project's modules, load them with the mutant, run the tests (by their ids): True where one fails."""
+    """Forget all of the project's modules, load them with the mutant, run the tests (by their ids):
+    True where one fails.
+    """
     for name, module in list(sys.modules.items()):
         where = getattr(module, "__file__", None) or ""
-        ours = where.startswith(f"{ROOT}/") and "site-packages" not in where and name not in ("__main__", "tests.mutants")
-        if ours or name.partition(".")[0] == "distsim":  # a folder without an `__init__` has no file
+        ours = (
+            where.startswith(f"{ROOT}/")
+            and "site-packages" not in where
+            and name not in ("__main__", "tests.mutants")
+        )
+        if (
+            ours or name.partition(".")[0] == "distsim"
+        ):  # a folder without an `__init__` has no file
             del sys.modules[name]
     loader = Loader(mutant, file)
     sys.meta_path.insert(0, loader)
@@ -264,13 +368,25 @@ def load_anew(mutant: Mutant, file: str, tests: Sequence[str]) -> bool:
     return pytest.main([*tests, *QUIET, "-x"]) != pytest.ExitCode.OK
 
 
-QUIET = ("-q", "-p", "no:cacheprovider", "-p", "no:benchmark", "-s", "--no-header", "-m", "not slow")
+QUIET = (
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:benchmark",
+    "-s",
+    "--no-header",
+    "-m",
+    "not slow",
+)
 
 
 class Part:
     """A part's files and tests; a plugin that runs mutants in the place of the tests."""
 
-    def __init__(self, files: Sequence[Path], tests: Sequence[Path], options: argparse.Namespace) -> None:
+    def __init__(
+        self, files: Sequence[Path], tests: Sequence[Path], options: argparse.Namespace
+    ) -> None:
         self.files, self.tests, self.options = files, tests, options
         self.tallies: dict[str, Tally] = {}
         self.equivalent: dict[str, str] = json.loads(EQUIVALENT.read_text(encoding="utf-8"))
@@ -287,7 +403,9 @@ class Part:
         self.seconds = timed(self.items)
         said(f"{len(self.items)} tests, {sum(self.seconds):.0f} s of processor time")
         order = [
-            i for seconds, i in sorted(zip(self.seconds, range(len(self.items)), strict=True)) if seconds <= self.options.seconds
+            i
+            for seconds, i in sorted(zip(self.seconds, range(len(self.items)), strict=True))
+            if seconds <= self.options.seconds
         ]
         self.lines = reached_by(self.items, order, [str(path) for path in self.files])
         self.check_that_nothing_fails_by_itself()
@@ -296,20 +414,49 @@ class Part:
         return True
 
     def mutants(self) -> dict[Path, list[Mutant]]:
-        """By file, as many as are wanted; a file of which a sample of the whole draws none is left out."""
-        found = {path: [m for m in mutants_of(path, ROOT) if self.options.only in str(m)] for path in self.files}
+        """By file, as many as are wanted; a file of which a sample of the whole draws none is left
+        out.
+        """
+        found = {
+            path: [m for m in mutants_of(path, ROOT) if self.options.only in str(m)]
+            for path in self.files
+        }
         if self.options.sample:
-            found = {path: drawn(mutants, self.options.sample, self.options.seed) for path, mutants in found.items()}
+            found = {
+                path: drawn(mutants, self.options.sample, self.options.seed)
+                for path, mutants in found.items()
+            }
         if self.options.total:
-            some = set(map(str, drawn([m for mutants in found.values() for m in mutants], self.options.total, self.options.seed)))
-            found = {path: [m for m in mutants if str(m) in some] for path, mutants in found.items()}
-        return {path: mutants for path, mutants in found.items() if mutants or not self.options.total}
+            some = set(
+                map(
+                    str,
+                    drawn(
+                        [m for mutants in found.values() for m in mutants],
+                        self.options.total,
+                        self.options.seed,
+                    ),
+                )
+            )
+            found = {
+                path: [m for m in mutants if str(m) in some] for path, mutants in found.items()
+            }
+        return {
+            path: mutants for path, mutants in found.items() if mutants or not self.options.total
+        }
 
     def check_that_nothing_fails_by_itself(self) -> None:
-        """The control: code that is put in place or loaded anew, but unchanged, must pass as a mutant would have to."""
+        """The control: code that is put in place or loaded anew, but unchanged, must pass as a
+        mutant would have to.
+        """
         unchanged = Mutant.unchanged(self.files[0], ROOT)
         limit = GRACE_S + PATIENCE * sum(self.seconds)
-        if in_a_fork(lambda: load_anew(unchanged, str(self.files[0]), self.ids_for(str(self.files[0]))), 60 + limit) is not False:
+        if (
+            in_a_fork(
+                lambda: load_anew(unchanged, str(self.files[0]), self.ids_for(str(self.files[0]))),
+                60 + limit,
+            )
+            is not False
+        ):
             raise SystemExit("tests fail on modules that are loaded anew")
 
     def judge(self, path: Path, mutants: Sequence[Mutant]) -> Tally:
@@ -324,13 +471,17 @@ class Part:
             else:
                 tally.survivors.append(mutant)
                 said(f"survived  {mutant}")
-        said(f"{path.relative_to(ROOT)}: {tally.rate:.0%} of {len(mutants) - tally.equivalent} noticed")
+        said(
+            f"{path.relative_to(ROOT)}: {tally.rate:.0%} of {len(mutants) - tally.equivalent} noticed"
+        )
         return tally
 
     def is_noticed(self, mutant: Mutant, file: str) -> bool:
         """A process that dies, runs out of time or of memory has noticed too."""
         wanted = {(file, line) for line in range(mutant.first, mutant.last + 1)}
-        order = self.short([(seconds, i) for i, seconds in enumerate(self.seconds) if wanted & self.lines[i]])
+        order = self.short(
+            [(seconds, i) for i, seconds in enumerate(self.seconds) if wanted & self.lines[i]]
+        )
         limit = GRACE_S + PATIENCE * sum(seconds for seconds, _ in order)
         if mutant.function is not None and order:
 
@@ -344,20 +495,32 @@ class Part:
                 return found != SURVIVED
         if mutant.function is None or order:
             limit = 60 + PATIENCE * sum(self.seconds)
-            return in_a_fork(lambda: KILLED if load_anew(mutant, file, self.ids_for(file)) else SURVIVED, limit) != SURVIVED
+            return (
+                in_a_fork(
+                    lambda: KILLED if load_anew(mutant, file, self.ids_for(file)) else SURVIVED,
+                    limit,
+                )
+                != SURVIVED
+            )
         return False
 
     def short(self, timed: list[tuple[float, int]]) -> list[tuple[float, int]]:
         """The shortest first, as many as the seconds allow."""
         ordered = sorted(timed)
         total = list(accumulate(seconds for seconds, _ in ordered))
-        return [pair for pair, until in zip(ordered, total, strict=True) if until <= self.options.seconds]
+        return [
+            pair
+            for pair, until in zip(ordered, total, strict=True)
+            if until <= self.options.seconds
+        ]
 
     def ids_for(self, file: str) -> list[str]:
         """The tests that reach the file, the shortest first, then the others."""
         reached = [any(where == file for where, _ in lines) for lines in self.lines]
         order = self.short([(seconds, i) for i, seconds in enumerate(self.seconds) if reached[i]])
-        order += self.short([(seconds, i) for i, seconds in enumerate(self.seconds) if not reached[i]])
+        order += self.short(
+            [(seconds, i) for i, seconds in enumerate(self.seconds) if not reached[i]]
+        )
         return [self.items[i].nodeid for _, i in order]
 
 
@@ -369,15 +532,30 @@ def said(line: str) -> None:
     sys.stdout.flush()
 
 
-def chosen(words: Sequence[str], only: Sequence[str] | None) -> Iterator[tuple[str, list[Path], list[Path]]]:
-    """(part, files, tests) of the parts and files that are named; of all where none is. ``only``: tests in the place of theirs."""
+def chosen(
+    words: Sequence[str], only: Sequence[str] | None
+) -> Iterator[tuple[str, list[Path], list[Path]]]:
+    """(part, files, tests) of the parts and files that are named; of all where none is. ``only``:
+    tests in the place of theirs.
+    """
     taken = set[Path]()
     for part, (patterns, names) in PARTS.items():
-        there = {path for pattern in patterns for path in ROOT.glob(pattern) if path.read_text(encoding="utf-8").strip()}
+        there = {
+            path
+            for pattern in patterns
+            for path in ROOT.glob(pattern)
+            if path.read_text(encoding="utf-8").strip()
+        }
         files, taken = sorted(there - taken), taken | there
         if words and part not in words:
-            files = [path for path in files if any(fnmatch.fnmatch(str(path.relative_to(ROOT)), word) for word in words)]
-        tests = sorted({path for name in only or names for path in (ROOT / "tests").glob(f"{name}.py")})
+            files = [
+                path
+                for path in files
+                if any(fnmatch.fnmatch(str(path.relative_to(ROOT)), word) for word in words)
+            ]
+        tests = sorted(
+            {path for name in only or names for path in (ROOT / "tests").glob(f"{name}.py")}
+        )
         if files:
             yield part, files, tests
 
@@ -390,15 +568,42 @@ def table(tallies: dict[str, Tally]) -> Iterator[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", help=f"parts ({', '.join(PARTS)}) or files; all parts where nothing is named")
-    parser.add_argument("--sample", type=int, default=0, metavar="N", help="at most N mutants a file")
-    parser.add_argument("--total", type=int, default=0, metavar="N", help="at most N mutants of the part's files together")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="which mutants a sample draws")
-    parser.add_argument("--seconds", type=float, default=math.inf, metavar="S", help="only the shortest tests of a mutant")
-    parser.add_argument("--only", default="", metavar="TEXT", help="mutants with this text in their line")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--tests", nargs="+", metavar="NAME", help="these files of tests, as test_rules, in the place of the part's"
+        "what",
+        nargs="*",
+        help=f"parts ({', '.join(PARTS)}) or files; all parts where nothing is named",
+    )
+    parser.add_argument(
+        "--sample", type=int, default=0, metavar="N", help="at most N mutants a file"
+    )
+    parser.add_argument(
+        "--total",
+        type=int,
+        default=0,
+        metavar="N",
+        help="at most N mutants of the part's files together",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, metavar="N", help="which mutants a sample draws"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=math.inf,
+        metavar="S",
+        help="only the shortest tests of a mutant",
+    )
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="mutants with this text in their line"
+    )
+    parser.add_argument(
+        "--tests",
+        nargs="+",
+        metavar="NAME",
+        help="these files of tests, as test_rules, in the place of the part's",
     )
     options = parser.parse_args()
     status, lines = 0, list[str]()
@@ -407,7 +612,10 @@ def main() -> int:
         pid, tallies = os.getpid(), Part(files, tests, options).run()
         if os.getpid() != pid:
             os._exit(1)
-        counts = Counter(killed=sum(t.killed for t in tallies.values()), survived=sum(len(t.survivors) for t in tallies.values()))
+        counts = Counter(
+            killed=sum(t.killed for t in tallies.values()),
+            survived=sum(len(t.survivors) for t in tallies.values()),
+        )
         rate = counts["killed"] / max(counts.total(), 1)
         lines += ["", *table(tallies), f"{part}: {rate:.1%} of {counts.total()} noticed"]
         status |= rate < WANTED or not counts.total()

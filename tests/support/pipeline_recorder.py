@@ -1,7 +1,9 @@
-"""What torch.distributed.pipelining really calls: its schedules run on forked Gloo processes, every call of each rank written down.
+"""What torch.distributed.pipelining really calls: its schedules run on forked Gloo processes, every
+call of each rank written down.
 
-``python -m tests.support.pipeline_recorder OUT.json [NAME …]`` runs the cases below, or those named, and writes
-``{name: {"case": …, "ranks": [[event, …], …]}}``. An event is a list whose first item is its kind:
+``python -m tests.support.pipeline_recorder OUT.json [NAME …]`` runs the cases below, or those
+named, and writes ``{name: {"case": …, "ranks": [[event, …], …]}}``. An event is a list whose first
+item is its kind:
 
 - ``["isend" | "irecv" | "send" | "recv", peer, bytes, dtype]``
 - ``["batch", [[kind, peer, bytes, dtype], …]]``
@@ -26,7 +28,9 @@ SECONDS = 30
 
 
 class Case(NamedTuple):
-    """A schedule class of torch, and what `pipeline:` calls it. ``static``: stages are given their shapes."""
+    """A schedule class of torch, and what `pipeline:` calls it. ``static``: stages are given their
+    shapes.
+    """
 
     torch_name: str
     schedule: str
@@ -44,7 +48,9 @@ CASES = {
     "1f1b_even": Case("1F1B", "1f1b", 3, 3),
     "interleaved": Case("Interleaved1F1B", "interleaved_1f1b", 2, 4, 2),
     "interleaved_three": Case("Interleaved1F1B", "interleaved_1f1b", 3, 6, 3, static=True),
-    "interleaved_deferred": Case("Interleaved1F1B", "interleaved_1f1b", 2, 4, 2, static=True, defer=True),
+    "interleaved_deferred": Case(
+        "Interleaved1F1B", "interleaved_1f1b", 2, 4, 2, static=True, defer=True
+    ),
     "looped_bfs": Case("LoopedBFS", "looped_bfs", 2, 3, 2, static=True),
     "zb1p": Case("InterleavedZeroBubble", "zb1p", 3, 4, 1, static=True),
     "zb1p_chunks": Case("InterleavedZeroBubble", "zb1p", 2, 4, 2, static=True),
@@ -63,7 +69,12 @@ class Tape:
         self.muted = 0
 
     def message(self, kind: str, tensor: Any, peer: int) -> list[Any]:
-        return [kind, peer, tensor.numel() * tensor.element_size(), str(tensor.dtype).removeprefix("torch.")]
+        return [
+            kind,
+            peer,
+            tensor.numel() * tensor.element_size(),
+            str(tensor.dtype).removeprefix("torch."),
+        ]
 
     def add(self, event: list[Any]) -> int:
         if not self.muted:
@@ -89,19 +100,30 @@ class Handle:
 
 
 def wrap(tape: Tape) -> None:
-    """Put the tape between torch.distributed and its callers. torch compares functions by identity, so every door gets the same one."""
+    """Put the tape between torch.distributed and its callers. torch compares functions by identity,
+    so every door gets the same one.
+    """
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
-    real = {name: getattr(c10d, name) for name in ("isend", "irecv", "send", "recv", "batch_isend_irecv")}
+    real = {
+        name: getattr(c10d, name)
+        for name in ("isend", "irecv", "send", "recv", "batch_isend_irecv")
+    }
 
     def peer_of(peer: Any, group: Any, group_peer: Any) -> int:
-        return peer if peer is not None else dist.get_global_rank(group or dist.group.WORLD, group_peer)
+        return (
+            peer
+            if peer is not None
+            else dist.get_global_rank(group or dist.group.WORLD, group_peer)
+        )
 
     def single(kind: str) -> Any:
         side = "dst" if kind.endswith("send") else "src"
 
-        def call(tensor: Any, peer: Any = None, group: Any = None, tag: int = 0, **more: Any) -> Any:
+        def call(
+            tensor: Any, peer: Any = None, group: Any = None, tag: int = 0, **more: Any
+        ) -> Any:
             there = peer_of(more.pop(side, peer), group, more.get(f"group_{side}"))
             number = tape.add(tape.message(kind, tensor, there))
             tape.muted += 1
@@ -123,14 +145,20 @@ def wrap(tape: Tape) -> None:
             tape.muted -= 1
         return [Handle(work, tape, number) for work in works]
 
-    doors = {kind: single(kind) for kind in ("isend", "irecv", "send", "recv")} | {"batch_isend_irecv": batch}
+    doors = {kind: single(kind) for kind in ("isend", "irecv", "send", "recv")} | {
+        "batch_isend_irecv": batch
+    }
     for module in (dist, c10d):
         for name, door in doors.items():
             setattr(module, name, door)
 
 
 def note_computations(stage: Any, tape: Tape) -> None:
-    forward, backward, weight = stage.forward_one_chunk, stage.backward_one_chunk, stage.backward_weight_one_chunk
+    forward, backward, weight = (
+        stage.forward_one_chunk,
+        stage.backward_one_chunk,
+        stage.backward_weight_one_chunk,
+    )
 
     def on_forward(chunk: int, *args: Any, **more: Any) -> Any:
         tape.add(["compute", "forward", stage.stage_index, chunk])
@@ -138,14 +166,32 @@ def note_computations(stage: Any, tape: Tape) -> None:
 
     def on_backward(chunk: int, *args: Any, full_backward: bool = True, **more: Any) -> Any:
         if full_backward or not stage.is_first:  # the first stage's input half does nothing
-            tape.add(["compute", "backward" if full_backward else "backward input", stage.stage_index, chunk])
+            tape.add(
+                [
+                    "compute",
+                    "backward" if full_backward else "backward input",
+                    stage.stage_index,
+                    chunk,
+                ]
+            )
         return backward(chunk, *args, full_backward=full_backward, **more)
 
     def on_weight(chunk: int, *args: Any, **more: Any) -> Any:
-        tape.add(["compute", "backward" if stage.is_first else "backward weight", stage.stage_index, chunk])
+        tape.add(
+            [
+                "compute",
+                "backward" if stage.is_first else "backward weight",
+                stage.stage_index,
+                chunk,
+            ]
+        )
         return weight(chunk, *args, **more)
 
-    stage.forward_one_chunk, stage.backward_one_chunk, stage.backward_weight_one_chunk = on_forward, on_backward, on_weight
+    stage.forward_one_chunk, stage.backward_one_chunk, stage.backward_weight_one_chunk = (
+        on_forward,
+        on_backward,
+        on_weight,
+    )
 
 
 def play(case: Case, rank: int, store: str) -> list[list[Any]]:
@@ -159,7 +205,11 @@ def play(case: Case, rank: int, store: str) -> list[list[Any]]:
     torch.set_num_threads(1)
     tape = Tape()
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=case.ranks, timeout=timedelta(seconds=SECONDS)
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=case.ranks,
+        timeout=timedelta(seconds=SECONDS),
     )
     wrap(tape)
     rows, columns = SHAPE
@@ -169,20 +219,30 @@ def play(case: Case, rank: int, store: str) -> list[list[Any]]:
     mine = [rank + c * case.ranks for c in range(case.chunks)]
     if case.schedule in ("zbv", "dualpipe_v"):
         mine = [rank, count - 1 - rank]
-    stages = [PipelineStage(torch.nn.Linear(columns, columns), s, count, torch.device("cpu"), **given) for s in mine]
+    stages = [
+        PipelineStage(torch.nn.Linear(columns, columns), s, count, torch.device("cpu"), **given)
+        for s in mine
+    ]
     for stage in stages:
         note_computations(stage, tape)
     build = schedules.get_schedule_class(case.torch_name)
     more = {"defer_pp_recv": True} if case.defer else {}
     single = issubclass(build, schedules.PipelineScheduleSingle)
-    made = build(stages[0] if single else stages, case.micro_batches, loss_fn=torch.nn.functional.mse_loss, **more)
+    made = build(
+        stages[0] if single else stages,
+        case.micro_batches,
+        loss_fn=torch.nn.functional.mse_loss,
+        **more,
+    )
     batch = torch.ones(rows * case.micro_batches, columns)
     made.step(*((batch,) if 0 in mine else ()), **({"target": batch} if count - 1 in mine else {}))
     return tape.events
 
 
 def record(case: Case) -> list[list[list[Any]]]:
-    """The events of all ranks. Raises RuntimeError where a rank fails or is not done in time; no process is left behind."""
+    """The events of all ranks. Raises RuntimeError where a rank fails or is not done in time; no
+    process is left behind.
+    """
     with tempfile.TemporaryDirectory() as folder:
         pids = [_forked(case, rank, Path(folder)) for rank in range(case.ranks)]
         left, limit = set(pids), time.monotonic() + SECONDS
@@ -200,7 +260,10 @@ def record(case: Case) -> list[list[list[Any]]]:
             os.waitpid(pid, 0)
         if left or failed:
             raise RuntimeError(f"{case}: a rank {'failed' if failed else 'was not done in time'}")
-        return [json.loads((Path(folder) / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(case.ranks)]
+        return [
+            json.loads((Path(folder) / f"{rank}.json").read_text(encoding="utf-8"))
+            for rank in range(case.ranks)
+        ]
 
 
 def _forked(case: Case, rank: int, folder: Path) -> int:
@@ -222,8 +285,13 @@ def _forked(case: Case, rank: int, folder: Path) -> int:
 def main(out: str, names: list[str]) -> None:
     import torch.distributed.pipelining  # noqa: F401  once, before the forks
 
-    found = {name: {"case": CASES[name]._asdict(), "ranks": record(CASES[name])} for name in names or CASES}
-    Path(out).write_text(json.dumps(found, separators=(",", ":")).replace('},"', '},\n"') + "\n", encoding="utf-8")
+    found = {
+        name: {"case": CASES[name]._asdict(), "ranks": record(CASES[name])}
+        for name in names or CASES
+    }
+    Path(out).write_text(
+        json.dumps(found, separators=(",", ":")).replace('},"', '},\n"') + "\n", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""A program as the plain lists of calls that the naive simulators of the tests take (`tests.support.reference`, `tests.support.brute_force`)."""
+"""A program as the plain lists of calls that the naive simulators of the tests take
+(`tests.support.reference`, `tests.support.brute_force`).
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,27 @@ from distsim.program.code import Program
 
 Plain = dict[str, Any]
 #: Operations that the naive simulators know; local work is left out, for it blocks nobody.
-_COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "barrier")
+_COLLECTIVES = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "all_to_all",
+    "barrier",
+)
 _NOTHING = ("compute", "sleep", "assign", "synchronize", "wait_stream", "destroy_process_group")
 
 
 def can_be_plain(program: Program, any_source: bool) -> bool:
-    """No faults, nothing invalid, no group made on the way, only operations that all naive simulators know."""
-    if any(fault.kind not in ("slow", "late") for fault in program.faults) or (not any_source and has_any_source(program)):
+    """No faults, nothing invalid, no group made on the way, only operations that all naive
+    simulators know.
+    """
+    if any(fault.kind not in ("slow", "late") for fault in program.faults) or (
+        not any_source and has_any_source(program)
+    ):
         return False
     calls = [call for code in program.codes for call in code.calls]
     if any(one.invalid is not None for call in calls for one in (call, *call.parts)):
@@ -25,9 +41,9 @@ def can_be_plain(program: Program, any_source: bool) -> bool:
     if any(OPERATIONS[call.op].signals for call in calls):
         return False
     known = ("p2p", "batch", "wait")
-    return all(OPERATIONS[c.op].kind in known or c.op in (*_COLLECTIVES, *_NOTHING) for c in calls) and not any(
-        c.again for c in calls
-    )
+    return all(
+        OPERATIONS[c.op].kind in known or c.op in (*_COLLECTIVES, *_NOTHING) for c in calls
+    ) and not any(c.again for c in calls)
 
 
 def plain_groups(program: Program) -> dict[str, list[int]]:
@@ -36,8 +52,12 @@ def plain_groups(program: Program) -> dict[str, list[int]]:
 
 def plain_calls(program: Program) -> dict[int, list[Plain]]:
     """The calls of each rank; a request is named by the position of the call that makes it."""
-    return {rank: [plain for k, call in program.calls_of(rank) for plain in _plain(program, rank, k, call)]
-            for rank in range(program.world_size)}  # fmt: skip
+    return {
+        rank: [
+            plain for k, call in program.calls_of(rank) for plain in _plain(program, rank, k, call)
+        ]
+        for rank in range(program.world_size)
+    }
 
 
 def _plain(program: Program, rank: int, position: int, call: ResolvedCall) -> list[Plain]:
@@ -47,7 +67,12 @@ def _plain(program: Program, rank: int, position: int, call: ResolvedCall) -> li
         return []
     if OPERATIONS[call.op].kind == "wait":
         made = {k for k, _ in program.calls_of(rank)}
-        return [{"op": "wait", "handles": [f"p{position - d}" for d in code_call.waits if position - d in made]}]
+        return [
+            {
+                "op": "wait",
+                "handles": [f"p{position - d}" for d in code_call.waits if position - d in made],
+            }
+        ]
     request: Plain = {"handle": f"p{position}"} if call.is_async else {}
     if OPERATIONS[call.op].kind == "batch":
         request = request if code_call.handled else {}
@@ -55,9 +80,22 @@ def _plain(program: Program, rank: int, position: int, call: ResolvedCall) -> li
     if OPERATIONS[call.op].kind == "p2p":
         return [{**_message(call), **request}]
     agreed = OPERATIONS[call.op].agreement(call)
-    said = {"numel": agreed.get("numel"), "dtype": agreed.get("dtype"), "reduce_op": call.reduce_op or "sum"}
+    said = {
+        "numel": agreed.get("numel"),
+        "dtype": agreed.get("dtype"),
+        "reduce_op": call.reduce_op or "sum",
+    }
     rooted = {"root": call.root} if call.root is not None else {}
-    return [{"op": call.op, "group": group, **said, **rooted, **({"async": True} if call.is_async else {}), **request}]
+    return [
+        {
+            "op": call.op,
+            "group": group,
+            **said,
+            **rooted,
+            **({"async": True} if call.is_async else {}),
+            **request,
+        }
+    ]
 
 
 def _message(call: ResolvedCall) -> Plain:

@@ -7,16 +7,31 @@ from typing import Any
 from hypothesis import strategies as st
 
 Programs = dict[int, list[dict[str, Any]]]
-COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "barrier")
+COLLECTIVES = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "all_to_all",
+    "barrier",
+)
 COALESCED = ("all_reduce_coalesced", "reduce_scatter_tensor_coalesced")
 GROUPS = {"odd": [0, 1], "even": [0, 2]}
 
 
 @st.composite
 def programs(
-    draw: st.DrawFn, spoil: bool = True, tags: bool = True, max_events: int = 8, coalesced: bool = False
+    draw: st.DrawFn,
+    spoil: bool = True,
+    tags: bool = True,
+    max_events: int = 8,
+    coalesced: bool = False,
 ) -> tuple[int, Programs, dict[str, list[int]]]:
-    """(world size, calls of each rank, groups). Every request has a handle of its own and is waited for, unless spoilt.
+    """(world size, calls of each rank, groups). Every request has a handle of its own and is waited
+    for, unless spoilt.
 
     ``coalesced``: also coalesced launches, which mpi does not have.
     """
@@ -41,9 +56,14 @@ def programs(
     return size, calls, groups
 
 
-def _message(draw: st.DrawFn, n: int, size: int, calls: Programs, handles: dict[int, list[str]], tags: bool) -> None:
+def _message(
+    draw: st.DrawFn, n: int, size: int, calls: Programs, handles: dict[int, list[str]], tags: bool
+) -> None:
     src, dst = draw(st.permutations(range(size)))[:2]
-    about = {"numel": draw(st.sampled_from([1, 2048])), "tag": draw(st.integers(0, 1)) if tags else 0}
+    about = {
+        "numel": draw(st.sampled_from([1, 2048])),
+        "tag": draw(st.integers(0, 1)) if tags else 0,
+    }
     for rank, peer, op in ((src, dst, "send"), (dst, src, "recv")):
         kind = draw(st.integers(0, 2))
         if kind == 0:
@@ -69,7 +89,11 @@ def _collective(
 ) -> None:
     group = draw(st.sampled_from(["world", *groups]))
     ranks = groups.get(group, list(range(size)))
-    call: dict[str, Any] = {"op": draw(st.sampled_from(ops)), "group": group, "numel": 4 * len(ranks)}
+    call: dict[str, Any] = {
+        "op": draw(st.sampled_from(ops)),
+        "group": group,
+        "numel": 4 * len(ranks),
+    }
     if call["op"].endswith("_coalesced"):
         call["numels"] = [4 * len(ranks), 1]
     if call["op"] in ("broadcast", "reduce", "gather", "scatter"):
@@ -90,7 +114,9 @@ def _wait(draw: st.DrawFn, rank: int, calls: Programs, handles: dict[int, list[s
 def _spoil(draw: st.DrawFn, size: int, calls: Programs) -> None:
     """Leave a call out, or let two neighbours change places, where no handle is touched."""
     rank = draw(st.integers(0, size - 1))
-    plain = [k for k, call in enumerate(calls[rank]) if "handle" not in call and call["op"] != "wait"]
+    plain = [
+        k for k, call in enumerate(calls[rank]) if "handle" not in call and call["op"] != "wait"
+    ]
     if not plain:
         return
     k = draw(st.sampled_from(plain))

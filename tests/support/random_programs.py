@@ -6,15 +6,31 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "barrier")
+COLLECTIVES = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "all_to_all",
+    "barrier",
+)
 
 #: The stream that is current at a call.
 STREAM = st.sampled_from(("", "", "", "copy", "reduce"))
-COALESCED = ("all_reduce_coalesced", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced")
+COALESCED = (
+    "all_reduce_coalesced",
+    "all_gather_into_tensor_coalesced",
+    "reduce_scatter_tensor_coalesced",
+)
 
 
 class Plain(NamedTuple):
-    """What `build_program` takes, and the places of matched pairs: (rank, index) of a call without which the others can't go on."""
+    """What `build_program` takes, and the places of matched pairs: (rank, index) of a call without
+    which the others can't go on.
+    """
 
     world_size: int
     programs: dict[int, list[dict[str, Any]]]
@@ -23,8 +39,11 @@ class Plain(NamedTuple):
 
 
 @st.composite
-def valid_programs(draw: st.DrawFn, most_events: int = 14, sizes: tuple[int, ...] = (1, 300, 2048, 5_000_000)) -> Plain:
-    """A program whose calls follow one global order of events: correct under every reading that the contract knows.
+def valid_programs(
+    draw: st.DrawFn, most_events: int = 14, sizes: tuple[int, ...] = (1, 300, 2048, 5_000_000)
+) -> Plain:
+    """A program whose calls follow one global order of events: correct under every reading that the
+    contract knows.
 
     Messages are blocking or not (waited for later, or at the end), tags vary, groups overlap.
     """
@@ -37,10 +56,27 @@ def valid_programs(draw: st.DrawFn, most_events: int = 14, sizes: tuple[int, ...
     opened: dict[int, list[str]] = {rank: [] for rank in range(world)}
     needed: list[tuple[int, int]] = []
     for event in range(draw(st.integers(1, most_events))):
-        kind = draw(st.sampled_from(("message", "message", "message", "exchange", "collective", "compute", "wait", "streams")))
+        kind = draw(
+            st.sampled_from(
+                (
+                    "message",
+                    "message",
+                    "message",
+                    "exchange",
+                    "collective",
+                    "compute",
+                    "wait",
+                    "streams",
+                )
+            )
+        )
         if kind == "message":
             src, dst = draw(st.permutations(range(world)))[:2]
-            common = {"numel": draw(st.sampled_from(sizes)), "tag": draw(st.integers(0, 1)), "dtype": "uint8"}
+            common = {
+                "numel": draw(st.sampled_from(sizes)),
+                "tag": draw(st.integers(0, 1)),
+                "dtype": "uint8",
+            }
             for rank, peer, op in ((src, dst, "send"), (dst, src, "recv")):
                 needed.append((rank, len(programs[rank])))
                 call = {"op": op, "peer": peer, "queue": draw(STREAM), **common}
@@ -56,7 +92,11 @@ def valid_programs(draw: st.DrawFn, most_events: int = 14, sizes: tuple[int, ...
                     {"op": "isend", "peer": peer, "numel": out, "dtype": "uint8"},
                     {"op": "irecv", "peer": peer, "numel": into, "dtype": "uint8"},
                 ]
-                call = {"op": "batch", "ops": list(draw(st.permutations(parts))), "queue": draw(STREAM)}
+                call = {
+                    "op": "batch",
+                    "ops": list(draw(st.permutations(parts))),
+                    "queue": draw(STREAM),
+                }
                 if draw(st.booleans()):
                     call["handle"] = f"h{event}"
                     opened[rank].append(f"h{event}")
@@ -66,10 +106,16 @@ def valid_programs(draw: st.DrawFn, most_events: int = 14, sizes: tuple[int, ...
             name = draw(st.sampled_from(("world", *groups)))
             members = groups.get(name, list(range(world)))
             op = draw(st.sampled_from((*COLLECTIVES, draw(st.sampled_from(COALESCED)))))
-            call = {"op": op, "group": name, "numel": len(members) * draw(st.integers(1, 4)),
-                    "root": members[draw(st.integers(0, len(members) - 1))]}  # fmt: skip
+            call = {
+                "op": op,
+                "group": name,
+                "numel": len(members) * draw(st.integers(1, 4)),
+                "root": members[draw(st.integers(0, len(members) - 1))],
+            }
             if call["op"] in COALESCED:
-                call["numels"] = [len(members) * draw(st.integers(1, 4)) for _ in range(draw(st.integers(1, 3)))]
+                call["numels"] = [
+                    len(members) * draw(st.integers(1, 4)) for _ in range(draw(st.integers(1, 3)))
+                ]
             for rank in members:
                 needed.append((rank, len(programs[rank])))
                 mine = {**call, "queue": draw(STREAM)}
@@ -80,7 +126,9 @@ def valid_programs(draw: st.DrawFn, most_events: int = 14, sizes: tuple[int, ...
         elif kind == "compute":
             rank = draw(st.integers(0, world - 1))
             queue = draw(st.sampled_from(("", "", "host", "copy")))
-            programs[rank].append({"op": "compute", "time_ns": draw(st.integers(0, 2_000_000)), "queue": queue})
+            programs[rank].append(
+                {"op": "compute", "time_ns": draw(st.integers(0, 2_000_000)), "queue": queue}
+            )
         elif kind == "streams":
             rank = draw(st.integers(0, world - 1))
             waiting, other = draw(st.permutations(("", "copy", "reduce")))[:2]
@@ -88,7 +136,8 @@ def valid_programs(draw: st.DrawFn, most_events: int = 14, sizes: tuple[int, ...
         else:
             rank = draw(st.integers(0, world - 1))
             if opened[rank]:
-                # one that is waited for early: whatever it waits for stands before it in the global order
+                # one that is waited for early: whatever it waits for stands before it in the global
+                # order
                 handle = opened[rank].pop(draw(st.integers(0, len(opened[rank]) - 1)))
                 programs[rank].append({"op": "wait", "handles": [handle], "queue": draw(STREAM)})
     for rank, handles in opened.items():
@@ -104,7 +153,9 @@ def any_programs(draw: st.DrawFn) -> Plain:
     for _ in range(draw(st.integers(0, 2))):
         rank = draw(st.integers(0, plain.world_size - 1))
         calls = plain.programs[rank]
-        places = [i for i, call in enumerate(calls) if call["op"] != "wait" and "handle" not in call]
+        places = [
+            i for i, call in enumerate(calls) if call["op"] != "wait" and "handle" not in call
+        ]
         if not places:
             continue
         place = draw(st.sampled_from(places))

@@ -29,14 +29,23 @@ def written(text: str) -> Scenario:
 
 def run(what: Scenario, *, timeout_s: float = 20, **wish: Any) -> RealRun:
     """Run a scenario on gloo in processes forked from this one; whatever the simulation says."""
-    found, status = run_scenario(what, RealRunOptions(backend="gloo", force=True, timeout_ns=round(timeout_s * SECOND), **wish))
+    found, status = run_scenario(
+        what,
+        RealRunOptions(backend="gloo", force=True, timeout_ns=round(timeout_s * SECOND), **wish),
+    )
     assert found is not None
-    assert status == (0 if found.outcome == "completes" else 1), (found.outcome, found.differences, found.notes)
+    assert status == (0 if found.outcome == "completes" else 1), (
+        found.outcome,
+        found.differences,
+        found.notes,
+    )
     return found
 
 
 def deaf() -> None:
-    """For a process that is to start as a shell's background and nohup would have it: Ctrl-C and a closed terminal ignored."""
+    """For a process that is to start as a shell's background and nohup would have it: Ctrl-C and a
+    closed terminal ignored.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
@@ -49,7 +58,8 @@ def until(true: Callable[[], object], limit_s: float = 300) -> None:
         time.sleep(0.05)
 
 
-#: Helpers of other tests that live on in this process: multiprocessing's resource tracker and fork server.
+#: Helpers of other tests that live on in this process: multiprocessing's resource tracker and fork
+#: server.
 _OTHERS: set[int] = set()
 
 
@@ -60,7 +70,9 @@ def forget_others() -> None:
 
 
 def children() -> set[int]:
-    """Processes that the test started and that are still there, the dead that nobody has looked at included."""
+    """Processes that the test started and that are still there, the dead that nobody has looked at
+    included.
+    """
     return _children() - _OTHERS - warm.servers()
 
 

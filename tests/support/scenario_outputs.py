@@ -1,7 +1,8 @@
-"""The expected outputs beside the scenarios and those of strategies: what ``distsim simulate FILE`` prints, and its exit status.
+"""The expected outputs beside the scenarios and those of strategies: what ``distsim simulate FILE``
+prints, and its exit status.
 
-``python -m tests.support.scenario_outputs`` writes them anew, from the project's folder; look at ``git diff scenarios`` afterwards.
-Names of scenarios after it refresh those alone.
+``python -m tests.support.scenario_outputs`` writes them anew, from the project's folder; look at
+``git diff scenarios`` afterwards. Names of scenarios after it refresh those alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ SCENARIOS = [*sorted(ROOT.glob("scenarios/*.yaml")), *sorted(ROOT.glob("scenario
 
 
 def output_of(path: Path) -> str:
-    """Standard output at 80 columns, then a line with the exit status. The working directory must be the project's."""
+    """Standard output at 80 columns, then a line with the exit status. The working directory must
+    be the project's.
+    """
     result = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"}).invoke(
         application(), ["simulate", str(path.relative_to(ROOT))], catch_exceptions=False
     )

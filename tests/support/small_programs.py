@@ -1,4 +1,6 @@
-"""Small random programs with open receives, tags, requests, batches and collectives, for the brute-force explorer. Seeded."""
+"""Small random programs with open receives, tags, requests, batches and collectives, for the
+brute-force explorer. Seeded.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,18 @@ from random import Random
 from typing import Any, NamedTuple
 
 Plain = dict[str, Any]
-COLLECTIVES = ("all_reduce", "broadcast", "reduce", "gather", "scatter", "all_gather", "reduce_scatter", "all_to_all", "barrier",
-               "all_reduce_coalesced")  # fmt: skip
+COLLECTIVES = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "barrier",
+    "all_reduce_coalesced",
+)
 
 
 class Small(NamedTuple):
@@ -19,7 +31,9 @@ class Small(NamedTuple):
 
 
 def small_program(seed: int) -> Small:
-    """A program whose calls follow one order of events, then changed in a few places: often stuck, sometimes unfit."""
+    """A program whose calls follow one order of events, then changed in a few places: often stuck,
+    sometimes unfit.
+    """
     return _Maker(Random(seed)).make()
 
 
@@ -29,7 +43,9 @@ class _Maker:
         self.world = random.choice((2, 3, 3, 3, 4, 4, 5))
         self.groups: dict[str, list[int]] = {}
         if self.world > 2 and random.random() < 0.3:
-            self.groups["g"] = sorted(random.sample(range(self.world), random.randint(2, self.world - 1)))
+            self.groups["g"] = sorted(
+                random.sample(range(self.world), random.randint(2, self.world - 1))
+            )
         self.programs: dict[int, list[Plain]] = {rank: [] for rank in range(self.world)}
         self.open: dict[int, list[str]] = {rank: [] for rank in range(self.world)}
         self.made = 0
@@ -63,11 +79,25 @@ class _Maker:
     def _message(self, to: int | None) -> None:
         pair = self.random.sample(range(self.world), 2)
         src, dst = pair if to is None else (next(r for r in pair if r != to), to)
-        group = "g" if "g" in self.groups and {src, dst} <= set(self.groups["g"]) and self.random.random() < 0.3 else "world"
-        common = {"numel": 4, "dtype": "float32", "tag": int(self.random.random() < 0.2), "group": group}
+        group = (
+            "g"
+            if "g" in self.groups
+            and {src, dst} <= set(self.groups["g"])
+            and self.random.random() < 0.3
+            else "world"
+        )
+        common = {
+            "numel": 4,
+            "dtype": "float32",
+            "tag": int(self.random.random() < 0.2),
+            "group": group,
+        }
         source = None if self.random.random() < 0.55 else src
         relied_on = {"assume_from": src} if source is None and self.random.random() < 0.1 else {}
-        for rank, op, more in ((src, "send", {"peer": dst}), (dst, "recv", {"peer": source, **relied_on})):
+        for rank, op, more in (
+            (src, "send", {"peer": dst}),
+            (dst, "recv", {"peer": source, **relied_on}),
+        ):
             call = {"op": op, **common, **more}
             if self.random.random() < 0.3:
                 call |= {"op": f"i{op}", **self._handle(rank, self.random.random() < 0.95)}
@@ -79,7 +109,10 @@ class _Maker:
         common = {"numel": 4, "dtype": "float32", "tag": 0, "group": "world"}
         for me, other in ((a, b), (b, a)):
             source = None if self.random.random() < 0.3 else other
-            ops = [{"op": "isend", "peer": other, **common}, {"op": "irecv", "peer": source, **common}]
+            ops = [
+                {"op": "isend", "peer": other, **common},
+                {"op": "irecv", "peer": source, **common},
+            ]
             self.random.shuffle(ops)
             more = self._handle(me, True) if self.random.random() < 0.3 else {}
             self.programs[me].append({"op": "batch", "ops": ops, **more})
@@ -87,10 +120,20 @@ class _Maker:
     def _collective(self) -> None:
         group = self.random.choice(("world", *self.groups))
         members = self.groups.get(group, list(range(self.world)))
-        call = {"op": self.random.choice(COLLECTIVES), "group": group, "numel": 60, "dtype": "float32", "reduce_op": "sum",
-                "root": self.random.choice(members)}  # fmt: skip
+        call = {
+            "op": self.random.choice(COLLECTIVES),
+            "group": group,
+            "numel": 60,
+            "dtype": "float32",
+            "reduce_op": "sum",
+            "root": self.random.choice(members),
+        }
         if self.random.random() < 0.1:
-            call = {"op": "new_group", "name": f"n{self.made}", "ranks": sorted(self.random.sample(range(self.world), 2))}
+            call = {
+                "op": "new_group",
+                "name": f"n{self.made}",
+                "ranks": sorted(self.random.sample(range(self.world), 2)),
+            }
             members, self.made = list(range(self.world)), self.made + 1
         for rank in members:
             mine = dict(call)
@@ -106,7 +149,9 @@ class _Maker:
     def _change(self) -> None:
         rank = self.random.randrange(self.world)
         calls = self.programs[rank]
-        places = [i for i, call in enumerate(calls) if call["op"] != "wait" and "handle" not in call]
+        places = [
+            i for i, call in enumerate(calls) if call["op"] != "wait" and "handle" not in call
+        ]
         if not places:
             return
         place, roll = self.random.choice(places), self.random.random()
@@ -125,4 +170,6 @@ class _Maker:
         elif call["op"] in ("recv", "irecv"):
             call["peer"] = None
         elif call["op"] in ("broadcast", "reduce", "gather", "scatter"):
-            call["root"] = self.random.choice(self.groups.get(call["group"], list(range(self.world))))
+            call["root"] = self.random.choice(
+                self.groups.get(call["group"], list(range(self.world)))
+            )

@@ -1,4 +1,6 @@
-"""Random programs of many ranks that run one text: meshes, shifts, pipelines, groups, and now and then something that breaks symmetry."""
+"""Random programs of many ranks that run one text: meshes, shifts, pipelines, groups, and now and
+then something that breaks symmetry.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,22 @@ from typing import Any
 
 Entry = dict[str, Any]
 AXES = ("a", "b", "c")
-SHAPES = ((2,), (4,), (6,), (8,), (2, 2), (2, 4), (4, 2), (3, 4), (2, 2, 2), (2, 2, 4), (2, 3, 2), (4, 4), (3, 3), (4, 2, 2))
+SHAPES = (
+    (2,),
+    (4,),
+    (6,),
+    (8,),
+    (2, 2),
+    (2, 4),
+    (4, 2),
+    (3, 4),
+    (2, 2, 2),
+    (2, 2, 4),
+    (2, 3, 2),
+    (4, 4),
+    (3, 3),
+    (4, 2, 2),
+)
 TIMES = ("0 ns", "3 us", "40 us", "1 ms")
 COLLECTIVES = (
     "all_reduce",
@@ -43,11 +60,16 @@ class _Maker:
         r = self.random
         per_node = r.choice([n for n in range(1, self.size + 1) if self.size % n == 0])
         made: Entry = {
-            "name": "spmd", "world": {"nodes": self.size // per_node, "ranks_per_node": per_node}, "mesh": self.mesh,
-            "backend": r.choice(("gloo", "nccl", "nccl", "mpi")), "program": [self._entry() for _ in range(r.randint(1, 7))],
-        }  # fmt: skip
+            "name": "spmd",
+            "world": {"nodes": self.size // per_node, "ranks_per_node": per_node},
+            "mesh": self.mesh,
+            "backend": r.choice(("gloo", "nccl", "nccl", "mpi")),
+            "program": [self._entry() for _ in range(r.randint(1, 7))],
+        }
         if r.random() < 0.3:
-            made["program"] = [{"repeat": {"times": r.randint(2, 3), "index": "i", "steps": made["program"]}}]
+            made["program"] = [
+                {"repeat": {"times": r.randint(2, 3), "index": "i", "steps": made["program"]}}
+            ]
         if r.random() < 0.3:
             made["iterations"] = 2
         faults = [self._fault() for _ in range(r.choice((0, 0, 0, 1, 1, 2)))]
@@ -57,7 +79,9 @@ class _Maker:
             made["options"] = {"init": "eager"}
         if r.random() < 0.25:
             made["groups"] = {"odd": {"by": "rank % 2"}}
-            made["program"].append(self._of_all({"all_reduce": {"tensor": self._tensor(), "group": "odd"}}))
+            made["program"].append(
+                self._of_all({"all_reduce": {"tensor": self._tensor(), "group": "odd"}})
+            )
         if r.random() < 0.5:
             made["program"].append({"wait": "all"})
         return made
@@ -68,7 +92,9 @@ class _Maker:
             return {"kind": "slow", "link": "nic", "factor": 3, "nodes": [0]}
         rank = r.randrange(self.size)
         return (
-            {"kind": "late", "ranks": rank, "delay": "2 ms"} if r.random() < 0.3 else {"kind": "slow", "ranks": rank, "factor": 2}
+            {"kind": "late", "ranks": rank, "delay": "2 ms"}
+            if r.random() < 0.3
+            else {"kind": "slow", "ranks": rank, "factor": 2}
         )
 
     def _tensor(self) -> Entry:
@@ -86,12 +112,22 @@ class _Maker:
         r = self.random
         if r.random() < 0.1:
             axis = self._axis()
-            entry["ranks"] = r.choice((f"{axis} == 0", f"{axis} > 0", "not (a == 1)", f"rank % 2 == {r.randrange(2)}"))
+            entry["ranks"] = r.choice(
+                (f"{axis} == 0", f"{axis} > 0", "not (a == 1)", f"rank % 2 == {r.randrange(2)}")
+            )
         return entry
 
     def _entry(self) -> Entry:
         kind = self.random.choice(
-            (self._work, self._shift, self._shift, self._open, self._exchange, self._collective, self._collective)
+            (
+                self._work,
+                self._shift,
+                self._shift,
+                self._open,
+                self._exchange,
+                self._collective,
+                self._collective,
+            )
         )
         return kind()
 
@@ -108,7 +144,9 @@ class _Maker:
         group = group[0] if isinstance(group, list) and len(group) == 1 else group
         told: Entry = {} if group == "world" else {"group": group}
         if op in ("broadcast", "reduce", "gather", "scatter"):
-            told["group_src" if op in ("broadcast", "scatter") else "group_dst"] = r.choice((0, 0, 1))
+            told["group_src" if op in ("broadcast", "scatter") else "group_dst"] = r.choice(
+                (0, 0, 1)
+            )
         if op in ("gather", "scatter"):
             n = self._size_of(group)
             one, rows = {"shape": [24]}, {"shape": [n, 24]}
@@ -121,7 +159,9 @@ class _Maker:
             }[op]
             n = self._size_of(group)
             one, many = {"shape": [24]}, {"shape": [f"24 * {n}"]}
-            told["input"], told["output"] = {"a": (many, many)}.get(op[4], (one, many) if op.startswith("all_g") else (many, one))
+            told["input"], told["output"] = {"a": (many, many)}.get(
+                op[4], (one, many) if op.startswith("all_g") else (many, one)
+            )
             if op == "all_to_all_single":
                 told["input"] = told["output"] = many
         elif op != "barrier":
@@ -133,7 +173,9 @@ class _Maker:
     @staticmethod
     def _size_of(group: Any) -> str:
         return (
-            "world_size" if group == "world" else " * ".join(f"{a}_size" for a in ([group] if isinstance(group, str) else group))
+            "world_size"
+            if group == "world"
+            else " * ".join(f"{a}_size" for a in ([group] if isinstance(group, str) else group))
         )
 
     def _handle(self) -> str:
@@ -151,10 +193,14 @@ class _Maker:
         n, by = self.mesh[axis], r.choice((1, 1, 1, 2, -1))
         choice = r.random()
         if choice < 0.65:
-            return tuple(f"rank + (({axis} + {n} + {k}) % {n} - {axis}) * {wide}" for k in (by, -by))  # type: ignore[return-value]
+            return tuple(
+                f"rank + (({axis} + {n} + {k}) % {n} - {axis}) * {wide}" for k in (by, -by)
+            )  # type: ignore[return-value]
         if choice < 0.8:
             return f"(rank + {by}) % world_size", f"(rank + world_size - {by}) % world_size"
-        mirror = "world_size - 1 - rank" if choice < 0.9 else f"rank + ({n} - 1 - 2 * {axis}) * {wide}"
+        mirror = (
+            "world_size - 1 - rank" if choice < 0.9 else f"rank + ({n} - 1 - 2 * {axis}) * {wide}"
+        )
         return mirror, mirror
 
     def _shift(self) -> Entry:
@@ -164,7 +210,10 @@ class _Maker:
         back = {} if isinstance(tag.get("tag"), str) and r.random() < 0.9 else tag
         tag = back if tag != back else tag
         how = r.random()
-        send, receive = {"tensor": tensor, "dst": to, **tag}, {"tensor": tensor, "src": from_, **tag}
+        send, receive = (
+            {"tensor": tensor, "dst": to, **tag},
+            {"tensor": tensor, "src": from_, **tag},
+        )
         if how < 0.45:
             one, two = self._handle(), self._handle()
             steps = [{"isend": {**send, "as": one}}, {"irecv": {**receive, "as": two}}]
@@ -173,14 +222,23 @@ class _Maker:
         if how < 0.65:
             return {
                 "steps": [
-                    {"batch_isend_irecv": {"ops": [{"isend": send}, {"irecv": receive}], "as": self._handle()}},
+                    {
+                        "batch_isend_irecv": {
+                            "ops": [{"isend": send}, {"irecv": receive}],
+                            "as": self._handle(),
+                        }
+                    },
                     {"wait": "all"},
                 ]
             }
         if how < 0.9:
             axis = self._axis()
-            return {"steps": [{"ranks": f"{axis} % 2 == 0", "steps": [{"send": send}, {"recv": receive}]},
-                              {"ranks": f"{axis} % 2 == 1", "steps": [{"recv": receive}, {"send": send}]}]}  # fmt: skip
+            return {
+                "steps": [
+                    {"ranks": f"{axis} % 2 == 0", "steps": [{"send": send}, {"recv": receive}]},
+                    {"ranks": f"{axis} % 2 == 1", "steps": [{"recv": receive}, {"send": send}]},
+                ]
+            }
         return {"steps": [{"send": send}, {"recv": receive}]}
 
     def _open(self) -> Entry:
@@ -188,9 +246,15 @@ class _Maker:
         axis, tensor = self._axis(), self._tensor()
         n = self.mesh[axis]
         steps: list[Entry] = [
-            {"recv": {"tensor": tensor, "group": axis, "group_src": f"{axis} - 1"}, "ranks": f"{axis} > 0"},
+            {
+                "recv": {"tensor": tensor, "group": axis, "group_src": f"{axis} - 1"},
+                "ranks": f"{axis} > 0",
+            },
             {"compute": {"time": "20 us", "name": "forward"}},
-            {"send": {"tensor": tensor, "group": axis, "group_dst": f"{axis} + 1"}, "ranks": f"{axis} < {n - 1}"},
+            {
+                "send": {"tensor": tensor, "group": axis, "group_dst": f"{axis} + 1"},
+                "ranks": f"{axis} < {n - 1}",
+            },
         ]
         return {"steps": steps}
 
@@ -199,10 +263,20 @@ class _Maker:
         pairs = [self._peers(), self._peers()]
         tensor, names = self._tensor(), [self._handle() for _ in range(4)]
         steps: list[Entry] = [
-            {"isend": {"tensor": tensor, "dst": to, "as": name}} for (to, _), name in zip(pairs, names, strict=False)
+            {"isend": {"tensor": tensor, "dst": to, "as": name}}
+            for (to, _), name in zip(pairs, names, strict=False)
         ]
-        steps += [{"irecv": {"tensor": tensor, "src": of, "as": name}} for (_, of), name in zip(pairs, names[2:], strict=True)]
+        steps += [
+            {"irecv": {"tensor": tensor, "src": of, "as": name}}
+            for (_, of), name in zip(pairs, names[2:], strict=True)
+        ]
         if self.random.random() < 0.4:
-            ops = [{op: {k: v for k, v in fields.items() if k != "as"}} for step in steps for op, fields in step.items()]
-            return {"steps": [{"batch_isend_irecv": {"ops": ops, "as": names[0]}}, {"wait": [names[0]]}]}
+            ops = [
+                {op: {k: v for k, v in fields.items() if k != "as"}}
+                for step in steps
+                for op, fields in step.items()
+            ]
+            return {
+                "steps": [{"batch_isend_irecv": {"ops": ops, "as": names[0]}}, {"wait": [names[0]]}]
+            }
         return {"steps": [*steps, {"wait": names}]}

@@ -1,4 +1,5 @@
-"""Scenario files with something wrong in them: places of a file's data changed as people and programs do it.
+"""Scenario files with something wrong in them: places of a file's data changed as people and
+programs do it.
 
 `mutants` are data; what is wrong with them is for the loader and the schema to say.
 """
@@ -17,11 +18,51 @@ from distsim.scenario.format.source.document import ProblemCollector, YamlDocume
 
 ROOT = Path(__file__).resolve().parents[2]
 ODD: tuple[Any, ...] = (
-    True, None, 0, -1, 1.5, 2**31, "", "a text", "rank", "rank +", "x = 1", "3", "3 ms", "3 parsecs", "-1 ms", "4 MiB", [], {}, [0, 0],
-    ["a"], [[1]], {"0": 1}, {"else": "x"}, {"a": 1}, "not a name", "1abc", "sum", "ReduceOp.SUM", 1e30,
-)  # fmt: skip
+    True,
+    None,
+    0,
+    -1,
+    1.5,
+    2**31,
+    "",
+    "a text",
+    "rank",
+    "rank +",
+    "x = 1",
+    "3",
+    "3 ms",
+    "3 parsecs",
+    "-1 ms",
+    "4 MiB",
+    [],
+    {},
+    [0, 0],
+    ["a"],
+    [[1]],
+    {"0": 1},
+    {"else": "x"},
+    {"a": 1},
+    "not a name",
+    "1abc",
+    "sum",
+    "ReduceOp.SUM",
+    1e30,
+)
 #: What people write beside the keys that there are.
-STRANGE = ("tensr", "async_op", "dest", "steps", "Name", "world_size", "input_list", "x", "ranks", "group_", "timeout_s", "shpe")
+STRANGE = (
+    "tensr",
+    "async_op",
+    "dest",
+    "steps",
+    "Name",
+    "world_size",
+    "input_list",
+    "x",
+    "ranks",
+    "group_",
+    "timeout_s",
+    "shpe",
+)
 
 
 def files() -> list[Path]:
@@ -45,7 +86,10 @@ def from_json(data: Any) -> Any:
     if isinstance(data, list):
         return [from_json(item) for item in data]
     if isinstance(data, dict):
-        return {int(key) if key.isascii() and key.isdigit() else key: from_json(item) for key, item in data.items()}
+        return {
+            int(key) if key.isascii() and key.isdigit() else key: from_json(item)
+            for key, item in data.items()
+        }
     return data
 
 
@@ -60,7 +104,9 @@ def mutants(count: int, seed: int) -> Iterator[tuple[str, Any]]:
 
 def mutant(data: Any, draw: Random) -> Any:
     """The data with one place changed."""
-    holder, key = draw.choice([place for place in places(data) if place[1] not in ("about", "name", "expect", "values")])
+    holder, key = draw.choice(
+        [place for place in places(data) if place[1] not in ("about", "name", "expect", "values")]
+    )
     kind = draw.randrange(6)
     if isinstance(holder, list) or kind < 3:
         holder[key] = draw.choice(ODD)
@@ -75,6 +121,8 @@ def mutant(data: Any, draw: Random) -> Any:
 
 def places(data: Any) -> Iterator[tuple[Any, Any]]:
     """Every place in the data: what holds it, and its key."""
-    for key in list(data) if isinstance(data, dict) else range(len(data)) if isinstance(data, list) else ():
+    for key in (
+        list(data) if isinstance(data, dict) else range(len(data)) if isinstance(data, list) else ()
+    ):
         yield data, key
         yield from places(data[key])

@@ -1,4 +1,6 @@
-"""What is spoilt of a random scenario's calls (`tests.support.generated_parts`): lost, moved, changed, left early, or never allowed."""
+"""What is spoilt of a random scenario's calls (`tests.support.generated_parts`): lost, moved,
+changed, left early, or never allowed.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,22 @@ from typing import Any
 
 Entry = dict[str, Any]
 
-PLAIN = ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "all_to_all",
-         "all_to_all_single", "barrier")  # fmt: skip
+PLAIN = (
+    "all_reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+)
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
-COALESCED = ("all_reduce_coalesced", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced")
+COALESCED = (
+    "all_reduce_coalesced",
+    "all_gather_into_tensor_coalesced",
+    "reduce_scatter_tensor_coalesced",
+)
 
 
 def buffer(numel: int, dtype: str = "uint8") -> Entry:
@@ -43,8 +57,13 @@ class Spoilt:
 
     def _plain(self, ops: tuple[str, ...] = ()) -> list[int]:
         """Places of calls that bind no handle."""
-        return [k for k, entry in enumerate(self.entries) if not {"repeat", "wait"} & set(entry)
-                and (not ops or set(ops) & set(entry)) and "as" not in next(iter(entry.values()))]  # fmt: skip
+        return [
+            k
+            for k, entry in enumerate(self.entries)
+            if not {"repeat", "wait"} & set(entry)
+            and (not ops or set(ops) & set(entry))
+            and "as" not in next(iter(entry.values()))
+        ]
 
     def _take_out(self) -> Entry | None:
         """One rank's share of an entry, taken out of the program."""
@@ -62,7 +81,9 @@ class Spoilt:
         return {**entry, "ranks": rank}
 
     def _lose(self) -> None:
-        """A call less; but not the only one that names a group, as a file that uses it could not be read."""
+        """A call less; but not the only one that names a group, as a file that uses it could not be
+        read.
+        """
         before = list(self.entries)
         taken = self._take_out()
         if taken is not None and "new_group" in taken:
@@ -76,7 +97,9 @@ class Spoilt:
             self.entries.insert(self.random.randint(0, len(self.entries)), entry)
 
     def _change(self) -> None:
-        """One rank says something else than the others: another size, dtype, root, reduce op, splits or kind."""
+        """One rank says something else than the others: another size, dtype, root, reduce op,
+        splits or kind.
+        """
         places = self._plain(("send", "recv", *PLAIN, *ROOTED))
         if not places:
             return
@@ -101,24 +124,50 @@ class Spoilt:
             tensor = fields["tensor"]
             larger = {**tensor, "shape": [tensor["shape"][0] * 2]}
             fields["tensor"] = (
-                larger if self.random.random() < 0.6 else {**tensor, "dtype": "int8" if op in ("send", "recv") else "int32"}
+                larger
+                if self.random.random() < 0.6
+                else {**tensor, "dtype": "int8" if op in ("send", "recv") else "int32"}
             )
         elif op in PLAIN:
             only = {"group": fields["group"]} if "group" in fields else {}
-            return {"all_reduce": {"tensor": buffer(4, "float32"), **only}} if op != "all_reduce" else {"barrier": only}
+            return (
+                {"all_reduce": {"tensor": buffer(4, "float32"), **only}}
+                if op != "all_reduce"
+                else {"barrier": only}
+            )
         return {op: fields}
 
     def _leave(self) -> None:
         rank = self.random.randrange(self.world)
-        op, fields = self.random.choice((("exit", {"code": 0}), ("exit", {"code": 1}), ("fail", {"message": "lost"})))
+        op, fields = self.random.choice(
+            (("exit", {"code": 0}), ("exit", {"code": 1}), ("fail", {"message": "lost"}))
+        )
         self.entries.insert(self.random.randint(0, len(self.entries)), {op: fields, "ranks": rank})
 
     def _break(self) -> None:
         """A call that no program may make."""
         rank = self.random.randrange(self.world)
-        group = next((name for name, ranks in self.members.items() if rank not in ranks and name in self.groups), None)
+        group = next(
+            (
+                name
+                for name, ranks in self.members.items()
+                if rank not in ranks and name in self.groups
+            ),
+            None,
+        )
         one = {"tensor": buffer(4)}
-        wrong = [("send", {**one, "dst": self.world + 1}), ("isend", {**one, "dst": rank}), ("recv", {**one, "src": rank})]
-        wrong += [("all_reduce", {**one, "group": group}), ("send", {**one, "dst": rank, "group": group})] if group else []
+        wrong = [
+            ("send", {**one, "dst": self.world + 1}),
+            ("isend", {**one, "dst": rank}),
+            ("recv", {**one, "src": rank}),
+        ]
+        wrong += (
+            [
+                ("all_reduce", {**one, "group": group}),
+                ("send", {**one, "dst": rank, "group": group}),
+            ]
+            if group
+            else []
+        )
         op, fields = self.random.choice(wrong)
         self.entries.insert(self.random.randint(0, len(self.entries)), {op: fields, "ranks": rank})

@@ -1,8 +1,9 @@
-"""What real torch processes come to in the start-ups of `scenarios/startup`: ``python -m tests.support.startup_truth`` writes
-`tests/data/startup.json`.
+"""What real torch processes come to in the start-ups of `scenarios/startup`: ``python -m
+tests.support.startup_truth`` writes `tests/data/startup.json`.
 
-Nothing of distsim runs in them: each process gets the variables and the arguments that the scenario's entrance holds, calls
-init_process_group and one all_reduce. Ports are free ones of the loopback address, files lie in a folder of their own.
+Nothing of distsim runs in them: each process gets the variables and the arguments that the
+scenario's entrance holds, calls init_process_group and one all_reduce. Ports are free ones of the
+loopback address, files lie in a folder of their own.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ PORT, FILE = "29500", "/shared/meet"
 def real_files() -> list[Path]:
     """The start-ups that one machine with gloo can have."""
     texts = {path: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.yaml"))}
-    return [path for path, text in texts.items() if "backend: gloo" in text and "nodes:" not in text]
+    return [
+        path for path, text in texts.items() if "backend: gloo" in text and "nodes:" not in text
+    ]
 
 
 def startup_of(scenario: Scenario) -> StartupResult:
@@ -55,7 +58,10 @@ def record(path: Path) -> dict[str, dict[str, Any]]:
     folder = Path(tempfile.mkdtemp(prefix="startup-"))
     port, other = _free_ports(2)
     text = (
-        path.read_text(encoding="utf-8").replace(PORT, str(port)).replace("29501", str(other)).replace(FILE, str(folder / "meet"))
+        path.read_text(encoding="utf-8")
+        .replace(PORT, str(port))
+        .replace("29501", str(other))
+        .replace(FILE, str(folder / "meet"))
     )
     scenario = loads(text, str(path))
     brought = startup_of(scenario).entrances
@@ -63,7 +69,9 @@ def record(path: Path) -> dict[str, dict[str, Any]]:
     doors = [_listen(taken) for taken in around.ports_taken]
     for _ in around.files_left:
         left = [
-            StartupProcess(r, 0, "gloo", 3 * 10**9, f"file://{folder / 'meet'}", None, r, len(brought))
+            StartupProcess(
+                r, 0, "gloo", 3 * 10**9, f"file://{folder / 'meet'}", None, r, len(brought)
+            )
             for r in range(len(brought))
         ]
         _run(left, folder, {})
@@ -78,7 +86,11 @@ def record(path: Path) -> dict[str, dict[str, Any]]:
 
 def _run(brought: Any, folder: Path, names: dict[str, str]) -> dict[str, dict[str, Any]]:
     context = multiprocessing.get_context("fork")
-    there = {e.rank: context.Process(target=_rank, args=(e, folder / f"said-{e.rank}")) for e in brought if not e.absent}
+    there = {
+        e.rank: context.Process(target=_rank, args=(e, folder / f"said-{e.rank}"))
+        for e in brought
+        if not e.absent
+    }
     for rank, process in there.items():
         (folder / f"said-{rank}").unlink(missing_ok=True)
         process.start()
@@ -91,8 +103,13 @@ def _run(brought: Any, folder: Path, names: dict[str, str]) -> dict[str, dict[st
         if process.is_alive():
             process.kill()
             process.join()
-        found[str(rank)] = json.loads(said.read_text()) if said.exists() else {"init": "still waiting"}
-    return {rank: {key: _named(value, names) for key, value in one.items()} for rank, one in found.items()}
+        found[str(rank)] = (
+            json.loads(said.read_text()) if said.exists() else {"init": "still waiting"}
+        )
+    return {
+        rank: {key: _named(value, names) for key, value in one.items()}
+        for rank, one in found.items()
+    }
 
 
 def _named(value: Any, names: dict[str, str]) -> Any:
@@ -100,7 +117,11 @@ def _named(value: Any, names: dict[str, str]) -> Any:
     if isinstance(value, str):
         for own, plain in names.items():
             value = value.replace(own, plain)
-        value = re.sub(r"remote=\[[^]]*\]\S*", "remote=[…]", re.sub(r"\[/\S*/(gloo/\S*?):\d+\]", r"[\1]", value))
+        value = re.sub(
+            r"remote=\[[^]]*\]\S*",
+            "remote=[…]",
+            re.sub(r"\[/\S*/(gloo/\S*?):\d+\]", r"[\1]", value),
+        )
         return re.sub(r"\[enforce fail at \S*/(gloo/\S*?):\d+\]", r"[enforce fail at \1]", value)
     return value
 
@@ -146,7 +167,13 @@ def _store(dist: Any, entrance: StartupProcess, limit: timedelta) -> Any:
         store = dist.HashStore()
     else:
         port = int(str(entrance.store).rpartition(":")[2])
-        store = dist.TCPStore("127.0.0.1", port, entrance.world_size_argument, entrance.rank_argument == 0, timeout=limit)
+        store = dist.TCPStore(
+            "127.0.0.1",
+            port,
+            entrance.world_size_argument,
+            entrance.rank_argument == 0,
+            timeout=limit,
+        )
     store.set_timeout(limit)
     return store
 
@@ -167,11 +194,18 @@ def _free_ports(count: int) -> list[int]:
 def main(names: list[str]) -> None:
     import torch.distributed
 
-    found = json.loads(RECORD.read_text()) if names and RECORD.exists() else {"torch": torch.__version__, "scenarios": {}}
+    found = (
+        json.loads(RECORD.read_text())
+        if names and RECORD.exists()
+        else {"torch": torch.__version__, "scenarios": {}}
+    )
     for path in real_files():
         if not names or path.stem in names:
             found["scenarios"][path.stem] = record(path)
-            RECORD.write_text(json.dumps(found, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+            RECORD.write_text(
+                json.dumps(found, indent=1, sort_keys=True, ensure_ascii=False) + "\n",
+                encoding="utf-8",
+            )
 
 
 if __name__ == "__main__":

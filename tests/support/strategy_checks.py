@@ -1,4 +1,6 @@
-"""What the tests of training strategies share: programs as plain calls, traffic, lineage, and programs with one call spoiled."""
+"""What the tests of training strategies share: programs as plain calls, traffic, lineage, and
+programs with one call spoiled.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,15 @@ def _ranks(path: Path) -> int:
 
 #: A model whose runs, of 64 ranks, take longest.
 LARGE = "gpt3_175b"
-STRATEGY_SCENARIOS = sorted(p for p in (ROOT / "scenarios" / "strategies").glob("*.yaml") if _ranks(p) <= MOST_RANKS)
+STRATEGY_SCENARIOS = sorted(
+    p for p in (ROOT / "scenarios" / "strategies").glob("*.yaml") if _ranks(p) <= MOST_RANKS
+)
 EACH_STRATEGY = pytest.mark.parametrize(
-    "path", [pytest.param(p, marks=[pytest.mark.slow] if p.stem == LARGE else [], id=p.stem) for p in STRATEGY_SCENARIOS]
+    "path",
+    [
+        pytest.param(p, marks=[pytest.mark.slow] if p.stem == LARGE else [], id=p.stem)
+        for p in STRATEGY_SCENARIOS
+    ],
 )
 
 Calls = dict[int, list[tuple[Any, ...]]]
@@ -44,7 +52,9 @@ Calls = dict[int, list[tuple[Any, ...]]]
 def calls_of(scenario: Scenario) -> Calls:
     """Rank -> its calls in order, each with everything that matters in it."""
     program = lower(scenario)
-    return {rank: [call for _, call in program.calls_of(rank)] for rank in range(program.world_size)}
+    return {
+        rank: [call for _, call in program.calls_of(rank)] for rank in range(program.world_size)
+    }
 
 
 def meeting(scenario: Scenario, rank: int = 0) -> list[tuple[Any, ...]]:
@@ -53,19 +63,25 @@ def meeting(scenario: Scenario, rank: int = 0) -> list[tuple[Any, ...]]:
     for _, call in lower(scenario).calls_of(rank):
         for part in call.parts or (call,):
             if OPERATIONS[part.op].kind in ("p2p", "collective"):
-                nbytes = max(sum(b.nbytes for b in part.inputs), sum(b.nbytes for b in part.outputs))
+                nbytes = max(
+                    sum(b.nbytes for b in part.inputs), sum(b.nbytes for b in part.outputs)
+                )
                 found.append((part.op, part.group.ranks, nbytes, call.is_async))
     return found
 
 
 def outcomes(scenario: Scenario) -> dict[str, str]:
-    """What becomes of a program under gloo, and under nccl with communicators made lazily and eagerly."""
+    """What becomes of a program under gloo, and under nccl with communicators made lazily and
+    eagerly.
+    """
     found = {}
     for backend, init in (("gloo", "lazy"), ("nccl", "lazy"), ("nccl", "eager")):
         options = scenario.options.model_copy(update={"init": init})
         tried = scenario.model_copy(update={"backend": backend, "options": options})
         program = lower(tried)
-        found[f"{backend} {init}"] = run_program(program, BACKEND_PROFILES[backend], cost_model(tried, program)).outcome
+        found[f"{backend} {init}"] = run_program(
+            program, BACKEND_PROFILES[backend], cost_model(tried, program)
+        ).outcome
     return found
 
 
@@ -73,7 +89,9 @@ def simulated(text: str, **options: Any) -> Simulation:
     return simulate(loads(text), with_values=True, **options)
 
 
-def entries_of(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+def entries_of(
+    data: Any, path: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """(path, entry) of every single operation in plain data of a program."""
     for k, entry in enumerate(data):
         here = (*path, k)
@@ -86,20 +104,27 @@ def entries_of(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[An
 
 
 def held_once(simulation: Simulation, label: str, ranks: Any, tensor: str = "") -> bool:
-    """Do all ``ranks`` hold the same contributions to a buffer, of each of them, and none twice? ``tensor``: whose writes count."""
+    """Do all ``ranks`` hold the same contributions to a buffer, of each of them, and none twice?
+    ``tensor``: whose writes count.
+    """
     values = simulation.values
     assert values is not None
     counts = [[s.counts for s in values.stretches(rank, label)] for rank in ranks]
-    sources = [{c.rank for c in one if not tensor or c.tensor.startswith(tensor)} for one in counts[0]]
+    sources = [
+        {c.rank for c in one if not tensor or c.tensor.startswith(tensor)} for one in counts[0]
+    ]
     return all(one == counts[0] for one in counts) and all(
-        set(found.values()) == {1} and who == set(ranks) for found, who in zip(counts[0], sources, strict=True)
+        set(found.values()) == {1} and who == set(ranks)
+        for found, who in zip(counts[0], sources, strict=True)
     )
 
 
 def spoiled(scenario: Scenario, number: int, rank: int, how: str) -> Scenario | None:
-    """The scenario with its ``number``-th call that meets others dropped or doubled on one rank, or sent to another peer or root.
+    """The scenario with its ``number``-th call that meets others dropped or doubled on one rank, or
+    sent to another peer or root.
 
-    ``rank`` counts among those that make the call. None where there is nothing to misdirect in it.
+    ``rank`` counts among those that make the call. None where there is nothing to misdirect in
+    it.
     """
     data = to_data(scenario)
     data.pop("expect", None)
@@ -116,7 +141,9 @@ def spoiled(scenario: Scenario, number: int, rank: int, how: str) -> Scenario | 
     if how == "misdirected" and wrong is None:
         return None
     instead = {"dropped": [], "doubled": [entry, entry], "misdirected": [wrong]}[how]
-    here[path[-1]] = {"steps": [{"ranks": others, "steps": [entry]}, {"ranks": rank, "steps": instead}]}
+    here[path[-1]] = {
+        "steps": [{"ranks": others, "steps": [entry]}, {"ranks": rank, "steps": instead}]
+    }
     return loads(dump_yaml(data))
 
 
@@ -128,8 +155,14 @@ def _makers(scenario: Scenario, program: Any, path: tuple[Any, ...]) -> list[int
         if isinstance(here, dict) and here.get("ranks") is not None:
             selectors.append(here["ranks"])
     rounds = range(scenario.iterations or 1)
-    return [r for r in range(scenario.world.size) if any(all(_admits(one, r, {**names_of(r), "iteration": i}) for one in selectors)
-                                                         for i in rounds)]  # fmt: skip
+    return [
+        r
+        for r in range(scenario.world.size)
+        if any(
+            all(_admits(one, r, {**names_of(r), "iteration": i}) for one in selectors)
+            for i in rounds
+        )
+    ]
 
 
 def _admits(selector: Any, rank: int, names: Mapping[str, Any]) -> bool:
@@ -141,7 +174,10 @@ def _admits(selector: Any, rank: int, names: Mapping[str, Any]) -> bool:
 
 
 def _meets(entry: dict[str, Any]) -> bool:
-    return any(key in OPERATIONS and OPERATIONS[key].kind in ("p2p", "collective", "batch") for key in entry)
+    return any(
+        key in OPERATIONS and OPERATIONS[key].kind in ("p2p", "collective", "batch")
+        for key in entry
+    )
 
 
 def _misdirected(entry: dict[str, Any], size: int) -> dict[str, Any] | None:
@@ -150,7 +186,11 @@ def _misdirected(entry: dict[str, Any], size: int) -> dict[str, Any] | None:
     fields = entry[name]
     if name == "batch_isend_irecv":
         wrong = _misdirected(fields["ops"][0], size)
-        return None if wrong is None else {**entry, name: {**fields, "ops": [wrong, *fields["ops"][1:]]}}
+        return (
+            None
+            if wrong is None
+            else {**entry, name: {**fields, "ops": [wrong, *fields["ops"][1:]]}}
+        )
     for key in ("group_dst", "group_src", "dst", "src"):
         if key in fields:
             words = "group_size" if "group" in key and fields.get("group") else str(size)
@@ -159,7 +199,9 @@ def _misdirected(entry: dict[str, Any], size: int) -> dict[str, Any] | None:
 
 
 def noticed(scenario: Scenario, labels: list[str], ranks: Any, sources: str = "") -> bool:
-    """Does the verdict, the outcome or the lineage of the buffers in ``labels`` tell that a program is spoiled?"""
+    """Does the verdict, the outcome or the lineage of the buffers in ``labels`` tell that a program
+    is spoiled?
+    """
     found = simulate(scenario, with_values=True)
     assert found.verdict is not None
     if found.verdict.verdict != "ok" or found.outcome != "completes":

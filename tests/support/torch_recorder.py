@@ -1,12 +1,14 @@
-"""Records the calls that real PyTorch makes: DDP, FSDP2 and FSDP2 with tensor parallelism on Gloo processes of this machine.
+"""Records the calls that real PyTorch makes: DDP, FSDP2 and FSDP2 with tensor parallelism on Gloo
+processes of this machine.
 
     python -m tests.support.torch_recorder             # records every case anew, into tests/data/recorded_<case>.json
     python -m tests.support.torch_recorder ddp fsdp    # these alone
     python -m tests.support.torch_recorder --check     # whether the files still hold
 
-Each rank is a forked process. Its groups are a Python subclass of `dist.ProcessGroup` that notes a call and hands it to the real
-`ProcessGroupGloo`; calls that C++ makes (DDP's reducer) come through it as well. Whatever Gloo does not know (the average) is done here,
-after the sum, so a recording says what PyTorch asked for.
+Each rank is a forked process. Its groups are a Python subclass of `dist.ProcessGroup` that notes a
+call and hands it to the real `ProcessGroupGloo`; calls that C++ makes (DDP's reducer) come through
+it as well. Whatever Gloo does not know (the average) is done here, after the sum, so a recording
+says what PyTorch asked for.
 """
 
 from __future__ import annotations
@@ -35,11 +37,20 @@ Record = dict[str, Any]
 
 def _name(op: Any) -> str:
     """`sum`, `avg`: the reduce op as torch's Python name, in small letters."""
-    return next((word.lower() for word in ("SUM", "AVG", "MIN", "MAX", "PRODUCT") if op == getattr(dist.ReduceOp, word)), "other")
+    return next(
+        (
+            word.lower()
+            for word in ("SUM", "AVG", "MIN", "MAX", "PRODUCT")
+            if op == getattr(dist.ReduceOp, word)
+        ),
+        "other",
+    )
 
 
 class Recorder(dist.ProcessGroup):
-    """One group of one rank. ``log`` is shared by all groups of the rank, so that the order among groups is kept."""
+    """One group of one rank. ``log`` is shared by all groups of the rank, so that the order among
+    groups is kept.
+    """
 
     def __init__(self, inner: Any, rank: int, ranks: list[int], log: list[Record]) -> None:
         super().__init__(rank, len(ranks))
@@ -67,18 +78,35 @@ class Recorder(dist.ProcessGroup):
     def _set_group_desc(self, desc: str) -> None:
         self._desc = desc
 
-    def note(self, op: str, tensor: Any, opts: Any = None, *, asynchronous: bool | None = None, **more: Any) -> None:
-        """One call: the operation, its group, what one rank hands in (elements and dtype), and whether the caller goes on at once."""
+    def note(
+        self,
+        op: str,
+        tensor: Any,
+        opts: Any = None,
+        *,
+        asynchronous: bool | None = None,
+        **more: Any,
+    ) -> None:
+        """One call: the operation, its group, what one rank hands in (elements and dtype), and
+        whether the caller goes on at once.
+        """
         if asynchronous is None:
             asynchronous = bool(getattr(opts, "asyncOp", True))
         reduces = {"reduce_op": _name(opts.reduceOp)} if hasattr(opts, "reduceOp") else {}
-        record = {"op": op, "ranks": self.ranks, "numel": 0 if tensor is None else tensor.numel(), "async": asynchronous}
+        record = {
+            "op": op,
+            "ranks": self.ranks,
+            "numel": 0 if tensor is None else tensor.numel(),
+            "async": asynchronous,
+        }
         dtype = {} if tensor is None else {"dtype": str(tensor.dtype).removeprefix("torch.")}
         self.log.append({**record, **dtype, **reduces, **more})
 
     # --- collectives ---
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-        tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors  # Join hands one over as it is
+        tensors = (
+            [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        )  # Join hands one over as it is
         self.note("all_reduce", tensors[0], opts, **({"reduce_op": "sum"} if opts is None else {}))
         return self._reduced(self.inner.allreduce, tensors, (tensors,), opts)
 
@@ -107,7 +135,10 @@ class Recorder(dist.ProcessGroup):
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """Functional collectives come here, one at a time."""
-        works = [self.all_gather_single(output, input_, opts) for output, input_ in zip(outputs, inputs, strict=True)]
+        works = [
+            self.all_gather_single(output, input_, opts)
+            for output, input_ in zip(outputs, inputs, strict=True)
+        ]
         return works[-1]
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -119,12 +150,17 @@ class Recorder(dist.ProcessGroup):
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        works = [self.reduce_scatter_single(output, input_, opts) for output, input_ in zip(outputs, inputs, strict=True)]
+        works = [
+            self.reduce_scatter_single(output, input_, opts)
+            for output, input_ in zip(outputs, inputs, strict=True)
+        ]
         return works[-1]
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def _reduced(self, call: Callable[..., Any], outputs: Any, arguments: tuple[Any, ...], opts: Any) -> Any:
+    def _reduced(
+        self, call: Callable[..., Any], outputs: Any, arguments: tuple[Any, ...], opts: Any
+    ) -> Any:
         """The real call; an average, which Gloo does not know, as a sum that is divided."""
         if opts is None:
             return call(*arguments)
@@ -138,9 +174,13 @@ class Recorder(dist.ProcessGroup):
                 tensor.div_(self.size())
         return work
 
-    def all_to_all_single(self, output: Any, input_: Any, out_splits: Any, in_splits: Any, opts: Any = None) -> Any:
+    def all_to_all_single(
+        self, output: Any, input_: Any, out_splits: Any, in_splits: Any, opts: Any = None
+    ) -> Any:
         self.note("all_to_all_single", input_, opts)
-        return self.inner.alltoall_base(output, input_, out_splits, in_splits, *([] if opts is None else [opts]))
+        return self.inner.alltoall_base(
+            output, input_, out_splits, in_splits, *([] if opts is None else [opts])
+        )
 
     alltoall_base = all_to_all_single
 
@@ -178,8 +218,15 @@ def _number_batches(log: list[Record]) -> None:
 
 def _backend(log: list[Record]) -> Callable[[Any, Any], Recorder]:
     def make(opts: Any, _: Any) -> Recorder:
-        inner = dist.ProcessGroupGloo(opts.store, opts.group_rank, opts.group_size, timedelta(seconds=60))
-        return Recorder(inner, opts.group_rank, list(opts.global_ranks_in_group) or list(range(opts.group_size)), log)
+        inner = dist.ProcessGroupGloo(
+            opts.store, opts.group_rank, opts.group_size, timedelta(seconds=60)
+        )
+        return Recorder(
+            inner,
+            opts.group_rank,
+            list(opts.global_ranks_in_group) or list(range(opts.group_size)),
+            log,
+        )
 
     return make
 
@@ -193,7 +240,11 @@ def _rank(rank: int, size: int, body: Body, folder: Path) -> None:
     _number_batches(log)
     dist.Backend.register_backend("recorder", _backend(log), extended_api=True, devices=["cpu"])
     dist.init_process_group(
-        "recorder", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=timedelta(seconds=60)
+        "recorder",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=60),
     )
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -202,7 +253,9 @@ def _rank(rank: int, size: int, body: Body, folder: Path) -> None:
 
 
 def record(size: int, body: Body) -> list[list[Record]]:
-    """The calls of each rank of a case. Raises RuntimeError where a process fails or does not end in time."""
+    """The calls of each rank of a case. Raises RuntimeError where a process fails or does not end
+    in time.
+    """
     os.environ.update(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -233,7 +286,9 @@ def _forked(rank: int, size: int, body: Body, folder: Path) -> int:
 
 
 def _awaited(children: list[int]) -> list[int]:
-    """Which ranks failed. Those that are left at the time limit, or after the first failure, are ended by their ids."""
+    """Which ranks failed. Those that are left at the time limit, or after the first failure, are
+    ended by their ids.
+    """
     left, failed, end = dict(enumerate(children)), [], time.monotonic() + LIMIT_S
     while left and time.monotonic() < end and not failed:
         for rank, child in list(left.items()):
@@ -257,7 +312,10 @@ def check(names: Iterable[str]) -> int:
     status = 0
     for name in names:
         case = CASES[name]
-        same = record(case.ranks, case.body) == json.loads((DATA / f"recorded_{name}.json").read_text())["calls"]
+        same = (
+            record(case.ranks, case.body)
+            == json.loads((DATA / f"recorded_{name}.json").read_text())["calls"]
+        )
         sys.stdout.write(f"{name}: {'as recorded' if same else 'differs from the recording'}\n")
         status |= not same
     return int(status)
@@ -270,12 +328,15 @@ def write(names: Iterable[str]) -> None:
     for name in names:
         case = CASES[name]
         calls = record(case.ranks, case.body)
-        lines = ",\n".join("    [\n" + ",\n".join("      " + json.dumps(c) for c in rank) + "\n    ]" for rank in calls)
-        made = (
-            f"python -m tests.support.torch_recorder {name}, torch {torch.__version__}, Python {platform.python_version()}, Gloo"
+        lines = ",\n".join(
+            "    [\n" + ",\n".join("      " + json.dumps(c) for c in rank) + "\n    ]"
+            for rank in calls
         )
+        made = f"python -m tests.support.torch_recorder {name}, torch {torch.__version__}, Python {platform.python_version()}, Gloo"
         head = {"case": name, "about": case.about, "made": made, "ranks": case.ranks}
-        text = "".join(f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items())
+        text = "".join(
+            f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items()
+        )
         (DATA / f"recorded_{name}.json").write_text(f'{{\n{text}  "calls": [\n{lines}\n  ]\n}}\n')
         sys.stdout.write(f"{name}: {[len(rank) for rank in calls]} calls\n")
 

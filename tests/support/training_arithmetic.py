@@ -1,7 +1,9 @@
-"""Real arithmetic in place of an expansion's compute steps, for tests that train a small model by the calls of a strategy.
+"""Real arithmetic in place of an expansion's compute steps, for tests that train a small model by
+the calls of a strategy.
 
-`assign` knows tensors by name alone, so repeats are written out first and a copy `name@3` becomes a tensor `name_3`; every call stays
-what and where it was. Everything is float64, as the numbers of an expression are, so that both sides round alike.
+`assign` knows tensors by name alone, so repeats are written out first and a copy `name@3` becomes a
+tensor `name_3`; every call stays what and where it was. Everything is float64, as the numbers of an
+expression are, so that both sides round alike.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from distsim.scenario import Scenario, loads
 Entry = dict[str, Any]
 #: (tensor, expression) in order.
 Assigns = list[tuple[str, str]]
-#: From the fields of a compute step, and how often one of its name has come before, to what is done instead.
+#: From the fields of a compute step, and how often one of its name has come before, to what is done
+#: instead.
 Arithmetic = Callable[[dict[str, Any], int], Assigns]
 
 
@@ -61,14 +64,18 @@ def _own(match: re.Match[str], copied: set[str]) -> str:
 
 
 def _replaced(data: Any, pattern: re.Pattern[str], by: Callable[[re.Match[str]], str]) -> Any:
-    """Plain data with every match of a pattern in its texts (at their start, where it ends in $) replaced; keys stay."""
+    """Plain data with every match of a pattern in its texts (at their start, where it ends in $)
+    replaced; keys stay.
+    """
     if isinstance(data, dict):
         return {key: _replaced(value, pattern, by) for key, value in data.items()}
     if isinstance(data, list):
         return [_replaced(value, pattern, by) for value in data]
     if not isinstance(data, str):
         return data
-    return pattern.sub(by, data) if not pattern.pattern.endswith("$") or pattern.match(data) else data
+    return (
+        pattern.sub(by, data) if not pattern.pattern.endswith("$") or pattern.match(data) else data
+    )
 
 
 def one_by_one(tensors: dict[str, Any]) -> dict[str, Any]:
@@ -82,7 +89,9 @@ def one_by_one(tensors: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def with_arithmetic(entries: list[Entry], arithmetic: Arithmetic, seen: dict[str, int] | None = None) -> list[Entry]:
+def with_arithmetic(
+    entries: list[Entry], arithmetic: Arithmetic, seen: dict[str, int] | None = None
+) -> list[Entry]:
     """The entries with assigns in place of compute steps."""
     seen = {} if seen is None else seen
     found: list[Entry] = []
@@ -100,22 +109,34 @@ def with_arithmetic(entries: list[Entry], arithmetic: Arithmetic, seen: dict[str
 
 
 class Trained:
-    """A scenario's expansion on its way to a program that trains: change ``program`` and ``tensors``, then ask for the scenario."""
+    """A scenario's expansion on its way to a program that trains: change ``program`` and
+    ``tensors``, then ask for the scenario.
+    """
 
     def __init__(self, scenario: Scenario) -> None:
         self.data = yaml.safe_load(scenario.to_yaml())
         tensors = self.data.get("tensors", {})
-        copied = {n for n, s in tensors.items() if "copies" in {**tensors.get(s.get("like"), {}), **s}}
+        copied = {
+            n for n, s in tensors.items() if "copies" in {**tensors.get(s.get("like"), {}), **s}
+        }
         self.program = _with_own_tensors(unrolled(self.data["program"]), copied)
         if len(self.program) == 1 and set(self.program[0]) == {"steps"}:
             self.program = self.program[0]["steps"]
         self.tensors = one_by_one(tensors)
 
     def tensor(self, name: str, shape: Any, value: str | float | None = None) -> None:
-        self.tensors[name] = {"shape": shape, "dtype": "float64", **({} if value is None else {"value": value})}
+        self.tensors[name] = {
+            "shape": shape,
+            "dtype": "float64",
+            **({} if value is None else {"value": value}),
+        }
 
     def compute(self, arithmetic: Arithmetic) -> None:
         self.program = with_arithmetic(self.program, arithmetic)
 
     def scenario(self) -> Scenario:
-        return loads(yaml.safe_dump({**self.data, "tensors": self.tensors, "program": self.program}, sort_keys=False))
+        return loads(
+            yaml.safe_dump(
+                {**self.data, "tensors": self.tensors, "program": self.program}, sort_keys=False
+            )
+        )

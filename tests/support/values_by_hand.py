@@ -11,7 +11,15 @@ from distsim.common.expressions import parse_expression
 from distsim.findings.finding_types import SourceLocation
 from distsim.operations.core.resolved_call import RankGroup
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import BufferVector, CallSite, ChannelEndpoint, CodeCall, Program, SharedCode, TensorSpec
+from distsim.program.code import (
+    BufferVector,
+    CallSite,
+    ChannelEndpoint,
+    CodeCall,
+    Program,
+    SharedCode,
+    TensorSpec,
+)
 from distsim.trace.model import COLUMN_TYPES, TEXT_COLUMNS, Trace
 
 Plain = Mapping[str, Any]
@@ -26,15 +34,23 @@ def parsed(value: Any) -> Any:
 
 
 class ByHand:
-    """``ranks[r]``: calls of rank r, as ``{"op": "send", "tensor": "x", "peer": 1}``; a buffer is a name or (name, copy)."""
+    """``ranks[r]``: calls of rank r, as ``{"op": "send", "tensor": "x", "peer": 1}``; a buffer is a
+    name or (name, copy).
+    """
 
     def __init__(
-        self, ranks: Sequence[Sequence[Plain]], tensors: Mapping[str, Declared], groups: Sequence[Sequence[int]] = ()
+        self,
+        ranks: Sequence[Sequence[Plain]],
+        tensors: Mapping[str, Declared],
+        groups: Sequence[Sequence[int]] = (),
     ) -> None:
         self.tensors, self.world = tensors, len(ranks)
         self.groups = [RankGroup(0, "world", tuple(range(self.world)))]
         self.groups += [RankGroup(i, f"g{i}", tuple(g)) for i, g in enumerate(groups, 1)]
-        specs = {n: TensorSpec(n, dtype, 9, shape, parsed(value)) for n, (shape, dtype, value) in tensors.items()}
+        specs = {
+            n: TensorSpec(n, dtype, 9, shape, parsed(value))
+            for n, (shape, dtype, value) in tensors.items()
+        }
         self.program = Program(
             name="by hand",
             file="",
@@ -60,7 +76,11 @@ class ByHand:
     def _call(self, code: SharedCode, plain: Plain) -> CodeCall:
         row, fields = (
             OPERATIONS[plain["op"]],
-            {k: v for k, v in plain.items() if k in ("reduce_op", "root", "input_splits", "output_splits")},
+            {
+                k: v
+                for k, v in plain.items()
+                if k in ("reduce_op", "root", "input_splits", "output_splits")
+            },
         )
         for name in ("inputs", "outputs", "writes", "adds", "reads"):
             if name in plain:
@@ -94,10 +114,18 @@ class ByHand:
         return tuple(found)
 
     def trace(
-        self, matches: Sequence[Sequence[tuple[int, ...]]] = (), times: Mapping[tuple[int, ...], tuple[int, int]] | None = None
+        self,
+        matches: Sequence[Sequence[tuple[int, ...]]] = (),
+        times: Mapping[tuple[int, ...], tuple[int, int]] | None = None,
     ) -> Trace:
-        """``matches``: who met, as (rank, position[, part]). ``times``: (started, finished) where not (0, 0)."""
-        of = {key if len(key) == 3 else (*key, -1): number for number, match in enumerate(matches) for key in match}
+        """``matches``: who met, as (rank, position[, part]). ``times``: (started, finished) where
+        not (0, 0).
+        """
+        of = {
+            key if len(key) == 3 else (*key, -1): number
+            for number, match in enumerate(matches)
+            for key in match
+        }
         when = {key if len(key) == 3 else (*key, -1): value for key, value in (times or {}).items()}
         rows: dict[str, list[int]] = {name: [] for name in COLUMN_TYPES}
         ops: list[str] = []
@@ -106,7 +134,9 @@ class ByHand:
                 for part, piece in enumerate((call, *call.parts), -1):
                     key = (rank, position, part)
                     meets = OPERATIONS[piece.op].kind in ("p2p", "collective")
-                    started, finished = when.get(key, (0, 0) if key in of or not meets else (-1, -1))
+                    started, finished = when.get(
+                        key, (0, 0) if key in of or not meets else (-1, -1)
+                    )
                     ops.append(piece.op)
                     values = {
                         "rank": rank,
@@ -122,4 +152,8 @@ class ByHand:
                         column.append(values.get(name, 0))
         tables: dict[str, list[Any]] = {name: [""] for name in TEXT_COLUMNS}
         tables.update(op=ops, place=[SourceLocation("", 1, 1)])
-        return Trace({}, tables, {name: np.array(rows[name], dtype=COLUMN_TYPES[name]) for name in COLUMN_TYPES})
+        return Trace(
+            {},
+            tables,
+            {name: np.array(rows[name], dtype=COLUMN_TYPES[name]) for name in COLUMN_TYPES},
+        )

@@ -1,7 +1,9 @@
-"""`distsim` as a process of its own that need not import everything first: a server that has imported it forks for each command.
+"""`distsim` as a process of its own that need not import everything first: a server that has
+imported it forks for each command.
 
-What a command does is the same (its own process, streams, folder and environment); only the second or so of imports is saved.
-Tests about imports, signals, encodings or limits start a process in the plain way.
+What a command does is the same (its own process, streams, folder and environment); only the second
+or so of imports is saved. Tests about imports, signals, encodings or limits start a process in the
+plain way.
 """
 
 from __future__ import annotations
@@ -26,10 +28,25 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 #: What commands import when they need it: whole packages, and modules.
 PACKAGES = (
-    "analysis", "checker", "cli", "engine", "hang_doctor", "hardware", "output", "program", "real.calibrate", "repair", "scenario",
-    "semantics", "simulation", "trace", "trace_replay", "values",
-)  # fmt: skip
-#: A client that a shell can start: it hands its streams, words, folder and environment over, and ends with the command's status.
+    "analysis",
+    "checker",
+    "cli",
+    "engine",
+    "hang_doctor",
+    "hardware",
+    "output",
+    "program",
+    "real.calibrate",
+    "repair",
+    "scenario",
+    "semantics",
+    "simulation",
+    "trace",
+    "trace_replay",
+    "values",
+)
+#: A client that a shell can start: it hands its streams, words, folder and environment over, and
+#: ends with the command's status.
 CLIENT = (
     f"#!{sys.executable} -IS\n"
     + """import array, json, os, socket, sys
@@ -54,9 +71,12 @@ class Warm:
         self.tool.chmod(0o755)
         reader, self._alive = os.pipe()  # closed when this process ends, however it ends
         self.server = subprocess.Popen(
-            [sys.executable, __file__, str(self.folder), str(reader), more], pass_fds=(reader,), cwd=ROOT, stdout=subprocess.PIPE,
+            [sys.executable, __file__, str(self.folder), str(reader), more],
+            pass_fds=(reader,),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
+        )
         os.close(reader)
         assert self.server.stdout is not None
         assert self.server.stdout.readline() == b"ready\n"
@@ -74,12 +94,24 @@ _SERVERS: dict[str, Warm] = {}
 
 
 def tool(words: Iterable[str] = ()) -> list[str]:
-    """How a command with these words begins: one that runs ranks forks from a server that has imported torch, too.
+    """How a command with these words begins: one that runs ranks forks from a server that has
+    imported torch, too.
 
-    What starts processes in other ways is a process of its own, and so is a capture with a GPU, which must come before torch.
+    What starts processes in other ways is a process of its own, and so is a capture with a GPU,
+    which must come before torch.
     """
     given = set(words)
-    if {"--cuda", "bench", "sweep", "plan", "--pid", "--torchrun", "elastic", "spawn", "forkserver"} & given:
+    if {
+        "--cuda",
+        "bench",
+        "sweep",
+        "plan",
+        "--pid",
+        "--torchrun",
+        "elastic",
+        "spawn",
+        "forkserver",
+    } & given:
         return [sys.executable, "-m", "distsim"]
     more = "torch" if {"--real", "capture"} & given else ""
     if more not in _SERVERS:
@@ -97,7 +129,9 @@ def serve(folder: str, alive: int, more: str) -> None:
     import selectors
 
     for package in PACKAGES:
-        for module in pkgutil.walk_packages([str(ROOT.joinpath("distsim", *package.split(".")))], f"distsim.{package}."):
+        for module in pkgutil.walk_packages(
+            [str(ROOT.joinpath("distsim", *package.split(".")))], f"distsim.{package}."
+        ):
             importlib.import_module(module.name)
     for name in ("networkx", "graphviz", "rich.table"):
         importlib.import_module(name)
@@ -106,7 +140,9 @@ def serve(folder: str, alive: int, more: str) -> None:
         importlib.import_module(more)
         for module in pkgutil.walk_packages([str(ROOT / "distsim" / "real")], "distsim.real."):
             importlib.import_module(module.name)
-    importlib.import_module("distsim.scenario.format.schema.key_reference").keys()  # what answers to mistakes are taken from
+    importlib.import_module(
+        "distsim.scenario.format.schema.key_reference"
+    ).keys()  # what answers to mistakes are taken from
     gc.freeze()  # else the collector of each child copies every page
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listener = socket.socket(socket.AF_UNIX)

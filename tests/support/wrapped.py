@@ -1,4 +1,5 @@
-"""Configurations of training steps as people wrap them: what real PyTorch calls, recorded, beside what a strategy expands to.
+"""Configurations of training steps as people wrap them: what real PyTorch calls, recorded, beside
+what a strategy expands to.
 
     python -m tests.support.wrapped                   # records every configuration anew, into tests/data/wrapped_<family>.json
     python -m tests.support.wrapped fsdp              # one family
@@ -6,7 +7,8 @@
     python -m tests.support.wrapped --check           # whether the files still hold
     python -m tests.support.wrapped --table           # docs/same_calls.md from the files
 
-A family is a module `wrapped_<family>` with `CASES`. A recording is compact: the distinct calls once, and per rank their numbers.
+A family is a module `wrapped_<family>` with `CASES`. A recording is compact: the distinct calls
+once, and per rank their numbers.
 """
 
 from __future__ import annotations
@@ -51,17 +53,26 @@ Not recorded from the frameworks: vLLM's parallel layers and its messages betwee
 kernels are no calls of torch.distributed, torchft's groups are its own classes with a server for quorums. `put`, `get` and signals of
 symmetric memory are on GPUs alone and have no row.""",
 }
-#: The package that recording a family takes beside torch; without it, `python -m tests.support.wrapped` leaves the family out.
+#: The package that recording a family takes beside torch; without it, `python -m
+#: tests.support.wrapped` leaves the family out.
 NEEDS = {"deepspeed": "deepspeed", "dualpipe": "dualpipe", "megatron": "megatron-core"}
-IMPORTED = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.pipelining",
-            "torch.distributed.checkpoint", "torch.distributed.optim", "torch._dynamo")  # fmt: skip
+IMPORTED = (
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.pipelining",
+    "torch.distributed.checkpoint",
+    "torch.distributed.optim",
+    "torch._dynamo",
+)
 
 
 class Case(NamedTuple):
-    """``body(rank, size, log)`` is the program on real PyTorch; ``scenario`` (mesh, iterations, program, …) should make its calls.
+    """``body(rank, size, log)`` is the program on real PyTorch; ``scenario`` (mesh, iterations,
+    program, …) should make its calls.
 
-    ``soft``: operations whose recorded call is asynchronous while ours returns when it is done, since the caller waits at once (a
-    functional collective, or a call that C++ makes and waits for).
+    ``soft``: operations whose recorded call is asynchronous while ours returns when it is done,
+    since the caller waits at once (a functional collective, or a call that C++ makes and waits
+    for).
     """
 
     about: str
@@ -108,15 +119,23 @@ def expanded(case: Case) -> list[list[dict[str, Any]]]:
     from tests.strategies.test_same_calls import calls_of
 
     made = calls_of(Scenario(name="twin", world=case.ranks, **case.scenario))
-    return [[{**call, "op": call["op"].removesuffix("_coalesced")} for call in rank] for rank in made]
+    return [
+        [{**call, "op": call["op"].removesuffix("_coalesced")} for call in rank] for rank in made
+    ]
 
 
-def first_difference(case: Case, real: list[list[dict[str, Any]]], made: list[list[dict[str, Any]]]) -> str:
+def first_difference(
+    case: Case, real: list[list[dict[str, Any]]], made: list[list[dict[str, Any]]]
+) -> str:
     """Where two programs part, in words; empty where they are equal."""
     for rank, (one, other) in enumerate(zip(real, made, strict=True)):
         for k in range(max(len(one), len(other))):
-            theirs, ours = (text_of(calls[k]) if k < len(calls) else "nothing" for calls in (one, other))
-            if theirs != ours and not (k < len(one) and _soft(case, one[k]) and theirs.replace(" async", "") == ours):
+            theirs, ours = (
+                text_of(calls[k]) if k < len(calls) else "nothing" for calls in (one, other)
+            )
+            if theirs != ours and not (
+                k < len(one) and _soft(case, one[k]) and theirs.replace(" async", "") == ours
+            ):
                 return f"rank {rank}, call {k}: PyTorch {theirs}, distsim {ours}"
     return ""
 
@@ -126,14 +145,22 @@ def _soft(case: Case, call: dict[str, Any]) -> bool:
 
 
 def text_of(call: dict[str, Any]) -> str:
-    words = [call["op"], f"of {','.join(map(str, call['ranks']))}", f"{call['numel']} {call.get('dtype', '')}".rstrip()]
+    words = [
+        call["op"],
+        f"of {','.join(map(str, call['ranks']))}",
+        f"{call['numel']} {call.get('dtype', '')}".rstrip(),
+    ]
     words += [f"{key} {call[key]}" for key in ("reduce_op", "root", "peer", "batch") if key in call]
-    return " ".join(words) + (" async" if call["async"] and call["op"] not in ("send", "recv") else "")
+    return " ".join(words) + (
+        " async" if call["async"] and call["op"] not in ("send", "recv") else ""
+    )
 
 
 # --- recording ---
 def _play(rank: int, size: int, names: list[str], family: str, folder: Path) -> None:
-    """One process: joins once, then runs every configuration of so many ranks; nothing of the way between them is kept."""
+    """One process: joins once, then runs every configuration of so many ranks; nothing of the way
+    between them is kept.
+    """
     import torch
     import torch.distributed as dist
 
@@ -141,9 +168,16 @@ def _play(rank: int, size: int, names: list[str], family: str, folder: Path) -> 
 
     log: list[dict[str, Any]] = []
     torch_recorder._number_batches(log)
-    dist.Backend.register_backend("recorder", torch_recorder._backend(log), extended_api=True, devices=["cpu"])
-    dist.init_process_group("recorder", init_method=f"file://{folder}/store", rank=rank, world_size=size,
-                            timeout=timedelta(seconds=LIMIT_S))  # fmt: skip
+    dist.Backend.register_backend(
+        "recorder", torch_recorder._backend(log), extended_api=True, devices=["cpu"]
+    )
+    dist.init_process_group(
+        "recorder",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=LIMIT_S),
+    )
     torch.set_num_threads(1)
     for name in names:
         dist.barrier()
@@ -155,12 +189,16 @@ def _play(rank: int, size: int, names: list[str], family: str, folder: Path) -> 
             sys.stderr.write(f"{name}, rank {rank}: {type(error).__name__}: {error}\n")
             continue
         first = min((call["batch"] for call in log if "batch" in call), default=1) - 1
-        kept = [{**call, "batch": call["batch"] - first} if "batch" in call else call for call in log]
+        kept = [
+            {**call, "batch": call["batch"] - first} if "batch" in call else call for call in log
+        ]
         (folder / f"{name}.{rank}.json").write_text(json.dumps(kept))
 
 
 def played(family: str, names: list[str]) -> dict[str, list[list[dict[str, Any]]]]:
-    """The calls of each rank of each configuration. Raises RuntimeError where a process fails or does not end in time."""
+    """The calls of each rank of each configuration. Raises RuntimeError where a process fails or
+    does not end in time.
+    """
     from tests.support import torch_recorder
 
     for module in IMPORTED:  # once, not in every process
@@ -174,8 +212,17 @@ def played(family: str, names: list[str]) -> dict[str, list[list[dict[str, Any]]
             folder = Path(text)
             children = [_forked(rank, size, mine, family, folder) for rank in range(size)]
             failed = torch_recorder._awaited(children)
-            done = [name for name in mine if all((folder / f"{name}.{rank}.json").exists() for rank in range(size))]
-            found |= {name: [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(size)] for name in done}
+            done = [
+                name
+                for name in mine
+                if all((folder / f"{name}.{rank}.json").exists() for rank in range(size))
+            ]
+            found |= {
+                name: [
+                    json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(size)
+                ]
+                for name in done
+            }
             if failed:
                 sys.stdout.write(
                     f"{family}: ranks {failed} failed after {done[-1:]}, before {[n for n in mine if n not in done][:1]}\n"
@@ -203,7 +250,9 @@ def record(family: str, names: Iterable[str]) -> dict[str, Any]:
     found = {name: packed(calls) for name, calls in played(family, list(names)).items()}
     for name, data in found.items():
         case = cases(family)[name]
-        sys.stdout.write(f"{family} {name}: {first_difference(case, unpacked(data), expanded(case)) or 'equal'}\n")
+        sys.stdout.write(
+            f"{family} {name}: {first_difference(case, unpacked(data), expanded(case)) or 'equal'}\n"
+        )
     return found
 
 
@@ -215,8 +264,13 @@ def write(family: str) -> None:
     found = record(family, cases(family))
     other = f" {NEEDS[family]} {metadata.version(NEEDS[family])}," if family in NEEDS else ""
     made = f"python -m tests.support.wrapped {family}, torch {torch.__version__},{other} Python {platform.python_version()}, Gloo"
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(data, separators=(',', ':'))}" for name, data in found.items())
-    (DATA / f"wrapped_{family}.json").write_text(f'{{"made": {json.dumps(made)}, "cases": {{\n{lines}\n}}}}\n')
+    lines = ",\n".join(
+        f"{json.dumps(name)}: {json.dumps(data, separators=(',', ':'))}"
+        for name, data in found.items()
+    )
+    (DATA / f"wrapped_{family}.json").write_text(
+        f'{{"made": {json.dumps(made)}, "cases": {{\n{lines}\n}}}}\n'
+    )
 
 
 def check(family: str) -> bool:
@@ -266,7 +320,9 @@ def table() -> str:
             real = unpacked(known[name])
             parted = first_difference(case, real, expanded(case))
             total, equal, calls = total + 1, equal + (not parted), calls + sum(map(len, real))
-            rows.append(f"| {case.about} | {case.ranks} | {sum(map(len, real))} | {f'no: {parted}' if parted else 'yes'} |")
+            rows.append(
+                f"| {case.about} | {case.ranks} | {sum(map(len, real))} | {f'no: {parted}' if parted else 'yes'} |"
+            )
     return HEAD.format(total=total, equal=equal, calls=calls) + "\n".join(rows) + "\n"
 
 

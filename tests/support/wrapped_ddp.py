@@ -1,4 +1,6 @@
-"""Configurations of DistributedDataParallel, as torch, Lightning, TRL and accelerate wrap models."""
+"""Configurations of DistributedDataParallel, as torch, Lightning, TRL and accelerate wrap
+models.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def replicated(
     clip: bool = False,
     **options: Any,
 ) -> Any:
-    """``synced(rank, k)``: whether a rank reduces in micro-batch k; ``unused``: layers that a rank leaves out; ``join``: its batches."""
+    """``synced(rank, k)``: whether a rank reduces in micro-batch k; ``unused``: layers that a rank
+    leaves out; ``join``: its batches.
+    """
 
     def body(rank: int, size: int, log: list[dict[str, Any]]) -> None:
         import torch
@@ -40,12 +44,18 @@ def replicated(
                 super().__init__()
                 self.layers = nn.ModuleList(nn.Linear(in_, out) for out, in_ in widths)
                 for name, value in (buffers or {}).items():
-                    self.register_buffer(name, torch.zeros(value[0], dtype=getattr(torch, value[1])))
+                    self.register_buffer(
+                        name, torch.zeros(value[0], dtype=getattr(torch, value[1]))
+                    )
 
             def forward(self, x: Any) -> Any:
                 for k, layer in enumerate(self.layers):
                     x = x.to(layer.weight.dtype)
-                    x = torch.zeros(x.shape[0], widths[k][0], dtype=x.dtype) + x.sum() if k in skipped else layer(x)
+                    x = (
+                        torch.zeros(x.shape[0], widths[k][0], dtype=x.dtype) + x.sum()
+                        if k in skipped
+                        else layer(x)
+                    )
                 return x
 
         skipped = (unused or {}).get(rank, ())
@@ -57,13 +67,25 @@ def replicated(
         wrapped = nn.parallel.DistributedDataParallel(net, **{"bucket_cap_mb": KIB, **options})
         if hook is not None:
             hook(wrapped)
-        train(wrapped, rank, iterations, widths[0][1], accumulate, synced, zero, join, evaluate, clip)
+        train(
+            wrapped, rank, iterations, widths[0][1], accumulate, synced, zero, join, evaluate, clip
+        )
 
     return body
 
 
-def train(net: Any, rank: int, iterations: int, width: int, accumulate: int, synced: Any, zero: bool, join: Any, evaluate: bool,
-          clip: bool) -> None:  # fmt: skip
+def train(
+    net: Any,
+    rank: int,
+    iterations: int,
+    width: int,
+    accumulate: int,
+    synced: Any,
+    zero: bool,
+    join: Any,
+    evaluate: bool,
+    clip: bool,
+) -> None:
     from contextlib import nullcontext
 
     import torch
@@ -71,13 +93,20 @@ def train(net: Any, rank: int, iterations: int, width: int, accumulate: int, syn
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     learning = [p for p in net.parameters() if p.requires_grad]
-    make = (lambda ps: ZeroRedundancyOptimizer(ps, torch.optim.SGD, lr=0.1)) if zero else (lambda ps: torch.optim.SGD(ps, lr=0.1))
+    make = (
+        (lambda ps: ZeroRedundancyOptimizer(ps, torch.optim.SGD, lr=0.1))
+        if zero
+        else (lambda ps: torch.optim.SGD(ps, lr=0.1))
+    )
     optimizer = make(learning)
     with Join([net, *([optimizer] if zero else [])]) if join else nullcontext():
         for _ in range(join[rank] if join else iterations):
             for k in range(accumulate):
                 here = k == accumulate - 1 if synced is None else synced(rank, k)
-                with nullcontext() if here else net.no_sync(), torch.no_grad() if evaluate else nullcontext():
+                with (
+                    nullcontext() if here else net.no_sync(),
+                    torch.no_grad() if evaluate else nullcontext(),
+                ):
                     out = net(torch.randn(4, width)).float().sum()
                     if not evaluate:
                         out.backward()
@@ -102,14 +131,21 @@ def compress(name: str) -> Callable[[Any], None]:
     def register(net: Any) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-        plain = getattr(default_hooks, f"{name}_compress_hook" if name != "allreduce" else "allreduce_hook")
-        net.register_comm_hook(None, lambda state, bucket: plain(state, bucket))  # by its own name bf16's is refused without NCCL
+        plain = getattr(
+            default_hooks, f"{name}_compress_hook" if name != "allreduce" else "allreduce_hook"
+        )
+        net.register_comm_hook(
+            None, lambda state, bucket: plain(state, bucket)
+        )  # by its own name bf16's is refused without NCCL
 
     return register
 
 
 def twin(iterations: int = 3, layers: Any = None, **fields: Any) -> dict[str, Any]:
-    return {"iterations": iterations, "program": [{"ddp": {"layers": layers or linears(), "bucket_cap_mb": KIB, **fields}}]}
+    return {
+        "iterations": iterations,
+        "program": [{"ddp": {"layers": layers or linears(), "bucket_cap_mb": KIB, **fields}}],
+    }
 
 
 NORMS = {"mean": ((48,), "float32"), "var": ((48,), "float32"), "batches": ((), "int64")}
@@ -119,15 +155,29 @@ HALF = {0: "float16", 1: "float16"}
 CASES: dict[str, Case] = {
     "plain": Case("DDP, buckets of 16 KiB", 2, replicated(), twin(), SOFT),
     "plain_4": Case("the same on 4 ranks, 5 iterations", 4, replicated(5), twin(5), SOFT),
-    "default_cap": Case("bucket_cap_mb left out", 2, replicated(bucket_cap_mb=None), twin(bucket_cap_mb=None), SOFT),
-    "one_bucket": Case("a bucket for all", 2, replicated(bucket_cap_mb=100), twin(bucket_cap_mb=100), SOFT),
+    "default_cap": Case(
+        "bucket_cap_mb left out", 2, replicated(bucket_cap_mb=None), twin(bucket_cap_mb=None), SOFT
+    ),
+    "one_bucket": Case(
+        "a bucket for all", 2, replicated(bucket_cap_mb=100), twin(bucket_cap_mb=100), SOFT
+    ),
     "frozen_first": Case(
-        "the first two layers frozen", 2, replicated(frozen=(0, 1)), twin(layers=linears(frozen={0: True, 1: True})), SOFT
+        "the first two layers frozen",
+        2,
+        replicated(frozen=(0, 1)),
+        twin(layers=linears(frozen={0: True, 1: True})),
+        SOFT,
     ),
     "frozen_middle": Case(
-        "a layer in the middle frozen", 2, replicated(frozen=(1,)), twin(layers=linears(frozen={1: True})), SOFT
+        "a layer in the middle frozen",
+        2,
+        replicated(frozen=(1,)),
+        twin(layers=linears(frozen={1: True})),
+        SOFT,
     ),
-    "frozen_last": Case("the head frozen", 4, replicated(frozen=(3,)), twin(layers=linears(frozen={3: True})), SOFT),
+    "frozen_last": Case(
+        "the head frozen", 4, replicated(frozen=(3,)), twin(layers=linears(frozen={3: True})), SOFT
+    ),
     "frozen_unused": Case(
         "frozen layers with find_unused_parameters",
         2,
@@ -136,7 +186,11 @@ CASES: dict[str, Case] = {
         SOFT,
     ),
     "batchnorm": Case(
-        "BatchNorm's buffers: float32, and an int64 counter", 2, replicated(buffers=NORMS), twin(buffers=TOLD), SOFT
+        "BatchNorm's buffers: float32, and an int64 counter",
+        2,
+        replicated(buffers=NORMS),
+        twin(buffers=TOLD),
+        SOFT,
     ),
     "batchnorm_4": Case(
         "the same on 4 ranks with two micro-batches",
@@ -166,7 +220,13 @@ CASES: dict[str, Case] = {
         twin(buffers=TOLD, find_unused_parameters=True),
         SOFT,
     ),
-    "half_first": Case("the first two layers in float16", 2, replicated(dtypes=HALF), twin(layers=linears(dtype=HALF)), SOFT),
+    "half_first": Case(
+        "the first two layers in float16",
+        2,
+        replicated(dtypes=HALF),
+        twin(layers=linears(dtype=HALF)),
+        SOFT,
+    ),
     "half_last": Case(
         "the last two layers in bfloat16",
         2,
@@ -195,7 +255,9 @@ CASES: dict[str, Case] = {
         twin(layers=linears(dtype=HALF), find_unused_parameters=True),
         SOFT,
     ),
-    "static": Case("static_graph", 2, replicated(4, static_graph=True), twin(4, static_graph=True), SOFT),
+    "static": Case(
+        "static_graph", 2, replicated(4, static_graph=True), twin(4, static_graph=True), SOFT
+    ),
     "static_default": Case(
         "static_graph, bucket_cap_mb left out",
         2,
@@ -224,10 +286,30 @@ CASES: dict[str, Case] = {
         twin(find_unused_parameters=True, unused={1: [2]}),
         SOFT,
     ),
-    "bucket_view": Case("gradient_as_bucket_view", 2, replicated(gradient_as_bucket_view=True), twin(), SOFT),
-    "hook_allreduce": Case("allreduce_hook", 2, replicated(hook=compress("allreduce")), twin(comm_hook="allreduce"), SOFT),
-    "hook_fp16": Case("fp16_compress_hook", 2, replicated(hook=compress("fp16")), twin(comm_hook="fp16_compress"), SOFT),
-    "hook_bf16": Case("bf16_compress_hook", 4, replicated(hook=compress("bf16")), twin(comm_hook="bf16_compress"), SOFT),
+    "bucket_view": Case(
+        "gradient_as_bucket_view", 2, replicated(gradient_as_bucket_view=True), twin(), SOFT
+    ),
+    "hook_allreduce": Case(
+        "allreduce_hook",
+        2,
+        replicated(hook=compress("allreduce")),
+        twin(comm_hook="allreduce"),
+        SOFT,
+    ),
+    "hook_fp16": Case(
+        "fp16_compress_hook",
+        2,
+        replicated(hook=compress("fp16")),
+        twin(comm_hook="fp16_compress"),
+        SOFT,
+    ),
+    "hook_bf16": Case(
+        "bf16_compress_hook",
+        4,
+        replicated(hook=compress("bf16")),
+        twin(comm_hook="bf16_compress"),
+        SOFT,
+    ),
     "hook_bf16_accumulate": Case(
         "bf16_compress_hook, two micro-batches",
         2,
@@ -238,18 +320,24 @@ CASES: dict[str, Case] = {
     "powersgd": Case(
         "PowerSGD of rank 1 from iteration 2 on",
         2,
-        replicated(5, bucket_cap_mb=100, hook=powersgd(matrix_approximation_rank=1, start_powerSGD_iter=2)),
+        replicated(
+            5, bucket_cap_mb=100, hook=powersgd(matrix_approximation_rank=1, start_powerSGD_iter=2)
+        ),
         twin(5, bucket_cap_mb=100, comm_hook={"powersgd": 1, "start": 2}),
         SOFT,
     ),
     "powersgd_4": Case(
         "PowerSGD of rank 4, warm start, from iteration 3 on",
         4,
-        replicated(6, bucket_cap_mb=100, hook=powersgd(matrix_approximation_rank=4, start_powerSGD_iter=3)),
+        replicated(
+            6, bucket_cap_mb=100, hook=powersgd(matrix_approximation_rank=4, start_powerSGD_iter=3)
+        ),
         twin(6, bucket_cap_mb=100, comm_hook={"powersgd": 4, "start": 3}),
         SOFT,
     ),
-    "accumulate": Case("two micro-batches under no_sync", 2, replicated(accumulate=2), twin(accumulate=2), SOFT),
+    "accumulate": Case(
+        "two micro-batches under no_sync", 2, replicated(accumulate=2), twin(accumulate=2), SOFT
+    ),
     "accumulate_every": Case(
         "two micro-batches, each reduced",
         2,
@@ -264,8 +352,16 @@ CASES: dict[str, Case] = {
         twin(evaluate=True, buffers=TOLD),
         SOFT,
     ),
-    "clip": Case("clip_grad_norm_: nothing is reduced for it", 2, replicated(clip=True), twin(), SOFT),
-    "zero_optimizer": Case("ZeroRedundancyOptimizer", 2, replicated(zero=True), twin(zero_redundancy_optimizer=True), SOFT),
+    "clip": Case(
+        "clip_grad_norm_: nothing is reduced for it", 2, replicated(clip=True), twin(), SOFT
+    ),
+    "zero_optimizer": Case(
+        "ZeroRedundancyOptimizer",
+        2,
+        replicated(zero=True),
+        twin(zero_redundancy_optimizer=True),
+        SOFT,
+    ),
     "zero_optimizer_4": Case(
         "the same on 4 ranks, more layers",
         4,

@@ -1,6 +1,8 @@
-"""DeepSeek's DualPipe: its own step on CPU tensors. Recording takes the package (1.0.0, commit 3da1bbe), which nothing else here needs.
+"""DeepSeek's DualPipe: its own step on CPU tensors. Recording takes the package (1.0.0, commit
+3da1bbe), which nothing else here needs.
 
-What it wants of CUDA is a device's name; a stage is a matrix whose gradient waits where the schedule says so.
+What it wants of CUDA is a device's name; a stage is a matrix whose gradient waits where the
+schedule says so.
 """
 
 from __future__ import annotations
@@ -59,22 +61,38 @@ def piped(name: str, micro_batches: int, evaluate: bool = False) -> Any:
         batch = torch.randn(ROWS * micro_batches // (1 + both), WIDTH)
         ends = rank in ((0, size - 1) if both else (0,))
         with torch.set_grad_enabled(not evaluate):
-            model.step(batch if ends else None, num_chunks=micro_batches, criterion=torch.nn.functional.mse_loss,
-                       labels=(batch if ends else None,))  # fmt: skip
+            model.step(
+                batch if ends else None,
+                num_chunks=micro_batches,
+                criterion=torch.nn.functional.mse_loss,
+                labels=(batch if ends else None,),
+            )
 
     return body
 
 
 def twin(ranks: int, schedule: str, micro_batches: int, **fields: Any) -> dict[str, Any]:
-    base = {"schedule": schedule, "micro_batches": micro_batches, "activation": {"shape": [ROWS, WIDTH]},
-            "forward": "1 ms", "backward": "2 ms"}  # fmt: skip
+    base = {
+        "schedule": schedule,
+        "micro_batches": micro_batches,
+        "activation": {"shape": [ROWS, WIDTH]},
+        "forward": "1 ms",
+        "backward": "2 ms",
+    }
     return {"mesh": {"pp": ranks}, "program": [{"pipeline": {**base, **fields}}]}
 
 
 def case(ranks: int, micro_batches: int, evaluate: bool = False) -> Case:
-    words = f"{micro_batches} micro-batches on {ranks} ranks" + (", forward passes alone" if evaluate else "")
+    words = f"{micro_batches} micro-batches on {ranks} ranks" + (
+        ", forward passes alone" if evaluate else ""
+    )
     fields = {"evaluate": True} if evaluate else {"reduce_copies": False}
-    return Case(words, ranks, piped("DualPipe", micro_batches, evaluate), twin(ranks, "dualpipe", micro_batches, **fields))
+    return Case(
+        words,
+        ranks,
+        piped("DualPipe", micro_batches, evaluate),
+        twin(ranks, "dualpipe", micro_batches, **fields),
+    )
 
 
 CASES: dict[str, Case] = {

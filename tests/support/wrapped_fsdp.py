@@ -38,7 +38,9 @@ def sharded(
     inputs_grad: bool = False,
     evaluate: bool = False,
 ) -> Any:
-    """``reshard``: reshard_after_forward by layer; ``every``: of all; ``setting(net, k, last)`` before micro-batch k."""
+    """``reshard``: reshard_after_forward by layer; ``every``: of all; ``setting(net, k, last)``
+    before micro-batch k.
+    """
 
     def body(rank: int, size: int, log: list[dict[str, Any]]) -> None:
         import torch
@@ -46,7 +48,11 @@ def sharded(
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        shape, names = ((replicate, size // replicate), ("dp_replicate", "dp")) if replicate > 1 else ((size,), ("dp",))
+        shape, names = (
+            ((replicate, size // replicate), ("dp_replicate", "dp"))
+            if replicate > 1
+            else ((size,), ("dp",))
+        )
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
         net = nn.Sequential(*(nn.Linear(in_, out) for out, in_ in widths))
         for k in frozen:
@@ -69,8 +75,16 @@ def sharded(
     return body
 
 
-def steps(net: Any, iterations: int, width: int, accumulate: int = 1, setting: Any = None, clip: bool = False,
-          inputs_grad: bool = False, evaluate: bool = False) -> None:  # fmt: skip
+def steps(
+    net: Any,
+    iterations: int,
+    width: int,
+    accumulate: int = 1,
+    setting: Any = None,
+    clip: bool = False,
+    inputs_grad: bool = False,
+    evaluate: bool = False,
+) -> None:
     import torch
 
     optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1)
@@ -89,8 +103,14 @@ def steps(net: Any, iterations: int, width: int, accumulate: int = 1, setting: A
         optimizer.zero_grad()
 
 
-def twin(iterations: int = 2, mesh: dict[str, int] | None = None, layers: Any = None, **fields: Any) -> dict[str, Any]:
-    return {"mesh": mesh or {"dp": 4}, "iterations": iterations, "program": [{"fsdp": {"layers": layers or linears(), **fields}}]}
+def twin(
+    iterations: int = 2, mesh: dict[str, int] | None = None, layers: Any = None, **fields: Any
+) -> dict[str, Any]:
+    return {
+        "mesh": mesh or {"dp": 4},
+        "iterations": iterations,
+        "program": [{"fsdp": {"layers": layers or linears(), **fields}}],
+    }
 
 
 HSDP = {"dp_replicate": 2, "dp": 2}
@@ -98,27 +118,44 @@ LAST = {"params": [[32, 48], [32]], **PRICE}
 
 CASES: dict[str, Case] = {
     "auto": Case("every layer and the root, reshard_after_forward left out", 4, sharded(), twin()),
-    "keep_all": Case("reshard_after_forward=False everywhere", 4, sharded(every=False), twin(reshard_after_forward=False)),
+    "keep_all": Case(
+        "reshard_after_forward=False everywhere",
+        4,
+        sharded(every=False),
+        twin(reshard_after_forward=False),
+    ),
     "last_kept": Case(
         "the last unit kept after the forward pass, as torchtitan keeps norm and output",
         4,
         sharded(reshard={3: False}),
         twin(layers=linears(reshard_after_forward={3: False})),
     ),
-    "part": Case("reshard_after_forward=2 of 4 ranks", 4, sharded(every=2), twin(reshard_after_forward=2)),
-    "part_whole": Case("reshard_after_forward=4 of 4 ranks", 4, sharded(every=4), twin(reshard_after_forward=4)),
+    "part": Case(
+        "reshard_after_forward=2 of 4 ranks", 4, sharded(every=2), twin(reshard_after_forward=2)
+    ),
+    "part_whole": Case(
+        "reshard_after_forward=4 of 4 ranks", 4, sharded(every=4), twin(reshard_after_forward=4)
+    ),
     "part_last_kept": Case(
         "2 of 4 ranks, the last unit kept",
         4,
         sharded(every=2, reshard={3: False}),
         twin(layers=linears(reshard_after_forward={3: False}), reshard_after_forward=2),
     ),
-    "root_last": Case("the root holds the last layer", 4, sharded(root="last"), twin(layers=linears(WIDTHS[:3]), root=LAST)),
+    "root_last": Case(
+        "the root holds the last layer",
+        4,
+        sharded(root="last"),
+        twin(layers=linears(WIDTHS[:3]), root=LAST),
+    ),
     "root_ends": Case(
         "the root holds the first and the last layer (only the blocks are wrapped)",
         4,
         sharded(root="ends"),
-        twin(layers=linears(WIDTHS[1:3]), root={"params": [[96, 64], [96], [32, 48], [32]], "at": "both", **PRICE}),
+        twin(
+            layers=linears(WIDTHS[1:3]),
+            root={"params": [[96, 64], [96], [32, 48], [32]], "at": "both", **PRICE},
+        ),
     ),
     "root_resharded": Case(
         "the root with reshard_after_forward=True",
@@ -133,17 +170,29 @@ CASES: dict[str, Case] = {
         twin(input_grad=True),
     ),
     "frozen_first": Case(
-        "the first two layers frozen", 4, sharded(frozen=(0, 1)), twin(layers=linears(frozen={0: True, 1: True}))
+        "the first two layers frozen",
+        4,
+        sharded(frozen=(0, 1)),
+        twin(layers=linears(frozen={0: True, 1: True})),
     ),
-    "frozen_middle": Case("a layer in the middle frozen", 4, sharded(frozen=(1,)), twin(layers=linears(frozen={1: True}))),
-    "frozen_last": Case("the head frozen", 4, sharded(frozen=(3,)), twin(layers=linears(frozen={3: True}))),
+    "frozen_middle": Case(
+        "a layer in the middle frozen",
+        4,
+        sharded(frozen=(1,)),
+        twin(layers=linears(frozen={1: True})),
+    ),
+    "frozen_last": Case(
+        "the head frozen", 4, sharded(frozen=(3,)), twin(layers=linears(frozen={3: True}))
+    ),
     "grouped": Case(
         "the last two layers as one unit, fully_shard([norm, output])",
         4,
         sharded(group=(2, 3)),
         twin(layers=[*linears(WIDTHS[:2]), {"params": [[48, 64], [48], [32, 48], [32]], **PRICE}]),
     ),
-    "clip": Case("clip_grad_norm_", 4, sharded(clip=True), twin(clip_grad_norm=True), ("all_reduce",)),
+    "clip": Case(
+        "clip_grad_norm_", 4, sharded(clip=True), twin(clip_grad_norm=True), ("all_reduce",)
+    ),
     "clip_hybrid": Case(
         "HSDP with clip_grad_norm_",
         4,
@@ -151,7 +200,9 @@ CASES: dict[str, Case] = {
         twin(mesh=HSDP, shard="dp", replicate="dp_replicate", clip_grad_norm=True),
         ("all_reduce",),
     ),
-    "accumulate": Case("two micro-batches, each reduced", 4, sharded(accumulate=2), twin(accumulate=2)),
+    "accumulate": Case(
+        "two micro-batches, each reduced", 4, sharded(accumulate=2), twin(accumulate=2)
+    ),
     "accumulate_late": Case(
         "set_requires_gradient_sync(False) before the last micro-batch",
         4,
@@ -169,21 +220,36 @@ CASES: dict[str, Case] = {
         4,
         sharded(
             accumulate=2,
-            setting=lambda net, k, last: (net.set_requires_gradient_sync(last), net.set_reshard_after_backward(last)),
+            setting=lambda net, k, last: (
+                net.set_requires_gradient_sync(last),
+                net.set_reshard_after_backward(last),
+            ),
         ),
         twin(accumulate=2, no_sync=True, reshard_after_backward=False),
     ),
     "all_reduce_late": Case(
         "HSDP, set_requires_all_reduce(False) before the last micro-batch",
         4,
-        sharded(accumulate=2, replicate=2, setting=lambda net, k, last: net.set_requires_all_reduce(last)),
+        sharded(
+            accumulate=2,
+            replicate=2,
+            setting=lambda net, k, last: net.set_requires_all_reduce(last),
+        ),
         twin(mesh=HSDP, shard="dp", replicate="dp_replicate", accumulate=2, all_reduce_late=True),
     ),
     "hybrid_mixed": Case(
         "HSDP with MixedPrecisionPolicy(bfloat16, float32)",
         4,
         sharded(replicate=2, mixed=True),
-        twin(mesh=HSDP, shard="dp", replicate="dp_replicate", param_dtype="bfloat16", reduce_dtype="float32"),
+        twin(
+            mesh=HSDP,
+            shard="dp",
+            replicate="dp_replicate",
+            param_dtype="bfloat16",
+            reduce_dtype="float32",
+        ),
     ),
-    "evaluate": Case("forward passes alone, under no_grad", 4, sharded(evaluate=True), twin(evaluate=True)),
+    "evaluate": Case(
+        "forward passes alone, under no_grad", 4, sharded(evaluate=True), twin(evaluate=True)
+    ),
 }

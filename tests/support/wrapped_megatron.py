@@ -1,8 +1,10 @@
-"""Megatron-Core's DistributedDataParallel on CPU tensors: hooks, buckets and buffers are its own. Recording takes megatron-core (0.16.1).
+"""Megatron-Core's DistributedDataParallel on CPU tensors: hooks, buckets and buffers are its own.
+Recording takes megatron-core (0.16.1).
 
-The loop is that of megatron/training/training.py: forward hooks, which gather, are enabled after the first iteration; micro-batches but
-the last run under no_sync where gradients overlap; what is not overlapped is gathered after the update. Its optimizer wants CUDA tensors
-and is left out, the norm's all_reduce with it.
+The loop is that of megatron/training/training.py: forward hooks, which gather, are enabled after
+the first iteration; micro-batches but the last run under no_sync where gradients overlap; what is
+not overlapped is gathered after the update. Its optimizer wants CUDA tensors and is left out, the
+norm's all_reduce with it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,13 @@ SMALL = ((96, 10), (96, 96), (32, 96))
 LARGE = ((200, 300), (300, 200), (64, 300), (8, 64))
 
 
-def trained(sizes: tuple[tuple[int, int], ...], iterations: int, accumulate: int, bf16: bool, options: dict[str, Any]) -> Any:
+def trained(
+    sizes: tuple[tuple[int, int], ...],
+    iterations: int,
+    accumulate: int,
+    bf16: bool,
+    options: dict[str, Any],
+) -> Any:
     def body(rank: int, size: int, log: list[dict[str, Any]]) -> None:
         import torch
         from megatron.core import parallel_state
@@ -27,7 +35,12 @@ def trained(sizes: tuple[tuple[int, int], ...], iterations: int, accumulate: int
         torch.cuda.current_device = lambda: "cpu"
         parallel_state.destroy_model_parallel()
         parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
-        net = torch.nn.Sequential(*(torch.nn.Linear(in_, out, dtype=torch.bfloat16 if bf16 else None) for out, in_ in sizes))
+        net = torch.nn.Sequential(
+            *(
+                torch.nn.Linear(in_, out, dtype=torch.bfloat16 if bf16 else None)
+                for out, in_ in sizes
+            )
+        )
         config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1)
         made = DistributedDataParallel(config, DistributedDataParallelConfig(**options), net)
         gathers = options.get("overlap_param_gather", False)
@@ -39,7 +52,9 @@ def trained(sizes: tuple[tuple[int, int], ...], iterations: int, accumulate: int
             for micro in range(accumulate):
                 overlaps = options.get("overlap_grad_reduce", False) and micro < accumulate - 1
                 with made.no_sync() if overlaps else nullcontext():
-                    made(torch.randn(2, sizes[0][1], dtype=torch.bfloat16 if bf16 else None)).sum().backward()
+                    made(
+                        torch.randn(2, sizes[0][1], dtype=torch.bfloat16 if bf16 else None)
+                    ).sum().backward()
             made.finish_grad_sync()
             if options.get("use_distributed_optimizer", False) and not gathers:
                 made.start_param_sync()
@@ -49,21 +64,54 @@ def trained(sizes: tuple[tuple[int, int], ...], iterations: int, accumulate: int
     return body
 
 
-WORDS = {"use_distributed_optimizer": "distributed optimizer", "overlap_grad_reduce": "gradients overlapped",
-         "overlap_param_gather": "parameters overlapped", "average_in_collective": "averaged in the collective",
-         "pad_buckets_for_high_nccl_busbw": "padded for rings", "grad_reduce_in_fp32": "reduced in float32"}  # fmt: skip
+WORDS = {
+    "use_distributed_optimizer": "distributed optimizer",
+    "overlap_grad_reduce": "gradients overlapped",
+    "overlap_param_gather": "parameters overlapped",
+    "average_in_collective": "averaged in the collective",
+    "pad_buckets_for_high_nccl_busbw": "padded for rings",
+    "grad_reduce_in_fp32": "reduced in float32",
+}
 
 
-def case(ranks: int, sizes: tuple[tuple[int, int], ...] = SMALL, bucket: int = 1000, iterations: int = 3, accumulate: int = 1,
-         bf16: bool = False, **options: bool) -> Case:  # fmt: skip
+def case(
+    ranks: int,
+    sizes: tuple[tuple[int, int], ...] = SMALL,
+    bucket: int = 1000,
+    iterations: int = 3,
+    accumulate: int = 1,
+    bf16: bool = False,
+    **options: bool,
+) -> Case:
     fields = {word: options.get(word, False) for word in WORDS if word != "grad_reduce_in_fp32"}
     price = {"forward": "1 ms", "backward": "2 ms"}
-    dtypes = {"dtype": "bfloat16", "grad_dtype": "float32" if options.get("grad_reduce_in_fp32") else "bfloat16"} if bf16 else {}
+    dtypes = (
+        {
+            "dtype": "bfloat16",
+            "grad_dtype": "float32" if options.get("grad_reduce_in_fp32") else "bfloat16",
+        }
+        if bf16
+        else {}
+    )
     layers = [{"params": [[out, in_], [out]], **price} for out, in_ in sizes]
-    program = [{"megatron_ddp": {"layers": layers, "bucket_size": bucket, "clip_grad_norm": False, "accumulate": accumulate, **fields,
-                                 **dtypes}}]  # fmt: skip
+    program = [
+        {
+            "megatron_ddp": {
+                "layers": layers,
+                "bucket_size": bucket,
+                "clip_grad_norm": False,
+                "accumulate": accumulate,
+                **fields,
+                **dtypes,
+            }
+        }
+    ]
     words = [word for key, word in WORDS.items() if options.get(key)]
-    words += ["bfloat16"] * bf16 + [f"{accumulate} micro-batches"] * (accumulate > 1) + [f"buckets of {bucket} parameters"]
+    words += (
+        ["bfloat16"] * bf16
+        + [f"{accumulate} micro-batches"] * (accumulate > 1)
+        + [f"buckets of {bucket} parameters"]
+    )
     body = trained(sizes, iterations, accumulate, bf16, {"bucket_size": bucket, **options})
     return Case(", ".join(words), ranks, body, {"iterations": iterations, "program": program})
 

@@ -1,4 +1,6 @@
-"""Configurations of fully_shard around transformer blocks: nested units, adapters, prefetching, checkpointing, as frameworks wrap them."""
+"""Configurations of fully_shard around transformer blocks: nested units, adapters, prefetching,
+checkpointing, as frameworks wrap them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ NORM, ATTENTION, MLP = [[HIDDEN]], [[HIDDEN, HIDDEN]] * 4, [[WIDE, HIDDEN], [HID
 
 
 def network(blocks: int = 2, rank: int = 0, tied: bool = False, embeds: bool = True) -> Any:
-    """Embedding, blocks of attention and feed-forward with residual sums, norm, output. ``rank``: LoRA's, all else frozen."""
+    """Embedding, blocks of attention and feed-forward with residual sums, norm, output. ``rank``:
+    LoRA's, all else frozen.
+    """
     import torch
     from torch import nn
 
@@ -23,7 +27,10 @@ def network(blocks: int = 2, rank: int = 0, tied: bool = False, embeds: bool = T
         def __init__(self, in_: int, out: int) -> None:
             super().__init__()
             self.base = nn.Linear(in_, out, bias=False).requires_grad_(False)
-            self.lora_a, self.lora_b = nn.Linear(in_, rank, bias=False), nn.Linear(rank, out, bias=False)
+            self.lora_a, self.lora_b = (
+                nn.Linear(in_, rank, bias=False),
+                nn.Linear(rank, out, bias=False),
+            )
 
         def forward(self, x: Any) -> Any:
             return self.base(x) + self.lora_b(self.lora_a(x))
@@ -70,7 +77,10 @@ def network(blocks: int = 2, rank: int = 0, tied: bool = False, embeds: bool = T
             if embeds:
                 self.embedding = nn.Embedding(VOCABULARY, HIDDEN).requires_grad_(not rank)
             self.blocks = nn.ModuleList(Block() for _ in range(blocks))
-            self.norm, self.output = Norm(), nn.Linear(HIDDEN, VOCABULARY, bias=False).requires_grad_(not rank)
+            self.norm, self.output = (
+                Norm(),
+                nn.Linear(HIDDEN, VOCABULARY, bias=False).requires_grad_(not rank),
+            )
             if tied:
                 self.output.weight = self.embedding.weight
 
@@ -83,8 +93,17 @@ def network(blocks: int = 2, rank: int = 0, tied: bool = False, embeds: bool = T
     return Net()
 
 
-def wrapped(wrap: Any, iterations: int = 2, blocks: int = 2, rank: int = 0, tied: bool = False, checkpoint: bool = False,
-            embeds: bool = True, mesh_shape: tuple[int, int] | None = None, **training: Any) -> Any:  # fmt: skip
+def wrapped(
+    wrap: Any,
+    iterations: int = 2,
+    blocks: int = 2,
+    rank: int = 0,
+    tied: bool = False,
+    checkpoint: bool = False,
+    embeds: bool = True,
+    mesh_shape: tuple[int, int] | None = None,
+    **training: Any,
+) -> Any:
     """``wrap(net, shard)`` wraps; ``shard(module, **options)`` is fully_shard on the mesh."""
 
     def body(rank_: int, size: int, log: list[dict[str, Any]]) -> None:
@@ -108,8 +127,9 @@ def wrapped(wrap: Any, iterations: int = 2, blocks: int = 2, rank: int = 0, tied
 
 
 def experts(inner_first: bool = True, **training: Any) -> Any:
-    """torchtitan, models/llama4/infra/parallelize.py (apply_fsdp): feed-forward parts that are spread over ``ep`` are sharded over the
-    rest of the data-parallel ranks, all else over all of them."""
+    """torchtitan, models/llama4/infra/parallelize.py (apply_fsdp): feed-forward parts that are
+    spread over ``ep`` are sharded over the rest of the data-parallel ranks, all else over all of
+    them."""
 
     def body(rank_: int, size: int, log: list[dict[str, Any]]) -> None:
         from torch.distributed.device_mesh import init_device_mesh
@@ -129,7 +149,9 @@ def experts(inner_first: bool = True, **training: Any) -> Any:
 
 
 def torchtitan(net: Any, shard: Any) -> None:
-    """torchtitan, models/llama3/infra/parallelize.py (apply_fsdp): embedding, blocks, norm with output, root."""
+    """torchtitan, models/llama3/infra/parallelize.py (apply_fsdp): embedding, blocks, norm with
+    output, root.
+    """
     shard(net.embedding, reshard_after_forward=True)
     for block in net.blocks:
         shard(block, reshard_after_forward=True)
@@ -174,7 +196,11 @@ def unit(params: Any, **fields: Any) -> dict[str, Any]:
 
 
 def twin(layers: Any, iterations: int = 2, mesh: Any = None, **fields: Any) -> dict[str, Any]:
-    return {"mesh": mesh or {"dp": 4}, "iterations": iterations, "program": [{"fsdp": {"layers": layers, **fields}}]}
+    return {
+        "mesh": mesh or {"dp": 4},
+        "iterations": iterations,
+        "program": [{"fsdp": {"layers": layers, **fields}}],
+    }
 
 
 EMBEDDING, OUTPUT = [[VOCABULARY, HIDDEN]], [[HIDDEN], [VOCABULARY, HIDDEN]]
@@ -192,24 +218,40 @@ HSDP = {"dp_replicate": 2, "dp": 2}
 
 def adapted(rank: int, shapes: Any) -> dict[str, Any]:
     """LoRA: the matrices frozen, two thin ones beside each."""
-    return {"params": [thin for out, in_ in shapes for thin in ([rank, in_], [out, rank])], "frozen": list(shapes)}
+    return {
+        "params": [thin for out, in_ in shapes for thin in ([rank, in_], [out, rank])],
+        "frozen": list(shapes),
+    }
 
 
 LORA_BLOCK = {**PRICE, "params": adapted(8, [*ATTENTION, *MLP])["params"], "frozen": BLOCK}
-LORA_NESTED = {"frozen": [*NORM, *NORM], **PRICE,
-               "inner": [{**PRICE, **adapted(8, ATTENTION)}, {**PRICE, **adapted(8, MLP)}]}  # fmt: skip
+LORA_NESTED = {
+    "frozen": [*NORM, *NORM],
+    **PRICE,
+    "inner": [{**PRICE, **adapted(8, ATTENTION)}, {**PRICE, **adapted(8, MLP)}],
+}
 FROZEN_ENDS = {"frozen": [*EMBEDDING, *OUTPUT], "at": "both", **PRICE}
 TITAN = [unit(EMBEDDING), unit(BLOCK, count=2), unit(OUTPUT, reshard_after_forward=False)]
 
 CASES: dict[str, Case] = {
     "torchtitan": Case(
-        "torchtitan's Llama: embedding, blocks, norm with output (kept), root", 4, wrapped(torchtitan), twin(TITAN)
+        "torchtitan's Llama: embedding, blocks, norm with output (kept), root",
+        4,
+        wrapped(torchtitan),
+        twin(TITAN),
     ),
     "torchtitan_clip": Case(
-        "the same with clip_grad_norm_", 4, wrapped(torchtitan, clip=True), twin(TITAN, clip_grad_norm=True), ("all_reduce",)
+        "the same with clip_grad_norm_",
+        4,
+        wrapped(torchtitan, clip=True),
+        twin(TITAN, clip_grad_norm=True),
+        ("all_reduce",),
     ),
     "torchtitan_checkpoint": Case(
-        "the same with activation checkpointing of blocks", 4, wrapped(torchtitan, checkpoint=True), twin(TITAN)
+        "the same with activation checkpointing of blocks",
+        4,
+        wrapped(torchtitan, checkpoint=True),
+        twin(TITAN),
     ),
     "torchtitan_hybrid": Case(
         "the same on 2 × 2 ranks (HSDP)",
@@ -220,7 +262,11 @@ CASES: dict[str, Case] = {
     "torchtitan_late": Case(
         "the same, two micro-batches, gradient sync in the last",
         4,
-        wrapped(torchtitan, accumulate=2, setting=lambda net, k, last: net.set_requires_gradient_sync(last)),
+        wrapped(
+            torchtitan,
+            accumulate=2,
+            setting=lambda net, k, last: net.set_requires_gradient_sync(last),
+        ),
         twin(TITAN, accumulate=2, no_sync=True),
     ),
     "experts": Case(
@@ -229,7 +275,9 @@ CASES: dict[str, Case] = {
         experts(),
         twin(**EXPERTS),
     ),
-    "experts_accumulated": Case("the same, two micro-batches", 4, experts(accumulate=2), twin(**EXPERTS, accumulate=2)),
+    "experts_accumulated": Case(
+        "the same, two micro-batches", 4, experts(accumulate=2), twin(**EXPERTS, accumulate=2)
+    ),
     "accelerate": Case(
         "accelerate's TRANSFORMER_BASED_WRAP: blocks, then the model",
         4,
@@ -254,7 +302,12 @@ CASES: dict[str, Case] = {
         wrapped(blocks_alone, iterations=3, blocks=3),
         twin([unit(BLOCK, count=3)], 3, {"dp": 2}, root=ENDS),
     ),
-    "nested": Case("attention, mlp and the block each a unit", 4, wrapped(nested), twin([NESTED, NESTED], root=ENDS)),
+    "nested": Case(
+        "attention, mlp and the block each a unit",
+        4,
+        wrapped(nested),
+        twin([NESTED, NESTED], root=ENDS),
+    ),
     "nested_data": Case(
         "the same behind plain data: the first block's input wants no gradient",
         4,
@@ -262,7 +315,10 @@ CASES: dict[str, Case] = {
         twin([NESTED, NESTED], root=unit(OUTPUT)),
     ),
     "nested_checkpoint": Case(
-        "the same with activation checkpointing of blocks", 4, wrapped(nested, checkpoint=True), twin([NESTED, NESTED], root=ENDS)
+        "the same with activation checkpointing of blocks",
+        4,
+        wrapped(nested, checkpoint=True),
+        twin([NESTED, NESTED], root=ENDS),
     ),
     "whole": Case(
         "one unit for the whole model",
@@ -277,7 +333,10 @@ CASES: dict[str, Case] = {
         twin([unit(BLOCK, count=3)], root=ENDS, forward_prefetch=1),
     ),
     "forward_prefetch_2": Case(
-        "two ahead", 4, wrapped(prefetched(2, 0), blocks=4), twin([unit(BLOCK, count=4)], root=ENDS, forward_prefetch=2)
+        "two ahead",
+        4,
+        wrapped(prefetched(2, 0), blocks=4),
+        twin([unit(BLOCK, count=4)], root=ENDS, forward_prefetch=2),
     ),
     "backward_prefetch_2": Case(
         "set_modules_to_backward_prefetch, two ahead",
@@ -318,7 +377,12 @@ CASES: dict[str, Case] = {
     "lora_late": Case(
         "LoRA, two micro-batches, gradient sync in the last",
         4,
-        wrapped(blocks_alone, rank=8, accumulate=2, setting=lambda net, k, last: net.set_requires_gradient_sync(last)),
+        wrapped(
+            blocks_alone,
+            rank=8,
+            accumulate=2,
+            setting=lambda net, k, last: net.set_requires_gradient_sync(last),
+        ),
         twin([{**LORA_BLOCK, "count": 2}], root=FROZEN_ENDS, accumulate=2, no_sync=True),
     ),
     "lora_clip": Case(
@@ -332,7 +396,13 @@ CASES: dict[str, Case] = {
         "LoRA on 2 × 2 ranks (HSDP)",
         4,
         wrapped(blocks_alone, rank=8, mesh_shape=(2, 2)),
-        twin([{**LORA_BLOCK, "count": 2}], mesh=HSDP, shard="dp", replicate="dp_replicate", root=FROZEN_ENDS),
+        twin(
+            [{**LORA_BLOCK, "count": 2}],
+            mesh=HSDP,
+            shard="dp",
+            replicate="dp_replicate",
+            root=FROZEN_ENDS,
+        ),
     ),
     "lora_evaluate": Case(
         "LoRA, forward passes alone",

@@ -1,4 +1,6 @@
-"""Configurations of torch.distributed.pipelining beyond tests/support/pipeline_recorder.py: forward alone, few micro-batches, data parallelism."""
+"""Configurations of torch.distributed.pipelining beyond tests/support/pipeline_recorder.py: forward
+alone, few micro-batches, data parallelism.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,15 @@ PRICE = {"forward": "1 ms", "backward": "2 ms"}
 WIDTH, BATCH = 16, 2
 
 
-def piped(name: str, chunks: int = 1, micro_batches: int = 4, iterations: int = 2, evaluate: bool = False, static: bool = False,
-          forward_only: bool = False) -> Any:  # fmt: skip
+def piped(
+    name: str,
+    chunks: int = 1,
+    micro_batches: int = 4,
+    iterations: int = 2,
+    evaluate: bool = False,
+    static: bool = False,
+    forward_only: bool = False,
+) -> Any:
     """``static``: shapes told beforehand; ``forward_only``: no loss function."""
 
     def body(rank: int, size: int, log: list[dict[str, Any]]) -> None:
@@ -25,12 +34,20 @@ def piped(name: str, chunks: int = 1, micro_batches: int = 4, iterations: int = 
         mine = (rank, count - 1 - rank) if name in ("ZBVZeroBubble", "DualPipeV") else looped
         example = torch.randn(BATCH, WIDTH, requires_grad=not (evaluate or forward_only))
         shapes = {"input_args": (example,), "output_args": (example,)} if static else {}
-        stages = [PipelineStage(nn.Linear(WIDTH, WIDTH), s, count, torch.device("cpu"), **shapes) for s in mine]
+        stages = [
+            PipelineStage(nn.Linear(WIDTH, WIDTH), s, count, torch.device("cpu"), **shapes)
+            for s in mine
+        ]
         loss = {} if forward_only else {"loss_fn": nn.functional.mse_loss}
-        schedule = get_schedule_class(name)(stages if chunks > 1 else stages[0], micro_batches, **loss)
+        schedule = get_schedule_class(name)(
+            stages if chunks > 1 else stages[0], micro_batches, **loss
+        )
         last = size - 1 if mine is looped else 0
         for _ in range(iterations):
-            x, target = torch.randn(BATCH * micro_batches, WIDTH), torch.randn(BATCH * micro_batches, WIDTH)
+            x, target = (
+                torch.randn(BATCH * micro_batches, WIDTH),
+                torch.randn(BATCH * micro_batches, WIDTH),
+            )
             inputs = (x,) if rank == 0 else ()
             targets = {"target": target} if rank == last and not forward_only else {}
             if evaluate:
@@ -43,25 +60,58 @@ def piped(name: str, chunks: int = 1, micro_batches: int = 4, iterations: int = 
 
 
 def twin(
-    ranks: int, schedule: str, chunks: int = 1, micro_batches: int = 4, iterations: int = 2, **fields: Any
+    ranks: int,
+    schedule: str,
+    chunks: int = 1,
+    micro_batches: int = 4,
+    iterations: int = 2,
+    **fields: Any,
 ) -> dict[str, Any]:
-    base = {"schedule": schedule, "chunks": chunks, "micro_batches": micro_batches, "shapes_exchange": True,
-            "activation": {"shape": [BATCH, WIDTH], "dtype": "float32"}, **PRICE}  # fmt: skip
-    return {"mesh": {"pp": ranks}, "iterations": iterations, "program": [{"pipeline": {**base, **fields}}]}
+    base = {
+        "schedule": schedule,
+        "chunks": chunks,
+        "micro_batches": micro_batches,
+        "shapes_exchange": True,
+        "activation": {"shape": [BATCH, WIDTH], "dtype": "float32"},
+        **PRICE,
+    }
+    return {
+        "mesh": {"pp": ranks},
+        "iterations": iterations,
+        "program": [{"pipeline": {**base, **fields}}],
+    }
 
 
 CASES: dict[str, Case] = {
-    "gpipe_eval": Case("GPipe, eval()", 2, piped("GPipe", evaluate=True), twin(2, "gpipe", evaluate=True)),
-    "gpipe_eval_4": Case("GPipe on 4 ranks, eval()", 4, piped("GPipe", evaluate=True), twin(4, "gpipe", evaluate=True)),
-    "1f1b_eval": Case("1F1B, eval()", 4, piped("1F1B", evaluate=True), twin(4, "1f1b", evaluate=True)),
+    "gpipe_eval": Case(
+        "GPipe, eval()", 2, piped("GPipe", evaluate=True), twin(2, "gpipe", evaluate=True)
+    ),
+    "gpipe_eval_4": Case(
+        "GPipe on 4 ranks, eval()",
+        4,
+        piped("GPipe", evaluate=True),
+        twin(4, "gpipe", evaluate=True),
+    ),
+    "1f1b_eval": Case(
+        "1F1B, eval()", 4, piped("1F1B", evaluate=True), twin(4, "1f1b", evaluate=True)
+    ),
     "interleaved_eval": Case(
-        "interleaved 1F1B, eval()", 2, piped("Interleaved1F1B", 2, evaluate=True), twin(2, "interleaved_1f1b", 2, evaluate=True)
+        "interleaved 1F1B, eval()",
+        2,
+        piped("Interleaved1F1B", 2, evaluate=True),
+        twin(2, "interleaved_1f1b", 2, evaluate=True),
     ),
     "zero_eval": Case(
-        "interleaved zero bubble, eval()", 2, piped("InterleavedZeroBubble", 2, evaluate=True), twin(2, "zb1p", 2, evaluate=True)
+        "interleaved zero bubble, eval()",
+        2,
+        piped("InterleavedZeroBubble", 2, evaluate=True),
+        twin(2, "zb1p", 2, evaluate=True),
     ),
     "looped_eval": Case(
-        "looped breadth first, eval()", 2, piped("LoopedBFS", 2, evaluate=True), twin(2, "looped_bfs", 2, evaluate=True)
+        "looped breadth first, eval()",
+        2,
+        piped("LoopedBFS", 2, evaluate=True),
+        twin(2, "looped_bfs", 2, evaluate=True),
     ),
     "eval_static": Case(
         "GPipe, eval(), shapes told",
@@ -70,10 +120,16 @@ CASES: dict[str, Case] = {
         twin(2, "gpipe", evaluate=True, shapes_exchange="vote"),
     ),
     "gpipe_few": Case(
-        "GPipe, 2 micro-batches on 4 stages", 4, piped("GPipe", micro_batches=2), twin(4, "gpipe", micro_batches=2)
+        "GPipe, 2 micro-batches on 4 stages",
+        4,
+        piped("GPipe", micro_batches=2),
+        twin(4, "gpipe", micro_batches=2),
     ),
     "gpipe_one": Case(
-        "GPipe, one micro-batch on 4 stages", 4, piped("GPipe", micro_batches=1), twin(4, "gpipe", micro_batches=1)
+        "GPipe, one micro-batch on 4 stages",
+        4,
+        piped("GPipe", micro_batches=1),
+        twin(4, "gpipe", micro_batches=1),
     ),
     "gpipe_few_eval": Case(
         "GPipe, 2 micro-batches on 4 stages, eval()",
@@ -106,12 +162,28 @@ CASES: dict[str, Case] = {
         twin(4, "zb1p", 2, micro_batches=2),
     ),
     "zbv_few": Case(
-        "ZBV, 2 micro-batches on 4 ranks", 4, piped("ZBVZeroBubble", 2, micro_batches=2), twin(4, "zbv", 2, micro_batches=2)
+        "ZBV, 2 micro-batches on 4 ranks",
+        4,
+        piped("ZBVZeroBubble", 2, micro_batches=2),
+        twin(4, "zbv", 2, micro_batches=2),
     ),
-    "1f1b_8": Case("1F1B, 8 micro-batches on 4 stages", 4, piped("1F1B", micro_batches=8), twin(4, "1f1b", micro_batches=8)),
-    "gpipe_static": Case("GPipe, shapes told", 4, piped("GPipe", static=True), twin(4, "gpipe", shapes_exchange="vote")),
+    "1f1b_8": Case(
+        "1F1B, 8 micro-batches on 4 stages",
+        4,
+        piped("1F1B", micro_batches=8),
+        twin(4, "1f1b", micro_batches=8),
+    ),
+    "gpipe_static": Case(
+        "GPipe, shapes told",
+        4,
+        piped("GPipe", static=True),
+        twin(4, "gpipe", shapes_exchange="vote"),
+    ),
     "zbv": Case(
-        "ZBV on 4 ranks, 8 micro-batches", 4, piped("ZBVZeroBubble", 2, micro_batches=8), twin(4, "zbv", 2, micro_batches=8)
+        "ZBV on 4 ranks, 8 micro-batches",
+        4,
+        piped("ZBVZeroBubble", 2, micro_batches=8),
+        twin(4, "zbv", 2, micro_batches=8),
     ),
     "dualpipe_v": Case(
         "DualPipeV on 2 ranks, 6 micro-batches",

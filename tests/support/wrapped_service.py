@@ -1,4 +1,6 @@
-"""Averages of weights, checkpoints, weights for a rollout, and attention over heads, as torch, TRL and DeepSpeed make the calls."""
+"""Averages of weights, checkpoints, weights for a rollout, and attention over heads, as torch, TRL
+and DeepSpeed make the calls.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def periodic(**options: Any) -> Callable[[Any], Any]:
 
 def hierarchical(levels: list[tuple[int, int]], **options: Any) -> Callable[[Any], Any]:
     def make(dist: Any) -> Any:
-        from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
+        from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import (
+            HierarchicalModelAverager,
+        )
 
         return HierarchicalModelAverager(OrderedDict(levels), **options)
 
@@ -68,7 +72,9 @@ def hierarchical(levels: list[tuple[int, int]], **options: Any) -> Callable[[Any
 
 
 def torchft_like(iterations: int, every: int, diloco: bool) -> Any:
-    """One all_reduce per parameter after ``every`` steps, as torchft's LocalSGD and DiLoCo make them of the manager's group."""
+    """One all_reduce per parameter after ``every`` steps, as torchft's LocalSGD and DiLoCo make
+    them of the manager's group.
+    """
 
     def body(rank: int, size: int, log: Log) -> None:
         import torch
@@ -84,7 +90,10 @@ def torchft_like(iterations: int, every: int, diloco: bool) -> Any:
             inner.zero_grad()
             if (k + 1) % every:
                 continue
-            changes = [b - p.data if diloco else p.data for b, p in zip(before, net.parameters(), strict=True)]
+            changes = [
+                b - p.data if diloco else p.data
+                for b, p in zip(before, net.parameters(), strict=True)
+            ]
             flat = [torch.cat([c.reshape(-1) for c in changes])] if diloco else changes
             works = [dist.all_reduce(c, async_op=True) for c in flat]
             for work in works:
@@ -105,7 +114,9 @@ GRID = {"mesh": {"machine": 2, "gpu": 2}}
 
 
 # --- checkpoints: real torch.distributed.checkpoint ---
-def checkpointed(load: bool = False, sharded: bool = True, asynchronous: bool = False, times: int = 1) -> Any:
+def checkpointed(
+    load: bool = False, sharded: bool = True, asynchronous: bool = False, times: int = 1
+) -> Any:
     def body(rank: int, size: int, log: Log) -> None:
         import os
         import tempfile
@@ -128,7 +139,9 @@ def checkpointed(load: bool = False, sharded: bool = True, asynchronous: bool = 
             if load:
                 dcp.load(state, checkpoint_id="kept")
             elif asynchronous:
-                type(dist.group.WORLD)._device_types = [torch.device("cpu")]  # a group of cpu:gloo has it by itself
+                type(dist.group.WORLD)._device_types = [
+                    torch.device("cpu")
+                ]  # a group of cpu:gloo has it by itself
                 dcp.async_save(state, checkpoint_id=f"kept_{k}").result()
             else:
                 dcp.save(state, checkpoint_id=f"kept_{k}")
@@ -137,8 +150,12 @@ def checkpointed(load: bool = False, sharded: bool = True, asynchronous: bool = 
 
 
 # --- weights for a rollout ---
-def synchronised(trainers: int, sharded: bool = True, barriers: bool = False, packed: int = 1) -> Any:
-    """full_tensor of each parameter on every trainer, then the first one's broadcast in a group with the others."""
+def synchronised(
+    trainers: int, sharded: bool = True, barriers: bool = False, packed: int = 1
+) -> Any:
+    """full_tensor of each parameter on every trainer, then the first one's broadcast in a group
+    with the others.
+    """
 
     def body(rank: int, size: int, log: Log) -> None:
         import torch
@@ -180,7 +197,9 @@ def sync(trainers: list[int], rollouts: list[int], **fields: Any) -> dict[str, A
 
 # --- attention over heads ---
 def by_heads(layers: int, heads: int, kv_heads: int) -> Any:
-    """DistributedAttention: an all_to_all_single each for queries, keys, values and the context; autograd makes the backward pass's."""
+    """DistributedAttention: an all_to_all_single each for queries, keys, values and the context;
+    autograd makes the backward pass's.
+    """
 
     def body(rank: int, size: int, log: Log) -> None:
         import torch
@@ -213,7 +232,15 @@ def by_heads(layers: int, heads: int, kv_heads: int) -> Any:
 
 
 def heads_of(ranks: int, **fields: Any) -> dict[str, Any]:
-    given = {"layers": 2, "sequence": 16, "heads": 8, "head_dim": 4, "dtype": "float32", **PRICE, **fields}
+    given = {
+        "layers": 2,
+        "sequence": 16,
+        "heads": 8,
+        "head_dim": 4,
+        "dtype": "float32",
+        **PRICE,
+        **fields,
+    }
     return {"mesh": {"cp": ranks}, "program": [{"ulysses": given}]}
 
 
@@ -226,32 +253,104 @@ def saved(plan: int, given: int, results: int, metadata: int) -> dict[str, Any]:
 LOADED = {"program": [{"dcp_load": {"plan": "1470 B"}}]}
 
 CASES: dict[str, Case] = {
-    "periodic": Case("PeriodicModelAverager(period=2)", 2, averaged(5, periodic(period=2)),
-                     {"iterations": 5, "program": local(every=2)}),
-    "periodic_warm": Case("PeriodicModelAverager(period=3, warmup_steps=2)", 4, averaged(8, periodic(period=3, warmup_steps=2)),
-                          {"iterations": 8, "program": local(every=3, warmup=2)}),
-    "periodic_one": Case("PeriodicModelAverager(period=1)", 2, averaged(2, periodic(period=1)),
-                         {"iterations": 2, "program": local(every=1)}),
-    "hierarchical": Case("HierarchicalModelAverager, 2 steps: a machine, 4 steps: all", 4,
-                         averaged(6, hierarchical([(2, 2), (4, 4)])),
-                         {**GRID, "iterations": 6, "program": local(levels={2: "gpu", 4: "world"})}),
-    "hierarchical_warm": Case("the same after 3 steps", 4, averaged(9, hierarchical([(2, 2), (4, 4)], warmup_steps=3)),
-                              {**GRID, "iterations": 9, "program": local(levels={2: "gpu", 4: "world"}, warmup=3)}),
-    "local_sgd": Case("LocalSGD as torchft has it: each parameter, every 2 steps", 2, torchft_like(4, 2, diloco=False),
-                      {"iterations": 4, "program": local(every=2, per_parameter=True)}),
-    "diloco": Case("DiLoCo: the change of all parameters, every 3 steps", 4, torchft_like(6, 3, diloco=True),
-                   {"iterations": 6, "program": [{"diloco": {"layers": LAYERS, "every": 3}}]}),
-    "sync": Case("full_tensor on 2 trainers, broadcasts to 2 others", 4, synchronised(2), sync([0, 1], [2, 3]), SOFT),
-    "sync_barriers": Case("the same with a barrier after each, as TRL's client has it", 4, synchronised(2, barriers=True),
-                          sync([0, 1], [2, 3], barriers=True), SOFT),
-    "sync_packed": Case("three parameters in a broadcast", 4, synchronised(3, packed=3), sync([0, 1, 2], [3], packed=3), SOFT),
-    "sync_whole": Case("trainers with whole copies", 3, synchronised(1, sharded=False), sync([0], [1, 2], sharded=False), SOFT),
-    "ulysses": Case("DistributedAttention (Ulysses), two layers", 4, by_heads(2, 8, 8), heads_of(4)),
-    "ulysses_grouped": Case("the same with half as many heads of keys and values", 2, by_heads(2, 8, 4), heads_of(2, kv_heads=4)),
+    "periodic": Case(
+        "PeriodicModelAverager(period=2)",
+        2,
+        averaged(5, periodic(period=2)),
+        {"iterations": 5, "program": local(every=2)},
+    ),
+    "periodic_warm": Case(
+        "PeriodicModelAverager(period=3, warmup_steps=2)",
+        4,
+        averaged(8, periodic(period=3, warmup_steps=2)),
+        {"iterations": 8, "program": local(every=3, warmup=2)},
+    ),
+    "periodic_one": Case(
+        "PeriodicModelAverager(period=1)",
+        2,
+        averaged(2, periodic(period=1)),
+        {"iterations": 2, "program": local(every=1)},
+    ),
+    "hierarchical": Case(
+        "HierarchicalModelAverager, 2 steps: a machine, 4 steps: all",
+        4,
+        averaged(6, hierarchical([(2, 2), (4, 4)])),
+        {**GRID, "iterations": 6, "program": local(levels={2: "gpu", 4: "world"})},
+    ),
+    "hierarchical_warm": Case(
+        "the same after 3 steps",
+        4,
+        averaged(9, hierarchical([(2, 2), (4, 4)], warmup_steps=3)),
+        {**GRID, "iterations": 9, "program": local(levels={2: "gpu", 4: "world"}, warmup=3)},
+    ),
+    "local_sgd": Case(
+        "LocalSGD as torchft has it: each parameter, every 2 steps",
+        2,
+        torchft_like(4, 2, diloco=False),
+        {"iterations": 4, "program": local(every=2, per_parameter=True)},
+    ),
+    "diloco": Case(
+        "DiLoCo: the change of all parameters, every 3 steps",
+        4,
+        torchft_like(6, 3, diloco=True),
+        {"iterations": 6, "program": [{"diloco": {"layers": LAYERS, "every": 3}}]},
+    ),
+    "sync": Case(
+        "full_tensor on 2 trainers, broadcasts to 2 others",
+        4,
+        synchronised(2),
+        sync([0, 1], [2, 3]),
+        SOFT,
+    ),
+    "sync_barriers": Case(
+        "the same with a barrier after each, as TRL's client has it",
+        4,
+        synchronised(2, barriers=True),
+        sync([0, 1], [2, 3], barriers=True),
+        SOFT,
+    ),
+    "sync_packed": Case(
+        "three parameters in a broadcast",
+        4,
+        synchronised(3, packed=3),
+        sync([0, 1, 2], [3], packed=3),
+        SOFT,
+    ),
+    "sync_whole": Case(
+        "trainers with whole copies",
+        3,
+        synchronised(1, sharded=False),
+        sync([0], [1, 2], sharded=False),
+        SOFT,
+    ),
+    "ulysses": Case(
+        "DistributedAttention (Ulysses), two layers", 4, by_heads(2, 8, 8), heads_of(4)
+    ),
+    "ulysses_grouped": Case(
+        "the same with half as many heads of keys and values",
+        2,
+        by_heads(2, 8, 4),
+        heads_of(2, kv_heads=4),
+    ),
     "save": Case("dcp.save of a sharded model", 2, checkpointed(), saved(1843, 1934, 1043, 3648)),
-    "save_whole": Case("dcp.save where every rank has the whole model", 2, checkpointed(sharded=False), saved(1843, 1534, 777, 2302)),
-    "save_twice": Case("dcp.save twice on 4 ranks", 4, checkpointed(times=2), {"iterations": 2, **saved(1843, 1934, 1043, 5804)}),
-    "save_async": Case("dcp.async_save: what its thread calls", 2, checkpointed(asynchronous=True), saved(1843, 1934, 1043, 3648)),
+    "save_whole": Case(
+        "dcp.save where every rank has the whole model",
+        2,
+        checkpointed(sharded=False),
+        saved(1843, 1534, 777, 2302),
+    ),
+    "save_twice": Case(
+        "dcp.save twice on 4 ranks",
+        4,
+        checkpointed(times=2),
+        {"iterations": 2, **saved(1843, 1934, 1043, 5804)},
+    ),
+    "save_async": Case(
+        "dcp.async_save: what its thread calls",
+        2,
+        checkpointed(asynchronous=True),
+        saved(1843, 1934, 1043, 3648),
+    ),
     "load": Case("dcp.load of a sharded model", 2, checkpointed(load=True), LOADED),
     "load_four": Case("the same on 4 ranks", 4, checkpointed(load=True), LOADED),
-}  # fmt: skip
+}

@@ -1,4 +1,6 @@
-"""Configurations of tensor parallelism by DTensor, as torchtitan and PyTorch's tutorial lay a Llama out."""
+"""Configurations of tensor parallelism by DTensor, as torchtitan and PyTorch's tutorial lay a Llama
+out.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,15 @@ def network(blocks: int, fused: bool, ends: bool) -> Any:
             if fused:
                 self.wqkv = nn.Linear(HIDDEN, 3 * HIDDEN, bias=False)
             else:
-                self.wq, self.wk, self.wv = (nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(3))
+                self.wq, self.wk, self.wv = (
+                    nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(3)
+                )
             self.wo = nn.Linear(HIDDEN, HIDDEN, bias=False)
 
         def forward(self, x: Any) -> Any:
-            q, k, v = self.wqkv(x).chunk(3, -1) if self.fused else (self.wq(x), self.wk(x), self.wv(x))
+            q, k, v = (
+                self.wqkv(x).chunk(3, -1) if self.fused else (self.wq(x), self.wk(x), self.wv(x))
+            )
             return self.wo(torch.sigmoid(q * k) * v)
 
     class Mlp(nn.Module):
@@ -46,7 +52,12 @@ def network(blocks: int, fused: bool, ends: bool) -> Any:
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.attention_norm, self.attention, self.ffn_norm, self.feed_forward = Norm(), Attention(), Norm(), Mlp()
+            self.attention_norm, self.attention, self.ffn_norm, self.feed_forward = (
+                Norm(),
+                Attention(),
+                Norm(),
+                Mlp(),
+            )
 
         def forward(self, x: Any) -> Any:
             x = x + self.attention(self.attention_norm(x))
@@ -70,9 +81,21 @@ def network(blocks: int, fused: bool, ends: bool) -> Any:
     return Net()
 
 
-def parallel(plan: Any, iterations: int = 2, blocks: int = 2, fused: bool = False, ends: bool = False, loss: str = "sum",
-             tensor: int = 2, shard: bool = False, clip: bool = False, evaluate: bool = False) -> Any:  # fmt: skip
-    """``plan(net)``: what parallelize_module takes, for the ends and for a block. ``loss``: sum, plain or parallel."""
+def parallel(
+    plan: Any,
+    iterations: int = 2,
+    blocks: int = 2,
+    fused: bool = False,
+    ends: bool = False,
+    loss: str = "sum",
+    tensor: int = 2,
+    shard: bool = False,
+    clip: bool = False,
+    evaluate: bool = False,
+) -> Any:
+    """``plan(net)``: what parallelize_module takes, for the ends and for a block. ``loss``: sum,
+    plain or parallel.
+    """
 
     def body(rank: int, size: int, log: list[dict[str, Any]]) -> None:
         from contextlib import nullcontext
@@ -95,13 +118,24 @@ def parallel(plan: Any, iterations: int = 2, blocks: int = 2, fused: bool = Fals
             fully_shard(net, mesh=mesh["dp"])
         log.clear()
         for _ in range(iterations):
-            x = torch.randint(VOCABULARY, (BATCH, SEQUENCE)) if ends else torch.randn(BATCH, SEQUENCE, HIDDEN, requires_grad=True)
-            with torch.no_grad() if evaluate else nullcontext(), loss_parallel() if loss == "parallel" else nullcontext():
+            x = (
+                torch.randint(VOCABULARY, (BATCH, SEQUENCE))
+                if ends
+                else torch.randn(BATCH, SEQUENCE, HIDDEN, requires_grad=True)
+            )
+            with (
+                torch.no_grad() if evaluate else nullcontext(),
+                loss_parallel() if loss == "parallel" else nullcontext(),
+            ):
                 out = net(x)
                 if evaluate:
                     continue
                 target = torch.randint(VOCABULARY, (BATCH, SEQUENCE))
-                found = out.sum() if loss == "sum" else torch.nn.functional.cross_entropy(out.flatten(0, 1), target.flatten(0, 1))
+                found = (
+                    out.sum()
+                    if loss == "sum"
+                    else torch.nn.functional.cross_entropy(out.flatten(0, 1), target.flatten(0, 1))
+                )
                 found.backward()
             if clip:
                 torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
@@ -116,9 +150,17 @@ def plain(fused: bool) -> Any:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
     columns = ("wqkv",) if fused else ("wq", "wk", "wv")
-    inner = {**{f"attention.{w}": ColwiseParallel() for w in columns}, "attention.wo": RowwiseParallel(),
-             "feed_forward.w1": ColwiseParallel(), "feed_forward.w3": ColwiseParallel(), "feed_forward.w2": RowwiseParallel()}  # fmt: skip
-    outer = {"embedding": RowwiseParallel(input_layouts=Replicate()), "output": ColwiseParallel(output_layouts=Replicate())}
+    inner = {
+        **{f"attention.{w}": ColwiseParallel() for w in columns},
+        "attention.wo": RowwiseParallel(),
+        "feed_forward.w1": ColwiseParallel(),
+        "feed_forward.w3": ColwiseParallel(),
+        "feed_forward.w2": RowwiseParallel(),
+    }
+    outer = {
+        "embedding": RowwiseParallel(input_layouts=Replicate()),
+        "output": ColwiseParallel(output_layouts=Replicate()),
+    }
     _ = Shard
     return outer, inner
 
@@ -128,13 +170,21 @@ def plain_loss(fused: bool) -> Any:
     from torch.distributed.tensor.parallel import ColwiseParallel
 
     outer, inner = plain(fused)
-    return {**outer, "output": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}, inner
+    return {
+        **outer,
+        "output": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+    }, inner
 
 
 def sequence(fused: bool, loss: bool = True) -> Any:
     """torchtitan, models/llama3/infra/parallelize.py (apply_non_moe_tp)."""
     from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+    )
 
     columns = ("wqkv",) if fused else ("wq", "wk", "wv")
     gathered = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
@@ -152,9 +202,12 @@ def sequence(fused: bool, loss: bool = True) -> Any:
     outer = {
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "norm": SequenceParallel(),
-        "output": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1) if loss else Replicate(),
-                                  use_local_output=not loss),
-    }  # fmt: skip
+        "output": ColwiseParallel(
+            input_layouts=Shard(1),
+            output_layouts=Shard(-1) if loss else Replicate(),
+            use_local_output=not loss,
+        ),
+    }
     return outer, inner
 
 
@@ -176,7 +229,9 @@ def twin(iterations: int = 2, mesh: Any = None, **fields: Any) -> dict[str, Any]
     return {
         "mesh": mesh or {"dp": 1, "tp": 2},
         "iterations": iterations,
-        "program": [{"tensor_parallel": {k: v for k, v in {**base, **fields}.items() if v is not None}}],
+        "program": [
+            {"tensor_parallel": {k: v for k, v in {**base, **fields}.items() if v is not None}}
+        ],
     }
 
 
@@ -185,11 +240,19 @@ def _over(op: str, numel: int, reduce_op: str = "sum") -> dict[str, Any]:
     part, whole = ({"shape": [n], "dtype": "float32"} for n in (numel, 2 * numel))
     if op == "all_reduce":
         return {op: {"tensor": part, "group": "tp", "op": reduce_op}}
-    names = {"input": part, "output": whole} if op == "all_gather_into_tensor" else {"input": whole, "output": part}
+    names = (
+        {"input": part, "output": whole}
+        if op == "all_gather_into_tensor"
+        else {"input": whole, "output": part}
+    )
     return {op: {**names, "group": "tp"}}
 
 
-GATHER, SCATTER, NORM = _over("all_gather_into_tensor", 128), _over("reduce_scatter_tensor", 128), _over("all_reduce", 16)
+GATHER, SCATTER, NORM = (
+    _over("all_gather_into_tensor", 128),
+    _over("reduce_scatter_tensor", 128),
+    _over("all_reduce", 16),
+)
 #: A block's matrices, cut over tp: norms, wq, wk, wv, wo, w1, w3, w2.
 CUT = [[16], [16], [8, 16], [8, 16], [8, 16], [16, 8], [32, 16], [32, 16], [16, 32]]
 TWO_D = {
@@ -221,10 +284,18 @@ TWO_D = {
 
 
 CASES: dict[str, Case] = {
-    "plain": Case("wq, wk, wv, w1, w3 by columns, wo, w2 by rows", 2, parallel(plain), twin(), SOFT),
-    "plain_4": Case("the same on 4 ranks", 4, parallel(plain, tensor=4), twin(mesh={"dp": 1, "tp": 4}), SOFT),
-    "fused": Case("the same with wq, wk, wv fused", 2, parallel(plain, fused=True), twin(columns=[1, 2]), SOFT),
-    "plain_evaluate": Case("forward passes alone", 2, parallel(plain, evaluate=True), twin(backward=None), SOFT),
+    "plain": Case(
+        "wq, wk, wv, w1, w3 by columns, wo, w2 by rows", 2, parallel(plain), twin(), SOFT
+    ),
+    "plain_4": Case(
+        "the same on 4 ranks", 4, parallel(plain, tensor=4), twin(mesh={"dp": 1, "tp": 4}), SOFT
+    ),
+    "fused": Case(
+        "the same with wq, wk, wv fused", 2, parallel(plain, fused=True), twin(columns=[1, 2]), SOFT
+    ),
+    "plain_evaluate": Case(
+        "forward passes alone", 2, parallel(plain, evaluate=True), twin(backward=None), SOFT
+    ),
     "embedded": Case(
         "embedding and output sharded by vocabulary, logits gathered",
         2,
@@ -247,7 +318,11 @@ CASES: dict[str, Case] = {
         SOFT,
     ),
     "sequence": Case(
-        "torchtitan's plan, the blocks alone", 2, parallel(sequence), twin(sequence_parallel=True, sequence=2 * SEQUENCE), SOFT
+        "torchtitan's plan, the blocks alone",
+        2,
+        parallel(sequence),
+        twin(sequence_parallel=True, sequence=2 * SEQUENCE),
+        SOFT,
     ),
     "sequence_fused": Case(
         "the same with wq, wk, wv fused",
@@ -274,7 +349,11 @@ CASES: dict[str, Case] = {
         "the same on 4 ranks",
         4,
         parallel(sequence, ends=True, loss="parallel", tensor=4),
-        twin(mesh={"dp": 1, "tp": 4}, sequence_parallel=True, ends={"vocabulary": VOCABULARY, "loss_parallel": True}),
+        twin(
+            mesh={"dp": 1, "tp": 4},
+            sequence_parallel=True,
+            ends={"vocabulary": VOCABULARY, "loss_parallel": True},
+        ),
         SOFT,
     ),
     "sequence_clip": Case(

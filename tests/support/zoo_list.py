@@ -1,4 +1,6 @@
-"""The list of scenarios/zoo/README.md, made from the files: ``python -m tests.support.zoo_list`` writes it anew."""
+"""The list of scenarios/zoo/README.md, made from the files: ``python -m tests.support.zoo_list``
+writes it anew.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,17 @@ LINK = re.compile(r"https://github\.com/([\w.-]+/[\w.-]+)/(?:issues|pull)/(\d+)"
 
 
 def files() -> list[Path]:
-    """The numbered seeds (z), then the patterns from the field (f); each faulty file before its repair."""
+    """The numbered seeds (z), then the patterns from the field (f); each faulty file before its
+    repair.
+    """
     return sorted(
-        ZOO.glob("*.yaml"), key=lambda p: (p.stem[0] != "z", p.stem.split("_")[0], p.stem.endswith("_repaired"), p.stem)
+        ZOO.glob("*.yaml"),
+        key=lambda p: (
+            p.stem[0] != "z",
+            p.stem.split("_")[0],
+            p.stem.endswith("_repaired"),
+            p.stem,
+        ),
     )
 
 
@@ -43,11 +53,18 @@ def rows() -> Iterator[str]:
     for path in files():
         scenario = load(str(path))
         outcome = scenario.expect.outcome
-        shown = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ").removesuffix(".")
+        shown = (
+            path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ").removesuffix(".")
+        )
         link = LINK.search(scenario.about)
         if link and not path.stem.endswith("_repaired"):
             shown += f" ([{link[1]}#{link[2]}]({link[0]}))"
-        cells = (f"`{path.name}`", shown, scenario.expect.verdict, *(outcome.get(b, "") for b in ("gloo", "nccl", "mpi")))
+        cells = (
+            f"`{path.name}`",
+            shown,
+            scenario.expect.verdict,
+            *(outcome.get(b, "") for b in ("gloo", "nccl", "mpi")),
+        )
         yield "| " + " | ".join(cells) + " |\n"
 
 

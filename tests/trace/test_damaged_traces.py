@@ -1,4 +1,6 @@
-"""Traces that somebody damaged: read or refused, replayed or refused, compared; never another error."""
+"""Traces that somebody damaged: read or refused, replayed or refused, compared; never another
+error.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,60 @@ from distsim.trace.jsonl import parse_trace
 from distsim.trace_replay import prepare_real_replay, replay_trace
 
 ROOT = Path(__file__).resolve().parents[2]
-LINES = (ROOT / "traces" / "hybrid_gloo_4.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-COLLECTIVES = (ROOT / "traces" / "collectives_gloo_2.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+LINES = (
+    (ROOT / "traces" / "hybrid_gloo_4.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+)
+COLLECTIVES = (
+    (ROOT / "traces" / "collectives_gloo_2.jsonl")
+    .read_text(encoding="utf-8")
+    .splitlines(keepends=True)
+)
 
 IN_A_CALL: list[Any] = [
-    -1, 0, 2, 99, 10**6, 2**31 - 1, None, "", "send", "barrier", "wait", "recv", "int8", [], {"waits": [1]}, {"waits": "x"}, 10**18, True,
-    {"input_parts": [1, 2]}, {"ranks": [0, 9]}, {"timeout_ns": "x"}, {"queue": 3},
-]  # fmt: skip
+    -1,
+    0,
+    2,
+    99,
+    10**6,
+    2**31 - 1,
+    None,
+    "",
+    "send",
+    "barrier",
+    "wait",
+    "recv",
+    "int8",
+    [],
+    {"waits": [1]},
+    {"waits": "x"},
+    10**18,
+    True,
+    {"input_parts": [1, 2]},
+    {"ranks": [0, 9]},
+    {"timeout_ns": "x"},
+    {"queue": 3},
+]
 IN_THE_HEADER: list[Any] = [
-    None, 0, 1, -1, "x", [], {}, {"1": {"timeout_ns": 5}}, {"1": {"timeout_ns": "x"}}, [["world", [0, 1]]], [["a", ["x"]]],
-    [["world", [0, 0]]], [[0, "killed", 5]], [[9, "killed", 5]], [[1]], {"preset": "x"}, "nccl", 10**9, 10**15,
-]  # fmt: skip
+    None,
+    0,
+    1,
+    -1,
+    "x",
+    [],
+    {},
+    {"1": {"timeout_ns": 5}},
+    {"1": {"timeout_ns": "x"}},
+    [["world", [0, 1]]],
+    [["a", ["x"]]],
+    [["world", [0, 0]]],
+    [[0, "killed", 5]],
+    [[9, "killed", 5]],
+    [[1]],
+    {"preset": "x"},
+    "nccl",
+    10**9,
+    10**15,
+]
 
 
 def header(**changed: Any) -> list[str]:
@@ -54,8 +99,12 @@ def test_a_header_that_makes_no_sense_is_refused_by_name(key: str, value: Any) -
         parse_trace(header(**{key: value}))
 
 
-@pytest.mark.parametrize("changed", [{"ends": [[9, "killed", 5]]}, {"groups": [["world", [0, 1, 2, 7]]]}], ids=str)
-def test_a_header_that_names_a_rank_outside_the_world_tells_of_no_program(changed: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changed", [{"ends": [[9, "killed", 5]]}, {"groups": [["world", [0, 1, 2, 7]]]}], ids=str
+)
+def test_a_header_that_names_a_rank_outside_the_world_tells_of_no_program(
+    changed: dict[str, Any],
+) -> None:
     with pytest.raises(UsageError, match=r"<trace>:1: .*outside its world of 4"):
         parse_trace(header(**changed))
 
@@ -67,7 +116,9 @@ def damaged(lines: list[str], rnd: random.Random) -> list[str]:
         line = 0 if rnd.random() < 0.35 else rnd.randrange(1, len(lines))
         if line and rnd.random() < 0.2:
             other = rnd.randrange(1, len(lines))
-            lines[line], lines[other] = rnd.choice([(lines[other], lines[line]), (lines[other], lines[other])])
+            lines[line], lines[other] = rnd.choice(
+                [(lines[other], lines[line]), (lines[other], lines[other])]
+            )
             continue
         record = json.loads(lines[line])
         record[rnd.choice(sorted(record))] = rnd.choice(IN_A_CALL if line else IN_THE_HEADER)
@@ -87,7 +138,10 @@ def test_whatever_is_changed_in_a_trace_is_read_or_refused(lines: list[str], see
         assert compare_text(compare_runs(whole, trace), ("a", "b"))
         try:
             assert replay_text(replay_trace(trace), "a")
-            assert prepare_real_replay(trace, "a", backend="gloo").program.world_size == trace.world_size
+            assert (
+                prepare_real_replay(trace, "a", backend="gloo").program.world_size
+                == trace.world_size
+            )
         except UsageError:
             continue
 
@@ -99,7 +153,9 @@ def test_a_typo_in_the_path_gets_the_name_that_was_meant(cli: Any) -> None:
     assert "did you mean traces/hybrid_gloo_4.jsonl?" in done.stderr
 
 
-def test_a_file_that_was_cut_is_replayed_as_partial_and_not_run_for_real(cli: Any, tmp_path: Path) -> None:
+def test_a_file_that_was_cut_is_replayed_as_partial_and_not_run_for_real(
+    cli: Any, tmp_path: Path
+) -> None:
     """It is read without any option; only `--real` wants --force."""
     cut = tmp_path / "cut.jsonl"
     cut.write_text("".join(LINES)[:3000], encoding="utf-8")
@@ -121,7 +177,9 @@ def test_a_scenario_in_place_of_a_trace_is_told_what_runs_it(cli: Any) -> None:
 
 
 @pytest.mark.parametrize("command", ["check", "simulate"])
-def test_of_a_trace_that_was_cut_before_its_first_call_nothing_is_judged(cli: Any, tmp_path: Path, command: str) -> None:
+def test_of_a_trace_that_was_cut_before_its_first_call_nothing_is_judged(
+    cli: Any, tmp_path: Path, command: str
+) -> None:
     cut = tmp_path / "cut.jsonl"
     cut.write_text(LINES[0], encoding="utf-8")
 

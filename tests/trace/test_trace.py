@@ -23,11 +23,30 @@ from tests.support.harness import draws
 
 PLACE = SourceLocation("ring.yaml", 9, 5, "send")
 DEFAULTS: dict[str, Any] = {
-    "rank": 0, "op": "send", "group": 0, "peer": -1, "tag": 0, "nbytes": 4096, "dtype": "float32", "reduce_op": "", "handle": -1,
-    "place": PLACE, "iteration": 0, "queue": "comm", "match": -1, "posted_ns": 0, "returned_ns": 0, "started_ns": NEVER,
-    "finished_ns": NEVER, "waited_ns": NEVER, "position": 0, "part": -1, "name": "",
-    "ended_by": NEVER, "args": "",
-}  # fmt: skip
+    "rank": 0,
+    "op": "send",
+    "group": 0,
+    "peer": -1,
+    "tag": 0,
+    "nbytes": 4096,
+    "dtype": "float32",
+    "reduce_op": "",
+    "handle": -1,
+    "place": PLACE,
+    "iteration": 0,
+    "queue": "comm",
+    "match": -1,
+    "posted_ns": 0,
+    "returned_ns": 0,
+    "started_ns": NEVER,
+    "finished_ns": NEVER,
+    "waited_ns": NEVER,
+    "position": 0,
+    "part": -1,
+    "name": "",
+    "ended_by": NEVER,
+    "args": "",
+}
 
 
 def make(rows: list[dict[str, Any]], groups: Any = (("world", (0, 1)),), **header: Any) -> Trace:
@@ -55,27 +74,59 @@ def make(rows: list[dict[str, Any]], groups: Any = (("world", (0, 1)),), **heade
 
 MESSAGE = make(
     [
-        {"op": "compute", "queue": "compute", "name": "forward", "returned_ns": 2000, "started_ns": 0, "finished_ns": 2000},
-        {"peer": 1, "match": 1, "posted_ns": 2000, "returned_ns": 5000, "started_ns": 3000, "finished_ns": 5000, "position": 1},
+        {
+            "op": "compute",
+            "queue": "compute",
+            "name": "forward",
+            "returned_ns": 2000,
+            "started_ns": 0,
+            "finished_ns": 2000,
+        },
+        {
+            "peer": 1,
+            "match": 1,
+            "posted_ns": 2000,
+            "returned_ns": 5000,
+            "started_ns": 3000,
+            "finished_ns": 5000,
+            "position": 1,
+        },
         {"rank": 1, "op": "sleep", "returned_ns": 3000, "queue": "host"},
         {
-            "rank": 1, "op": "recv", "peer": 0, "match": 1, "posted_ns": 3000, "returned_ns": 5000, "started_ns": 3000,
-            "finished_ns": 5000, "position": 1,
+            "rank": 1,
+            "op": "recv",
+            "peer": 0,
+            "match": 1,
+            "posted_ns": 3000,
+            "returned_ns": 5000,
+            "started_ns": 3000,
+            "finished_ns": 5000,
+            "position": 1,
         },
     ],
     makespan_ns=5000,
-)  # fmt: skip
+)
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
-places = st.builds(SourceLocation, texts, st.integers(0, 99), st.integers(0, 99), texts, st.none() | st.integers(0, 9))
-small = {name: st.integers(int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)) for name, dtype in COLUMN_TYPES.items()}
+places = st.builds(
+    SourceLocation,
+    texts,
+    st.integers(0, 99),
+    st.integers(0, 99),
+    texts,
+    st.none() | st.integers(0, 9),
+)
+small = {
+    name: st.integers(int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    for name, dtype in COLUMN_TYPES.items()
+}
 calls = st.fixed_dictionaries(
     small
     | dict.fromkeys(("op", "dtype", "reduce_op", "queue", "name"), texts)
     | {"args": st.sampled_from(["", '{"ranks": [0, 1], "message": "ä\\n"}'])}
     | {"rank": st.integers(0, 2), "group": st.integers(0, 1), "place": places}
     | {"nbytes": st.integers(0, 2**62), "peer": st.integers(-1, 9)}
-)  # fmt: skip
+)
 
 
 @given(st.lists(calls, max_size=8), texts, texts)
@@ -84,7 +135,13 @@ def test_what_is_written_is_read_back(rows: list[dict[str, Any]], one: str, othe
     """Calls stand rank by rank, and in a rank by position and part."""
     ordered = {(row["rank"], row["position"], row["part"]): row for row in rows}
     rows = [ordered[key] for key in sorted(ordered)]
-    trace = make(rows, [(one, (0, 1, 2)), (other + one + "'", (0, 1, 2))], name=other, mesh={"dp": 2}, world_size=10)
+    trace = make(
+        rows,
+        [(one, (0, 1, 2)), (other + one + "'", (0, 1, 2))],
+        name=other,
+        mesh={"dp": 2},
+        world_size=10,
+    )
     text = "".join(trace_lines(trace))
 
     back = (
@@ -162,22 +219,58 @@ def _damaged(line: int, change: Any) -> list[str]:
             r"t:1: .*schema version 7, .*reads up to 1",
         ),
         (_damaged(0, lambda s: s.replace('[["world", [0, 1]]]', "3")), r"t:1: expected `groups`"),
-        (_damaged(0, lambda s: s.replace('"makespan_ns": 5000', '"makespan_ns": "5 us"')), r"t:1: expected world_size"),
+        (
+            _damaged(0, lambda s: s.replace('"makespan_ns": 5000', '"makespan_ns": "5 us"')),
+            r"t:1: expected world_size",
+        ),
         (_damaged(2, lambda s: s[:40]), r"t:3: "),
         (_damaged(0, lambda s: s[:60])[:1], r"t:1: the file is cut short in its header"),
-        (_damaged(3, lambda s: s.replace('"rank": 1', '"rank": 77', 1)), r"t:4: `rank` 77 is outside the world of 2"),
-        (_damaged(2, lambda s: s.replace('"peer": 1', '"peer": 2')), r"t:3: `peer` 2 is outside the world of 2"),
-        (_damaged(0, lambda s: s.replace("[0, 1]", "[0, 5]")), r"t:1: the header names rank 5, outside its world of 2"),
-        (_damaged(3, lambda s: s.replace('"rank": 1', '"rank": 0', 1)), r"t:4: the calls are not in order: rank 0, position 0"),
-        (_damaged(4, lambda s: s.replace('"position": 1', '"position": 0')), r"t:5: the calls are not in order"),
+        (
+            _damaged(3, lambda s: s.replace('"rank": 1', '"rank": 77', 1)),
+            r"t:4: `rank` 77 is outside the world of 2",
+        ),
+        (
+            _damaged(2, lambda s: s.replace('"peer": 1', '"peer": 2')),
+            r"t:3: `peer` 2 is outside the world of 2",
+        ),
+        (
+            _damaged(0, lambda s: s.replace("[0, 1]", "[0, 5]")),
+            r"t:1: the header names rank 5, outside its world of 2",
+        ),
+        (
+            _damaged(3, lambda s: s.replace('"rank": 1', '"rank": 0', 1)),
+            r"t:4: the calls are not in order: rank 0, position 0",
+        ),
+        (
+            _damaged(4, lambda s: s.replace('"position": 1', '"position": 0')),
+            r"t:5: the calls are not in order",
+        ),
         (_damaged(3, lambda s: "3\n"), r"t:4: expected a call as a JSON object, found 3"),
         (_damaged(3, lambda s: s.replace('"tag": 0', '"tga": 0')), r"t:4: the call has no `tag`"),
-        (_damaged(3, lambda s: s.replace('"tag": 0', '"tag": 0.5')), r"t:4: expected `tag` as a whole number, found 0.5"),
-        (_damaged(3, lambda s: s.replace('"tag": 0', f'"tag": {10**30}')), r"t:4: `tag` is too large"),
-        (_damaged(3, lambda s: s.replace('"rank": 1', '"rank": -1', 1)), r"t:4: expected `rank` of zero or more"),
-        (_damaged(3, lambda s: s.replace('"op": "sleep"', '"op": ["sleep"]')), r"t:4: expected `op` as a text"),
-        (_damaged(3, lambda s: s.replace('"group": "world"', '"group": []')), r"t:4: `group` is of a wrong type"),
-        (_damaged(3, lambda s: s.replace('"file": "ring.yaml"', '"file": []')), r"t:4: `place` is of a wrong type"),
+        (
+            _damaged(3, lambda s: s.replace('"tag": 0', '"tag": 0.5')),
+            r"t:4: expected `tag` as a whole number, found 0.5",
+        ),
+        (
+            _damaged(3, lambda s: s.replace('"tag": 0', f'"tag": {10**30}')),
+            r"t:4: `tag` is too large",
+        ),
+        (
+            _damaged(3, lambda s: s.replace('"rank": 1', '"rank": -1', 1)),
+            r"t:4: expected `rank` of zero or more",
+        ),
+        (
+            _damaged(3, lambda s: s.replace('"op": "sleep"', '"op": ["sleep"]')),
+            r"t:4: expected `op` as a text",
+        ),
+        (
+            _damaged(3, lambda s: s.replace('"group": "world"', '"group": []')),
+            r"t:4: `group` is of a wrong type",
+        ),
+        (
+            _damaged(3, lambda s: s.replace('"file": "ring.yaml"', '"file": []')),
+            r"t:4: `place` is of a wrong type",
+        ),
         (_damaged(3, lambda s: s[:-1] + "," + s), r"t:4: expected a call as a JSON object"),
     ],
 )
@@ -187,7 +280,9 @@ def test_a_damaged_file_is_refused_with_the_line(lines: list[str], message: str)
 
 
 @pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz"])
-def test_a_file_cut_anywhere_behind_its_header_is_read_up_to_its_last_whole_line(tmp_path: Path, name: str) -> None:
+def test_a_file_cut_anywhere_behind_its_header_is_read_up_to_its_last_whole_line(
+    tmp_path: Path, name: str
+) -> None:
     """And says that it is partial, even when what was read is written again."""
     whole, cut = tmp_path / name, tmp_path / f"cut_{name}"
     write_trace(make([{"position": i, "name": "ä€" * i} for i in range(12)]), whole)
@@ -233,7 +328,9 @@ def test_a_file_through_gzip_holds_the_same_and_the_same_bytes_each_time(tmp_pat
 def test_no_damage_ends_in_a_traceback(data: st.DataObject) -> None:
     text = "".join(trace_lines(MESSAGE))
     cut = data.draw(st.integers(0, len(text) - 1))
-    other = data.draw(st.sampled_from(["", "\n", "{", '"', "-", "9" * 40, "null", "[", "\x00", "e5"]))
+    other = data.draw(
+        st.sampled_from(["", "\n", "{", '"', "-", "9" * 40, "null", "[", "\x00", "e5"])
+    )
     broken = text[:cut] + other + text[cut + data.draw(st.integers(0, 5)) :]
 
     fault = None
@@ -265,23 +362,49 @@ def _events(trace: Trace) -> list[dict[str, Any]]:
 
 COLLECTIVE = make(
     [
-        {"rank": r, "op": "all_reduce", "match": 0, "posted_ns": r * 100, "returned_ns": 900,
-         "started_ns": 300, "finished_ns": 900}
+        {
+            "rank": r,
+            "op": "all_reduce",
+            "match": 0,
+            "posted_ns": r * 100,
+            "returned_ns": 900,
+            "started_ns": 300,
+            "finished_ns": 900,
+        }
         for r in range(4)
     ],
-    [("world", (0, 1, 2, 3))], world_size=4, local_size=2,
-)  # fmt: skip
+    [("world", (0, 1, 2, 3))],
+    world_size=4,
+    local_size=2,
+)
 OVERLAP = make(
     [
-        {"op": op, "peer": 1, "match": i, "position": i, "started_ns": a, "finished_ns": b, "posted_ns": a, "returned_ns": a}
-        for i, (op, a, b) in enumerate([("isend", 0, 50), ("irecv", 10, 60), ("isend", 20, 30), ("irecv", 50, 70)])
+        {
+            "op": op,
+            "peer": 1,
+            "match": i,
+            "position": i,
+            "started_ns": a,
+            "finished_ns": b,
+            "posted_ns": a,
+            "returned_ns": a,
+        }
+        for i, (op, a, b) in enumerate(
+            [("isend", 0, 50), ("irecv", 10, 60), ("isend", 20, 30), ("irecv", 50, 70)]
+        )
     ]
-)  # fmt: skip
+)
 
 
 def test_each_machine_is_a_process_and_each_rank_has_threads_of_its_own_in_it() -> None:
-    names = {e["pid"]: e["args"]["name"] for e in _events(COLLECTIVE) if e["name"] == "process_name"}
-    threads = {e["args"]["name"]: (e["pid"], e["tid"]) for e in _events(COLLECTIVE) if e["name"] == "thread_name"}
+    names = {
+        e["pid"]: e["args"]["name"] for e in _events(COLLECTIVE) if e["name"] == "process_name"
+    }
+    threads = {
+        e["args"]["name"]: (e["pid"], e["tid"])
+        for e in _events(COLLECTIVE)
+        if e["name"] == "thread_name"
+    }
 
     assert names == {0: "machine 0 (ranks 0, 1)", 1: "machine 1 (ranks 2, 3)"}
     assert [threads[f"rank {r} host"][0] for r in range(4)] == [0, 0, 1, 1]
@@ -289,8 +412,12 @@ def test_each_machine_is_a_process_and_each_rank_has_threads_of_its_own_in_it() 
 
 
 def test_a_counter_tells_the_bytes_that_each_machine_has_under_way() -> None:
-    """From 300 to 900 ns two ranks of each machine hold their buffer in the all_reduce; then nothing is under way."""
-    counts = [(e["pid"], e["ts"], e["args"]["bytes"]) for e in _events(COLLECTIVE) if e["ph"] == "C"]
+    """From 300 to 900 ns two ranks of each machine hold their buffer in the all_reduce; then
+    nothing is under way.
+    """
+    counts = [
+        (e["pid"], e["ts"], e["args"]["bytes"]) for e in _events(COLLECTIVE) if e["ph"] == "C"
+    ]
     nbytes = int(COLLECTIVE["nbytes"][0])
 
     assert nbytes > 0
@@ -300,9 +427,18 @@ def test_a_counter_tells_the_bytes_that_each_machine_has_under_way() -> None:
 def test_an_arrow_runs_from_send_to_receive() -> None:
     events = _events(MESSAGE)
     start, end = (e for e in events if e["ph"] in "sf")
-    threads = {e["tid"]: e["args"]["name"].partition(" ")[2][0] for e in events if e["name"] == "thread_name"}
+    threads = {
+        e["tid"]: e["args"]["name"].partition(" ")[2][0]
+        for e in events
+        if e["name"] == "thread_name"
+    }
 
-    assert (start["ph"], threads[start["tid"]], end["ph"], threads[end["tid"]]) == ("s", "0", "f", "1")
+    assert (start["ph"], threads[start["tid"]], end["ph"], threads[end["tid"]]) == (
+        "s",
+        "0",
+        "f",
+        "1",
+    )
     assert start["id"] == end["id"] == 1
 
 
@@ -314,7 +450,9 @@ def test_arrows_pair_up_and_begin_inside_a_slice(trace: Trace) -> None:
         if e["ph"] in "stf":
             chains[e["cat"], e["id"]].append(e)
             assert any(
-                s["ph"] == "X" and (s["pid"], s["tid"]) == (e["pid"], e["tid"]) and s["ts"] <= e["ts"] <= s["ts"] + s["dur"]
+                s["ph"] == "X"
+                and (s["pid"], s["tid"]) == (e["pid"], e["tid"])
+                and s["ts"] <= e["ts"] <= s["ts"] + s["dur"]
                 for s in events
             )
     for chain in chains.values():
@@ -333,22 +471,50 @@ def test_slices_of_a_thread_nest_and_times_run_forward(trace: Trace) -> None:
     assert [e["ts"] for e in events] == sorted(e["ts"] for e in events)
     for spans in threads.values():
         for a, (start, end) in enumerate(spans):
-            assert all(s >= end or t <= start or (s >= start and t <= end) for s, t in spans[a + 1 :])
+            assert all(
+                s >= end or t <= start or (s >= start and t <= end) for s, t in spans[a + 1 :]
+            )
 
 
 def test_waiting_is_a_slice_of_its_own_and_a_call_that_never_returns_stays_open_and_red() -> None:
-    """It is begun and never ended; where the recording ends, an event across all ranks tells how."""
-    stuck = make([{"peer": 1, "posted_ns": 100, "returned_ns": NEVER, "started_ns": NEVER, "finished_ns": NEVER}],
-                 makespan_ns=700, until_ns=2000, outcome="hangs")  # fmt: skip
+    """It is begun and never ended; where the recording ends, an event across all ranks tells
+    how.
+    """
+    stuck = make(
+        [
+            {
+                "peer": 1,
+                "posted_ns": 100,
+                "returned_ns": NEVER,
+                "started_ns": NEVER,
+                "finished_ns": NEVER,
+            }
+        ],
+        makespan_ns=700,
+        until_ns=2000,
+        outcome="hangs",
+    )
     (call, wait, end) = (e for e in _events(stuck) if e["ph"] != "M")
 
-    assert (call["ph"], call["name"], call["ts"], call["cname"]) == ("B", "send (never returns)", 0.1, "terrible")
-    assert (wait["ph"], wait["name"], wait["cat"], wait["cname"]) == ("B", "waits for rank 1", "wait", "terrible")
+    assert (call["ph"], call["name"], call["ts"], call["cname"]) == (
+        "B",
+        "send (never returns)",
+        0.1,
+        "terrible",
+    )
+    assert (wait["ph"], wait["name"], wait["cat"], wait["cname"]) == (
+        "B",
+        "waits for rank 1",
+        "wait",
+        "terrible",
+    )
     assert (end["ph"], end["s"], end["ts"], end["name"]) == ("i", "g", 2.0, "partial: it hangs")
 
 
 def test_slices_carry_bytes_group_match_and_bandwidth() -> None:
-    args = next(e["args"] for e in _events(COLLECTIVE) if e["ph"] == "X" and e["cat"] == "collective")
+    args = next(
+        e["args"] for e in _events(COLLECTIVE) if e["ph"] == "X" and e["cat"] == "collective"
+    )
 
     assert (args["bytes"], args["group"], args["match"]) == (4096, "world", 0)
     assert args["busbw GB/s"] == pytest.approx(1.5 * args["algbw GB/s"], rel=1e-3)
@@ -362,7 +528,9 @@ def test_a_trace_without_calls_is_an_empty_picture() -> None:
     st.lists(st.sampled_from(("send", "recv", "compute", "barrier")), max_size=12),
     st.sets(st.sampled_from(("send", "wait", "barrier"))),
 )
-def test_the_rows_of_some_operations_are_those_that_name_one_of_them(made: list[str], asked: set[str]) -> None:
+def test_the_rows_of_some_operations_are_those_that_name_one_of_them(
+    made: list[str], asked: set[str]
+) -> None:
     trace = make([{"op": op} for op in made])
     assert trace.ops(*asked).tolist() == [op in asked for op in made]
     assert trace.said("op", frozenset(asked)).tolist() == [op in asked for op in made]

@@ -50,7 +50,9 @@ COUNT = np.arange(5000, dtype=np.float32).reshape(50, 100)
     ],
     ids=str,
 )
-def test_small_and_uniform_tensors_are_written_out_and_larger_ones_by_their_stretches(array: Any, form: Any) -> None:
+def test_small_and_uniform_tensors_are_written_out_and_larger_ones_by_their_stretches(
+    array: Any, form: Any
+) -> None:
     assert pack_tensor(array) == form
     assert json.loads(json.dumps(form)) == form
 
@@ -58,13 +60,19 @@ def test_small_and_uniform_tensors_are_written_out_and_larger_ones_by_their_stre
 def test_of_a_large_tensor_a_header_has_a_number_and_a_digest_of_each_part() -> None:
     found = pack_tensor(COUNT)
 
-    assert (found["shape"], len(found["first"]), len(found["digests"])) == ([50, 100], SAMPLE_PARTS, SAMPLE_PARTS)
+    assert (found["shape"], len(found["first"]), len(found["digests"])) == (
+        [50, 100],
+        SAMPLE_PARTS,
+        SAMPLE_PARTS,
+    )
     assert found["first"][:2] == [0.0, 312.0]
     assert len(json.dumps(pack_tensor(np.arange(1 << 20)))) < 1000
 
 
 def test_a_header_is_bounded_and_counts_what_it_leaves_out() -> None:
-    found = header_values(RankTensorValue(rank, "x", "int32", rank) for rank in range(MAX_VALUES + 3))
+    found = header_values(
+        RankTensorValue(rank, "x", "int32", rank) for rank in range(MAX_VALUES + 3)
+    )
 
     assert (len(found["values"]["x"]), found["values_left_out"]) == (MAX_VALUES, 3)
 
@@ -90,14 +98,22 @@ def arrays() -> Any:
     return st.one_of(
         st.lists(st.integers(0, 3), min_size=1, max_size=8),
         st.builds(lambda runs: [n for count, n in runs for _ in range(count)], RUNS),
-        st.builds(lambda n, seed: np.random.default_rng(seed).integers(0, 50, n).tolist(), st.integers(65, 400), st.integers(0, 9)),
-    )  # fmt: skip
+        st.builds(
+            lambda n, seed: np.random.default_rng(seed).integers(0, 50, n).tolist(),
+            st.integers(65, 400),
+            st.integers(0, 9),
+        ),
+    )
 
 
 @given(arrays(), st.data())
 @settings(max_examples=draws(150), deadline=None)
-def test_tensors_compare_as_their_numbers_do_and_the_first_difference_is_named(numbers: list[int], data: Any) -> None:
-    """Whatever forms the two have; where only digests tell, the part that differs is the one that does."""
+def test_tensors_compare_as_their_numbers_do_and_the_first_difference_is_named(
+    numbers: list[int], data: Any
+) -> None:
+    """Whatever forms the two have; where only digests tell, the part that differs is the one that
+    does.
+    """
     changed = list(numbers)
     for _ in range(data.draw(st.integers(0, 3))):
         changed[data.draw(st.integers(0, len(numbers) - 1))] = data.draw(st.integers(0, 60))
@@ -138,7 +154,9 @@ def test_a_difference_that_only_a_digest_shows_is_told_by_its_part() -> None:
         (0.0, -0.0, 0.0, "equal"),
     ],
 )
-def test_numbers_may_lie_apart_by_the_tolerance_and_no_more(a: Any, b: Any, tolerance: float, state: str) -> None:
+def test_numbers_may_lie_apart_by_the_tolerance_and_no_more(
+    a: Any, b: Any, tolerance: float, state: str
+) -> None:
     assert compare_packed(a, b, tolerance)[0] == state
     assert compare_packed(b, a, tolerance)[0] == state
 
@@ -146,16 +164,28 @@ def test_numbers_may_lie_apart_by_the_tolerance_and_no_more(a: Any, b: Any, tole
 def test_large_floats_whose_digests_differ_are_close_where_their_recorded_numbers_are() -> None:
     nudged = COUNT * np.float32(1 + 2**-22)
 
-    assert compare_packed(pack_tensor(COUNT), pack_tensor(nudged), 4 * EPSILON["float32"])[0] == "close"
+    assert (
+        compare_packed(pack_tensor(COUNT), pack_tensor(nudged), 4 * EPSILON["float32"])[0]
+        == "close"
+    )
     assert compare_packed(pack_tensor(COUNT), pack_tensor(nudged))[0] == "differs"
-    assert compare_packed(pack_tensor(COUNT), pack_tensor(COUNT * 2), 4 * EPSILON["float32"])[1].element == 312
+    assert (
+        compare_packed(pack_tensor(COUNT), pack_tensor(COUNT * 2), 4 * EPSILON["float32"])[
+            1
+        ].element
+        == 312
+    )
 
 
 # --- two traces ---
 
 
 def with_values(base: Trace, values: Any, dtype: str = "int32", **more: Any) -> Trace:
-    return Trace({**base.header, "values": {"x": values}, "value_dtypes": {"x": dtype}, **more}, base.tables, base.columns)
+    return Trace(
+        {**base.header, "values": {"x": values}, "value_dtypes": {"x": dtype}, **more},
+        base.tables,
+        base.columns,
+    )
 
 
 def test_a_comparison_names_tensor_rank_element_and_both_numbers() -> None:
@@ -168,9 +198,15 @@ def test_a_comparison_names_tensor_rank_element_and_both_numbers() -> None:
     assert not found.same
     assert (found.values.equal, found.values.differ) == (1, 1)
     assert data["partings"][0] == {
-        "kind": "value", "rank": 0, "text": "x, element 2: 7 in A, 8 in B", "a": None, "b": None, "tensor": "x", "element": 2,
+        "kind": "value",
+        "rank": 0,
+        "text": "x, element 2: 7 in A, 8 in B",
+        "a": None,
+        "b": None,
+        "tensor": "x",
+        "element": 2,
         "numbers": [7, 8],
-    }  # fmt: skip
+    }
     assert data["values"] == {"equal": 1, "close": 0, "differ": 1, "one_sided": 0, "lacking": ""}
     assert "rank 0: x, element 2: 7 in A, 8 in B" in compare_text(found, NAMES)
 
@@ -188,7 +224,10 @@ def test_only_floats_of_a_recording_that_more_than_two_added_may_differ_by_round
     ranks: int, source: str, dtype: str, state: str
 ) -> None:
     one = trace({rank: step() for rank in range(ranks)})
-    a, b = with_values(one, {"0": 1.0}, dtype), with_values(one, {"0": 1.0 + 2**-23}, dtype, source=source)
+    a, b = (
+        with_values(one, {"0": 1.0}, dtype),
+        with_values(one, {"0": 1.0 + 2**-23}, dtype, source=source),
+    )
 
     found = compare_runs(a, b)
 
@@ -196,7 +235,9 @@ def test_only_floats_of_a_recording_that_more_than_two_added_may_differ_by_round
     assert found.same == (state == "close")
 
 
-@pytest.mark.parametrize(("which", "text"), [("A", "A has none"), ("B", "B has none"), ("AB", "neither has any")])
+@pytest.mark.parametrize(
+    ("which", "text"), [("A", "A has none"), ("B", "B has none"), ("AB", "neither has any")]
+)
 def test_a_run_without_values_is_said_to_have_none(which: str, text: str) -> None:
     one = trace({0: step(), 1: step()})
     sides = [one if side in which else with_values(one, {"0": 1}) for side in "AB"]
@@ -209,9 +250,16 @@ def test_a_run_without_values_is_said_to_have_none(which: str, text: str) -> Non
 
 @pytest.mark.parametrize(
     "values",
-    [3, {"x": 3}, {"x": {"zero": 3}}, {"x": {"0": {"shape": [9], "runs": [[1, 2]]}}}, {"x": {"0": {}}}, {"x": {"0": {"shape": "a"}}}],
+    [
+        3,
+        {"x": 3},
+        {"x": {"zero": 3}},
+        {"x": {"0": {"shape": [9], "runs": [[1, 2]]}}},
+        {"x": {"0": {}}},
+        {"x": {"0": {"shape": "a"}}},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_values_that_distsim_did_not_write_are_refused(values: Any) -> None:
     lines = list(trace_lines(trace({0: step(), 1: step()})))
     header = {**json.loads(lines[0]), "values": values}

@@ -1,4 +1,6 @@
-"""A trace written as a scenario has the calls, the verdict and the times of the trace's replay, in fewer lines."""
+"""A trace written as a scenario has the calls, the verdict and the times of the trace's replay, in
+fewer lines.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,18 @@ from distsim.trace_replay import replay_trace
 from distsim.trace_replay.compact import compact_trace
 from distsim.trace_replay.compact.call_forms import CallForm, CallItem
 from distsim.trace_replay.compact.loops import CallLoop, find_loops
-from distsim.trace_replay.compact.rank_expressions import RankVariables, fit_expression, fit_selector
+from distsim.trace_replay.compact.rank_expressions import (
+    RankVariables,
+    fit_expression,
+    fit_selector,
+)
 from tests.support.harness import draws
 from tests.support.random_programs import any_programs
 
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIOS = sorted((ROOT / "scenarios").rglob("*.yaml"))
-#: Scenarios whose traces tell less than they do: a wait without a request of its rank, a call after the end, no calls at all.
+#: Scenarios whose traces tell less than they do: a wait without a request of its rank, a call after
+#: the end, no calls at all.
 UNTOLD = {
     "ds105_waited_twice",
     "ds106_handle_of_another_rank",
@@ -44,28 +51,45 @@ UNTOLD = {
 def built(programs: Any, backend: str = "gloo", **more: Any) -> SimulatedRun:
     program = build_program(len(programs), programs, backend=backend, **more)
     return run_program(
-        program, BACKEND_PROFILES[backend], CostModel(cluster_from("cpu-10gbe"), program.world_size, program.local_size)
+        program,
+        BACKEND_PROFILES[backend],
+        CostModel(cluster_from("cpu-10gbe"), program.world_size, program.local_size),
     )
 
 
 def unlike(trace: Trace, with_verdict: bool = True) -> list[str]:
-    """In what the written scenario and the replay of its trace differ: outcome, makespan, calls, times of every call, verdict."""
-    written, again = simulate(loads(compact_trace(trace).text), with_values=False, with_verdict=with_verdict), replay_trace(trace)
+    """In what the written scenario and the replay of its trace differ: outcome, makespan, calls,
+    times of every call, verdict.
+    """
+    written, again = (
+        simulate(loads(compact_trace(trace).text), with_values=False, with_verdict=with_verdict),
+        replay_trace(trace),
+    )
     mine, theirs = written.run.trace, again.run.trace
     found = (
-        [] if (written.run.outcome, written.makespan_ns) == (again.run.outcome, again.makespan_ns) else ["outcome or makespan"]
+        []
+        if (written.run.outcome, written.makespan_ns) == (again.run.outcome, again.makespan_ns)
+        else ["outcome or makespan"]
     )
     if len(mine) != len(theirs):
         return [*found, f"{len(mine)} calls for {len(theirs)}"]
     found += [
-        name for name in (*TIME_COLUMNS, "rank", "peer", "tag", "nbytes", "part") if not np.array_equal(mine[name], theirs[name])
+        name
+        for name in (*TIME_COLUMNS, "rank", "peer", "tag", "nbytes", "part")
+        if not np.array_equal(mine[name], theirs[name])
     ]
-    found += [name for name in ("op", "dtype", "reduce_op") if _texts(mine, name) != _texts(theirs, name)]
+    found += [
+        name for name in ("op", "dtype", "reduce_op") if _texts(mine, name) != _texts(theirs, name)
+    ]
     if with_verdict:
         program = again.program
         before = verdict_of(program)
         assert written.verdict is not None
-        found += [] if written.verdict.verdict == before.verdict else [f"{written.verdict.verdict} for {before.verdict}"]
+        found += (
+            []
+            if written.verdict.verdict == before.verdict
+            else [f"{written.verdict.verdict} for {before.verdict}"]
+        )
     return found
 
 
@@ -78,7 +102,9 @@ def of_files(files: list[Path], most: int) -> dict[str, list[str]]:
     for file in files:
         scenario = load(file)
         if scenario.world.size <= most and file.stem not in UNTOLD:
-            wrong[file.stem] = unlike(simulate(scenario, with_verdict=False, with_values=False).run.trace)
+            wrong[file.stem] = unlike(
+                simulate(scenario, with_verdict=False, with_values=False).run.trace
+            )
     assert wrong
     return {name: found for name, found in wrong.items() if found}
 
@@ -89,7 +115,9 @@ def test_traces_of_the_scenarios_come_back_with_their_calls_verdicts_and_times()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", sorted({file.parent for file in SCENARIOS}), ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "folder", sorted({file.parent for file in SCENARIOS}), ids=lambda f: f.name
+)
 def test_traces_of_every_scenario_come_back(folder: Path) -> None:
     assert of_files(sorted(folder.glob("*.yaml")), 64) == {}
 
@@ -104,7 +132,9 @@ def test_any_program_comes_back_whether_it_completes_or_not(plain: Any, backend:
 
 
 def test_equal_ranks_are_one_program_and_rounds_are_loops() -> None:
-    """Eight ranks, a ring of twenty rounds: its file has a repeat of four steps and names peers by expressions."""
+    """Eight ranks, a ring of twenty rounds: its file has a repeat of four steps and names peers by
+    expressions.
+    """
     ring = {
         r: [
             call
@@ -126,12 +156,16 @@ def test_equal_ranks_are_one_program_and_rounds_are_loops() -> None:
     assert "src: (rank - 1) % world_size" in found.text
 
 
-@pytest.mark.parametrize("name", ["hybrid", "ddp_by_hand", "pipeline_1f1b", "two_groups", "any_source_ring"])
+@pytest.mark.parametrize(
+    "name", ["hybrid", "ddp_by_hand", "pipeline_1f1b", "two_groups", "any_source_ring"]
+)
 def test_files_are_no_longer_than_those_that_people_wrote(name: str) -> None:
     file = ROOT / "scenarios" / f"{name}.yaml"
     trace = simulate(load(file), with_verdict=False, with_values=False).run.trace
 
-    assert len(compact_trace(trace).text.splitlines()) <= len(file.read_text(encoding="utf-8").splitlines())
+    assert len(compact_trace(trace).text.splitlines()) <= len(
+        file.read_text(encoding="utf-8").splitlines()
+    )
 
 
 def test_durations_of_a_recording_are_means_and_the_file_says_so() -> None:
@@ -166,14 +200,22 @@ def test_loops_nest() -> None:
 
 @given(st.integers(2, 12), st.data())
 @settings(max_examples=draws(150), deadline=None)
-def test_an_expression_is_taken_only_where_it_gives_every_value(size: int, data: st.DataObject) -> None:
+def test_an_expression_is_taken_only_where_it_gives_every_value(
+    size: int, data: st.DataObject
+) -> None:
     """Random numbers and selections, on a mesh where the size has a divisor."""
     split = data.draw(st.sampled_from([k for k in range(1, size + 1) if size % k == 0]))
     names = RankVariables.of(size, {"a": split, "b": size // split})
     ranks = np.array(sorted(data.draw(st.sets(st.integers(0, size - 1), min_size=1))))
     kind = data.draw(st.sampled_from(("free", "ring", "mesh")))
-    free = np.array(data.draw(st.lists(st.integers(-3, 9), min_size=len(ranks), max_size=len(ranks))))
-    values = {"free": free, "ring": (ranks + 2) % size, "mesh": 3 * names.axes["a"][ranks] - names.axes["b"][ranks] + 7}[kind]
+    free = np.array(
+        data.draw(st.lists(st.integers(-3, 9), min_size=len(ranks), max_size=len(ranks)))
+    )
+    values = {
+        "free": free,
+        "ring": (ranks + 2) % size,
+        "mesh": 3 * names.axes["a"][ranks] - names.axes["b"][ranks] + 7,
+    }[kind]
     mask = free > 2
     env = {
         "rank": ranks,
@@ -189,7 +231,9 @@ def test_an_expression_is_taken_only_where_it_gives_every_value(size: int, data:
     if isinstance(found, dict):
         assert [found.get(int(r), found.get("else")) for r in ranks] == values.tolist()
     else:
-        assert (np.broadcast_to(parse_expression(str(found)).evaluate(env), len(ranks)) == values).all()
+        assert (
+            np.broadcast_to(parse_expression(str(found)).evaluate(env), len(ranks)) == values
+        ).all()
     if isinstance(chosen, str):
         assert (np.broadcast_to(parse_expression(chosen).evaluate(env), len(ranks)) == mask).all()
     elif chosen is not None:
@@ -197,7 +241,9 @@ def test_an_expression_is_taken_only_where_it_gives_every_value(size: int, data:
 
 
 def test_a_trace_without_calls_is_refused() -> None:
-    trace = simulate(load(ROOT / "scenarios" / "findings" / "ds901_nobody_selected.yaml"), with_values=False).run.trace
+    trace = simulate(
+        load(ROOT / "scenarios" / "findings" / "ds901_nobody_selected.yaml"), with_values=False
+    ).run.trace
 
     with pytest.raises(UsageError, match="no calls"):
         compact_trace(trace)

@@ -1,4 +1,6 @@
-"""A trace simulated again: exactly as it was, faster, elsewhere; recorded traces keep what the hosts did between calls."""
+"""A trace simulated again: exactly as it was, faster, elsewhere; recorded traces keep what the
+hosts did between calls.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,14 @@ SCENARIOS = sorted((ROOT / "scenarios").rglob("*.yaml"))
 BACKENDS = ("gloo", "nccl", "mpi")
 
 
-def built(programs: Any, backend: str = "gloo", cluster: Any = "cpu-10gbe", **more: Any) -> SimulatedRun:
+def built(
+    programs: Any, backend: str = "gloo", cluster: Any = "cpu-10gbe", **more: Any
+) -> SimulatedRun:
     program = build_program(len(programs), programs, backend=backend, **more)
     return run_program(
-        program, BACKEND_PROFILES[backend], CostModel(cluster_from(cluster), program.world_size, program.local_size)
+        program,
+        BACKEND_PROFILES[backend],
+        CostModel(cluster_from(cluster), program.world_size, program.local_size),
     )
 
 
@@ -65,9 +71,15 @@ def assert_the_same_again(source: Trace, again: ReplayResult) -> None:
     assert unlike(source, again) == []
 
 
-@pytest.mark.parametrize("folder", sorted({file.parent for file in SCENARIOS}), ids=lambda f: f.name)
-def test_a_simulated_trace_of_every_scenario_that_completes_comes_again_exactly(folder: Path) -> None:
-    """Under its own cluster, by way of a file; those of at most 4 ranks under every back end, of at most 16 under their own."""
+@pytest.mark.parametrize(
+    "folder", sorted({file.parent for file in SCENARIOS}), ids=lambda f: f.name
+)
+def test_a_simulated_trace_of_every_scenario_that_completes_comes_again_exactly(
+    folder: Path,
+) -> None:
+    """Under its own cluster, by way of a file; those of at most 4 ranks under every back end, of at
+    most 16 under their own.
+    """
     wrong, compared = {}, 0
     for file in sorted(folder.glob("*.yaml")):
         scenario = load(file)
@@ -77,7 +89,9 @@ def test_a_simulated_trace_of_every_scenario_that_completes_comes_again_exactly(
             done = simulate(scenario, backend=backend, with_verdict=False, with_values=False)
             if done.run.outcome == "completes":
                 compared += 1
-                wrong[file.stem, backend] = unlike(done.run.trace, replay_trace(through_a_file(done.run.trace)))
+                wrong[file.stem, backend] = unlike(
+                    done.run.trace, replay_trace(through_a_file(done.run.trace))
+                )
 
     assert {key: differences for key, differences in wrong.items() if differences} == {}
     assert compared
@@ -93,7 +107,9 @@ def test_any_valid_program_comes_again_exactly(plain: Any, backend: str) -> None
 
 def test_the_trace_carries_its_prices_so_that_a_replay_needs_no_cluster() -> None:
     slow = {"preset": "cpu-10gbe", "name": "slow", "call_overhead": "1 ms"}
-    done = built({0: [{"op": "all_reduce", "numel": 4}], 1: [{"op": "all_reduce", "numel": 4}]}, cluster=slow)
+    done = built(
+        {0: [{"op": "all_reduce", "numel": 4}], 1: [{"op": "all_reduce", "numel": 4}]}, cluster=slow
+    )
 
     again = replay_trace(through_a_file(done.trace))
 
@@ -102,7 +118,10 @@ def test_the_trace_carries_its_prices_so_that_a_replay_needs_no_cluster() -> Non
 
 
 def test_compute_is_scaled_and_communication_is_not() -> None:
-    calls = [{"op": "compute", "time_ns": 1_000_000, "name": "f"}, {"op": "all_reduce", "numel": 1000}]
+    calls = [
+        {"op": "compute", "time_ns": 1_000_000, "name": "f"},
+        {"op": "all_reduce", "numel": 1000},
+    ]
     done = built({0: calls, 1: calls})
 
     half = replay_trace(done.trace, scale=ReplayScale(compute=0.5))
@@ -126,7 +145,10 @@ def test_another_cluster_prices_communication_anew() -> None:
 def test_another_back_end_has_its_own_rules() -> None:
     """Both send first: gloo's rendezvous hangs where mpi's small messages go ahead."""
     done = built(
-        {0: [{"op": "send", "peer": 1}, {"op": "recv", "peer": 1}], 1: [{"op": "send", "peer": 0}, {"op": "recv", "peer": 0}]},
+        {
+            0: [{"op": "send", "peer": 1}, {"op": "recv", "peer": 1}],
+            1: [{"op": "send", "peer": 0}, {"op": "recv", "peer": 0}],
+        },
         "mpi",
     )
 
@@ -145,7 +167,9 @@ def test_pauses_between_the_calls_of_a_recording_are_kept() -> None:
     gap_ns = late[1] - (late[0] + 1_000)
     assert again.trace["posted_ns"][1] == again.trace["returned_ns"][0] + gap_ns
     assert len(again.trace) == len(done.trace)
-    without = replay_trace(as_recorded(done.trace, posted_ns=late, returned_ns=late + 1_000), scale=ReplayScale(gaps=0))
+    without = replay_trace(
+        as_recorded(done.trace, posted_ns=late, returned_ns=late + 1_000), scale=ReplayScale(gaps=0)
+    )
     assert without.trace["posted_ns"][1] == without.trace["returned_ns"][0]
 
 
@@ -161,7 +185,9 @@ def test_issuing_a_request_takes_the_time_that_it_took() -> None:
     assert again.trace["posted_ns"].tolist() == [0, 4_000, 0, 4_000]
 
 
-def test_a_receive_from_any_source_takes_what_it_took_even_when_another_message_would_come_first() -> None:
+def test_a_receive_from_any_source_takes_what_it_took_even_when_another_message_would_come_first() -> (
+    None
+):
     """Rank 2 was first; with its compute stretched, rank 1's message would be."""
     programs = {
         0: [{"op": "recv", "peer": None}, {"op": "recv", "peer": None}],
@@ -181,11 +207,16 @@ def test_a_receive_from_any_source_takes_what_it_took_even_when_another_message_
 def test_the_order_in_which_a_wait_takes_its_requests_is_kept() -> None:
     programs = {
         0: [
-            {"op": "isend", "peer": 1, "handle": "a"}, {"op": "isend", "peer": 1, "tag": 1, "handle": "b"},
+            {"op": "isend", "peer": 1, "handle": "a"},
+            {"op": "isend", "peer": 1, "tag": 1, "handle": "b"},
             {"op": "wait", "handles": ["b", "a"]},
         ],
-        1: [{"op": "recv", "peer": 0}, {"op": "compute", "time_ns": 9_000}, {"op": "recv", "peer": 0, "tag": 1}],
-    }  # fmt: skip
+        1: [
+            {"op": "recv", "peer": 0},
+            {"op": "compute", "time_ns": 9_000},
+            {"op": "recv", "peer": 0, "tag": 1},
+        ],
+    }
     done = built(programs)
 
     assert_the_same_again(done.trace, replay_trace(done.trace))
@@ -194,11 +225,17 @@ def test_the_order_in_which_a_wait_takes_its_requests_is_kept() -> None:
 
 def test_uneven_parts_are_kept() -> None:
     splits = {0: ([1, 3], [1, 2]), 1: ([2, 2], [3, 2])}
-    programs = {r: [{"op": "all_to_all_single", "numel": 4, "in_splits": i, "out_splits": o}] for r, (i, o) in splits.items()}
+    programs = {
+        r: [{"op": "all_to_all_single", "numel": 4, "in_splits": i, "out_splits": o}]
+        for r, (i, o) in splits.items()
+    }
     again = replay_trace(through_a_file(built(programs).trace))
 
     calls = [again.program.call(rank, 0) for rank in (0, 1)]
-    assert [(c.input_splits, c.output_splits) for c in calls] == [((1, 3), (1, 2)), ((2, 2), (3, 2))]
+    assert [(c.input_splits, c.output_splits) for c in calls] == [
+        ((1, 3), (1, 2)),
+        ((2, 2), (3, 2)),
+    ]
     assert again.run.outcome == "completes"
 
 
@@ -209,21 +246,32 @@ def test_a_trace_without_the_later_columns_is_read_and_its_waits_are_found_by_th
             {"op": "isend", "peer": 1, "handle": "b"},
             {"op": "wait", "handles": ["a", "b"]},
         ],
-        1: [{"op": "recv", "peer": 0}, {"op": "compute", "time_ns": 9_000}, {"op": "recv", "peer": 0}],
+        1: [
+            {"op": "recv", "peer": 0},
+            {"op": "compute", "time_ns": 9_000},
+            {"op": "recv", "peer": 0},
+        ],
     }
     done = built(programs)
     lines = [
         line.replace(', "ended_by": 2', "").replace(', "ended_by": -1', "")
         for line in "".join(trace_lines(done.trace)).splitlines(True)
     ]
-    old = parse_trace([line.split(', "args"')[0] + "}\n" if ', "args"' in line else line for line in lines])
+    old = parse_trace(
+        [line.split(', "args"')[0] + "}\n" if ', "args"' in line else line for line in lines]
+    )
 
     assert old["ended_by"].tolist() == [-1] * len(old)
     assert_the_same_again(old, replay_trace(old))
 
 
 def test_groups_of_one_name_stay_apart() -> None:
-    done = simulate(load(ROOT / "scenarios" / "two_groups.yaml"), backend="gloo", with_verdict=False, with_values=False)
+    done = simulate(
+        load(ROOT / "scenarios" / "two_groups.yaml"),
+        backend="gloo",
+        with_verdict=False,
+        with_values=False,
+    )
 
     again = replay_trace(through_a_file(done.run.trace))
 
@@ -231,7 +279,11 @@ def test_groups_of_one_name_stay_apart() -> None:
 
 
 def test_a_killed_rank_is_killed_again() -> None:
-    done = simulate(load(ROOT / "scenarios" / "killed_at_iteration_3.yaml"), with_verdict=False, with_values=False)
+    done = simulate(
+        load(ROOT / "scenarios" / "killed_at_iteration_3.yaml"),
+        with_verdict=False,
+        with_values=False,
+    )
 
     again = replay_trace(done.run.trace)
 
@@ -240,17 +292,22 @@ def test_a_killed_rank_is_killed_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"), [('"op": "barrier"', '"op": "bow"', "operation `bow`"), ('"gloo"', '"ucc"', "back end `ucc`")]
+    ("old", "new", "message"),
+    [('"op": "barrier"', '"op": "bow"', "operation `bow`"), ('"gloo"', '"ucc"', "back end `ucc`")],
 )
 def test_what_is_not_known_is_said(old: str, new: str, message: str) -> None:
     done = built({0: [{"op": "barrier"}], 1: [{"op": "barrier"}]})
-    trace = parse_trace([line.replace(old, new) for line in "".join(trace_lines(done.trace)).splitlines(True)])
+    trace = parse_trace(
+        [line.replace(old, new) for line in "".join(trace_lines(done.trace)).splitlines(True)]
+    )
 
     with pytest.raises(UsageError, match=message):
         replay_trace(trace)
 
 
-def test_the_command_replays_and_writes_a_trace_that_compares_equal(cli: Any, tmp_path: Path) -> None:
+def test_the_command_replays_and_writes_a_trace_that_compares_equal(
+    cli: Any, tmp_path: Path
+) -> None:
     first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
 
     made = cli("simulate", "scenarios/hybrid.yaml", "--trace", first)

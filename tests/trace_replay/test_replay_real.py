@@ -1,4 +1,6 @@
-"""Traces run again on torch.distributed: the same calls, the pauses and computes of the trace, and the way it ended."""
+"""Traces run again on torch.distributed: the same calls, the pauses and computes of the trace, and
+the way it ended.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +41,34 @@ def nothing_is_left() -> Any:
 
 
 def calls_of(op: str, rank: int) -> list[dict[str, Any]]:
-    """Calls of one operation, blocking and async, that complete on three ranks. Empty for one that ends the program."""
+    """Calls of one operation, blocking and async, that complete on three ranks. Empty for one that
+    ends the program.
+    """
     row = OPERATIONS[op]
     next_, before = (rank + 1) % WORLD, (rank - 1) % WORLD
     wait = {"op": "wait", "handle": "h"}
     if row.coalesces is not None:
         numels = [6, 12]
-        return [{"op": op, "numels": numels, "dtype": "int32"}, {"op": op, "numels": numels, "async": True, "handle": "h"}, wait]
+        return [
+            {"op": op, "numels": numels, "dtype": "int32"},
+            {"op": op, "numels": numels, "async": True, "handle": "h"},
+            wait,
+        ]
     if row.kind == "collective":
         call = {"op": op, "numel": 6 if row.pairwise else 4, "root": 1, "dtype": "int32"}
-        return [call, *([{**call, "async": True, "handle": "h"}, wait] if row.gives != "none" or op == "barrier" else [])]
+        return [
+            call,
+            *(
+                [{**call, "async": True, "handle": "h"}, wait]
+                if row.gives != "none" or op == "barrier"
+                else []
+            ),
+        ]
     if op == "batch_isend_irecv":
-        ops = [{"op": "isend", "peer": next_, "numel": 5, "tag": 3}, {"op": "irecv", "peer": before, "numel": 5, "tag": 3}]
+        ops = [
+            {"op": "isend", "peer": next_, "numel": 5, "tag": 3},
+            {"op": "irecv", "peer": before, "numel": 5, "tag": 3},
+        ]
         return [{"op": op, "ops": ops}, {"op": op, "ops": ops, "handle": "h"}, wait]
     if row.kind == "p2p":
         other = {"send": "recv", "recv": "send", "isend": "irecv", "irecv": "isend"}[op]
@@ -60,7 +78,10 @@ def calls_of(op: str, rank: int) -> list[dict[str, Any]]:
         message = {"op": mine, "peer": 1 - rank, "numel": 4, "tag": 2, "dtype": "bfloat16"}
         return [{**message, "handle": "h"}, wait] if OPERATIONS[mine].nonblocking else [message]
     if op == "new_group":
-        return [{"op": op, "name": "pair", "ranks": [0, 2]}, *([{"op": "all_reduce", "group": "pair"}] if rank != 1 else [])]
+        return [
+            {"op": op, "name": "pair", "ranks": [0, 2]},
+            *([{"op": "all_reduce", "group": "pair"}] if rank != 1 else []),
+        ]
     local = {
         "compute": {"time_ns": 100_000, "name": "f"},
         "sleep": {"time_ns": 100_000},
@@ -78,7 +99,11 @@ def made(program: Program) -> Simulation:
 
 
 def for_real(simulation: Simulation, program: Program | None = None) -> Trace:
-    run, status = run_simulation(simulation, RealRunOptions(backend="gloo", timeout_ns=20 * real_runs.SECOND), program=program)
+    run, status = run_simulation(
+        simulation,
+        RealRunOptions(backend="gloo", timeout_ns=20 * real_runs.SECOND),
+        program=program,
+    )
     assert run is not None
     assert (run.outcome, status, run.differences) == ("completes", 0, ())
     return run.trace
@@ -100,7 +125,12 @@ def assert_same_calls(a: Trace, b: Trace) -> None:
     """All that a trace says of its calls but the times, and who met."""
     for name in a.columns:
         if name not in (*TIME_COLUMNS, "match", "queue"):
-            texts = [[t.text(name, i) for i in t[name].tolist()] if name in TEXT_COLUMNS else t[name].tolist() for t in (a, b)]
+            texts = [
+                [t.text(name, i) for i in t[name].tolist()]
+                if name in TEXT_COLUMNS
+                else t[name].tolist()
+                for t in (a, b)
+            ]
             assert texts[0] == texts[1], name
     assert meetings(a) == meetings(b)
 
@@ -115,9 +145,14 @@ PLAYED = [
 
 
 def test_every_operation_recorded_for_real_runs_again_for_real_with_the_same_calls() -> None:
-    """One program with all rows of the table: what `build_program` and a replay make of it is what torch takes."""
+    """One program with all rows of the table: what `build_program` and a replay make of it is what
+    torch takes.
+    """
     known = [op for op in PLAYED if any(calls_of(op, rank) for rank in range(WORLD))]
-    program = build_program(WORLD, {rank: [call for op in known for call in calls_of(op, rank)] for rank in range(WORLD)})
+    program = build_program(
+        WORLD,
+        {rank: [call for op in known for call in calls_of(op, rank)] for rank in range(WORLD)},
+    )
     recorded = through_a_file(for_real(made(program)))
     ready = prepare_real_replay(recorded, "a.jsonl", backend="gloo")
 
@@ -137,7 +172,10 @@ def test_a_simulated_trace_runs_for_real_and_is_recorded_with_its_own_rows() -> 
     again = ready.rows_of(for_real(ready.simulation, ready.program))
 
     assert_same_calls(simulation.run.trace, again)
-    assert (again.header["file"], again.header["mesh"]) == (simulation.scenario.file, {"replica": 2, "stage": 2})
+    assert (again.header["file"], again.header["mesh"]) == (
+        simulation.scenario.file,
+        {"replica": 2, "stage": 2},
+    )
 
 
 # --- what the program of a real replay is made of ---
@@ -145,7 +183,10 @@ def test_a_simulated_trace_runs_for_real_and_is_recorded_with_its_own_rows() -> 
 
 def ready_of(text: str, **more: Any) -> RealReplay:
     return prepare_real_replay(
-        through_a_file(simulate(loads(text), with_values=False).run.trace), "a.jsonl", backend="gloo", **more
+        through_a_file(simulate(loads(text), with_values=False).run.trace),
+        "a.jsonl",
+        backend="gloo",
+        **more,
     )
 
 
@@ -173,12 +214,18 @@ def test_pauses_of_a_recording_come_again_but_not_those_that_every_process_makes
     columns = {name: column.copy() for name, column in trace.columns.items()}
     for name in TIME_COLUMNS:
         columns[name] = np.where(columns[name] >= 0, columns[name] + 5_000_000, columns[name])
-        columns[name][2::3] += np.int64(15_000)  # before the all_reduce, as short as a process is late by itself
+        columns[name][2::3] += np.int64(
+            15_000
+        )  # before the all_reduce, as short as a process is late by itself
     recorded = Trace({**trace.header, "source": "recorded"}, trace.tables, columns)
 
     def pauses(scale: ReplayScale, real: bool) -> list[int]:
         rebuilt = rebuild_program(recorded, backend="gloo", scale=scale, real=real)
-        return [c.time_ns for _, c in rebuilt.program.calls_of(0) if c.op == "sleep" and c.time_ns != 3_000_000]
+        return [
+            c.time_ns
+            for _, c in rebuilt.program.calls_of(0)
+            if c.op == "sleep" and c.time_ns != 3_000_000
+        ]
 
     assert pauses(ReplayScale(), True) == [5_000_000]
     assert pauses(ReplayScale(), False) == [5_000_000, 15_000]
@@ -199,7 +246,9 @@ def test_requests_under_way_at_once_never_share_memory_and_ended_ones_lend_their
 
 
 def test_a_groups_own_timeout_is_in_the_trace_so_that_a_late_rank_is_late_again() -> None:
-    """The group gives up after 5 ms, in a simulated run, in its replay and in the program of a real one."""
+    """The group gives up after 5 ms, in a simulated run, in its replay and in the program of a real
+    one.
+    """
     text = """
     world: 3
     backend: gloo
@@ -220,41 +269,70 @@ def test_a_groups_own_timeout_is_in_the_trace_so_that_a_late_rank_is_late_again(
     assert trace.header["group_options"] == {"1": {"timeout_ns": 5_000_000}}
     assert [g.timeout_ns for g in program.groups] == [None, 5_000_000]
     with pytest.raises(RealRunRefused):
-        run_simulation(prepare_real_replay(trace, "a.jsonl", backend="gloo").simulation, RealRunOptions(backend="gloo"))
+        run_simulation(
+            prepare_real_replay(trace, "a.jsonl", backend="gloo").simulation,
+            RealRunOptions(backend="gloo"),
+        )
 
 
 def test_a_trace_of_before_groups_had_options_is_read() -> None:
     trace = simulate(loads(STEPS), with_values=False).run.trace
     header = {name: value for name, value in trace.header.items() if name != "group_options"}
 
-    assert replay_trace(through_a_file(Trace(header, trace.tables, trace.columns))).run.outcome == "completes"
+    assert (
+        replay_trace(through_a_file(Trace(header, trace.tables, trace.columns))).run.outcome
+        == "completes"
+    )
 
 
 # --- traces of runs that went wrong ---
 
 
-def test_the_trace_of_a_hung_run_is_refused_and_forced_it_hangs_again(cli: Any, tmp_path: Path) -> None:
+def test_the_trace_of_a_hung_run_is_refused_and_forced_it_hangs_again(
+    cli: Any, tmp_path: Path
+) -> None:
     hung, again = tmp_path / "hung.jsonl", tmp_path / "again.jsonl"
     ring = "scenarios/head_to_head_sends.yaml"
-    first = cli("run", ring, "--real", "--backend", "gloo", "--force", "--timeout", "1 s", "--trace", hung)
+    first = cli(
+        "run", ring, "--real", "--backend", "gloo", "--force", "--timeout", "1 s", "--trace", hung
+    )
 
     refused = cli("replay", hung, "--real")
-    forced = cli("replay", hung, "--real", "--force", "--timeout", "1 s", "--trace", again, "--format", "json")
+    forced = cli(
+        "replay",
+        hung,
+        "--real",
+        "--force",
+        "--timeout",
+        "1 s",
+        "--trace",
+        again,
+        "--format",
+        "json",
+    )
 
     assert (first.returncode, refused.returncode, forced.returncode) == (1, 1, 1)
     assert "DS301" in refused.stdout
     assert "--force" in refused.stderr
     data = json.loads(forced.stdout)
-    assert (data["outcome"], data["replay_of"]["source"], data["complete"]) == ("hangs", "recorded", False)
+    assert (data["outcome"], data["replay_of"]["source"], data["complete"]) == (
+        "hangs",
+        "recorded",
+        False,
+    )
     assert_same_calls(read_trace(hung), read_trace(again))
 
 
 def test_a_killed_rank_of_a_trace_is_killed_for_real() -> None:
-    trace = simulate(real_runs.scenario("killed_at_iteration_3"), backend="gloo", with_values=False).run.trace
+    trace = simulate(
+        real_runs.scenario("killed_at_iteration_3"), backend="gloo", with_values=False
+    ).run.trace
     ready = prepare_real_replay(through_a_file(trace), "a.jsonl", backend="gloo")
 
     run, status = run_simulation(
-        ready.simulation, program=ready.program, wish=RealRunOptions(backend="gloo", force=True, timeout_ns=5 * real_runs.SECOND)
+        ready.simulation,
+        program=ready.program,
+        wish=RealRunOptions(backend="gloo", force=True, timeout_ns=5 * real_runs.SECOND),
     )
 
     assert run is not None
@@ -268,7 +346,9 @@ def test_computes_that_never_ended_are_counted() -> None:
     columns = {name: column.copy() for name, column in trace.columns.items()}
     columns["finished_ns"][0] = columns["returned_ns"][0] = -1
 
-    ready = prepare_real_replay(Trace(trace.header, trace.tables, columns), "a.jsonl", backend="gloo")
+    ready = prepare_real_replay(
+        Trace(trace.header, trace.tables, columns), "a.jsonl", backend="gloo"
+    )
 
     assert ready.rebuilt.untimed == 1
 
@@ -279,7 +359,17 @@ def test_computes_that_never_ended_are_counted() -> None:
 def test_the_command_replays_for_real_and_says_of_what(cli: Any, tmp_path: Path) -> None:
     again = tmp_path / "again.jsonl"
 
-    done = cli("replay", "traces/hybrid_gloo_4.jsonl", "--real", "--scale", "compute=0.5", "--repeat", 2, "--trace", again)
+    done = cli(
+        "replay",
+        "traces/hybrid_gloo_4.jsonl",
+        "--real",
+        "--scale",
+        "compute=0.5",
+        "--repeat",
+        2,
+        "--trace",
+        again,
+    )
     compared = cli("compare", "traces/hybrid_gloo_4.jsonl", again, "--format", "json")
 
     assert done.returncode == 0
@@ -300,7 +390,9 @@ def test_the_command_replays_for_real_and_says_of_what(cli: Any, tmp_path: Path)
         (("--real", "--trace", "x.txt"), "no name for a trace"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(cli: Any, words: tuple[str, ...], said: str) -> None:
+def test_options_that_make_no_sense_are_refused(
+    cli: Any, words: tuple[str, ...], said: str
+) -> None:
     done = cli("replay", "traces/ring_gloo_4.jsonl", *words)
 
     assert (done.returncode, done.stdout) == (2, "")
@@ -311,7 +403,9 @@ def test_options_that_make_no_sense_are_refused(cli: Any, words: tuple[str, ...]
 def test_a_trace_without_calls_is_refused(cli: Any, tmp_path: Path) -> None:
     trace = simulate(loads(STEPS), with_values=False).run.trace
     empty = tmp_path / "empty.jsonl"
-    empty.write_text(json.dumps({"format": "distsim-trace", **trace.header, "calls": 0}) + "\n", encoding="utf-8")
+    empty.write_text(
+        json.dumps({"format": "distsim-trace", **trace.header, "calls": 0}) + "\n", encoding="utf-8"
+    )
 
     done = cli("replay", empty, "--real")
 
@@ -324,12 +418,18 @@ def test_a_real_replay_makes_the_calls_that_were_simulated() -> None:
 
     ops = [c.op for _, c in ready.program.calls_of(0)]
 
-    assert [c.op for _, c in ready.simulation.program.calls_of(0)] == ops == ["compute", "sleep", "all_reduce"]
+    assert (
+        [c.op for _, c in ready.simulation.program.calls_of(0)]
+        == ops
+        == ["compute", "sleep", "all_reduce"]
+    )
     assert [end.position for end in ready.simulation.run.final_state.ends] == [len(ops)] * 2
 
 
 def short_and_small(path: Path) -> RealReplay | None:
-    """A scenario's trace made ready, if it completes on gloo in a moment, in little memory; what can't run is no matter here."""
+    """A scenario's trace made ready, if it completes on gloo in a moment, in little memory; what
+    can't run is no matter here.
+    """
     scenario = real_runs.load(str(path))
     if scenario.world.size > 8:
         return None
@@ -350,7 +450,9 @@ def test_the_trace_of_every_short_scenario_runs_for_real_as_simulated() -> None:
         if ready is not None:
             assert ready.simulation.outcome == "completes", path
             run, _ = run_simulation(
-                ready.simulation, RealRunOptions(backend="gloo", timeout_ns=60 * real_runs.SECOND), program=ready.program
+                ready.simulation,
+                RealRunOptions(backend="gloo", timeout_ns=60 * real_runs.SECOND),
+                program=ready.program,
             )
             assert run is not None
             assert (run.outcome, run.differences) == ("completes", ()), path

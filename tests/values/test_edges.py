@@ -1,4 +1,6 @@
-"""The edges of what values are made of: numbers and their texts, expected values, reductions, pieces of contents."""
+"""The edges of what values are made of: numbers and their texts, expected values, reductions,
+pieces of contents.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,21 @@ from distsim.values.lineage import (
     concatenate_contents,
     slice_content,
 )
-from distsim.values.numbers import fill_numbers, format_content, matches_expected, numbers_of_content, reinterpret, widen_numbers
+from distsim.values.numbers import (
+    fill_numbers,
+    format_content,
+    matches_expected,
+    numbers_of_content,
+    reinterpret,
+    widen_numbers,
+)
 
 F32 = "float32"
 
 
-def piece(numel: int, *numbers: float, node: int = 0, start: int = 0, dtype: Any = np.float32) -> ContentPiece:
+def piece(
+    numel: int, *numbers: float, node: int = 0, start: int = 0, dtype: Any = np.float32
+) -> ContentPiece:
     return ContentPiece(numel, node, start, np.array(numbers, dtype) if numbers else None)
 
 
@@ -39,26 +50,45 @@ def plain(numbers: Any) -> Any:
 # --- what a file gives a tensor ---
 
 
-@pytest.mark.parametrize(("numel", "limit", "expected"), [(3, 3, [0.0, 1.0, 2.0]), (4, 3, None), (0, 3, [])])
-def test_numbers_by_index_are_written_out_up_to_the_limit(numel: int, limit: int, expected: list[float] | None) -> None:
+@pytest.mark.parametrize(
+    ("numel", "limit", "expected"), [(3, 3, [0.0, 1.0, 2.0]), (4, 3, None), (0, 3, [])]
+)
+def test_numbers_by_index_are_written_out_up_to_the_limit(
+    numel: int, limit: int, expected: list[float] | None
+) -> None:
     assert plain(fill_numbers(parse_expression("index"), {}, numel, F32, limit)) == expected
 
 
-@pytest.mark.parametrize(("values", "numel", "limit", "expected"), [
-    ([1, [2, 3]], 3, 3, [1.0, 2.0, 3.0]),
-    ([1, 2], 3, 3, None),
-    ([1, 2, 3, 4], 3, 9, None),
-    ([1, 2, 3], 3, 2, None),
-    ([PerRank(((1, 7),), 5), parse_expression("index + x"), parse_expression("rank")], 3, 3, [7.0, 11.0, 1.0]),
-])  # fmt: skip
-def test_a_list_has_a_number_for_every_element_or_is_unknown(values: Any, numel: int, limit: int, expected: Any) -> None:
-    assert plain(fill_numbers(values, {"rank": 1, "x": np.array([10.0])}, numel, F32, limit)) == expected
+@pytest.mark.parametrize(
+    ("values", "numel", "limit", "expected"),
+    [
+        ([1, [2, 3]], 3, 3, [1.0, 2.0, 3.0]),
+        ([1, 2], 3, 3, None),
+        ([1, 2, 3, 4], 3, 9, None),
+        ([1, 2, 3], 3, 2, None),
+        (
+            [PerRank(((1, 7),), 5), parse_expression("index + x"), parse_expression("rank")],
+            3,
+            3,
+            [7.0, 11.0, 1.0],
+        ),
+    ],
+)
+def test_a_list_has_a_number_for_every_element_or_is_unknown(
+    values: Any, numel: int, limit: int, expected: Any
+) -> None:
+    assert (
+        plain(fill_numbers(values, {"rank": 1, "x": np.array([10.0])}, numel, F32, limit))
+        == expected
+    )
 
 
 def test_a_tensor_in_an_expression_of_a_list_gives_its_own_element() -> None:
     env = {"rank": 0, "x": np.array([1.0, 2.0]), "u": np.array([5.0])}
 
-    assert plain(fill_numbers([parse_expression("x * 2"), parse_expression("x + u")], env, 2, F32)) == [2.0, 7.0]
+    assert plain(
+        fill_numbers([parse_expression("x * 2"), parse_expression("x + u")], env, 2, F32)
+    ) == [2.0, 7.0]
 
 
 def test_an_expression_over_an_empty_tensor_is_empty() -> None:
@@ -74,7 +104,8 @@ def test_per_rank_values_are_those_of_the_rank_and_none_where_there_is_none() ->
 
 
 @pytest.mark.parametrize(
-    ("dtype", "wider"), [("int8", int), ("uint8", int), ("bool", bool), ("float16", float), ("bfloat16", float)]
+    ("dtype", "wider"),
+    [("int8", int), ("uint8", int), ("bool", bool), ("float16", float), ("bfloat16", float)],
 )
 def test_expressions_compute_in_the_widest_of_a_kind(dtype: str, wider: type) -> None:
     """A single number is Python's own."""
@@ -127,40 +158,59 @@ def test_bits_are_read_as_another_dtype_where_they_make_whole_elements() -> None
 # --- texts ---
 
 
-@pytest.mark.parametrize(("content", "shape", "text"), [
-    ((), (0,), "[]"),
-    ((piece(3),), (3,), "?"),
-    ((piece(1, 5),), (), "5.0"),
-    ((piece(2, 1, 2), piece(1)), (3,), "[1.0, 2.0, ?]"),
-    ((piece(4, 1, 2, 3, 4),), (2, 2), "[[1.0, 2.0], [3.0, 4.0]]"),
-    ((piece(4, 1, 2, 3, 4),), (4, 1), "[[1.0], [2.0], [3.0], [4.0]]"),
-    ((piece(4, 1, 2, 3, 4),), (1, 2, 2), "[1.0, 2.0, 3.0, 4.0]"),
-    ((piece(3, 1, 2, 3),), (2, 2), "[1.0, 2.0, 3.0]"),
-    ((piece(16, *range(16)),), (16,), f"[{', '.join(f'{i}.0' for i in range(16))}]"),
-    ((piece(17, 3),), (17,), "3.0 (×17)"),
-    ((piece(17, *range(17)),), (17,), "[0.0, 1.0, 2.0, …, 16.0] (17 elements)"),
-    ((piece(20, 1), piece(5)), (25,), "[1.0 (×20), ? (×5)]"),
-    (tuple(piece(3, i) for i in range(8)), (24,), "[" + ", ".join(f"{i}.0 (×3)" for i in range(8)) + "]"),
-    (tuple(piece(2, i) for i in range(9)), (18,), "[0.0, 0.0, …, 8.0] (18 elements)"),
-    (tuple(piece(3, i) for i in range(9)), (27,), "[0.0, 0.0, 0.0, …, 8.0] (27 elements)"),
-    ((piece(2, 1, 0, dtype=np.bool_),), (2,), "[true, false]"),
-    ((piece(2, -3, 7, dtype=np.int64),), (2,), "[-3, 7]"),
-    ((piece(2, -3, 0.5),), (2,), "[-3.0, 0.5]"),
-    ((piece(1, 1e30),), (1,), "[1e+30]"),
-    ((piece(1, -2, dtype=numpy_dtype("bfloat16")),), (1,), "[-2.0]"),
-])  # fmt: skip
-def test_a_content_is_shown_short_and_as_it_lies(content: Any, shape: tuple[int, ...], text: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "shape", "text"),
+    [
+        ((), (0,), "[]"),
+        ((piece(3),), (3,), "?"),
+        ((piece(1, 5),), (), "5.0"),
+        ((piece(2, 1, 2), piece(1)), (3,), "[1.0, 2.0, ?]"),
+        ((piece(4, 1, 2, 3, 4),), (2, 2), "[[1.0, 2.0], [3.0, 4.0]]"),
+        ((piece(4, 1, 2, 3, 4),), (4, 1), "[[1.0], [2.0], [3.0], [4.0]]"),
+        ((piece(4, 1, 2, 3, 4),), (1, 2, 2), "[1.0, 2.0, 3.0, 4.0]"),
+        ((piece(3, 1, 2, 3),), (2, 2), "[1.0, 2.0, 3.0]"),
+        ((piece(16, *range(16)),), (16,), f"[{', '.join(f'{i}.0' for i in range(16))}]"),
+        ((piece(17, 3),), (17,), "3.0 (×17)"),
+        ((piece(17, *range(17)),), (17,), "[0.0, 1.0, 2.0, …, 16.0] (17 elements)"),
+        ((piece(20, 1), piece(5)), (25,), "[1.0 (×20), ? (×5)]"),
+        (
+            tuple(piece(3, i) for i in range(8)),
+            (24,),
+            "[" + ", ".join(f"{i}.0 (×3)" for i in range(8)) + "]",
+        ),
+        (tuple(piece(2, i) for i in range(9)), (18,), "[0.0, 0.0, …, 8.0] (18 elements)"),
+        (tuple(piece(3, i) for i in range(9)), (27,), "[0.0, 0.0, 0.0, …, 8.0] (27 elements)"),
+        ((piece(2, 1, 0, dtype=np.bool_),), (2,), "[true, false]"),
+        ((piece(2, -3, 7, dtype=np.int64),), (2,), "[-3, 7]"),
+        ((piece(2, -3, 0.5),), (2,), "[-3.0, 0.5]"),
+        ((piece(1, 1e30),), (1,), "[1e+30]"),
+        ((piece(1, -2, dtype=numpy_dtype("bfloat16")),), (1,), "[-2.0]"),
+    ],
+)
+def test_a_content_is_shown_short_and_as_it_lies(
+    content: Any, shape: tuple[int, ...], text: str
+) -> None:
     assert format_content(content, shape, F32) == text
 
 
 # --- expected values ---
 
 
-@pytest.mark.parametrize(("dtype", "off"), [
-    ("float64", 1e-12), ("float32", 3e-7), ("float16", 2e-3), ("bfloat16", 2e-2), ("float8_e4m3fn", 0.25), ("float8_e5m2", 0.5)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dtype", "off"),
+    [
+        ("float64", 1e-12),
+        ("float32", 3e-7),
+        ("float16", 2e-3),
+        ("bfloat16", 2e-2),
+        ("float8_e4m3fn", 0.25),
+        ("float8_e5m2", 0.5),
+    ],
+)
 def test_an_expected_number_may_be_two_units_off_and_no_more(dtype: str, off: float) -> None:
-    """Relative, so that zero is exact. The number held is 1 in the dtype; what is expected moves."""
+    """Relative, so that zero is exact. The number held is 1 in the dtype; what is expected
+    moves.
+    """
     held = (ContentPiece(2, 0, 0, np.array([1.0]).astype(numpy_dtype(dtype))),)
     zero = (ContentPiece(2, 0, 0, np.array([0.0]).astype(numpy_dtype(dtype))),)
 
@@ -170,8 +220,15 @@ def test_an_expected_number_may_be_two_units_off_and_no_more(dtype: str, off: fl
     assert not matches_expected(zero, dtype, 1e-30)
 
 
-@pytest.mark.parametrize(("dtype", "off", "there"), [("complex64", 2e-7, True), ("complex64", 1e-6, False), ("complex128", 1e-11, False),
-                                                     ("complex128", 9e-13, True)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dtype", "off", "there"),
+    [
+        ("complex64", 2e-7, True),
+        ("complex64", 1e-6, False),
+        ("complex128", 1e-11, False),
+        ("complex128", 9e-13, True),
+    ],
+)
 def test_complex_numbers_agree_in_both_parts(dtype: str, off: float, there: bool) -> None:
     held = (ContentPiece(1, 0, 0, np.array([3j], dtype)),)
 
@@ -209,14 +266,29 @@ def test_a_list_has_an_entry_for_every_element() -> None:
 # --- reductions ---
 
 
-@pytest.mark.parametrize(("op", "expected"), [
-    ("sum", 8), ("avg", 2), ("product", 12), ("min", 1), ("max", 4), ("band", 0), ("bor", 7), ("bxor", 6)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [
+        ("sum", 8),
+        ("avg", 2),
+        ("product", 12),
+        ("min", 1),
+        ("max", 4),
+        ("band", 0),
+        ("bor", 7),
+        ("bxor", 6),
+    ],
+)
 def test_reductions_of_integers_combine_all_ranks(op: str, expected: int) -> None:
     assert reduce_arrays(op, [np.array([n]) for n in (1, 3, 4)]).tolist() == [expected]
 
 
-@pytest.mark.parametrize(("terms", "average"), [((-7, 0), [-3]), ((7, 0), [3]), ((-8, 0), [-4]), ((-7, 0, 0), [-2])])
-def test_the_average_of_integers_is_cut_off_towards_zero(terms: tuple[int, ...], average: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("terms", "average"), [((-7, 0), [-3]), ((7, 0), [3]), ((-8, 0), [-4]), ((-7, 0, 0), [-2])]
+)
+def test_the_average_of_integers_is_cut_off_towards_zero(
+    terms: tuple[int, ...], average: list[int]
+) -> None:
     found = reduce_arrays("avg", [np.array([n], np.int8) for n in terms])
 
     assert (found.tolist(), found.dtype) == (average, np.int8)
@@ -267,10 +339,18 @@ def test_neighbours_of_one_history_and_one_number_become_one_piece() -> None:
     assert joined(piece(2), piece(3, start=2), piece(2, start=5)) == [(7, 0, 0)]
 
 
-@pytest.mark.parametrize("second", [
-    piece(3, 1, start=3), piece(3, 1, node=1, start=2), piece(3, 2, start=2), piece(3, start=2), piece(3, 1, 1, 1, start=2),
-    piece(1, 1, start=2),
-], ids=["a gap", "another write", "another number", "unknown", "written out", "a single element"])  # fmt: skip
+@pytest.mark.parametrize(
+    "second",
+    [
+        piece(3, 1, start=3),
+        piece(3, 1, node=1, start=2),
+        piece(3, 2, start=2),
+        piece(3, start=2),
+        piece(3, 1, 1, 1, start=2),
+        piece(1, 1, start=2),
+    ],
+    ids=["a gap", "another write", "another number", "unknown", "written out", "a single element"],
+)
 def test_others_stay_apart(second: ContentPiece) -> None:
     assert len(joined(piece(2, 1), second)) == 2
 
@@ -278,10 +358,24 @@ def test_others_stay_apart(second: ContentPiece) -> None:
 def test_contents_are_cut_at_each_others_borders_as_far_as_the_shortest_goes() -> None:
     one, two = (piece(2, 1), piece(4, 2)), (piece(3, 3), piece(9, 4))
 
-    assert [tuple(p.numel for p in column) for column in align_contents([one, two])] == [(2, 2), (1, 1), (3, 3)]
-    assert [tuple(p.start for p in column) for column in align_contents([one, two])] == [(0, 0), (0, 2), (1, 0)]
-    assert [tuple(p.numel for p in column) for column in align_contents([(piece(2, 1),), (piece(2, 5),)])] == [(2, 2)]
-    assert [tuple(p.numel for p in column) for column in align_contents([(piece(2, 1),), (piece(3, 5),)])] == [(2, 2)]
+    assert [tuple(p.numel for p in column) for column in align_contents([one, two])] == [
+        (2, 2),
+        (1, 1),
+        (3, 3),
+    ]
+    assert [tuple(p.start for p in column) for column in align_contents([one, two])] == [
+        (0, 0),
+        (0, 2),
+        (1, 0),
+    ]
+    assert [
+        tuple(p.numel for p in column)
+        for column in align_contents([(piece(2, 1),), (piece(2, 5),)])
+    ] == [(2, 2)]
+    assert [
+        tuple(p.numel for p in column)
+        for column in align_contents([(piece(2, 1),), (piece(3, 5),)])
+    ] == [(2, 2)]
 
 
 def test_equal_combinations_are_one_node_and_contributions_add_up_over_all_ways() -> None:
@@ -296,7 +390,9 @@ def test_equal_combinations_are_one_node_and_contributions_add_up_over_all_ways(
     assert graph.origins(twice, 2) == Counter({(a, 2): 1, (b, 2): 1, (a, 6): 1})
     assert graph.first_with(graph.combine("sum", ((twice, 0), (two, 0)), 5), a) == twice
     other = graph.combine("max", ((one, 0), (two, 0)), 6)
-    assert graph.origins(graph.combine("sum", ((both, 0), (other, 0)), 7), 2) == Counter({(a, 2): 2, (b, 2): 2})
+    assert graph.origins(graph.combine("sum", ((both, 0), (other, 0)), 7), 2) == Counter(
+        {(a, 2): 2, (b, 2): 2}
+    )
 
 
 # --- a whole run ---
@@ -317,12 +413,15 @@ def test_each_element_has_its_own_origin_up_to_the_last() -> None:
     )
 
     assert [next(iter(values.origins(0, "y", k))) for k in range(4)] == [
-        (TensorContribution(rank, "x", 0), element) for rank in (0, 1) for element in (0, 1)]  # fmt: skip
+        (TensorContribution(rank, "x", 0), element) for rank in (0, 1) for element in (0, 1)
+    ]
     with pytest.raises(IndexError, match="y on rank 0 has no element 4"):
         values.origins(0, "y", 4)
 
 
-def test_a_contribution_that_is_missing_is_told_with_the_last_write_and_one_too_many_with_the_call_that_made_it() -> None:
+def test_a_contribution_that_is_missing_is_told_with_the_last_write_and_one_too_many_with_the_call_that_made_it() -> (
+    None
+):
     values = values_of(HEAD + "  - all_reduce: {tensor: x}\n  - all_reduce: {tensor: x}\n")
     (twice,) = values.breaches(0, "x", [TensorContribution(0, "x", 0)])
     (missing,) = values.breaches(0, "x", [TensorContribution(0, "y", 0)])
@@ -332,10 +431,17 @@ def test_a_contribution_that_is_missing_is_told_with_the_last_write_and_one_too_
     assert values.state(0, "y").row == -1
 
 
-@pytest.mark.parametrize(("source", "target", "text"), [
-    ("{shape: [4], dtype: int16, value: index}", "{shape: [2], dtype: int32}", "[65536, 196610]"),
-    ("{shape: [2], dtype: int32, value: index}", "{shape: [4], dtype: int16}", "[0, 0, 1, 0]"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("source", "target", "text"),
+    [
+        (
+            "{shape: [4], dtype: int16, value: index}",
+            "{shape: [2], dtype: int32}",
+            "[65536, 196610]",
+        ),
+        ("{shape: [2], dtype: int32, value: index}", "{shape: [4], dtype: int16}", "[0, 0, 1, 0]"),
+    ],
+)
 def test_bits_that_arrive_in_another_dtype_fill_as_many_elements_as_they_have_bytes_for(
     source: str, target: str, text: str
 ) -> None:
@@ -349,7 +455,9 @@ def test_bits_that_arrive_in_another_dtype_fill_as_many_elements_as_they_have_by
 
 def test_a_value_that_cannot_be_computed_is_refused_with_the_way_on() -> None:
     with pytest.raises(UsageError, match="--no-values"):
-        values_of("world: 2\ntensors: {x: {shape: [1], value: 1 // rank}}\nprogram: [all_reduce: {tensor: x}]\n")
+        values_of(
+            "world: 2\ntensors: {x: {shape: [1], value: 1 // rank}}\nprogram: [all_reduce: {tensor: x}]\n"
+        )
 
 
 def test_the_first_part_of_a_batch_is_kept_like_the_others() -> None:
@@ -365,8 +473,13 @@ def test_the_first_part_of_a_batch_is_kept_like_the_others() -> None:
 
 
 def test_zeros_of_either_sign_are_no_uniform_tensor() -> None:
-    """0.0 == -0.0, and still their bits differ: three ranks' zeros stay as each sent them (run on gloo)."""
-    assert np.signbit(numbers_of_content((piece(1, -0.0), piece(1, 0.0)), F32)).tolist() == [True, False]  # type: ignore[arg-type]
+    """0.0 == -0.0, and still their bits differ: three ranks' zeros stay as each sent them (run on
+    gloo).
+    """
+    assert np.signbit(numbers_of_content((piece(1, -0.0), piece(1, 0.0)), F32)).tolist() == [
+        True,
+        False,
+    ]  # type: ignore[arg-type]
     scenario = loads("""
         world: 3
         tensors: {mine: {shape: [3], value: "-0.5 * rank * (rank - 2) * (index - 1)"}, got: {shape: [3], value: 1}}
@@ -376,4 +489,6 @@ def test_zeros_of_either_sign_are_no_uniform_tensor() -> None:
     assert got is not None
     for rank in range(3):
         mine = [-0.5 * r * (r - 2) * (rank - 1) for r in range(3)]
-        assert np.signbit(got.array(rank, "got")).tolist() == np.signbit(np.array(mine)).tolist(), rank  # type: ignore[arg-type]
+        assert np.signbit(got.array(rank, "got")).tolist() == np.signbit(np.array(mine)).tolist(), (
+            rank
+        )  # type: ignore[arg-type]

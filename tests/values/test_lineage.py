@@ -8,7 +8,13 @@ from pathlib import Path
 from distsim.scenario import load
 from distsim.simulation.simulate_scenario import simulate
 from distsim.values import TensorContribution, compute_values
-from distsim.values.lineage import ContentPiece, LineageGraph, align_contents, concatenate_contents, slice_content
+from distsim.values.lineage import (
+    ContentPiece,
+    LineageGraph,
+    align_contents,
+    concatenate_contents,
+    slice_content,
+)
 from tests.support.values_by_hand import ByHand
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
@@ -45,11 +51,18 @@ def test_a_reduction_done_twice_is_seen_and_named() -> None:
 
 
 def test_a_reduction_left_out_is_seen_as_missing() -> None:
-    case = ByHand([[COMPUTE, {**REDUCE, "group": 1}], [COMPUTE, {**REDUCE, "group": 1}], [COMPUTE]], GRAD, groups=[[0, 1]])
+    case = ByHand(
+        [[COMPUTE, {**REDUCE, "group": 1}], [COMPUTE, {**REDUCE, "group": 1}], [COMPUTE]],
+        GRAD,
+        groups=[[0, 1]],
+    )
     values = compute_values(case.program, case.trace(met(1, ranks=2)))
 
     assert [b.source.rank for b in values.breaches(0, "grad", grads(3))] == [2]
-    assert [(b.times, b.source.rank) for b in values.breaches(2, "grad", grads(3))] == [(0, 0), (0, 1)]
+    assert [(b.times, b.source.rank) for b in values.breaches(2, "grad", grads(3))] == [
+        (0, 0),
+        (0, 1),
+    ]
 
 
 def test_reduce_scatter_and_all_gather_make_an_all_reduce() -> None:
@@ -68,7 +81,8 @@ def test_reduce_scatter_and_all_gather_make_an_all_reduce() -> None:
 
 def test_each_part_of_a_gathered_tensor_comes_from_its_rank() -> None:
     case = ByHand(
-        [[{"op": "all_gather", "inputs": "x", "outputs": "y"}]] * 3, {"x": ((2,), "int64", "rank"), "y": ((3, 2), "int64", None)}
+        [[{"op": "all_gather", "inputs": "x", "outputs": "y"}]] * 3,
+        {"x": ((2,), "int64", "rank"), "y": ((3, 2), "int64", None)},
     )
     values = compute_values(case.program, case.trace(met(0, ranks=3)))
 
@@ -79,9 +93,18 @@ def test_each_part_of_a_gathered_tensor_comes_from_its_rank() -> None:
 
 def test_a_stale_receive_buffer_shows_the_old_version() -> None:
     """The second activation is sent, but the receive still holds the first when it is summed up."""
-    sender = [{"op": "compute", "writes": "act"}, {"op": "send", "tensor": "act", "peer": 1}, {"op": "compute", "writes": "act"}]
-    receiver = [{"op": "recv", "tensor": "act", "peer": 0}, {"op": "assign", "tensor": "out", "value": "act"}]
-    case = ByHand([sender, receiver], {"act": ((2,), "float32", None), "out": ((2,), "float32", None)})
+    sender = [
+        {"op": "compute", "writes": "act"},
+        {"op": "send", "tensor": "act", "peer": 1},
+        {"op": "compute", "writes": "act"},
+    ]
+    receiver = [
+        {"op": "recv", "tensor": "act", "peer": 0},
+        {"op": "assign", "tensor": "out", "value": "act"},
+    ]
+    case = ByHand(
+        [sender, receiver], {"act": ((2,), "float32", None), "out": ((2,), "float32", None)}
+    )
     values = compute_values(case.program, case.trace([[(0, 1), (1, 0)]]))
 
     assert values.lineage(0, "act") == Counter([TensorContribution(0, "act", 2)])
@@ -99,14 +122,21 @@ def test_accumulating_onto_a_declared_value_keeps_it() -> None:
     case = ByHand([[{"op": "compute", "adds": "x"}]], {"x": ((2,), "float32", 1)})
     values = compute_values(case.program, case.trace())
 
-    assert values.lineage(0, "x") == Counter([TensorContribution(0, "x", 0), TensorContribution(0, "x", 1)])
+    assert values.lineage(0, "x") == Counter(
+        [TensorContribution(0, "x", 0), TensorContribution(0, "x", 1)]
+    )
 
 
 def test_sums_by_assign_count_what_they_name() -> None:
-    case = ByHand([[{"op": "assign", "tensor": "z", "value": "x + y"}]], dict.fromkeys("xyz", ((2,), "int64", 1)))
+    case = ByHand(
+        [[{"op": "assign", "tensor": "z", "value": "x + y"}]],
+        dict.fromkeys("xyz", ((2,), "int64", 1)),
+    )
     values = compute_values(case.program, case.trace())
 
-    assert values.lineage(0, "z") == Counter([TensorContribution(0, "x", 0), TensorContribution(0, "y", 0)])
+    assert values.lineage(0, "z") == Counter(
+        [TensorContribution(0, "x", 0), TensorContribution(0, "y", 0)]
+    )
     assert values.text(0, "z") == "[2, 2]"
 
 
@@ -121,7 +151,9 @@ def test_counting_follows_long_histories_without_recursion() -> None:
     graph = LineageGraph()
     node = graph.leaf("write", TensorContribution(0, "x", 1), 0)
     for row in range(5000):
-        node = graph.combine("sum", ((node, 0), (graph.leaf("write", TensorContribution(0, "y", row), row), 0)), row)
+        node = graph.combine(
+            "sum", ((node, 0), (graph.leaf("write", TensorContribution(0, "y", row), row), 0)), row
+        )
 
     assert graph.counts(node).total() == 5001
     assert graph.origins(node, 7).total() == 5001
@@ -130,8 +162,14 @@ def test_counting_follows_long_histories_without_recursion() -> None:
 def test_cutting_and_joining_a_content_gives_it_back() -> None:
     content = (ContentPiece(3, 0, 0, None), ContentPiece(5, 1, 2, None))
 
-    assert slice_content(content, 2, 5) == (ContentPiece(1, 0, 2, None), ContentPiece(2, 1, 2, None))
-    assert concatenate_contents((slice_content(content, 0, 4), slice_content(content, 4, 8))) == content
+    assert slice_content(content, 2, 5) == (
+        ContentPiece(1, 0, 2, None),
+        ContentPiece(2, 1, 2, None),
+    )
+    assert (
+        concatenate_contents((slice_content(content, 0, 4), slice_content(content, 4, 8)))
+        == content
+    )
     assert align_contents([content, (ContentPiece(8, 2, 0, None),)]) == [
         (ContentPiece(3, 0, 0, None), ContentPiece(3, 2, 0, None)),
         (ContentPiece(5, 1, 2, None), ContentPiece(5, 2, 3, None)),
@@ -139,15 +177,23 @@ def test_cutting_and_joining_a_content_gives_it_back() -> None:
 
 
 def test_a_pipeline_with_two_replicas_counts_every_micro_batch_of_both_exactly_once() -> None:
-    """The file from loader to engine: 8 micro-batches add to the gradient of a stage, then its two replicas are averaged."""
+    """The file from loader to engine: 8 micro-batches add to the gradient of a stage, then its two
+    replicas are averaged.
+    """
     done = simulate(load(str(SCENARIOS / "pipeline_1f1b.yaml")))
 
     for stage in range(4):
-        sources = [TensorContribution(rank, "grad", micro) for rank in (stage, stage + 4) for micro in range(1, 9)]
+        sources = [
+            TensorContribution(rank, "grad", micro)
+            for rank in (stage, stage + 4)
+            for micro in range(1, 9)
+        ]
         assert done.values.exactly_once("grad", (stage, stage + 4), sources)
 
 
 def test_a_collective_that_met_in_another_order_shows_whose_numbers_were_mixed() -> None:
     done = simulate(load(str(SCENARIOS / "collectives_swapped_equal.yaml")))
 
-    assert done.values.lineage(0, "weight") == Counter([TensorContribution(0, "weight", 0), TensorContribution(1, "bias", 0)])
+    assert done.values.lineage(0, "weight") == Counter(
+        [TensorContribution(0, "weight", 0), TensorContribution(1, "bias", 0)]
+    )

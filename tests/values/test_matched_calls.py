@@ -1,4 +1,6 @@
-"""What comes out of calls that met, and in which order: launches of many parts, matches of many messages, releases, what is left over."""
+"""What comes out of calls that met, and in which order: launches of many parts, matches of many
+messages, releases, what is left over.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,12 @@ from distsim.values.effect_order import causal_numbers, match_table
 from distsim.values.lineage import TensorContribution
 from tests.support.values_by_hand import ByHand
 
-TWO = "world: 2\nbackend: {backend}\ntensors: {{x: {{shape: [2], dtype: int64, value: rank * 10 + index}}, " \
-      "y: {{shape: [4], dtype: int64}},\n  a: {{shape: [2], dtype: int64, value: 10 * rank + index}}, " \
-      "b: {{shape: [4], dtype: int64, value: 10 * rank + index}}, " \
-      "one: {{shape: [1], dtype: int64}}, two: {{shape: [2], dtype: int64}}}}\nprogram:\n"  # fmt: skip
+TWO = (
+    "world: 2\nbackend: {backend}\ntensors: {{x: {{shape: [2], dtype: int64, value: rank * 10 + index}}, "
+    "y: {{shape: [4], dtype: int64}},\n  a: {{shape: [2], dtype: int64, value: 10 * rank + index}}, "
+    "b: {{shape: [4], dtype: int64, value: 10 * rank + index}}, "
+    "one: {{shape: [1], dtype: int64}}, two: {{shape: [2], dtype: int64}}}}\nprogram:\n"
+)
 
 
 def ran(program: str, backend: str = "gloo") -> BufferValues:
@@ -25,14 +29,21 @@ def ran(program: str, backend: str = "gloo") -> BufferValues:
 
 # --- coalesced launches ---
 def test_each_part_of_a_coalesced_launch_takes_its_own_elements() -> None:
-    values = ran("  - reduce_scatter_tensor_coalesced: {input: [a, b], output: [one, two]}\n", "nccl")
+    values = ran(
+        "  - reduce_scatter_tensor_coalesced: {input: [a, b], output: [one, two]}\n", "nccl"
+    )
 
     assert [values.text(r, "one") for r in (0, 1)] == ["[10]", "[12]"]
     assert [values.text(r, "two") for r in (0, 1)] == ["[10, 12]", "[14, 16]"]
 
 
-def test_members_that_coalesce_other_lists_leave_all_of_it_unknown_with_a_history_of_its_own() -> None:
-    ranks = [[{"op": "all_reduce_coalesced", "tensor": names, "reduce_op": "sum"}] for names in (["x", "w"], ["w", "x"])]
+def test_members_that_coalesce_other_lists_leave_all_of_it_unknown_with_a_history_of_its_own() -> (
+    None
+):
+    ranks = [
+        [{"op": "all_reduce_coalesced", "tensor": names, "reduce_op": "sum"}]
+        for names in (["x", "w"], ["w", "x"])
+    ]
     case = ByHand(ranks, {"x": ((2,), "int64", "rank + 1"), "w": ((3,), "int64", "rank + 1")})
     values = compute_values(case.program, case.trace([[(0, 0), (1, 0)]]))
 
@@ -42,12 +53,23 @@ def test_members_that_coalesce_other_lists_leave_all_of_it_unknown_with_a_histor
 
 
 # --- messages ---
-def test_of_a_match_with_many_messages_each_receive_takes_the_one_of_its_place_and_one_too_many_takes_none() -> None:
+def test_of_a_match_with_many_messages_each_receive_takes_the_one_of_its_place_and_one_too_many_takes_none() -> (
+    None
+):
     send = [{"op": "isend", "tensor": name, "peer": 1} for name in ("x", "w")]
     back = {"op": "irecv", "tensor": "y", "peer": 1}
-    other = [{"op": "isend", "tensor": "w", "peer": 0}] + [{"op": "irecv", "tensor": ("y", k), "peer": 0} for k in range(3)]
-    case = ByHand([[*send, back], other], {"x": ((1,), "int64", 5), "w": ((1,), "int64", "6 + rank"), "y": ((1,), "int64", None)})
-    every = [(rank, position) for rank, calls in enumerate(case.program.codes) for position in range(len(calls.calls))]
+    other = [{"op": "isend", "tensor": "w", "peer": 0}] + [
+        {"op": "irecv", "tensor": ("y", k), "peer": 0} for k in range(3)
+    ]
+    case = ByHand(
+        [[*send, back], other],
+        {"x": ((1,), "int64", 5), "w": ((1,), "int64", "6 + rank"), "y": ((1,), "int64", None)},
+    )
+    every = [
+        (rank, position)
+        for rank, calls in enumerate(case.program.codes)
+        for position in range(len(calls.calls))
+    ]
     values = compute_values(case.program, case.trace([every]))
 
     assert values.text(0, "y") == "[7]"
@@ -55,9 +77,12 @@ def test_of_a_match_with_many_messages_each_receive_takes_the_one_of_its_place_a
 
 
 @pytest.mark.parametrize(
-    ("sent", "room", "expected"), [(1, 2, "[0, 16256]"), (1, 6, "[0, 16256, 9, 9, 9, 9]"), (2, 6, "[0, 16256, 0, 16256, 9, 9]")]
+    ("sent", "room", "expected"),
+    [(1, 2, "[0, 16256]"), (1, 6, "[0, 16256, 9, 9, 9, 9]"), (2, 6, "[0, 16256, 0, 16256, 9, 9]")],
 )
-def test_bits_of_another_dtype_fill_what_they_have_bytes_for_and_no_more(sent: int, room: int, expected: str) -> None:
+def test_bits_of_another_dtype_fill_what_they_have_bytes_for_and_no_more(
+    sent: int, room: int, expected: str
+) -> None:
     calls = [[{"op": "send", "tensor": "x", "peer": 1}], [{"op": "recv", "tensor": "y", "peer": 0}]]
     case = ByHand(calls, {"x": ((sent,), "float32", 1), "y": ((room,), "int16", 9)})
 
@@ -66,15 +91,25 @@ def test_bits_of_another_dtype_fill_what_they_have_bytes_for_and_no_more(sent: i
 
 # --- parts of an input ---
 def test_lists_of_inputs_are_one_part_for_each_member() -> None:
-    call = {"op": "reduce_scatter", "inputs": [("x", 0), ("x", 1)], "outputs": "y", "reduce_op": "sum"}
-    case = ByHand([[call]] * 2, {"x": ((1,), "int64", "rank + 10 * copy"), "y": ((1,), "int64", None)})
+    call = {
+        "op": "reduce_scatter",
+        "inputs": [("x", 0), ("x", 1)],
+        "outputs": "y",
+        "reduce_op": "sum",
+    }
+    case = ByHand(
+        [[call]] * 2, {"x": ((1,), "int64", "rank + 10 * copy"), "y": ((1,), "int64", None)}
+    )
     values = compute_values(case.program, case.trace([[(0, 0), (1, 0)]]))
 
     assert [values.text(r, "y") for r in (0, 1)] == ["[1]", "[21]"]
 
 
 def test_an_element_of_a_sum_comes_from_that_element_of_every_member() -> None:
-    case = ByHand([[{"op": "all_reduce", "tensor": "x", "reduce_op": "sum"}]] * 2, {"x": ((3,), "int64", "rank")})
+    case = ByHand(
+        [[{"op": "all_reduce", "tensor": "x", "reduce_op": "sum"}]] * 2,
+        {"x": ((3,), "int64", "rank")},
+    )
     values = compute_values(case.program, case.trace([[(0, 0), (1, 0)]]))
 
     assert values.origins(0, "x", 0) == {(TensorContribution(r, "x", 0), 0): 1 for r in (0, 1)}
@@ -83,17 +118,27 @@ def test_an_element_of_a_sum_comes_from_that_element_of_every_member() -> None:
 
 # --- one-sided ---
 def test_a_put_writes_over_there_what_was_here_and_a_get_here_what_is_there() -> None:
-    for op, where, held in (("put: {tensor: x, dst: 1}", 1, "[0, 1]"), ("get: {tensor: x, src: 1}", 0, "[10, 11]")):
+    for op, where, held in (
+        ("put: {tensor: x, dst: 1}", 1, "[0, 1]"),
+        ("get: {tensor: x, src: 1}", 0, "[10, 11]"),
+    ):
         values = ran(f"  - {op}\n    ranks: 0\n  - barrier:\n", "nccl")
 
         assert (values.text(where, "x"), values.text(1 - where, "x")) == (held, held)
 
 
 def test_a_put_reads_here_and_writes_nothing_here() -> None:
-    done = simulate(loads(TWO.format(backend="nccl") + "  - put: {tensor: x, dst: 1}\n    ranks: 0\n  - barrier:\n"))
+    done = simulate(
+        loads(
+            TWO.format(backend="nccl")
+            + "  - put: {tensor: x, dst: 1}\n    ranks: 0\n  - barrier:\n"
+        )
+    )
     values = compute_values(done.program, done.run.trace, at_calls=True)
 
-    assert {key: text for key, text in values.at_call.items() if key[:2] == (0, 0)} == {(0, 0, "in"): "[0, 1]"}
+    assert {key: text for key, text in values.at_call.items() if key[:2] == (0, 0)} == {
+        (0, 0, "in"): "[0, 1]"
+    }
 
 
 # --- order ---
@@ -114,7 +159,9 @@ def test_an_assign_without_a_time_happens_when_it_was_posted_unless_a_device_mak
 
 
 def test_of_ranks_that_all_wait_a_sender_goes_first_and_its_message_is_what_it_held_then() -> None:
-    """Two sends head to head that were buffered, and one that receives what comes of them: were it let go first, it had nothing."""
+    """Two sends head to head that were buffered, and one that receives what comes of them: were it
+    let go first, it had nothing.
+    """
     recv, send = ({"op": op, "tensor": tensor} for op, tensor in (("recv", "y"), ("send", "x")))
     ranks = [
         [{**recv, "peer": 2}, {"op": "assign", "tensor": "x", "value": "y"}, {**send, "peer": 1}],
@@ -124,10 +171,21 @@ def test_of_ranks_that_all_wait_a_sender_goes_first_and_its_message_is_what_it_h
             {**recv, "peer": 2},
             {"op": "recv", "tensor": "z", "peer": 0},
         ],
-        [{**send, "peer": 1}, {**recv, "peer": 1}, {"op": "assign", "tensor": "x", "value": "y + 10"}, {**send, "peer": 0}],
+        [
+            {**send, "peer": 1},
+            {**recv, "peer": 1},
+            {"op": "assign", "tensor": "x", "value": "y + 10"},
+            {**send, "peer": 0},
+        ],
     ]
-    case = ByHand(ranks, {"x": ((1,), "int64", "rank"), "y": ((1,), "int64", None), "z": ((1,), "int64", None)})
-    values = compute_values(case.program, case.trace([[(1, 0), (2, 1)], [(2, 0), (1, 2)], [(2, 3), (0, 0)], [(0, 2), (1, 3)]]))
+    case = ByHand(
+        ranks,
+        {"x": ((1,), "int64", "rank"), "y": ((1,), "int64", None), "z": ((1,), "int64", None)},
+    )
+    values = compute_values(
+        case.program,
+        case.trace([[(1, 0), (2, 1)], [(2, 0), (1, 2)], [(2, 3), (0, 0)], [(0, 2), (1, 3)]]),
+    )
 
     assert [values.text(r, n) for r, n in ((2, "y"), (1, "y"), (0, "y"), (1, "z"), (1, "x"))] == [
         "[1]",
@@ -141,14 +199,19 @@ def test_of_ranks_that_all_wait_a_sender_goes_first_and_its_message_is_what_it_h
 def test_what_follows_a_batch_without_a_handle_finds_what_came_with_it() -> None:
     """At the same ns: the batch is over, and the assignment after it takes no time."""
     parts = "{isend: {tensor: a, dst: 1 - rank}}, {irecv: {tensor: x, src: 1 - rank}}"
-    values = ran(f"  - batch_isend_irecv: {{ops: [{parts}]}}\n  - assign: {{tensor: two, value: x + 100}}\n")
+    values = ran(
+        f"  - batch_isend_irecv: {{ops: [{parts}]}}\n  - assign: {{tensor: two, value: x + 100}}\n"
+    )
 
     assert [values.text(rank, "two") for rank in (0, 1)] == ["[110, 111]", "[100, 101]"]
 
 
 def test_what_met_nobody_has_no_number_and_numbers_of_what_met_rise() -> None:
     recv, send = {"op": "recv", "tensor": "x"}, {"op": "send", "tensor": "x"}
-    case = ByHand([[{**recv, "peer": 1}, {**recv, "peer": 1}], [{**send, "peer": 0}]], {"x": ((1,), "int64", "rank")})
+    case = ByHand(
+        [[{**recv, "peer": 1}, {**recv, "peer": 1}], [{**send, "peer": 0}]],
+        {"x": ((1,), "int64", "rank")},
+    )
     trace = case.trace([[(0, 0), (1, 0)]])
     first, second, third = causal_numbers(case.program, trace, match_table(trace))
 
@@ -168,7 +231,9 @@ def test_a_buffer_counts_its_writes_from_none_and_names_the_last() -> None:
 
 
 def test_breaches_tell_their_elements_and_the_last_write_where_a_contribution_is_missing() -> None:
-    """Of a gathered tensor each half lacks the other rank's numbers; of one never written all is missing."""
+    """Of a gathered tensor each half lacks the other rank's numbers; of one never written all is
+    missing.
+    """
     values = ran("  - all_gather_into_tensor: {input: x, output: y}\n")
     both = [TensorContribution(r, "x", 0) for r in (0, 1)]
     row = values.state(0, "y").row
@@ -177,7 +242,9 @@ def test_breaches_tell_their_elements_and_the_last_write_where_a_contribution_is
         LineageViolation(0, "y", 0, 2, both[1], 0, row),
         LineageViolation(0, "y", 2, 4, both[0], 0, row),
     )
-    assert values.breaches(0, "two", [both[0]]) == (LineageViolation(0, "two", 0, 2, both[0], 0, -1),)
+    assert values.breaches(0, "two", [both[0]]) == (
+        LineageViolation(0, "two", 0, 2, both[0], 0, -1),
+    )
 
 
 def test_a_sum_is_exact_only_where_all_ranks_and_all_elements_have_it() -> None:
@@ -193,5 +260,11 @@ def test_buffers_are_told_by_name_copy_and_rank() -> None:
     case = ByHand([calls, calls[:3]], {"x": ((1,), "int64", None)})
 
     assert list(compute_values(case.program, case.trace()).final) == [
-        (0, "x"), (1, "x"), (0, "x@1"), (0, "x@2"), (1, "x@2"), (0, "x@10"), (1, "x@10"),
-    ]  # fmt: skip
+        (0, "x"),
+        (1, "x"),
+        (0, "x@1"),
+        (0, "x@2"),
+        (1, "x@2"),
+        (0, "x@10"),
+        (1, "x@10"),
+    ]

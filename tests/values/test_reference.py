@@ -1,4 +1,6 @@
-"""What assignments, local work and accumulation leave behind, element by element, numbers and history, as worked out by hand."""
+"""What assignments, local work and accumulation leave behind, element by element, numbers and
+history, as worked out by hand.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,14 @@ def origin(rank: int, name: str, version: int, element: int) -> tuple[TensorCont
         ("u + a", {0: [5, 6, 15, 16], 1: [5, 6, 15, 16]}),
     ],
 )
-def test_an_assignment_computes_with_what_tensors_hold(value: str, held: dict[int, list[int]]) -> None:
-    values = values_of(f"{TWO}  - assign: {{tensor: c, value: '{value}'}}\n" if value[0] not in "[{" else
-                       f"{TWO}  - assign: {{tensor: c, value: {value}}}\n")  # fmt: skip
+def test_an_assignment_computes_with_what_tensors_hold(
+    value: str, held: dict[int, list[int]]
+) -> None:
+    values = values_of(
+        f"{TWO}  - assign: {{tensor: c, value: '{value}'}}\n"
+        if value[0] not in "[{"
+        else f"{TWO}  - assign: {{tensor: c, value: {value}}}\n"
+    )
 
     for rank, numbers in held.items():
         found = values.array(rank, "c")
@@ -58,7 +65,10 @@ def test_an_assignment_computes_with_what_tensors_hold(value: str, held: dict[in
 
 def test_what_is_assigned_from_gathered_elements_is_one_number_for_each() -> None:
     text = "world: 2\ntensors: {s: {shape: [1], dtype: int64, value: 10 * rank}, a: {shape: [2], dtype: int64}, b: {like: a}}\nprogram:\n"
-    values = values_of(text + "  - all_gather_into_tensor: {input: s, output: a}\n  - assign: {tensor: b, value: a + 1}\n")
+    values = values_of(
+        text
+        + "  - all_gather_into_tensor: {input: s, output: a}\n  - assign: {tensor: b, value: a + 1}\n"
+    )
 
     assert values.text(1, "b") == "[1, 11]"
 
@@ -71,7 +81,9 @@ def test_what_is_assigned_has_the_history_of_its_sources_at_each_element() -> No
     assert values.at_call[0, 1, "in"] == "[0, 1, 10, 11], [100, 100, 100, 100]"
 
 
-@pytest.mark.parametrize(("value", "names"), [("{0: a, else: b}", "a"), ("[a, b, 1, 2]", "ab"), ("[[a], 1, 2, 3]", "a")])
+@pytest.mark.parametrize(
+    ("value", "names"), [("{0: a, else: b}", "a"), ("[a, b, 1, 2]", "ab"), ("[[a], 1, 2, 3]", "a")]
+)
 def test_values_for_each_rank_and_lists_tell_their_sources(value: str, names: str) -> None:
     values = values_of(f"{TWO}  - assign: {{tensor: c, value: {value}}}\n")
     first = {"a": origin(0, "s", 0, 0), "b": origin(0, "b", 0, 0)}
@@ -88,7 +100,9 @@ def test_sources_of_another_size_make_a_history_of_its_own() -> None:
 
 @pytest.mark.parametrize("unknown", ["a", "u", "b"])
 def test_what_is_computed_with_something_unknown_is_unknown(unknown: str) -> None:
-    values = values_of(f"{TWO}  - compute: {{time: 1 ms, writes: [{unknown}]}}\n  - assign: {{tensor: c, value: a + b + u}}\n")
+    values = values_of(
+        f"{TWO}  - compute: {{time: 1 ms, writes: [{unknown}]}}\n  - assign: {{tensor: c, value: a + b + u}}\n"
+    )
 
     assert [values.text(rank, "c") for rank in (0, 1)] == ["?", "?"]
 
@@ -102,14 +116,20 @@ def test_local_work_reads_what_is_there_and_leaves_numbers_that_nobody_knows() -
 
 
 def test_what_is_accumulated_adds_its_element_to_what_was_there() -> None:
-    values = values_of(f"{TWO}  - compute: {{time: 1 ms, adds: [b, g]}}\n".replace("tensors:", "tensors:\n  g: {shape: [3]}"))
+    values = values_of(
+        f"{TWO}  - compute: {{time: 1 ms, adds: [b, g]}}\n".replace(
+            "tensors:", "tensors:\n  g: {shape: [3]}"
+        )
+    )
 
     assert values.origins(0, "b", 2) == Counter([origin(0, "b", 0, 2), origin(0, "b", 1, 2)])
     assert values.origins(0, "g", 2) == Counter([origin(0, "g", 1, 2)])
 
 
 def test_buffers_that_calls_bring_along_work_as_declared_ones() -> None:
-    values = values_of(f"{TWO}  - broadcast: {{tensor: {{shape: [2]}}, src: 0}}\n  - all_reduce: b\n")
+    values = values_of(
+        f"{TWO}  - broadcast: {{tensor: {{shape: [2]}}, src: 0}}\n  - all_reduce: b\n"
+    )
 
     assert values.text(0, "b") == "[200, 200, 200, 200]"
     assert set(values.buffers) == {(rank, name) for rank in (0, 1) for name in "sab"}
@@ -140,11 +160,16 @@ def test_what_was_there_before_the_program_comes_from_no_call() -> None:
     ("program", "there"),
     [
         ("tensors: {x: {shape: [1]}, y: {shape: [1], value: 1}}\nprogram: [all_reduce: x]", True),
-        ("tensors: {x: {shape: [1]}}\nprogram:\n  - {assign: {tensor: x, value: 3}, ranks: 1}\n  - all_reduce: x", True),
+        (
+            "tensors: {x: {shape: [1]}}\nprogram:\n  - {assign: {tensor: x, value: 3}, ranks: 1}\n  - all_reduce: x",
+            True,
+        ),
         ("tensors: {x: {shape: [1]}}\nprogram: [all_reduce: x]", False),
     ],
 )
-def test_one_value_or_one_assignment_of_one_rank_brings_numbers_in(program: str, there: bool) -> None:
+def test_one_value_or_one_assignment_of_one_rank_brings_numbers_in(
+    program: str, there: bool
+) -> None:
     assert ("numbers" in lower(loads(f"world: 2\n{program}\n")).features) == there
 
 
@@ -152,7 +177,12 @@ def test_two_elements_that_are_cut_in_half_keep_their_own_number() -> None:
     content = (ContentPiece(2, 0, 0, np.array([3, 4])),)
 
     assert [
-        [piece.numbers.tolist() for piece in slice_content(content, at, at + 1) if piece.numbers is not None] for at in (0, 1)
+        [
+            piece.numbers.tolist()
+            for piece in slice_content(content, at, at + 1)
+            if piece.numbers is not None
+        ]
+        for at in (0, 1)
     ] == [
         [[3]],
         [[4]],
@@ -168,5 +198,6 @@ def test_contents_of_several_pieces_are_laid_side_by_side_to_their_last() -> Non
         [(1, 3), (3, 3)],
     ]
     assert [
-        [(p.node, p.numel, p.start) for p in column] for column in align_contents([one[:1], (ContentPiece(5, 2, 0, None),)])
+        [(p.node, p.numel, p.start) for p in column]
+        for column in align_contents([one[:1], (ContentPiece(5, 2, 0, None),)])
     ] == [[(0, 2, 0), (2, 2, 0)]]

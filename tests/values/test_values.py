@@ -25,7 +25,10 @@ def collective(op: str, **more: object) -> dict[str, object]:
 
 
 def test_all_reduce_of_ranks_sums_up_to_six() -> None:
-    case = ByHand([[{"op": "all_reduce", "tensor": "x", "reduce_op": "sum"}]] * 4, {"x": ((1,), "int64", "rank")})
+    case = ByHand(
+        [[{"op": "all_reduce", "tensor": "x", "reduce_op": "sum"}]] * 4,
+        {"x": ((1,), "int64", "rank")},
+    )
     values = compute_values(case.program, case.trace(everybody(0)))
 
     assert {(r, "x"): "[6]" for r in WORLD4} == values.final
@@ -33,7 +36,9 @@ def test_all_reduce_of_ranks_sums_up_to_six() -> None:
 
 def test_vectors_add_up_in_a_group_and_only_there() -> None:
     call = {"op": "all_reduce", "tensor": "x", "reduce_op": "sum", "group": 1}
-    case = ByHand([[call], [], [call]], {"x": ((3,), "int64", "3 * rank // 2 + 1 + index")}, groups=[[0, 2]])
+    case = ByHand(
+        [[call], [], [call]], {"x": ((3,), "int64", "3 * rank // 2 + 1 + index")}, groups=[[0, 2]]
+    )
     values = compute_values(case.program, case.trace([[(0, 0), (2, 0)]]))
 
     assert values.text(0, "x") == values.text(2, "x") == "[5, 7, 9]"
@@ -55,7 +60,8 @@ def test_vectors_add_up_in_a_group_and_only_there() -> None:
 )
 def test_each_collective_moves_numbers_as_its_row_says(op, shapes, more, expected) -> None:
     case = ByHand(
-        [[collective(op, **more)]] * 4, {"x": (shapes[0], "int64", "10 * rank + index"), "y": (shapes[1], "int64", None)}
+        [[collective(op, **more)]] * 4,
+        {"x": (shapes[0], "int64", "10 * rank + index"), "y": (shapes[1], "int64", None)},
     )
     values = compute_values(case.program, case.trace(everybody(0)))
 
@@ -63,7 +69,10 @@ def test_each_collective_moves_numbers_as_its_row_says(op, shapes, more, expecte
 
 
 def test_broadcast_copies_the_root_and_reduce_leaves_the_others_alone() -> None:
-    calls = [{"op": "broadcast", "tensor": "x", "root": 2}, {"op": "reduce", "tensor": "x", "root": 1, "reduce_op": "product"}]
+    calls = [
+        {"op": "broadcast", "tensor": "x", "root": 2},
+        {"op": "reduce", "tensor": "x", "root": 1, "reduce_op": "product"},
+    ]
     case = ByHand([calls] * 4, {"x": ((2,), "int64", "rank + index")})
     values = compute_values(case.program, case.trace(everybody(0, 1)))
 
@@ -75,7 +84,10 @@ def test_uneven_all_to_all_follows_its_splits() -> None:
     case = ByHand(ranks, {"x": ((5,), "int64", "10 * rank + index"), "y": ((6,), "int64", 0)})
     values = compute_values(case.program, case.trace(everybody(0, ranks=range(2))))
 
-    assert [values.text(r, "y") for r in (0, 1)] == ["[0, 1, 10, 11, 12, 13]", "[2, 3, 4, 14, 0, 0]"]
+    assert [values.text(r, "y") for r in (0, 1)] == [
+        "[0, 1, 10, 11, 12, 13]",
+        "[2, 3, 4, 14, 0, 0]",
+    ]
 
 
 def test_lists_of_tensors_are_parts() -> None:
@@ -87,7 +99,9 @@ def test_lists_of_tensors_are_parts() -> None:
 
 
 def test_ring_all_gather_by_hand_fills_every_rank() -> None:
-    """Four ranks pass on what they got last; nothing takes any time, so only cause orders the calls."""
+    """Four ranks pass on what they got last; nothing takes any time, so only cause orders the
+    calls.
+    """
     ranks, matches = [], []
     for rank in WORLD4:
         calls = []
@@ -104,7 +118,12 @@ def test_ring_all_gather_by_hand_fills_every_rank() -> None:
     values = compute_values(case.program, case.trace(matches))
 
     for rank in WORLD4:
-        assert [values.text(rank, f"part@{i}" if i else "part") for i in WORLD4] == ["[0]", "[10]", "[20]", "[30]"]
+        assert [values.text(rank, f"part@{i}" if i else "part") for i in WORLD4] == [
+            "[0]",
+            "[10]",
+            "[20]",
+            "[30]",
+        ]
 
 
 def test_a_send_buffer_written_after_the_start_does_not_change_the_message() -> None:
@@ -130,7 +149,10 @@ def test_a_blocking_send_reads_before_the_next_call_writes_though_no_time_passes
 
 
 def test_buffered_head_to_head_sends_still_deliver() -> None:
-    ranks = [[{"op": "send", "tensor": "x", "peer": 1 - r}, {"op": "recv", "tensor": "y", "peer": 1 - r}] for r in (0, 1)]
+    ranks = [
+        [{"op": "send", "tensor": "x", "peer": 1 - r}, {"op": "recv", "tensor": "y", "peer": 1 - r}]
+        for r in (0, 1)
+    ]
     case = ByHand(ranks, {"x": ((1,), "int64", "rank"), "y": ((1,), "int64", None)})
     values = compute_values(case.program, case.trace([[(0, 0), (1, 1)], [(1, 0), (0, 1)]]))
 
@@ -142,13 +164,18 @@ def test_batches_exchange_part_by_part() -> None:
         [
             {
                 "op": "batch_isend_irecv",
-                "parts": [{"op": "isend", "tensor": "x", "peer": 1 - r}, {"op": "irecv", "tensor": "y", "peer": 1 - r}],
+                "parts": [
+                    {"op": "isend", "tensor": "x", "peer": 1 - r},
+                    {"op": "irecv", "tensor": "y", "peer": 1 - r},
+                ],
             }
         ]
         for r in (0, 1)
     ]
     case = ByHand(ranks, {"x": ((1,), "int64", "rank"), "y": ((1,), "int64", None)})
-    values = compute_values(case.program, case.trace([[(0, 0, 0), (1, 0, 1)], [(1, 0, 0), (0, 0, 1)]]), at_calls=True)
+    values = compute_values(
+        case.program, case.trace([[(0, 0, 0), (1, 0, 1)], [(1, 0, 0), (0, 0, 1)]]), at_calls=True
+    )
 
     assert [values.text(r, "y") for r in (0, 1)] == ["[1]", "[0]"]
     assert values.at_part[0, 0, 1, "out"] == "[1]"
@@ -169,7 +196,9 @@ def test_a_receive_longer_than_the_message_keeps_its_tail() -> None:
         {"x": ((2,), "int64", 7), "y": ((4,), "int64", "index")},
     )
 
-    assert compute_values(case.program, case.trace([[(0, 0), (1, 0)]])).text(1, "y") == "[7, 7, 2, 3]"
+    assert (
+        compute_values(case.program, case.trace([[(0, 0), (1, 0)]])).text(1, "y") == "[7, 7, 2, 3]"
+    )
 
 
 def test_another_dtype_of_equal_bytes_reinterprets_the_bits() -> None:
@@ -184,7 +213,10 @@ def test_another_dtype_of_equal_bytes_reinterprets_the_bits() -> None:
 
 def test_a_uniform_tensor_of_a_gibibyte_costs_no_memory() -> None:
     numel = 2**28
-    case = ByHand([[{"op": "all_reduce", "tensor": "x", "reduce_op": "avg"}]] * 4, {"x": ((numel,), "float32", "rank + 1")})
+    case = ByHand(
+        [[{"op": "all_reduce", "tensor": "x", "reduce_op": "avg"}]] * 4,
+        {"x": ((numel,), "float32", "rank + 1")},
+    )
     values = compute_values(case.program, case.trace(everybody(0)))
 
     assert values.text(3, "x") == f"2.5 (×{numel})"
@@ -193,22 +225,36 @@ def test_a_uniform_tensor_of_a_gibibyte_costs_no_memory() -> None:
 
 def test_large_tensors_of_differing_elements_are_unknown() -> None:
     assert fill_numbers(parse_expression("index"), {"rank": 0}, 5000, "float32") is None
-    assert fill_numbers(parse_expression("index"), {"rank": 0}, 5, "float32").tolist() == [0, 1, 2, 3, 4]
+    assert fill_numbers(parse_expression("index"), {"rank": 0}, 5, "float32").tolist() == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 def test_values_may_be_scalars_lists_per_rank_and_use_copy() -> None:
     assert fill_numbers(
-        PerRank(((0, (parse_expression(1), parse_expression("rank + 2"))),), parse_expression(7)), {"rank": 0}, 2, "int64"
+        PerRank(((0, (parse_expression(1), parse_expression("rank + 2"))),), parse_expression(7)),
+        {"rank": 0},
+        2,
+        "int64",
     ).tolist() == [1, 2]
-    assert fill_numbers(PerRank(((0, parse_expression(1)),), parse_expression(7)), {"rank": 3}, 2, "int64").tolist() == [7]
-    assert fill_numbers((((parse_expression(1),), (parse_expression(2),)),), {}, 2, "int8").tolist() == [1, 2]
+    assert fill_numbers(
+        PerRank(((0, parse_expression(1)),), parse_expression(7)), {"rank": 3}, 2, "int64"
+    ).tolist() == [7]
+    assert fill_numbers(
+        (((parse_expression(1),), (parse_expression(2),)),), {}, 2, "int8"
+    ).tolist() == [1, 2]
     assert fill_numbers(parse_expression("copy * 2"), {"copy": 4}, 9, "float16").tolist() == [8.0]
     assert fill_numbers(None, {}, 2, "int64") is None
 
 
 def test_bfloat16_sums_round_as_bfloat16_does() -> None:
     case = ByHand(
-        [[{"op": "all_reduce", "tensor": "x", "reduce_op": "sum"}]] * 2, {"x": ((1,), "bfloat16", "256 if rank == 0 else 1")}
+        [[{"op": "all_reduce", "tensor": "x", "reduce_op": "sum"}]] * 2,
+        {"x": ((1,), "bfloat16", "256 if rank == 0 else 1")},
     )
     values = compute_values(case.program, case.trace(everybody(0, ranks=range(2))))
 
@@ -242,21 +288,32 @@ def test_compute_makes_numbers_unknown_and_assign_gives_them() -> None:
         {"op": "assign", "tensor": "y", "value": "2 * y + index"},
         {"op": "assign", "tensor": "z", "value": "x"},
     ]
-    case = ByHand([calls], {"x": ((2,), "int64", 1), "y": ((2,), "int64", 5), "z": ((2,), "int64", 0)})
+    case = ByHand(
+        [calls], {"x": ((2,), "int64", 1), "y": ((2,), "int64", 5), "z": ((2,), "int64", 0)}
+    )
     values = compute_values(case.program, case.trace())
 
     assert [values.text(0, name) for name in "xyz"] == ["?", "[10, 11]", "?"]
 
 
 def test_different_collectives_that_met_leave_their_outputs_unknown() -> None:
-    ranks = [[{"op": "all_reduce", "tensor": "x", "reduce_op": "sum"}], [{"op": "all_reduce", "tensor": "x", "reduce_op": "max"}]]
+    ranks = [
+        [{"op": "all_reduce", "tensor": "x", "reduce_op": "sum"}],
+        [{"op": "all_reduce", "tensor": "x", "reduce_op": "max"}],
+    ]
     case = ByHand(ranks, {"x": ((1,), "int64", "rank")})
 
-    assert compute_values(case.program, case.trace(everybody(0, ranks=range(2)))).text(0, "x") == "?"
+    assert (
+        compute_values(case.program, case.trace(everybody(0, ranks=range(2)))).text(0, "x") == "?"
+    )
 
 
 def test_texts_are_short_whatever_the_size() -> None:
-    tensors = {"few": ((2, 2), "float32", "index"), "many": ((100,), "int64", "index"), "bits": ((2,), "bool", [True, False])}
+    tensors = {
+        "few": ((2, 2), "float32", "index"),
+        "many": ((100,), "int64", "index"),
+        "bits": ((2,), "bool", [True, False]),
+    }
     case = ByHand([[{"op": "assign", "tensor": n, "value": n} for n in tensors]], tensors)
     values = compute_values(case.program, case.trace())
 
@@ -275,7 +332,10 @@ def test_untouched_tensors_are_known_and_unknown_names_refused() -> None:
 
 
 def test_what_calls_read_and_wrote_is_kept_when_asked_for() -> None:
-    case = ByHand([[{"op": "all_reduce", "tensor": "x", "reduce_op": "sum"}]] * 4, {"x": ((1,), "int64", "rank")})
+    case = ByHand(
+        [[{"op": "all_reduce", "tensor": "x", "reduce_op": "sum"}]] * 4,
+        {"x": ((1,), "int64", "rank")},
+    )
     values = compute_values(case.program, case.trace(everybody(0)), at_calls=True)
 
     assert (values.at_call[2, 0, "in"], values.at_call[2, 0, "out"]) == ("[2]", "[6]")
@@ -286,7 +346,10 @@ def test_work_grows_in_proportion_to_the_calls() -> None:
     """Four times the calls take less than five times the work: no step looks at all others."""
 
     def work_of(rounds: int) -> int:
-        case = ByHand([[{"op": "all_reduce", "tensor": "x", "reduce_op": "max"}] * rounds] * 8, {"x": ((1,), "int64", "rank")})
+        case = ByHand(
+            [[{"op": "all_reduce", "tensor": "x", "reduce_op": "max"}] * rounds] * 8,
+            {"x": ((1,), "int64", "rank")},
+        )
         trace = case.trace(everybody(*range(rounds), ranks=range(8)))
         return work(lambda: compute_values(case.program, trace))
 
@@ -294,7 +357,11 @@ def test_work_grows_in_proportion_to_the_calls() -> None:
 
 
 def test_expected_values_are_compared_in_the_tensors_dtype() -> None:
-    tensors = {"x": ((2,), "float32", 0.1), "y": ((2,), "int64", "index"), "z": ((2,), "bfloat16", None)}
+    tensors = {
+        "x": ((2,), "float32", 0.1),
+        "y": ((2,), "int64", "index"),
+        "z": ((2,), "bfloat16", None),
+    }
     values = compute_values(ByHand([[]], tensors).program, ByHand([[]], tensors).trace())
 
     assert values.agrees(0, "x", 0.1)
@@ -308,5 +375,15 @@ def test_expected_values_are_compared_in_the_tensors_dtype() -> None:
 
 def test_only_declared_values_and_assigns_bring_numbers_in() -> None:
     assert "numbers" in ByHand([[]], {"x": ((1,), "int64", 0)}).program.features
-    assert "numbers" in ByHand([[{"op": "assign", "tensor": "x", "value": 1}]], {"x": ((1,), "int64", None)}).program.features
-    assert "numbers" not in ByHand([[{"op": "compute", "writes": "x"}]], {"x": ((1,), "int64", None)}).program.features
+    assert (
+        "numbers"
+        in ByHand(
+            [[{"op": "assign", "tensor": "x", "value": 1}]], {"x": ((1,), "int64", None)}
+        ).program.features
+    )
+    assert (
+        "numbers"
+        not in ByHand(
+            [[{"op": "compute", "writes": "x"}]], {"x": ((1,), "int64", None)}
+        ).program.features
+    )

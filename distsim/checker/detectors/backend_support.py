@@ -1,4 +1,6 @@
-"""What a back end refuses or overlooks in a program's text: findings about one profile, beside the verdict, which is about the contract."""
+"""What a back end refuses or overlooks in a program's text: findings about one profile, beside the
+verdict, which is about the contract.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,12 @@ from distsim.semantics.form.compiler import refusal_key
 from distsim.semantics.form.group_creation import divergent_new_groups, new_group_error
 
 
-def backend_findings(program: Program, profile: BackendProfile, layout: ChannelLayout | None = None) -> tuple[Finding, ...]:
-    """DS701 to DS704, calls that the profile refuses, and DS602, tags that it ignores although the order of messages needs them."""
+def backend_findings(
+    program: Program, profile: BackendProfile, layout: ChannelLayout | None = None
+) -> tuple[Finding, ...]:
+    """DS701 to DS704, calls that the profile refuses, and DS602, tags that it ignores although the
+    order of messages needs them.
+    """
     found = _refused_call_findings(program, profile) + _refused_group_findings(program, profile)
     if not profile.tags:
         found += _ignored_tag_findings(program, CallIndex(layout or build_channel_layout(program)))
@@ -28,8 +34,8 @@ def backend_findings(program: Program, profile: BackendProfile, layout: ChannelL
 
 
 def _refused_call_findings(program: Program, profile: BackendProfile) -> list[Finding]:
-    """One finding per place and reason. A code's first rank whose call is valid speaks for it: dtype, reduce op and source do not differ by
-    row."""
+    """One finding per place and reason. A code's first rank whose call is valid speaks for it:
+    dtype, reduce op and source do not differ by row."""
     groups: dict[tuple[str, int, str], set[int]] = {}
     said: dict[tuple[str, int, str], tuple[ResolvedCall, BackendProfile]] = {}
     taken: set[Hashable] = set()  # what need not be asked again
@@ -60,19 +66,39 @@ def _refused_call_findings(program: Program, profile: BackendProfile) -> list[Fi
         refused, judge = said[number, site, reason]
         words = f"{call_words(refused)} of {rank_list(sorted(those))}"
         message = f"{judge.name} refuses {words}, {location_text(place)}: {reason}"
-        found.append(Finding(number, "error", message, tuple(sorted(those)), (), (_refusal_advice(number, refused),), (place,)))
+        found.append(
+            Finding(
+                number,
+                "error",
+                message,
+                tuple(sorted(those)),
+                (),
+                (_refusal_advice(number, refused),),
+                (place,),
+            )
+        )
     return found
 
 
 def _refused_group_findings(program: Program, profile: BackendProfile) -> list[Finding]:
     """DS704 of groups that torch does not make, one for each place."""
-    if not any(call.op == "new_group" and call.fields.get("local_sync") for code in program.codes for call in code.calls):
+    if not any(
+        call.op == "new_group" and call.fields.get("local_sync")
+        for code in program.codes
+        for call in code.calls
+    ):
         return []
-    unlike, said = divergent_new_groups(program, profile), dict[int, dict[int, tuple[ResolvedCall, str]]]()
+    unlike, said = (
+        divergent_new_groups(program, profile),
+        dict[int, dict[int, tuple[ResolvedCall, str]]](),
+    )
     for rank in program.present:
         for position, call in program.calls_of(rank):
             made = unlike.get((rank, position))
-            if call.op == "new_group" and (reason := new_group_error(call, made, profile)) is not None:
+            if (
+                call.op == "new_group"
+                and (reason := new_group_error(call, made, profile)) is not None
+            ):
                 said.setdefault(program.code_call(rank, position).site, {})[rank] = call, reason
     found = []
     for site, those in sorted(said.items()):
@@ -81,7 +107,13 @@ def _refused_group_findings(program: Program, profile: BackendProfile) -> list[F
         message = f"{profile_for_call(profile, call).name} refuses {call_words(call)} of {rank_list(ranks)}, {location_text(place)}: {reason}"
         found.append(
             Finding(
-                "DS704", "error", message, ranks, (), (_GROUP_NAME_ADVICE if "name" in reason else _LOCAL_SYNC_ADVICE,), (place,)
+                "DS704",
+                "error",
+                message,
+                ranks,
+                (),
+                (_GROUP_NAME_ADVICE if "name" in reason else _LOCAL_SYNC_ADVICE,),
+                (place,),
             )
         )
     return found
@@ -92,7 +124,9 @@ _GROUP_NAME_ADVICE = (
     "torch names a group with use_local_synchronization by its members and by how many groups each is in, and one that is still there"
     " has this name: use it, destroy it first, or leave use_local_synchronization out and let all ranks make the call"
 )
-_LOCAL_SYNC_ADVICE = "leave use_local_synchronization out, and let all ranks of the world make the call"
+_LOCAL_SYNC_ADVICE = (
+    "leave use_local_synchronization out, and let all ranks of the world make the call"
+)
 
 
 def _refusal_advice(number: str, refused: ResolvedCall) -> str:
@@ -103,12 +137,23 @@ def _refusal_advice(number: str, refused: ResolvedCall) -> str:
 
 
 def _refusal_code(call: ResolvedCall, profile: BackendProfile) -> str:
-    """Which of its arguments the profile refuses: the source, the dtype, the reduce op, or the call as such."""
+    """Which of its arguments the profile refuses: the source, the dtype, the reduce op, or the call
+    as such.
+    """
     if call.op in ("recv", "irecv") and call.peer is None and not profile.any_source:
         return "DS701"
-    if profile.refuse(replace(call, inputs=_as_float32(call.inputs), outputs=_as_float32(call.outputs))) is None:
+    if (
+        profile.refuse(
+            replace(call, inputs=_as_float32(call.inputs), outputs=_as_float32(call.outputs))
+        )
+        is None
+    ):
         return "DS702"
-    return "DS703" if call.reduce_op is not None and profile.refuse(replace(call, reduce_op="sum")) is None else "DS704"
+    return (
+        "DS703"
+        if call.reduce_op is not None and profile.refuse(replace(call, reduce_op="sum")) is None
+        else "DS704"
+    )
 
 
 def _as_float32(buffers: tuple[TensorBuffer, ...]) -> tuple[TensorBuffer, ...]:
@@ -119,15 +164,27 @@ def _ignored_tag_findings(program: Program, where: CallIndex) -> list[Finding]:
     """Pairs whose messages are received in another order of tags than they are sent in."""
     layout = where.layout
     pairs: dict[tuple[int, int, int], list[int]] = {}
-    for channel, key in enumerate(zip(layout.chan_group, layout.chan_src, layout.chan_dst, strict=True)):
+    for channel, key in enumerate(
+        zip(layout.chan_group, layout.chan_src, layout.chan_dst, strict=True)
+    ):
         if not is_signal(layout.chan_tag[channel]):
             pairs.setdefault(key, []).append(channel)
     found: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for (_, src, dst), channels in sorted(pairs.items()):
-        if len(channels) < 2 or not (0 <= src < program.world_size and 0 <= dst < program.world_size):
+        if len(channels) < 2 or not (
+            0 <= src < program.world_size and 0 <= dst < program.world_size
+        ):
             continue
-        sent = sorted((m.position, m.part, layout.chan_tag[c]) for c in channels for m in where.messages(src, c, sends=True))
-        taken = sorted((m.position, m.part, layout.chan_tag[c]) for c in channels for m in where.messages(dst, c, sends=False))
+        sent = sorted(
+            (m.position, m.part, layout.chan_tag[c])
+            for c in channels
+            for m in where.messages(src, c, sends=True)
+        )
+        taken = sorted(
+            (m.position, m.part, layout.chan_tag[c])
+            for c in channels
+            for m in where.messages(dst, c, sends=False)
+        )
         for one, other in zip(sent, taken, strict=False):
             if one[2] != other[2]:
                 sites = (program.code_call(src, one[0]).site, program.code_call(dst, other[0]).site)
@@ -145,4 +202,12 @@ def _tag_finding(program: Program, sites: tuple[int, int], who: list[tuple[int, 
         f"{location_text(places[1])}, which has another tag{more}"
     )
     ranks = tuple(sorted({r for pair in who for r in pair}))
-    return Finding("DS602", "warning", message, ranks, (), ("receive in the order in which the messages are sent",), places)
+    return Finding(
+        "DS602",
+        "warning",
+        message,
+        ranks,
+        (),
+        ("receive in the order in which the messages are sent",),
+        places,
+    )

@@ -1,9 +1,12 @@
-"""Buffers touched while a request still uses them. A rank's program is fixed, so no run is needed to see it.
+"""Buffers touched while a request still uses them. A rank's program is fixed, so no run is needed
+to see it.
 
-A request is open from the call that makes it to the call that waits for it (to the end, where none does). While it only reads its
-buffer (isend, the giving side of a collective), others may read it; while it writes it, nobody may touch it. A buffer is one copy
-of a named tensor on one rank; what has no name is memory of its own. Where a program names streams, what one of them does is open for
-the others until they wait for it (`StreamOrder`), whatever the back end: a program means the same under all of them.
+A request is open from the call that makes it to the call that waits for it (to the end, where none
+does). While it only reads its buffer (isend, the giving side of a collective), others may read it;
+while it writes it, nobody may touch it. A buffer is one copy of a named tensor on one rank; what
+has no name is memory of its own. Where a program names streams, what one of them does is open for
+the others until they wait for it (`StreamOrder`), whatever the back end: a program means the same
+under all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from distsim.program.code import BufferVector, CodeCall, Program, SharedCode, at
 from distsim.program.features import makes_request
 from distsim.program.memo_keys import field_names_of
 
-#: Who works: a stream by its name ("" is the default one), or a request by the position of its call.
+#: Who works: a stream by its name ("" is the default one), or a request by the position of its
+#: call.
 StreamOrRequest = str | int
 BufferKey = tuple[str, int]
 #: (buffer, does it write) of one request or local call.
@@ -31,9 +35,10 @@ BufferUses = tuple[tuple[BufferKey, bool], ...]
 
 @dataclass(frozen=True, slots=True)
 class DataRace:
-    """A buffer's use while a request is open. ``position`` and ``part`` are the use's, ``opened`` the request's position, for the
-    first of ``ranks``. ``code`` is that of the finding: DS402 (written while in use) or DS403 (read while being filled).
-    ``streams``: what it races with is another stream's work, not a request."""
+    """A buffer's use while a request is open. ``position`` and ``part`` are the use's, ``opened``
+    the request's position, for the first of ``ranks``. ``code`` is that of the finding: DS402
+    (written while in use) or DS403 (read while being filled). ``streams``: what it races with is
+    another stream's work, not a request."""
 
     code: str
     label: str
@@ -45,7 +50,9 @@ class DataRace:
 
 
 def find_data_races(program: Program, reached: Sequence[int]) -> tuple[DataRace, ...]:
-    """All data races of calls that were reached (``reached[rank]`` is a position), one per pair of places and buffer."""
+    """All data races of calls that were reached (``reached[rank]`` is a position), one per pair of
+    places and buffer.
+    """
     found: dict[tuple[str, int, int, str], DataRace] = {}
     for code in program.codes:
         if not _may_race(code):
@@ -54,9 +61,16 @@ def find_data_races(program: Program, reached: Sequence[int]) -> tuple[DataRace,
             for race in BufferUseWalk(program, code, row).races():
                 late = [r for r in ranks if race.position <= reached[r]]
                 call, opened = code.calls[race.position], code.calls[race.opened]
-                key = (race.code, opened.site, (call.parts[race.part] if race.part >= 0 else call).site, race.label)
+                key = (
+                    race.code,
+                    opened.site,
+                    (call.parts[race.part] if race.part >= 0 else call).site,
+                    race.label,
+                )
                 if late:
-                    found.setdefault(key, race).ranks.extend(r for r in late if r not in found[key].ranks)
+                    found.setdefault(key, race).ranks.extend(
+                        r for r in late if r not in found[key].ranks
+                    )
     return tuple(found.values())
 
 
@@ -68,7 +82,10 @@ def _may_race(code: SharedCode) -> bool:
 
 def _uses_named_buffer(call: CodeCall) -> bool:
     return any(
-        buffer.name for part in (call, *call.parts) for name in ("inputs", "outputs") for buffer in part.fields.get(name, ())
+        buffer.name
+        for part in (call, *call.parts)
+        for name in ("inputs", "outputs")
+        for buffer in part.fields.get(name, ())
     )
 
 
@@ -85,7 +102,9 @@ def _rows_by_buffer_use(code: SharedCode) -> Iterator[tuple[int, list[int]]]:
     if not distinct:
         yield 0, list(code.ranks)
         return
-    table = np.stack([np.broadcast_to(m, len(code.ranks)).astype(np.int64) for m in distinct], axis=1)
+    table = np.stack(
+        [np.broadcast_to(m, len(code.ranks)).astype(np.int64) for m in distinct], axis=1
+    )
     groups: dict[bytes, list[int]] = {}
     for row in range(len(code.ranks)):
         groups.setdefault(table[row].tobytes(), []).append(row)
@@ -129,12 +148,31 @@ class BufferUseWalk:
             actor: StreamOrRequest = position if asks else stream
             for part, one in enumerate(self._uses_of(call)):
                 for key, writes in one:
-                    left = [use for use in earlier.get(key, ()) if not order.over(stream, use[0], use[1])]
+                    left = [
+                        use
+                        for use in earlier.get(key, ())
+                        if not order.over(stream, use[0], use[1])
+                    ]
                     for other, opened, filling in left:
                         if writes or filling:
-                            code, number = "DS402" if writes else "DS403", part if call.parts else -1
-                            yield DataRace(code, buffer_label(key), position, number, opened, [], isinstance(other, str))
-                    kept = left if writes else [use for use in earlier.get(key, ()) if use[0] != actor or use[2]]
+                            code, number = (
+                                "DS402" if writes else "DS403",
+                                part if call.parts else -1,
+                            )
+                            yield DataRace(
+                                code,
+                                buffer_label(key),
+                                position,
+                                number,
+                                opened,
+                                [],
+                                isinstance(other, str),
+                            )
+                    kept = (
+                        left
+                        if writes
+                        else [use for use in earlier.get(key, ()) if use[0] != actor or use[2]]
+                    )
                     earlier[key] = [*kept, (actor, position, writes)]
             if call.parts and not makes_request(call):
                 order.joined(stream, position)
@@ -145,15 +183,23 @@ class BufferUseWalk:
         for position, call in self._made():
             for distance in call.waits:
                 for key in keys_of.pop(position - distance, ()):
-                    open_uses[key] = [use for use in open_uses[key] if use[0] != position - distance]
+                    open_uses[key] = [
+                        use for use in open_uses[key] if use[0] != position - distance
+                    ]
             uses = self._uses.get(id(call))
             if uses is None:
                 uses = self._uses[id(call)] = self._uses_of(call)
             if uses:
                 yield from self._meet(position, call, uses, open_uses, keys_of)
 
-    def _meet(self, position: int, call: CodeCall, uses: list[BufferUses], open_uses: dict[BufferKey, list[tuple[int, bool]]],
-              keys_of: dict[int, list[BufferKey]]) -> Iterator[DataRace]:  # fmt: skip
+    def _meet(
+        self,
+        position: int,
+        call: CodeCall,
+        uses: list[BufferUses],
+        open_uses: dict[BufferKey, list[tuple[int, bool]]],
+        keys_of: dict[int, list[BufferKey]],
+    ) -> Iterator[DataRace]:
         """Hold a call's uses against what is open, and open its own."""
         stays = makes_request(call)
         for part, one in enumerate(uses):
@@ -161,7 +207,11 @@ class BufferUseWalk:
                 for opened, filling in open_uses.get(key, ()):
                     if writes or filling:
                         yield DataRace(
-                            "DS402" if writes else "DS403", buffer_label(key), position, part if call.parts else -1, opened
+                            "DS402" if writes else "DS403",
+                            buffer_label(key),
+                            position,
+                            part if call.parts else -1,
+                            opened,
                         )
             if stays or call.parts:
                 for key, writes in one:
@@ -187,15 +237,21 @@ class BufferUseWalk:
         row, fields = OPERATIONS[call.op], call.fields
         if row.kind == "local":
             yield from ((buffer, False) for buffer in fields.get("reads", ()))
-            yield from ((buffer, True) for name in ("writes", "adds") for buffer in fields.get(name, ()))
-            names = sorted(_tensor_names_in(fields.get("value"), self.rank) & self.program.tensors.keys())
+            yield from (
+                (buffer, True) for name in ("writes", "adds") for buffer in fields.get(name, ())
+            )
+            names = sorted(
+                _tensor_names_in(fields.get("value"), self.rank) & self.program.tensors.keys()
+            )
             yield from ((BufferVector(name, 0, (), ""), False) for name in names)
             return
         root = at_row(fields["root"], self.row) == self.rank if "root" in fields else False
         if row.gives == "all" or (row.gives == "root" and root):
             yield from ((buffer, False) for buffer in fields.get("inputs", ()))
         in_place = "tensor" in field_names_of(row)
-        if (row.gets == "root" and root) or (row.gets == "all" and not (root and row.gives == "root" and in_place)):
+        if (row.gets == "root" and root) or (
+            row.gets == "all" and not (root and row.gives == "root" and in_place)
+        ):
             yield from ((buffer, True) for buffer in fields.get("outputs", ()))
 
 
@@ -219,13 +275,17 @@ def uses_streams(code: SharedCode) -> bool:
 
 
 class StreamOrder:
-    """Told every call of a rank in order, it says which earlier work is over for one that follows."""
+    """Told every call of a rank in order, it says which earlier work is over for one that
+    follows.
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, dict[StreamOrRequest, int]] = {
             "": {}
         }  # stream -> the newest position of each actor that is over for it
-        self._before: dict[int, dict[StreamOrRequest, int]] = {}  # request -> what was over when it was made
+        self._before: dict[
+            int, dict[StreamOrRequest, int]
+        ] = {}  # request -> what was over when it was made
 
     def over(self, stream: str, actor: StreamOrRequest, position: int) -> bool:
         """Is an actor's work at a position over before what the stream does next?"""

@@ -1,8 +1,11 @@
-"""Memory that one rank puts to or gets from while its owner, or a third, uses it: nothing says which comes first.
+"""Memory that one rank puts to or gets from while its owner, or a third, uses it: nothing says
+which comes first.
 
-Each call knows which calls of other ranks are over before it: those before a signal or message that it has waited for, and those before a
-collective whose data it has (vector clocks: C. Fidge, 1988; F. Mattern, 1989). Two uses of one memory, of which one writes and one comes
-from another rank, race if neither is known to be over before the other begins. What a rank does counts in the order of its program.
+Each call knows which calls of other ranks are over before it: those before a signal or message that
+it has waited for, and those before a collective whose data it has (vector clocks: C. Fidge, 1988;
+F. Mattern, 1989). Two uses of one memory, of which one writes and one comes from another rank, race
+if neither is known to be over before the other begins. What a rank does counts in the order of its
+program.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ _VectorClock = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class OneSidedRace:
-    """Two uses of ``label`` on rank ``owner``, each by (rank, position); ``one`` came first here. ``writes``: does the second write?"""
+    """Two uses of ``label`` on rank ``owner``, each by (rank, position); ``one`` came first here.
+    ``writes``: does the second write?
+    """
 
     label: str
     owner: int
@@ -50,10 +55,16 @@ class _MemoryAccess:
 
 def uses_one_sided_calls(program: Program) -> bool:
     """Does any call use another rank's memory?"""
-    return any(OPERATIONS[call.op].kind == "remote" for code in program.codes for call in code.distinct_calls())
+    return any(
+        OPERATIONS[call.op].kind == "remote"
+        for code in program.codes
+        for call in code.distinct_calls()
+    )
 
 
-def find_one_sided_races(program: Program, layout: ChannelLayout, reached: Sequence[int]) -> tuple[OneSidedRace, ...]:
+def find_one_sided_races(
+    program: Program, layout: ChannelLayout, reached: Sequence[int]
+) -> tuple[OneSidedRace, ...]:
     """One for each pair of places and tensor, of calls before position ``reached[rank]``."""
     if not uses_one_sided_calls(program):
         return ()
@@ -70,7 +81,9 @@ class _HappensBefore:
     def __init__(self, program: Program, layout: ChannelLayout, reached: Sequence[int]) -> None:
         self.program, self.linked = program, layout.linked
         size = program.world_size
-        self.calls = [[(p, c) for p, c in self._made(rank) if p <= reached[rank]] for rank in range(size)]
+        self.calls = [
+            [(p, c) for p, c in self._made(rank) if p <= reached[rank]] for rank in range(size)
+        ]
         self.clock: list[_VectorClock] = [np.zeros(size, dtype=np.int64) for _ in range(size)]
         self.left: dict[int, _VectorClock] = {}  # row -> what its rank knew when it was posted
         self.at = [0] * size
@@ -126,7 +139,9 @@ class _HappensBefore:
         for distance in call.waits:
             found += self._before(rank, position - distance, code.calls[position - distance])
         row = OPERATIONS[call.op]
-        waits = not call.handled if row.kind == "batch" else not row.nonblocking and not call.is_async
+        waits = (
+            not call.handled if row.kind == "batch" else not row.nonblocking and not call.is_async
+        )
         return found + (self._before(rank, position, call) if waits else [])
 
     def _before(self, rank: int, position: int, call: CodeCall) -> list[int]:
@@ -147,9 +162,15 @@ class _HappensBefore:
             return rows
         members = self.linked.whole[int(self.linked.instance[row])]
         takes = OPERATIONS[call.op].takes_from(
-            len(members), max(int(self.linked.root[row]), 0), members.index(int(self.linked.rank[row]))
+            len(members),
+            max(int(self.linked.root[row]), 0),
+            members.index(int(self.linked.rank[row])),
         )
-        return rows if takes is None else [r for r in rows if members.index(int(self.linked.rank[r])) in takes]
+        return (
+            rows
+            if takes is None
+            else [r for r in rows if members.index(int(self.linked.rank[r])) in takes]
+        )
 
     # --- uses ---
     def _use(self, rank: int, position: int, call: CodeCall) -> Iterator[OneSidedRace]:
@@ -159,11 +180,17 @@ class _HappensBefore:
             for use in those:
                 apart = use.rank != rank and (use.remote or remote) and (use.writes or writes)
                 if apart and use.number > self.clock[rank][use.rank]:
-                    yield OneSidedRace(buffer_label(key), owner, (use.rank, use.position), (rank, position), writes)
+                    yield OneSidedRace(
+                        buffer_label(key), owner, (use.rank, use.position), (rank, position), writes
+                    )
             mine = _MemoryAccess(rank, position, number, writes, remote)
-            those[:] = [u for u in those if (u.rank, u.writes, u.remote) != (rank, writes, remote)] + [mine]
+            those[:] = [
+                u for u in those if (u.rank, u.writes, u.remote) != (rank, writes, remote)
+            ] + [mine]
 
-    def _touched(self, rank: int, here: int, call: CodeCall) -> Iterator[tuple[int, BufferKey, bool, bool]]:
+    def _touched(
+        self, rank: int, here: int, call: CodeCall
+    ) -> Iterator[tuple[int, BufferKey, bool, bool]]:
         """(owner, memory, is it written, by another rank)."""
         if rank not in self._walks:
             self._walks[rank] = BufferUseWalk(self.program, self.program.code(rank), here)
@@ -188,8 +215,10 @@ def one_sided_race_findings(program: Program, races: Sequence[OneSidedRace]) -> 
             [program.place(*use) for use in (race.one, race.other)],
         )
         does = "writes" if race.writes else "reads"
-        head = f"{calls[1].op} of rank {race.other[0]} {does} {race.label} of rank {race.owner}, and nothing orders it against the " \
-               f"{calls[0].op} of rank {race.one[0]}"  # fmt: skip
+        head = (
+            f"{calls[1].op} of rank {race.other[0]} {does} {race.label} of rank {race.owner}, and nothing orders it against the "
+            f"{calls[0].op} of rank {race.one[0]}"
+        )
         rows = [
             (f"rank {use[0]}", call_words(call), location_text(place))
             for use, call, place in zip((race.one, race.other), calls, places, strict=True)
@@ -209,4 +238,9 @@ def one_sided_race_findings(program: Program, races: Sequence[OneSidedRace]) -> 
     return tuple(found)
 
 
-__all__ = ["OneSidedRace", "uses_one_sided_calls", "one_sided_race_findings", "find_one_sided_races"]
+__all__ = [
+    "OneSidedRace",
+    "uses_one_sided_calls",
+    "one_sided_race_findings",
+    "find_one_sided_races",
+]

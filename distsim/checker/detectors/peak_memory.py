@@ -22,7 +22,9 @@ _MAX_ROWS = 16
 
 
 class PeakMemory(NamedTuple):
-    """One entry of `memory:`: what each of its ranks holds at its peak, in bytes, by kind. What fits is judged by ``total``."""
+    """One entry of `memory:`: what each of its ranks holds at its peak, in bytes, by kind. What
+    fits is judged by ``total``.
+    """
 
     name: str
     ranks: tuple[int, ...]
@@ -35,7 +37,9 @@ class PeakMemory(NamedTuple):
 
 
 def peak_memory(scenario: Scenario, program: Program) -> tuple[PeakMemory, ...]:
-    """Every entry of `memory:` that selects a rank, those of strategies included, in the file's order."""
+    """Every entry of `memory:` that selects a rank, those of strategies included, in the file's
+    order.
+    """
     found = [
         PeakMemory(name, _selected_ranks(part.ranks, program), part.parts, part.allocated_nbytes)
         for name, part in scenario.memory.items()
@@ -44,13 +48,19 @@ def peak_memory(scenario: Scenario, program: Program) -> tuple[PeakMemory, ...]:
 
 
 def memory_findings(scenario: Scenario, program: Program, cluster: Cluster) -> tuple[Finding, ...]:
-    """One finding for all entries of `memory:` that are more than a device has, the largest first; none where all fit."""
+    """One finding for all entries of `memory:` that are more than a device has, the largest first;
+    none where all fit.
+    """
     room = cluster.device.memory_nbytes
     stated = peak_memory(scenario, program)
     nobody = tuple(
-        _empty_selector_finding(scenario, name) for name in scenario.memory if name not in {one.name for one in stated}
+        _empty_selector_finding(scenario, name)
+        for name in scenario.memory
+        if name not in {one.name for one in stated}
     )
-    over = sorted((one for one in stated if one.total > room), key=lambda one: (-one.total, one.ranks))
+    over = sorted(
+        (one for one in stated if one.total > room), key=lambda one: (-one.total, one.ranks)
+    )
     nobody = (*nobody, *_oversized_tensors(scenario, program, cluster))
     if not over:
         return nobody
@@ -60,7 +70,12 @@ def memory_findings(scenario: Scenario, program: Program, cluster: Cluster) -> t
     ranks = tuple(sorted({rank for one in over for rank in one.ranks}))
     place = _memory_place(scenario, worst.name)
     table = (
-        [f"{one.name}: {show_bytes(one.total)} on {len(one.ranks)} ranks" for one in over[:_MAX_ROWS]] if len(over) > 1 else []
+        [
+            f"{one.name}: {show_bytes(one.total)} on {len(one.ranks)} ranks"
+            for one in over[:_MAX_ROWS]
+        ]
+        if len(over) > 1
+        else []
     )
     more = [f"{len(over) - _MAX_ROWS} more"] if len(over) > _MAX_ROWS else []
     advice = "shard more, recompute activations, or take smaller micro-batches"
@@ -70,7 +85,9 @@ def memory_findings(scenario: Scenario, program: Program, cluster: Cluster) -> t
     )
 
 
-def _oversized_tensors(scenario: Scenario, program: Program, cluster: Cluster) -> tuple[Finding, ...]:
+def _oversized_tensors(
+    scenario: Scenario, program: Program, cluster: Cluster
+) -> tuple[Finding, ...]:
     """Declared tensors that alone are more than a device has, the largest first."""
     room, found = cluster.device.memory_nbytes, []
     for tensor in program.tensors.values():
@@ -78,16 +95,22 @@ def _oversized_tensors(scenario: Scenario, program: Program, cluster: Cluster) -
         for size in tensor.shape or ():
             nbytes = nbytes * size
         if np.max(nbytes) > room and tensor.shape is not None:
-            ranks = tuple(np.flatnonzero(np.broadcast_to(nbytes > room, (program.world_size,))).tolist())
+            ranks = tuple(
+                np.flatnonzero(np.broadcast_to(nbytes > room, (program.world_size,))).tolist()
+            )
             found.append((float(np.max(nbytes)), tensor.name, ranks))
     return tuple(
         Finding(
-            "DS806", "error",
+            "DS806",
+            "error",
             f"the tensor {name} has {show_bytes(round(nbytes))}, {cluster.device.name} has {show_bytes(room)}",
-            ranks, ranks, ("cut it, or give it fewer copies",), (_declaration_place(scenario, ("tensors", name), "tensor"),),
+            ranks,
+            ranks,
+            ("cut it, or give it fewer copies",),
+            (_declaration_place(scenario, ("tensors", name), "tensor"),),
         )
         for nbytes, name, ranks in sorted(found, key=lambda one: (-one[0], one[1]))[:_MAX_ROWS]
-    )  # fmt: skip
+    )
 
 
 def _empty_selector_finding(scenario: Scenario, name: str) -> Finding:
@@ -96,7 +119,9 @@ def _empty_selector_finding(scenario: Scenario, name: str) -> Finding:
 
 
 def _memory_place(scenario: Scenario, name: str) -> SourceLocation:
-    """Where the entry is written; one that a strategy added stands nowhere: then where the first strategy's block does."""
+    """Where the entry is written; one that a strategy added stands nowhere: then where the first
+    strategy's block does.
+    """
     return _declaration_place(scenario, ("memory", name), "memory")
 
 
@@ -108,10 +133,14 @@ def _declaration_place(scenario: Scenario, path: tuple[str, str], op: str) -> So
     return SourceLocation(scenario.file, spot.line, spot.column, op)
 
 
-def _selected_ranks(selector: Expression | Iterable[int] | None, program: Program) -> tuple[int, ...]:
+def _selected_ranks(
+    selector: Expression | Iterable[int] | None, program: Program
+) -> tuple[int, ...]:
     if selector is None:
         return tuple(range(program.world_size))
     if not isinstance(selector, Expression):
         return tuple(selector)
-    found = np.broadcast_to(np.asarray(selector.evaluate(dict(program.names))), (program.world_size,))
+    found = np.broadcast_to(
+        np.asarray(selector.evaluate(dict(program.names))), (program.world_size,)
+    )
     return tuple(np.flatnonzero(found).tolist())

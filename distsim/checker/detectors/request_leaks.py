@@ -1,4 +1,6 @@
-"""Requests that nobody waits for. Which call waits for which is written in the code, so no run is needed to see it."""
+"""Requests that nobody waits for. Which call waits for which is written in the code, so no run is
+needed to see it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from distsim.program.features import makes_request
 class RequestLeak:
     """Requests of one place that are never waited for: by which ranks, how many in all, and why.
 
-    ``overwritten``: the handle was bound again before it was waited for; ``dropped``: it was never kept.
+    ``overwritten``: the handle was bound again before it was waited for; ``dropped``: it was never
+    kept.
     """
 
     site: int
@@ -26,18 +29,28 @@ class RequestLeak:
 
 
 def is_request_lost(program: Program, rank: int, position: int) -> bool:
-    """Nobody can wait for the request of a call: it has no handle, or its handle is bound again first."""
+    """Nobody can wait for the request of a call: it has no handle, or its handle is bound again
+    first.
+    """
     calls = program.code(rank).calls
     call = calls[position]
-    return makes_request(call) and (not call.handled or any(position == p - d for p, c in enumerate(calls) for d in c.drops))
+    return makes_request(call) and (
+        not call.handled or any(position == p - d for p, c in enumerate(calls) for d in c.drops)
+    )
 
 
 def first_lost_message(program: Program, rank: int, other: int, group: int, end: int) -> int | None:
-    """The first message between two ranks on a group of which nobody can wait for the request, before a position; None: there is none."""
+    """The first message between two ranks on a group of which nobody can wait for the request,
+    before a position; None: there is none.
+    """
     for position, call in program.calls_of(rank):
         if position >= end:
             break
-        if call.peer == other and call.group.id == group and is_request_lost(program, rank, position):
+        if (
+            call.peer == other
+            and call.group.id == group
+            and is_request_lost(program, rank, position)
+        ):
             return position
     return None
 
@@ -53,9 +66,15 @@ def request_leaks(program: Program, final_state: FinalState) -> tuple[RequestLea
         overwritten = {p - d for p, call in enumerate(code.calls) for d in call.drops}
         for position, rows in open_calls:
             call = code.calls[position]
-            ranks = [r for i, r in enumerate(code.ranks) if position < reached[r] and (rows is None or rows[i])]
+            ranks = [
+                r
+                for i, r in enumerate(code.ranks)
+                if position < reached[r] and (rows is None or rows[i])
+            ]
             if ranks:
-                who, positions = found.setdefault((call.site, not call.handled, position in overwritten), (set(), []))
+                who, positions = found.setdefault(
+                    (call.site, not call.handled, position in overwritten), (set(), [])
+                )
                 who.update(ranks)
                 positions += [position] * len(ranks)
     return tuple(
@@ -64,12 +83,16 @@ def request_leaks(program: Program, final_state: FinalState) -> tuple[RequestLea
     )
 
 
-def _unawaited_requests(code: SharedCode) -> list[tuple[int, np.ndarray[tuple[int], np.dtype[np.bool_]] | None]]:
+def _unawaited_requests(
+    code: SharedCode,
+) -> list[tuple[int, np.ndarray[tuple[int], np.dtype[np.bool_]] | None]]:
     """(position, rows that leak: None for all) of each request without a wait."""
     if code.guards is None and not any(c.invalid for c in code.calls):
         waited = {p - d for p, call in enumerate(code.calls) for d in call.waits}
         asks = {id(call) for call in code.distinct_calls(parts=False) if makes_request(call)}
-        return [(p, None) for p, call in enumerate(code.calls) if id(call) in asks and p not in waited]
+        return [
+            (p, None) for p, call in enumerate(code.calls) if id(call) in asks and p not in waited
+        ]
     rows = len(code.ranks)
     open_rows: dict[int, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
     for position, call in enumerate(code.calls):

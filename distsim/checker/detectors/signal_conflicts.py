@@ -1,7 +1,9 @@
-"""Signals that are given by hand and meet a barrier of symmetric memory, or the other way round: DS611.
+"""Signals that are given by hand and meet a barrier of symmetric memory, or the other way round:
+DS611.
 
-torch 2.13, `CUDASymmetricMemoryOps.cu` (barrier_kernel): the barrier fills and empties the same cells as put_signal and wait_signal of its
-channel. Each wait takes the signal that stands there, whoever it was meant for.
+torch 2.13, `CUDASymmetricMemoryOps.cu` (barrier_kernel): the barrier fills and empties the same
+cells as put_signal and wait_signal of its channel. Each wait takes the signal that stands there,
+whoever it was meant for.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ class _SignalCall(NamedTuple):
 
 
 def signal_findings(program: Program, layout: ChannelLayout) -> tuple[Finding, ...]:
-    """DS611: one for each barrier that takes a signal given by hand, or whose signal a wait by hand takes; the first of each."""
+    """DS611: one for each barrier that takes a signal given by hand, or whose signal a wait by hand
+    takes; the first of each.
+    """
     barriers = _barrier_sites(program)
     if not barriers:
         return ()
@@ -42,7 +46,9 @@ def _site_key(site: CallSite) -> tuple[str, int, int]:
 
 
 def _barrier_sites(program: Program) -> set[tuple[str, int, int]]:
-    """Places that come to signals and waits for them: of symm_mem_barrier, for an operation comes to one of them."""
+    """Places that come to signals and waits for them: of symm_mem_barrier, for an operation comes
+    to one of them.
+    """
     kinds: dict[tuple[str, int, int], set[str]] = {}
     for code in program.codes:
         for call in code.distinct_calls():
@@ -51,7 +57,9 @@ def _barrier_sites(program: Program) -> set[tuple[str, int, int]]:
     return {spot for spot, ops in kinds.items() if len(ops) > 1}
 
 
-def _matched_signals(program: Program, layout: ChannelLayout) -> Iterator[tuple[_SignalCall, _SignalCall]]:
+def _matched_signals(
+    program: Program, layout: ChannelLayout
+) -> Iterator[tuple[_SignalCall, _SignalCall]]:
     """Each signal with the wait that takes it, by number on its channel."""
     linked = layout.linked
     signals: dict[int, _SignalCall] = {}
@@ -61,7 +69,10 @@ def _matched_signals(program: Program, layout: ChannelLayout) -> Iterator[tuple[
         for position in code.positions(program.row_of[rank]):
             call = code.calls[position]
             if OPERATIONS[call.op].signals:
-                row, one = base + code.offsets[position], _SignalCall(rank, position, program.sites[call.site])
+                row, one = (
+                    base + code.offsets[position],
+                    _SignalCall(rank, position, program.sites[call.site]),
+                )
                 if OPERATIONS[call.op].direction == "send":
                     signals[row] = one
                 elif linked.mate[row] >= 0:
@@ -69,20 +80,33 @@ def _matched_signals(program: Program, layout: ChannelLayout) -> Iterator[tuple[
     yield from ((signals[row], wait) for row, wait in waits if row in signals)
 
 
-def _conflict_finding(program: Program, given: _SignalCall, taken: _SignalCall, by_barrier: bool) -> Finding:
+def _conflict_finding(
+    program: Program, given: _SignalCall, taken: _SignalCall, by_barrier: bool
+) -> Finding:
     channel = tag_text(program.call(given.rank, given.position).tag)
     head = (
         f"a wait of rank {taken.rank} takes a signal of the barrier of rank {given.rank} on {channel}"
         if by_barrier
         else f"a barrier of rank {taken.rank} takes a signal that rank {given.rank} gives by hand on {channel}"
     )
-    words = ("symm_mem_barrier", "wait_signal") if by_barrier else ("put_signal", "symm_mem_barrier")
+    words = (
+        ("symm_mem_barrier", "wait_signal") if by_barrier else ("put_signal", "symm_mem_barrier")
+    )
     places = program.place(given.rank, given.position), program.place(taken.rank, taken.position)
-    rows = [(f"rank {one.rank}", word, location_text(p)) for one, word, p in zip((given, taken), words, places, strict=True)]
+    rows = [
+        (f"rank {one.rank}", word, location_text(p))
+        for one, word, p in zip((given, taken), words, places, strict=True)
+    ]
     advice = "give the barrier a channel of its own (`symm_mem_barrier: {channel: 1}`, torch: `handle.barrier(channel=1)`)"
     ranks = tuple(sorted({given.rank, taken.rank}))
     return Finding(
-        "DS611", "warning", "\n".join([head, *aligned_columns(rows)]), ranks, (), (advice,), tuple(dict.fromkeys(places))
+        "DS611",
+        "warning",
+        "\n".join([head, *aligned_columns(rows)]),
+        ranks,
+        (),
+        (advice,),
+        tuple(dict.fromkeys(places)),
     )
 
 

@@ -1,17 +1,20 @@
-"""Equal messages that met by their order although the tensors' names say that others were meant: DS610.
+"""Equal messages that met by their order although the tensors' names say that others were meant:
+DS610.
 
-Names differ between sender and receiver (`activation` goes to `input`), so that a name alone proves nothing. Two messages x -> v and
-y -> u of one channel are taken for swapped where x -> u and y -> v would have been possible and
+Names differ between sender and receiver (`activation` goes to `input`), so that a name alone proves
+nothing. Two messages x -> v and y -> u of one channel are taken for swapped where x -> u and y -> v
+would have been possible and
 
 - the rest of the program says so: other messages go from x's name to u's and from y's to v's (with names alike, from copy k to copy
   k + d), at least twice as many as go the way of the two; or
 - nothing else is to be seen, and they cross by their own labels: a -> b and b -> a, or p@0 -> q@1 and p@1 -> q@0, while nothing on the
   receiver keeps the two receives from changing places.
 
-Either way, once the two are exchanged every name of the channel goes to one name, its copies at one distance.
+Either way, once the two are exchanged every name of the channel goes to one name, its copies at one
+distance.
 
-No alarm where the channel back crosses in the same way (a naming convention, as of the two edges of a halo), nor where a tensor meets
-several others on a channel (buffers used in turn).
+No alarm where the channel back crosses in the same way (a naming convention, as of the two edges of
+a halo), nor where a tensor meets several others on a channel (buffers used in turn).
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ class MessagePair(NamedTuple):
     recv: MessageCall
 
 
-#: (name of the sender's tensor, name of the receiver's) -> pairs that are not of a channel's usual kind, in order.
+#: (name of the sender's tensor, name of the receiver's) -> pairs that are not of a channel's usual
+#: kind, in order.
 UnusualPairs = dict[tuple[str, str], list[MessagePair]]
 #: More name pairs than this on one channel are no convention that two of them could break.
 _MAX_PAIR_KINDS = 64
@@ -71,7 +75,8 @@ class CrossedMessages(NamedTuple):
 def swapped_message_findings(
     program: Program, trace: Trace | None = None, layout: ChannelLayout | None = None
 ) -> tuple[Finding, ...]:
-    """DS610: one finding for each kind of channel on which two equal messages are taken for one another.
+    """DS610: one finding for each kind of channel on which two equal messages are taken for one
+    another.
 
     ``trace``: only messages that met in this run count; left out, all of the program do.
     """
@@ -90,23 +95,36 @@ class _SwapSearch:
     def findings(self) -> tuple[Finding, ...]:
         self._group()
         self.pairs = {channel: self._pairs(channel) for channel in self.same}
-        found = {channel: list(_crossed_messages(channel, pairs)) for channel, pairs in self.pairs.items()}
+        found = {
+            channel: list(_crossed_messages(channel, pairs))
+            for channel, pairs in self.pairs.items()
+        }
         if not any(found.values()):
             return ()
         kinds = self._kinds()
         told = []
         for channel, crosses in found.items():
-            meant = [c for c in crosses if self._mends(c, crosses) and self._meant(c, found, kinds) and self._met(c)]
+            meant = [
+                c
+                for c in crosses
+                if self._mends(c, crosses) and self._meant(c, found, kinds) and self._met(c)
+            ]
             if meant:
                 told.append(self._finding(meant[0], len(self.same[channel])))
         return tuple(told)
 
     # --- channels, one for all that are equal ---
     def _group(self) -> None:
-        """Channels whose ends are the same ports of the same codes carry the same messages, unless ranks of a code name other tensors."""
+        """Channels whose ends are the same ports of the same codes carry the same messages, unless
+        ranks of a code name other tensors.
+        """
         ends = self._ends(self.layout.send_chan, SEND), self._ends(self.layout.recv_chan, RECV)
         open_ends = {
-            (g, d) for g, s, d in zip(self.layout.chan_group, self.layout.chan_src, self.layout.chan_dst, strict=True) if s < 0
+            (g, d)
+            for g, s, d in zip(
+                self.layout.chan_group, self.layout.chan_src, self.layout.chan_dst, strict=True
+            )
+            if s < 0
         }
         first: dict[object, int] = {}
         for channel in sorted(ends[SEND].keys() & ends[RECV].keys()):
@@ -117,8 +135,12 @@ class _SwapSearch:
             self.representative_of[channel] = chosen
 
     def _ends(self, table: list[list[int]], way: int) -> dict[int, object]:
-        """Channel -> what its end looks like; ends with fewer than two tensors are left out, nothing can be swapped there."""
-        labels = [_labels_by_port(self.program, number, way) for number in range(len(self.program.codes))]
+        """Channel -> what its end looks like; ends with fewer than two tensors are left out,
+        nothing can be swapped there.
+        """
+        labels = [
+            _labels_by_port(self.program, number, way) for number in range(len(self.program.codes))
+        ]
         found: dict[int, object] = {}
         for rank in self.program.present:
             channels, code = table[rank], self.program.code_of[rank]
@@ -137,7 +159,10 @@ class _SwapSearch:
     def _pairs(self, channel: int) -> list[MessagePair]:
         """The messages of a channel that have names on both sides, in order."""
         src, dst = self.layout.chan_src[channel], self.layout.chan_dst[channel]
-        sends, recvs = self.where.messages(src, channel, sends=True), self.where.messages(dst, channel, sends=False)
+        sends, recvs = (
+            self.where.messages(src, channel, sends=True),
+            self.where.messages(dst, channel, sends=False),
+        )
         found = []
         for send, recv in zip(sends, recvs, strict=False):
             source, target = self._label(src, send), self._label(dst, recv)
@@ -147,11 +172,17 @@ class _SwapSearch:
 
     def _label(self, rank: int, message: MessageCall) -> TensorLabel | None:
         buffer = buffer_of(message.call)
-        return None if buffer is None else (buffer.name, int(at_row(buffer.index, self.program.row_of[rank])))
+        return (
+            None
+            if buffer is None
+            else (buffer.name, int(at_row(buffer.index, self.program.row_of[rank])))
+        )
 
     # --- evidence ---
     def _kinds(self) -> Counter[PairKind]:
-        """How many distinct pairs of the whole program are of each kind, by names alone and by names and distance."""
+        """How many distinct pairs of the whole program are of each kind, by names alone and by
+        names and distance.
+        """
         found: Counter[PairKind] = Counter()
         for pairs in self.pairs.values():
             for source, target in {p[:2] for p in pairs}:
@@ -159,19 +190,34 @@ class _SwapSearch:
                 found[source[0], target[0], target[1] - source[1]] += 1
         return found
 
-    def _meant(self, cross: CrossedMessages, found: dict[int, list[CrossedMessages]], kinds: Counter[PairKind]) -> bool:
+    def _meant(
+        self,
+        cross: CrossedMessages,
+        found: dict[int, list[CrossedMessages]],
+        kinds: Counter[PairKind],
+    ) -> bool:
         if self._mirrored(cross, found):
             return False
         one, two = cross.one, cross.two
-        straight = _pair_kind(one.source, two.target, cross.alike), _pair_kind(two.source, one.target, cross.alike)
-        crossed = _pair_kind(one.source, one.target, cross.alike), _pair_kind(two.source, two.target, cross.alike)
+        straight = (
+            _pair_kind(one.source, two.target, cross.alike),
+            _pair_kind(two.source, one.target, cross.alike),
+        )
+        crossed = (
+            _pair_kind(one.source, one.target, cross.alike),
+            _pair_kind(two.source, two.target, cross.alike),
+        )
         often = [kinds[k] for k in straight]
         if min(often) >= 2 * max(kinds[k] for k in crossed):
             return True
-        return not any(often) and _crosses_by_label(cross) and self._alone(cross) and self._free(cross)
+        return (
+            not any(often) and _crosses_by_label(cross) and self._alone(cross) and self._free(cross)
+        )
 
     def _mends(self, cross: CrossedMessages, crosses: list[CrossedMessages]) -> bool:
-        """With the two received the other way round (or all such pairs of the channel) every name goes to one name, at one distance."""
+        """With the two received the other way round (or all such pairs of the channel) every name
+        goes to one name, at one distance.
+        """
         apart, taken = [], {cross.one.source, cross.two.source}
         for other in crosses:
             if taken.isdisjoint((other.one.source, other.two.source)):
@@ -197,11 +243,24 @@ class _SwapSearch:
         return False
 
     def _alone(self, cross: CrossedMessages) -> bool:
-        """No third tensor goes between the names of the two: three in reverse order may well be meant so."""
-        return len({p[:2] for p in self.pairs[cross.channel] if (p.source[0], p.target[0]) in cross.names}) == 2
+        """No third tensor goes between the names of the two: three in reverse order may well be
+        meant so.
+        """
+        return (
+            len(
+                {
+                    p[:2]
+                    for p in self.pairs[cross.channel]
+                    if (p.source[0], p.target[0]) in cross.names
+                }
+            )
+            == 2
+        )
 
     def _free(self, cross: CrossedMessages) -> bool:
-        """The two receives could change places: nothing on the receiver uses their tensors from the first to the second."""
+        """The two receives could change places: nothing on the receiver uses their tensors from the
+        first to the second.
+        """
         rank = self.layout.chan_dst[cross.channel]
         first, second = cross.one.recv, cross.two.recv
         labels = {_label_text(cross.one.target), _label_text(cross.two.target)}
@@ -221,7 +280,9 @@ class _SwapSearch:
         if not call.handled:
             return False
         waited = [
-            p for p in range(position + 1, until) if position in [p - back for back in self.program.code_call(rank, p).waits]
+            p
+            for p in range(position + 1, until)
+            if position in [p - back for back in self.program.code_call(rank, p).waits]
         ]
         return not waited
 
@@ -231,7 +292,9 @@ class _SwapSearch:
         src, dst = self.layout.chan_src[cross.channel], self.layout.chan_dst[cross.channel]
         wanted = {(src, *p.send[:2]) for p in cross[1:]} | {(dst, *p.recv[:2]) for p in cross[1:]}
         rows = np.flatnonzero((self.trace["match"] >= 0) & np.isin(self.trace["rank"], (src, dst)))
-        met = zip(*(self.trace[name][rows].tolist() for name in ("rank", "position", "part")), strict=True)
+        met = zip(
+            *(self.trace[name][rows].tolist() for name in ("rank", "position", "part")), strict=True
+        )
         return wanted <= set(met)
 
     # --- words ---
@@ -242,7 +305,9 @@ class _SwapSearch:
         for rank, m in calls:
             call = self.program.call(rank, m.position)
             words = call_words(call if m.part < 0 else call.parts[m.part])
-            rows.append((f"rank {rank}", words, location_text(self.program.place(rank, m.position))))
+            rows.append(
+                (f"rank {rank}", words, location_text(self.program.place(rank, m.position)))
+            )
         one, two = (_label_text(p.target) for p in cross[1:])
         head = f"{_label_text(cross.one.source)} of rank {src} arrives in {one} of rank {dst}: equal messages received in another order"
         more = [f"so on {plural(count, 'pair')} of ranks"] if count > 1 else []
@@ -261,13 +326,17 @@ class _SwapSearch:
 
 
 def _crossed_messages(channel: int, pairs: list[MessagePair]) -> Iterator[CrossedMessages]:
-    """Pairs of equal messages that could have met the other way, on a channel where every tensor meets one other."""
+    """Pairs of equal messages that could have met the other way, on a channel where every tensor
+    meets one other.
+    """
     met = {p[:2]: p for p in reversed(pairs)}
     to = dict(met.keys())
     if len(to) != len(met) or len(set(to.values())) != len(met) or _is_regular(to):
         return
     ordered = sorted(met.values(), key=lambda p: p.recv[:2])
-    ((usual, times),) = Counter(_pair_kind(p.source, p.target, True) for p in ordered).most_common(1)
+    ((usual, times),) = Counter(_pair_kind(p.source, p.target, True) for p in ordered).most_common(
+        1
+    )
     odd: dict[tuple[str, str], list[MessagePair]] = {}
     for pair in ordered:
         if times == 1 or _pair_kind(pair.source, pair.target, True) != usual:
@@ -278,7 +347,9 @@ def _crossed_messages(channel: int, pairs: list[MessagePair]) -> Iterator[Crosse
 
 
 def _crossed_copies(odd: UnusualPairs) -> Iterator[tuple[MessagePair, MessagePair]]:
-    """i -> j + d and j -> i + d, from one name to one name: of all pairs with that sum they are the only two (more are a reversal)."""
+    """i -> j + d and j -> i + d, from one name to one name: of all pairs with that sum they are the
+    only two (more are a reversal).
+    """
     for pairs in odd.values():
         sums: dict[int, list[MessagePair]] = {}
         for pair in pairs:
@@ -287,7 +358,9 @@ def _crossed_copies(odd: UnusualPairs) -> Iterator[tuple[MessagePair, MessagePai
 
 
 def _crossed_names(odd: UnusualPairs) -> Iterator[tuple[MessagePair, MessagePair]]:
-    """The k-th message from x to v and the k-th from y to u, for all names; where there are too many, names say nothing."""
+    """The k-th message from x to v and the k-th from y to u, for all names; where there are too
+    many, names say nothing.
+    """
     if len(odd) > _MAX_PAIR_KINDS:
         return
     for (source, target), one in odd.items():
@@ -321,17 +394,30 @@ def _label_text(label: TensorLabel) -> str:
 
 
 def _buffer_labels(call: ResolvedCall) -> set[str]:
-    return {b.label for side in (call.inputs, call.outputs, call.reads, call.writes, call.adds) for b in side}
+    return {
+        b.label
+        for side in (call.inputs, call.outputs, call.reads, call.writes, call.adds)
+        for b in side
+    }
 
 
 def buffer_of(call: CodeCall) -> BufferVector | None:
     """The declared tensor of a message; None for an inline one."""
-    buffers = (b for side in ("inputs", "outputs") for b in call.fields.get(side, ()) if isinstance(b, BufferVector))
+    buffers = (
+        b
+        for side in ("inputs", "outputs")
+        for b in call.fields.get(side, ())
+        if isinstance(b, BufferVector)
+    )
     return next((b for b in buffers if b.name), None)
 
 
-def _labels_by_port(program: Program, number: int, way: int) -> dict[int, frozenset[TensorLabel] | None]:
-    """Port of a code -> the tensors of its messages one way, copies counted from that of the first; None where ranks of the code differ."""
+def _labels_by_port(
+    program: Program, number: int, way: int
+) -> dict[int, frozenset[TensorLabel] | None]:
+    """Port of a code -> the tensors of its messages one way, copies counted from that of the first;
+    None where ranks of the code differ.
+    """
     code = program.codes[number]
     found: dict[int, set[TensorLabel]] = {}
     first: dict[int, Vec] = {}
@@ -340,7 +426,11 @@ def _labels_by_port(program: Program, number: int, way: int) -> dict[int, frozen
         if call.port < 0 or OPERATIONS[call.op].direction != ("send" if way == SEND else "recv"):
             continue
         seen, buffer = found.setdefault(call.port, set()), buffer_of(call)
-        if code.guards is not None or call.invalid is not None or _common_value(call.signature) is None:
+        if (
+            code.guards is not None
+            or call.invalid is not None
+            or _common_value(call.signature) is None
+        ):
             differing.add(call.port)
         elif buffer is not None:
             copy = _common_value(buffer.index - first.setdefault(call.port, buffer.index))
@@ -348,7 +438,9 @@ def _labels_by_port(program: Program, number: int, way: int) -> dict[int, frozen
                 differing.add(call.port)
             else:
                 seen.add((buffer.name, copy))
-    return {port: None if port in differing else frozenset(labels) for port, labels in found.items()}
+    return {
+        port: None if port in differing else frozenset(labels) for port, labels in found.items()
+    }
 
 
 def _common_value(value: Vec) -> int | None:

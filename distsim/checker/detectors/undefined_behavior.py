@@ -13,17 +13,22 @@ from distsim.program.code import Program
 from distsim.semantics.form.nccl_connect import ConnectingLaunch, connection_mismatches
 
 
-def undefined_findings(program: Program, layout: ChannelLayout, profile: BackendProfile) -> tuple[Finding, ...]:
-    """Pairs of ranks that connect other directions than each other (N9), and groups that share ranks and are used in another order
-    on two of them (N12). One finding per pair of groups, one for all contacts.
+def undefined_findings(
+    program: Program, layout: ChannelLayout, profile: BackendProfile
+) -> tuple[Finding, ...]:
+    """Pairs of ranks that connect other directions than each other (N9), and groups that share
+    ranks and are used in another order on two of them (N12). One finding per pair of groups, one
+    for all contacts.
 
-    NCCL's guide ("Using multiple NCCL communicators concurrently") asks for one order on all devices. Without either the finding
-    says only that the outcome is open.
+    NCCL's guide ("Using multiple NCCL communicators concurrently") asks for one order on all
+    devices. Without either the finding says only that the outcome is open.
     """
     where = CallIndex(layout)
     found = _connection_findings(program, profile)
     for a, b in combinations(range(1, len(program.groups)), 2):
-        shared = [rank for rank in layout.sequence_ranks[a] if rank in set(layout.sequence_ranks[b])]
+        shared = [
+            rank for rank in layout.sequence_ranks[a] if rank in set(layout.sequence_ranks[b])
+        ]
         swap = _first_order_difference(where, a, b, shared) if len(shared) > 1 else None
         if swap is not None:
             found.append(_group_order_finding(program, profile, a, b, swap))
@@ -50,26 +55,47 @@ def _connection_findings(program: Program, profile: BackendProfile) -> list[Find
     places = tuple(dict.fromkeys(program.place(rank, k) for rank, k in calls))
     ranks = tuple(sorted({rank for one in contacts for rank in one.pair}))
     advice = "post both directions in one batch_isend_irecv on both ranks, or each direction by a call of its own on both, in one order"
-    return [Finding("DS705", "warning", "\n".join([head, *aligned_columns(rows)]), ranks, (), (advice,), places)]
+    return [
+        Finding(
+            "DS705",
+            "warning",
+            "\n".join([head, *aligned_columns(rows)]),
+            ranks,
+            (),
+            (advice,),
+            places,
+        )
+    ]
 
 
 def _direction_words(launched: ConnectingLaunch, peer: int) -> str:
     """Directions as a reader of the launch sees them: to and from its peer."""
-    return " and ".join(words for way, words in (("send", f"to {peer}"), ("recv", f"from {peer}")) if way in launched.ways)
+    return " and ".join(
+        words
+        for way, words in (("send", f"to {peer}"), ("recv", f"from {peer}"))
+        if way in launched.ways
+    )
 
 
 def _first_order_difference(
     where: CallIndex, a: int, b: int, shared: list[int]
 ) -> tuple[tuple[int, int, int], tuple[int, int, int]] | None:
-    """((p, its call on a, its later call on b), (q, its call on b, its later call on a)): the first pair of ranks that differ."""
-    orders = {rank: [sorted((p, sequence) for sequence in (a, b) for p in where.joins(rank, sequence))] for rank in shared}
+    """((p, its call on a, its later call on b), (q, its call on b, its later call on a)): the first
+    pair of ranks that differ.
+    """
+    orders = {
+        rank: [sorted((p, sequence) for sequence in (a, b) for p in where.joins(rank, sequence))]
+        for rank in shared
+    }
     first = shared[0]
     base = [sequence for _, sequence in orders[first][0]]
     for q in shared[1:]:
         other = [sequence for _, sequence in orders[q][0]]
         for k, (x, y) in enumerate(zip(base, other, strict=False)):
             if x != y:
-                return _call_and_later(orders[first][0], k, first), _call_and_later(orders[q][0], k, q)
+                return _call_and_later(orders[first][0], k, first), _call_and_later(
+                    orders[q][0], k, q
+                )
     return None
 
 
@@ -79,22 +105,49 @@ def _call_and_later(calls: list[tuple[int, int]], k: int, rank: int) -> tuple[in
 
 
 def _group_order_finding(
-    program: Program, profile: BackendProfile, a: int, b: int, swap: tuple[tuple[int, int, int], tuple[int, int, int]]
+    program: Program,
+    profile: BackendProfile,
+    a: int,
+    b: int,
+    swap: tuple[tuple[int, int, int], tuple[int, int, int]],
 ) -> Finding:
     names = [program.groups[g].name for g in (a, b)]
     rows = [
-        (f"rank {rank}", call_words(program.call(rank, position)), location_text(program.place(rank, position)), note)
+        (
+            f"rank {rank}",
+            call_words(program.call(rank, position)),
+            location_text(program.place(rank, position)),
+            note,
+        )
         for rank, one, later in swap
         for position, note in ((one, "first"), (later, "then"))
     ]
     who = rank_list([swap[0][0], swap[1][0]])
     head = f"{profile.name} leaves open what happens: {who} use groups {names[0]} and {names[1]} in another order"
-    places = tuple(dict.fromkeys(program.place(rank, p) for rank, one, later in swap for p in (one, later)))
+    places = tuple(
+        dict.fromkeys(program.place(rank, p) for rank, one, later in swap for p in (one, later))
+    )
     ranks = tuple(sorted(rank for rank, _, _ in swap))
-    return Finding("DS705", "warning", "\n".join([head, *aligned_columns(rows)]), ranks, (),
-                   (f"let all ranks use {names[0]} and {names[1]} in one order",), places)  # fmt: skip
+    return Finding(
+        "DS705",
+        "warning",
+        "\n".join([head, *aligned_columns(rows)]),
+        ranks,
+        (),
+        (f"let all ranks use {names[0]} and {names[1]} in one order",),
+        places,
+    )
 
 
 def _unspecified_finding(profile: BackendProfile) -> Finding:
-    message = f"{profile.name} leaves open what this program does; it may pass here and hang elsewhere"
-    return Finding("DS705", "warning", message, (), (), ("make calls that meet equal, and their order the same on all ranks",))
+    message = (
+        f"{profile.name} leaves open what this program does; it may pass here and hang elsewhere"
+    )
+    return Finding(
+        "DS705",
+        "warning",
+        message,
+        (),
+        (),
+        ("make calls that meet equal, and their order the same on all ranks",),
+    )

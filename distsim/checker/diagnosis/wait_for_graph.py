@@ -1,4 +1,6 @@
-"""The wait-for graph at a standstill: who waits for whom, which ranks are the cause, which merely wait behind them."""
+"""The wait-for graph at a standstill: who waits for whom, which ranks are the cause, which merely
+wait behind them.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WaitCycle:
-    """Ranks that all wait for each other, directly or through others. ``path`` is a shortest way round, from its lowest rank.
+    """Ranks that all wait for each other, directly or through others. ``path`` is a shortest way
+    round, from its lowest rank.
 
-    ``ranks`` are all ranks that lie on some way round. ``by_choice``: a receive from any source belongs to it (a knot).
+    ``ranks`` are all ranks that lie on some way round. ``by_choice``: a receive from any source
+    belongs to it (a knot).
     """
 
     ranks: tuple[int, ...]
@@ -25,9 +29,11 @@ class WaitCycle:
 
 @dataclass(frozen=True, slots=True)
 class WaitForGraph:
-    """What the graph shows. ``on_gone[rank]``: those whom a blocked rank waits for directly and who have left.
+    """What the graph shows. ``on_gone[rank]``: those whom a blocked rank waits for directly and who
+    have left.
 
-    ``core`` are the ranks on a circle and those of ``on_gone``; ``victims`` are the other blocked ranks.
+    ``core`` are the ranks on a circle and those of ``on_gone``; ``victims`` are the other blocked
+    ranks.
     """
 
     circles: tuple[WaitCycle, ...]
@@ -37,18 +43,22 @@ class WaitForGraph:
 
 
 def build_wait_for_graph(final_state: FinalState) -> WaitForGraph:
-    """Read the graph of a standstill. An AND edge leads to each rank of a need, an OR edge (`WaitDependency.any`) to each that could
-    help."""
+    """Read the graph of a standstill. An AND edge leads to each rank of a need, an OR edge
+    (`WaitDependency.any`) to each that could help."""
     blocked = {b.rank: b for b in final_state.blocked}
     circles, waits_on_exited = _single_wait_cycles(blocked), _exited_ranks_awaited(blocked)
     circles = _wait_cycles(blocked) if circles is None else circles
     core = sorted({r for c in circles for r in c.ranks} | waits_on_exited.keys())
     inside = set(core)
-    return WaitForGraph(circles, waits_on_exited, tuple(core), tuple(r for r in blocked if r not in inside))
+    return WaitForGraph(
+        circles, waits_on_exited, tuple(core), tuple(r for r in blocked if r not in inside)
+    )
 
 
 def _exited_ranks_awaited(blocked: dict[int, BlockedRank]) -> dict[int, tuple[int, ...]]:
-    """Those who have left, per rank that waits for them. Ranks that share a set of awaited ranks share what is said of it."""
+    """Those who have left, per rank that waits for them. Ranks that share a set of awaited ranks
+    share what is said of it.
+    """
     said: dict[tuple[int, bool], tuple[int, ...]] = {}
     found = {}
     for rank, state in blocked.items():
@@ -60,17 +70,25 @@ def _exited_ranks_awaited(blocked: dict[int, BlockedRank]) -> dict[int, tuple[in
                 said[key] = () if need.any and len(gone) < len(need.ranks) else gone
             left += [said[key]] if said[key] else []
         if left:
-            found[rank] = left[0] if len(left) == 1 else tuple(dict.fromkeys(r for gone in left for r in gone))
+            found[rank] = (
+                left[0]
+                if len(left) == 1
+                else tuple(dict.fromkeys(r for gone in left for r in gone))
+            )
     return found
 
 
 def _single_wait_cycles(blocked: dict[int, BlockedRank]) -> tuple[WaitCycle, ...] | None:
-    """Where each rank waits for one other at most: whoever is followed from comes back to himself, or nowhere. Else None."""
+    """Where each rank waits for one other at most: whoever is followed from comes back to himself,
+    or nowhere. Else None.
+    """
     following: dict[int, int] = {}
     for rank, state in blocked.items():
         if len(state.needs) > 1 or any(len(need.ranks) > 1 for need in state.needs):
             return None
-        following.update((rank, other) for need in state.needs for other in need.ranks if other in blocked)
+        following.update(
+            (rank, other) for need in state.needs for other in need.ranks if other in blocked
+        )
     found, seen = [], dict[int, int]()  # rank -> from where it was first come to
     for start in sorted(blocked):
         rank = start
@@ -83,20 +101,28 @@ def _single_wait_cycles(blocked: dict[int, BlockedRank]) -> tuple[WaitCycle, ...
                 way.append(following[way[-1]])
             low = way.index(min(way))
             path = tuple(way[low:] + way[:low])
-            found.append(WaitCycle(tuple(sorted(way)), path, any(need.any for one in way for need in blocked[one].needs)))
+            found.append(
+                WaitCycle(
+                    tuple(sorted(way)),
+                    path,
+                    any(need.any for one in way for need in blocked[one].needs),
+                )
+            )
     return tuple(sorted(found, key=lambda c: c.ranks))
 
 
 def _wait_cycles(blocked: dict[int, BlockedRank]) -> tuple[WaitCycle, ...]:
     """Strongly connected components of two ranks or more, by their lowest rank.
 
-    Equal sets of awaited ranks are one node between, a negative number, so that 512 ranks waiting for 512 others are 1024 edges, not
-    262 144.
+    Equal sets of awaited ranks are one node between, a negative number, so that 512 ranks waiting
+    for 512 others are 1024 edges, not 262 144.
     """
     import networkx as nx  # a fifth of a second to import, needed only at a standstill
 
     graph: nx.DiGraph[int] = nx.DiGraph()
-    nodes: dict[int, int] = {}  # a tuple's identity -> its node: it is hashed once, however many wait for it
+    nodes: dict[
+        int, int
+    ] = {}  # a tuple's identity -> its node: it is hashed once, however many wait for it
     sets: dict[tuple[int, ...], int] = {}
     for rank, state in blocked.items():
         for need in state.needs:
@@ -109,8 +135,16 @@ def _wait_cycles(blocked: dict[int, BlockedRank]) -> tuple[WaitCycle, ...]:
     for component in nx.strongly_connected_components(graph):
         ranks = sorted(r for r in component if r >= 0)
         if len(ranks) > 1:
-            has_any_source = any(need.any and not component.isdisjoint(need.ranks) for r in ranks for need in blocked[r].needs)
-            path = tuple(ranks) if len(ranks) == 2 else _shortest_cycle(graph.subgraph(component), ranks[0])
+            has_any_source = any(
+                need.any and not component.isdisjoint(need.ranks)
+                for r in ranks
+                for need in blocked[r].needs
+            )
+            path = (
+                tuple(ranks)
+                if len(ranks) == 2
+                else _shortest_cycle(graph.subgraph(component), ranks[0])
+            )
             found.append(WaitCycle(tuple(ranks), path, has_any_source))
     return tuple(sorted(found, key=lambda c: c.ranks))
 

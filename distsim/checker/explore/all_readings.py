@@ -1,4 +1,6 @@
-"""The readings of a program with open receives: one search each, within one bound, and what they found as `ReadingResult` records."""
+"""The readings of a program with open receives: one search each, within one bound, and what they
+found as `ReadingResult` records.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,9 @@ _STATES_PER_TURN = 4096
 def explore_all_readings(layout: ChannelLayout, max_states: int = MAX_STATES) -> ContractResult:
     """Explore the three plain readings, then ``mixed`` as far as these leave it open.
 
-    A mismatch or a broken reliance that ``mixed`` can reach, ``buffered`` can reach too (to buffer only ever adds what can meet),
-    so ``mixed`` is looked at for deadlocks that need both kinds of send, or, where the three always end alike, for an execution
-    that does not.
+    A mismatch or a broken reliance that ``mixed`` can reach, ``buffered`` can reach too (to buffer
+    only ever adds what can meet), so ``mixed`` is looked at for deadlocks that need both kinds of
+    send, or, where the three always end alike, for an execution that does not.
     """
     absent = frozenset(f.rank for f in layout.program.faults if f.kind == "absent")
     readings = ["rendezvous", *(["early"] if _has_rooted_collectives(layout) else []), "buffered"]
@@ -63,12 +65,19 @@ def _run_in_turn(searches: list[StateSearch], most: int) -> None:
 
 
 def _has_rooted_collectives(layout: ChannelLayout) -> bool:
-    return any(OPERATIONS[call.op].root_field is not None for code in layout.program.codes for call in code.distinct_calls())
+    return any(
+        OPERATIONS[call.op].root_field is not None
+        for code in layout.program.codes
+        for call in code.distinct_calls()
+    )
 
 
 def _goal_of_mixed(endings: Mapping[str, ReadingResult]) -> SearchGoal | None:
     """What to look for under ``mixed``; None where the plain readings say it all."""
-    goals: tuple[tuple[FailureKind, SearchGoal], ...] = (("mismatch", "fits"), ("deadlock", "passes"))
+    goals: tuple[tuple[FailureKind, SearchGoal], ...] = (
+        ("mismatch", "fits"),
+        ("deadlock", "passes"),
+    )
     for kind, goal in goals:
         said = set(frequency_by_reading(endings, kind).values())
         if said != {"never"}:
@@ -77,7 +86,9 @@ def _goal_of_mixed(endings: Mapping[str, ReadingResult]) -> SearchGoal | None:
 
 
 def _with_assumed_deadlock(found: ReadingResult, goal: SearchGoal) -> ReadingResult:
-    """A search for the opposite of what always happens stops early: what it did not look for is known to happen."""
+    """A search for the opposite of what always happens stops early: what it did not look for is
+    known to happen.
+    """
     return replace(found, stuck=found.stuck or {(): ()}) if goal == "passes" else found
 
 
@@ -88,12 +99,24 @@ def reading_result_of(search: StateSearch) -> ReadingResult:
     for ranks, core in seen.stuck.items():
         for image in symmetric_images(ranks, search.classes, MAX_BLOCKED_SETS):
             if image not in stuck and len(stuck) < MAX_BLOCKED_SETS:
-                place = dict(zip(_ordered_by_class(ranks, search), _ordered_by_class(image, search), strict=True))
+                place = dict(
+                    zip(
+                        _ordered_by_class(ranks, search),
+                        _ordered_by_class(image, search),
+                        strict=True,
+                    )
+                )
                 stuck[image] = tuple(sorted(place[rank] for rank in core))
-    numbers = {"end": seen.first_end, "deadlock": seen.first_stuck, "mismatch": seen.first_unfit, "race": seen.first_broken}
+    numbers = {
+        "end": seen.first_end,
+        "deadlock": seen.first_stuck,
+        "mismatch": seen.first_unfit,
+        "race": seen.first_broken,
+    }
     examples = {
         name: ExampleExecution(
-            standstill_at(machine, search.state(n)), schedule_from_path(machine, search.path(n)) if search.path(n) else None
+            standstill_at(machine, search.state(n)),
+            schedule_from_path(machine, search.path(n)) if search.path(n) else None,
         )
         for name, n in numbers.items()
         if n >= 0
@@ -101,12 +124,27 @@ def reading_result_of(search: StateSearch) -> ReadingResult:
     if "end" not in examples:  # the bound came first
         examples["end"] = ExampleExecution(standstill_at(machine, search.state(0)), ended=False)
     receives = search.receives().values()
-    takers = {(box.receiver, r.position, r.part): frozenset(orbit(sorted(who), search.classes)) for r, box, who in receives}
-    broken_reliances = tuple((box.receiver, r.position, r.part) for r, box, who in receives if r.assume >= 0 and who - {r.assume})
+    takers = {
+        (box.receiver, r.position, r.part): frozenset(orbit(sorted(who), search.classes))
+        for r, box, who in receives
+    }
+    broken_reliances = tuple(
+        (box.receiver, r.position, r.part)
+        for r, box, who in receives
+        if r.assume >= 0 and who - {r.assume}
+    )
     mismatches = search.fits.mismatches()
     who = orbit(sorted({rank for u in mismatches for rank in u.ranks}), search.classes)
     return ReadingResult(
-        stuck, seen.passed, mismatches, seen.fit, examples, broken_reliances, seen.kept, tuple(sorted(who)), takers
+        stuck,
+        seen.passed,
+        mismatches,
+        seen.fit,
+        examples,
+        broken_reliances,
+        seen.kept,
+        tuple(sorted(who)),
+        takers,
     )
 
 
@@ -117,4 +155,10 @@ def _ordered_by_class(ranks: tuple[int, ...], search: StateSearch) -> list[int]:
     return fixed + [rank for ranks_of in search.classes for rank in ranks_of if rank in ranks]
 
 
-__all__ = ["MAX_STATES", "FailureKind", "ContractResult", "explore_all_readings", "reading_result_of"]
+__all__ = [
+    "MAX_STATES",
+    "FailureKind",
+    "ContractResult",
+    "explore_all_readings",
+    "reading_result_of",
+]

@@ -1,12 +1,14 @@
 """Which choices of a state must be branched over now; all others may wait.
 
-Only a receive from any source that may take more than one sender's message makes executions differ (and, under ``mixed``, a send
-that is buffered or not). Two choices at different boxes do not disturb each other: taking a message never takes away a choice
-elsewhere, it only adds some. So it is enough to branch over one box at a time (a *persistent set*), as long as nobody who has
-still to come could send to it before its oldest receive is served. Who could is found by following, from each sender that has not
-posted its next message, what it waits for; every box (and every send that may turn out buffered) met on the way belongs to the
-set too. The set then holds every choice that could change what this receive can take, and no standstill is missed
-(Godefroid, Partial-Order Methods for the Verification of Concurrent Systems, LNCS 1032, chapter 4).
+Only a receive from any source that may take more than one sender's message makes executions differ
+(and, under ``mixed``, a send that is buffered or not). Two choices at different boxes do not
+disturb each other: taking a message never takes away a choice elsewhere, it only adds some. So it
+is enough to branch over one box at a time (a *persistent set*), as long as nobody who has still to
+come could send to it before its oldest receive is served. Who could is found by following, from
+each sender that has not posted its next message, what it waits for; every box (and every send that
+may turn out buffered) met on the way belongs to the set too. The set then holds every choice that
+could change what this receive can take, and no standstill is missed (Godefroid, Partial-Order
+Methods for the Verification of Concurrent Systems, LNCS 1032, chapter 4).
 """
 
 from __future__ import annotations
@@ -43,8 +45,12 @@ class BranchChooser:
         takes, best = dict(found), None
         for box, _ in found:
             boxes, releases = self._closure(state, box)
-            branch = BranchSet([pair for b in sorted(boxes) for pair in takes.get(b, ())], sorted(releases))
-            if best is None or len(branch.pairs) + len(branch.releases) < len(best.pairs) + len(best.releases):
+            branch = BranchSet(
+                [pair for b in sorted(boxes) for pair in takes.get(b, ())], sorted(releases)
+            )
+            if best is None or len(branch.pairs) + len(branch.releases) < len(best.pairs) + len(
+                best.releases
+            ):
                 best = branch
         assert best is not None
         return best
@@ -79,7 +85,9 @@ class BranchChooser:
         return boxes, releases
 
     def _held_by(self, state: SearchState, rank: int) -> tuple[list[int], int]:
-        """(ranks, box or -1) without one of which a rank cannot go on: what the first number it waits for depends on."""
+        """(ranks, box or -1) without one of which a rank cannot go on: what the first number it
+        waits for depends on.
+        """
         tables, machine = self.tables, self.machine
         i = state[tables.watch + rank]
         if i < self.machine.size:

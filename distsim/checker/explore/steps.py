@@ -1,8 +1,10 @@
-"""The steps of the explorer: forced ones in any order, then the choices. Works on the list of integers that `tables` lays out.
+"""The steps of the explorer: forced ones in any order, then the choices. Works on the list of
+integers that `tables` lays out.
 
-A step is *forced* when nothing can take its place: a rank goes on past a stop whose requests are done, a message goes to the
-receive that names its sender. Forced steps never undo one another's conditions (all tests are "has reached"), so their order
-does not matter and they are taken at once; only what is left afterwards is a state.
+A step is *forced* when nothing can take its place: a rank goes on past a stop whose requests are
+done, a message goes to the receive that names its sender. Forced steps never undo one another's
+conditions (all tests are "has reached"), so their order does not matter and they are taken at once;
+only what is left afterwards is a state.
 """
 
 from __future__ import annotations
@@ -15,17 +17,20 @@ from distsim.checker.explore.potential_mismatches import PostedCall
 
 SearchState = list[int]
 
-#: Flags of a state: on the way to it a message met a receive that differs; a receive took another sender than it relies on. From
-#: the third bit on: in this open box two met that don't fit, so that it serves nobody any more.
+#: Flags of a state: on the way to it a message met a receive that differs; a receive took another
+#: sender than it relies on. From the third bit on: in this open box two met that don't fit, so that
+#: it serves nobody any more.
 MISMATCH_SEEN, RELIANCE_BROKEN, _BOX_CLOSED = 1, 2, 4
 
 
 class StateMachine:
-    """Tables made ready to run. ``ends[rank]`` is the number of the stop that stands for a rank's end.
+    """Tables made ready to run. ``ends[rank]`` is the number of the stop that stands for a rank's
+    end.
 
-    ``sent[pair][stop of the sender]``: messages posted by then; ``opened[box][stop of the receiver]``: open receives posted.
-    ``total[pair]``: messages that the sender's whole program has for the box. ``box_of_pair``, ``sender_of`` describe a pair.
-    ``unfit``: messages and receives that met somewhere and differ, as (pair, number of the message, receive).
+    ``sent[pair][stop of the sender]``: messages posted by then; ``opened[box][stop of the
+    receiver]``: open receives posted. ``total[pair]``: messages that the sender's whole program has
+    for the box. ``box_of_pair``, ``sender_of`` describe a pair. ``unfit``: messages and receives
+    that met somewhere and differ, as (pair, number of the message, receive).
     """
 
     def __init__(self, tables: ProgramEncoding) -> None:
@@ -36,7 +41,14 @@ class StateMachine:
             [*(tuple(t for q in stop.requests for t in q.least) for stop in s), zero] for s in stops
         ]
         self.soft: list[list[tuple[StateTest, ...]]] = [
-            [*(tuple(t for q in stop.requests if q.least != q.tests for t in q.tests) for stop in s), ()] for s in stops
+            [
+                *(
+                    tuple(t for q in stop.requests if q.least != q.tests for t in q.tests)
+                    for stop in s
+                ),
+                (),
+            ]
+            for s in stops
         ]
         boxes = tables.boxes
         self.sender_of = [s for box in boxes for s in box.senders]
@@ -60,14 +72,22 @@ class StateMachine:
         return [bisect_right(stops, stop) for stop in range(self.ends[rank] + 1)]
 
     def _prepare_named(self) -> None:
-        """Where receives by name stand beside open ones: (pair, posted by stop, open ones before each) per box."""
+        """Where receives by name stand beside open ones: (pair, posted by stop, open ones before
+        each) per box.
+        """
         self.named: list[list[tuple[int, list[int], list[int]]]] = []
         for b, box in enumerate(self.tables.boxes):
             found = []
             for sender, receives in box.named.items():
                 pair = self.tables.pair(b, sender)
                 if pair >= 0:
-                    found.append((pair, self._counts([p for p, _ in receives], box.receiver), [before for _, before in receives]))
+                    found.append(
+                        (
+                            pair,
+                            self._counts([p for p, _ in receives], box.receiver),
+                            [before for _, before in receives],
+                        )
+                    )
             self.named.append(found)
         self.touched: list[list[list[int]]] = [[[] for _ in range(end + 1)] for end in self.ends]
         for b, box in enumerate(self.tables.boxes):
@@ -101,7 +121,13 @@ class StateMachine:
     # --- forced steps ---
     def settle(self, state: SearchState, todo: list[int]) -> None:
         """Let the ranks of ``todo`` go on, and whoever that wakes, until none can."""
-        hard, soft, touched, watch, wakes = self.hard, self.soft, self.touched, self.tables.watch, self.wakes
+        hard, soft, touched, watch, wakes = (
+            self.hard,
+            self.soft,
+            self.touched,
+            self.tables.watch,
+            self.wakes,
+        )
         while todo:
             rank = todo.pop()
             at = start = state[rank]
@@ -129,7 +155,9 @@ class StateMachine:
                 todo += [other for other in wakes[rank] if state[watch + other] == rank]
 
     def serve_named(self, state: SearchState, box: int, todo: list[int]) -> None:
-        """Messages of a box go to receives that name their sender, where no older open receive stands before these."""
+        """Messages of a box go to receives that name their sender, where no older open receive
+        stands before these.
+        """
         tables = self.tables
         served, stop, watch = state[tables.served + box], state[self.receiver[box]], tables.watch
         if state[tables.flags] & _BOX_CLOSED << box:
@@ -140,7 +168,11 @@ class StateMachine:
             there = self.sent[pair][state[self.sender_of[pair]]]
             new = done
             while new < count and before[new] <= served and gone < there:
-                receive = tables.boxes[box].named[self.sender_of[pair]][new][0] if self.uneven[box] else None
+                receive = (
+                    tables.boxes[box].named[self.sender_of[pair]][new][0]
+                    if self.uneven[box]
+                    else None
+                )
                 if receive is not None and not self._fits(state, pair, gone, receive):
                     break
                 new, gone = new + 1, gone + 1
@@ -153,10 +185,17 @@ class StateMachine:
     def takes(self, state: SearchState, box: int) -> list[int]:
         """The pairs whose oldest message the oldest open receive of a box may take now."""
         tables = self.tables
-        if state[tables.flags] & _BOX_CLOSED << box or state[tables.served + box] >= self.opened[box][state[self.receiver[box]]]:
+        if (
+            state[tables.flags] & _BOX_CLOSED << box
+            or state[tables.served + box] >= self.opened[box][state[self.receiver[box]]]
+        ):
             return []
         gone, sent, sender = tables.gone, self.sent, self.sender_of
-        return [pair for pair in self.pairs_of[box] if sent[pair][state[sender[pair]]] > state[gone + pair]]
+        return [
+            pair
+            for pair in self.pairs_of[box]
+            if sent[pair][state[sender[pair]]] > state[gone + pair]
+        ]
 
     def take(self, state: SearchState, pair: int) -> None:
         """The oldest open receive of the pair's box takes the pair's oldest message."""
@@ -189,7 +228,11 @@ class StateMachine:
     def can_release(self, state: SearchState, rank: int) -> bool:
         """The rank would go on if what it still waits for were buffered (``mixed`` alone)."""
         at = state[rank]
-        return at < self.ends[rank] and bool(self.soft[rank][at]) and all(state[i] >= v for i, v in self.hard[rank][at])
+        return (
+            at < self.ends[rank]
+            and bool(self.soft[rank][at])
+            and all(state[i] >= v for i, v in self.hard[rank][at])
+        )
 
     def release(self, state: SearchState, rank: int) -> None:
         """Let a rank go on past its stop: what it waits for is buffered."""

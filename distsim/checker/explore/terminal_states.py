@@ -1,4 +1,6 @@
-"""What an ended exploration state says: who is blocked on whom, what met and does not fit, what was never received."""
+"""What an ended exploration state says: who is blocked on whom, what met and does not fit, what was
+never received.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ def open_needs(machine: StateMachine, state: SearchState, rank: int) -> list[Wai
     for request in machine.tables.stops[rank][state[rank]].requests:
         if all(state[i] >= v for i, v in request.tests):
             continue
-        out.append(WaitDependency(request.position, request.part, _missing_ranks(state, request), request.any))
+        out.append(
+            WaitDependency(
+                request.position, request.part, _missing_ranks(state, request), request.any
+            )
+        )
     return out
 
 
@@ -26,7 +32,10 @@ def _missing_ranks(state: SearchState, request: AwaitedRequest) -> tuple[int, ..
     """The ranks that have not come; all, where it does not fit what came."""
     if request.any:
         return request.ranks
-    return tuple(r for r, (i, v) in zip(request.ranks, request.tests, strict=False) if state[i] < v) or request.ranks
+    return (
+        tuple(r for r, (i, v) in zip(request.ranks, request.tests, strict=False) if state[i] < v)
+        or request.ranks
+    )
 
 
 def standstill_at(machine: StateMachine, state: SearchState) -> FinalState:
@@ -39,15 +48,21 @@ def standstill_at(machine: StateMachine, state: SearchState) -> FinalState:
         position = machine.tables.stops[rank][state[rank]].position
         ends.append(RankEnd(rank, "blocked", position))
         blocked.append(BlockedRank(rank, position, tuple(open_needs(machine, state, rank))))
-    return FinalState(tuple(ends), tuple(blocked), tuple(sorted(_unreceived_messages(machine, state))))
+    return FinalState(
+        tuple(ends), tuple(blocked), tuple(sorted(_unreceived_messages(machine, state)))
+    )
 
 
-def _unreceived_messages(machine: StateMachine, state: SearchState) -> Iterator[tuple[int, int, int]]:
+def _unreceived_messages(
+    machine: StateMachine, state: SearchState
+) -> Iterator[tuple[int, int, int]]:
     tables = machine.tables
     for pair, messages in enumerate(machine.messages):
         sender = machine.sender_of[pair]
         there = machine.sent[pair][state[sender]]
-        yield from ((sender, m.position, m.part) for m in messages[state[tables.gone + pair] : there])
+        yield from (
+            (sender, m.position, m.part) for m in messages[state[tables.gone + pair] : there]
+        )
     layout = tables.layout
     for channel, sends in tables.sends.items():
         if channel not in tables.box_of:
@@ -57,8 +72,12 @@ def _unreceived_messages(machine: StateMachine, state: SearchState) -> Iterator[
             yield from ((sender, m.position, m.part) for m in sends[taken:there])
 
 
-def deadlock_core(machine: StateMachine, state: SearchState, blocked: Sequence[int]) -> tuple[int, ...]:
-    """Blocked ranks on a circle, and those that wait directly for one who has left: as `waitfor.wait_for`, without its words."""
+def deadlock_core(
+    machine: StateMachine, state: SearchState, blocked: Sequence[int]
+) -> tuple[int, ...]:
+    """Blocked ranks on a circle, and those that wait directly for one who has left: as
+    `waitfor.wait_for`, without its words.
+    """
     inside = sum(1 << r for r in blocked)
     edges = [0] * machine.size
     lost = 0
@@ -90,7 +109,9 @@ def _is_on_cycle(edges: list[int], start: int) -> bool:
 
 
 class MismatchCollector:
-    """Finds what met and differs in ended states. Nothing to do where all that can meet is alike, as in most programs."""
+    """Finds what met and differs in ended states. Nothing to do where all that can meet is alike,
+    as in most programs.
+    """
 
     def __init__(self, machine: StateMachine) -> None:
         self.machine, self.may_mismatch = machine, machine.tables.may_mismatch
@@ -117,7 +138,9 @@ class MismatchCollector:
         return bad
 
     def _pair(self, k: int, src: int, s: PostedCall, dst: int, r: PostedCall) -> CallMismatch:
-        return message_mismatch(self.layout.program, k, (src, s.position, s.part), (dst, r.position, r.part), 0)
+        return message_mismatch(
+            self.layout.program, k, (src, s.position, s.part), (dst, r.position, r.part), 0
+        )
 
     def mismatches(self) -> tuple[CallMismatch, ...]:
         """All that was found, with the messages of open boxes that did not fit."""
@@ -125,6 +148,8 @@ class MismatchCollector:
         opened = []
         for pair, k, receive in machine.unfit:
             receiver = machine.receiver[machine.box_of_pair[pair]]
-            opened.append(self._pair(k, machine.sender_of[pair], machine.messages[pair][k], receiver, receive))
+            opened.append(
+                self._pair(k, machine.sender_of[pair], machine.messages[pair][k], receiver, receive)
+            )
         collective = [u for u in self.found.values() if u.sequence >= 0]
         return (*collective, *(u for u in self.found.values() if u.sequence < 0), *opened)

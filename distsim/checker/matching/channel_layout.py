@@ -1,8 +1,10 @@
-"""Where the calls of a program meet, as plain numbers: channels for messages, sequences for collectives.
+"""Where the calls of a program meet, as plain numbers: channels for messages, sequences for
+collectives.
 
-A *channel* is (group, sender, receiver, tag): its k-th message goes to its k-th receive. A *sequence* is the
-collectives of a group, or the world's new_group calls or its init_process_group calls: the k-th call of each member meets the k-th of
-all others. A *member* is a rank in a sequence. The arrays are built at once for all ranks, because a pipeline has hundreds of thousands
+A *channel* is (group, sender, receiver, tag): its k-th message goes to its k-th receive. A
+*sequence* is the collectives of a group, or the world's new_group calls or its init_process_group
+calls: the k-th call of each member meets the k-th of all others. A *member* is a rank in a
+sequence. The arrays are built at once for all ranks, because a pipeline has hundreds of thousands
 of channels.
 """
 
@@ -27,9 +29,10 @@ SEND, RECV = 0, 1
 class ChannelLayout:
     """Channels, sequences and members of one program.
 
-    ``chan_group, chan_src, chan_dst, chan_tag`` describe channel c; a source of -1 is a receive from any source.
-    ``send_chan[rank][port]`` and ``recv_chan[rank][port]`` number channels. ``member[rank][slot]`` numbers members, where the
-    slots of a code are its groups, then those of `extra_slots`. ``sequence_of[m]`` and ``rank_of[m]`` describe member m,
+    ``chan_group, chan_src, chan_dst, chan_tag`` describe channel c; a source of -1 is a receive
+    from any source. ``send_chan[rank][port]`` and ``recv_chan[rank][port]`` number channels.
+    ``member[rank][slot]`` numbers members, where the slots of a code are its groups, then those of
+    `extra_slots`. ``sequence_of[m]`` and ``rank_of[m]`` describe member m,
     ``sequence_ranks[sequence]`` who meets there.
     """
 
@@ -50,7 +53,9 @@ class ChannelLayout:
 
     @cached_property
     def linked(self) -> LinkedProgram:
-        """The program compiled for the contract; its readings differ only in whom a row waits for (`LinkedProgram.under`)."""
+        """The program compiled for the contract; its readings differ only in whom a row waits for
+        (`LinkedProgram.under`).
+        """
         return LinkedProgram(self.program, CONTRACT_READINGS["rendezvous"])
 
     def slot(self, code: int, call: CodeCall) -> int:
@@ -62,26 +67,47 @@ class ChannelLayout:
 def sequence_key(call: CodeCall) -> str:
     """The name of the sequence where it is not the call's group: "" for a plain collective."""
     if call.op == "new_group":
-        return f"new_group {call.fields.get('ranks')}" if call.fields.get("local_sync") else "new_group"
+        return (
+            f"new_group {call.fields.get('ranks')}"
+            if call.fields.get("local_sync")
+            else "new_group"
+        )
     return "init_process_group" if call.op == "init_process_group" else ""
 
 
 def joins_sequence(call: CodeCall) -> bool:
     """The call meets the other members of a sequence."""
-    return OPERATIONS[call.op].kind == "collective" or call.op in ("new_group", "init_process_group")
+    return OPERATIONS[call.op].kind == "collective" or call.op in (
+        "new_group",
+        "init_process_group",
+    )
 
 
 def build_channel_layout(program: Program) -> ChannelLayout:
     """Number everything that can meet."""
     ends = [_ports_used(code) for code in program.codes]
     (groups, sources, targets, tags), tables, any_source = _number_channels(program, ends)
-    send_chan, recv_chan = (_table_by_rank(program, [t[way] for t in tables]) for way in (SEND, RECV))
+    send_chan, recv_chan = (
+        _table_by_rank(program, [t[way] for t in tables]) for way in (SEND, RECV)
+    )
     sequences = _SequenceNumbering(program)
     members = [sequences.code(code) for code in program.codes]
     return ChannelLayout(
-        program, any_source, groups, sources, targets, tags, send_chan, recv_chan, _table_by_rank(program, members),
-        sequences.sequence_of, sequences.rank_of, sequences.ranks, sequences.names, sequences.extra,
-    )  # fmt: skip
+        program,
+        any_source,
+        groups,
+        sources,
+        targets,
+        tags,
+        send_chan,
+        recv_chan,
+        _table_by_rank(program, members),
+        sequences.sequence_of,
+        sequences.rank_of,
+        sequences.ranks,
+        sequences.names,
+        sequences.extra,
+    )
 
 
 def _table_by_rank(program: Program, tables: list[list[list[int]]]) -> list[list[int]]:
@@ -100,7 +126,9 @@ def _ports_used(code: SharedCode) -> tuple[set[int], set[int]]:
 def _number_channels(
     program: Program, ends: list[tuple[set[int], set[int]]]
 ) -> tuple[list[list[int]], list[list[list[list[int]]]], bool]:
-    """(group, src, dst, tag of each channel; per code and direction a table row -> port -> channel; is any source open)."""
+    """(group, src, dst, tag of each channel; per code and direction a table row -> port -> channel;
+    is any source open).
+    """
     columns: list[list[_IntArray]] = [[], [], [], []]
     where: list[tuple[int, int, int]] = []
     any_source = False
@@ -115,7 +143,10 @@ def _number_channels(
                 for column, values in zip(columns, found, strict=True):
                     column.append(np.broadcast_to(np.asarray(values, dtype=np.int64), me.shape))
                 where.append((number, way, port))
-    tables = [[[[-1] * len(code.ports) for _ in code.ranks] for _ in (SEND, RECV)] for code in program.codes]
+    tables = [
+        [[[-1] * len(code.ports) for _ in code.ranks] for _ in (SEND, RECV)]
+        for code in program.codes
+    ]
     if not where:
         return [[], [], [], []], tables, False
     whole = [np.concatenate(column) for column in columns]
@@ -155,13 +186,22 @@ class _SequenceNumbering:
 
     def code(self, code: SharedCode) -> list[list[int]]:
         """The table row -> slot -> member of one code."""
-        used = sorted({c.group for c in code.distinct_calls() if c.group >= 0 and joins_sequence(c) and not sequence_key(c)})
+        used = sorted(
+            {
+                c.group
+                for c in code.distinct_calls()
+                if c.group >= 0 and joins_sequence(c) and not sequence_key(c)
+            }
+        )
         keys = {sequence_key(c): c for c in code.distinct_calls() if sequence_key(c)}
         self.extra.append({key: len(code.groups) + i for i, key in enumerate(keys)})
         sequences = [self._sequence(key, call) for key, call in keys.items()]
         table = []
         for row, rank in enumerate(code.ranks):
-            own = [sequence if rank in self.ranks[sequence] else self._alone(rank) for sequence in sequences]
+            own = [
+                sequence if rank in self.ranks[sequence] else self._alone(rank)
+                for sequence in sequences
+            ]
             members = [-1] * len(code.groups) + [self._member(sequence, rank) for sequence in own]
             for slot in used:
                 members[slot] = self._member(int(at_row(code.groups[slot], row)), rank)
@@ -179,7 +219,9 @@ class _SequenceNumbering:
         return self._keys[key]
 
     def _alone(self, rank: int) -> int:
-        """A sequence for a rank that makes a new_group with local synchronization and is no member: it waits for nobody."""
+        """A sequence for a rank that makes a new_group with local synchronization and is no member:
+        it waits for nobody.
+        """
         key = f"alone {rank}"
         if key not in self._keys:
             self._keys[key] = len(self.ranks)

@@ -1,1 +1,3 @@
-"""One module per command, named after it, each with a function `command`. A command never imports another command."""
+"""One module per command, named after it, each with a function `command`. A command never imports
+another command.
+"""

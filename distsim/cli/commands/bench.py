@@ -11,14 +11,27 @@ from distsim.cli.commands.simulate import FormatOption, OutputFormat
 from distsim.cli.shared import console
 
 Ranks = Annotated[str, typer.Option("--ranks", metavar="N,…", help="Numbers of processes.")]
-Sizes = Annotated[str | None, typer.Option("--sizes", metavar="SIZE,…", help="As 4KiB,1MiB; left out: 4 KiB to 16 MiB by fours.")]
+Sizes = Annotated[
+    str | None,
+    typer.Option(
+        "--sizes", metavar="SIZE,…", help="As 4KiB,1MiB; left out: 4 KiB to 16 MiB by fours."
+    ),
+]
 Ops = Annotated[
-    str | None, typer.Option("--ops", metavar="OP,…", help="As send,all_reduce; left out: messages and every collective.")
+    str | None,
+    typer.Option(
+        "--ops", metavar="OP,…", help="As send,all_reduce; left out: messages and every collective."
+    ),
 ]
 Rounds = Annotated[int, typer.Option("--rounds", min=1, max=10000, help="Samples of each.")]
-Timeout = Annotated[str, typer.Option("--timeout", metavar="TIME", help="It is broken off after so long.")]
+Timeout = Annotated[
+    str, typer.Option("--timeout", metavar="TIME", help="It is broken off after so long.")
+]
 Output = Annotated[
-    Path | None, typer.Option("--out", "-o", metavar="F.json", help="Write the measurement, for `distsim calibrate`.")
+    Path | None,
+    typer.Option(
+        "--out", "-o", metavar="F.json", help="Write the measurement, for `distsim calibrate`."
+    ),
 ]
 
 
@@ -44,8 +57,9 @@ def command(
         [_parse_rank_count(word) for word in ranks.split(",")],
         BENCH_SIZES if sizes is None else [_parse_size(word) for word in sizes.split(",")],
         BENCH_OPS if ops is None else [word.strip() for word in ops.split(",")],
-        rounds=rounds, timeout_s=_duration_s(timeout),
-    )  # fmt: skip
+        rounds=rounds,
+        timeout_s=_duration_s(timeout),
+    )
     if output is not None:
         console.write_file(output, bench_to_json(found))
         console.note(f"wrote {output}")
@@ -69,7 +83,9 @@ def _parse_size(word: str) -> int:
     except ValueError as error:
         raise UsageError(f"--sizes: {error}", "as --sizes 4KiB,1MiB") from None
     if size < 1024:
-        raise UsageError(f"--sizes: {word} is below 1 KiB", "smaller messages cost what 1 KiB costs")
+        raise UsageError(
+            f"--sizes: {word} is below 1 KiB", "smaller messages cost what 1 KiB costs"
+        )
     return size
 
 

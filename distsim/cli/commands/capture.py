@@ -1,4 +1,6 @@
-"""`distsim capture`: an unmodified script of torch.distributed, run on forked processes, judged by the rules of a back end."""
+"""`distsim capture`: an unmodified script of torch.distributed, run on forked processes, judged by
+the rules of a back end.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from distsim.cli.application import BackendOption, ClusterOption, ReportOption, check_scenario_suffix, command_with_arguments
+from distsim.cli.application import (
+    BackendOption,
+    ClusterOption,
+    ReportOption,
+    check_scenario_suffix,
+    command_with_arguments,
+)
 from distsim.cli.commands.check import FindingsFormat, FormatOption
 from distsim.cli.commands.report import check_report_path, write_simulation_report
 from distsim.cli.commands.simulate import TraceOutputs
@@ -24,27 +32,49 @@ if TYPE_CHECKING:
     from distsim.simulation.simulate_scenario import Simulation
 
 CommandWords = Annotated[
-    list[str] | None, typer.Argument(metavar="-- COMMAND", help="As you would type it: python train.py …, torchrun … train.py.")
+    list[str] | None,
+    typer.Argument(
+        metavar="-- COMMAND", help="As you would type it: python train.py …, torchrun … train.py."
+    ),
 ]
-Nproc = Annotated[int | None, typer.Option("--nproc", metavar="N", help="Ranks of a node; left out, the script starts them.")]
-Nnodes = Annotated[int | None, typer.Option("--nnodes", metavar="M", help="Nodes, for the cluster's prices and LOCAL_RANK.")]
+Nproc = Annotated[
+    int | None,
+    typer.Option("--nproc", metavar="N", help="Ranks of a node; left out, the script starts them."),
+]
+Nnodes = Annotated[
+    int | None,
+    typer.Option("--nnodes", metavar="M", help="Nodes, for the cluster's prices and LOCAL_RANK."),
+]
 TimeoutOption = Annotated[
-    str | None, typer.Option("--timeout", metavar="D", help="End it after so long, if it still runs: 30 s, 5 min.")
+    str | None,
+    typer.Option(
+        "--timeout", metavar="D", help="End it after so long, if it still runs: 30 s, 5 min."
+    ),
 ]
 Cuda = Annotated[
-    bool | None, typer.Option("--cuda/--no-cuda", help="GPUs over this memory; left out: where the script speaks of cuda.")
+    bool | None,
+    typer.Option(
+        "--cuda/--no-cuda", help="GPUs over this memory; left out: where the script speaks of cuda."
+    ),
 ]
 ScenarioFile = Annotated[
     Path | None,
-    typer.Option("-o", metavar="S.yaml", help="Write the calls as a scenario: loops, and one program for equal ranks."),
+    typer.Option(
+        "-o",
+        metavar="S.yaml",
+        help="Write the calls as a scenario: loops, and one program for equal ranks.",
+    ),
 ]
 Compute = Annotated[
     bool | None,
     typer.Option(
-        "--compute/--no-compute", help="Price what the script computes by the cluster's device; left out: with --cluster."
+        "--compute/--no-compute",
+        help="Price what the script computes by the cluster's device; left out: with --cluster.",
     ),
 ]
-Fake = Annotated[bool, typer.Option("--fake", help="Sizes in place of numbers: models larger than this machine.")]
+Fake = Annotated[
+    bool, typer.Option("--fake", help="Sizes in place of numbers: models larger than this machine.")
+]
 Strict = Annotated[bool, typer.Option("--strict", help="A leak counts as an error.")]
 
 
@@ -72,7 +102,8 @@ class CaptureArguments:
 def command(given: CaptureArguments) -> None:
     """Run a script on N ranks without network or GPU, and judge what it calls.
 
-    Its calls are matched by the rules of the back end that it asks for, or of another. A hang is known, not timed out.
+    Its calls are matched by the rules of the back end that it asks for, or of another. A hang is
+    known, not timed out.
 
     \b
     Example: distsim capture --nproc 4 -- python train.py --epochs 1
@@ -87,9 +118,13 @@ def command(given: CaptureArguments) -> None:
     from distsim.script_capture.result.evaluation import evaluate_capture
 
     backend = given.backend and str(given.backend)
-    capture_options = _capture_options(parse_command(given.words or ()), given.nproc, given.nnodes, backend, given.timeout)
+    capture_options = _capture_options(
+        parse_command(given.words or ()), given.nproc, given.nnodes, backend, given.timeout
+    )
     priced = given.cluster is not None if given.compute is None else given.compute
-    capture_options = replace(capture_options, child_options=ChildOptions(counts=priced, fakes=given.fake))
+    capture_options = replace(
+        capture_options, child_options=ChildOptions(counts=priced, fakes=given.fake)
+    )
     check_scenario_suffix(given.scenario)
     check_report_path(given.report)
     writers = [trace_writer(path) for path in given.trace or ()]
@@ -99,8 +134,18 @@ def command(given: CaptureArguments) -> None:
     preload(file, capture_options.target.args)
     captured = run_capture(capture_options, lambda: _preload_hang_report(capture_options.ranks))
     if not captured.world:
-        console.note(_no_ranks_message(captured.others[0].ended.how if captured.others and captured.others[0].ended else "ended"))
-        raise typer.Exit(1 if captured.others and captured.others[0].ended and captured.others[0].ended.code else 0)
+        console.note(
+            _no_ranks_message(
+                captured.others[0].ended.how
+                if captured.others and captured.others[0].ended
+                else "ended"
+            )
+        )
+        raise typer.Exit(
+            1
+            if captured.others and captured.others[0].ended and captured.others[0].ended.code
+            else 0
+        )
     judged = evaluate_capture(captured, backend=backend, cluster=given.cluster)
     for path, write in zip(given.trace or (), writers, strict=True):
         write(judged.simulation, path)
@@ -109,10 +154,14 @@ def command(given: CaptureArguments) -> None:
         _write_scenario(judged.simulation, given.scenario)
     sys.stdout.flush()
     console.out(_report(judged, given.format), commands=given.format is FindingsFormat.github)
-    raise typer.Exit(int(judged.outcome != "completes") or simulation_exit_status(judged.simulation, given.strict))
+    raise typer.Exit(
+        int(judged.outcome != "completes")
+        or simulation_exit_status(judged.simulation, given.strict)
+    )
 
 
-#: What a report of a hang needs, small first. networkx takes longer than all else, and two ranks that stand need no graph.
+#: What a report of a hang needs, small first. networkx takes longer than all else, and two ranks
+#: that stand need no graph.
 _HANG_REPORT_MODULES = (
     "distsim.checker.diagnosis.wait_for_graph",
     "distsim.checker.diagnosis.hang_findings",
@@ -122,7 +171,9 @@ _HANG_REPORT_MODULES = (
 
 
 def _preload_hang_report(ranks: int) -> None:
-    """Load what a report of a hang needs while the ranks run: the half of a second after they stand would go into it."""
+    """Load what a report of a hang needs while the ranks run: the half of a second after they stand
+    would go into it.
+    """
     for name in (*_HANG_REPORT_MODULES, *(("networkx",) if ranks != 2 else ())):
         with suppress(ImportError):
             import_module(name)
@@ -138,11 +189,17 @@ def _report(judged: CaptureResult, format: FindingsFormat) -> str:
     from distsim.cli.commands.check import findings_report
     from distsim.simulation.check_scenario import CheckResult
 
-    return findings_report([CheckResult(judged.simulation.program.file, findings=judged.simulation.findings)], format)
+    return findings_report(
+        [CheckResult(judged.simulation.program.file, findings=judged.simulation.findings)], format
+    )
 
 
 def _capture_options(
-    found: LaunchCommand, nproc: int | None, nnodes: int | None, backend: str | None, timeout: str | None
+    found: LaunchCommand,
+    nproc: int | None,
+    nnodes: int | None,
+    backend: str | None,
+    timeout: str | None,
 ) -> CaptureRunOptions:
     from distsim.common.errors import UsageError
     from distsim.common.units import parse_duration_ns
@@ -151,7 +208,9 @@ def _capture_options(
     nodes = nnodes or found.nodes or 1
     each = nproc or found.ranks or (1 if found.nodes else 0)
     if each < 0 or nodes < 1 or each * nodes > _MOST_RANKS:
-        raise UsageError(f"{each} ranks on each of {nodes} nodes", f"take 1 to {_MOST_RANKS} ranks in all")
+        raise UsageError(
+            f"{each} ranks on each of {nodes} nodes", f"take 1 to {_MOST_RANKS} ranks in all"
+        )
     if nodes > 1 and not each:
         raise UsageError("--nnodes says nothing without --nproc", "give both: --nnodes 2 --nproc 4")
     limit_s = None if timeout is None else parse_duration_ns(timeout) / 1e9
@@ -176,12 +235,17 @@ _DEFAULT_DEVICES = 4
 
 
 def _choose_devices(cuda: bool | None, file: str, capture_options: CaptureRunOptions) -> None:
-    """Let torch have a GPU for each rank of a node, where the script asks for some, else none. Before torch is loaded."""
+    """Let torch have a GPU for each rank of a node, where the script asks for some, else none.
+    Before torch is loaded.
+    """
     from distsim.script_capture.cuda import CPU_BACKED, script_mentions_cuda, select_emulation
     from distsim.script_capture.cuda.hide_gpus import hide_gpus
 
     if cuda or (cuda is None and script_mentions_cuda(file)):
-        layer, each = select_emulation(), capture_options.ranks // capture_options.nodes or _DEFAULT_DEVICES
+        layer, each = (
+            select_emulation(),
+            capture_options.ranks // capture_options.nodes or _DEFAULT_DEVICES,
+        )
         layer.install(min(each, _MOST_DEVICES))
         if layer.name != CPU_BACKED:
             console.note(f"{layer.name}: {layer.reason}")
@@ -196,11 +260,14 @@ def _need_torch() -> None:
 
     if find_spec("torch") is None:
         raise EnvironmentFault(
-            "torch is not installed here, so no script of torch.distributed runs", "pip install 'distsim[real]'"
+            "torch is not installed here, so no script of torch.distributed runs",
+            "pip install 'distsim[real]'",
         )
 
 
 def _no_ranks_message(how: str) -> str:
     """Nobody called init_process_group."""
-    hint = "did it expect a launcher? give --nproc N, which sets RANK and WORLD_SIZE as torchrun does"
+    hint = (
+        "did it expect a launcher? give --nproc N, which sets RANK and WORLD_SIZE as torchrun does"
+    )
     return f"no rank called init_process_group, so there is nothing to judge; the script {how}\n  help: {hint}"

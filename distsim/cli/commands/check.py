@@ -36,18 +36,37 @@ class FindingsFormat(StrEnum):
     github = "github"
 
 
-Paths = Annotated[list[str], typer.Argument(metavar="FILE…", help="Scenario files, or folders that hold some.")]
+Paths = Annotated[
+    list[str], typer.Argument(metavar="FILE…", help="Scenario files, or folders that hold some.")
+]
 FormatOption = Annotated[
-    FindingsFormat, typer.Option("--format", help="A report, JSON, SARIF 2.1.0 for code scanning, or GitHub annotations.")
+    FindingsFormat,
+    typer.Option(
+        "--format", help="A report, JSON, SARIF 2.1.0 for code scanning, or GitHub annotations."
+    ),
 ]
 MaxStates = Annotated[
     int | None,
-    typer.Option("--max-states", metavar="N", min=1, help="Bound of the search over orders of events (200000)."),
+    typer.Option(
+        "--max-states",
+        metavar="N",
+        min=1,
+        help="Bound of the search over orders of events (200000).",
+    ),
 ]
-Fix = Annotated[bool, typer.Option("--fix", help="Propose repairs, each checked again and priced; prints a patch.")]
-Patch = Annotated[Path | None, typer.Option("-o", metavar="F.patch", help="With --fix: write the patches there.")]
+Fix = Annotated[
+    bool,
+    typer.Option("--fix", help="Propose repairs, each checked again and priced; prints a patch."),
+]
+Patch = Annotated[
+    Path | None, typer.Option("-o", metavar="F.patch", help="With --fix: write the patches there.")
+]
 Strict = Annotated[
-    bool, typer.Option("--strict", help="A leak counts as an error, and a search that stopped at its bound as a failure.")
+    bool,
+    typer.Option(
+        "--strict",
+        help="A leak counts as an error, and a search that stopped at its bound as a failure.",
+    ),
 ]
 
 
@@ -72,10 +91,11 @@ class CheckArguments:
 def command(given: CheckArguments) -> None:
     """Check scenarios: verdict, findings, and each back end's outcome.
 
-    The verdict covers every reading of what blocks and every order of events. A file that can't be read is reported, and the
-    others are still checked. Ends with 2 when one can't be read, else with 1 when one has an error finding, does not complete
-    under its own back end (or --backend), or may hang on some back end and the search stopped at its bound; else with 0. JSON has each file
-    as it comes.
+    The verdict covers every reading of what blocks and every order of events. A file that can't be
+    read is reported, and the others are still checked. Ends with 2 when one can't be read, else
+    with 1 when one has an error finding, does not complete under its own back end (or --backend),
+    or may hang on some back end and the search stopped at its bound; else with 0. JSON has each
+    file as it comes.
 
     \b
     Example: distsim check scenarios/ring_of_four.yaml
@@ -106,13 +126,17 @@ def command(given: CheckArguments) -> None:
             )
         except RESOURCE_ERRORS as error:
             refused = resource_error(error, "")
-            return CheckResult(path, (ScenarioProblem(path, 0, 0, refused.message, hint=refused.remedy),))
+            return CheckResult(
+                path, (ScenarioProblem(path, 0, 0, refused.message, hint=refused.remedy),)
+            )
 
     files = expand_folders(given.files)
     _refuse_impossible_report(given, files)
     results = (checked(path) for path in with_progress_bar(files, "checking"))
     raise typer.Exit(
-        _stream_json(results, given, len(files)) if given.format is FindingsFormat.json else _print_results(list(results), given)
+        _stream_json(results, given, len(files))
+        if given.format is FindingsFormat.json
+        else _print_results(list(results), given)
     )
 
 
@@ -153,7 +177,9 @@ def _refuse_impossible_fix(given: CheckArguments) -> None:
     if given.fix and (given.format is not FindingsFormat.text or given.sets):
         raise UsageError("--fix changes the file and prints text", "leave out --format and --set")
     if given.patch is not None and not given.fix:
-        raise UsageError(f"-o {given.patch} is for the patches of --fix", "add --fix, or leave it out")
+        raise UsageError(
+            f"-o {given.patch} is for the patches of --fix", "add --fix, or leave it out"
+        )
 
 
 def _refuse_impossible_report(given: CheckArguments, files: list[str]) -> None:
@@ -175,13 +201,20 @@ def _simulate_for_report(given: CheckArguments) -> Simulation | None:
     try:
         if is_trace(file):
             return simulate_trace(file, backend=given.backend and str(given.backend), cluster=None)
-        return simulate(read_scenario(file, given.sets), backend=given.backend, with_verdict=False, max_calls=given.max_calls)
+        return simulate(
+            read_scenario(file, given.sets),
+            backend=given.backend,
+            with_verdict=False,
+            max_calls=given.max_calls,
+        )
     except DistsimError:  # said already
         return None
 
 
 def expand_folders(paths: list[str]) -> list[str]:
-    """Each file once; a folder stands for the ``.yaml`` files in it, at any depth, sorted. Raises UsageError for an empty folder."""
+    """Each file once; a folder stands for the ``.yaml`` files in it, at any depth, sorted. Raises
+    UsageError for an empty folder.
+    """
     from distsim.common.errors import UsageError
 
     found: dict[str, None] = {}
@@ -189,7 +222,9 @@ def expand_folders(paths: list[str]) -> list[str]:
         if not Path(path).is_dir():
             found[path] = None
             continue
-        inside = sorted(p for p in Path(path).rglob("*") if p.suffix in (".yaml", ".yml") and p.is_file())
+        inside = sorted(
+            p for p in Path(path).rglob("*") if p.suffix in (".yaml", ".yml") and p.is_file()
+        )
         if not inside:
             raise UsageError(f"no scenario (*.yaml) in {path}", "name a folder with scenarios")
         found |= dict.fromkeys(map(str, inside))

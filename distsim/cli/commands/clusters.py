@@ -8,7 +8,10 @@ import typer
 
 from distsim.cli.shared import console
 
-Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Print this one whole, as `cluster:` may have it.")]
+Name = Annotated[
+    str | None,
+    typer.Argument(metavar="NAME", help="Print this one whole, as `cluster:` may have it."),
+]
 
 
 def command(name: Name = None) -> None:
@@ -20,4 +23,6 @@ def command(name: Name = None) -> None:
     from distsim.hardware.cluster import PRESETS, preset
     from distsim.output.text.calibration_tables import cluster_table, cluster_yaml
 
-    console.out(cluster_table([preset(n) for n in PRESETS]) if name is None else cluster_yaml(preset(name)))
+    console.out(
+        cluster_table([preset(n) for n in PRESETS]) if name is None else cluster_yaml(preset(name))
+    )

@@ -16,13 +16,27 @@ if TYPE_CHECKING:
     from distsim.output.page import ReportRun
 
 FirstRun = Annotated[
-    str, typer.Argument(metavar="A", help="A trace, or a scenario, which is simulated; alone, measured times beside --cluster.")
+    str,
+    typer.Argument(
+        metavar="A",
+        help="A trace, or a scenario, which is simulated; alone, measured times beside --cluster.",
+    ),
 ]
-SecondRun = Annotated[str | None, typer.Argument(metavar="B", help="The same; a scenario takes the other's back end.")]
+SecondRun = Annotated[
+    str | None, typer.Argument(metavar="B", help="The same; a scenario takes the other's back end.")
+]
 Tolerance = Annotated[
-    str, typer.Option("--tolerance", metavar="SHARE", help="Ends of calls may differ by this share of A's makespan: 0.05 or 5%.")
+    str,
+    typer.Option(
+        "--tolerance",
+        metavar="SHARE",
+        help="Ends of calls may differ by this share of A's makespan: 0.05 or 5%.",
+    ),
 ]
-Picture = Annotated[Path | None, typer.Option("--output", "-o", metavar="F.svg", help="Draw both runs over one axis of time.")]
+Picture = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="F.svg", help="Draw both runs over one axis of time."),
+]
 
 
 def command(
@@ -35,7 +49,8 @@ def command(
     sets: SetOption = None,
     report: ReportOption = None,
 ) -> None:
-    """Lay two runs side by side: calls, values, order, times; where they first part, and what makes one longer.
+    """Lay two runs side by side: calls, values, order, times; where they first part, and what makes
+    one longer.
 
     \b
     Example: distsim compare real.jsonl scenarios/hybrid.yaml --tolerance 25%
@@ -58,7 +73,11 @@ def command(
         console.write_file(output, overlay_svg(found, names))
         console.note(f"wrote {output}")
     write_report(report, [first, second], found)
-    console.out(console.to_json(compare_json(found, names)) if format is OutputFormat.json else compare_text(found, names))
+    console.out(
+        console.to_json(compare_json(found, names))
+        if format is OutputFormat.json
+        else compare_text(found, names)
+    )
     raise typer.Exit(int(not found.same))
 
 
@@ -72,14 +91,27 @@ def _compare_log_with_cluster(log: str, cluster: str | None, format: OutputForma
     from distsim.real.calibrate.fit_cluster import cost_residuals
 
     if cluster is None:
-        raise UsageError("one run has nothing to be laid beside", "give two runs, or measured times and --cluster NAME")
+        raise UsageError(
+            "one run has nothing to be laid beside",
+            "give two runs, or measured times and --cluster NAME",
+        )
     if _is_scenario(log):
-        raise UsageError(f"{log} has no measured times", "give a log of nccl-tests, a bench or a trace, or a second run")
+        raise UsageError(
+            f"{log} has no measured times",
+            "give a log of nccl-tests, a bench or a trace, or a second run",
+        )
     known = cluster_from(read_cluster(cluster) or cluster)
     found = cost_residuals(read_measured_points(Path(log), None)[0], known)
     if not found:
-        raise UsageError(f"{log} has no time that a cluster has a price for", "give a log of nccl-tests, a bench or a trace")
-    console.out(console.to_json(residuals_json(found)) if format is OutputFormat.json else residuals_text(found, known.name, log))
+        raise UsageError(
+            f"{log} has no time that a cluster has a price for",
+            "give a log of nccl-tests, a bench or a trace",
+        )
+    console.out(
+        console.to_json(residuals_json(found))
+        if format is OutputFormat.json
+        else residuals_text(found, known.name, log)
+    )
     raise typer.Exit(int(any(b.parts for b in found)))
 
 
@@ -95,15 +127,22 @@ def _parse_share(text: str) -> float:
     return share
 
 
-def _read_runs(a: str, b: str, cluster: str | None, sets: list[str] | None) -> tuple[ReportRun, ReportRun]:
+def _read_runs(
+    a: str, b: str, cluster: str | None, sets: list[str] | None
+) -> tuple[ReportRun, ReportRun]:
     """Traces first: a scenario beside one is simulated under its back end."""
     from distsim.output.page import report_run_from_trace
     from distsim.trace.jsonl import read_trace
 
     read = {file: read_trace(file) for file in (a, b) if not _is_scenario(file)}
-    backend = next((str(trace.header["backend"]) for trace in read.values() if trace.header.get("backend")), None)
+    backend = next(
+        (str(trace.header["backend"]) for trace in read.values() if trace.header.get("backend")),
+        None,
+    )
     first, second = (
-        report_run_from_trace(read[file], file, None) if file in read else _simulate_run(file, backend, cluster, sets)
+        report_run_from_trace(read[file], file, None)
+        if file in read
+        else _simulate_run(file, backend, cluster, sets)
         for file in (a, b)
     )
     return first, second
@@ -113,7 +152,9 @@ def _is_scenario(file: str) -> bool:
     return file == "-" or Path(file).suffix in (".yaml", ".yml")
 
 
-def _simulate_run(file: str, backend: str | None, cluster: str | None, sets: list[str] | None) -> ReportRun:
+def _simulate_run(
+    file: str, backend: str | None, cluster: str | None, sets: list[str] | None
+) -> ReportRun:
     from dataclasses import replace
 
     from distsim.backends import BACKEND_PROFILES
@@ -123,8 +164,15 @@ def _simulate_run(file: str, backend: str | None, cluster: str | None, sets: lis
     from distsim.trace.model import Trace
 
     done = simulate(
-        read_scenario(file, sets), backend=backend if backend in BACKEND_PROFILES else None, cluster=cluster, with_verdict=False
+        read_scenario(file, sets),
+        backend=backend if backend in BACKEND_PROFILES else None,
+        cluster=cluster,
+        with_verdict=False,
     )
     trace = done.run.trace
-    whole = Trace({**trace.header, "outcome": done.outcome, **trace_header_values(done)}, trace.tables, trace.columns)
+    whole = Trace(
+        {**trace.header, "outcome": done.outcome, **trace_header_values(done)},
+        trace.tables,
+        trace.columns,
+    )
     return replace(report_run_from_simulation(done), trace=whole)

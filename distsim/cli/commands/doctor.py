@@ -15,18 +15,37 @@ if TYPE_CHECKING:
 
 Paths = Annotated[
     list[str] | None,
-    typer.Argument(metavar="PATH…", help="Dumps, logs, stacks, traces; folders of them. Each is recognised by what it holds."),
+    typer.Argument(
+        metavar="PATH…",
+        help="Dumps, logs, stacks, traces; folders of them. Each is recognised by what it holds.",
+    ),
 ]
-Pids = Annotated[list[int] | None, typer.Option("--pid", metavar="PID", help="Take the stack of a live rank. Repeatable.")]
+Pids = Annotated[
+    list[int] | None,
+    typer.Option("--pid", metavar="PID", help="Take the stack of a live rank. Repeatable."),
+]
 Torchrun = Annotated[
-    int | None, typer.Option("--torchrun", metavar="PID", help="Take the stacks of all ranks that this launcher started.")
+    int | None,
+    typer.Option(
+        "--torchrun", metavar="PID", help="Take the stacks of all ranks that this launcher started."
+    ),
 ]
-View = Annotated[str | None, typer.Option("--view", metavar="VIEW", help="waitfor: who waits for whom, as a picture.")]
+View = Annotated[
+    str | None,
+    typer.Option("--view", metavar="VIEW", help="waitfor: who waits for whom, as a picture."),
+]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", metavar="F", help="F.yaml: the smallest scenario with this standstill; F.svg: the picture."),
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="F",
+        help="F.yaml: the smallest scenario with this standstill; F.svg: the picture.",
+    ),
 ]
-Width = Annotated[int | None, typer.Option("--width", metavar="N", min=40, max=200, help="Columns of the report.")]
+Width = Annotated[
+    int | None, typer.Option("--width", metavar="N", min=40, max=200, help="Columns of the report.")
+]
 
 
 def command(
@@ -38,10 +57,12 @@ def command(
     output: Output = None,
     width: Width = None,
 ) -> None:
-    """Say why a job hangs, from what it left: who waits for whom, who is behind or went another way, and at which line.
+    """Say why a job hangs, from what it left: who waits for whom, who is behind or went another
+    way, and at which line.
 
-    Takes Flight Recorder dumps, logs of torch and NCCL, py-spy and faulthandler stacks, RAS reports, Kineto and distsim's traces, of
-    all ranks or of some. A rank is called the culprit only where the records prove it. Live ranks are only looked at.
+    Takes Flight Recorder dumps, logs of torch and NCCL, py-spy and faulthandler stacks, RAS
+    reports, Kineto and distsim's traces, of all ranks or of some. A rank is called the culprit only
+    where the records prove it. Live ranks are only looked at.
 
     \b
     Example: distsim doctor dumps/ train.log stacks/
@@ -52,7 +73,10 @@ def command(
     from distsim.hang_doctor import diagnose_hang
 
     if not paths and not pid and torchrun is None:
-        raise UsageError("nothing was named to look at", "`distsim doctor dumps/ train.log`, or --pid PID of a live rank")
+        raise UsageError(
+            "nothing was named to look at",
+            "`distsim doctor dumps/ train.log`, or --pid PID of a live rank",
+        )
     if view not in (None, "waitfor"):
         raise UsageError(f"there is no view {view}", "there is waitfor")
     found = diagnose_hang(_collect_evidence(paths or [], pid or [], torchrun))
@@ -98,7 +122,8 @@ def _write_scenario(found: Diagnosis, output: Path) -> None:
         console.write_file(output, _wait_for_picture(found, suffix[1:]))
     else:
         raise UsageError(
-            f"-o {output}: what is to be written there?", "F.yaml for a scenario; F.svg, .png, .pdf or .dot for the picture"
+            f"-o {output}: what is to be written there?",
+            "F.yaml for a scenario; F.svg, .png, .pdf or .dot for the picture",
         )
     console.note(f"wrote {output}")
 

@@ -7,7 +7,8 @@ from distsim.cli.shared import console
 
 
 def command(file: ScenarioArgument, sets: SetOption = None) -> None:
-    """Print a scenario in plain form: training strategies expanded, short forms written out, --set applied.
+    """Print a scenario in plain form: training strategies expanded, short forms written out, --set
+    applied.
 
     What is printed is a scenario again, and makes the same calls.
 

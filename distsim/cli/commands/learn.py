@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 
 Name = Annotated[str | None, typer.Argument(metavar="LESSON", help="One lesson; left out: all.")]
 Output = Annotated[
-    Path | None, typer.Option("-o", "--output", metavar="FOLDER", help="Write the scenarios there; what is there stays as it is.")
+    Path | None,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="FOLDER",
+        help="Write the scenarios there; what is there stays as it is.",
+    ),
 ]
 
 
@@ -35,7 +41,9 @@ def command(name: Name = None, output: Output = None) -> None:
         return
     files = dict.fromkeys(file for one in chosen for file in one.files)
     new = sum(_write(output / f"{file}.yaml", file) for file in files)
-    kept = f"; {len(files) - new} were there already and stay as they are" if new < len(files) else ""
+    kept = (
+        f"; {len(files) - new} were there already and stay as they are" if new < len(files) else ""
+    )
     console.note(f"wrote {new} scenario{'' if new == 1 else 's'} into {output}{kept}")
 
 
@@ -49,7 +57,9 @@ def _write(path: Path, file: str) -> bool:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise EnvironmentFault(f"{path.parent} cannot be made: {error.strerror}", "name a folder that you may write") from None
+        raise EnvironmentFault(
+            f"{path.parent} cannot be made: {error.strerror}", "name a folder that you may write"
+        ) from None
     console.write_file(path, lesson_scenario_text(file))
     return True
 
@@ -57,10 +67,21 @@ def _write(path: Path, file: str) -> bool:
 def _lesson_list(lessons: Sequence[Lesson]) -> str:
     width = max(len(one.name) for one in lessons)
     lines = [f"  {one.name.ljust(width)}  {one.title}" for one in lessons]
-    return "\n".join(["Lessons, in order", *lines, "", "`distsim learn LESSON` tells what one has; `distsim learn -o FOLDER` writes",
-                      "the scenarios of all. The pages are in docs/learn."])  # fmt: skip
+    return "\n".join(
+        [
+            "Lessons, in order",
+            *lines,
+            "",
+            "`distsim learn LESSON` tells what one has; `distsim learn -o FOLDER` writes",
+            "the scenarios of all. The pages are in docs/learn.",
+        ]
+    )
 
 
 def _lesson_text(one: Lesson) -> str:
-    lines = [f"{one.title}: at its end you can {one.able}.", "", f"`distsim learn {one.name} -o scenarios` writes its files:"]
+    lines = [
+        f"{one.title}: at its end you can {one.able}.",
+        "",
+        f"`distsim learn {one.name} -o scenarios` writes its files:",
+    ]
     return "\n".join([*lines, *(f"  distsim simulate scenarios/{file}.yaml" for file in one.files)])

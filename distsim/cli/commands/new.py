@@ -9,8 +9,12 @@ import typer
 
 from distsim.cli.shared import console
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The file to write; it must not be there yet.")]
-Kind = Annotated[str, typer.Option("--kind", metavar="KIND", help="Which one: plain, ring, ddp or pipeline.")]
+File = Annotated[
+    Path, typer.Argument(metavar="FILE", help="The file to write; it must not be there yet.")
+]
+Kind = Annotated[
+    str, typer.Option("--kind", metavar="KIND", help="Which one: plain, ring, ddp or pipeline.")
+]
 
 
 def command(file: File = Path("scenario.yaml"), kind: Kind = "plain") -> None:
@@ -25,6 +29,8 @@ def command(file: File = Path("scenario.yaml"), kind: Kind = "plain") -> None:
 
     text = starter(kind)
     if file.exists() and not is_stream(file):
-        raise UsageError(f"{file} is already there", "name a file that is not, as `distsim new mine.yaml`")
+        raise UsageError(
+            f"{file} is already there", "name a file that is not, as `distsim new mine.yaml`"
+        )
     console.write_file(file, text)
     console.note(f"wrote {file}; now `distsim simulate {file}`")

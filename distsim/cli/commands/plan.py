@@ -19,33 +19,69 @@ if TYPE_CHECKING:
     from distsim.planning.layouts import PlanRequest
     from distsim.planning.ranking import LayoutPlan
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A preset (llama3-8b), or sizes as '{layers: 32, …}'.")]
+Model = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="A preset (llama3-8b), or sizes as '{layers: 32, …}'."),
+]
 Gpus = Annotated[str, typer.Option("--gpus", metavar="N,M", help="How many GPUs there are.")]
-ClusterNames = Annotated[str, typer.Option("--cluster", metavar="A,B", help="Which: presets or files.")]
-Batch = Annotated[int, typer.Option("--global-batch", metavar="N", min=1, help="Sequences of a step, whatever the layout.")]
+ClusterNames = Annotated[
+    str, typer.Option("--cluster", metavar="A,B", help="Which: presets or files.")
+]
+Batch = Annotated[
+    int,
+    typer.Option(
+        "--global-batch", metavar="N", min=1, help="Sequences of a step, whatever the layout."
+    ),
+]
 SequenceLength = Annotated[
-    int | None, typer.Option("--sequence", metavar="N", min=1, help="Tokens of a sequence; left out: the model's.")
+    int | None,
+    typer.Option(
+        "--sequence", metavar="N", min=1, help="Tokens of a sequence; left out: the model's."
+    ),
 ]
 PerNode = Annotated[
-    int | None, typer.Option("--ranks-per-node", metavar="N", min=1, help="GPUs of a machine; left out, the preset's, or 8.")
+    int | None,
+    typer.Option(
+        "--ranks-per-node",
+        metavar="N",
+        min=1,
+        help="GPUs of a machine; left out, the preset's, or 8.",
+    ),
 ]
 OnlyOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--only", metavar="KEY=A,B", help="Look at these values only: tp, pp, chunks, cp, ep, zero, recompute, micro_batch."
+        "--only",
+        metavar="KEY=A,B",
+        help="Look at these values only: tp, pp, chunks, cp, ep, zero, recompute, micro_batch.",
     ),
 ]
 StepFields = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A field of `transformer:`, as launch=0 ns. Repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="A field of `transformer:`, as launch=0 ns. Repeatable."
+    ),
 ]
 Outputs = Annotated[
     list[Path] | None,
     typer.Option(
-        "--output", "-o", metavar="F", help="F.csv, F.parquet: all layouts; F.svg: a plot; F.yaml: the best as a scenario."
+        "--output",
+        "-o",
+        metavar="F",
+        help="F.csv, F.parquet: all layouts; F.svg: a plot; F.yaml: the best as a scenario.",
     ),
 ]
 #: Fields of a step that layouts decide.
-_LAYOUT_FIELDS = ("model", "micro_batch", "micro_batches", "zero", "recompute", "schedule", "chunks", "sequence")
+_LAYOUT_FIELDS = (
+    "model",
+    "micro_batch",
+    "micro_batches",
+    "zero",
+    "recompute",
+    "schedule",
+    "chunks",
+    "sequence",
+)
 #: Endings of outputs.
 _OUTPUT_SUFFIXES = (".csv", ".parquet", ".svg", ".yaml", ".yml")
 
@@ -70,8 +106,9 @@ class PlanArguments:
 def command(given: PlanArguments, workers: WorkerArguments) -> None:
     """Find the fastest layout of a transformer's training step.
 
-    Every layout of tensor, pipeline (1F1B, interleaved), context, expert and data parallelism, ZeRO stage, recomputation and micro-batch
-    that keeps the global batch is checked for its memory and for hangs, and timed. Ends with 1 where none fits.
+    Every layout of tensor, pipeline (1F1B, interleaved), context, expert and data parallelism, ZeRO
+    stage, recomputation and micro-batch that keeps the global batch is checked for its memory and
+    for hangs, and timed. Ends with 1 where none fits.
 
     \b
     Example: distsim plan llama3-8b --gpus 8 --cluster dgx-h100 --global-batch 64
@@ -82,15 +119,26 @@ def command(given: PlanArguments, workers: WorkerArguments) -> None:
 
     outputs = _check_outputs(given.output or [])
     questions = [
-        _plan_request(given, gpus, name) for gpus in _parse_counts(given.gpus) for name in _parse_cluster_names(given.cluster)
+        _plan_request(given, gpus, name)
+        for gpus in _parse_counts(given.gpus)
+        for name in _parse_cluster_names(given.cluster)
     ]
     tables = [path for path in outputs if path.suffix in (".csv", ".parquet")]
-    how = PlanOptions(workers.jobs, workers.address, tables[0] if tables else None, workers.budget, workers.seed, workers.top)
+    how = PlanOptions(
+        workers.jobs,
+        workers.address,
+        tables[0] if tables else None,
+        workers.budget,
+        workers.seed,
+        workers.top,
+    )
     with progress_bar("timing layouts") as tell:
         found = plan_layouts(questions, how, tell)
     _write_outputs(found, [path for path in outputs if path not in tables], _cluster_labels(given))
     console.out(
-        console.to_json(layout_plan_json(found)) if given.format is OutputFormat.json else layout_plan_text(found, workers.top)
+        console.to_json(layout_plan_json(found))
+        if given.format is OutputFormat.json
+        else layout_plan_text(found, workers.top)
     )
     raise typer.Exit(int(found.best is None))
 
@@ -100,7 +148,9 @@ def _check_outputs(paths: list[Path]) -> list[Path]:
 
     for path in paths:
         if path.suffix not in _OUTPUT_SUFFIXES:
-            raise UsageError(f"-o {path}: what is it to be?", "end it in .csv, .parquet, .svg or .yaml")
+            raise UsageError(
+                f"-o {path}: what is it to be?", "end it in .csv, .parquet, .svg or .yaml"
+            )
     if sum(path.suffix in (".csv", ".parquet") for path in paths) > 1:
         raise UsageError("-o: one table is kept", "name one file that ends in .csv or .parquet")
     return paths
@@ -111,7 +161,9 @@ def _parse_counts(text: str) -> list[int]:
 
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() and 0 < int(word) <= 2**17 for word in words):
-        raise UsageError(f"--gpus {text}: expected numbers from 1 to 131072", "as --gpus 64 or --gpus 64,128")
+        raise UsageError(
+            f"--gpus {text}: expected numbers from 1 to 131072", "as --gpus 64 or --gpus 64,128"
+        )
     return list(dict.fromkeys(map(int, words)))
 
 
@@ -120,7 +172,9 @@ def _parse_cluster_names(text: str) -> tuple[str, ...]:
 
     names = comma_separated_names(text)
     if not names:
-        raise UsageError("--cluster: expected a preset or a file", "`distsim clusters` lists the presets")
+        raise UsageError(
+            "--cluster: expected a preset or a file", "`distsim clusters` lists the presets"
+        )
     return names
 
 
@@ -149,7 +203,9 @@ def _plan_request(given: PlanArguments, gpus: int, cluster: str) -> PlanRequest:
     model, choices = _parse_model(given.model), _parse_choices(given.only or [])
     machines = _load_cluster(cluster)
     per_node = _gpus_per_node(gpus, given.ranks_per_node or gpus_per_machine(machines.name))
-    return PlanRequest(model, gpus, given.global_batch, machines, given.sequence, per_node, fields, choices)
+    return PlanRequest(
+        model, gpus, given.global_batch, machines, given.sequence, per_node, fields, choices
+    )
 
 
 def _gpus_per_node(gpus: int, per_node: int) -> int:
@@ -159,7 +215,9 @@ def _gpus_per_node(gpus: int, per_node: int) -> int:
     if gpus > per_node and gpus % per_node:
         least, most = gpus // per_node * per_node, -(-gpus // per_node) * per_node
         others = [n for n in range(per_node, 1, -1) if gpus % n == 0]
-        remedy = f"--gpus {least} or {most}" + (f", or --ranks-per-node {others[0]}" if others else "")
+        remedy = f"--gpus {least} or {most}" + (
+            f", or --ranks-per-node {others[0]}" if others else ""
+        )
         raise UsageError(f"--gpus {gpus}: these are no whole machines of {per_node} GPUs", remedy)
     return per_node
 
@@ -199,17 +257,25 @@ def _parse_choices(given: list[str]) -> dict[str, tuple[str | int, ...]]:
         words = comma_separated_names(values)
         if name not in known or not words:
             raise UsageError(
-                f"--only {text}: expected one of {name_list(known)} and its values{did_you_mean(name, known)}", "as --only tp=1,2"
+                f"--only {text}: expected one of {name_list(known)} and its values{did_you_mean(name, known)}",
+                "as --only tp=1,2",
             )
         if name == "recompute":
             wrong = [word for word in words if word not in ("none", "selective", "op", "full")]
             found[name] = words
         else:
             least, most = (0, 3) if name == "zero" else (1, 2**17)
-            wrong = [word for word in words if not (word.isascii() and word.isdigit() and least <= int(word) <= most)]
+            wrong = [
+                word
+                for word in words
+                if not (word.isascii() and word.isdigit() and least <= int(word) <= most)
+            ]
             found[name] = () if wrong else tuple(map(int, words))
         if wrong:
-            raise UsageError(f"--only {text}: {wrong[0]} is no value of {name}", "as --only tp=1,2 or --only recompute=none")
+            raise UsageError(
+                f"--only {text}: {wrong[0]} is no value of {name}",
+                "as --only tp=1,2 or --only recompute=none",
+            )
     return found
 
 
@@ -223,7 +289,9 @@ def _write_outputs(plan: LayoutPlan, paths: list[Path], names: Mapping[str, str]
             console.write_file(path, layout_plan_svg(plan))
         elif plan.best is not None:
             question = plan.question(plan.best)
-            console.write_file(path, dump_yaml(question.scenario(plan.best.layout, names[plan.best.cluster])))
+            console.write_file(
+                path, dump_yaml(question.scenario(plan.best.layout, names[plan.best.cluster]))
+            )
         else:
             console.note(f"{path} is not written: no layout fits")
             continue

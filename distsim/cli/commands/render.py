@@ -22,42 +22,82 @@ from distsim.cli.shared import console
 from distsim.output.pictures.views import view_names
 
 if TYPE_CHECKING:
-    from distsim.output.pictures.components.view_interface import OperationMeasurement, PictureInput, PictureView
+    from distsim.output.pictures.components.view_interface import (
+        OperationMeasurement,
+        PictureInput,
+        PictureView,
+    )
     from distsim.scenario import Scenario
 
 _VIEW_NAMES = view_names()
 VIEW_LIST = f"{', '.join(_VIEW_NAMES[:-1])} or {_VIEW_NAMES[-1]}"
-#: What distsim.output.pictures.render knows, named here so that --help need not load it; a test compares the two.
+#: What distsim.output.pictures.render knows, named here so that --help need not load it; a test
+#: compares the two.
 FORMAT_LIST = "svg, png, pdf, dot or mermaid"
 
 File = Annotated[
     str | None,
-    typer.Argument(metavar="FILE", help="A scenario, or a trace (.jsonl); - reads standard input. The view op needs none."),
+    typer.Argument(
+        metavar="FILE",
+        help="A scenario, or a trace (.jsonl); - reads standard input. The view op needs none.",
+    ),
 ]
 ViewName = Annotated[str, typer.Option("--view", metavar="VIEW", help=f"One of {VIEW_LIST}.")]
 Format = Annotated[
     str | None,
-    typer.Option("--format", metavar="FORMAT", help=f"One of {FORMAT_LIST}; left out: by the name after -o, else svg."),
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        help=f"One of {FORMAT_LIST}; left out: by the name after -o, else svg.",
+    ),
 ]
-Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="F", help="Write there; left out: to standard output.")]
-OpName = Annotated[str | None, typer.Option("--op", metavar="NAME", help="The operation that the views op and rounds draw.")]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="F", help="Write there; left out: to standard output."),
+]
+OpName = Annotated[
+    str | None,
+    typer.Option("--op", metavar="NAME", help="The operation that the views op and rounds draw."),
+]
 Algorithm = Annotated[
-    str | None, typer.Option("--algorithm", metavar="NAME", help="Of the view rounds: ring, tree, …; left out: the usual one.")
+    str | None,
+    typer.Option(
+        "--algorithm",
+        metavar="NAME",
+        help="Of the view rounds: ring, tree, …; left out: the usual one.",
+    ),
 ]
 Ranks = Annotated[
     str | None,
     typer.Option(
-        "--ranks", metavar="N|LIST", help="Only these ranks, as 0-7,12; of op and rounds: how many, or which. [default: all; 4]"
+        "--ranks",
+        metavar="N|LIST",
+        help="Only these ranks, as 0-7,12; of op and rounds: how many, or which. [default: all; 4]",
     ),
 ]
-Steps = Annotated[str | None, typer.Option("--steps", metavar="LIST", help="Only these training iterations, as 0-2,9.")]
-Time = Annotated[str | None, typer.Option("--time", metavar="FROM..TO", help="Only this stretch of time, as '1 ms..2.5 ms'.")]
-GroupName = Annotated[str | None, typer.Option("--group", metavar="NAME", help="Only this group, or all groups of this axis.")]
+Steps = Annotated[
+    str | None,
+    typer.Option("--steps", metavar="LIST", help="Only these training iterations, as 0-2,9."),
+]
+Time = Annotated[
+    str | None,
+    typer.Option(
+        "--time", metavar="FROM..TO", help="Only this stretch of time, as '1 ms..2.5 ms'."
+    ),
+]
+GroupName = Annotated[
+    str | None,
+    typer.Option("--group", metavar="NAME", help="Only this group, or all groups of this axis."),
+]
 
 
 MeasuredFile = Annotated[
     Path | None,
-    typer.Option("--measured", metavar="F", help="Of the view bandwidth: an output of nccl-tests or of `distsim bench`."),
+    typer.Option(
+        "--measured",
+        metavar="F",
+        help="Of the view bandwidth: an output of nccl-tests or of `distsim bench`.",
+    ),
 ]
 
 
@@ -98,7 +138,9 @@ def command(given: RenderArguments) -> None:
     fmt, kind = given.format or _format_from_suffix(given.output), load_view(given.view)
     if kind.of == "operation":
         ranks, members = _parse_operation_ranks(given.ranks)
-        subject = PictureInput(op=given.op, ranks=ranks, members=members, algorithm=given.algorithm or "")
+        subject = PictureInput(
+            op=given.op, ranks=ranks, members=members, algorithm=given.algorithm or ""
+        )
     elif given.file is None:
         raise UsageError(
             f"the view {given.view} draws a scenario and none was named",
@@ -106,7 +148,9 @@ def command(given: RenderArguments) -> None:
         )
     else:
         part = parse_selection(given.ranks, given.steps, given.time, given.group)
-        subject = _subject_of_file(kind, given.file, given)._replace(part=part, measured=_read_measurements(given.measured))
+        subject = _subject_of_file(kind, given.file, given)._replace(
+            part=part, measured=_read_measurements(given.measured)
+        )
     picture = render_picture(given.view, fmt, subject)
     _note_missing_ranks(subject)
     _write_picture(picture, given.output, fmt)
@@ -129,13 +173,17 @@ def _note_missing_ranks(subject: PictureInput) -> None:
 
 
 def _subject_of_file(view: PictureView, file: str, given: RenderArguments) -> PictureInput:
-    """A scenario or a trace: as it was recorded where the view can draw that, else what its calls come to when simulated."""
+    """A scenario or a trace: as it was recorded where the view can draw that, else what its calls
+    come to when simulated.
+    """
     from distsim.cli.shared.trace_input import simulate_trace
     from distsim.output.pictures.components.view_interface import PictureInput
     from distsim.trace.jsonl import read_trace
 
     if not is_trace(file):
-        return _simulate_for_view(view, read_scenario(file, given.sets), given.backend, given.cluster)
+        return _simulate_for_view(
+            view, read_scenario(file, given.sets), given.backend, given.cluster
+        )
     if view.accepts_trace and given.backend is None and given.cluster is None:
         return PictureInput(trace=read_trace(file))
     done = simulate_trace(file, backend=given.backend, cluster=given.cluster)
@@ -156,7 +204,8 @@ def _read_measurements(file: Path | None) -> tuple[OperationMeasurement, ...]:
         text = read_bytes(file).decode(errors="replace")
     except OSError as error:
         raise UsageError(
-            f"can't read {file}: {error.strerror}", "an output of nccl-tests, or of `distsim bench --out F`"
+            f"can't read {file}: {error.strerror}",
+            "an output of nccl-tests, or of `distsim bench --out F`",
         ) from None
     from distsim.real.bench.measurement import bench_from_json
 
@@ -184,17 +233,35 @@ def _format_from_suffix(output: Path | None) -> str:
     return {"": "svg", "mmd": "mermaid", "gv": "dot"}.get(suffix, suffix)
 
 
-def _simulate_for_view(view: PictureView, scenario: Scenario, backend: BackendName | None, cluster: str | None) -> PictureInput:
+def _simulate_for_view(
+    view: PictureView, scenario: Scenario, backend: BackendName | None, cluster: str | None
+) -> PictureInput:
     """What the view needs and uses, and no more."""
     from distsim.output.pictures.components.view_interface import PictureInput
     from distsim.simulation.simulate_scenario import simulate
     from distsim.values import compute_values
 
-    done = simulate(scenario, backend=backend, cluster=cluster, with_verdict="verdict" in view.uses, with_values=False)
-    values = compute_values(done.program, done.run.trace, at_calls=True) if "values" in view.uses else None
-    found = PictureInput(done.program, done.run, values, done.verdict, cost=done.cost, scenario=done.scenario)
+    done = simulate(
+        scenario,
+        backend=backend,
+        cluster=cluster,
+        with_verdict="verdict" in view.uses,
+        with_values=False,
+    )
+    values = (
+        compute_values(done.program, done.run.trace, at_calls=True)
+        if "values" in view.uses
+        else None
+    )
+    found = PictureInput(
+        done.program, done.run, values, done.verdict, cost=done.cost, scenario=done.scenario
+    )
     launch = scenario.launch
-    at = f"{launch.master_addr}:{launch.master_port}" if launch.master_addr and launch.master_port else found.master
+    at = (
+        f"{launch.master_addr}:{launch.master_port}"
+        if launch.master_addr and launch.master_port
+        else found.master
+    )
     return found._replace(master=at)
 
 

@@ -28,23 +28,41 @@ if TYPE_CHECKING:
     from distsim.trace_replay import ReplayScale
 
 TraceFile = Annotated[
-    Path, typer.Argument(metavar="TRACE", help="A trace, as `simulate --trace F.jsonl` and `run --real` write it.")
+    Path,
+    typer.Argument(
+        metavar="TRACE", help="A trace, as `simulate --trace F.jsonl` and `run --real` write it."
+    ),
 ]
 BackendOption = Annotated[
-    RealBackendName | None, typer.Option("--backend", help="In place of the trace's; auto, with --real: what is here.")
+    RealBackendName | None,
+    typer.Option("--backend", help="In place of the trace's; auto, with --real: what is here."),
 ]
 ScaleOption = Annotated[
     list[str] | None,
-    typer.Option("--scale", metavar="WHAT=FACTOR", help="Multiply durations: compute, or gaps (a host between its calls)."),
+    typer.Option(
+        "--scale",
+        metavar="WHAT=FACTOR",
+        help="Multiply durations: compute, or gaps (a host between its calls).",
+    ),
 ]
 Output = Annotated[
-    Path | None, typer.Option("--trace", metavar="F", help="Write the replay: F.jsonl native, F.json for Perfetto.")
+    Path | None,
+    typer.Option(
+        "--trace", metavar="F", help="Write the replay: F.jsonl native, F.json for Perfetto."
+    ),
 ]
 ScenarioFile = Annotated[
     Path | None,
-    typer.Option("-o", metavar="S.yaml", help="Write the calls as a scenario: loops, and one program for equal ranks."),
+    typer.Option(
+        "-o",
+        metavar="S.yaml",
+        help="Write the calls as a scenario: loops, and one program for equal ranks.",
+    ),
 ]
-Real = Annotated[bool, typer.Option("--real", help="Run it on torch.distributed; the options below are for that.")]
+Real = Annotated[
+    bool,
+    typer.Option("--real", help="Run it on torch.distributed; the options below are for that."),
+]
 
 
 @dataclass(frozen=True)
@@ -77,8 +95,12 @@ def command(given: ReplayArguments, how: RealRunArguments) -> None:
     if given.output is not None:
         check_trace_path(given.output)
     if given.real:
-        raise typer.Exit(_replay_real(given, with_trace_path(how.wish(given.backend), given.output), factors))
-    _refuse_real_options([*how.given(), *(["--backend auto"] if given.backend is RealBackendName.auto else [])])
+        raise typer.Exit(
+            _replay_real(given, with_trace_path(how.wish(given.backend), given.output), factors)
+        )
+    _refuse_real_options(
+        [*how.given(), *(["--backend auto"] if given.backend is RealBackendName.auto else [])]
+    )
     raise typer.Exit(_replay_simulated(given, factors))
 
 
@@ -100,7 +122,10 @@ def _refuse_real_options(given: list[str]) -> None:
     from distsim.common.errors import UsageError
 
     if given:
-        raise UsageError(f"{', '.join(given)}: for a run on torch.distributed only", "add --real, or leave it out")
+        raise UsageError(
+            f"{', '.join(given)}: for a run on torch.distributed only",
+            "add --real, or leave it out",
+        )
 
 
 def _replay_simulated(given: ReplayArguments, scale: ReplayScale) -> int:
@@ -118,7 +143,11 @@ def _replay_simulated(given: ReplayArguments, scale: ReplayScale) -> int:
     if given.output is not None:
         write_trace_by_suffix(given.output, found.trace)
     in_json = given.format is OutputFormat.json
-    console.out(console.to_json(replay_json(found, str(trace))) if in_json else replay_text(found, str(trace)))
+    console.out(
+        console.to_json(replay_json(found, str(trace)))
+        if in_json
+        else replay_text(found, str(trace))
+    )
     return int(found.outcome != "completes")
 
 
@@ -138,8 +167,12 @@ def _replay_real(given: ReplayArguments, wish: RealRunOptions, scale: ReplayScal
     if not wish.force:
         _refuse_partial_trace(trace, source)
     started = external_rank(os.environ, wish.master_addr or "127.0.0.1", wish.master_port or 29500)
-    backend = chosen_backend(wish, str(source.header.get("backend") or "gloo"), source.world_size, started)
-    ready = prepare_real_replay(source, str(trace), backend=backend, cluster=read_cluster(given.cluster), scale=scale)
+    backend = chosen_backend(
+        wish, str(source.header.get("backend") or "gloo"), source.world_size, started
+    )
+    ready = prepare_real_replay(
+        source, str(trace), backend=backend, cluster=read_cluster(given.cluster), scale=scale
+    )
     try:
         run, status = run_simulation(ready.simulation, wish, started, ready.program)
     except RealRunRefused as refused:
@@ -154,19 +187,26 @@ def _replay_real(given: ReplayArguments, wish: RealRunOptions, scale: ReplayScal
         given.output,
         done.trace,
         lambda: (
-            console.to_json(real_replay_json(done, source, str(trace))) if format is OutputFormat.json else real_run_text(done)
+            console.to_json(real_replay_json(done, source, str(trace)))
+            if format is OutputFormat.json
+            else real_run_text(done)
         ),
     )
     return status
 
 
 def _refuse_partial_trace(file: Path, source: Trace) -> None:
-    """Raises UsageError for a trace whose last calls are missing: ranks that made them would wait for ranks that don't."""
+    """Raises UsageError for a trace whose last calls are missing: ranks that made them would wait
+    for ranks that don't.
+    """
     from distsim.common.errors import UsageError
     from distsim.output.trace_data.partial_run import partial_run_text
 
     if source.header.get("cut") or source.header.get("reason") == "under way":
-        raise UsageError(f"{file} is not run: {partial_run_text(source)}", "--force runs the calls that are there")
+        raise UsageError(
+            f"{file} is not run: {partial_run_text(source)}",
+            "--force runs the calls that are there",
+        )
 
 
 def _parse_scale(given: list[str] | None) -> ReplayScale:
@@ -181,7 +221,9 @@ def _parse_scale(given: list[str] | None) -> ReplayScale:
         except ValueError:
             factors[name] = -1.0
         if name not in ReplayScale._fields or not 0 <= factors[name] < 1e9:
-            raise UsageError(f"--scale {text} is not understood", "as --scale compute=0.5 or --scale gaps=0")
+            raise UsageError(
+                f"--scale {text} is not understood", "as --scale compute=0.5 or --scale gaps=0"
+            )
     return ReplayScale(**factors)
 
 

@@ -27,7 +27,12 @@ if TYPE_CHECKING:
     from distsim.simulation.check_scenario import CheckResult
     from distsim.simulation.simulate_scenario import Simulation
 
-File = Annotated[str, typer.Argument(metavar="FILE", help="A scenario, which is simulated, or a trace; - reads standard input.")]
+File = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE", help="A scenario, which is simulated, or a trace; - reads standard input."
+    ),
+]
 Output = Annotated[Path, typer.Option("--output", "-o", metavar="F.html", help="Write there.")]
 
 
@@ -47,8 +52,8 @@ class ReportArguments:
 def command(given: ReportArguments) -> None:
     """Write a report to open in a browser: one file, which asks nobody for anything.
 
-    Outcome and verdict, findings beside their source, a timeline to zoom and step through, why each call waits, what it costs.
-    A trace is shown as it was recorded, with the verdict on its calls.
+    Outcome and verdict, findings beside their source, a timeline to zoom and step through, why each
+    call waits, what it costs. A trace is shown as it was recorded, with the verdict on its calls.
 
     \b
     Example: distsim report scenarios/hybrid.yaml -o hybrid.html
@@ -64,7 +69,13 @@ def command(given: ReportArguments) -> None:
             told, ended = _report_run_of_trace(given)
         else:
             scenario = read_scenario(given.file, given.sets)
-            simulation = simulate(scenario, backend=given.backend, cluster=given.cluster, max_calls=given.max_calls, tell=tell)
+            simulation = simulate(
+                scenario,
+                backend=given.backend,
+                cluster=given.cluster,
+                max_calls=given.max_calls,
+                tell=tell,
+            )
             told, ended = report_run_from_simulation(simulation), simulation_exit_status(simulation)
         tell("the report")
         write_report(given.output, [told])
@@ -82,7 +93,9 @@ def _report_run_of_trace(given: ReportArguments) -> tuple[ReportRun, int]:
     trace = read_trace(given.file)
     judged: Simulation | None
     try:
-        judged = simulate_trace(given.file, backend=given.backend and str(given.backend), cluster=given.cluster)
+        judged = simulate_trace(
+            given.file, backend=given.backend and str(given.backend), cluster=given.cluster
+        )
     except DistsimError as error:
         console.note(f"the calls of {given.file} can't be judged: {error}")
         judged = None
@@ -91,19 +104,28 @@ def _report_run_of_trace(given: ReportArguments) -> tuple[ReportRun, int]:
 
 
 def check_report_path(path: Path | None) -> None:
-    """Raises UsageError before anything runs, where a report has another ending than a page's, or its folder is not there."""
+    """Raises UsageError before anything runs, where a report has another ending than a page's, or
+    its folder is not there.
+    """
     from distsim.common.errors import UsageError
     from distsim.common.file_io import is_stream
 
     if path is None or is_stream(path):
         return
     if path.suffix.lower() not in (".html", ".htm"):
-        raise UsageError(f"{path}: a report's file ends in .html", f"name it {path.with_suffix('.html')}")
+        raise UsageError(
+            f"{path}: a report's file ends in .html", f"name it {path.with_suffix('.html')}"
+        )
     if not path.parent.is_dir():
-        raise UsageError(f"there is no folder {path.parent} for the report", "name a file in a folder that exists")
+        raise UsageError(
+            f"there is no folder {path.parent} for the report",
+            "name a file in a folder that exists",
+        )
 
 
-def write_report(path: Path | None, runs: Sequence[ReportRun], comparison: RunComparison | None = None) -> None:
+def write_report(
+    path: Path | None, runs: Sequence[ReportRun], comparison: RunComparison | None = None
+) -> None:
     """Write the page of a run or two, where one is wanted."""
     if path is None:
         return
@@ -122,13 +144,18 @@ def write_simulation_report(path: Path | None, simulation: Simulation) -> None:
 
 
 def write_check_report(path: Path, found: CheckResult, simulated: Simulation | None) -> None:
-    """``--report`` of a check: its verdict, findings and every back end's outcome beside the run of its own. Nothing for a file that
-    can't be read."""
+    """``--report`` of a check: its verdict, findings and every back end's outcome beside the run of
+    its own. Nothing for a file that can't be read."""
     if simulated is None or found.verdict is None:
         return
     from distsim.output.page import report_run_from_simulation
 
-    told = replace(report_run_from_simulation(simulated), verdict=found.verdict, findings=found.findings, profiles=found.profiles)
+    told = replace(
+        report_run_from_simulation(simulated),
+        verdict=found.verdict,
+        findings=found.findings,
+        profiles=found.profiles,
+    )
     write_report(path, [told])
 
 
@@ -142,9 +169,13 @@ def write_real_run_report(path: Path | None, run: RealRun) -> None:
     simulated = report_run_from_simulation(run.simulation)
     recorded = report_run_from_trace(run.trace, simulated.file, run.simulation)
     recorded = replace(
-        recorded, name=f"{simulated.name}, for real", outcome=run.outcome or run.reason, findings=run.findings, final_state=run.final_state,
+        recorded,
+        name=f"{simulated.name}, for real",
+        outcome=run.outcome or run.reason,
+        findings=run.findings,
+        final_state=run.final_state,
         note=f"Recorded on torch.distributed with {run.backend}.",
-    )  # fmt: skip
+    )
     write_report(
         path,
         [recorded, replace(simulated, name=f"{simulated.name}, simulated")],

@@ -1,4 +1,6 @@
-"""`distsim schema`: the JSON Schema of scenario files and of what commands print; settings of editors."""
+"""`distsim schema`: the JSON Schema of scenario files and of what commands print; settings of
+editors.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,25 @@ class SchemaKind(StrEnum):
 
 
 SchemaKindOption = Annotated[
-    SchemaKind, typer.Option("--of", help="The scenario file, or what a command prints with --format json.")
+    SchemaKind,
+    typer.Option("--of", help="The scenario file, or what a command prints with --format json."),
 ]
 Install = Annotated[
-    bool, typer.Option("--install", help="Write the schema and editors' settings into a folder, the current one.")
+    bool,
+    typer.Option(
+        "--install", help="Write the schema and editors' settings into a folder, the current one."
+    ),
 ]
-Folder = Annotated[str, typer.Argument(metavar="FOLDER", help="Where --install writes.", show_default=False)]
+Folder = Annotated[
+    str, typer.Argument(metavar="FOLDER", help="Where --install writes.", show_default=False)
+]
 
 
-def command(folder: Folder = ".", of: SchemaKindOption = SchemaKind.scenario, install: Install = False) -> None:
-    """Print the JSON Schema of scenario files, or of a command's output; with --install set up editors.
+def command(
+    folder: Folder = ".", of: SchemaKindOption = SchemaKind.scenario, install: Install = False
+) -> None:
+    """Print the JSON Schema of scenario files, or of a command's output; with --install set up
+    editors.
 
     \b
     Example: distsim schema > distsim.schema.json
@@ -46,7 +57,10 @@ def command(folder: Folder = ".", of: SchemaKindOption = SchemaKind.scenario, in
             raise UsageError("--install is for scenario files", "leave --of out")
         return _install_schema(Path(folder))
     if folder != ".":
-        raise UsageError(f"a schema is printed, not written to {folder}", "`distsim schema > FILE`, or --install with a folder")
+        raise UsageError(
+            f"a schema is printed, not written to {folder}",
+            "`distsim schema > FILE`, or --install with a folder",
+        )
     if of is SchemaKind.scenario:
         return console.out(console.to_json(json_schema()))
     from distsim.output.json.output_schemas import output_schema
@@ -55,7 +69,9 @@ def command(folder: Folder = ".", of: SchemaKindOption = SchemaKind.scenario, in
 
 
 def _install_schema(folder: Path) -> None:
-    """The schema under .distsim/, and what VS Code (redhat.vscode-yaml) and other users of yaml-language-server read."""
+    """The schema under .distsim/, and what VS Code (redhat.vscode-yaml) and other users of
+    yaml-language-server read.
+    """
     import json
 
     from distsim.common.errors import UsageError
@@ -70,11 +86,15 @@ def _install_schema(folder: Path) -> None:
     settings = folder / ".vscode" / "settings.json"
     console.write_file(settings, _merged_settings(settings))
     console.note(f"wrote {target} and {settings}")
-    console.note("other editors: `# yaml-language-server: $schema=.distsim/scenario.schema.json` as a file's first line")
+    console.note(
+        "other editors: `# yaml-language-server: $schema=.distsim/scenario.schema.json` as a file's first line"
+    )
 
 
 def _merged_settings(settings: Path) -> str:
-    """The settings with the schema's entry; others stay. Raises UsageError where they can't be read."""
+    """The settings with the schema's entry; others stay. Raises UsageError where they can't be
+    read.
+    """
     import json
 
     from distsim.common.errors import UsageError
@@ -84,6 +104,8 @@ def _merged_settings(settings: Path) -> str:
         schemas = found.setdefault("yaml.schemas", {})
     except (ValueError, AttributeError):
         remedy = 'add `"yaml.schemas": {".distsim/scenario.schema.json": "scenarios/**/*.yaml"}` to it by hand'
-        raise UsageError(f"{settings} is not plain JSON (comments?); it is left as it is", remedy) from None
+        raise UsageError(
+            f"{settings} is not plain JSON (comments?); it is left as it is", remedy
+        ) from None
     schemas.setdefault("./.distsim/scenario.schema.json", ["scenarios/**/*.yaml", "*.distsim.yaml"])
     return json.dumps(found, indent=2, ensure_ascii=False) + "\n"

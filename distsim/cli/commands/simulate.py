@@ -37,32 +37,62 @@ class OutputFormat(StrEnum):
 
 
 TraceOutputs = Annotated[
-    list[Path] | None, typer.Option("--trace", metavar="F", help="Write the run: F.jsonl native, F.json for Perfetto.")
+    list[Path] | None,
+    typer.Option(
+        "--trace", metavar="F", help="Write the run: F.jsonl native, F.json for Perfetto."
+    ),
 ]
-FormatOption = Annotated[OutputFormat, typer.Option("--format", help="A report to read, or JSON for programs.")]
+FormatOption = Annotated[
+    OutputFormat, typer.Option("--format", help="A report to read, or JSON for programs.")
+]
 NoVerdict = Annotated[bool, typer.Option("--no-verdict", help="Skip the verdict: this run alone.")]
 NoValues = Annotated[bool, typer.Option("--no-values", help="Skip what the tensors hold.")]
 Strict = Annotated[
-    bool, typer.Option("--strict", help="A leak counts as an error, and a search that stopped at its bound as a failure.")
+    bool,
+    typer.Option(
+        "--strict",
+        help="A leak counts as an error, and a search that stopped at its bound as a failure.",
+    ),
 ]
 ScheduleOption = Annotated[
     Path | None,
-    typer.Option("--schedule", metavar="F", help="Follow the order of events in F, which `check --format json` wrote."),
+    typer.Option(
+        "--schedule",
+        metavar="F",
+        help="Follow the order of events in F, which `check --format json` wrote.",
+    ),
 ]
 
 AgainstOption = Annotated[
     str | None,
-    typer.Option("--against", metavar="B", help="Beside the scenario B as it stands: one table of differences."),
+    typer.Option(
+        "--against",
+        metavar="B",
+        help="Beside the scenario B as it stands: one table of differences.",
+    ),
 ]
 WhatIfOption = Annotated[
-    bool, typer.Option("--what-if", help="Every resource twice as fast, in turn; the critical path by kind.")
+    bool,
+    typer.Option(
+        "--what-if", help="Every resource twice as fast, in turn; the critical path by kind."
+    ),
 ]
 DrawsOption = Annotated[
-    int | None, typer.Option("--draws", metavar="N", min=2, help="As many runs with seeds from the file's on: the spread.")
+    int | None,
+    typer.Option(
+        "--draws",
+        metavar="N",
+        min=2,
+        help="As many runs with seeds from the file's on: the spread.",
+    ),
 ]
 StragglersOption = Annotated[
     str | None,
-    typer.Option("--stragglers", metavar="SHARExFACTOR", help="With --draws: ranks that are slow by chance, as 1%x1.3."),
+    typer.Option(
+        "--stragglers",
+        metavar="SHARExFACTOR",
+        help="With --draws: ranks that are slow by chance, as 1%x1.3.",
+    ),
 ]
 
 
@@ -127,7 +157,11 @@ def command(given: SimulateArguments, more: WhatIfArguments) -> None:
             from distsim.cli.commands.report import write_simulation_report
 
             write_simulation_report(given.report, simulation)
-        report = what_if_report.what_if_report(given, more, simulation, tell) if asked else _report_text(simulation, given.format)
+        report = (
+            what_if_report.what_if_report(given, more, simulation, tell)
+            if asked
+            else _report_text(simulation, given.format)
+        )
     console.out(report)
     raise typer.Exit(simulation_exit_status(simulation, given.strict))
 
@@ -142,10 +176,16 @@ def _simulate_input(given: SimulateArguments, tell: Callable[[str], None]) -> Si
     from distsim.simulation.simulate_scenario import simulate
 
     return simulate(
-        read_scenario(file, given.sets), backend=backend, cluster=given.cluster, with_verdict=not given.no_verdict,
-        with_values=False if given.no_values else None, schedule=_schedule_or_none(given.schedule, file), max_calls=given.max_calls,
-        fold=False if given.no_fold else None, tell=tell,
-    )  # fmt: skip
+        read_scenario(file, given.sets),
+        backend=backend,
+        cluster=given.cluster,
+        with_verdict=not given.no_verdict,
+        with_values=False if given.no_values else None,
+        schedule=_schedule_or_none(given.schedule, file),
+        max_calls=given.max_calls,
+        fold=False if given.no_fold else None,
+        tell=tell,
+    )
 
 
 def _schedule_or_none(schedule: Path | None, file: str) -> ReplaySchedule | None:
@@ -155,16 +195,20 @@ def _schedule_or_none(schedule: Path | None, file: str) -> ReplaySchedule | None
 
 
 def simulation_exit_status(simulation: Simulation, strict: bool = False) -> int:
-    """The exit status: 0 when the outcome is `completes`, no finding is an error (``strict``: nor a leak, and all orders were looked at),
-    and what ranks hold fits their device (DS806); else 1."""
+    """The exit status: 0 when the outcome is `completes`, no finding is an error (``strict``: nor a
+    leak, and all orders were looked at), and what ranks hold fits their device (DS806); else 1."""
     verdict = simulation.verdict
     leaks = strict and verdict is not None and (verdict.verdict == "leak" or not verdict.complete)
-    errors = any(finding.severity == "error" or finding.code == "DS806" for finding in simulation.findings)
+    errors = any(
+        finding.severity == "error" or finding.code == "DS806" for finding in simulation.findings
+    )
     return int(errors or leaks or simulation.outcome != "completes")
 
 
 def trace_writer(path: Path) -> Callable[[Simulation, Path], None]:
-    """How a trace is written, by the file's name. Raises UsageError for a name that says neither, before anything runs."""
+    """How a trace is written, by the file's name. Raises UsageError for a name that says neither,
+    before anything runs.
+    """
     from distsim.common.errors import UsageError
     from distsim.common.file_io import is_stream
 
@@ -173,9 +217,14 @@ def trace_writer(path: Path) -> Callable[[Simulation, Path], None]:
     if is_stream(path):
         return writers.get(ending, _write_native)
     if not path.parent.is_dir():
-        raise UsageError(f"there is no folder {path.parent} for the trace", "name a file in a folder that exists")
+        raise UsageError(
+            f"there is no folder {path.parent} for the trace", "name a file in a folder that exists"
+        )
     if ending not in writers:
-        raise UsageError(f"{path} is no name for a trace", "end it in .jsonl (distsim's own form) or .json (for Perfetto)")
+        raise UsageError(
+            f"{path} is no name for a trace",
+            "end it in .jsonl (distsim's own form) or .json (for Perfetto)",
+        )
     return writers[ending]
 
 
@@ -196,7 +245,9 @@ def _write_chrome(simulation: Simulation, path: Path) -> None:
     from distsim.trace.jsonl import encode_pieces
 
     trace = simulation.run.trace
-    memory = memory_profiles(peak_memory(simulation.scenario, simulation.program), trace, range(trace.world_size))
+    memory = memory_profiles(
+        peak_memory(simulation.scenario, simulation.program), trace, range(trace.world_size)
+    )
     console.write_file(path, encode_pieces(path, chrome_trace_lines(trace, memory)))
 
 
@@ -211,13 +262,12 @@ def _report_text(simulation: Simulation, format: OutputFormat) -> str:
 
 
 # --- the order of events that `check --format json` wrote ---
-_SCHEDULE_REMEDY = (
-    "write it with `distsim check FILE --format json > F`: a verdict that depends on the order of events has a `schedule`"
-)
+_SCHEDULE_REMEDY = "write it with `distsim check FILE --format json > F`: a verdict that depends on the order of events has a `schedule`"
 
 
 def read_schedule(path: Path, scenario: str) -> ReplaySchedule:
-    """The schedule for a scenario file: the whole output of a check, one file's part of it, or the schedule alone.
+    """The schedule for a scenario file: the whole output of a check, one file's part of it, or the
+    schedule alone.
 
     Raises UsageError where there is none.
     """
@@ -241,12 +291,17 @@ def _schedule_in_json(data: object, path: Path, scenario: str) -> object:
 
     if isinstance(data, dict) and isinstance(data.get("files"), list):
         files = [one for one in data["files"] if isinstance(one, dict)]
-        named = [one for one in files if one.get("file") == scenario] or (files if len(files) == 1 else [])
+        named = [one for one in files if one.get("file") == scenario] or (
+            files if len(files) == 1 else []
+        )
         if not named:
             raise UsageError(f"{path} says nothing of {scenario}", _SCHEDULE_REMEDY)
         data = named[0]
     if isinstance(data, dict) and "schedule" in data:
         if data["schedule"] is None:
-            raise UsageError(f"{path} has no schedule: any order of events leads to its verdict", "simulate without --schedule")
+            raise UsageError(
+                f"{path} has no schedule: any order of events leads to its verdict",
+                "simulate without --schedule",
+            )
         data = data["schedule"]
     return data

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from distsim.cli.application import BackendOption, MaxCallsOption, ScenarioArgument, SetOption, command_with_arguments
+from distsim.cli.application import (
+    BackendOption,
+    MaxCallsOption,
+    ScenarioArgument,
+    SetOption,
+    command_with_arguments,
+)
 from distsim.cli.commands.simulate import FormatOption, OutputFormat
 from distsim.cli.shared import console
 
@@ -17,25 +23,55 @@ if TYPE_CHECKING:
     from distsim.scenario.format.models.sections import SweepDecl as SweepBlock
 
 Grid = Annotated[
-    list[str] | None, typer.Option("--grid", metavar="KEY=A,B", help="A var or a key of the file, and its values. Repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--grid", metavar="KEY=A,B", help="A var or a key of the file, and its values. Repeatable."
+    ),
 ]
 Clusters = Annotated[
-    str | None, typer.Option("--cluster", metavar="A,B", help="Clusters: presets or files, in place of the file's.")
+    str | None,
+    typer.Option(
+        "--cluster", metavar="A,B", help="Clusters: presets or files, in place of the file's."
+    ),
 ]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", metavar="F.csv", help="Keep the rows there as they come (.csv, .parquet); go on from it."),
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="F.csv",
+        help="Keep the rows there as they come (.csv, .parquet); go on from it.",
+    ),
 ]
 Plot = Annotated[
     Path | None,
-    typer.Option("--plot", metavar="F.svg", help="Draw time over what was swept, and over memory (.svg, .png, .pdf)."),
+    typer.Option(
+        "--plot",
+        metavar="F.svg",
+        help="Draw time over what was swept, and over memory (.svg, .png, .pdf).",
+    ),
 ]
-Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", min=1, help="Processes; left out: one a core.")]
+Jobs = Annotated[
+    int | None,
+    typer.Option("--jobs", "-j", metavar="N", min=1, help="Processes; left out: one a core."),
+]
 Address = Annotated[
-    str | None, typer.Option("--address", metavar="ADDR", help="Workers elsewhere: tcp://… of a Dask scheduler, or ray://….")
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="ADDR",
+        help="Workers elsewhere: tcp://… of a Dask scheduler, or ray://….",
+    ),
 ]
-Budget = Annotated[int | None, typer.Option("--budget", metavar="N", min=1, help="A guided search that tries N points (Optuna).")]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Where the guided search starts.")]
+Budget = Annotated[
+    int | None,
+    typer.Option(
+        "--budget", metavar="N", min=1, help="A guided search that tries N points (Optuna)."
+    ),
+]
+Seed = Annotated[
+    int, typer.Option("--seed", metavar="N", min=0, help="Where the guided search starts.")
+]
 Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="Rows that the table shows.")]
 
 
@@ -69,8 +105,9 @@ class SweepArguments:
 def command(given: SweepArguments, workers: WorkerArguments) -> None:
     """Simulate a scenario at every point of a grid; the fastest first.
 
-    Without --grid and --cluster the grid is the file's `sweep:`. Equal points are computed once, and those that the output has already
-    not again. Ends with 0 when a point completes, else with 1.
+    Without --grid and --cluster the grid is the file's `sweep:`. Equal points are computed once,
+    and those that the output has already not again. Ends with 0 when a point completes, else with
+    1.
 
     \b
     Example: distsim sweep scenarios/hybrid.yaml --cluster dgx-a100,dgx-h100
@@ -84,7 +121,11 @@ def command(given: SweepArguments, workers: WorkerArguments) -> None:
         check_plot_path(given.plot)
     with progress_bar("simulating") as tell:
         found = run_sweep(_sweep_request(given, workers), tell)
-    console.out(console.to_json(sweep_json(found)) if given.format is OutputFormat.json else sweep_text(found, workers.top))
+    console.out(
+        console.to_json(sweep_json(found))
+        if given.format is OutputFormat.json
+        else sweep_text(found, workers.top)
+    )
     if given.plot is not None:
         _write_plot(given, given.plot, found)
     raise typer.Exit(int(not any(row["outcome"] == "completes" for row in found.rows)))
@@ -103,7 +144,11 @@ def _write_plot(given: SweepArguments, path: Path, found: SweepResult) -> None:
     from distsim.output.pictures.sweep_plot import sweep_svg
 
     svg = sweep_svg(found, "" if given.file == "-" else Path(given.file).stem)
-    picture = svg if path.suffix == ".svg" else convert_svg(svg, "png" if path.suffix == ".png" else "pdf")
+    picture = (
+        svg
+        if path.suffix == ".svg"
+        else convert_svg(svg, "png" if path.suffix == ".png" else "pdf")
+    )
     console.write_file(path, picture)
     console.note(f"wrote {path}")
 
@@ -121,16 +166,31 @@ def _sweep_request(given: SweepArguments, workers: WorkerArguments) -> SweepRequ
     if not grid and not clusters:
         block = _sweep_block(text, given.file, given.sets)
         if block is not None:
-            grid, clusters, budget = grid_from_block(block.grid), tuple(block.cluster), budget or block.budget
+            grid, clusters, budget = (
+                grid_from_block(block.grid),
+                tuple(block.cluster),
+                budget or block.budget,
+            )
     if not grid and not clusters:
         raise UsageError(
-            f"{given.file}: there is nothing to sweep", "add --grid mesh.dp=1,2,4 or --cluster a,b, or `sweep:` in the file"
+            f"{given.file}: there is nothing to sweep",
+            "add --grid mesh.dp=1,2,4 or --cluster a,b, or `sweep:` in the file",
         )
     file = "<stdin>" if given.file == "-" else given.file
     return SweepRequest(
-        text, file, grid, clusters, tuple(given.sets or ()), given.backend and str(given.backend), given.max_calls, given.output,
-        workers.jobs, workers.address, budget, workers.seed,
-    )  # fmt: skip
+        text,
+        file,
+        grid,
+        clusters,
+        tuple(given.sets or ()),
+        given.backend and str(given.backend),
+        given.max_calls,
+        given.output,
+        workers.jobs,
+        workers.address,
+        budget,
+        workers.seed,
+    )
 
 
 def _sweep_block(text: str, file: str, sets: list[str] | None) -> SweepBlock | None:

@@ -14,13 +14,16 @@ from distsim.cli.shared import console
 if TYPE_CHECKING:
     from distsim.simulation.expectations import ScenarioTestResult
 
-Paths = Annotated[list[Path], typer.Argument(metavar="PATHS", help="Scenario files, or folders that hold some.")]
+Paths = Annotated[
+    list[Path], typer.Argument(metavar="PATHS", help="Scenario files, or folders that hold some.")
+]
 
 
 def command(paths: Paths) -> None:
     """Run scenarios and compare with what each says under `expect`.
 
-    Ends with 0 when all came out as expected, with 1 when one did not, with 2 when one can't be read.
+    Ends with 0 when all came out as expected, with 1 when one did not, with 2 when one can't be
+    read.
 
     \b
     Example: distsim test scenarios/

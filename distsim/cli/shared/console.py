@@ -1,4 +1,6 @@
-"""What the command line writes: data to standard output, notes to standard error; files as `distsim.common.file_io` writes them."""
+"""What the command line writes: data to standard output, notes to standard error; files as
+`distsim.common.file_io` writes them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn, TextIO
 
-from distsim.common.file_io import escape_control_characters, escape_json_control_characters, write_file
+from distsim.common.file_io import (
+    escape_control_characters,
+    escape_json_control_characters,
+    write_file,
+)
 
 #: The reader of a pipe has gone, the terminal has been closed.
 _CLOSED_OUTPUT_ERRORS = (errno.EPIPE, errno.EIO)
@@ -21,7 +27,10 @@ PROGRESS_DELAY_S = 2.0
 #: Words that are coloured on a terminal: pattern -> style.
 HIGHLIGHTS = (
     (r"(?m)^passed\b|\bcompletes(?= in \d)|(?<=verdict )ok\b", "green"),
-    (r"(?m)^(failed|unreadable|error)\b|\b(hangs|raises|crashes|wrong-data|undefined)(?= after| at once)", "bold red"),
+    (
+        r"(?m)^(failed|unreadable|error)\b|\b(hangs|raises|crashes|wrong-data|undefined)(?= after| at once)",
+        "bold red",
+    ),
     (r"(?<=verdict )(invalid|mismatch|deadlock|race)\b", "bold red"),
     (r"(?m)^warning\b|(?<=verdict )leak\b", "yellow"),
     (r"(?m)^note\b|^ +help(?=:)", "cyan"),
@@ -30,13 +39,19 @@ HIGHLIGHTS = (
 
 
 def out(text: str, commands: bool = False) -> None:
-    """Write data to standard output, with its last line ended; control characters in it are shown. A reader that has gone away is no error.
+    """Write data to standard output, with its last line ended; control characters in it are shown.
+    A reader that has gone away is no error.
 
-    ``commands``: the text is meant for GitHub, whose log takes lines that begin with `::` for commands.
+    ``commands``: the text is meant for GitHub, whose log takes lines that begin with `::` for
+    commands.
 
     Raises EnvironmentFault where it can't be written, as on a full disk.
     """
-    text = escape_control_characters(text) if commands else _escape_ci_commands(escape_control_characters(text))
+    text = (
+        escape_control_characters(text)
+        if commands
+        else _escape_ci_commands(escape_control_characters(text))
+    )
     try:
         if uses_colour(sys.stdout):
             _out_in_colour(text)
@@ -58,8 +73,14 @@ def out_bytes(data: bytes) -> None:
 
 
 def _escape_ci_commands(text: str) -> str:
-    """No text of a file gives orders to the log of a CI job: a line that would be one gets a blank."""
-    return _CI_COMMAND.sub(r"\1: :", text).replace("##[", "## [") if "::" in text or "##[" in text else text
+    """No text of a file gives orders to the log of a CI job: a line that would be one gets a
+    blank.
+    """
+    return (
+        _CI_COMMAND.sub(r"\1: :", text).replace("##[", "## [")
+        if "::" in text or "##[" in text
+        else text
+    )
 
 
 def _raise_output_error(error: OSError) -> NoReturn:
@@ -72,9 +93,12 @@ def _raise_output_error(error: OSError) -> NoReturn:
     from distsim.common.errors import EnvironmentFault
 
     if error.errno == errno.EBADF:
-        raise EnvironmentFault("can't write standard output: it is closed", "`> /dev/null` throws the report away") from None
+        raise EnvironmentFault(
+            "can't write standard output: it is closed", "`> /dev/null` throws the report away"
+        ) from None
     raise EnvironmentFault(
-        f"can't write standard output: {error.strerror}", "make room there, or write to another disk"
+        f"can't write standard output: {error.strerror}",
+        "make room there, or write to another disk",
     ) from None
 
 
@@ -90,7 +114,9 @@ def terminal_columns() -> int | None:
 
 
 def note_columns() -> int | None:
-    """How wide notes may be, 40 to 200: as the terminal is, and None where another program reads them, line by line."""
+    """How wide notes may be, 40 to 200: as the terminal is, and None where another program reads
+    them, line by line.
+    """
     given = terminal_columns() if sys.stderr.isatty() else None
     return None if given is None else min(max(given, 40), 200)
 
@@ -120,7 +146,9 @@ def note(text: str) -> None:
 
 
 def to_json(record: object) -> str:
-    """JSON as all commands print it: UTF-8 (ASCII where the stream is not), two blanks of indent, keys in the order given."""
+    """JSON as all commands print it: UTF-8 (ASCII where the stream is not), two blanks of indent,
+    keys in the order given.
+    """
     import json
 
     plain = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
@@ -128,12 +156,24 @@ def to_json(record: object) -> str:
     return escape_json_control_characters(text).replace("##[", "##\\u005b")
 
 
-__all__ = ["HIGHLIGHTS", "uses_colour", "terminal_columns", "note", "note_columns", "out", "out_bytes", "to_json", "write_file"]
+__all__ = [
+    "HIGHLIGHTS",
+    "uses_colour",
+    "terminal_columns",
+    "note",
+    "note_columns",
+    "out",
+    "out_bytes",
+    "to_json",
+    "write_file",
+]
 
 
 @contextmanager
 def progress_phases(shown: bool = True) -> Iterator[Callable[[str], None]]:
-    """Gives a function that says what is being done, beside the time it has taken, for work whose length nobody knows."""
+    """Gives a function that says what is being done, beside the time it has taken, for work whose
+    length nobody knows.
+    """
     if not shown or not uses_colour(sys.stderr):
         yield lambda _: None
         return
@@ -143,7 +183,11 @@ def progress_phases(shown: bool = True) -> Iterator[Callable[[str], None]]:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     line = Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=Console(stderr=True), transient=True
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
     )
     task = line.add_task("", total=None)
     start = Timer(PROGRESS_DELAY_S, line.start)

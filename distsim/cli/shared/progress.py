@@ -1,4 +1,6 @@
-"""A bar on standard error for work that takes more than two seconds; nothing where there is no terminal."""
+"""A bar on standard error for work that takes more than two seconds; nothing where there is no
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -38,16 +40,29 @@ def with_progress_bar(items: Sequence[T], what: str) -> Iterator[T]:
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Gives a function that says how many of how many are done, shown as a bar with the time left."""
+    """Gives a function that says how many of how many are done, shown as a bar with the time
+    left.
+    """
     if not console.uses_colour(sys.stderr):
         yield lambda done, whole: None
         return
     from threading import Timer
 
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     task = bar.add_task(what, total=None)
     start = Timer(console.PROGRESS_DELAY_S, bar.start)

@@ -16,7 +16,9 @@ _REPAIR_KINDS = ("order", "arguments", "calls added", "a call left out: look whe
 
 
 def print_repairs(results: list[CheckResult], backend: str | None, file: Path | None) -> None:
-    """Print the repairs of each file that fails, the best with its patch; all best patches go to ``file``, if there is one."""
+    """Print the repairs of each file that fails, the best with its patch; all best patches go to
+    ``file``, if there is one.
+    """
     from distsim.repair.search import find_repairs
     from distsim.repair.text_patch import unified_diff
 
@@ -33,19 +35,26 @@ def print_repairs(results: list[CheckResult], backend: str | None, file: Path | 
             console.note(f"{result.file}: no file to repair")
             continue
         text, whole = path.read_text(encoding="utf-8"), path.resolve()
-        name = str(whole.relative_to(Path.cwd() if inside else whole.anchor))  # `patch` takes no absolute name
+        name = str(
+            whole.relative_to(Path.cwd() if inside else whole.anchor)
+        )  # `patch` takes no absolute name
         found = tuple(
-            f._replace(patch=unified_diff(text, f.text, name)) for f in find_repairs(text, result.file, backend=backend)
+            f._replace(patch=unified_diff(text, f.text, name))
+            for f in find_repairs(text, result.file, backend=backend)
         )
         patches += [fix.patch for fix in found[:1]]
         console.out(_repairs_text(result.file, found).rstrip("\n"))
     if file is not None and patches:
         console.write_file(file, "".join(patches))
-        console.note(f"wrote {file}; now `patch -p1 {'' if inside else '-d / '}< {file}`{' or `git apply`' if inside else ''}")
+        console.note(
+            f"wrote {file}; now `patch -p1 {'' if inside else '-d / '}< {file}`{' or `git apply`' if inside else ''}"
+        )
 
 
 def _repairs_of_trace(file: str, backend: str | None) -> str:
-    """The repairs of a trace's calls, at the script's lines; the patch shows them as a scenario, for it is the script that changes."""
+    """The repairs of a trace's calls, at the script's lines; the patch shows them as a scenario,
+    for it is the script that changes.
+    """
     from distsim.cli.shared.trace_input import without_file_name
     from distsim.common.errors import UsageError
     from distsim.repair.from_trace import find_trace_repairs
@@ -58,7 +67,11 @@ def _repairs_of_trace(file: str, backend: str | None) -> str:
     except UsageError as error:
         return f"\n{file}: {without_file_name(error.message, file)}"
     if found or not is_partial(trace):
-        return _repairs_text(file, found, "\nIts calls as a scenario, and what changes; the comments name the script's lines:\n")
+        return _repairs_text(
+            file,
+            found,
+            "\nIts calls as a scenario, and what changes; the comments name the script's lines:\n",
+        )
     return f"\n{file}: no other order and no other arguments of these calls check ok; which calls were still to come is not known"
 
 
@@ -67,7 +80,9 @@ def _repairs_text(file: str, found: tuple[ScenarioRepair, ...], before: str = ""
 
     if not found:
         return f"\n{file}: no repair found that checks ok"
-    lines = [f"\n{file}: {len(found)} {'repair checks' if len(found) == 1 else 'repairs check'} ok under every reading"]
+    lines = [
+        f"\n{file}: {len(found)} {'repair checks' if len(found) == 1 else 'repairs check'} ok under every reading"
+    ]
     for k, fix in enumerate(found, 1):
         where = ", ".join(fix.completes)
         lines.append(f"  {k}. {'; then '.join(fix.words)} ({_REPAIR_KINDS[fix.kind]})")

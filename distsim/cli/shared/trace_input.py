@@ -1,4 +1,6 @@
-"""Traces where a scenario is expected: the calls that a trace tells of, judged as a scenario's are, at the places that it names."""
+"""Traces where a scenario is expected: the calls that a trace tells of, judged as a scenario's are,
+at the places that it names.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def check_trace(file: str, *, backend: str | None, max_states: int) -> CheckResult:
-    """What `check` says of a trace's calls. A file that can't be read is no exception but a result with ``errors``."""
+    """What `check` says of a trace's calls. A file that can't be read is no exception but a result
+    with ``errors``.
+    """
     from dataclasses import replace
 
     from distsim.common.errors import ScenarioProblem, UsageError
@@ -26,7 +30,14 @@ def check_trace(file: str, *, backend: str | None, max_states: int) -> CheckResu
         chosen = _backend_of_trace(file, backend or trace.header.get("backend"))
         program = rebuild_program(trace, backend=chosen, resolve=False).program
     except UsageError as error:
-        return CheckResult(file, (ScenarioProblem(file, 0, 0, without_file_name(error.message, file), hint=error.remedy),))
+        return CheckResult(
+            file,
+            (
+                ScenarioProblem(
+                    file, 0, 0, without_file_name(error.message, file), hint=error.remedy
+                ),
+            ),
+        )
     _note_partial_trace(file, trace)
     return replace(check_program(program, max_states=max_states), file=file)
 
@@ -47,8 +58,14 @@ def simulate_trace(file: str, *, backend: str | None, cluster: str | None) -> Si
     chosen = _backend_of_trace(file, backend or trace.header.get("backend"))
     program = rebuild_program(trace, backend=chosen, resolve=False).program
     _note_partial_trace(file, trace)
-    world = {"nodes": program.nodes, "ranks_per_node": program.local_size} if program.nodes > 1 else program.world_size
-    scenario = Scenario(name=program.name, world=world, backend=chosen, program=[], file=program.file or file)
+    world = (
+        {"nodes": program.nodes, "ranks_per_node": program.local_size}
+        if program.nodes > 1
+        else program.world_size
+    )
+    scenario = Scenario(
+        name=program.name, world=world, backend=chosen, program=[], file=program.file or file
+    )
     named = cluster or (None if backend else trace.header.get("prices"))
     prices = cost_model(scenario, program, read_cluster(named) if isinstance(named, str) else named)
     return simulate_program(scenario, program, prices, with_values=False)
@@ -86,5 +103,8 @@ def _backend_of_trace(file: str, named: object) -> str:
 
     chosen = str(named or DEFAULT_BACKEND)
     if chosen not in BACKEND_PROFILES:
-        raise UsageError(f"{file}: the trace is of back end `{chosen}`, which has no profile", "name one with --backend")
+        raise UsageError(
+            f"{file}: the trace is of back end `{chosen}`, which has no profile",
+            "name one with --backend",
+        )
     return chosen

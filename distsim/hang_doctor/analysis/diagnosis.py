@@ -1,4 +1,6 @@
-"""The analysis: what the evidence proves of why nothing moves, what it only suggests, and what is to be collected next."""
+"""The analysis: what the evidence proves of why nothing moves, what it only suggests, and what is
+to be collected next.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from distsim.hang_doctor.model.phrases import call_text, ranges_text, ranks_text
 
 @dataclass
 class Diagnosis:
-    """``causes``: the main one first. ``culprits`` of the main one: ranks that the records prove it of; often nobody."""
+    """``causes``: the main one first. ``culprits`` of the main one: ranks that the records prove it
+    of; often nobody.
+    """
 
     evidence: Evidence
     standing: JobWaitState
@@ -43,7 +47,9 @@ def diagnose_hang(evidence: Evidence) -> Diagnosis:
 
 
 def _demote_disputed(evidence: Evidence, found: list[HangCause]) -> list[HangCause]:
-    """Nothing is proved by files of which it is not sure whose they are: what rests on them comes last."""
+    """Nothing is proved by files of which it is not sure whose they are: what rests on them comes
+    last.
+    """
     doubted = [cause for cause in found if evidence.disputed.intersection(cause.ranks)]
     for cause in doubted:
         cause.culprits, cause.grade = (), "suspected" if cause.grade == "proved" else cause.grade
@@ -52,7 +58,9 @@ def _demote_disputed(evidence: Evidence, found: list[HangCause]) -> list[HangCau
 
 def _ranks_without_evidence(evidence: Evidence) -> tuple[int, ...]:
     """Ranks of the job of whom nothing was given."""
-    members = {m for g in evidence.groups.values() if g.members for m in g.members} | set(range(min(evidence.world, 1 << 16)))
+    members = {m for g in evidence.groups.values() if g.members for m in g.members} | set(
+        range(min(evidence.world, 1 << 16))
+    )
     return tuple(sorted(members - set(evidence.ranks)))
 
 
@@ -76,7 +84,10 @@ def _ordered_causes(whole: JobWaitState) -> list[HangCause]:
     behind = wait_chains.ranks_behind(whole)
     found = [*named, *behind]
     found.sort(key=lambda c: c.grade != "proved")  # suspicions come after what is proved
-    found = [*inconclusive.connection_mismatches(whole), *found]  # the crash that comes of it is of the library
+    found = [
+        *inconclusive.connection_mismatches(whole),
+        *found,
+    ]  # the crash that comes of it is of the library
     if all(c.grade != "proved" for c in found):
         found = [
             *found,
@@ -88,14 +99,18 @@ def _ordered_causes(whole: JobWaitState) -> list[HangCause]:
             *inconclusive.stacks_only(whole),
         ]
         if all(c.kind == "crash" for c in found):
-            found += inconclusive.waits_of_unknown_members(whole) or inconclusive.consequence_errors(whole)
+            found += inconclusive.waits_of_unknown_members(
+                whole
+            ) or inconclusive.consequence_errors(whole)
     else:
         found += inconclusive.tool_reports(whole)
     return _without_repetition(found)
 
 
 def _without_repetition(found: list[HangCause]) -> list[HangCause]:
-    """One bug, one cause: what says the same again is left out, and so is a circle of those who merely wait behind a proved cause."""
+    """One bug, one cause: what says the same again is left out, and so is a circle of those who
+    merely wait behind a proved cause.
+    """
     kept: list[HangCause] = []
     for cause in found:
         if any(cause.title == other.title for other in kept):
@@ -107,17 +122,26 @@ def _without_repetition(found: list[HangCause]) -> list[HangCause]:
             and kept[0].kind not in ("behind", "circle")
         ):
             continue
-        if kept and cause.kind == "parted" and any(k.kind == "clash" and k.group == cause.group for k in kept):
+        if (
+            kept
+            and cause.kind == "parted"
+            and any(k.kind == "clash" and k.group == cause.group for k in kept)
+        ):
             continue
         kept.append(cause)
     return kept
 
 
 def _last_common_calls(whole: JobWaitState) -> list[str]:
-    """Of each group on which somebody waits: the last call that all of whom something is known have finished, or else made."""
+    """Of each group on which somebody waits: the last call that all of whom something is known have
+    finished, or else made.
+    """
     found = []
     for group in dict.fromkeys(
-        w.call.group for s in whole.ranks.values() for w in s.waits if w.call.number >= 0 and not w.call.p2p
+        w.call.group
+        for s in whole.ranks.values()
+        for w in s.waits
+        if w.call.number >= 0 and not w.call.p2p
     ):
         members = [m for m in whole.members(group) if whole.last(m, group) is not None]
         if len(members) < 2 or not whole.evidence.groups[group].sure:
@@ -126,19 +150,30 @@ def _last_common_calls(whole: JobWaitState) -> list[str]:
         made = min(whole.last(m, group) or 0 for m in members)
         number, word = (min(ended), "finished") if min(ended) >= 0 else (made, "made")
         calls = (
-            c for e in whole.evidence.ranks.values() for c in e.calls if (c.group, c.number, c.p2p) == (group, number, False)
+            c
+            for e in whole.evidence.ranks.values()
+            for c in e.calls
+            if (c.group, c.number, c.p2p) == (group, number, False)
         )
         shown = next(calls, None)
         group_text = whole.evidence.groups[group].shown
         what = (
-            call_text(whole.evidence, shown) if shown else f"call {number} of {group_text}" if number else f"none on {group_text}"
+            call_text(whole.evidence, shown)
+            if shown
+            else f"call {number} of {group_text}"
+            if number
+            else f"none on {group_text}"
         )
         found.append(f"{word} by all of {ranks_text(members)}: {what}")
     return found
 
 
-def _what_to_collect(evidence: Evidence, whole: JobWaitState, absent: tuple[int, ...], main: HangCause | None) -> list[str]:
-    """What to collect next: commands and variables, those that would settle the most first; none where all is told."""
+def _what_to_collect(
+    evidence: Evidence, whole: JobWaitState, absent: tuple[int, ...], main: HangCause | None
+) -> list[str]:
+    """What to collect next: commands and variables, those that would settle the most first; none
+    where all is told.
+    """
     found = []
     recorded = any(e.recorded for e in evidence.ranks.values())
     settled = (
@@ -151,18 +186,28 @@ def _what_to_collect(evidence: Evidence, whole: JobWaitState, absent: tuple[int,
             f"the files of {ranks_text(absent)}: nothing of {verb_form(absent, 'it', 'them')} was given (lost, or never written?)"
         )
     unplaced = [r for r, s in whole.ranks.items() if s.place is None and s.end is None]
-    wanted = [r for r in (main.ranks if main else ()) if r in unplaced] or ([] if settled else unplaced)
+    wanted = [r for r in (main.ranks if main else ()) if r in unplaced] or (
+        [] if settled else unplaced
+    )
     if wanted and not settled:
-        found.append(f"while it hangs, the stack of {ranks_text(wanted)}: `distsim doctor --pid PID` there, or `py-spy dump --locals --pid PID > "
-                     f"rank_{ranges_text(wanted[:1])}.txt`")  # fmt: skip
+        found.append(
+            f"while it hangs, the stack of {ranks_text(wanted)}: `distsim doctor --pid PID` there, or `py-spy dump --locals --pid PID > "
+            f"rank_{ranges_text(wanted[:1])}.txt`"
+        )
     if not recorded and not settled:
-        found.append("Flight Recorder dumps of all ranks, from the next run: TORCH_FR_BUFFER_SIZE=20000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 "
-                     "TORCH_FR_DUMP_TEMP_FILE=/shared/fr_rank_ (older versions: TORCH_NCCL_TRACE_BUFFER_SIZE, "
-                     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE); then `distsim doctor /shared`")  # fmt: skip
+        found.append(
+            "Flight Recorder dumps of all ranks, from the next run: TORCH_FR_BUFFER_SIZE=20000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 "
+            "TORCH_FR_DUMP_TEMP_FILE=/shared/fr_rank_ (older versions: TORCH_NCCL_TRACE_BUFFER_SIZE, "
+            "TORCH_NCCL_DEBUG_INFO_TEMP_FILE); then `distsim doctor /shared`"
+        )
     if recorded and not settled and not any(e.messages for e in evidence.ranks.values()):
         found.append(
             "Gloo records no messages: the stacks of all ranks with locals (`py-spy dump --locals`) tell who sends to whom"
         )
-    if any(not g.sure and not g.of_a_split for g in evidence.groups.values()) and not settled and not evidence.disputes:
+    if (
+        any(not g.sure and not g.of_a_split for g in evidence.groups.values())
+        and not settled
+        and not evidence.disputes
+    ):
         found.append("lines that name groups by GUID: torch 2.5 or newer, or Flight Recorder dumps")
     return found

@@ -1,4 +1,6 @@
-"""Where ranks part: calls of one number that do not fit each other, and the first call at which one goes another way."""
+"""Where ranks part: calls of one number that do not fit each other, and the first call at which one
+goes another way.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class MismatchSide(NamedTuple):
 
 
 class RecordedMismatch(NamedTuple):
-    """A call that its members make differently. ``what``: kind, size or dtype. The largest party comes first."""
+    """A call that its members make differently. ``what``: kind, size or dtype. The largest party
+    comes first.
+    """
 
     group: str
     number: int
@@ -37,7 +41,9 @@ class RecordedMismatch(NamedTuple):
 
     @property
     def odd(self) -> tuple[int, ...]:
-        """Who differs from a clear majority: two thirds or more of those seen, at least two ranks; else nobody."""
+        """Who differs from a clear majority: two thirds or more of those seen, at least two ranks;
+        else nobody.
+        """
         total, first = sum(len(p.ranks) for p in self.parties), len(self.parties[0].ranks)
         if first < 2 or first * 3 < total * 2:
             return ()
@@ -45,8 +51,8 @@ class RecordedMismatch(NamedTuple):
 
 
 class RankDivergence(NamedTuple):
-    """One rank against the others: from call ``number`` on it is shifted. ``extra``: it makes these calls and they do not; else the
-    other way round.
+    """One rank against the others: from call ``number`` on it is shifted. ``extra``: it makes these
+    calls and they do not; else the other way round.
     """
 
     rank: int
@@ -111,7 +117,9 @@ _COMPARED_ASPECTS: tuple[tuple[str, Callable[[EvidenceCall], str]], ...] = (
 )
 
 
-def _mismatch_sides(calls: dict[int, EvidenceCall], said: dict[int, str]) -> tuple[MismatchSide, ...]:
+def _mismatch_sides(
+    calls: dict[int, EvidenceCall], said: dict[int, str]
+) -> tuple[MismatchSide, ...]:
     groups: dict[str, list[int]] = {}
     for rank, text in sorted(said.items()):
         groups.setdefault(text, []).append(rank)
@@ -129,7 +137,9 @@ def mismatched_message(whole: JobWaitState) -> tuple[EvidenceCall, EvidenceCall]
             if other is None:
                 continue
             mine, theirs = call.elements_in, max(other.elements_out, other.elements_in)
-            if (mine >= 0 and theirs >= 0 and mine != theirs) or (call.dtype and other.dtype and call.dtype != other.dtype):
+            if (mine >= 0 and theirs >= 0 and mine != theirs) or (
+                call.dtype and other.dtype and call.dtype != other.dtype
+            ):
                 return call, other
     return None
 
@@ -147,15 +157,19 @@ def _signature(call: EvidenceCall) -> CallSignature:
 
 
 def rank_divergences(whole: JobWaitState, group: str) -> list[RankDivergence]:
-    """Ranks whose calls on a group, after some left out or some too many, go on as those of the others do.
+    """Ranks whose calls on a group, after some left out or some too many, go on as those of the
+    others do.
 
-    Told by operation, size and the line of the call, against what most ranks do; a mere branch (other lines, same calls) is none.
+    Told by operation, size and the line of the call, against what most ranks do; a mere branch
+    (other lines, same calls) is none.
     """
     calls = calls_by_number(whole, group)
     ranks = sorted({r for at in calls.values() for r in at})
     if len(ranks) < 2:
         return []
-    lines = {rank: {n: _signature(at[rank]) for n, at in calls.items() if rank in at} for rank in ranks}
+    lines = {
+        rank: {n: _signature(at[rank]) for n, at in calls.items() if rank in at} for rank in ranks
+    }
     if not any(sign[2] for signs in lines.values() for sign in signs.values()):
         return []
     said = {n: Counter(lines[rank][n] for rank in at) for n, at in sorted(calls.items())}
@@ -163,7 +177,9 @@ def rank_divergences(whole: JobWaitState, group: str) -> list[RankDivergence]:
         return []
     found = []
     for rank in ranks:
-        parting = _rank_divergence(rank, lines[rank], _common_calls(lines[rank], said), calls, group)
+        parting = _rank_divergence(
+            rank, lines[rank], _common_calls(lines[rank], said), calls, group
+        )
         if parting is not None:
             found.append(parting)
     return found
@@ -181,21 +197,31 @@ def _rank_divergence(
     if start is None or _is_branch(mine, reference, numbers):
         return None
     for shift in range(1, _MAX_SHIFT + 1):
-        if _continues_after_shift(mine, reference, start, shift) and _is_not_a_loop(mine, reference, start, shift):
+        if _continues_after_shift(mine, reference, start, shift) and _is_not_a_loop(
+            mine, reference, start, shift
+        ):
             return RankDivergence(rank, group, start, shift, True, calls[start][rank])
-        if _continues_after_shift(reference, mine, start, shift) and _is_not_a_loop(reference, mine, start, shift):
+        if _continues_after_shift(reference, mine, start, shift) and _is_not_a_loop(
+            reference, mine, start, shift
+        ):
             shown = next(call for other, call in calls[start].items() if other != rank)
             return RankDivergence(rank, group, start, shift, False, shown)
     return None
 
 
-def _is_branch(mine: dict[int, CallSignature], reference: dict[int, CallSignature], numbers: list[int]) -> bool:
-    """Do calls at other lines, which else are alike, explain it as well? They stand between calls that agree without any shift."""
+def _is_branch(
+    mine: dict[int, CallSignature], reference: dict[int, CallSignature], numbers: list[int]
+) -> bool:
+    """Do calls at other lines, which else are alike, explain it as well? They stand between calls
+    that agree without any shift.
+    """
     other = [n for n in numbers if mine[n] != reference[n]]
     return other[-1] < numbers[-1] and all(mine[n][:2] == reference[n][:2] for n in other)
 
 
-def _common_calls(mine: dict[int, CallSignature], said: dict[int, Counter[CallSignature]]) -> dict[int, CallSignature]:
+def _common_calls(
+    mine: dict[int, CallSignature], said: dict[int, Counter[CallSignature]]
+) -> dict[int, CallSignature]:
     """What all the others do at each number; the number is left out where they do not agree."""
     found: dict[int, CallSignature] = {}
     for number, signs in said.items():
@@ -206,12 +232,20 @@ def _common_calls(mine: dict[int, CallSignature], said: dict[int, Counter[CallSi
     return found
 
 
-def _continues_after_shift(longer: dict[int, CallSignature], other: dict[int, CallSignature], start: int, shift: int) -> bool:
-    """Without ``shift`` calls from ``start`` on, does ``longer`` go on as ``other``? At least one call must say so."""
+def _continues_after_shift(
+    longer: dict[int, CallSignature], other: dict[int, CallSignature], start: int, shift: int
+) -> bool:
+    """Without ``shift`` calls from ``start`` on, does ``longer`` go on as ``other``? At least one
+    call must say so.
+    """
     common = [n for n in other if n >= start and n + shift in longer]
     return bool(common) and all(longer[n + shift] == other[n] for n in common)
 
 
-def _is_not_a_loop(longer: dict[int, CallSignature], other: dict[int, CallSignature], start: int, shift: int) -> bool:
-    """The calls in between are of lines that the other does not have there: else a loop would look like a shift."""
+def _is_not_a_loop(
+    longer: dict[int, CallSignature], other: dict[int, CallSignature], start: int, shift: int
+) -> bool:
+    """The calls in between are of lines that the other does not have there: else a loop would look
+    like a shift.
+    """
     return all(longer.get(n) != other.get(start) for n in range(start, start + shift))

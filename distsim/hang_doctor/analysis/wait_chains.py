@@ -7,7 +7,13 @@ from collections.abc import Iterable, Iterator
 from distsim.hang_doctor.analysis.causes import CauseLine, HangCause
 from distsim.hang_doctor.analysis.wait_graph import EvidenceWait, JobWaitState, RankWaitState
 from distsim.hang_doctor.model.evidence_records import CauseGrade
-from distsim.hang_doctor.model.phrases import call_text, may_hide_a_wait, ranks_text, source_line, verb_form
+from distsim.hang_doctor.model.phrases import (
+    call_text,
+    may_hide_a_wait,
+    ranks_text,
+    source_line,
+    verb_form,
+)
 
 #: Messages that wait for one rank, each shown with its line.
 _MAX_LINES = 8
@@ -16,23 +22,33 @@ _MAX_LINES = 8
 
 
 def wait_edges(whole: JobWaitState, doubtful: bool = True) -> dict[int, dict[int, EvidenceWait]]:
-    """Rank -> rank it waits for, as the records prove it, or else, where they are asked for, as they make it likely."""
+    """Rank -> rank it waits for, as the records prove it, or else, where they are asked for, as
+    they make it likely.
+    """
     found: dict[int, dict[int, EvidenceWait]] = {}
     for rank, stand in whole.ranks.items():
         if stand.waits:
-            waits = sorted(stand.waits, key=lambda w: not w.doubtful)  # what is proved comes last, and stays
+            waits = sorted(
+                stand.waits, key=lambda w: not w.doubtful
+            )  # what is proved comes last, and stays
             found[rank] = {m: w for w in waits if doubtful or not w.doubtful for m in w.missing}
     return found
 
 
-def _grade_of_waits(waits: Iterable[EvidenceWait], culprits: tuple[int, ...]) -> tuple[CauseGrade, tuple[int, ...]]:
+def _grade_of_waits(
+    waits: Iterable[EvidenceWait], culprits: tuple[int, ...]
+) -> tuple[CauseGrade, tuple[int, ...]]:
     """What waits prove, and of whom: nothing where one of them is doubtful."""
     return ("suspected", ()) if any(w.doubtful for w in waits) else ("proved", culprits)
 
 
 def wait_cycles(whole: JobWaitState) -> list[HangCause]:
-    """Ranks that wait for each other in a ring: the shortest one of each knot, of what is proved if there is one."""
-    return _cycles_in(whole, wait_edges(whole, doubtful=False)) or _cycles_in(whole, wait_edges(whole))
+    """Ranks that wait for each other in a ring: the shortest one of each knot, of what is proved if
+    there is one.
+    """
+    return _cycles_in(whole, wait_edges(whole, doubtful=False)) or _cycles_in(
+        whole, wait_edges(whole)
+    )
 
 
 def _cycles_in(whole: JobWaitState, graph: dict[int, dict[int, EvidenceWait]]) -> list[HangCause]:
@@ -53,13 +69,19 @@ def _cycles_in(whole: JobWaitState, graph: dict[int, dict[int, EvidenceWait]]) -
     )
 
 
-def _cycle_through_unknown_group(whole: JobWaitState, graph: dict[int, dict[int, EvidenceWait]]) -> list[HangCause]:
-    """A rank in a call of a group whose members nobody named, while all others wait for it: whoever they are, it is a circle."""
+def _cycle_through_unknown_group(
+    whole: JobWaitState, graph: dict[int, dict[int, EvidenceWait]]
+) -> list[HangCause]:
+    """A rank in a call of a group whose members nobody named, while all others wait for it: whoever
+    they are, it is a circle.
+    """
     everybody = set(whole.ranks)
     if len(everybody) < max(whole.evidence.world, 2):
         return []
     for rank, stand in whole.ranks.items():
-        wait = next((w for w in stand.waits if w.open_ended and w.call.number >= 0 and not w.call.p2p), None)
+        wait = next(
+            (w for w in stand.waits if w.open_ended and w.call.number >= 0 and not w.call.p2p), None
+        )
         if (
             wait is None
             or not whole.evidence.groups[wait.call.group].sure
@@ -70,32 +92,56 @@ def _cycle_through_unknown_group(whole: JobWaitState, graph: dict[int, dict[int,
         theirs = [graph[o][rank] for o in others if rank in graph.get(o, {})]
         if len(theirs) < len(others):
             continue
-        title = f"rank {rank} is in {call_text(whole.evidence, wait.call)}, and all whom it may wait for there wait for it in " \
-                f"{call_text(whole.evidence, theirs[0].call)}: a circle, of groups entered in different orders"  # fmt: skip
+        title = (
+            f"rank {rank} is in {call_text(whole.evidence, wait.call)}, and all whom it may wait for there wait for it in "
+            f"{call_text(whole.evidence, theirs[0].call)}: a circle, of groups entered in different orders"
+        )
         lines: list[CauseLine] = [((rank,), call_text(whole.evidence, wait.call), wait.frame)]
         lines.append((tuple(others), call_text(whole.evidence, theirs[0].call), theirs[0].frame))
         return [
-            HangCause("circle", "proved", title, (), (rank, *others), lines, ["the dumps do not name the members of that group"])
+            HangCause(
+                "circle",
+                "proved",
+                title,
+                (),
+                (rank, *others),
+                lines,
+                ["the dumps do not name the members of that group"],
+            )
         ]
     return []
 
 
-def _cycles_sharing_one_rank(graph: dict[int, dict[int, EvidenceWait]], rings: list[list[int]]) -> tuple[int, list[int]] | None:
-    """Circles of two that share one rank, the others all in the same call: then it is one against the many."""
-    common = set.intersection(*(set(r) for r in rings)) if len(rings) > 1 and all(len(r) == 2 for r in rings) else set()
+def _cycles_sharing_one_rank(
+    graph: dict[int, dict[int, EvidenceWait]], rings: list[list[int]]
+) -> tuple[int, list[int]] | None:
+    """Circles of two that share one rank, the others all in the same call: then it is one against
+    the many.
+    """
+    common = (
+        set.intersection(*(set(r) for r in rings))
+        if len(rings) > 1 and all(len(r) == 2 for r in rings)
+        else set()
+    )
     if len(common) != 1:
         return None
     one = common.pop()
     many = sorted(r for ring in rings for r in ring if r != one)
     first = graph[many[0]][one]
-    same = all(same_call(graph[r][one], first) and graph[r][one].call.op == first.call.op for r in many)
+    same = all(
+        same_call(graph[r][one], first) and graph[r][one].call.op == first.call.op for r in many
+    )
     return (one, many) if same else None
 
 
-def _one_against_many(whole: JobWaitState, graph: dict[int, dict[int, EvidenceWait]], one: int, many: list[int]) -> HangCause:
+def _one_against_many(
+    whole: JobWaitState, graph: dict[int, dict[int, EvidenceWait]], one: int, many: list[int]
+) -> HangCause:
     mine, theirs = graph[one][many[0]], graph[many[0]][one]
-    title = f"rank {one} and {ranks_text(many)} wait for each other: rank {one} is in {call_text(whole.evidence, mine.call)}, the others in " \
-            f"{call_text(whole.evidence, theirs.call)}"  # fmt: skip
+    title = (
+        f"rank {one} and {ranks_text(many)} wait for each other: rank {one} is in {call_text(whole.evidence, mine.call)}, the others in "
+        f"{call_text(whole.evidence, theirs.call)}"
+    )
     lines = [
         ((one,), call_text(whole.evidence, mine.call), mine.frame),
         (tuple(many), call_text(whole.evidence, theirs.call), theirs.frame),
@@ -122,26 +168,41 @@ def _shortest_cycle(graph: dict[int, dict[int, EvidenceWait]], start: int) -> li
     return []
 
 
-def _cycle_cause(whole: JobWaitState, graph: dict[int, dict[int, EvidenceWait]], ring: list[int]) -> HangCause:
+def _cycle_cause(
+    whole: JobWaitState, graph: dict[int, dict[int, EvidenceWait]], ring: list[int]
+) -> HangCause:
     steps = [(rank, graph[rank][ring[(i + 1) % len(ring)]]) for i, rank in enumerate(ring)]
     lines = [((rank,), call_text(whole.evidence, wait.call), wait.frame) for rank, wait in steps]
     way = " -> ".join(str(r) for r in [*ring[:12], ring[0]])
     calls = [wait.call for _, wait in steps]
     tags = {c.tag for c in calls if c.tag is not None}
-    if len(ring) == 2 and {c.op for c in calls} == {"send", "recv"} and len(tags) == 2 and all(c.tag is not None for c in calls):
+    if (
+        len(ring) == 2
+        and {c.op for c in calls} == {"send", "recv"}
+        and len(tags) == 2
+        and all(c.tag is not None for c in calls)
+    ):
         a, b = calls
         text = f"a send and a receive do not meet: {a.op} of rank {a.rank} has tag {a.tag}, {b.op} of rank {b.rank} tag {b.tag}"
         return HangCause("tags", "proved", text, (), tuple(ring), lines)
     if len(ring) == 1:
-        return HangCause("circle", "proved", f"rank {ring[0]} waits for itself, in {call_text(whole.evidence, calls[0])}", (ring[0],),
-                     (ring[0],), lines)  # fmt: skip
+        return HangCause(
+            "circle",
+            "proved",
+            f"rank {ring[0]} waits for itself, in {call_text(whole.evidence, calls[0])}",
+            (ring[0],),
+            (ring[0],),
+            lines,
+        )
     if all(c.p2p for c in calls):
         what = "each is in a message that meets another only later"
     elif any(c.p2p for c in calls):
         what = "messages and collectives come in different orders"
     else:
         what = (
-            "they enter calls of several groups in different orders" if len({c.group for c in calls}) > 1 else "their calls cross"
+            "they enter calls of several groups in different orders"
+            if len({c.group for c in calls}) > 1
+            else "their calls cross"
         )
     grade, culprits = _grade_of_waits((wait for _, wait in steps), tuple(sorted(ring)))
     return HangCause(
@@ -177,14 +238,20 @@ def ranks_behind(whole: JobWaitState) -> list[HangCause]:
     awaited: dict[int, EvidenceWait] = {}
     for rank in sorted(graph):
         for other, wait in graph[rank].items():
-            if other not in graph and other in whole.ranks and (other not in awaited or awaited[other].doubtful):
+            if (
+                other not in graph
+                and other in whole.ranks
+                and (other not in awaited or awaited[other].doubtful)
+            ):
                 awaited[other] = wait
     if not awaited:
         return []
     by_call: dict[tuple[str, int, int | None], list[int]] = {}
     for rank, wait in awaited.items():
         call = wait.call
-        by_call.setdefault(("", 0, call.peer) if call.p2p else (call.group, call.number, None), []).append(rank)
+        by_call.setdefault(
+            ("", 0, call.peer) if call.p2p else (call.group, call.number, None), []
+        ).append(rank)
     causes = [_behind_cause(whole, ranks, awaited[ranks[0]]) for ranks in by_call.values()]
     return sorted(causes, key=lambda c: (not c.culprits, len(c.ranks), c.ranks))
 
@@ -212,20 +279,30 @@ def _behind_cause(whole: JobWaitState, ranks: list[int], wait: EvidenceWait) -> 
     certain = all(_is_end_of_chain(whole, s) for s in stands)
     minor = len(ranks) * 2 < len(ranks) + len(inside)
     shown_by_stack = all(s.place is not None and s.place.frame is not None for s in stands)
-    culprits = tuple(ranks) if certain and (minor or (shown_by_stack and len(ranks) <= len(inside))) else ()
-    lines: list[CauseLine] = [((s.rank,), activity_text(s), s.told) for s in stands if s.told is not None]
+    culprits = (
+        tuple(ranks)
+        if certain and (minor or (shown_by_stack and len(ranks) <= len(inside)))
+        else ()
+    )
+    lines: list[CauseLine] = [
+        ((s.rank,), activity_text(s), s.told) for s in stands if s.told is not None
+    ]
     if call.p2p:
         lines += [((w.rank,), call_text(evidence, w.call), w.frame) for w in waits[:_MAX_LINES]]
     else:
         lines.append((inside or (wait.rank,), call.op or "waits", wait.frame))
     details = list(_explanations(whole, stands, culprits, minor))
     grade, culprits = _grade_of_waits(waits, culprits)
-    return HangCause("behind", grade, title, culprits, tuple(ranks), lines, details, call.group, call.number)
+    return HangCause(
+        "behind", grade, title, culprits, tuple(ranks), lines, details, call.group, call.number
+    )
 
 
 def _waits_for_same(one: EvidenceWait, other: EvidenceWait, ranks: list[int]) -> bool:
     """Does one wait for these ranks as the other does: in the same call, or in any message?"""
-    return same_call(one, other) or (one.call.p2p and other.call.p2p and one.call.peer in ranks and one.call.peer in one.missing)
+    return same_call(one, other) or (
+        one.call.p2p and other.call.p2p and one.call.peer in ranks and one.call.peer in one.missing
+    )
 
 
 def same_call(one: EvidenceWait, other: EvidenceWait) -> bool:
@@ -254,7 +331,9 @@ def activity_text(stand: RankWaitState) -> str:
     return "waits for its device" if stand.place.op == "synchronize" else "host code"
 
 
-def _explanations(whole: JobWaitState, stands: list[RankWaitState], culprits: tuple[int, ...], minor: bool) -> Iterator[str]:
+def _explanations(
+    whole: JobWaitState, stands: list[RankWaitState], culprits: tuple[int, ...], minor: bool
+) -> Iterator[str]:
     """What keeps them, as far as it is known."""
     for stand in stands[:4]:
         text = source_line(stand.frame)

@@ -1,4 +1,6 @@
-"""Where every rank stands, and whom it waits for: edges that the records prove, and those that lead to ranks nobody told of."""
+"""Where every rank stands, and whom it waits for: edges that the records prove, and those that lead
+to ranks nobody told of.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +9,32 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from distsim.hang_doctor.model.evidence import Evidence
-from distsim.hang_doctor.model.evidence_records import EvidenceCall, ProcessEnd, RankEvidence, StackFrame
+from distsim.hang_doctor.model.evidence_records import (
+    EvidenceCall,
+    ProcessEnd,
+    RankEvidence,
+    StackFrame,
+)
 from distsim.hang_doctor.model.operation_names import OPS_THAT_NEED_ALL, P2P_OPS
-from distsim.hang_doctor.readers.stacks import StackPosition, is_library_file, stack_position, user_frame
+from distsim.hang_doctor.readers.stacks import (
+    StackPosition,
+    is_library_file,
+    stack_position,
+    user_frame,
+)
 
 #: Calls of torch in which every rank of the job must be, whoever the new group's members are.
 _JOB_WIDE_CALLS = ("new_group", "new_subgroups", "init_process_group", "init_device_mesh")
 
-#: Launches that a host may be ahead of its device; CUDA's queue of a stream takes no more, and the host waits.
+#: Launches that a host may be ahead of its device; CUDA's queue of a stream takes no more, and the
+#: host waits.
 _MAX_LAUNCHES = 1024
 
 
 class EvidenceWait(NamedTuple):
-    """A rank is in a call. ``missing``: members whose records say that they are not; ``silent``: members of whom nothing is known.
-    ``doubtful``: those that are missing may have been there, and what says so is lost from their recording.
+    """A rank is in a call. ``missing``: members whose records say that they are not; ``silent``:
+    members of whom nothing is known. ``doubtful``: those that are missing may have been there, and
+    what says so is lost from their recording.
     """
 
     rank: int
@@ -50,18 +64,26 @@ class RankWaitState:
 
     @property
     def told(self) -> StackFrame | None:
-        """The line that belongs to what is said of it: that of its error, though its process may be elsewhere by now."""
+        """The line that belongs to what is said of it: that of its error, though its process may be
+        elsewhere by now.
+        """
         return (user_frame(self.end.frames) if self.end is not None else None) or self.frame
 
 
 class RankProgress:
-    """How far a rank is, looked up: ``last`` number made and ``done`` number finished by group, its collectives, and its open calls."""
+    """How far a rank is, looked up: ``last`` number made and ``done`` number finished by group, its
+    collectives, and its open calls.
+    """
 
     def __init__(self, given: RankEvidence) -> None:
-        self.last = {group: status.enqueued for group, status in given.status.items() if status.enqueued >= 0}
+        self.last = {
+            group: status.enqueued for group, status in given.status.items() if status.enqueued >= 0
+        }
         self.done = {group: status.completed for group, status in given.status.items()}
         self.calls: dict[tuple[str, int], EvidenceCall] = {}
-        self.unwritten = 0 if given.recorded and not given.lapped else None  # of a group on which there is nothing
+        self.unwritten = (
+            0 if given.recorded and not given.lapped else None
+        )  # of a group on which there is nothing
         self.open = [call for call in given.calls if call.state == "waiting"]
         for call in given.calls:
             if not call.p2p:
@@ -87,7 +109,9 @@ class JobWaitState:
         return self._reach[rank]
 
     def last(self, rank: int, group: str) -> int | None:
-        """The number of a rank's last call on a group: 0 where a whole recording has none, None where its records do not say."""
+        """The number of a rank's last call on a group: 0 where a whole recording has none, None
+        where its records do not say.
+        """
         if rank not in self.evidence.ranks:
             return None
         reach = self.reach(rank)
@@ -101,12 +125,18 @@ class JobWaitState:
         if group not in self._members:
             given = self.evidence.ranks.items()
             self._members[group] = tuple(
-                sorted(r for r, e in given if group in e.status or any(c.group == group for c in e.calls))
+                sorted(
+                    r
+                    for r, e in given
+                    if group in e.status or any(c.group == group for c in e.calls)
+                )
             )
         return self._members[group]
 
     def behind(self, group: str, number: int) -> tuple[int, ...]:
-        return tuple(m for m in self.members(group) if (n := self.last(m, group)) is not None and n < number)
+        return tuple(
+            m for m in self.members(group) if (n := self.last(m, group)) is not None and n < number
+        )
 
 
 def last_finished(whole: JobWaitState, rank: int, group: str) -> int:
@@ -119,7 +149,9 @@ def job_wait_state(evidence: Evidence) -> JobWaitState:
     whole = JobWaitState(evidence)
     for rank in sorted(evidence.ranks):
         whole.ranks[rank] = RankWaitState(
-            rank, place=_main_thread_position(evidence.ranks[rank]), end=_process_end(evidence.ranks[rank])
+            rank,
+            place=_main_thread_position(evidence.ranks[rank]),
+            end=_process_end(evidence.ranks[rank]),
         )
     for rank, stand in whole.ranks.items():
         stand.waits = tuple(_rank_waits(whole, rank, stand))
@@ -127,19 +159,36 @@ def job_wait_state(evidence: Evidence) -> JobWaitState:
 
 
 def _process_end(given: RankEvidence) -> ProcessEnd | None:
-    """How it ended: what says why before what does not, what followed from nobody else before what did."""
+    """How it ended: what says why before what does not, what followed from nobody else before what
+    did.
+    """
     return min(given.ends, key=lambda e: (e.unexplained, e.follows, e.clean), default=None)
 
 
 def _main_thread_position(given: RankEvidence) -> StackPosition | None:
-    """Where the main thread is. A thread in a collective speaks for the rank where no main thread was shown."""
+    """Where the main thread is. A thread in a collective speaks for the rank where no main thread
+    was shown.
+    """
     places = [(stack, stack_position(stack)) for stack in given.stacks]
-    main = [(s, p) for s, p in places if s.main and p.frame is not None and not _is_service_thread(s.frames)]
+    main = [
+        (s, p)
+        for s, p in places
+        if s.main and p.frame is not None and not _is_service_thread(s.frames)
+    ]
     chosen = main or [(s, p) for s, p in places if p.op]
     if not chosen:
         return None
-    best = max(chosen, key=lambda sp: (bool(sp[1].op), sp[1].peer is not None, len(sp[0].frames)))[1]
-    whole = next((p.frame for _, p in chosen if p.frame and best.frame and _is_longer_path(p.frame, best.frame)), best.frame)
+    best = max(chosen, key=lambda sp: (bool(sp[1].op), sp[1].peer is not None, len(sp[0].frames)))[
+        1
+    ]
+    whole = next(
+        (
+            p.frame
+            for _, p in chosen
+            if p.frame and best.frame and _is_longer_path(p.frame, best.frame)
+        ),
+        best.frame,
+    )
     return best._replace(frame=whole)
 
 
@@ -157,21 +206,36 @@ def _rank_waits(whole: JobWaitState, rank: int, stand: RankWaitState) -> Iterabl
     given = whole.evidence.ranks[rank]
     pending = pending_calls(whole, given)
     for call in pending:
-        yield _message_wait(whole, call, stand) if call.p2p else _collective_wait(whole, call, stand)
+        yield (
+            _message_wait(whole, call, stand) if call.p2p else _collective_wait(whole, call, stand)
+        )
     if (
         pending
         or stand.place is None
-        or stand.place.op not in (*P2P_OPS, *OPS_THAT_NEED_ALL, *_JOB_WIDE_CALLS, "broadcast", "reduce", "gather", "scatter")
+        or stand.place.op
+        not in (
+            *P2P_OPS,
+            *OPS_THAT_NEED_ALL,
+            *_JOB_WIDE_CALLS,
+            "broadcast",
+            "reduce",
+            "gather",
+            "scatter",
+        )
     ):
         return
     yield _wait_from_stack(whole, rank, stand.place)
 
 
 def pending_calls(whole: JobWaitState, given: RankEvidence) -> list[EvidenceCall]:
-    """The first call of each group that is not done; where the device says at which it is, those alone."""
+    """The first call of each group that is not done; where the device says at which it is, those
+    alone.
+    """
     found: dict[tuple[str, bool, int | None], EvidenceCall] = {}
     for call in given.calls:
-        if call.state == "waiting" or (call.state == "over" and _ended_by_timeout(whole, given, call)):
+        if call.state == "waiting" or (
+            call.state == "over" and _ended_by_timeout(whole, given, call)
+        ):
             found.setdefault((call.group, call.p2p, call.peer if call.p2p else None), call)
     for group, status in given.status.items():
         if (
@@ -180,12 +244,19 @@ def pending_calls(whole: JobWaitState, given: RankEvidence) -> list[EvidenceCall
             and not _repeats_unnamed_call(given, group)
         ):
             number = status.completed + 1
-            seen = next((c for c in given.calls if (c.group, c.number, c.p2p) == (group, number, False)), None)
+            seen = next(
+                (c for c in given.calls if (c.group, c.number, c.p2p) == (group, number, False)),
+                None,
+            )
             op = seen.op if seen else ""
-            blank = EvidenceCall(given.rank, group, number, op, "waiting", order=1 << 40, source=status.sources[0])
+            blank = EvidenceCall(
+                given.rank, group, number, op, "waiting", order=1 << 40, source=status.sources[0]
+            )
             found[group, False, None] = replace(seen, state="waiting") if seen else blank
     calls = sorted(found.values(), key=lambda c: c.order)
-    return [c for c in calls if c.started] or [c for c in calls if not _is_queued(whole.reach(given.rank), c)]
+    return [c for c in calls if c.started] or [
+        c for c in calls if not _is_queued(whole.reach(given.rank), c)
+    ]
 
 
 def _repeats_unnamed_call(given: RankEvidence, group: str) -> bool:
@@ -194,7 +265,9 @@ def _repeats_unnamed_call(given: RankEvidence, group: str) -> bool:
 
 
 def _ended_by_timeout(whole: JobWaitState, given: RankEvidence, call: EvidenceCall) -> bool:
-    """A call of gloo that ended, nobody says how: by a timeout, where a member has not come to it."""
+    """A call of gloo that ended, nobody says how: by a timeout, where a member has not come to
+    it.
+    """
     return (
         call.op in OPS_THAT_NEED_ALL
         and call.number == whole.last(given.rank, call.group)
@@ -213,14 +286,23 @@ def _collective_wait(whole: JobWaitState, call: EvidenceCall, stand: RankWaitSta
     sure = tuple(sorted({*missing, *ended})) if group.sure else ()
     frame = user_frame(call.frames) or (stand.place.frame if stand.place else None)
     return EvidenceWait(
-        call.rank, call, sure, silent, frame, open_ended=not group.sure or (group.members is None and not missing)
+        call.rank,
+        call,
+        sure,
+        silent,
+        frame,
+        open_ended=not group.sure or (group.members is None and not missing),
     )
 
 
 def _has_failed(whole: JobWaitState, rank: int) -> bool:
     given = whole.evidence.ranks.get(rank)
     end = None if given is None else _process_end(given)
-    return end is not None and end.kind in ("killed", "raised") and not (end.follows or end.unexplained)
+    return (
+        end is not None
+        and end.kind in ("killed", "raised")
+        and not (end.follows or end.unexplained)
+    )
 
 
 def _is_queued_behind(whole: JobWaitState, member: int, call: EvidenceCall) -> bool:
@@ -251,17 +333,23 @@ def _message_wait(whole: JobWaitState, call: EvidenceCall, stand: RankWaitState)
 
 
 def _may_be_finished(whole: JobWaitState, call: EvidenceCall) -> bool:
-    """Is one of the two recordings without its oldest calls, so that a message that the peer has finished may be the other half?"""
+    """Is one of the two recordings without its oldest calls, so that a message that the peer has
+    finished may be the other half?
+    """
     given = whole.evidence.ranks[call.peer] if call.peer is not None else None
     if given is None or not (given.lapped or whole.evidence.ranks[call.rank].lapped):
         return False
     other = "recv" if call.op == "send" else "send"
     short = len(given.calls) < _MAX_LAUNCHES
-    return short or any(_is_between(c, other, call.rank, call.group, True) and c.state == "done" for c in given.calls)
+    return short or any(
+        _is_between(c, other, call.rank, call.group, True) and c.state == "done"
+        for c in given.calls
+    )
 
 
 def matching_message(whole: JobWaitState, call: EvidenceCall) -> EvidenceCall | None:
-    """The message of the peer that meets this one, if it was posted: of those between the two in one direction, that of the same number.
+    """The message of the peer that meets this one, if it was posted: of those between the two in
+    one direction, that of the same number.
 
     Where one of the two has lost its oldest calls, those that are open are counted.
     """
@@ -273,12 +361,20 @@ def matching_message(whole: JobWaitState, call: EvidenceCall) -> EvidenceCall | 
     mine = [c for c in ours.calls if _is_between(c, call.op, call.peer, call.group, every)]
     other = "recv" if call.op == "send" else "send"
     theirs = [c for c in given.calls if _is_between(c, other, call.rank, call.group, every)]
-    at = next((i for i, c in enumerate(mine) if c.order == call.order and c.number == call.number), 0)
+    at = next(
+        (i for i, c in enumerate(mine) if c.order == call.order and c.number == call.number), 0
+    )
     return theirs[at] if at < len(theirs) else None
 
 
 def _is_between(call: EvidenceCall, op: str, peer: int, group: str, every: bool) -> bool:
-    return call.p2p and call.op == op and (every or call.state == "waiting") and call.group == group and call.peer in (peer, None)
+    return (
+        call.p2p
+        and call.op == op
+        and (every or call.state == "waiting")
+        and call.group == group
+        and call.peer in (peer, None)
+    )
 
 
 def is_answered(whole: JobWaitState, call: EvidenceCall) -> bool:
@@ -298,36 +394,62 @@ def _is_queued(reach: RankProgress, call: EvidenceCall) -> bool:
 
 
 def _share_communicator(one: EvidenceCall, other: EvidenceCall) -> bool:
-    """Do two calls of a rank run in order? Collectives and batches of messages of a group share its communicator, which takes one at a
-    time; single messages have one for the two ranks.
+    """Do two calls of a rank run in order? Collectives and batches of messages of a group share its
+    communicator, which takes one at a time; single messages have one for the two ranks.
     """
     alone = (one.p2p and not one.batched, other.p2p and not other.batched)
     if one.group != other.group or alone[0] != alone[1]:
         return False
-    return one.peer == other.peer if alone[0] else (one.p2p, one.number) != (other.p2p, other.number)
+    return (
+        one.peer == other.peer if alone[0] else (one.p2p, one.number) != (other.p2p, other.number)
+    )
 
 
 def _wait_from_stack(whole: JobWaitState, rank: int, place: StackPosition) -> EvidenceWait:
     """What only the stack tells: gloo records no messages, and many jobs record nothing."""
-    group = next((k for k, g in whole.evidence.groups.items() if g.desc == "default_pg" or g.name in ("0", "world")), "")
+    group = next(
+        (
+            k
+            for k, g in whole.evidence.groups.items()
+            if g.desc == "default_pg" or g.name in ("0", "world")
+        ),
+        "",
+    )
     key = group if place.whole_group else ""
     p2p = place.op in P2P_OPS
     call = EvidenceCall(
-        rank, key, -1, place.op, "waiting", p2p, place.peer if place.whole_group else None, source="its stack", tag=place.tag
+        rank,
+        key,
+        -1,
+        place.op,
+        "waiting",
+        p2p,
+        place.peer if place.whole_group else None,
+        source="its stack",
+        tag=place.tag,
     )
     if place.op in _JOB_WIDE_CALLS:
         seen = {r: s.place for r, s in whole.ranks.items() if s.place is not None and r != rank}
         elsewhere = tuple(r for r, p in seen.items() if p.op != place.op)
         unseen = tuple(r for r in range(min(whole.evidence.world, 1 << 16)) if r not in whole.ranks)
-        return EvidenceWait(rank, call, elsewhere, unseen, place.frame, open_ended=not elsewhere and not unseen)
+        return EvidenceWait(
+            rank, call, elsewhere, unseen, place.frame, open_ended=not elsewhere and not unseen
+        )
     if not p2p or call.peer is None:
         return EvidenceWait(rank, call, (), (), place.frame, open_ended=True)
     other = whole.ranks.get(call.peer)
     if other is None:
         return EvidenceWait(rank, call, (), (call.peer,), place.frame)
-    away = other.place is not None or other.end is not None or whole.evidence.ranks[call.peer].recorded
+    away = (
+        other.place is not None or other.end is not None or whole.evidence.ranks[call.peer].recorded
+    )
     return EvidenceWait(
-        rank, call, (call.peer,) if away and not _is_answering(other, call) else (), (), place.frame, open_ended=not away
+        rank,
+        call,
+        (call.peer,) if away and not _is_answering(other, call) else (),
+        (),
+        place.frame,
+        open_ended=not away,
     )
 
 

@@ -1,4 +1,6 @@
-"""All evidence on one table: what every file said, by rank and by group, with its contradictions."""
+"""All evidence on one table: what every file said, by rank and by group, with its
+contradictions.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +38,18 @@ class Evidence:
     disputed: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     world: int = 0
-    orphans: list[ThreadStack] = field(default_factory=list)  # stacks of processes whose rank nobody said
+    orphans: list[ThreadStack] = field(
+        default_factory=list
+    )  # stacks of processes whose rank nobody said
     callers: dict[tuple[tuple[str, str, int], ...], tuple[StackFrame, ...]] = field(
         default_factory=dict
     )  # stacks of calls, each once
-    namesakes: dict[str, list[str]] = field(default_factory=dict)  # name -> keys of the groups that have it besides the first
-    mixed: set[str] = field(default_factory=set)  # groups whose counters, in logs, are of messages and collectives in turn
+    namesakes: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # name -> keys of the groups that have it besides the first
+    mixed: set[str] = field(
+        default_factory=set
+    )  # groups whose counters, in logs, are of messages and collectives in turn
 
     def rank(self, rank: int, source: str) -> RankEvidence:
         """The record of a rank, made at its first mention."""
@@ -51,8 +59,17 @@ class Evidence:
         found.sources[source] = None
         return found
 
-    def group(self, name: str, desc: str = "", members: tuple[int, ...] | None = None, sure: bool = True, size: int = 0) -> str:
-        """The key of a group, by its name in all processes, and by its members where several groups have that name."""
+    def group(
+        self,
+        name: str,
+        desc: str = "",
+        members: tuple[int, ...] | None = None,
+        sure: bool = True,
+        size: int = 0,
+    ) -> str:
+        """The key of a group, by its name in all processes, and by its members where several groups
+        have that name.
+        """
         key = self._key(name, members)
         known = self.groups.get(key)
         if known is None:
@@ -68,7 +85,9 @@ class Evidence:
         return key
 
     def _key(self, name: str, members: tuple[int, ...] | None) -> str:
-        """Older versions of torch give all groups that one split makes the same name. They share no rank."""
+        """Older versions of torch give all groups that one split makes the same name. They share no
+        rank.
+        """
         keys = self.namesakes.get(name, [])
         if members is None:
             return name
@@ -94,7 +113,9 @@ class Evidence:
         self.rank(call.rank, call.source.split("#")[0]).calls.append(call)
 
     def status(self, rank: int, group: str, enqueued: int, completed: int, source: str) -> None:
-        """How far a rank is; of several reports the furthest holds. Numbers that nobody can have reached are left out."""
+        """How far a rank is; of several reports the furthest holds. Numbers that nobody can have
+        reached are left out.
+        """
         found = self.rank(rank, source).status.setdefault(group, GroupProgress())
         if 0 <= enqueued < MAX_CALL_NUMBER:
             found.enqueued = max(found.enqueued, enqueued)
@@ -115,13 +136,18 @@ class Evidence:
             ends.append(end)
 
     def settle(self) -> None:
-        """Put calls in order, drop what was said twice, note what two files say differently, and infer what they imply."""
+        """Put calls in order, drop what was said twice, note what two files say differently, and
+        infer what they imply.
+        """
         self._place_namesakes()
         for key in self.mixed:
             self._drop_counters(key)
         for evidence in self.ranks.values():
             self._settle_rank(evidence)
-        default = next((g for g in self.groups.values() if g.desc == "default_pg" or g.name in ("0", "world")), None)
+        default = next(
+            (g for g in self.groups.values() if g.desc == "default_pg" or g.name in ("0", "world")),
+            None,
+        )
         if default is not None and default.members is None and self.world:
             default.members = tuple(range(self.world))
         members = [m for g in self.groups.values() if g.members for m in g.members]
@@ -132,28 +158,43 @@ class Evidence:
             group.size = max(group.size, len(group.members or ()), number * 0)
 
     def _place_namesakes(self) -> None:
-        """Logs name no members: what they say of a rank belongs to the group of that name that has the rank."""
-        for name in [key for key, group in self.groups.items() if group.members is not None and group.key == group.name]:
+        """Logs name no members: what they say of a rank belongs to the group of that name that has
+        the rank.
+        """
+        for name in [
+            key
+            for key, group in self.groups.items()
+            if group.members is not None and group.key == group.name
+        ]:
             keys = [name, *self.namesakes.get(name, [])]
             for key in keys if len(keys) > 1 else ():
                 self.groups[key].alike = True
             for rank, evidence in self.ranks.items():
                 if rank not in (self.groups[name].members or ()):
-                    right = next((key for key in keys if rank in (self.groups[key].members or ())), None)
-                    _move_to_group(evidence, name, right or self.group(f"{name} of others", sure=False))
+                    right = next(
+                        (key for key in keys if rank in (self.groups[key].members or ())), None
+                    )
+                    _move_to_group(
+                        evidence, name, right or self.group(f"{name} of others", sure=False)
+                    )
         for group in self.groups.values():
             if group.of_a_split and group.members is None and group.sure:
                 group.sure = False
-                self.note(f"{group.shown}: older versions of torch give all groups that one split makes this name; which ranks are in "
-                          "one of them, a log does not tell, and a Flight Recorder dump does")  # fmt: skip
+                self.note(
+                    f"{group.shown}: older versions of torch give all groups that one split makes this name; which ranks are in "
+                    "one of them, a log does not tell, and a Flight Recorder dump does"
+                )
 
     def _drop_counters(self, key: str) -> None:
-        self.note(f"on {self.groups[key].shown} the counters of the log are of messages and of collectives in turn: they don't tell who is "
-                  "behind")  # fmt: skip
+        self.note(
+            f"on {self.groups[key].shown} the counters of the log are of messages and of collectives in turn: they don't tell who is "
+            "behind"
+        )
         for evidence in self.ranks.values():
             evidence.status.pop(key, None)
             evidence.calls = [
-                replace(c, number=UNKNOWN_NUMBER) if c.group == key and c.op == "coalesced" else c for c in evidence.calls
+                replace(c, number=UNKNOWN_NUMBER) if c.group == key and c.op == "coalesced" else c
+                for c in evidence.calls
             ]
 
     def _settle_rank(self, evidence: RankEvidence) -> None:
@@ -171,7 +212,9 @@ class Evidence:
                 self._dispute(before, call)
             else:
                 by_number[key] = merge_calls(before, call)
-        evidence.calls = sorted([*by_number.values(), *others], key=lambda c: (c.order, c.at_ns, c.number))
+        evidence.calls = sorted(
+            [*by_number.values(), *others], key=lambda c: (c.order, c.at_ns, c.number)
+        )
 
     def _dispute(self, one: EvidenceCall, other: EvidenceCall) -> None:
         self.disputed.add(one.rank)
@@ -185,7 +228,9 @@ def _move_to_group(evidence: RankEvidence, key: str, other: str) -> None:
     """What was said of a rank on one group is of another."""
     if key in evidence.status:
         evidence.status.setdefault(other, evidence.status.pop(key))
-    evidence.calls = [replace(call, group=other) if call.group == key else call for call in evidence.calls]
+    evidence.calls = [
+        replace(call, group=other) if call.group == key else call for call in evidence.calls
+    ]
 
 
 def merge_calls(one: EvidenceCall, other: EvidenceCall) -> EvidenceCall:

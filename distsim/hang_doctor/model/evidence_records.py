@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-#: How far a call came. ``over``: it ended, well or by a timeout, and the record does not say which (Gloo).
+#: How far a call came. ``over``: it ended, well or by a timeout, and the record does not say which
+#: (Gloo).
 CallState = Literal["waiting", "done", "over", "unknown"]
 #: ``proved``: the records say so. ``suspected``: they fit it. ``unknown``: they can't tell.
 CauseGrade = Literal["proved", "suspected", "unknown"]
@@ -17,7 +18,9 @@ MAX_CALL_NUMBER = 1 << 48
 
 
 def int_field(given: object, key: str, most: int = MAX_CALL_NUMBER) -> int:
-    """The number that an object has under a key; NOWHERE where it has none, or one that is not below ``most``."""
+    """The number that an object has under a key; NOWHERE where it has none, or one that is not
+    below ``most``.
+    """
     value = given.get(key) if isinstance(given, dict) else None
     try:
         number = int(value)  # type: ignore[arg-type]
@@ -41,11 +44,12 @@ class StackFrame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EvidenceCall:
-    """A call of a rank. ``number`` counts a group's collectives (torch's sequence number), -1 where nobody said it.
+    """A call of a rank. ``number`` counts a group's collectives (torch's sequence number), -1 where
+    nobody said it.
 
-    ``peer`` is the other rank of a message (a global rank), None for any or unknown. ``started``: the device was at it. ``batched``: it was
-    issued together with others, as one.
-    Sizes are elements per tensor; ``elements_in``/``elements_out`` their sums, -1 unknown.
+    ``peer`` is the other rank of a message (a global rank), None for any or unknown. ``started``:
+    the device was at it. ``batched``: it was issued together with others, as one. Sizes are
+    elements per tensor; ``elements_in``/``elements_out`` their sums, -1 unknown.
     """
 
     rank: int
@@ -89,8 +93,8 @@ class ThreadStack:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
-    """How a rank's process ended. ``follows``: because of others, or of waiting; it names no culprit. ``unexplained``: it ended, and why is
-    not said.
+    """How a rank's process ended. ``follows``: because of others, or of waiting; it names no
+    culprit. ``unexplained``: it ended, and why is not said.
     """
 
     kind: Literal["raised", "killed", "exited"]
@@ -105,8 +109,8 @@ class ProcessEnd:
 
 @dataclass(slots=True)
 class EvidenceGroup:
-    """A group of ranks. ``sure``: named by what is equal in all processes (GUID, hash, members), not by a local number. ``alike``: other
-    groups have its name.
+    """A group of ranks. ``sure``: named by what is equal in all processes (GUID, hash, members),
+    not by a local number. ``alike``: other groups have its name.
     """
 
     key: str
@@ -119,7 +123,9 @@ class EvidenceGroup:
 
     @property
     def of_a_split(self) -> bool:
-        """May other groups have its name? Torch counts groups; a mesh on bound devices, and split_group, count once for several."""
+        """May other groups have its name? Torch counts groups; a mesh on bound devices, and
+        split_group, count once for several.
+        """
         return self.name.isdecimal() and (self.desc.startswith("mesh_") or ":split:" in self.desc)
 
     @property
@@ -159,7 +165,9 @@ class InputFile(NamedTuple):
 
 
 class ToolReport(NamedTuple):
-    """What a tool concluded itself: a desync report, a mismatch found by torch, RAS. ``ranks`` it names, ``text`` in short."""
+    """What a tool concluded itself: a desync report, a mismatch found by torch, RAS. ``ranks`` it
+    names, ``text`` in short.
+    """
 
     tool: str
     ranks: tuple[int, ...]

@@ -12,7 +12,9 @@ from distsim.hang_doctor.model.operation_names import P2P_OPS
 
 #: Ranges that are written out.
 _MAX_RANGES = 6
-_WAIT_CALLS = re.compile(r"\.(wait|result|join|synchronize)\(|wait_all|\b(recv|irecv|send|isend)\w*\(|batch_isend_irecv")
+_WAIT_CALLS = re.compile(
+    r"\.(wait|result|join|synchronize)\(|wait_all|\b(recv|irecv|send|isend)\w*\(|batch_isend_irecv"
+)
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
@@ -31,7 +33,11 @@ def ranges_text(numbers: Sequence[int]) -> str:
             parts[-1][1] = number
         else:
             parts.append([number, number])
-    texts = [text for a, b in parts for text in ((f"{a}-{b}",) if b > a + 1 else (str(a), str(b))[: b - a + 1])]
+    texts = [
+        text
+        for a, b in parts
+        for text in ((f"{a}-{b}",) if b > a + 1 else (str(a), str(b))[: b - a + 1])
+    ]
     if len(texts) > _MAX_RANGES:
         texts = [*texts[:_MAX_RANGES], f"others, {len(numbers)} in all"]
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
@@ -50,7 +56,11 @@ def call_text(evidence: Evidence, call: EvidenceCall) -> str:
     op = call.op or "a call"
     if call.number < 0:
         return op
-    shown = evidence.groups[call.group].shown if call.group in evidence.groups else "a group that the lines do not name"
+    shown = (
+        evidence.groups[call.group].shown
+        if call.group in evidence.groups
+        else "a group that the lines do not name"
+    )
     return f"{op}, call {call.number} of {shown}"
 
 
@@ -74,6 +84,8 @@ def source_line(frame: StackFrame | None) -> str:
 
 
 def may_hide_a_wait(frame: StackFrame | None) -> bool:
-    """Could the rank be in a wait that its stack does not show? Functions in C do not; the line's text tells, where it is here."""
+    """Could the rank be in a wait that its stack does not show? Functions in C do not; the line's
+    text tells, where it is here.
+    """
     text = source_line(frame)
     return not text or bool(_WAIT_CALLS.search(text))

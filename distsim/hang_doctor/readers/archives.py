@@ -25,7 +25,9 @@ def is_archive(data: bytes) -> bool:
 
 
 def archive_members(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Name and bytes of each file in it. Raises NotUnpacked for one that is damaged, or too large once unpacked."""
+    """Name and bytes of each file in it. Raises NotUnpacked for one that is damaged, or too large
+    once unpacked.
+    """
     try:
         yield from _zip_members(data) if data[:2] == b"PK" else _tar_members(data)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError):
@@ -36,7 +38,9 @@ def _zip_members(data: bytes) -> Iterator[tuple[str, bytes]]:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         entries = [e for e in archive.infolist() if not e.is_dir()]
         total = sum(e.file_size for e in entries)
-        if len(entries) > _MAX_MEMBERS or total > min(_MAX_BYTES, max(len(data) * _MAX_GROWTH, 1 << 20)):
+        if len(entries) > _MAX_MEMBERS or total > min(
+            _MAX_BYTES, max(len(data) * _MAX_GROWTH, 1 << 20)
+        ):
             raise ArchiveRefused(
                 f"it unpacks to {total >> 20} MiB in {len(entries)} files, more than I read: unpack it and name the folder"
             )
@@ -54,7 +58,9 @@ def _tar_members(data: bytes) -> Iterator[tuple[str, bytes]]:
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
         for number, entry in enumerate(archive):
             if number > _MAX_MEMBERS:
-                raise ArchiveRefused(f"more than {_MAX_MEMBERS} files are in it: unpack it and name the folder")
+                raise ArchiveRefused(
+                    f"more than {_MAX_MEMBERS} files are in it: unpack it and name the folder"
+                )
             file = archive.extractfile(entry) if entry.isreg() and entry.size <= len(data) else None
             if file is not None and not entry.name.rsplit("/", 1)[-1].startswith("._"):
                 yield entry.name, file.read()

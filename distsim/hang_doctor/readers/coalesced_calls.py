@@ -1,9 +1,11 @@
-"""Operations that a rank issued as one batch (``batch_isend_irecv``, a coalescing manager), given back the state that they share.
+"""Operations that a rank issued as one batch (``batch_isend_irecv``, a coalescing manager), given
+back the state that they share.
 
-ProcessGroupNCCL records each operation of a batch without a state that could change, and after them one entry, ``nccl:coalesced``, whose
-state is that of all (``pointToPoint``, ``collective`` and ``endCoalescing``; torch 2.4 to 2.13). All of them have the same pair of numbers.
-The last entry is marked as a collective also where its batch has messages alone. Before torch 2.6 a batch of messages took a number of
-the collectives as well.
+ProcessGroupNCCL records each operation of a batch without a state that could change, and after them
+one entry, ``nccl:coalesced``, whose state is that of all (``pointToPoint``, ``collective`` and
+``endCoalescing``; torch 2.4 to 2.13). All of them have the same pair of numbers. The last entry is
+marked as a collective also where its batch has messages alone. Before torch 2.6 a batch of messages
+took a number of the collectives as well.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ class RecordedOperation:
 
 @dataclass
 class _BatchGroup:
-    """What was seen of one process group: operations that may be of a batch, their numbers, and the last number of a collective."""
+    """What was seen of one process group: operations that may be of a batch, their numbers, and the
+    last number of a collective.
+    """
 
     collective: int
     members: list[RecordedOperation] = field(default_factory=list)
@@ -38,8 +42,9 @@ class _BatchGroup:
 
 
 class UnbatchedCalls:
-    """``operations`` of a recording. ``uneven``: names of groups whose collectives have other numbers on each rank, because batches of
-    messages took some of them, and the recording does not go back to all of those.
+    """``operations`` of a recording. ``uneven``: names of groups whose collectives have other
+    numbers on each rank, because batches of messages took some of them, and the recording does not
+    go back to all of those.
     """
 
     def __init__(self, entries: Sequence[object], lapped: bool) -> None:
@@ -48,18 +53,25 @@ class UnbatchedCalls:
         self._lapped = lapped
         self._gone: set[int] = set()
         self._groups: dict[str, _BatchGroup] = {}
-        found = [op for entry in entries if isinstance(entry, dict) and (op := self._take(entry)) is not None]
+        found = [
+            op
+            for entry in entries
+            if isinstance(entry, dict) and (op := self._take(entry)) is not None
+        ]
         self.operations = [op for op in found if id(op) not in self._gone]
 
     def _take(self, entry: DumpEntry) -> RecordedOperation | None:
-        group = self._groups.setdefault(_group_name(entry), _BatchGroup(UNKNOWN_NUMBER if self._lapped else 0))
+        group = self._groups.setdefault(
+            _group_name(entry), _BatchGroup(UNKNOWN_NUMBER if self._lapped else 0)
+        )
         numbers = _sequence_numbers(entry)
         if not _ends_batch(entry):
             return self._add(group, entry, numbers)
         members = _batch_members(group, numbers)
         group.members = []
         if not members:
-            # Before version 2.7 nothing else is recorded of coalesced collectives; the end of messages that are lost has an old number.
+            # Before version 2.7 nothing else is recorded of coalesced collectives; the end of
+            # messages that are lost has an old number.
             lost = numbers[0] <= group.collective or group.collective < 0
             return None if lost else self._add(group, entry, numbers)
         if is_message(members[0].entry):
@@ -72,8 +84,12 @@ class UnbatchedCalls:
             op.batched = True
         return None
 
-    def _add(self, group: _BatchGroup, entry: DumpEntry, numbers: tuple[int, int]) -> RecordedOperation:
-        op = RecordedOperation({**entry, "collective_seq_id": numbers[0] - group.taken} if group.taken else dict(entry))
+    def _add(
+        self, group: _BatchGroup, entry: DumpEntry, numbers: tuple[int, int]
+    ) -> RecordedOperation:
+        op = RecordedOperation(
+            {**entry, "collective_seq_id": numbers[0] - group.taken} if group.taken else dict(entry)
+        )
         if numbers != group.numbers:
             group.members, group.numbers = [], numbers
         group.members.append(op)
@@ -92,18 +108,28 @@ class UnbatchedCalls:
 
 def is_message(entry: object) -> bool:
     """Is this entry a send or a receive?"""
-    return isinstance(entry, dict) and (bool(entry.get("is_p2p")) or _operation_name(entry).startswith(("send ", "recv ")))
+    return isinstance(entry, dict) and (
+        bool(entry.get("is_p2p")) or _operation_name(entry).startswith(("send ", "recv "))
+    )
 
 
 def counts_messages(entry: object) -> bool:
-    """Has the group of this entry carried messages? Then the counters of its status are of messages and collectives in turn."""
+    """Has the group of this entry carried messages? Then the counters of its status are of messages
+    and collectives in turn.
+    """
     return is_message(entry) or int_field(entry, "p2p_seq_id") > 0
 
 
 def _ends_batch(entry: DumpEntry) -> bool:
-    """Is this the entry after a batch? A coalesced call of the fast path has sizes, and stands for itself."""
+    """Is this the entry after a batch? A coalesced call of the fast path has sizes, and stands for
+    itself.
+    """
     name = _operation_name(entry)
-    return name == "coalesced" or (name.endswith("_coalesced") and not entry.get("input_sizes") and not entry.get("output_sizes"))
+    return name == "coalesced" or (
+        name.endswith("_coalesced")
+        and not entry.get("input_sizes")
+        and not entry.get("output_sizes")
+    )
 
 
 def _batch_members(group: _BatchGroup, numbers: tuple[int, int]) -> list[RecordedOperation]:
@@ -118,7 +144,10 @@ def _combined_entry(entries: list[DumpEntry]) -> DumpEntry:
     """What one entry says of the tensors and operations of all."""
     names = dict.fromkeys(_operation_name(entry) for entry in entries)
     backend = str(entries[0].get("profiling_name")).rpartition(":")[0]
-    tensors = {key: [value for entry in entries for value in _as_sequence(entry.get(key))] for key in _TENSOR_KEYS}
+    tensors = {
+        key: [value for entry in entries for value in _as_sequence(entry.get(key))]
+        for key in _TENSOR_KEYS
+    }
     return {"profiling_name": f"{backend}:{' + '.join(names)}", **tensors}
 
 
@@ -133,7 +162,9 @@ def _sequence_numbers(entry: DumpEntry) -> tuple[int, int]:
 
 def _group_name(entry: DumpEntry) -> str:
     given = entry.get("process_group")
-    return str(given[0]) if isinstance(given, (list, tuple)) and given else f"pg {entry.get('pg_id')}"
+    return (
+        str(given[0]) if isinstance(given, (list, tuple)) and given else f"pg {entry.get('pg_id')}"
+    )
 
 
 def _as_sequence(given: object) -> Sequence[object]:

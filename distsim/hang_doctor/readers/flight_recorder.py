@@ -1,6 +1,7 @@
 """Flight Recorder dumps, as pickles and as JSON, of nccl and gloo, from 2.0 to today's version.
 
-Keys and quirks: PyTorch's FlightRecorder; gloo leaves ``state`` at scheduled for ever, and its ``pg_config`` is wrong with two groups.
+Keys and quirks: PyTorch's FlightRecorder; gloo leaves ``state`` at scheduled for ever, and its
+``pg_config`` is wrong with two groups.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from distsim.hang_doctor.model.evidence_records import (
     int_field,
 )
 from distsim.hang_doctor.model.operation_names import operation_family
-from distsim.hang_doctor.readers.coalesced_calls import RecordedOperation, UnbatchedCalls, counts_messages
+from distsim.hang_doctor.readers.coalesced_calls import (
+    RecordedOperation,
+    UnbatchedCalls,
+    counts_messages,
+)
 
 #: Entries of a dump that are read, the latest of them: many times what a ring in use holds.
 _MAX_ENTRIES = 100_000
@@ -37,30 +42,50 @@ def is_flight_recorder(data: object) -> bool:
     )
 
 
-def read_flight_recorder(evidence: Evidence, data: dict[str, object], rank: int, source: str) -> str:
+def read_flight_recorder(
+    evidence: Evidence, data: dict[str, object], rank: int, source: str
+) -> str:
     """Take a dump of a rank into the evidence; what could not be read of it, or nothing."""
     entries = data.get("entries") or []
     if not isinstance(entries, list):
         return "its entries are no list"
-    lost, entries = max(len(entries) - _MAX_ENTRIES, 0), _drop_destroyed_groups(entries[-_MAX_ENTRIES:])
+    lost, entries = (
+        max(len(entries) - _MAX_ENTRIES, 0),
+        _drop_destroyed_groups(entries[-_MAX_ENTRIES:]),
+    )
     evidence.rank(rank, source).recorded |= not _is_recorder_off(data, entries)
     lapped = lost > 0 or (bool(entries) and int_field(entries[0], "record_id") > 0)
     evidence.rank(rank, source).lapped |= lapped
-    gloo = any(str(e.get("profiling_name", "")).startswith("gloo") for e in entries if isinstance(e, dict))
+    gloo = any(
+        str(e.get("profiling_name", "")).startswith("gloo") for e in entries if isinstance(e, dict)
+    )
     evidence.rank(rank, source).messages = bool(entries) and not gloo
     titles = (str(e.get("profiling_name", "")) for e in entries if isinstance(e, dict))
-    evidence.rank(rank, source).backend = next((title.partition(":")[0][:40] for title in titles if ":" in title), "")
-    evidence.rank(rank, source).longest_wait_ns = max((int_field(e, "timeout_ms") for e in entries), default=0) * 10**6
+    evidence.rank(rank, source).backend = next(
+        (title.partition(":")[0][:40] for title in titles if ":" in title), ""
+    )
+    evidence.rank(rank, source).longest_wait_ns = (
+        max((int_field(e, "timeout_ms") for e in entries), default=0) * 10**6
+    )
     groups = _DumpGroups(evidence, _named_groups(evidence, data, entries))
-    pairs = {str(e.get("pg_id")): key for e in entries if isinstance(e, dict) and (key := groups.key(e)) is not None}
+    pairs = {
+        str(e.get("pg_id")): key
+        for e in entries
+        if isinstance(e, dict) and (key := groups.key(e)) is not None
+    }
     status = data.get("pg_status") if isinstance(data.get("pg_status"), dict) else {}
     idle = _idle_groups(status, entries)
     found = UnbatchedCalls(entries, lapped)
     for name in found.uneven:
         evidence.group(name, members=groups.named.get(name), sure=False)
-        evidence.note(f"on group {name} batches of messages took numbers of collectives (torch before 2.6), and the first of them are no "
-                      "longer recorded: its calls can't be told by number")  # fmt: skip
-    calls = [_evidence_call(groups, op, rank, source, idle, order) for order, op in enumerate(found.operations)]
+        evidence.note(
+            f"on group {name} batches of messages took numbers of collectives (torch before 2.6), and the first of them are no "
+            "longer recorded: its calls can't be told by number"
+        )
+    calls = [
+        _evidence_call(groups, op, rank, source, idle, order)
+        for order, op in enumerate(found.operations)
+    ]
     for call in calls:
         if call is not None:
             evidence.call(call)
@@ -69,26 +94,45 @@ def read_flight_recorder(evidence: Evidence, data: dict[str, object], rank: int,
     _read_status(evidence, rank, status, pairs, entries, source)
     told = [f"{unread} of its entries are damaged"] if unread else []
     if _is_recorder_off(data, entries):
-        told.append("no call is in it: the recorder was off (TORCH_FR_BUFFER_SIZE=0), or was asked for no calls")
+        told.append(
+            "no call is in it: the recorder was off (TORCH_FR_BUFFER_SIZE=0), or was asked for no calls"
+        )
     return "; ".join([f"only its latest {_MAX_ENTRIES} entries are read", *told] if lost else told)
 
 
 def _drop_destroyed_groups(entries: list[object]) -> list[object]:
-    """Without calls on groups that were destroyed and made anew: a process then counts again from the start, under another local number."""
-    numbers = [(_group_name(e)[0], str(e.get("pg_id"))) if isinstance(e, dict) else ("", "") for e in entries]
+    """Without calls on groups that were destroyed and made anew: a process then counts again from
+    the start, under another local number.
+    """
+    numbers = [
+        (_group_name(e)[0], str(e.get("pg_id"))) if isinstance(e, dict) else ("", "")
+        for e in entries
+    ]
     latest = dict(numbers)
-    return [e for e, (name, number) in zip(entries, numbers, strict=True) if latest[name] == number or not isinstance(e, dict)]
+    return [
+        e
+        for e, (name, number) in zip(entries, numbers, strict=True)
+        if latest[name] == number or not isinstance(e, dict)
+    ]
 
 
 def _is_recorder_off(data: dict[str, object], entries: list[object]) -> bool:
-    """Was nothing recorded, though there may have been calls? A recorder that is on knows its groups before their first call."""
+    """Was nothing recorded, though there may have been calls? A recorder that is on knows its
+    groups before their first call.
+    """
     status = data.get("pg_status")
-    made = isinstance(status, dict) and any(int_field(given, "last_enqueued_collective") > 0 for given in status.values())
+    made = isinstance(status, dict) and any(
+        int_field(given, "last_enqueued_collective") > 0 for given in status.values()
+    )
     return not entries and (made or not data.get("pg_config"))
 
 
-def _named_groups(evidence: Evidence, data: dict[str, object], entries: list[object]) -> dict[str, tuple[int, ...]]:
-    """Members by a group's name, where the dump is to be believed; the empty name stands for the only group there is."""
+def _named_groups(
+    evidence: Evidence, data: dict[str, object], entries: list[object]
+) -> dict[str, tuple[int, ...]]:
+    """Members by a group's name, where the dump is to be believed; the empty name stands for the
+    only group there is.
+    """
     config = data.get("pg_config")
     found: dict[str, tuple[int, ...]] = {}
     for key, given in config.items() if isinstance(config, dict) else ():
@@ -120,7 +164,11 @@ def _parse_ranks(given: object) -> tuple[int, ...] | None:
 
 def _group_name(entry: dict[str, object]) -> tuple[str, str]:
     given = entry.get("process_group")
-    if isinstance(given, (list, tuple)) and len(given) == 2 and all(isinstance(p, str) for p in given):
+    if (
+        isinstance(given, (list, tuple))
+        and len(given) == 2
+        and all(isinstance(p, str) for p in given)
+    ):
         return given[0], given[1]
     return (f"pg {entry.get('pg_id')}" if isinstance(entry.get("pg_id"), int) else ""), ""
 
@@ -135,18 +183,25 @@ class _DumpGroups:
 
     def key(self, entry: dict[str, object]) -> str | None:
         """The key of an entry's group among all evidence, None where it names none."""
-        (name, desc), sure = _group_name(entry), isinstance(entry.get("process_group"), (list, tuple))
+        (name, desc), sure = (
+            _group_name(entry),
+            isinstance(entry.get("process_group"), (list, tuple)),
+        )
         if not name:
             return None
         if (name, desc, sure) not in self.keys:
-            self.keys[name, desc, sure] = self.evidence.group(name, desc, self.named.get(name), sure)
+            self.keys[name, desc, sure] = self.evidence.group(
+                name, desc, self.named.get(name), sure
+            )
         return self.keys[name, desc, sure]
 
     def members(self, key: str) -> tuple[int, ...] | None:
         return self.evidence.groups[key].members
 
 
-def _check_rank(groups: _DumpGroups, rank: int, operations: list[RecordedOperation], source: str) -> None:
+def _check_rank(
+    groups: _DumpGroups, rank: int, operations: list[RecordedOperation], source: str
+) -> None:
     """Whose a file is, its name alone says. Its groups and its messages have to agree."""
     strange = next((name for name, members in groups.named.items() if rank not in members), None)
     own = {told for op in operations if (told := _rank_in_message(groups, op)) is not None}
@@ -164,20 +219,37 @@ def _check_rank(groups: _DumpGroups, rank: int, operations: list[RecordedOperati
 
 def _rank_in_message(groups: _DumpGroups, op: RecordedOperation) -> int | None:
     message = _P2P_NAME.match(str(op.entry.get("profiling_name")).rpartition(":")[2])
-    members = groups.members(key) if message is not None and (key := groups.key(op.entry)) is not None else None
+    members = (
+        groups.members(key)
+        if message is not None and (key := groups.key(op.entry)) is not None
+        else None
+    )
     if message is None or members is None or message[2] is None or int(message[2]) >= len(members):
         return None
     return members[int(message[2])]
 
 
 def _idle_groups(status: Any, entries: list[Any]) -> set[str]:
-    """Local numbers of groups on which all that was enqueued is completed: gloo's ``retired`` comes a little later."""
+    """Local numbers of groups on which all that was enqueued is completed: gloo's ``retired`` comes
+    a little later.
+    """
     found = set()
     for key, given in status.items():
-        enqueued, completed = int_field(given, "last_enqueued_collective"), int_field(given, "last_completed_collective")
+        enqueued, completed = (
+            int_field(given, "last_enqueued_collective"),
+            int_field(given, "last_completed_collective"),
+        )
         if enqueued > 0 and enqueued == completed:
             found.add(str(key))
-    return found if any(str(e.get("profiling_name", "")).startswith("gloo") for e in entries if isinstance(e, dict)) else set()
+    return (
+        found
+        if any(
+            str(e.get("profiling_name", "")).startswith("gloo")
+            for e in entries
+            if isinstance(e, dict)
+        )
+        else set()
+    )
 
 
 def _evidence_call(
@@ -201,12 +273,24 @@ def _evidence_call(
         number = int_field(entry, "seq_id")  # before version 2.2
     sizes = _sizes(entry.get("input_sizes"))
     return EvidenceCall(
-        rank, group, number, message[1] if message else operation_family(rest), _call_state(entry, backend, idle), p2p,
-        _peer(message, groups.members(group)), entry.get("state") == "started", sizes, _elements(sizes),
-        _elements(_sizes(entry.get("output_sizes"))), _dtype(entry), _stack_frames(groups.evidence, entry.get("frames")),
-max(int_field(entry, "time_created_ns", 1 << 63), 0), order, source,
+        rank,
+        group,
+        number,
+        message[1] if message else operation_family(rest),
+        _call_state(entry, backend, idle),
+        p2p,
+        _peer(message, groups.members(group)),
+        entry.get("state") == "started",
+        sizes,
+        _elements(sizes),
+        _elements(_sizes(entry.get("output_sizes"))),
+        _dtype(entry),
+        _stack_frames(groups.evidence, entry.get("frames")),
+        max(int_field(entry, "time_created_ns", 1 << 63), 0),
+        order,
+        source,
         batched=op.batched,
-    )  # fmt: skip
+    )
 
 
 def _call_state(entry: dict[str, object], backend: str, idle: set[str]) -> CallState:
@@ -221,7 +305,9 @@ def _call_state(entry: dict[str, object], backend: str, idle: set[str]) -> CallS
 
 
 def _peer(message: re.Match[str] | None, members: tuple[int, ...] | None) -> int | None:
-    """The other global rank of a message: the text has ranks of the group, receiver left in ``recv 3<-0``."""
+    """The other global rank of a message: the text has ranks of the group, receiver left in ``recv
+    3<-0``.
+    """
     if message is None or message[3] == "?":
         return None
     local = int(message[3])
@@ -267,7 +353,9 @@ def _stack_frames(evidence: Evidence, given: object) -> tuple[StackFrame, ...]:
     if not isinstance(given, (list, tuple)):
         return ()
     found = tuple(
-        StackFrame(str(frame.get("name", ""))[:200], str(frame.get("filename", ""))[:400], frame["line"])
+        StackFrame(
+            str(frame.get("name", ""))[:200], str(frame.get("filename", ""))[:400], frame["line"]
+        )
         for frame in given[:_MAX_FRAMES]
         if isinstance(frame, dict) and isinstance(frame.get("line"), int)
     )
@@ -275,14 +363,29 @@ def _stack_frames(evidence: Evidence, given: object) -> tuple[StackFrame, ...]:
     return evidence.callers.setdefault(key, found)
 
 
-def _read_status(evidence: Evidence, rank: int, status: Any, pairs: dict[str, str], entries: list[Any], source: str) -> None:
-    """The counters of nccl. Those of gloo count messages too, and those of nccl where there are any: there the entries alone speak."""
-    if any(str(e.get("profiling_name", "")).startswith("gloo") for e in entries if isinstance(e, dict)):
+def _read_status(
+    evidence: Evidence,
+    rank: int,
+    status: Any,
+    pairs: dict[str, str],
+    entries: list[Any],
+    source: str,
+) -> None:
+    """The counters of nccl. Those of gloo count messages too, and those of nccl where there are
+    any: there the entries alone speak.
+    """
+    if any(
+        str(e.get("profiling_name", "")).startswith("gloo") for e in entries if isinstance(e, dict)
+    ):
         return
     carried = {str(e.get("pg_id")) for e in entries if isinstance(e, dict) and counts_messages(e)}
     for key, given in status.items():
         group = pairs.get(str(key))
         if group is not None and str(key) not in carried:
             evidence.status(
-                rank, group, int_field(given, "last_enqueued_collective"), int_field(given, "last_completed_collective"), source
+                rank,
+                group,
+                int_field(given, "last_enqueued_collective"),
+                int_field(given, "last_completed_collective"),
+                source,
             )

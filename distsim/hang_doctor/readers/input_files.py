@@ -1,4 +1,6 @@
-"""Files and folders that were given: read within bounds, recognised by what they hold, handed to their readers."""
+"""Files and folders that were given: read within bounds, recognised by what they hold, handed to
+their readers.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,19 @@ _MAX_OBJECTS: Final = 3_000_000
 _MAX_ITEMS: Final = 20_000_000
 _MAX_LINE: Final = 20_000
 _BOARD_BYTES: Final = 16 * 8 + 1024
-_SKIPPED_SUFFIXES = (".py", ".pyc", ".so", ".pt", ".bin", ".safetensors", ".png", ".svg", ".yaml", ".yml", ".lock")
+_SKIPPED_SUFFIXES = (
+    ".py",
+    ".pyc",
+    ".so",
+    ".pt",
+    ".bin",
+    ".safetensors",
+    ".png",
+    ".svg",
+    ".yaml",
+    ".yml",
+    ".lock",
+)
 _RANK = re.compile(r"(?:^|[^a-z])(?:global_?)?rank[_\-.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _ATTEMPT = re.compile(r"^(|.*?/)attempt_(\d{1,6})(?=/)")
 #: What torchrun's agent writes between two starts of the workers.
@@ -47,17 +61,23 @@ class FileRefused(Exception):
 
 
 def read_evidence(paths: Sequence[str]) -> Evidence:
-    """All that the files say. Raises UsageError for a path that is not there; a file that can't be read is listed with its problem."""
+    """All that the files say. Raises UsageError for a path that is not there; a file that can't be
+    read is listed with its problem.
+    """
     evidence = Evidence()
     for path in _last_attempts(evidence, _list_files(paths)) if paths else ():
         shown = escape_control_characters(path, one_line=True)
         try:
             data = _file_bytes(path)
-            members = list(archives.archive_members(data)) if archives.is_archive(data) else [("", data)]
+            members = (
+                list(archives.archive_members(data)) if archives.is_archive(data) else [("", data)]
+            )
         except (FileRefused, archives.ArchiveRefused) as refusal:
             evidence.files.append(InputFile(shown, "not read", (), str(refusal)))
         except OSError as fault:
-            evidence.files.append(InputFile(shown, "not read", (), f"the system says: {fault.strerror}"))
+            evidence.files.append(
+                InputFile(shown, "not read", (), f"the system says: {fault.strerror}")
+            )
         else:
             for name, part in members:
                 _read_file(
@@ -105,23 +125,37 @@ def _list_files(paths: Sequence[str]) -> list[str]:
             "name dumps, logs and stacks",
         )
     if len(found) > _MAX_FILES:
-        raise UsageError(f"{len(found)} files are more than {_MAX_FILES}", "name the folder of one job's dumps")
+        raise UsageError(
+            f"{len(found)} files are more than {_MAX_FILES}", "name the folder of one job's dumps"
+        )
     return list(found)
 
 
 def _last_attempts(evidence: Evidence, files: list[str]) -> list[str]:
-    """Torchrun keeps a folder ``attempt_N`` for each start of the workers. A hang is of the last one; the others are left out."""
-    starts = {path: (found[1], int(found[2])) for path in files if (found := _ATTEMPT.search(path)) is not None}
+    """Torchrun keeps a folder ``attempt_N`` for each start of the workers. A hang is of the last
+    one; the others are left out.
+    """
+    starts = {
+        path: (found[1], int(found[2]))
+        for path in files
+        if (found := _ATTEMPT.search(path)) is not None
+    }
     last: dict[str, int] = {}
     for folder, number in starts.values():
         last[folder] = max(last.get(folder, 0), number)
     for folder, number in sorted({start for start in starts.values() if start[1] < last[start[0]]}):
-        evidence.note(f"{escape_control_characters(folder, one_line=True)}attempt_{number} is of an earlier start of the job, and left out: name it alone to "
-                      "look at it")  # fmt: skip
-    return [path for path in files if path not in starts or starts[path][1] == last[starts[path][0]]]
+        evidence.note(
+            f"{escape_control_characters(folder, one_line=True)}attempt_{number} is of an earlier start of the job, and left out: name it alone to "
+            "look at it"
+        )
+    return [
+        path for path in files if path not in starts or starts[path][1] == last[starts[path][0]]
+    ]
 
 
-def _read_by_content(evidence: Evidence, path: str, data: bytes, shown: str, name: str) -> tuple[str, set[int], str]:
+def _read_by_content(
+    evidence: Evidence, path: str, data: bytes, shown: str, name: str
+) -> tuple[str, set[int], str]:
     rank = rank_of_file_name(name)
     if not data.strip():
         return "empty", set(), "nothing is in it"
@@ -147,11 +181,17 @@ def _read_by_content(evidence: Evidence, path: str, data: bytes, shown: str, nam
 def _file_bytes(path: str) -> bytes:
     """What a file holds, unpacked; refused by its size before it is read."""
     status = os.stat(path)
-    if not (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode) or stat.S_ISCHR(status.st_mode)):
+    if not (
+        stat.S_ISREG(status.st_mode)
+        or stat.S_ISFIFO(status.st_mode)
+        or stat.S_ISCHR(status.st_mode)
+    ):
         raise FileRefused("it is no file")
     if status.st_size > MAX_BYTES:
-        raise FileRefused(f"{status.st_size >> 20} MiB are more than the {MAX_BYTES >> 20} that a dump or a log may have; cut it: "
-                      "`grep -aE 'NCCL|Rank|rank[0-9]' LOG > short.log`")  # fmt: skip
+        raise FileRefused(
+            f"{status.st_size >> 20} MiB are more than the {MAX_BYTES >> 20} that a dump or a log may have; cut it: "
+            "`grep -aE 'NCCL|Rank|rank[0-9]' LOG > short.log`"
+        )
     with open(path, "rb") as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
@@ -164,7 +204,9 @@ def _file_bytes(path: str) -> bytes:
 
 
 def _gunzip(data: bytes) -> bytes:
-    """Gzip, as far as it goes: a file that was cut gives what is whole. Refused where it grows beyond reason."""
+    """Gzip, as far as it goes: a file that was cut gives what is whole. Refused where it grows
+    beyond reason.
+    """
     machine = zlib.decompressobj(31)
     parts, made = [], 0
     try:
@@ -173,7 +215,9 @@ def _gunzip(data: bytes) -> bytes:
             parts.append(machine.decompress(data[start : start + _CHUNK_BYTES], bound - made + 1))
             made += len(parts[-1])
             if made > bound:
-                raise FileRefused(f"it unpacks to more than {bound >> 20} MiB from {(start + _CHUNK_BYTES) >> 10} KiB")
+                raise FileRefused(
+                    f"it unpacks to more than {bound >> 20} MiB from {(start + _CHUNK_BYTES) >> 10} KiB"
+                )
     except zlib.error:
         raise FileRefused("it is damaged gzip") from None
     found = b"".join(parts)
@@ -181,7 +225,9 @@ def _gunzip(data: bytes) -> bytes:
 
 
 def rank_of_file_name(path: str) -> int | None:
-    """Whose file it is, by its name: ``nccl_trace_rank_3``, ``rank3.log``, ``stack.3.txt``; else by its folder, as torchrun lays logs."""
+    """Whose file it is, by its name: ``nccl_trace_rank_3``, ``rank3.log``, ``stack.3.txt``; else by
+    its folder, as torchrun lays logs.
+    """
     name = os.path.basename(path)
     found = _RANK.search(name) or _LAST_NUMBER.search(
         re.sub(r"(\.(txt|log|json|gz|err|out|pickle|pkl|jsonl|dump|stack))+$", "", name)
@@ -202,7 +248,9 @@ def _parse_progress_file(data: bytes, rank: int | None) -> Any:
         return None
 
 
-def _read_pickle(evidence: Evidence, data: bytes, rank: int | None, shown: str) -> tuple[str, set[int], str]:
+def _read_pickle(
+    evidence: Evidence, data: bytes, rank: int | None, shown: str
+) -> tuple[str, set[int], str]:
     try:
         found = safe_pickle.loads_plain(data)
     except safe_pickle.UnsafePickle as fault:
@@ -212,15 +260,25 @@ def _read_pickle(evidence: Evidence, data: bytes, rank: int | None, shown: str) 
     return _read_flight_recorder(evidence, found, rank, shown)
 
 
-def _read_flight_recorder(evidence: Evidence, found: dict[str, Any], rank: int | None, shown: str) -> tuple[str, set[int], str]:
+def _read_flight_recorder(
+    evidence: Evidence, found: dict[str, Any], rank: int | None, shown: str
+) -> tuple[str, set[int], str]:
     if rank is None:
-        raise FileRefused("a Flight Recorder dump does not say whose it is, and its name has no rank: call it `…_rank_N`")
+        raise FileRefused(
+            "a Flight Recorder dump does not say whose it is, and its name has no rank: call it `…_rank_N`"
+        )
     problem = read_flight_recorder(evidence, found, rank, shown)
-    return f"Flight Recorder {escape_control_characters(str(found['version'])[:12], one_line=True)}", {rank}, problem
+    return (
+        f"Flight Recorder {escape_control_characters(str(found['version'])[:12], one_line=True)}",
+        {rank},
+        problem,
+    )
 
 
 def _parse_json(data: bytes) -> Any:
-    """JSON, with the missing comma of NCCL 2.28's RAS put in; None where it is none. Refused by its parts before it is parsed."""
+    """JSON, with the missing comma of NCCL 2.28's RAS put in; None where it is none. Refused by its
+    parts before it is parsed.
+    """
     if data.count(b"{") + data.count(b"[") > _MAX_OBJECTS or data.count(b",") > _MAX_ITEMS:
         return _refuse_large_json(data)
     for repaired in (False, True):
@@ -234,22 +292,32 @@ def _parse_json(data: bytes) -> Any:
 
 
 def _refuse_large_json(data: bytes) -> None:
-    """None for a log whose first sign is a bracket. Refused otherwise: it is JSON of too many parts."""
+    """None for a log whose first sign is a bracket. Refused otherwise: it is JSON of too many
+    parts.
+    """
     try:
         json.loads(data[:2048].decode("utf-8", "replace"))
     except json.JSONDecodeError as fault:
         if fault.pos < 16:
             return
-    raise FileRefused(f"its JSON has more than {_MAX_OBJECTS} objects and lists, or {_MAX_ITEMS} items: keep the latest entries")
+    raise FileRefused(
+        f"its JSON has more than {_MAX_OBJECTS} objects and lists, or {_MAX_ITEMS} items: keep the latest entries"
+    )
 
 
-def _read_json(evidence: Evidence, parsed: Any, rank: int | None, path: str, shown: str) -> tuple[str, set[int], str]:
+def _read_json(
+    evidence: Evidence, parsed: Any, rank: int | None, path: str, shown: str
+) -> tuple[str, set[int], str]:
     if is_flight_recorder(parsed):
         return _read_flight_recorder(evidence, parsed, rank, shown)
     if is_pyspy_json(parsed):
         for stack in read_pyspy_json(parsed, shown):
             evidence.stack(rank, stack)
-        return "py-spy stacks", set() if rank is None else {rank}, "" if rank is not None else "its name has no rank"
+        return (
+            "py-spy stacks",
+            set() if rank is None else {rank},
+            "" if rank is not None else "its name has no rank",
+        )
     if ras.is_ras_json(parsed):
         return "NCCL RAS", ras.read_ras_json(evidence, parsed, shown), ""
     if ras.is_kineto(parsed):
@@ -268,7 +336,9 @@ def _read_dumps_of_ranks(evidence: Evidence, parsed: Any, shown: str) -> tuple[s
     """Dumps of many ranks in one file: a list in order of ranks, or an object by rank."""
     if other := _unrelated_json(parsed):
         return other, set(), ""
-    items: Iterable[tuple[Any, Any]] = enumerate(parsed) if isinstance(parsed, list) else parsed.items()
+    items: Iterable[tuple[Any, Any]] = (
+        enumerate(parsed) if isinstance(parsed, list) else parsed.items()
+    )
     ranks = set()
     for key, item in items:
         number = re.fullmatch(r"(?:rank[_ ]?)?(\d{1,6})", str(key))
@@ -276,7 +346,9 @@ def _read_dumps_of_ranks(evidence: Evidence, parsed: Any, shown: str) -> tuple[s
             read_flight_recorder(evidence, item, int(number[1]), f"{shown}#{key}")
             ranks.add(int(number[1]))
     if not ranks:
-        raise FileRefused("it is JSON, and none that I know: no Flight Recorder dump, py-spy, RAS or Kineto")
+        raise FileRefused(
+            "it is JSON, and none that I know: no Flight Recorder dump, py-spy, RAS or Kineto"
+        )
     return "Flight Recorder", ranks, ""
 
 
@@ -292,11 +364,17 @@ def _read_distsim_trace(evidence: Evidence, path: str, shown: str) -> tuple[str,
     return "a distsim trace", ras.read_distsim_trace(evidence, trace, shown), problem
 
 
-def _read_text(evidence: Evidence, data: bytes, rank: int | None, shown: str) -> tuple[str, set[int], str]:
+def _read_text(
+    evidence: Evidence, data: bytes, rank: int | None, shown: str
+) -> tuple[str, set[int], str]:
     text = data.decode("utf-8", "replace")
     lines = text.split("\n")
-    if (start := max((at + 1 for at, line in enumerate(lines) if _RESTART.search(line)), default=0)) > 0:
-        evidence.note(f"{shown} has several starts of the job: read from line {start + 1} on, after the last restart")
+    if (
+        start := max((at + 1 for at, line in enumerate(lines) if _RESTART.search(line)), default=0)
+    ) > 0:
+        evidence.note(
+            f"{shown} has several starts of the job: read from line {start + 1} on, after the last restart"
+        )
         lines = lines[start:]
     reader = LogReader(evidence, shown, rank)
     reader.read(line[:_MAX_LINE] for line in lines)
@@ -311,31 +389,53 @@ def _read_text(evidence: Evidence, data: bytes, rank: int | None, shown: str) ->
 
 
 # --- files of the trade that tell nothing of a hang, so that nobody wonders whether they were understood ---
-#: What a file begins with -> what it is. Chakra's traces are protobuf: a message's length, then its `version` or first attribute.
+#: What a file begins with -> what it is. Chakra's traces are protobuf: a message's length, then its
+#: `version` or first attribute.
 _UNRELATED_TEXTS: Final = (
     (re.compile(r"^# +nThreads? |^# nccl-tests", re.MULTILINE), "results of nccl-tests"),
     (re.compile(r"\A\s*<algo [^>]*\bcoll="), "an algorithm of MSCCL"),
     (re.compile(r"\A\S+ +model_parallel_NPU_group: *\d"), "a workload of SimAI"),
     (re.compile(r"\Atest\s*\n\w+:\s*\nallreduce,:", re.MULTILINE), "bandwidths of SimAI"),
-    (re.compile(r"\A(?=(?s:.*)^npus_count:)(?=(?s:.*)^topology:)", re.MULTILINE), "a network of ASTRA-sim"),
-    (re.compile(r"\A(?=(?s:.*)^world:)(?=(?s:.*)^program:)", re.MULTILINE), "a scenario of distsim"),
     (
-        re.compile(r"\A(,*\d+(F|B|I|W|BW|SEND_\w|RECV_\w|UNSHARD|RESHARD)\d*)(,(\d+[A-Z_]+\d*|\([^)]*\)\w+)?){3}"),
+        re.compile(r"\A(?=(?s:.*)^npus_count:)(?=(?s:.*)^topology:)", re.MULTILINE),
+        "a network of ASTRA-sim",
+    ),
+    (
+        re.compile(r"\A(?=(?s:.*)^world:)(?=(?s:.*)^program:)", re.MULTILINE),
+        "a scenario of distsim",
+    ),
+    (
+        re.compile(
+            r"\A(,*\d+(F|B|I|W|BW|SEND_\w|RECV_\w|UNSHARD|RESHARD)\d*)(,(\d+[A-Z_]+\d*|\([^)]*\)\w+)?){3}"
+        ),
         "a schedule of a pipeline",
     ),
 )
-_CHAKRA: Final = re.compile(rb"\A[\x80-\xff]{0,3}[\x01-\x7f](\x0a[\x05-\x08]\d+\.\d+\.\d|\x12.\x0a\x06schema)", re.DOTALL)
+_CHAKRA: Final = re.compile(
+    rb"\A[\x80-\xff]{0,3}[\x01-\x7f](\x0a[\x05-\x08]\d+\.\d+\.\d|\x12.\x0a\x06schema)", re.DOTALL
+)
 
 
 def _unrelated_text(text: str) -> str:
     """What a text is that is no evidence; empty where that is not known."""
     head = text[:4096]
-    return next((f"{what}, which tells nothing of a hang" for pattern, what in _UNRELATED_TEXTS if pattern.search(head)), "")
+    return next(
+        (
+            f"{what}, which tells nothing of a hang"
+            for pattern, what in _UNRELATED_TEXTS
+            if pattern.search(head)
+        ),
+        "",
+    )
 
 
 def _unrelated_bytes(data: bytes) -> str:
     """The same for what is no text."""
-    return "an execution trace of Chakra, which tells nothing of a hang" if _CHAKRA.match(data[:96]) else ""
+    return (
+        "an execution trace of Chakra, which tells nothing of a hang"
+        if _CHAKRA.match(data[:96])
+        else ""
+    )
 
 
 def _unrelated_json(parsed: object) -> str:

@@ -1,4 +1,6 @@
-"""Live ranks of this machine: their stacks by py-spy, whose they are by their environment. Nothing is ended, stopped or changed."""
+"""Live ranks of this machine: their stacks by py-spy, whose they are by their environment. Nothing
+is ended, stopped or changed.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ _MAX_PROCESSES: Final = 1024
 def add_live_processes(evidence: Evidence, pids: Sequence[int], torchrun: int | None) -> None:
     """Take the stacks of live ranks into the evidence.
 
-    Raises UsageError where a process is not there, EnvironmentFault where py-spy is missing or may not look.
+    Raises UsageError where a process is not there, EnvironmentFault where py-spy is missing or may
+    not look.
     """
     wanted = list(dict.fromkeys(pids))
     if torchrun is not None:
@@ -30,7 +33,8 @@ def add_live_processes(evidence: Evidence, pids: Sequence[int], torchrun: int | 
     for pid in wanted:
         if not os.path.isdir(f"/proc/{pid}"):
             raise UsageError(
-                f"there is no process {pid} here", "`pgrep -f train.py` lists them; a rank elsewhere is looked at there"
+                f"there is no process {pid} here",
+                "`pgrep -f train.py` lists them; a rank elsewhere is looked at there",
             )
     tool = _py_spy_path()
     for pid in wanted:
@@ -38,9 +42,14 @@ def add_live_processes(evidence: Evidence, pids: Sequence[int], torchrun: int | 
 
 
 def rank_pids_of_launcher(launcher: int) -> list[int]:
-    """The ranks that a launcher started, by their environment: its children, or theirs. Raises UsageError where there are none."""
+    """The ranks that a launcher started, by their environment: its children, or theirs. Raises
+    UsageError where there are none.
+    """
     if not os.path.isdir(f"/proc/{launcher}"):
-        raise UsageError(f"there is no process {launcher} here", "give the PID of torchrun on this machine: `pgrep -f torchrun`")
+        raise UsageError(
+            f"there is no process {launcher} here",
+            "give the PID of torchrun on this machine: `pgrep -f torchrun`",
+        )
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and (parent := _parent_pid(int(name))) is not None:
@@ -54,7 +63,8 @@ def rank_pids_of_launcher(launcher: int) -> list[int]:
         at += 1
     if not found:
         raise UsageError(
-            f"process {launcher} has no children with a RANK in their environment", "name the ranks: --pid PID --pid PID"
+            f"process {launcher} has no children with a RANK in their environment",
+            "name the ranks: --pid PID --pid PID",
         )
     return found
 
@@ -86,8 +96,10 @@ def _py_spy_path() -> str:
     here = Path(sysconfig.get_path("scripts")) / "py-spy"
     found = str(here) if here.is_file() else shutil.which("py-spy")
     if found is None:
-        raise EnvironmentFault("py-spy is not installed: it takes the stacks of live processes", "`pip install 'distsim[doctor]'`, or "
-                               "`pip install py-spy`")  # fmt: skip
+        raise EnvironmentFault(
+            "py-spy is not installed: it takes the stacks of live processes",
+            "`pip install 'distsim[doctor]'`, or `pip install py-spy`",
+        )
     return found
 
 
@@ -95,25 +107,46 @@ def _add_process(evidence: Evidence, tool: str, pid: int) -> None:
     rank = rank_of_pid(pid)
     shown = f"process {pid}"
     try:
-        done = subprocess.run([tool, "dump", "--locals", "--pid", str(pid)], capture_output=True, text=True, timeout=_PY_SPY_TIMEOUT_S,
-                              errors="replace", check=False)  # fmt: skip
+        done = subprocess.run(
+            [tool, "dump", "--locals", "--pid", str(pid)],
+            capture_output=True,
+            text=True,
+            timeout=_PY_SPY_TIMEOUT_S,
+            errors="replace",
+            check=False,
+        )
     except subprocess.TimeoutExpired:
-        evidence.files.append(InputFile(shown, "a live process", (), f"py-spy gave no stack in {_PY_SPY_TIMEOUT_S:.0f} s"))
+        evidence.files.append(
+            InputFile(
+                shown, "a live process", (), f"py-spy gave no stack in {_PY_SPY_TIMEOUT_S:.0f} s"
+            )
+        )
         return
     except OSError as fault:
-        raise EnvironmentFault(f"{tool} can't be run: {fault.strerror}", "`pip install py-spy`") from None
+        raise EnvironmentFault(
+            f"{tool} can't be run: {fault.strerror}", "`pip install py-spy`"
+        ) from None
     if done.returncode:
         _report_refusal(evidence, shown, done.stderr)
         return
     reader = LogReader(evidence, shown, rank)
     reader.read(iter(done.stdout.split("\n")))
-    evidence.files.append(InputFile(shown, "a live process", tuple(sorted(reader.ranks)), "" if reader.ranks else
-                                   "it says nowhere which rank it is: no RANK in its environment"))  # fmt: skip
+    evidence.files.append(
+        InputFile(
+            shown,
+            "a live process",
+            tuple(sorted(reader.ranks)),
+            "" if reader.ranks else "it says nowhere which rank it is: no RANK in its environment",
+        )
+    )
 
 
 def _report_refusal(evidence: Evidence, shown: str, said: str) -> None:
     text = " ".join(said.split())[:200]
     if "ermission" in text or "ptrace" in text:
-        raise EnvironmentFault(f"the system lets nobody look at {shown}: {text}", "run it as the user of the ranks, or as root; in a "
-                               "container add --cap-add SYS_PTRACE; on macOS use sudo")  # fmt: skip
+        raise EnvironmentFault(
+            f"the system lets nobody look at {shown}: {text}",
+            "run it as the user of the ranks, or as root; in a "
+            "container add --cap-add SYS_PTRACE; on macOS use sudo",
+        )
     evidence.files.append(InputFile(shown, "a live process", (), f"py-spy says: {text}"))

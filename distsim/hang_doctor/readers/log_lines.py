@@ -1,4 +1,6 @@
-"""Lines that people paste: torch's watchdog, desync report and mismatch, Gloo, torchrun, tracebacks, NCCL's own; with any prefix."""
+"""Lines that people paste: torch's watchdog, desync report and mismatch, Gloo, torchrun,
+tracebacks, NCCL's own; with any prefix.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,12 @@ from distsim.hang_doctor.readers.stacks import StackReader
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\[(?:36|0|31|32|33|1)m")
 #: What launchers put before a line, taken off one after the other.
 _PREFIXES = (
-    re.compile(r"^\[\d+,(?P<rank>\d{1,7})\]<(?:stderr|stdout|stddiag)>:?\s?"),  # mpirun --tag-output
-    re.compile(r"^\[rank(?P<rank>\d{1,7})\]:?(?=[\s\[])(?: (?=\s*(?:File|Traceback|\w|\()))?"),  # torch
+    re.compile(
+        r"^\[\d+,(?P<rank>\d{1,7})\]<(?:stderr|stdout|stddiag)>:?\s?"
+    ),  # mpirun --tag-output
+    re.compile(
+        r"^\[rank(?P<rank>\d{1,7})\]:?(?=[\s\[])(?: (?=\s*(?:File|Traceback|\w|\()))?"
+    ),  # torch
     re.compile(r"^\s{0,4}(?P<weak>\d{1,7}): "),  # srun --label
     re.compile(r"^\[\w+?(?P<weak>\d{1,5})\]:\s?(?!\[?[EWIF]\d)"),  # torchrun --tee: [default3]:
     re.compile(r"^\[pod/[^\]]*\]\s"),  # kubectl logs --prefix
@@ -50,8 +56,12 @@ _LAST_WORK = re.compile(
     r"last completed(?: NCCL)? work: (?P<completed>-?\d+)",
     re.IGNORECASE,
 )
-_TIMED_OUT_WORK = re.compile(r"(?:watchdog at work(?: sequence id)?|Timeout at NCCL work):? (\d+)", re.IGNORECASE)
-_FINGERPRINT = re.compile(r"CollectiveFingerPrint\((?:SequenceNumber=(\d+),?\s*)?OpType=(\w+)(?:,\s*TensorShape=\[([^\]]*)\])?")
+_TIMED_OUT_WORK = re.compile(
+    r"(?:watchdog at work(?: sequence id)?|Timeout at NCCL work):? (\d+)", re.IGNORECASE
+)
+_FINGERPRINT = re.compile(
+    r"CollectiveFingerPrint\((?:SequenceNumber=(\d+),?\s*)?OpType=(\w+)(?:,\s*TensorShape=\[([^\]]*)\])?"
+)
 _FINGERPRINT_RANK = re.compile(r"Rank (\d+) is running(?: inconsistent)? collective:")
 _MONITORED = re.compile(
     r"\[Rank \d+\]: Rank(?:s)? ([\d, ]+) failed to pass monitoredBarrier|Rank(?:s)? ([\d, ]+) failed to pass monitoredBarrier"
@@ -64,20 +74,49 @@ _ROOT_CAUSE = re.compile(r"^Root Cause \(first observed failure\):")
 _ROOT_CAUSE_FIELD = re.compile(r"^\s*(rank|exitcode|time|traceback)\s*: (.*)$")
 _TRACE_HEAD = re.compile(r"^\s*Traceback \(most recent call last\):\s*$")
 #: What stands before a traceback that ends no process.
-_HARMLESS_TRACEBACK = re.compile(r"^\s*(Exception ignored (?:in|on)|--- Logging error ---|Exception in thread |Error in atexit)")
+_HARMLESS_TRACEBACK = re.compile(
+    r"^\s*(Exception ignored (?:in|on)|--- Logging error ---|Exception in thread |Error in atexit)"
+)
 _TRACE_FILE = re.compile(r'^\s+File "(.*?)", line (\d+), in (.*)$')
-_ERROR = re.compile(r"^((?:\w+\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Warning)\b)(?::\s?(.*))?$")
+_ERROR = re.compile(
+    r"^((?:\w+\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Warning)\b)(?::\s?(.*))?$"
+)
 #: Lines after "Stack trace of the failed collective:", innermost first.
 _FAILED_FRAME = re.compile(r"^#\d+ (\S+) from (\S+):(\d+)\s*$")
 #: Texts of errors that follow from waiting, or from another rank's end.
 CONSEQUENCE_TEXTS = (
-    "Watchdog caught collective operation timeout", "Timed out waiting", "Connection closed by peer", "Connection reset by peer",
-    "Broken pipe", "Socket Timeout", "Wait timeout", "Application timeout caused pair closure", "NCCL communicator was aborted",
-    "ncclRemoteError", "remote process exited", "monitoredBarrier", "recv, 0 bytes", "Read error", "store->get",
-    "wait timeout after", "ProcessGroupNCCL's watchdog", "collective timeout", "Detected mismatch between collectives", "SIGTERM",
-    "SignalException", "ChildFailedError", "DistNetworkError", "Process group watchdog thread terminated", "KeyboardInterrupt",
-    "NCCL timeout", "BrokenPipeError", "DistStoreError", "Stop_waiting response", "ConnectionResetError", "Resource temporarily",
-)  # fmt: skip
+    "Watchdog caught collective operation timeout",
+    "Timed out waiting",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Socket Timeout",
+    "Wait timeout",
+    "Application timeout caused pair closure",
+    "NCCL communicator was aborted",
+    "ncclRemoteError",
+    "remote process exited",
+    "monitoredBarrier",
+    "recv, 0 bytes",
+    "Read error",
+    "store->get",
+    "wait timeout after",
+    "ProcessGroupNCCL's watchdog",
+    "collective timeout",
+    "Detected mismatch between collectives",
+    "SIGTERM",
+    "SignalException",
+    "ChildFailedError",
+    "DistNetworkError",
+    "Process group watchdog thread terminated",
+    "KeyboardInterrupt",
+    "NCCL timeout",
+    "BrokenPipeError",
+    "DistStoreError",
+    "Stop_waiting response",
+    "ConnectionResetError",
+    "Resource temporarily",
+)
 
 
 @dataclass
@@ -90,7 +129,9 @@ class _PythonTraceback:
 
 @dataclass
 class LogReader:
-    """Reads the lines of one file. ``rank``: whose file it is, by its name; None where many write to it."""
+    """Reads the lines of one file. ``rank``: whose file it is, by its name; None where many write
+    to it.
+    """
 
     evidence: Evidence
     source: str
@@ -112,7 +153,11 @@ class LogReader:
         for raw in lines:
             line = pending + _ESCAPE.sub("", raw.rstrip("\r\n"))
             pending = ""
-            if "WorkNCCL(" in line and ")" not in line.split("WorkNCCL(", 1)[1] and len(line) < 2000:
+            if (
+                "WorkNCCL(" in line
+                and ")" not in line.split("WorkNCCL(", 1)[1]
+                and len(line) < 2000
+            ):
                 pending = line.rstrip()  # wrapped by a terminal
                 continue
             if line.endswith("collective operation timeout:"):
@@ -128,14 +173,20 @@ class LogReader:
 
     def _line(self, line: str) -> None:
         rank, weak, plain = split_prefix(line)
-        told = rank if rank is not None else self._section if self._section is not None else self.rank
+        told = (
+            rank if rank is not None else self._section if self._section is not None else self.rank
+        )
         self._order += 1
         taken, ended = self._stacks.take(plain)
         self._stack(ended)
         if taken:
             self._owner = told if told is not None else weak
             return
-        section = re.match(r"^\W*rank\W{0,3}(\d{1,7})\W*(?:(?:stack|dump|py-?spy|pid|https?:|unix).*)?$", plain, re.IGNORECASE)
+        section = re.match(
+            r"^\W*rank\W{0,3}(\d{1,7})\W*(?:(?:stack|dump|py-?spy|pid|https?:|unix).*)?$",
+            plain,
+            re.IGNORECASE,
+        )
         if section is not None and int(section[1]) < MAX_RANKS:
             self._section = int(section[1])
             return
@@ -185,14 +236,26 @@ class LogReader:
         work, last = _WORK.search(line), _LAST_WORK.search(line)
         if work is None and last is None:
             if "watchdog got stuck" in line and rank is not None:
-                self.evidence.note(f"rank {rank}'s watchdog thread made no progress: a CUDA call or the GIL holds it")
+                self.evidence.note(
+                    f"rank {rank}'s watchdog thread made no progress: a CUDA call or the GIL holds it"
+                )
             return
         group = _GROUP.search(line)
         own = _OWN_RANK.search(line)
         label = rank if rank is not None else int(m[1]) if (m := _LABEL.search(line)) else None
         inner = int(group["rank"]) if group else int(own[1]) if own else None
-        default = group is not None and (group["desc"] == "default_pg" or bool(group["guid"] and group["name"] == "0"))
-        who = label if label is not None else inner if inner is not None else weak if weak is not None else self.rank
+        default = group is not None and (
+            group["desc"] == "default_pg" or bool(group["guid"] and group["name"] == "0")
+        )
+        who = (
+            label
+            if label is not None
+            else inner
+            if inner is not None
+            else weak
+            if weak is not None
+            else self.rank
+        )
         if who is None or who >= MAX_RANKS:
             self.evidence.note("lines of a watchdog name no rank")
             return
@@ -202,7 +265,9 @@ class LogReader:
         if work is not None:
             self._works[who, _work_number(work)] = (operation_family(work["op"]), "")
             self._last_work = (who, _work_number(work))
-        sure = bool(group and (group["guid"] or group["desc"] == "default_pg")) and (label is not None or default)
+        sure = bool(group and (group["guid"] or group["desc"] == "default_pg")) and (
+            label is not None or default
+        )
         key = self._group(group, sure)
         if last is not None:
             self._status(line, who, key, last)
@@ -249,15 +314,31 @@ class LogReader:
         key = key or self.evidence.group("", sure=False)
         op = operation_family(work["op"])
         sizes = _elements(work["in"]), _elements(work["out"])
-        self.evidence.call(EvidenceCall(
-            who, key, _work_number(work), op, "waiting", op in ("send", "recv"), None, True, None, *sizes, order=self._order,
-            source=self.source,
-        ))  # fmt: skip
+        self.evidence.call(
+            EvidenceCall(
+                who,
+                key,
+                _work_number(work),
+                op,
+                "waiting",
+                op in ("send", "recv"),
+                None,
+                True,
+                None,
+                *sizes,
+                order=self._order,
+                source=self.source,
+            )
+        )
 
     # --- what tools concluded ---
 
     def _reports(self, line: str) -> None:
-        lagging, never, passed = _LAGGING.search(line), _NEVER_JOINED.search(line), _MONITORED.search(line)
+        lagging, never, passed = (
+            _LAGGING.search(line),
+            _NEVER_JOINED.search(line),
+            _MONITORED.search(line),
+        )
         if lagging is not None:
             self._say("torch's desync report", lagging[1], lagging[2])
         if never is not None:
@@ -269,7 +350,13 @@ class LogReader:
         if len(ranks) == 2 and len(prints) == 2:
             self.found.add("a mismatch found by torch")
             self.ranks |= set(ranks)
-            (a, b), (x, y) = ranks, [f"{operation_family(op)}{f' of [{shape}]' if shape else ''}" for _, op, shape in prints]
+            (a, b), (x, y) = (
+                ranks,
+                [
+                    f"{operation_family(op)}{f' of [{shape}]' if shape else ''}"
+                    for _, op, shape in prints
+                ],
+            )
             known = ReportedMismatch(a, x, b, y, self.source)
             if known not in self.evidence.mismatched:
                 self.evidence.mismatched.append(known)
@@ -305,8 +392,17 @@ class LogReader:
         self.found.add("torchrun's summary")
         self.ranks.add(int(rank[1]))
         text = f"ended first of all by torchrun's count, {f'by signal {-number}' if number < 0 else f'with exit status {number}'}"
-        self.evidence.end(int(rank[1]), ProcessEnd("killed" if number < 0 else "raised", text, number in (-6, -15, -2), at=root.get("time", ""),
-                                            source=self.source, unexplained=number >= 0))  # fmt: skip
+        self.evidence.end(
+            int(rank[1]),
+            ProcessEnd(
+                "killed" if number < 0 else "raised",
+                text,
+                number in (-6, -15, -2),
+                at=root.get("time", ""),
+                source=self.source,
+                unexplained=number >= 0,
+            ),
+        )
 
     def _traceback(self, line: str, rank: int | None) -> None:
         if _HARMLESS_TRACEBACK.match(line):
@@ -314,7 +410,9 @@ class LogReader:
             return
         if _TRACE_HEAD.match(line):
             before = self._traces.get(rank)
-            self._traces[rank] = _PythonTraceback(harmless=before is not None and before.harmless and not before.frames)
+            self._traces[rank] = _PythonTraceback(
+                harmless=before is not None and before.harmless and not before.frames
+            )
             return
         trace = self._traces.get(rank)
         if trace is None:
@@ -328,19 +426,28 @@ class LogReader:
             del self._traces[rank]
             if trace.harmless:
                 where = "a process" if rank is None else f"rank {rank}"
-                self.evidence.note(f"{where} raised {line.strip()[:160]} where it ends a thread at most, and no process")
+                self.evidence.note(
+                    f"{where} raised {line.strip()[:160]} where it ends a thread at most, and no process"
+                )
             else:
                 self._raised(rank, line.strip(), trace)
 
     def _raised(self, rank: int | None, text: str, trace: _PythonTraceback) -> None:
         if rank is None or rank >= MAX_RANKS:
             if not any(word in text for word in CONSEQUENCE_TEXTS):
-                self.evidence.note(f"a process raised {text[:160]}, and its lines do not say which rank it was")
+                self.evidence.note(
+                    f"a process raised {text[:160]}, and its lines do not say which rank it was"
+                )
             return
         self.found.add("tracebacks")
         self.ranks.add(rank)
         follows = any(word in text for word in CONSEQUENCE_TEXTS)
-        self.evidence.end(rank, ProcessEnd("raised", text[:300], follows, tuple(reversed(trace.frames)), source=self.source))
+        self.evidence.end(
+            rank,
+            ProcessEnd(
+                "raised", text[:300], follows, tuple(reversed(trace.frames)), source=self.source
+            ),
+        )
 
 
 def _elements(text: str | None) -> int:
@@ -354,7 +461,9 @@ def _work_number(work: re.Match[str]) -> int:
 
 
 def split_prefix(line: str) -> tuple[int | None, int | None, str]:
-    """(the rank that a launcher or torch put before the line, a number that may be one, the line without prefixes)"""
+    """(the rank that a launcher or torch put before the line, a number that may be one, the line
+    without prefixes)
+    """
     rank: int | None = None
     weak: int | None = None
     for _ in range(4):

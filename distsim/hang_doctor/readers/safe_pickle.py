@@ -1,7 +1,9 @@
-"""Pickles of plain data, and of nothing else: no class is looked up, no function called, no size trusted.
+"""Pickles of plain data, and of nothing else: no class is looked up, no function called, no size
+trusted.
 
-A machine of its own for the few opcodes that write lists, dicts, tuples, texts and numbers (protocols 0 to 5, as listed in the
-standard library's pickletools). Any other opcode, a GLOBAL above all, ends the reading.
+A machine of its own for the few opcodes that write lists, dicts, tuples, texts and numbers
+(protocols 0 to 5, as listed in the standard library's pickletools). Any other opcode, a GLOBAL
+above all, ends the reading.
 """
 
 from __future__ import annotations
@@ -47,7 +49,14 @@ class _PickleMachine:
 
     def run(self) -> object:
         """Carry out opcodes to STOP; the frequent ones here, the others by the table."""
-        data, at, stack, below, memo, end = self.data, 0, self.stack, self.below, self.memo, len(self.data)
+        data, at, stack, below, memo, end = (
+            self.data,
+            0,
+            self.stack,
+            self.below,
+            self.memo,
+            len(self.data),
+        )
         for _ in range(MAX_OPCODES // _CHECK_INTERVAL):
             for _ in range(_CHECK_INTERVAL):
                 code = data[at]
@@ -116,7 +125,9 @@ class _PickleMachine:
     def set_items(self, target: object, items: list[object]) -> None:
         if not isinstance(target, dict) or len(items) % 2:
             raise UnsafePickle("it is damaged")
-        target.update(zip(items[::2], items[1::2], strict=True))  # a key that can't be one raises TypeError
+        target.update(
+            zip(items[::2], items[1::2], strict=True)
+        )  # a key that can't be one raises TypeError
 
     def extend(self, target: object, items: list[object]) -> None:
         if not isinstance(target, list):
@@ -136,9 +147,20 @@ class _PickleMachine:
 
 def _refusal(code: int) -> str:
     names = {
-        0x63: "GLOBAL", 0x93: "STACK_GLOBAL", 0x52: "REDUCE", 0x62: "BUILD", 0x69: "INST", 0x6F: "OBJ", 0x81: "NEWOBJ",
-        0x92: "NEWOBJ_EX", 0x50: "PERSID", 0x51: "BINPERSID", 0x82: "EXT1", 0x83: "EXT2", 0x84: "EXT4",
-    }  # fmt: skip
+        0x63: "GLOBAL",
+        0x93: "STACK_GLOBAL",
+        0x52: "REDUCE",
+        0x62: "BUILD",
+        0x69: "INST",
+        0x6F: "OBJ",
+        0x81: "NEWOBJ",
+        0x92: "NEWOBJ_EX",
+        0x50: "PERSID",
+        0x51: "BINPERSID",
+        0x82: "EXT1",
+        0x83: "EXT2",
+        0x84: "EXT4",
+    }
     if code in names:
         return f"it would load or call Python code ({names[code]}); a Flight Recorder dump holds plain data only"
     return f"it holds what no Flight Recorder dump does (opcode 0x{code:02x})"
@@ -200,21 +222,44 @@ def _new_dict(m: _PickleMachine) -> None:
 
 
 _OPCODES: dict[int, Callable[[_PickleMachine], None]] = {
-    0x80: _check_protocol, 0x95: _skip_frame,
-    0x4E: lambda m: m.push(None), 0x88: lambda m: m.push(True), 0x89: lambda m: m.push(False),
-    0x4D: lambda m: m.push(m.number("H")), 0x4A: lambda m: m.push(m.number("i")),
-    0x49: _int_line, 0x4C: lambda m: m.push(m.digits(m.line())), 0x46: lambda m: m.push(float(m.line())),
-    0x8A: lambda m: m.push(m.long(m.number("B"))), 0x8B: lambda m: m.push(m.long(m.number("i"))),
+    0x80: _check_protocol,
+    0x95: _skip_frame,
+    0x4E: lambda m: m.push(None),
+    0x88: lambda m: m.push(True),
+    0x89: lambda m: m.push(False),
+    0x4D: lambda m: m.push(m.number("H")),
+    0x4A: lambda m: m.push(m.number("i")),
+    0x49: _int_line,
+    0x4C: lambda m: m.push(m.digits(m.line())),
+    0x46: lambda m: m.push(float(m.line())),
+    0x8A: lambda m: m.push(m.long(m.number("B"))),
+    0x8B: lambda m: m.push(m.long(m.number("i"))),
     0x47: lambda m: m.push(struct.unpack(">d", m.take(8))[0]),
-    0x8C: lambda m: _push_text(m, m.number("B")), 0x8D: lambda m: _push_text(m, m.number("Q")),
-    0x55: lambda m: _push_text(m, m.number("B")), 0x54: lambda m: _push_text(m, m.number("i")),
-    0x56: lambda m: m.push(m.line().decode("raw-unicode-escape")), 0x42: lambda m: m.push(m.take(m.number("I"))),
-    0x43: lambda m: m.push(m.take(m.number("B"))), 0x8E: lambda m: m.push(m.take(m.number("Q"))),
-    0x5D: lambda m: m.push([]), 0x7D: lambda m: m.push({}), 0x29: lambda m: m.push(()), 0x6C: lambda m: m.push(m.since_mark()),
-    0x64: _new_dict, 0x74: lambda m: m.push(tuple(m.since_mark())),
-    0x85: lambda m: _push_tuple(m, 1), 0x86: lambda m: _push_tuple(m, 2), 0x87: lambda m: _push_tuple(m, 3),
-    0x73: _set_item, 0x75: _set_items, 0x61: _append, 0x65: _append_items,
+    0x8C: lambda m: _push_text(m, m.number("B")),
+    0x8D: lambda m: _push_text(m, m.number("Q")),
+    0x55: lambda m: _push_text(m, m.number("B")),
+    0x54: lambda m: _push_text(m, m.number("i")),
+    0x56: lambda m: m.push(m.line().decode("raw-unicode-escape")),
+    0x42: lambda m: m.push(m.take(m.number("I"))),
+    0x43: lambda m: m.push(m.take(m.number("B"))),
+    0x8E: lambda m: m.push(m.take(m.number("Q"))),
+    0x5D: lambda m: m.push([]),
+    0x7D: lambda m: m.push({}),
+    0x29: lambda m: m.push(()),
+    0x6C: lambda m: m.push(m.since_mark()),
+    0x64: _new_dict,
+    0x74: lambda m: m.push(tuple(m.since_mark())),
+    0x85: lambda m: _push_tuple(m, 1),
+    0x86: lambda m: _push_tuple(m, 2),
+    0x87: lambda m: _push_tuple(m, 3),
+    0x73: _set_item,
+    0x75: _set_items,
+    0x61: _append,
+    0x65: _append_items,
     0x70: lambda m: _store_memo(m, m.digits(m.line())),
-    0x94: lambda m: _store_memo(m, len(m.memo)), 0x67: lambda m: m.push(m.memo[m.digits(m.line())]),
-}  # fmt: skip
-_OPCODE_TABLE: tuple[Callable[[_PickleMachine], None] | None, ...] = tuple(_OPCODES.get(code) for code in range(256))
+    0x94: lambda m: _store_memo(m, len(m.memo)),
+    0x67: lambda m: m.push(m.memo[m.digits(m.line())]),
+}
+_OPCODE_TABLE: tuple[Callable[[_PickleMachine], None] | None, ...] = tuple(
+    _OPCODES.get(code) for code in range(256)
+)

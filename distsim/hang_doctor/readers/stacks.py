@@ -1,4 +1,6 @@
-"""Stacks of threads: py-spy (text and JSON), faulthandler, torch's dump_traceback; and what a stack says of where a rank is."""
+"""Stacks of threads: py-spy (text and JSON), faulthandler, torch's dump_traceback; and what a stack
+says of where a rank is.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,17 @@ _PYSPY_THREAD = re.compile(r'^Thread (0x[0-9a-fA-F]+|\d+) \(([^)]*)\)(?:: "(.*)"
 _PYSPY_FRAME = re.compile(r"^ {2,8}(\S.*?) \(([^()]*?)(?::(\d+))?\)\s*$")
 _PYSPY_VALUE = re.compile(r"^\s{8,}(\w+): (.*)$")
 _PYSPY_HEAD = re.compile(r"^Process (\d+): (.*)$")
-_FAULT_THREAD = re.compile(r"^(?:Current thread|Thread) (0x[0-9a-fA-F]+)(?: \[(.*?)\])? \(most recent call first\):\s*$")
+_FAULT_THREAD = re.compile(
+    r"^(?:Current thread|Thread) (0x[0-9a-fA-F]+)(?: \[(.*?)\])? \(most recent call first\):\s*$"
+)
 _FAULT_FRAME = re.compile(r'^\s*File "(.*?)", line (\d+) in (.*?)\s*$')
 _COMMAND_RANK = re.compile(r"--(?:node_)?rank[= ](\d{1,7})\b")
-_THREAD_BOOTSTRAP = ("_bootstrap", "_bootstrap_inner", "Thread._bootstrap", "Thread._bootstrap_inner")
+_THREAD_BOOTSTRAP = (
+    "_bootstrap",
+    "_bootstrap_inner",
+    "Thread._bootstrap",
+    "Thread._bootstrap_inner",
+)
 #: Where files lie that no user wrote.
 _LIBRARY_FILE = re.compile(
     r"(^|/)(site-packages|dist-packages|lib/python3[^/]*|multiprocessing|concurrent/futures)/|^<|^torch/|^(threading|selectors|socket|"
@@ -26,12 +35,21 @@ _LIBRARY_FILE = re.compile(
 )
 _TORCH_DISTRIBUTED_FILE = re.compile(r"(^|/)torch/distributed/")
 #: Calls that are no collectives of a group and wait for ranks all the same.
-_JOB_WIDE_CALLS = ("batch_isend_irecv", "new_group", "new_subgroups", "init_process_group", "init_device_mesh", "split_group")
+_JOB_WIDE_CALLS = (
+    "batch_isend_irecv",
+    "new_group",
+    "new_subgroups",
+    "init_process_group",
+    "init_device_mesh",
+    "split_group",
+)
 _SYNCHRONIZE = ("synchronize", "_synchronize")
 
 
 class StackPosition(NamedTuple):
-    """Where a main thread is: in ``op`` (of family, with peer and tag where locals say them), or in host code; ``frame`` is the user's."""
+    """Where a main thread is: in ``op`` (of family, with peer and tag where locals say them), or in
+    host code; ``frame`` is the user's.
+    """
 
     op: str
     frame: StackFrame | None
@@ -53,12 +71,17 @@ class _OpenThread:
             return None
         frames = tuple(StackFrame(*f) for f in self.frames)
         return ThreadStack(
-            self.name, self.name == "MainThread" or not any(f.name in _THREAD_BOOTSTRAP for f in frames), frames, source
+            self.name,
+            self.name == "MainThread" or not any(f.name in _THREAD_BOOTSTRAP for f in frames),
+            frames,
+            source,
         )
 
 
 class StackReader:
-    """Takes lines one by one and gives stacks as they end. ``command_rank``: what the process's command line said of its rank."""
+    """Takes lines one by one and gives stacks as they end. ``command_rank``: what the process's
+    command line said of its rank.
+    """
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -78,7 +101,10 @@ class StackReader:
         if thread is not None:
             ended = self.close()
             fault = thread.re is _FAULT_THREAD
-            self._open, self._fault = _OpenThread((thread[2] or thread[1]) if fault else (thread[3] or thread[1])), fault
+            self._open, self._fault = (
+                _OpenThread((thread[2] or thread[1]) if fault else (thread[3] or thread[1])),
+                fault,
+            )
             return True, ended
         if self._open is None:
             return False, None
@@ -114,14 +140,24 @@ def read_pyspy_json(threads: list[Any], source: str) -> Iterator[ThreadStack]:
     for thread in threads:
         given = thread.get("frames") if isinstance(thread, dict) else None
         frames = [
-            StackFrame(f["name"].split(".")[-1], str(f.get("filename", "")), f["line"], _frame_locals(f.get("locals")))
+            StackFrame(
+                f["name"].split(".")[-1],
+                str(f.get("filename", "")),
+                f["line"],
+                _frame_locals(f.get("locals")),
+            )
             for f in (given if isinstance(given, list) else ())
-            if isinstance(f, dict) and isinstance(f.get("name"), str) and isinstance(f.get("line"), int)
+            if isinstance(f, dict)
+            and isinstance(f.get("name"), str)
+            and isinstance(f.get("line"), int)
         ]
         if frames:
             name = str(thread.get("thread_name") or thread.get("thread_id"))
             yield ThreadStack(
-                name, name == "MainThread" or not any(f.name in _THREAD_BOOTSTRAP for f in frames), tuple(frames), source
+                name,
+                name == "MainThread" or not any(f.name in _THREAD_BOOTSTRAP for f in frames),
+                tuple(frames),
+                source,
             )
 
 
@@ -155,20 +191,38 @@ def user_frame(frames: Iterable[StackFrame]) -> StackFrame | None:
 
 
 def stack_position(stack: ThreadStack) -> StackPosition:
-    """Where a thread is. Functions in C do not show: a wait on a handle looks like the line that calls it."""
+    """Where a thread is. Functions in C do not show: a wait on a handle looks like the line that
+    calls it.
+    """
     user = user_frame(stack.frames)
     inside = stack.frames[: stack.frames.index(user)] if user is not None else stack.frames
     calls = [
-        f for f in inside if _TORCH_DISTRIBUTED_FILE.search(f.file) and (is_known_operation(f.name) or f.name in _JOB_WIDE_CALLS)
+        f
+        for f in inside
+        if _TORCH_DISTRIBUTED_FILE.search(f.file)
+        and (is_known_operation(f.name) or f.name in _JOB_WIDE_CALLS)
     ]
     if not calls:
         device = next((f for f in inside if f.name in _SYNCHRONIZE and "torch/" in f.file), None)
-        return StackPosition("synchronize" if device else "", user, stack.frames[0] if stack.frames else None)
+        return StackPosition(
+            "synchronize" if device else "", user, stack.frames[0] if stack.frames else None
+        )
     outer = calls[-1]
     op = operation_family(outer.name)
     values = outer.values
-    peer = _integer_local(values, ("dst", "group_dst") if op == "send" else ("src", "group_src")) if op in P2P_OPS else None
-    return StackPosition(op, user, stack.frames[0], peer, _integer_local(values, ("tag",)), values.get("group", "None") == "None")
+    peer = (
+        _integer_local(values, ("dst", "group_dst") if op == "send" else ("src", "group_src"))
+        if op in P2P_OPS
+        else None
+    )
+    return StackPosition(
+        op,
+        user,
+        stack.frames[0],
+        peer,
+        _integer_local(values, ("tag",)),
+        values.get("group", "None") == "None",
+    )
 
 
 def _integer_local(values: Any, names: tuple[str, ...]) -> int | None:

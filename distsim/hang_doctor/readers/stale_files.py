@@ -1,7 +1,9 @@
-"""Files of different runs lie in one folder: dumps that a job left earlier, of ranks that did not write one since. Their clocks tell.
+"""Files of different runs lie in one folder: dumps that a job left earlier, of ranks that did not
+write one since. Their clocks tell.
 
-A call that all need ends nowhere before all have made it, and whoever waits longer than its time-out ends. So two ranks that finished the
-same call made it within that time, or they are not of one run; or the clock of a machine is wrong, which looks the same.
+A call that all need ends nowhere before all have made it, and whoever waits longer than its
+time-out ends. So two ranks that finished the same call made it within that time, or they are not of
+one run; or the clock of a machine is wrong, which looks the same.
 """
 
 from __future__ import annotations
@@ -20,11 +22,17 @@ _MIN_UNIX_TIME_NS = 10**17
 
 
 def drop_stale_ranks(evidence: Evidence) -> None:
-    """Take out ranks whose files are of another time than those of most; where there is no most, nobody is to be accused."""
+    """Take out ranks whose files are of another time than those of most; where there is no most,
+    nobody is to be accused.
+    """
     if len(evidence.ranks) < 2:
         return
-    patience = max(_DEFAULT_TIMEOUT_NS, *(given.longest_wait_ns for given in evidence.ranks.values()))
-    away = {rank: ns for rank, ns in _time_offsets(evidence, patience).items() if abs(ns) > patience}
+    patience = max(
+        _DEFAULT_TIMEOUT_NS, *(given.longest_wait_ns for given in evidence.ranks.values())
+    )
+    away = {
+        rank: ns for rank, ns in _time_offsets(evidence, patience).items() if abs(ns) > patience
+    }
     if not away:
         return
     text = "; ".join(
@@ -32,23 +40,34 @@ def drop_stale_ranks(evidence: Evidence) -> None:
         for rank, ns in sorted(away.items())[:6]
     )
     if len(away) * 2 >= sum(_has_times(given) for given in evidence.ranks.values()):
-        evidence.disputes.append(f"the same calls were made at different times ({text}): files of different runs, or clocks that are "
-                                 "wrong; I cannot tell which belong together")  # fmt: skip
+        evidence.disputes.append(
+            f"the same calls were made at different times ({text}): files of different runs, or clocks that are "
+            "wrong; I cannot tell which belong together"
+        )
         for group in evidence.groups.values():
             group.sure = False
         return
-    evidence.disputes.append(f"the same calls were made at different times ({text}): a file of another run, or a clock that is wrong; the "
-                             f"records of {ranks_text(away)} are left out")  # fmt: skip
+    evidence.disputes.append(
+        f"the same calls were made at different times ({text}): a file of another run, or a clock that is wrong; the "
+        f"records of {ranks_text(away)} are left out"
+    )
     for rank in away:
         del evidence.ranks[rank]
 
 
 def _time_offsets(evidence: Evidence, patience: int) -> dict[int, int]:
-    """How long before or after most each rank made the last call that the most finished; else, how long before all that others made."""
+    """How long before or after most each rank made the last call that the most finished; else, how
+    long before all that others made.
+    """
     made: dict[tuple[str, int], dict[int, int]] = {}
     for rank, given in evidence.ranks.items():
         for call in given.calls if _has_times(given) else ():
-            if call.state == "done" and call.op in OPS_THAT_NEED_ALL and not call.p2p and call.at_ns > _MIN_UNIX_TIME_NS:
+            if (
+                call.state == "done"
+                and call.op in OPS_THAT_NEED_ALL
+                and not call.p2p
+                and call.at_ns > _MIN_UNIX_TIME_NS
+            ):
                 made.setdefault((call.group, call.number), {})[rank] = call.at_ns
     found: dict[int, int] = {}
     for at in sorted(made.values(), key=len):
@@ -77,4 +96,10 @@ def _call_times(given: RankEvidence) -> list[int]:
 
 def _duration_text(ns: int) -> str:
     minutes = ns // (60 * 10**9)
-    return f"{minutes} minutes" if minutes < 120 else f"{minutes // 60} hours" if minutes < 72 * 60 else f"{minutes // 1440} days"
+    return (
+        f"{minutes} minutes"
+        if minutes < 120
+        else f"{minutes // 60} hours"
+        if minutes < 72 * 60
+        else f"{minutes // 1440} days"
+    )

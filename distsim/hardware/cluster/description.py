@@ -1,7 +1,9 @@
-"""A cluster as data: what a device computes, what the links carry, what a call costs; by name or by mapping.
+"""A cluster as data: what a device computes, what the links carry, what a call costs; by name or by
+mapping.
 
-Files speak people's units (``latency: 3 us``, ``bandwidth: 300 GB/s``); inside, a duration is an integer of ns, a size an integer
-of bytes and a rate a float per ns (1 GB/s is 1 byte per ns). The inside name of a field carries its unit.
+Files speak people's units (``latency: 3 us``, ``bandwidth: 300 GB/s``); inside, a duration is an
+integer of ns, a size an integer of bytes and a rate a float per ns (1 GB/s is 1 byte per ns). The
+inside name of a field carries its unit.
 
 >>> preset("dgx-a100").intra.bytes_per_ns
 300.0
@@ -31,7 +33,9 @@ from distsim.hardware.cluster.presets import PRESETS
 T = TypeVar("T")
 
 
-def _unit_annotations(parse: Callable[[object], T], text: Callable[[T], str]) -> tuple[BeforeValidator, PlainSerializer]:
+def _unit_annotations(
+    parse: Callable[[object], T], text: Callable[[T], str]
+) -> tuple[BeforeValidator, PlainSerializer]:
     return BeforeValidator(parse), PlainSerializer(text, return_type=str)
 
 
@@ -44,7 +48,9 @@ Duration = Annotated[int, _parse_duration, _duration_text]
 Size = Annotated[int, _parse_size, _size_text]
 Bandwidth = Annotated[float, _parse_bandwidth, _bandwidth_text, Field(gt=0)]
 FlopRate = Annotated[float, _parse_flop_rate, _flop_rate_text, Field(gt=0)]
-Efficiency = Annotated[float, Field(gt=0, le=2)]  # above 1: in-network reduction beats the link (costs: NVLS 1.07)
+Efficiency = Annotated[
+    float, Field(gt=0, le=2)
+]  # above 1: in-network reduction beats the link (costs: NVLS 1.07)
 
 
 class _ClusterPart(BaseModel):
@@ -53,30 +59,41 @@ class _ClusterPart(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_bool_for_a_number(cls, value: object, info: ValidationInfo) -> object:
-        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation is not bool:
+        if (
+            isinstance(value, bool)
+            and cls.model_fields[info.field_name or ""].annotation is not bool
+        ):
             raise ValueError(f"expected a number, found {str(value).lower()}")
         return value
 
 
 class ComputeDevice(_ClusterPart):
-    """What one rank computes on. ``peak`` is by torch's dtype name; a dtype left out runs at ``float32``'s rate."""
+    """What one rank computes on. ``peak`` is by torch's dtype name; a dtype left out runs at
+    ``float32``'s rate.
+    """
 
     name: str
     peak: dict[str, FlopRate]
     memory_bytes_per_ns: Bandwidth = Field(alias="memory_bandwidth")
     memory_nbytes: Size = Field(alias="memory_size")
-    #: Generation, by NCCL's tables: volta (V100), ampere (A100), ada (L4, L40S), hopper (H100, H200, GH200), blackwell (B200),
-    #: cdna3 (MI300X).
+    #: Generation, by NCCL's tables: volta (V100), ampere (A100), ada (L4, L40S), hopper (H100,
+    #: H200, GH200), blackwell (B200), cdna3 (MI300X).
     architecture: Literal["volta", "ampere", "ada", "hopper", "blackwell", "cdna3", ""] = ""
     launch_ns: Duration = Field(default=0, alias="launch")  # one kernel
     compute_efficiency: Efficiency = 1.0  # share of peak that a large matrix product reaches
     memory_efficiency: Efficiency = 1.0
-    overlap_compute: float = Field(default=1.0, ge=1, le=10)  # by what a kernel takes longer while its rank communicates
-    overlap_transfers: float = Field(default=1.0, ge=1, le=10)  # by what a transfer's bytes do while a rank of its computes
+    overlap_compute: float = Field(
+        default=1.0, ge=1, le=10
+    )  # by what a kernel takes longer while its rank communicates
+    overlap_transfers: float = Field(
+        default=1.0, ge=1, le=10
+    )  # by what a transfer's bytes do while a rank of its computes
     source: str = ""
 
     def peak_flop_per_ns(self, dtype: str) -> float:
-        """The data sheet's rate for a dtype, in FLOP per ns; where it has none, that of float32, in which the device then computes."""
+        """The data sheet's rate for a dtype, in FLOP per ns; where it has none, that of float32, in
+        which the device then computes.
+        """
         rates = self.peak
         return rates.get(dtype) or rates.get("float32") or (min(rates.values()) if rates else 1.0)
 
@@ -86,17 +103,27 @@ class ComputeDevice(_ClusterPart):
 
 
 class IntraNodeLink(_ClusterPart):
-    """The way between two ranks of a node: per rank and direction. ``latency`` is one hop, one message."""
+    """The way between two ranks of a node: per rank and direction. ``latency`` is one hop, one
+    message.
+    """
 
     kind: Literal["nvlink", "xgmi", "pcie", "shm"]
     latency_ns: Duration = Field(alias="latency")
     bytes_per_ns: Bandwidth = Field(alias="bandwidth")
     efficiency: Efficiency = 1.0  # share of the data sheet's bandwidth that a ring reaches; under nccl, that NCCL counts on
     switch: bool = True  # whether links meet in a switch (which can reduce, from H100 on), or go from GPU to GPU
-    mesh: int | Literal["cube"] | None = Field(default=None)  # ranks whose links go from each to each alike, or DGX-1's cube mesh
-    peer_access: bool = True  # whether GPUs reach each other over PCIe, or stage through the host's memory
-    domain: int | None = Field(default=None, ge=1, le=1 << 20)  # ranks that these links join across machines (NVL72: 72)
-    per_switch: int | None = Field(default=None, ge=1, le=1024)  # ranks behind one PCIe switch, whose way up they share
+    mesh: int | Literal["cube"] | None = Field(
+        default=None
+    )  # ranks whose links go from each to each alike, or DGX-1's cube mesh
+    peer_access: bool = (
+        True  # whether GPUs reach each other over PCIe, or stage through the host's memory
+    )
+    domain: int | None = Field(
+        default=None, ge=1, le=1 << 20
+    )  # ranks that these links join across machines (NVL72: 72)
+    per_switch: int | None = Field(
+        default=None, ge=1, le=1024
+    )  # ranks behind one PCIe switch, whose way up they share
     source: str = ""
 
     @field_validator("mesh")
@@ -112,14 +139,21 @@ class IntraNodeLink(_ClusterPart):
         return self.bytes_per_ns * self.efficiency
 
     def reach(self, ranks: int) -> float:
-        """The share of a rank's links that a group of so many ranks on its node can use: of links from GPU to GPU, those to its mates."""
+        """The share of a rank's links that a group of so many ranks on its node can use: of links
+        from GPU to GPU, those to its mates.
+        """
         if self.mesh is None or ranks < 2:
             return 1.0
-        return _CUBE_MESH_RINGS[min(ranks, 8)] / 6 if self.mesh == "cube" else min((ranks - 1) / (self.mesh - 1), 1.0)
+        return (
+            _CUBE_MESH_RINGS[min(ranks, 8)] / 6
+            if self.mesh == "cube"
+            else min((ranks - 1) / (self.mesh - 1), 1.0)
+        )
 
 
-#: DGX-1: one-way rings of one link each that NCCL finds among its first ranks, of 6 (nvidia-smi topo -m of the machine: 4 links inside a
-#: half, 2 to the other); for 5 and 7 as for the next smaller group that has some.
+#: DGX-1: one-way rings of one link each that NCCL finds among its first ranks, of 6 (nvidia-smi
+#: topo -m of the machine: 4 links inside a half, 2 to the other); for 5 and 7 as for the next
+#: smaller group that has some.
 _CUBE_MESH_RINGS = {2: 1, 3: 2, 4: 4, 5: 2, 6: 2, 7: 2, 8: 6}
 
 
@@ -139,9 +173,10 @@ class NetworkCards(_ClusterPart):
 
 
 class Network(_ClusterPart):
-    """What lies between the cards. ``oversubscription`` 2: half of a node's card bandwidth gets through, always; where ``leaf`` tells how
-    many machines are on a leaf switch, half of what their cards could send gets out of it, shared by all that leaves it at once.
-    ``reduces``: its switches can reduce (SHARP), and NCCL is told to use that (CollNet)."""
+    """What lies between the cards. ``oversubscription`` 2: half of a node's card bandwidth gets
+    through, always; where ``leaf`` tells how many machines are on a leaf switch, half of what their
+    cards could send gets out of it, shared by all that leaves it at once. ``reduces``: its switches
+    can reduce (SHARP), and NCCL is told to use that (CollNet)."""
 
     latency_ns: Duration = Field(alias="latency")
     oversubscription: float = Field(default=1.0, ge=1)
@@ -157,12 +192,11 @@ class Network(_ClusterPart):
 
 
 class MeasuredCurve(_ClusterPart):
-    """Measured: how long an operation takes, by its bytes as nccl-tests counts them, from the last rank's arrival to the last
-    one's end.
+    """Measured: how long an operation takes, by its bytes as nccl-tests counts them, from the last
+    rank's arrival to the last one's end.
 
-    ``group`` ranks in each group, ``ranks`` on each node, all of them busy at once; ``nodes`` that a group spans. ``send``
-    stands for
-    every message.
+    ``group`` ranks in each group, ``ranks`` on each node, all of them busy at once; ``nodes`` that
+    a group spans. ``send`` stands for every message.
     """
 
     op: str
@@ -175,22 +209,20 @@ class MeasuredCurve(_ClusterPart):
 class Cluster(_ClusterPart):
     """Everything a cost model needs to know about the machines.
 
-    ``call_overhead``: what a communication call costs before its first byte moves (a kernel, a protocol's start).
-    ``collectives``: ``nccl`` by NCCL's algorithms and protocols, `distsim.hardware.cost.nccl_curves` (needs the device's ``architecture``);
-    ``rails`` by
-    latency and bandwidth alone (rings through every card, two-level algorithms, pipelined chains), ``flat`` as Gloo does (the
-    row's
-    schedule in the order of group ranks).
-    ``gpus_per_process``: how many GPUs one process drives; torch.distributed drives one (nccl-tests' ``-g``).
-    ``host``: the CPU's maker, by which NCCL chooses between nodes.
-    ``shared_links``: transfers that cross a rank's link or a card at the same time share it, see `distsim.hardware.cost.max_min_fairness`.
-    ``crossing``: on flat clusters with shared links, by how much of its moving time a transfer hinders another that the same
-    process moves: at 1 two take twice as long, at 0 they do not hinder each other.
-    ``reduce_bandwidth``: at which a rank combines what came with what it has, on a CPU (None: hidden behind transfers, as on a
-    GPU).
-    ``algorithms``: by what they bring about (all_gather and all_gather_into_tensor are one), the algorithm that is priced, or
-    ``cheapest``; see `distsim.hardware.cost`.
-    ``measured``: see `MeasuredCurve`.
+    ``call_overhead``: what a communication call costs before its first byte moves (a kernel, a
+    protocol's start). ``collectives``: ``nccl`` by NCCL's algorithms and protocols,
+    `distsim.hardware.cost.nccl_curves` (needs the device's ``architecture``); ``rails`` by latency
+    and bandwidth alone (rings through every card, two-level algorithms, pipelined chains), ``flat``
+    as Gloo does (the row's schedule in the order of group ranks). ``gpus_per_process``: how many
+    GPUs one process drives; torch.distributed drives one (nccl-tests' ``-g``). ``host``: the CPU's
+    maker, by which NCCL chooses between nodes. ``shared_links``: transfers that cross a rank's link
+    or a card at the same time share it, see `distsim.hardware.cost.max_min_fairness`. ``crossing``:
+    on flat clusters with shared links, by how much of its moving time a transfer hinders another
+    that the same process moves: at 1 two take twice as long, at 0 they do not hinder each other.
+    ``reduce_bandwidth``: at which a rank combines what came with what it has, on a CPU (None:
+    hidden behind transfers, as on a GPU). ``algorithms``: by what they bring about (all_gather and
+    all_gather_into_tensor are one), the algorithm that is priced, or ``cheapest``; see
+    `distsim.hardware.cost`. ``measured``: see `MeasuredCurve`.
     """
 
     name: str
@@ -211,9 +243,15 @@ class Cluster(_ClusterPart):
     measured: tuple[MeasuredCurve, ...] = ()
 
     def to_mapping(self) -> dict[str, object]:
-        """The cluster as a file has it, in people's units; `cluster_from` reads it back to an equal one."""
+        """The cluster as a file has it, in people's units; `cluster_from` reads it back to an equal
+        one.
+        """
         data = self.model_dump(by_alias=True)
-        return {key: value for key, value in data.items() if value or key not in ("measured", "reduce_bandwidth", "algorithms")}
+        return {
+            key: value
+            for key, value in data.items()
+            if value or key not in ("measured", "reduce_bandwidth", "algorithms")
+        }
 
     @property
     def inter_latency_ns(self) -> int:
@@ -222,7 +260,9 @@ class Cluster(_ClusterPart):
 
     @property
     def rank_inter_bytes_per_ns(self) -> float:
-        """What one rank alone gets through to another node: one card, less an oversubscription that is always felt."""
+        """What one rank alone gets through to another node: one card, less an oversubscription that
+        is always felt.
+        """
         return self.nics.attained / self.network.narrowed
 
     @property
@@ -243,7 +283,8 @@ def preset(name: str) -> Cluster:
 
 
 def cluster_from(value: str | Mapping[str, object] | Cluster) -> Cluster:
-    """A preset's name, or a mapping in people's units: whole, or ``preset: NAME`` and what differs from it, at any depth.
+    """A preset's name, or a mapping in people's units: whole, or ``preset: NAME`` and what differs
+    from it, at any depth.
 
     Raises UsageError that names every key that is wrong.
     """
@@ -268,7 +309,10 @@ def cluster_from(value: str | Mapping[str, object] | Cluster) -> Cluster:
 
 def _preset_data(name: object) -> dict[str, object]:
     if not isinstance(name, str) or name not in PRESETS:
-        raise UsageError(f"no cluster preset `{name}` (known: {name_list(PRESETS)}){did_you_mean(name, PRESETS)}", _REMEDY)
+        raise UsageError(
+            f"no cluster preset `{name}` (known: {name_list(PRESETS)}){did_you_mean(name, PRESETS)}",
+            _REMEDY,
+        )
     return PRESETS[name]
 
 
@@ -277,7 +321,11 @@ def _merged(base: Mapping[str, object], changes: Mapping[str, object]) -> dict[s
     merged = dict(base)
     for key, value in changes.items():
         old = merged.get(key)
-        merged[key] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        merged[key] = (
+            _merged(old, value)
+            if isinstance(old, Mapping) and isinstance(value, Mapping)
+            else value
+        )
     return merged
 
 
@@ -305,4 +353,6 @@ def _known_keys(path: tuple[int | str, ...]) -> list[str]:
         "network": Network,
     }
     model = parts.get(str(path[0]), Cluster) if path else Cluster
-    return [info.alias or name for name, info in model.model_fields.items()] + ["preset"] * (not path)
+    return [info.alias or name for name, info in model.model_fields.items()] + ["preset"] * (
+        not path
+    )

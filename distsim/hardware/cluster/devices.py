@@ -1,11 +1,14 @@
-"""Devices that presets are made of, as data: each number beside its source. Peaks are dense; memory as sold.
+"""Devices that presets are made of, as data: each number beside its source. Peaks are dense; memory
+as sold.
 
-``compute_efficiency``: share of the peak that large matrix products reach in a training step. Alone, for a moment and at their best
-shape they reach .87 on A100, .81 on its PCIe card, .80 on H100, .84 on GH200, .78 on B200, .73 on GB200, .51 on MI300X in bf16, and .71 to
-.78 in fp8 (stas00/ml-engineering, compute/accelerator, "Maximum Achievable Matmul FLOPS"); in a step's own shapes, with its numbers and
-at the clocks of a GPU that is busy throughout, .74 of that on A100 and .69 on H100, as published steps on these two have it once all that
-is bound by memory is counted apart (`benchmarks/training_steps.py`); so, for want of such steps, the PCIe card as A100, and GH200, B200
-and GB200 as H100. V100, L40S and L4: assumed.
+``compute_efficiency``: share of the peak that large matrix products reach in a training step.
+Alone, for a moment and at their best shape they reach .87 on A100, .81 on its PCIe card, .80 on
+H100, .84 on GH200, .78 on B200, .73 on GB200, .51 on MI300X in bf16, and .71 to .78 in fp8
+(stas00/ml-engineering, compute/accelerator, "Maximum Achievable Matmul FLOPS"); in a step's own
+shapes, with its numbers and at the clocks of a GPU that is busy throughout, .74 of that on A100 and
+.69 on H100, as published steps on these two have it once all that is bound by memory is counted
+apart (`benchmarks/training_steps.py`); so, for want of such steps, the PCIe card as A100, and
+GH200, B200 and GB200 as H100. V100, L40S and L4: assumed.
 """
 
 from __future__ import annotations
@@ -16,21 +19,42 @@ PresetData = dict[str, object]
 
 
 def _gpu(
-    name: str, architecture: str, peak: dict[str, str], memory: tuple[str, str], efficiency: float, source: str
+    name: str,
+    architecture: str,
+    peak: dict[str, str],
+    memory: tuple[str, str],
+    efficiency: float,
+    source: str,
 ) -> PresetData:
-    """``memory``: (bandwidth, size). A launch takes 3 to 5 us in CUDA micro-benchmarks, STREAM-like kernels reach .85 of HBM.
+    """``memory``: (bandwidth, size). A launch takes 3 to 5 us in CUDA micro-benchmarks, STREAM-like
+    kernels reach .85 of HBM.
 
-    Kernels beside communication take 18.9 % longer on average over A100, H100, MI210 and MI250 (arXiv:2507.03114). By what
-    transfers take longer is assumed: simulators count with 0 to 20 %.
+    Kernels beside communication take 18.9 % longer on average over A100, H100, MI210 and MI250
+    (arXiv:2507.03114). By what transfers take longer is assumed: simulators count with 0 to 20
+    %.
     """
     return {
-        "name": name, "architecture": architecture, "peak": peak, "memory_bandwidth": memory[0], "memory_size": memory[1],
-        "launch": "4 us", "compute_efficiency": efficiency, "memory_efficiency": 0.85, "overlap_compute": 1.19,
-        "overlap_transfers": 1.1, "source": source,
-    }  # fmt: skip
+        "name": name,
+        "architecture": architecture,
+        "peak": peak,
+        "memory_bandwidth": memory[0],
+        "memory_size": memory[1],
+        "launch": "4 us",
+        "compute_efficiency": efficiency,
+        "memory_efficiency": 0.85,
+        "overlap_compute": 1.19,
+        "overlap_transfers": 1.1,
+        "source": source,
+    }
 
 
-def _peaks(half: float, single: float, double: float, eight: float | None = None, integer: float | None = None) -> dict[str, str]:
+def _peaks(
+    half: float,
+    single: float,
+    double: float,
+    eight: float | None = None,
+    integer: float | None = None,
+) -> dict[str, str]:
     """Peaks in TFLOP/s; ``half`` for both 16-bit types."""
     found = {"bfloat16": half, "float16": half, "float32": single, "float64": double}
     found |= {} if eight is None else {"float8_e4m3fn": eight, "float8_e5m2": eight}
@@ -44,41 +68,101 @@ _A100_SHEET = "NVIDIA A100 data sheet; efficiencies: published training runs"
 _HOPPER_SHEET = "data sheet; efficiencies: published training runs"
 
 V100: Final = _gpu(
-    "NVIDIA V100 SXM2 32 GB", "volta", {"float16": "125 TFLOP/s", "float32": "15.7 TFLOP/s", "float64": "7.8 TFLOP/s"},
-    ("900 GB/s", "32 GB"), 0.6, "NVIDIA V100 data sheet",
-)  # fmt: skip
-A100: Final = _gpu("NVIDIA A100 SXM 80 GB", "ampere", _A100, ("2039 GB/s", "80 GB"), 0.64, _A100_SHEET)
-A100_40: Final = _gpu("NVIDIA A100 SXM 40 GB", "ampere", _A100, ("1555 GB/s", "40 GB"), 0.64, _A100_SHEET)
-A100_PCIE: Final = _gpu("NVIDIA A100 PCIe 80 GB", "ampere", _A100, ("1935 GB/s", "80 GB"), 0.6, _A100_SHEET)
-H100: Final = _gpu("NVIDIA H100 SXM 80 GB", "hopper", _H100, ("3350 GB/s", "80 GB"), 0.55, f"NVIDIA H100 {_HOPPER_SHEET}")
-H200: Final = _gpu("NVIDIA H200 SXM 141 GB", "hopper", _H100, ("4800 GB/s", "141 GB"), 0.55, f"NVIDIA H200 {_HOPPER_SHEET}")
-GH200: Final = _gpu("NVIDIA GH200 96 GB", "hopper", _H100, ("4000 GB/s", "96 GB"), 0.58, f"NVIDIA GH200 {_HOPPER_SHEET}")
-B200: Final = _gpu(
-    "NVIDIA B200 180 GB", "blackwell", _peaks(2250, 75, 37, 4500, 4500), ("7700 GB/s", "180 GB"), 0.54, "NVIDIA DGX B200 data sheet",
-)  # fmt: skip
-GB200: Final = _gpu(
-    "NVIDIA GB200 186 GB", "blackwell", _peaks(2500, 80, 40, 5000, 5000), ("8000 GB/s", "186 GB"), 0.5,
-    "NVIDIA GB200 NVL72 data sheet",
-)  # fmt: skip
-#: 654 of 1307 TFLOP/s in bf16 is what AMD measures as achievable (rocm.blogs.amd.com, "Measuring Max-Achievable FLOPs").
-MI300X: Final = _gpu(
-    "AMD MI300X 192 GB", "cdna3", _peaks(1307, 163.4, 163.4, 2615, 2615), ("5300 GB/s", "192 GB"), 0.5,
-    "AMD MI300X data sheet; efficiency: AMD's max-achievable FLOPs",
-)  # fmt: skip
-L40S: Final = _gpu(
-    "NVIDIA L40S 48 GB", "ada", _peaks(362, 91.6, 1.4, 733, 733), ("864 GB/s", "48 GB"), 0.6, "NVIDIA L40S data sheet"
+    "NVIDIA V100 SXM2 32 GB",
+    "volta",
+    {"float16": "125 TFLOP/s", "float32": "15.7 TFLOP/s", "float64": "7.8 TFLOP/s"},
+    ("900 GB/s", "32 GB"),
+    0.6,
+    "NVIDIA V100 data sheet",
 )
-L4: Final = _gpu("NVIDIA L4 24 GB", "ada", _peaks(121, 30.3, 0.5, 242, 242), ("300 GB/s", "24 GB"), 0.6, "NVIDIA L4 data sheet")
+A100: Final = _gpu(
+    "NVIDIA A100 SXM 80 GB", "ampere", _A100, ("2039 GB/s", "80 GB"), 0.64, _A100_SHEET
+)
+A100_40: Final = _gpu(
+    "NVIDIA A100 SXM 40 GB", "ampere", _A100, ("1555 GB/s", "40 GB"), 0.64, _A100_SHEET
+)
+A100_PCIE: Final = _gpu(
+    "NVIDIA A100 PCIe 80 GB", "ampere", _A100, ("1935 GB/s", "80 GB"), 0.6, _A100_SHEET
+)
+H100: Final = _gpu(
+    "NVIDIA H100 SXM 80 GB",
+    "hopper",
+    _H100,
+    ("3350 GB/s", "80 GB"),
+    0.55,
+    f"NVIDIA H100 {_HOPPER_SHEET}",
+)
+H200: Final = _gpu(
+    "NVIDIA H200 SXM 141 GB",
+    "hopper",
+    _H100,
+    ("4800 GB/s", "141 GB"),
+    0.55,
+    f"NVIDIA H200 {_HOPPER_SHEET}",
+)
+GH200: Final = _gpu(
+    "NVIDIA GH200 96 GB",
+    "hopper",
+    _H100,
+    ("4000 GB/s", "96 GB"),
+    0.58,
+    f"NVIDIA GH200 {_HOPPER_SHEET}",
+)
+B200: Final = _gpu(
+    "NVIDIA B200 180 GB",
+    "blackwell",
+    _peaks(2250, 75, 37, 4500, 4500),
+    ("7700 GB/s", "180 GB"),
+    0.54,
+    "NVIDIA DGX B200 data sheet",
+)
+GB200: Final = _gpu(
+    "NVIDIA GB200 186 GB",
+    "blackwell",
+    _peaks(2500, 80, 40, 5000, 5000),
+    ("8000 GB/s", "186 GB"),
+    0.5,
+    "NVIDIA GB200 NVL72 data sheet",
+)
+#: 654 of 1307 TFLOP/s in bf16 is what AMD measures as achievable (rocm.blogs.amd.com, "Measuring
+#: Max-Achievable FLOPs").
+MI300X: Final = _gpu(
+    "AMD MI300X 192 GB",
+    "cdna3",
+    _peaks(1307, 163.4, 163.4, 2615, 2615),
+    ("5300 GB/s", "192 GB"),
+    0.5,
+    "AMD MI300X data sheet; efficiency: AMD's max-achievable FLOPs",
+)
+L40S: Final = _gpu(
+    "NVIDIA L40S 48 GB",
+    "ada",
+    _peaks(362, 91.6, 1.4, 733, 733),
+    ("864 GB/s", "48 GB"),
+    0.6,
+    "NVIDIA L40S data sheet",
+)
+L4: Final = _gpu(
+    "NVIDIA L4 24 GB",
+    "ada",
+    _peaks(121, 30.3, 0.5, 242, 242),
+    ("300 GB/s", "24 GB"),
+    0.6,
+    "NVIDIA L4 data sheet",
+)
 
 CPU: Final[PresetData] = {
     "name": "one CPU socket",
-    "peak": {"float32": "1.28 TFLOP/s", "float64": "0.64 TFLOP/s"},  # 16 cores x 2.5 GHz x 32 (AVX2: 2 FMA x 8 float32)
+    "peak": {
+        "float32": "1.28 TFLOP/s",
+        "float64": "0.64 TFLOP/s",
+    },  # 16 cores x 2.5 GHz x 32 (AVX2: 2 FMA x 8 float32)
     "memory_bandwidth": "204.8 GB/s",  # 8 channels of DDR4-3200
     "memory_size": "256 GB",
     "compute_efficiency": 0.7,  # blocked GEMM in a BLAS
     "memory_efficiency": 0.7,  # STREAM triad over the channels' peak
     "source": "16 cores at 2.5 GHz with AVX2, 8 channels of DDR4-3200",
-}  # fmt: skip
+}
 
 #: Loopback TCP between processes of one machine, as Gloo uses it.
 LOOPBACK: Final[PresetData] = {
@@ -87,4 +171,4 @@ LOOPBACK: Final[PresetData] = {
     "bandwidth": "1.6 GB/s",  # one Gloo loop thread per process carries 1 to 1.6 GB/s, loopback too
     "efficiency": 0.8,  # the middle of that range
     "source": "published Gloo sweeps (one loop thread per process)",
-}  # fmt: skip
+}

@@ -1,11 +1,10 @@
 """Clusters that come with distsim, as data: each number beside its source.
 
-Data-sheet figures are the vendors'. On GPUs ``efficiency`` is what NCCL counts of a data sheet's bandwidth before it chooses
-(src/graph/topo.h): 20 of
-25 GB/s a link on NVLink 2 and 3, 20.6 on NVLink 4, 40.1 of 50 on NVLink 5, 12 of 16 GB/s over PCIe 3 (doubled with each
-generation), 12 of 12.5
-GB/s on a card of 100 Gbit/s; what of that is reached stands in `distsim.hardware.cost.nccl_constants`. None of these was measured on your
-machines: see
+Data-sheet figures are the vendors'. On GPUs ``efficiency`` is what NCCL counts of a data sheet's
+bandwidth before it chooses (src/graph/topo.h): 20 of 25 GB/s a link on NVLink 2 and 3, 20.6 on
+NVLink 4, 40.1 of 50 on NVLink 5, 12 of 16 GB/s over PCIe 3 (doubled with each generation), 12 of
+12.5 GB/s on a card of 100 Gbit/s; what of that is reached stands in
+`distsim.hardware.cost.nccl_constants`. None of these was measured on your machines: see
 `distsim.hardware.cost.prediction_range` for how far off they are.
 """
 
@@ -19,102 +18,239 @@ from distsim.hardware.cluster.devices import CPU, LOOPBACK, PresetData
 _CPU_RANGE = "+-40 % (a guess: TCP stacks and hosts differ more than links do)"
 _ONE_CARD = "a guess: one 100 Gbit/s card"
 _NCCL_SOURCE = "NCCL topo.h and tuning.cc"
-#: Nine of ten measured times of systems that were left out of the fit (`distsim.hardware.cost.prediction_range`).
-_FITTED_RANGE = "nine of ten measured times are 0.65 to 1.4 of what is told on one node, 0.7 to 2.1 on several"
-_UNFITTED_RANGE = (
-    "nine of ten measured times are 0.4 to 2 of what is told on one node, 0.5 to 4 on several (few or no published tables)"
+#: Nine of ten measured times of systems that were left out of the fit
+#: (`distsim.hardware.cost.prediction_range`).
+_FITTED_RANGE = (
+    "nine of ten measured times are 0.65 to 1.4 of what is told on one node, 0.7 to 2.1 on several"
 )
+_UNFITTED_RANGE = "nine of ten measured times are 0.4 to 2 of what is told on one node, 0.5 to 4 on several (few or no published tables)"
 _FITTED_ARCHITECTURES = ("volta", "ampere", "hopper")
 
 
 def _nvlink(generation: int, **more: object) -> PresetData:
     """A GPU's links together, per direction (NVIDIA's data sheets)."""
-    sheet, counted = {2: ("150 GB/s", 0.8), 3: ("300 GB/s", 0.8), 4: ("450 GB/s", 0.824), 5: ("900 GB/s", 0.802)}[generation]
+    sheet, counted = {
+        2: ("150 GB/s", 0.8),
+        3: ("300 GB/s", 0.8),
+        4: ("450 GB/s", 0.824),
+        5: ("900 GB/s", 0.802),
+    }[generation]
     return {
-        "kind": "nvlink", "latency": "0.6 us", "bandwidth": sheet, "efficiency": counted,
-        "source": f"NVLink {generation}; {_NCCL_SOURCE}", **more,
-    }  # fmt: skip
+        "kind": "nvlink",
+        "latency": "0.6 us",
+        "bandwidth": sheet,
+        "efficiency": counted,
+        "source": f"NVLink {generation}; {_NCCL_SOURCE}",
+        **more,
+    }
 
 
 def _pcie(generation: int, **more: object) -> PresetData:
     """16 lanes, per direction."""
     sheet = {3: "16 GB/s", 4: "32 GB/s", 5: "64 GB/s"}[generation]
     return {
-        "kind": "pcie", "latency": "1 us", "bandwidth": sheet, "efficiency": 0.75, "switch": False,
-        "source": f"PCIe {generation}.0 x16; {_NCCL_SOURCE}", **more,
-    }  # fmt: skip
+        "kind": "pcie",
+        "latency": "1 us",
+        "bandwidth": sheet,
+        "efficiency": 0.75,
+        "switch": False,
+        "source": f"PCIe {generation}.0 x16; {_NCCL_SOURCE}",
+        **more,
+    }
 
 
 def _nics(count: int, gbits: int, source: str) -> PresetData:
-    return {"count": count, "latency": "1 us", "bandwidth": f"{gbits} Gbit/s", "efficiency": 0.96, "source": source}
+    return {
+        "count": count,
+        "latency": "1 us",
+        "bandwidth": f"{gbits} Gbit/s",
+        "efficiency": 0.96,
+        "source": source,
+    }
 
 
 def _cluster(
-    name: str, device: PresetData, intra: PresetData, nics: PresetData, transport: str, source: str, **more: object
+    name: str,
+    device: PresetData,
+    intra: PresetData,
+    nics: PresetData,
+    transport: str,
+    source: str,
+    **more: object,
 ) -> PresetData:
-    """Of GPUs. A hop through the network takes 4 us (NCCL tuning.cc: ring, LL128), a call's launch 3.1 us
-    (`distsim.hardware.cost.nccl_constants`)."""
+    """Of GPUs. A hop through the network takes 4 us (NCCL tuning.cc: ring, LL128), a call's launch
+    3.1 us (`distsim.hardware.cost.nccl_constants`)."""
     band = (
         _FITTED_RANGE
-        if device["architecture"] in _FITTED_ARCHITECTURES and transport == "ib" and intra["kind"] == "nvlink"
+        if device["architecture"] in _FITTED_ARCHITECTURES
+        and transport == "ib"
+        and intra["kind"] == "nvlink"
         else _UNFITTED_RANGE
     )
     return {
-        "name": name, "source": source, "error_band": band, "device": device, "intra": intra, "nics": nics,
-        "network": {"latency": "4 us", "transport": transport, "source": "NCCL tuning.cc, ring, network, LL128"},
-        "call_overhead": "3.1 us", "collectives": "nccl", **more,
-    }  # fmt: skip
+        "name": name,
+        "source": source,
+        "error_band": band,
+        "device": device,
+        "intra": intra,
+        "nics": nics,
+        "network": {
+            "latency": "4 us",
+            "transport": transport,
+            "source": "NCCL tuning.cc, ring, network, LL128",
+        },
+        "call_overhead": "3.1 us",
+        "collectives": "nccl",
+        **more,
+    }
 
 
 _GPU_CLUSTERS: Final = (
     _cluster(
-        "dgx1-v100", devices.V100, _nvlink(2, switch=False, mesh="cube"), _nics(4, 100, "DGX-1 data sheet: 4 x EDR"), "ib",
+        "dgx1-v100",
+        devices.V100,
+        _nvlink(2, switch=False, mesh="cube"),
+        _nics(4, 100, "DGX-1 data sheet: 4 x EDR"),
+        "ib",
         "NVIDIA DGX-1 data sheet: 8 GPUs in a cube mesh, 6 links each",
     ),
-    _cluster("dgx2-v100", devices.V100, _nvlink(2), _nics(8, 100, "DGX-2 data sheet: 8 x EDR"), "ib", "DGX-2 data sheet: 16 GPUs"),
-    _cluster("dgx-a100", devices.A100, _nvlink(3), _nics(8, 200, "DGX A100 data sheet: 8 x HDR"), "ib",
-        "NVIDIA DGX A100 data sheet", host="amd",
-    ),
-    _cluster("dgx-h100", devices.H100, _nvlink(4), _nics(8, 400, "DGX H100 data sheet: 8 x NDR"), "ib", "DGX H100 data sheet"),
-    _cluster("dgx-h200", devices.H200, _nvlink(4), _nics(8, 400, "DGX H200 data sheet: 8 x NDR"), "ib", "DGX H200 data sheet"),
-    _cluster("dgx-b200", devices.B200, _nvlink(5), _nics(8, 400, "DGX B200 data sheet: 8 x NDR"), "ib", "DGX B200 data sheet"),
     _cluster(
-        "gb200-nvl72", devices.GB200, _nvlink(5, domain=72), _nics(4, 400, "GB200 NVL72 data sheet: 4 x 400 Gbit/s a tray"), "ib",
-        "NVIDIA GB200 NVL72 data sheet: 18 trays of 4 GPUs, one NVLink domain", host="arm",
+        "dgx2-v100",
+        devices.V100,
+        _nvlink(2),
+        _nics(8, 100, "DGX-2 data sheet: 8 x EDR"),
+        "ib",
+        "DGX-2 data sheet: 16 GPUs",
     ),
     _cluster(
-        "gh200", devices.GH200, _nvlink(4), _nics(1, 400, "TACC Vista: NDR, one GH200 a node"), "ib",
-        "NVIDIA GH200 data sheet; TACC Vista's user guide", host="arm",
+        "dgx-a100",
+        devices.A100,
+        _nvlink(3),
+        _nics(8, 200, "DGX A100 data sheet: 8 x HDR"),
+        "ib",
+        "NVIDIA DGX A100 data sheet",
+        host="amd",
     ),
     _cluster(
-        "mi300x", devices.MI300X,
+        "dgx-h100",
+        devices.H100,
+        _nvlink(4),
+        _nics(8, 400, "DGX H100 data sheet: 8 x NDR"),
+        "ib",
+        "DGX H100 data sheet",
+    ),
+    _cluster(
+        "dgx-h200",
+        devices.H200,
+        _nvlink(4),
+        _nics(8, 400, "DGX H200 data sheet: 8 x NDR"),
+        "ib",
+        "DGX H200 data sheet",
+    ),
+    _cluster(
+        "dgx-b200",
+        devices.B200,
+        _nvlink(5),
+        _nics(8, 400, "DGX B200 data sheet: 8 x NDR"),
+        "ib",
+        "DGX B200 data sheet",
+    ),
+    _cluster(
+        "gb200-nvl72",
+        devices.GB200,
+        _nvlink(5, domain=72),
+        _nics(4, 400, "GB200 NVL72 data sheet: 4 x 400 Gbit/s a tray"),
+        "ib",
+        "NVIDIA GB200 NVL72 data sheet: 18 trays of 4 GPUs, one NVLink domain",
+        host="arm",
+    ),
+    _cluster(
+        "gh200",
+        devices.GH200,
+        _nvlink(4),
+        _nics(1, 400, "TACC Vista: NDR, one GH200 a node"),
+        "ib",
+        "NVIDIA GH200 data sheet; TACC Vista's user guide",
+        host="arm",
+    ),
+    _cluster(
+        "mi300x",
+        devices.MI300X,
         {
-            "kind": "xgmi", "latency": "0.6 us", "bandwidth": "448 GB/s", "efficiency": 0.75, "switch": False, "mesh": 8,
+            "kind": "xgmi",
+            "latency": "0.6 us",
+            "bandwidth": "448 GB/s",
+            "efficiency": 0.75,
+            "switch": False,
+            "mesh": 8,
             "source": "7 links of 64 GB/s, of which about 48 are usable (AMD: rocm.blogs.amd.com, RCCL bandwidth on MI300X)",
         },
-        _nics(8, 400, "usual for 8 x MI300X: 8 x 400 Gbit/s RoCE"), "roce", "AMD MI300X platform data sheet", host="amd",
-    ),
-    _cluster("a100-pcie", devices.A100_PCIE, _pcie(4), _nics(1, 100, _ONE_CARD), "roce", "NVIDIA A100 PCIe data sheet"),
-    _cluster("l40s-pcie", devices.L40S, _pcie(4), _nics(1, 100, _ONE_CARD), "roce", "NVIDIA L40S data sheet"),
-    _cluster("l4-pcie", devices.L4, _pcie(4), _nics(1, 100, _ONE_CARD), "tcp", "NVIDIA L4 data sheet"),
-    _cluster("aws-p4d", devices.A100_40, _nvlink(3), _nics(4, 100, "AWS: 4 x 100 Gbit/s EFA"), "efa", "AWS EC2 P4d page"),
-    _cluster(
-        "aws-p5", devices.H100, _nvlink(4), _nics(8, 400, "AWS: 3200 Gbit/s EFA, 4 x 100 a GPU, told as one card"), "efa",
-        "AWS EC2 P5 page", host="amd",
+        _nics(8, 400, "usual for 8 x MI300X: 8 x 400 Gbit/s RoCE"),
+        "roce",
+        "AMD MI300X platform data sheet",
+        host="amd",
     ),
     _cluster(
-        "gcp-a3-high", devices.H100, _nvlink(4), _nics(4, 200, "Google Cloud: 4 x 200 Gbit/s for GPUs"), "tcpx",
+        "a100-pcie",
+        devices.A100_PCIE,
+        _pcie(4),
+        _nics(1, 100, _ONE_CARD),
+        "roce",
+        "NVIDIA A100 PCIe data sheet",
+    ),
+    _cluster(
+        "l40s-pcie",
+        devices.L40S,
+        _pcie(4),
+        _nics(1, 100, _ONE_CARD),
+        "roce",
+        "NVIDIA L40S data sheet",
+    ),
+    _cluster(
+        "l4-pcie", devices.L4, _pcie(4), _nics(1, 100, _ONE_CARD), "tcp", "NVIDIA L4 data sheet"
+    ),
+    _cluster(
+        "aws-p4d",
+        devices.A100_40,
+        _nvlink(3),
+        _nics(4, 100, "AWS: 4 x 100 Gbit/s EFA"),
+        "efa",
+        "AWS EC2 P4d page",
+    ),
+    _cluster(
+        "aws-p5",
+        devices.H100,
+        _nvlink(4),
+        _nics(8, 400, "AWS: 3200 Gbit/s EFA, 4 x 100 a GPU, told as one card"),
+        "efa",
+        "AWS EC2 P5 page",
+        host="amd",
+    ),
+    _cluster(
+        "gcp-a3-high",
+        devices.H100,
+        _nvlink(4),
+        _nics(4, 200, "Google Cloud: 4 x 200 Gbit/s for GPUs"),
+        "tcpx",
         "Google Cloud, A3 High machine types (GPUDirect-TCPX)",
     ),
     _cluster(
-        "gcp-a3-mega", devices.H100, _nvlink(4), _nics(8, 200, "Google Cloud: 8 x 200 Gbit/s for GPUs"), "tcpxo",
+        "gcp-a3-mega",
+        devices.H100,
+        _nvlink(4),
+        _nics(8, 200, "Google Cloud: 8 x 200 Gbit/s for GPUs"),
+        "tcpxo",
         "Google Cloud, A3 Mega machine types (GPUDirect-TCPXO)",
     ),
     _cluster(
-        "azure-nd-h100-v5", devices.H100, _nvlink(4), _nics(8, 400, "Azure: 8 x 400 Gbit/s NDR"), "ib",
+        "azure-nd-h100-v5",
+        devices.H100,
+        _nvlink(4),
+        _nics(8, 400, "Azure: 8 x 400 Gbit/s NDR"),
+        "ib",
         "Microsoft Azure, ND H100 v5 series",
     ),
-)  # fmt: skip
+)
 
 _CPU_CLUSTERS: Final[dict[str, PresetData]] = {
     "cpu-10gbe": {
@@ -161,7 +297,9 @@ _CPU_CLUSTERS: Final[dict[str, PresetData]] = {
 
 #: GPUs of a machine where they are not 8, by the sources above.
 GPUS_PER_MACHINE: Final = {"dgx2-v100": 16, "gb200-nvl72": 4, "gh200": 1}
-PRESETS: Final[dict[str, PresetData]] = {str(cluster["name"]): cluster for cluster in _GPU_CLUSTERS} | _CPU_CLUSTERS
+PRESETS: Final[dict[str, PresetData]] = {
+    str(cluster["name"]): cluster for cluster in _GPU_CLUSTERS
+} | _CPU_CLUSTERS
 
 
 def gpus_per_machine(cluster: str) -> int:

@@ -19,17 +19,25 @@ CHEAPEST = "cheapest"
 
 
 class RoundLoad(NamedTuple):
-    """What a round asks of each class of link: ns per byte of one chunk at the busiest port, or None where nothing moves."""
+    """What a round asks of each class of link: ns per byte of one chunk at the busiest port, or
+    None where nothing moves.
+    """
 
     intra: float | None
     inter: float | None
 
 
 class GroupPlacement:
-    """Which node each group rank is on, what that makes of a schedule, and how wide the ways are (bytes per ns)."""
+    """Which node each group rank is on, what that makes of a schedule, and how wide the ways are
+    (bytes per ns).
+    """
 
     def __init__(
-        self, cluster: Cluster, nodes: tuple[int, ...], slow_intra: Sequence[float], slow_inter: Sequence[float]
+        self,
+        cluster: Cluster,
+        nodes: tuple[int, ...],
+        slow_intra: Sequence[float],
+        slow_inter: Sequence[float],
     ) -> None:
         counts = Counter(nodes)
         self.n = len(nodes)
@@ -44,18 +52,30 @@ class GroupPlacement:
         self.worst_intra = max(slow_intra[node] for node in counts)
         self._node = np.array(nodes, dtype=np.int64)
         self._intra_cost = np.array([slow_intra[node] for node in nodes]) / cluster.intra.attained
-        self._inter_cost = np.array([slow_inter[node] for node in nodes]) / cluster.rank_inter_bytes_per_ns
+        self._inter_cost = (
+            np.array([slow_inter[node] for node in nodes]) / cluster.rank_inter_bytes_per_ns
+        )
         self._cards = cluster.nics.count
         slowest = max(slow_inter[node] for node in counts)
         self.worst_inter = slowest
         rails = min(cluster.nics.count, min(counts.values()))
-        intra, rank_inter = cluster.intra.attained / self.worst_intra, cluster.rank_inter_bytes_per_ns / slowest
+        intra, rank_inter = (
+            cluster.intra.attained / self.worst_intra,
+            cluster.rank_inter_bytes_per_ns / slowest,
+        )
         #: One rail's share when every rank of a node sends at once.
-        self.rail_bytes_per_ns = min(rank_inter, rank_inter * cluster.nics.count / max(counts.values()))
+        self.rail_bytes_per_ns = min(
+            rank_inter, rank_inter * cluster.nics.count / max(counts.values())
+        )
         #: A ring that crosses between nodes on every card.
-        self.ring_bytes_per_ns = min([intra] * (self.n > self.nodes) + [rank_inter * rails] * (self.nodes > 1), default=intra)
+        self.ring_bytes_per_ns = min(
+            [intra] * (self.n > self.nodes) + [rank_inter * rails] * (self.nodes > 1), default=intra
+        )
         #: The fastest link that any rank has, unharmed.
-        inside, across = [cluster.intra.attained] * (self.n > self.nodes), [cluster.rank_inter_bytes_per_ns] * (self.nodes > 1)
+        inside, across = (
+            [cluster.intra.attained] * (self.n > self.nodes),
+            [cluster.rank_inter_bytes_per_ns] * (self.nodes > 1),
+        )
         self.fastest = max(inside + across, default=intra)
 
     def round_load(self, src: Sequence[int], dst: Sequence[int]) -> RoundLoad:
@@ -63,7 +83,9 @@ class GroupPlacement:
         return self._load(np.array(src, dtype=np.int64), np.array(dst, dtype=np.int64), 1)
 
     def rotation_load(self, distance: int, chunks: int) -> RoundLoad:
-        """Load of a round in which every rank sends ``chunks`` chunks to the rank ``distance`` places on."""
+        """Load of a round in which every rank sends ``chunks`` chunks to the rank ``distance``
+        places on.
+        """
         src = np.arange(self.n)
         return self._load(src, (src + distance) % self.n, chunks)
 
@@ -75,17 +97,26 @@ class GroupPlacement:
     def _load(self, src: NDArray[np.int64], dst: NDArray[np.int64], chunks: int) -> RoundLoad:
         """Load of transfers of ``chunks`` chunks each."""
         crossing = self._node[src] != self._node[dst]
-        counts = [np.bincount(end[mask], minlength=self.n) * chunks for mask in (~crossing, crossing) for end in (src, dst)]
+        counts = [
+            np.bincount(end[mask], minlength=self.n) * chunks
+            for mask in (~crossing, crossing)
+            for end in (src, dst)
+        ]
         return self._ports(*counts)
 
     def _ports(self, *counts: NDArray[np.int64]) -> RoundLoad:
-        """Load from chunks per rank: out and in over the node's link, out and in over the network."""
+        """Load from chunks per rank: out and in over the node's link, out and in over the
+        network.
+        """
         intra = np.maximum(counts[0], counts[1])
         inter = np.maximum(counts[2], counts[3])
         load_intra = float((intra * self._intra_cost).max()) if intra.any() else None
         if not inter.any():
             return RoundLoad(load_intra, None)
-        node_out, node_in = np.bincount(self._node, weights=counts[2]), np.bincount(self._node, weights=counts[3])
+        node_out, node_in = (
+            np.bincount(self._node, weights=counts[2]),
+            np.bincount(self._node, weights=counts[3]),
+        )
         per_card = np.maximum(inter, np.maximum(node_out, node_in)[self._node] / self._cards)
         return RoundLoad(load_intra, float((per_card * self._inter_cost).max()))
 
@@ -94,7 +125,9 @@ class GroupPlacement:
 
 
 class PricedOperation(Protocol):
-    """The columns of an operation's row that a price needs; see `distsim.operations.core.operation_base.Operation`."""
+    """The columns of an operation's row that a price needs; see
+    `distsim.operations.core.operation_base.Operation`.
+    """
 
     op: ClassVar[str]
     algorithms: ClassVar[Mapping[str, CollectiveAlgorithm]]
@@ -107,7 +140,9 @@ class PricedOperation(Protocol):
 
 
 class ScheduleLoad(NamedTuple):
-    """A whole schedule: its rounds by what they ask of the links, and how many chunks a rank combines, one after the other."""
+    """A whole schedule: its rounds by what they ask of the links, and how many chunks a rank
+    combines, one after the other.
+    """
 
     rounds: tuple[tuple[RoundLoad, int], ...]
     combined: int
@@ -119,18 +154,24 @@ def schedule_load(place: GroupPlacement, algorithm: CollectiveAlgorithm, root: i
     if algorithm.rotations is None:
         return written_load(place, algorithm.rounds(place.n, root))
     rotations = algorithm.rotations(place.n)
-    rounds = _count_equal_rounds((place.rotation_load(r.distance, r.chunks), r.rounds) for r in rotations)
+    rounds = _count_equal_rounds(
+        (place.rotation_load(r.distance, r.chunks), r.rounds) for r in rotations
+    )
     return ScheduleLoad(rounds, sum(r.rounds * r.chunks for r in rotations if r.reduce))
 
 
 def written_load(place: GroupPlacement, rounds: Sequence[Round]) -> ScheduleLoad:
     """Of rounds as they are written."""
     combined = Counter(t.dst for round_ in rounds for t in round_ if t.reduce)
-    loads = ((place.round_load([t.src for t in round_], [t.dst for t in round_]), 1) for round_ in rounds)
+    loads = (
+        (place.round_load([t.src for t in round_], [t.dst for t in round_]), 1) for round_ in rounds
+    )
     return ScheduleLoad(_count_equal_rounds(loads), max(combined.values(), default=0))
 
 
-def _count_equal_rounds(loads: Iterable[tuple[RoundLoad, int]]) -> tuple[tuple[RoundLoad, int], ...]:
+def _count_equal_rounds(
+    loads: Iterable[tuple[RoundLoad, int]],
+) -> tuple[tuple[RoundLoad, int], ...]:
     """Equal rounds counted together, in order of first use."""
     counts: Counter[RoundLoad] = Counter()
     for load, times in loads:
@@ -152,4 +193,6 @@ def check_algorithm_names(cluster: Cluster) -> None:
             raise UsageError(message, f"those that have are {name_list(ALGORITHMS)}")
         if name != CHEAPEST and name not in known:
             message = f"cluster {cluster.name}: {of} has no algorithm `{name}`{did_you_mean(name, (*known, CHEAPEST))}"
-            raise UsageError(message, f"it has {name_list(known)}, or `{CHEAPEST}` for the least of their prices")
+            raise UsageError(
+                message, f"it has {name_list(known)}, or `{CHEAPEST}` for the least of their prices"
+            )

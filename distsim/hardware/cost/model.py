@@ -1,8 +1,10 @@
-"""How long things take: latency and bandwidth per class of link, over the schedule that the operation's row gives.
+"""How long things take: latency and bandwidth per class of link, over the schedule that the
+operation's row gives.
 
-The structure is Hockney's (latency + bytes / bandwidth) summed over the rounds of a schedule; a round lasts as long as its
-dearest transfer, and transfers that leave or enter one rank, or one node's network cards, in the same round share them. On
-clusters with ``collectives: rails`` the cheapest of these is taken, as NCCL chooses among its algorithms:
+The structure is Hockney's (latency + bytes / bandwidth) summed over the rounds of a schedule; a
+round lasts as long as its dearest transfer, and transfers that leave or enter one rank, or one
+node's network cards, in the same round share them. On clusters with ``collectives: rails`` the
+cheapest of these is taken, as NCCL chooses among its algorithms:
 
 - the row's schedule in the order of group ranks (flat);
 - rings through every network card (rail ring): ``busbw <= min(link, sum of the cards)``;
@@ -10,14 +12,17 @@ clusters with ``collectives: rails`` the cheapest of these is taken, as NCCL cho
 - two levels: reduce_scatter inside a node, all_reduce per rail, all_gather inside, for groups with equally many ranks per node;
 - a pipelined chain for broadcast and reduce.
 
-``algorithms`` of a cluster names another choice: one algorithm of `distsim.operations.core.algorithms`, or the cheapest of them all. Left out,
-flat
-clusters take the first, for Gloo takes the same at every size, and clusters with rails the cheapest of the forms above.
+``algorithms`` of a cluster names another choice: one algorithm of
+`distsim.operations.core.algorithms`, or the cheapest of them all. Left out, flat clusters take the
+first, for Gloo takes the same at every size, and clusters with rails the cheapest of the forms
+above.
 
-Times that were measured on the cluster correct all of these, see `distsim.hardware.cluster.measured_correction`.
+Times that were measured on the cluster correct all of these, see
+`distsim.hardware.cluster.measured_correction`.
 
-Sources: Thakur, Rabenseifner, Gropp (2005) for the flat forms; NCCL src/graph/tuning.cc for the latencies of a rail ring;
-nccl-tests doc/PERFORMANCE.md for bytes and busbw. Operations come in as rows; this module knows no operation by name.
+Sources: Thakur, Rabenseifner, Gropp (2005) for the flat forms; NCCL src/graph/tuning.cc for the
+latencies of a rail ring; nccl-tests doc/PERFORMANCE.md for bytes and busbw. Operations come in as
+rows; this module knows no operation by name.
 """
 
 from __future__ import annotations
@@ -47,7 +52,12 @@ from distsim.hardware.cost.link_loads import (
 )
 from distsim.hardware.cost.nccl_constants import LAUNCH_NS
 from distsim.hardware.cost.nccl_context import NcclOperation
-from distsim.hardware.cost.nccl_placement import context_of_group, context_of_message, merge_nvlink_domains, nccl_operation_of
+from distsim.hardware.cost.nccl_placement import (
+    context_of_group,
+    context_of_message,
+    merge_nvlink_domains,
+    nccl_operation_of,
+)
 from distsim.hardware.cost.switch_uplinks import SwitchUplinks
 from distsim.operations.core.algorithms import CollectiveAlgorithm, Round, RoundsFunction
 
@@ -55,7 +65,9 @@ LinkClass = Literal["self", "intra", "inter"]
 
 
 class SlowLink(Protocol):
-    """A link fault: bandwidth of ``link`` at these nodes (none: everywhere) divided by ``factor``."""
+    """A link fault: bandwidth of ``link`` at these nodes (none: everywhere) divided by
+    ``factor``.
+    """
 
     @property
     def link(self) -> str: ...
@@ -70,23 +82,37 @@ _MESSAGE = "send"
 
 
 class CostModel:
-    """Prices on one cluster. All durations are integer ns, all sizes bytes, all ranks global unless said otherwise.
+    """Prices on one cluster. All durations are integer ns, all sizes bytes, all ranks global unless
+    said otherwise.
 
-    ``local_size``: ranks per node; rank r is on node ``r // local_size``. ``link_faults`` slow links down. The same arguments
-    always give the same price; prices are kept, so ask again rather than keep them yourself.
+    ``local_size``: ranks per node; rank r is on node ``r // local_size``. ``link_faults`` slow
+    links down. The same arguments always give the same price; prices are kept, so ask again rather
+    than keep them yourself.
     """
 
-    def __init__(self, cluster: Cluster, world_size: int, local_size: int, link_faults: Sequence[SlowLink] = ()) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        world_size: int,
+        local_size: int,
+        link_faults: Sequence[SlowLink] = (),
+    ) -> None:
         self.machine_size = max(local_size, 1)
         self._written = cluster
         self.cluster, self.local_size = (
-            merge_nvlink_domains(cluster, self.machine_size) if cluster.intra.domain else (cluster, self.machine_size)
+            merge_nvlink_domains(cluster, self.machine_size)
+            if cluster.intra.domain
+            else (cluster, self.machine_size)
         )
         self.world_size = world_size
         self.name, self.source, self.error_band = cluster.name, cluster.source, cluster.error_band
         self.nccl = cluster.collectives == "nccl"
-        self.call_overhead_ns = cluster.call_overhead_ns  # of a communication call, part of its price
-        self.launch_ns = cluster.device.launch_ns  # of a kernel priced by roofline, part of its price
+        self.call_overhead_ns = (
+            cluster.call_overhead_ns
+        )  # of a communication call, part of its price
+        self.launch_ns = (
+            cluster.device.launch_ns
+        )  # of a kernel priced by roofline, part of its price
         nodes = -(-max(world_size, 1) // self.local_size)
         self._slow_intra = [1.0] * nodes
         self._slow_inter = [1.0] * nodes
@@ -95,7 +121,9 @@ class CostModel:
         self.link_faults = tuple(link_faults)
         check_algorithm_names(cluster)
         self._p2p: dict[tuple[int, int, int], int] = {}
-        self._by_class: dict[tuple[LinkClass, int], int] = {}  # of messages under NCCL, where links are sound
+        self._by_class: dict[
+            tuple[LinkClass, int], int
+        ] = {}  # of messages under NCCL, where links are sound
         self._prices: dict[tuple[str, tuple[int, ...], int, int | None], int] = {}
         self._placements: dict[tuple[int, ...], GroupPlacement] = {}
         self._loads: dict[tuple[GroupPlacement, RoundsFunction, int], ScheduleLoad] = {}
@@ -118,10 +146,14 @@ class CostModel:
         inter, intra = ("nic", "network", "inter"), (self.cluster.intra.kind, "intra")
         if fault.link not in inter + intra:
             known = ("nic", "network", self.cluster.intra.kind)
-            message = f"cluster {self.name} has no link `{fault.link}`{did_you_mean(fault.link, known)}"
+            message = (
+                f"cluster {self.name} has no link `{fault.link}`{did_you_mean(fault.link, known)}"
+            )
             raise UsageError(message, f"links of this cluster: {name_list(known)}")
         factors = self._slow_inter if fault.link in inter else self._slow_intra
-        for node in {node * self.machine_size // self.local_size for node in fault.nodes} or range(nodes):
+        for node in {node * self.machine_size // self.local_size for node in fault.nodes} or range(
+            nodes
+        ):
             if 0 <= node < nodes:
                 factors[node] *= fault.factor
 
@@ -137,13 +169,19 @@ class CostModel:
 
     def latency_ns(self, link: LinkClass) -> int:
         """One hop over a class of link."""
-        return {"self": 0, "intra": self.cluster.intra.latency_ns, "inter": self.cluster.inter_latency_ns}[link]
+        return {
+            "self": 0,
+            "intra": self.cluster.intra.latency_ns,
+            "inter": self.cluster.inter_latency_ns,
+        }[link]
 
     def bytes_per_ns(self, src: int, dst: int) -> float:
         """What one message between two ranks gets when it is alone."""
         link, a, b = self.link_class(src, dst), self.node(src), self.node(dst)
         if link == "self":
-            return self.cluster.device.memory_bytes_per_ns * self.cluster.device.memory_efficiency / 2  # read and written
+            return (
+                self.cluster.device.memory_bytes_per_ns * self.cluster.device.memory_efficiency / 2
+            )  # read and written
         if link == "intra":
             return self.cluster.intra.attained / self._slow_intra[a]
         return self.cluster.rank_inter_bytes_per_ns / max(self._slow_inter[a], self._slow_inter[b])
@@ -165,9 +203,18 @@ class CostModel:
         if price is None:
             price = self._p2p_ns(src, dst, nbytes)
             for port in self.pools.of_message(src, dst) if nbytes and self._switched else ():
-                price = max(price, self._p2p_ns(src, dst, 0) + ceil(nbytes / self.pools.capacity[port]))
+                price = max(
+                    price, self._p2p_ns(src, dst, 0) + ceil(nbytes / self.pools.capacity[port])
+                )
             if self.cluster.measured:
-                price = self._corrected(price, _MESSAGE, 2, 1 if self.link_class(src, dst) == "intra" else 2, nbytes, None)
+                price = self._corrected(
+                    price,
+                    _MESSAGE,
+                    2,
+                    1 if self.link_class(src, dst) == "intra" else 2,
+                    nbytes,
+                    None,
+                )
             self._p2p[key] = price
         return price
 
@@ -176,19 +223,25 @@ class CostModel:
             key = (self.link_class(src, dst), nbytes)
             price = None if self.link_faults else self._by_class.get(key)
             if price is None:
-                price = self._by_class[key] = self._nccl_ns("send", self.placement((src, dst)), nbytes)
+                price = self._by_class[key] = self._nccl_ns(
+                    "send", self.placement((src, dst)), nbytes
+                )
             return price
         return self.p2p_latency_ns(src, dst) + ceil(nbytes / self.bytes_per_ns(src, dst))
 
     def _nccl_ns(self, kind: NcclOperation, place: GroupPlacement, nbytes: int) -> int:
-        """NCCL's price; a ``call_overhead`` other than the launch of `distsim.hardware.cost.nccl_constants` makes all of them as much
-        dearer."""
+        """NCCL's price; a ``call_overhead`` other than the launch of
+        `distsim.hardware.cost.nccl_constants` makes all of them as much dearer."""
         at = (context_of_message if kind == _MESSAGE else context_of_group)(self.cluster, place)
         other = self.call_overhead_ns - LAUNCH_NS
         return (
             nccl_curves.cost_ns(kind, at, nbytes)
             if not other
-            else max(nccl_curves.cost_ns(kind, at, nbytes) + other, nccl_curves.lower_bound_ns(kind, at, nbytes), 1)
+            else max(
+                nccl_curves.cost_ns(kind, at, nbytes) + other,
+                nccl_curves.lower_bound_ns(kind, at, nbytes),
+                1,
+            )
         )
 
     def p2p_latency_ns(self, src: int, dst: int) -> int:
@@ -196,14 +249,23 @@ class CostModel:
         return self.call_overhead_ns + self.latency_ns(self.link_class(src, dst))
 
     def one_sided_ns(self, src: int, dst: int, nbytes: int) -> int:
-        """A put, a get or a signal (4 bytes): the link's latency and its bandwidth, in ns. The kernel that stores is launched like any
-        other, and there is no protocol to begin; not fitted to measurements."""
-        return self.latency_ns(self.link_class(src, dst)) + ceil(nbytes / self.bytes_per_ns(src, dst))
+        """A put, a get or a signal (4 bytes): the link's latency and its bandwidth, in ns. The
+        kernel that stores is launched like any other, and there is no protocol to begin; not fitted
+        to measurements."""
+        return self.latency_ns(self.link_class(src, dst)) + ceil(
+            nbytes / self.bytes_per_ns(src, dst)
+        )
 
     def compute_ns(
-        self, time_ns: int, flops: float = 0.0, mem_bytes: float = 0.0, dtype: str = "float32", kernels: int = 1
+        self,
+        time_ns: int,
+        flops: float = 0.0,
+        mem_bytes: float = 0.0,
+        dtype: str = "float32",
+        kernels: int = 1,
     ) -> int:
-        """``time_ns`` where it is given; else the roofline: a launch a kernel + max(flops / attainable rate, bytes / memory bandwidth).
+        """``time_ns`` where it is given; else the roofline: a launch a kernel + max(flops /
+        attainable rate, bytes / memory bandwidth).
 
         Williams, Waterman, Patterson, "Roofline" (2009). ``dtype`` picks the device's rate.
         """
@@ -213,48 +275,98 @@ class CostModel:
         memory = mem_bytes / (device.memory_bytes_per_ns * device.memory_efficiency)
         return kernels * self.launch_ns + ceil(max(flops / device.flop_per_ns(dtype), memory))
 
-    def collective_ns(self, row: type[PricedOperation], ranks: tuple[int, ...], nbytes: int, root: int | None = None) -> int:
+    def collective_ns(
+        self,
+        row: type[PricedOperation],
+        ranks: tuple[int, ...],
+        nbytes: int,
+        root: int | None = None,
+    ) -> int:
         """A collective of ``row`` among ``ranks``, from the arrival of the last rank to the end.
 
-        ``nbytes`` as nccl-tests counts (`row.nbytes`); ``root`` is a global rank. One rank alone pays the call's overhead only.
+        ``nbytes`` as nccl-tests counts (`row.nbytes`); ``root`` is a global rank. One rank alone
+        pays the call's overhead only.
         """
         key = (row.op, ranks, nbytes, root)
         price = self._prices.get(key)
         if price is None:
-            price = self._collective_ns(row, ranks, nbytes, 0 if root is None else ranks.index(root))
+            price = self._collective_ns(
+                row, ranks, nbytes, 0 if root is None else ranks.index(root)
+            )
             if nbytes and self._switched and self.pools.levels:
                 price = max(
-                    price, self.collective_ns(row, ranks, 0, root) + ceil(nbytes * self.pools.ns_per_byte(row, ranks, root))
+                    price,
+                    self.collective_ns(row, ranks, 0, root)
+                    + ceil(nbytes * self.pools.ns_per_byte(row, ranks, root)),
                 )
             if self.cluster.measured and len(ranks) > 1:
-                price = self._corrected(price, row.single(), len(ranks), self.placement(ranks).nodes, nbytes, row)
+                price = self._corrected(
+                    price, row.single(), len(ranks), self.placement(ranks).nodes, nbytes, row
+                )
             self._prices[key] = price
         return price
 
-    def collectives_ns(self, row: type[PricedOperation], ranks: tuple[int, ...], nbytes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """`collective_ns` of many sizes at once; a million take a fraction of a second on clusters with ``collectives: nccl``."""
+    def collectives_ns(
+        self, row: type[PricedOperation], ranks: tuple[int, ...], nbytes: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """`collective_ns` of many sizes at once; a million take a fraction of a second on clusters
+        with ``collectives: nccl``.
+        """
         kind = nccl_operation_of(row)
-        plain = self.nccl and kind is not None and len(ranks) > 1 and not self.cluster.measured and not self.cluster.algorithms
+        plain = (
+            self.nccl
+            and kind is not None
+            and len(ranks) > 1
+            and not self.cluster.measured
+            and not self.cluster.algorithms
+        )
         plain = plain and not self.pools.levels
-        if not plain or kind is None or self.call_overhead_ns != LAUNCH_NS or nbytes.min(initial=1) < 1:
-            return np.array([self.collective_ns(row, ranks, int(size), ranks[0]) for size in nbytes], dtype=np.int64)
-        return nccl_curves.cost_ns_by_size(kind, context_of_group(self.cluster, self.placement(ranks)), nbytes)
+        if (
+            not plain
+            or kind is None
+            or self.call_overhead_ns != LAUNCH_NS
+            or nbytes.min(initial=1) < 1
+        ):
+            return np.array(
+                [self.collective_ns(row, ranks, int(size), ranks[0]) for size in nbytes],
+                dtype=np.int64,
+            )
+        return nccl_curves.cost_ns_by_size(
+            kind, context_of_group(self.cluster, self.placement(ranks)), nbytes
+        )
 
     # --- measured times ---
 
-    def _corrected(self, price: int, op: str, group: int, nodes: int, nbytes: int, row: type[PricedOperation] | None) -> int:
+    def _corrected(
+        self,
+        price: int,
+        op: str,
+        group: int,
+        nodes: int,
+        nbytes: int,
+        row: type[PricedOperation] | None,
+    ) -> int:
         """A modelled price times what measured and modelled times differ by there."""
         key = (op, group, nodes)
         if key not in self._corrections:
-            found = weighted_curves(self.cluster.measured, op, group, min(self.local_size, self.world_size), nodes)
-            self._corrections[key] = [(MeasuredCorrection(curve, self._modelled(curve, row)), weight) for curve, weight in found]
+            found = weighted_curves(
+                self.cluster.measured, op, group, min(self.local_size, self.world_size), nodes
+            )
+            self._corrections[key] = [
+                (MeasuredCorrection(curve, self._modelled(curve, row)), weight)
+                for curve, weight in found
+            ]
         factor = 1.0
         for correction, weight in self._corrections[key]:
             factor *= correction.factor(nbytes) ** weight
         return ceil(price * factor - 1e-6) if self._corrections[key] else price
 
-    def _modelled(self, curve: MeasuredCurve, row: type[PricedOperation] | None) -> Callable[[int], float]:
-        """What the model alone says of a measured curve's sizes, in the circumstances of the measurement."""
+    def _modelled(
+        self, curve: MeasuredCurve, row: type[PricedOperation] | None
+    ) -> Callable[[int], float]:
+        """What the model alone says of a measured curve's sizes, in the circumstances of the
+        measurement.
+        """
         per_node = curve.ranks if curve.nodes == 1 else -(-curve.group // curve.nodes)
         size = max(curve.group, per_node) if curve.nodes == 1 else per_node * curve.nodes
         if (size, per_node) not in self._references:
@@ -265,10 +377,15 @@ class CostModel:
             return lambda nbytes: reference.p2p_ns(0, size - 1 if curve.nodes > 1 else 1, nbytes)
         return lambda nbytes: reference.collective_ns(row, tuple(range(curve.group)), nbytes, 0)
 
-    def _collective_ns(self, row: type[PricedOperation], ranks: tuple[int, ...], nbytes: int, root: int) -> int:
+    def _collective_ns(
+        self, row: type[PricedOperation], ranks: tuple[int, ...], nbytes: int, root: int
+    ) -> int:
         if len(ranks) < 2:
             return self.call_overhead_ns
-        place, chosen = self.placement(ranks), self.cluster.algorithms.get(implemented_collective(row), "")
+        place, chosen = (
+            self.placement(ranks),
+            self.cluster.algorithms.get(implemented_collective(row), ""),
+        )
         kind = nccl_operation_of(row) if self.nccl and not chosen else None
         if kind is not None:
             return self._nccl_ns(kind, place, nbytes if row.busbw_factor(2) else 4)
@@ -277,12 +394,21 @@ class CostModel:
         best = min(self.flat_ns(row, ranks, nbytes, root, algorithm) for algorithm in named)
         if self.cluster.collectives == "flat":
             return best
-        forms = [self._in_form(algorithm, place, nbytes) for algorithm in (named if chosen else every)]
-        extra = [*forms, self._two_level(every, place, nbytes) if chosen in ("", CHEAPEST) else None]
+        forms = [
+            self._in_form(algorithm, place, nbytes) for algorithm in (named if chosen else every)
+        ]
+        extra = [
+            *forms,
+            self._two_level(every, place, nbytes) if chosen in ("", CHEAPEST) else None,
+        ]
         return min([best, *(self.call_overhead_ns + ceil(ns) for ns in extra if ns is not None)])
 
-    def schedule_ns(self, rounds: Iterable[Round], chunk_nbytes: int, ranks: tuple[int, ...]) -> int:
-        """The price of rounds as they are written: each as long as its dearest transfer. The measure for every closed form."""
+    def schedule_ns(
+        self, rounds: Iterable[Round], chunk_nbytes: int, ranks: tuple[int, ...]
+    ) -> int:
+        """The price of rounds as they are written: each as long as its dearest transfer. The
+        measure for every closed form.
+        """
         written = written_load(self.placement(ranks), list(rounds))
         return self.call_overhead_ns + ceil(self._load_ns(written, chunk_nbytes))
 
@@ -294,53 +420,72 @@ class CostModel:
         root: int = 0,
         algorithm: CollectiveAlgorithm | None = None,
     ) -> int:
-        """A schedule in the order of group ranks (``root`` is a group rank), the row's own if no algorithm is named; by closed
-        form
-        where there is one."""
+        """A schedule in the order of group ranks (``root`` is a group rank), the row's own if no
+        algorithm is named; by closed form where there is one."""
         n, place = len(ranks), self.placement(ranks)
         algorithm = algorithm or next(iter(row.algorithms.values()))
         chunk = algorithm.chunk_nbytes(n, nbytes)
-        return self.call_overhead_ns + ceil(self._load_ns(self._load_of(place, algorithm, root), chunk))
+        return self.call_overhead_ns + ceil(
+            self._load_ns(self._load_of(place, algorithm, root), chunk)
+        )
 
     def link_bound_ns(self, row: type[PricedOperation], ranks: tuple[int, ...], nbytes: int) -> int:
-        """No schedule can be faster: busbw factor x bytes over the fastest link that a rank of the group has."""
+        """No schedule can be faster: busbw factor x bytes over the fastest link that a rank of the
+        group has.
+        """
         if len(ranks) < 2:
             return 0
         kind = nccl_operation_of(row)
         if self.nccl and kind is not None:
-            return nccl_curves.lower_bound_ns(kind, context_of_group(self.cluster, self.placement(ranks)), nbytes)
+            return nccl_curves.lower_bound_ns(
+                kind, context_of_group(self.cluster, self.placement(ranks)), nbytes
+            )
         return int(row.busbw_factor(len(ranks)) * nbytes / self.placement(ranks).fastest)
 
     # --- forms beside the flat one; each gives ns without the call's overhead, or None where it does not apply ---
 
-    def _in_form(self, algorithm: CollectiveAlgorithm, place: GroupPlacement, nbytes: int) -> float | None:
+    def _in_form(
+        self, algorithm: CollectiveAlgorithm, place: GroupPlacement, nbytes: int
+    ) -> float | None:
         """What an algorithm takes as NCCL lays it over cards and links."""
         if algorithm.shape == "chain":
             return self._chain(place, nbytes)
         if algorithm.shape == "all pairs":
-            return self._load_ns(self._load_of(place, algorithm, 0), algorithm.chunk_nbytes(place.n, nbytes))
+            return self._load_ns(
+                self._load_of(place, algorithm, 0), algorithm.chunk_nbytes(place.n, nbytes)
+            )
         passes = algorithm.ring_passes(place.n)
         return self._rail_ring(passes, place, nbytes) if passes else None
 
     def _rail_ring(self, passes: int, place: GroupPlacement, nbytes: int) -> float:
-        """A ring in the order of nodes, once per card: hops inside cost the link's latency, hops between nodes the network's."""
+        """A ring in the order of nodes, once per card: hops inside cost the link's latency, hops
+        between nodes the network's.
+        """
         n = place.n
         if place.nodes == 1:
             around = n * self.latency_ns("intra")
         else:
-            around = (n - place.nodes) * self.latency_ns("intra") + place.nodes * self.latency_ns("inter")
+            around = (n - place.nodes) * self.latency_ns("intra") + place.nodes * self.latency_ns(
+                "inter"
+            )
         return passes * (n - 1) / n * (around + nbytes / place.ring_bytes_per_ns)
 
-    def _two_level(self, every: Sequence[CollectiveAlgorithm], place: GroupPlacement, nbytes: int) -> float | None:
-        """Inside the node, then each rail, then inside: ``passes * ((g-1)/g S/B_in + (N-1)/N S/g / B_rail)`` and latencies.
+    def _two_level(
+        self, every: Sequence[CollectiveAlgorithm], place: GroupPlacement, nbytes: int
+    ) -> float | None:
+        """Inside the node, then each rail, then inside: ``passes * ((g-1)/g S/B_in + (N-1)/N S/g /
+        B_rail)`` and latencies.
 
-        Between nodes the cheaper of a ring and a tree (all_reduce) or Bruck (all_gather, reduce_scatter; NCCL's PAT).
+        Between nodes the cheaper of a ring and a tree (all_reduce) or Bruck (all_gather,
+        reduce_scatter; NCCL's PAT).
         """
         passes = max((algorithm.ring_passes(place.n) for algorithm in every), default=0)
         g, nodes = place.per_node, place.nodes
         if not passes or nodes < 2 or g is None or g < 2:
             return None
-        inside = (g - 1) * self.latency_ns("intra") + (g - 1) / g * nbytes * place.worst_intra / self.cluster.intra.attained
+        inside = (g - 1) * self.latency_ns("intra") + (
+            g - 1
+        ) / g * nbytes * place.worst_intra / self.cluster.intra.attained
         hop, shard = self.latency_ns("inter"), nbytes / g / place.rail_bytes_per_ns
         ring = (nodes - 1) * (hop + shard / nodes)
         steps = ceil(log2(nodes))
@@ -348,26 +493,36 @@ class CostModel:
         return passes * (inside + min(ring, tree))
 
     def _chain(self, place: GroupPlacement, nbytes: int) -> float:
-        """A chain through all ranks in k pieces, ``(n-2+k)(a + S/k b)``, at the best k: ``a + (sqrt((n-2)a) + sqrt(S b))^2``."""
+        """A chain through all ranks in k pieces, ``(n-2+k)(a + S/k b)``, at the best k: ``a +
+        (sqrt((n-2)a) + sqrt(S b))^2``.
+        """
         last = self.latency_ns("inter" if place.nodes > 1 else "intra")
-        latency = (place.n - place.nodes) * self.latency_ns("intra") + (place.nodes - 1) * self.latency_ns("inter")
+        latency = (place.n - place.nodes) * self.latency_ns("intra") + (
+            place.nodes - 1
+        ) * self.latency_ns("inter")
         wire = nbytes / place.ring_bytes_per_ns
         return last + (sqrt(max(latency - last, 0)) + sqrt(wire)) ** 2
 
     # --- loads ---
 
     def placement(self, ranks: tuple[int, ...]) -> GroupPlacement:
-        """Where the ranks sit; groups that sit alike share one. Nodes count by first use, unless faults tell them apart."""
+        """Where the ranks sit; groups that sit alike share one. Nodes count by first use, unless
+        faults tell them apart.
+        """
         nodes = tuple(r // self.local_size for r in ranks)
         if not self.link_faults:
             numbers: dict[int, int] = {}
             nodes = tuple([numbers.setdefault(node, len(numbers)) for node in nodes])
         place = self._placements.get(nodes)
         if place is None:
-            place = self._placements[nodes] = GroupPlacement(self.cluster, nodes, self._slow_intra, self._slow_inter)
+            place = self._placements[nodes] = GroupPlacement(
+                self.cluster, nodes, self._slow_intra, self._slow_inter
+            )
         return place
 
-    def _load_of(self, place: GroupPlacement, algorithm: CollectiveAlgorithm, root: int) -> ScheduleLoad:
+    def _load_of(
+        self, place: GroupPlacement, algorithm: CollectiveAlgorithm, root: int
+    ) -> ScheduleLoad:
         """What a schedule asks of the links, kept."""
         key = (place, algorithm.rounds, root)
         if key not in self._loads:

@@ -1,11 +1,12 @@
-"""What NCCL's algorithms cost: constants that multiply its own latencies and bandwidths, fitted to published nccl-tests tables, 57 and
-parts of three.
+"""What NCCL's algorithms cost: constants that multiply its own latencies and bandwidths, fitted to
+published nccl-tests tables, 57 and parts of three.
 
-One set for all GPUs, with shrunken offsets by transport and architecture; `benchmarks/accuracy/run.py --fit` prints the fitted ones
-again, and `benchmarks/accuracy/run.py` how well they predict tables and systems that were left out of the fit. Latencies NCCL has a
-figure for are multiples of it; those it has none for (launch, starts, channels, messages, peers) are us; the rest are shares of
-bandwidth, the two of `ADDITIVE_CONSTANTS` exponents of (n - 1) / n. An offset multiplies (an exponent's is added). RoCE is priced as InfiniBand,
-Blackwell as Hopper.
+One set for all GPUs, with shrunken offsets by transport and architecture;
+`benchmarks/accuracy/run.py --fit` prints the fitted ones again, and `benchmarks/accuracy/run.py`
+how well they predict tables and systems that were left out of the fit. Latencies NCCL has a figure
+for are multiples of it; those it has none for (launch, starts, channels, messages, peers) are us;
+the rest are shares of bandwidth, the two of `ADDITIVE_CONSTANTS` exponents of (n - 1) / n. An
+offset multiplies (an exponent's is added). RoCE is priced as InfiniBand, Blackwell as Hopper.
 """
 
 from typing import Final
@@ -115,10 +116,12 @@ BY_ARCHITECTURE: Final[dict[str, dict[str, float]]] = {
         "bandwidth, message": 1.035,
     },
 }
-#: No whole open table of these. Blackwell: NCCL's tables treat it as Hopper but for the figures that `distsim.hardware.cost.nccl_tuning` has.
+#: No whole open table of these. Blackwell: NCCL's tables treat it as Hopper but for the figures
+#: that `distsim.hardware.cost.nccl_tuning` has.
 BY_ARCHITECTURE["blackwell"] = BY_ARCHITECTURE["hopper"]
-#: GPUDirect-TCPX and TCP: assumed, neither fitted nor measured here. A hop is taken for some 20 us, against 2 to 3 over InfiniBand, and
-#: the kernel's copies for part of TCP's wire: measure (`distsim calibrate`) where it matters.
+#: GPUDirect-TCPX and TCP: assumed, neither fitted nor measured here. A hop is taken for some 20 us,
+#: against 2 to 3 over InfiniBand, and the kernel's copies for part of TCP's wire: measure (`distsim
+#: calibrate`) where it matters.
 ASSUMED_BY_TRANSPORT: Final[dict[str, dict[str, float]]] = {
     "tcpx": {
         "hop between, LL": 8.0,

@@ -1,27 +1,37 @@
-"""Where a collective runs, in the words in which NCCL chooses for it: a group's shape and the ways between its members."""
+"""Where a collective runs, in the words in which NCCL chooses for it: a group's shape and the ways
+between its members.
+"""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
 IntraLinkKind = Literal["nvlink", "pcie"]
-#: Operations that NCCL has algorithms for, those that it makes of sends and receives, and the message itself.
+#: Operations that NCCL has algorithms for, those that it makes of sends and receives, and the
+#: message itself.
 NcclOperation = Literal[
-    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "gather", "scatter", "send"
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "reduce",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "send",
 ]
 SEND_RECV_OPERATIONS: tuple[NcclOperation, ...] = ("all_to_all", "gather", "scatter", "send")
 
 
 class NcclContext(NamedTuple):
-    """A group of ``n`` ranks on ``nodes`` NVLink domains, at most ``per_node`` in each; bandwidths in GB/s, per direction.
+    """A group of ``n`` ranks on ``nodes`` NVLink domains, at most ``per_node`` in each; bandwidths
+    in GB/s, per direction.
 
-    ``intra_gbs``: of a rank's link inside, as NCCL counts it. ``inter_gbs``: of all cards of a node that the group's ranks can
-    use
-    together; ``nic_gbs``: what one rank of it gets while all of them send. ``sheet_*``: the same by the data sheets, which
-    nothing exceeds.
-    ``switch``: links meet in a switch that can reduce (NVLS). ``driven``: GPUs that one process drives. ``reducing``: the
-    network reduces
-    (SHARP).
+    ``intra_gbs``: of a rank's link inside, as NCCL counts it. ``inter_gbs``: of all cards of a node
+    that the group's ranks can use together; ``nic_gbs``: what one rank of it gets while all of them
+    send. ``sheet_*``: the same by the data sheets, which nothing exceeds. ``switch``: links meet in
+    a switch that can reduce (NVLS). ``driven``: GPUs that one process drives. ``reducing``: the
+    network reduces (SHARP).
     """
 
     architecture: str
@@ -43,7 +53,9 @@ class NcclContext(NamedTuple):
 
     @property
     def link(self) -> str:
-        """The class of the way inside: ``nvlink``, ``pcie``, or ``staged`` (PCIe without peer access)."""
+        """The class of the way inside: ``nvlink``, ``pcie``, or ``staged`` (PCIe without peer
+        access).
+        """
         return self.intra if self.intra == "nvlink" or self.peer_access else "staged"
 
     @property

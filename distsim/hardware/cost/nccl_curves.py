@@ -1,12 +1,12 @@
-"""What NCCL's operations cost on GPUs: the least over algorithms and protocols, as a curve over sizes that never falls.
+"""What NCCL's operations cost on GPUs: the least over algorithms and protocols, as a curve over
+sizes that never falls.
 
-A form's time is ``sum of its latencies × constants + bytes / (bandwidth × constants)`` (`distsim.hardware.cost.nccl_tuning`,
-`distsim.hardware.cost.nccl_messages`,
-`distsim.hardware.cost.nccl_constants`); the least of them is rounded off where two of them meet: ``(sum t^-8)^(-1/8)``. On a curve it is at
-least what
-fewer bytes and a group inside this one take, and what no link can be beaten to. Between four sizes an octave it is interpolated
-in the
-logarithms of both.
+A form's time is ``sum of its latencies × constants + bytes / (bandwidth × constants)``
+(`distsim.hardware.cost.nccl_tuning`, `distsim.hardware.cost.nccl_messages`,
+`distsim.hardware.cost.nccl_constants`); the least of them is rounded off where two of them meet:
+``(sum t^-8)^(-1/8)``. On a curve it is at least what fewer bytes and a group inside this one take,
+and what no link can be beaten to. Between four sizes an octave it is interpolated in the logarithms
+of both.
 """
 
 from __future__ import annotations
@@ -47,26 +47,43 @@ def candidate_forms(kind: NcclOperation, at: NcclContext, nbytes: Array) -> tupl
         if kind in SEND_RECV_OPERATIONS
         else nccl_tuning.collective_forms(kind, at, nbytes)
     )
-    return tuple(form._replace(parts=(LatencyTerm("launch", 1.0, "launch"), *form.parts)) for form in found)
+    return tuple(
+        form._replace(parts=(LatencyTerm("launch", 1.0, "launch"), *form.parts)) for form in found
+    )
 
 
 def launch_terms(kind: NcclOperation, at: NcclContext) -> tuple[LatencyTerm, ...]:
-    """What a process' thread takes to launch a call on each of its GPUs, one after the other. Calls follow each other as fast as that
-    at the most, however fast the GPUs are; where it is shorter than their work it hides behind it."""
+    """What a process' thread takes to launch a call on each of its GPUs, one after the other. Calls
+    follow each other as fast as that at the most, however fast the GPUs are; where it is shorter
+    than their work it hides behind it."""
     each = LatencyTerm("issue", float(at.driven), f"launches of one process, on {at.driven} GPUs")
     if kind not in SEND_RECV_OPERATIONS or at.driven == 1:
         return (each,)
     peers = 1 if kind == "send" else at.driven - 1
-    return (each, LatencyTerm("issue, message", float(at.driven * peers), f"messages of {at.driven} GPUs, put down one by one"))
+    return (
+        each,
+        LatencyTerm(
+            "issue, message",
+            float(at.driven * peers),
+            f"messages of {at.driven} GPUs, put down one by one",
+        ),
+    )
 
 
 @lru_cache(maxsize=256)
 def scaled_constants(architecture: str, way: str) -> Mapping[str, float]:
-    """The constants of an architecture's GPUs over a way (the link inside one node, else the network's transport)."""
+    """The constants of an architecture's GPUs over a way (the link inside one node, else the
+    network's transport).
+    """
     found = dict(CONSTANTS)
-    for offsets in (BY_ARCHITECTURE.get(architecture, {}), {**BY_TRANSPORT, **ASSUMED_BY_TRANSPORT}.get(way, {})):
+    for offsets in (
+        BY_ARCHITECTURE.get(architecture, {}),
+        {**BY_TRANSPORT, **ASSUMED_BY_TRANSPORT}.get(way, {}),
+    ):
         for name, offset in offsets.items():
-            found[name] = found[name] + offset if name in ADDITIVE_CONSTANTS else found[name] * offset
+            found[name] = (
+                found[name] + offset if name in ADDITIVE_CONSTANTS else found[name] * offset
+            )
     return found
 
 
@@ -82,7 +99,9 @@ def launch_us(kind: NcclOperation, at: NcclContext) -> float:
 
 
 class FormTime(NamedTuple):
-    """A form's time at some sizes, in us: each latency with its words, and the moving of the bytes."""
+    """A form's time at some sizes, in us: each latency with its words, and the moving of the
+    bytes.
+    """
 
     form: NcclForm
     latencies: tuple[tuple[LatencyTerm, Array], ...]
@@ -100,7 +119,9 @@ def form_time(form: NcclForm, known: Mapping[str, float], nbytes: Array) -> Form
     for name, power in form.powers:
         reached *= exp(known[name] * power) if name in ADDITIVE_CONSTANTS else known[name] ** power
     gbs = form.gbs * reached
-    latencies = tuple((part, known[part.constant] * part.us * np.ones_like(nbytes)) for part in form.parts)
+    latencies = tuple(
+        (part, known[part.constant] * part.us * np.ones_like(nbytes)) for part in form.parts
+    )
     return FormTime(form, latencies, gbs, nbytes / (1000.0 * gbs))
 
 
@@ -108,17 +129,21 @@ def unbounded_us(kind: NcclOperation, at: NcclContext, nbytes: Array) -> Array:
     """The rounded least of the forms, before anything is made of it."""
     known = constants_in_context(at)
     issued = launch_us(kind, at)
-    every = np.stack([form_time(form, known, nbytes).total for form in candidate_forms(kind, at, nbytes)])
+    every = np.stack(
+        [form_time(form, known, nbytes).total for form in candidate_forms(kind, at, nbytes)]
+    )
     least = every.min(axis=0)
     least = least * ((every / least) ** -SHARPNESS).sum(axis=0) ** (-1.0 / SHARPNESS)
     return np.asarray((least**SHARPNESS + issued**SHARPNESS) ** (1.0 / SHARPNESS))
 
 
 def lower_bound_us(kind: NcclOperation, at: NcclContext, nbytes: Array | float) -> Array:
-    """No schedule is faster: what must cross a rank's link, and a node's cards, by their data sheets.
+    """No schedule is faster: what must cross a rank's link, and a node's cards, by their data
+    sheets.
 
-    Where the switch inside reduces (NVLS), a rank gives and takes the buffer once; likewise a node where the network reduces. Of an
-    exchange what the node with the fewest ranks sends, which has the fewest cards.
+    Where the switch inside reduces (NVLS), a rank gives and takes the buffer once; likewise a node
+    where the network reduces. Of an exchange what the node with the fewest ranks sends, which has
+    the fewest cards.
     """
     share, apart = (at.n - 1) / at.n, (at.nodes - 1) / at.nodes
     whole = {"broadcast": 1.0, "reduce": 1.0, "send": 1.0}
@@ -127,13 +152,20 @@ def lower_bound_us(kind: NcclOperation, at: NcclContext, nbytes: Array | float) 
         return np.asarray(asked * nbytes / (1000.0 * at.sheet_intra))
     fewest = max(at.n - (at.nodes - 1) * at.per_node, 1)
     exchanged = fewest * (at.n - fewest) / at.n
-    asked = {"all_reduce": 1.0 if at.reducing else 2 * apart, "all_to_all": exchanged, **whole}.get(kind, apart)
+    asked = {"all_reduce": 1.0 if at.reducing else 2 * apart, "all_to_all": exchanged, **whole}.get(
+        kind, apart
+    )
     return np.asarray(asked * nbytes / (1000.0 * at.sheet_inter))
 
 
 def switch_reduces(at: NcclContext) -> bool:
     """Whether the switch inside reduces (NVLS)."""
-    return at.switch and at.link == "nvlink" and at.architecture in ("hopper", "blackwell") and at.per_node > 2
+    return (
+        at.switch
+        and at.link == "nvlink"
+        and at.architecture in ("hopper", "blackwell")
+        and at.per_node > 2
+    )
 
 
 def lower_bound_ns(kind: NcclOperation, at: NcclContext, nbytes: int) -> int:
@@ -163,7 +195,9 @@ class CostCurve:
         sizes = np.maximum(np.asarray(nbytes, dtype=np.float64), 1.0)
         x = np.log(sizes)
         return np.where(
-            x < _LOG_SIZE_GRID[-1], np.exp(np.interp(x, _LOG_SIZE_GRID, self._log)), self.us[-1] * sizes / SIZE_GRID[-1]
+            x < _LOG_SIZE_GRID[-1],
+            np.exp(np.interp(x, _LOG_SIZE_GRID, self._log)),
+            self.us[-1] * sizes / SIZE_GRID[-1],
         )
 
 
@@ -185,6 +219,10 @@ def cost_ns(kind: NcclOperation, at: NcclContext, nbytes: int) -> int:
     return ceil(1000.0 * cost_curve(kind, at).at(nbytes) - _ROUNDING_TOLERANCE_NS)
 
 
-def cost_ns_by_size(kind: NcclOperation, at: NcclContext, nbytes: NDArray[np.int64]) -> NDArray[np.int64]:
+def cost_ns_by_size(
+    kind: NcclOperation, at: NcclContext, nbytes: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """`ns` of many sizes at once."""
-    return np.ceil(1000.0 * cost_curve(kind, at).many(nbytes) - _ROUNDING_TOLERANCE_NS).astype(np.int64)
+    return np.ceil(1000.0 * cost_curve(kind, at).many(nbytes) - _ROUNDING_TOLERANCE_NS).astype(
+        np.int64
+    )

@@ -1,8 +1,8 @@
 """Sends and receives as NCCL schedules them: no tuning table, channels for each peer.
 
-Source: NCCL v2.30.7, src/enqueue.cc. A message gets few channels until each would carry more than a part, then twice as many,
-and so on; so
-the time grows with the bytes up to one part, stays there, and grows again once the link is full. LL up to 16 KiB a channel.
+Source: NCCL v2.30.7, src/enqueue.cc. A message gets few channels until each would carry more than a
+part, then twice as many, and so on; so the time grows with the bytes up to one part, stays there,
+and grows again once the link is full. LL up to 16 KiB a channel.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 from distsim.hardware.cost.nccl_context import NcclContext, NcclOperation
 from distsim.hardware.cost.nccl_tuning import Array, LatencyTerm, NcclForm
 
-#: GB/s of the channels that a peer starts with, and the bytes beyond which it gets more: 12 to 18 GB/s up to 3 MiB on 2, 4 and
-#: 8 A100, 82 up to
-#: 64 MiB on 8 H100 (open nccl-tests tables). For all_to_all a peer starts with half of H100's channels.
+#: GB/s of the channels that a peer starts with, and the bytes beyond which it gets more: 12 to 18
+#: GB/s up to 3 MiB on 2, 4 and 8 A100, 82 up to 64 MiB on 8 H100 (open nccl-tests tables). For
+#: all_to_all a peer starts with half of H100's channels.
 _PEER_CHANNELS: Final = {"volta": (17.5, 3 << 20), "ampere": (17.5, 3 << 20)}
 _DEFAULT_PEER_CHANNELS: Final = (82.0, 64 << 20)
 _LL_EFFICIENCY: Final = 0.5  # of what is sent, half is flags
@@ -26,7 +26,11 @@ _LL_EFFICIENCY: Final = 0.5  # of what is sent, half is flags
 def message_forms(kind: NcclOperation, at: NcclContext, nbytes: Array) -> Iterator[NcclForm]:
     """LL and Simple for a message, or for the messages that make up an exchange among all."""
     local, remote = (
-        (0, 1) if kind == "send" and at.nodes > 1 else (1, 0) if kind == "send" else (at.per_node - 1, at.n - at.per_node)
+        (0, 1)
+        if kind == "send" and at.nodes > 1
+        else (1, 0)
+        if kind == "send"
+        else (at.per_node - 1, at.n - at.per_node)
     )
     share = 1.0 if kind == "send" else 1.0 / at.n  # of the bytes, to each peer
     seconds_inside = local * share / at.intra_gbs
@@ -45,13 +49,21 @@ def message_forms(kind: NcclOperation, at: NcclContext, nbytes: Array) -> Iterat
             if remote
             else LatencyTerm(f"hop inside, {protocol}", inside, "a hop")
         )
-        start = (LatencyTerm("start, Simple", 1.0, "start of Simple"),) if protocol == "Simple" else ()
+        start = (
+            (LatencyTerm("start, Simple", 1.0, "start of Simple"),) if protocol == "Simple" else ()
+        )
         gbs = wide * np.ones_like(nbytes)
         if (kind == "send" or not remote) and at.link == "nvlink":
             gbs = np.minimum(gbs, _peer_gbs(kind, at, nbytes * share) / share)
         gbs = gbs * (_LL_EFFICIENCY if protocol == "LL" else 1.0)
         power = "bandwidth, message LL" if protocol == "LL" else f"bandwidth, message{narrow}"
-        yield NcclForm("pairs" if kind != "send" else "message", protocol, (*common, hop, *start), gbs, ((power, 1.0),))
+        yield NcclForm(
+            "pairs" if kind != "send" else "message",
+            protocol,
+            (*common, hop, *start),
+            gbs,
+            ((power, 1.0),),
+        )
 
 
 def _peer_gbs(kind: NcclOperation, at: NcclContext, nbytes: Array) -> Array:

@@ -10,7 +10,9 @@ from distsim.hardware.cost.nccl_context import NcclContext, NcclOperation
 
 
 def merge_nvlink_domains(cluster: Cluster, machine_size: int) -> tuple[Cluster, int]:
-    """(cluster, ranks per node), where machines that NVLink joins count as one node with all their cards (NVL72)."""
+    """(cluster, ranks per node), where machines that NVLink joins count as one node with all their
+    cards (NVL72).
+    """
     machines = (cluster.intra.domain or 0) // machine_size
     if machines < 2:
         return cluster, machine_size
@@ -19,7 +21,9 @@ def merge_nvlink_domains(cluster: Cluster, machine_size: int) -> tuple[Cluster, 
 
 
 def nccl_operation_of(row: type[PricedOperation]) -> NcclOperation | None:
-    """What NCCL runs for an operation; a barrier is an all_reduce of one element (torch's ProcessGroupNCCL)."""
+    """What NCCL runs for an operation; a barrier is an all_reduce of one element (torch's
+    ProcessGroupNCCL).
+    """
     name = implemented_collective(row)
     if name == "barrier":
         return "all_reduce"
@@ -27,13 +31,15 @@ def nccl_operation_of(row: type[PricedOperation]) -> NcclOperation | None:
 
 
 def context_of_message(cluster: Cluster, place: GroupPlacement) -> NcclContext:
-    """Where a message goes, one of those that all GPUs of a process send at once (as sendrecv_perf does)."""
+    """Where a message goes, one of those that all GPUs of a process send at once (as sendrecv_perf
+    does).
+    """
     return context_of_group(cluster, place)._replace(driven=cluster.gpus_per_process)
 
 
 def context_of_group(cluster: Cluster, place: GroupPlacement) -> NcclContext:
-    """Where a group sits. Cards count as many as its ranks on a node can use, one each; two ranks that share a card share its
-    rate."""
+    """Where a group sits. Cards count as many as its ranks on a node can use, one each; two ranks
+    that share a card share its rate."""
     known = place.setting
     if not isinstance(known, NcclContext):
         known = place.setting = _new_context(cluster, place)
@@ -44,12 +50,25 @@ def _new_context(cluster: Cluster, place: GroupPlacement) -> NcclContext:
     intra, nics, network, between = cluster.intra, cluster.nics, cluster.network, place.worst_inter
     cards = min(nics.count, place.least)
     reach = intra.reach(place.most)
-    one, sheet = cluster.rank_inter_bytes_per_ns / between, nics.bytes_per_ns / network.narrowed / between
+    one, sheet = (
+        cluster.rank_inter_bytes_per_ns / between,
+        nics.bytes_per_ns / network.narrowed / between,
+    )
     return NcclContext(
-        cluster.device.architecture or "ampere", place.n, place.nodes, place.most, reach * intra.attained / place.worst_intra,
-        one * cards if place.nodes > 1 else 0.0, one * min(1.0, nics.count / place.most) if place.nodes > 1 else 0.0,
-        reach * intra.bytes_per_ns / place.worst_intra, sheet * cards if place.nodes > 1 else float("inf"),
-        "pcie" if intra.kind == "pcie" else "nvlink", intra.peer_access, intra.switch, network.transport,
+        cluster.device.architecture or "ampere",
+        place.n,
+        place.nodes,
+        place.most,
+        reach * intra.attained / place.worst_intra,
+        one * cards if place.nodes > 1 else 0.0,
+        one * min(1.0, nics.count / place.most) if place.nodes > 1 else 0.0,
+        reach * intra.bytes_per_ns / place.worst_intra,
+        sheet * cards if place.nodes > 1 else float("inf"),
+        "pcie" if intra.kind == "pcie" else "nvlink",
+        intra.peer_access,
+        intra.switch,
+        network.transport,
         min(cluster.gpus_per_process, place.most),
-        "amd" if cluster.host == "amd" else "intel", network.reduces,
-    )  # fmt: skip
+        "amd" if cluster.host == "amd" else "intel",
+        network.reduces,
+    )

@@ -1,7 +1,8 @@
-"""How far a price on GPUs may be off: quantiles of measured over priced times, of systems that the constants were not fitted to.
+"""How far a price on GPUs may be off: quantiles of measured over priced times, of systems that the
+constants were not fitted to.
 
-Lopsided: what is missing in a model makes the true time later more often than earlier. `benchmarks/accuracy/run.py` prints the
-quantiles, and how many times the bands hold.
+Lopsided: what is missing in a model makes the true time later more often than earlier.
+`benchmarks/accuracy/run.py` prints the quantiles, and how many times the bands hold.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
 
 class PredictionRange(NamedTuple):
-    """Factors on a price between which nine of ten measured times lie; ``known``: tables of such systems exist."""
+    """Factors on a price between which nine of ten measured times lie; ``known``: tables of such
+    systems exist.
+    """
 
     low: float
     high: float
@@ -31,27 +34,43 @@ _MULTI_NODE_RANGES: Final = ((0.70, 2.10), (0.72, 1.50), (0.78, 1.60))
 _UNFITTED_EXPONENT: Final = 2.0
 #: (architecture, several nodes, way) that two or more published systems are of.
 FITTED_SYSTEMS: Final = (
-    ("ampere", False, "nvlink"), ("hopper", False, "nvlink"), ("volta", False, "nvlink"), ("hopper", True, "ib"),
-)  # fmt: skip
+    ("ampere", False, "nvlink"),
+    ("hopper", False, "nvlink"),
+    ("volta", False, "nvlink"),
+    ("hopper", True, "ib"),
+)
 
 
 def range_of_prediction(at: NcclContext, nbytes: int, known: bool | None = None) -> PredictionRange:
-    """The band of a price; ``known`` says whether tables of such systems exist, left out: by `FITTED_SYSTEMS`."""
+    """The band of a price; ``known`` says whether tables of such systems exist, left out: by
+    `FITTED_SYSTEMS`.
+    """
     if known is None:
-        known = (at.architecture, at.nodes > 1, at.link if at.nodes == 1 else at.transport) in FITTED_SYSTEMS
-    low, high = (_ONE_NODE_RANGES if at.nodes == 1 else _MULTI_NODE_RANGES)[(nbytes >= 1 << 16) + (nbytes > 1 << 24)]
+        known = (
+            at.architecture,
+            at.nodes > 1,
+            at.link if at.nodes == 1 else at.transport,
+        ) in FITTED_SYSTEMS
+    low, high = (_ONE_NODE_RANGES if at.nodes == 1 else _MULTI_NODE_RANGES)[
+        (nbytes >= 1 << 16) + (nbytes > 1 << 24)
+    ]
     return (
-        PredictionRange(low, high, True) if known else PredictionRange(low**_UNFITTED_EXPONENT, high**_UNFITTED_EXPONENT, False)
+        PredictionRange(low, high, True)
+        if known
+        else PredictionRange(low**_UNFITTED_EXPONENT, high**_UNFITTED_EXPONENT, False)
     )
 
 
-#: Of compute that is priced by FLOP and bytes: what lies between these quantiles, .065 and .935, of published over simulated training
-#: steps, sources weighing alike, holds four of five of the times of a source that was left out (`benchmarks/training_steps.py`).
+#: Of compute that is priced by FLOP and bytes: what lies between these quantiles, .065 and .935, of
+#: published over simulated training steps, sources weighing alike, holds four of five of the times
+#: of a source that was left out (`benchmarks/training_steps.py`).
 COMPUTE_RANGE: Final = (0.87, 1.19)
 
 
 def communication_range(cost: CostModel, ranks: int) -> tuple[float, float]:
-    """(low, high) of a communication among ranks that may be anywhere, of 64 KiB to 16 MiB; wider where a preset is changed."""
+    """(low, high) of a communication among ranks that may be anywhere, of 64 KiB to 16 MiB; wider
+    where a preset is changed.
+    """
     at = context_of_group(cost.cluster, cost.placement((0, max(ranks - 1, 0))))
     band = range_of_prediction(at, 1 << 20, None if cost.name in PRESETS else False)
     return band.low, band.high

@@ -1,7 +1,9 @@
-"""Ways that ranks of several cards, or of several slots, have in common: the way up from a leaf switch, and from a PCIe switch.
+"""Ways that ranks of several cards, or of several slots, have in common: the way up from a leaf
+switch, and from a PCIe switch.
 
-A *block* is what lies behind such a switch, and has one port out and one in. What stays inside a block passes none. Of a collective those
-bytes are counted that must leave and enter a block (`distsim.hardware.cost.cut_traffic`).
+A *block* is what lies behind such a switch, and has one port out and one in. What stays inside a
+block passes none. Of a collective those bytes are counted that must leave and enter a block
+(`distsim.hardware.cost.cut_traffic`).
 """
 
 from __future__ import annotations
@@ -12,12 +14,15 @@ from distsim.hardware.cluster.description import Cluster
 from distsim.hardware.cost.cut_traffic import EXCHANGE_COLLECTIVES, traffic_across_cuts
 from distsim.hardware.cost.link_loads import PricedOperation, implemented_collective
 
-#: Operations of which what passes a block is the same whether those beside it are behind the same switch above it or another.
+#: Operations of which what passes a block is the same whether those beside it are behind the same
+#: switch above it or another.
 _LEVEL_INDEPENDENT = (*EXCHANGE_COLLECTIVES, "all_gather", "reduce_scatter")
 
 
 class SwitchLevel(NamedTuple):
-    """Switches of a kind: ``size`` ranks behind each, counted from the first of every ``outer`` ranks; bytes per ns of its way up."""
+    """Switches of a kind: ``size`` ranks behind each, counted from the first of every ``outer``
+    ranks; bytes per ns of its way up.
+    """
 
     word: str
     size: int
@@ -31,10 +36,17 @@ class SwitchLevel(NamedTuple):
 
 
 class SwitchUplinks:
-    """The blocks of a cluster whose file names them; ports are numbered level by level, a block's way out and then its way in."""
+    """The blocks of a cluster whose file names them; ports are numbered level by level, a block's
+    way out and then its way in.
+    """
 
     def __init__(self, cluster: Cluster, machine_size: int, world_size: int) -> None:
-        network, intra, nics, world = cluster.network, cluster.intra, cluster.nics, max(world_size, 1)
+        network, intra, nics, world = (
+            cluster.network,
+            cluster.intra,
+            cluster.nics,
+            max(world_size, 1),
+        )
         self.machine_size, found = machine_size, list[SwitchLevel]()
         if network.leaf is not None and network.leaf * machine_size < world:
             up = network.leaf * nics.count * nics.attained / network.oversubscription
@@ -65,17 +77,25 @@ class SwitchUplinks:
             found += [out, into + 1] if out != into else []
         return found
 
-    def of_collective(self, row: type[PricedOperation], ranks: tuple[int, ...], root: int | None = None) -> dict[int, float]:
-        """Bytes by port, for each byte of the buffer. ``root``: the rank, where there is one; left out, the first."""
+    def of_collective(
+        self, row: type[PricedOperation], ranks: tuple[int, ...], root: int | None = None
+    ) -> dict[int, float]:
+        """Bytes by port, for each byte of the buffer. ``root``: the rank, where there is one; left
+        out, the first.
+        """
         asked = dict[int, float]()
         for at, level in enumerate(self.levels):
             if implemented_collective(row) in _LEVEL_INDEPENDENT:
                 blocks = self._blocks(at, ranks)
                 at_root = list(blocks).index(self._port(at, ranks[0] if root is None else root))
-                for port, own in zip(blocks, traffic_across_cuts(row, list(blocks.values()), at_root), strict=True):
+                for port, own in zip(
+                    blocks, traffic_across_cuts(row, list(blocks.values()), at_root), strict=True
+                ):
                     asked |= {port: own.out, port + 1: own.into}
                 continue
-            whole = (ranks,) if level.word == "leaf" else _ranks_by_machine(ranks, self.machine_size)
+            whole = (
+                (ranks,) if level.word == "leaf" else _ranks_by_machine(ranks, self.machine_size)
+            )
             for part in whole:
                 self._add(asked, self._blocks(at, part), row, len(whole))
         return {port: nbytes for port, nbytes in asked.items() if nbytes > 0}
@@ -88,16 +108,32 @@ class SwitchUplinks:
             found[port] = found.get(port, 0) + 1
         return found
 
-    def _add(self, asked: dict[int, float], blocks: dict[int, int], row: type[PricedOperation], switches: int) -> None:
-        """What leaves blocks that one of so many switches above them joins; each way out and in has as much."""
+    def _add(
+        self,
+        asked: dict[int, float],
+        blocks: dict[int, int],
+        row: type[PricedOperation],
+        switches: int,
+    ) -> None:
+        """What leaves blocks that one of so many switches above them joins; each way out and in has
+        as much.
+        """
         inside = row.busbw_factor(len(blocks)) if len(blocks) > 1 else 0.0
         across = row.busbw_factor(switches) / sum(blocks.values()) if switches > 1 else 0.0
         for port, mates in blocks.items():
             asked[port] = asked[port + 1] = inside + across * mates
 
-    def ns_per_byte(self, row: type[PricedOperation], ranks: tuple[int, ...], root: int | None = None) -> float:
+    def ns_per_byte(
+        self, row: type[PricedOperation], ranks: tuple[int, ...], root: int | None = None
+    ) -> float:
         """What no schedule can spare: ns at the narrowest way for each byte of the buffer."""
-        return max((asked / self.capacity[port] for port, asked in self.of_collective(row, ranks, root).items()), default=0.0)
+        return max(
+            (
+                asked / self.capacity[port]
+                for port, asked in self.of_collective(row, ranks, root).items()
+            ),
+            default=0.0,
+        )
 
 
 def _ranks_by_machine(ranks: tuple[int, ...], size: int) -> tuple[tuple[int, ...], ...]:

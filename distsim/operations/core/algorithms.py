@@ -1,26 +1,33 @@
-"""Collective algorithms as data: rounds of transfers between the ranks of a group. No clock, no bytes.
+"""Collective algorithms as data: rounds of transfers between the ranks of a group. No clock, no
+bytes.
 
-All transfers of a round start together, and each reads what its sender held when the round began. A round may hold several
-transfers between the same two ranks: they travel as one message. Ranks are group ranks, ``0 <= rank < n``.
+All transfers of a round start together, and each reads what its sender held when the round began. A
+round may hold several transfers between the same two ranks: they travel as one message. Ranks are
+group ranks, ``0 <= rank < n``.
 
 What a *chunk* number means depends on the algorithm's `Chunking`:
 
-========  =============================================================================================================
+========
+=============================================================================================================
 whole     chunk 0 is the one buffer
 split     the one buffer is cut into n equal pieces; chunk c is piece c
 origin    chunk c is what rank c gives
 target    chunk c is what is meant for rank c (part c of every giver's input)
 pair      chunk ``s * n + d`` is what rank s gives to rank d
 token     chunk 0 is the word "I have come"; no bytes
-========  =============================================================================================================
+========
+=============================================================================================================
 
-An algorithm is one function here and its `algorithm` line: rows take all that `ALGORITHMS` has for them (docs/extending.md).
+An algorithm is one function here and its `algorithm` line: rows take all that `ALGORITHMS` has for
+them (docs/extending.md).
 
-The proof that an algorithm does what its operation promises: `start` puts each giver's contributions in place, `play` moves
-them, and `output_chunks` reads the result (`tests/operations/test_algorithms.py`, n = 1..32, every root).
+The proof that an algorithm does what its operation promises: `start` puts each giver's
+contributions in place, `play` moves them, and `output_chunks` reads the result
+(`tests/operations/test_algorithms.py`, n = 1..32, every root).
 
-The algorithms are textbook ones. Names as in Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations
-in MPICH" (2005), and Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
+The algorithms are textbook ones. Names as in Thakur, Rabenseifner, Gropp, "Optimization of
+Collective Communication Operations in MPICH" (2005), and Patarasuk, Yuan, "Bandwidth optimal
+all-reduce algorithms for clusters of workstations" (2009).
 """
 
 from __future__ import annotations
@@ -31,7 +38,9 @@ from typing import Literal, NamedTuple, TypeVar
 
 
 class ChunkTransfer(NamedTuple):
-    """One chunk moves from ``src`` to ``dst``. ``reduce``: combined with what is there; else it overwrites."""
+    """One chunk moves from ``src`` to ``dst``. ``reduce``: combined with what is there; else it
+    overwrites.
+    """
 
     src: int
     dst: int
@@ -40,7 +49,9 @@ class ChunkTransfer(NamedTuple):
 
 
 class RotationRounds(NamedTuple):
-    """So many rounds, in each of which every rank sends so many chunks to the rank ``distance`` places on."""
+    """So many rounds, in each of which every rank sends so many chunks to the rank ``distance``
+    places on.
+    """
 
     rounds: int
     distance: int
@@ -53,7 +64,8 @@ Round = list[ChunkTransfer]
 RoundsFunction = Callable[[int, int], list[Round]]
 RoundsFunctionT = TypeVar("RoundsFunctionT", bound=RoundsFunction)
 Chunking = Literal["whole", "split", "origin", "target", "pair", "token"]
-#: Contributions (group rank, part of its input) in a chunk; one that is there twice stands there twice.
+#: Contributions (group rank, part of its input) in a chunk; one that is there twice stands there
+#: twice.
 ChunkContents = tuple[tuple[int, int], ...]
 #: A shape that is priced as a whole: a pipeline through all ranks, or every pair in one round.
 AlgorithmShape = Literal["chain", "all pairs"]
@@ -62,8 +74,9 @@ AlgorithmShape = Literal["chain", "all pairs"]
 class CollectiveAlgorithm(NamedTuple):
     """One way to bring an operation's effect about.
 
-    ``of``: what it brings about, a key of `ALGORITHMS`. ``rotations(n)``: the rounds in short, for schedules with n squared transfers,
-    so that a thousand ranks are priced without writing them down (tested against the rounds). ``shape``: see `AlgorithmShape`.
+    ``of``: what it brings about, a key of `ALGORITHMS`. ``rotations(n)``: the rounds in short, for
+    schedules with n squared transfers, so that a thousand ranks are priced without writing them
+    down (tested against the rounds). ``shape``: see `AlgorithmShape`.
     """
 
     rounds: RoundsFunction
@@ -73,13 +86,17 @@ class CollectiveAlgorithm(NamedTuple):
     shape: AlgorithmShape | None = None
 
     def chunk_nbytes(self, n: int, nbytes: int) -> int:
-        """Bytes of one chunk when the operation's large buffer (as nccl-tests counts it) has ``nbytes``; rounded up."""
+        """Bytes of one chunk when the operation's large buffer (as nccl-tests counts it) has
+        ``nbytes``; rounded up.
+        """
         if self.chunking == "token":
             return 0
         return nbytes if self.chunking == "whole" else -(-nbytes // n)
 
     def ring_passes(self, n: int) -> int:
-        """How often the buffer goes round, where it does and every round is a hop to the next rank; else 0."""
+        """How often the buffer goes round, where it does and every round is a hop to the next rank;
+        else 0.
+        """
         if n < 2 or self.rotations is None or self.chunking not in ("split", "origin", "target"):
             return 0
         rotations = self.rotations(n)
@@ -87,7 +104,8 @@ class CollectiveAlgorithm(NamedTuple):
         return sum(rotation.rounds for rotation in rotations) // (n - 1) if is_ring else 0
 
 
-#: By what they bring about, then by name; the first of each is what a row's own schedule is. `algorithm` enters them.
+#: By what they bring about, then by name; the first of each is what a row's own schedule is.
+#: `algorithm` enters them.
 ALGORITHMS: dict[str, dict[str, CollectiveAlgorithm]] = {}
 
 
@@ -98,10 +116,14 @@ def register_algorithm(
     rotations: Callable[[int], list[RotationRounds]] | None = None,
     shape: AlgorithmShape | None = None,
 ) -> Callable[[RoundsFunctionT], RoundsFunctionT]:
-    """The function below brings ``of`` about; a cluster file may choose it by its name (`distsim.hardware.cost`)."""
+    """The function below brings ``of`` about; a cluster file may choose it by its name
+    (`distsim.hardware.cost`).
+    """
 
     def enter(rounds: RoundsFunctionT) -> RoundsFunctionT:
-        ALGORITHMS.setdefault(of, {})[name] = CollectiveAlgorithm(rounds, chunking, of, rotations, shape)
+        ALGORITHMS.setdefault(of, {})[name] = CollectiveAlgorithm(
+            rounds, chunking, of, rotations, shape
+        )
         return rounds
 
     return enter
@@ -117,19 +139,35 @@ def algorithms_of(what: str) -> Mapping[str, CollectiveAlgorithm]:
 
 @register_algorithm("all_gather", "ring", "origin", lambda n: [RotationRounds(n - 1, 1)])
 def ring_all_gather(n: int, root: int = 0) -> list[Round]:
-    """n - 1 rounds; every rank passes on what it got last. Each rank sends (n - 1)/n of the gathered buffer."""
+    """n - 1 rounds; every rank passes on what it got last. Each rank sends (n - 1)/n of the
+    gathered buffer.
+    """
     return [[ChunkTransfer(r, (r + 1) % n, (r - k) % n) for r in range(n)] for k in range(n - 1)]
 
 
-@register_algorithm("reduce_scatter", "ring", "target", lambda n: [RotationRounds(n - 1, 1, reduce=True)])
+@register_algorithm(
+    "reduce_scatter", "ring", "target", lambda n: [RotationRounds(n - 1, 1, reduce=True)]
+)
 def ring_reduce_scatter(n: int, root: int = 0) -> list[Round]:
-    """n - 1 rounds; chunk c leaves rank c + 1, grows at each hop, and is complete when it reaches rank c."""
-    return [[ChunkTransfer(r, (r + 1) % n, (r - k - 1) % n, True) for r in range(n)] for k in range(n - 1)]
+    """n - 1 rounds; chunk c leaves rank c + 1, grows at each hop, and is complete when it reaches
+    rank c.
+    """
+    return [
+        [ChunkTransfer(r, (r + 1) % n, (r - k - 1) % n, True) for r in range(n)]
+        for k in range(n - 1)
+    ]
 
 
-@register_algorithm("all_reduce", "ring", "split", lambda n: [RotationRounds(n - 1, 1, reduce=True), RotationRounds(n - 1, 1)])
+@register_algorithm(
+    "all_reduce",
+    "ring",
+    "split",
+    lambda n: [RotationRounds(n - 1, 1, reduce=True), RotationRounds(n - 1, 1)],
+)
 def ring_all_reduce(n: int, root: int = 0) -> list[Round]:
-    """Reduce-scatter, then all-gather: 2(n - 1) rounds, 2(n - 1)/n of the buffer sent by each rank, the optimum."""
+    """Reduce-scatter, then all-gather: 2(n - 1) rounds, 2(n - 1)/n of the buffer sent by each rank,
+    the optimum.
+    """
     return ring_reduce_scatter(n) + ring_all_gather(n)
 
 
@@ -147,12 +185,16 @@ def binomial_parent(v: int) -> int:
 
 
 def binomial_children(n: int, v: int) -> frozenset[int]:
-    """To whom the rank ``v`` places after the root sends, in places after the root: one higher bit each."""
+    """To whom the rank ``v`` places after the root sends, in places after the root: one higher bit
+    each.
+    """
     return frozenset(v | 1 << k for k in range(v.bit_length(), n.bit_length()) if v | 1 << k < n)
 
 
 def binomial_path_and_children(n: int, root: int, me: int) -> frozenset[int]:
-    """Who must have come to the broadcast before a rank may leave: all between the root and it, and its own children."""
+    """Who must have come to the broadcast before a rank may leave: all between the root and it, and
+    its own children.
+    """
     v = (me - root) % n
     near, above = set(binomial_children(n, v)), v
     while above:
@@ -163,7 +205,9 @@ def binomial_path_and_children(n: int, root: int, me: int) -> frozenset[int]:
 
 @register_algorithm("broadcast", "binomial", "whole")
 def binomial_broadcast(n: int, root: int = 0) -> list[Round]:
-    """ceil(log2 n) rounds; in round k the 2**k ranks that have the buffer send it to the next 2**k."""
+    """ceil(log2 n) rounds; in round k the 2**k ranks that have the buffer send it to the next
+    2**k.
+    """
     at, rounds, have = _ring_position(root, n), [], 1
     while have < n:
         rounds.append([ChunkTransfer(at(v), at(v + have), 0) for v in range(min(have, n - have))])
@@ -179,31 +223,42 @@ def binomial_reduce(n: int, root: int = 0) -> list[Round]:
 
 @register_algorithm("scatter", "binomial", "target")
 def binomial_scatter(n: int, root: int = 0) -> list[Round]:
-    """ceil(log2 n) rounds; a rank hands the far half of the chunks it holds to the rank in the middle of its range."""
+    """ceil(log2 n) rounds; a rank hands the far half of the chunks it holds to the rank in the
+    middle of its range.
+    """
     at, rounds = _ring_position(root, n), []
     step = 1 << max(n - 1, 0).bit_length()
     while step > 1:
         half = step // 2
         edges = [(v, v + half, min(v + step, n)) for v in range(0, n, step) if v + half < n]
-        rounds.append([ChunkTransfer(at(v), at(w), at(c)) for v, w, end in edges for c in range(w, end)])
+        rounds.append(
+            [ChunkTransfer(at(v), at(w), at(c)) for v, w, end in edges for c in range(w, end)]
+        )
         step = half
     return rounds
 
 
 @register_algorithm("gather", "binomial", "origin")
 def binomial_gather(n: int, root: int = 0) -> list[Round]:
-    """The scatter backwards. The root receives (n - 1)/n of the gathered buffer, in ceil(log2 n) messages."""
+    """The scatter backwards. The root receives (n - 1)/n of the gathered buffer, in ceil(log2 n)
+    messages.
+    """
     return _reversed_rounds(binomial_scatter(n, root), reduce=False)
 
 
 @register_algorithm("all_reduce", "tree", "whole")
 def tree_all_reduce(n: int, root: int = 0) -> list[Round]:
-    """Reduce to rank 0, broadcast from it: few rounds, the whole buffer on every edge; good for small buffers."""
+    """Reduce to rank 0, broadcast from it: few rounds, the whole buffer on every edge; good for
+    small buffers.
+    """
     return binomial_reduce(n) + binomial_broadcast(n)
 
 
 def _reversed_rounds(rounds: Sequence[Round], *, reduce: bool) -> list[Round]:
-    return [[ChunkTransfer(t.dst, t.src, t.chunk, reduce) for t in round_] for round_ in reversed(rounds)]
+    return [
+        [ChunkTransfer(t.dst, t.src, t.chunk, reduce) for t in round_]
+        for round_ in reversed(rounds)
+    ]
 
 
 # --- one after the other -------------------------------------------------------------------------------------------------
@@ -223,12 +278,14 @@ def linear_gather(n: int, root: int = 0) -> list[Round]:
 
 @register_algorithm("broadcast", "chain", "split", shape="chain")
 def chain_broadcast(n: int, root: int = 0) -> list[Round]:
-    """A pipeline of n pieces along the chain root, root + 1, …: 2(n - 1) rounds, each rank sends the buffer once."""
+    """A pipeline of n pieces along the chain root, root + 1, …: 2(n - 1) rounds, each rank sends
+    the buffer once.
+    """
     at = _ring_position(root, n)
     return [
         [ChunkTransfer(at(v), at(v + 1), t - v) for v in range(n - 1) if 0 <= t - v < n]
         for t in range(2 * (n - 1))
-    ]  # fmt: skip
+    ]
 
 
 @register_algorithm("reduce", "chain", "split", shape="chain")
@@ -253,41 +310,65 @@ def _doubling_rotations(n: int) -> list[RotationRounds]:
 
 
 @register_algorithm(
-    "all_gather", "bruck", "origin", lambda n: [r._replace(distance=n - r.distance) for r in _doubling_rotations(n)]
+    "all_gather",
+    "bruck",
+    "origin",
+    lambda n: [r._replace(distance=n - r.distance) for r in _doubling_rotations(n)],
 )
 def bruck_all_gather(n: int, root: int = 0) -> list[Round]:
-    """ceil(log2 n) rounds for any n: in round k a rank sends all it has (at most what is missing) to rank r - 2**k."""
+    """ceil(log2 n) rounds for any n: in round k a rank sends all it has (at most what is missing)
+    to rank r - 2**k.
+    """
     rounds, have = [], 1
     while have < n:
         many = min(have, n - have)
-        rounds.append([ChunkTransfer(r, (r - have) % n, (r + c) % n) for r in range(n) for c in range(many)])
+        rounds.append(
+            [ChunkTransfer(r, (r - have) % n, (r + c) % n) for r in range(n) for c in range(many)]
+        )
         have *= 2
     return rounds
 
 
-@register_algorithm("reduce_scatter", "bruck", "target", lambda n: [r._replace(reduce=True) for r in _doubling_rotations(n)])
+@register_algorithm(
+    "reduce_scatter",
+    "bruck",
+    "target",
+    lambda n: [r._replace(reduce=True) for r in _doubling_rotations(n)],
+)
 def bruck_reduce_scatter(n: int, root: int = 0) -> list[Round]:
-    """Bruck's all-gather backwards: each chunk is reduced along the tree that would have spread it."""
+    """Bruck's all-gather backwards: each chunk is reduced along the tree that would have spread
+    it.
+    """
     return _reversed_rounds(bruck_all_gather(n), reduce=True)
 
 
 @register_algorithm("all_reduce", "halving_doubling", "split")
 def halving_doubling_all_reduce(n: int, root: int = 0) -> list[Round]:
-    """Rabenseifner: recursive halving, then recursive doubling. Beyond a power of two, the odd ranks fold in and out."""
+    """Rabenseifner: recursive halving, then recursive doubling. Beyond a power of two, the odd
+    ranks fold in and out.
+    """
     core = 1 << (n.bit_length() - 1)
     fold = [ChunkTransfer(core + r, r, c, True) for r in range(n - core) for c in range(n)]
     halving = []
     distance = core // 2
     while distance:
         pairs = [(r, r ^ distance) for r in range(core)]
-        halving.append([ChunkTransfer(r, peer, c, True) for r, peer in pairs for c in _kept_pieces(peer, distance, core, n)])
+        halving.append(
+            [
+                ChunkTransfer(r, peer, c, True)
+                for r, peer in pairs
+                for c in _kept_pieces(peer, distance, core, n)
+            ]
+        )
         distance //= 2
     rounds = halving + _reversed_rounds(halving, reduce=False)
     return [fold, *rounds, *_reversed_rounds([fold], reduce=False)] if fold else rounds
 
 
 def _kept_pieces(rank: int, distance: int, core: int, n: int) -> range:
-    """Pieces that ``rank`` of a power of two ``core`` keeps after the halving step at ``distance``."""
+    """Pieces that ``rank`` of a power of two ``core`` keeps after the halving step at
+    ``distance``.
+    """
     first = rank // distance * distance
     return range(first * n // core, (first + distance) * n // core)
 
@@ -295,21 +376,36 @@ def _kept_pieces(rank: int, distance: int, core: int, n: int) -> range:
 # --- all to all, barriers ------------------------------------------------------------------------------------------------
 
 
-@register_algorithm("all_to_all", "pairwise", "pair", lambda n: [RotationRounds(1, k) for k in range(1, n)])
+@register_algorithm(
+    "all_to_all", "pairwise", "pair", lambda n: [RotationRounds(1, k) for k in range(1, n)]
+)
 def pairwise_all_to_all(n: int, root: int = 0) -> list[Round]:
     """n - 1 rounds; in round k every rank sends to the rank k places after it."""
-    return [[ChunkTransfer(r, (r + k) % n, r * n + (r + k) % n) for r in range(n)] for k in range(1, n)]
+    return [
+        [ChunkTransfer(r, (r + k) % n, r * n + (r + k) % n) for r in range(n)] for k in range(1, n)
+    ]
 
 
 @register_algorithm("all_to_all", "direct", "pair", shape="all pairs")
 def direct_all_to_all(n: int, root: int = 0) -> list[Round]:
     """Everything at once, as a group of n - 1 sends and receives on each rank."""
-    return [[ChunkTransfer(r, d, r * n + d) for r in range(n) for d in range(n) if d != r]] if n > 1 else []
+    return (
+        [[ChunkTransfer(r, d, r * n + d) for r in range(n) for d in range(n) if d != r]]
+        if n > 1
+        else []
+    )
 
 
-@register_algorithm("barrier", "dissemination", "token", lambda n: [r._replace(chunks=1) for r in _doubling_rotations(n)])
+@register_algorithm(
+    "barrier",
+    "dissemination",
+    "token",
+    lambda n: [r._replace(chunks=1) for r in _doubling_rotations(n)],
+)
 def dissemination_barrier(n: int, root: int = 0) -> list[Round]:
-    """ceil(log2 n) rounds; in round k every rank tells the rank 2**k places after it (Hensgen, Finkel, Manber 1988)."""
+    """ceil(log2 n) rounds; in round k every rank tells the rank 2**k places after it (Hensgen,
+    Finkel, Manber 1988).
+    """
     rounds, step = [], 1
     while step < n:
         rounds.append([ChunkTransfer(r, (r + step) % n, 0, True) for r in range(n)])
@@ -320,16 +416,24 @@ def dissemination_barrier(n: int, root: int = 0) -> list[Round]:
 @register_algorithm("barrier", "central", "token")
 @register_algorithm("monitored_barrier", "central", "token")
 def central_barrier(n: int, root: int = 0) -> list[Round]:
-    """Everybody reports to the root, one after the other in rank order, and is answered when all have come."""
+    """Everybody reports to the root, one after the other in rank order, and is answered when all
+    have come.
+    """
     others = [r for r in range(n) if r != root]
-    return [[ChunkTransfer(r, root, 0, True)] for r in others] + [[ChunkTransfer(root, r, 0)] for r in others]
+    return [[ChunkTransfer(r, root, 0, True)] for r in others] + [
+        [ChunkTransfer(root, r, 0)] for r in others
+    ]
 
 
 # --- the proof -----------------------------------------------------------------------------------------------------------
 
 
-def initial_chunks(chunking: Chunking, n: int, givers: Iterable[int]) -> list[dict[int, ChunkContents]]:
-    """What each rank holds before the first round: chunk -> contributions. Only ``givers`` have an input."""
+def initial_chunks(
+    chunking: Chunking, n: int, givers: Iterable[int]
+) -> list[dict[int, ChunkContents]]:
+    """What each rank holds before the first round: chunk -> contributions. Only ``givers`` have an
+    input.
+    """
     held: list[dict[int, ChunkContents]] = [{} for _ in range(n)]
     for r in givers:
         if chunking in ("whole", "token"):
@@ -343,14 +447,20 @@ def initial_chunks(chunking: Chunking, n: int, givers: Iterable[int]) -> list[di
     return held
 
 
-def apply_rounds(rounds: Iterable[Round], held: list[dict[int, ChunkContents]]) -> list[dict[int, ChunkContents]]:
-    """Move the contributions. Raises ValueError where a rank sends a chunk it does not hold, or to itself."""
+def apply_rounds(
+    rounds: Iterable[Round], held: list[dict[int, ChunkContents]]
+) -> list[dict[int, ChunkContents]]:
+    """Move the contributions. Raises ValueError where a rank sends a chunk it does not hold, or to
+    itself.
+    """
     held = [dict(chunks) for chunks in held]
     for number, round_ in enumerate(rounds):
         moving = [(t, held[t.src].get(t.chunk)) for t in round_]
         for t, what in moving:
             if what is None or t.src == t.dst:
-                raise ValueError(f"round {number}: rank {t.src} can't send chunk {t.chunk} to rank {t.dst}")
+                raise ValueError(
+                    f"round {number}: rank {t.src} can't send chunk {t.chunk} to rank {t.dst}"
+                )
             there = held[t.dst].get(t.chunk, ()) if t.reduce else ()
             held[t.dst][t.chunk] = tuple(sorted(there + what))
     return held
@@ -360,7 +470,9 @@ def output_chunks(chunking: Chunking, n: int, rank: int, part: int) -> tuple[int
     """The chunks that make up part ``part`` of the output of ``rank``."""
     if chunking == "split":
         return tuple(range(n))
-    return ({"whole": 0, "token": 0, "origin": part, "target": rank, "pair": part * n + rank}[chunking],)
+    return (
+        {"whole": 0, "token": 0, "origin": part, "target": rank, "pair": part * n + rank}[chunking],
+    )
 
 
 def chunks_sent_and_received(rounds: Iterable[Round], n: int) -> tuple[list[int], list[int]]:

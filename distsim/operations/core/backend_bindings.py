@@ -7,18 +7,21 @@ from distsim.operations.core.operation_base import GroupRanks, MemberRoute
 from distsim.operations.core.resolved_call import DTYPE_BYTES, ResolvedCall
 
 COMPLEX_DTYPES = frozenset({"complex64", "complex128"})
-#: ProcessGroupNCCL where it moves data by sends and receives (`torch/csrc/cuda/nccl.cpp`); elsewhere it has other words.
+#: ProcessGroupNCCL where it moves data by sends and receives (`torch/csrc/cuda/nccl.cpp`);
+#: elsewhere it has other words.
 NCCL_DTYPE_ERROR = "Unconvertible NCCL type {type}"
 #: torch's Python layer.
 MONITORED_BARRIER_ERROR = "monitored_barrier is only implemented for GLOO backend."
-_GLOO_REDUCE_SCATTER_SHAPE_ERROR = "Check failed: outputShape[0] * worldSize == inputShape[0] ({sizes})"
-#: Refusals of ProcessGroupGloo (run) where the larger tensor's shape is not the smaller one's with its first axis n times as long.
+_GLOO_REDUCE_SCATTER_SHAPE_ERROR = (
+    "Check failed: outputShape[0] * worldSize == inputShape[0] ({sizes})"
+)
+#: Refusals of ProcessGroupGloo (run) where the larger tensor's shape is not the smaller one's with
+#: its first axis n times as long.
 GLOO_SHAPE_ERRORS = {
     "all_gather": "ProcessGroupGloo::allgather: invalid tensor size at index 0 (expected {one}, got {got})",
-    "all_gather_coalesced":
-        "ProcessGroupGloo::allgather_coalesced: invalid size of output tensor at index 0 (expected length {one}, got {got})",
+    "all_gather_coalesced": "ProcessGroupGloo::allgather_coalesced: invalid size of output tensor at index 0 (expected length {one}, got {got})",
     "reduce_scatter": _GLOO_REDUCE_SCATTER_SHAPE_ERROR,
-}  # fmt: skip
+}
 
 
 def needs_only_root(n: int, root: int, me: int) -> GroupRanks:
@@ -41,18 +44,33 @@ def tree_route(call: ResolvedCall, root: int, me: int) -> MemberRoute:
 
 def gather_route(call: ResolvedCall, root: int, me: int) -> MemberRoute:
     """Everybody sends to the root."""
-    return MemberRoute(receives=_other_group_ranks(call, me)) if me == root else MemberRoute(sends=frozenset({root}))
+    return (
+        MemberRoute(receives=_other_group_ranks(call, me))
+        if me == root
+        else MemberRoute(sends=frozenset({root}))
+    )
 
 
 def scatter_route(call: ResolvedCall, root: int, me: int) -> MemberRoute:
     """The root sends to everybody."""
-    return MemberRoute(sends=_other_group_ranks(call, me)) if me == root else MemberRoute(receives=frozenset({root}))
+    return (
+        MemberRoute(sends=_other_group_ranks(call, me))
+        if me == root
+        else MemberRoute(receives=frozenset({root}))
+    )
 
 
 def reduce_route(call: ResolvedCall, root: int, me: int) -> MemberRoute:
-    """A ring through all members leaves each with a chunk of the sum, which goes to the root; of small tensors the last ranks have none."""
+    """A ring through all members leaves each with a chunk of the sum, which goes to the root; of
+    small tensors the last ranks have none.
+    """
     if me == root:
-        return MemberRoute(receives=frozenset(i for i in _other_group_ranks(call, me) if i < _ranks_with_chunk(call)), ring=True)
+        return MemberRoute(
+            receives=frozenset(
+                i for i in _other_group_ranks(call, me) if i < _ranks_with_chunk(call)
+            ),
+            ring=True,
+        )
     return MemberRoute(sends=frozenset({root} if me < _ranks_with_chunk(call) else ()), ring=True)
 
 
@@ -61,7 +79,9 @@ def _other_group_ranks(call: ResolvedCall, me: int) -> frozenset[int]:
 
 
 def _ranks_with_chunk(call: ResolvedCall) -> int:
-    """How many group ranks have a part of the sum after the ring: at least two segments for each, of at most 1 MiB."""
+    """How many group ranks have a part of the sum after the ring: at least two segments for each,
+    of at most 1 MiB.
+    """
     n, numel = call.group.size, call.inputs[0].numel
     if not numel:
         return 0

@@ -1,4 +1,6 @@
-"""What all collectives share: their common fields, who takes part, and the helpers of their torch calls."""
+"""What all collectives share: their common fields, who takes part, and the helpers of their torch
+calls.
+"""
 
 from collections.abc import Hashable, Sequence
 from types import ModuleType
@@ -6,7 +8,14 @@ from typing import ClassVar
 
 from pydantic import Field, StrictBool, model_validator
 
-from distsim.operations.core.field_types import ExpressionField, GroupField, HandleField, ReduceOpField, StreamField, TensorField
+from distsim.operations.core.field_types import (
+    ExpressionField,
+    GroupField,
+    HandleField,
+    ReduceOpField,
+    StreamField,
+    TensorField,
+)
 from distsim.operations.core.operation_base import GroupRanks, InputPart, Operation, RankScope
 from distsim.operations.core.resolved_call import (
     ResolvedCall,
@@ -29,13 +38,16 @@ class CollectiveOperation(Operation):
     group: GroupField = None
     is_async: StrictBool = Field(default=False, alias="async")
     handle: HandleField = Field(default=None, alias="as")
-    #: The stream that is current at the call (`torch.cuda.stream`); means something where there are streams (nccl).
+    #: The stream that is current at the call (`torch.cuda.stream`); means something where there are
+    #: streams (nccl).
     on: StreamField = ""
 
     @model_validator(mode="after")
     def _handle_needs_async(self) -> "CollectiveOperation":
         if self.handle is not None and not self.is_async:
-            raise ValueError(f"expected `async: true` beside `as`: {self.op} without it has no request to wait for")
+            raise ValueError(
+                f"expected `async: true` beside `as`: {self.op} without it has no request to wait for"
+            )
         return self
 
     @classmethod
@@ -69,7 +81,14 @@ class CollectiveOperation(Operation):
     @classmethod
     def faults(cls, call: ResolvedCall) -> str | None:
         root = root_not_in_group(call, cls.root_field) if cls.root_field else None
-        return first_reason((caller_not_in_group(call), root, differing_dtypes((*call.inputs, *call.outputs)), cls.misfits(call)))
+        return first_reason(
+            (
+                caller_not_in_group(call),
+                root,
+                differing_dtypes((*call.inputs, *call.outputs)),
+                cls.misfits(call),
+            )
+        )
 
     @classmethod
     def misfits(cls, call: ResolvedCall) -> str | None:
@@ -146,9 +165,13 @@ def require_one_root(row: Operation, by_rank: object, by_group_rank: object) -> 
     """Raise ValueError unless one of the two is given (or none, where torch has a default)."""
     op, word = row.op, row.root_field
     if by_rank is not None and by_group_rank is not None:
-        raise ValueError(f"expected `{word}` (a global rank) or `group_{word}` (a group rank) in {op}, found both")
+        raise ValueError(
+            f"expected `{word}` (a global rank) or `group_{word}` (a group rank) in {op}, found both"
+        )
     if by_rank is None and by_group_rank is None and not row.root_optional:
-        raise ValueError(f"expected `{word}` (a global rank) or `group_{word}` (a group rank) in {op}")
+        raise ValueError(
+            f"expected `{word}` (a global rank) or `group_{word}` (a group rank) in {op}"
+        )
 
 
 def part_of_every_rank(n: int, part: int = 0) -> tuple[InputPart, ...]:
@@ -162,9 +185,14 @@ def torch_reduce_op(dist: ModuleType, call: ResolvedCall) -> object:
 
 
 def torch_tensor_list(
-    tensors: TensorLookup, buffers: Sequence[TensorBuffer], n: int, splits: Sequence[int] | None = None
+    tensors: TensorLookup,
+    buffers: Sequence[TensorBuffer],
+    n: int,
+    splits: Sequence[int] | None = None,
 ) -> list[TorchTensor]:
-    """torch's list argument: the listed tensors, or the rows of the one tensor (views: torch writes into it)."""
+    """torch's list argument: the listed tensors, or the rows of the one tensor (views: torch writes
+    into it).
+    """
     if splits is not None:
         return list(tensors[buffers[0]].split(list(splits)))
     if len(buffers) == 1 and buffers[0].shape and buffers[0].shape[0] == n:

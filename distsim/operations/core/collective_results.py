@@ -13,9 +13,15 @@ from distsim.operations.core.operation_base import Operation
 Array = NDArray[Any]
 
 _REDUCE_FUNCTIONS: dict[str, np.ufunc] = {
-    "sum": np.add, "avg": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum,
-    "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor,
-}  # fmt: skip
+    "sum": np.add,
+    "avg": np.add,
+    "product": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+}
 
 
 def numpy_dtype(dtype: str) -> np.dtype[np.generic]:
@@ -31,9 +37,10 @@ def numpy_dtype(dtype: str) -> np.dtype[np.generic]:
 def reduce_arrays(reduce_op: str, arrays: Sequence[Array]) -> Array:
     """Combine arrays of one dtype in group order, element by element, as torch's ReduceOp does.
 
-    Every step stays in the dtype: integers wrap, half precision rounds each time. A sum of booleans is an or. ``avg`` is the
-    sum divided by their number; integers are cut off towards zero, as nccl does (gloo refuses them; semantics of
-    torch.distributed.ReduceOp and NCCL's post-division in enqueue.cc).
+    Every step stays in the dtype: integers wrap, half precision rounds each time. A sum of booleans
+    is an or. ``avg`` is the sum divided by their number; integers are cut off towards zero, as nccl
+    does (gloo refuses them; semantics of torch.distributed.ReduceOp and NCCL's post-division in
+    enqueue.cc).
     """
     total, combine = arrays[0], _REDUCE_FUNCTIONS[reduce_op]
     with np.errstate(all="ignore"):
@@ -52,15 +59,24 @@ def _divide_sum(total: Array, n: int) -> Array:
 
 
 def apply_effect(
-    row: type[Operation], n: int, root: int, reduce_op: str | None, inputs: Sequence[Sequence[Array]]
+    row: type[Operation],
+    n: int,
+    root: int,
+    reduce_op: str | None,
+    inputs: Sequence[Sequence[Array]],
 ) -> list[list[Array] | None]:
     """Per group rank the parts of its output, or None where the operation leaves it as it was.
 
-    ``inputs[r][k]`` is part k of the input of group rank r (flat or shaped alike); the list may be empty where a rank gives
-    nothing. ``root`` is a group rank.
+    ``inputs[r][k]`` is part k of the input of group rank r (flat or shaped alike); the list may be
+    empty where a rank gives nothing. ``root`` is a group rank.
     """
     return [
-        None if parts is None else [_combined_part([inputs[s.rank][s.part] for s in sources], reduce_op) for sources in parts]
+        None
+        if parts is None
+        else [
+            _combined_part([inputs[s.rank][s.part] for s in sources], reduce_op)
+            for sources in parts
+        ]
         for parts in row.effect(n, root)
     ]
 

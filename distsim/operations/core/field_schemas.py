@@ -1,7 +1,8 @@
-"""What a JSON Schema says of the texts in a file: names, expressions, quantities. Editors check them, and complete from the examples.
+"""What a JSON Schema says of the texts in a file: names, expressions, quantities. Editors check
+them, and complete from the examples.
 
-Patterns are a part of both ECMA 262 (which JSON Schema names) and Python; they take every text that the loader takes, and most of what
-it refuses by form.
+Patterns are a part of both ECMA 262 (which JSON Schema names) and Python; they take every text that
+the loader takes, and most of what it refuses by form.
 """
 
 from __future__ import annotations
@@ -31,31 +32,59 @@ def _text_schema(pattern: str) -> FieldSchema:
 _FORMULA_SCHEMA = _text_schema(_expression_pattern())
 _BARE_NUMBER_SCHEMA: FieldSchema = {"pattern": r"^[\s0-9.eE+-]*$"}
 #: Names of the definitions of quantities, by what they measure.
-QUANTITY_DEFINITIONS = {"a duration": "duration", "a size": "size", "a bandwidth": "bandwidth", "floating-point operations": "flops",
-         "a rate of floating-point operations": "flop_rate"}  # fmt: skip
+QUANTITY_DEFINITIONS = {
+    "a duration": "duration",
+    "a size": "size",
+    "a bandwidth": "bandwidth",
+    "floating-point operations": "flops",
+    "a rate of floating-point operations": "flop_rate",
+}
 
 
 def _quantity_definition(kind: str, bare: bool = False) -> FieldSchema:
-    names = "|".join(sorted((name for name, unit in units.UNIT_BY_NAME.items() if unit.kind == kind), key=len, reverse=True))
+    names = "|".join(
+        sorted(
+            (name for name, unit in units.UNIT_BY_NAME.items() if unit.kind == kind),
+            key=len,
+            reverse=True,
+        )
+    )
     plain: FieldSchema = {"type": "string", "pattern": rf"^\s*{_NUMBER_PATTERN}\s*(?:{names})\s*$"}
     every = "|".join(sorted(units.UNIT_BY_NAME, key=len, reverse=True))
-    written: FieldSchema = {**_text_schema(_expression_pattern(rf"(?:\s*(?:{every}))?")), "allOf": [{"pattern": EXPRESSION_LIKE}]}
+    written: FieldSchema = {
+        **_text_schema(_expression_pattern(rf"(?:\s*(?:{every}))?")),
+        "allOf": [{"pattern": EXPRESSION_LIKE}],
+    }
     if bare:
-        written = {**_text_schema(_expression_pattern(rf"(?:\s*(?:{every}))?")), "not": _BARE_NUMBER_SCHEMA}
+        written = {
+            **_text_schema(_expression_pattern(rf"(?:\s*(?:{every}))?")),
+            "not": _BARE_NUMBER_SCHEMA,
+        }
     return {"anyOf": [plain, written], "examples": [EXAMPLE_BY_KIND[kind]]}
 
 
 #: What fields refer to by name.
 SCHEMA_DEFINITIONS: dict[str, FieldSchema] = {
     "name": {"type": "string", "pattern": f"^{NAME_PATTERN}$"},
-    "reference": {"type": "string", "pattern": rf"^\s*{NAME_PATTERN}\s*(?:@.*\S.*)?$", "description": "A name, or name@index."},
-    "condition": {**_FORMULA_SCHEMA, "not": _BARE_NUMBER_SCHEMA, "description": "An expression that is true or false."},
+    "reference": {
+        "type": "string",
+        "pattern": rf"^\s*{NAME_PATTERN}\s*(?:@.*\S.*)?$",
+        "description": "A name, or name@index.",
+    },
+    "condition": {
+        **_FORMULA_SCHEMA,
+        "not": _BARE_NUMBER_SCHEMA,
+        "description": "An expression that is true or false.",
+    },
     "formula": _FORMULA_SCHEMA,
-    "expression": {"anyOf": [{"type": "number"}, {"type": "boolean"}, {"x-def": "formula"}],
-                   "description": "A number, or an expression over rank, world_size, vars and the like."},
+    "expression": {
+        "anyOf": [{"type": "number"}, {"type": "boolean"}, {"x-def": "formula"}],
+        "description": "A number, or an expression over rank, world_size, vars and the like.",
+    },
     **{word: _quantity_definition(kind) for kind, word in QUANTITY_DEFINITIONS.items()},
-    "size_count": _quantity_definition("a size", bare=True), "flops_count": _quantity_definition("floating-point operations", bare=True),
-}  # fmt: skip
+    "size_count": _quantity_definition("a size", bare=True),
+    "flops_count": _quantity_definition("floating-point operations", bare=True),
+}
 
 
 def _definition_reference(name: str) -> FieldSchema:
@@ -83,17 +112,36 @@ def expression_schema() -> FieldSchema:
 
 
 def quantity_schema(kind: str, bare: bool = False) -> FieldSchema:
-    """A quantity by its unit, or an expression with units; ``bare``: an expression that counts base units as well."""
+    """A quantity by its unit, or an expression with units; ``bare``: an expression that counts base
+    units as well.
+    """
     return _definition_reference(QUANTITY_DEFINITIONS[kind] + "_count" * bare)
 
 
 def per_rank_schema(one: FieldSchema) -> FieldSchema:
     """A value, or ``{0: …, 1: …, else: …}``."""
     keys = {"pattern": "^([0-9]+|else)$"}
-    return {"anyOf": [one, {"type": "object", "minProperties": 1, "propertyNames": keys, "additionalProperties": one}]}
+    return {
+        "anyOf": [
+            one,
+            {
+                "type": "object",
+                "minProperties": 1,
+                "propertyNames": keys,
+                "additionalProperties": one,
+            },
+        ]
+    }
 
 
 __all__ = [
-    "SCHEMA_DEFINITIONS", "QUANTITY_DEFINITIONS", "NAME_PATTERN", "expression_schema", "name_schema", "per_rank_schema", "quantity_schema", "reference_schema",
+    "SCHEMA_DEFINITIONS",
+    "QUANTITY_DEFINITIONS",
+    "NAME_PATTERN",
+    "expression_schema",
+    "name_schema",
+    "per_rank_schema",
+    "quantity_schema",
+    "reference_schema",
     "condition_schema",
-]  # fmt: skip
+]

@@ -1,6 +1,7 @@
 """The types of a step's fields: what may stand in a file, and what it is parsed to.
 
-Everything here is written by people and read by Pydantic; lowering evaluates it (`distsim.program.lower`).
+Everything here is written by people and read by Pydantic; lowering evaluates it
+(`distsim.program.lower`).
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ def parse_reference(value: object) -> NameReference:
 def _parse_reference_text(value: str) -> NameReference:
     name, mark, index = value.partition("@")
     if not name.strip().isidentifier():
-        raise expected_error("a name made of letters, digits and _ (not starting with a digit), or name@index", value)
+        raise expected_error(
+            "a name made of letters, digits and _ (not starting with a digit), or name@index", value
+        )
     if mark and not index.strip():
         raise expected_error("an index after @", value)
     if not mark:
@@ -90,8 +93,18 @@ def _parse_reference_text(value: str) -> NameReference:
 
 _parse_known_dtype = one_of("a dtype of torch", DTYPE_BYTES)
 #: What people write who know numpy or another side of torch.
-_DTYPE_SYNONYMS = {"float": "float32", "double": "float64", "half": "float16", "int": "int32", "long": "int64", "bf16": "bfloat16",
-                 "fp16": "float16", "fp32": "float32", "fp64": "float64", "boolean": "bool"}  # fmt: skip
+_DTYPE_SYNONYMS = {
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "int": "int32",
+    "long": "int64",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+    "fp64": "float64",
+    "boolean": "bool",
+}
 
 
 def parse_dtype(value: object) -> str:
@@ -99,7 +112,9 @@ def parse_dtype(value: object) -> str:
     name = value.removeprefix("torch.") if isinstance(value, str) else value
     if isinstance(name, str) and name in _DTYPE_SYNONYMS:
         known = ", ".join(DTYPE_BYTES)
-        raise ValueError(f"expected a dtype of torch ({known}), found {value_text(value)}; did you mean {_DTYPE_SYNONYMS[name]}?")
+        raise ValueError(
+            f"expected a dtype of torch ({known}), found {value_text(value)}; did you mean {_DTYPE_SYNONYMS[name]}?"
+        )
     return _parse_known_dtype(name if isinstance(name, str) and name in DTYPE_BYTES else value)
 
 
@@ -138,7 +153,9 @@ def to_plain_data(value: object) -> object:
 
 
 def _parsed_field(
-    parse_one: FieldParser[object], schema: FieldSchema, write: Callable[[object], object] = to_plain_data
+    parse_one: FieldParser[object],
+    schema: FieldSchema,
+    write: Callable[[object], object] = to_plain_data,
 ) -> tuple[ParsedFieldType]:
     return (ParsedFieldType(parse_one, schema, write),)
 
@@ -154,7 +171,9 @@ def _unit_serializer(text: Callable[[T], str]) -> Callable[[object], object]:
     return write
 
 
-DTYPE_SCHEMA: FieldSchema = {"anyOf": [{"enum": list(DTYPE_BYTES)}, {"enum": [f"torch.{name}" for name in DTYPE_BYTES]}]}
+DTYPE_SCHEMA: FieldSchema = {
+    "anyOf": [{"enum": list(DTYPE_BYTES)}, {"enum": [f"torch.{name}" for name in DTYPE_BYTES]}]
+}
 _SHAPE_SCHEMA: FieldSchema = {"type": "array", "items": per_rank_schema(expression_schema())}
 _REFERENCE_SCHEMA = reference_schema()
 TENSOR_SCHEMA: FieldSchema = {
@@ -171,25 +190,36 @@ TENSOR_SCHEMA: FieldSchema = {
 ScalarExpression = Expression | PerRank[Expression] | None
 SplitExpressions = tuple[Expression, ...] | PerRank[tuple[Expression, ...]]
 
-#: An integer, boolean or number by expression, alone or per rank: Expression | PerRank of Expression.
-ExpressionField = Annotated[ScalarExpression, *_parsed_field(per_rank(expression_field), per_rank_schema(expression_schema()))]
+#: An integer, boolean or number by expression, alone or per rank: Expression | PerRank of
+#: Expression.
+ExpressionField = Annotated[
+    ScalarExpression,
+    *_parsed_field(per_rank(expression_field), per_rank_schema(expression_schema())),
+]
 #: A list of expressions, alone or per rank: tuple of Expression | PerRank of tuples.
 ExpressionListField = Annotated[
     SplitExpressions | None,
-    *_parsed_field(per_rank(list_of(expression_field)), per_rank_schema({"type": "array", "items": expression_schema()})),
+    *_parsed_field(
+        per_rank(list_of(expression_field)),
+        per_rank_schema({"type": "array", "items": expression_schema()}),
+    ),
 ]
 #: Ref | Inline.
-TensorField = Annotated[NameReference | InlineTensor, *_parsed_field(parse_tensor, {"x-def": "tensor"})]
+TensorField = Annotated[
+    NameReference | InlineTensor, *_parsed_field(parse_tensor, {"x-def": "tensor"})
+]
 #: Ref | Inline, or a tuple of them: a list argument of torch, part by part.
 TensorListField = Annotated[
     NameReference | InlineTensor | tuple[NameReference | InlineTensor, ...] | None,
     *_parsed_field(
-        one_or_list_of(parse_tensor), {"anyOf": [{"x-def": "tensor"}, {"type": "array", "items": {"x-def": "tensor"}}]}
+        one_or_list_of(parse_tensor),
+        {"anyOf": [{"x-def": "tensor"}, {"type": "array", "items": {"x-def": "tensor"}}]},
     ),
 ]
 #: A tuple of Refs.
 ReferenceListField = Annotated[
-    tuple[NameReference, ...], *_parsed_field(list_of(parse_reference), {"type": "array", "items": _REFERENCE_SCHEMA})
+    tuple[NameReference, ...],
+    *_parsed_field(list_of(parse_reference), {"type": "array", "items": _REFERENCE_SCHEMA}),
 ]
 #: Ref of a handle to bind.
 HandleField = Annotated[NameReference | None, *_parsed_field(parse_reference, _REFERENCE_SCHEMA)]
@@ -197,7 +227,8 @@ HandleField = Annotated[NameReference | None, *_parsed_field(parse_reference, _R
 WaitField = Annotated[
     NameReference | tuple[NameReference, ...],
     *_parsed_field(
-        one_or_list_of(parse_reference), {"anyOf": [_REFERENCE_SCHEMA, {"type": "array", "items": _REFERENCE_SCHEMA}]}
+        one_or_list_of(parse_reference),
+        {"anyOf": [_REFERENCE_SCHEMA, {"type": "array", "items": _REFERENCE_SCHEMA}]},
     ),
 ]
 
@@ -225,13 +256,18 @@ def _parse_text(value: object) -> str:
 
 
 #: A text, alone or per rank.
-TextField = Annotated[str | PerRank[str] | None, *_parsed_field(per_rank(_parse_text), per_rank_schema({"type": "string"}))]
+TextField = Annotated[
+    str | PerRank[str] | None,
+    *_parsed_field(per_rank(_parse_text), per_rank_schema({"type": "string"})),
+]
 
 
 def _quantity_parser(
     parse_one: Callable[[str], N], kind: str, expected: str
 ) -> FieldParser[N | Expression | PerRank[N | Expression]]:
-    """A quantity with its unit, or an expression: with units, or one that counts; a bare number is refused."""
+    """A quantity with its unit, or an expression: with units, or one that counts; a bare number is
+    refused.
+    """
 
     def parse_any(value: object) -> N | Expression:
         if isinstance(value, Expression):
@@ -267,30 +303,46 @@ _parse_flops = _quantity_parser(
     "a count with its unit, as `2 TFLOP`, or an expression, as `2 * width * width`",
 )
 _parse_bytes = _quantity_parser(
-    units.parse_size_bytes, "a size", "a size with its unit, as `4 MiB`, or an expression, as `4 B * width`"
+    units.parse_size_bytes,
+    "a size",
+    "a size with its unit, as `4 MiB`, or an expression, as `4 B * width`",
 )
 _DURATION_SCHEMA = per_rank_schema(quantity_schema("a duration"))
 #: int nanoseconds | Expression (ns) | PerRank of them.
 DurationField = Annotated[
     int | Expression | PerRank[int | Expression] | None,
-    *_parsed_field(per_rank(_duration_parser(units.parse_duration_ns)), _DURATION_SCHEMA, _unit_serializer(units.duration_text)),
+    *_parsed_field(
+        per_rank(_duration_parser(units.parse_duration_ns)),
+        _DURATION_SCHEMA,
+        _unit_serializer(units.duration_text),
+    ),
 ]
 #: The same, and not zero.
 TimeoutField = Annotated[
     int | Expression | PerRank[int | Expression] | None,
-    *_parsed_field(per_rank(_duration_parser(units.parse_timeout_ns)), _DURATION_SCHEMA, _unit_serializer(units.duration_text)),
+    *_parsed_field(
+        per_rank(_duration_parser(units.parse_timeout_ns)),
+        _DURATION_SCHEMA,
+        _unit_serializer(units.duration_text),
+    ),
 ]
 #: float FLOP | Expression (a count of FLOP) | PerRank of them.
 FlopsField = Annotated[
     float | Expression | PerRank[float | Expression] | None,
     *_parsed_field(
-        _parse_flops, per_rank_schema(quantity_schema("floating-point operations", bare=True)), _unit_serializer(units.flops_text)
+        _parse_flops,
+        per_rank_schema(quantity_schema("floating-point operations", bare=True)),
+        _unit_serializer(units.flops_text),
     ),
 ]
 #: int bytes | Expression (a count of bytes) | PerRank of them.
 ByteCountField = Annotated[
     int | Expression | PerRank[int | Expression] | None,
-    *_parsed_field(_parse_bytes, per_rank_schema(quantity_schema("a size", bare=True)), _unit_serializer(units.size_text)),
+    *_parsed_field(
+        _parse_bytes,
+        per_rank_schema(quantity_schema("a size", bare=True)),
+        _unit_serializer(units.size_text),
+    ),
 ]
 
 
@@ -300,21 +352,32 @@ TensorValue = Expression | tuple[object, ...]
 
 def _parse_value(value: object) -> TensorValue:
     """A number or expression, or a (nested) list of them."""
-    return parse_each(_parse_value, value) if isinstance(value, (list, tuple)) else expression_field(value)
+    return (
+        parse_each(_parse_value, value)
+        if isinstance(value, (list, tuple))
+        else expression_field(value)
+    )
 
 
 #: Alone or per rank.
 ValueField = Annotated[
-    TensorValue | PerRank[TensorValue] | None, *_parsed_field(per_rank(_parse_value), per_rank_schema({"x-def": "value"}))
+    TensorValue | PerRank[TensorValue] | None,
+    *_parsed_field(per_rank(_parse_value), per_rank_schema({"x-def": "value"})),
 ]
 #: What the schema's definition `value` is: a number, an expression, or nested lists of them.
-VALUE_SCHEMA: FieldSchema = {"anyOf": [expression_schema(), {"type": "array", "items": {"x-def": "value"}}]}
+VALUE_SCHEMA: FieldSchema = {
+    "anyOf": [expression_schema(), {"type": "array", "items": {"x-def": "value"}}]
+}
 
 
 def _parse_group(value: object) -> str | tuple[str, ...]:
     if isinstance(value, str) and value.isidentifier():
         return value
-    if isinstance(value, (list, tuple)) and value and all(isinstance(v, str) and v.isidentifier() for v in value):
+    if (
+        isinstance(value, (list, tuple))
+        and value
+        and all(isinstance(v, str) and v.isidentifier() for v in value)
+    ):
         return tuple(value)
     raise expected_error("a group's name, a mesh axis, or a list of axes", value)
 
@@ -322,12 +385,17 @@ def _parse_group(value: object) -> str | tuple[str, ...]:
 #: A group's or axis' name, or a tuple of axes (the flattened sub-mesh).
 GroupField = Annotated[
     str | tuple[str, ...] | None,
-    *_parsed_field(_parse_group, {"anyOf": [name_schema(), {"type": "array", "minItems": 1, "items": name_schema()}]}),
+    *_parsed_field(
+        _parse_group,
+        {"anyOf": [name_schema(), {"type": "array", "minItems": 1, "items": name_schema()}]},
+    ),
 ]
 
 
 def parse_selector(value: object) -> tuple[int, ...] | Expression:
-    """A selector: an integer or a list names ranks, a string is an expression that must be true or false."""
+    """A selector: an integer or a list names ranks, a string is an expression that must be true or
+    false.
+    """
     if isinstance(value, bool):
         raise expected_error("a rank, a list of ranks, or a condition in quotes", value)
     if isinstance(value, int):
@@ -357,7 +425,9 @@ SELECTOR_SCHEMA: FieldSchema = {
     "anyOf": [_RANK_SCHEMA, {"type": "array", "items": _RANK_SCHEMA}, condition_schema()],
 }
 #: Selector: a tuple of ranks | Expression; None (left out) selects all.
-SelectorField = Annotated[tuple[int, ...] | Expression | None, *_parsed_field(parse_selector, {"x-def": "selector"})]
+SelectorField = Annotated[
+    tuple[int, ...] | Expression | None, *_parsed_field(parse_selector, {"x-def": "selector"})
+]
 
 
 _REDUCE_OP_SPELLINGS = {name: name for name in REDUCE_OPS} | {
@@ -368,8 +438,14 @@ _REDUCE_OP_SPELLINGS = {name: name for name in REDUCE_OPS} | {
 def _parse_reduce_op(value: object) -> str:
     if isinstance(value, str) and value in _REDUCE_OP_SPELLINGS:
         return _REDUCE_OP_SPELLINGS[value]
-    hint = "; torch calls it avg" if value in ("mean", "average") else did_you_mean(_last_word(value), REDUCE_OPS)
-    raise ValueError(f"expected a reduce op ({', '.join(REDUCE_OPS)}), found {value_text(value)}{hint}")
+    hint = (
+        "; torch calls it avg"
+        if value in ("mean", "average")
+        else did_you_mean(_last_word(value), REDUCE_OPS)
+    )
+    raise ValueError(
+        f"expected a reduce op ({', '.join(REDUCE_OPS)}), found {value_text(value)}{hint}"
+    )
 
 
 def _last_word(value: object) -> object:
@@ -382,7 +458,12 @@ ReduceOpField = Annotated[
     str,
     *_parsed_field(
         _parse_reduce_op,
-        {"anyOf": [{"enum": list(REDUCE_OPS)}, {"enum": [n for n in _REDUCE_OP_SPELLINGS if n not in REDUCE_OPS]}]},
+        {
+            "anyOf": [
+                {"enum": list(REDUCE_OPS)},
+                {"enum": [n for n in _REDUCE_OP_SPELLINGS if n not in REDUCE_OPS]},
+            ]
+        },
     ),
 ]
 #: A name of torch, which may stand behind `torch.`.
@@ -396,12 +477,45 @@ def _parse_stream(value: object) -> str:
 
 
 #: A stream's name; "" is the default stream, which a file may also call `current`.
-StreamField = Annotated[str, ParsedFieldType(_parse_stream, {"type": "string"}, lambda name: name or "current")]
+StreamField = Annotated[
+    str, ParsedFieldType(_parse_stream, {"type": "string"}, lambda name: name or "current")
+]
 
 
 __all__ = [
-    "SELECTOR_SCHEMA", "ScalarExpression", "SplitExpressions", "ByteCountField", "DtypeField", "DurationField", "ExpressionField", "ExpressionListField", "FieldError",
-    "FieldErrors", "FlopsField", "FieldErrorCollector", "GroupField", "HandleField", "InlineTensor", "PerRank", "ReduceOpField", "NameReference",
-    "ReferenceListField", "SelectorField", "TensorField", "TensorListField", "TextField", "ValueField", "WaitField", "parse_dtype", "parse_each",
-    "single_errors", "expression_field", "per_rank", "to_plain_data", "parse_reference", "parse_selector", "parse_shape", "parse_tensor",
-]  # fmt: skip
+    "SELECTOR_SCHEMA",
+    "ScalarExpression",
+    "SplitExpressions",
+    "ByteCountField",
+    "DtypeField",
+    "DurationField",
+    "ExpressionField",
+    "ExpressionListField",
+    "FieldError",
+    "FieldErrors",
+    "FlopsField",
+    "FieldErrorCollector",
+    "GroupField",
+    "HandleField",
+    "InlineTensor",
+    "PerRank",
+    "ReduceOpField",
+    "NameReference",
+    "ReferenceListField",
+    "SelectorField",
+    "TensorField",
+    "TensorListField",
+    "TextField",
+    "ValueField",
+    "WaitField",
+    "parse_dtype",
+    "parse_each",
+    "single_errors",
+    "expression_field",
+    "per_rank",
+    "to_plain_data",
+    "parse_reference",
+    "parse_selector",
+    "parse_shape",
+    "parse_tensor",
+]

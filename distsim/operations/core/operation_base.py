@@ -1,8 +1,9 @@
 """What a row of the table of operations is: one class, all facts of one operation.
 
-The Pydantic fields are the step as the file has it (expressions allowed). Every other column is a class method on resolved
-calls (`ResolvedCall`: plain values) or on a group's size and root, in *group ranks*. `tests/operations/test_table.py` walks the table and fails
-when a column is missing.
+The Pydantic fields are the step as the file has it (expressions allowed). Every other column is
+a class method on resolved calls (`ResolvedCall`: plain values) or on a group's size and root, in
+*group ranks*. `tests/operations/test_table.py` walks the table and fails when a column is
+missing.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -30,12 +31,15 @@ class InputPart(NamedTuple):
     part: int
 
 
-#: What a group rank's output holds in the end, part by part: the contributions of each part (several: reduced). None: nothing.
+#: What a group rank's output holds in the end, part by part: the contributions of each part
+#: (several: reduced). None: nothing.
 OutputEffect = tuple[tuple[InputPart, ...], ...] | None
 
 
 class OperationHelp(NamedTuple):
-    """What `distsim explain NAME` says, in plain sentences. ``signature`` is torch's; ``torch``: the example as a call of torch."""
+    """What `distsim explain NAME` says, in plain sentences. ``signature`` is torch's; ``torch``:
+    the example as a call of torch.
+    """
 
     signature: str
     before: str
@@ -51,8 +55,8 @@ GroupRanks = frozenset[int] | None
 
 
 class MemberRoute(NamedTuple):
-    """What one member of a collective does, in group ranks: after a ring through all members, if ``ring``, it ``receives`` from these,
-    and then ``sends`` to those."""
+    """What one member of a collective does, in group ranks: after a ring through all members, if
+    ``ring``, it ``receives`` from these, and then ``sends`` to those."""
 
     receives: frozenset[int] = frozenset()
     sends: frozenset[int] = frozenset()
@@ -62,14 +66,17 @@ class MemberRoute(NamedTuple):
 class BackendBinding(NamedTuple):
     """What one back end makes of an operation. What is left out is the plain case.
 
-    ``gpu``: tensors on a GPU are taken too, where the back end takes any. ``slot``: the operation that it is underneath, where kinds
-    meet apart from each other (None: itself). ``needs(n, root, me)``: which group ranks must have come before one may leave (None:
-    everybody needs everybody). ``route(call, root, me)``: what a member does that takes ``root`` for the root, of which ``needs`` is what
-    follows where all take the same. ``refused``: the error's text, where the back end names the operation only to refuse it. ``gaps``:
-    dtypes that the back end moves, but not here. ``dtype_text``: its own refusal of a dtype, ``{type}`` is torch's name.
-    ``shape_text``: its refusal of a larger tensor that is not the smaller one with its first axis n times as long; ``{one}`` and
-    ``{got}`` are shapes as torch prints them, ``{sizes}`` two lengths. ``one_dtype``: of a coalesced launch, parts of several are
-    refused; ``part_by_part``: the parts, of a coalesced launch or of a list, are carried out each by itself.
+    ``gpu``: tensors on a GPU are taken too, where the back end takes any. ``slot``: the operation
+    that it is underneath, where kinds meet apart from each other (None: itself). ``needs(n, root,
+    me)``: which group ranks must have come before one may leave (None: everybody needs everybody).
+    ``route(call, root, me)``: what a member does that takes ``root`` for the root, of which
+    ``needs`` is what follows where all take the same. ``refused``: the error's text, where the back
+    end names the operation only to refuse it. ``gaps``: dtypes that the back end moves, but not
+    here. ``dtype_text``: its own refusal of a dtype, ``{type}`` is torch's name. ``shape_text``:
+    its refusal of a larger tensor that is not the smaller one with its first axis n times as long;
+    ``{one}`` and ``{got}`` are shapes as torch prints them, ``{sizes}`` two lengths. ``one_dtype``:
+    of a coalesced launch, parts of several are refused; ``part_by_part``: the parts, of a coalesced
+    launch or of a list, are carried out each by itself.
     """
 
     gpu: bool = True
@@ -99,7 +106,8 @@ class Operation(BaseModel):
     op: ClassVar[str]
     kind: ClassVar[OperationKind]
     aliases: ClassVar[tuple[str, ...]] = ()
-    #: The field that a lone scalar stands for (`- sleep: 3 ms`); None: the step takes a mapping only.
+    #: The field that a lone scalar stands for (`- sleep: 3 ms`); None: the step takes a mapping
+    #: only.
     first_field: ClassVar[str | None] = None
     #: "src" or "dst" for a rooted collective (fields src/group_src or dst/group_dst), else None.
     root_field: ClassVar[Literal["src", "dst"] | None] = None
@@ -111,25 +119,29 @@ class Operation(BaseModel):
     #: Number of parts of input / output as a function of group size is 1 or n: "one" or "n".
     input_parts: ClassVar[Literal["one", "n"]] = "one"
     output_parts: ClassVar[Literal["one", "n"]] = "one"
-    #: The n parts lie end to end along the first axis of one tensor (torch: `…_into_tensor`, `…_single`); else they are a list.
+    #: The n parts lie end to end along the first axis of one tensor (torch: `…_into_tensor`,
+    #: `…_single`); else they are a list.
     flat: ClassVar[bool] = False
     reduces: ClassVar[bool] = False
     #: "send" or "recv" for p2p.
     direction: ClassVar[Literal["send", "recv"] | None] = None
-    #: A signal: a message without data on a channel of its own, of which one may be on its way (`distsim.operations.one_sided`).
+    #: A signal: a message without data on a channel of its own, of which one may be on its way
+    #: (`distsim.operations.one_sided`).
     signals: ClassVar[bool] = False
     #: True for isend, irecv: never blocks, has a request.
     nonblocking: ClassVar[bool] = False
-    #: True where sizes are agreed on pair by pair (all_to_all): `cross_faults` judges them, not `agreement` alone.
+    #: True where sizes are agreed on pair by pair (all_to_all): `cross_faults` judges them, not
+    #: `agreement` alone.
     pairwise: ClassVar[bool] = False
-    #: The operation of which this one launches several at once; None where a call is one operation (`separate`).
+    #: The operation of which this one launches several at once; None where a call is one operation
+    #: (`separate`).
     coalesces: ClassVar["type[Operation] | None"] = None
     #: nccl-tests' program for the operation; None where it has none.
     nccl_tests: ClassVar[str | None] = None
     #: The function of torch.distributed; None where the operation is no call on it.
     torch_name: ClassVar[str | None] = None
-    #: The back ends that have the operation, and what each makes of it. One that is not named here refuses it, unless its own file
-    #: says that it takes it (`distsim.backends.profile`).
+    #: The back ends that have the operation, and what each makes of it. One that is not named here
+    #: refuses it, unless its own file says that it takes it (`distsim.backends.profile`).
     bindings: ClassVar[Mapping[str, BackendBinding]] = {}
     #: Algorithms that bring the effect about, by name; the first one is the default schedule.
     algorithms: ClassVar[Mapping[str, CollectiveAlgorithm]] = {}
@@ -145,31 +157,41 @@ class Operation(BaseModel):
 
     @classmethod
     def agreement(cls, call: ResolvedCall) -> dict[str, Hashable]:
-        """What all parties must have in common, by the words of a finding: op, numel, dtype, reduce_op, root, splits."""
+        """What all parties must have in common, by the words of a finding: op, numel, dtype,
+        reduce_op, root, splits.
+        """
         return {}
 
     @classmethod
     def faults(cls, call: ResolvedCall) -> str | None:
-        """Why no such call may be made under any back end (buffer sizes, splits that don't add up), else None."""
+        """Why no such call may be made under any back end (buffer sizes, splits that don't add up),
+        else None.
+        """
         return None
 
     @classmethod
     def mismatched_pairs(cls, calls: Sequence[ResolvedCall]) -> list[tuple[int, int, str]]:
-        """What equality of `agreement` can't say: (global rank, global rank, why their calls don't fit) for each such pair.
+        """What equality of `agreement` can't say: (global rank, global rank, why their calls don't
+        fit) for each such pair.
 
-        ``calls``: the calls of members, in group order; those who have not come are left out. To be asked where ``pairwise`` is set
-        and the agreements differ or hold no "numel". Of a coalesced launch it says which parts differ.
+        ``calls``: the calls of members, in group order; those who have not come are left out. To be
+        asked where ``pairwise`` is set and the agreements differ or hold no "numel". Of a coalesced
+        launch it says which parts differ.
         """
         return []
 
     @classmethod
     def separate(cls, call: ResolvedCall) -> tuple[ResolvedCall, ...]:
-        """The calls that this launch holds: of a coalesced one each part as a call of its own, else the call itself."""
+        """The calls that this launch holds: of a coalesced one each part as a call of its own, else
+        the call itself.
+        """
         return (call,)
 
     @classmethod
     def nbytes(cls, call: ResolvedCall) -> int:
-        """Bytes as nccl-tests counts them: the large buffer (costs: doc/PERFORMANCE.md of nccl-tests); p2p: the message."""
+        """Bytes as nccl-tests counts them: the large buffer (costs: doc/PERFORMANCE.md of
+        nccl-tests); p2p: the message.
+        """
         return 0
 
     # --- columns on group size and root (group ranks) ---
@@ -180,12 +202,16 @@ class Operation(BaseModel):
 
     @classmethod
     def effect(cls, n: int, root: int) -> tuple[OutputEffect, ...]:
-        """Per group rank: what its output holds in the end. The values, the lineage, the proof and the picture follow from it."""
+        """Per group rank: what its output holds in the end. The values, the lineage, the proof and
+        the picture follow from it.
+        """
         return ()
 
     @classmethod
     def takes_from(cls, n: int, root: int, me: int) -> GroupRanks:
-        """Whose data end in the output of a group rank, so that it can't leave before they have come; barriers: everybody's."""
+        """Whose data end in the output of a group rank, so that it can't leave before they have
+        come; barriers: everybody's.
+        """
         return None
 
     @classmethod
@@ -195,36 +221,55 @@ class Operation(BaseModel):
 
     @classmethod
     def schedule(cls, n: int, root: int) -> list[Round]:
-        """Rounds of transfers that bring the effect about; chunks are numbered as in `distsim.operations.core.algorithms`."""
+        """Rounds of transfers that bring the effect about; chunks are numbered as in
+        `distsim.operations.core.algorithms`.
+        """
         return next(iter(cls.algorithms.values())).rounds(n, root) if cls.algorithms else []
 
     @classmethod
     def single(cls) -> str:
-        """The operation whose measured times stand for this one's: a launch of parts costs what one as large does."""
+        """The operation whose measured times stand for this one's: a launch of parts costs what one
+        as large does.
+        """
         return cls.op if cls.coalesces is None else cls.coalesces.op
 
     @classmethod
     def chunk_nbytes(cls, n: int, nbytes: int) -> int:
         """Bytes of one chunk of `schedule` when `nbytes` is the operation's size."""
-        return next(iter(cls.algorithms.values())).chunk_nbytes(n, nbytes) if cls.algorithms else nbytes
+        return (
+            next(iter(cls.algorithms.values())).chunk_nbytes(n, nbytes)
+            if cls.algorithms
+            else nbytes
+        )
 
     # --- torch ---
     @classmethod
     def torch_call(
-        cls, dist: ModuleType, call: ResolvedCall, tensors: TensorLookup, group: object, works: Sequence[TorchWork] = ()
+        cls,
+        dist: ModuleType,
+        call: ResolvedCall,
+        tensors: TensorLookup,
+        group: object,
+        works: Sequence[TorchWork] = (),
     ) -> object:
-        """Make the call on torch.distributed (`dist` handed in; nothing is imported here). Returns what torch returns.
+        """Make the call on torch.distributed (`dist` handed in; nothing is imported here). Returns
+        what torch returns.
 
-        ``tensors[buffer]`` is the torch tensor of a Buffer, contiguous and of its shape. ``group`` is torch's process group
-        of `call.group`, or None for the world. ``works`` are the requests that a `wait` waits for.
+        ``tensors[buffer]`` is the torch tensor of a Buffer, contiguous and of its shape. ``group``
+        is torch's process group of `call.group`, or None for the world. ``works`` are the requests
+        that a `wait` waits for.
         """
         assert cls.torch_name is None, f"{cls.op} names a torch function but does not call it"
         if cls.kind != "local":
-            raise UsageError(f"torch.distributed has no {cls.op}", "simulate the program, or leave the call out of a real run")
+            raise UsageError(
+                f"torch.distributed has no {cls.op}",
+                "simulate the program, or leave the call out of a real run",
+            )
         return None
 
 
-#: Pydantic looks at the annotations of all bases for every row, and keeps by itself which names are class variables.
+#: Pydantic looks at the annotations of all bases for every row, and keeps by itself which names are
+#: class variables.
 Operation.__annotations__ = {}
 
 
@@ -234,7 +279,9 @@ def _single_transfer(n: int, root: int) -> list[Round]:
 
 
 class PairOperation(Operation):
-    """Data of one rank for one other, whose effect and schedule are those of a pair: group rank 0 gives, group rank 1 gets."""
+    """Data of one rank for one other, whose effect and schedule are those of a pair: group rank 0
+    gives, group rank 1 gets.
+    """
 
     algorithms = {"direct": CollectiveAlgorithm(_single_transfer, "whole")}
 
@@ -249,7 +296,9 @@ class PairOperation(Operation):
 
 
 class WithDestination(Operation):
-    """The other side of an operation between two ranks, where it must be named: exactly one of `dst` and `group_dst`."""
+    """The other side of an operation between two ranks, where it must be named: exactly one of
+    `dst` and `group_dst`.
+    """
 
     dst: ExpressionField = None
     group_dst: ExpressionField = None
@@ -257,7 +306,9 @@ class WithDestination(Operation):
     @model_validator(mode="after")
     def _one_peer(self) -> Self:
         if (self.dst is None) == (self.group_dst is None):
-            raise ValueError(f"expected either `dst` (a global rank) or `group_dst` (a group rank) in {self.op}")
+            raise ValueError(
+                f"expected either `dst` (a global rank) or `group_dst` (a group rank) in {self.op}"
+            )
         return self
 
 
@@ -270,7 +321,9 @@ class WithSource(Operation):
     @model_validator(mode="after")
     def _one_peer(self) -> Self:
         if (self.src is None) == (self.group_src is None):
-            raise ValueError(f"expected either `src` (a global rank) or `group_src` (a group rank) in {self.op}")
+            raise ValueError(
+                f"expected either `src` (a global rank) or `group_src` (a group rank) in {self.op}"
+            )
         return self
 
 

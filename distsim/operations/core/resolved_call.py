@@ -1,8 +1,9 @@
-"""The plain records that every column of an operation's row works on, and what rows share when they judge one.
+"""The plain records that every column of an operation's row works on, and what rows share when they
+judge one.
 
-A *resolved call* is one operation on one rank with all expressions evaluated. Nothing in here knows a
-file, a clock or a back end. Membership, roots and buffers that fit are judged by functions that return why the call may not be made, as
-a clause without a full stop, or None.
+A *resolved call* is one operation on one rank with all expressions evaluated. Nothing in here knows
+a file, a clock or a back end. Membership, roots and buffers that fit are judged by functions that
+return why the call may not be made, as a clause without a full stop, or None.
 """
 
 from __future__ import annotations
@@ -16,11 +17,21 @@ from distsim.common.records import dataclass
 
 #: Bytes of one element. Names are torch's (``torch.float32`` is ``float32``).
 DTYPE_BYTES: dict[str, int] = {
-    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
-    "float8_e4m3fn": 1, "float8_e5m2": 1,
-    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
-    "complex64": 8, "complex128": 16,
-}  # fmt: skip
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+    "complex64": 8,
+    "complex128": 16,
+}
 
 #: torch.distributed.ReduceOp names as they are written in a file (``op: avg``).
 REDUCE_OPS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
@@ -41,7 +52,9 @@ class RankGroup:
         return len(self.ranks)
 
     def group_rank(self, rank: int) -> int:
-        """The group rank of a global rank, -1 when it is no member (torch.distributed.get_group_rank)."""
+        """The group rank of a global rank, -1 when it is no member
+        (torch.distributed.get_group_rank).
+        """
         if 0 <= rank < len(self.ranks) and self.ranks[rank] == rank:  # the world, among others
             return rank
         return self.ranks.index(rank) if rank in self.ranks else -1
@@ -77,10 +90,10 @@ class TensorBuffer:
 class ResolvedCall:
     """One operation on one rank, resolved to plain values.
 
-    Only the fields that the row of ``op`` names are meaningful; the others keep their defaults.
-    All ranks are global. ``inputs``/``outputs`` hold one buffer, or one per part where the file gave a list
-    of names. In-place operations have the same buffer in both. Both are empty where this rank gives or gets
-    nothing (gather's output away from ``dst``).
+    Only the fields that the row of ``op`` names are meaningful; the others keep their defaults. All
+    ranks are global. ``inputs``/``outputs`` hold one buffer, or one per part where the file gave a
+    list of names. In-place operations have the same buffer in both. Both are empty where this rank
+    gives or gets nothing (gather's output away from ``dst``).
     """
 
     op: str
@@ -155,7 +168,11 @@ def group_text(group: RankGroup) -> str:
 
 def caller_not_in_group(call: ResolvedCall) -> str | None:
     """The caller is no member of the group."""
-    return None if call.rank in call.group.ranks else f"rank {call.rank} is not in {group_text(call.group)}"
+    return (
+        None
+        if call.rank in call.group.ranks
+        else f"rank {call.rank} is not in {group_text(call.group)}"
+    )
 
 
 def root_not_in_group(call: ResolvedCall, word: str) -> str | None:
@@ -183,12 +200,16 @@ def differing_dtypes(buffers: Sequence[TensorBuffer]) -> str | None:
 
 
 def differing_part_dtypes(buffers: Sequence[TensorBuffer]) -> str | None:
-    """The parts of a coalesced launch differ in dtype (torch: `_ensure_all_tensors_same_dtype` in all_reduce_coalesced)."""
+    """The parts of a coalesced launch differ in dtype (torch: `_ensure_all_tensors_same_dtype` in
+    all_reduce_coalesced).
+    """
     reason = differing_dtypes(buffers)
     return f"the parts of one launch have one dtype: {reason}" if reason else None
 
 
-def tensor_in_two_parts(inputs: Sequence[TensorBuffer], outputs: Sequence[TensorBuffer]) -> str | None:
+def tensor_in_two_parts(
+    inputs: Sequence[TensorBuffer], outputs: Sequence[TensorBuffer]
+) -> str | None:
     """Two parts of a coalesced launch write one tensor, or one writes what another reads."""
     for k, got in enumerate(outputs):
         others = [*outputs[:k], *inputs[:k], *inputs[k + 1 :]]
@@ -198,10 +219,12 @@ def tensor_in_two_parts(inputs: Sequence[TensorBuffer], outputs: Sequence[Tensor
 
 
 def reduce_refusal(dtype: str, reduce_op: str) -> str | None:
-    """Why no back end reduces this dtype with this op. What only some refuse is their profile's business.
+    """Why no back end reduces this dtype with this op. What only some refuse is their profile's
+    business.
 
-    Source: ProcessGroupGloo ("Cannot use ReduceOp.BAND with non-integral dtype", "does not support RedOpType.PRODUCT on complex
-    tensors"), ProcessGroupNCCL (bitwise ops never; complex only where the parts may be reduced on their own; bool AVG never).
+    Source: ProcessGroupGloo ("Cannot use ReduceOp.BAND with non-integral dtype", "does not support
+    RedOpType.PRODUCT on complex tensors"), ProcessGroupNCCL (bitwise ops never; complex only where
+    the parts may be reduced on their own; bool AVG never).
     """
     if reduce_op in ("band", "bor", "bxor") and dtype in (*_FLOAT_DTYPES, *_COMPLEX_DTYPES):
         return f"reduce op {reduce_op} works on integers, not on {dtype}"
@@ -217,18 +240,26 @@ def unsupported_reduction(call: ResolvedCall) -> str | None:
     return reduce_refusal(buffers[0].dtype, call.reduce_op) if buffers and call.reduce_op else None
 
 
-def part_sizes(buffers: Sequence[TensorBuffer], n: int, splits: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Elements of each part. One buffer is cut along its first axis, by ``splits`` or evenly; a list has a buffer per part."""
+def part_sizes(
+    buffers: Sequence[TensorBuffer], n: int, splits: Sequence[int] | None = None
+) -> tuple[int, ...]:
+    """Elements of each part. One buffer is cut along its first axis, by ``splits`` or evenly; a
+    list has a buffer per part.
+    """
     if len(buffers) != 1:
         return tuple(b.numel for b in buffers)
     if splits is None:
         return (buffers[0].numel // n,) * n
     rows = buffers[0].shape[0] if buffers[0].shape else 1
-    return tuple(rows_of_part * (buffers[0].numel // rows if rows else 0) for rows_of_part in splits)
+    return tuple(
+        rows_of_part * (buffers[0].numel // rows if rows else 0) for rows_of_part in splits
+    )
 
 
 def wrong_part_count(buffers: Sequence[TensorBuffer], n: int, word: str) -> str | None:
-    """A list argument of torch needs n tensors: n names, or one tensor whose first axis has the group's size."""
+    """A list argument of torch needs n tensors: n names, or one tensor whose first axis has the
+    group's size.
+    """
     if not buffers or (len(buffers) == n and n > 1):
         return None
     if len(buffers) > 1:

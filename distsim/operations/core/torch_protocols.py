@@ -1,4 +1,6 @@
-"""What rows see of torch, which they don't import: `torch_call` is handed all of it. ``torch.distributed`` itself comes as a module."""
+"""What rows see of torch, which they don't import: `torch_call` is handed all of it.
+``torch.distributed`` itself comes as a module.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,14 @@
-"""A trace in Chrome's trace event format, for Perfetto (https://ui.perfetto.dev) and chrome://tracing.
+"""A trace in Chrome's trace event format, for Perfetto (https://ui.perfetto.dev) and
+chrome://tracing.
 
-A process per machine; in it, for every rank, a thread for its host and one per queue; what overlaps on a queue gets further threads, as
-slices of one thread must nest. A counter (``C``) of each machine tells the bytes that its ranks have under way, one of each rank what its
-memory holds, by kind, where that is known (`distsim.output.trace_data.memory_over_time`). Calls of the host, waits
-and transfers are complete events (``X``); arrows (``s``, ``t``, ``f``) run from send to receive and through the members of a collective,
-with the id of their match. What never ended is begun (``B``) and not ended: it stays open to the end, in red, where an instant event
-(``i``) tells how the run ended. Times are microseconds. Format: "Trace Event Format" (Chromium project).
+A process per machine; in it, for every rank, a thread for its host and one per queue; what overlaps
+on a queue gets further threads, as slices of one thread must nest. A counter (``C``) of each
+machine tells the bytes that its ranks have under way, one of each rank what its memory holds, by
+kind, where that is known (`distsim.output.trace_data.memory_over_time`). Calls of the host, waits
+and transfers are complete events (``X``); arrows (``s``, ``t``, ``f``) run from send to receive and
+through the members of a collective, with the id of their match. What never ended is begun (``B``)
+and not ended: it stays open to the end, in red, where an instant event (``i``) tells how the run
+ended. Times are microseconds. Format: "Trace Event Format" (Chromium project).
 """
 
 from __future__ import annotations
@@ -55,17 +58,28 @@ class _ChromeSlice(NamedTuple):
 
 
 def chrome_trace_lines(trace: Trace, memory: Sequence[MemoryProfile] = ()) -> Iterator[str]:
-    """The trace as JSON text in pieces, one event per line. The same trace gives the same text. ``memory``: what ranks hold."""
+    """The trace as JSON text in pieces, one event per line. The same trace gives the same text.
+    ``memory``: what ranks hold.
+    """
     ended = partial_run_text(trace)
     makespan = max(trace.makespan_ns, int(trace.header.get("until_ns") or 0) if ended else 0)
     events, threads = _trace_events(trace, memory, makespan)
     events += [_end_event(ended, makespan)] if ended else []
     events.sort(key=lambda event: event.order)
-    facts = {key: trace.header[key] for key in ("name", "backend", "cluster", "outcome", "source") if key in trace.header}
+    facts = {
+        key: trace.header[key]
+        for key in ("name", "backend", "cluster", "outcome", "source")
+        if key in trace.header
+    }
     if ended:
-        facts |= {"outcome": "partial" if facts.get("outcome") == "completes" else facts.get("outcome"), "ended": ended}
+        facts |= {
+            "outcome": "partial" if facts.get("outcome") == "completes" else facts.get("outcome"),
+            "ended": ended,
+        }
     yield f'{{"displayTimeUnit": "ns", "otherData": {_json_text(facts)}, "traceEvents": [\n'
-    lines = chain(map(_json_text, _metadata_events(trace, threads)), (event.text for event in events))
+    lines = chain(
+        map(_json_text, _metadata_events(trace, threads)), (event.text for event in events)
+    )
     before = ""
     while some := list(islice(lines, _EVENTS_PER_CHUNK)):
         yield before + ",\n".join(some)
@@ -73,7 +87,9 @@ def chrome_trace_lines(trace: Trace, memory: Sequence[MemoryProfile] = ()) -> It
     yield "\n]}\n"
 
 
-def _trace_events(trace: Trace, memory: Sequence[MemoryProfile], makespan: int) -> tuple[list[_ChromeEvent], ThreadIds]:
+def _trace_events(
+    trace: Trace, memory: Sequence[MemoryProfile], makespan: int
+) -> tuple[list[_ChromeEvent], ThreadIds]:
     slices: list[_ChromeSlice] = []
     work: list[tuple[TraceCall, int]] = []  # calls with a slice on a queue, and the slice's number
     for call in trace.rows():
@@ -84,14 +100,17 @@ def _trace_events(trace: Trace, memory: Sequence[MemoryProfile], makespan: int) 
             slices.append(piece)
     _split_overlaps(slices)
     threads, machine = _thread_ids(slices), _machine_of_rank(trace)
-    events = [*_flow_events(slices, work, threads, machine), *_in_flight_counters(slices, work, machine)]
+    events = [
+        *_flow_events(slices, work, threads, machine),
+        *_in_flight_counters(slices, work, machine),
+    ]
     events += (event for one in memory for event in _memory_counters(one, machine))
     return [*(_slice_event(piece, threads, machine) for piece in slices), *events], threads
 
 
 class _ChromeEvent(NamedTuple):
-    """An event's place among the others (time, rank, thread, the longest first, phase), and the event as JSON, which is a fifth of it as a
-    record."""
+    """An event's place among the others (time, rank, thread, the longest first, phase), and the
+    event as JSON, which is a fifth of it as a record."""
 
     order: tuple[int, int, int, int, str]
     text: str
@@ -118,12 +137,28 @@ def _host_slices(call: TraceCall, makespan: int) -> Iterator[_ChromeSlice]:
         return
     name = f"{call.op} (never returns)" if stuck else call.op
     category = "wait" if call.op in _WAIT_OPS else "sleep" if call.op == "sleep" else "call"
-    yield _ChromeSlice(call.rank, ("host", 0), call.posted_ns, end, name, category, _json_text(_slice_args(call)), stuck)
+    yield _ChromeSlice(
+        call.rank,
+        ("host", 0),
+        call.posted_ns,
+        end,
+        name,
+        category,
+        _json_text(_slice_args(call)),
+        stuck,
+    )
     met = call.started_ns if call.started_ns >= 0 else end
     waits_on = stuck and call.started_ns < 0
     if category == "call" and (waits_on or call.posted_ns < met <= end) and _is_communication(call):
         yield _ChromeSlice(
-            call.rank, ("host", 0), call.posted_ns, met, f"waits for {_partner_text(call)}", "wait", "{}", waits_on
+            call.rank,
+            ("host", 0),
+            call.posted_ns,
+            met,
+            f"waits for {_partner_text(call)}",
+            "wait",
+            "{}",
+            waits_on,
         )
 
 
@@ -140,12 +175,23 @@ def _queue_slice(trace: Trace, call: TraceCall, makespan: int) -> _ChromeSlice |
     way = {"send": f" to {_partner_text(call)}", "recv": f" from {_partner_text(call)}"}.get(
         _DIRECTION_OF_OP.get(call.op) or "", ""
     )
-    name = ((call.name or call.op) if computes else call.op + way) + ("" if call.finished_ns >= 0 else " (never ends)")
+    name = ((call.name or call.op) if computes else call.op + way) + (
+        "" if call.finished_ns >= 0 else " (never ends)"
+    )
     args = _slice_args(call) | ({} if computes else _bandwidth_args(trace, call, end))
     category = "compute" if computes else "collective" if _is_collective(call) else "message"
     queue = call.queue if computes or call.queue not in ("", "host") else "comm"
     start, stays = call.started_ns, call.finished_ns < 0
-    return _ChromeSlice(call.rank, (queue or "compute", 0), start, max(end, start), name, category, _json_text(args), stays)
+    return _ChromeSlice(
+        call.rank,
+        (queue or "compute", 0),
+        start,
+        max(end, start),
+        name,
+        category,
+        _json_text(args),
+        stays,
+    )
 
 
 def _is_collective(call: TraceCall) -> bool:
@@ -170,7 +216,9 @@ def _slice_args(call: TraceCall) -> JsonObject:
     if _is_communication(call):
         args |= {"group": call.group, "bytes": call.nbytes}
         args |= {
-            k: v for k, v in (("peer", call.peer), ("dtype", call.dtype), ("reduce_op", call.reduce_op)) if v not in (None, "")
+            k: v
+            for k, v in (("peer", call.peer), ("dtype", call.dtype), ("reduce_op", call.reduce_op))
+            if v not in (None, "")
         }
         args |= {tag_text(call.tag).split()[0]: call.tag % FIRST_SIGNAL_TAG} if call.tag else {}
         args |= {"match": call.match} if call.match >= 0 else {}
@@ -185,14 +233,26 @@ def _bandwidth_args(trace: Trace, call: TraceCall, end_ns: int) -> dict[str, flo
     algbw = call.nbytes / duration
     if not _is_collective(call):
         return {"algbw GB/s": round(algbw, 3)}
-    n = next((len(ranks) for name, ranks in trace.header.get("groups", ()) if name == call.group and call.rank in ranks), 1)
-    return {"algbw GB/s": round(algbw, 3), "busbw GB/s": round(algbw * OPERATIONS[call.op].busbw_factor(n), 3)}
+    n = next(
+        (
+            len(ranks)
+            for name, ranks in trace.header.get("groups", ())
+            if name == call.group and call.rank in ranks
+        ),
+        1,
+    )
+    return {
+        "algbw GB/s": round(algbw, 3),
+        "busbw GB/s": round(algbw * OPERATIONS[call.op].busbw_factor(n), 3),
+    }
 
 
 def _split_overlaps(slices: list[_ChromeSlice]) -> None:
     """Give slices that overlap on a queue threads of their own. The host's nest as they are."""
     order = sorted(range(len(slices)), key=lambda i: (slices[i].start_ns, slices[i].end_ns, i))
-    busy: dict[tuple[int, str], list[tuple[int, int]]] = {}  # (free from, number) of the threads in use
+    busy: dict[
+        tuple[int, str], list[tuple[int, int]]
+    ] = {}  # (free from, number) of the threads in use
     free: dict[tuple[int, str], list[int]] = {}
     for i in order:
         piece = slices[i]
@@ -218,8 +278,15 @@ def _machine_of_rank(trace: Trace) -> list[int]:
 
 
 def _thread_ids(slices: Iterable[_ChromeSlice]) -> ThreadIds:
-    """Thread ids: rank by rank the host, then its queues by name; each id once, whatever the machine."""
-    return {key: number for number, key in enumerate(sorted({(s.rank, s.thread) for s in slices}, key=_host_first_key), start=1)}
+    """Thread ids: rank by rank the host, then its queues by name; each id once, whatever the
+    machine.
+    """
+    return {
+        key: number
+        for number, key in enumerate(
+            sorted({(s.rank, s.thread) for s in slices}, key=_host_first_key), start=1
+        )
+    }
 
 
 def _host_first_key(key: tuple[int, QueueThread]) -> tuple[int, bool, QueueThread]:
@@ -232,7 +299,9 @@ def _metadata_events(trace: Trace, threads: ThreadIds) -> Iterator[JsonObject]:
     machine = _machine_of_rank(trace)
     for pid in sorted(set(machine)):
         ranks = [rank for rank, own in enumerate(machine) if own == pid]
-        yield _metadata_event("process_name", pid, HOST_TID, name=f"machine {pid} ({ranks_label(ranks)})")
+        yield _metadata_event(
+            "process_name", pid, HOST_TID, name=f"machine {pid} ({ranks_label(ranks)})"
+        )
         yield _metadata_event("process_sort_index", pid, HOST_TID, sort_index=pid)
     for (rank, (queue, number)), tid in threads.items():
         name = f"rank {rank} {queue}" if number == 0 else f"rank {rank} {queue} ({number + 1})"
@@ -246,25 +315,49 @@ def _metadata_event(what: str, pid: int, tid: int, **args: object) -> JsonObject
 
 def _end_event(told: str, at_ns: int) -> _ChromeEvent:
     """Where the recording ends, across all ranks."""
-    return _encoded_event((at_ns, 0, HOST_TID, 0, "i"), {
-        "ph": "i", "s": "g", "name": told, "cat": "end", "pid": 0, "tid": HOST_TID, "ts": at_ns / 1000, "cname": _RED_NAME,
-    })  # fmt: skip
+    return _encoded_event(
+        (at_ns, 0, HOST_TID, 0, "i"),
+        {
+            "ph": "i",
+            "s": "g",
+            "name": told,
+            "cat": "end",
+            "pid": 0,
+            "tid": HOST_TID,
+            "ts": at_ns / 1000,
+            "cname": _RED_NAME,
+        },
+    )
 
 
 def _slice_event(piece: _ChromeSlice, threads: ThreadIds, machine: Sequence[int]) -> _ChromeEvent:
     tid, dur_ns = threads[piece.rank, piece.thread], piece.end_ns - piece.start_ns
     phase, more = ("B", {"cname": _RED_NAME}) if piece.open else ("X", {"dur": dur_ns / 1000})
-    text = _json_text({
-        "ph": phase, "name": piece.name, "cat": piece.category, "pid": machine[piece.rank], "tid": tid, "ts": piece.start_ns / 1000,
-        **more,
-    })  # fmt: skip
-    return _ChromeEvent((piece.start_ns, piece.rank, tid, -dur_ns, phase), f'{text[:-1]}, "args": {piece.args}}}')
+    text = _json_text(
+        {
+            "ph": phase,
+            "name": piece.name,
+            "cat": piece.category,
+            "pid": machine[piece.rank],
+            "tid": tid,
+            "ts": piece.start_ns / 1000,
+            **more,
+        }
+    )
+    return _ChromeEvent(
+        (piece.start_ns, piece.rank, tid, -dur_ns, phase), f'{text[:-1]}, "args": {piece.args}}}'
+    )
 
 
 def _flow_events(
-    slices: list[_ChromeSlice], work: list[tuple[TraceCall, int]], threads: ThreadIds, machine: Sequence[int]
+    slices: list[_ChromeSlice],
+    work: list[tuple[TraceCall, int]],
+    threads: ThreadIds,
+    machine: Sequence[int],
 ) -> Iterator[_ChromeEvent]:
-    """Per match a chain of flow events: send to receive, or through a collective's members by arrival."""
+    """Per match a chain of flow events: send to receive, or through a collective's members by
+    arrival.
+    """
     matches: dict[int, list[tuple[tuple[bool, int, int], int]]] = {}
     for call, number in work:
         if call.match >= 0:
@@ -277,17 +370,27 @@ def _flow_events(
             at_ns = max(at_ns, piece.start_ns)  # an arrow never runs backwards in time
             phase = "s" if k == 0 else "f" if k == len(chain) - 1 else "t"
             tid = threads[piece.rank, piece.thread]
-            yield _encoded_event((at_ns, piece.rank, tid, 0, phase), {
-                "ph": phase, "name": "match", "cat": piece.category, "id": match, "pid": machine[piece.rank], "tid": tid,
-                "ts": at_ns / 1000,
-                **({"bp": "e"} if phase == "f" else {}),
-            })  # fmt: skip
+            yield _encoded_event(
+                (at_ns, piece.rank, tid, 0, phase),
+                {
+                    "ph": phase,
+                    "name": "match",
+                    "cat": piece.category,
+                    "id": match,
+                    "pid": machine[piece.rank],
+                    "tid": tid,
+                    "ts": at_ns / 1000,
+                    **({"bp": "e"} if phase == "f" else {}),
+                },
+            )
 
 
 def _in_flight_counters(
     slices: list[_ChromeSlice], work: list[tuple[TraceCall, int]], machine: Sequence[int]
 ) -> Iterator[_ChromeEvent]:
-    """The bytes that each machine's ranks have under way, at every instant at which that changes. A message counts at its sender."""
+    """The bytes that each machine's ranks have under way, at every instant at which that changes. A
+    message counts at its sender.
+    """
     steps: dict[int, dict[int, int]] = {}
     for call, number in work:
         if call.nbytes > 0 and call.match >= 0 and _DIRECTION_OF_OP.get(call.op) != "recv":
@@ -300,9 +403,17 @@ def _in_flight_counters(
         for at_ns, change in sorted(own.items()):
             total += change
             if change:
-                yield _encoded_event((at_ns, -1, HOST_TID, pid, "C"), {
-                    "ph": "C", "name": "bytes under way", "pid": pid, "tid": HOST_TID, "ts": at_ns / 1000, "args": {"bytes": total},
-                })  # fmt: skip
+                yield _encoded_event(
+                    (at_ns, -1, HOST_TID, pid, "C"),
+                    {
+                        "ph": "C",
+                        "name": "bytes under way",
+                        "pid": pid,
+                        "tid": HOST_TID,
+                        "ts": at_ns / 1000,
+                        "args": {"bytes": total},
+                    },
+                )
 
 
 def _memory_counters(one: MemoryProfile, machine: Sequence[int]) -> Iterator[_ChromeEvent]:
@@ -310,11 +421,20 @@ def _memory_counters(one: MemoryProfile, machine: Sequence[int]) -> Iterator[_Ch
     changes: list[tuple[int, str, int]] = []
     before: dict[str, int] = {}
     for at_ns, parts in one.levels():
-        changes += [(at_ns, kind, nbytes) for kind, nbytes in parts.items() if before.get(kind) != nbytes]
+        changes += [
+            (at_ns, kind, nbytes) for kind, nbytes in parts.items() if before.get(kind) != nbytes
+        ]
         before = parts
     for rank in one.ranks:
         for at_ns, kind, nbytes in changes:
-            yield _encoded_event((at_ns, -1, HOST_TID, rank, "C"), {
-                "ph": "C", "name": f"rank {rank} memory: {kind}", "pid": machine[rank], "tid": HOST_TID, "ts": at_ns / 1000,
-                "args": {"bytes": nbytes},
-            })  # fmt: skip
+            yield _encoded_event(
+                (at_ns, -1, HOST_TID, rank, "C"),
+                {
+                    "ph": "C",
+                    "name": f"rank {rank} memory: {kind}",
+                    "pid": machine[rank],
+                    "tid": HOST_TID,
+                    "ts": at_ns / 1000,
+                    "args": {"bytes": nbytes},
+                },
+            )

@@ -1,9 +1,11 @@
-"""Findings for other tools: SARIF 2.1.0 (OASIS standard, errata 01), the form that code-scanning services read; and annotations of a
-GitHub Actions log, one workflow command per finding, put at its first place.
+"""Findings for other tools: SARIF 2.1.0 (OASIS standard, errata 01), the form that code-scanning
+services read; and annotations of a GitHub Actions log, one workflow command per finding, put at its
+first place.
 
-In SARIF a finding is a result with its first place as location and the others as related locations; a code is a rule with its page as
-help. A file that can't be read is a notification of the tool: it is no result of the check. Form and escapes of workflow commands:
-docs.github.com, "Workflow commands for GitHub Actions"; actions/toolkit, packages/core/src/command.ts.
+In SARIF a finding is a result with its first place as location and the others as related locations;
+a code is a rule with its page as help. A file that can't be read is a notification of the tool: it
+is no result of the check. Form and escapes of workflow commands: docs.github.com, "Workflow
+commands for GitHub Actions"; actions/toolkit, packages/core/src/command.ts.
 """
 
 from __future__ import annotations
@@ -21,16 +23,24 @@ if TYPE_CHECKING:
     from distsim.findings.finding_types import Finding, SourceLocation
     from distsim.simulation.check_scenario import CheckResult
 
-SARIF_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+SARIF_SCHEMA = (
+    "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+)
 
 
-def check_sarif(results: Sequence[CheckResult], version: str, not_covered: Sequence[str] = ()) -> dict[str, object]:
+def check_sarif(
+    results: Sequence[CheckResult], version: str, not_covered: Sequence[str] = ()
+) -> dict[str, object]:
     """One run over all files. ``version`` is distsim's own."""
     found = [(result.file, finding) for result in results for finding in result.findings]
     codes = sorted({finding.code for _, finding in found})
     index = {code: i for i, code in enumerate(codes)}
     problems = [problem for result in results for problem in result.errors]
-    about = f"Verdicts on torch.distributed programs. Not covered: {'; '.join(not_covered)}." if not_covered else "Verdicts."
+    about = (
+        f"Verdicts on torch.distributed programs. Not covered: {'; '.join(not_covered)}."
+        if not_covered
+        else "Verdicts."
+    )
     driver = {
         "name": "distsim",
         "informationUri": "urn:distsim:check",
@@ -47,11 +57,15 @@ def check_sarif(results: Sequence[CheckResult], version: str, not_covered: Seque
                 "invocations": [
                     {
                         "executionSuccessful": not problems,
-                        "toolExecutionNotifications": [_notification(problem) for problem in problems],
+                        "toolExecutionNotifications": [
+                            _notification(problem) for problem in problems
+                        ],
                     }
                 ],
                 "columnKind": "unicodeCodePoints",
-                "results": [_sarif_result(file, finding, index[finding.code]) for file, finding in found],
+                "results": [
+                    _sarif_result(file, finding, index[finding.code]) for file, finding in found
+                ],
             }
         ],
     }
@@ -61,7 +75,10 @@ def _sarif_rule(info: CodeInfo) -> dict[str, object]:
     example = "".join(f"    {line}\n" for line in info.example.splitlines())
     return {
         "id": info.code,
-        "name": "".join(word.capitalize() for word in "".join(c if c.isalnum() else " " for c in info.title).split()),
+        "name": "".join(
+            word.capitalize()
+            for word in "".join(c if c.isalnum() else " " for c in info.title).split()
+        ),
         "shortDescription": {"text": info.title},
         "fullDescription": {"text": f"{info.what} {info.why}"},
         "help": {
@@ -98,16 +115,24 @@ def _place_label(place: SourceLocation) -> str:
 def _location(place: SourceLocation | None, file: str) -> dict[str, object]:
     """A physical location; what speaks of the file as a whole stands at its first line."""
     name = place.file if place is not None and place.file else file
-    return _physical_location(name, place.line if place is not None else 0, place.column if place is not None else 0)
+    return _physical_location(
+        name, place.line if place is not None else 0, place.column if place is not None else 0
+    )
 
 
 def _physical_location(file: str, line: int, column: int) -> dict[str, object]:
-    region = {"startLine": line, "startColumn": max(column, 1)} if line else {"startLine": 1, "startColumn": 1, "endLine": 1}
+    region = (
+        {"startLine": line, "startColumn": max(column, 1)}
+        if line
+        else {"startLine": 1, "startColumn": 1, "endLine": 1}
+    )
     return {"physicalLocation": {"artifactLocation": {"uri": file_uri(file)}, "region": region}}
 
 
 def file_uri(file: str) -> str:
-    """A path as a URI reference (RFC 3986): relative as it is, absolute with its scheme; `-` and `<stdin>` keep their name."""
+    """A path as a URI reference (RFC 3986): relative as it is, absolute with its scheme; `-` and
+    `<stdin>` keep their name.
+    """
     path = PurePath(file)
     return path.as_uri() if path.is_absolute() else quote(path.as_posix())
 
@@ -126,7 +151,9 @@ _ANNOTATION_LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
 
 
 def github_annotations(results: Sequence[CheckResult]) -> str:
-    """One line per finding and per problem of a file that can't be read; empty when there is neither."""
+    """One line per finding and per problem of a file that can't be read; empty when there is
+    neither.
+    """
     return "\n".join(_annotation_lines(results))
 
 
@@ -148,7 +175,11 @@ def _annotation(finding: Finding, file: str) -> str:
 
 
 def _workflow_command(name: str, file: str, line: int, column: int, title: str, text: str) -> str:
-    where = {"file": file, **({"line": str(line), "col": str(max(column, 1))} if line else {}), "title": title}
+    where = {
+        "file": file,
+        **({"line": str(line), "col": str(max(column, 1))} if line else {}),
+        "title": title,
+    }
     return f"::{name} {','.join(f'{key}={_escaped_property(value)}' for key, value in where.items())}::{_escaped_data(text)}"
 
 

@@ -19,8 +19,15 @@ SCHEMA_VERSION = 1
 
 
 def simulation_json(simulation: Simulation) -> dict[str, object]:
-    """What `distsim simulate FILE --format json` prints. Times are ns, sizes bytes, bandwidths GB/s."""
-    run, verdict, timeline, cost = simulation.run, simulation.verdict, simulation.timeline, simulation.cost
+    """What `distsim simulate FILE --format json` prints. Times are ns, sizes bytes, bandwidths
+    GB/s.
+    """
+    run, verdict, timeline, cost = (
+        simulation.run,
+        simulation.verdict,
+        simulation.timeline,
+        simulation.cost,
+    )
     return {
         "schema_version": SCHEMA_VERSION,
         "file": simulation.scenario.file,
@@ -54,8 +61,13 @@ def _figures_json(simulation: Simulation) -> dict[str, object] | None:
     if found is None:
         return None
     shares = {kind: round(share, 6) for kind, share in found.shares.items()}
-    return {"step_ns": found.step_ns, "tokens": found.tokens, "tokens_s_gpu": round(found.tokens_s_gpu, 3), "mfu": round(found.mfu, 6),
-            "shares": shares}  # fmt: skip
+    return {
+        "step_ns": found.step_ns,
+        "tokens": found.tokens,
+        "tokens_s_gpu": round(found.tokens_s_gpu, 3),
+        "mfu": round(found.mfu, 6),
+        "shares": shares,
+    }
 
 
 def _range_json(band: tuple[int, int] | None) -> list[int] | None:
@@ -71,7 +83,10 @@ def finding_json(finding: Finding) -> Mapping[str, object]:
         "core": list(finding.core),
         "message": finding.message,
         "help": list(finding.help),
-        "places": [{"rank": p.rank, "file": p.file, "line": p.line, "column": p.column, "op": p.op} for p in finding.places],
+        "places": [
+            {"rank": p.rank, "file": p.file, "line": p.line, "column": p.column, "op": p.op}
+            for p in finding.places
+        ],
     }
 
 
@@ -81,7 +96,9 @@ def _rank_json(r: RankTimes) -> dict[str, object]:
 
 
 def _memory_json(simulation: Simulation) -> list[dict[str, object]]:
-    """What ranks hold at their peak, an object for each entry of `memory:`, those of strategies included."""
+    """What ranks hold at their peak, an object for each entry of `memory:`, those of strategies
+    included.
+    """
     device = simulation.cost.cluster.device
     return [
         {

@@ -9,19 +9,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.output.text_layout import page_width, ranks_label, truncated
-from distsim.trace.packed_values import HeaderValues, RankTensorValue, header_values, json_number, pack_tensor
+from distsim.trace.packed_values import (
+    HeaderValues,
+    RankTensorValue,
+    header_values,
+    json_number,
+    pack_tensor,
+)
 
 if TYPE_CHECKING:
     from distsim.simulation.simulate_scenario import Simulation
     from distsim.values.buffer_values import BufferValues
 
-#: Lines of text, and elements of one tensor in JSON; a longer tensor that is not uniform is null there.
+#: Lines of text, and elements of one tensor in JSON; a longer tensor that is not uniform is null
+#: there.
 MAX_VALUE_LINES = 24
 MAX_ELEMENTS = 64
 
 
 def values_lines(values: BufferValues | None) -> list[str]:
-    """A line per tensor and set of ranks that hold the same; tensors with unknown numbers everywhere are left out."""
+    """A line per tensor and set of ranks that hold the same; tensors with unknown numbers
+    everywhere are left out.
+    """
     if values is None:
         return []
     by_label: dict[str, dict[str, list[int]]] = {}
@@ -38,12 +47,16 @@ def values_lines(values: BufferValues | None) -> list[str]:
         for i, (text, ranks) in enumerate(texts.items())
     ]
     if len(lines) > MAX_VALUE_LINES:
-        lines[MAX_VALUE_LINES:] = [f"  … and {len(lines) - MAX_VALUE_LINES} more; --format json has all"]
+        lines[MAX_VALUE_LINES:] = [
+            f"  … and {len(lines) - MAX_VALUE_LINES} more; --format json has all"
+        ]
     return lines
 
 
 def values_json(values: BufferValues | None) -> Mapping[str, object] | None:
-    """tensor -> rank -> a number (uniform), a nested list, or null (unknown, or longer than MOST_ELEMENTS)."""
+    """tensor -> rank -> a number (uniform), a nested list, or null (unknown, or longer than
+    MOST_ELEMENTS).
+    """
     if values is None:
         return None
     found: dict[str, dict[str, object]] = {}
@@ -67,7 +80,9 @@ def _nested_list(array: NDArray[np.generic]) -> object:
 
 
 def trace_header_values(simulation: Simulation) -> HeaderValues:
-    """The keys of a trace's header that say what the tensors hold in the end; none where values were not asked for."""
+    """The keys of a trace's header that say what the tensors hold in the end; none where values
+    were not asked for.
+    """
     values = simulation.wide_values
     if values is None:
         return {}

@@ -1,6 +1,12 @@
-"""The report that one opens in a browser: a run, or two, in one HTML file that asks nobody for anything (docs/report.md)."""
+"""The report that one opens in a browser: a run, or two, in one HTML file that asks nobody for
+anything (docs/report.md).
+"""
 
 from distsim.output.page.html_document import report_html
-from distsim.output.page.report_run import ReportRun, report_run_from_simulation, report_run_from_trace
+from distsim.output.page.report_run import (
+    ReportRun,
+    report_run_from_simulation,
+    report_run_from_trace,
+)
 
 __all__ = ["ReportRun", "report_html", "report_run_from_simulation", "report_run_from_trace"]

@@ -16,20 +16,26 @@ _MAX_TENSOR_NAMES = 4
 
 
 class CallArguments:
-    """``tensors``: the texts; ``tensor``, ``root``: a number for each row of the trace, -1 where there is none."""
+    """``tensors``: the texts; ``tensor``, ``root``: a number for each row of the trace, -1 where
+    there is none.
+    """
 
     def __init__(self, program: Program, trace: Trace) -> None:
         self._program, self._table = program, InternTable()
         self._known: dict[int, tuple[int | None, Vec]] = {}
         self._whole: dict[int, tuple[Numbers, Numbers] | None] = {}
         self.tensor, self.root = (np.full(len(trace), -1, dtype=np.int64) for _ in range(2))
-        first = np.concatenate([[0], np.cumsum(np.bincount(trace["rank"], minlength=program.world_size))]).tolist()
+        first = np.concatenate(
+            [[0], np.cumsum(np.bincount(trace["rank"], minlength=program.world_size))]
+        ).tolist()
         for rank in range(program.world_size):
             self._rank(trace, rank, slice(first[rank], first[rank + 1]))
         self.tensors = self._table.things()
 
     def _rank(self, trace: Trace, rank: int, rows: slice) -> None:
-        """A rank that makes all calls of its code takes what is known of that; another is gone through call by call."""
+        """A rank that makes all calls of its code takes what is known of that; another is gone
+        through call by call.
+        """
         number = self._program.code_of[rank]
         if number not in self._whole:
             self._whole[number] = self._of_code(number)
@@ -37,7 +43,10 @@ class CallArguments:
         if known is not None and rows.stop - rows.start == len(known[0]):
             self.tensor[rows], self.root[rows] = known
             return
-        found = [self._row(rank, *row) for row in zip(*(trace[n][rows].tolist() for n in ("position", "part")), strict=True)]
+        found = [
+            self._row(rank, *row)
+            for row in zip(*(trace[n][rows].tolist() for n in ("position", "part")), strict=True)
+        ]
         if found:
             self.tensor[rows], self.root[rows] = np.array(found, dtype=np.int64).T
 
@@ -61,18 +70,26 @@ class CallArguments:
             known = self._known[id(call)] = self._of(call)
         tensor, root = known
         row = self._program.row_of[rank]
-        return self._number(call, row) if tensor is None else tensor, root if isinstance(root, int) else int(root[row])
+        return self._number(call, row) if tensor is None else tensor, root if isinstance(
+            root, int
+        ) else int(root[row])
 
     def _of(self, call: CodeCall) -> tuple[int | None, Vec]:
-        """(the number of its tensors' names, None where they differ from rank to rank; its root)."""
+        """(the number of its tensors' names, None where they differ from rank to rank; its
+        root).
+        """
         root = call.fields.get("root")
         same = all(isinstance(b.index, int) for b in _buffer_fields(call.fields))
         return self._number(call, 0) if same else None, -1 if root is None else root
 
     def _number(self, call: CodeCall, row: int) -> int:
         buffers = _buffer_fields(call.fields)
-        text = ", ".join(dict.fromkeys(_buffer_label(b, row) for b in buffers[:_MAX_TENSOR_NAMES] if b.name))
-        text += f", {len(buffers) - _MAX_TENSOR_NAMES} more" if len(buffers) > _MAX_TENSOR_NAMES else ""
+        text = ", ".join(
+            dict.fromkeys(_buffer_label(b, row) for b in buffers[:_MAX_TENSOR_NAMES] if b.name)
+        )
+        text += (
+            f", {len(buffers) - _MAX_TENSOR_NAMES} more" if len(buffers) > _MAX_TENSOR_NAMES else ""
+        )
         return self._table.add(text) if text else -1
 
 
@@ -83,4 +100,10 @@ def _buffer_label(buffer: BufferVector, row: int) -> str:
 
 def _buffer_fields(fields: Mapping[str, object]) -> list[BufferVector]:
     given = [fields.get(name) for name in ("inputs", "outputs", "reads", "writes", "adds")]
-    return [one for some in given if isinstance(some, tuple) for one in some if isinstance(one, BufferVector)]
+    return [
+        one
+        for some in given
+        if isinstance(some, tuple)
+        for one in some
+        if isinstance(one, BufferVector)
+    ]

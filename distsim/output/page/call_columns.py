@@ -1,4 +1,6 @@
-"""The calls of a run as columns of small numbers, for `distsim.output.page.data_encoding`; the page unpacks them in `decode.js`."""
+"""The calls of a run as columns of small numbers, for `distsim.output.page.data_encoding`; the page
+unpacks them in `decode.js`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ _PLAIN_COLUMNS = ("op", "group", "peer", "dtype", "reduce_op", "place", "queue",
 
 
 def encoded_call_columns(trace: Trace, more: dict[str, Numbers]) -> dict[str, Numbers]:
-    """Every column of the page's table of calls. ``more``: further columns of numbers from -1 on, one per row."""
+    """Every column of the page's table of calls. ``more``: further columns of numbers from -1 on,
+    one per row.
+    """
     found = {"rank": np.bincount(trace["rank"], minlength=trace.world_size).astype(np.int64)}
     found |= {name: trace[name].astype(np.int64) + 1 for name in _PLAIN_COLUMNS}
     found |= {name: zigzag_encoded(trace[name]) for name in ("tag",)}
@@ -27,7 +31,9 @@ def encoded_call_columns(trace: Trace, more: dict[str, Numbers]) -> dict[str, Nu
 
 
 def _time_columns(trace: Trace) -> dict[str, Numbers]:
-    """``posted``: steps, -1 where never; the others beside what came before: 0 where never, else one more than the difference."""
+    """``posted``: steps, -1 where never; the others beside what came before: 0 where never, else
+    one more than the difference.
+    """
     posted, returned, started, finished = (
         trace[f"{n}_ns"].astype(np.int64) for n in ("posted", "returned", "started", "finished")
     )

@@ -1,4 +1,6 @@
-"""What calls cost and why, once for each price of a run: the terms of `distsim explain`, and what other forms would take."""
+"""What calls cost and why, once for each price of a run: the terms of `distsim explain`, and what
+other forms would take.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +21,33 @@ _MAX_RANKS_FOR_ALTERNATIVES = 64
 
 
 class CallCosts:
-    """``prices``: what the page shows; ``price``: a number for each row of the trace, -1 where nothing is told."""
+    """``prices``: what the page shows; ``price``: a number for each row of the trace, -1 where
+    nothing is told.
+    """
 
     def __init__(self, cost: CostModel, trace: Trace, roots: Numbers) -> None:
         self._cost, self._index = cost, dict[tuple[object, ...], int]()
-        self._known: dict[tuple[object, ...], int] = {}  # by what a row says, before it is looked up where its ranks sit
-        self._groups: list[tuple[int, ...]] = [tuple(ranks) for _, ranks in trace.header.get("groups", ())]
+        self._known: dict[
+            tuple[object, ...], int
+        ] = {}  # by what a row says, before it is looked up where its ranks sit
+        self._groups: list[tuple[int, ...]] = [
+            tuple(ranks) for _, ranks in trace.header.get("groups", ())
+        ]
         self.prices: list[dict[str, object]] = []
         names = [OPERATIONS.get(op) for op in trace.tables["op"]]
         columns = (trace[n].tolist() for n in ("op", "rank", "group", "peer", "nbytes", "match"))
         self.price = [
-            self._row(names[op] if op >= 0 else None, rank, group, peer, nbytes, root) if match >= 0 else -1
-            for (op, rank, group, peer, nbytes, match), root in zip(zip(*columns, strict=True), roots.tolist(), strict=True)
+            self._row(names[op] if op >= 0 else None, rank, group, peer, nbytes, root)
+            if match >= 0
+            else -1
+            for (op, rank, group, peer, nbytes, match), root in zip(
+                zip(*columns, strict=True), roots.tolist(), strict=True
+            )
         ]
 
-    def _row(self, row: type[Operation] | None, rank: int, group: int, peer: int, nbytes: int, root: int) -> int:
+    def _row(
+        self, row: type[Operation] | None, rank: int, group: int, peer: int, nbytes: int, root: int
+    ) -> int:
         if row is None or row.signals or row.kind not in ("p2p", "collective"):
             return -1
         said = (row.op, nbytes, (rank, peer) if row.kind == "p2p" else (group, root))
@@ -41,35 +55,63 @@ class CallCosts:
             self._known[said] = self._number(row, rank, group, peer, nbytes, root)
         return self._known[said]
 
-    def _number(self, row: type[Operation], rank: int, group: int, peer: int, nbytes: int, root: int) -> int:
+    def _number(
+        self, row: type[Operation], rank: int, group: int, peer: int, nbytes: int, root: int
+    ) -> int:
         ends = self._ends(row, rank, group, peer)
         if ends is None:
             return -1
         kind = self._cost.link_class(*ends) if row.kind == "p2p" else id(self._cost.placement(ends))
-        key = (row.op if row.kind == "collective" else "message", kind, nbytes, ends.index(root) if root in ends else -1)
+        key = (
+            row.op if row.kind == "collective" else "message",
+            kind,
+            nbytes,
+            ends.index(root) if root in ends else -1,
+        )
         if key not in self._index:
             if len(self.prices) >= MAX_PRICES:
                 return -1
             self._index[key] = len(self.prices)
-            self.prices.append(_cost_data(self._cost, row, ends, nbytes, root if root in ends else None))
+            self.prices.append(
+                _cost_data(self._cost, row, ends, nbytes, root if root in ends else None)
+            )
         return self._index[key]
 
-    def _ends(self, row: type[Operation], rank: int, group: int, peer: int) -> tuple[int, ...] | None:
+    def _ends(
+        self, row: type[Operation], rank: int, group: int, peer: int
+    ) -> tuple[int, ...] | None:
         if row.kind == "collective":
-            return self._groups[group] if 0 <= group < len(self._groups) and self._groups[group] else None
+            return (
+                self._groups[group]
+                if 0 <= group < len(self._groups) and self._groups[group]
+                else None
+            )
         return None if peer < 0 else (rank, peer) if row.direction == "send" else (peer, rank)
 
 
-def _cost_data(cost: CostModel, row: type[Operation], ends: tuple[int, ...], nbytes: int, root: int | None) -> dict[str, object]:
+def _cost_data(
+    cost: CostModel, row: type[Operation], ends: tuple[int, ...], nbytes: int, root: int | None
+) -> dict[str, object]:
     found = explain_cost(cost, row, ends, nbytes)
-    head = {"op": row.op, "n": len(ends), "nbytes": nbytes, "nodes": len({cost.node(r) for r in ends})}
+    head = {
+        "op": row.op,
+        "n": len(ends),
+        "nbytes": nbytes,
+        "nodes": len({cost.node(r) for r in ends}),
+    }
     if found is not None:
         best = found.candidates[0]
         return {
-            **head, "ns": found.ns, "form": f"{best.algorithm}, {best.protocol}", "terms": _nccl_terms(best), "bound_ns": found.bound_ns,
-            "others": [[f"{c.algorithm}, {c.protocol}", round(1000 * c.us)] for c in found.candidates[1:]],
+            **head,
+            "ns": found.ns,
+            "form": f"{best.algorithm}, {best.protocol}",
+            "terms": _nccl_terms(best),
+            "bound_ns": found.bound_ns,
+            "others": [
+                [f"{c.algorithm}, {c.protocol}", round(1000 * c.us)] for c in found.candidates[1:]
+            ],
             "band": [round(found.ns * found.band.low), round(found.ns * found.band.high)],
-        }  # fmt: skip
+        }
     if row.kind == "p2p":
         return {**head, **_message_cost(cost, ends, nbytes)}
     return {**head, **_collective_cost(cost, row, ends, nbytes, root)}
@@ -78,7 +120,8 @@ def _cost_data(cost: CostModel, row: type[Operation], ends: tuple[int, ...], nby
 def _nccl_terms(best: ExplainedForm) -> list[list[object]]:
     """[what, how much of which constant, ns]"""
     terms: list[list[object]] = [
-        [t.what, f"{t.amount:.4g} × {t.value:.3g} ({t.constant})", round(1000 * t.us)] for t in best.terms
+        [t.what, f"{t.amount:.4g} × {t.value:.3g} ({t.constant})", round(1000 * t.us)]
+        for t in best.terms
     ]
     return [*terms, ["moving the bytes", f"at {best.gbs:.4g} GB/s", round(1000 * best.moving_us)]]
 
@@ -87,7 +130,9 @@ def _message_cost(cost: CostModel, ends: tuple[int, ...], nbytes: int) -> dict[s
     src, dst = ends
     ns, link = cost.p2p_ns(src, dst, nbytes), cost.link_class(src, dst)
     latency = cost.p2p_latency_ns(src, dst)
-    where = {"self": "inside the device", "intra": "inside a machine", "inter": "between machines"}[link]
+    where = {"self": "inside the device", "intra": "inside a machine", "inter": "between machines"}[
+        link
+    ]
     terms: list[list[object]] = [
         ["call overhead", "of every communication call", cost.call_overhead_ns],
         ["latency", f"one hop {where}", latency - cost.call_overhead_ns],
@@ -99,10 +144,16 @@ def _message_cost(cost: CostModel, ends: tuple[int, ...], nbytes: int) -> dict[s
 def _collective_cost(
     cost: CostModel, row: type[Operation], ends: tuple[int, ...], nbytes: int, root: int | None
 ) -> dict[str, object]:
-    """A price by a schedule: what an empty buffer takes is overhead and latency, the rest moves the bytes."""
+    """A price by a schedule: what an empty buffer takes is overhead and latency, the rest moves the
+    bytes.
+    """
     ns, empty = (cost.collective_ns(row, ends, size, root) for size in (nbytes, 0))
     overhead = min(cost.call_overhead_ns, empty)
-    moving = f"at {nbytes / (ns - empty):.4g} GB/s of the operation's buffer" if ns > empty else "nothing to move"
+    moving = (
+        f"at {nbytes / (ns - empty):.4g} GB/s of the operation's buffer"
+        if ns > empty
+        else "nothing to move"
+    )
     terms: list[list[object]] = [
         ["call overhead", "of every communication call", overhead],
         ["latency", f"of the rounds among {len(ends)} ranks", max(empty - overhead, 0)],
@@ -111,19 +162,30 @@ def _collective_cost(
     index = 0 if root is None else ends.index(root)
     others: list[list[object]] = []
     if 1 < len(ends) <= _MAX_RANKS_FOR_ALTERNATIVES:
-        others = [[name, cost.flat_ns(row, ends, nbytes, index, algorithm)] for name, algorithm in row.algorithms.items()]
-    first = next(iter(row.algorithms), "schedule") if cost.cluster.collectives == "flat" else "the cheapest form"
+        others = [
+            [name, cost.flat_ns(row, ends, nbytes, index, algorithm)]
+            for name, algorithm in row.algorithms.items()
+        ]
+    first = (
+        next(iter(row.algorithms), "schedule")
+        if cost.cluster.collectives == "flat"
+        else "the cheapest form"
+    )
     return {"ns": ns, "form": first, "terms": terms, "others": others}
 
 
 # --- bandwidth over size ---
 
-#: Curves that are drawn, the sizes of each (1 KiB to 1 GiB), and the largest group whose schedule is priced so often.
+#: Curves that are drawn, the sizes of each (1 KiB to 1 GiB), and the largest group whose schedule
+#: is priced so often.
 MAX_CURVES, _CURVE_SIZES, _MAX_CURVE_RANKS = 6, [1 << k for k in range(10, 31)], 4096
 
 
-def bandwidth_curves(cost: CostModel, trace: Trace, measured: Sequence[CollectiveTimes]) -> list[dict[str, object]]:
-    """Modelled algbw and busbw (GB/s) by size for the collectives of a run, those that took longest first, with the run's own points.
+def bandwidth_curves(
+    cost: CostModel, trace: Trace, measured: Sequence[CollectiveTimes]
+) -> list[dict[str, object]]:
+    """Modelled algbw and busbw (GB/s) by size for the collectives of a run, those that took longest
+    first, with the run's own points.
 
     ``measured``: `CollectiveTimes` of the run. Bandwidths as nccl-tests defines them.
     """
@@ -133,20 +195,37 @@ def bandwidth_curves(cost: CostModel, trace: Trace, measured: Sequence[Collectiv
         row, ranks = OPERATIONS[one.op], groups.get(one.group, ())
         if 1 < len(ranks) <= _MAX_CURVE_RANKS and one.nbytes and row.busbw_factor(len(ranks)):
             chosen.setdefault((one.op, cost.placement(ranks)), []).append(one)
-    largest = sorted(chosen.values(), key=lambda some: -sum(c.calls * c.duration_ns for c in some))[:MAX_CURVES]
+    largest = sorted(chosen.values(), key=lambda some: -sum(c.calls * c.duration_ns for c in some))[
+        :MAX_CURVES
+    ]
     return [_bandwidth_curve(cost, groups[some[0].group], some) for some in largest]
 
 
-def _bandwidth_curve(cost: CostModel, ranks: tuple[int, ...], some: Sequence[CollectiveTimes]) -> dict[str, object]:
+def _bandwidth_curve(
+    cost: CostModel, ranks: tuple[int, ...], some: Sequence[CollectiveTimes]
+) -> dict[str, object]:
     row = OPERATIONS[some[0].op]
     factor = row.busbw_factor(len(ranks))
-    algbw = [size / max(cost.collective_ns(row, ranks, size, ranks[0] if row.root_field else None), 1) for size in _CURVE_SIZES]
-    points: Mapping[tuple[int, float], CollectiveTimes] = {(c.nbytes, round(c.algbw, 6)): c for c in some}
-    bands = [found.band for size in _CURVE_SIZES if (found := explain_cost(cost, row, ranks, size)) is not None]
+    algbw = [
+        size / max(cost.collective_ns(row, ranks, size, ranks[0] if row.root_field else None), 1)
+        for size in _CURVE_SIZES
+    ]
+    points: Mapping[tuple[int, float], CollectiveTimes] = {
+        (c.nbytes, round(c.algbw, 6)): c for c in some
+    }
+    bands = [
+        found.band
+        for size in _CURVE_SIZES
+        if (found := explain_cost(cost, row, ranks, size)) is not None
+    ]
     return {
-        "op": row.op, "n": len(ranks), "nodes": len({cost.node(r) for r in ranks}), "group": some[0].group, "factor": factor,
+        "op": row.op,
+        "n": len(ranks),
+        "nodes": len({cost.node(r) for r in ranks}),
+        "group": some[0].group,
+        "factor": factor,
         "sizes": _CURVE_SIZES,
         "algbw": [float(f"{x:.5g}") for x in algbw],
         "points": [[c.nbytes, float(f"{c.algbw:.5g}")] for c in points.values()],
         "band": [[b.low for b in bands], [b.high for b in bands]] if bands else None,
-    }  # fmt: skip
+    }

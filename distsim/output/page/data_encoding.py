@@ -1,8 +1,10 @@
 """A report's data in one text: JSON and columns of whole numbers, deflated, in base64.
 
-Nothing of it can be taken for HTML or for a script, whatever a name in a file is. Numbers of a column are written in seven bits a
-byte, lowest first, the eighth bit set where more follow (LEB128); signed ones folded first, as 0, -1, 1, -2. Near numbers are small
-once each is written as its difference to the one before, and ranks that do the same give the same bytes, which deflate finds again.
+Nothing of it can be taken for HTML or for a script, whatever a name in a file is. Numbers of a
+column are written in seven bits a byte, lowest first, the eighth bit set where more follow
+(LEB128); signed ones folded first, as 0, -1, 1, -2. Near numbers are small once each is written as
+its difference to the one before, and ranks that do the same give the same bytes, which deflate
+finds again.
 """
 
 from __future__ import annotations
@@ -49,10 +51,13 @@ def zigzag_deltas(numbers: Numbers) -> Numbers:
 def encoded_payload(head: Mapping[str, object], columns: Mapping[str, Numbers]) -> str:
     """Base64 of the deflated sequence: length of the JSON in four bytes, the JSON, the columns.
 
-    ``columns``: non-negative numbers. ``head`` gets the key `columns`: [name, count, bytes] of each, in order.
+    ``columns``: non-negative numbers. ``head`` gets the key `columns`: [name, count, bytes] of
+    each, in order.
     """
     written = {name: varint_bytes(numbers) for name, numbers in columns.items()}
     listed = [[name, len(columns[name]), len(data)] for name, data in written.items()]
-    text = json.dumps({**head, "columns": listed}, ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+    text = json.dumps(
+        {**head, "columns": listed}, ensure_ascii=True, separators=(",", ":"), allow_nan=False
+    ).encode("ascii")
     whole = b"".join([len(text).to_bytes(4, "little"), text, *written.values()])
     return base64.b64encode(zlib.compress(whole, 6)).decode("ascii")

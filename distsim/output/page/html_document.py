@@ -1,6 +1,7 @@
 """One HTML file that holds its data, its script and its style, and asks nobody for anything.
 
-The policy in its head forbids every request; scripts run only with the digests that stand there, so no text of a run can become one.
+The policy in its head forbids every request; scripts run only with the digests that stand there, so
+no text of a run can become one.
 """
 
 from __future__ import annotations
@@ -25,23 +26,28 @@ _MAX_TITLE_LENGTH = 80
 
 
 def report_html(runs: Sequence[ReportRun], comparison: RunComparison | None = None) -> str:
-    """The page of a run, or of two beside each other with what `compare` says of them. The same runs give the same text."""
+    """The page of a run, or of two beside each other with what `compare` says of them. The same
+    runs give the same text.
+    """
     scripts = [read_asset("vendor", "uPlot.iife.min.js"), bundled_script()]
     title = " and ".join(_short_name(told.name) for told in runs)
-    policy = (
-        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {' '.join(_csp_digest(s) for s in scripts)}"
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {' '.join(_csp_digest(s) for s in scripts)}"
+    return "".join(
+        [
+            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n<meta name="color-scheme" content="light dark">\n',
+            f"<title>{_escaped_text(title)}: {_escaped_text(headline(runs[0]))}</title>\n",
+            f'<link rel="icon" href="data:,">\n<style>\n{read_asset("vendor", "uPlot.min.css")}\n{read_asset("web", "style.css")}</style>\n',
+            "</head>\n<body>\n",
+            *(_header_html(told, "AB"[i] if len(runs) > 1 else "") for i, told in enumerate(runs)),
+            '<div id="page"></div>\n',
+            _no_script_html(runs),
+            f'<script type="application/octet-stream" id="data">{page_data(runs, comparison)}</script>\n',
+            *(f"<script>{text}</script>\n" for text in scripts),
+            "</body>\n</html>\n",
+        ]
     )
-    return "".join([
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<meta name="color-scheme" content="light dark">\n',
-        f"<title>{_escaped_text(title)}: {_escaped_text(headline(runs[0]))}</title>\n",
-        f'<link rel="icon" href="data:,">\n<style>\n{read_asset("vendor", "uPlot.min.css")}\n{read_asset("web", "style.css")}</style>\n',
-        "</head>\n<body>\n", *(_header_html(told, "AB"[i] if len(runs) > 1 else "") for i, told in enumerate(runs)),
-        '<div id="page"></div>\n', _no_script_html(runs),
-        f'<script type="application/octet-stream" id="data">{page_data(runs, comparison)}</script>\n',
-        *(f"<script>{text}</script>\n" for text in scripts), "</body>\n</html>\n",
-    ])  # fmt: skip
 
 
 def _csp_digest(text: str) -> str:
@@ -60,7 +66,9 @@ def _escaped_text(text: str) -> str:
 def _header_html(told: ReportRun, side: str) -> str:
     """Outcome and verdict, there before any script runs."""
     verdict = f"; {verdict_text(told.verdict)}" if told.verdict is not None else ""
-    good = told.outcome == "completes" and (told.verdict is None or told.verdict.verdict in ("ok", "leak"))
+    good = told.outcome == "completes" and (
+        told.verdict is None or told.verdict.verdict in ("ok", "leak")
+    )
     mark, state = ("✓", "good") if good else ("✕", "bad")
     tag = f'<span class="side">{side}</span> ' if side else ""
     return (
@@ -72,7 +80,9 @@ def _header_html(told: ReportRun, side: str) -> str:
 
 def _no_script_html(runs: Sequence[ReportRun]) -> str:
     """The report as text, for whoever runs no script."""
-    texts = [simulation_report_text(told.simulation) for told in runs if told.simulation is not None]
+    texts = [
+        simulation_report_text(told.simulation) for told in runs if told.simulation is not None
+    ]
     return "".join(
         f'<details class="plain"><summary>The report as text</summary><pre>{escape(escape_control_characters(t))}</pre></details>\n'
         for t in texts
@@ -80,7 +90,8 @@ def _no_script_html(runs: Sequence[ReportRun]) -> str:
 
 
 # --- the page's own script: the modules of `web/` as one, in the order in which they need each other ---
-#: What a module may say of others: `import { a, b } from "./other.js";` on lines of its own, `export` before a declaration.
+#: What a module may say of others: `import { a, b } from "./other.js";` on lines of its own,
+#: `export` before a declaration.
 _IMPORT_LINE = re.compile(r'^import \{[^}]*\} from "\./([\w-]+)\.js";\n', re.MULTILINE)
 _EXPORT_KEYWORD = re.compile(r"^export (?=(?:async )?(?:function|const|class) )", re.MULTILINE)
 ENTRY_MODULE = "app"

@@ -44,7 +44,11 @@ def page_data(runs: Sequence[ReportRun], comparison: RunComparison | None) -> st
         found = compare_json(comparison, (runs[0].name, runs[1].name))
         divergences = found["partings"]
         shown = divergences[:_MAX_DIVERGENCES] if isinstance(divergences, list) else []
-        head["comparison"] = {**found, "partings": shown, "more_partings": len(comparison.divergences) - len(shown)}
+        head["comparison"] = {
+            **found,
+            "partings": shown,
+            "more_partings": len(comparison.divergences) - len(shown),
+        }
         if comparison.pairs:
             a, b = np.array(comparison.pairs, dtype=np.int64).T
             columns |= {"pair_a": zigzag_deltas(a), "pair_b": zigzag_deltas(b)}
@@ -70,15 +74,21 @@ def _run_data(told: ReportRun, prefix: str, columns: dict[str, Numbers]) -> dict
     if simulation is not None and simulation.cost.world_size >= trace.world_size:
         priced = CallCosts(simulation.cost, trace, more.get("root", np.full(len(trace), -1)))
         more["price"] = np.array(priced.price, dtype=np.int64)
-        head |= {"prices": priced.prices, "curves": bandwidth_curves(simulation.cost, trace, time.collectives)}
-    columns |= {prefix + name: numbers for name, numbers in encoded_call_columns(trace, more).items()}
+        head |= {
+            "prices": priced.prices,
+            "curves": bandwidth_curves(simulation.cost, trace, time.collectives),
+        }
+    columns |= {
+        prefix + name: numbers for name, numbers in encoded_call_columns(trace, more).items()
+    }
     columns |= {prefix + name: numbers for name, numbers in _critical_path_columns(trace).items()}
     return head
 
 
 def _string_tables(trace: Trace) -> dict[str, list[object]]:
     tables: dict[str, list[object]] = {
-        name: list(trace.tables[name]) for name in ("op", "group", "dtype", "reduce_op", "queue", "name")
+        name: list(trace.tables[name])
+        for name in ("op", "group", "dtype", "reduce_op", "queue", "name")
     }
     tables["place"] = [[place.file, place.line, place.column] for place in trace.tables["place"]]
     return tables
@@ -88,7 +98,8 @@ def _critical_path_columns(trace: Trace) -> dict[str, Numbers]:
     """The critical path, piece by piece."""
     pieces = path_pieces(trace, trace.makespan_ns)
     numbers = np.array(
-        [(p.row, p.rank, p.start_ns, p.end_ns, _PATH_REASONS.index(p.why)) for p in pieces], dtype=np.int64
+        [(p.row, p.rank, p.start_ns, p.end_ns, _PATH_REASONS.index(p.why)) for p in pieces],
+        dtype=np.int64,
     ).reshape(-1, 5)
     row, rank, start, end, why = numbers.T
     return {
@@ -106,9 +117,11 @@ MAX_ANIMATED_RANKS, MAX_ANIMATED_OPS = 8, 8
 
 
 def animations(trace: Trace) -> list[dict[str, object]]:
-    """For every collective of the run and each of its algorithms: what ranks hold at first, and who sends which chunk in each round.
+    """For every collective of the run and each of its algorithms: what ranks hold at first, and who
+    sends which chunk in each round.
 
-    ``rounds``: [source, destination, chunk, 1 where it is combined with what is there]. A larger group is shown with `MAX_ANIMATED_RANKS`.
+    ``rounds``: [source, destination, chunk, 1 where it is combined with what is there]. A larger
+    group is shown with `MAX_ANIMATED_RANKS`.
     """
     sizes: dict[str, int] = {}
     groups = trace.header.get("groups", ())
@@ -119,7 +132,11 @@ def animations(trace: Trace) -> list[dict[str, object]]:
         row = OPERATIONS.get(name)
         if row is not None and row.kind == "collective" and row.algorithms and n > 1:
             sizes[name] = max(sizes.get(name, 0), n)
-    return [one for name, n in list(sizes.items())[:MAX_ANIMATED_OPS] for one in _operation_animations(OPERATIONS[name], n)]
+    return [
+        one
+        for name, n in list(sizes.items())[:MAX_ANIMATED_OPS]
+        for one in _operation_animations(OPERATIONS[name], n)
+    ]
 
 
 def _operation_animations(row: type[Operation], full: int) -> list[dict[str, object]]:
@@ -129,11 +146,23 @@ def _operation_animations(row: type[Operation], full: int) -> list[dict[str, obj
         rounds, givers = algorithm.rounds(n, 0), range(n) if row.gives != "root" else (0,)
         held = initial_chunks(algorithm.chunking, n, givers)
         if _is_playable(algorithm, n, givers):
-            found.append({
-                "op": row.op, "algorithm": name, "n": n, "full": full, "chunking": algorithm.chunking,
-                "held": [[[chunk, [list(one) for one in what]] for chunk, what in chunks.items()] for chunks in held],
-                "rounds": [[[t.src, t.dst, t.chunk, int(t.reduce)] for t in round_] for round_ in rounds],
-            })  # fmt: skip
+            found.append(
+                {
+                    "op": row.op,
+                    "algorithm": name,
+                    "n": n,
+                    "full": full,
+                    "chunking": algorithm.chunking,
+                    "held": [
+                        [[chunk, [list(one) for one in what]] for chunk, what in chunks.items()]
+                        for chunks in held
+                    ],
+                    "rounds": [
+                        [[t.src, t.dst, t.chunk, int(t.reduce)] for t in round_]
+                        for round_ in rounds
+                    ],
+                }
+            )
     return found
 
 
@@ -154,10 +183,15 @@ _SOURCE_SUFFIXES = (".yaml", ".yml", ".py")
 
 
 def source_texts(main: str, named: Iterable[str]) -> dict[str, str]:
-    """Text by file name: of ``main``, and of the other files that lie beside it or below the current folder and hold programs."""
+    """Text by file name: of ``main``, and of the other files that lie beside it or below the
+    current folder and hold programs.
+    """
     found: dict[str, str] = {}
     left = _MAX_TOTAL_BYTES
-    folders = [Path.cwd().resolve(), *([Path(main).resolve().parent] if main and main != "-" else [])]
+    folders = [
+        Path.cwd().resolve(),
+        *([Path(main).resolve().parent] if main and main != "-" else []),
+    ]
     for name in dict.fromkeys([main, *named]):
         text = _source_text(name, folders) if len(found) < _MAX_FILES else None
         if text is not None and len(text) <= left:
@@ -175,6 +209,10 @@ def _source_text(name: str, folders: list[Path]) -> str | None:
             or not path.is_file()
         ):
             return None
-        return path.read_text(encoding="utf-8", errors="replace") if path.stat().st_size <= _MAX_FILE_BYTES else None
+        return (
+            path.read_text(encoding="utf-8", errors="replace")
+            if path.stat().st_size <= _MAX_FILE_BYTES
+            else None
+        )
     except (OSError, ValueError, RuntimeError):  # no file, a NUL in its name, a circle of links
         return None

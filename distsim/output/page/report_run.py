@@ -17,16 +17,19 @@ if TYPE_CHECKING:
     from distsim.findings.final_state import FinalState
     from distsim.simulation.simulate_scenario import Simulation
 
-#: Rows of a trace that a report takes: each is about eight bytes of the file, and a hundred of the browser's memory.
+#: Rows of a trace that a report takes: each is about eight bytes of the file, and a hundred of the
+#: browser's memory.
 MAX_ROWS = 2_000_000
 
 
 @dataclass(frozen=True)
 class ReportRun:
-    """One run. ``simulation``: what is known besides the trace; None of a recording whose calls can't be judged.
+    """One run. ``simulation``: what is known besides the trace; None of a recording whose calls
+    can't be judged.
 
-    ``trace`` is the run that is shown: the simulation's own, or a recording. ``profiles``: every back end's outcome, where a check asked
-    for them. ``note``: a sentence on where all this is from.
+    ``trace`` is the run that is shown: the simulation's own, or a recording. ``profiles``: every
+    back end's outcome, where a check asked for them. ``note``: a sentence on where all this is
+    from.
     """
 
     name: str
@@ -55,18 +58,39 @@ def _check_size(calls: int) -> None:
 def report_run_from_simulation(simulation: Simulation) -> ReportRun:
     """A simulated run. Raises UsageError for one with more rows than `MAX_ROWS`."""
     scenario, run = simulation.scenario, simulation.run
-    _check_size(simulation.program.call_count)  # before every call of ranks that were simulated as one is worked out
+    _check_size(
+        simulation.program.call_count
+    )  # before every call of ranks that were simulated as one is worked out
     return ReportRun(
-        scenario.name or Path(scenario.file).name, scenario.file, run.trace, simulation.outcome, simulation.verdict,
-        simulation.findings, simulation, run.final_state,
-    )  # fmt: skip
+        scenario.name or Path(scenario.file).name,
+        scenario.file,
+        run.trace,
+        simulation.outcome,
+        simulation.verdict,
+        simulation.findings,
+        simulation,
+        run.final_state,
+    )
 
 
 def report_run_from_trace(trace: Trace, file: str, judged: Simulation | None) -> ReportRun:
-    """A recording, beside what its calls come to under the rules (``judged``), where they can be judged."""
+    """A recording, beside what its calls come to under the rules (``judged``), where they can be
+    judged.
+    """
     outcome = str(trace.header.get("outcome") or "") or "not known"
     name = str(trace.header.get("name") or Path(file).name)
     if judged is None:
-        return ReportRun(name, file, trace, outcome, note="A recording; its calls could not be judged by the rules.")
-    found = replace(report_run_from_simulation(judged), name=name, file=file, trace=trace, outcome=outcome)
-    return replace(found, note="Times as they were recorded; verdict and findings are those of its calls under the rules.")
+        return ReportRun(
+            name,
+            file,
+            trace,
+            outcome,
+            note="A recording; its calls could not be judged by the rules.",
+        )
+    found = replace(
+        report_run_from_simulation(judged), name=name, file=file, trace=trace, outcome=outcome
+    )
+    return replace(
+        found,
+        note="Times as they were recorded; verdict and findings are those of its calls under the rules.",
+    )

@@ -1,4 +1,6 @@
-"""What the page tells of a run besides its calls, as plain data. Times are ns, sizes bytes, bandwidths GB/s."""
+"""What the page tells of a run besides its calls, as plain data. Times are ns, sizes bytes,
+bandwidths GB/s.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ from distsim.output.json.simulation_result import finding_json
 from distsim.output.page.report_run import ReportRun
 from distsim.output.text.finding_list import verdict_text
 from distsim.output.trace_data.lanes import group_equal_steps
-from distsim.output.trace_data.memory_over_time import MemoryProfile, memory_profiles, representative_step
+from distsim.output.trace_data.memory_over_time import (
+    MemoryProfile,
+    memory_profiles,
+    representative_step,
+)
 from distsim.output.trace_data.partial_run import partial_run_text, stopped_rank_lines
 from distsim.output.trace_data.traffic_matrix import measure_traffic, ranks_per_row
 from distsim.simulation.training_metrics import makespan_range
@@ -36,17 +42,34 @@ def summary_data(told: ReportRun, timeline: Timeline) -> dict[str, object]:
     """Everything but columns, prices and values."""
     header = told.trace.header
     return {
-        "name": told.name, "file": told.file, "note": told.note, "outcome": told.outcome, "headline": headline(told),
-        "source": str(header.get("source") or ""), "backend": str(header.get("backend") or ""),
-        "cluster": str(header.get("cluster") or ""), "world": told.trace.world_size, "makespan": timeline.makespan_ns,
-        "iteration_ns": timeline.iteration_ns, "nodes": int(header.get("nodes") or 1), "local": _ranks_per_node(told.trace),
-        "mesh": dict(header.get("mesh") or {}), "groups": [[name, list(ranks)] for name, ranks in header.get("groups", ())],
-        "ended": [partial_run_text(told.trace), *stopped_rank_lines(told.trace)] if partial_run_text(told.trace) else [],
+        "name": told.name,
+        "file": told.file,
+        "note": told.note,
+        "outcome": told.outcome,
+        "headline": headline(told),
+        "source": str(header.get("source") or ""),
+        "backend": str(header.get("backend") or ""),
+        "cluster": str(header.get("cluster") or ""),
+        "world": told.trace.world_size,
+        "makespan": timeline.makespan_ns,
+        "iteration_ns": timeline.iteration_ns,
+        "nodes": int(header.get("nodes") or 1),
+        "local": _ranks_per_node(told.trace),
+        "mesh": dict(header.get("mesh") or {}),
+        "groups": [[name, list(ranks)] for name, ranks in header.get("groups", ())],
+        "ended": [partial_run_text(told.trace), *stopped_rank_lines(told.trace)]
+        if partial_run_text(told.trace)
+        else [],
         "ends": [list(end) for end in header.get("ends") or ()],
-        "findings": [finding_json(f) for f in told.findings[:MAX_FINDINGS]], "more_findings": max(0, len(told.findings) - MAX_FINDINGS),
-        "ranks": [list(r) for r in timeline.ranks], "collectives": [c._asdict() for c in timeline.collectives],
-        "traffic": traffic_data(told.trace), "steps": equal_steps_data(told.trace), **_simulation_data(told, timeline), **_waits_data(told),
-    }  # fmt: skip
+        "findings": [finding_json(f) for f in told.findings[:MAX_FINDINGS]],
+        "more_findings": max(0, len(told.findings) - MAX_FINDINGS),
+        "ranks": [list(r) for r in timeline.ranks],
+        "collectives": [c._asdict() for c in timeline.collectives],
+        "traffic": traffic_data(told.trace),
+        "steps": equal_steps_data(told.trace),
+        **_simulation_data(told, timeline),
+        **_waits_data(told),
+    }
 
 
 def _ranks_per_node(trace: Trace) -> int:
@@ -58,22 +81,44 @@ def _ranks_per_node(trace: Trace) -> int:
 def _simulation_data(told: ReportRun, timeline: Timeline) -> dict[str, object]:
     """What only a simulation knows: verdict, price model, memory."""
     verdict, simulation = told.verdict, told.simulation
-    found: dict[str, object] = {"verdict": None, "about": "", "memory": [], "filled": None, "cost": None, "profiles": []}
+    found: dict[str, object] = {
+        "verdict": None,
+        "about": "",
+        "memory": [],
+        "filled": None,
+        "cost": None,
+        "profiles": [],
+    }
     if verdict is not None:
         found["verdict"] = {
-            "word": verdict.verdict, "text": verdict_text(verdict), "complete": verdict.complete, "core": list(verdict.core),
+            "word": verdict.verdict,
+            "text": verdict_text(verdict),
+            "complete": verdict.complete,
+            "core": list(verdict.core),
             "ranks": list(verdict.ranks),
-        }  # fmt: skip
+        }
     if told.profiles is not None:
-        found["profiles"] = [[name, one.outcome, list(one.possible), list(one.ranks)] for name, one in told.profiles.items()]
+        found["profiles"] = [
+            [name, one.outcome, list(one.possible), list(one.ranks)]
+            for name, one in told.profiles.items()
+        ]
     if simulation is None:
         return found
     cost, device = simulation.cost, simulation.cost.cluster.device
-    span = makespan_range(cost, simulation.program, timeline) if told.trace.columns is simulation.run.trace.columns else None
+    span = (
+        makespan_range(cost, simulation.program, timeline)
+        if told.trace.columns is simulation.run.trace.columns
+        else None
+    )
     stated = peak_memory(simulation.scenario, simulation.program)
     return found | {
         "about": simulation.scenario.about or "",
-        "cost": {"name": cost.name, "source": cost.source, "band": cost.error_band, "makespan": list(span) if span else None},
+        "cost": {
+            "name": cost.name,
+            "source": cost.source,
+            "band": cost.error_band,
+            "makespan": list(span) if span else None,
+        },
         "device": {"name": device.name, "nbytes": device.memory_nbytes},
         "memory": [[one.name, list(one.ranks), dict(one.parts)] for one in stated],
         "filled": memory_data(stated, told.trace),
@@ -81,12 +126,17 @@ def _simulation_data(told: ReportRun, timeline: Timeline) -> dict[str, object]:
 
 
 def _waits_data(told: ReportRun) -> dict[str, object]:
-    """Who stands where and waits for whom: in this run, or else in an execution that the verdict knows."""
+    """Who stands where and waits for whom: in this run, or else in an execution that the verdict
+    knows.
+    """
     own, verdict = told.final_state, told.verdict
     if own is not None and own.blocked:
         return {"waits": _blocked_ranks_data(own), "waits_of": "this run"}
     if verdict is not None and verdict.final_state is not None and verdict.final_state.blocked:
-        return {"waits": _blocked_ranks_data(verdict.final_state), "waits_of": "an execution that the contract allows"}
+        return {
+            "waits": _blocked_ranks_data(verdict.final_state),
+            "waits_of": "an execution that the contract allows",
+        }
     return {"waits": None, "waits_of": ""}
 
 
@@ -94,11 +144,23 @@ def _blocked_ranks_data(found: FinalState) -> dict[str, object]:
     """``sets``: the sets of awaited ranks, each once; a need names its set by its number."""
     sets: dict[tuple[int, ...], int] = {}
     blocked = [
-        [b.rank, b.position, b.since_ns, int(b.device),
-         [[n.position, n.part, sets.setdefault(n.ranks, len(sets)), int(n.any)] for n in b.needs]]
+        [
+            b.rank,
+            b.position,
+            b.since_ns,
+            int(b.device),
+            [
+                [n.position, n.part, sets.setdefault(n.ranks, len(sets)), int(n.any)]
+                for n in b.needs
+            ],
+        ]
         for b in found.blocked
-    ]  # fmt: skip
-    ends = [[e.rank, e.status, e.position, e.at_ns, e.message] for e in found.ends if e.status not in ("ended", "blocked")]
+    ]
+    ends = [
+        [e.rank, e.status, e.position, e.at_ns, e.message]
+        for e in found.ends
+        if e.status not in ("ended", "blocked")
+    ]
     return {"blocked": blocked, "sets": [list(ranks) for ranks in sets], "ends": ends}
 
 
@@ -108,29 +170,49 @@ _MAX_CURVES, _MAX_CURVE_POINTS = 8, 400
 
 
 def traffic_data(trace: Trace) -> dict[str, object]:
-    """``pairs``: [from, to, bytes] of blocks of ``block`` ranks, the most first; ``by``: the algorithm of each collective in them."""
+    """``pairs``: [from, to, bytes] of blocks of ``block`` ranks, the most first; ``by``: the
+    algorithm of each collective in them.
+    """
     found = measure_traffic(trace, ranks_per_row(trace))
     source, target = found.sent.nonzero()
     nbytes = found.sent[source, target]
     order = np.lexsort((target, source, -nbytes))
     columns = (column[order].tolist() for column in (source, target, nbytes))
-    return {"block": found.block, "by": found.by, "pairs": [list(pair) for pair in zip(*columns, strict=True)]}
+    return {
+        "block": found.block,
+        "by": found.by,
+        "pairs": [list(pair) for pair in zip(*columns, strict=True)],
+    }
 
 
 def equal_steps_data(trace: Trace) -> list[list[int]]:
-    """[first, how many, start, end of the first] of equal neighbours; nothing where the run has no steps."""
-    return [[s.first, s.times, s.start_ns, s.end_ns] for s in group_equal_steps(trace, range(trace.world_size))]
+    """[first, how many, start, end of the first] of equal neighbours; nothing where the run has no
+    steps.
+    """
+    return [
+        [s.first, s.times, s.start_ns, s.end_ns]
+        for s in group_equal_steps(trace, range(trace.world_size))
+    ]
 
 
 def memory_data(stated: Iterable[PeakMemory], trace: Trace) -> dict[str, object] | None:
-    """What each kind of rank holds over one step, or over the run; None where no passes tell when anything comes or goes."""
+    """What each kind of rank holds over one step, or over the run; None where no passes tell when
+    anything comes or goes.
+    """
     ranks = range(trace.world_size)
     step, words = representative_step(trace, ranks)
-    kinds = [one for one in memory_profiles(stated, trace, ranks, step) if one.share is not None and one.parts.get("activations")]
+    kinds = [
+        one
+        for one in memory_profiles(stated, trace, ranks, step)
+        if one.share is not None and one.parts.get("activations")
+    ]
     if not kinds:
         return None
     start, end = step or (0, max(trace.makespan_ns, 1))
-    curves = [[list(one.ranks), dict(one.parts), *_thinned_activation_curve(one)] for one in kinds[:_MAX_CURVES]]
+    curves = [
+        [list(one.ranks), dict(one.parts), *_thinned_activation_curve(one)]
+        for one in kinds[:_MAX_CURVES]
+    ]
     return {
         "note": words,
         "from": start,
@@ -141,11 +223,19 @@ def memory_data(stated: Iterable[PeakMemory], trace: Trace) -> dict[str, object]
 
 
 def _thinned_activation_curve(one: MemoryProfile) -> tuple[list[int], list[float]]:
-    """Instants and the activations' share of their peak there; of many points the highest and the lowest of a stretch."""
+    """Instants and the activations' share of their peak there; of many points the highest and the
+    lowest of a stretch.
+    """
     assert one.share is not None
     at, share = one.share
     if len(at) > _MAX_CURVE_POINTS:
         parts = np.array_split(np.arange(len(at)), _MAX_CURVE_POINTS // 2)
-        kept = np.unique([place for part in parts for place in (part[share[part].argmin()], part[share[part].argmax()])])
+        kept = np.unique(
+            [
+                place
+                for part in parts
+                for place in (part[share[part].argmin()], part[share[part].argmax()])
+            ]
+        )
         at, share = at[kept], share[kept]
     return at.tolist(), [round(level, 4) for level in share.tolist()]

@@ -13,14 +13,17 @@ from distsim.values import compute_values
 from distsim.values.buffer_values import BufferValues
 from distsim.values.numbers import format_content
 
-#: Programs with more calls than this are not followed value by value, and no more changes than this are told.
+#: Programs with more calls than this are not followed value by value, and no more changes than this
+#: are told.
 MAX_CALLS, MAX_CHANGES = 20_000, 100_000
 #: Characters of a text.
 _MAX_TEXT_LENGTH = 300
 
 
 class ValueHistory:
-    """``labels``, ``texts``: tables; ``columns``: a row for each change (rank, label, text, row of the call, -1 before the first)."""
+    """``labels``, ``texts``: tables; ``columns``: a row for each change (rank, label, text, row of
+    the call, -1 before the first).
+    """
 
     def __init__(self) -> None:
         self._labels, self._texts = InternTable(), InternTable()
@@ -37,11 +40,18 @@ class ValueHistory:
     @property
     def columns(self) -> dict[str, Numbers]:
         rank, label, text, row = np.array(self._rows[:MAX_CHANGES], dtype=np.int64).reshape(-1, 4).T
-        return {"held_rank": zigzag_deltas(rank), "held_label": label, "held_text": text, "held_row": zigzag_deltas(row + 1)}
+        return {
+            "held_rank": zigzag_deltas(rank),
+            "held_label": label,
+            "held_text": text,
+            "held_row": zigzag_deltas(row + 1),
+        }
 
 
 def record_value_history(program: Program, trace: Trace) -> ValueHistory | None:
-    """What tensors hold through a run; None where no numbers are known, or the program has more than `MAX_CALLS` calls."""
+    """What tensors hold through a run; None where no numbers are known, or the program has more
+    than `MAX_CALLS` calls.
+    """
     if program.call_count > MAX_CALLS or "numbers" not in program.features:
         return None
     values, found = compute_values(program, trace, at_calls=True), ValueHistory()
@@ -49,20 +59,29 @@ def record_value_history(program: Program, trace: Trace) -> ValueHistory | None:
         state = _initial_value_text(values, rank, label)
         if state:
             found.add(rank, label, state, -1)
-    rows = {key: row for row, key in enumerate(zip(*(trace[n].tolist() for n in ("rank", "position", "part")), strict=True))}
+    rows = {
+        key: row
+        for row, key in enumerate(
+            zip(*(trace[n].tolist() for n in ("rank", "position", "part")), strict=True)
+        )
+    }
     for (rank, position, part, side), seen in values.seen.items():
         row = rows.get((rank, position, part))
         if side == "out" and row is not None:
             call = program.call(rank, position)
             written = _written_buffers(call.parts[part] if part >= 0 else call)
-            for buffer, content, shape, dtype in zip(written, seen.contents, seen.shapes, seen.dtypes, strict=False):
+            for buffer, content, shape, dtype in zip(
+                written, seen.contents, seen.shapes, seen.dtypes, strict=False
+            ):
                 if buffer.name:
                     found.add(rank, buffer.label, format_content(content, shape, dtype), row)
     return found
 
 
 def _written_buffers(call: ResolvedCall) -> tuple[TensorBuffer, ...]:
-    """As `distsim.values` keeps them: what a compute writes and adds to, an assignment's targets, else the outputs."""
+    """As `distsim.values` keeps them: what a compute writes and adds to, an assignment's targets,
+    else the outputs.
+    """
     if call.op == "compute":
         return (*call.writes, *call.adds)
     return call.outputs or (call.writes if call.op == "assign" else ())

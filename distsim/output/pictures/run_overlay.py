@@ -1,6 +1,8 @@
-"""Two runs in one picture: for each rank a track of A above a track of B, both drawn to one scale of time.
+"""Two runs in one picture: for each rank a track of A above a track of B, both drawn to one scale
+of time.
 
-Ranks that are equal in both runs share a lane. A track shows compute, what moves alone, and waiting.
+Ranks that are equal in both runs share a lane. A track shows compute, what moves alone, and
+waiting.
 """
 
 from __future__ import annotations
@@ -13,11 +15,22 @@ import numpy as np
 from distsim.analysis.run_comparison import RunComparison
 from distsim.common.units import show_bytes, show_ns
 from distsim.operations.registry import COMPUTE_OPS
-from distsim.output.pictures.components.lane_painter import BACKWARD_FILL, COMPUTE_FILL, EXPOSED_FILL, pass_letter
+from distsim.output.pictures.components.lane_painter import (
+    BACKWARD_FILL,
+    COMPUTE_FILL,
+    EXPOSED_FILL,
+    pass_letter,
+)
 from distsim.output.pictures.drawing.box_diagram import clipped, text_width
 from distsim.output.pictures.drawing.palette import GREY, INK, LINE_COLOUR, PALE_FILL, RED, WHITE
 from distsim.output.pictures.drawing.svg import WAITING_FILL, TimeChart, round_ticks
-from distsim.output.pictures.drawing.tracks import TrackBand, TrackLayer, density_edges, draw_density, draw_track
+from distsim.output.pictures.drawing.tracks import (
+    TrackBand,
+    TrackLayer,
+    density_edges,
+    draw_density,
+    draw_track,
+)
 from distsim.output.trace_data.activity import ActivityReader
 from distsim.output.trace_data.lanes import RankLane, RankRows, group_ranks_into_lanes
 from distsim.output.trace_data.time_spans import Ints, TimeSpans, covered_shares
@@ -60,13 +73,21 @@ class _OverlayDrawing:
         self._head()
         self.draw.axis(round_ticks(self.end), tops[-1] - 6)
         for lane, top in zip(self.lanes, tops, strict=False):
-            self.draw.text(16, top + 17, lane.title, 13 if text_width(lane.title, 13, True) < _LEFT - 50 else 10, bold=True)
+            self.draw.text(
+                16,
+                top + 17,
+                lane.title,
+                13 if text_width(lane.title, 13, True) < _LEFT - 50 else 10,
+                bold=True,
+            )
             if lane.about:
                 self.draw.text(16, top + 33, lane.about, 10, colour=GREY)
             for number, side in enumerate(self.sides):
                 self._track(side, number, lane, top + number * _TRACK)
         self._ends(tops[-1] - 6)
-        return self.draw.page(tops[-1], f"{clipped(self.names[0], 40)} and {clipped(self.names[1], 40)}")
+        return self.draw.page(
+            tops[-1], f"{clipped(self.names[0], 40)} and {clipped(self.names[1], 40)}"
+        )
 
     def _head(self) -> None:
         a, b = (clipped(name, 48) for name in self.names)
@@ -87,7 +108,11 @@ class _OverlayDrawing:
             at += 28 + text_width(word, 12) + 16
         if len(self.lanes) < self.size:
             self.draw.text(
-                at, y + 10, f"{self.size} ranks in {len(self.lanes)} lane{'s' * (len(self.lanes) > 1)}", 12, colour=GREY
+                at,
+                y + 10,
+                f"{self.size} ranks in {len(self.lanes)} lane{'s' * (len(self.lanes) > 1)}",
+                12,
+                colour=GREY,
             )
 
     def _track(self, side: _OverlaidRun, number: int, lane: RankLane, y: float) -> None:
@@ -109,40 +134,74 @@ class _OverlayDrawing:
         ]
         if doing.many > 1:
             edges = density_edges(self.draw, 2.0)
-            draw_density(self.draw, band, edges, [(one.fill, covered_shares(one.spans, edges, doing.many)) for one in layers])
+            draw_density(
+                self.draw,
+                band,
+                edges,
+                [(one.fill, covered_shares(one.spans, edges, doing.many)) for one in layers],
+            )
             return
         draw_track(self.draw, band, layers)
-        self._bars(side.trace, np.concatenate([doing.computes, doing.moves]), lane, "AB"[number], band)
+        self._bars(
+            side.trace, np.concatenate([doing.computes, doing.moves]), lane, "AB"[number], band
+        )
 
     def _bars(self, trace: Trace, rows: Ints, lane: RankLane, run: str, band: TrackBand) -> None:
-        """Frames, tips and words of the bars that are wide enough for them; a word where nothing lies beneath."""
+        """Frames, tips and words of the bars that are wide enough for them; a word where nothing
+        lies beneath.
+        """
         started, finished = trace["started_ns"][rows], trace["finished_ns"][rows]
         till = np.where(finished >= 0, finished, self.end)
         wide = (till - started) * _WIDTH / self.end >= 3
         computes = trace.ops(*COMPUTE_OPS)
-        for row, start, end in zip(rows[wide].tolist(), started[wide].tolist(), till[wide].tolist(), strict=True):
+        for row, start, end in zip(
+            rows[wide].tolist(), started[wide].tolist(), till[wide].tolist(), strict=True
+        ):
             x, right, label = self.draw.x(start), self.draw.x(end), _call_label(trace, row)
             self.draw.rect(
-                x, band.y, right - x, band.height, "", f"{lane.title}, {run}: {label}, {show_ns(end - start)}", LINE_COLOUR
+                x,
+                band.y,
+                right - x,
+                band.height,
+                "",
+                f"{lane.title}, {run}: {label}, {show_ns(end - start)}",
+                LINE_COLOUR,
             )
-            beside = not computes[row] and bool(((started < end) & (till > start) & computes[rows]).any())
-            word = next((w for w in (label, pass_letter(label)) if w and text_width(w, 11) + 6 <= right - x), "")
+            beside = not computes[row] and bool(
+                ((started < end) & (till > start) & computes[rows]).any()
+            )
+            word = next(
+                (
+                    w
+                    for w in (label, pass_letter(label))
+                    if w and text_width(w, 11) + 6 <= right - x
+                ),
+                "",
+            )
             if word and not beside:
                 colour = INK if computes[row] else WHITE
-                self.draw.text((x + right) / 2, band.y + 12, word, 11, anchor="middle", colour=colour)
+                self.draw.text(
+                    (x + right) / 2, band.y + 12, word, 11, anchor="middle", colour=colour
+                )
 
     def _ends(self, bottom: float) -> None:
         """Where each run ends, so that the difference shows."""
         for ns, colour, dash in zip(self.found.makespans_ns, (INK, RED), ("", "4 3"), strict=True):
-            self.draw.line((self.draw.x(ns), _TOP - 8), (self.draw.x(ns), bottom), colour, 1.6, dash=dash)
+            self.draw.line(
+                (self.draw.x(ns), _TOP - 8), (self.draw.x(ns), bottom), colour, 1.6, dash=dash
+            )
 
 
 def _concatenated_spans(parts: tuple[TimeSpans, ...]) -> TimeSpans:
     """As they are: of several ranks they overlap."""
-    return TimeSpans(np.concatenate([p.starts for p in parts]), np.concatenate([p.ends for p in parts]))
+    return TimeSpans(
+        np.concatenate([p.starts for p in parts]), np.concatenate([p.ends for p in parts])
+    )
 
 
 def _call_label(trace: Trace, row: int) -> str:
     nbytes = int(trace["nbytes"][row])
     name = trace.text("name", int(trace["name"][row])) if "name" in trace.columns else ""
-    return clipped(name or trace.text("op", int(trace["op"][row])), 32) + (f" {show_bytes(nbytes)}" if nbytes else "")
+    return clipped(name or trace.text("op", int(trace["op"][row])), 32) + (
+        f" {show_bytes(nbytes)}" if nbytes else ""
+    )

@@ -1,4 +1,6 @@
-"""The points of a sweep as curves: time over what was swept, beside what perfect scaling would be; and time over memory with its front."""
+"""The points of a sweep as curves: time over what was swept, beside what perfect scaling would be;
+and time over memory with its front.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ from typing import NamedTuple
 from distsim.common.message_text import name_list
 from distsim.common.units import show_ns
 from distsim.output.pictures.drawing.box_diagram import clipped, text_width
-from distsim.output.pictures.drawing.palette import GREY, INK, LINE_COLOUR, PALE_FILL, STROKES, WHITE
+from distsim.output.pictures.drawing.palette import (
+    GREY,
+    INK,
+    LINE_COLOUR,
+    PALE_FILL,
+    STROKES,
+    WHITE,
+)
 from distsim.output.pictures.drawing.svg import SvgDrawing, number_text
 from distsim.planning.sweep.evaluate_point import RESULT_COLUMNS
 from distsim.planning.sweep.result_table import KEY_COLUMN
@@ -27,7 +36,9 @@ SweepRow = Mapping[str, str]
 
 
 class _PlotAxis(NamedTuple):
-    """A scale from ``low`` to ``high`` on ``length`` pixels; ``log``: equal factors are equally long."""
+    """A scale from ``low`` to ``high`` on ``length`` pixels; ``log``: equal factors are equally
+    long.
+    """
 
     low: float
     high: float
@@ -43,13 +54,20 @@ class _PlotAxis(NamedTuple):
 
 
 def sweep_svg(swept: SweepResult, name: str = "") -> str:
-    """The plot as SVG text: time over the swept number that has most values, a curve for each choice of the others."""
+    """The plot as SVG text: time over the swept number that has most values, a curve for each
+    choice of the others.
+    """
     rows = [row for row in swept.rows if row["outcome"] == "completes"]
     draw, title = SvgDrawing(), f"{clipped(name or 'sweep', 60)}: time over what was swept"
     draw.text(16, 26, title, 17, bold=True)
     refused = len(swept.rows) - len(rows)
     draw.text(
-        16, 46, f"{len(rows)} points" + (f"; {refused} do not complete and are not drawn" if refused else ""), 12, colour=GREY
+        16,
+        46,
+        f"{len(rows)} points"
+        + (f"; {refused} do not complete and are not drawn" if refused else ""),
+        12,
+        colour=GREY,
     )
     if not rows:
         return draw.document(text_width(title, 17, True) + 40, 70, title)
@@ -67,8 +85,14 @@ def sweep_svg(swept: SweepResult, name: str = "") -> str:
 
 
 def _main_swept_key(rows: Sequence[SweepRow], names: Sequence[str]) -> str:
-    """The name whose values are positive numbers and of which there are most, empty where there is none."""
-    counts = {name: len({row[name] for row in rows}) for name in names if all(_is_positive_number(row[name]) for row in rows)}
+    """The name whose values are positive numbers and of which there are most, empty where there is
+    none.
+    """
+    counts = {
+        name: len({row[name] for row in rows})
+        for name in names
+        if all(_is_positive_number(row[name]) for row in rows)
+    }
     best = max(counts, key=lambda name: (counts[name], name in _WORLD_SIZE_KEYS), default="")
     return best if counts.get(best, 0) > 1 else ""
 
@@ -99,18 +123,27 @@ def _round_values(low: float, high: float) -> list[float]:
     """A few round numbers between two."""
     found: list[float] = []
     for power in range(int(log10(low)) - 1, int(log10(high)) + 2):
-        found += [f * 10.0**power for f in ((1, 2, 5) if high / low < 50 else (1,)) if low <= f * 10.0**power <= high]
+        found += [
+            f * 10.0**power
+            for f in ((1, 2, 5) if high / low < 50 else (1,))
+            if low <= f * 10.0**power <= high
+        ]
     return found if len(found) > 1 else [low, high]
 
 
 class _SweepCurves:
-    def __init__(self, draw: SvgDrawing, rows: Sequence[SweepRow], over: str, others: Sequence[str]) -> None:
+    def __init__(
+        self, draw: SvgDrawing, rows: Sequence[SweepRow], over: str, others: Sequence[str]
+    ) -> None:
         self.canvas, self.over = draw, over
         curves: dict[str, list[SweepRow]] = {}
         for row in rows:
             curves.setdefault(", ".join(f"{name} {row[name]}" for name in others), []).append(row)
         best = sorted(curves.items(), key=lambda pair: min(_time_ns(row) for row in pair[1]))
-        self.curves = [(name, sorted(some, key=lambda row: float(row[over]))) for name, some in best[:MAX_CURVES]]
+        self.curves = [
+            (name, sorted(some, key=lambda row: float(row[over])))
+            for name, some in best[:MAX_CURVES]
+        ]
         self.left_out = len(best) - len(self.curves)
         values = [float(row[over]) for _, some in self.curves for row in some]
         times = [_time_ns(row) for _, some in self.curves for row in some]
@@ -127,7 +160,9 @@ class _SweepCurves:
         """Draws everything; returns how far down it goes."""
         draw = self.canvas
         every = any(row["iteration_ns"] for _, some in self.curves for row in some)
-        _draw_frame(draw, _LEFT, self.y, (self.over, "time of an iteration" if every else "time of the run"))
+        _draw_frame(
+            draw, _LEFT, self.y, (self.over, "time of an iteration" if every else "time of the run")
+        )
         free = -100.0
         for value in self.values:
             x, word = self.at(value, self.y.low)[0], f"{value:g}"
@@ -147,9 +182,15 @@ class _SweepCurves:
         if not all(row["low_ns"] and row["high_ns"] for row in some) or len(self.curves) > 3:
             return
         ratio = [(_time_ns(r) / int(r["makespan_ns"]), r) for r in some]
-        up = [self.at(float(r[self.over]), min(int(r["high_ns"]) * k, self.y.high)) for k, r in ratio]
-        down = [self.at(float(r[self.over]), max(int(r["low_ns"]) * k, self.y.low)) for k, r in ratio]
-        self.canvas.path(_path_through([*up, *reversed(down)]) + "z", STROKES[place % len(STROKES)] + "2E")
+        up = [
+            self.at(float(r[self.over]), min(int(r["high_ns"]) * k, self.y.high)) for k, r in ratio
+        ]
+        down = [
+            self.at(float(r[self.over]), max(int(r["low_ns"]) * k, self.y.low)) for k, r in ratio
+        ]
+        self.canvas.path(
+            _path_through([*up, *reversed(down)]) + "z", STROKES[place % len(STROKES)] + "2E"
+        )
 
     def _ideals(self) -> None:
         """From the first point of the best curve: what perfect scaling would take."""
@@ -162,7 +203,9 @@ class _SweepCurves:
     def _curve(self, name: str, some: Sequence[SweepRow], place: int) -> None:
         colour = STROKES[place % len(STROKES)]
         points = [self.at(float(row[self.over]), _time_ns(row)) for row in some]
-        self.canvas.path(_path_through(points), "", name, colour, 2.2, _DASHES[place % len(_DASHES)])
+        self.canvas.path(
+            _path_through(points), "", name, colour, 2.2, _DASHES[place % len(_DASHES)]
+        )
         for (x, y), row in zip(points, some, strict=True):
             _draw_marker(
                 self.canvas,
@@ -207,7 +250,12 @@ def _draw_marker(draw: SvgDrawing, x: float, y: float, place: int, colour: str, 
         draw.rect(x - 4, y - 4, 8, 8, colour, tip, WHITE)
     else:
         turn = 1 if place % 4 == 2 else -1
-        draw.path(f"M{number_text(x - 5)} {number_text(y + 4 * turn)}l10 0 -5 {number_text(-9 * turn)}z", colour, tip, WHITE)
+        draw.path(
+            f"M{number_text(x - 5)} {number_text(y + 4 * turn)}l10 0 -5 {number_text(-9 * turn)}z",
+            colour,
+            tip,
+            WHITE,
+        )
 
 
 def _draw_bars(draw: SvgDrawing, rows: Sequence[SweepRow], names: Sequence[str]) -> float:
@@ -219,39 +267,68 @@ def _draw_bars(draw: SvgDrawing, rows: Sequence[SweepRow], names: Sequence[str])
     for row in order:
         words = clipped(", ".join(f"{name} {row[name]}" for name in names), 60)
         draw.text(16, y + 12, f"{show_ns(_time_ns(row))}  {words}", 12)
-        draw.rect(16, y + 18, _WIDTH * _time_ns(row) / most, 10, STROKES[0], f"{words}: {show_ns(_time_ns(row))}")
+        draw.rect(
+            16,
+            y + 18,
+            _WIDTH * _time_ns(row) / most,
+            10,
+            STROKES[0],
+            f"{words}: {show_ns(_time_ns(row))}",
+        )
         y += 38
     if len(rows) > len(order):
-        draw.text(16, y + 12, f"{len(rows) - len(order)} slower points are not drawn", 12, colour=GREY)
+        draw.text(
+            16, y + 12, f"{len(rows) - len(order)} slower points are not drawn", 12, colour=GREY
+        )
         y += 20
     return y + 8
 
 
 def _draw_pareto_plot(draw: SvgDrawing, rows: Sequence[SweepRow], names: Sequence[str]) -> None:
-    """Time over memory; the Pareto front, where no other point is faster and holds less, is joined."""
+    """Time over memory; the Pareto front, where no other point is faster and holds less, is
+    joined.
+    """
     left = _LEFT + _PITCH
     room = max(float(row["memory"]) for row in rows)
     times = [_time_ns(row) for row in rows]
-    x, y = _PlotAxis(0.0, max(room, 1.0), _WIDTH - 20, False), _PlotAxis(min(times) * 0.85, max(times) * 1.15, _HEIGHT, True)
+    x, y = (
+        _PlotAxis(0.0, max(room, 1.0), _WIDTH - 20, False),
+        _PlotAxis(min(times) * 0.85, max(times) * 1.15, _HEIGHT, True),
+    )
     _draw_frame(
-        draw, left, y, ("memory of the fullest rank, % of its device", "time over memory; joined: nobody is faster with less")
+        draw,
+        left,
+        y,
+        (
+            "memory of the fullest rank, % of its device",
+            "time over memory; joined: nobody is faster with less",
+        ),
     )
     for share in (0, 25, 50, 75, 100):
         at = left + 10 + x.at(share / 100)
         draw.line((at, _TOP), (at, _TOP + _HEIGHT), "#DDE1E6")
         draw.text(at, _TOP + _HEIGHT + 18, str(share), 11, anchor="middle", colour=GREY)
     best = pareto_front([(float(row["memory"]), _time_ns(row)) for row in rows])
-    points = {i: (left + 10 + x.at(float(row["memory"])), _TOP + _HEIGHT - y.at(_time_ns(row))) for i, row in enumerate(rows)}
+    points = {
+        i: (left + 10 + x.at(float(row["memory"])), _TOP + _HEIGHT - y.at(_time_ns(row)))
+        for i, row in enumerate(rows)
+    }
     draw.path(_path_through([points[i] for i in best]), "", "", INK, 1.8)
     for i, row in enumerate(rows):
         tip = f"{name_list([f'{name} {row[name]}' for name in names], 6)}: {show_ns(_time_ns(row))}, {100 * float(row['memory']):.0f} %"
         draw.circle(
-            *points[i], 5 if i in best else 3.5, STROKES[1] if i in best else "#B8C4D0", tip, INK if i in best else LINE_COLOUR
+            *points[i],
+            5 if i in best else 3.5,
+            STROKES[1] if i in best else "#B8C4D0",
+            tip,
+            INK if i in best else LINE_COLOUR,
         )
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Numbers of the points that no other beats: none has less of both. From the least of the first on; of equal ones the first."""
+    """Numbers of the points that no other beats: none has less of both. From the least of the first
+    on; of equal ones the first.
+    """
     found: list[int] = []
     for i in sorted(range(len(points)), key=lambda i: (points[i], i)):
         if not found or points[i][1] < points[found[-1]][1]:

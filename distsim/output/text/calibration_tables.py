@@ -1,4 +1,6 @@
-"""Clusters, a measurement of this machine, a calibration from one and a cluster beside one, as text in 80 columns; as YAML and JSON."""
+"""Clusters, a measurement of this machine, a calibration from one and a cluster beside one, as text
+in 80 columns; as YAML and JSON.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,37 @@ SCHEMA_VERSION = 1
 
 
 def bench_text(found: BenchResult) -> str:
-    """A line per operation, number of ranks and size: median, quartiles, bus bandwidth as nccl-tests defines it."""
-    machine = ", ".join(f"{value} {key}" if key == "cores" else f"{key} {value}" for key, value in found.machine.items())
+    """A line per operation, number of ranks and size: median, quartiles, bus bandwidth as
+    nccl-tests defines it.
+    """
+    machine = ", ".join(
+        f"{value} {key}" if key == "cores" else f"{key} {value}"
+        for key, value in found.machine.items()
+    )
     rows = []
     for r in found.rows:
-        busbw = r.nbytes / r.median_ns * OPERATIONS[r.op].busbw_factor(r.group) if r.median_ns else 0.0
+        busbw = (
+            r.nbytes / r.median_ns * OPERATIONS[r.op].busbw_factor(r.group) if r.median_ns else 0.0
+        )
         ranks = str(r.ranks) if r.group == r.ranks else f"{r.group} of {r.ranks}"
-        shown = f"{busbw:.3g} GB/s" if busbw >= 0.1 else f"{1000 * busbw:.3g} MB/s" if busbw else "-"
+        shown = (
+            f"{busbw:.3g} GB/s" if busbw >= 0.1 else f"{1000 * busbw:.3g} MB/s" if busbw else "-"
+        )
         size = show_bytes(r.nbytes) if r.nbytes else "-"
-        rows.append((r.op, ranks, size, *(show_ns(ns) for ns in (r.median_ns, r.low_ns, r.high_ns)), shown))
+        rows.append(
+            (r.op, ranks, size, *(show_ns(ns) for ns in (r.median_ns, r.low_ns, r.high_ns)), shown)
+        )
     samples = found.rows[0].samples if found.rows else 0
-    head = wrapped_lines(f"Measured here in {found.seconds:.0f} s ({machine}); medians of {samples} samples")
-    return "\n".join([*head, "", *table_lines(("operation", "ranks", "bytes", "median", "25 %", "75 %", "busbw"), rows)])
+    head = wrapped_lines(
+        f"Measured here in {found.seconds:.0f} s ({machine}); medians of {samples} samples"
+    )
+    return "\n".join(
+        [
+            *head,
+            "",
+            *table_lines(("operation", "ranks", "bytes", "median", "25 %", "75 %", "busbw"), rows),
+        ]
+    )
 
 
 def calibration_text(found: CalibrationResult) -> str:
@@ -42,7 +63,9 @@ def calibration_text(found: CalibrationResult) -> str:
     if c.reduce_bytes_per_ns is not None:
         lines[0] += f", combining {_rate_text(c.reduce_bytes_per_ns)}"
     if any(curve.nodes > 1 for curve in c.measured):
-        lines.append(f"between nodes a hop {show_ns(c.inter_latency_ns)}, {_rate_text(c.rank_inter_bytes_per_ns)} a rank")
+        lines.append(
+            f"between nodes a hop {show_ns(c.inter_latency_ns)}, {_rate_text(c.rank_inter_bytes_per_ns)} a rank"
+        )
     rows = [
         (
             m.op,
@@ -57,9 +80,13 @@ def calibration_text(found: CalibrationResult) -> str:
     ]
     title = "Errors: each size predicted from the others; by the parameters alone"
     header = ("operation", "sizes", "points", "median", "worst", "alone", "worst")
-    end = f"All: {c.error_band}; by the parameters alone {_percent_text(found.model_median)} median."
+    end = (
+        f"All: {c.error_band}; by the parameters alone {_percent_text(found.model_median)} median."
+    )
     head = [f"{c.name}: {found.points} points", *("  " + line for line in lines)]
-    return "\n".join([*head, "", title, *table_lines(header, rows, left=(0, 1)), "", *wrapped_lines(end)])
+    return "\n".join(
+        [*head, "", title, *table_lines(header, rows, left=(0, 1)), "", *wrapped_lines(end)]
+    )
 
 
 def _rate_text(bytes_per_ns: float) -> str:
@@ -86,7 +113,9 @@ def calibration_json(found: CalibrationResult) -> dict[str, object]:
 
 # --- clusters ---
 def cluster_table(clusters: Sequence[Cluster]) -> str:
-    """One line each: the device, the way inside a node, the way between nodes (all cards of a node together)."""
+    """One line each: the device, the way inside a node, the way between nodes (all cards of a node
+    together).
+    """
     rows = [
         (
             c.name,
@@ -98,7 +127,12 @@ def cluster_table(clusters: Sequence[Cluster]) -> str:
         for c in clusters
     ]
     return "\n".join(
-        table_lines(("cluster", "device", "inside a node", "between nodes", "net"), rows, left=(0, 1, 2, 3, 4), indent="")
+        table_lines(
+            ("cluster", "device", "inside a node", "between nodes", "net"),
+            rows,
+            left=(0, 1, 2, 3, 4),
+            indent="",
+        )
     )
 
 
@@ -108,7 +142,9 @@ def cluster_yaml(cluster: Cluster) -> str:
 
 
 def _yaml_lines(mapping: Mapping[str, object], indent: str) -> Iterator[str]:
-    """Block-style YAML of nested mappings of plain values. A JSON scalar is a YAML scalar, so texts are quoted as in JSON."""
+    """Block-style YAML of nested mappings of plain values. A JSON scalar is a YAML scalar, so texts
+    are quoted as in JSON.
+    """
     for key, value in mapping.items():
         if isinstance(value, Mapping):
             yield f"{indent}{key}:"
@@ -122,24 +158,53 @@ def residuals_text(found: Sequence[CostResidual], cluster: str, log: str) -> str
     """How far off the cluster is, where the log first leaves its band, and every size."""
     off = statistics.median(abs(1 / b.ratio - 1) for b in found)
     outside = sum(b.parts for b in found)
-    told = [f"{cluster} beside {log}: {len(found)} measured times, the price {100 * off:.0f} % off in the median"]
+    told = [
+        f"{cluster} beside {log}: {len(found)} measured times, the price {100 * off:.0f} % off in the median"
+    ]
     if all(b.band is None for b in found):
         told.append("This cluster's prices have no band.")
     elif not outside:
         told.append("All are within the band.")
-    for (op, group, nodes), same in groupby(found, key=lambda b: (b.point.op, b.point.group, b.point.nodes)):
+    for (op, group, nodes), same in groupby(
+        found, key=lambda b: (b.point.op, b.point.group, b.point.nodes)
+    ):
         told += [
-            line for line in [_residual_summary(list(same), f"{op} of {group} ranks on {nodes} node{'s' * (nodes > 1)}")] if line
+            line
+            for line in [
+                _residual_summary(
+                    list(same), f"{op} of {group} ranks on {nodes} node{'s' * (nodes > 1)}"
+                )
+            ]
+            if line
         ]
     rows = [
-        (b.point.op, str(b.point.group), str(b.point.nodes), show_bytes(b.point.nbytes), show_ns(b.point.ns), show_ns(b.priced_ns),
-         f"{b.ratio:.2f}", "-" if b.band is None else f"{b.band[0]:.2f} to {b.band[1]:.2f}{' *' if b.parts else ''}")
+        (
+            b.point.op,
+            str(b.point.group),
+            str(b.point.nodes),
+            show_bytes(b.point.nbytes),
+            show_ns(b.point.ns),
+            show_ns(b.priced_ns),
+            f"{b.ratio:.2f}",
+            "-"
+            if b.band is None
+            else f"{b.band[0]:.2f} to {b.band[1]:.2f}{' *' if b.parts else ''}",
+        )
         for b in found
-    ]  # fmt: skip
+    ]
     header = ("operation", "ranks", "nodes", "bytes", "measured", "priced", "ratio", "band")
-    end = ["* outside the band: nine of ten are inside where the cluster is right."] if outside else []
+    end = (
+        ["* outside the band: nine of ten are inside where the cluster is right."]
+        if outside
+        else []
+    )
     return "\n".join(
-        [*(line for text in told for line in wrapped_lines(text)), "", *table_lines(header, rows, left=(0, 7)), *end]
+        [
+            *(line for text in told for line in wrapped_lines(text)),
+            "",
+            *table_lines(header, rows, left=(0, 7)),
+            *end,
+        ]
     )
 
 
@@ -149,15 +214,25 @@ def _residual_summary(same: list[CostResidual], what: str) -> str:
     if not away:
         return ""
     first, most = away[0], max(away, key=lambda b: max(b.ratio, 1 / b.ratio))
-    said = f"{what}: {len(away)} of {len(same)} sizes part, from {show_bytes(first.point.nbytes)} on"
+    said = (
+        f"{what}: {len(away)} of {len(same)} sizes part, from {show_bytes(first.point.nbytes)} on"
+    )
     return f"{said}; most at {show_bytes(most.point.nbytes)}, where it took {most.ratio:.2f} times the price"
 
 
 def residuals_json(found: Sequence[CostResidual]) -> dict[str, object]:
     """What `distsim compare LOG --cluster C --format json` prints."""
     rows = [
-        {"op": b.point.op, "group": b.point.group, "nodes": b.point.nodes, "bytes": b.point.nbytes, "measured_ns": b.point.ns,
-         "priced_ns": b.priced_ns, "band": b.band, "parts": b.parts}
+        {
+            "op": b.point.op,
+            "group": b.point.group,
+            "nodes": b.point.nodes,
+            "bytes": b.point.nbytes,
+            "measured_ns": b.point.ns,
+            "priced_ns": b.priced_ns,
+            "band": b.band,
+            "parts": b.parts,
+        }
         for b in found
-    ]  # fmt: skip
+    ]
     return {"schema_version": SCHEMA_VERSION, "times": rows}

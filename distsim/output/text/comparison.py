@@ -5,19 +5,31 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from distsim.analysis.run_comparison import CriticalPathDelta, RankTimeShares, RunComparison, RunDivergence
+from distsim.analysis.run_comparison import (
+    CriticalPathDelta,
+    RankTimeShares,
+    RunComparison,
+    RunDivergence,
+)
 from distsim.common.units import show_bytes, show_ns
 from distsim.output.text_layout import page_width, table_lines, truncated, wrapped_lines
-from distsim.output.trace_data.partial_run import partial_run_json, partial_run_text, stop_position_text, stopped_rank_lines
+from distsim.output.trace_data.partial_run import (
+    partial_run_json,
+    partial_run_text,
+    stop_position_text,
+    stopped_rank_lines,
+)
 from distsim.trace.model import Trace
 
 SCHEMA_VERSION = 1
 #: Lines of each table.
 MAX_DIVERGENCES, MAX_CAUSES, MAX_OPS, MAX_RANKS = 6, 8, 10, 16
 _DIVERGENCE_KINDS = {
-    "call": "calls of one run alone", "met": "calls that met others", "value": "values that differ",
+    "call": "calls of one run alone",
+    "met": "calls that met others",
+    "value": "values that differ",
     "time": "calls that end at another time",
-}  # fmt: skip
+}
 _REASON_TEXT = {"compute": "computing", "transfer": "moving", "sleep": "asleep", "wait": "waiting"}
 
 
@@ -42,7 +54,11 @@ def _stop_lines(found: RunComparison) -> list[str]:
         return wrapped_lines(f"{found.stopped} is {partial_run_text(trace)}")
     first = stops[0]
     same = [s for s in stops if stop_position_text(trace, s) == stop_position_text(trace, first)]
-    at = f" in iteration {trace['iteration'][first.row]}" if first.row >= 0 and trace["iteration"].max() > 0 else ""
+    at = (
+        f" in iteration {trace['iteration'][first.row]}"
+        if first.row >= 0 and trace["iteration"].max() > 0
+        else ""
+    )
     rest = stopped_rank_lines(trace, [s._replace(said="") for s in stops if s not in same])
     where = stopped_rank_lines(trace, same)[0].replace(at.replace(" in ", ", "), "", 1)
     since = f"; since then {'; '.join(rest)}" if rest else ""
@@ -52,11 +68,19 @@ def _stop_lines(found: RunComparison) -> list[str]:
 def _header_lines(found: RunComparison, names: tuple[str, str]) -> list[str]:
     a_ns, b_ns = found.makespans_ns
     if found.same:
-        verdict = "the same" if found.tolerance == 0 else f"the same within {_percent(found.tolerance)} of A's makespan"
+        verdict = (
+            "the same"
+            if found.tolerance == 0
+            else f"the same within {_percent(found.tolerance)} of A's makespan"
+        )
     else:
         verdict = "they differ"
-    sides = [f"{x}: {truncated(name, 44)}, {_outcome_text(t, outcome)} {show_ns(ns)}"
-             for x, name, outcome, ns, t in zip("AB", names, found.outcomes, (a_ns, b_ns), (found.a, found.b), strict=True)]  # fmt: skip
+    sides = [
+        f"{x}: {truncated(name, 44)}, {_outcome_text(t, outcome)} {show_ns(ns)}"
+        for x, name, outcome, ns, t in zip(
+            "AB", names, found.outcomes, (a_ns, b_ns), (found.a, found.b), strict=True
+        )
+    ]
     return [
         *(line for side in sides for line in wrapped_lines(side, further="   ")),
         *wrapped_lines(f"{_makespan_difference(a_ns, b_ns)}; {verdict}"),
@@ -75,8 +99,16 @@ def _values_lines(found: RunComparison) -> list[str]:
         return wrapped_lines(
             f"values are not compared: {'neither' if len(v.lacking) > 1 else v.lacking} has {_any_or_none(v.lacking)} recorded"
         )
-    parts = [f"{n} {word}" for n, word in ((v.equal, "equal"), (v.close, "equal but for the order of addition"), (v.differ, "differ"),
-                                           (v.one_sided, "known in one run alone")) if n]  # fmt: skip
+    parts = [
+        f"{n} {word}"
+        for n, word in (
+            (v.equal, "equal"),
+            (v.close, "equal but for the order of addition"),
+            (v.differ, "differ"),
+            (v.one_sided, "known in one run alone"),
+        )
+        if n
+    ]
     return wrapped_lines(f"values of tensors, rank by rank: {', '.join(parts) or 'none known'}")
 
 
@@ -88,7 +120,9 @@ def _makespan_difference(a_ns: int, b_ns: int) -> str:
     if a_ns == b_ns:
         return "equal makespans"
     share = f", {_percent(abs(b_ns - a_ns) / a_ns)}" if a_ns else ""
-    return f"B takes {show_ns(abs(b_ns - a_ns))}{share} {'longer' if b_ns > a_ns else 'less'} than A"
+    return (
+        f"B takes {show_ns(abs(b_ns - a_ns))}{share} {'longer' if b_ns > a_ns else 'less'} than A"
+    )
 
 
 def _percent(share: float) -> str:
@@ -100,27 +134,49 @@ def _divergence_lines(found: RunComparison) -> list[str]:
         return []
     shown = found.told
     hidden = len(found.divergences) - len(shown)
-    rest = wrapped_lines(f"{hidden} differences that follow from where {found.stopped} stopped are not listed") if hidden else []
+    rest = (
+        wrapped_lines(
+            f"{hidden} differences that follow from where {found.stopped} stopped are not listed"
+        )
+        if hidden
+        else []
+    )
     if not shown:
         return rest
     counts = Counter(p.kind for p in shown)
     title = f"Where they part ({', '.join(f'{n} {_DIVERGENCE_KINDS[kind]}' for kind, n in counts.items())})"
     chosen = _shown_divergences(shown)
-    told = [line for parting in chosen for line in wrapped_lines(_divergence_text(found, parting), indent="  ", further="    ")]
+    told = [
+        line
+        for parting in chosen
+        for line in wrapped_lines(_divergence_text(found, parting), indent="  ", further="    ")
+    ]
     return [*wrapped_lines(title), *told, *_more_lines(len(shown) - len(chosen)), *rest]
 
 
 def _shown_divergences(divergences: tuple[RunDivergence, ...]) -> list[RunDivergence]:
-    """The first of all, then the first of each kind, then what comes next; what is no matter of time before what is."""
-    firsts = [next(p for p in divergences if p.kind == kind) for kind in dict.fromkeys(p.kind for p in divergences)]
+    """The first of all, then the first of each kind, then what comes next; what is no matter of
+    time before what is.
+    """
+    firsts = [
+        next(p for p in divergences if p.kind == kind)
+        for kind in dict.fromkeys(p.kind for p in divergences)
+    ]
     rest = [p for p in divergences if p not in firsts and p.kind != "time"]
     return [*firsts, *rest][:MAX_DIVERGENCES]
 
 
 def _divergence_text(found: RunComparison, p: RunDivergence) -> str:
     if p.kind != "time" or p.a < 0:
-        return f"rank {p.rank}: {p.text}" if p.kind == "value" else f"{p.text}{_location_text(found, p)}"
-    ends = [max(int(t["finished_ns"][row]), int(t["returned_ns"][row])) for t, row in ((found.a, p.a), (found.b, p.b))]
+        return (
+            f"rank {p.rank}: {p.text}"
+            if p.kind == "value"
+            else f"{p.text}{_location_text(found, p)}"
+        )
+    ends = [
+        max(int(t["finished_ns"][row]), int(t["returned_ns"][row]))
+        for t, row in ((found.a, p.a), (found.b, p.b))
+    ]
     shown = [show_ns(ns) if ns >= 0 else "never" for ns in ends]
     return f"{p.text.removesuffix(' at another time')} at {shown[0]} in A, {shown[1]} in B{_location_text(found, p)}"
 
@@ -149,20 +205,34 @@ def _cause_lines(found: RunComparison) -> list[str]:
         )
         for c in causes[:MAX_CAUSES]
     ]
-    lines = _table_that_fits(("B - A", "A", "B", "time", "what", "group", "because"), rows, left=(3, 4, 5, 6), narrower=(4, 5))
-    return ["What makes the difference, along the critical paths", *lines, *_more_lines(len(causes) - len(rows))]
+    lines = _table_that_fits(
+        ("B - A", "A", "B", "time", "what", "group", "because"),
+        rows,
+        left=(3, 4, 5, 6),
+        narrower=(4, 5),
+    )
+    return [
+        "What makes the difference, along the critical paths",
+        *lines,
+        *_more_lines(len(causes) - len(rows)),
+    ]
 
 
 def _table_that_fits(
-    header: Sequence[str], rows: Sequence[tuple[str, ...]], left: Sequence[int], narrower: Sequence[int]
-) -> list[str]:  # fmt: skip
+    header: Sequence[str],
+    rows: Sequence[tuple[str, ...]],
+    left: Sequence[int],
+    narrower: Sequence[int],
+) -> list[str]:
     """A table in 80 columns: those numbered in ``narrower`` give way, the first one first."""
     over = max(map(len, table_lines(header, rows, left))) - page_width()
     for column in narrower:
         if over > 0:
             most = max(len(row[column]) for row in rows)
             width = max(most - over, len(header[column]), 6)
-            rows = [(*row[:column], truncated(row[column], width), *row[column + 1 :]) for row in rows]
+            rows = [
+                (*row[:column], truncated(row[column], width), *row[column + 1 :]) for row in rows
+            ]
             over -= most - width
     return [truncated(line, page_width()) for line in table_lines(header, rows, left)]
 
@@ -194,19 +264,37 @@ def _operation_lines(found: RunComparison) -> list[str]:
     if not moved:
         return []
     rows = [
-        (truncated(o.name or o.op, 20), show_bytes(o.nbytes) if o.nbytes else "", str(o.calls), show_ns(o.a_ns), show_ns(o.b_ns),
-         f"{o.b_ns / o.a_ns:.2f}" if o.a_ns else "-", show_ns(o.a_waiting_ns), show_ns(o.b_waiting_ns))
+        (
+            truncated(o.name or o.op, 20),
+            show_bytes(o.nbytes) if o.nbytes else "",
+            str(o.calls),
+            show_ns(o.a_ns),
+            show_ns(o.b_ns),
+            f"{o.b_ns / o.a_ns:.2f}" if o.a_ns else "-",
+            show_ns(o.a_waiting_ns),
+            show_ns(o.b_waiting_ns),
+        )
         for o in moved[:MAX_OPS]
-    ]  # fmt: skip
+    ]
     lines = _table_that_fits(
-        ("operation", "bytes", "calls", "A", "B", "B/A", "A waits", "B waits"), rows, left=(0,), narrower=(0,)
+        ("operation", "bytes", "calls", "A", "B", "B/A", "A waits", "B waits"),
+        rows,
+        left=(0,),
+        narrower=(0,),
     )
-    return ["Calls, means of those that both runs have", *lines, *_more_lines(len(moved) - len(rows))]
+    return [
+        "Calls, means of those that both runs have",
+        *lines,
+        *_more_lines(len(moved) - len(rows)),
+    ]
 
 
 def _rank_lines(found: RunComparison) -> list[str]:
     moved = [r for r in found.ranks if any(x != y for x, y in r[1:])]
-    rows = [(str(r.rank), *(_signed_duration(y - x) if x != y else "-" for x, y in r[1:])) for r in moved[:MAX_RANKS]]
+    rows = [
+        (str(r.rank), *(_signed_duration(y - x) if x != y else "-" for x, y in r[1:]))
+        for r in moved[:MAX_RANKS]
+    ]
     lines = table_lines(("rank", "compute", "exposed", "waiting", "idle"), rows)
     return ["Ranks, B - A", *lines, *_more_lines(len(moved) - len(rows))] if moved else []
 
@@ -229,7 +317,10 @@ def compare_json(found: RunComparison, names: tuple[str, str]) -> dict[str, obje
         "only_b": len(found.only_b),
         "worst_ns": found.worst_ns,
         "values": found.values._asdict(),
-        "stopped": {"run": found.stopped, **(partial_run_json(found.a if found.stopped == "A" else found.b) or {})}
+        "stopped": {
+            "run": found.stopped,
+            **(partial_run_json(found.a if found.stopped == "A" else found.b) or {}),
+        }
         if found.stopped
         else None,
         "partings": [_divergence_json(found, p) for p in found.divergences],
@@ -241,16 +332,41 @@ def compare_json(found: RunComparison, names: tuple[str, str]) -> dict[str, obje
 
 def _divergence_json(found: RunComparison, p: RunDivergence) -> dict[str, object]:
     calls = [None if row < 0 else trace.row(row) for trace, row in ((found.a, p.a), (found.b, p.b))]
-    sides = [None if c is None else {"position": c.position, "part": c.part, "op": c.op, "line": c.place.line,
-                                     "iteration": c.iteration, "posted_ns": c.posted_ns, "finished_ns": c.finished_ns,
-                                     "returned_ns": c.returned_ns} for c in calls]  # fmt: skip
+    sides = [
+        None
+        if c is None
+        else {
+            "position": c.position,
+            "part": c.part,
+            "op": c.op,
+            "line": c.place.line,
+            "iteration": c.iteration,
+            "posted_ns": c.posted_ns,
+            "finished_ns": c.finished_ns,
+            "returned_ns": c.returned_ns,
+        }
+        for c in calls
+    ]
     value = {
         "tensor": p.tensor,
         "element": p.element if p.element >= 0 else None,
         "numbers": list(p.numbers) if p.numbers else None,
     }
-    return {"kind": p.kind, "rank": p.rank, "text": p.text, "a": sides[0], "b": sides[1], **(value if p.kind == "value" else {})}
+    return {
+        "kind": p.kind,
+        "rank": p.rank,
+        "text": p.text,
+        "a": sides[0],
+        "b": sides[1],
+        **(value if p.kind == "value" else {}),
+    }
 
 
 def _rank_json(r: RankTimeShares) -> dict[str, object]:
-    return {"rank": r.rank, **{f"{name}_ns": list(getattr(r, name)) for name in ("compute", "exposed", "waiting", "idle")}}
+    return {
+        "rank": r.rank,
+        **{
+            f"{name}_ns": list(getattr(r, name))
+            for name in ("compute", "exposed", "waiting", "idle")
+        },
+    }

@@ -18,7 +18,9 @@ _SEVERITY_ORDER = {"error": 0, "warning": 1, "note": 2}
 
 
 def findings_lines(findings: Sequence[Finding], file: str) -> list[str]:
-    """All findings, errors first; empty when there is none. In sentences, places in ``file`` are shortened to their line."""
+    """All findings, errors first; empty when there is none. In sentences, places in ``file`` are
+    shortened to their line.
+    """
     lines: list[str] = []
     groups = _similar_findings(sorted(findings, key=lambda f: _SEVERITY_ORDER[f.severity]))
     for first, *others in groups[:MAX_FINDINGS]:
@@ -28,14 +30,18 @@ def findings_lines(findings: Sequence[Finding], file: str) -> list[str]:
 
 
 def _similar_findings(findings: Sequence[Finding]) -> list[list[Finding]]:
-    """Findings that read alike but for their numbers, where there are several of them; the others by themselves."""
+    """Findings that read alike but for their numbers, where there are several of them; the others
+    by themselves.
+    """
     alike: dict[tuple[object, ...], list[int]] = {}
     for number, one in enumerate(findings):
         words = tuple(re.sub(r"\d+", "0", text) for text in (one.message, *one.help))
         places = frozenset((place.file, place.line, place.column) for place in one.places)
         alike.setdefault((one.severity, one.code, words, places), []).append(number)
     groups = [
-        group for found in alike.values() for group in ([found] if len(found) >= _MIN_SIMILAR else [[one] for one in found])
+        group
+        for found in alike.values()
+        for group in ([found] if len(found) >= _MIN_SIMILAR else [[one] for one in found])
     ]
     return [[findings[number] for number in group] for group in sorted(groups)]
 
@@ -44,7 +50,11 @@ def _more_lines(others: Sequence[Finding]) -> list[str]:
     """How many more there are like one that was told, and on which ranks."""
     ranks = sorted({rank for one in others for rank in one.ranks})
     return (
-        wrapped_lines(f"and {len(others)} more like it{f', on {ranks_label(ranks)}' if ranks else ''}", "  ", "    ")
+        wrapped_lines(
+            f"and {len(others)} more like it{f', on {ranks_label(ranks)}' if ranks else ''}",
+            "  ",
+            "    ",
+        )
         if others
         else []
     )
@@ -78,7 +88,9 @@ def _finding_lines(finding: Finding, file: str) -> list[str]:
 
 
 def _shorten_file_references(text: str, file: str) -> str:
-    """Lines of the file without its name; a file of the same name in another folder keeps its own."""
+    """Lines of the file without its name; a file of the same name in another folder keeps its
+    own.
+    """
     return re.sub(rf"(?<![\w./-]){re.escape(file)}:", "line ", text)
 
 
@@ -92,7 +104,9 @@ def _place_lines(places: Sequence[SourceLocation], file: str) -> list[str]:
     return [line for key, who in ranks.items() for line in _place_line(*key, sorted(who), file)]
 
 
-def _place_line(file: str, line: int, column: int, op: str, ranks: list[int], main: str) -> list[str]:
+def _place_line(
+    file: str, line: int, column: int, op: str, ranks: list[int], main: str
+) -> list[str]:
     where = f"{file}:{line}:{column}" if line else file or main
     who = f"  {ranks_label(ranks)}" if ranks else ""
     text = f"  at {where}  {op}{who}".rstrip()
@@ -103,26 +117,44 @@ def _place_line(file: str, line: int, column: int, op: str, ranks: list[int], ma
 _HARMLESS_VERDICTS = ("ok", "leak")
 #: A `fail`, an `exit` or a fault of the file ends ranks: no back end is to blame.
 _RANK_EXIT_CODES = ("DS801", "DS802", "DS803", "DS805")
-_OUTCOME_TEXT = {"hangs": "it hangs", "raises": "it raises", "crashes": "a process crashes", "wrong-data": "the data are wrong",
-         "undefined": "what happens is left open"}  # fmt: skip
+_OUTCOME_TEXT = {
+    "hangs": "it hangs",
+    "raises": "it raises",
+    "crashes": "a process crashes",
+    "wrong-data": "the data are wrong",
+    "undefined": "what happens is left open",
+}
 
 
-def verdict_conflict_lines(verdict: Verdict | None, outcome: str, backend: str, findings: Sequence[Finding]) -> list[str]:
-    """`Right by the contract, but on nccl it hangs: batch both or neither, or …`; no line where verdict and outcome agree.
+def verdict_conflict_lines(
+    verdict: Verdict | None, outcome: str, backend: str, findings: Sequence[Finding]
+) -> list[str]:
+    """`Right by the contract, but on nccl it hangs: batch both or neither, or …`; no line where
+    verdict and outcome agree.
 
-    ``outcome``: what comes of the program under its own back end. The remedy is that of the first finding which explains it.
+    ``outcome``: what comes of the program under its own back end. The remedy is that of the first
+    finding which explains it.
     """
     if verdict is None or not verdict.complete or any(f.code in _RANK_EXIT_CODES for f in findings):
         return []
-    told = sorted((f for f in findings if f.severity != "note" and f.help and f.code != "DS705"), key=lambda f: f.severity)
+    told = sorted(
+        (f for f in findings if f.severity != "note" and f.help and f.code != "DS705"),
+        key=lambda f: f.severity,
+    )
     remedy = _final_advice(told[0].help) if told else ""
     what = f": {remedy}" if remedy else "."
     if verdict.verdict in _HARMLESS_VERDICTS and outcome in _OUTCOME_TEXT:
-        return wrapped_lines(f"Right by what torch.distributed promises, but on {backend} {_OUTCOME_TEXT[outcome]}{what}")
+        return wrapped_lines(
+            f"Right by what torch.distributed promises, but on {backend} {_OUTCOME_TEXT[outcome]}{what}"
+        )
     if verdict.verdict == "invalid" and outcome == "completes":
-        return wrapped_lines(f"An argument that no call may have; {backend} goes on all the same{what}")
+        return wrapped_lines(
+            f"An argument that no call may have; {backend} goes on all the same{what}"
+        )
     if verdict.verdict not in _HARMLESS_VERDICTS and outcome == "completes":
-        return wrapped_lines(f"Wrong by what torch.distributed promises; that {backend} completes is luck{what}")
+        return wrapped_lines(
+            f"Wrong by what torch.distributed promises; that {backend} completes is luck{what}"
+        )
     return []
 
 

@@ -15,11 +15,18 @@ def launch_plan_text(plan: LaunchPlan) -> str:
     """What `distsim run FILE` prints."""
     where = "1 machine" if plan.nodes == 1 else f"{plan.nodes} machines of {plan.ranks_per_node}"
     sections = [
-        [f"{plan.name}: {plan.world_size} rank{'s' * (plan.world_size > 1)} on {where}, back end {plan.backend}"],
-        ["Every rank", f"  WORLD_SIZE={plan.world_size} MASTER_ADDR={plan.master_addr} MASTER_PORT={plan.master_port}"],
+        [
+            f"{plan.name}: {plan.world_size} rank{'s' * (plan.world_size > 1)} on {where}, back end {plan.backend}"
+        ],
+        [
+            "Every rank",
+            f"  WORLD_SIZE={plan.world_size} MASTER_ADDR={plan.master_addr} MASTER_PORT={plan.master_port}",
+        ],
         ["Each rank", *_rank_table(plan)],
         *_command_sections(plan),
-        ["By sbatch: save this as a file, and give it to sbatch", *_sbatch_lines(plan)] if plan.script else [],
+        ["By sbatch: save this as a file, and give it to sbatch", *_sbatch_lines(plan)]
+        if plan.script
+        else [],
         ["Set by the launcher itself", *_launcher_variable_lines(plan)],
         [line for note in plan.notes for line in wrapped_lines(note)],
     ]
@@ -34,9 +41,13 @@ def _rank_table(plan: LaunchPlan) -> list[str]:
     return [*lines[: MAX_RANKS - 3], f"  … {len(rows) - MAX_RANKS + 1} more …", *lines[-3:]]
 
 
-_LAUNCHER_TITLES = {"distsim": "By distsim itself", "torchrun": "By torchrun",
-           "elastic": "By torchrun's elastic rendezvous, the same line on every machine", "srun": "By srun, once for all machines",
-           "mpirun": "By mpirun, once for all machines"}  # fmt: skip
+_LAUNCHER_TITLES = {
+    "distsim": "By distsim itself",
+    "torchrun": "By torchrun",
+    "elastic": "By torchrun's elastic rendezvous, the same line on every machine",
+    "srun": "By srun, once for all machines",
+    "mpirun": "By mpirun, once for all machines",
+}
 #: Machines whose lines are written out; they differ in --node_rank alone.
 _MAX_NODES = 4
 
@@ -58,23 +69,47 @@ def _command_sections(plan: LaunchPlan) -> list[list[str]]:
 
 def _sbatch_lines(plan: LaunchPlan) -> list[str]:
     """The script at the margin, as sbatch reads it."""
-    return [*plan.script[:-1], *wrapped_command(tuple(shlex.split(plan.script[-1])), page_width(), "")]
+    return [
+        *plan.script[:-1],
+        *wrapped_command(tuple(shlex.split(plan.script[-1])), page_width(), ""),
+    ]
 
 
 def _launcher_variable_lines(plan: LaunchPlan) -> list[str]:
-    return [line for launcher, names in plan.sets for line in wrapped_lines(f"{launcher}: {names}", "  ", "    ")]
+    return [
+        line
+        for launcher, names in plan.sets
+        for line in wrapped_lines(f"{launcher}: {names}", "  ", "    ")
+    ]
 
 
 def launch_plan_json(plan: LaunchPlan) -> dict[str, object]:
     """The same for programs."""
-    shared = {"WORLD_SIZE": plan.world_size, "MASTER_ADDR": plan.master_addr, "MASTER_PORT": plan.master_port}
+    shared = {
+        "WORLD_SIZE": plan.world_size,
+        "MASTER_ADDR": plan.master_addr,
+        "MASTER_PORT": plan.master_port,
+    }
     return {
-        "schema_version": 1, "name": plan.name, "backend": plan.backend, "world_size": plan.world_size, "nodes": plan.nodes,
+        "schema_version": 1,
+        "name": plan.name,
+        "backend": plan.backend,
+        "world_size": plan.world_size,
+        "nodes": plan.nodes,
         "ranks": [
-            {"rank": r.rank, "device": r.device,
-             "env": {**shared, "RANK": r.rank, "LOCAL_RANK": r.local_rank, "NODE_RANK": r.node}}
+            {
+                "rank": r.rank,
+                "device": r.device,
+                "env": {**shared, "RANK": r.rank, "LOCAL_RANK": r.local_rank, "NODE_RANK": r.node},
+            }
             for r in plan.ranks
         ],
-        "commands": [{"launcher": c.launcher, "node": c.node, "command": shlex.join(c.words)} for c in plan.lines],
-        "launcher_sets": dict(plan.sets), "notes": list(plan.notes), "by": plan.by or None, "script": list(plan.script),
-    }  # fmt: skip
+        "commands": [
+            {"launcher": c.launcher, "node": c.node, "command": shlex.join(c.words)}
+            for c in plan.lines
+        ],
+        "launcher_sets": dict(plan.sets),
+        "notes": list(plan.notes),
+        "by": plan.by or None,
+        "script": list(plan.script),
+    }

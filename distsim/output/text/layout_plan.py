@@ -7,21 +7,40 @@ from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
 
 from distsim.common.units import show_bytes, show_ns
-from distsim.output.text_layout import display_width, page_width, table_lines, truncated, wrapped_lines
+from distsim.output.text_layout import (
+    display_width,
+    page_width,
+    table_lines,
+    truncated,
+    wrapped_lines,
+)
 from distsim.planning.ranking import LayoutPlan, RankedLayout
 
 SCHEMA_VERSION = 1
 #: Columns, from the most comfortable on.
 _COLUMN_SETS = (
-    (0, 1, 2, 3, 4, 5, 6, 7, 8, 9), (0, 1, 2, 3, 5, 6, 7, 8, 9), (0, 1, 2, 3, 6, 7, 8, 9), (0, 1, 2, 3, 6, 7, 8),
-    (0, 1, 2, 6, 7), (0, 1, 2, 6), (0, 1, 2),
-)  # fmt: skip
+    (0, 1, 2, 3, 4, 5, 6, 7, 8, 9),
+    (0, 1, 2, 3, 5, 6, 7, 8, 9),
+    (0, 1, 2, 3, 6, 7, 8, 9),
+    (0, 1, 2, 3, 6, 7, 8),
+    (0, 1, 2, 6, 7),
+    (0, 1, 2, 6),
+    (0, 1, 2),
+)
 #: What a step goes into, as people call what bounds it.
-_BOUND_NAMES = {"products": "FLOPs", "memory": "HBM", "launch": "host", "pipeline": "bubble", "data": "dp"}
+_BOUND_NAMES = {
+    "products": "FLOPs",
+    "memory": "HBM",
+    "launch": "host",
+    "pipeline": "bubble",
+    "data": "dp",
+}
 
 
 def layout_plan_text(plan: LayoutPlan, shown: int) -> str:
-    """The best ``shown`` layouts in a table; who is tied, who is on the front; why others are left out."""
+    """The best ``shown`` layouts in a table; who is tied, who is on the front; why others are left
+    out.
+    """
     head = _header_lines(plan)
     if not plan.ranked:
         return "\n\n".join(["\n".join(head), "\n".join(_rejected_lines(plan))])
@@ -30,7 +49,11 @@ def layout_plan_text(plan: LayoutPlan, shown: int) -> str:
     notes = [*_legend_lines(plan, any(map(_is_estimate, rows))), *_unknown_dtype_notes(plan)]
     legend = [line for text in notes for line in wrapped_lines(text, "  ", "  ")]
     return "\n\n".join(
-        ["\n".join(part) for part in (head, [*_layout_table(plan, rows), *more], legend, _rejected_lines(plan)) if part]
+        [
+            "\n".join(part)
+            for part in (head, [*_layout_table(plan, rows), *more], legend, _rejected_lines(plan))
+            if part
+        ]
     )
 
 
@@ -41,13 +64,19 @@ def _legend_lines(plan: LayoutPlan, rough: bool) -> list[str]:
         if tied > 1
         else "none may be as fast as the first"
     )
-    front = "no other is faster and holds less" + (" on as few GPUs" if len({q.gpus for q in plan.questions}) > 1 else "")
+    front = "no other is faster and holds less" + (
+        " on as few GPUs" if len({q.gpus for q in plan.questions}) > 1 else ""
+    )
     return [
         f"=: {ties}; *: {front}",
         "z: ZeRO stage; b: micro-batch; ppPxC: C stages a rank; full: all recomputed",
         "within: if all prices err alike; %: MFU, memory, bubble, exposed communication",
         "bound: what most of a rank's step goes into",
-        *(["~: each transfer timed alone; simulated it may take a few percent longer"] if rough else []),
+        *(
+            ["~: each transfer timed alone; simulated it may take a few percent longer"]
+            if rough
+            else []
+        ),
     ]
 
 
@@ -69,29 +98,53 @@ def _header_lines(plan: LayoutPlan) -> list[str]:
 
 
 def _layout_table(plan: LayoutPlan, rows: Sequence[RankedLayout]) -> list[str]:
-    clusters, gpus = (len(set(names)) > 1 for names in zip(*((q.cluster.name, q.gpus) for q in plan.questions), strict=True))
+    clusters, gpus = (
+        len(set(names)) > 1
+        for names in zip(*((q.cluster.name, q.gpus) for q in plan.questions), strict=True)
+    )
     unit, scale = ("s", 1e9) if rows[0].outcome.step_ns >= 10**9 else ("ms", 1e6)
     head = ("", "layout", f"step, {unit}", "within", "tok/s", "MFU", "mem", "bub", "exp", "bound")
-    lines = [_layout_row(k, one, scale, (f"{one.outcome.layout.gpus}:" if gpus else "", f"({one.outcome.cluster})" if clusters else ""))
-             for k, one in enumerate(rows, 1)]  # fmt: skip
+    lines = [
+        _layout_row(
+            k,
+            one,
+            scale,
+            (
+                f"{one.outcome.layout.gpus}:" if gpus else "",
+                f"({one.outcome.cluster})" if clusters else "",
+            ),
+        )
+        for k, one in enumerate(rows, 1)
+    ]
     for shown in _COLUMN_SETS:
         left = [k for k, i in enumerate(shown) if i in (1, 9)]
-        found = table_lines([head[i] for i in shown], [[line[i] for i in shown] for line in lines], left, indent="")
+        found = table_lines(
+            [head[i] for i in shown], [[line[i] for i in shown] for line in lines], left, indent=""
+        )
         if max(map(display_width, found)) <= page_width():
             return found
     return [truncated(line, page_width()) for line in found]
 
 
-def _layout_row(place: int, one: RankedLayout, scale: float, where: tuple[str, str]) -> tuple[str, ...]:
+def _layout_row(
+    place: int, one: RankedLayout, scale: float, where: tuple[str, str]
+) -> tuple[str, ...]:
     found = one.outcome
     mark = ("=" if one.tied and place > 1 else " ") + ("*" if one.front else " ")
     name = " ".join(word for word in (where[0], found.layout.label(), where[1]) if word)
-    low, high = (f"{ns / scale:.3g}" if ns < 1000 * scale else f"{ns / scale:.0f}" for ns in found.band_ns)
+    low, high = (
+        f"{ns / scale:.3g}" if ns < 1000 * scale else f"{ns / scale:.0f}" for ns in found.band_ns
+    )
     percent = (found.mfu, found.memory, found.bubble, found.exposed)
     return (
-        f"{place}{mark}", name, f"{'~' * _is_estimate(one)}{found.step_ns / scale:.4g}", f"{low}-{high}", f"{found.tokens_s_gpu:.0f}",
-        *(f"{100 * share:.0f}" for share in percent), _BOUND_NAMES.get(found.bound, found.bound),
-    )  # fmt: skip
+        f"{place}{mark}",
+        name,
+        f"{'~' * _is_estimate(one)}{found.step_ns / scale:.4g}",
+        f"{low}-{high}",
+        f"{found.tokens_s_gpu:.0f}",
+        *(f"{100 * share:.0f}" for share in percent),
+        _BOUND_NAMES.get(found.bound, found.bound),
+    )
 
 
 def _is_estimate(one: RankedLayout) -> bool:
@@ -103,8 +156,15 @@ def _rejected_lines(plan: LayoutPlan) -> list[str]:
     if not plan.left:
         return []
     reasons = Counter(rejection_kind(one.reason) for one in plan.left)
-    rows = [(str(count), reason) for reason, count in sorted(reasons.items(), key=lambda item: (-item[1], item[0]))]
-    nearest = min((one.reason for one in plan.left if one.reason.startswith("it does not fit")), key=_first_number, default="")
+    rows = [
+        (str(count), reason)
+        for reason, count in sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+    ]
+    nearest = min(
+        (one.reason for one in plan.left if one.reason.startswith("it does not fit")),
+        key=_first_number,
+        default="",
+    )
     near = (
         [f"  the nearest that does not fit holds {_first_number(nearest)} % of the device's memory"]
         if nearest and not plan.ranked
@@ -112,7 +172,11 @@ def _rejected_lines(plan: LayoutPlan) -> list[str]:
     )
     return [
         "Left out",
-        *(line for count, reason in rows for line in wrapped_lines(f"{count:>5}  {reason}", "  ", " " * 9)),
+        *(
+            line
+            for count, reason in rows
+            for line in wrapped_lines(f"{count:>5}  {reason}", "  ", " " * 9)
+        ),
         *near,
     ]
 
@@ -129,11 +193,15 @@ def rejection_kind(reason: str) -> str:
         return "hang"
     if reason.startswith("the global batch"):
         return "replicas and micro-batches do not divide the global batch"
-    return " ".join("N" if word.rstrip(",;").isdigit() else word for word in reason.partition(";")[0].split())
+    return " ".join(
+        "N" if word.rstrip(",;").isdigit() else word for word in reason.partition(";")[0].split()
+    )
 
 
 def layout_plan_json(plan: LayoutPlan) -> dict[str, object]:
-    """What `distsim plan --format json` prints: every layout. Times are ns, sizes bytes, shares of 1."""
+    """What `distsim plan --format json` prints: every layout. Times are ns, sizes bytes, shares of
+    1.
+    """
     first = plan.questions[0]
     return {
         "schema_version": SCHEMA_VERSION,
@@ -150,12 +218,23 @@ def layout_plan_json(plan: LayoutPlan) -> dict[str, object]:
 def _layout_json(one: RankedLayout) -> dict[str, object]:
     found = one.outcome
     return {
-        "layout": {**found.layout._asdict(), "dp": found.layout.dp}, "label": found.layout.label(), "cluster": found.cluster,
-        "step_ns": found.step_ns, "band_ns": list(found.band_ns), "tokens_s_gpu": round(found.tokens_s_gpu, 3), "mfu": round(found.mfu, 6),
-        "held_nbytes": found.held_nbytes, "memory": round(found.memory, 6), "bubble": round(found.bubble, 6),
-        "exposed": round(found.exposed, 6), "bound": found.bound, "shares": {k: round(v, 6) for k, v in found.shares.items()},
-        "tied": one.tied, "front": one.front, "timed": found.timed,
-    }  # fmt: skip
+        "layout": {**found.layout._asdict(), "dp": found.layout.dp},
+        "label": found.layout.label(),
+        "cluster": found.cluster,
+        "step_ns": found.step_ns,
+        "band_ns": list(found.band_ns),
+        "tokens_s_gpu": round(found.tokens_s_gpu, 3),
+        "mfu": round(found.mfu, 6),
+        "held_nbytes": found.held_nbytes,
+        "memory": round(found.memory, 6),
+        "bubble": round(found.bubble, 6),
+        "exposed": round(found.exposed, 6),
+        "bound": found.bound,
+        "shares": {k: round(v, 6) for k, v in found.shares.items()},
+        "tied": one.tied,
+        "front": one.front,
+        "timed": found.timed,
+    }
 
 
 # --- the picture ---
@@ -163,7 +242,9 @@ _WIDTH, _HEIGHT, _LEFT_MARGIN, _BOTTOM_MARGIN = 720, 400, 70, 50
 
 
 def layout_plan_svg(plan: LayoutPlan) -> str:
-    """Step time over memory, a dot for each layout with its band as a title; the front joined, ties filled."""
+    """Step time over memory, a dot for each layout with its band as a title; the front joined, ties
+    filled.
+    """
     if not plan.ranked:
         return _svg_document(['<text x="20" y="40">no layout fits</text>'])
     found = [one.outcome for one in plan.ranked]

@@ -1,4 +1,6 @@
-"""A real run as text in 80 columns and as JSON: how it ended, whether as simulated, where every rank was, who is to blame."""
+"""A real run as text in 80 columns and as JSON: how it ended, whether as simulated, where every
+rank was, who is to blame.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,20 @@ from distsim.findings.final_state import RankEnd
 from distsim.findings.finding_types import Finding
 from distsim.output.json.simulation_result import finding_json
 from distsim.output.text.finding_list import findings_lines
-from distsim.output.text_layout import page_width, ranks_label, table_lines, truncated, wrapped_lines
+from distsim.output.text_layout import (
+    page_width,
+    ranks_label,
+    table_lines,
+    truncated,
+    wrapped_lines,
+)
 from distsim.real.results.posted_calls import DivergingReceive
 from distsim.real.results.postmortem import is_consequence
 from distsim.real.results.real_run import RealRun
 from distsim.real.results.value_check import BufferCheck
 
-#: Frames of a stack, lines of a failed rank's output, buffers, receives, that are shown; JSON has all.
+#: Frames of a stack, lines of a failed rank's output, buffers, receives, that are shown; JSON has
+#: all.
 _MAX_FRAMES, _MAX_OUTPUT_LINES, _MAX_BUFFERS, _MAX_RECEIVES = 3, 3, 8, 8
 
 
@@ -45,11 +54,17 @@ def _header_lines(run: RealRun) -> list[str]:
         text = f"ended {f'by {run.ended_by}' if run.ended_by else 'from outside'}; what was recorded so far is kept"
     elif run.outcome == "completes":
         text = f"completes in {_makespan_text(run.makespans_ns)}"
-        text += f"; simulated {show_ns(simulation.makespan_ns)}" if said == "completes" else f"; the simulation says {said}"
+        text += (
+            f"; simulated {show_ns(simulation.makespan_ns)}"
+            if said == "completes"
+            else f"; the simulation says {said}"
+        )
     else:
         text = f"{run.outcome}; the simulation says {said}"
     agree = (
-        f"the run ended {run.agreement or 'as simulated'}" if run.agrees else "NOT as simulated: " + "; ".join(run.differences)
+        f"the run ended {run.agreement or 'as simulated'}"
+        if run.agrees
+        else "NOT as simulated: " + "; ".join(run.differences)
     )
     ranks = simulation.program.world_size
     lines = wrapped_lines(f"{simulation.scenario.name or simulation.scenario.file}: {text}")
@@ -79,7 +94,10 @@ def _rank_table(run: RealRun) -> list[str]:
     ends = run.final_state.ends
     lines = table_lines(
         ("rank", "state", "call", "where"),
-        [(str(e.rank), _state_text(e, _was_still_running(run)), *_call_cells(run, e)) for e in ends],
+        [
+            (str(e.rank), _state_text(e, _was_still_running(run)), *_call_cells(run, e))
+            for e in ends
+        ],
         left=(1, 2, 3),
     )
     width = max(map(len, lines)) + 2
@@ -100,7 +118,11 @@ def _call_cells(run: RealRun, end: RankEnd) -> tuple[str, str]:
     started = bool(run.makespans_ns and run.makespans_ns[-1]) or end.position
     if end.status == "blocked" and not started and run.trace.makespan_ns == 0:
         return "init_process_group", "before its first call"
-    near = f"line {place.line}" if place.file == run.simulation.scenario.file else truncated(f"{place.file}:{place.line}", 24)
+    near = (
+        f"line {place.line}"
+        if place.file == run.simulation.scenario.file
+        else truncated(f"{place.file}:{place.line}", 24)
+    )
     return place.op, near
 
 
@@ -126,7 +148,9 @@ def _cause_lines(run: RealRun) -> list[str]:
     first = ends[run.culprits[0]]
     who = ranks_label(list(run.culprits))
     said = (
-        first.message if first.message.startswith(first.status) else f"{_state_text(first)}, {first.message}".removesuffix(", ")
+        first.message
+        if first.message.startswith(first.status)
+        else f"{_state_text(first)}, {first.message}".removesuffix(", ")
     )
     why = f": {said}" if first.status != "blocked" and not is_consequence(first) else ""
     return wrapped_lines(f"The cause: {who}{why}. {_hang_reason(run)}", "", "  ")
@@ -135,7 +159,11 @@ def _cause_lines(run: RealRun) -> list[str]:
 def _hang_reason(run: RealRun) -> str:
     if run.reason != "standstill":
         return ""
-    return f"Nothing moved for {show_ns(run.timeout_ns)}." if not _any_rank_failed(run) else "Nothing moved after that."
+    return (
+        f"Nothing moved for {show_ns(run.timeout_ns)}."
+        if not _any_rank_failed(run)
+        else "Nothing moved after that."
+    )
 
 
 def _any_rank_failed(run: RealRun) -> bool:
@@ -146,7 +174,11 @@ def _stack_lines(run: RealRun) -> list[str]:
     """The innermost frames of the ranks that were stuck, equal ones together."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for rank, text in sorted(run.stacks.items()):
-        frames = [line.strip().removeprefix("File ") for line in text.splitlines() if line.startswith("  File ")]
+        frames = [
+            line.strip().removeprefix("File ")
+            for line in text.splitlines()
+            if line.startswith("  File ")
+        ]
         groups.setdefault(tuple(frames[:_MAX_FRAMES]), []).append(rank)
     lines = ["Python stacks, innermost first"] if groups else []
     for frames_, ranks in groups.items():
@@ -156,15 +188,28 @@ def _stack_lines(run: RealRun) -> list[str]:
 
 
 def _different_receive_lines(run: RealRun) -> list[str]:
-    """Receives from any source that took another rank's message than in the simulation: what may differ because of it does."""
+    """Receives from any source that took another rank's message than in the simulation: what may
+    differ because of it does.
+    """
     rows = []
     for (rank, position, part), source, other in run.taken[:_MAX_RECEIVES]:
         place = run.simulation.program.place(rank, position)
         call = f"{place.op}, part {part}" if part >= 0 else place.op
-        rows.append((f"rank {rank}", call, f"line {place.line}", f"took rank {source}'s message, simulated rank {other}'s"))
+        rows.append(
+            (
+                f"rank {rank}",
+                call,
+                f"line {place.line}",
+                f"took rank {source}'s message, simulated rank {other}'s",
+            )
+        )
     more = len(run.taken) - _MAX_RECEIVES
     lines = table_lines(("", "", "", ""), rows, left=(0, 1, 2, 3))[1:] if rows else []
-    return [*(["Receives from any source"] if rows else []), *lines, *([f"  … and {more} more"] if more > 0 else [])]
+    return [
+        *(["Receives from any source"] if rows else []),
+        *lines,
+        *([f"  … and {more} more"] if more > 0 else []),
+    ]
 
 
 def _frame_tail(frame: str) -> str:
@@ -176,7 +221,9 @@ def _output_lines(run: RealRun) -> list[str]:
     lines = ["Last output of ranks that failed"] if run.outputs else []
     for rank, text in sorted(run.outputs.items()):
         lines.append(f"  rank {rank}")
-        lines += [f"    {truncated(line, 76)}" for line in text.strip().splitlines()[-_MAX_OUTPUT_LINES:]]
+        lines += [
+            f"    {truncated(line, 76)}" for line in text.strip().splitlines()[-_MAX_OUTPUT_LINES:]
+        ]
     return lines
 
 
@@ -201,7 +248,11 @@ def _value_check_lines(run: RealRun) -> list[str]:
 
 def _recording_lines(run: RealRun) -> list[str]:
     calls = len(run.trace)
-    error = "one clock for all ranks" if not run.clock_error_ns else f"clocks agree within {show_ns(run.clock_error_ns)}"
+    error = (
+        "one clock for all ranks"
+        if not run.clock_error_ns
+        else f"clocks agree within {show_ns(run.clock_error_ns)}"
+    )
     part = "" if run.trace.header["complete"] else ", not complete"
     if run.trace.header.get("times") == "device":
         error += f"; times of the GPUs within {show_ns(run.trace.header['device_clock_error_ns'])} of them"
@@ -213,15 +264,30 @@ def real_run_json(run: RealRun) -> dict[str, object]:
     """The same for programs; a key keeps its meaning while `schema_version` stays. Times are ns."""
     simulation = run.simulation
     return {
-        "schema_version": 1, "file": simulation.scenario.file, "name": simulation.scenario.name, "outcome": run.outcome or None,
-        "reason": run.reason, "backend": run.backend, "launcher": run.launcher, "world_size": simulation.program.world_size,
-        "makespans_ns": list(run.makespans_ns), "simulated": {"outcome": simulation.outcome, "makespan_ns": simulation.makespan_ns},
-        "agrees": run.agrees if run.outcome else None, "differences": list(run.differences), "agreement": run.agreement,
-        "ended_by": run.ended_by or None, "culprits": list(run.culprits), "taken": [_receive_json(run, one) for one in run.taken],
-        "ranks": [_rank_json(run, end) for end in run.final_state.ends], "findings": _findings_json(run.findings),
-        "values": [_buffer_check_json(one) for one in run.values], "recording_ns_per_call": run.overhead_ns,
-        "clock_error_ns": run.clock_error_ns, "complete": bool(run.trace.header["complete"]), "notes": list(run.notes),
-    }  # fmt: skip
+        "schema_version": 1,
+        "file": simulation.scenario.file,
+        "name": simulation.scenario.name,
+        "outcome": run.outcome or None,
+        "reason": run.reason,
+        "backend": run.backend,
+        "launcher": run.launcher,
+        "world_size": simulation.program.world_size,
+        "makespans_ns": list(run.makespans_ns),
+        "simulated": {"outcome": simulation.outcome, "makespan_ns": simulation.makespan_ns},
+        "agrees": run.agrees if run.outcome else None,
+        "differences": list(run.differences),
+        "agreement": run.agreement,
+        "ended_by": run.ended_by or None,
+        "culprits": list(run.culprits),
+        "taken": [_receive_json(run, one) for one in run.taken],
+        "ranks": [_rank_json(run, end) for end in run.final_state.ends],
+        "findings": _findings_json(run.findings),
+        "values": [_buffer_check_json(one) for one in run.values],
+        "recording_ns_per_call": run.overhead_ns,
+        "clock_error_ns": run.clock_error_ns,
+        "complete": bool(run.trace.header["complete"]),
+        "notes": list(run.notes),
+    }
 
 
 def _findings_json(found: Sequence[Finding]) -> list[object]:
@@ -239,10 +305,20 @@ def _buffer_check_json(one: BufferCheck) -> dict[str, object]:
 
 def _rank_json(run: RealRun, end: RankEnd) -> dict[str, object]:
     program = run.simulation.program
-    inside = end.position < len(program.code(end.rank).calls) and end.status not in ("ended", "absent")
+    inside = end.position < len(program.code(end.rank).calls) and end.status not in (
+        "ended",
+        "absent",
+    )
     place = program.place(end.rank, end.position) if inside else None
     return {
-        "rank": end.rank, "status": end.status, "position": end.position, "at_ns": end.at_ns, "message": end.message,
-        "op": place.op if place else None, "file": place.file if place else None, "line": place.line if place else None,
-        "stack": run.stacks.get(end.rank), "output": run.outputs.get(end.rank),
-    }  # fmt: skip
+        "rank": end.rank,
+        "status": end.status,
+        "position": end.position,
+        "at_ns": end.at_ns,
+        "message": end.message,
+        "op": place.op if place else None,
+        "file": place.file if place else None,
+        "line": place.line if place else None,
+        "stack": run.stacks.get(end.rank),
+        "output": run.outputs.get(end.rank),
+    }

@@ -8,9 +8,19 @@ from distsim.analysis.critical_path import CriticalPathSegment
 from distsim.analysis.timeline import RankTimes
 from distsim.common.units import show_ns
 from distsim.output.text.real_run import real_run_json
-from distsim.output.text.simulation_report import finish_text, segment_text, segment_times, time_shares
+from distsim.output.text.simulation_report import (
+    finish_text,
+    segment_text,
+    segment_times,
+    time_shares,
+)
 from distsim.output.text_layout import table_lines, truncated, wrapped_lines
-from distsim.output.trace_data.partial_run import partial_run_json, partial_run_text, recording_length_text, stopped_rank_lines
+from distsim.output.trace_data.partial_run import (
+    partial_run_json,
+    partial_run_text,
+    recording_length_text,
+    stopped_rank_lines,
+)
 from distsim.real.results.real_run import RealRun
 from distsim.trace.model import Trace
 from distsim.trace_replay import ReplayResult
@@ -33,7 +43,9 @@ def replay_text(found: ReplayResult, file: str) -> str:
 
 def _header_lines(found: ReplayResult, file: str) -> list[str]:
     source, then_ns, now_ns = found.source, found.source.makespan_ns, found.makespan_ns
-    ratio = f", {now_ns / then_ns:.3g} times that" if then_ns and now_ns != then_ns else ", the same"
+    ratio = (
+        f", {now_ns / then_ns:.3g} times that" if then_ns and now_ns != then_ns else ", the same"
+    )
     ended = partial_run_text(source)
     told = f"took {show_ns(then_ns)}; the replay takes{ratio[1:]}"
     if ended:
@@ -42,7 +54,9 @@ def _header_lines(found: ReplayResult, file: str) -> list[str]:
         *wrapped_lines(
             f"{truncated(str(source.header.get('name') or file), 40)}: {ended or f'{found.outcome} in {show_ns(now_ns)}'}"
         ),
-        *wrapped_lines(f"the trace, {_trace_kind(source)} under {source.header.get('backend')}, {told}"),
+        *wrapped_lines(
+            f"the trace, {_trace_kind(source)} under {source.header.get('backend')}, {told}"
+        ),
         *wrapped_lines(
             f"{found.program.world_size} ranks, back end {found.run.profile}, cluster {found.cost.name}, {len(source)} calls"
         ),
@@ -55,24 +69,45 @@ def _simulated_text(found: ReplayResult) -> str:
         return f"what is left of its calls takes {show_ns(found.makespan_ns)}, which says nothing of the rest"
     if found.run.outcome in ("completes", "wrong-data"):
         return f"simulated, its calls take {show_ns(found.makespan_ns)}, those that it never made no time of their own"
-    return f"simulated, the same calls end so: {found.run.outcome}, after {show_ns(found.makespan_ns)}"
+    return (
+        f"simulated, the same calls end so: {found.run.outcome}, after {show_ns(found.makespan_ns)}"
+    )
 
 
 def _stop_lines(source: Trace) -> list[str]:
     lines = stopped_rank_lines(source)
-    return ["Where it stopped", *(line for one in lines for line in wrapped_lines(one, "  ", "    "))] if lines else []
+    return (
+        ["Where it stopped", *(line for one in lines for line in wrapped_lines(one, "  ", "    "))]
+        if lines
+        else []
+    )
 
 
 def _rank_table(ranks: Sequence[RankTimes]) -> list[str]:
     rows = [(str(r.rank), *time_shares(r), finish_text(r)) for r in ranks[:MAX_RANKS]]
     more = [f"  … {len(ranks) - MAX_RANKS} more ranks"] if len(ranks) > MAX_RANKS else []
-    return ["Ranks", *table_lines(("rank", "compute", "exposed", "waiting", "idle", "finished"), rows), *more]
+    return [
+        "Ranks",
+        *table_lines(("rank", "compute", "exposed", "waiting", "idle", "finished"), rows),
+        *more,
+    ]
 
 
 def _critical_path_table(path: Sequence[CriticalPathSegment], makespan_ns: int) -> list[str]:
-    rows = [(*segment_times(s, makespan_ns), truncated(segment_text(s._replace(calls=1)), 30)) for s in path[:MAX_SEGMENTS]]
+    rows = [
+        (*segment_times(s, makespan_ns), truncated(segment_text(s._replace(calls=1)), 30))
+        for s in path[:MAX_SEGMENTS]
+    ]
     more = [f"  … {len(path) - MAX_SEGMENTS} more"] if len(path) > MAX_SEGMENTS else []
-    return ["Critical path", *table_lines(("from", "takes", "share", "rank", "what"), rows, left=(4,)), *more] if rows else []
+    return (
+        [
+            "Critical path",
+            *table_lines(("from", "takes", "share", "rank", "what"), rows, left=(4,)),
+            *more,
+        ]
+        if rows
+        else []
+    )
 
 
 def _cost_model_lines(found: ReplayResult) -> list[str]:
@@ -94,8 +129,15 @@ def replay_json(found: ReplayResult, file: str) -> dict[str, object]:
         "makespan_ns": found.makespan_ns,
         "iteration_ns": found.timeline.iteration_ns,
         "ranks": [r._asdict() for r in found.timeline.ranks],
-        "critical_path": [{**s._asdict(), "place": f"{s.place.file}:{s.place.line}"} for s in found.timeline.critical_path],
-        "cost_model": {"name": found.cost.name, "source": found.cost.source, "error_band": found.cost.error_band},
+        "critical_path": [
+            {**s._asdict(), "place": f"{s.place.file}:{s.place.line}"}
+            for s in found.timeline.critical_path
+        ],
+        "cost_model": {
+            "name": found.cost.name,
+            "source": found.cost.source,
+            "error_band": found.cost.error_band,
+        },
     }
 
 
@@ -103,15 +145,21 @@ def replay_json(found: ReplayResult, file: str) -> dict[str, object]:
 
 
 def real_replay_lines(source: Trace, file: str, untimed: int) -> tuple[str, ...]:
-    """What the report of a real run says besides: of what it is a replay. ``untimed``: computes of the trace that never ended."""
+    """What the report of a real run says besides: of what it is a replay. ``untimed``: computes of
+    the trace that never ended.
+    """
     told = f"a replay of {truncated(file, 40)}, {_trace_kind(source)} under {source.header.get('backend')}, which took {show_ns(source.makespan_ns)}"
-    short = (f"{untimed} computes of the trace never ended; they last no time here",) if untimed else ()
+    short = (
+        (f"{untimed} computes of the trace never ended; they last no time here",) if untimed else ()
+    )
     ended = partial_run_text(source)
     return (told, *((f"the trace is {ended}",) if ended else ()), *short)
 
 
 def real_replay_json(run: RealRun, source: Trace, file: str) -> dict[str, object]:
-    """What `distsim replay --real --format json` prints: the keys of `distsim run --real`, and ``replay_of``."""
+    """What `distsim replay --real --format json` prints: the keys of `distsim run --real`, and
+    ``replay_of``.
+    """
     told = {
         "file": file,
         "source": _trace_kind(source),

@@ -1,4 +1,6 @@
-"""The report of a simulation as text in 80 columns: outcome and verdict first, then why, then where the time went."""
+"""The report of a simulation as text in 80 columns: outcome and verdict first, then why, then where
+the time went.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from distsim.common.units import show_bytes, show_ns
 from distsim.engine import MAX_SHARED_LINK_CALLS
 from distsim.output.text.finding_list import findings_lines, verdict_conflict_lines, verdict_text
-from distsim.output.text_layout import display_width, page_width, rank_list, table_lines, truncated, wrapped_lines
+from distsim.output.text_layout import (
+    display_width,
+    page_width,
+    rank_list,
+    table_lines,
+    truncated,
+    wrapped_lines,
+)
 
 if TYPE_CHECKING:
     from distsim.analysis.critical_path import CriticalPathSegment
@@ -35,7 +44,10 @@ def simulation_report_text(simulation: Simulation) -> str:
         findings_lines(simulation.findings, file),
         _titled_lines("Ranks", _rank_table(timeline.ranks, simulation.run.final_state.ends)),
         _titled_lines("Collectives", _collective_table(timeline.collectives)),
-        _titled_lines("Critical path", _critical_path_table(timeline.critical_path, timeline.makespan_ns, file)),
+        _titled_lines(
+            "Critical path",
+            _critical_path_table(timeline.critical_path, timeline.makespan_ns, file),
+        ),
         _memory_section(simulation),
         _values_section(simulation),
         wrapped_lines(prediction_range_text(simulation)),
@@ -48,7 +60,9 @@ def _memory_section(simulation: Simulation) -> list[str]:
         return []
     from distsim.checker.detectors.peak_memory import peak_memory
 
-    return memory_lines(peak_memory(simulation.scenario, simulation.program), simulation.cost.cluster)
+    return memory_lines(
+        peak_memory(simulation.scenario, simulation.program), simulation.cost.cluster
+    )
 
 
 def _values_section(simulation: Simulation) -> list[str]:
@@ -66,13 +80,21 @@ def _titled_lines(title: str, lines: Sequence[str]) -> list[str]:
 
 def _header_lines(simulation: Simulation) -> list[str]:
     scenario, program = simulation.scenario, simulation.program
-    machines = "1 machine" if program.nodes == 1 else f"{program.nodes} machines of {program.local_size}"
+    machines = (
+        "1 machine" if program.nodes == 1 else f"{program.nodes} machines of {program.local_size}"
+    )
     ranks = "1 rank" if program.world_size == 1 else f"{program.world_size} ranks"
     return [
-        *wrapped_lines(f"{scenario.name or scenario.file}: {_outcome_text(simulation)}{_verdict_suffix(simulation)}"),
-        *verdict_conflict_lines(simulation.verdict, simulation.outcome, simulation.run.profile, simulation.findings),
+        *wrapped_lines(
+            f"{scenario.name or scenario.file}: {_outcome_text(simulation)}{_verdict_suffix(simulation)}"
+        ),
+        *verdict_conflict_lines(
+            simulation.verdict, simulation.outcome, simulation.run.profile, simulation.findings
+        ),
         *wrapped_lines(scenario.about),
-        *wrapped_lines(f"{ranks} on {machines}, back end {simulation.run.profile}, cluster {simulation.cost.name}"),
+        *wrapped_lines(
+            f"{ranks} on {machines}, back end {simulation.run.profile}, cluster {simulation.cost.name}"
+        ),
         *_figures_section(simulation),
     ]
 
@@ -117,7 +139,9 @@ class _RankTableRow(NamedTuple):
 
 
 def _rank_table(ranks: Sequence[RankTimes], ends: Sequence[RankEnd]) -> list[str]:
-    """One line per rank; in a large world one per set of ranks with equal times, first those that finish last."""
+    """One line per rank; in a large world one per set of ranks with equal times, first those that
+    finish last.
+    """
     statuses = {end.rank: end.status for end in ends}
     groups: dict[object, _RankTableRow] = {}
     for r in ranks:
@@ -127,9 +151,13 @@ def _rank_table(ranks: Sequence[RankTimes], ends: Sequence[RankEnd]) -> list[str
         groups[key].ranks.append(r.rank)
     rows = list(groups.values())
     if len(rows) > MAX_RANKS:
-        rows.sort(key=lambda row: (row.times.finished_ns >= 0, -row.times.finished_ns, row.ranks[0]))
+        rows.sort(
+            key=lambda row: (row.times.finished_ns >= 0, -row.times.finished_ns, row.ranks[0])
+        )
     for shown in _RANK_COLUMNS:  # the first that fits
-        found: list[tuple[str, ...]] = [("rank", "compute", "exposed", "waiting", "idle", "finished")]
+        found: list[tuple[str, ...]] = [
+            ("rank", "compute", "exposed", "waiting", "idle", "finished")
+        ]
         found += [(rank_list(r.ranks), *time_shares(r.times), r.finished) for r in rows]
         header, *rest = [[row[i] for i in shown] for row in found]
         lines = table_lines(header, rest)
@@ -146,18 +174,29 @@ def finish_text(r: RankTimes, status: str = "ended") -> str:
 
 
 def time_shares(r: RankTimes) -> tuple[str, ...]:
-    return tuple(show_ns(ns) if ns else "-" for ns in (r.compute_ns, r.exposed_comm_ns, r.waiting_ns, r.idle_ns))
+    return tuple(
+        show_ns(ns) if ns else "-"
+        for ns in (r.compute_ns, r.exposed_comm_ns, r.waiting_ns, r.idle_ns)
+    )
 
 
-#: Titles of the column of group sizes, widths of those of group names and operations, and whether algbw is shown (and bytes, which go
-#: last), from the most comfortable on.
+#: Titles of the column of group sizes, widths of those of group names and operations, and whether
+#: algbw is shown (and bytes, which go last), from the most comfortable on.
 _COLLECTIVE_TABLE_LAYOUTS = (
-    ("ranks", 80, 60, True), ("ranks", 40, 40, True), ("ranks", 24, 40, True), ("ranks", 16, 40, True),
-    ("ranks", 12, 40, True), ("n", 12, 40, True),
-    ("ranks", 24, 40, False), ("n", 16, 40, False), ("n", 12, 40, False), ("n", 8, 40, False), ("n", 8, 28, False),
+    ("ranks", 80, 60, True),
+    ("ranks", 40, 40, True),
+    ("ranks", 24, 40, True),
+    ("ranks", 16, 40, True),
+    ("ranks", 12, 40, True),
+    ("n", 12, 40, True),
+    ("ranks", 24, 40, False),
+    ("n", 16, 40, False),
+    ("n", 12, 40, False),
+    ("n", 8, 40, False),
+    ("n", 8, 28, False),
     ("n", 6, 16, False),
     ("n", 5, 8, None),
-)  # fmt: skip
+)
 
 
 def _collective_table(found: Sequence[CollectiveTimes]) -> list[str]:
@@ -171,7 +210,8 @@ def _collective_table(found: Sequence[CollectiveTimes]) -> list[str]:
         hidden = once if algbw else once | {6} if algbw is not None else once | {2, 3, 6}
         titles = ("operation", "group", ranks, "bytes", "calls", "time", "algbw", "busbw")
         header, *rest = [
-            [c for i, c in enumerate(row) if i not in hidden] for row in (titles, *(_collective_row(c, width, op) for c in found))
+            [c for i, c in enumerate(row) if i not in hidden]
+            for row in (titles, *(_collective_row(c, width, op) for c in found))
         ]
         lines = table_lines(header, rest, left=(0, 1))
         if max(map(display_width, lines)) <= page_width():
@@ -192,13 +232,21 @@ def _collective_row(c: CollectiveTimes, width: int, op: int) -> tuple[str, ...]:
 
 
 def _merge_sibling_groups(found: Sequence[CollectiveTimes], equal: bool) -> list[CollectiveTimes]:
-    """The same collective on the groups of one axis, as ``dp[pp=0]`` and ``dp[pp=1]``, in one row with the mean of the times.
+    """The same collective on the groups of one axis, as ``dp[pp=0]`` and ``dp[pp=1]``, in one row
+    with the mean of the times.
 
     ``calls`` stays that of one group. ``equal``: only where the times are the same.
     """
     rows: dict[tuple[object, ...], list[CollectiveTimes]] = {}
     for c in found:
-        key = (c.op, c.group.partition("[")[0], c.n, c.nbytes, c.calls, c.duration_ns if equal else 0)
+        key = (
+            c.op,
+            c.group.partition("[")[0],
+            c.n,
+            c.nbytes,
+            c.calls,
+            c.duration_ns if equal else 0,
+        )
         rows.setdefault(key, []).append(c)
     return [_mean_of_groups(cs) for cs in rows.values()]
 
@@ -210,31 +258,55 @@ def _mean_of_groups(sisters: Sequence[CollectiveTimes]) -> CollectiveTimes:
     mean_ns = sum(c.duration_ns for c in sisters) / n
     algbw = first.nbytes / mean_ns if mean_ns else 0.0
     busbw = algbw * first.busbw / first.algbw if first.algbw else 0.0
-    return first._replace(group=f"{n} × {first.group.partition('[')[0]}", duration_ns=round(mean_ns), algbw=algbw, busbw=busbw)
+    return first._replace(
+        group=f"{n} × {first.group.partition('[')[0]}",
+        duration_ns=round(mean_ns),
+        algbw=algbw,
+        busbw=busbw,
+    )
 
 
 def _bandwidth_text(gb_per_s: float) -> str:
     for unit, factor in (("GB/s", 1), ("MB/s", 1e3)):
         if gb_per_s * factor >= 1:
-            return f"{gb_per_s * factor:.3g} {unit}" if gb_per_s * factor < 1000 else f"{gb_per_s * factor:.0f} {unit}"
+            return (
+                f"{gb_per_s * factor:.3g} {unit}"
+                if gb_per_s * factor < 1000
+                else f"{gb_per_s * factor:.0f} {unit}"
+            )
     return f"{gb_per_s * 1e6:.3g} kB/s" if gb_per_s else "-"
 
 
 #: Width of what happens, and the columns that are shown, from the most comfortable on.
 _PATH_TABLE_LAYOUTS = (
-    (64, (0, 1, 2, 3, 4, 5)), (32, (0, 1, 2, 3, 4, 5)), (20, (0, 1, 2, 3, 4, 5)), (20, (1, 2, 3, 4, 5)), (16, (1, 3, 4, 5)),
+    (64, (0, 1, 2, 3, 4, 5)),
+    (32, (0, 1, 2, 3, 4, 5)),
+    (20, (0, 1, 2, 3, 4, 5)),
+    (20, (1, 2, 3, 4, 5)),
+    (16, (1, 3, 4, 5)),
     (10, (1, 3, 4, 5)),
-)  # fmt: skip
+)
 
 
-def _critical_path_table(path: Sequence[CriticalPathSegment], makespan_ns: int, file: str) -> list[str]:
+def _critical_path_table(
+    path: Sequence[CriticalPathSegment], makespan_ns: int, file: str
+) -> list[str]:
     if not path:
         return []
     for words, shown in _PATH_TABLE_LAYOUTS:  # the first that fits
-        rows = [(*segment_times(s, makespan_ns), truncated(segment_text(s), words), _segment_place(s, file)) for s in path]
+        rows = [
+            (
+                *segment_times(s, makespan_ns),
+                truncated(segment_text(s), words),
+                _segment_place(s, file),
+            )
+            for s in path
+        ]
         header = ("from", "takes", "share", "rank", "what", "where")
         lines = table_lines(
-            [header[i] for i in shown], [[row[i] for i in shown] for row in rows], [shown.index(4), len(shown) - 1]
+            [header[i] for i in shown],
+            [[row[i] for i in shown] for row in rows],
+            [shown.index(4), len(shown) - 1],
         )
         if max(map(display_width, lines)) <= page_width():
             break
@@ -242,9 +314,16 @@ def _critical_path_table(path: Sequence[CriticalPathSegment], makespan_ns: int, 
 
 
 def segment_times(s: CriticalPathSegment, makespan_ns: int) -> tuple[str, str, str, str]:
-    """When a piece of the critical path begins, how long it takes, its share of the whole, its rank."""
+    """When a piece of the critical path begins, how long it takes, its share of the whole, its
+    rank.
+    """
     took_ns = s.end_ns - s.start_ns
-    return show_ns(s.start_ns), show_ns(took_ns), f"{100 * took_ns / makespan_ns:.0f} %", str(s.rank)
+    return (
+        show_ns(s.start_ns),
+        show_ns(took_ns),
+        f"{100 * took_ns / makespan_ns:.0f} %",
+        str(s.rank),
+    )
 
 
 def segment_text(s: CriticalPathSegment) -> str:
@@ -258,7 +337,11 @@ def segment_text(s: CriticalPathSegment) -> str:
 def _segment_place(s: CriticalPathSegment, file: str) -> str:
     if not s.place.line:
         return ""
-    return f"line {s.place.line}" if s.place.file == file else truncated(f"{s.place.file}:{s.place.line}", 24)
+    return (
+        f"line {s.place.line}"
+        if s.place.file == file
+        else truncated(f"{s.place.file}:{s.place.line}", 24)
+    )
 
 
 def _shorten_table(lines: list[str], most: int) -> list[str]:
@@ -278,25 +361,35 @@ _SHORT_KIND_NAMES = {"parameters": "params", "gradients": "grads", "activations"
 
 
 def memory_lines(found: Sequence[PeakMemory], cluster: Cluster) -> list[str]:
-    """One line for each kind of rank, that is for all entries that hold the same; the fullest first. Empty where nothing is stated."""
+    """One line for each kind of rank, that is for all entries that hold the same; the fullest
+    first. Empty where nothing is stated.
+    """
     if not found:
         return []
     room = cluster.device.memory_nbytes
     kinds = [kind for kind in _memory_kinds(found) if any(one.parts.get(kind) for one in found)]
     rows = sorted(_merged_entries(found), key=lambda row: (-row[1].total, row[0]))
     sizes = [
-        [*(_bytes_or_dash(one.parts.get(kind, 0)) for kind in kinds), show_bytes(one.total), _percent_of_memory(one.total, room)]
+        [
+            *(_bytes_or_dash(one.parts.get(kind, 0)) for kind in kinds),
+            show_bytes(one.total),
+            _percent_of_memory(one.total, room),
+        ]
         for _, one in rows
     ]
     heads: tuple[dict[str, str], ...] = ({}, _SHORT_KIND_NAMES)
     for words in heads:
-        lines = table_lines([*(words.get(kind, kind) for kind in kinds), "total", "%"], sizes, left=())
+        lines = table_lines(
+            [*(words.get(kind, kind) for kind in kinds), "total", "%"], sizes, left=()
+        )
         narrow = max(4, page_width() - 2 - max(map(len, lines)))
         if narrow >= _MIN_RANKS_WIDTH:
             break
     labels = table_lines(["ranks"], [[truncated(label, narrow)] for label, _ in rows])
     wide = max(map(len, labels))
-    lines = [f"{label.ljust(wide)}{line}" for label, line in zip(labels, lines, strict=True)][: 1 + MAX_MEMORY_ROWS]
+    lines = [f"{label.ljust(wide)}{line}" for label, line in zip(labels, lines, strict=True)][
+        : 1 + MAX_MEMORY_ROWS
+    ]
     more = [f"  … {len(rows) - MAX_MEMORY_ROWS} more …"] if len(rows) > MAX_MEMORY_ROWS else []
     title = f"Memory of a rank at its peak; {cluster.device.name} has {show_bytes(room)}"
     return [*wrapped_lines(title), *lines, *more, *_allocated_lines(found)]
@@ -304,7 +397,11 @@ def memory_lines(found: Sequence[PeakMemory], cluster: Cluster) -> list[str]:
 
 def _allocated_lines(found: Sequence[PeakMemory]) -> list[str]:
     most = max(one.allocated for one in found)
-    return [f"  tensors: at most {show_bytes(most)} at a time; total: near what the allocator keeps"] if most else []
+    return (
+        [f"  tensors: at most {show_bytes(most)} at a time; total: near what the allocator keeps"]
+        if most
+        else []
+    )
 
 
 def _memory_kinds(found: Sequence[PeakMemory]) -> list[str]:
@@ -312,14 +409,19 @@ def _memory_kinds(found: Sequence[PeakMemory]) -> list[str]:
 
 
 def _merged_entries(found: Sequence[PeakMemory]) -> list[tuple[str, PeakMemory]]:
-    """(ranks, one of the entries) for entries that hold the same; by name where ranks have several entries."""
+    """(ranks, one of the entries) for entries that hold the same; by name where ranks have several
+    entries.
+    """
     seen = [rank for one in found for rank in one.ranks]
     if len(set(seen)) < len(seen):
         return [(one.name, one) for one in found]
     same: dict[tuple[tuple[str, int], ...], list[PeakMemory]] = {}
     for one in found:
         same.setdefault(tuple(one.parts.items()), []).append(one)
-    return [(rank_list(sorted(r for one in equal for r in one.ranks)), equal[0]) for equal in same.values()]
+    return [
+        (rank_list(sorted(r for one in equal for r in one.ranks)), equal[0])
+        for equal in same.values()
+    ]
 
 
 def _bytes_or_dash(nbytes: int) -> str:
@@ -334,7 +436,9 @@ def _percent_of_memory(nbytes: int, room: int) -> str:
 
 
 def prediction_range_text(simulation: Simulation) -> str:
-    """The line that a report ends with: the cost model, its band, and where a run on the machines would end."""
+    """The line that a report ends with: the cost model, its band, and where a run on the machines
+    would end.
+    """
     cost = simulation.cost
     told = f"Times by the cost model of {cost.name}: {cost.error_band}."
     if simulation.run.alone:

@@ -1,7 +1,9 @@
-"""Fold, don't cut: equal ranks are one lane, equal steps are one step, and what differs stands alone.
+"""Fold, don't cut: equal ranks are one lane, equal steps are one step, and what differs stands
+alone.
 
-All views fold by this one rule. Ranks are *equal* where every call agrees in operation, name, size and all its times; *alike* where
-they agree but for the times. Ranks that must be seen (slow, dead, on the critical path) keep a lane of their own.
+All views fold by this one rule. Ranks are *equal* where every call agrees in operation, name, size
+and all its times; *alike* where they agree but for the times. Ranks that must be seen (slow, dead,
+on the critical path) keep a lane of their own.
 """
 
 from __future__ import annotations
@@ -22,11 +24,15 @@ HashArray = NDArray[np.uint64]
 Ints = NDArray[np.int64]
 
 _TIME_COLUMNS: Final = ("posted_ns", "returned_ns", "started_ns", "finished_ns")
-_HASH_MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)  # 2^64 by the golden ratio: Fibonacci hashing (Knuth, TAOCP vol. 3, 6.4)
+_HASH_MULTIPLIER: Final = np.uint64(
+    0x9E3779B97F4A7C15
+)  # 2^64 by the golden ratio: Fibonacci hashing (Knuth, TAOCP vol. 3, 6.4)
 
 
 class RankLane(NamedTuple):
-    """Ranks that are drawn as one. ``like``: equal in all, alike but for their times, or what is left (mixed)."""
+    """Ranks that are drawn as one. ``like``: equal in all, alike but for their times, or what is
+    left (mixed).
+    """
 
     ranks: tuple[int, ...]
     like: Literal["equal", "alike", "mixed"] = "equal"
@@ -48,7 +54,9 @@ class RankLane(NamedTuple):
 
 @dataclass(frozen=True)
 class EqualSteps:
-    """Neighbouring iterations that take the same time in the same way: the first one, how many, and from when to when it lasts."""
+    """Neighbouring iterations that take the same time in the same way: the first one, how many, and
+    from when to when it lasts.
+    """
 
     first: int
     times: int
@@ -63,7 +71,9 @@ class RankRows:
         rank = trace["rank"]
         ordered = not len(rank) or bool((np.diff(rank) >= 0).all())
         self._order = None if ordered else np.argsort(rank, kind="stable")
-        self._edges = np.searchsorted(rank if self._order is None else rank[self._order], np.arange(trace.world_size + 1))
+        self._edges = np.searchsorted(
+            rank if self._order is None else rank[self._order], np.arange(trace.world_size + 1)
+        )
 
     def __call__(self, rank: int) -> Ints:
         low, high = self._edges[rank : rank + 2].tolist()
@@ -71,20 +81,31 @@ class RankRows:
 
 
 def group_ranks_into_lanes(
-    trace: Trace, ranks: Sequence[int], alone: Iterable[int] = (), most: int = 24, *,
-    keep: NDArray[np.bool_] | None = None, beside: Trace | None = None,
-) -> tuple[RankLane, ...]:  # fmt: skip
+    trace: Trace,
+    ranks: Sequence[int],
+    alone: Iterable[int] = (),
+    most: int = 24,
+    *,
+    keep: NDArray[np.bool_] | None = None,
+    beside: Trace | None = None,
+) -> tuple[RankLane, ...]:
     """Lanes of the ranks, by their lowest rank, at most about ``most`` of them.
 
-    ``alone``: ranks that get a lane of their own if they differ from all others. ``keep``: which rows count, all when left out.
-    ``beside``: another run, in which ranks of one lane are equal too.
-    First equal ranks share a lane; if that leaves too many, those that are alike; then what is left goes as one.
+    ``alone``: ranks that get a lane of their own if they differ from all others. ``keep``: which
+    rows count, all when left out. ``beside``: another run, in which ranks of one lane are equal
+    too. First equal ranks share a lane; if that leaves too many, those that are alike; then what is
+    left goes as one.
     """
     chosen = np.asarray(ranks, dtype=np.int64)
 
     def classes(of: Ints, times: bool) -> list[tuple[int, ...]]:
         words = _rank_signatures(trace, times, keep)
-        return _ranks_by_signature(of, words if beside is None else _paired_hashes(words, _rank_signatures(beside, times, None)))
+        return _ranks_by_signature(
+            of,
+            words
+            if beside is None
+            else _paired_hashes(words, _rank_signatures(beside, times, None)),
+        )
 
     equal = classes(chosen, True)
     if len(equal) <= most:
@@ -95,23 +116,35 @@ def group_ranks_into_lanes(
     for members in equal:
         (apart if len(members) == 1 and members[0] in seen else others).append(members)
     lanes = [RankLane(members) for members in apart[: most // 2]]
-    left = np.array(sorted(r for members in [*others, *apart[most // 2 :]] for r in members), dtype=np.int64)
+    left = np.array(
+        sorted(r for members in [*others, *apart[most // 2 :]] for r in members), dtype=np.int64
+    )
     alike = classes(left, False)
     exact = set(equal)
-    lanes += [RankLane(m, "equal" if m in exact else "alike") for m in alike[: most - len(lanes) - 1]]
+    lanes += [
+        RankLane(m, "equal" if m in exact else "alike") for m in alike[: most - len(lanes) - 1]
+    ]
     rest = [r for m in alike if not any(m[0] == lane.first for lane in lanes) for r in m]
     if rest:
         lanes.append(RankLane(tuple(sorted(rest)), "mixed" if len(rest) > 1 else "equal"))
     return tuple(sorted(lanes, key=lambda lane: lane.first))
 
 
-def symmetric_ranks(trace: Trace, ranks: Sequence[int], keep: NDArray[np.bool_] | None = None) -> list[tuple[int, ...]]:
-    """Ranks that make the same calls, whenever they make them: by class, in order of their lowest ranks."""
-    return sorted(_ranks_by_signature(np.asarray(ranks, dtype=np.int64), _rank_signatures(trace, False, keep)))
+def symmetric_ranks(
+    trace: Trace, ranks: Sequence[int], keep: NDArray[np.bool_] | None = None
+) -> list[tuple[int, ...]]:
+    """Ranks that make the same calls, whenever they make them: by class, in order of their lowest
+    ranks.
+    """
+    return sorted(
+        _ranks_by_signature(np.asarray(ranks, dtype=np.int64), _rank_signatures(trace, False, keep))
+    )
 
 
 def _ranks_by_signature(ranks: Ints, signatures: HashArray) -> list[tuple[int, ...]]:
-    """Ranks by their signature: the largest class first, of two that are as large the one with the lowest rank."""
+    """Ranks by their signature: the largest class first, of two that are as large the one with the
+    lowest rank.
+    """
     found: dict[int, list[int]] = {}
     for rank, signature in zip(ranks.tolist(), signatures[ranks].tolist(), strict=True):
         found.setdefault(signature, []).append(rank)
@@ -119,16 +152,24 @@ def _ranks_by_signature(ranks: Ints, signatures: HashArray) -> list[tuple[int, .
 
 
 def _rank_signatures(trace: Trace, times: bool, keep: NDArray[np.bool_] | None) -> HashArray:
-    """A number for each rank that tells what it does; equal for equal ranks (a 64-bit hash: by chance for one pair in 10^19)."""
+    """A number for each rank that tells what it does; equal for equal ranks (a 64-bit hash: by
+    chance for one pair in 10^19).
+    """
     rank, size = trace["rank"].astype(np.int64), trace.world_size
     rows = np.arange(len(rank)) if keep is None else np.flatnonzero(keep)
-    rows = rows[np.argsort(rank[rows], kind="stable")] if len(rows) and (np.diff(rank[rows]) < 0).any() else rows
+    rows = (
+        rows[np.argsort(rank[rows], kind="stable")]
+        if len(rows) and (np.diff(rank[rows]) < 0).any()
+        else rows
+    )
     edges = np.searchsorted(rank[rows], np.arange(size + 1))
     place = np.arange(len(rows)) - np.repeat(edges[:-1], np.diff(edges))
     words = row_hashes(trace, rows, times, 0)
     words = _mixed_hashes(words, place.astype(np.uint64))
     sums = np.concatenate([[np.uint64(0)], np.cumsum(words, dtype=np.uint64)])
-    found: HashArray = _mixed_hashes(sums[edges[1:]] - sums[edges[:-1]], np.diff(edges).astype(np.uint64))
+    found: HashArray = _mixed_hashes(
+        sums[edges[1:]] - sums[edges[:-1]], np.diff(edges).astype(np.uint64)
+    )
     for number, status, at_ns in trace.header.get("ends", ()):
         if status not in ("ended", "blocked") and 0 <= number < size:
             found[number] ^= np.uint64(crc32(f"{status} {at_ns if times else 0}".encode()) + 1)
@@ -138,11 +179,15 @@ def _rank_signatures(trace: Trace, times: bool, keep: NDArray[np.bool_] | None) 
 def _paired_hashes(words: HashArray, others: HashArray) -> HashArray:
     """One number for two; a rank that takes part in one run only counts as 0 in the other."""
     size = max(len(words), len(others))
-    return _mixed_hashes(np.pad(words, (0, size - len(words))), np.pad(others, (0, size - len(others))))
+    return _mixed_hashes(
+        np.pad(words, (0, size - len(words))), np.pad(others, (0, size - len(others)))
+    )
 
 
 def row_hashes(trace: Trace, rows: Ints, times: bool, offset: Ints | int) -> HashArray:
-    """A number for each row: what is called, how much, and (with ``times``) when, less ``offset``."""
+    """A number for each row: what is called, how much, and (with ``times``) when, less
+    ``offset``.
+    """
     words = np.zeros(len(rows), dtype=np.uint64)
     for name in ("op", "name", "nbytes", "part"):
         words = _mixed_hashes(words, trace[name][rows].astype(np.int64).view(np.uint64))
@@ -157,7 +202,9 @@ def row_hashes(trace: Trace, rows: Ints, times: bool, offset: Ints | int) -> Has
 
 
 def _family_ids(trace: Trace, name: str) -> HashArray:
-    """The texts of a column by their family: ``tp[dp=0]`` and ``tp[dp=1]`` count as one. Index -1 is no text."""
+    """The texts of a column by their family: ``tp[dp=0]`` and ``tp[dp=1]`` count as one. Index -1
+    is no text.
+    """
     texts = [re.sub(r"\[.*|pair \S+", "", str(text)) for text in trace.tables.get(name, [])]
     numbers = {text: i + 1 for i, text in enumerate(dict.fromkeys(texts))}
     return np.array([*(numbers[text] for text in texts), 0], dtype=np.uint64)
@@ -169,9 +216,11 @@ def _mixed_hashes(words: HashArray, more: HashArray) -> HashArray:
 
 
 def group_equal_steps(trace: Trace, ranks: Sequence[int]) -> tuple[EqualSteps, ...]:
-    """The iterations of the run as the ranks do them, equal neighbours as one; empty where there are none.
+    """The iterations of the run as the ranks do them, equal neighbours as one; empty where there
+    are none.
 
-    Two are equal where all that starts and ends in them does so at the same distance from their start.
+    Two are equal where all that starts and ends in them does so at the same distance from their
+    start.
     """
     iteration = trace["iteration"]
     count = int(iteration.max()) + 1 if len(iteration) else 0
@@ -186,7 +235,9 @@ def group_equal_steps(trace: Trace, ranks: Sequence[int]) -> tuple[EqualSteps, .
     if not len(rows) or (np.diff(edges) == 0).any():
         return ()
     start = np.minimum.reduceat(trace["started_ns"][rows], edges[:-1])
-    end = np.maximum.reduceat(np.maximum(trace["finished_ns"], trace["started_ns"])[rows], edges[:-1])
+    end = np.maximum.reduceat(
+        np.maximum(trace["finished_ns"], trace["started_ns"])[rows], edges[:-1]
+    )
     sums = np.add.reduceat(_step_hashes(trace, rows, start[step], edges), edges[:-1])
     found: list[EqualSteps] = []
     words = zip(sums.tolist(), (end - start).tolist(), start.tolist(), end.tolist(), strict=True)
@@ -205,7 +256,9 @@ def _step_hashes(trace: Trace, rows: Ints, offset: Ints, edges: Ints) -> HashArr
     words = row_hashes(trace, rows, False, 0)
     for name in ("started_ns", "finished_ns"):
         column = trace[name][rows]
-        words = _mixed_hashes(words, np.where(column >= 0, column - offset, -1).astype(np.int64).view(np.uint64))
+        words = _mixed_hashes(
+            words, np.where(column >= 0, column - offset, -1).astype(np.int64).view(np.uint64)
+        )
     words = _mixed_hashes(words, trace["rank"][rows].astype(np.uint64))
     place = np.arange(len(rows)) - np.repeat(edges[:-1], np.diff(edges))
     return _mixed_hashes(words, place.astype(np.uint64))

@@ -1,4 +1,6 @@
-"""How full a rank's memory is over a run: what is stated as a peak, with activations as they come and go."""
+"""How full a rank's memory is over a run: what is stated as a peak, with activations as they come
+and go.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ class ActivationCurve(NamedTuple):
 
 
 class MemoryProfile(NamedTuple):
-    """Ranks that hold the same over time. ``parts``: bytes of each kind at the peak; ``share``: of the activations, None where no passes
-    tell when they come and go."""
+    """Ranks that hold the same over time. ``parts``: bytes of each kind at the peak; ``share``: of
+    the activations, None where no passes tell when they come and go."""
 
     name: str
     ranks: tuple[int, ...]
@@ -38,8 +40,9 @@ class MemoryProfile(NamedTuple):
         return sum(self.parts.values())
 
     def levels(self) -> Iterator[tuple[int, dict[str, int]]]:
-        """Bytes of each kind from an instant on, as an allocator would have them: there from the start of what fills them, to the end of
-        what frees them. Other kinds than activations don't change."""
+        """Bytes of each kind from an instant on, as an allocator would have them: there from the
+        start of what fills them, to the end of what frees them. Other kinds than activations don't
+        change."""
         most = self.parts.get("activations", 0)
         if self.share is None or not most:
             yield 0, dict(self.parts)
@@ -52,11 +55,16 @@ class MemoryProfile(NamedTuple):
 
 
 def memory_profiles(
-    stated: Iterable[PeakMemory], trace: Trace, ranks: Iterable[int], inside: tuple[int, int] | None = None
+    stated: Iterable[PeakMemory],
+    trace: Trace,
+    ranks: Iterable[int],
+    inside: tuple[int, int] | None = None,
 ) -> list[MemoryProfile]:
-    """What these ranks hold, the fullest first; ranks with the same parts and the same passes as one.
+    """What these ranks hold, the fullest first; ranks with the same parts and the same passes as
+    one.
 
-    Entries of one rank's peak add up. ``inside``: only passes that begin and end within this time (ns) fill and free.
+    Entries of one rank's peak add up. ``inside``: only passes that begin and end within this time
+    (ns) fill and free.
     """
     chosen, parts, names = set(ranks), dict[int, dict[str, int]](), dict[int, list[str]]()
     for one in stated:
@@ -70,35 +78,50 @@ def memory_profiles(
     for rank in sorted(parts):
         mine_rows = rows(rank)
         if inside is not None:
-            within = (trace["started_ns"][mine_rows] >= inside[0]) & (trace["finished_ns"][mine_rows] <= inside[1])
+            within = (trace["started_ns"][mine_rows] >= inside[0]) & (
+                trace["finished_ns"][mine_rows] <= inside[1]
+            )
             mine_rows = mine_rows[within]
         share = activation_curve(trace, mine_rows)
         curve = None if share is None else (share.at_ns.tobytes(), share.share.tobytes())
         key = (tuple(sorted(parts[rank].items())), curve)
         found.setdefault(key, []).append(rank)
         shares.setdefault(key, share)
-    whole = [MemoryProfile(" + ".join(names[of[0]]), tuple(of), parts[of[0]], shares[key]) for key, of in found.items()]
+    whole = [
+        MemoryProfile(" + ".join(names[of[0]]), tuple(of), parts[of[0]], shares[key])
+        for key, of in found.items()
+    ]
     return sorted(whole, key=lambda one: (-one.total, one.ranks))
 
 
 def representative_step(trace: Trace, ranks: Iterable[int]) -> tuple[tuple[int, int] | None, str]:
-    """Of several steps the one that stands for most: its time, and words on it; None and nothing where there is one step or none."""
+    """Of several steps the one that stands for most: its time, and words on it; None and nothing
+    where there is one step or none.
+    """
     steps = group_equal_steps(trace, sorted(ranks))
     count = sum(step.times for step in steps)
     if count < 2:
         return None, ""
     step = max(steps, key=lambda s: (s.times, -s.first))
-    return (step.start_ns, step.end_ns), f"step {step.first} of {count}" + (f", × {step.times} equal" if step.times > 1 else "")
+    return (step.start_ns, step.end_ns), f"step {step.first} of {count}" + (
+        f", × {step.times} equal" if step.times > 1 else ""
+    )
 
 
 def activation_curve(trace: Trace, rows: Ints) -> ActivationCurve | None:
-    """The activations of the rank whose rows these are; None where it makes no forward and backward passes.
+    """The activations of the rank whose rows these are; None where it makes no forward and backward
+    passes.
 
-    They grow with the time of forward passes and shrink with that of backward ones, as many as there are of each; where a backward
-    pass comes in two halves, the second one frees (`distsim.scenario.strategies.training_step.memory_footprint.peak_activation_bytes`).
+    They grow with the time of forward passes and shrink with that of backward ones, as many as
+    there are of each; where a backward pass comes in two halves, the second one frees
+    (`distsim.scenario.strategies.training_step.memory_footprint.peak_activation_bytes`).
     """
     names = [pass_letter(str(name)) for name in trace.tables["name"]] + [""]
-    rows = rows[trace.ops(*COMPUTE_OPS)[rows] & (trace["started_ns"][rows] >= 0) & (trace["finished_ns"][rows] >= 0)]
+    rows = rows[
+        trace.ops(*COMPUTE_OPS)[rows]
+        & (trace["started_ns"][rows] >= 0)
+        & (trace["finished_ns"][rows] >= 0)
+    ]
     kind = np.array(names)[trace["name"][rows]] if len(rows) else np.array([], dtype=str)
     freeing = np.isin(kind, ("B", "W")) if "W" in kind else kind == "B"
     making = kind == "F"
@@ -106,13 +129,17 @@ def activation_curve(trace: Trace, rows: Ints) -> ActivationCurve | None:
         return None
     start, end = trace["started_ns"][rows], trace["finished_ns"][rows]
     edges = np.unique(np.concatenate([start[making | freeing], end[making | freeing]]))
-    level = _completed_share(start[making], end[making], edges) - _completed_share(start[freeing], end[freeing], edges)
+    level = _completed_share(start[making], end[making], edges) - _completed_share(
+        start[freeing], end[freeing], edges
+    )
     level = np.maximum(level, 0.0)
     return ActivationCurve(edges, level / level.max()) if level.max() > 0 else None
 
 
 def _completed_share(start: Ints, end: Ints, edges: Ints) -> Floats:
-    """Which share of the time of some passes is over at each edge; passes of a rank don't overlap."""
+    """Which share of the time of some passes is over at each edge; passes of a rank don't
+    overlap.
+    """
     order = np.argsort(start, kind="stable")
     start, end = start[order], end[order]
     total = np.concatenate([[0], np.cumsum(end - start)])
@@ -123,4 +150,10 @@ def _completed_share(start: Ints, end: Ints, edges: Ints) -> Floats:
     return found
 
 
-__all__ = ["MemoryProfile", "ActivationCurve", "activation_curve", "memory_profiles", "representative_step"]
+__all__ = [
+    "MemoryProfile",
+    "ActivationCurve",
+    "activation_curve",
+    "memory_profiles",
+    "representative_step",
+]

@@ -1,4 +1,6 @@
-"""The messages of a run from point to point: who sent what to whom, which receive took it, and which other it could have taken."""
+"""The messages of a run from point to point: who sent what to whom, which receive took it, and
+which other it could have taken.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ _RECV_OPS = tuple(name for name, row in OPERATIONS.items() if row.direction == "
 
 
 class MatchedMessages(NamedTuple):
-    """Column by column, in the order of the sends. ``left_ns``: when it is on its way; ``came_ns``: when the receive has it; ``send`` and
-    ``recv`` are rows of the trace."""
+    """Column by column, in the order of the sends. ``left_ns``: when it is on its way; ``came_ns``:
+    when the receive has it; ``send`` and ``recv`` are rows of the trace."""
 
     source: Ints
     target: Ints
@@ -31,7 +33,9 @@ class MatchedMessages(NamedTuple):
 
 
 class AlternativeMatch(NamedTuple):
-    """A receive from any source (a row), and a send (a row) that it could have taken in place of the one that it took."""
+    """A receive from any source (a row), and a send (a row) that it could have taken in place of
+    the one that it took.
+    """
 
     recv: int
     send: int
@@ -40,13 +44,17 @@ class AlternativeMatch(NamedTuple):
 def matched_messages(trace: Trace, end_ns: int) -> MatchedMessages:
     """The messages that were taken; one that is still on its way arrives at ``end_ns``."""
     match = trace["match"]
-    sends, recvs = (np.flatnonzero(trace.ops(*ops) & (match >= 0)) for ops in (_SEND_OPS, _RECV_OPS))
+    sends, recvs = (
+        np.flatnonzero(trace.ops(*ops) & (match >= 0)) for ops in (_SEND_OPS, _RECV_OPS)
+    )
     recvs = recvs[np.argsort(match[recvs], kind="stable")]
     at = np.searchsorted(match[recvs], match[sends])
     met = at < len(recvs)
     met[met] = match[recvs[at[met]]] == match[sends[met]]
     send, recv = sends[met], recvs[at[met]]
-    left = np.where(trace["started_ns"][send] >= 0, trace["started_ns"][send], trace["posted_ns"][send])
+    left = np.where(
+        trace["started_ns"][send] >= 0, trace["started_ns"][send], trace["posted_ns"][send]
+    )
     came = np.where(trace["finished_ns"][recv] >= 0, trace["finished_ns"][recv], end_ns)
     keep = left >= 0
     rank = trace["rank"].astype(np.int64)
@@ -56,34 +64,60 @@ def matched_messages(trace: Trace, end_ns: int) -> MatchedMessages:
 
 def unmatched_rows(trace: Trace) -> Ints:
     """Rows of sends and receives that were made and met nobody."""
-    return np.flatnonzero(trace.ops(*_SEND_OPS, *_RECV_OPS) & (trace["match"] < 0) & (trace["posted_ns"] >= 0))
+    return np.flatnonzero(
+        trace.ops(*_SEND_OPS, *_RECV_OPS) & (trace["match"] < 0) & (trace["posted_ns"] >= 0)
+    )
 
 
 def alternative_matches(trace: Trace, found: MatchedMessages) -> tuple[AlternativeMatch, ...]:
     """What receives from any source could have taken, in the order of the trace.
 
-    Another sender's first message with the same tag in the same group, for which no receive before this one had a use, and which was sent
-    before this receive had what it took: so it did not come about because of it. Messages of one sender do not overtake each other (MPI
-    4.1, section 3.5).
+    Another sender's first message with the same tag in the same group, for which no receive
+    before this one had a use, and which was sent before this receive had what it took: so it did
+    not come about because of it. Messages of one sender do not overtake each other (MPI 4.1,
+    section 3.5).
     """
     peer, tag, group, posted = trace["peer"], trace["tag"], trace["group"], trace["posted_ns"]
-    boxes: dict[tuple[int, int, int], list[tuple[int, int]]] = {}  # (receiver, tag, group) -> (send, its receive)
-    for send, recv, target in zip(found.send.tolist(), found.recv.tolist(), found.target.tolist(), strict=True):
+    boxes: dict[
+        tuple[int, int, int], list[tuple[int, int]]
+    ] = {}  # (receiver, tag, group) -> (send, its receive)
+    for send, recv, target in zip(
+        found.send.tolist(), found.recv.tolist(), found.target.tolist(), strict=True
+    ):
         boxes.setdefault((target, int(tag[send]), int(group[send])), []).append((send, recv))
     for row in unmatched_rows(trace).tolist():
-        if peer[row] >= 0 and OPERATIONS[trace.text("op", int(trace["op"][row]))].direction == "send":
-            boxes.setdefault((int(peer[row]), int(tag[row]), int(group[row])), []).append((row, len(trace)))
+        if (
+            peer[row] >= 0
+            and OPERATIONS[trace.text("op", int(trace["op"][row]))].direction == "send"
+        ):
+            boxes.setdefault((int(peer[row]), int(tag[row]), int(group[row])), []).append(
+                (row, len(trace))
+            )
     made = []
-    for send, recv, came in zip(found.send.tolist(), found.recv.tolist(), found.received_ns.tolist(), strict=True):
+    for send, recv, came in zip(
+        found.send.tolist(), found.recv.tolist(), found.received_ns.tolist(), strict=True
+    ):
         if peer[recv] >= 0:
             continue
         box = boxes[int(trace["rank"][recv]), int(tag[send]), int(group[send])]
         first: dict[int, int] = {}
         for other, taker in box:
             if taker > recv and posted[other] < came:
-                first[int(trace["rank"][other])] = min(other, first.get(int(trace["rank"][other]), other))
-        made += [AlternativeMatch(recv, other) for other in first.values() if trace["rank"][other] != trace["rank"][send]]
+                first[int(trace["rank"][other])] = min(
+                    other, first.get(int(trace["rank"][other]), other)
+                )
+        made += [
+            AlternativeMatch(recv, other)
+            for other in first.values()
+            if trace["rank"][other] != trace["rank"][send]
+        ]
     return tuple(sorted(made))
 
 
-__all__ = ["AlternativeMatch", "MatchedMessages", "unmatched_rows", "alternative_matches", "matched_messages"]
+__all__ = [
+    "AlternativeMatch",
+    "MatchedMessages",
+    "unmatched_rows",
+    "alternative_matches",
+    "matched_messages",
+]

@@ -1,4 +1,6 @@
-"""How a run that did not come to its end ended, in words: one wording for replays, comparisons and pictures."""
+"""How a run that did not come to its end ended, in words: one wording for replays, comparisons and
+pictures.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ _STATUS_TEXT: Final = {
 
 
 def partial_run_text(trace: Trace) -> str:
-    """In a few words; empty where the run came to its end: ``partial: it was ended from outside``."""
+    """In a few words; empty where the run came to its end: ``partial: it was ended from
+    outside``.
+    """
     if not is_partial(trace):
         return ""
     header = trace.header
@@ -38,7 +42,11 @@ def partial_run_text(trace: Trace) -> str:
     if reason == "under way":
         told = "its launcher was killed, or still runs"
     elif reason == "interrupted":
-        told = f"it was ended by {header['ended_by']}" if header.get("ended_by") else "it was ended from outside"
+        told = (
+            f"it was ended by {header['ended_by']}"
+            if header.get("ended_by")
+            else "it was ended from outside"
+        )
     else:
         told = _OUTCOME_TEXT.get(str(header.get("outcome") or ""), "how it ended is not known")
     if is_cut and (not header.get("outcome") or header.get("outcome") == "completes"):
@@ -53,11 +61,15 @@ def _truncation_text(trace: Trace) -> str:
     of = f" of {found['calls']}" if found.get("calls") is not None else ""
     here = set(trace["rank"].tolist())
     lost = [rank for rank in range(trace.world_size) if rank not in here]
-    return f"the file is cut, {found.get('read')}{of} calls are there" + (f", none of {rank_list(sorted(lost))}" if lost else "")
+    return f"the file is cut, {found.get('read')}{of} calls are there" + (
+        f", none of {rank_list(sorted(lost))}" if lost else ""
+    )
 
 
 def stopped_rank_lines(trace: Trace, found: Sequence[StoppedRank] | None = None) -> list[str]:
-    """Where the ranks stand, the cause first with its last words, equal ones as one: ``ranks 0-3 in send, line 11, iteration 2``."""
+    """Where the ranks stand, the cause first with its last words, equal ones as one: ``ranks 0-3 in
+    send, line 11, iteration 2``.
+    """
     chosen = stopped_ranks(trace) if found is None else found
     groups: dict[str, list[int]] = {}
     for stop in chosen:
@@ -91,11 +103,25 @@ def partial_run_json(trace: Trace) -> dict[str, object] | None:
     ranks = []
     for stop in stopped_ranks(trace):
         call = trace.row(stop.row) if stop.row >= 0 else None
-        ranks.append({
-            "rank": stop.rank, "status": stop.status, "inside": stop.inside, "op": call and call.op, "line": call and call.place.line,
-            "iteration": call and call.iteration, "position": call and call.position, "at_ns": stop.at_ns, "said": stop.said,
-        })  # fmt: skip
-    return {"told": partial_run_text(trace), "reason": trace.header.get("reason"), "cut": trace.header.get("cut"), "stops": ranks}
+        ranks.append(
+            {
+                "rank": stop.rank,
+                "status": stop.status,
+                "inside": stop.inside,
+                "op": call and call.op,
+                "line": call and call.place.line,
+                "iteration": call and call.iteration,
+                "position": call and call.position,
+                "at_ns": stop.at_ns,
+                "said": stop.said,
+            }
+        )
+    return {
+        "told": partial_run_text(trace),
+        "reason": trace.header.get("reason"),
+        "cut": trace.header.get("cut"),
+        "stops": ranks,
+    }
 
 
 def recording_length_text(trace: Trace) -> str:
@@ -104,4 +130,10 @@ def recording_length_text(trace: Trace) -> str:
     return f", watched for {show_ns(int(until_ns))}" if until_ns else ""
 
 
-__all__ = ["partial_run_json", "partial_run_text", "stop_position_text", "stopped_rank_lines", "recording_length_text"]
+__all__ = [
+    "partial_run_json",
+    "partial_run_text",
+    "stop_position_text",
+    "stopped_rank_lines",
+    "recording_length_text",
+]

@@ -1,6 +1,8 @@
-"""Spans of time as columns: what a rank does when, each instant of one kind, and how much of a stretch each kind takes.
+"""Spans of time as columns: what a rank does when, each instant of one kind, and how much of a
+stretch each kind takes.
 
-A span is half open, in nanoseconds. Spans of one column are sorted and disjoint once they went through `merged`.
+A span is half open, in nanoseconds. Spans of one column are sorted and disjoint once they went
+through `merged`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ class TimeSpans(NamedTuple):
     ends: Ints
 
     def back(self, period: int) -> TimeSpans:
-        """Spans of ranks that were laid end to end, ``period`` ns each, as times of each rank again."""
+        """Spans of ranks that were laid end to end, ``period`` ns each, as times of each rank
+        again.
+        """
         begun = self.starts // period * period
         return TimeSpans(self.starts - begun, self.ends - begun)
 
@@ -53,16 +57,23 @@ def spans_within(spans: TimeSpans, start: int, end: int) -> TimeSpans:
 
 
 def exclusive_layers(layers: Sequence[TimeSpans]) -> list[TimeSpans]:
-    """The same layers without what an earlier one covers already: each instant is of the first layer that has it."""
+    """The same layers without what an earlier one covers already: each instant is of the first
+    layer that has it.
+    """
     whole = [merged_spans(layer) for layer in layers]
-    edges = np.unique(np.concatenate([side for layer in whole for side in layer] or [NO_SPANS.starts]))
+    edges = np.unique(
+        np.concatenate([side for layer in whole for side in layer] or [NO_SPANS.starts])
+    )
     kind = np.full(max(len(edges) - 1, 0), len(whole), dtype=np.int64)
     for number in range(len(whole) - 1, -1, -1):
         depth = np.zeros(len(edges) + 1, dtype=np.int64)
         depth[np.searchsorted(edges, whole[number].starts)] += 1
         depth[np.searchsorted(edges, whole[number].ends)] -= 1
         kind[np.cumsum(depth)[: len(kind)] > 0] = number
-    return [merged_spans(TimeSpans(edges[:-1][kind == number], edges[1:][kind == number])) for number in range(len(whole))]
+    return [
+        merged_spans(TimeSpans(edges[:-1][kind == number], edges[1:][kind == number]))
+        for number in range(len(whole))
+    ]
 
 
 def spans_without(layer: TimeSpans, other: TimeSpans) -> TimeSpans:
@@ -71,7 +82,8 @@ def spans_without(layer: TimeSpans, other: TimeSpans) -> TimeSpans:
 
 
 def covered_shares(spans: TimeSpans, edges: Floats, many: int = 1) -> Floats:
-    """How much of each stretch between neighbouring ``edges`` (ns) the spans cover, 0 to 1; of an empty stretch nothing.
+    """How much of each stretch between neighbouring ``edges`` (ns) the spans cover, 0 to 1; of an
+    empty stretch nothing.
 
     ``many``: of how many ranks the spans are, each rank's disjoint; told is the mean.
     """

@@ -1,4 +1,6 @@
-"""Who sends how much to whom over a run: messages as they were, collectives by their usual algorithms."""
+"""Who sends how much to whom over a run: messages as they were, collectives by their usual
+algorithms.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ _COLLECTIVE_OPS = tuple(name for name, row in OPERATIONS.items() if row.kind == 
 
 
 class TrafficMatrix(NamedTuple):
-    """``sent[i, j]``: bytes from block i to block j, blocks of ``block`` neighbouring ranks. ``by``: operation -> its algorithm.
-    ``ranks``: those that the rows are, where they were chosen."""
+    """``sent[i, j]``: bytes from block i to block j, blocks of ``block`` neighbouring ranks.
+    ``by``: operation -> its algorithm. ``ranks``: those that the rows are, where they were
+    chosen."""
 
     sent: Bytes
     block: int
@@ -31,21 +34,35 @@ class TrafficMatrix(NamedTuple):
 
 
 def ranks_per_row(trace: Trace) -> int:
-    """Ranks that share a row of a table: one where there is room, else those of a machine, or of several."""
+    """Ranks that share a row of a table: one where there is room, else those of a machine, or of
+    several.
+    """
     world, local = trace.world_size, max(int(trace.header.get("local_size") or 0), 1)
     if world <= MAX_MATRIX_ROWS:
         return 1
-    return local * ceil(world / local / MAX_MATRIX_ROWS) if local > 1 else ceil(world / MAX_MATRIX_ROWS)
+    return (
+        local * ceil(world / local / MAX_MATRIX_ROWS)
+        if local > 1
+        else ceil(world / MAX_MATRIX_ROWS)
+    )
 
 
-def measure_traffic(trace: Trace, block: int = 1, groups: tuple[int, ...] | None = None) -> TrafficMatrix:
+def measure_traffic(
+    trace: Trace, block: int = 1, groups: tuple[int, ...] | None = None
+) -> TrafficMatrix:
     """What each block of ranks sends to each. ``groups``: only what is of these, all when None."""
     size = -(-max(trace.world_size, 1) // block)
     sent, by = np.zeros((size, size), dtype=np.int64), dict[str, str]()
     found = matched_messages(trace, trace.makespan_ns)
-    mine = np.ones(len(found), dtype=bool) if groups is None else np.isin(trace["group"][found.send], groups)
+    mine = (
+        np.ones(len(found), dtype=bool)
+        if groups is None
+        else np.isin(trace["group"][found.send], groups)
+    )
     np.add.at(
-        sent, (found.source[mine] // block, found.target[mine] // block), trace["nbytes"][found.send[mine]].astype(np.int64)
+        sent,
+        (found.source[mine] // block, found.target[mine] // block),
+        trace["nbytes"][found.send[mine]].astype(np.int64),
     )
     for (op, group, nbytes, root), calls in _collective_counts(trace, groups).items():
         row, ranks = OPERATIONS[op], np.array(trace.header["groups"][group][1], dtype=np.int64)
@@ -54,15 +71,21 @@ def measure_traffic(trace: Trace, block: int = 1, groups: tuple[int, ...] | None
         name, algorithm = next(iter(row.algorithms.items()))
         by[op] = name
         at = np.searchsorted(ranks, root) if root >= 0 and row.root_field else 0
-        source, target, chunks = algorithm_transfers(algorithm, len(ranks), int(min(at, len(ranks) - 1)))
+        source, target, chunks = algorithm_transfers(
+            algorithm, len(ranks), int(min(at, len(ranks) - 1))
+        )
         each = calls * algorithm.chunk_nbytes(len(ranks), nbytes)
         np.add.at(sent, (ranks[source] // block, ranks[target] // block), chunks * each)
     return TrafficMatrix(sent, block, by)
 
 
-def _collective_counts(trace: Trace, groups: tuple[int, ...] | None) -> dict[tuple[str, int, int, int], int]:
+def _collective_counts(
+    trace: Trace, groups: tuple[int, ...] | None
+) -> dict[tuple[str, int, int, int], int]:
     """(operation, group, bytes, root) -> how often it met."""
-    rows = np.flatnonzero(trace.ops(*_COLLECTIVE_OPS) & (trace["match"] >= 0) & (trace["nbytes"] > 0))
+    rows = np.flatnonzero(
+        trace.ops(*_COLLECTIVE_OPS) & (trace["match"] >= 0) & (trace["nbytes"] > 0)
+    )
     rows = rows if groups is None else rows[np.isin(trace["group"][rows], groups)]
     _, first = np.unique(trace["match"][rows], return_index=True)
     met: dict[tuple[str, int, int, int], int] = {}
@@ -73,20 +96,35 @@ def _collective_counts(trace: Trace, groups: tuple[int, ...] | None) -> dict[tup
     return met
 
 
-def algorithm_transfers(algorithm: CollectiveAlgorithm, n: int, root: int = 0) -> tuple[Bytes, Bytes, Bytes]:
+def algorithm_transfers(
+    algorithm: CollectiveAlgorithm, n: int, root: int = 0
+) -> tuple[Bytes, Bytes, Bytes]:
     """Group ranks that send, that receive, and how many chunks, over all rounds."""
     return _cached_transfers(algorithm, n, root)
 
 
 @cache
-def _cached_transfers(algorithm: CollectiveAlgorithm, n: int, root: int) -> tuple[Bytes, Bytes, Bytes]:
+def _cached_transfers(
+    algorithm: CollectiveAlgorithm, n: int, root: int
+) -> tuple[Bytes, Bytes, Bytes]:
     if algorithm.rotations is not None:
         ranks = np.arange(n)
-        parts = [(ranks, (ranks + one.distance) % n, np.full(n, one.rounds * one.chunks)) for one in algorithm.rotations(n)]
+        parts = [
+            (ranks, (ranks + one.distance) % n, np.full(n, one.rounds * one.chunks))
+            for one in algorithm.rotations(n)
+        ]
         return tuple(np.concatenate(column) for column in zip(*parts, strict=True))  # type: ignore[return-value]
-    moved = np.array([(t.src, t.dst) for round_ in algorithm.rounds(n, root) for t in round_], dtype=np.int64).reshape(-1, 2)
+    moved = np.array(
+        [(t.src, t.dst) for round_ in algorithm.rounds(n, root) for t in round_], dtype=np.int64
+    ).reshape(-1, 2)
     found, count = np.unique(moved, axis=0, return_counts=True)
     return found[:, 0], found[:, 1], count
 
 
-__all__ = ["MAX_MATRIX_ROWS", "TrafficMatrix", "ranks_per_row", "algorithm_transfers", "measure_traffic"]
+__all__ = [
+    "MAX_MATRIX_ROWS",
+    "TrafficMatrix",
+    "ranks_per_row",
+    "algorithm_transfers",
+    "measure_traffic",
+]

@@ -1,4 +1,6 @@
-"""The points of a grid, all or those that a guided search proposes; what tells two apart is the content of their scenarios."""
+"""The points of a grid, all or those that a guided search proposes; what tells two apart is the
+content of their scenarios.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,21 @@ class GridPoint(NamedTuple):
 
 
 def parse_grid(given: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """`name=a,b` texts as names and values; commas in brackets and quotes part nothing. Raises UsageError."""
+    """`name=a,b` texts as names and values; commas in brackets and quotes part nothing. Raises
+    UsageError.
+    """
     found: dict[str, tuple[str, ...]] = {}
     for text in given:
         name, equals, values = text.partition("=")
         parts = tuple(part.strip() for part in _split_values(values))
         if not equals or not name.strip() or not all(parts):
-            raise UsageError(f"--grid {text}: expected a name and its values", "as --grid mesh.dp=1,2,4")
+            raise UsageError(
+                f"--grid {text}: expected a name and its values", "as --grid mesh.dp=1,2,4"
+            )
         if name.strip() in found:
-            raise UsageError(f"--grid {text}: {name.strip()} is given twice", "give all its values at once")
+            raise UsageError(
+                f"--grid {text}: {name.strip()} is given twice", "give all its values at once"
+            )
         found[name.strip()] = tuple(dict.fromkeys(parts))
     return found
 
@@ -67,20 +75,35 @@ def grid_points(grid: Mapping[str, Sequence[str]], clusters: Sequence[str] = ())
     return [GridPoint(tuple(row), cluster) for cluster in clusters or (None,) for row in rows]
 
 
-def point_key(text: str, file: str, point: GridPoint, sets: Sequence[str] = (), more: object = None) -> str:
-    """A hash of what a point comes to: the file's data with everything set, the cluster's content, the version of distsim.
+def point_key(
+    text: str, file: str, point: GridPoint, sets: Sequence[str] = (), more: object = None
+) -> str:
+    """A hash of what a point comes to: the file's data with everything set, the cluster's content,
+    the version of distsim.
 
     Of a file that can't be read: of the texts. ``more``: what else decides the result.
     """
     try:
-        data: object = {k: v for k, v in load_raw(text, file, (*sets, *point.sets)).items() if k not in _IGNORED_KEYS}
+        data: object = {
+            k: v
+            for k, v in load_raw(text, file, (*sets, *point.sets)).items()
+            if k not in _IGNORED_KEYS
+        }
     except (ScenarioErrors, UsageError):
         data = [text, *sets, *point.sets]
-    cluster = point.cluster if point.cluster is not None else data.get("cluster") if isinstance(data, dict) else None
+    cluster = (
+        point.cluster
+        if point.cluster is not None
+        else data.get("cluster")
+        if isinstance(data, dict)
+        else None
+    )
     if isinstance(data, dict):
         data["cluster"] = cluster
     beside = _referenced_file_hashes(data, Path(file).parent)
-    whole = json.dumps([__version__, data, beside, more], sort_keys=True, default=str, ensure_ascii=True)
+    whole = json.dumps(
+        [__version__, data, beside, more], sort_keys=True, default=str, ensure_ascii=True
+    )
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
@@ -96,8 +119,12 @@ def _referenced_file_hashes(data: object, folder: Path) -> list[str]:
     return [hashlib.sha256(path.read_bytes()).hexdigest()] if path.is_file() else [data]
 
 
-def check_grid_names(text: str, file: str, grid: Mapping[str, Sequence[str]], sets: Sequence[str]) -> None:
-    """Raises UsageError where a name of the grid leads nowhere in the file, before anything runs."""
+def check_grid_names(
+    text: str, file: str, grid: Mapping[str, Sequence[str]], sets: Sequence[str]
+) -> None:
+    """Raises UsageError where a name of the grid leads nowhere in the file, before anything
+    runs.
+    """
     for name, values in grid.items():
         try:
             load_raw(text, file, (*sets, f"{name}={values[0]}"))
@@ -112,23 +139,33 @@ def grid_text(grid: Mapping[str, Sequence[str]], clusters: Sequence[str]) -> str
     return "; ".join([*words, *([f"cluster {name_list(clusters, 8)}"] if clusters else [])])
 
 
-#: Proposals in a row that name points already tried, after which the search ends: it has found its place.
+#: Proposals in a row that name points already tried, after which the search ends: it has found its
+#: place.
 _MAX_REPEATED_PROPOSALS = 200
 
 
 def propose_points(
-    space: Mapping[str, Sequence[str]], budget: int, seed: int, score: Callable[[dict[str, str]], float | None]
+    space: Mapping[str, Sequence[str]],
+    budget: int,
+    seed: int,
+    score: Callable[[dict[str, str]], float | None],
 ) -> Iterator[dict[str, str]]:
     """Optuna's sampler proposes, points are tried, the best are asked for again nearby.
 
-    Up to ``budget`` different choices of one value for each name, each yielded before ``score`` is asked for it (what is least is
-    best; None: it can't be). The same seed and scores propose the same. Raises EnvironmentFault without Optuna."""
+    Up to ``budget`` different choices of one value for each name, each yielded before ``score`` is
+    asked for it (what is least is best; None: it can't be). The same seed and scores propose the
+    same. Raises EnvironmentFault without Optuna."""
     optuna = import_optional("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
-        sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True, n_startup_trials=max(budget // 4, 8))
+        sampler=optuna.samplers.TPESampler(
+            seed=seed, multivariate=True, n_startup_trials=max(budget // 4, 8)
+        )
     )
-    distributions = {name: optuna.distributions.CategoricalDistribution(list(values)) for name, values in space.items()}
+    distributions = {
+        name: optuna.distributions.CategoricalDistribution(list(values))
+        for name, values in space.items()
+    }
     tried: dict[tuple[str, ...], float | None] = {}
     stale = 0
     while len(tried) < budget and stale < _MAX_REPEATED_PROPOSALS:

@@ -1,7 +1,9 @@
-"""A table that grows row by row and outlives whoever writes it: CSV, or Parquet made of CSV when all is there.
+"""A table that grows row by row and outlives whoever writes it: CSV, or Parquet made of CSV when
+all is there.
 
-A row is one line, written at once; a line that was cut off by a crash is dropped when the table is taken up again. While it grows rows
-stand in the order in which they came; in the end the file is written anew, beside and in one piece, in the order of the points.
+A row is one line, written at once; a line that was cut off by a crash is dropped when the table is
+taken up again. While it grows rows stand in the order in which they came; in the end the file is
+written anew, beside and in one piece, in the order of the points.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ KEY_COLUMN = "key"
 
 
 class ResultTable:
-    """Rows by their key; all cells are texts. ``path`` None: kept in memory alone. Raises UsageError for a file of another table."""
+    """Rows by their key; all cells are texts. ``path`` None: kept in memory alone. Raises
+    UsageError for a file of another table.
+    """
 
     def __init__(self, path: Path | None, columns: Sequence[str]) -> None:
         self.path, self.columns = path, (KEY_COLUMN, *columns)
@@ -32,7 +36,10 @@ class ResultTable:
         if path.suffix not in (".csv", ".parquet"):
             raise UsageError(f"{path} is no name for a table", "end it in .csv or .parquet")
         if not path.parent.is_dir():
-            raise UsageError(f"there is no folder {path.parent} for the table", "name a file in a folder that exists")
+            raise UsageError(
+                f"there is no folder {path.parent} for the table",
+                "name a file in a folder that exists",
+            )
         if path.suffix == ".parquet":
             import_optional("pyarrow")
         self.growing = path if path.suffix == ".csv" else path.with_name(path.name + ".part.csv")
@@ -52,7 +59,9 @@ class ResultTable:
     def _keep(self, lines: list[list[str]], path: Path) -> None:
         if not lines or tuple(lines[0]) != self.columns:
             remedy = "name another file, or remove it"
-            raise UsageError(f"{path} holds another table: its columns are not those of this one", remedy)
+            raise UsageError(
+                f"{path} holds another table: its columns are not those of this one", remedy
+            )
         for line in lines[1:]:
             if len(line) == len(self.columns):
                 row = dict(zip(self.columns, line, strict=True))
@@ -68,8 +77,8 @@ class ResultTable:
             self.file.flush()
 
     def finish(self, order: Sequence[tuple[str, Mapping[str, str]]]) -> list[dict[str, str]]:
-        """Write the table: a row for each key and what its point calls itself; rows of other points stay, behind them. Returns the rows
-        of the points. Raises as `write_file`."""
+        """Write the table: a row for each key and what its point calls itself; rows of other points
+        stay, behind them. Returns the rows of the points. Raises as `write_file`."""
         ours = [{**self.rows[key], **own} for key, own in order]
         named = {key for key, _ in order}
         whole = [*ours, *(row for key, row in self.rows.items() if key not in named)]
@@ -87,15 +96,22 @@ class ResultTable:
             self.file = None
 
     def _write(self, path: Path, rows: Iterable[Mapping[str, str]]) -> None:
-        lines = [_csv_line(self.columns), *(_csv_line(row[name] for name in self.columns) for row in rows)]
+        lines = [
+            _csv_line(self.columns),
+            *(_csv_line(row[name] for name in self.columns) for row in rows),
+        ]
         write_file(path, lines)
 
 
 def cell_text(value: object) -> str:
-    """A value as a cell: nothing as an empty one, a text on one line, a float with all its digits."""
+    """A value as a cell: nothing as an empty one, a text on one line, a float with all its
+    digits.
+    """
     if value is None:
         return ""
-    return escape_control_characters(" ".join(value.split()) if isinstance(value, str) else str(value), one_line=True)
+    return escape_control_characters(
+        " ".join(value.split()) if isinstance(value, str) else str(value), one_line=True
+    )
 
 
 def _csv_line(cells: Iterable[str]) -> str:
@@ -129,8 +145,13 @@ def _parquet_rows(path: Path) -> list[list[str]]:
     try:
         data = parquet.read_table(path).to_pydict()
     except Exception as error:  # pyarrow's own kinds
-        raise UsageError(f"{path} is no Parquet file: {error}", "name another file, or remove it") from None
-    return [list(data), *([cell_text(value) for value in line] for line in zip(*data.values(), strict=True))]
+        raise UsageError(
+            f"{path} is no Parquet file: {error}", "name another file, or remove it"
+        ) from None
+    return [
+        list(data),
+        *([cell_text(value) for value in line] for line in zip(*data.values(), strict=True)),
+    ]
 
 
 __all__ = ["KEY_COLUMN", "ResultTable", "cell_text"]

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distsim.planning.sweep.evaluate_point import SweepTask, evaluate_point, table_columns
-from distsim.planning.sweep.grid import GridPoint, check_grid_names, grid_points, point_key, propose_points
+from distsim.planning.sweep.grid import (
+    GridPoint,
+    check_grid_names,
+    grid_points,
+    point_key,
+    propose_points,
+)
 from distsim.planning.sweep.result_table import ResultTable
 from distsim.planning.sweep.worker_pool import run_tasks
 
@@ -17,7 +23,8 @@ ProgressCallback = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """What is swept. ``output``: the table's file, .csv or .parquet; None: none is kept. ``budget``: points of a guided search; None: all.
+    """What is swept. ``output``: the table's file, .csv or .parquet; None: none is kept.
+    ``budget``: points of a guided search; None: all.
 
     ``jobs`` and ``address`` as `distsim.planning.sweep.worker_pool.run_tasks` takes them.
     """
@@ -48,7 +55,9 @@ class SweepRequest:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The rows of a sweep in the order of its points; ``again``: points that are others' equals or were known already."""
+    """The rows of a sweep in the order of its points; ``again``: points that are others' equals or
+    were known already.
+    """
 
     points: tuple[GridPoint, ...]
     rows: tuple[dict[str, str], ...]
@@ -56,26 +65,38 @@ class SweepResult:
     known: int
 
 
-def run_sweep(asked: SweepRequest, tell: ProgressCallback = lambda done, whole: None) -> SweepResult:
+def run_sweep(
+    asked: SweepRequest, tell: ProgressCallback = lambda done, whole: None
+) -> SweepResult:
     """Run it; what the table has already is not run again, equal points once.
 
-    Raises UsageError for a name that leads nowhere and a table of another sweep, EnvironmentFault where a package or a cluster is missing.
+    Raises UsageError for a name that leads nowhere and a table of another sweep, EnvironmentFault
+    where a package or a cluster is missing.
     """
     check_grid_names(asked.text, asked.file, asked.grid, asked.sets)
     table = ResultTable(asked.output, table_columns(tuple(asked.grid), asked.clusters))
     known = set(table.rows)
     try:
-        chosen = _guided_search(asked, table, tell) if asked.budget is not None else _run_all(asked, table, tell)
+        chosen = (
+            _guided_search(asked, table, tell)
+            if asked.budget is not None
+            else _run_all(asked, table, tell)
+        )
     finally:
         table.close()
     keys = [asked.key(point) for point in chosen]
-    rows = table.finish([(key, _point_cells(point)) for key, point in zip(keys, chosen, strict=True)])
+    rows = table.finish(
+        [(key, _point_cells(point)) for key, point in zip(keys, chosen, strict=True)]
+    )
     return SweepResult(tuple(chosen), tuple(rows), len(set(keys) - known), len(set(keys) & known))
 
 
 def _point_cells(point: GridPoint) -> dict[str, str]:
     """What a point calls itself, whoever was computed for it."""
-    return {**dict(point.values), **({"cluster": point.cluster} if point.cluster is not None else {})}
+    return {
+        **dict(point.values),
+        **({"cluster": point.cluster} if point.cluster is not None else {}),
+    }
 
 
 def _run_all(asked: SweepRequest, table: ResultTable, tell: ProgressCallback) -> list[GridPoint]:
@@ -88,14 +109,21 @@ def _run_all(asked: SweepRequest, table: ResultTable, tell: ProgressCallback) ->
     done = 0
     tell(done, len(todo))
     keys = list(todo)
-    for number, row in run_tasks(evaluate_point, [asked.task(todo[key]) for key in keys], jobs=asked.jobs, address=asked.address):
+    for number, row in run_tasks(
+        evaluate_point,
+        [asked.task(todo[key]) for key in keys],
+        jobs=asked.jobs,
+        address=asked.address,
+    ):
         table.add(keys[number], row)
         done += 1
         tell(done, len(todo))
     return every
 
 
-def _guided_search(asked: SweepRequest, table: ResultTable, tell: ProgressCallback) -> list[GridPoint]:
+def _guided_search(
+    asked: SweepRequest, table: ResultTable, tell: ProgressCallback
+) -> list[GridPoint]:
     """One point after the other: each proposal knows all results before it."""
     space = {**asked.grid, **({"cluster ": asked.clusters} if asked.clusters else {})}
     budget, found = asked.budget or 0, list[GridPoint]()
@@ -105,7 +133,11 @@ def _guided_search(asked: SweepRequest, table: ResultTable, tell: ProgressCallba
 
     def score(choice: dict[str, str]) -> float | None:
         row = table.rows[asked.key(point_of(choice))]
-        return float(row["makespan_ns"]) if row["outcome"] == "completes" and "DS806" not in row["findings"] else None
+        return (
+            float(row["makespan_ns"])
+            if row["outcome"] == "completes" and "DS806" not in row["findings"]
+            else None
+        )
 
     for choice in propose_points(space, budget, asked.seed, score):
         point = point_of(choice)
@@ -136,7 +168,11 @@ def ranked_rows(swept: SweepResult) -> Iterator[tuple[GridPoint, dict[str, str]]
     def order(pair: tuple[GridPoint, dict[str, str]]) -> tuple[bool, bool, int]:
         row = pair[1]
         completes = row["outcome"] == "completes"
-        return row["status"] != "ok", not completes, int(row["makespan_ns"] or 0) if completes else 0
+        return (
+            row["status"] != "ok",
+            not completes,
+            int(row["makespan_ns"] or 0) if completes else 0,
+        )
 
     yield from sorted(zip(swept.points, swept.rows, strict=True), key=order)
 

@@ -1,4 +1,6 @@
-"""Tasks on this process, on all cores, or on the workers of a Dask or Ray cluster: joblib and its back ends."""
+"""Tasks on this process, on all cores, or on the workers of a Dask or Ray cluster: joblib and its
+back ends.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,15 @@ def available_cores() -> int:
 
 
 def run_tasks(
-    function: Callable[[T], R], tasks: Sequence[T], *, jobs: int | None = None, address: str | None = None
+    function: Callable[[T], R],
+    tasks: Sequence[T],
+    *,
+    jobs: int | None = None,
+    address: str | None = None,
 ) -> Iterator[tuple[int, R]]:
-    """(number of the task, its result), as they are done. ``jobs`` processes, left out: one a core; ``address``: `tcp://…` of a Dask
-    scheduler, `ray` or `ray://…`. Raises EnvironmentFault where a package is missing or nobody answers, UsageError for another address."""
+    """(number of the task, its result), as they are done. ``jobs`` processes, left out: one a core;
+    ``address``: `tcp://…` of a Dask scheduler, `ray` or `ray://…`. Raises EnvironmentFault where a
+    package is missing or nobody answers, UsageError for another address."""
     count = min(jobs or available_cores(), len(tasks))
     if address is None and (count <= 1 or (jobs is None and not _is_installed("joblib"))):
         for number, task in enumerate(tasks):
@@ -33,8 +40,15 @@ def run_tasks(
         return
     joblib = import_optional("joblib")
     with _joblib_backend(joblib, address):
-        pool = joblib.Parallel(n_jobs=-1 if address else count, return_as="generator_unordered", pre_dispatch="4*n_jobs")
-        yield from pool(joblib.delayed(_run_numbered)(function, number, task) for number, task in enumerate(tasks))
+        pool = joblib.Parallel(
+            n_jobs=-1 if address else count,
+            return_as="generator_unordered",
+            pre_dispatch="4*n_jobs",
+        )
+        yield from pool(
+            joblib.delayed(_run_numbered)(function, number, task)
+            for number, task in enumerate(tasks)
+        )
 
 
 def _run_numbered(function: Callable[[T], R], number: int, task: T) -> tuple[int, R]:
@@ -52,7 +66,9 @@ def _joblib_backend(joblib: Any, address: str | None) -> Iterator[None]:
         try:
             client = distributed.Client(address, timeout="10s")
         except OSError as error:
-            raise EnvironmentFault(f"no Dask scheduler answers at {address}: {error}", "start one: `dask scheduler`") from None
+            raise EnvironmentFault(
+                f"no Dask scheduler answers at {address}: {error}", "start one: `dask scheduler`"
+            ) from None
         with client, joblib.parallel_config(backend="dask"):
             yield
     elif address == "ray" or address.startswith("ray://"):
@@ -62,7 +78,10 @@ def _joblib_backend(joblib: Any, address: str | None) -> Iterator[None]:
         with joblib.parallel_config(backend="ray"):
             yield
     else:
-        raise UsageError(f"--address {address}: expected a Dask scheduler's or Ray's", "as tcp://node0:8786 or ray://node0:10001")
+        raise UsageError(
+            f"--address {address}: expected a Dask scheduler's or Ray's",
+            "as tcp://node0:8786 or ray://node0:10001",
+        )
 
 
 def _is_installed(name: str) -> bool:
@@ -72,14 +91,21 @@ def _is_installed(name: str) -> bool:
 
 
 def import_optional(name: str) -> Any:
-    """A package that is no part of the base. Raises EnvironmentFault with the extra that brings it."""
+    """A package that is no part of the base. Raises EnvironmentFault with the extra that brings
+    it.
+    """
     from importlib import import_module
 
     try:
         return import_module(name)
     except ImportError:
         package = name.partition(".")[0]
-        extra = {"joblib": "sweep", "distributed": "sweep-dask", "optuna": "sweep", "pyarrow": "sweep"}.get(package)
+        extra = {
+            "joblib": "sweep",
+            "distributed": "sweep-dask",
+            "optuna": "sweep",
+            "pyarrow": "sweep",
+        }.get(package)
         remedy = f"pip install 'distsim[{extra}]'" if extra else f"pip install {package}"
         raise EnvironmentFault(f"{package} is not installed", remedy) from None
 

@@ -1,7 +1,9 @@
-"""What communication costs on this machine: messages and every collective, over sizes and numbers of ranks, with Gloo on loopback.
+"""What communication costs on this machine: messages and every collective, over sizes and numbers
+of ranks, with Gloo on loopback.
 
-Each size is a sample of its own after a common start, as the simulator prices it. Rounds go through the whole plan, and sessions with
-few and many ranks take turns, so that a slow minute of the machine touches everything alike.
+Each size is a sample of its own after a common start, as the simulator prices it. Rounds go through
+the whole plan, and sessions with few and many ranks take turns, so that a slow minute of the
+machine touches everything alike.
 """
 
 from __future__ import annotations
@@ -26,17 +28,25 @@ if TYPE_CHECKING:
 
 BENCH_FORMAT: Final = "distsim-bench"
 SCHEMA_VERSION: Final = 1
-#: What is measured when nothing else is asked for: one message, two that cross, and each collective that gloo has. A coalesced launch
-#: costs what one of its parts would at the size of all.
+#: What is measured when nothing else is asked for: one message, two that cross, and each collective
+#: that gloo has. A coalesced launch costs what one of its parts would at the size of all.
 BENCH_OPS: Final = (
-    "send", "batch_isend_irecv", *(name for name, row in OPERATIONS.items() if row.kind == "collective" and row.coalesces is None)
-)  # fmt: skip
+    "send",
+    "batch_isend_irecv",
+    *(
+        name
+        for name, row in OPERATIONS.items()
+        if row.kind == "collective" and row.coalesces is None
+    ),
+)
 BENCH_SIZES: Final = tuple(4096 * 4**k for k in range(7))  # 4 KiB to 16 MiB
 SESSIONS: Final = 3
 
 
 class BenchRow(NamedTuple):
-    """One operation at one size; ns. ``group`` ranks in each group, ``ranks`` on the machine. Quartiles are the spread."""
+    """One operation at one size; ns. ``group`` ranks in each group, ``ranks`` on the machine.
+    Quartiles are the spread.
+    """
 
     op: str
     group: int
@@ -63,12 +73,18 @@ class BenchResult:
 
 
 def run_bench(
-    ranks: Sequence[int] = (2, 4), sizes: Sequence[int] = BENCH_SIZES, ops: Sequence[str] = BENCH_OPS, *, rounds: int = 15,
-    warmup: int = 2, timeout_s: float = 600.0,
-) -> BenchResult:  # fmt: skip
+    ranks: Sequence[int] = (2, 4),
+    sizes: Sequence[int] = BENCH_SIZES,
+    ops: Sequence[str] = BENCH_OPS,
+    *,
+    rounds: int = 15,
+    warmup: int = 2,
+    timeout_s: float = 600.0,
+) -> BenchResult:
     """Measure with Gloo. ``rounds`` are shared out among the sessions.
 
-    Raises UsageError for an unknown operation or fewer than two ranks, EnvironmentFault when torch is missing or time runs out.
+    Raises UsageError for an unknown operation or fewer than two ranks, EnvironmentFault when torch
+    is missing or time runs out.
     """
     from distsim.real.bench.sampling import BenchItem, sample_durations
 
@@ -80,12 +96,19 @@ def run_bench(
         for n in ranks:
             plan = [
                 BenchItem(op, nbytes, group)
-                for group in _group_sizes(n) for op in ops
+                for group in _group_sizes(n)
+                for op in ops
                 if OPERATIONS[op].kind == "collective" or group == 2
-                for nbytes in (sizes if OPERATIONS[op].busbw_factor(2) or OPERATIONS[op].kind != "collective" else (0,))
-            ]  # fmt: skip
+                for nbytes in (
+                    sizes
+                    if OPERATIONS[op].busbw_factor(2) or OPERATIONS[op].kind != "collective"
+                    else (0,)
+                )
+            ]
             left = timeout_s - (time.monotonic() - began)
-            times = sample_durations(n, plan, len(range(session, rounds, sessions)), warmup, max(left, 1.0))
+            times = sample_durations(
+                n, plan, len(range(session, rounds, sessions)), warmup, max(left, 1.0)
+            )
             for k, item in enumerate(plan):
                 found.setdefault((n, item), []).extend(times[:, k].tolist())
     rows = tuple(_row(n, item, np.array(ns)) for (n, item), ns in found.items())
@@ -102,7 +125,10 @@ def _check_request(ranks: Sequence[int], ops: Sequence[str]) -> None:
         raise UsageError("a measurement needs at least two ranks", "as --ranks 2,4")
     for op in ops:
         if op not in BENCH_OPS:
-            raise UsageError(f"bench measures no `{op}`{did_you_mean(op, BENCH_OPS)}", f"it measures {name_list(BENCH_OPS)}")
+            raise UsageError(
+                f"bench measures no `{op}`{did_you_mean(op, BENCH_OPS)}",
+                f"it measures {name_list(BENCH_OPS)}",
+            )
 
 
 def _row(n: int, item: BenchItem, ns: NDArray[np.int64]) -> BenchRow:
@@ -125,7 +151,9 @@ def _machine_facts() -> dict[str, object]:
 
 
 def bench_to_json(found: BenchResult) -> str:
-    """A bench as a file: a JSON object with a row per operation, group, number of ranks and size."""
+    """A bench as a file: a JSON object with a row per operation, group, number of ranks and
+    size.
+    """
     rows = [row._asdict() for row in found.rows]
     head = {
         "format": BENCH_FORMAT,
@@ -147,10 +175,15 @@ def bench_from_json(text: str, file: str = "<bench>") -> BenchResult:
     if not isinstance(data, dict) or data.get("format") != BENCH_FORMAT:
         raise UsageError(f"{file} is no output of distsim bench", remedy)
     if data.get("schema_version") != SCHEMA_VERSION:
-        raise UsageError(f"{file} has schema version {data.get('schema_version')}, this distsim reads {SCHEMA_VERSION}", remedy)
+        raise UsageError(
+            f"{file} has schema version {data.get('schema_version')}, this distsim reads {SCHEMA_VERSION}",
+            remedy,
+        )
     try:
         rows = tuple(BenchRow(**row) for row in data["rows"])
-        good = all(type(value) is int for row in rows for value in row[1:]) and all(row.op in OPERATIONS for row in rows)
+        good = all(type(value) is int for row in rows for value in row[1:]) and all(
+            row.op in OPERATIONS for row in rows
+        )
     except (TypeError, KeyError):
         good, rows = False, ()
     if not good:

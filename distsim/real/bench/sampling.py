@@ -1,8 +1,10 @@
-"""Times torch.distributed on this machine: every operation of a plan, round after round, on forked processes over loopback.
+"""Times torch.distributed on this machine: every operation of a plan, round after round, on forked
+processes over loopback.
 
-A sample is what the simulator prices: from the moment at which all ranks are due until the last one leaves the call. The ranks come
-to it as they do in a program: from work of their own, their caches full of other things. All ranks of one machine read the same
-monotonic clock, so moments can be compared across processes.
+A sample is what the simulator prices: from the moment at which all ranks are due until the last one
+leaves the call. The ranks come to it as they do in a program: from work of their own, their caches
+full of other things. All ranks of one machine read the same monotonic clock, so moments can be
+compared across processes.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-#: All ranks are due so long after they have met, asleep: by then neither caches nor threads are warm. The last part of it they spin.
+#: All ranks are due so long after they have met, asleep: by then neither caches nor threads are
+#: warm. The last part of it they spin.
 _START_LEAD_NS = 10_000_000
 _SPIN_NS = 500_000
 _POLL_S = 0.0005
@@ -46,8 +49,8 @@ _ELEMENT_BYTES = 4
 class BenchItem(NamedTuple):
     """One thing to measure. ``nbytes`` as nccl-tests counts: the large buffer; 0 for barriers.
 
-    ``group``: ranks in a group; neighbours make a group, and all groups work at once. A message goes from the first to the second;
-    of a batch, one goes each way.
+    ``group``: ranks in a group; neighbours make a group, and all groups work at once. A message
+    goes from the first to the second; of a batch, one goes each way.
     """
 
     op: str
@@ -55,8 +58,12 @@ class BenchItem(NamedTuple):
     group: int
 
 
-def sample_durations(n: int, plan: Sequence[BenchItem], rounds: int, warmup: int, timeout_s: float) -> NDArray[np.int64]:
-    """Durations in ns, shape (rounds, items), on ``n`` ranks with gloo. Raises EnvironmentFault when torch is missing or a rank fails."""
+def sample_durations(
+    n: int, plan: Sequence[BenchItem], rounds: int, warmup: int, timeout_s: float
+) -> NDArray[np.int64]:
+    """Durations in ns, shape (rounds, items), on ``n`` ranks with gloo. Raises EnvironmentFault
+    when torch is missing or a rank fails.
+    """
     require_torch()
     import torch.distributed
 
@@ -82,7 +89,9 @@ def _wait_for_ranks(ranks: ProcessLauncher, timeout_s: float, error: Path) -> No
     while None in (exits := {ranks.exit_of(rank) for rank in ranks.processes}) and not any(exits):
         if time.monotonic() > limit:
             why = f"the measurement took more than {timeout_s:.0f} s and was broken off"
-            raise EnvironmentFault(why, "ask for fewer sizes, rounds or ranks, or for a longer --timeout")
+            raise EnvironmentFault(
+                why, "ask for fewer sizes, rounds or ranks, or for a longer --timeout"
+            )
         time.sleep(0.02)
     if any(exits):
         why = error.read_text(encoding="utf-8") if error.exists() else "a rank ended early"
@@ -93,7 +102,9 @@ def _wait_for_ranks(ranks: ProcessLauncher, timeout_s: float, error: Path) -> No
 
 
 class _BenchJob(NamedTuple):
-    """What every rank is told. ``times``: the memory of an array of this ``shape`` that all ranks share."""
+    """What every rank is told. ``times``: the memory of an array of this ``shape`` that all ranks
+    share.
+    """
 
     programs: Sequence[Program]
     n: int
@@ -113,11 +124,23 @@ def _run_bench_rank(job: _BenchJob, rank: int) -> None:
 
         os.environ.update(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
         dist.init_process_group(
-            "gloo", f"file://{job.store}", rank=rank, world_size=job.n, timeout=timedelta(seconds=job.timeout_s)
+            "gloo",
+            f"file://{job.store}",
+            rank=rank,
+            world_size=job.n,
+            timeout=timedelta(seconds=job.timeout_s),
         )
-        calls = [[_with_separate_output(call) for _, call in program.calls_of(rank)] for program in job.programs]
+        calls = [
+            [_with_separate_output(call) for _, call in program.calls_of(rank)]
+            for program in job.programs
+        ]
         times = np.frombuffer(job.times, dtype=np.int64).reshape(job.shape)
-        _run_rounds(rank, calls, _group_of([program.groups[1].size for program in job.programs], rank, job.n), times)
+        _run_rounds(
+            rank,
+            calls,
+            _group_of([program.groups[1].size for program in job.programs], rank, job.n),
+            times,
+        )
         dist.destroy_process_group()
         status = 0
     except Exception as error:
@@ -127,7 +150,9 @@ def _run_bench_rank(job: _BenchJob, rank: int) -> None:
 
 
 def _group_of(sizes: Sequence[int], rank: int, n: int) -> dict[int, ProcessGroup | None]:
-    """torch's groups by size; all ranks make all of them, in one order (torch.distributed.new_group)."""
+    """torch's groups by size; all ranks make all of them, in one order
+    (torch.distributed.new_group).
+    """
     import torch.distributed as dist
 
     mine: dict[int, ProcessGroup | None] = {n: None}
@@ -140,7 +165,10 @@ def _group_of(sizes: Sequence[int], rank: int, n: int) -> dict[int, ProcessGroup
 
 
 def _run_rounds(
-    rank: int, calls: Sequence[Sequence[ResolvedCall]], groups: dict[int, ProcessGroup | None], times: NDArray[np.int64]
+    rank: int,
+    calls: Sequence[Sequence[ResolvedCall]],
+    groups: dict[int, ProcessGroup | None],
+    times: NDArray[np.int64],
 ) -> None:
     import torch.distributed as dist
 
@@ -167,7 +195,9 @@ def _buffers(call: ResolvedCall) -> list[TensorBuffer]:
 
 
 class _BenchTensors:
-    """``pool[buffer]`` is a tensor of the buffer's shape; inputs share memory, and so do outputs, touched once before it counts."""
+    """``pool[buffer]`` is a tensor of the buffer's shape; inputs share memory, and so do outputs,
+    touched once before it counts.
+    """
 
     def __init__(self, calls: Sequence[Sequence[ResolvedCall]]) -> None:
         import torch
@@ -193,23 +223,38 @@ def _bench_program(item: BenchItem, n: int) -> Program:
     plain: dict[int, list[PlainCall]] = {}
     for rank in range(n // g * g):
         first = rank // g * g
-        call = {"op": item.op, "group": f"group {rank // g}", "dtype": _DTYPE, "tensor": "in", "numel": numel}
+        call = {
+            "op": item.op,
+            "group": f"group {rank // g}",
+            "dtype": _DTYPE,
+            "tensor": "in",
+            "numel": numel,
+        }
         there = {first: first + 1, first + 1: first}.get(rank)
         if row.kind != "collective" and there is None:
             plain[rank] = []
         elif row.kind == "batch":
-            ways = [{**call, "op": op, "tensor": name, "peer": there} for op, name in (("isend", "in"), ("irecv", "out"))]
+            ways = [
+                {**call, "op": op, "tensor": name, "peer": there}
+                for op, name in (("isend", "in"), ("irecv", "out"))
+            ]
             plain[rank] = [{"op": item.op, "ops": ways}]
         elif row.kind == "p2p":
             plain[rank] = [{**call, "op": "send" if rank == first else "recv", "peer": there}]
         else:
-            share = numel if row.pairwise or row.input_parts == row.output_parts == "one" else numel // g
+            share = (
+                numel
+                if row.pairwise or row.input_parts == row.output_parts == "one"
+                else numel // g
+            )
             plain[rank] = [{**call, "numel": max(share, 1), "root": first}]
     return build_program(n, plain, groups=groups)
 
 
 def _with_separate_output(call: ResolvedCall) -> ResolvedCall:
-    """The call as torch takes it: an output of its own unless it works in place; one flat tensor unless torch wants a list."""
+    """The call as torch takes it: an output of its own unless it works in place; one flat tensor
+    unless torch wants a list.
+    """
     if "tensor" in OPERATIONS[call.op].model_fields:
         return call
     flat = call.op.endswith(("_tensor", "_single"))

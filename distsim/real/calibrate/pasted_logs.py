@@ -1,13 +1,15 @@
-"""Logs as people paste them: what launchers and terminals put before a line, and several runs in one text."""
+"""Logs as people paste them: what launchers and terminals put before a line, and several runs in
+one text.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-#: Before a line: colours, mpirun's ``--tag-output`` (`[1,0]<stdout>:`) and ``--timestamp-output``, srun's ``--label`` (` 0: `),
-#: container names
-#: (`worker-0 | `), times of day, quotation marks of mails and issues.
+#: Before a line: colours, mpirun's ``--tag-output`` (`[1,0]<stdout>:`) and ``--timestamp-output``,
+#: srun's ``--label`` (` 0: `), container names (`worker-0 | `), times of day, quotation marks of
+#: mails and issues.
 _LINE_PREFIX: Final = re.compile(
     r"""^(?:
     (?:\x1b\[[0-9;]*[A-Za-z])+
@@ -27,7 +29,9 @@ _MAX_PREFIXES: Final = 5
 
 def strip_line_prefixes(text: str) -> list[str]:
     """The lines as the program wrote them."""
-    return [_strip_line(line) for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
+    return [
+        _strip_line(line) for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    ]
 
 
 def _strip_line(line: str) -> str:
@@ -46,8 +50,8 @@ _RUN_HEADER: Final = re.compile(r"^#\s*(?:nThread|Collective test starting)\b")
 
 
 def split_runs(lines: list[str], rows: list[int]) -> list[list[str]]:
-    """The lines of each run; ``rows``: the numbers of those that hold measurements. What stands before a run's header belongs
-    to it."""
+    """The lines of each run; ``rows``: the numbers of those that hold measurements. What stands
+    before a run's header belongs to it."""
     cuts, measured = [0], iter(sorted(rows))
     last, following = -1, next(measured, None)
     for k, line in enumerate(lines):

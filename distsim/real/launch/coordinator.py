@@ -1,4 +1,6 @@
-"""How launchers on several machines act as one: boards, decisions and records travel through the store that the ranks use too."""
+"""How launchers on several machines act as one: boards, decisions and records travel through the
+store that the ranks use too.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class LaunchCoordinator:
 
 
 class _SharedStore:
-    """The ranks' store, in a corner of its own. Its loss is said as what it means: it lives in the first launcher."""
+    """The ranks' store, in a corner of its own. Its loss is said as what it means: it lives in the
+    first launcher.
+    """
 
     def __init__(self, store: Store) -> None:
         import torch.distributed
@@ -67,7 +71,9 @@ class _SharedStore:
         try:
             return ask(self._store)
         except self._lost:
-            raise EnvironmentFault("the launcher of machine 0 is gone", "look there for what ended it") from None
+            raise EnvironmentFault(
+                "the launcher of machine 0 is gone", "look there for what ended it"
+            ) from None
 
     def has(self, key: str) -> bool:
         return self._asked(lambda store: store.check([key]))
@@ -101,7 +107,9 @@ class StoreCoordinator(LaunchCoordinator):
         return [k for k in range(self.hosts) if k != self.number and k not in self.gone]
 
     def meet(self, ended: Callable[[], str]) -> None:
-        """Wait until every launcher has come, or ``ended``. Raises EnvironmentFault with those that did not come."""
+        """Wait until every launcher has come, or ``ended``. Raises EnvironmentFault with those that
+        did not come.
+        """
         self.store.set(f"here/{self.number}", b"1")
         late = self._missing([f"here/{k}" for k in range(self.hosts)], self.wait_s, ended)
         if late and ended():
@@ -113,7 +121,9 @@ class StoreCoordinator(LaunchCoordinator):
                 "start the command on every machine, each with its own --node-rank",
             )
 
-    def _missing(self, keys: Sequence[str], wait_s: float, ended: Callable[[], str] = str) -> list[str]:
+    def _missing(
+        self, keys: Sequence[str], wait_s: float, ended: Callable[[], str] = str
+    ) -> list[str]:
         end = time.monotonic() + wait_s
         while True:
             left = [key for key in keys if not self.store.has(key)]
@@ -128,13 +138,18 @@ class StoreCoordinator(LaunchCoordinator):
         return here and self.store.count(f"ready/{repetition}") >= self.hosts
 
     def share(self, boards: ProgressByRank) -> ProgressByRank:
-        """Show the boards of the ranks here; the first launcher gets everybody's, ten times a second."""
+        """Show the boards of the ranks here; the first launcher gets everybody's, ten times a
+        second.
+        """
         if time.monotonic() - self._shared_at > 0.1:
             self._shared_at = time.monotonic()
             exits = {rank: code for rank, (_, code) in boards.items()}
             self._put(
                 f"boards/{self.number}",
-                pack_record({"exits": json.dumps(exits).encode()} | {str(r): b for r, (b, _) in boards.items()}),
+                pack_record(
+                    {"exits": json.dumps(exits).encode()}
+                    | {str(r): b for r, (b, _) in boards.items()}
+                ),
             )
             for other in range(self.hosts) if self.first else ():
                 if other != self.number and self.store.has(f"boards/{other}/size"):
@@ -189,16 +204,27 @@ class StoreCoordinator(LaunchCoordinator):
         return False
 
     def gather(self, record: Mapping[str, bytes]) -> list[Mapping[str, bytes]]:
-        """Everybody's records at the first launcher; those of a machine that is gone are missing."""
+        """Everybody's records at the first launcher; those of a machine that is gone are
+        missing.
+        """
         if not self.first:
             self._put(f"record/{self.number}", pack_record(record))
             return [record]
         keys = [f"record/{k}/size" for k in self._others]
         late = self._missing(keys, self.wait_s)
-        return [record, *(unpack_record(self._get(key.removesuffix("/size"))) for key in keys if key not in late)]
+        return [
+            record,
+            *(
+                unpack_record(self._get(key.removesuffix("/size")))
+                for key in keys
+                if key not in late
+            ),
+        ]
 
     def agree_on(self, status: int) -> int:
-        """The first launcher's exit status, on all; it waits until the others have read it, since it serves the store."""
+        """The first launcher's exit status, on all; it waits until the others have read it, since
+        it serves the store.
+        """
         if self.first:
             self.store.set("status", str(status))
             self._missing([f"bye/{k}" for k in self._others], 5)

@@ -1,4 +1,6 @@
-"""Looks after the workers: lets them start together, sees when nothing moves any more, ends them all whatever happens."""
+"""Looks after the workers: lets them start together, sees when nothing moves any more, ends them
+all whatever happens.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ from distsim.real.shared.progress_file import (
 
 #: How often the boards are looked at.
 _POLL_S = 0.01
-#: Once a rank has died, so long without progress is a standstill: a peer's error shows within milliseconds (semantics 2.4).
+#: Once a rank has died, so long without progress is a standstill: a peer's error shows within
+#: milliseconds (semantics 2.4).
 _GRACE_AFTER_DEATH_NS = 1_500_000_000
 #: How often the ranks' use of their cores is looked at.
 _CPU_CHECK_INTERVAL_NS = 500_000_000
@@ -40,9 +43,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 class MonitorResult(NamedTuple):
     """How a run came to its end. ``reason``: done, standstill, start (not all came), interrupted.
 
-    ``seen``: the last board of every rank; ``exits``: exit statuses of those whose process was over before the end was decided;
-    ``starts_ns``: the common start of each repetition. ``still_ns``: how long nothing had moved then. ``ended_by``: the signal that
-    interrupted this launcher.
+    ``seen``: the last board of every rank; ``exits``: exit statuses of those whose process was over
+    before the end was decided; ``starts_ns``: the common start of each repetition. ``still_ns``:
+    how long nothing had moved then. ``ended_by``: the signal that interrupted this launcher.
     """
 
     reason: str
@@ -58,9 +61,20 @@ class RankMonitor:
     """Watches the ranks of this machine, and through ``coordinator`` those of the others."""
 
     def __init__(
-        self, job: WorkerJob, ranks: Sequence[int], launcher: ProcessLauncher, coordinator: LaunchCoordinator, timeout_ns: int, start_ns: int
-    ) -> None:  # fmt: skip
-        self.job, self.ranks, self.launcher, self.coordinator = job, tuple(ranks), launcher, coordinator
+        self,
+        job: WorkerJob,
+        ranks: Sequence[int],
+        launcher: ProcessLauncher,
+        coordinator: LaunchCoordinator,
+        timeout_ns: int,
+        start_ns: int,
+    ) -> None:
+        self.job, self.ranks, self.launcher, self.coordinator = (
+            job,
+            tuple(ranks),
+            launcher,
+            coordinator,
+        )
         self.timeout_ns, self.start_limit_ns = timeout_ns, start_ns
         self.boards = {rank: ProgressFile(job.board(rank), create=True) for rank in self.ranks}
         self.control_file = ControlFile(job.control_file, create=True)
@@ -78,7 +92,9 @@ class RankMonitor:
 
     # --- the loop ---
     def run(self) -> MonitorResult:
-        """Until all is over, or nothing moves, or somebody wants an end. The workers are still there afterwards."""
+        """Until all is over, or nothing moves, or somebody wants an end. The workers are still
+        there afterwards.
+        """
         while True:
             self._look()
             self._start()
@@ -90,15 +106,26 @@ class RankMonitor:
         self._look()
         self._look_at_stopped()  # before its stack is asked for: the signal may end a wait of torch's sockets with an error
         stacks = self._stacks() if reason in ("standstill", "interrupted") else {}
-        seen_, exits = {r: s for r, (s, _) in self.all.items()}, {r: code for r, (_, code) in self.all.items()}
-        return MonitorResult(reason, seen_, exits, tuple(self.starts), stacks, still_ns, self.ended_by)
+        seen_, exits = (
+            {r: s for r, (s, _) in self.all.items()},
+            {r: code for r, (_, code) in self.all.items()},
+        )
+        return MonitorResult(
+            reason, seen_, exits, tuple(self.starts), stacks, still_ns, self.ended_by
+        )
 
     def _look(self) -> None:
         now = time.monotonic_ns()
-        here = {rank: (board.raw(), self.launcher.exit_of(rank)) for rank, board in self.boards.items()}
+        here = {
+            rank: (board.raw(), self.launcher.exit_of(rank)) for rank, board in self.boards.items()
+        }
         for rank, (data, code) in self.coordinator.share(here).items():
             board = parse_snapshot(data, rank)
-            mark = (board.progress, code is None, board.busy_until_ns if board.phase <= RankPhase.LOADING else 0)
+            mark = (
+                board.progress,
+                code is None,
+                board.busy_until_ns if board.phase <= RankPhase.LOADING else 0,
+            )
             if self._marks.get(rank) != mark:
                 self._marks[rank] = mark
                 self.moved_ns = now
@@ -106,17 +133,29 @@ class RankMonitor:
                 self.moved_ns = min(board.busy_until_ns, now)
             self.all[rank] = (board, code)
 
-        if self.job.backend == "gloo" and self.job.devices.kind == "cpu" and now - self._worked_ns > _CPU_CHECK_INTERVAL_NS:
+        if (
+            self.job.backend == "gloo"
+            and self.job.devices.kind == "cpu"
+            and now - self._worked_ns > _CPU_CHECK_INTERVAL_NS
+        ):
             self._look_at_work(now)
         if now - self._loading_ns > _CPU_CHECK_INTERVAL_NS:
             self._look_at_loading(now)
 
     def _look_at_loading(self, now: int) -> None:
-        """Ranks that load torch on a busy machine take as long as they take: while they use their cores, their boards say so."""
+        """Ranks that load torch on a busy machine take as long as they take: while they use their
+        cores, their boards say so.
+        """
         self._loading_ns = now
-        loading = [rank for rank in self.ranks if self.all[rank][0].phase <= RankPhase.LOADING and self.all[rank][1] is None]
+        loading = [
+            rank
+            for rank in self.ranks
+            if self.all[rank][0].phase <= RankPhase.LOADING and self.all[rank][1] is None
+        ]
         others = {board.pid for board, _ in self.all.values() if board.phase > RankPhase.LOADING}
-        pids = [int(child.pid or 0) for child in multiprocessing.active_children()] if loading else []
+        pids = (
+            [int(child.pid or 0) for child in multiprocessing.active_children()] if loading else []
+        )
         ticks = sum(_cpu_ticks(pid) for pid in pids if pid not in others)
         if ticks > self._loading_ticks + 1:
             for rank in loading:
@@ -124,7 +163,9 @@ class RankMonitor:
         self._loading_ticks = ticks
 
     def _look_at_work(self, now: int) -> None:
-        """A rank that spends its core's time in a call moves data: gloo waits without any. (nccl, mpi and CUDA wait by spinning.)"""
+        """A rank that spends its core's time in a call moves data: gloo waits without any. (nccl,
+        mpi and CUDA wait by spinning.)
+        """
         self._worked_ns = now
         for rank in self.ranks:
             board, code = self.all[rank]
@@ -147,7 +188,9 @@ class RankMonitor:
         if turn >= self.job.repeats:
             return
         here = [self.all[rank][0] for rank in self.ranks]
-        if self.coordinator.ready(turn, all(b.phase == RankPhase.READY and b.repetition == turn for b in here)):
+        if self.coordinator.ready(
+            turn, all(b.phase == RankPhase.READY and b.repetition == turn for b in here)
+        ):
             start_ns = time.monotonic_ns() + _START_LEAD_NS
             self.starts.append(start_ns)
             self.control_file.go(turn, start_ns)
@@ -162,11 +205,14 @@ class RankMonitor:
         if self._starting(known):
             return "start" if now - self.moved_ns > self.start_limit_ns else ""
         gone = any(
-            code is not None or b.phase in (RankPhase.RAISED, RankPhase.EXITED, RankPhase.STRUCK, RankPhase.BROKEN)
+            code is not None
+            or b.phase in (RankPhase.RAISED, RankPhase.EXITED, RankPhase.STRUCK, RankPhase.BROKEN)
             for b, code in known
         )
         limit_ns = min(self.timeout_ns, _GRACE_AFTER_DEATH_NS) if gone else self.timeout_ns
-        if any(b.phase == RankPhase.WRITING and code is None for b, code in known):  # large tensors take their time
+        if any(
+            b.phase == RankPhase.WRITING and code is None for b, code in known
+        ):  # large tensors take their time
             limit_ns = max(limit_ns, self.start_limit_ns)
         return "standstill" if now - self.moved_ns > limit_ns else ""
 
@@ -174,10 +220,14 @@ class RankMonitor:
         """Some process is still loading, and none has failed."""
         if any(code is not None or b.phase == RankPhase.BROKEN for b, code in known):
             return False
-        return len(known) < len(self.everyone) or any(b.phase in (RankPhase.NEW, RankPhase.LOADING) for b, _ in known)
+        return len(known) < len(self.everyone) or any(
+            b.phase in (RankPhase.NEW, RankPhase.LOADING) for b, _ in known
+        )
 
     def _stacks(self) -> dict[int, str]:
-        """The Python stack of every rank of this machine that still lives, written by itself on a signal."""
+        """The Python stack of every rank of this machine that still lives, written by itself on a
+        signal.
+        """
         asked = []
         for rank in self.ranks:
             board, code = self.all[rank]
@@ -189,7 +239,11 @@ class RankMonitor:
         while time.monotonic() < end and not all(_file_size(self.job.stack(r)) for r in asked):
             time.sleep(0.01)
         time.sleep(0.02 if asked else 0)
-        return {rank: self.job.stack(rank).read_text(errors="replace") for rank in asked if _file_size(self.job.stack(rank))}
+        return {
+            rank: self.job.stack(rank).read_text(errors="replace")
+            for rank in asked
+            if _file_size(self.job.stack(rank))
+        }
 
     # --- the end ---
     def finish(self, clean: bool) -> None:
@@ -224,7 +278,9 @@ def _has_ended(board: ProgressSnapshot, code: int | None) -> bool:
 
 
 def _cpu_ticks(pid: int) -> int:
-    """What a process has had of its cores, in clock ticks (proc(5): utime and stime); 0 where that can't be told."""
+    """What a process has had of its cores, in clock ticks (proc(5): utime and stime); 0 where that
+    can't be told.
+    """
     fields = _proc_stat(pid)
     return int(fields[11]) + int(fields[12]) if fields else 0
 

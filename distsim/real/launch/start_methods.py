@@ -1,4 +1,6 @@
-"""The ranks of this machine as processes: started by fork, spawn, forkserver or torch's elastic launcher, ended by their pid."""
+"""The ranks of this machine as processes: started by fork, spawn, forkserver or torch's elastic
+launcher, ended by their pid.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ from distsim.real.worker import rank_process
 
 MainArgument = TypeVar("MainArgument")
 START_METHODS = ("fork", "spawn", "forkserver", "elastic")
-_FORKSERVER_PRELOAD = ["torch.distributed", "distsim.real.worker.runner", "distsim.operations.registry", "ml_dtypes"]
+_FORKSERVER_PRELOAD = [
+    "torch.distributed",
+    "distsim.real.worker.runner",
+    "distsim.operations.registry",
+    "ml_dtypes",
+]
 
 
 class ProcessLauncher:
@@ -33,20 +40,32 @@ class ProcessLauncher:
 
     def start(self, job: WorkerJob, ranks: Sequence[int]) -> None:
         """Start the ranks."""
-        self.start_each(rank_process.run_rank, replace(job, parent=0 if self.method == "forkserver" else os.getpid()), ranks)
+        self.start_each(
+            rank_process.run_rank,
+            replace(job, parent=0 if self.method == "forkserver" else os.getpid()),
+            ranks,
+        )
 
-    def start_each(self, main: Callable[[MainArgument, int], None], given: MainArgument, ranks: Sequence[int]) -> None:
-        """A process for each rank, which calls ``main(given, rank)``. With fork, what they import is imported here first."""
+    def start_each(
+        self, main: Callable[[MainArgument, int], None], given: MainArgument, ranks: Sequence[int]
+    ) -> None:
+        """A process for each rank, which calls ``main(given, rank)``. With fork, what they import
+        is imported here first.
+        """
         context: Any = multiprocessing.get_context(self.method)
         if self.method == "forkserver":
             context.set_forkserver_preload(_FORKSERVER_PRELOAD)
         for rank in ranks:
-            process = context.Process(target=main, args=(given, rank), name=f"rank {rank}", daemon=True)
+            process = context.Process(
+                target=main, args=(given, rank), name=f"rank {rank}", daemon=True
+            )
             process.start()
             self.processes[rank] = process
 
     def exit_of(self, rank: int) -> int | None:
-        """The exit status of a rank; minus the signal's number when one ended it. A rank that was never started never ends."""
+        """The exit status of a rank; minus the signal's number when one ended it. A rank that was
+        never started never ends.
+        """
         process = self.processes.get(rank)
         return None if process is None or process.is_alive() else process.exitcode
 
@@ -54,7 +73,9 @@ class ProcessLauncher:
         return int(self.processes[rank].pid or 0)
 
     def end(self, grace_s: float) -> None:
-        """Wait so long for those who are leaving, then kill the others; all are reaped when this returns."""
+        """Wait so long for those who are leaving, then kill the others; all are reaped when this
+        returns.
+        """
         limit = time.monotonic() + grace_s
         for process in self.processes.values():
             process.join(max(limit - time.monotonic(), 0))
@@ -69,7 +90,9 @@ class ProcessLauncher:
 
 
 class ElasticLauncher(ProcessLauncher):
-    """torch's own launcher with no restarts, in a thread beside the watch. It names a failed rank, and ends all the others."""
+    """torch's own launcher with no restarts, in a thread beside the watch. It names a failed rank,
+    and ends all the others.
+    """
 
     def __init__(self, job: WorkerJob, start_method: str = "spawn") -> None:
         super().__init__("elastic")
@@ -77,13 +100,17 @@ class ElasticLauncher(ProcessLauncher):
         self.failed: dict[int, int] = {}
         self.fault: BaseException | None = None
         self.ranks: tuple[int, ...] = ()
-        self._started: dict[int, BaseProcess] = {}  # processes by pid, as multiprocessing knows them
+        self._started: dict[
+            int, BaseProcess
+        ] = {}  # processes by pid, as multiprocessing knows them
         self._thread: threading.Thread | None = None
         self._store: object = None
 
     def start(self, job: WorkerJob, ranks: Sequence[int]) -> None:
         self.ranks = tuple(ranks)
-        self._thread = threading.Thread(target=self._run, args=(replace(job, given=True, init_method="env://"),), daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(replace(job, given=True, init_method="env://"),), daemon=True
+        )
         self._thread.start()
 
     def _run(self, job: WorkerJob) -> None:
@@ -95,15 +122,24 @@ class ElasticLauncher(ProcessLauncher):
 
         for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        # torch's own rendezvous would listen on every address; in one process, stores of one port share the server that is there first
+        # torch's own rendezvous would listen on every address; in one process, stores of one port
+        # share the server that is there first
         door, port = listen("127.0.0.1", 0, allow_other_port=True)
         self._store = serve_store(door, "127.0.0.1", port, shared=True)
         config = LaunchConfig(
-            min_nodes=1, max_nodes=1, nproc_per_node=len(self.ranks), rdzv_backend="static", rdzv_endpoint=f"127.0.0.1:{port}",
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=len(self.ranks),
+            rdzv_backend="static",
+            rdzv_endpoint=f"127.0.0.1:{port}",
             rdzv_configs={"rank": 0, "timeout": 60},
-            run_id=f"distsim-{os.getpid()}", max_restarts=0, monitor_interval=0.1, start_method=self.start_method,
-            local_addr="127.0.0.1", logs_specs=DefaultLogsSpecs(log_dir=job.directory),
-        )  # fmt: skip
+            run_id=f"distsim-{os.getpid()}",
+            max_restarts=0,
+            monitor_interval=0.1,
+            start_method=self.start_method,
+            local_addr="127.0.0.1",
+            logs_specs=DefaultLogsSpecs(log_dir=job.directory),
+        )
         try:
             elastic_launch(config, rank_process.run_elastic_rank)(job)
         except ChildFailedError as error:
@@ -116,14 +152,17 @@ class ElasticLauncher(ProcessLauncher):
         return self._thread is None or not self._thread.is_alive()
 
     def exit_of(self, rank: int) -> int | None:
-        """As the process says; the launcher itself names one failed rank only, and stops the others by SIGTERM.
+        """As the process says; the launcher itself names one failed rank only, and stops the others
+        by SIGTERM.
 
         Raises EnvironmentFault where the launcher failed.
         """
         if rank not in self.ranks:
             return None
         if self.fault is not None:
-            raise EnvironmentFault(f"torch's elastic launcher failed: {self.fault}", "try --launcher spawn")
+            raise EnvironmentFault(
+                f"torch's elastic launcher failed: {self.fault}", "try --launcher spawn"
+            )
         self._started |= {int(child.pid or 0): child for child in multiprocessing.active_children()}
         process = self._started.get(self.pid(rank))
         if process is not None and process.exitcode is not None:

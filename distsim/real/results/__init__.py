@@ -1,1 +1,3 @@
-"""From the files that ranks left to a trace, findings and the comparison with the simulation; nothing here starts or ends a process."""
+"""From the files that ranks left to a trace, findings and the comparison with the simulation;
+nothing here starts or ends a process.
+"""

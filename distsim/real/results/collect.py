@@ -36,7 +36,10 @@ _NO_PROGRESS_NS = 1_000_000_000
 
 
 def local_records(
-    session: LaunchSession, job: WorkerJob, watched: MonitorResult, clocks: tuple[tuple[int, int], tuple[int, int]]
+    session: LaunchSession,
+    job: WorkerJob,
+    watched: MonitorResult,
+    clocks: tuple[tuple[int, int], tuple[int, int]],
 ) -> dict[str, bytes]:
     """All that the ranks of this machine left, as bytes that can travel."""
     values = session.simulation.wide_values
@@ -65,7 +68,9 @@ def local_records(
 class _GatheredRecords:
     """The records of all launchers together."""
 
-    tables: dict[int, dict[int, RankTimeTable]] = field(default_factory=dict)  # repetition -> rank -> table
+    tables: dict[int, dict[int, RankTimeTable]] = field(
+        default_factory=dict
+    )  # repetition -> rank -> table
     buffers: list[BufferCheck] = field(default_factory=list)
     kept: list[RankTensorValue] = field(default_factory=list)
     stacks: dict[int, str] = field(default_factory=dict)
@@ -75,7 +80,9 @@ class _GatheredRecords:
     device_error_ns: int = 0
 
 
-def _merge_records(records: Sequence[Mapping[str, bytes]], starts_ns: Sequence[int]) -> _GatheredRecords:
+def _merge_records(
+    records: Sequence[Mapping[str, bytes]], starts_ns: Sequence[int]
+) -> _GatheredRecords:
     out = _GatheredRecords()
     for record in records:
         facts = json.loads(record["facts"])
@@ -98,8 +105,12 @@ def _merge_records(records: Sequence[Mapping[str, bytes]], starts_ns: Sequence[i
     return out
 
 
-def check_environment_faults(session: LaunchSession, job: WorkerJob, watched: MonitorResult) -> None:
-    """What is no fault of the scenario: ranks that never came or never met, or broke before their program began."""
+def check_environment_faults(
+    session: LaunchSession, job: WorkerJob, watched: MonitorResult
+) -> None:
+    """What is no fault of the scenario: ranks that never came or never met, or broke before their
+    program began.
+    """
     broken = [s for s in watched.seen.values() if s.phase == RankPhase.BROKEN]
     place = _meeting_place(session, job)
     if broken:
@@ -108,25 +119,51 @@ def check_environment_faults(session: LaunchSession, job: WorkerJob, watched: Mo
     for rank, board in sorted(watched.seen.items()):
         code = watched.exits.get(rank)
         if code is not None and board.phase in (RankPhase.NEW, RankPhase.LOADING):
-            raise EnvironmentFault(f"rank {rank} ended before it had started, with status {code}", "try another --launcher")
+            raise EnvironmentFault(
+                f"rank {rank} ended before it had started, with status {code}",
+                "try another --launcher",
+            )
     if watched.reason == "start":
-        late = [r for r, s in sorted(watched.seen.items()) if s.phase in (RankPhase.NEW, RankPhase.LOADING)]
-        raise EnvironmentFault(f"too few ranks came: {late} did not start in time", "try again, or give a longer --timeout")
-    startup, absent = job.program.startup, any(fault.kind == "absent" for fault in job.program.faults)
-    if watched.reason == "standstill" and not watched.starts_ns and not absent and not (startup is not None and startup.failed):
+        late = [
+            r
+            for r, s in sorted(watched.seen.items())
+            if s.phase in (RankPhase.NEW, RankPhase.LOADING)
+        ]
+        raise EnvironmentFault(
+            f"too few ranks came: {late} did not start in time",
+            "try again, or give a longer --timeout",
+        )
+    startup, absent = (
+        job.program.startup,
+        any(fault.kind == "absent" for fault in job.program.faults),
+    )
+    if (
+        watched.reason == "standstill"
+        and not watched.starts_ns
+        and not absent
+        and not (startup is not None and startup.failed)
+    ):
         apart = [r for r, s in sorted(watched.seen.items()) if s.phase == RankPhase.CONNECTING]
         raise EnvironmentFault(
-            f"{rank_list(apart)} did not meet {place}", "the host must be the one of rank 0, and its port free and open"
+            f"{rank_list(apart)} did not meet {place}",
+            "the host must be the one of rank 0, and its port free and open",
         )
 
 
 def _meeting_place(session: LaunchSession, job: WorkerJob) -> str:
     """Where ranks find each other, as a user has named it."""
-    return f"at {session.address}:{session.port}" if job.init_method.startswith("env://") else f"through {job.init_method}"
+    return (
+        f"at {session.address}:{session.port}"
+        if job.init_method.startswith("env://")
+        else f"through {job.init_method}"
+    )
 
 
 def build_real_run(
-    session: LaunchSession, job: WorkerJob, watched: MonitorResult, records: Sequence[Mapping[str, bytes]]
+    session: LaunchSession,
+    job: WorkerJob,
+    watched: MonitorResult,
+    records: Sequence[Mapping[str, bytes]],
 ) -> RealRun:
     """What the run came to. ``records``: what `record` gave on each machine."""
     got = _merge_records(records, watched.starts_ns)
@@ -137,33 +174,70 @@ def build_real_run(
     left = postmortem(simulation, watched.seen, watched.exits, start_ns, sources)
     running = watched.reason == "interrupted" and watched.still_ns < _NO_PROGRESS_NS
     if running:
-        left = PostmortemResult(left.final_state, (), ())  # it was getting on: who waited for whom just then says nothing
+        left = PostmortemResult(
+            left.final_state, (), ()
+        )  # it was getting on: who waited for whom just then says nothing
     taken, ends = diverging_receives(sources, simulation.run.trace), left.final_state.ends
     outcome = "" if running else outcome_of(ends, got.buffers, simulation.outcome, taken)
-    both = SimulatedVsReal(()) if running else compare_with_simulation(simulation, outcome, ends, got.buffers, taken)
+    both = (
+        SimulatedVsReal(())
+        if running
+        else compare_with_simulation(simulation, outcome, ends, got.buffers, taken)
+    )
     end = _end_header(watched, left, running, outcome, start_ns)
-    traces = [_repetition_trace(session, job, got, k, left.final_state, outcome, end) for k in sorted(got.tables) or [0]]
+    traces = [
+        _repetition_trace(session, job, got, k, left.final_state, outcome, end)
+        for k in sorted(got.tables) or [0]
+    ]
     counted = traces[1:] if len(traces) > 1 and len(traces) == job.repeats else traces
     ordered = sorted(counted, key=lambda t: t.makespan_ns)
     trace = ordered[(len(ordered) - 1) // 2] if outcome == "completes" else traces[-1]
-    bad = {e.rank for e in left.final_state.ends if e.status in ("raised", "crashed") and not is_consequence(e)}
+    bad = {
+        e.rank
+        for e in left.final_state.ends
+        if e.status in ("raised", "crashed") and not is_consequence(e)
+    }
     return RealRun(
-        simulation, session.backend, session.started.launcher if session.started else session.launcher, outcome, watched.reason,
-        left.final_state, left.findings, left.culprits, both.differences, trace,
-        tuple(t.makespan_ns for t in counted), tuple(got.buffers), got.stacks,
-        {r: text for r, text in got.outputs.items() if r in bad and text.strip()}, got.overhead_ns, got.error_ns,
-        session.wish.timeout_ns, tuple(session.notes), both.agreement, watched.ended_by,
+        simulation,
+        session.backend,
+        session.started.launcher if session.started else session.launcher,
+        outcome,
+        watched.reason,
+        left.final_state,
+        left.findings,
+        left.culprits,
+        both.differences,
+        trace,
+        tuple(t.makespan_ns for t in counted),
+        tuple(got.buffers),
+        got.stacks,
+        {r: text for r, text in got.outputs.items() if r in bad and text.strip()},
+        got.overhead_ns,
+        got.error_ns,
+        session.wish.timeout_ns,
+        tuple(session.notes),
+        both.agreement,
+        watched.ended_by,
         taken,
-    )  # fmt: skip
+    )
 
 
-def _end_header(watched: MonitorResult, left: PostmortemResult, running: bool, outcome: str, start_ns: int) -> dict[str, object]:
-    """What the header says of a run that did not come to its end: why it was over, when, and whom to blame."""
+def _end_header(
+    watched: MonitorResult, left: PostmortemResult, running: bool, outcome: str, start_ns: int
+) -> dict[str, object]:
+    """What the header says of a run that did not come to its end: why it was over, when, and whom
+    to blame.
+    """
     if outcome in ("completes", "wrong-data") and watched.reason == "done":
         return {}
     until_ns = max(time.monotonic_ns() - start_ns, 0) if start_ns else 0
     signalled = {"ended_by": watched.ended_by} if watched.ended_by else {}
-    return {"reason": watched.reason, **signalled, "until_ns": until_ns, "culprits": [] if running else list(left.culprits)}
+    return {
+        "reason": watched.reason,
+        **signalled,
+        "until_ns": until_ns,
+        "culprits": [] if running else list(left.culprits),
+    }
 
 
 def _any_source_senders(program: Program, got: _GatheredRecords) -> dict[PostedRequest, int]:
@@ -179,15 +253,33 @@ def _any_source_senders(program: Program, got: _GatheredRecords) -> dict[PostedR
 
 
 def _repetition_trace(
-    session: LaunchSession, job: WorkerJob, got: _GatheredRecords, repetition: int, left: FinalState, outcome: str, end: Mapping[str, object]
-) -> Trace:  # fmt: skip
+    session: LaunchSession,
+    job: WorkerJob,
+    got: _GatheredRecords,
+    repetition: int,
+    left: FinalState,
+    outcome: str,
+    end: Mapping[str, object],
+) -> Trace:
     import torch
 
-    device = {"times": "device", "device_clock_error_ns": got.device_error_ns} if job.devices.kind == "cuda" else {}
+    device = (
+        {"times": "device", "device_clock_error_ns": got.device_error_ns}
+        if job.devices.kind == "cuda"
+        else {}
+    )
     header = {
-        "backend": session.backend, **device, "cluster": "", "launcher": session.launcher, "torch": torch.__version__,
-        "repetition": repetition, "clock_error_ns": got.error_ns, "recording_ns_per_call": got.overhead_ns,
-        "compute": "busy" if job.busy else "asleep", "cores": os.cpu_count(),
-        **(header_values(got.kept) if session.simulation.has_values else {}), **end,
-    }  # fmt: skip
+        "backend": session.backend,
+        **device,
+        "cluster": "",
+        "launcher": session.launcher,
+        "torch": torch.__version__,
+        "repetition": repetition,
+        "clock_error_ns": got.error_ns,
+        "recording_ns_per_call": got.overhead_ns,
+        "compute": "busy" if job.busy else "asleep",
+        "cores": os.cpu_count(),
+        **(header_values(got.kept) if session.simulation.has_values else {}),
+        **end,
+    }
     return merge_rank_tables(job.program, got.tables.get(repetition, {}), left, outcome, header)

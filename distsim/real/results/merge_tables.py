@@ -1,4 +1,6 @@
-"""From the tables of all ranks to one trace: clocks brought together, calls that met matched, starts worked out."""
+"""From the tables of all ranks to one trace: clocks brought together, calls that met matched,
+starts worked out.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,15 @@ class RankTimeTable(NamedTuple):
 
 
 def merge_rank_tables(
-    program: Program, tables: Mapping[int, RankTimeTable], left: FinalState, outcome: str, header: Mapping[str, object]
+    program: Program,
+    tables: Mapping[int, RankTimeTable],
+    left: FinalState,
+    outcome: str,
+    header: Mapping[str, object],
 ) -> Trace:
-    """One trace of a recorded run. ``header``: what the recording adds to the header, ``backend`` and ``cluster`` among it."""
+    """One trace of a recorded run. ``header``: what the recording adds to the header, ``backend``
+    and ``cluster`` among it.
+    """
     columns = RunColumns(program)
     sources: dict[int, int] = {}
     launched: dict[int, int] = {}
@@ -40,17 +48,41 @@ def merge_rank_tables(
     rows = _posted_rows(program, columns)
     _number_matches(columns, rows, sources)
     _set_starts(columns, rows, str(header["backend"]), launched)
-    makespan_ns = max((int(max(c, default=0)) for c in (columns.returned, columns.finished, columns.posted)), default=0)
-    trace = build_trace(program, columns, left, profile=str(header["backend"]), outcome=outcome,
-                        makespan_ns=max(makespan_ns, 0), cluster=str(header["cluster"]))  # fmt: skip
-    complete = bool(left.ends) and not left.blocked and all(end.status == "ended" for end in left.ends)
-    said = {str(end.rank): end.message for end in left.ends if end.message and end.status != "ended"}
-    facts = {**trace.header, **header, "source": "recorded", "complete": complete, **({"said": said} if said else {})}
+    makespan_ns = max(
+        (int(max(c, default=0)) for c in (columns.returned, columns.finished, columns.posted)),
+        default=0,
+    )
+    trace = build_trace(
+        program,
+        columns,
+        left,
+        profile=str(header["backend"]),
+        outcome=outcome,
+        makespan_ns=max(makespan_ns, 0),
+        cluster=str(header["cluster"]),
+    )
+    complete = (
+        bool(left.ends) and not left.blocked and all(end.status == "ended" for end in left.ends)
+    )
+    said = {
+        str(end.rank): end.message for end in left.ends if end.message and end.status != "ended"
+    }
+    facts = {
+        **trace.header,
+        **header,
+        "source": "recorded",
+        "complete": complete,
+        **({"said": said} if said else {}),
+    }
     return Trace(facts, trace.tables, trace.columns)
 
 
 def _add_rank_table(
-    columns: RunColumns, rank: int, rank_times: RankTimeTable, sources: dict[int, int], launched: dict[int, int]
+    columns: RunColumns,
+    rank: int,
+    rank_times: RankTimeTable,
+    sources: dict[int, int],
+    launched: dict[int, int],
 ) -> None:
     """A rank's table into the columns; ``launched``: row -> when its device came to it."""
     base, zero_ns = columns.base[rank], rank_times.zero_ns
@@ -73,13 +105,19 @@ def _posted_rows(program: Program, columns: RunColumns) -> PostedRows:
     for rank in range(program.world_size):
         for position, call in program.calls_of(rank):
             row = columns.row(program, rank, position)
-            pieces = [(row + 1 + k, part) for k, part in enumerate(call.parts)] if call.parts else [(row, call)]
+            pieces = (
+                [(row + 1 + k, part) for k, part in enumerate(call.parts)]
+                if call.parts
+                else [(row, call)]
+            )
             found += [(r, c) for r, c in pieces if columns.posted[r] >= 0]
     return found
 
 
 def _number_matches(columns: RunColumns, rows: PostedRows, sources: Mapping[int, int]) -> None:
-    """Number what met. A receive from any source took the next message of the rank that it says itself; one that took none has no match."""
+    """Number what met. A receive from any source took the next message of the rank that it says
+    itself; one that took none has no match.
+    """
     calls = CallMatching[int]()
     for row, call in rows:
         if OPERATIONS[call.op].kind in ("p2p", "collective"):
@@ -89,8 +127,12 @@ def _number_matches(columns: RunColumns, rows: PostedRows, sources: Mapping[int,
             columns.match[row] = number
 
 
-def _set_starts(columns: RunColumns, rows: PostedRows, backend: str, launched: Mapping[int, int]) -> None:
-    """A transfer starts when the last one it needs has come; work of one rank's own when it is posted, or its device comes to it."""
+def _set_starts(
+    columns: RunColumns, rows: PostedRows, backend: str, launched: Mapping[int, int]
+) -> None:
+    """A transfer starts when the last one it needs has come; work of one rank's own when it is
+    posted, or its device comes to it.
+    """
     members: dict[int, list[tuple[int, ResolvedCall]]] = defaultdict(list)
     for row, call in rows:
         match = columns.match[row]
@@ -115,5 +157,11 @@ def _awaited_ranks(call: ResolvedCall, backend: str) -> tuple[int, ...]:
         return peers if call.peer is not None else (call.rank,)
     profile, group = BACKEND_PROFILES.get(backend), call.group
     root = group.group_rank(call.root) if call.root is not None else 0
-    needs = profile.needs(call.op, group.size, root, call.group_rank) if profile is not None else None
-    return group.ranks if needs is None else tuple(sorted({call.rank, *(group.ranks[i] for i in needs)}))
+    needs = (
+        profile.needs(call.op, group.size, root, call.group_rank) if profile is not None else None
+    )
+    return (
+        group.ranks
+        if needs is None
+        else tuple(sorted({call.rank, *(group.ranks[i] for i in needs)}))
+    )

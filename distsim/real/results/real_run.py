@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RealRunOptions:
-    """How a run is wanted. ``launcher``: None takes fork, or spawn where a forked rank can't use its GPU. ``init``: env, tcp, file, or a
-    URL of torch's. ``device``: auto (GPUs for nccl, else the CPU), cpu or cuda. ``trace``: the file of the recording, beside which it is
-    written as it goes.
+    """How a run is wanted. ``launcher``: None takes fork, or spawn where a forked rank can't use
+    its GPU. ``init``: env, tcp, file, or a URL of torch's. ``device``: auto (GPUs for nccl, else
+    the CPU), cpu or cuda. ``trace``: the file of the recording, beside which it is written as it
+    goes.
     """
 
     backend: str | None = None
@@ -59,19 +60,23 @@ class LaunchSession:
     store: TCPStore | None = None
     directory: str = ""
     devices: RankDevices = field(default_factory=RankDevices)
-    program: Program | None = None  # in place of the simulation's: the same calls with other buffers
+    program: Program | None = (
+        None  # in place of the simulation's: the same calls with other buffers
+    )
 
 
 @dataclass(frozen=True)
 class RealRun:
     """A run on torch.distributed beside its simulation.
 
-    ``makespans_ns``: one per repetition that counted, the warm-up left out. ``findings``, ``culprits``: of the real standstill.
-    ``differences``: where simulated and real ends differ, in words; empty where they agree. ``stacks``: Python stack by rank of
-    those that were stuck; ``outputs``: what a failed rank printed last. ``overhead_ns``: what recording a call cost.
-    ``reason``: done, standstill, start, interrupted. ``outcome`` is empty where the run was ended from outside while it got on.
-    ``agreement``: where there are no differences and the ends are not alike, how the two go together. ``ended_by``: the signal that
-    interrupted it. ``taken``: receives from any source that took another rank's message than in the simulation.
+    ``makespans_ns``: one per repetition that counted, the warm-up left out. ``findings``,
+    ``culprits``: of the real standstill. ``differences``: where simulated and real ends differ, in
+    words; empty where they agree. ``stacks``: Python stack by rank of those that were stuck;
+    ``outputs``: what a failed rank printed last. ``overhead_ns``: what recording a call cost.
+    ``reason``: done, standstill, start, interrupted. ``outcome`` is empty where the run was ended
+    from outside while it got on. ``agreement``: where there are no differences and the ends are not
+    alike, how the two go together. ``ended_by``: the signal that interrupted it. ``taken``:
+    receives from any source that took another rank's message than in the simulation.
     """
 
     simulation: Simulation

@@ -1,4 +1,6 @@
-"""On what a real run works: which back end, the CPU or CUDA devices, which of them a rank takes, and what a back end can do there."""
+"""On what a real run works: which back end, the CPU or CUDA devices, which of them a rank takes,
+and what a back end can do there.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ from distsim.common.errors import EnvironmentFault, UsageError
 from distsim.operations.registry import OPERATIONS
 from distsim.program.code import Program
 
-#: The first NCCL that lets ranks share a GPU on request (NCCL 2.30, `init.cc` and `env.rst`: NCCL_MULTI_RANK_GPU_ENABLE).
+#: The first NCCL that lets ranks share a GPU on request (NCCL 2.30, `init.cc` and `env.rst`:
+#: NCCL_MULTI_RANK_GPU_ENABLE).
 SHARED_GPU_NCCL_VERSION: Final = (2, 30)
-#: What a task that srun or mpirun started with one visible GPU has for itself; torchrun shows every process all of them.
+#: What a task that srun or mpirun started with one visible GPU has for itself; torchrun shows every
+#: process all of them.
 _GPU_PER_TASK_LAUNCHERS: Final = ("srun", "mpirun", "mpiexec")
 _INSTALL_HINT: Final = "pip install 'distsim[real]' brings it"
 
@@ -34,7 +38,9 @@ def require_torch() -> None:
 
 
 def visible_gpus() -> int:
-    """GPUs that torch sees. It asks the driver's management library where it can, which leaves CUDA alone."""
+    """GPUs that torch sees. It asks the driver's management library where it can, which leaves CUDA
+    alone.
+    """
     import torch
 
     return torch.cuda.device_count()
@@ -43,8 +49,9 @@ def visible_gpus() -> int:
 def cuda_survives_fork() -> bool:
     """Forked ranks can use the GPUs: nothing in this process has begun to use CUDA.
 
-    torch.cuda.device_count counts without CUDA where NVML answers; else it asks CUDA itself, after which no child may use it
-    (torch/cuda/__init__.py; torch/csrc/cuda/Module.cpp, `poison_fork`).
+    torch.cuda.device_count counts without CUDA where NVML answers; else it asks CUDA itself,
+    after which no child may use it (torch/cuda/__init__.py; torch/csrc/cuda/Module.cpp,
+    `poison_fork`).
     """
     import torch
 
@@ -53,7 +60,8 @@ def cuda_survives_fork() -> bool:
 
 
 def choose_backend(wanted: str | None, scenario: str, ranks_here: int) -> str:
-    """gloo, nccl or mpi: the one asked for (``auto``: nccl where every rank has a GPU, else gloo), else the scenario's.
+    """gloo, nccl or mpi: the one asked for (``auto``: nccl where every rank has a GPU, else gloo),
+    else the scenario's.
 
     Raises EnvironmentFault where it can't run here, with what can.
     """
@@ -63,13 +71,21 @@ def choose_backend(wanted: str | None, scenario: str, ranks_here: int) -> str:
     if wanted == "auto":
         return "nccl" if dist.is_nccl_available() and gpus >= ranks_here else "gloo"
     name = wanted or scenario
-    built_in = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available, "mpi": dist.is_mpi_available}[name]()
+    built_in = {
+        "gloo": dist.is_gloo_available,
+        "nccl": dist.is_nccl_available,
+        "mpi": dist.is_mpi_available,
+    }[name]()
     said = "" if wanted else ", which the scenario asks for,"
     if name == "nccl" and not gpus:
-        raise EnvironmentFault(f"nccl{said} needs a GPU, and torch sees none here", "run it on the CPU: add --backend gloo")
+        raise EnvironmentFault(
+            f"nccl{said} needs a GPU, and torch sees none here",
+            "run it on the CPU: add --backend gloo",
+        )
     if not built_in:
         raise EnvironmentFault(
-            f"this build of torch has no {name}", "add --backend gloo" if name != "gloo" else "install another build of torch"
+            f"this build of torch has no {name}",
+            "add --backend gloo" if name != "gloo" else "install another build of torch",
         )
     return name
 
@@ -83,9 +99,11 @@ def usable_cores() -> int:
 
 
 class RankDevices(NamedTuple):
-    """What the ranks of this machine work on: cpu or cuda, how many GPUs are visible, whether several ranks share one.
+    """What the ranks of this machine work on: cpu or cuda, how many GPUs are visible, whether
+    several ranks share one.
 
-    ``apart``: ranks that share one tell NCCL that they are on machines of their own, since it would refuse them otherwise.
+    ``apart``: ranks that share one tell NCCL that they are on machines of their own, since it would
+    refuse them otherwise.
     """
 
     kind: str = "cpu"
@@ -94,27 +112,42 @@ class RankDevices(NamedTuple):
     apart: bool = False
 
     def of(self, local_rank: int) -> int:
-        """The visible GPU that a local rank takes: its own, or in turn where ranks outnumber GPUs."""
+        """The visible GPU that a local rank takes: its own, or in turn where ranks outnumber
+        GPUs.
+        """
         return local_rank % max(self.gpus, 1)
 
 
-def choose_devices(wanted: str, backend: str, count: int, ranks_here: int, launcher: str | None = None) -> RankDevices:
-    """The devices of a run. ``wanted``: auto (GPUs for nccl, else the CPU), cpu or cuda. ``launcher``: who started this process, if
-    anybody did. Raises UsageError for a back end that can't work there, EnvironmentFault where the machine can't.
+def choose_devices(
+    wanted: str, backend: str, count: int, ranks_here: int, launcher: str | None = None
+) -> RankDevices:
+    """The devices of a run. ``wanted``: auto (GPUs for nccl, else the CPU), cpu or cuda.
+    ``launcher``: who started this process, if anybody did. Raises UsageError for a back end that
+    can't work there, EnvironmentFault where the machine can't.
     """
     if backend == "nccl" and wanted == "cpu":
-        raise UsageError("nccl works on GPUs only, not on the CPU", "leave --device out, or add --backend gloo")
+        raise UsageError(
+            "nccl works on GPUs only, not on the CPU", "leave --device out, or add --backend gloo"
+        )
     if wanted == "cpu" or (wanted == "auto" and backend != "nccl"):
         return RankDevices("cpu", count)
     if not count:
-        raise EnvironmentFault("--device cuda needs a GPU, and torch sees none here", "run it on the CPU: --device cpu")
+        raise EnvironmentFault(
+            "--device cuda needs a GPU, and torch sees none here", "run it on the CPU: --device cpu"
+        )
     own = count == 1 and launcher in _GPU_PER_TASK_LAUNCHERS
     found = RankDevices("cuda", count, ranks_here > count and not own)
-    return found._replace(apart=nccl_version() < SHARED_GPU_NCCL_VERSION) if backend == "nccl" and found.shared else found
+    return (
+        found._replace(apart=nccl_version() < SHARED_GPU_NCCL_VERSION)
+        if backend == "nccl" and found.shared
+        else found
+    )
 
 
 def nccl_version() -> tuple[int, ...]:
-    """The version of the NCCL that is loaded, else of the one torch was built with; empty where there is none."""
+    """The version of the NCCL that is loaded, else of the one torch was built with; empty where
+    there is none.
+    """
     import torch
 
     try:
@@ -125,7 +158,9 @@ def nccl_version() -> tuple[int, ...]:
 
 
 def _loaded_version() -> tuple[int, ...]:
-    """What ncclGetVersion of the library in this process says: major * 10000 + minor * 100 + patch (nccl.h, since 2.9)."""
+    """What ncclGetVersion of the library in this process says: major * 10000 + minor * 100 + patch
+    (nccl.h, since 2.9).
+    """
     try:
         library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         found = ctypes.c_int()
@@ -139,25 +174,30 @@ def _loaded_version() -> tuple[int, ...]:
 def check_device_support(program: Program, backend: str, devices: RankDevices) -> None:
     """Raises UsageError for operations that gloo can't do with CUDA tensors, by their names.
 
-    Its collectives go by way of the CPU; its messages read and write the tensor's memory directly, which must be the CPU's
-    (torch's table of back ends; ProcessGroupGloo.cpp, `send` and `recv`). Barriers hold no tensor.
+    Its collectives go by way of the CPU; its messages read and write the tensor's memory directly,
+    which must be the CPU's (torch's table of back ends; ProcessGroupGloo.cpp, `send` and `recv`).
+    Barriers hold no tensor.
     """
     if backend != "gloo" or devices.kind != "cuda":
         return
     used = {call.op for code in program.codes for call in code.calls}
     refused = sorted(name for name in used if OPERATIONS[name].kind in ("p2p", "batch"))
     if refused:
-        raise UsageError(f"gloo has no {', '.join(refused)} for CUDA tensors, only collectives",
-                         "leave --device cuda out, or run it with --backend nccl")  # fmt: skip
+        raise UsageError(
+            f"gloo has no {', '.join(refused)} for CUDA tensors, only collectives",
+            "leave --device cuda out, or run it with --backend nccl",
+        )
 
 
 def backend_variables(
     backend: str, devices: RankDevices, options: Mapping[str, object], folder: str, rank: int = 0
 ) -> dict[str, str]:
-    """Variables of a rank's environment that torch and NCCL read: the file's options, and what keeps a hang from being silent.
+    """Variables of a rank's environment that torch and NCCL read: the file's options, and what
+    keeps a hang from being silent.
 
-    Sources: torch, ProcessGroupNCCL.hpp (TORCH_NCCL_…, TORCH_FR_…); NCCL's guide, "Environment Variables". NCCL calls two ranks on
-    one GPU a duplicate where host and bus are the same (`init.cc`, "Duplicate GPU detected"); NCCL_HOSTID says which host it is.
+    Sources: torch, ProcessGroupNCCL.hpp (TORCH_NCCL_…, TORCH_FR_…); NCCL's guide, "Environment
+    Variables". NCCL calls two ranks on one GPU a duplicate where host and bus are the same
+    (`init.cc`, "Duplicate GPU detected"); NCCL_HOSTID says which host it is.
     """
     if devices.kind != "cuda" or backend != "nccl":
         return {}
@@ -173,15 +213,19 @@ def backend_variables(
     if "buffsize" in options:
         found["NCCL_BUFFSIZE"] = str(int(str(options["buffsize"])) // MIN_CHANNELS_PER_PEER)
     if devices.shared:
-        found |= {"NCCL_HOSTID": f"distsim-{rank}"} if devices.apart else {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+        found |= (
+            {"NCCL_HOSTID": f"distsim-{rank}"}
+            if devices.apart
+            else {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+        )
     return found
 
 
 def default_variables(backend: str, devices: RankDevices) -> dict[str, str]:
     """Variables that a rank gets where nobody has set them.
 
-    CUDA_DEVICE_MAX_CONNECTIONS: with more hardware queues, what one stream waits for does not hold up another. NCCL_MAX_CTAS: ranks that
-    share a GPU must all find room on it.
+    CUDA_DEVICE_MAX_CONNECTIONS: with more hardware queues, what one stream waits for does not hold
+    up another. NCCL_MAX_CTAS: ranks that share a GPU must all find room on it.
     """
     if devices.kind != "cuda":
         return {}

@@ -1,7 +1,9 @@
-"""What a rank writes while it runs, into mapped files: a progress board, which says where it is, and the times of its calls.
+"""What a rank writes while it runs, into mapped files: a progress board, which says where it is,
+and the times of its calls.
 
-A rank writes a few 64-bit words at each call (a few hundred ns); the launcher only looks, even while the library is stuck. What is
-written survives the rank's death, by whatever signal, because the pages belong to the file.
+A rank writes a few 64-bit words at each call (a few hundred ns); the launcher only looks, even
+while the library is stuck. What is written survives the rank's death, by whatever signal, because
+the pages belong to the file.
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ class ProgressSnapshot(NamedTuple):
 
 
 class ProgressFile:
-    """One rank's board, mapped. ``words`` may be written at will; `step` is what a rank does at every change.
+    """One rank's board, mapped. ``words`` may be written at will; `step` is what a rank does at
+    every change.
 
     Raises EnvironmentFault where it can't be created.
     """
@@ -122,12 +125,15 @@ def _map_file(path: Path, size: int) -> mmap.mmap:
 
 
 def _write_empty(path: Path) -> None:
-    """Write an empty board: a file with holes would end its user with SIGBUS where the disk is full."""
+    """Write an empty board: a file with holes would end its user with SIGBUS where the disk is
+    full.
+    """
     try:
         path.write_bytes(bytes(FILE_BYTES))
     except OSError as fault:
         raise EnvironmentFault(
-            f"can't write {path}: {fault.strerror}", "make room there, or set TMPDIR to another folder"
+            f"can't write {path}: {fault.strerror}",
+            "make room there, or set TMPDIR to another folder",
         ) from None
 
 
@@ -137,13 +143,25 @@ def parse_snapshot(data: bytes, rank: int) -> ProgressSnapshot:
     length = min(max(words[ProgressField.TEXT], 0), _MESSAGE_BYTES)
     text = data[_WORDS * 8 : _WORDS * 8 + length].decode("utf-8", "replace")
     return ProgressSnapshot(
-        rank, words[ProgressField.PID], RankPhase(words[ProgressField.PHASE]), words[ProgressField.POSITION], words[ProgressField.PROGRESS], words[ProgressField.SINCE_NS],
-        words[ProgressField.BUSY_UNTIL_NS], words[ProgressField.REPETITION], words[ProgressField.CODE], text, words[ProgressField.DEVICE] - 1, words[ProgressField.CLOCK_ERROR_NS],
-    )  # fmt: skip
+        rank,
+        words[ProgressField.PID],
+        RankPhase(words[ProgressField.PHASE]),
+        words[ProgressField.POSITION],
+        words[ProgressField.PROGRESS],
+        words[ProgressField.SINCE_NS],
+        words[ProgressField.BUSY_UNTIL_NS],
+        words[ProgressField.REPETITION],
+        words[ProgressField.CODE],
+        text,
+        words[ProgressField.DEVICE] - 1,
+        words[ProgressField.CLOCK_ERROR_NS],
+    )
 
 
 class ControlFile:
-    """What the launcher tells its ranks, the other way round: which repetition may start, when, and that all is over."""
+    """What the launcher tells its ranks, the other way round: which repetition may start, when, and
+    that all is over.
+    """
 
     def __init__(self, path: Path, create: bool = False) -> None:
         self._board = ProgressFile(path, create)
@@ -169,16 +187,16 @@ class ControlFile:
 
 # --- times of calls ---
 
-#: Columns of a line. ``source``: the global rank whose message a receive from any source took. ``launched``: when a device came to the
-#: work; -1 where the host does it.
+#: Columns of a line. ``source``: the global rank whose message a receive from any source took.
+#: ``launched``: when a device came to the work; -1 where the host does it.
 TIME_COLUMNS: Final = ("posted", "returned", "finished", "waited", "source", "launched")
 ROW_WIDTH: Final = len(TIME_COLUMNS)
 POSTED, RETURNED, FINISHED, WAITED, SOURCE, LAUNCHED = range(ROW_WIDTH)
 
 
 class CallTimeTable:
-    """The table of one rank and one repetition, a line per row of the trace: ``cells[row * WIDTH + column]``, -1 where nothing was
-    written. A killed run still shows the call that hung.
+    """The table of one rank and one repetition, a line per row of the trace: ``cells[row * WIDTH +
+    column]``, -1 where nothing was written. A killed run still shows the call that hung.
     """
 
     def __init__(self, path: Path, rows: int) -> None:

@@ -1,8 +1,10 @@
-"""When the work of a call was done: by the host's clock on the CPU, by CUDA events on a GPU, mapped onto the host's clock.
+"""When the work of a call was done: by the host's clock on the CPU, by CUDA events on a GPU, mapped
+onto the host's clock.
 
-A device has its own clock, which only tells the time between two of its events. So each rank synchronises the two clocks before and
-after the program: an event on an idle stream lies between the host's times before its record and after its end, and half of that
-span is the error. Times between the two points are interpolated, so the error is that of the worse one, and the rounding of
+A device has its own clock, which only tells the time between two of its events. So each rank
+synchronises the two clocks before and after the program: an event on an idle stream lies between
+the host's times before its record and after its end, and half of that span is the error. Times
+between the two points are interpolated, so the error is that of the worse one, and the rounding of
 cudaEventElapsedTime, a float32 of milliseconds.
 """
 
@@ -32,7 +34,9 @@ _EVENT_ROUNDING = 2.0**-24
 
 
 class ClockSyncPoint(NamedTuple):
-    """An event whose time by the host's clock is known: ``host_ns``, off by ``error_ns`` at most."""
+    """An event whose time by the host's clock is known: ``host_ns``, off by ``error_ns`` at
+    most.
+    """
 
     event: Event
     host_ns: int
@@ -40,7 +44,9 @@ class ClockSyncPoint(NamedTuple):
 
 
 class DeviceWork(NamedTuple):
-    """Work that a device was given: the call's position, its lines in the table, what it runs on, events before and behind it."""
+    """Work that a device was given: the call's position, its lines in the table, what it runs on,
+    events before and behind it.
+    """
 
     position: int
     cells: Sequence[int]
@@ -51,7 +57,9 @@ class DeviceWork(NamedTuple):
 
 
 class HostClock:
-    """The CPU's: a blocking call's work is done when it returns, that of an async collective when its Work says so."""
+    """The CPU's: a blocking call's work is done when it returns, that of an async collective when
+    its Work says so.
+    """
 
     on_device = False
     error_ns = 0
@@ -68,14 +76,28 @@ class HostClock:
         """Called right before the work is given out; `done` and `follow` want what it returns."""
         return None
 
-    def done(self, began: Event | None, position: int, cells: Sequence[int], queue: Hashable = "", compute: bool = False) -> None:
-        """The call has waited for its work itself, or its work is the last on the current stream."""
+    def done(
+        self,
+        began: Event | None,
+        position: int,
+        cells: Sequence[int],
+        queue: Hashable = "",
+        compute: bool = False,
+    ) -> None:
+        """The call has waited for its work itself, or its work is the last on the current
+        stream.
+        """
         now = _now()
         for cell in cells:
             self.cells[cell + FINISHED] = now
 
     def follow(
-        self, began: Event | None, position: int, cells: Sequence[int], works: Sequence[Work], queue: Hashable = ""
+        self,
+        began: Event | None,
+        position: int,
+        cells: Sequence[int],
+        works: Sequence[Work],
+        queue: Hashable = "",
     ) -> None:
         """The work goes on by itself: note when it is done, even if nobody waits for it."""
         if not self.tracks_futures or len(works) != 1 or len(cells) != 1:
@@ -86,7 +108,9 @@ class HostClock:
             if table[cell + FINISHED] < 0:
                 table[cell + FINISHED] = _now()
 
-        with suppress(RuntimeError):  # some of gloo's Works have no future; their finish is when the wait returns
+        with suppress(
+            RuntimeError
+        ):  # some of gloo's Works have no future; their finish is when the wait returns
             works[0].get_future().add_done_callback(done)
 
     def waited(self, position: int, cells: Sequence[int]) -> None:
@@ -101,7 +125,9 @@ class HostClock:
         return nullcontext()
 
     def wait_stream(self, name: str, other: str) -> None:
-        """What a stream is given from here on starts when the other has finished what it holds now."""
+        """What a stream is given from here on starts when the other has finished what it holds
+        now.
+        """
 
     def synchronize(self) -> None:
         """The host waits for the device."""
@@ -111,7 +137,9 @@ class HostClock:
 
 
 class DeviceClock(HostClock):
-    """A GPU's. ``cuda``: torch.cuda; ``probes``: the Works' wait only makes a stream wait (nccl), so that one more may wait at once."""
+    """A GPU's. ``cuda``: torch.cuda; ``probes``: the Works' wait only makes a stream wait (nccl),
+    so that one more may wait at once.
+    """
 
     on_device = True
 
@@ -140,7 +168,9 @@ class DeviceClock(HostClock):
         self._looker.start()
 
     def finish(self) -> None:
-        """Wait for the device, synchronise the clocks again, and write all its times anew by both points."""
+        """Wait for the device, synchronise the clocks again, and write all its times anew by both
+        points.
+        """
         try:
             self.cuda.synchronize()
         finally:
@@ -151,12 +181,16 @@ class DeviceClock(HostClock):
         self._synced.append(self._sync())
         first, last = self._synced
         span_ms = first.event.elapsed_time(last.event)
-        self.error_ns = max(first.error_ns, last.error_ns) + int(span_ms * 1e6 * _EVENT_ROUNDING) + 1
+        self.error_ns = (
+            max(first.error_ns, last.error_ns) + int(span_ms * 1e6 * _EVENT_ROUNDING) + 1
+        )
         self.board.words[ProgressField.CLOCK_ERROR_NS] = self.error_ns
         self._write(self._all, lambda event: _interpolated_ns(first, last, span_ms, event))
 
     def _sync(self) -> ClockSyncPoint:
-        """The closest of several: an event on an idle device, between the host's times around it."""
+        """The closest of several: an event on an idle device, between the host's times around
+        it.
+        """
         found: list[ClockSyncPoint] = []
         for _ in range(_SYNC_TRIES):
             event = self._event()
@@ -177,13 +211,26 @@ class DeviceClock(HostClock):
         event.record()
         return event
 
-    def done(self, began: Event | None, position: int, cells: Sequence[int], queue: Hashable = "", compute: bool = False) -> None:
+    def done(
+        self,
+        began: Event | None,
+        position: int,
+        cells: Sequence[int],
+        queue: Hashable = "",
+        compute: bool = False,
+    ) -> None:
         self._keep(position, cells, queue, began, self.before(), compute)
 
     def follow(
-        self, began: Event | None, position: int, cells: Sequence[int], works: Sequence[Work], queue: Hashable = ""
+        self,
+        began: Event | None,
+        position: int,
+        cells: Sequence[int],
+        works: Sequence[Work],
+        queue: Hashable = "",
     ) -> None:
-        """A stream of its own waits for the Works, so that an event behind them tells their end even if the program never asks.
+        """A stream of its own waits for the Works, so that an event behind them tells their end
+        even if the program never asks.
 
         No ``works``: a wait for them would stop the host.
         """
@@ -191,7 +238,9 @@ class DeviceClock(HostClock):
             self._began.update(dict.fromkeys(cells, began))
             return
         watcher = self._watchers.get(queue)
-        if watcher is None:  # of the other pool than the back end's streams: no two of them are the same one
+        if (
+            watcher is None
+        ):  # of the other pool than the back end's streams: no two of them are the same one
             watcher = self._watchers[queue] = self.cuda.Stream(priority=-1)
         with self.cuda.stream(watcher):
             for work in works:
@@ -201,7 +250,9 @@ class DeviceClock(HostClock):
         self._keep(position, cells, queue, began, end)
 
     def waited(self, position: int, cells: Sequence[int]) -> None:
-        """Where no stream waits for the Work, its end is when the current stream gets past the wait for it."""
+        """Where no stream waits for the Work, its end is when the current stream gets past the wait
+        for it.
+        """
         rest = [cell for cell in cells if cell not in self._followed and cell in self._began]
         if rest:
             self._keep(position, rest, ("wait", position), self._began[rest[0]], self.before())
@@ -209,7 +260,13 @@ class DeviceClock(HostClock):
             del self._began[cell]
 
     def _keep(
-        self, position: int, cells: Sequence[int], queue: Hashable, began: Event | None, end: Event, compute: bool = False
+        self,
+        position: int,
+        cells: Sequence[int],
+        queue: Hashable,
+        began: Event | None,
+        end: Event,
+        compute: bool = False,
     ) -> None:
         assert began is not None, "the clock of a device marks every beginning"
         work = DeviceWork(position, cells, queue, began, end, compute)
@@ -232,7 +289,9 @@ class DeviceClock(HostClock):
 
     # --- while it runs ---
     def _look_on(self) -> None:
-        """Say on the board where the device is, until the repetition is over: the host may be far ahead of it, or stuck in a call."""
+        """Say on the board where the device is, until the repetition is over: the host may be far
+        ahead of it, or stuck in a call.
+        """
         while not self._over.wait(_POLL_S):
             with suppress(RuntimeError):  # a device that has failed says so to the host's next call
                 self._look()
@@ -251,10 +310,17 @@ class DeviceClock(HostClock):
         if done and not everything:
             words[ProgressField.PROGRESS] += 1
             first_sync = self._synced[0]
-            self._write(done, lambda event: first_sync.host_ns + round(first_sync.event.elapsed_time(event) * 1e6))
+            self._write(
+                done,
+                lambda event: (
+                    first_sync.host_ns + round(first_sync.event.elapsed_time(event) * 1e6)
+                ),
+            )
 
     def _write(self, works: Sequence[DeviceWork], at_ns: Callable[[Event], int]) -> None:
-        """Times of launches, each queue's one after the other: on it a launch starts when the one before it is done."""
+        """Times of launches, each queue's one after the other: on it a launch starts when the one
+        before it is done.
+        """
         free: dict[Hashable, int] = {}
         for work in works:
             end_ns = at_ns(work.end)
@@ -269,7 +335,9 @@ def _is_done(event: Event) -> bool:
     return bool(event.query())  # type: ignore[no-untyped-call]
 
 
-def _interpolated_ns(first: ClockSyncPoint, last: ClockSyncPoint, span_ms: float, event: Event) -> int:
+def _interpolated_ns(
+    first: ClockSyncPoint, last: ClockSyncPoint, span_ms: float, event: Event
+) -> int:
     """An event's time by the host's clock, on the line through both points."""
     since_ms = float(first.event.elapsed_time(event))
     if span_ms <= 0:

@@ -1,4 +1,6 @@
-"""Stores of one rank's process: the one that a file's `store:` means, and the one that rank 0 of a failing start-up serves."""
+"""Stores of one rank's process: the one that a file's `store:` means, and the one that rank 0 of a
+failing start-up serves.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 
 
 def create_store(dist: ModuleType, call: ResolvedCall, timeout_ns: int) -> Store | None:
-    """The store that `store:` names; None for one that distsim does not know, which torch is to refuse."""
+    """The store that `store:` names; None for one that distsim does not know, which torch is to
+    refuse.
+    """
     url, limit = urlsplit(call.store or ""), timedelta(microseconds=timeout_ns // 1000)
     world = call.world_size_argument or call.group.size
     found: Store | None = None
@@ -36,11 +40,18 @@ def create_store(dist: ModuleType, call: ResolvedCall, timeout_ns: int) -> Store
 
 
 def serve_startup_store(dist: ModuleType, program: Program, rank: int) -> Store | None:
-    """The store of the rank that serves it in a start-up that fails, at a loopback address there alone: torch itself would listen on
-    every address of the machine. None where this rank serves none, or where the port is taken: torch is to say so."""
+    """The store of the rank that serves it in a start-up that fails, at a loopback address there
+    alone: torch itself would listen on every address of the machine. None where this rank serves
+    none, or where the port is taken: torch is to say so."""
     entrance = program.startup.entrance(rank) if program.startup is not None else None
     here = rendezvous_info(entrance) if entrance is not None else None
-    if entrance is None or not isinstance(here, RendezvousInfo) or here.kind != "tcp" or here.rank != 0 or entrance.agent:
+    if (
+        entrance is None
+        or not isinstance(here, RendezvousInfo)
+        or here.kind != "tcp"
+        or here.rank != 0
+        or entrance.agent
+    ):
         return None
     if here.host not in LOOPBACK or entrance.store is not None or here.world_size < 1:
         return None
@@ -53,7 +64,9 @@ def serve_startup_store(dist: ModuleType, program: Program, rank: int) -> Store 
     return prefixed
 
 
-def _tcp_store(dist: ModuleType, host: str, port: int, world: int, serves: bool, limit: timedelta) -> Store:
+def _tcp_store(
+    dist: ModuleType, host: str, port: int, world: int, serves: bool, limit: timedelta
+) -> Store:
     if not serves or host not in LOOPBACK:
         found: Store = dist.TCPStore(host, port, world, serves, timeout=limit)
         return found
@@ -63,7 +76,9 @@ def _tcp_store(dist: ModuleType, host: str, port: int, world: int, serves: bool,
 
 
 def stated_rank_and_world(program: Program, rank: int, call: ResolvedCall) -> tuple[int, int]:
-    """Rank and world size of a call that is given a store, as its init_method would have had them."""
+    """Rank and world size of a call that is given a store, as its init_method would have had
+    them.
+    """
     entrance = program.startup.entrance(rank) if program.startup is not None else None
     here = rendezvous_info(entrance) if entrance is not None else None
     if isinstance(here, RendezvousInfo):

@@ -1,5 +1,5 @@
-"""The tensors of a rank: whether this machine can hold them, made from the program's buffers, filled as the simulator fills them, read
-back as numbers.
+"""The tensors of a rank: whether this machine can hold them, made from the program's buffers,
+filled as the simulator fills them, read back as numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _NO_LIMIT = 2**62
 
 
 class RankTensors:
-    """``memory[buffer]`` is the torch tensor of a buffer; a buffer without a name is fresh at each use."""
+    """``memory[buffer]`` is the torch tensor of a buffer; a buffer without a name is fresh at each
+    use.
+    """
 
     def __init__(self, program: Program, rank: int, device: str) -> None:
         self.program, self.rank, self.device = program, rank, device
@@ -56,24 +58,34 @@ class RankTensors:
         spec = self.program.tensors.get(buffer.name)
         if spec is None or spec.value is None:
             return None
-        return fill_numbers(spec.value, {**self.names, "copy": buffer.index}, buffer.numel, buffer.dtype, _NO_LIMIT)
+        return fill_numbers(
+            spec.value, {**self.names, "copy": buffer.index}, buffer.numel, buffer.dtype, _NO_LIMIT
+        )
 
     def assign(self, call: ResolvedCall) -> None:
-        """`assign`: the value's numbers, computed as the simulator computes them, from what the named tensors hold."""
+        """`assign`: the value's numbers, computed as the simulator computes them, from what the
+        named tensors hold.
+        """
         for target in call.outputs or call.writes:
             env = _AssignNames(self, {**self.names, **dict(call.indices), "copy": target.index})
-            self._fill(self[target], fill_numbers(call.value, env, target.numel, target.dtype, _NO_LIMIT))
+            self._fill(
+                self[target], fill_numbers(call.value, env, target.numel, target.dtype, _NO_LIMIT)
+            )
 
     def numbers(self, buffer: TensorBuffer) -> NDArray[np.generic]:
         """What a tensor holds now, flat."""
         return to_numpy(self[buffer], buffer.dtype)
 
     def packed(self, buffer: TensorBuffer) -> bytes:
-        """A tensor's numbers as bytes: one element where all are the same, bit for bit, so that large ones stay small on disk."""
+        """A tensor's numbers as bytes: one element where all are the same, bit for bit, so that
+        large ones stay small on disk.
+        """
         import torch
 
         flat = self[buffer].detach().cpu().contiguous().view(-1)
-        bits = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(flat.element_size(), torch.int64))
+        bits = flat.view(
+            {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(flat.element_size(), torch.int64)
+        )
         if flat.numel() > 1 and bits.numel() == flat.numel() and bool((bits == bits[0]).all()):
             return to_numpy(flat[:1], buffer.dtype).tobytes()
         return to_numpy(flat, buffer.dtype).tobytes()
@@ -94,7 +106,9 @@ class RankTensors:
 
 
 class _AssignNames(Mapping[str, object]):
-    """The names of an `assign`: numbers, and tensors, which are read only where the value names them."""
+    """The names of an `assign`: numbers, and tensors, which are read only where the value names
+    them.
+    """
 
     def __init__(self, memory: RankTensors, plain: Mapping[str, object]) -> None:
         self.memory, self.plain = memory, plain
@@ -139,7 +153,9 @@ def buffers_of(call: ResolvedCall) -> Iterator[TensorBuffer]:
 
 
 def tensor_bytes(program: Program, ranks: Sequence[int]) -> int:
-    """Bytes of all named buffers that the calls of these ranks use, and the most that buffers without a name take at a time."""
+    """Bytes of all named buffers that the calls of these ranks use, and the most that buffers
+    without a name take at a time.
+    """
     return sum(_rank_bytes(program, rank) for rank in ranks)
 
 
@@ -164,12 +180,16 @@ def _rank_bytes(program: Program, rank: int) -> int:
 
 
 def check_memory(program: Program, ranks: Sequence[int]) -> None:
-    """Raises EnvironmentFault where the tensors would not fit: the kernel would kill a rank, and that would look like a crash."""
+    """Raises EnvironmentFault where the tensors would not fit: the kernel would kill a rank, and
+    that would look like a crash.
+    """
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return
-    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    free = next(
+        (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None
+    )
     needed = tensor_bytes(program, ranks)
     if free is not None and needed > free * 3 // 4:
         raise EnvironmentFault(

@@ -55,7 +55,9 @@ class PlannedCall(NamedTuple):
 
 
 class PendingRequests(NamedTuple):
-    """Requests of a call that are not waited for yet, with the lines of the table they belong to."""
+    """Requests of a call that are not waited for yet, with the lines of the table they belong
+    to.
+    """
 
     works: Sequence[Work]
     cells: Sequence[int]
@@ -65,11 +67,17 @@ class PendingRequests(NamedTuple):
 class RankRunner:
     """Runs one rank's program. `prepare` first, then `ready` and `run` once per repetition.
 
-    ``device``: where its tensors lie, as torch names it. ``cuda``: torch.cuda, or None on the CPU.
+    ``device``: where its tensors lie, as torch names it. ``cuda``: torch.cuda, or None on the
+    CPU.
     """
 
     def __init__(
-        self, job: WorkerJob, rank: int, board: ProgressFile, device: str = "cpu", cuda: ModuleType | None = None
+        self,
+        job: WorkerJob,
+        rank: int,
+        board: ProgressFile,
+        device: str = "cpu",
+        cuda: ModuleType | None = None,
     ) -> None:
         import torch.distributed
 
@@ -88,9 +96,14 @@ class RankRunner:
         self._eager = job.program.options.get("init") == "eager"
         self.plan = self._plan()
         self._kinds: dict[str, Callable[[PlannedCall], None]] = {
-            "p2p": self._communicate, "remote": self._communicate, "collective": self._communicate,
-            "batch": self._batch, "wait": self._wait, "local": self._local, "group": self._group,
-        }  # fmt: skip
+            "p2p": self._communicate,
+            "remote": self._communicate,
+            "collective": self._communicate,
+            "batch": self._batch,
+            "wait": self._wait,
+            "local": self._local,
+            "group": self._group,
+        }
 
     def _plan(self) -> list[PlannedCall]:
         code = self.program.code(self.rank)
@@ -107,7 +120,9 @@ class RankRunner:
     @property
     def calls_init_process_group(self) -> bool:
         """The program writes its own init_process_group."""
-        return any(call.op == "init_process_group" for code in self.program.codes for call in code.calls)
+        return any(
+            call.op == "init_process_group" for code in self.program.codes for call in code.calls
+        )
 
     def prepare(self) -> None:
         """Make every tensor now, so that no time of the run goes into it."""
@@ -119,7 +134,9 @@ class RankRunner:
         self.clock.synchronize()
 
     def ready(self, times: CallTimeTable) -> None:
-        """What a repetition needs and must not be counted in it: the table, the clocks synchronised."""
+        """What a repetition needs and must not be counted in it: the table, the clocks
+        synchronised.
+        """
         self.cells = times.cells
         self.open.clear()
         self.clock.start(times.cells)
@@ -129,7 +146,11 @@ class RankRunner:
         """The whole program once. Raises whatever torch raises, and `RankExit`."""
         board, cells = self.board, self.cells
         timers = self._timed_faults()
-        strikes = {f.position: f for f in self.faults if f.kind in ("kill", "raise", "exit") and f.at_ns is None}
+        strikes = {
+            f.position: f
+            for f in self.faults
+            if f.kind in ("kill", "raise", "exit") and f.at_ns is None
+        }
         late_ns = sum(f.delay_ns for f in self.faults if f.kind == "late")
         if late_ns:
             self.load.spend(late_ns, busy=False)
@@ -147,7 +168,9 @@ class RankRunner:
         if end in strikes or (None in strikes and not self.plan):
             self._strike(strikes.get(end) or strikes[None], end)
         if self.clock.on_device:
-            board.step(RankPhase.IN_CALL, end, _now())  # the program's end is where the host waits for its device
+            board.step(
+                RankPhase.IN_CALL, end, _now()
+            )  # the program's end is where the host waits for its device
             self.clock.finish()
         board.step(RankPhase.RUNNING, end, _now())
         for timer in timers:
@@ -167,10 +190,22 @@ class RankRunner:
         works: Any = [] if got is None else [got]
         if row.kind == "collective" or self.clock.on_device:
             quick = call.op not in _HOST_BLOCKING_OPS
-            self.clock.follow(began, planned.position, [cell], works if quick else [], _launch_queue(call, self._eager))
+            self.clock.follow(
+                began,
+                planned.position,
+                [cell],
+                works if quick else [],
+                _launch_queue(call, self._eager),
+            )
         self._keep(planned, works, [cell], [call])
 
-    def _keep(self, planned: PlannedCall, works: Sequence[Work], cells: Sequence[int], calls: Sequence[ResolvedCall]) -> None:
+    def _keep(
+        self,
+        planned: PlannedCall,
+        works: Sequence[Work],
+        cells: Sequence[int],
+        calls: Sequence[ResolvedCall],
+    ) -> None:
         """Bind the request, and let go of what its handle held before, as Python does."""
         for distance in planned.code_call.drops:
             self.open.pop(planned.position - distance, None)
@@ -184,7 +219,10 @@ class RankRunner:
             cells[part] = cells[cell]
         began = self.clock.before()
         works: Any = OPERATIONS[call.op].torch_call(
-            self.dist, call, self.memory, self.groups.of(call.parts[0].group if call.parts else call.group)
+            self.dist,
+            call,
+            self.memory,
+            self.groups.of(call.parts[0].group if call.parts else call.group),
         )
         now = _now()
         for part in parts:
@@ -192,7 +230,11 @@ class RankRunner:
         opened = PendingRequests(works or [], parts, call.parts)
         if self.clock.on_device:
             self.clock.follow(
-                began, planned.position, parts, opened.works, _launch_queue(call.parts[0], eager=True) if parts else ""
+                began,
+                planned.position,
+                parts,
+                opened.works,
+                _launch_queue(call.parts[0], eager=True) if parts else "",
             )
         if planned.code_call.handled:
             cells[cell + RETURNED] = now
@@ -207,7 +249,9 @@ class RankRunner:
         if invalid is not None and not planned.code_call.waits:
             if not invalid[1].startswith("DS105") or self.spent is None:
                 raise RuntimeError(invalid[1].partition(" ")[2].splitlines()[0])
-            self._finish(planned.position, self.spent)  # a second wait for a request, to see what the back end makes of it
+            self._finish(
+                planned.position, self.spent
+            )  # a second wait for a request, to see what the back end makes of it
         for distance in planned.code_call.waits:
             opened = self.open.pop(planned.position - distance, None)
             if opened is not None:
@@ -235,7 +279,9 @@ class RankRunner:
             self.load.compute(call)
             if began is not None:
                 cells[planned.cell + RETURNED] = _now()
-                self.clock.done(began, planned.position, [planned.cell], ("stream", call.queue), compute=True)
+                self.clock.done(
+                    began, planned.position, [planned.cell], ("stream", call.queue), compute=True
+                )
                 return
         elif call.op == "sleep":
             self.load.spend(call.time_ns, busy=False)
@@ -299,15 +345,19 @@ _HOST_BLOCKING_OPS = ("barrier", "monitored_barrier")
 
 
 def _completion_clock(job: WorkerJob, board: ProgressFile, cuda: ModuleType | None) -> HostClock:
-    """What tells when work was done. Futures of gloo tell it of collectives; nccl's are done when the operation is enqueued."""
+    """What tells when work was done. Futures of gloo tell it of collectives; nccl's are done when
+    the operation is enqueued.
+    """
     if cuda is None:
         return HostClock(tracks_futures=job.backend == "gloo")
-    return DeviceClock(board, cuda, probes=job.backend == "nccl" and not job.program.options.get("blocking_wait"))
+    return DeviceClock(
+        board, cuda, probes=job.backend == "nccl" and not job.program.options.get("blocking_wait")
+    )
 
 
 def _launch_queue(call: ResolvedCall, eager: bool) -> tuple[int, ...]:
-    """What a call's launch follows on its device: its group's communicator. Under lazy init a message outside a batch has its pair's own
-    (ProcessGroupNCCL.cpp, `pointToPoint`)."""
+    """What a call's launch follows on its device: its group's communicator. Under lazy init a
+    message outside a batch has its pair's own (ProcessGroupNCCL.cpp, `pointToPoint`)."""
     own = call.peer is not None and not eager
     return (call.group.id, *sorted((call.rank, call.peer or 0))) if own else (call.group.id,)
 

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 from distsim.common.expressions import Expression
 from distsim.operations.core.field_types import to_plain_data
 from distsim.scenario.format.models.base_model import FormatModel
-from distsim.scenario.format.models.entries import Entry, ScenarioBlock, ScenarioRepeat, ScenarioStep, Selector
+from distsim.scenario.format.models.entries import (
+    Entry,
+    ScenarioBlock,
+    ScenarioRepeat,
+    ScenarioStep,
+    Selector,
+)
 from distsim.scenario.format.models.sections import GroupDecl
 from distsim.scenario.format.source.document import dump_yaml
 
@@ -33,14 +39,22 @@ def to_data(scenario: Scenario, flat: bool = False) -> dict[str, object]:
     data["backend"] = scenario.backend
     if scenario.cluster is not None:
         data["cluster"] = scenario.cluster
-    data |= {key: value for key in ("mesh", "vars", "groups", "tensors") if (value := _mapping_data(getattr(scenario, key)))}
+    data |= {
+        key: value
+        for key in ("mesh", "vars", "groups", "tensors")
+        if (value := _mapping_data(getattr(scenario, key)))
+    }
     if scenario.memory:
-        data["memory"] = {name: _data_with_own_selector(part) for name, part in scenario.memory.items()}
+        data["memory"] = {
+            name: _data_with_own_selector(part) for name, part in scenario.memory.items()
+        }
     program = [entry_data(entry) for entry in scenario.program]
     data["program"] = _without_unselective_blocks(program) if flat else program
     if scenario.iterations != 1:
         data["iterations"] = scenario.iterations
-    data |= {key: value for key in ("options", "launch") if (value := getattr(scenario, key).plain())}
+    data |= {
+        key: value for key in ("options", "launch") if (value := getattr(scenario, key).plain())
+    }
     if scenario.faults:
         data["faults"] = [_data_with_own_selector(fault) for fault in scenario.faults]
     data |= {key: value for key in ("seed", "jitter") if (value := getattr(scenario, key))}
@@ -56,7 +70,15 @@ def _without_unselective_blocks(entries: list[dict[str, Any]]) -> list[dict[str,
     for entry in entries:
         inner = _without_unselective_blocks(entry["steps"]) if "steps" in entry else []
         if "repeat" in entry:
-            found.append({**entry, "repeat": {**entry["repeat"], "steps": _without_unselective_blocks(entry["repeat"]["steps"])}})
+            found.append(
+                {
+                    **entry,
+                    "repeat": {
+                        **entry["repeat"],
+                        "steps": _without_unselective_blocks(entry["repeat"]["steps"]),
+                    },
+                }
+            )
         elif "steps" in entry and "ranks" not in entry:
             found += inner
         else:
@@ -85,7 +107,9 @@ def _data_with_own_selector(part: Any) -> dict[str, Any]:
 def entry_data(entry: Entry) -> dict[str, object]:
     """One entry as a mapping of the file."""
     if isinstance(entry, ScenarioBlock):
-        return _with_selector(entry.ranks, {"steps": [entry_data(e) for e in entry.steps]}, first=True)
+        return _with_selector(
+            entry.ranks, {"steps": [entry_data(e) for e in entry.steps]}, first=True
+        )
     if isinstance(entry, ScenarioRepeat):
         body: dict[str, object] = {"times": to_plain_data(entry.times)}
         if entry.index is not None:
@@ -103,7 +127,9 @@ def _step_fields(step: ScenarioStep) -> dict[str, object]:
     return fields
 
 
-def _with_selector(ranks: Selector, data: dict[str, object], first: bool = False) -> dict[str, object]:
+def _with_selector(
+    ranks: Selector, data: dict[str, object], first: bool = False
+) -> dict[str, object]:
     if ranks is None:
         return data
     selector = {"ranks": _selector_data(ranks)}

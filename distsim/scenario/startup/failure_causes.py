@@ -1,4 +1,6 @@
-"""Why a start-up fails, in words: one cause per kind of mistake, those that follow from it left out."""
+"""Why a start-up fails, in words: one cause per kind of mistake, those that follow from it left
+out.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def startup_causes(
     clashing: Sequence[int],
     endings: Mapping[int, StartupOutcome],
 ) -> tuple[tuple[StartupCause, ...], tuple[str, ...]]:
-    """The causes, the plainest first, empty where every process that comes gets through; and who waits for what, in lines."""
+    """The causes, the plainest first, empty where every process that comes gets through; and who
+    waits for what, in lines.
+    """
     told = _StartupCauseFinder(entrances, around, addresses, places, endings)
     lines = told.waiting()
     found = [
@@ -39,21 +43,35 @@ def startup_causes(
         *told.worlds(),
         *told.apart(),
     ]
-    return tuple(cause._replace(message="\n".join((cause.message, *lines))) for cause in found), lines
+    return tuple(
+        cause._replace(message="\n".join((cause.message, *lines))) for cause in found
+    ), lines
 
 
 def startup_warnings(entrances: Iterable[StartupProcess]) -> tuple[StartupCause, ...]:
     """What MPI ignores (DS706)."""
-    said = tuple(e.rank for e in entrances if e.backend == "mpi" and (e.rank_argument != -1 or e.world_size_argument != -1))
+    said = tuple(
+        e.rank
+        for e in entrances
+        if e.backend == "mpi" and (e.rank_argument != -1 or e.world_size_argument != -1)
+    )
     if not said:
         return ()
     text = "rank and world_size are given, and mpi ignores them: both come from its launcher"
-    return (StartupCause("DS706", said, text, "leave them out, and start the ranks with mpirun or srun"),)
+    return (
+        StartupCause(
+            "DS706", said, text, "leave them out, and start the ranks with mpirun or srun"
+        ),
+    )
 
 
 def is_mpi_singleton(entrance: StartupProcess) -> bool:
     """MPI outside its launcher: MPI_Init makes a world of one."""
-    return entrance.backend == "mpi" and entrance.launcher not in ("", "mpirun", "srun") and not entrance.absent
+    return (
+        entrance.backend == "mpi"
+        and entrance.launcher not in ("", "mpirun", "srun")
+        and not entrance.absent
+    )
 
 
 def _ranks_text(ranks: Sequence[int]) -> str:
@@ -74,9 +92,21 @@ def _raise_verb(ranks: Sequence[int]) -> str:
 
 
 class _StartupCauseFinder:
-    def __init__(self, entrances: Mapping[int, StartupProcess], around: StartupEnvironment, addresses: Mapping[int, RendezvousInfo],
-                 places: Mapping[int, StoreAddress], endings: Mapping[int, StartupOutcome]) -> None:  # fmt: skip
-        self.entrances, self.around, self.addresses, self.places, self.endings = entrances, around, addresses, places, endings
+    def __init__(
+        self,
+        entrances: Mapping[int, StartupProcess],
+        around: StartupEnvironment,
+        addresses: Mapping[int, RendezvousInfo],
+        places: Mapping[int, StoreAddress],
+        endings: Mapping[int, StartupOutcome],
+    ) -> None:
+        self.entrances, self.around, self.addresses, self.places, self.endings = (
+            entrances,
+            around,
+            addresses,
+            places,
+            endings,
+        )
 
     def waiting(self) -> tuple[str, ...]:
         """Who waits for what, and by which time-out torch ends that."""
@@ -85,7 +115,9 @@ class _StartupCauseFinder:
         groups: dict[tuple[str, str, str, int], list[int]] = {}
         for rank in waiting:
             ending = self.endings[rank]
-            groups.setdefault((ending.missing, ending.error, ending.text, ending.after_ns), []).append(rank)
+            groups.setdefault(
+                (ending.missing, ending.error, ending.text, ending.after_ns), []
+            ).append(rank)
         for (missing, error, text, after_ns), ranks in list(groups.items())[:4]:
             after = f"; after {after_ns / 1e9:g} s torch raises {error}: {text}" if after_ns else ""
             wait = "wait" if len(ranks) > 1 else "waits"
@@ -103,7 +135,10 @@ class _StartupCauseFinder:
             groups.setdefault(refusal, []).append(rank)
         return [
             StartupCause(
-                r.code, tuple(ranks), f"{r.cause}\n  {_ranks_text(ranks)} {_raise_verb(ranks)} {r.error}: {r.text}", r.help
+                r.code,
+                tuple(ranks),
+                f"{r.cause}\n  {_ranks_text(ranks)} {_raise_verb(ranks)} {r.error}: {r.text}",
+                r.help,
             )
             for r, ranks in groups.items()
         ]
@@ -114,23 +149,54 @@ class _StartupCauseFinder:
         if not taken:
             return []
         port, error = self.addresses[taken[0]].port, self.endings[taken[0]]
-        text = f"port {port} is taken on the machine of rank {taken[0]}, where the store would listen"
+        text = (
+            f"port {port} is taken on the machine of rank {taken[0]}, where the store would listen"
+        )
         raised = f"  {_ranks_text(taken)} {_raise_verb(taken)} {error.error}: {error.text}"
-        return [StartupCause("DS123", tuple(taken), f"{text}\n{raised}",
-                      "give another port; `ss -ltnp` says who has this one, often a run that was not ended")]  # fmt: skip
+        return [
+            StartupCause(
+                "DS123",
+                tuple(taken),
+                f"{text}\n{raised}",
+                "give another port; `ss -ltnp` says who has this one, often a run that was not ended",
+            )
+        ]
 
     def hosts(self) -> list[StartupCause]:
-        """Hosts that don't resolve, and addresses where nobody serves though somebody would elsewhere."""
-        lost = [r for r, a in self.addresses.items() if a.kind == "tcp" and not resolves(a.host, self.around)]
+        """Hosts that don't resolve, and addresses where nobody serves though somebody would
+        elsewhere.
+        """
+        lost = [
+            r
+            for r, a in self.addresses.items()
+            if a.kind == "tcp" and not resolves(a.host, self.around)
+        ]
         found = []
         if lost:
             hosts = ", ".join(sorted({self.addresses[r].host for r in lost}))
-            found.append(StartupCause("DS122", tuple(lost), f"{hosts} does not resolve, and {_ranks_text(lost)} look for the store there",
-                               "`getent hosts NAME` on that machine must answer; else give an address in numbers"))  # fmt: skip
-        served = {self.places[r] for r, a in self.addresses.items() if a.kind == "tcp" and (a.rank == 0 or self.entrances[r].agent)
-                  and self.places[r].node in (None, self.entrances[r].node)}  # fmt: skip
-        astray = [r for r, e in self.endings.items() if e.status == "waits" and e.error == "DistNetworkError" and r not in lost
-                  and (self.places[r] not in served or self.places[r].node is None)]  # fmt: skip
+            found.append(
+                StartupCause(
+                    "DS122",
+                    tuple(lost),
+                    f"{hosts} does not resolve, and {_ranks_text(lost)} look for the store there",
+                    "`getent hosts NAME` on that machine must answer; else give an address in numbers",
+                )
+            )
+        served = {
+            self.places[r]
+            for r, a in self.addresses.items()
+            if a.kind == "tcp"
+            and (a.rank == 0 or self.entrances[r].agent)
+            and self.places[r].node in (None, self.entrances[r].node)
+        }
+        astray = [
+            r
+            for r, e in self.endings.items()
+            if e.status == "waits"
+            and e.error == "DistNetworkError"
+            and r not in lost
+            and (self.places[r] not in served or self.places[r].node is None)
+        ]
         zeros = [r for r, a in self.addresses.items() if a.rank == 0 and a.kind == "tcp"]
         if astray and zeros:
             found.append(self._astray(astray, zeros[0]))
@@ -140,7 +206,9 @@ class _StartupCauseFinder:
         there = sorted({self.addresses[r].text for r in astray})
         theirs = self.addresses[zero]
         host = self.addresses[astray[0]].host
-        if is_loopback(host) and any(self.entrances[r].node != self.entrances[zero].node for r in astray):
+        if is_loopback(host) and any(
+            self.entrances[r].node != self.entrances[zero].node for r in astray
+        ):
             why = f"{host} is each machine itself, and the store is on machine {self.entrances[zero].node}"
         elif theirs.text in there:
             why = f"rank {zero}, which serves it, is on another machine"
@@ -148,24 +216,45 @@ class _StartupCauseFinder:
             why = f"rank {zero} serves it at {theirs.text}"
         text = f"{_ranks_text(astray)} look{'s' * (len(astray) == 1)} for the store at {', '.join(there)}, where none is: {why}"
         return StartupCause(
-            "DS122", tuple(astray), text, "MASTER_ADDR and MASTER_PORT name the machine of rank 0, the same on every rank"
+            "DS122",
+            tuple(astray),
+            text,
+            "MASTER_ADDR and MASTER_PORT name the machine of rank 0, the same on every rank",
         )
 
     def files(self) -> list[StartupCause]:
         """A file that an earlier run left; ranks that meet at different stores."""
         found = []
-        stale = [r for r, a in self.addresses.items() if a.kind == "file" and a.path in self.around.files_left]
+        stale = [
+            r
+            for r, a in self.addresses.items()
+            if a.kind == "file" and a.path in self.around.files_left
+        ]
         if stale:
             path = self.addresses[stale[0]].path
-            found.append(StartupCause("DS126", tuple(stale), f"{path} was left by an earlier run: ranks find addresses of processes that are gone",
-                               "remove it before each run, or name a fresh one: a run that is killed does not remove it"))  # fmt: skip
+            found.append(
+                StartupCause(
+                    "DS126",
+                    tuple(stale),
+                    f"{path} was left by an earlier run: ranks find addresses of processes that are gone",
+                    "remove it before each run, or name a fresh one: a run that is killed does not remove it",
+                )
+            )
         mine = [r for r, a in self.addresses.items() if a.kind == "hash" and a.world_size > 1]
         if mine:
-            found.append(StartupCause("DS129", tuple(mine), "a HashStore lives in one process, so no rank ever finds another there",
-                               "use a TCPStore or a FileStore; a HashStore is for threads of one process"))  # fmt: skip
+            found.append(
+                StartupCause(
+                    "DS129",
+                    tuple(mine),
+                    "a HashStore lives in one process, so no rank ever finds another there",
+                    "use a TCPStore or a FileStore; a HashStore is for threads of one process",
+                )
+            )
         kinds = {a.kind if a.kind != "file" else a.path for a in self.addresses.values()}
         if len(kinds) > 1:
-            few = Counter(a.kind if a.kind != "file" else a.path for a in self.addresses.values()).most_common()[-1][0]
+            few = Counter(
+                a.kind if a.kind != "file" else a.path for a in self.addresses.values()
+            ).most_common()[-1][0]
             odd = tuple(r for r, a in self.addresses.items() if few in (a.kind, a.path))
             text = f"ranks don't look in one place: {_ranks_text(odd)} at {self.addresses[odd[0]].text}, the others elsewhere"
             found.append(StartupCause("DS122", odd, text, "give all ranks the same init_method"))
@@ -182,7 +271,9 @@ class _StartupCauseFinder:
             if len(ranks) > 1:
                 text = f"{len(ranks)} processes say that they are rank {number} (the file counts them as {_numbers_text(ranks)})"
                 advice = "every process needs a number of its own, 0 to world_size - 1"
-                found.append(StartupCause("DS124", tuple(ranks), text + self._raised(ranks), advice))
+                found.append(
+                    StartupCause("DS124", tuple(ranks), text + self._raised(ranks), advice)
+                )
         for rank, here in self.addresses.items():
             if here.kind != "launcher" and not 0 <= here.rank < max(here.world_size, 1):
                 text = f"rank {rank} says that it is rank {here.rank} of {here.world_size}; numbers run from 0 to {here.world_size - 1}"
@@ -191,23 +282,42 @@ class _StartupCauseFinder:
         return found
 
     def _raised(self, ranks: Sequence[int]) -> str:
-        return "".join(f"\n  rank {r} raises {self.endings[r].error}: {self.endings[r].text}" for r in ranks
-                       if self.endings[r].status == "raises")  # fmt: skip
+        return "".join(
+            f"\n  rank {r} raises {self.endings[r].error}: {self.endings[r].text}"
+            for r in ranks
+            if self.endings[r].status == "raises"
+        )
 
     def worlds(self) -> list[StartupCause]:
         """World sizes that differ, or that are not the number of processes."""
         sizes = Counter(a.world_size for a in self.addresses.values() if a.kind != "launcher")
         if len(sizes) > 1:
             usual = sizes.most_common()[0][0]
-            odd = tuple(r for r, a in self.addresses.items() if a.world_size != usual and a.kind != "launcher")
+            odd = tuple(
+                r
+                for r, a in self.addresses.items()
+                if a.world_size != usual and a.kind != "launcher"
+            )
             theirs = ", ".join(str(n) for n in sorted({self.addresses[r].world_size for r in odd}))
             text = f"world sizes differ: {_ranks_text(odd)} say{'s' * (len(odd) == 1)} {theirs}, the others {usual}"
-            return [StartupCause("DS125", odd, text + self._raised(odd), "give every process one and the same world_size")]
+            return [
+                StartupCause(
+                    "DS125",
+                    odd,
+                    text + self._raised(odd),
+                    "give every process one and the same world_size",
+                )
+            ]
         size = next(iter(sizes), self.around.world_size)
         if size != self.around.world_size and sizes:
             text = f"every rank says that the world has {size} ranks, and {self.around.world_size} processes are started"
             return [
-                StartupCause("DS125", tuple(self.addresses), text, "world_size is nnodes times the processes of each machine")
+                StartupCause(
+                    "DS125",
+                    tuple(self.addresses),
+                    text,
+                    "world_size is nnodes times the processes of each machine",
+                )
             ]
         return []
 
@@ -218,4 +328,8 @@ class _StartupCauseFinder:
             return []
         who = self.entrances[alone[0]].launcher
         text = f"mpi takes rank and world size from its own launcher; started by {who}, each process is rank 0 of a world of one"
-        return [StartupCause("DS125", alone, text, "start the ranks with mpirun, or with srun --mpi=pmix")]
+        return [
+            StartupCause(
+                "DS125", alone, text, "start the ranks with mpirun, or with srun --mpi=pmix"
+            )
+        ]

@@ -6,18 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-#: How a process comes out of init_process_group. "waits": nothing that may still happen frees it; torch raises once its time-out is
-#: over. "apart": it returns, in a group that is not that of the others, and stands still in its first communication.
+#: How a process comes out of init_process_group. "waits": nothing that may still happen frees it;
+#: torch raises once its time-out is over. "apart": it returns, in a group that is not that of the
+#: others, and stands still in its first communication.
 StartupStatus = Literal["passes", "raises", "waits", "apart", "absent"]
 StoreKind = Literal["tcp", "file", "hash", "launcher"]
 
 
 @dataclass(frozen=True)
 class StartupProcess:
-    """What one process brings to init_process_group. ``rank`` counts processes as the scenario does, ``rank_argument`` is what it says.
+    """What one process brings to init_process_group. ``rank`` counts processes as the scenario
+    does, ``rank_argument`` is what it says.
 
-    ``env``: its variables, as far as start-up reads them. ``agent``: its launcher serves a store at MASTER_ADDR:MASTER_PORT, so no
-    rank does. ``device``: the index of an accelerator. ``launcher``: who started it, as `launch.by` says.
+    ``env``: its variables, as far as start-up reads them. ``agent``: its launcher serves a store at
+    MASTER_ADDR:MASTER_PORT, so no rank does. ``device``: the index of an accelerator. ``launcher``:
+    who started it, as `launch.by` says.
     """
 
     rank: int
@@ -37,9 +40,11 @@ class StartupProcess:
 
 @dataclass(frozen=True)
 class StartupEnvironment:
-    """What the machines hold before the run. ``hosts``: a machine by name or address; ``closed``: all others don't resolve.
+    """What the machines hold before the run. ``hosts``: a machine by name or address; ``closed``:
+    all others don't resolve.
 
-    ``ports_taken``: on every machine. ``files_left``: rendezvous files of an earlier run. ``folders_missing``: no file can be made there.
+    ``ports_taken``: on every machine. ``files_left``: rendezvous files of an earlier run.
+    ``folders_missing``: no file can be made there.
     """
 
     world_size: int
@@ -50,7 +55,9 @@ class StartupEnvironment:
 
 
 class RendezvousInfo(NamedTuple):
-    """Where a process looks for the store, and as whom it comes. ``host`` is "" of a file, ``port`` 0."""
+    """Where a process looks for the store, and as whom it comes. ``host`` is "" of a file, ``port``
+    0.
+    """
 
     kind: StoreKind
     host: str
@@ -66,7 +73,9 @@ class RendezvousInfo(NamedTuple):
 
 
 class InitFailure(NamedTuple):
-    """torch raises at once: the error's class and text as torch has them, the finding's code, and what is wrong in a clause."""
+    """torch raises at once: the error's class and text as torch has them, the finding's code, and
+    what is wrong in a clause.
+    """
 
     error: str
     text: str
@@ -76,9 +85,11 @@ class InitFailure(NamedTuple):
 
 
 class StartupOutcome(NamedTuple):
-    """How a process comes out. ``error`` and ``text`` as torch has them, ``after_ns`` from the call on (0: at once).
+    """How a process comes out. ``error`` and ``text`` as torch has them, ``after_ns`` from the call
+    on (0: at once).
 
-    ``needs``: the processes that it waits for, if anybody could come. ``missing``: what it waits for, in words.
+    ``needs``: the processes that it waits for, if anybody could come. ``missing``: what it waits
+    for, in words.
     """
 
     status: StartupStatus
@@ -90,7 +101,9 @@ class StartupOutcome(NamedTuple):
 
 
 class StartupEvent(NamedTuple):
-    """One step of a process, in the order that a picture shows: opens, connects, registers, sets, gets, waits, raises."""
+    """One step of a process, in the order that a picture shows: opens, connects, registers, sets,
+    gets, waits, raises.
+    """
 
     rank: int
     kind: str
@@ -108,9 +121,11 @@ class StartupCause(NamedTuple):
 
 @dataclass(frozen=True)
 class StartupResult:
-    """A start-up. ``where``: the store's address in words; ``server``: who opens it. ``causes``: empty where all come through.
+    """A start-up. ``where``: the store's address in words; ``server``: who opens it. ``causes``:
+    empty where all come through.
 
-    ``remarks``: what torch warns about. ``entrances``: what it was made of, by rank. ``waits``: who waits for what, in lines.
+    ``remarks``: what torch warns about. ``entrances``: what it was made of, by rank. ``waits``: who
+    waits for what, in lines.
     """
 
     kind: StoreKind

@@ -9,7 +9,9 @@ from distsim.scenario.strategies.base import Strategy
 
 
 class _StrategyRegistry(Mapping[str, type[Strategy]]):
-    """Name of the entry -> the class of its fields, whose module is loaded when it is asked for: most files name no strategy."""
+    """Name of the entry -> the class of its fields, whose module is loaded when it is asked for:
+    most files name no strategy.
+    """
 
     def __init__(self, where: dict[str, str]) -> None:
         self._where = where

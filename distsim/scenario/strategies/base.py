@@ -1,6 +1,7 @@
 """What a training strategy is: fields of the file, and the plain entries that they expand into.
 
-A strategy knows the mesh, not a rank: what differs by rank it says with selectors and expressions, as a person would in the file.
+A strategy knows the mesh, not a rank: what differs by rank it says with selectors and expressions,
+as a person would in the file.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ Refusal = tuple[tuple[str | int, ...], str]
 
 
 class ExpansionContext(NamedTuple):
-    """What an expansion may know of the scenario: sizes only. ``taken``: names that it must not use for its own tensors and handles."""
+    """What an expansion may know of the scenario: sizes only. ``taken``: names that it must not use
+    for its own tensors and handles.
+    """
 
     world_size: int
     ranks_per_node: int
@@ -43,11 +46,14 @@ class ExpansionContext(NamedTuple):
     groups: Mapping[str, object] = {}
     #: Where the scenario's file lies: files that a strategy names are looked for beside it.
     folder: str = ""
-    #: What fields validate with: names that are the same on every rank, as numbers and as quantities (`amounts`).
+    #: What fields validate with: names that are the same on every rank, as numbers and as
+    #: quantities (`amounts`).
     known: Mapping[str, object] = {}
 
     def size_of(self, group: GroupRef | None) -> int:
-        """Ranks in a group: None and `world` are all, else an axis, several axes, or a named group of the file."""
+        """Ranks in a group: None and `world` are all, else an axis, several axes, or a named group
+        of the file.
+        """
         if group is None or group == "world":
             return self.world_size
         if not isinstance(group, str):
@@ -60,8 +66,12 @@ class ExpansionContext(NamedTuple):
     def _named(self, group: str) -> tuple[Sequence[str], Sequence[int]]:
         """The axes, or the ranks, of a named group of the file; both empty where it has neither."""
         named = self.groups.get(group)
-        axes, ranks = (named.get("axes"), named.get("ranks")) if isinstance(named, Mapping) else (None, named)
-        return axes if isinstance(axes, list | tuple) else (), ranks if isinstance(ranks, list | tuple) else ()
+        axes, ranks = (
+            (named.get("axes"), named.get("ranks")) if isinstance(named, Mapping) else (None, named)
+        )
+        return axes if isinstance(axes, list | tuple) else (), ranks if isinstance(
+            ranks, list | tuple
+        ) else ()
 
     def unknown_axis(self, axis: str, remedy: str = "") -> str | None:
         """A sentence where the mesh has no such axis."""
@@ -76,7 +86,9 @@ class ExpansionContext(NamedTuple):
         return f"unknown tensor {name}; declared are {name_list(self.tensors)}{did_you_mean(name, self.tensors)}"
 
     def unknown_group(self, group: GroupRef | None, field: str = "") -> str | None:
-        """A sentence where a group is not one whose size is known; None where all is well. ``field``: where another could be named."""
+        """A sentence where a group is not one whose size is known; None where all is well.
+        ``field``: where another could be named.
+        """
         if group is None or group == "world":
             return None
         for axis in (group,) if isinstance(group, str) else group:
@@ -84,7 +96,11 @@ class ExpansionContext(NamedTuple):
                 continue
             if isinstance(group, str) and axis in self.groups and axis not in self.mesh:
                 return f"the group {axis} is another for each rank; a strategy needs an axis, several, or a group of named ranks or axes"
-            remedy = f": name one of these with `{field}`, or add {axis} to the mesh" if field and self.mesh else ""
+            remedy = (
+                f": name one of these with `{field}`, or add {axis} to the mesh"
+                if field and self.mesh
+                else ""
+            )
             unknown = self.unknown_axis(axis, remedy)
             if unknown is not None:
                 return unknown
@@ -102,7 +118,11 @@ class ExpansionContext(NamedTuple):
             axes, ranks = self._named(group)
             if not axes:
                 return f"rank == {min(ranks)}"
-        return "rank == 0" if axes in ((), ("world",)) else " and ".join(f"{axis} == 0" for axis in axes)
+        return (
+            "rank == 0"
+            if axes in ((), ("world",))
+            else " and ".join(f"{axis} == 0" for axis in axes)
+        )
 
     def prefix(self, word: str) -> str:
         """``word``, or ``word2`` …: no name that is taken starts with it and an underscore."""
@@ -143,11 +163,17 @@ class Strategy(BaseModel):
             describe_fields(cls, FIELD_HELP, cls.name)
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
-        """Why this layout can't be: (path of the field, sentence), before anything is expanded. Empty where nothing is wrong."""
+        """Why this layout can't be: (path of the field, sentence), before anything is expanded.
+        Empty where nothing is wrong.
+        """
         return []
 
-    def compared(self, ranks: Sequence[int], all_ranks: Mapping[int, Strategy], steps: list[Entry]) -> list[Entry]:
-        """The entry's ``steps`` on its ``ranks``, where every rank of the world has one entry of this strategy, as in ``all_ranks``."""
+    def compared(
+        self, ranks: Sequence[int], all_ranks: Mapping[int, Strategy], steps: list[Entry]
+    ) -> list[Entry]:
+        """The entry's ``steps`` on its ``ranks``, where every rank of the world has one entry of
+        this strategy, as in ``all_ranks``.
+        """
         return steps
 
     def expand(self, context: ExpansionContext) -> Expansion:
@@ -158,8 +184,8 @@ class Strategy(BaseModel):
 class ModelLayer(NamedTuple):
     """One layer of a model, given by sizes and times.
 
-    ``params`` are the shapes of the parameters that learn, in the order of `module.parameters()`, ``frozen`` those of the others;
-    ``dtype`` theirs, or empty: the model's.
+    ``params`` are the shapes of the parameters that learn, in the order of `module.parameters()`,
+    ``frozen`` those of the others; ``dtype`` theirs, or empty: the model's.
     """
 
     name: str
@@ -189,7 +215,11 @@ def blocks_by_rank(rows: Sequence[list[Entry]], axis: str) -> list[Entry]:
             same.append((row, [rank]))
         else:
             known.append(rank)
-    return [block(entries, _axis_selector(ranks, axis) if len(ranks) < len(rows) else None) for entries, ranks in same if entries]
+    return [
+        block(entries, _axis_selector(ranks, axis) if len(ranks) < len(rows) else None)
+        for entries, ranks in same
+        if entries
+    ]
 
 
 def _axis_selector(ranks: Sequence[int], axis: str) -> str:
@@ -198,18 +228,28 @@ def _axis_selector(ranks: Sequence[int], axis: str) -> str:
     return " or ".join(f"{axis} == {rank}" for rank in ranks)
 
 
-def compute(name: str, cost: CostOrEntries, ranks: RankSelector = None, /, **fields: object) -> Entry:
-    """A compute step; fields that hold nothing are left out. Entries in place of a price are what is done instead."""
+def compute(
+    name: str, cost: CostOrEntries, ranks: RankSelector = None, /, **fields: object
+) -> Entry:
+    """A compute step; fields that hold nothing are left out. Entries in place of a price are what
+    is done instead.
+    """
     if not isinstance(cost, Mapping):
         return block(cost, ranks)
-    entry: Entry = {"compute": {"name": name, **cost, **{key: value for key, value in fields.items() if value}}}
+    entry: Entry = {
+        "compute": {"name": name, **cost, **{key: value for key, value in fields.items() if value}}
+    }
     return entry if ranks is None else {**entry, "ranks": ranks}
 
 
 def step(row: str, ranks: RankSelector = None, /, **fields: object) -> Entry:
-    """A step of one operation; `group: None` and the like are left out; ``as_`` and ``async_`` stand for Python's reserved words."""
+    """A step of one operation; `group: None` and the like are left out; ``as_`` and ``async_``
+    stand for Python's reserved words.
+    """
     given = {
-        key.rstrip("_"): list(value) if isinstance(value, tuple) else value for key, value in fields.items() if value is not None
+        key.rstrip("_"): list(value) if isinstance(value, tuple) else value
+        for key, value in fields.items()
+        if value is not None
     }
     return {row: given} if ranks is None else {row: given, "ranks": ranks}
 
@@ -225,13 +265,21 @@ def waits_for_copies(handle: str, numbers: Iterable[int]) -> list[Entry]:
 
 
 class EntryWriter:
-    """Writes a strategy's entries: names of tensors and handles begin with ``p``; the tensors are collected."""
+    """Writes a strategy's entries: names of tensors and handles begin with ``p``; the tensors are
+    collected.
+    """
 
     def __init__(self, prefix: str, dtype: str, group: GroupRef | None = None) -> None:
         self.p, self.dtype, self.group = prefix, dtype, group
         self.tensors: dict[str, Entry] = {}
 
-    def tensor(self, word: str, shape: int | Sequence[object], dtype: str | None = None, value: object = None) -> str:
+    def tensor(
+        self,
+        word: str,
+        shape: int | Sequence[object],
+        dtype: str | None = None,
+        value: object = None,
+    ) -> str:
         """Declare a tensor of so many elements, or of a shape; returns its name."""
         name = f"{self.p}_{word}"
         self.tensors[name] = tensor_declaration(shape, dtype or self.dtype, value)

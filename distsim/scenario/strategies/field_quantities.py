@@ -1,7 +1,9 @@
-"""Quantities in a strategy's fields: by their unit, or by an expression over what is the same on every rank.
+"""Quantities in a strategy's fields: by their unit, or by an expression over what is the same on
+every rank.
 
-An expression is worked out when the file is read, and stands as a plain quantity from there on: `micro * 1 ms` as `4 ms`. The
-validation's context has the names that are known (``quantities``) and what the quantities among them are (``kinds``).
+An expression is worked out when the file is read, and stands as a plain quantity from there on:
+`micro * 1 ms` as `4 ms`. The validation's context has the names that are known (``quantities``) and
+what the quantities among them are (``kinds``).
 """
 
 from __future__ import annotations
@@ -12,19 +14,29 @@ from contextlib import suppress
 from pydantic import ValidationInfo
 
 from distsim.common import units
-from distsim.common.quantities import ANY_QUANTITY, bounded_quantity, has_units, parse_quantity_expression, read_quantity
+from distsim.common.quantities import (
+    ANY_QUANTITY,
+    bounded_quantity,
+    has_units,
+    parse_quantity_expression,
+    read_quantity,
+)
 
 _FORMATTERS: dict[str, Callable[[int | float], str]] = {
-    "a duration": lambda ns: units.duration_text(round(ns)), "a size": lambda n: units.size_text(round(n)),
+    "a duration": lambda ns: units.duration_text(round(ns)),
+    "a size": lambda n: units.size_text(round(n)),
     "floating-point operations": units.flops_text,
-}  # fmt: skip
+}
 _PARSERS: dict[str, Callable[[object], int | float]] = {
-    "a duration": units.parse_duration_ns, "a size": units.parse_size_bytes, "floating-point operations": units.parse_flops,
-}  # fmt: skip
+    "a duration": units.parse_duration_ns,
+    "a size": units.parse_size_bytes,
+    "floating-point operations": units.parse_flops,
+}
 
 
 def quantity_text(kind: str, value: object, info: ValidationInfo) -> object:
-    """A quantity as a plain text: as it stands where it is one, else what its expression comes to. Raises ValueError.
+    """A quantity as a plain text: as it stands where it is one, else what its expression comes to.
+    Raises ValueError.
 
     Sizes and operations may also be counted without a unit, as a compute step takes them.
     """
@@ -41,7 +53,9 @@ def quantity_text(kind: str, value: object, info: ValidationInfo) -> object:
     return _FORMATTERS[kind](read_quantity(value, kind, names, kinds))  # type: ignore[arg-type]
 
 
-def _evaluate_expression(kind: str, value: str, names: Mapping[str, object], kinds: Mapping[str, object]) -> int | float:
+def _evaluate_expression(
+    kind: str, value: str, names: Mapping[str, object], kinds: Mapping[str, object]
+) -> int | float:
     """An expression in which no unit stands: a count, or a var that is such a quantity."""
     plain = ValueError(f"expected {kind}")
     with suppress(ValueError):

@@ -1,7 +1,8 @@
 """Field types of strategies: plain numbers and quantities, known when the file is read.
 
-A number may be an expression over what is the same on every rank (vars, axis sizes, `world_size`): a strategy lays out its calls before
-any rank is looked at, so that a number that differs by rank has no place here. The validation's context holds the names.
+A number may be an expression over what is the same on every rank (vars, axis sizes, `world_size`):
+a strategy lays out its calls before any rank is looked at, so that a number that differs by rank
+has no place here. The validation's context holds the names.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _QUANTITY = re.compile(r"\s*[+-]?\d[\d_.,]*\s*(?:%|[a-zA-Zµμ][\w/]*)\s*", re.A
 
 
 def parse_number(value: object, info: ValidationInfo) -> int | float:
-    """A number, or an expression's value, which may be a truth. Raises ValueError for names that are not the same on every rank."""
+    """A number, or an expression's value, which may be a truth. Raises ValueError for names that
+    are not the same on every rank.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"expected a number or an expression, found {value_text(value)}")
     if isinstance(value, str) and _QUANTITY.fullmatch(value):
@@ -62,14 +65,18 @@ def _parse_param_shapes(value: object, info: ValidationInfo) -> tuple[tuple[int,
     if not isinstance(value, list | tuple):
         return ((_parse_size(value, info),),)
     if not value or any(isinstance(item, list | tuple) and not item for item in value):
-        raise ValueError("expected parameters, each a number of elements or a shape with at least one size, found an empty list")
+        raise ValueError(
+            "expected parameters, each a number of elements or a shape with at least one size, found an empty list"
+        )
     shapes = (item if isinstance(item, list | tuple) else [item] for item in value)
     return tuple(tuple(_parse_size(n, info) for n in shape) for shape in shapes)
 
 
 def _parse_shape(value: object, info: ValidationInfo) -> tuple[int, ...]:
     if not isinstance(value, list | tuple) or not value:
-        raise ValueError(f"expected a list of sizes, as [8, 1024], found {value_text(value) if value != [] else 'an empty list'}")
+        raise ValueError(
+            f"expected a list of sizes, as [8, 1024], found {value_text(value) if value != [] else 'an empty list'}"
+        )
     return tuple(_parse_size(n, info) for n in value)
 
 
@@ -80,8 +87,12 @@ def _parse_nonnegative(value: object, info: ValidationInfo) -> float:
     return float(found)
 
 
-def parse_keyed(value: Mapping[object, object], parsed: Callable[[object], T], key: str) -> dict[int | str, T]:
-    """`{0: …, 1: …, else: …}` with every entry parsed; ``key`` is what the message calls a number that may stand as a key."""
+def parse_keyed(
+    value: Mapping[object, object], parsed: Callable[[object], T], key: str
+) -> dict[int | str, T]:
+    """`{0: …, 1: …, else: …}` with every entry parsed; ``key`` is what the message calls a number
+    that may stand as a key.
+    """
     for found in value:
         if found != "else" and (isinstance(found, bool) or not isinstance(found, int) or found < 0):
             raise ValueError(f"expected {key}, found {value_text(found)}")
@@ -107,7 +118,9 @@ def parse_compute_cost(value: object, info: ValidationInfo) -> ComputeCost:
     if isinstance(value, str):
         return {"time": cast("str", quantity_text("a duration", value, info))}
     if not isinstance(value, Mapping):
-        raise ValueError(f"expected a duration as 3 ms, or `{{flops, bytes}}`, found {value_text(value)}")
+        raise ValueError(
+            f"expected a duration as 3 ms, or `{{flops, bytes}}`, found {value_text(value)}"
+        )
     for key in value:
         if key not in _COMPUTE_COST_KEYS:
             raise ValueError(
@@ -117,7 +130,9 @@ def parse_compute_cost(value: object, info: ValidationInfo) -> ComputeCost:
     if "time" in value:
         found["time"] = quantity_text("a duration", value["time"], info)
     if ("time" in value) == ("flops" in value or "bytes" in value):
-        raise ValueError("expected either `time`, or `flops` and `bytes` that the cluster's device prices")
+        raise ValueError(
+            "expected either `time`, or `flops` and `bytes` that the cluster's device prices"
+        )
     for key, kind in (("flops", "floating-point operations"), ("bytes", "a size")):
         if isinstance(value.get(key), str):
             found[key] = quantity_text(kind, value[key], info)
@@ -130,7 +145,9 @@ def parse_cost_or_entries(value: object, info: ValidationInfo) -> CostOrEntries:
         return parse_compute_cost(value, info)
     for item in value:
         if not isinstance(item, str | Mapping):
-            raise ValueError(f"expected entries of a program, each after a dash, found {value_text(item)}")
+            raise ValueError(
+                f"expected entries of a program, each after a dash, found {value_text(item)}"
+            )
     return [dict(item) if isinstance(item, Mapping) else {item: {}} for item in value]
 
 
@@ -143,17 +160,30 @@ def _parse_dtype(value: object) -> str:
 
 
 #: Bytes of an element, for the dtypes that parameters have.
-FLOAT_DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
+FLOAT_DTYPE_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
 
 
 def _parse_axis(value: object) -> str:
     if not isinstance(value, str) or not value.isidentifier():
-        raise ValueError(f"expected an axis of the mesh or a group's name, found {value_text(value)}")
+        raise ValueError(
+            f"expected an axis of the mesh or a group's name, found {value_text(value)}"
+        )
     return value
 
 
 def _parse_group(value: object) -> GroupRef:
-    return tuple(_parse_axis(item) for item in value) if isinstance(value, list | tuple) and value else _parse_axis(value)
+    return (
+        tuple(_parse_axis(item) for item in value)
+        if isinstance(value, list | tuple) and value
+        else _parse_axis(value)
+    )
 
 
 _EXPRESSION_SCHEMA: dict[str, object] = {"x-def": "formula"}
@@ -161,38 +191,72 @@ _NUMBER_SCHEMA: dict[str, object] = {"anyOf": [{"type": "number"}, _EXPRESSION_S
 _SHAPE_SCHEMA: dict[str, object] = {"type": "array", "minItems": 1, "items": _NUMBER_SCHEMA}
 _FLOPS_OR_BYTES_SCHEMA = {"anyOf": [{"required": ["flops"]}, {"required": ["bytes"]}]}
 _COMPUTE_COST_SCHEMA: dict[str, object] = {
-    "type": "object", "additionalProperties": False, "oneOf": [{"required": ["time"]}, _FLOPS_OR_BYTES_SCHEMA],
+    "type": "object",
+    "additionalProperties": False,
+    "oneOf": [{"required": ["time"]}, _FLOPS_OR_BYTES_SCHEMA],
     "properties": {
-        "time": {"x-def": "duration"}, "flops": {"x-def": "flops_count"}, "bytes": {"x-def": "size_count"}, "dtype": {"x-def": "dtype"},
+        "time": {"x-def": "duration"},
+        "flops": {"x-def": "flops_count"},
+        "bytes": {"x-def": "size_count"},
+        "dtype": {"x-def": "dtype"},
     },
-}  # fmt: skip
-COST_OR_ENTRIES_SCHEMA = {"anyOf": [{"x-def": "duration"}, _COMPUTE_COST_SCHEMA, {"type": "array", "items": {"x-def": "entry"}}]}
+}
+COST_OR_ENTRIES_SCHEMA = {
+    "anyOf": [
+        {"x-def": "duration"},
+        _COMPUTE_COST_SCHEMA,
+        {"type": "array", "items": {"x-def": "entry"}},
+    ]
+}
 
 
 def _integer_schema(low: int) -> dict[str, object]:
-    return {"anyOf": [{"type": "integer", "minimum": low, "maximum": MAX_INTEGER}, _EXPRESSION_SCHEMA]}
+    return {
+        "anyOf": [{"type": "integer", "minimum": low, "maximum": MAX_INTEGER}, _EXPRESSION_SCHEMA]
+    }
 
 
-PositiveInt = Annotated[int, PlainValidator(integer_at_least(1)), WithJsonSchema(_integer_schema(1))]
-NonNegativeInt = Annotated[int, PlainValidator(integer_at_least(0)), WithJsonSchema(_integer_schema(0))]
+PositiveInt = Annotated[
+    int, PlainValidator(integer_at_least(1)), WithJsonSchema(_integer_schema(1))
+]
+NonNegativeInt = Annotated[
+    int, PlainValidator(integer_at_least(0)), WithJsonSchema(_integer_schema(0))
+]
 NonNegativeFloat = Annotated[
     float,
     PlainValidator(_parse_nonnegative),
-    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0, "maximum": 1e15}, _EXPRESSION_SCHEMA]}),
+    WithJsonSchema(
+        {"anyOf": [{"type": "number", "minimum": 0, "maximum": 1e15}, _EXPRESSION_SCHEMA]}
+    ),
 ]
 #: ns, from a duration with its unit.
 DurationNs = Annotated[int, PlainValidator(duration_ns), WithJsonSchema({"x-def": "duration"})]
 ComputeCostField = Annotated[
-    ComputeCost, PlainValidator(parse_compute_cost), WithJsonSchema({"anyOf": [{"x-def": "duration"}, _COMPUTE_COST_SCHEMA]})
+    ComputeCost,
+    PlainValidator(parse_compute_cost),
+    WithJsonSchema({"anyOf": [{"x-def": "duration"}, _COMPUTE_COST_SCHEMA]}),
 ]
-CostOrEntriesField = Annotated[CostOrEntries, PlainValidator(parse_cost_or_entries), WithJsonSchema(COST_OR_ENTRIES_SCHEMA)]
-Dtype = Annotated[str, PlainValidator(_parse_dtype), WithJsonSchema({"enum": list(FLOAT_DTYPE_BYTES)})]
+CostOrEntriesField = Annotated[
+    CostOrEntries, PlainValidator(parse_cost_or_entries), WithJsonSchema(COST_OR_ENTRIES_SCHEMA)
+]
+Dtype = Annotated[
+    str, PlainValidator(_parse_dtype), WithJsonSchema({"enum": list(FLOAT_DTYPE_BYTES)})
+]
 #: The shapes of a layer's parameters.
 ParamShapes = Annotated[
     tuple[tuple[int, ...], ...],
     PlainValidator(_parse_param_shapes),
     WithJsonSchema(
-        {"anyOf": [_integer_schema(1), {"type": "array", "minItems": 1, "items": {"anyOf": [_integer_schema(1), _SHAPE_SCHEMA]}}]}
+        {
+            "anyOf": [
+                _integer_schema(1),
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": {"anyOf": [_integer_schema(1), _SHAPE_SCHEMA]},
+                },
+            ]
+        }
     ),
 ]
 Shape = Annotated[tuple[int, ...], PlainValidator(_parse_shape), WithJsonSchema(_SHAPE_SCHEMA)]
@@ -215,7 +279,11 @@ IntByRank = Annotated[
         {
             "anyOf": [
                 _integer_schema(0),
-                {"type": "object", "propertyNames": {"pattern": "^([0-9]+|else)$"}, "additionalProperties": _integer_schema(0)},
+                {
+                    "type": "object",
+                    "propertyNames": {"pattern": "^([0-9]+|else)$"},
+                    "additionalProperties": _integer_schema(0),
+                },
             ]
         }
     ),
@@ -227,13 +295,17 @@ AxisOrGroup = Annotated[str, PlainValidator(_parse_axis), WithJsonSchema(_NAME_S
 AxesOrGroup = Annotated[
     GroupRef,
     PlainValidator(_parse_group),
-    WithJsonSchema({"anyOf": [_NAME_SCHEMA, {"type": "array", "minItems": 1, "items": _NAME_SCHEMA}]}),
+    WithJsonSchema(
+        {"anyOf": [_NAME_SCHEMA, {"type": "array", "minItems": 1, "items": _NAME_SCHEMA}]}
+    ),
 ]
 
 
 # --- Pydantic's errors in the words of a scenario file, for fields that a strategy validates itself ---
 def field_error_text(error: ErrorDetails, model: type[BaseModel], name: str) -> str:
-    """What one error of `ValidationError.errors()` says about a field of ``model``, which the file calls ``name``."""
+    """What one error of `ValidationError.errors()` says about a field of ``model``, which the file
+    calls ``name``.
+    """
     loc, kind = error["loc"], error["type"]
     if kind == "missing":
         return f"{name} needs `{loc[-1]}`"
@@ -246,6 +318,8 @@ def field_error_text(error: ErrorDetails, model: type[BaseModel], name: str) -> 
 
 
 def choice_error_text(expected: str, found: object) -> str:
-    """Of a value that is none of some words; ``expected`` is `'none', 'selective' or 'full'`, as pydantic has it."""
+    """Of a value that is none of some words; ``expected`` is `'none', 'selective' or 'full'`, as
+    pydantic has it.
+    """
     words = [word.strip("'") for word in expected.replace(" or ", ", ").split(", ")]
     return f"expected {expected.replace(chr(39), '')}, found {value_text(found)}{did_you_mean(str(found), words)}"

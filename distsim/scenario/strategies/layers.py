@@ -1,4 +1,6 @@
-"""The model that a strategy spreads over ranks: layers by sizes and times; what their passes cost, and strategies for one layer."""
+"""The model that a strategy spreads over ranks: layers by sizes and times; what their passes cost,
+and strategies for one layer.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from distsim.common import units
 from distsim.common.message_text import value_text
-from distsim.scenario.strategies.base import ComputeCost, Entry, EntryWriter, Expansion, ExpansionContext, ModelLayer, Strategy
+from distsim.scenario.strategies.base import (
+    ComputeCost,
+    Entry,
+    EntryWriter,
+    Expansion,
+    ExpansionContext,
+    ModelLayer,
+    Strategy,
+)
 from distsim.scenario.strategies.field_types import (
     FLOAT_DTYPE_BYTES,
     ComputeCostField,
@@ -37,7 +47,9 @@ class LayerFields(BaseModel):
 
 
 class TrainableLayerFields(LayerFields):
-    """A layer some of whose parameters may not learn: ``frozen``, beside those that do. ``dtype``: of its parameters."""
+    """A layer some of whose parameters may not learn: ``frozen``, beside those that do. ``dtype``:
+    of its parameters.
+    """
 
     params: ParamShapes = ()
     frozen: ParamShapes = ()
@@ -67,7 +79,9 @@ class LayeredModelStrategy(Strategy):
         if isinstance(value, list | tuple) and not value:
             raise ValueError("expected at least one layer, found an empty list")
         if not isinstance(value, list | tuple | dict):
-            raise ValueError(f"expected a layer, `{{params, forward, backward}}`, or a list of them, found {value_text(value)}")
+            raise ValueError(
+                f"expected a layer, `{{params, forward, backward}}`, or a list of them, found {value_text(value)}"
+            )
         return [value] if isinstance(value, dict) else value
 
     @property
@@ -83,7 +97,14 @@ class LayeredModelStrategy(Strategy):
 def named_layers(fields: Iterable[LayerFields]) -> tuple[ModelLayer, ...]:
     """Layers laid out one by one; equal or missing names are told apart by number."""
     return tuple(
-        ModelLayer(name, one.params, one.forward, one.backward, getattr(one, "frozen", ()), getattr(one, "dtype", None) or "")
+        ModelLayer(
+            name,
+            one.params,
+            one.forward,
+            one.backward,
+            getattr(one, "frozen", ()),
+            getattr(one, "dtype", None) or "",
+        )
         for name, one in numbered_layers(fields)
     )
 
@@ -94,7 +115,13 @@ def numbered_layers(fields: Iterable[L], within: str = "") -> list[tuple[str, L]
     for one in fields:
         for k in range(one.count):
             word = one.name or "layer"
-            name = f"{word} {k}" if one.name and one.count > 1 else word if one.name else f"layer {len(found)}"
+            name = (
+                f"{word} {k}"
+                if one.name and one.count > 1
+                else word
+                if one.name
+                else f"layer {len(found)}"
+            )
             found.append((within + name, one))
     return found
 
@@ -111,8 +138,8 @@ class IntraLayerWriter(EntryWriter, ABC):
 
 
 class IntraLayerStrategy(Strategy):
-    """``layers`` equal layers, each with the price of its passes; a pass without a price is left out. In a stage's `forward:` or
-    `backward:` one of them has a price, alone both."""
+    """``layers`` equal layers, each with the price of its passes; a pass without a price is left
+    out. In a stage's `forward:` or `backward:` one of them has a price, alone both."""
 
     layers: PositiveInt = 1
     #: One layer's compute on one rank.
@@ -122,7 +149,9 @@ class IntraLayerStrategy(Strategy):
     @model_validator(mode="after")
     def _goes_somewhere(self) -> IntraLayerStrategy:
         if self.forward is None and self.backward is None:
-            raise ValueError(f"expected `forward`, `backward` or both: the price of a pass of {self.name}")
+            raise ValueError(
+                f"expected `forward`, `backward` or both: the price of a pass of {self.name}"
+            )
         return self
 
     def writer(self, context: ExpansionContext) -> IntraLayerWriter:
@@ -132,7 +161,10 @@ class IntraLayerStrategy(Strategy):
     def passes(self, writer: IntraLayerWriter) -> tuple[list[Entry], list[Entry]]:
         """The forward pass of all layers, and their backward pass."""
         given = ((self.forward, writer.forward), (self.backward, writer.backward))
-        there, back = ([] if price is None else repeat_entries(self.layers, write(price)) for price, write in given)
+        there, back = (
+            [] if price is None else repeat_entries(self.layers, write(price))
+            for price, write in given
+        )
         return there, back
 
     def expand(self, context: ExpansionContext) -> Expansion:
@@ -143,13 +175,20 @@ class IntraLayerStrategy(Strategy):
 
 def repeat_entries(times: int, steps: list[Entry], index: str | None = None) -> list[Entry]:
     """A loop over entries; ``index`` names its counter."""
-    return [{"repeat": {"times": times, **({} if index is None else {"index": index}), "steps": steps}}]
+    return [
+        {"repeat": {"times": times, **({} if index is None else {"index": index}), "steps": steps}}
+    ]
 
 
 # --- prices, cut and scaled ---
 def scaled_cost(price: ComputeCost, factor: float) -> ComputeCost:
-    """The price of ``factor`` times the work. Quantities that are expressions, without a unit, are multiplied as such."""
-    return {key: value if key == "dtype" or factor == 1 else _scaled_quantity(key, value, factor) for key, value in price.items()}
+    """The price of ``factor`` times the work. Quantities that are expressions, without a unit, are
+    multiplied as such.
+    """
+    return {
+        key: value if key == "dtype" or factor == 1 else _scaled_quantity(key, value, factor)
+        for key, value in price.items()
+    }
 
 
 def _scaled_quantity(key: str, value: str | float, factor: float) -> str:
@@ -164,7 +203,9 @@ def _scaled_quantity(key: str, value: str | float, factor: float) -> str:
 
 
 def equal_cost_shares(price: ComputeCost, parts: int) -> list[ComputeCost]:
-    """The price in equal parts that add up to it; a time's remainder goes to the first ones, a nanosecond each."""
+    """The price in equal parts that add up to it; a time's remainder goes to the first ones, a
+    nanosecond each.
+    """
     if "time" not in price or parts == 1:
         return [scaled_cost(price, 1 / parts)] * parts
     whole, rest = divmod(units.parse_duration_ns(price["time"]), parts)

@@ -1,7 +1,9 @@
-"""RMS normalisation, counted as a GPU runs it: one kernel forward, two backward (torch's `_fused_rms_norm`). On the CPU, where scripts
-are captured, torch makes it of eight operators and some thirty backward: on an H100 8 times as long as what a profile of it shows.
+"""RMS normalisation, counted as a GPU runs it: one kernel forward, two backward (torch's
+`_fused_rms_norm`). On the CPU, where scripts are captured, torch makes it of eight operators and
+some thirty backward: on an H100 8 times as long as what a profile of it shows.
 
-Only `torch.nn.functional.rms_norm`, and with it `torch.nn.RMSNorm`, is fused there; a norm written out in Python is not.
+Only `torch.nn.functional.rms_norm`, and with it `torch.nn.RMSNorm`, is fused there; a norm written
+out in Python is not.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ class FusedNormWork(NamedTuple):
 
 
 class _FusedNormCall:
-    """One call. ``head``: the node where its backward pass begins. ``last``: the node whose operators were met last."""
+    """One call. ``head``: the node where its backward pass begins. ``last``: the node whose
+    operators were met last.
+    """
 
     def __init__(self, work: FusedNormWork) -> None:
         self.work, self.last = work, ""
@@ -38,7 +42,9 @@ class FusedNormCounter:
         self._add, self._here = add, threading.local()
 
     def covers(self, func: Any) -> bool:
-        """Is this operator a part of a norm, whose kernels are counted elsewhere? Those of its backward pass are counted at the first."""
+        """Is this operator a part of a norm, whose kernels are counted elsewhere? Those of its
+        backward pass are counted at the first.
+        """
         import torch
 
         if getattr(self._here, "inside", False):
@@ -54,7 +60,9 @@ class FusedNormCounter:
             for nbytes in norm.work.backward:
                 self._add(nbytes, norm.work.dtype)
         norm.last = place
-        return not (place == "tail" and func is torch.ops.aten.add.Tensor)  # the sum with what else the input's gradient is
+        return not (
+            place == "tail" and func is torch.ops.aten.add.Tensor
+        )  # the sum with what else the input's gradient is
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -74,7 +82,9 @@ class FusedNormCounter:
             self._add(work.forward, work.dtype)
             if out.grad_fn is not None:
                 _mark_backward_nodes(
-                    out.grad_fn, [t.grad_fn for t in (x, weight) if t is not None and t.grad_fn is not None], _FusedNormCall(work)
+                    out.grad_fn,
+                    [t.grad_fn for t in (x, weight) if t is not None and t.grad_fn is not None],
+                    _FusedNormCall(work),
                 )
             return out
 
@@ -86,7 +96,9 @@ class FusedNormCounter:
 
 
 def _norm_work(x: Any, weight: Any, out: Any) -> FusedNormWork:
-    """Forward: reads the input, writes the output. Backward: the input's gradient from the output's and the input; the weight's too."""
+    """Forward: reads the input, writes the output. Backward: the input's gradient from the output's
+    and the input; the weight's too.
+    """
     here = [getattr(t, "_local_tensor", t) for t in (x, out)]
     read, written = (t.numel() * t.element_size() for t in here)
     once = (read + written + read,)
@@ -100,12 +112,18 @@ def _mark_backward_nodes(head: Any, ends: Sequence[Any], norm: _FusedNormCall) -
     tails = []
     while waiting:
         node = waiting.pop()
-        if node in seen or node.name().endswith("AccumulateGrad") or any(node is end for end in ends):
+        if (
+            node in seen
+            or node.name().endswith("AccumulateGrad")
+            or any(node is end for end in ends)
+        ):
             continue
         seen.add(node)
         node.metadata[_METADATA_KEY] = norm, "head" if node is head else "inner"
         before = [other for other, _ in node.next_functions if other is not None]
-        tails += [node] if any(other is ends[0] for other in before if ends) and node is not head else []
+        tails += (
+            [node] if any(other is ends[0] for other in before if ends) and node is not head else []
+        )
         waiting += before
     if len(tails) == 1:
         tails[0].metadata[_METADATA_KEY] = norm, "tail"

@@ -1,8 +1,11 @@
-"""What a script computes, counted as it runs: FLOP and bytes of each operator, priced by a cluster's roofline.
+"""What a script computes, counted as it runs: FLOP and bytes of each operator, priced by a
+cluster's roofline.
 
-FLOP by the formulas of `torch.utils.flop_counter` (a multiply and an add are two), with those that it lacks: attention on the CPU,
-grouped products, fused LSTMs, products with vectors. Bytes: what an operator reads and what it writes, each tensor once; views move
-none. Kernels are kept apart, because a roofline holds for one kernel: a step's price is the sum of its kernels' prices, launch included.
+FLOP by the formulas of `torch.utils.flop_counter` (a multiply and an add are two), with those that
+it lacks: attention on the CPU, grouped products, fused LSTMs, products with vectors. Bytes: what an
+operator reads and what it writes, each tensor once; views move none. Kernels are kept apart,
+because a roofline holds for one kernel: a step's price is the sum of its kernels' prices, launch
+included.
 """
 
 from __future__ import annotations
@@ -32,15 +35,25 @@ _ALLOCATION_OPS: Final = (
     "empty_permuted",
     "lift_fresh",
 )
-#: Operators without a kernel of their own; `_unsafe_view` is a view that its schema says nothing of (every product of more than two axes
-#: ends in one).
+#: Operators without a kernel of their own; `_unsafe_view` is a view that its schema says nothing of
+#: (every product of more than two axes ends in one).
 _KERNEL_FREE_OPS: Final = (
-    "detach", "alias", "_local_scalar_dense", "is_same_size", "resize_", "set_", "record_stream", "lift_fresh_copy", "_unsafe_view",
-)  # fmt: skip
+    "detach",
+    "alias",
+    "_local_scalar_dense",
+    "is_same_size",
+    "resize_",
+    "set_",
+    "record_stream",
+    "lift_fresh_copy",
+    "_unsafe_view",
+)
 
 
 class ComputeKernel(NamedTuple):
-    """One operator's work: ``flops``, ``nbytes`` read and written, and the dtype that it computes in."""
+    """One operator's work: ``flops``, ``nbytes`` read and written, and the dtype that it computes
+    in.
+    """
 
     flops: int
     nbytes: int
@@ -97,12 +110,17 @@ class KernelCounter:
     def sites(self) -> dict[str, ComputeInterval]:
         """All of it, by call site, where `counting` was given a ``site``."""
         with self._lock:
-            return {where: ComputeInterval(tuple(kernels.items())) for where, kernels in self._sites.items()}
+            return {
+                where: ComputeInterval(tuple(kernels.items()))
+                for where, kernels in self._sites.items()
+            }
 
 
 @contextmanager
 def count_kernels(site: Callable[[], str] | None = None) -> Iterator[KernelCounter]:
-    """Count what torch computes inside; backward passes of other threads included. ``site`` names who calls, for `KernelCounter.sites`."""
+    """Count what torch computes inside; backward passes of other threads included. ``site`` names
+    who calls, for `KernelCounter.sites`.
+    """
     counted = KernelCounter(site)
     fused = FusedNormCounter(lambda nbytes, dtype: counted.add(ComputeKernel(0, nbytes, dtype)))
     with fused.watched(), _counting_mode(counted, fused):
@@ -110,13 +128,20 @@ def count_kernels(site: Callable[[], str] | None = None) -> Iterator[KernelCount
 
 
 def duration_ns(stretch: ComputeInterval, cluster: Cluster | str | Mapping[str, object]) -> int:
-    """How long one rank's device takes, kernel by kernel: see `distsim.hardware.cost.CostModel.compute_ns`."""
-    return duration_with_model_ns(stretch, CostModel(cluster if isinstance(cluster, Cluster) else cluster_from(cluster), 1, 1))
+    """How long one rank's device takes, kernel by kernel: see
+    `distsim.hardware.cost.CostModel.compute_ns`.
+    """
+    return duration_with_model_ns(
+        stretch, CostModel(cluster if isinstance(cluster, Cluster) else cluster_from(cluster), 1, 1)
+    )
 
 
 def duration_with_model_ns(stretch: ComputeInterval, model: CostModel) -> int:
     """`duration_ns` by a cost model that is there already."""
-    return sum(model.compute_ns(0, kernel.flops, kernel.nbytes, kernel.dtype) * count for kernel, count in stretch.kernels)
+    return sum(
+        model.compute_ns(0, kernel.flops, kernel.nbytes, kernel.dtype) * count
+        for kernel, count in stretch.kernels
+    )
 
 
 # --- counting ---
@@ -132,11 +157,17 @@ def _counting_mode(counted: KernelCounter, fused: FusedNormCounter) -> Any:
     _flop_formulas()  # now, because imports fail inside of some of torch's questions
 
     class Count(mode):  # type: ignore[misc]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             kwargs = kwargs or {}
-            if getattr(func, "namespace", "prim") == "prim":  # a question about a tensor, from where nothing may go wrong
+            if (
+                getattr(func, "namespace", "prim") == "prim"
+            ):  # a question about a tensor, from where nothing may go wrong
                 return func(*args, **kwargs)
-            if any(_is_tensor_wrapper(t) for t in types):  # what it makes of its parts is what is computed
+            if any(
+                _is_tensor_wrapper(t) for t in types
+            ):  # what it makes of its parts is what is computed
                 return NotImplemented
             kind = kinds.get(func)
             if kind is None:
@@ -155,7 +186,9 @@ def _counting_mode(counted: KernelCounter, fused: FusedNormCounter) -> Any:
 
 
 def _is_tensor_wrapper(kind: type) -> bool:
-    """Is this a tensor that computes with other tensors: a DTensor, one that waits for a collective, a quantized one?"""
+    """Is this a tensor that computes with other tensors: a DTensor, one that waits for a
+    collective, a quantized one?
+    """
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -164,8 +197,9 @@ def _is_tensor_wrapper(kind: type) -> bool:
 
 
 class _OperatorKind(NamedTuple):
-    """``free``: no kernel runs. ``formula``: FLOP, of the arguments and the result. ``composite``: it is made of other operators.
-    ``causal``: of attention, where `is_causal`, the queries and the keys stand among the arguments."""
+    """``free``: no kernel runs. ``formula``: FLOP, of the arguments and the result. ``composite``:
+    it is made of other operators. ``causal``: of attention, where `is_causal`, the queries and the
+    keys stand among the arguments."""
 
     free: bool
     formula: Callable[..., int] | None
@@ -180,7 +214,9 @@ def _operator_kind(func: object) -> _OperatorKind:
         return _OperatorKind(True, None, False)
     name = func._schema.name.partition("::")[2]
     results = func._schema.returns
-    view = bool(results) and all(r.alias_info is not None and not r.alias_info.is_write for r in results)
+    view = bool(results) and all(
+        r.alias_info is not None and not r.alias_info.is_write for r in results
+    )
     free = (
         view
         or not results
@@ -189,35 +225,49 @@ def _operator_kind(func: object) -> _OperatorKind:
         or func._schema.name.startswith(("c10d", "_c10d", "distsim::"))
     )
     composite = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
-    return _OperatorKind(free, _flop_formulas().get(func._overloadpacket), composite, _causal_argument_positions(func._schema))
+    return _OperatorKind(
+        free,
+        _flop_formulas().get(func._overloadpacket),
+        composite,
+        _causal_argument_positions(func._schema),
+    )
 
 
 def _causal_argument_positions(schema: Any) -> tuple[int, int, int] | None:
     names = [argument.name for argument in schema.arguments]
     asked = ("is_causal", "query", "key")
-    if not schema.name.startswith("aten::_scaled_dot_product_") or not all(name in names for name in asked):
+    if not schema.name.startswith("aten::_scaled_dot_product_") or not all(
+        name in names for name in asked
+    ):
         return None
     where = [names.index(name) for name in asked]
     return where[0], where[1], where[2]
 
 
 def _computed_share(where: tuple[int, int, int] | None, args: Any, kwargs: Any) -> float:
-    """Share of the scores that fused attention computes: tiles above the diagonal are skipped (Dao, arXiv:2307.08691, section 3.1.1). On
-    an H100 causal attention over 8192 tokens takes 0.55 of the time without (`benchmarks/gpu`)."""
-    if where is None or not (args[where[0]] if where[0] < len(args) else kwargs.get("is_causal", False)):
+    """Share of the scores that fused attention computes: tiles above the diagonal are skipped (Dao,
+    arXiv:2307.08691, section 3.1.1). On an H100 causal attention over 8192 tokens takes 0.55 of the
+    time without (`benchmarks/gpu`)."""
+    if where is None or not (
+        args[where[0]] if where[0] < len(args) else kwargs.get("is_causal", False)
+    ):
         return 1.0
     queries, keys = (int(args[index].shape[-2]) for index in where[1:])
     rows = min(queries, keys)
     return (rows * (rows + 1) / 2 + (queries - rows) * keys) / max(queries * keys, 1)
 
 
-def _kernel_of_call(kind: _OperatorKind, out: object, args: tuple[object, ...], kwargs: dict[str, object]) -> ComputeKernel:
+def _kernel_of_call(
+    kind: _OperatorKind, out: object, args: tuple[object, ...], kwargs: dict[str, object]
+) -> ComputeKernel:
     read, written = list(_tensors((*args, *kwargs.values()))), list(_tensors((out,)))
     flops = int(kind.formula(*args, **kwargs, out_val=out)) if kind.formula is not None else 0
     flops = round(flops * _computed_share(kind.causal, args, kwargs)) if flops else 0
     nbytes = sum(_nbytes(t) for t in read) + sum(_nbytes(t) for t in written)
     first = next((t for t in (*written, *read) if t.is_floating_point() or t.is_complex()), None)
-    return ComputeKernel(flops, nbytes, "float32" if first is None else str(first.dtype).removeprefix("torch."))
+    return ComputeKernel(
+        flops, nbytes, "float32" if first is None else str(first.dtype).removeprefix("torch.")
+    )
 
 
 def _tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
@@ -234,7 +284,10 @@ def _nbytes(t: torch.Tensor) -> int:
     """Bytes that a kernel touches: an axis that was expanded lies in memory once."""
     if t.layout is not _strided():
         return 0
-    return prod(n for n, step in zip(t.shape, t.stride(), strict=True) if step or n == 0) * t.element_size()
+    return (
+        prod(n for n, step in zip(t.shape, t.stride(), strict=True) if step or n == 0)
+        * t.element_size()
+    )
 
 
 def _strided() -> torch.layout:
@@ -259,21 +312,36 @@ def _flop_formulas() -> dict[object, Callable[..., int]]:
 
         aten = torch.ops.aten
 
-        def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: object, **more: object) -> int:
+        def attention(
+            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: object, **more: object
+        ) -> int:
             return int(known.sdpa_flop_count(q.shape, k.shape, v.shape))
 
         def attention_backward(
-            grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: object, **more: object
+            grad: torch.Tensor,
+            q: torch.Tensor,
+            k: torch.Tensor,
+            v: torch.Tensor,
+            *args: object,
+            **more: object,
         ) -> int:
             return int(known.sdpa_backward_flop_count(grad.shape, q.shape, k.shape, v.shape))
 
         _formula_table.update(known.flop_registry)
-        _formula_table.update({
-            aten._scaled_dot_product_flash_attention_for_cpu: attention,
-            aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward,
-            aten.mv: _vector_flops, aten.dot: _vector_flops, aten.vdot: _vector_flops, aten.addmv: _addmv_flops, aten.addbmm: _addbmm_flops,
-            aten._grouped_mm: _grouped_mm_flops, aten.mkldnn_rnn_layer: _lstm_flops, aten.mkldnn_rnn_layer_backward: _lstm_backward_flops,
-        })  # fmt: skip
+        _formula_table.update(
+            {
+                aten._scaled_dot_product_flash_attention_for_cpu: attention,
+                aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward,
+                aten.mv: _vector_flops,
+                aten.dot: _vector_flops,
+                aten.vdot: _vector_flops,
+                aten.addmv: _addmv_flops,
+                aten.addbmm: _addbmm_flops,
+                aten._grouped_mm: _grouped_mm_flops,
+                aten.mkldnn_rnn_layer: _lstm_flops,
+                aten.mkldnn_rnn_layer_backward: _lstm_backward_flops,
+            }
+        )
     return _formula_table
 
 
@@ -285,21 +353,29 @@ def _addmv_flops(x: object, a: torch.Tensor, b: object, *args: object, **more: o
     return 2 * int(a.numel())
 
 
-def _addbmm_flops(x: object, a: torch.Tensor, b: torch.Tensor, *args: object, **more: object) -> int:
+def _addbmm_flops(
+    x: object, a: torch.Tensor, b: torch.Tensor, *args: object, **more: object
+) -> int:
     return 2 * int(a.numel()) * int(b.shape[-1])
 
 
 def _grouped_mm_flops(a: torch.Tensor, b: torch.Tensor, *args: object, **more: object) -> int:
-    """A product for each group of rows, or of columns: together as many as in one product of a with one of b's."""
+    """A product for each group of rows, or of columns: together as many as in one product of a with
+    one of b's.
+    """
     return 2 * int(a.numel()) * int(b.shape[-1])
 
 
-def _lstm_flops(x: torch.Tensor, w_in: torch.Tensor, w_hidden: torch.Tensor, *args: object, **more: object) -> int:
+def _lstm_flops(
+    x: torch.Tensor, w_in: torch.Tensor, w_hidden: torch.Tensor, *args: object, **more: object
+) -> int:
     """Each step of each sequence is multiplied with both weights."""
     return 2 * int(x.shape[0]) * int(x.shape[1]) * (int(w_in.numel()) + int(w_hidden.numel()))
 
 
-def _lstm_backward_flops(x: torch.Tensor, w_in: torch.Tensor, w_hidden: torch.Tensor, *args: object, **more: object) -> int:
+def _lstm_backward_flops(
+    x: torch.Tensor, w_in: torch.Tensor, w_hidden: torch.Tensor, *args: object, **more: object
+) -> int:
     """The products of the forward pass, for the gradients of inputs and of weights."""
     return 2 * _lstm_flops(x, w_in, w_hidden)
 

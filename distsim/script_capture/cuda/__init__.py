@@ -1,7 +1,9 @@
-"""A CUDA device where there is none, for scripts that ask for one: their tensors lie in CPU memory and the CPU computes.
+"""A CUDA device where there is none, for scripts that ask for one: their tensors lie in CPU memory
+and the CPU computes.
 
-Two ways, of which `prepare` takes the first that works here: real CUDA tensors, by an extension that is built at first use; else every
-``cuda`` of the script is read as ``cpu``, which hides mistakes of mixed devices and fails where a script insists on the name.
+Two ways, of which `prepare` takes the first that works here: real CUDA tensors, by an extension
+that is built at first use; else every ``cuda`` of the script is read as ``cpu``, which hides
+mistakes of mixed devices and fails where a script insists on the name.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class CudaEmulation:
     _library: ctypes.CDLL | None = None
 
     def install(self, devices: int = 1) -> None:
-        """Let torch have so many devices, in this process and in those forked from it. Imports torch; again is no harm."""
+        """Let torch have so many devices, in this process and in those forked from it. Imports
+        torch; again is no harm.
+        """
         from distsim.script_capture.cuda import alias_cpu, cpu_backed, triton_interpreter
 
         triton_interpreter.enable_interpreter()
@@ -51,12 +55,16 @@ _loaded: list[ctypes.CDLL] = []
 
 
 def select_emulation(environ: Mapping[str, str] | None = None) -> CudaEmulation:
-    """The layer that works here: builds the extension if there is none, and loads it. Call it before torch is imported.
+    """The layer that works here: builds the extension if there is none, and loads it. Call it
+    before torch is imported.
 
-    ``environ``: CXX, PATH and XDG_CACHE_HOME in place of this process's. Never raises for a machine that lacks something.
+    ``environ``: CXX, PATH and XDG_CACHE_HOME in place of this process's. Never raises for a machine
+    that lacks something.
     """
     if not _loaded and "torch" in sys.modules:
-        return CudaEmulation(CPU_ALIASED, "torch was imported before, and asks for its devices only once")
+        return CudaEmulation(
+            CPU_ALIASED, "torch was imported before, and asks for its devices only once"
+        )
     try:
         path = extension_library(environ)
     except ExtensionUnavailable as reason:
@@ -70,11 +78,13 @@ def select_emulation(environ: Mapping[str, str] | None = None) -> CudaEmulation:
 
 
 def script_mentions_cuda(script: str | os.PathLike[str]) -> bool:
-    """Does a script, a Python file beside it or one of a folder beside it that one of these imports, say ``cuda`` or
-    ``torch.accelerator``? False where nothing can be read."""
+    """Does a script, a Python file beside it or one of a folder beside it that one of these
+    imports, say ``cuda`` or ``torch.accelerator``? False where nothing can be read."""
     folder = os.path.dirname(os.path.abspath(script))
     texts = [_read_start(os.fspath(script)), *map(_read_start, _python_files(folder))]
-    for package in sorted({found[1].decode() for text in texts for found in _IMPORT_PATTERN.finditer(text)}):
+    for package in sorted(
+        {found[1].decode() for text in texts for found in _IMPORT_PATTERN.finditer(text)}
+    ):
         texts += map(_read_start, _python_files(os.path.join(folder, package), deep=True))
     return any(_CUDA_PATTERN.search(text) for text in texts)
 
@@ -84,7 +94,9 @@ _IMPORT_PATTERN: Final = re.compile(rb"^[ \t]*(?:import|from)[ \t]+([A-Za-z_]\w*
 
 
 def _python_files(folder: str, deep: bool = False) -> list[str]:
-    """Those in a folder, of the first `_MAX_FOLDERS` in it as well if ``deep``: the first `_MAX_FILES`."""
+    """Those in a folder, of the first `_MAX_FOLDERS` in it as well if ``deep``: the first
+    `_MAX_FILES`.
+    """
     found = []
     for at, folders, names in islice(os.walk(folder), _MAX_FOLDERS if deep else 1):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -117,7 +129,9 @@ def as_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def from_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as a tensor of the current device, detached; under `CPU_ALIASED` the tensor itself."""
+    """The same memory as a tensor of the current device, detached; under `CPU_ALIASED` the tensor
+    itself.
+    """
     import torch
 
     if not _loaded or tensor.device.type == "cuda":

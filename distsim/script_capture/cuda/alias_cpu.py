@@ -1,7 +1,8 @@
 """The smaller layer: ``cuda`` in a script is read as ``cpu``.
 
-It takes what names a device where tensors and modules are made or moved, and answers torch.cuda's questions. What it can't do: a script
-that insists on ``device.type == "cuda"`` fails, and a mistake of mixed devices goes unseen.
+It takes what names a device where tensors and modules are made or moved, and answers torch.cuda's
+questions. What it can't do: a script that insists on ``device.type == "cuda"`` fails, and a mistake
+of mixed devices goes unseen.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def as_cpu_device(value: Any) -> Any:
     """A device of the CPU in place of one of CUDA's; everything else as it is."""
     import torch
 
-    if isinstance(value, str) and (value == "cuda" or (value.startswith("cuda:") and value[5:].isdigit())):
+    if isinstance(value, str) and (
+        value == "cuda" or (value.startswith("cuda:") and value[5:].isdigit())
+    ):
         return "cpu"
     if isinstance(value, torch._C.device) and value.type == "cuda":
         return torch._C.device("cpu")
@@ -58,16 +61,25 @@ def as_cpu_device(value: Any) -> Any:
 
 
 def _aliasing_mode() -> Any:
-    """Takes devices out of the arguments of everything that torch lets pass by, `torch.empty` as well as `Tensor.to`."""
+    """Takes devices out of the arguments of everything that torch lets pass by, `torch.empty` as
+    well as `Tensor.to`.
+    """
     import torch
     from torch.overrides import TorchFunctionMode
 
     class OnCpu(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             kwargs = {name: as_cpu_device(value) for name, value in (kwargs or {}).items()}
             if isinstance(kwargs.get("device"), int) and not isinstance(kwargs["device"], bool):
                 kwargs["device"] = "cpu"  # a bare number is a GPU's
-            if func is torch.Tensor.to and len(args) > 1 and isinstance(args[1], int) and not isinstance(args[1], bool):
+            if (
+                func is torch.Tensor.to
+                and len(args) > 1
+                and isinstance(args[1], int)
+                and not isinstance(args[1], bool)
+            ):
                 args = (args[0], "cpu", *args[2:])
             return func(*(as_cpu_device(value) for value in args), **kwargs)
 
@@ -118,10 +130,22 @@ def _device_argument_patches() -> list[CudaPatch]:
     def module_to(self: Any, *args: Any, **more: Any) -> Any:
         args = tuple("cpu" if type(value) is int else as_cpu_device(value) for value in args)
         return plain_to(
-            self, *args, **{name: "cpu" if type(value) is int else as_cpu_device(value) for name, value in more.items()}
+            self,
+            *args,
+            **{
+                name: "cpu" if type(value) is int else as_cpu_device(value)
+                for name, value in more.items()
+            },
         )
 
-    def ddp(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *args: Any, **more: Any) -> None:
+    def ddp(
+        self: Any,
+        module: Any,
+        device_ids: Any = None,
+        output_device: Any = None,
+        *args: Any,
+        **more: Any,
+    ) -> None:
         plain_ddp(self, module, None, None, *args, **more)
 
     def autocast(self: Any, device_type: str, *args: Any, **more: Any) -> None:
@@ -132,16 +156,23 @@ def _device_argument_patches() -> list[CudaPatch]:
         CudaPatch("torch:Tensor", "cuda", moved, "x.cuda()"),
         CudaPatch("torch:Tensor", "pin_memory", pinned, "a CPU's torch has no memory to pin"),
         CudaPatch("torch.nn:Module", "cuda", module_moved, "model.cuda()"),
-        CudaPatch("torch.nn:Module", "to", module_to, "model.to(local_rank): a bare number is a GPU's"),
         CudaPatch(
-            "torch.nn.parallel:DistributedDataParallel", "__init__", ddp, "device_ids must not be given for modules of the CPU"
+            "torch.nn:Module", "to", module_to, "model.to(local_rank): a bare number is a GPU's"
+        ),
+        CudaPatch(
+            "torch.nn.parallel:DistributedDataParallel",
+            "__init__",
+            ddp,
+            "device_ids must not be given for modules of the CPU",
         ),
         CudaPatch("torch.amp:autocast", "__init__", autocast, 'torch.autocast("cuda", …)'),
     ]
 
 
 def _constructor_patches() -> list[CudaPatch]:
-    """What takes a device's name in C, past all that torch lets pass by; and files that were written on a GPU."""
+    """What takes a device's name in C, past all that torch lets pass by; and files that were
+    written on a GPU.
+    """
     import torch
 
     plain: Any = torch._C.Generator
@@ -159,30 +190,50 @@ def _constructor_patches() -> list[CudaPatch]:
         return plain_restore(storage, "cpu" if location.startswith("cuda") else location)
 
     return [
-        CudaPatch("torch", "Generator", Generator, 'torch.Generator("cuda"), for what is drawn on the GPU'),
-        CudaPatch("torch.serialization", "default_restore_location", restore, "torch.load of what a GPU wrote, and to a GPU"),
+        CudaPatch(
+            "torch", "Generator", Generator, 'torch.Generator("cuda"), for what is drawn on the GPU'
+        ),
+        CudaPatch(
+            "torch.serialization",
+            "default_restore_location",
+            restore,
+            "torch.load of what a GPU wrote, and to a GPU",
+        ),
     ]
 
 
 def _accelerator_patches(device: EmulatedDevice) -> list[CudaPatch]:
-    """The C half of `torch.accelerator`, which a build with CUDA has for the GPU alone, and one without it for nothing."""
+    """The C half of `torch.accelerator`, which a build with CUDA has for the GPU alone, and one
+    without it for nothing.
+    """
     import torch
 
     exchange = {patch.name: patch.value for patch in common_patches(device)}
     cuda: Any = torch.cuda
     answers = {
-        "getAccelerator": make_constant(torch._C.device("cuda")), "setDeviceIndex": exchange["_cuda_setDevice"],
-        "getDeviceIndex": exchange["_cuda_getDevice"], "exchangeDevice": exchange["_cuda_exchangeDevice"],
-        "maybeExchangeDevice": exchange["_cuda_maybeExchangeDevice"], "synchronizeDevice": make_no_op(), "setStream": make_no_op(),
-        "getStream": lambda index: cuda.Stream(), "isAllocatorInitialized": make_constant(False), "emptyCache": make_no_op(),
+        "getAccelerator": make_constant(torch._C.device("cuda")),
+        "setDeviceIndex": exchange["_cuda_setDevice"],
+        "getDeviceIndex": exchange["_cuda_getDevice"],
+        "exchangeDevice": exchange["_cuda_exchangeDevice"],
+        "maybeExchangeDevice": exchange["_cuda_maybeExchangeDevice"],
+        "synchronizeDevice": make_no_op(),
+        "setStream": make_no_op(),
+        "getStream": lambda index: cuda.Stream(),
+        "isAllocatorInitialized": make_constant(False),
+        "emptyCache": make_no_op(),
         "getMemoryInfo": lambda index: torch.cuda.mem_get_info(),
-    }  # fmt: skip
+    }
     reason = "torch.accelerator, for scripts that do not say cuda"
-    return [CudaPatch("torch._C", f"_accelerator_{name}", value, reason) for name, value in answers.items()]
+    return [
+        CudaPatch("torch._C", f"_accelerator_{name}", value, reason)
+        for name, value in answers.items()
+    ]
 
 
 def _device_index_patches(device: EmulatedDevice) -> list[CudaPatch]:
-    """The number in what names a device: torch's own function refuses one of the CPU, which all devices are here."""
+    """The number in what names a device: torch's own function refuses one of the CPU, which all
+    devices are here.
+    """
 
     def index(named: Any, optional: bool = False, allow_cpu: bool = False) -> int:
         if isinstance(named, str) and named.startswith("cuda:"):
@@ -192,7 +243,13 @@ def _device_index_patches(device: EmulatedDevice) -> list[CudaPatch]:
     reason = "scripts hand devices to torch.cuda.set_device and its kin"
     return [
         CudaPatch(where, "_get_device_index", index, reason)
-        for where in ("torch.cuda", "torch.cuda._utils", "torch.cuda.memory", "torch.accelerator", "torch.accelerator._utils")
+        for where in (
+            "torch.cuda",
+            "torch.cuda._utils",
+            "torch.cuda.memory",
+            "torch.accelerator",
+            "torch.accelerator._utils",
+        )
     ]
 
 
@@ -229,6 +286,10 @@ def _idle_class_patches() -> list[CudaPatch]:
         pass
 
     reason = "torch's own stands on a C class that only a build with CUDA has"
-    found = [CudaPatch(where, "Stream", Stream, reason) for where in ("torch.cuda", "torch.cuda.streams")]
-    found += [CudaPatch(where, "Event", Event, reason) for where in ("torch.cuda", "torch.cuda.streams")]
+    found = [
+        CudaPatch(where, "Stream", Stream, reason) for where in ("torch.cuda", "torch.cuda.streams")
+    ]
+    found += [
+        CudaPatch(where, "Event", Event, reason) for where in ("torch.cuda", "torch.cuda.streams")
+    ]
     return found

@@ -1,4 +1,6 @@
-"""The extension that gives torch a device: built once for a torch and a compiler, and kept in the user's cache."""
+"""The extension that gives torch a device: built once for a torch and a compiler, and kept in the
+user's cache.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ _BUILD_TIMEOUT_S: Final = 900
 _COMPILER_FLAGS: Final = ("-O1", "-fPIC", "-shared", "-std=c++20", "-w")
 
 
-#: What the extension must do before it is kept: an error in its first lines would end the process that loads it.
+#: What the extension must do before it is kept: an error in its first lines would end the process
+#: that loads it.
 _SMOKE_TEST: Final = """
 import ctypes, os, sys
 ctypes.CDLL(sys.argv[1])
@@ -57,7 +60,9 @@ def find_torch() -> TorchInstallation:
     except OSError:
         raise ExtensionUnavailable("torch's version can't be read") from None
     found = re.search(r"__version__\s*=\s*'([^']+)'", text)
-    return TorchInstallation(folder, found.group(1) if found else "unknown", any((folder / "lib").glob("libtorch_cuda*")))
+    return TorchInstallation(
+        folder, found.group(1) if found else "unknown", any((folder / "lib").glob("libtorch_cuda*"))
+    )
 
 
 def find_compiler(environ: Mapping[str, str]) -> str:
@@ -66,17 +71,23 @@ def find_compiler(environ: Mapping[str, str]) -> str:
     for name in (named,) if named else ("g++", "c++", "clang++"):
         if name and (found := shutil.which(name, path=environ.get("PATH"))):
             return found
-    raise ExtensionUnavailable(f"CXX names {named}, which is not there" if named else "there is no C++ compiler (g++) here")
+    raise ExtensionUnavailable(
+        f"CXX names {named}, which is not there" if named else "there is no C++ compiler (g++) here"
+    )
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """``$XDG_CACHE_HOME/distsim``, where that is not set ``~/.cache/distsim`` (XDG Base Directory Specification)."""
+    """``$XDG_CACHE_HOME/distsim``, where that is not set ``~/.cache/distsim`` (XDG Base Directory
+    Specification).
+    """
     base = environ.get("XDG_CACHE_HOME") or ""
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "distsim"
 
 
 def extension_library(environ: Mapping[str, str] | None = None) -> Path:
-    """The path of the built extension. Raises NoBuild where this torch, or this machine, gives none."""
+    """The path of the built extension. Raises NoBuild where this torch, or this machine, gives
+    none.
+    """
     environ = os.environ if environ is None else environ
     torch = find_torch()
     if not (torch.folder / "include" / "ATen" / "ATen.h").is_file():
@@ -104,11 +115,23 @@ def _compile_extension(compiler: str, torch: TorchInstallation, target: Path) ->
     except OSError as fault:
         raise ExtensionUnavailable(f"{target.parent} can't be written: {fault.strerror}") from None
     include, libraries = torch.folder / "include", torch.folder / "lib"
-    cuda = ("-Wl,--no-as-needed", "-ltorch_cuda") if torch.has_cuda else ()  # linked, so that it starts before
+    cuda = (
+        ("-Wl,--no-as-needed", "-ltorch_cuda") if torch.has_cuda else ()
+    )  # linked, so that it starts before
     command = [
-        compiler, *_COMPILER_FLAGS, f"-I{include}", f"-I{include / 'torch' / 'csrc' / 'api' / 'include'}", str(SOURCE), "-o", half,
-        f"-L{libraries}", "-lc10", "-ltorch_cpu", *cuda, f"-Wl,-rpath,{libraries}",
-    ]  # fmt: skip
+        compiler,
+        *_COMPILER_FLAGS,
+        f"-I{include}",
+        f"-I{include / 'torch' / 'csrc' / 'api' / 'include'}",
+        str(SOURCE),
+        "-o",
+        half,
+        f"-L{libraries}",
+        "-lc10",
+        "-ltorch_cpu",
+        *cuda,
+        f"-Wl,-rpath,{libraries}",
+    ]
     try:
         _run(command, f"{compiler} could not build it")
         _run([sys.executable, "-c", _SMOKE_TEST, half], "what was built does not run")
@@ -119,9 +142,16 @@ def _compile_extension(compiler: str, torch: TorchInstallation, target: Path) ->
 
 
 def _run(command: list[str], failure: str) -> None:
-    """Run a program in a session of its own, so that all of it ends with this process's patience. Raises NoBuild."""
+    """Run a program in a session of its own, so that all of it ends with this process's patience.
+    Raises NoBuild.
+    """
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
         try:
             errors = process.communicate(timeout=_BUILD_TIMEOUT_S)[1]
@@ -132,5 +162,8 @@ def _run(command: list[str], failure: str) -> None:
                 raise ExtensionUnavailable(f"{failure} within {_BUILD_TIMEOUT_S} s") from None
             raise
     if process.returncode:
-        first = next((line for line in errors.splitlines() if "rror" in line), errors.strip()[:200] or "no message")
+        first = next(
+            (line for line in errors.splitlines() if "rror" in line),
+            errors.strip()[:200] or "no message",
+        )
         raise ExtensionUnavailable(f"{failure}: {first.strip()}")

@@ -7,7 +7,13 @@ import time
 from typing import Any, Final
 
 from distsim.script_capture.cuda import sync_batchnorm, wide_outputs
-from distsim.script_capture.cuda.fake_driver import CudaPatch, EmulatedDevice, apply_patch, common_patches, make_constant
+from distsim.script_capture.cuda.fake_driver import (
+    CudaPatch,
+    EmulatedDevice,
+    apply_patch,
+    common_patches,
+    make_constant,
+)
 from distsim.script_capture.cuda.hide_gpus import temporary_environment
 from distsim.script_capture.patches.dynamo import run_traced_graph
 from distsim.script_capture.rank.tensor_payloads import UnsupportedError
@@ -21,7 +27,12 @@ class ExtensionDevice(EmulatedDevice):
     def __init__(self, library: ctypes.CDLL, count: int) -> None:
         super().__init__(count)
         self._c = library
-        for name in ("distsim_allocated", "distsim_peak", "distsim_allocations", "distsim_get_stream"):
+        for name in (
+            "distsim_allocated",
+            "distsim_peak",
+            "distsim_allocations",
+            "distsim_get_stream",
+        ):
             getattr(library, name).restype = ctypes.c_int64
         library.distsim_set_stream.argtypes = [ctypes.c_int, ctypes.c_int64]
         self.resize(count)
@@ -44,7 +55,11 @@ class ExtensionDevice(EmulatedDevice):
         self._c.distsim_set_stream(index, stream)
 
     def memory(self) -> tuple[int, int, int]:
-        return int(self._c.distsim_allocated()), int(self._c.distsim_peak()), int(self._c.distsim_allocations())
+        return (
+            int(self._c.distsim_allocated()),
+            int(self._c.distsim_peak()),
+            int(self._c.distsim_allocations()),
+        )
 
     def reset_peak(self) -> None:
         self._c.distsim_reset_peak()
@@ -52,7 +67,8 @@ class ExtensionDevice(EmulatedDevice):
 
 def install(library: ctypes.CDLL, count: int) -> None:
     """Let torch.cuda have so many devices."""
-    # While torch is imported: a build with CUDA overrides operators by kernels that Triton compiles (torch/_native, since 2.13).
+    # While torch is imported: a build with CUDA overrides operators by kernels that Triton compiles
+    # (torch/_native, since 2.13).
     with temporary_environment("TORCH_DISABLE_NATIVE_JIT", "1"):
         import torch
 
@@ -60,14 +76,23 @@ def install(library: ctypes.CDLL, count: int) -> None:
         _installed_devices[0].resize(count)
     else:
         device = ExtensionDevice(library, count)
-        for patch in [*common_patches(device), *stream_event_patches(), *storage_patches(), *compile_patches()]:
+        for patch in [
+            *common_patches(device),
+            *stream_event_patches(),
+            *storage_patches(),
+            *compile_patches(),
+        ]:
             apply_patch(patch)
         sync_batchnorm.register()
         wide_outputs.register()
         _installed_devices.append(device)
     torch.cuda._cached_device_count = None
-    torch.cuda.default_generators = tuple(torch.ops.distsim.default_generator(k) for k in range(count))
-    torch.cuda._initialized = False  # as ever: until a device is used or chosen, a DeviceMesh chooses it by LOCAL_RANK
+    torch.cuda.default_generators = tuple(
+        torch.ops.distsim.default_generator(k) for k in range(count)
+    )
+    torch.cuda._initialized = (
+        False  # as ever: until a device is used or chosen, a DeviceMesh chooses it by LOCAL_RANK
+    )
 
 
 def compile_patches() -> list[CudaPatch]:
@@ -92,7 +117,9 @@ def compile_patches() -> list[CudaPatch]:
 
 def refuse_cuda_graphs(cls: type, *args: object, **more: object) -> None:
     """Raises Unsupported, with what it is by name."""
-    raise UnsupportedError("distsim capture does not support CUDA graphs (torch.cuda.CUDAGraph): turn them off in the program")
+    raise UnsupportedError(
+        "distsim capture does not support CUDA graphs (torch.cuda.CUDAGraph): turn them off in the program"
+    )
 
 
 def storage_patches() -> list[CudaPatch]:
@@ -115,12 +142,24 @@ def storage_patches() -> list[CudaPatch]:
         if self.device.type != "cuda":
             return plain_resize(self, size)
         with torch.no_grad():
-            torch.ops.distsim.resize_storage(torch.empty(0, dtype=torch.uint8, device=self.device).set_(self), size)
+            torch.ops.distsim.resize_storage(
+                torch.empty(0, dtype=torch.uint8, device=self.device).set_(self), size
+            )
         return self
 
     return [
-        CudaPatch("torch:UntypedStorage", "__new__", staticmethod(make), "torch.load to a device; sizes alone"),
-        CudaPatch("torch:UntypedStorage", "resize_", resize, "FSDP frees gathered parameters by resizing their storage"),
+        CudaPatch(
+            "torch:UntypedStorage",
+            "__new__",
+            staticmethod(make),
+            "torch.load to a device; sizes alone",
+        ),
+        CudaPatch(
+            "torch:UntypedStorage",
+            "resize_",
+            resize,
+            "FSDP frees gathered parameters by resizing their storage",
+        ),
     ]
 
 
@@ -128,9 +167,15 @@ def stream_event_patches() -> list[CudaPatch]:
     """Streams and events, which torch without CUDA has as classes that can't be made."""
     stream, event = _stream_class(), _event_class()
     reason = "torch's own stands on a C class that only a build with CUDA has"
-    places = (("torch.cuda", "Stream", stream), ("torch.cuda.streams", "Stream", stream), ("torch.cuda", "Event", event),
-              ("torch.cuda.streams", "Event", event), ("torch._C", "_CudaStreamBase", stream), ("torch._C", "_CudaEventBase", event),
-              ("torch.cuda", "ExternalStream", stream))  # fmt: skip
+    places = (
+        ("torch.cuda", "Stream", stream),
+        ("torch.cuda.streams", "Stream", stream),
+        ("torch.cuda", "Event", event),
+        ("torch.cuda.streams", "Event", event),
+        ("torch._C", "_CudaStreamBase", stream),
+        ("torch._C", "_CudaEventBase", event),
+        ("torch.cuda", "ExternalStream", stream),
+    )
     return [CudaPatch(where, name, value, reason) for where, name, value in places]
 
 
@@ -174,9 +219,19 @@ def _event_class() -> type:
         """An event, with the time at which it was recorded."""
 
         def __new__(
-            cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
+            cls,
+            enable_timing: bool = False,
+            blocking: bool = False,
+            interprocess: bool = False,
+            external: bool = False,
         ) -> Any:
-            return super().__new__(cls, torch.device("cuda"), enable_timing=True, blocking=blocking, interprocess=interprocess)
+            return super().__new__(
+                cls,
+                torch.device("cuda"),
+                enable_timing=True,
+                blocking=blocking,
+                interprocess=interprocess,
+            )
 
         def __init__(self, *args: object, **more: object) -> None:
             """The rest is done in __new__."""

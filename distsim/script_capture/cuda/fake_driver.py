@@ -1,4 +1,6 @@
-"""What torch.cuda asks of its C half, answered without CUDA. Every answer has a reason; each name has a function of its own."""
+"""What torch.cuda asks of its C half, answered without CUDA. Every answer has a reason; each name
+has a function of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
-#: Memory of a device in `torch.cuda.mem_get_info` and its properties: that of an A100 (NVIDIA data sheet, 80 GB).
+#: Memory of a device in `torch.cuda.mem_get_info` and its properties: that of an A100 (NVIDIA data
+#: sheet, 80 GB).
 _DEVICE_MEMORY_BYTES: Final = 80 * 10**9
 #: nccl's version as torch packs it: major, minor, patch. That of torch 2.8's wheels.
 NCCL_VERSION: Final = (2 << 32) | (27 << 16) | 3
@@ -19,7 +22,9 @@ CUDA_VERSION: Final = "12.8"
 
 
 class CudaPatch(NamedTuple):
-    """``where``: a dotted module, or ``module:Class``; ``name``: what is put there. ``reason``: who would fail without it."""
+    """``where``: a dotted module, or ``module:Class``; ``name``: what is put there. ``reason``: who
+    would fail without it.
+    """
 
     where: str
     name: str
@@ -57,18 +62,37 @@ class EmulatedDevice:
 
 
 class EmulatedDeviceProperties(SimpleNamespace):
-    """What `torch.cuda.get_device_properties` gives: capability 8.0, so that code for newer cards is not chosen."""
+    """What `torch.cuda.get_device_properties` gives: capability 8.0, so that code for newer cards
+    is not chosen.
+    """
 
 
 def device_properties() -> EmulatedDeviceProperties:
     return EmulatedDeviceProperties(
-        name="distsim (CPU memory)", major=8, minor=0, total_memory=_DEVICE_MEMORY_BYTES, multi_processor_count=108, is_integrated=0,
-        is_multi_gpu_board=0, max_threads_per_multi_processor=2048, max_threads_per_block=1024, warp_size=32, regs_per_multiprocessor=65536,
-        shared_memory_per_block=49152, shared_memory_per_multiprocessor=167936, shared_memory_per_block_optin=166912,
+        name="distsim (CPU memory)",
+        major=8,
+        minor=0,
+        total_memory=_DEVICE_MEMORY_BYTES,
+        multi_processor_count=108,
+        is_integrated=0,
+        is_multi_gpu_board=0,
+        max_threads_per_multi_processor=2048,
+        max_threads_per_block=1024,
+        warp_size=32,
+        regs_per_multiprocessor=65536,
+        shared_memory_per_block=49152,
+        shared_memory_per_multiprocessor=167936,
+        shared_memory_per_block_optin=166912,
         L2_cache_size=41943040,
-        gcnArchName="sm_80", uuid="00000000-0000-0000-0000-000000000000", pci_bus_id=0, pci_device_id=0, pci_domain_id=0,
-        clock_rate=1410000, memory_clock_rate=1593000, memory_bus_width=5120,
-    )  # fmt: skip
+        gcnArchName="sm_80",
+        uuid="00000000-0000-0000-0000-000000000000",
+        pci_bus_id=0,
+        pci_device_id=0,
+        pci_domain_id=0,
+        clock_rate=1410000,
+        memory_clock_rate=1593000,
+        memory_bus_width=5120,
+    )
 
 
 class FakeCudaRuntime:
@@ -99,7 +123,9 @@ class FakeNvtx:
 
 
 def make_no_op() -> Callable[..., None]:
-    """A new function that takes anything and does nothing: two names must not share one, or dynamo complains of a duplicate."""
+    """A new function that takes anything and does nothing: two names must not share one, or dynamo
+    complains of a duplicate.
+    """
 
     def ignored(*args: object, **more: object) -> None:
         return None
@@ -121,12 +147,25 @@ def _memory_stats_function(device: EmulatedDevice) -> Callable[..., dict[str, ob
         now, most, times = device.memory()
         kinds: dict[str, object] = {}
         for name, amounts in (("bytes", (now, most)), ("", (times, times))):
-            amount = {"current": amounts[0], "peak": amounts[1], "allocated": amounts[1], "freed": amounts[1] - amounts[0]}
+            amount = {
+                "current": amounts[0],
+                "peak": amounts[1],
+                "allocated": amounts[1],
+                "freed": amounts[1] - amounts[0],
+            }
             for kind in _BYTE_STATISTICS if name else _COUNT_STATISTICS:
-                kinds[f"{kind}_{name}" if name else kind] = {pool: dict(amount) for pool in ("all", "small_pool", "large_pool")}
+                kinds[f"{kind}_{name}" if name else kind] = {
+                    pool: dict(amount) for pool in ("all", "small_pool", "large_pool")
+                }
         for kind in ("oversize_allocations", "oversize_segments"):
             kinds[kind] = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
-        none = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free")
+        none = (
+            "num_alloc_retries",
+            "num_ooms",
+            "num_sync_all_streams",
+            "num_device_alloc",
+            "num_device_free",
+        )
         return {**kinds, "max_split_size": -1, **dict.fromkeys(none, 0)}
 
     return stats
@@ -147,7 +186,10 @@ def _stream_functions(device: EmulatedDevice) -> dict[str, tuple[Callable[..., o
         device.set_stream(device_index, stream_id)
 
     return {
-        "_cuda_getCurrentStream": (current, "torch.cuda.current_stream, which DDP, FSDP and autograd code ask for"),
+        "_cuda_getCurrentStream": (
+            current,
+            "torch.cuda.current_stream, which DDP, FSDP and autograd code ask for",
+        ),
         "_cuda_getDefaultStream": (default, "torch.cuda.default_stream"),
         "_cuda_getCurrentRawStream": (raw, "dynamo's device interface imports it by name"),
         "_cuda_setStream": (choose, "torch.cuda.stream(…) and set_stream"),
@@ -164,7 +206,9 @@ def _device_functions(device: EmulatedDevice) -> dict[str, tuple[Callable[..., o
     def choose(index: int) -> None:
         if index >= device.count:
             raise RuntimeError("CUDA error: invalid device ordinal")  # torch's own words
-        import_module("torch.cuda").init()  # as torch's C half does: who has chosen a device is not given another
+        import_module(
+            "torch.cuda"
+        ).init()  # as torch's C half does: who has chosen a device is not given another
         device.set(index)
 
     def exchange(index: int) -> int:
@@ -178,9 +222,15 @@ def _device_functions(device: EmulatedDevice) -> dict[str, tuple[Callable[..., o
         return before
 
     return {
-        "_cuda_getDeviceCount": (count, "torch.cuda.device_count and is_available: scripts choose their path by it"),
+        "_cuda_getDeviceCount": (
+            count,
+            "torch.cuda.device_count and is_available: scripts choose their path by it",
+        ),
         "_cuda_getDevice": (get, "torch.cuda.current_device"),
-        "_cuda_setDevice": (choose, "torch.cuda.set_device(local_rank), nearly every script's first line"),
+        "_cuda_setDevice": (
+            choose,
+            "torch.cuda.set_device(local_rank), nearly every script's first line",
+        ),
         "_cuda_exchangeDevice": (exchange, "with torch.cuda.device(…)"),
         "_cuda_maybeExchangeDevice": (maybe, "with torch.cuda.device(…) where the index may be -1"),
     }
@@ -219,7 +269,10 @@ _CONSTANT_FUNCTIONS: Final[dict[str, tuple[object, str]]] = {
     "_cuda_getMemoryFraction": (1.0, "torch.cuda.get_per_process_memory_fraction"),
     "_cuda_hostMemoryStats": ({}, "torch.cuda.host_memory_stats"),
     "_cuda_memorySnapshot": ({"segments": [], "device_traces": []}, "torch.cuda.memory_snapshot"),
-    "_nccl_version": (NCCL_VERSION, "torch.cuda.nccl.version, by which Lightning and transformers choose"),
+    "_nccl_version": (
+        NCCL_VERSION,
+        "torch.cuda.nccl.version, by which Lightning and transformers choose",
+    ),
     "_nccl_version_suffix": (b"", "torch.cuda.nccl.version"),
 }
 
@@ -237,8 +290,14 @@ def common_patches(device: EmulatedDevice) -> list[CudaPatch]:
         CudaPatch("torch._C", name, value, reason)
         for name, (value, reason) in (_device_functions(device) | _stream_functions(device)).items()
     ]
-    found += [CudaPatch("torch._C", name, make_no_op(), reason) for name, reason in _NO_OP_FUNCTIONS.items()]
-    found += [CudaPatch("torch._C", name, make_constant(value), reason) for name, (value, reason) in _CONSTANT_FUNCTIONS.items()]
+    found += [
+        CudaPatch("torch._C", name, make_no_op(), reason)
+        for name, reason in _NO_OP_FUNCTIONS.items()
+    ]
+    found += [
+        CudaPatch("torch._C", name, make_constant(value), reason)
+        for name, (value, reason) in _CONSTANT_FUNCTIONS.items()
+    ]
     table = {patch.name: patch.value for patch in found}
     return [
         *found,
@@ -248,11 +307,28 @@ def common_patches(device: EmulatedDevice) -> list[CudaPatch]:
             _memory_stats_function(device),
             "torch.cuda.memory_allocated and its kin, which training loops log",
         ),
-        CudaPatch("torch._C", "_cuda_resetPeakMemoryStats", reset, "torch.cuda.reset_peak_memory_stats"),
-        CudaPatch("torch._C", "_CudaDeviceProperties", EmulatedDeviceProperties, "the type of a device's properties"),
+        CudaPatch(
+            "torch._C", "_cuda_resetPeakMemoryStats", reset, "torch.cuda.reset_peak_memory_stats"
+        ),
+        CudaPatch(
+            "torch._C",
+            "_CudaDeviceProperties",
+            EmulatedDeviceProperties,
+            "the type of a device's properties",
+        ),
         CudaPatch("torch._C", "_has_cuda", True, "torch.backends.cuda.is_built"),
-        CudaPatch("torch._C", "_has_cudnn", False, "recurrent layers ask cuDNN for its version in a build that has it"),
-        CudaPatch("torch.version", "cuda", CUDA_VERSION, "libraries read CUDA's version to choose what they import"),
+        CudaPatch(
+            "torch._C",
+            "_has_cudnn",
+            False,
+            "recurrent layers ask cuDNN for its version in a build that has it",
+        ),
+        CudaPatch(
+            "torch.version",
+            "cuda",
+            CUDA_VERSION,
+            "libraries read CUDA's version to choose what they import",
+        ),
         CudaPatch(
             "torch.cuda",
             "_cudart",
@@ -260,13 +336,34 @@ def common_patches(device: EmulatedDevice) -> list[CudaPatch]:
             "torch.cuda's lazy start, mem_get_info and pinning by cudaHostRegister",
         ),
         CudaPatch(
-            "torch.cuda", "_get_device_properties", of_device, "get_device_properties: torch's C half defines it at its start"
+            "torch.cuda",
+            "_get_device_properties",
+            of_device,
+            "get_device_properties: torch's C half defines it at its start",
         ),
-        CudaPatch("torch.cuda", "_CudaDeviceProperties", EmulatedDeviceProperties, "looked up when torch.cuda was imported"),
-        CudaPatch("torch.cuda", "_is_in_bad_fork", make_constant(False), "looked up when torch.cuda was imported"),
-        CudaPatch("torch.cuda", "_exchange_device", table["_cuda_exchangeDevice"], "looked up when torch.cuda was imported"),
         CudaPatch(
-            "torch.cuda", "_maybe_exchange_device", table["_cuda_maybeExchangeDevice"], "looked up when torch.cuda was imported"
+            "torch.cuda",
+            "_CudaDeviceProperties",
+            EmulatedDeviceProperties,
+            "looked up when torch.cuda was imported",
+        ),
+        CudaPatch(
+            "torch.cuda",
+            "_is_in_bad_fork",
+            make_constant(False),
+            "looked up when torch.cuda was imported",
+        ),
+        CudaPatch(
+            "torch.cuda",
+            "_exchange_device",
+            table["_cuda_exchangeDevice"],
+            "looked up when torch.cuda was imported",
+        ),
+        CudaPatch(
+            "torch.cuda",
+            "_maybe_exchange_device",
+            table["_cuda_maybeExchangeDevice"],
+            "looked up when torch.cuda was imported",
         ),
         CudaPatch(
             "torch.cuda.graphs",
@@ -275,7 +372,10 @@ def common_patches(device: EmulatedDevice) -> list[CudaPatch]:
             "optimizers ask whether a graph is being captured",
         ),
         CudaPatch(
-            "torch.cuda.nvtx", "_nvtx", FakeNvtx(), "DeepSpeed marks ranges for a profiler without asking whether there is one"
+            "torch.cuda.nvtx",
+            "_nvtx",
+            FakeNvtx(),
+            "DeepSpeed marks ranges for a profiler without asking whether there is one",
         ),
         CudaPatch(
             "torch.cuda",

@@ -1,4 +1,6 @@
-"""GPUs of this machine, which no captured program gets: ranks may be more than there are, and what they compute is not judged."""
+"""GPUs of this machine, which no captured program gets: ranks may be more than there are, and what
+they compute is not judged.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,11 @@ def temporary_environment(name: str, value: str) -> Iterator[None]:
 
 
 def hide_gpus() -> None:
-    """Let this process's torch, and those forked from it, find no GPU. Imports torch, of which nobody may have asked for one before.
+    """Let this process's torch, and those forked from it, find no GPU. Imports torch, of which
+    nobody may have asked for one before.
 
-    torch's C half counts devices once, also for the threads that autograd starts for each (c10/cuda/CUDAFunctions.cpp); so it counts
-    here, while the driver shows none.
+    torch's C half counts devices once, also for the threads that autograd starts for each
+    (c10/cuda/CUDAFunctions.cpp); so it counts here, while the driver shows none.
     """
     import torch
 
@@ -37,7 +40,8 @@ def hide_gpus() -> None:
         warnings.simplefilter("ignore")
         count()
     setattr(torch.cuda, "_device_count_nvml", lambda: -1)  # noqa: B010 - NVML counts by itself, unless it fails
-    # To have counted and be forked is, to torch, a CUDA that was used and can't be in a child; a rank is told what it would be told alone.
+    # To have counted and be forked is, to torch, a CUDA that was used and can't be in a child; a
+    # rank is told what it would be told alone.
     setattr(torch.cuda, "_is_in_bad_fork", lambda: False)  # noqa: B010
     setattr(torch._C, "_cuda_init", _raise_no_gpu)  # noqa: B010
 

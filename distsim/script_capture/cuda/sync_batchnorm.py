@@ -1,4 +1,6 @@
-"""The parts of SyncBatchNorm that torch has for GPUs alone, by formula (Ioffe and Szegedy, 2015; variances joined as Chan et al., 1983)."""
+"""The parts of SyncBatchNorm that torch has for GPUs alone, by formula (Ioffe and Szegedy, 2015;
+variances joined as Chan et al., 1983).
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,15 @@ def channel_stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def gather_stats(
-    x: Tensor, mean: Tensor, invstd: Tensor, running_mean: Tensor | None, running_var: Tensor | None, momentum: float, eps: float,
+    x: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
     counts: Tensor,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Mean and 1 / standard deviation over all ranks, from those of each."""
     weights = counts.reshape(-1, 1).to(mean.dtype)
     total = weights.sum()
@@ -46,7 +54,9 @@ def gather_stats(
     return joined, (variance + eps).rsqrt()
 
 
-def normalize(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, eps: float) -> Tensor:
+def normalize(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, eps: float
+) -> Tensor:
     """The normalized tensor, scaled and shifted."""
     found = (x - _broadcast_channels(x, mean)) * _broadcast_channels(x, invstd)
     found = found if weight is None else found * _broadcast_channels(x, weight)
@@ -63,21 +73,39 @@ def backward_reduce(
     for_weight: bool,
     for_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Sums of the gradient, and of it times the centred input, by channel; gradients of weight and bias."""
+    """Sums of the gradient, and of it times the centred input, by channel; gradients of weight and
+    bias.
+    """
     wide = grad.to(mean.dtype)
     total = wide.sum(_non_channel_axes(x))
     product = (wide * (x.to(mean.dtype) - _broadcast_channels(x, mean))).sum(_non_channel_axes(x))
     dtype = mean.dtype if weight is None else weight.dtype
-    return total, product, (product * invstd).to(dtype) if for_weight else None, total.to(dtype) if for_bias else None
+    return (
+        total,
+        product,
+        (product * invstd).to(dtype) if for_weight else None,
+        total.to(dtype) if for_bias else None,
+    )
 
 
 def backward_element(
-    grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None, total: Tensor, product: Tensor, counts: Tensor
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    weight: Tensor | None,
+    total: Tensor,
+    product: Tensor,
+    counts: Tensor,
 ) -> Tensor:
     """The gradient of the input."""
     n = counts.sum().to(mean.dtype)
     centred = x.to(mean.dtype) - _broadcast_channels(x, mean)
-    found = grad.to(mean.dtype) - _broadcast_channels(x, total / n) - centred * _broadcast_channels(x, invstd**2 * product / n)
+    found = (
+        grad.to(mean.dtype)
+        - _broadcast_channels(x, total / n)
+        - centred * _broadcast_channels(x, invstd**2 * product / n)
+    )
     scale = invstd if weight is None else invstd * weight
     return (found * _broadcast_channels(x, scale)).to(x.dtype)
 
@@ -89,8 +117,11 @@ def register() -> None:
     make: Any = torch.library.Library
     library = make("aten", "IMPL")
     for name, kernel in (
-        ("batch_norm_stats", channel_stats), ("batch_norm_gather_stats_with_counts", gather_stats), ("batch_norm_elemt", normalize),
-        ("batch_norm_backward_reduce", backward_reduce), ("batch_norm_backward_elemt", backward_element),
-    ):  # fmt: skip
+        ("batch_norm_stats", channel_stats),
+        ("batch_norm_gather_stats_with_counts", gather_stats),
+        ("batch_norm_elemt", normalize),
+        ("batch_norm_backward_reduce", backward_reduce),
+        ("batch_norm_backward_elemt", backward_element),
+    ):
         library.impl(name, kernel, "CUDA")
     _registered_libraries.append(library)

@@ -1,4 +1,6 @@
-"""Kernels in Triton where there is no GPU: Triton's own interpreter runs them on the CPU, and asks a driver that knows none."""
+"""Kernels in Triton where there is no GPU: Triton's own interpreter runs them on the CPU, and asks
+a driver that knows none.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,20 @@ from distsim.script_capture.cuda.fake_driver import device_properties
 _DRIVER_MODULE: Final = "triton.runtime.driver"
 #: Triton's names for what a device has -> those of `pretend.properties`.
 _PROPERTY_NAMES: Final = {
-    "max_shared_mem": "shared_memory_per_block_optin", "max_num_regs": "regs_per_multiprocessor", "warpSize": "warp_size",
-    "multiprocessor_count": "multi_processor_count", "sm_clock_rate": "clock_rate", "mem_clock_rate": "memory_clock_rate",
+    "max_shared_mem": "shared_memory_per_block_optin",
+    "max_num_regs": "regs_per_multiprocessor",
+    "warpSize": "warp_size",
+    "multiprocessor_count": "multi_processor_count",
+    "sm_clock_rate": "clock_rate",
+    "mem_clock_rate": "memory_clock_rate",
     "mem_bus_width": "memory_bus_width",
-}  # fmt: skip
+}
 
 
 def enable_interpreter() -> None:
-    """For this process and those forked from it, from Triton's import on. Who sets TRITON_INTERPRET is obeyed."""
+    """For this process and those forked from it, from Triton's import on. Who sets TRITON_INTERPRET
+    is obeyed.
+    """
     if os.environ.setdefault("TRITON_INTERPRET", "1") == "1" and _DRIVER_MODULE not in sys.modules:
         sys.meta_path.insert(0, _TritonDriverFinder())
 
@@ -31,7 +39,9 @@ def enable_interpreter() -> None:
 class _TritonDriverFinder(MetaPathFinder):
     """Finds one module, as it is found without this, and gives it the driver when it is loaded."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name != _DRIVER_MODULE:
             return None
         sys.meta_path.remove(self)
@@ -54,7 +64,9 @@ class _TritonDriverLoader(Loader):
 
 
 def _interpreter_driver() -> object:
-    """A driver of Triton's (backends/driver.py) for the device of `pretend.properties`, that nothing is compiled for."""
+    """A driver of Triton's (backends/driver.py) for the device of `pretend.properties`, that
+    nothing is compiled for.
+    """
     known = device_properties()
 
     class Utils:
@@ -62,7 +74,9 @@ def _interpreter_driver() -> object:
             return {name: getattr(known, ours) for name, ours in _PROPERTY_NAMES.items()}
 
         def __getattr__(self, name: str) -> Any:
-            raise RuntimeError(f"there is no GPU here for Triton's {name}: under distsim capture its kernels are interpreted")
+            raise RuntimeError(
+                f"there is no GPU here for Triton's {name}: under distsim capture its kernels are interpreted"
+            )
 
     class Driver:
         utils = Utils()
@@ -77,7 +91,9 @@ def _interpreter_driver() -> object:
             return known.major, known.minor
 
         def get_current_target(self) -> object:
-            return import_module("triton.backends.compiler").GPUTarget("cuda", 10 * known.major + known.minor, known.warp_size)
+            return import_module("triton.backends.compiler").GPUTarget(
+                "cuda", 10 * known.major + known.minor, known.warp_size
+            )
 
         def get_active_torch_device(self) -> object:
             return import_module("torch").device("cuda", self.get_current_device())
@@ -91,7 +107,9 @@ def _interpreter_driver() -> object:
     return Driver()
 
 
-def _constant_timings(kernel_call: object, quantiles: Sequence[float] = (0.5,), **more: object) -> list[float]:
+def _constant_timings(
+    kernel_call: object, quantiles: Sequence[float] = (0.5,), **more: object
+) -> list[float]:
     """What `triton.autotune` measures each configuration by: the first is taken, on all ranks."""
     return [0.0] * len(quantiles)
 

@@ -1,7 +1,8 @@
-"""Results that are wider than what they are made of, which torch has for GPUs alone: matrix products (``out_dtype``), softmax of halves.
+"""Results that are wider than what they are made of, which torch has for GPUs alone: matrix
+products (``out_dtype``), softmax of halves.
 
-The factors are widened before they are multiplied, as a tensor core adds up in the result's width; so is what softmax is taken of
-(autocast asks for that).
+The factors are widened before they are multiplied, as a tensor core adds up in the result's width;
+so is what softmax is taken of (autocast asks for that).
 """
 
 from __future__ import annotations
@@ -23,15 +24,24 @@ def matmul_out(a: Tensor, b: Tensor, out_dtype: dtype, *, out: Tensor) -> Tensor
     return out.copy_(matmul(a, b, out_dtype))
 
 
-def addmm(x: Tensor, a: Tensor, b: Tensor, out_dtype: dtype, *, beta: float = 1, alpha: float = 1) -> Tensor:
+def addmm(
+    x: Tensor, a: Tensor, b: Tensor, out_dtype: dtype, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
     """`addmm` and `baddbmm`."""
     found = matmul(a, b, out_dtype) * alpha
     return found + x.to(out_dtype) * beta if beta else found
 
 
 def addmm_out(
-    x: Tensor, a: Tensor, b: Tensor, out_dtype: dtype, *, beta: float = 1, alpha: float = 1, out: Tensor
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    a: Tensor,
+    b: Tensor,
+    out_dtype: dtype,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    out: Tensor,
+) -> Tensor:
     return out.copy_(addmm(x, a, b, out_dtype, beta=beta, alpha=alpha))
 
 
@@ -50,15 +60,21 @@ def softmax_backward(grad: Tensor, found: Tensor, dim: int, input_dtype: dtype) 
 
 def log_softmax_backward(grad: Tensor, found: Tensor, dim: int, input_dtype: dtype) -> Tensor:
     """Of `log_softmax`."""
-    return _run_cpu_kernel("_log_softmax_backward_data", grad, found, dim, found.dtype).to(input_dtype)
+    return _run_cpu_kernel("_log_softmax_backward_data", grad, found, dim, found.dtype).to(
+        input_dtype
+    )
 
 
 def _run_cpu_kernel(name: str, x: Tensor, *given: Any) -> Tensor:
-    """The CPU's kernel on the same memory; its result is on the device of ``x``, which need not be the current one."""
+    """The CPU's kernel on the same memory; its result is on the device of ``x``, which need not be
+    the current one.
+    """
     import torch
 
     own: Any = torch.ops.distsim
-    made = getattr(torch.ops.aten, name)(*(own.as_cpu(a) if isinstance(a, torch.Tensor) else a for a in (x, *given)))
+    made = getattr(torch.ops.aten, name)(
+        *(own.as_cpu(a) if isinstance(a, torch.Tensor) else a for a in (x, *given))
+    )
     found: Tensor = own.from_cpu(made, x.device.index)
     return found
 
@@ -75,7 +91,11 @@ def register() -> None:
     for name in ("addmm", "baddbmm"):
         library.impl(f"{name}.dtype", addmm, "CUDA")
         library.impl(f"{name}.dtype_out", addmm_out, "CUDA")
-    for name, kernel in (("_softmax", softmax), ("_log_softmax", log_softmax), ("_softmax_backward_data", softmax_backward),
-                         ("_log_softmax_backward_data", log_softmax_backward)):  # fmt: skip
+    for name, kernel in (
+        ("_softmax", softmax),
+        ("_log_softmax", log_softmax),
+        ("_softmax_backward_data", softmax_backward),
+        ("_log_softmax_backward_data", log_softmax_backward),
+    ):
         library.impl(name, kernel, "CUDA")
     _registered_libraries.append(library)

@@ -1,6 +1,8 @@
-"""Blocking messages of small tensors that a rank sends and receives in a loop: their frames come again, but for numbers and payloads.
+"""Blocking messages of small tensors that a rank sends and receives in a loop: their frames come
+again, but for numbers and payloads.
 
-What such a frame says is looked up once. What is done then is what the hub does for each of its calls by itself, and nothing else.
+What such a frame says is looked up once. What is done then is what the hub does for each of its
+calls by itself, and nothing else.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ def replay_cached_calls(hub: Hub, plan: CachedCallFrame, member: RankProcess, bl
         number = int.from_bytes(blob[at : at + CALL_NUMBER_BYTES], "little")
         at += CALL_NUMBER_BYTES
         call = member.calls[number] = RankCall(member.rank, number, op, team, peer, tag, bare)
-        event = HubEvent(number, "call", site, call, True, 0, (), None, _NO_FACTS, member.lane, True)
+        event = HubEvent(
+            number, "call", site, call, True, 0, (), None, _NO_FACTS, member.lane, True
+        )
         member.events.append(event)
         if line is None:
             end = at + counts[0]

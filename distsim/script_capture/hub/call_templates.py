@@ -1,4 +1,6 @@
-"""Calls that a line of the script makes again and again: what they are is told once, and known by a number from then on."""
+"""Calls that a line of the script makes again and again: what they are is told once, and known by a
+number from then on.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,14 @@ from distsim.script_capture.protocol.wire import PayloadReader
 if TYPE_CHECKING:
     from distsim.script_capture.hub.state import RankProcess
 
-#: Bytes of a call's number, before its payloads: the text of a frame that comes again stays the same.
+#: Bytes of a call's number, before its payloads: the text of a frame that comes again stays the
+#: same.
 CALL_NUMBER_BYTES: Final = 8
 
 
 class CallTemplate(NamedTuple):
-    """All of a call but its number and its numbers. ``waited``: its rank waits for it at once, which is a call of its own, the next.
+    """All of a call but its number and its numbers. ``waited``: its rank waits for it at once,
+    which is a call of its own, the next.
 
     ``bare``: what its side says of it, without payloads.
     """
@@ -42,10 +46,14 @@ def register_template(member: RankProcess, message: list[Any]) -> None:
     """Keep what a member says of the calls that it will make."""
     _, name, site, group, op, peer, tag, is_async, waited, facts, counts = message
     team, bare = member.group_instances[group], CallContribution((), facts)
-    member.shapes[name] = CallTemplate(site, team, op, peer, tag, is_async, waited, facts, counts, bare)
+    member.shapes[name] = CallTemplate(
+        site, team, op, peer, tag, is_async, waited, facts, counts, bare
+    )
 
 
-def call_from_template(member: RankProcess, name: int, blobs: PayloadReader) -> tuple[CallTemplate, RankCall]:
+def call_from_template(
+    member: RankProcess, name: int, blobs: PayloadReader
+) -> tuple[CallTemplate, RankCall]:
     """The call that a member makes once more."""
     shape = member.shapes[name]
     number = int.from_bytes(blobs.take(CALL_NUMBER_BYTES), "little")

@@ -55,54 +55,89 @@ class CollectiveExecutor:
     def __init__(self, regions: SharedMemoryRegions) -> None:
         self.regions = regions
 
-    def outputs(self, op: str, sides: Sequence[CallContribution], me: int, root: int) -> list[list[Payload]]:
-        """The outputs of group rank ``me``; ``sides`` in group order, None for members that nobody needs to have come."""
+    def outputs(
+        self, op: str, sides: Sequence[CallContribution], me: int, root: int
+    ) -> list[list[Payload]]:
+        """The outputs of group rank ``me``; ``sides`` in group order, None for members that nobody
+        needs to have come.
+        """
         name = op.removesuffix("_coalesced")
         made = getattr(self, f"_{name}", None)
         return made(sides, me, root) if made is not None else []
 
     # --- what is only moved ---
-    def _broadcast(self, sides: Sequence[CallContribution], me: int, root: int) -> list[list[Payload]]:
+    def _broadcast(
+        self, sides: Sequence[CallContribution], me: int, root: int
+    ) -> list[list[Payload]]:
         return [] if me == root else [[sides[root].payloads[0]]]
 
-    def _scatter(self, sides: Sequence[CallContribution], me: int, root: int) -> list[list[Payload]]:
+    def _scatter(
+        self, sides: Sequence[CallContribution], me: int, root: int
+    ) -> list[list[Payload]]:
         return [[sides[root].payloads[me]]]
 
     def _gather(self, sides: Sequence[CallContribution], me: int, root: int) -> list[list[Payload]]:
         return [[side.payloads[0]] for side in sides] if me == root else []
 
-    def _all_gather(self, sides: Sequence[CallContribution], me: int, root: int) -> list[list[Payload]]:
+    def _all_gather(
+        self, sides: Sequence[CallContribution], me: int, root: int
+    ) -> list[list[Payload]]:
         return [[side.payloads[0]] for side in sides]
 
-    def _all_gather_into_tensor(self, sides: Sequence[CallContribution], me: int, root: int) -> list[list[Payload]]:
+    def _all_gather_into_tensor(
+        self, sides: Sequence[CallContribution], me: int, root: int
+    ) -> list[list[Payload]]:
         return [[side.payloads[k] for side in sides] for k in range(len(sides[me].payloads))]
 
-    def _all_to_all(self, sides: Sequence[CallContribution], me: int, root: int) -> list[list[Payload]]:
+    def _all_to_all(
+        self, sides: Sequence[CallContribution], me: int, root: int
+    ) -> list[list[Payload]]:
         return [[side.payloads[me]] for side in sides]
 
-    def _all_to_all_single(self, sides: Sequence[CallContribution], me: int, root: int) -> list[list[Payload]]:
+    def _all_to_all_single(
+        self, sides: Sequence[CallContribution], me: int, root: int
+    ) -> list[list[Payload]]:
         return [[_all_to_all_share(side, me, len(sides)) for side in sides]]
 
     # --- what is added ---
-    def _all_reduce(self, sides: Sequence[CallContribution], me: int, root: int) -> list[list[Payload]]:
-        return [[self._reduced([s.payloads[k] for s in sides], sides[0])] for k in range(len(sides[0].payloads))]
+    def _all_reduce(
+        self, sides: Sequence[CallContribution], me: int, root: int
+    ) -> list[list[Payload]]:
+        return [
+            [self._reduced([s.payloads[k] for s in sides], sides[0])]
+            for k in range(len(sides[0].payloads))
+        ]
 
     def _reduce(self, sides: Sequence[CallContribution], me: int, root: int) -> list[list[Payload]]:
         return self._all_reduce(sides, me, root) if me == root else []
 
-    def _reduce_scatter(self, sides: Sequence[CallContribution], me: int, root: int) -> list[list[Payload]]:
+    def _reduce_scatter(
+        self, sides: Sequence[CallContribution], me: int, root: int
+    ) -> list[list[Payload]]:
         return [[self._reduced([s.payloads[me] for s in sides], sides[0])]]
 
-    def _reduce_scatter_tensor(self, sides: Sequence[CallContribution], me: int, root: int) -> list[list[Payload]]:
+    def _reduce_scatter_tensor(
+        self, sides: Sequence[CallContribution], me: int, root: int
+    ) -> list[list[Payload]]:
         n, found = len(sides), []
         for k in range(len(sides[0].payloads)):
             each = payload_size(sides[0].payloads[k]) // n
-            found.append([self._reduced([payload_slice(s.payloads[k], me * each, each) for s in sides], sides[0])])
+            found.append(
+                [
+                    self._reduced(
+                        [payload_slice(s.payloads[k], me * each, each) for s in sides], sides[0]
+                    )
+                ]
+            )
         return found
 
     def _reduced(self, payloads: Sequence[Payload], side: CallContribution) -> Payload:
         first, op = payloads[0], str(side.extra.get("reduce_op") or "sum")
-        if side.dtype in _NUMPY_DTYPES and op in _NUMPY_REDUCTIONS and all(isinstance(p, bytes) for p in payloads):
+        if (
+            side.dtype in _NUMPY_DTYPES
+            and op in _NUMPY_REDUCTIONS
+            and all(isinstance(p, bytes) for p in payloads)
+        ):
             return _reduced_by_numpy(payloads, side.dtype, op)  # type: ignore[arg-type]
         held = bytearray(first) if isinstance(first, bytes) else None
         total = self._tensor(held if held is not None else first, side)
@@ -116,10 +151,15 @@ class CollectiveExecutor:
         dtype = getattr(torch, side.dtype)
         if isinstance(payload, list):
             return torch.frombuffer(
-                self.regions.maps[payload[0]], dtype=dtype, count=payload[2] // side.width(), offset=payload[1]
+                self.regions.maps[payload[0]],
+                dtype=dtype,
+                count=payload[2] // side.width(),
+                offset=payload[1],
             )
         return (
-            torch.frombuffer(bytearray(payload) if isinstance(payload, bytes) else payload, dtype=dtype)
+            torch.frombuffer(
+                bytearray(payload) if isinstance(payload, bytes) else payload, dtype=dtype
+            )
             if payload
             else torch.empty(0)
         )
@@ -127,7 +167,12 @@ class CollectiveExecutor:
 
 #: What numpy adds as torch does, at a fraction of the cost of a call.
 _NUMPY_DTYPES: Final = frozenset({"float32", "float64", "int32", "int64"})
-_NUMPY_REDUCTIONS: Final[Mapping[str, np.ufunc]] = {"sum": np.add, "product": np.multiply, "min": np.minimum, "max": np.maximum}
+_NUMPY_REDUCTIONS: Final[Mapping[str, np.ufunc]] = {
+    "sum": np.add,
+    "product": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+}
 
 
 def _reduced_by_numpy(payloads: Sequence[bytes], dtype: str, op: str) -> bytes:
@@ -154,10 +199,15 @@ def _torch_reductions() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     import torch
 
     return {
-        "sum": torch.Tensor.add_, "avg": torch.Tensor.add_, "product": torch.Tensor.mul_,
-        "band": torch.Tensor.bitwise_and_, "bor": torch.Tensor.bitwise_or_, "bxor": torch.Tensor.bitwise_xor_,
-        "min": lambda a, b: torch.minimum(a, b, out=a), "max": lambda a, b: torch.maximum(a, b, out=a),
-    }  # fmt: skip
+        "sum": torch.Tensor.add_,
+        "avg": torch.Tensor.add_,
+        "product": torch.Tensor.mul_,
+        "band": torch.Tensor.bitwise_and_,
+        "bor": torch.Tensor.bitwise_or_,
+        "bxor": torch.Tensor.bitwise_xor_,
+        "min": lambda a, b: torch.minimum(a, b, out=a),
+        "max": lambda a, b: torch.maximum(a, b, out=a),
+    }
 
 
 def reduce_into(total: Tensor, others: Sequence[Tensor], op: str) -> None:

@@ -1,4 +1,6 @@
-"""The hub: hears all ranks, lets calls meet, and tells waits when they end. What it does in a silence: `distsim.script_capture.hub.quiescence`."""
+"""The hub: hears all ranks, lets calls meet, and tells waits when they end. What it does in a
+silence: `distsim.script_capture.hub.quiescence`.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +14,35 @@ from dataclasses import replace
 from typing import Any, Final
 
 from distsim.backends.profile import BackendProfile
-from distsim.script_capture.hub.call_cache import CachedCallFrame, cached_call_frame, replay_cached_calls
+from distsim.script_capture.hub.call_cache import (
+    CachedCallFrame,
+    cached_call_frame,
+    replay_cached_calls,
+)
 from distsim.script_capture.hub.call_templates import call_from_template, register_template
 from distsim.script_capture.hub.collective_results import CallContribution
 from distsim.script_capture.hub.matching import CallMatcher, RankCall
 from distsim.script_capture.hub.quiescence import QuiescenceHandler
-from distsim.script_capture.hub.state import HubConnection, HubEvent, PendingReply, ProcessExit, RankProcess
+from distsim.script_capture.hub.state import (
+    HubConnection,
+    HubEvent,
+    PendingReply,
+    ProcessExit,
+    RankProcess,
+)
 from distsim.script_capture.protocol.wire import READ_SIZE, PayloadReader, SharedMemoryRegions
 from distsim.script_capture.rank.store_client import StoreServer, StoreValueError
 
-#: Seconds of silence after which the hub looks whether all are stuck; it doubles up to the second number.
+#: Seconds of silence after which the hub looks whether all are stuck; it doubles up to the second
+#: number.
 _FIRST_PAUSE_S: Final = 0.002
 _MAX_PAUSE_S: Final = 0.1
 
 
 class Hub:
-    """``profile``: whose rules say which messages meet; ``choose`` takes another once the first group's back end is known."""
+    """``profile``: whose rules say which messages meet; ``choose`` takes another once the first
+    group's back end is known.
+    """
 
     def __init__(
         self,
@@ -37,33 +52,60 @@ class Hub:
         choose: Callable[[str], BackendProfile] | None = None,
     ) -> None:
         self.choose = choose
-        self.listener, self.matching, self.shelf = listener, CallMatcher(regions, profile), StoreServer()
+        self.listener, self.matching, self.shelf = (
+            listener,
+            CallMatcher(regions, profile),
+            StoreServer(),
+        )
         self.members: dict[int, RankProcess] = {}  # by pid
         self.ranks: dict[int, RankProcess] = {}
         self.world = 0
-        self.past: list[tuple[int, dict[int, RankProcess]]] = []  # worlds that ended before: sizes and ranks
+        self.past: list[
+            tuple[int, dict[int, RankProcess]]
+        ] = []  # worlds that ended before: sizes and ranks
         self.progress = self.polls = 0
         self.silence = QuiescenceHandler(self)
         self._epoll = select.epoll()
         self._lines: dict[int, HubConnection] = {}
         self._meetings: dict[int, list[tuple[RankProcess, int]]] = defaultdict(list)
         self._epoll.register(listener.fileno(), select.EPOLLIN)
-        self._handlers: dict[str, Callable[[RankProcess, list[Any], PayloadReader, PendingReply | None], None]] = {
-            "call": self._call, "again": self._again, "shape": lambda member, message, *_: register_template(member, message),
-            "wait": self._wait, "waited": self._event, "dropped": self._dropped, "poll": self._poll,
-            "future": self._future, "store": self._store, "meet": self._meet, "mark": self._event, "rank": self._rank,
-            "site": self._site, "group": self._group, "read": self._read, "heard": RankProcess.heard, "threads": RankProcess.threads,
-            "end": self._end, "ended": self._event, "lane": lambda member, message, *_: setattr(member, "lane", message[1]),
+        self._handlers: dict[
+            str, Callable[[RankProcess, list[Any], PayloadReader, PendingReply | None], None]
+        ] = {
+            "call": self._call,
+            "again": self._again,
+            "shape": lambda member, message, *_: register_template(member, message),
+            "wait": self._wait,
+            "waited": self._event,
+            "dropped": self._dropped,
+            "poll": self._poll,
+            "future": self._future,
+            "store": self._store,
+            "meet": self._meet,
+            "mark": self._event,
+            "rank": self._rank,
+            "site": self._site,
+            "group": self._group,
+            "read": self._read,
+            "heard": RankProcess.heard,
+            "threads": RankProcess.threads,
+            "end": self._end,
+            "ended": self._event,
+            "lane": lambda member, message, *_: setattr(member, "lane", message[1]),
             "killed": self._killed,
-        }  # fmt: skip
+        }
 
     def expect(self, pid: int, rank: int) -> None:
-        """A process that was started; ``rank``: which one it is, -1 where it starts the ranks itself."""
+        """A process that was started; ``rank``: which one it is, -1 where it starts the ranks
+        itself.
+        """
         self.members[pid] = RankProcess(pid, planned=rank)
 
     # --- the loop ---
     def run(self, deadline_s: float | None = None, reap: Callable[[], None] = lambda: None) -> str:
-        """Until all have ended ("ended"), nothing can go on ("stalled"), or time is over ("late")."""
+        """Until all have ended ("ended"), nothing can go on ("stalled"), or time is over
+        ("late").
+        """
         pause, started, quiet_since = _FIRST_PAUSE_S, time.monotonic(), time.monotonic()
         while True:
             heard = self.listen(pause)
@@ -149,13 +191,21 @@ class Hub:
             question.line.owed = question
             message = message[2:]
         verb = message[0]
-        if verb not in ("poll", "heard", "site", "threads", "lane") and not (verb == "store" and message[3] == "check"):
+        if verb not in ("poll", "heard", "site", "threads", "lane") and not (
+            verb == "store" and message[3] == "check"
+        ):
             self.progress += 1
             self.polls = 0
         self._handlers[verb](member, message, blobs, question)
 
     # --- what ranks say ---
-    def _rank(self, member: RankProcess, message: list[Any], blobs: PayloadReader, question: PendingReply | None) -> None:
+    def _rank(
+        self,
+        member: RankProcess,
+        message: list[Any],
+        blobs: PayloadReader,
+        question: PendingReply | None,
+    ) -> None:
         rank, world = message[1], message[2]
         assert question is not None
         self._next_world(member)
@@ -169,8 +219,14 @@ class Hub:
         question.answer(["ok"])
 
     def _next_world(self, member: RankProcess) -> None:
-        """Where all ranks of a world have ended and another process becomes one, a script has started its next."""
-        if self.ranks and all(m.ended is not None or m.gone for m in self.ranks.values()) and member not in self.ranks.values():
+        """Where all ranks of a world have ended and another process becomes one, a script has
+        started its next.
+        """
+        if (
+            self.ranks
+            and all(m.ended is not None or m.gone for m in self.ranks.values())
+            and member not in self.ranks.values()
+        ):
             self.past.append((self.world, self.ranks))
             self.ranks, self.world, self.shelf = {}, 0, StoreServer()
             self.matching = CallMatcher(self.matching.regions, self.matching.profile)
@@ -188,19 +244,54 @@ class Hub:
             self.matching.profile, self.choose = self.choose(facts[2]), None
             self.matching.matcher.specific_first = self.matching.profile.specific_first
 
-    def _call(self, member: RankProcess, message: list[Any], blobs: PayloadReader, question: PendingReply | None) -> None:
+    def _call(
+        self,
+        member: RankProcess,
+        message: list[Any],
+        blobs: PayloadReader,
+        question: PendingReply | None,
+    ) -> None:
         _, number, site, group, op, peer, tag, is_async, facts, pieces, *batch = message
         payloads = [blobs.take(p[0]) if len(p) == 1 else p for p in pieces]
-        call = RankCall(member.rank, number, op, member.group_instances[group], peer, tag, CallContribution(payloads, facts))
-        member.note(HubEvent(number, "call", site, call=call, is_async=is_async, batch=batch[0] if batch else 0))
+        call = RankCall(
+            member.rank,
+            number,
+            op,
+            member.group_instances[group],
+            peer,
+            tag,
+            CallContribution(payloads, facts),
+        )
+        member.note(
+            HubEvent(
+                number, "call", site, call=call, is_async=is_async, batch=batch[0] if batch else 0
+            )
+        )
         self._post(member, call, site, question)
 
-    def _again(self, member: RankProcess, message: list[Any], blobs: PayloadReader, question: PendingReply | None) -> None:
+    def _again(
+        self,
+        member: RankProcess,
+        message: list[Any],
+        blobs: PayloadReader,
+        question: PendingReply | None,
+    ) -> None:
         shape, call = call_from_template(member, message[1], blobs)
-        member.note(HubEvent(call.number, "call", shape.site, call=call, is_async=shape.is_async, waited=shape.waited))
+        member.note(
+            HubEvent(
+                call.number,
+                "call",
+                shape.site,
+                call=call,
+                is_async=shape.is_async,
+                waited=shape.waited,
+            )
+        )
         self._post(member, call, shape.site, question)
 
-    def _post(self, member: RankProcess, call: RankCall, site: int, question: PendingReply | None) -> None:
+    def _post(
+        self, member: RankProcess, call: RankCall, site: int, question: PendingReply | None
+    ) -> None:
         call.limit_ns = call.side.extra.get("timeout_ns")
         member.calls[call.number] = call
         if question is not None:
@@ -210,7 +301,13 @@ class Hub:
             if done is not call or question is not None:  # else nobody asks yet
                 self.tell(done)
 
-    def _wait(self, member: RankProcess, message: list[Any], blobs: PayloadReader, question: PendingReply | None) -> None:
+    def _wait(
+        self,
+        member: RankProcess,
+        message: list[Any],
+        blobs: PayloadReader,
+        question: PendingReply | None,
+    ) -> None:
         _, number, site, target, limit = message
         member.note(HubEvent(number, "wait", site, targets=(target,)))
         call = member.calls[target]
@@ -237,7 +334,9 @@ class Hub:
         kind = message[0]
         if kind == "mark":
             _, number, site, op, group, facts = message
-            member.note(HubEvent(number, op, site, team=member.group_instances.get(group), facts=facts))
+            member.note(
+                HubEvent(number, op, site, team=member.group_instances.get(group), facts=facts)
+            )
         else:
             member.note(HubEvent(message[1], "wait", message[2], targets=tuple(message[3])))
 
@@ -250,7 +349,13 @@ class Hub:
     def _read(self, member: RankProcess, message: list[Any], *_: object) -> None:
         self.matching.release(member.calls[message[1]])
 
-    def _poll(self, member: RankProcess, message: list[Any], blobs: PayloadReader, question: PendingReply | None) -> None:
+    def _poll(
+        self,
+        member: RankProcess,
+        message: list[Any],
+        blobs: PayloadReader,
+        question: PendingReply | None,
+    ) -> None:
         assert question is not None
         call = member.calls[message[1]]
         if call.done:
@@ -268,11 +373,22 @@ class Hub:
         if member.calls[target].done:
             self.tell(member.calls[target])
 
-    def _store(self, member: RankProcess, message: list[Any], blobs: PayloadReader, question: PendingReply | None) -> None:
+    def _store(
+        self,
+        member: RankProcess,
+        message: list[Any],
+        blobs: PayloadReader,
+        question: PendingReply | None,
+    ) -> None:
         _, number, site, verb, space, *given = message
         assert question is not None
         if verb in ("wait", "pop"):
-            question.keys, question.space, question.site, question.limit_ns = given[0], space, site, given[1]
+            question.keys, question.space, question.site, question.limit_ns = (
+                given[0],
+                space,
+                site,
+                given[1],
+            )
             question.pops = verb == "pop"
             member.waiting[number] = question
         else:
@@ -282,7 +398,9 @@ class Hub:
                 question.refuse("store", str(error))
                 return
             if verb == "check" and not found:
-                self.silence.asking.heard(member, replace(question, keys=given[0], space=space, site=site), self.progress)
+                self.silence.asking.heard(
+                    member, replace(question, keys=given[0], space=space, site=site), self.progress
+                )
             self.progress += verb == "check" and bool(found)
             question.answer(["ok", found])
         self._serve_store()
@@ -292,11 +410,19 @@ class Hub:
             for number, question in list(member.waiting.items()):
                 if question.keys is None:
                     continue
-                if (found := self.shelf.found(question.space, question.keys, question.pops)) is not None:
+                if (
+                    found := self.shelf.found(question.space, question.keys, question.pops)
+                ) is not None:
                     del member.waiting[number]
                     question.answer(["ok", found])
 
-    def _meet(self, member: RankProcess, message: list[Any], blobs: PayloadReader, question: PendingReply | None) -> None:
+    def _meet(
+        self,
+        member: RankProcess,
+        message: list[Any],
+        blobs: PayloadReader,
+        question: PendingReply | None,
+    ) -> None:
         """The world comes to be: all its ranks wait for each other, each time."""
         _, number, site, op, parties, facts = message
         member.note(HubEvent(number, op, site, facts=facts))
@@ -310,7 +436,13 @@ class Hub:
             for other, asked in there:
                 other.waiting.pop(asked).answer(["ok"])
 
-    def _end(self, member: RankProcess, message: list[Any], blobs: PayloadReader, question: PendingReply | None) -> None:
+    def _end(
+        self,
+        member: RankProcess,
+        message: list[Any],
+        blobs: PayloadReader,
+        question: PendingReply | None,
+    ) -> None:
         """A process says how it ends."""
         _, how, code, text, site, trace, refused = message
         member.ended = ProcessExit(how, code, text, tuple(site), trace, refused)
@@ -332,7 +464,9 @@ class Hub:
 
 
 def rank_conflict(rank: int, world: int, known: int, taken: bool) -> str:
-    """Why a process can't be this rank of this world; "" where it can. ``known``: the world's size, 0 before anybody said it."""
+    """Why a process can't be this rank of this world; "" where it can. ``known``: the world's size,
+    0 before anybody said it.
+    """
     if known not in (0, world):
         return f"rank {rank} says that the world has {world} ranks, others said {known}"
     if not 0 <= rank < world:

@@ -1,7 +1,8 @@
 """Who meets whom among calls of running ranks, under the most permissive reading of the contract.
 
-A message is buffered, so its sender never waits. The k-th collective of a group meets the k-th; a member may go on as soon as those
-have come whose data end with it. What does not fit never meets. All that a back end adds, `distsim.semantics` judges afterwards.
+A message is buffered, so its sender never waits. The k-th collective of a group meets the k-th; a
+member may go on as soon as those have come whose data end with it. What does not fit never meets.
+All that a back end adds, `distsim.semantics` judges afterwards.
 """
 
 from __future__ import annotations
@@ -14,13 +15,19 @@ from typing import Any
 from distsim.backends.message_matching import ANY_SENDER, MessageMatcher
 from distsim.backends.profile import BackendProfile
 from distsim.operations.registry import OPERATIONS
-from distsim.script_capture.hub.collective_results import CallContribution, CollectiveExecutor, Payload
+from distsim.script_capture.hub.collective_results import (
+    CallContribution,
+    CollectiveExecutor,
+    Payload,
+)
 from distsim.script_capture.protocol.wire import SharedMemoryRegions, free_payload
 
 
 @dataclass(eq=False)
 class GroupInstance:
-    """A process group as ranks share it. ``generation``: how many of this name and these ranks a rank had made before."""
+    """A process group as ranks share it. ``generation``: how many of this name and these ranks a
+    rank had made before.
+    """
 
     name: str
     ranks: tuple[int, ...]
@@ -30,7 +37,9 @@ class GroupInstance:
     title: str = ""
     is_world: bool = False
     calls: dict[tuple[str, int], CollectiveInstance] = field(default_factory=dict)
-    counts: dict[tuple[str, int], int] = field(default_factory=dict)  # collectives by device and rank
+    counts: dict[tuple[str, int], int] = field(
+        default_factory=dict
+    )  # collectives by device and rank
 
 
 @dataclass(eq=False, slots=True)
@@ -54,7 +63,9 @@ class RankCall:
 
     @property
     def on(self) -> str:
-        """The device of its tensors, where its group has a back end for each; calls on different ones never meet."""
+        """The device of its tensors, where its group has a back end for each; calls on different
+        ones never meet.
+        """
         extra = self.side.extra
         return str(extra.get("on", "")) if extra else ""
 
@@ -74,7 +85,9 @@ class CollectiveInstance:
 
 
 class CallMatcher:
-    """The state. ``post`` returns the calls that are done now. ``meetings``: how many there were."""
+    """The state. ``post`` returns the calls that are done now. ``meetings``: how many there
+    were.
+    """
 
     def __init__(self, regions: SharedMemoryRegions, profile: BackendProfile) -> None:
         self.regions, self.profile, self.mover = regions, profile, CollectiveExecutor(regions)
@@ -84,11 +97,15 @@ class CallMatcher:
         self.group_instances: dict[Hashable, GroupInstance] = {}
 
     def team(self, facts: Sequence[Any], generation: int) -> GroupInstance:
-        """The group of a name, its ranks and how often this rank made it. ``facts``: as `patches` says them."""
+        """The group of a name, its ranks and how often this rank made it. ``facts``: as `patches`
+        says them.
+        """
         name, ranks, backend, timeout_ns, title, is_world = facts
         key = (name, tuple(ranks), generation)
         if key not in self.group_instances:
-            self.group_instances[key] = GroupInstance(name, tuple(ranks), backend, generation, timeout_ns, title, is_world)
+            self.group_instances[key] = GroupInstance(
+                name, tuple(ranks), backend, generation, timeout_ns, title, is_world
+            )
         return self.group_instances[key]
 
     def post(self, call: RankCall) -> list[RankCall]:
@@ -100,7 +117,9 @@ class CallMatcher:
         return (id(call.team), receiver, call.tag if self.profile.tags else 0, call.on)
 
     def post_receive(self, call: RankCall) -> list[RankCall]:
-        """`post` of a receive that names its sender. Where nothing is on its way there it waits, and that is all."""
+        """`post` of a receive that names its sender. Where nothing is on its way there it waits,
+        and that is all.
+        """
         box = self._box(call, call.rank)
         if box in self.matcher.boxes:
             return self.post(call)
@@ -109,10 +128,17 @@ class CallMatcher:
         return []
 
     def match_waiting_receive(self, call: RankCall) -> RankCall | None:
-        """The receive that takes this message at once, if there is but that one: they have met. Else the send is to be posted."""
+        """The receive that takes this message at once, if there is but that one: they have met.
+        Else the send is to be posted.
+        """
         box = self._box(call, call.peer)
         place = self.matcher.boxes.get(box)
-        if place is None or place.sends or len(place.receives) != 1 or len(waiting := place.receives.get(call.rank, [])) != 1:
+        if (
+            place is None
+            or place.sends
+            or len(place.receives) != 1
+            or len(waiting := place.receives.get(call.rank, [])) != 1
+        ):
             return None
         del self.matcher.boxes[box]
         self.meetings += 1
@@ -136,7 +162,9 @@ class CallMatcher:
         return self._met(box, call.peer) if call.peer >= 0 else []
 
     def _met(self, box: Hashable, sender: int) -> list[RankCall]:
-        """What a send or a receive that names its sender settles: at most one message of that sender."""
+        """What a send or a receive that names its sender settles: at most one message of that
+        sender.
+        """
         pair = self.matcher.meet(box, sender)
         return [] if pair is None else [self._hand_over(*pair)]
 
@@ -158,14 +186,20 @@ class CallMatcher:
     def _takes(self, box: Hashable) -> list[RankCall]:
         if box not in self.matcher.boxes or not (takes := self.matcher.takes_of(box)):
             return []
-        return [self._hand_over(*self.matcher.take(box, min(self.items[t.send].rank for t in takes)))]
+        return [
+            self._hand_over(*self.matcher.take(box, min(self.items[t.send].rank for t in takes)))
+        ]
 
     def match_any_source(self) -> list[RankCall]:
-        """At a standstill: the receive from any source of the lowest rank takes the message of the lowest."""
+        """At a standstill: the receive from any source of the lowest rank takes the message of the
+        lowest.
+        """
         open_boxes = [box for box in self.matcher.boxes if self.matcher.takes_of(box)]
         if not open_boxes:
             return []
-        receiver = {box: self.items[self.matcher.takes_of(box)[0].receive].rank for box in open_boxes}
+        receiver = {
+            box: self.items[self.matcher.takes_of(box)[0].receive].rank for box in open_boxes
+        }
         box = min(open_boxes, key=lambda b: (receiver[b], self.matcher.takes_of(b)[0].receive))
         return [*self._takes(box), *self._meetings(box)]
 
@@ -197,8 +231,12 @@ class CallMatcher:
     def _gone(self, gathering: CollectiveInstance, call: RankCall) -> list[RankCall]:
         """Who may go on now that this one has come."""
         there, size = gathering.there, len(call.team.ranks)
-        if OPERATIONS[call.op].root_field is None and all(c.op == call.op for c in there.values()):  # all need all
-            whole = len(there) == size and all(calls_agree(call, c) for c in there.values() if c is not call)
+        if OPERATIONS[call.op].root_field is None and all(
+            c.op == call.op for c in there.values()
+        ):  # all need all
+            whole = len(there) == size and all(
+                calls_agree(call, c) for c in there.values() if c is not call
+            )
             return [there[k] for k in range(size)] if whole else []
         return [c for me, c in sorted(there.items()) if not c.done and self._may_go(c, me)]
 
@@ -213,10 +251,16 @@ class CallMatcher:
     def _settle(self, call: RankCall) -> None:
         gathering, team = call.gathering, call.team
         assert gathering is not None
-        me, root = team.ranks.index(call.rank), team.ranks.index(call.peer) if call.peer in team.ranks else 0
+        me, root = (
+            team.ranks.index(call.rank),
+            team.ranks.index(call.peer) if call.peer in team.ranks else 0,
+        )
         key = 0 if call.op.startswith("all_reduce") else (me,)
         if key not in gathering.reduced:
-            sides: list[Any] = [gathering.there[k].side if k in gathering.there else None for k in range(len(team.ranks))]
+            sides: list[Any] = [
+                gathering.there[k].side if k in gathering.there else None
+                for k in range(len(team.ranks))
+            ]
             gathering.reduced[key] = self.mover.outputs(call.op, sides, me, root)
         call.outs = gathering.reduced[key]
         gathering.settled += 1
@@ -262,7 +306,9 @@ def uses_shared_memory(outs: Sequence[Sequence[Payload]]) -> bool:
 
 
 def calls_agree(one: RankCall, other: RankCall) -> bool:
-    """Can two calls of a collective be one? What they must agree on is what the operation's row says."""
+    """Can two calls of a collective be one? What they must agree on is what the operation's row
+    says.
+    """
     if one.op != other.op or one.peer != other.peer:
         return False
     row, mine, theirs = OPERATIONS[one.op], one.side, other.side
@@ -270,6 +316,8 @@ def calls_agree(one: RankCall, other: RankCall) -> bool:
         return True
     if mine.dtype != theirs.dtype or mine.extra.get("reduce_op") != theirs.extra.get("reduce_op"):
         return False
-    if one.op in ("all_to_all", "all_to_all_single", "all_gather") or (row.root_field is not None and not row.reduces):
+    if one.op in ("all_to_all", "all_to_all_single", "all_gather") or (
+        row.root_field is not None and not row.reduces
+    ):
         return True
     return [prod(s) for s in mine.ins] == [prod(s) for s in theirs.ins]

@@ -41,7 +41,9 @@ class ProcessExit(NamedTuple):
 
 
 def exit_of_status(code: int) -> ProcessExit:
-    """Of a process that said nothing itself. ``code``: its exit status, or the negative number of the signal that ended it."""
+    """Of a process that said nothing itself. ``code``: its exit status, or the negative number of
+    the signal that ended it.
+    """
     if code < 0:
         with suppress(ValueError):
             return ProcessExit("killed", code, signal.Signals(-code).name)
@@ -51,7 +53,9 @@ def exit_of_status(code: int) -> ProcessExit:
 
 @dataclass(slots=True)
 class HubEvent:
-    """Something that a rank did, in the order of ``number``. ``targets``: the calls that a wait or a drop is about."""
+    """Something that a rank did, in the order of ``number``. ``targets``: the calls that a wait or
+    a drop is about.
+    """
 
     number: int
     kind: str
@@ -62,12 +66,18 @@ class HubEvent:
     targets: tuple[int, ...] = ()
     team: GroupInstance | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
-    lane: int = 0  # which of the rank's threads; 0 is the main one and those of C++ that work for it
+    lane: int = (
+        0  # which of the rank's threads; 0 is the main one and those of C++ that work for it
+    )
     waited: bool = False  # a call, and the wait for it, which has the next number
 
     def wait(self) -> HubEvent:
         """The wait for it, of a call that is waited for at once; itself of any other."""
-        return HubEvent(self.number + 1, "wait", self.site, targets=(self.number,), lane=self.lane) if self.waited else self
+        return (
+            HubEvent(self.number + 1, "wait", self.site, targets=(self.number,), lane=self.lane)
+            if self.waited
+            else self
+        )
 
 
 def with_separate_waits(events: Sequence[HubEvent]) -> list[HubEvent]:
@@ -102,7 +112,12 @@ class HubConnection:
 
     def result(self, call: RankCall, verb: str = "result") -> None:
         found = call.outs or []
-        if verb == "result" and len(found) == 1 and len(found[0]) == 1 and isinstance(found[0][0], bytes):  # as most are
+        if (
+            verb == "result"
+            and len(found) == 1
+            and len(found[0]) == 1
+            and isinstance(found[0][0], bytes)
+        ):  # as most are
             self.gives(call.source, found[0][0])
             return
         outs, blobs = encoded_outputs(found)
@@ -110,7 +125,11 @@ class HubConnection:
             self.send(encode_frame([verb, outs, call.source, call.number], blobs))
             return
         key = (call.source, *[tuple([tuple(piece) for piece in pieces]) for pieces in outs])
-        self.send(encode_repeated_frame(_RESULT_ENCODINGS.of(key, lambda: [verb, outs, call.source]), blobs))
+        self.send(
+            encode_repeated_frame(
+                _RESULT_ENCODINGS.of(key, lambda: [verb, outs, call.source]), blobs
+            )
+        )
 
 
 @dataclass(eq=False, slots=True)
@@ -163,7 +182,9 @@ class RankProcess:
     lane: int = 0  # the thread that speaks
     ended: ProcessExit | None = None
     gone: bool = False
-    asked_at_progress: int = -1  # the hub's progress when it last asked for what this member has not said yet
+    asked_at_progress: int = (
+        -1
+    )  # the hub's progress when it last asked for what this member has not said yet
 
     @property
     def over(self) -> bool:
@@ -171,7 +192,9 @@ class RankProcess:
 
     def snapshot(self) -> RankProcess:
         """A copy that stays as this one is now."""
-        return replace(self, events=list(self.events), waiting=dict(self.waiting), futures=set(self.futures))
+        return replace(
+            self, events=list(self.events), waiting=dict(self.waiting), futures=set(self.futures)
+        )
 
     def opens(self, line: HubConnection, message: Sequence[Any]) -> None:
         """A connection of this process says what it is for."""
@@ -196,7 +219,9 @@ class RankProcess:
         """Who asks whether a call is done waits for it."""
         for number, question in self.waiting.items():
             if question.poll is not None:
-                self.events.append(HubEvent(number, "wait", question.site, targets=(question.poll.number,)))
+                self.events.append(
+                    HubEvent(number, "wait", question.site, targets=(question.poll.number,))
+                )
 
     def note(self, event: HubEvent) -> None:
         event.lane = self.lane
@@ -209,21 +234,29 @@ class RankProcess:
 
     def is_waiting(self) -> bool:
         """It waits for the hub in some thread, and has read all that was said to it."""
-        return self.unread_notices == 0 and (bool(self.futures) or any(line.owed is not None for line in self.lines.values()))
+        return self.unread_notices == 0 and (
+            bool(self.futures) or any(line.owed is not None for line in self.lines.values())
+        )
 
     def hub_descriptors(self) -> set[int]:
-        """Descriptors on which a wait is one for the hub: of lines that are owed an answer, and that of notices."""
+        """Descriptors on which a wait is one for the hub: of lines that are owed an answer, and
+        that of notices.
+        """
         found = {line.remote for line in self.lines.values() if line.owed is not None}
         return found | ({self.notices.remote} if self.notices is not None else set())
 
     def may_hold_calls(self) -> bool:
-        """Can there be calls that it made and has not said? Not where its main thread has asked something."""
+        """Can there be calls that it made and has not said? Not where its main thread has asked
+        something.
+        """
         return self.notices is not None and not any(
             line.owed is not None and line.tid == self.pid for line in self.lines.values()
         )
 
     def ask(self, what: str) -> None:
-        """``threads``: which of them run no line of the user's. ``held``: to say what it has not said; any answer does that."""
+        """``threads``: which of them run no line of the user's. ``held``: to say what it has not
+        said; any answer does that.
+        """
         if self.notices is not None:
             self.unread_notices += 1
             self.notices.send(encode_frame([what]))

@@ -1,4 +1,6 @@
-"""What a user types to start a program, as what has to run: ``python train.py``, ``-m module``, ``torchrun --nproc-per-node 4 …``."""
+"""What a user types to start a program, as what has to run: ``python train.py``, ``-m module``,
+``torchrun --nproc-per-node 4 …``.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,28 @@ from distsim.script_capture.launch.preload import module_file
 from distsim.script_capture.launch.rank_process import CaptureTarget
 
 _EXAMPLE = "distsim capture --nproc 4 -- python train.py --epochs 1"
-#: Options of torchrun that take no value (torch/distributed/run.py); of all others the next word is the value.
-_TORCHRUN_FLAGS = frozenset({"standalone", "no-python", "run-path", "virtual-local-rank", "signals-to-handle-none"})
-#: Options of accelerate launch that take no value and are often given (accelerate/commands/launch.py).
-_ACCELERATE_FLAGS = frozenset({
-    "cpu", "multi-gpu", "tpu", "use-fsdp", "use-deepspeed", "debug", "quiet", "no-python", "ipex", "use-megatron-lm",
-    "use-parallelism-config",
-})  # fmt: skip
+#: Options of torchrun that take no value (torch/distributed/run.py); of all others the next word is
+#: the value.
+_TORCHRUN_FLAGS = frozenset(
+    {"standalone", "no-python", "run-path", "virtual-local-rank", "signals-to-handle-none"}
+)
+#: Options of accelerate launch that take no value and are often given
+#: (accelerate/commands/launch.py).
+_ACCELERATE_FLAGS = frozenset(
+    {
+        "cpu",
+        "multi-gpu",
+        "tpu",
+        "use-fsdp",
+        "use-deepspeed",
+        "debug",
+        "quiet",
+        "no-python",
+        "ipex",
+        "use-megatron-lm",
+        "use-parallelism-config",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -55,7 +72,9 @@ def _parse_python(words: list[str]) -> LaunchCommand:
     if not words:
         raise UsageError("python is given no program", f"for example: {_EXAMPLE}")
     if words[0] == "-c":
-        raise UsageError("python -c has no file whose lines could be named", "write the program to a file")
+        raise UsageError(
+            "python -c has no file whose lines could be named", "write the program to a file"
+        )
     if words[0] != "-m":
         return LaunchCommand(_file_target(words))
     if words[1:2] and words[1] in ("torch.distributed.run", "torch.distributed.launch"):
@@ -63,7 +82,9 @@ def _parse_python(words: list[str]) -> LaunchCommand:
     return LaunchCommand(_module_target(words[1:]))
 
 
-def _parse_launcher(words: list[str], flags: frozenset[str], ranks: str, nodes: str) -> LaunchCommand:
+def _parse_launcher(
+    words: list[str], flags: frozenset[str], ranks: str, nodes: str
+) -> LaunchCommand:
     found: dict[str, str] = {}
     while words and words[0].startswith("-") and words[0] not in ("-m", "--module"):
         name, equals, value = words.pop(0).lstrip("-").partition("=")
@@ -78,17 +99,24 @@ def _parse_launcher(words: list[str], flags: frozenset[str], ranks: str, nodes: 
 
 
 def _process_count(text: str | None) -> int | None:
-    """Of processes; ``1:4`` (elastic) counts with its largest; ``gpu`` and the like are not known."""
+    """Of processes; ``1:4`` (elastic) counts with its largest; ``gpu`` and the like are not
+    known.
+    """
     last = (text or "").rpartition(":")[2]
     return int(last) if last.isdigit() and int(last) else None
 
 
 def _module_target(words: Sequence[str]) -> CaptureTarget:
     if not words:
-        raise UsageError("-m is given no module", "for example: distsim capture --nproc 2 -- -m package.train")
+        raise UsageError(
+            "-m is given no module", "for example: distsim capture --nproc 2 -- -m package.train"
+        )
     home = module_file(words[0])
     if not home:
-        raise UsageError(f"there is no module {words[0]}", "name one as `python -m` takes it, from the folder in which it works")
+        raise UsageError(
+            f"there is no module {words[0]}",
+            "name one as `python -m` takes it, from the folder in which it works",
+        )
     return CaptureTarget(words[0], tuple(words[1:]), module=True, home=home)
 
 
@@ -97,11 +125,15 @@ def _file_target(words: Sequence[str]) -> CaptureTarget:
     if not os.path.isfile(name):
         found = shutil.which(name)
         if found is None or not _has_python_shebang(found):
-            what = "is no Python file" if found is not None or os.path.exists(name) else "is not there"
+            what = (
+                "is no Python file" if found is not None or os.path.exists(name) else "is not there"
+            )
             raise UsageError(f"{name} {what}", f"give the script, for example: {_EXAMPLE}")
         name = found
     elif not name.endswith(".py") and not _has_python_shebang(name):
-        raise UsageError(f"{name} is no Python program", f"give the script, for example: {_EXAMPLE}")
+        raise UsageError(
+            f"{name} is no Python program", f"give the script, for example: {_EXAMPLE}"
+        )
     return CaptureTarget(name, tuple(words[1:]))
 
 

@@ -1,4 +1,6 @@
-"""The parent: loads what all need, forks the ranks, is their hub until nothing can go on, and leaves no process behind."""
+"""The parent: loads what all need, forks the ranks, is their hub until nothing can go on, and
+leaves no process behind.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ from distsim.script_capture.launch.rank_process import (
     run_rank_process,
     torchrun_environment,
 )
-from distsim.script_capture.launch.reaper import CAPTURE_VARIABLE, OrphanReaper, processes_started_by
+from distsim.script_capture.launch.reaper import (
+    CAPTURE_VARIABLE,
+    OrphanReaper,
+    processes_started_by,
+)
 from distsim.script_capture.patches import rebind
 from distsim.script_capture.patches.dynamo import exclude_from_dynamo
 from distsim.script_capture.protocol.wire import SharedMemoryRegions, listen_for_ranks
@@ -39,7 +45,8 @@ _MAX_SPAWNED_RANKS = 64
 class CaptureRunOptions:
     """How a program is captured. ``ranks``: 0 starts one process, which starts the ranks itself.
 
-    ``backend``: whose rules choose between messages; None takes the one that the script asks for, of which the hub knows only then.
+    ``backend``: whose rules choose between messages; None takes the one that the script asks for,
+    of which the hub knows only then.
     """
 
     target: CaptureTarget
@@ -54,10 +61,12 @@ class CaptureRunOptions:
 
 @dataclass(frozen=True)
 class CapturedRun:
-    """What came of it. ``ended``: "ended", "stalled" or "late". ``ranks``: by rank, those who joined.
+    """What came of it. ``ended``: "ended", "stalled" or "late". ``ranks``: by rank, those who
+    joined.
 
-    ``outputs``: what they wrote, where it was kept. ``stood``: the ranks before the first time-out passed. ``past``: worlds
-    that the script started before and that came to their end, one after the other.
+    ``outputs``: what they wrote, where it was kept. ``stood``: the ranks before the first time-out
+    passed. ``past``: worlds that the script started before and that came to their end, one after
+    the other.
     """
 
     capture_options: CaptureRunOptions
@@ -76,10 +85,16 @@ class CapturedRun:
         return self.stood if self.stood is not None and late else self.ranks
 
 
-def run_capture(capture_options: CaptureRunOptions, meanwhile: Callable[[], object] | None = None) -> CapturedRun:
-    """Run a program under the hub. The caller has imported what its ranks need. ``meanwhile``: done in a thread, once they have started."""
+def run_capture(
+    capture_options: CaptureRunOptions, meanwhile: Callable[[], object] | None = None
+) -> CapturedRun:
+    """Run a program under the hub. The caller has imported what its ranks need. ``meanwhile``: done
+    in a thread, once they have started.
+    """
     keeper = OrphanReaper()
-    regions = SharedMemoryRegions(max(capture_options.ranks, 1) if capture_options.ranks else _MAX_SPAWNED_RANKS)
+    regions = SharedMemoryRegions(
+        max(capture_options.ranks, 1) if capture_options.ranks else _MAX_SPAWNED_RANKS
+    )
     listener, address = listen_for_ranks(os.urandom(4).hex())
     hub = Hub(
         listener,
@@ -98,7 +113,11 @@ def run_capture(capture_options: CaptureRunOptions, meanwhile: Callable[[], obje
             threading.Thread(target=meanwhile, daemon=True).start()
         with gc_paused():
             ended = hub.run(capture_options.timeout_s, parent.reap)
-            if ended == "stalled" and len(hub.ranks) < hub.world and processes_started_by(keeper.token):
+            if (
+                ended == "stalled"
+                and len(hub.ranks) < hub.world
+                and processes_started_by(keeper.token)
+            ):
                 ended = "late"  # a rank that is missing may be a program without the hub
     finally:
         parent.end_all()
@@ -108,16 +127,28 @@ def run_capture(capture_options: CaptureRunOptions, meanwhile: Callable[[], obje
     others = tuple(m for m in hub.members.values() if m.rank < 0)
     written, past = (
         parent.written(),
-        tuple(CapturedRun(capture_options, "ended", n, dict(sorted(ranks.items())), ()) for n, ranks in hub.past),
+        tuple(
+            CapturedRun(capture_options, "ended", n, dict(sorted(ranks.items())), ())
+            for n, ranks in hub.past
+        ),
     )
     ranks = dict(sorted(hub.ranks.items()))
     return CapturedRun(
-        capture_options, ended, hub.world or capture_options.ranks, ranks, others, written, hub.silence.stood, past
+        capture_options,
+        ended,
+        hub.world or capture_options.ranks,
+        ranks,
+        others,
+        written,
+        hub.silence.stood,
+        past,
     )
 
 
 def _load_shared_modules() -> None:
-    """Do here, once, what each rank would do in memory of its own. Not where the script alone brings torch."""
+    """Do here, once, what each rank would do in memory of its own. Not where the script alone
+    brings torch.
+    """
     if "torch" in sys.modules:
         for name in ("install", "start_methods"):
             import_module(f"distsim.script_capture.patches.{name}")
@@ -126,7 +157,9 @@ def _load_shared_modules() -> None:
 
 
 def _install_signal_handlers() -> dict[signal.Signals, Any]:
-    """Signals that end a process end what it started first; what was set before. One that is ignored stays so (nohup)."""
+    """Signals that end a process end what it started first; what was set before. One that is
+    ignored stays so (nohup).
+    """
     before = {}
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
@@ -149,7 +182,9 @@ def _profile_of_request(asked: str) -> BackendProfile:
 
 
 def known_backend(asked: str, on: str = "") -> str:
-    """A back end that distsim knows, of what a script asks for. ``on``: which of ``cpu:gloo,cuda:nccl``; "" is the CPU's."""
+    """A back end that distsim knows, of what a script asks for. ``on``: which of
+    ``cpu:gloo,cuda:nccl``; "" is the CPU's.
+    """
     if ":" in asked:
         pairs = dict(pair.split(":", 1) for pair in asked.split(","))
         asked = pairs.get(on or "cpu", next(iter(pairs.values())))
@@ -164,7 +199,13 @@ class _RankLauncher:
         self.open: set[int] = set()
         self.outputs: dict[int, int] = {}
 
-    def start(self, capture_options: CaptureRunOptions, rank: int, address: str, regions: SharedMemoryRegions) -> None:
+    def start(
+        self,
+        capture_options: CaptureRunOptions,
+        rank: int,
+        address: str,
+        regions: SharedMemoryRegions,
+    ) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         if capture_options.keep_output:
@@ -187,17 +228,28 @@ class _RankLauncher:
         self.open.add(pid)
         self.hub.expect(pid, rank if capture_options.ranks else -1)
 
-    def _child(self, capture_options: CaptureRunOptions, rank: int, address: str, regions: SharedMemoryRegions) -> int:
+    def _child(
+        self,
+        capture_options: CaptureRunOptions,
+        rank: int,
+        address: str,
+        regions: SharedMemoryRegions,
+    ) -> int:
         environment = {**capture_options.environment, CAPTURE_VARIABLE: self.keeper.token}
         if capture_options.ranks:
             environment |= torchrun_environment(
-                rank, capture_options.ranks, capture_options.ranks // capture_options.nodes, capture_options.nodes
+                rank,
+                capture_options.ranks,
+                capture_options.ranks // capture_options.nodes,
+                capture_options.nodes,
             )
             environment |= {"DISTSIM_RANKS": str(capture_options.ranks)}
         if capture_options.keep_output:
             _redirect_output(self.outputs[rank])
         faulthandler.enable()
-        return run_rank_process(capture_options.target, environment, address, regions, capture_options.child_options)
+        return run_rank_process(
+            capture_options.target, environment, address, regions, capture_options.child_options
+        )
 
     def written(self) -> dict[int, str]:
         """What the ranks wrote, where it was kept."""
@@ -249,7 +301,9 @@ def _redirect_output(fd: int) -> None:
 
 
 def _become_subreaper() -> None:
-    """Become the parent of processes whose own parent ends (prctl(2), PR_SET_CHILD_SUBREAPER), to end them as well."""
+    """Become the parent of processes whose own parent ends (prctl(2), PR_SET_CHILD_SUBREAPER), to
+    end them as well.
+    """
     import ctypes
 
     with suppress(OSError, AttributeError):
@@ -274,7 +328,9 @@ def _descendants(root: int, others: set[int]) -> list[int]:
 
 
 def _read_stat(pid: str) -> bytes:
-    """The line of a process in proc(5), read without a buffer: a machine has hundreds of them, and a report waits."""
+    """The line of a process in proc(5), read without a buffer: a machine has hundreds of them, and
+    a report waits.
+    """
     fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
     try:
         return os.read(fd, 1 << 10)

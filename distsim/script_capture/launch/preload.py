@@ -1,4 +1,6 @@
-"""What a script will import, imported once before its ranks part: most of a short run's time goes into imports."""
+"""What a script will import, imported once before its ranks part: most of a short run's time goes
+into imports.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def external_imports(script: str) -> list[str]:
         seen.add(file)
         for name in imported_modules(file):
             beside = folder.joinpath(*name.split("."))
-            own = next((p for p in (beside.with_suffix(".py"), beside / "__init__.py") if p.exists()), None)
+            own = next(
+                (p for p in (beside.with_suffix(".py"), beside / "__init__.py") if p.exists()), None
+            )
             if own is not None:
                 waiting.append(own)
             elif name not in found:
@@ -59,7 +63,12 @@ def external_imports(script: str) -> list[str]:
 #: Installed packages that say nothing about training.
 _NON_TRAINING_PACKAGES = frozenset({*sys.stdlib_module_names, "torch", "numpy"})
 #: What torch imports by itself when a model is first wrapped, or an optimizer makes its first step.
-_LATE = ("torch._dynamo", "torch.fx.experimental.symbolic_shapes", "torch.distributed.tensor", "torch.utils.data")
+_LATE = (
+    "torch._dynamo",
+    "torch.fx.experimental.symbolic_shapes",
+    "torch.distributed.tensor",
+    "torch.utils.data",
+)
 
 
 class ProcessGroupNCCL:
@@ -79,14 +88,18 @@ def report_all_backends_available() -> None:
         for module in (dist, c10d):
             setattr(module, "ProcessGroupNCCL", ProcessGroupNCCL)  # noqa: B010 - a name that no wheel for CPUs has
     core: Any = importlib.import_module("torch._C")
-    if not hasattr(core, "_nccl_version"):  # torch's logger asks when a call of nccl raises, and would hide what it raised
+    if not hasattr(
+        core, "_nccl_version"
+    ):  # torch's logger asks when a call of nccl raises, and would hide what it raised
         core._nccl_version, core._nccl_version_suffix = lambda: NCCL_VERSION, lambda: b""
 
 
 def preload(script: str, args: Sequence[str] = ()) -> None:
-    """Import torch, and what the script imports of installed packages. What fails fails again in the ranks, where it is told.
+    """Import torch, and what the script imports of installed packages. What fails fails again in
+    the ranks, where it is told.
 
-    ``args``: the script's own words, which some packages read as they are imported (torchtitan's parser, as a default).
+    ``args``: the script's own words, which some packages read as they are imported (torchtitan's
+    parser, as a default).
     """
     given, sys.argv = sys.argv, [script, *args]
     try:
@@ -103,7 +116,8 @@ def _preload_script_imports(script: str) -> None:
             *names,
             *(
                 _LATE
-                if any(name.split(".")[0] not in _NON_TRAINING_PACKAGES for name in names) or _defines_models(script, names)
+                if any(name.split(".")[0] not in _NON_TRAINING_PACKAGES for name in names)
+                or _defines_models(script, names)
                 else ()
             ),
         ]
@@ -111,14 +125,19 @@ def _preload_script_imports(script: str) -> None:
 
 
 def preload_lazy_torch_modules(file: str) -> None:
-    """For a function of this file, which is loaded with all that it imports: what each of its ranks would import for itself."""
+    """For a function of this file, which is loaded with all that it imports: what each of its ranks
+    would import for itself.
+    """
     if _defines_models(file, external_imports(file)):
         _import_modules(_LATE)
 
 
 def _defines_models(script: str, names: Sequence[str]) -> bool:
     with suppress(OSError):
-        return any(name.startswith(("torch.nn", "torch.optim")) for name in names) or b"nn." in Path(script).read_bytes()
+        return (
+            any(name.startswith(("torch.nn", "torch.optim")) for name in names)
+            or b"nn." in Path(script).read_bytes()
+        )
     return False
 
 
@@ -136,7 +155,9 @@ def _import_modules(names: Sequence[str]) -> None:
 
 
 def module_file(module: str) -> str:
-    """The file of a module that is run by name; empty where there is none. Imports nothing: torch must come after `cuda.prepare`."""
+    """The file of a module that is run by name; empty where there is none. Imports nothing: torch
+    must come after `cuda.prepare`.
+    """
     places: list[str] | None = [os.getcwd(), *sys.path]
     spec = None
     parts = module.split(".")

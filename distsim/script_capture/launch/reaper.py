@@ -1,7 +1,8 @@
-"""A process that outlives the hub's by a moment: where that one is killed, nobody else could end what its ranks have started.
+"""A process that outlives the hub's by a moment: where that one is killed, nobody else could end
+what its ranks have started.
 
-Ranks and what they fork die with their parent (prctl(2), PR_SET_PDEATHSIG). Programs that they start do not; they are known by a word
-in their environment.
+Ranks and what they fork die with their parent (prctl(2), PR_SET_PDEATHSIG). Programs that they
+start do not; they are known by a word in their environment.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _LOOKS, _PAUSE_S = 40, 0.05
 
 
 class OrphanReaper:
-    """Starts with the first line of a capture, ends with `let_go`. ``token``: what its ranks have as `CAPTURE_VARIABLE`."""
+    """Starts with the first line of a capture, ends with `let_go`. ``token``: what its ranks have
+    as `CAPTURE_VARIABLE`.
+    """
 
     def __init__(self) -> None:
         self.token = f"{os.getpid()}-{os.urandom(4).hex()}"

@@ -1,1 +1,3 @@
-"""Replacements of names in torch, multiprocessing and subprocess that a rank installs before the script is loaded, each with its reason; emulating a GPU is capture.cuda."""
+"""Replacements of names in torch, multiprocessing and subprocess that a rank installs before the
+script is loaded, each with its reason; emulating a GPU is capture.cuda.
+"""

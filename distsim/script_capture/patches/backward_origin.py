@@ -1,7 +1,8 @@
 """Which line of the forward pass a call of the backward pass comes from.
 
-A node of autograd keeps the line on which it was made, in its own metadata: nodes of Python functions (sequence and tensor parallelism,
-FSDP's), of what a module returns, and those that collect a module's parameters' gradients (DDP's buckets).
+A node of autograd keeps the line on which it was made, in its own metadata: nodes of Python
+functions (sequence and tensor parallelism, FSDP's), of what a module returns, and those that
+collect a module's parameters' gradients (DDP's buckets).
 """
 
 from __future__ import annotations
@@ -45,12 +46,15 @@ class ForwardLineRecorder:
         import_module("torch.nn.modules.module").register_module_forward_hook(self._after)
 
     def _after(self, module: object, args: object, found: object) -> None:
-        """Behind a module's forward: what it did since those of its parts, down to its own parameters."""
+        """Behind a module's forward: what it did since those of its parts, down to its own
+        parameters.
+        """
         if not self._compiling():
             self._note(found, _MAX_NODES)
 
     def _note(self, found: object, most: int = 0) -> None:
-        """Give the nodes that made these tensors the line of the user's that is running, unless an inner call did.
+        """Give the nodes that made these tensors the line of the user's that is running, unless an
+        inner call did.
 
         ``most``: how many nodes behind them as well.
         """
@@ -61,7 +65,11 @@ class ForwardLineRecorder:
         for node in waiting:
             node.metadata[_METADATA_KEY] = line
             if most > 0:
-                behind = [n for n, _ in node.next_functions if n is not None and _METADATA_KEY not in n.metadata]
+                behind = [
+                    n
+                    for n, _ in node.next_functions
+                    if n is not None and _METADATA_KEY not in n.metadata
+                ]
                 most -= len(behind)
                 waiting += behind
 
@@ -77,5 +85,7 @@ class ForwardLineRecorder:
     def line(self) -> CallOrigin:
         """That of the node whose backward is running in this thread."""
         node = self._current()
-        found: CallOrigin = node.metadata.get(_METADATA_KEY, NO_CALL_SITE) if node is not None else NO_CALL_SITE
+        found: CallOrigin = (
+            node.metadata.get(_METADATA_KEY, NO_CALL_SITE) if node is not None else NO_CALL_SITE
+        )
         return found

@@ -1,4 +1,6 @@
-"""torch.compile under the hub: frames that dynamo must leave alone, and who turns its graphs into code."""
+"""torch.compile under the hub: frames that dynamo must leave alone, and who turns its graphs into
+code.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ _PACKAGE: Final = "distsim.script_capture"
 
 @cache
 def exclude_from_dynamo() -> None:
-    """Keep dynamo out of this package: torch's own groups are C++, in which it sees no frame, and the hub's are to be no other.
+    """Keep dynamo out of this package: torch's own groups are C++, in which it sees no frame, and
+    the hub's are to be no other.
 
-    Once, for a process and those that it forks. Set in C, so that a script without torch.compile does not import dynamo.
+    Once, for a process and those that it forks. Set in C, so that a script without torch.compile
+    does not import dynamo.
     """
     dynamo: Any = import_module("torch._C")._dynamo.eval_frame
     skip = dynamo._FrameAction.SKIP
@@ -29,7 +33,9 @@ def exclude_from_dynamo() -> None:
 def _code_objects() -> Iterator[CodeType]:
     """The code of every function of this package that is loaded, nested ones too."""
     for module in filter(None, map(sys.modules.get, _module_names())):
-        waiting = [code for value in list(vars(module).values()) for code in _code_objects_of(value)]
+        waiting = [
+            code for value in list(vars(module).values()) for code in _code_objects_of(value)
+        ]
         while waiting:
             code = waiting.pop()
             yield code
@@ -37,10 +43,14 @@ def _code_objects() -> Iterator[CodeType]:
 
 
 def _module_names() -> Iterator[str]:
-    """The modules of this package. To look through those of all libraries would give each rank a copy of the memory in which they are."""
+    """The modules of this package. To look through those of all libraries would give each rank a
+    copy of the memory in which they are.
+    """
     here = Path(__file__).parents[1]  # the folder of script_capture
     for file in sorted(here.rglob("*.py")):
-        yield ".".join((_PACKAGE, *file.relative_to(here).with_suffix("").parts)).removesuffix(".__init__")
+        yield ".".join((_PACKAGE, *file.relative_to(here).with_suffix("").parts)).removesuffix(
+            ".__init__"
+        )
 
 
 def _code_objects_of(value: object) -> Iterator[CodeType]:
@@ -49,13 +59,17 @@ def _code_objects_of(value: object) -> Iterator[CodeType]:
     elif isinstance(value, type) and value.__module__.startswith(_PACKAGE):
         for member in vars(value).values():
             if isinstance(member, property):
-                yield from (f.__code__ for f in (member.fget, member.fset) if isinstance(f, FunctionType))
+                yield from (
+                    f.__code__ for f in (member.fget, member.fset) if isinstance(f, FunctionType)
+                )
             plain = member.__func__ if isinstance(member, staticmethod | classmethod) else member
             if isinstance(plain, FunctionType):
                 yield plain.__code__
 
 
 def run_traced_graph(wrapper: object, model: Any, inputs: Sequence[Any], **more: object) -> Any:
-    """What torch.compile makes of a graph on the device: it runs as it was traced, forward and backward, operator by operator."""
+    """What torch.compile makes of a graph on the device: it runs as it was traced, forward and
+    backward, operator by operator.
+    """
     aot_eager: Any = import_module("torch._dynamo.backends.debugging").aot_eager
     return aot_eager(model, inputs)

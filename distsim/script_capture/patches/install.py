@@ -1,6 +1,8 @@
-"""What of torch.distributed is replaced in a rank: where groups and stores come from, and what would leave the hub unseen.
+"""What of torch.distributed is replaced in a rank: where groups and stores come from, and what
+would leave the hub unseen.
 
-Each patch says why. They are laid before the script is loaded; functions of torch that the script imports by name are these.
+Each patch says why. They are laid before the script is loaded; functions of torch that the script
+imports by name are these.
 """
 
 from __future__ import annotations
@@ -41,33 +43,57 @@ class TorchPatches:
         self.futures = HubFutures(client, self._in_cpp)
         self.work_type = type("HubWork", (HubWorkMethods, c10d.Work), {})
         self.group_type = type(
-            "ProcessGroup", (ProcessGroupMethods, dist.ProcessGroup), {"__module__": "torch.distributed.distributed_c10d"}
+            "ProcessGroup",
+            (ProcessGroupMethods, dist.ProcessGroup),
+            {"__module__": "torch.distributed.distributed_c10d"},
         )
         self.stores = StoreClasses(client, dist)
         self.kept_works: deque[object] = deque(maxlen=256)
         self.explicit: timedelta | None = None
         self.asked, self.title, self.is_world, self.is_mpi = "gloo", "", False, False
-        names = ("init_process_group", "new_group", "_new_group_with_tag", "destroy_process_group", "batch_isend_irecv")
-        self._originals: dict[str, Callable[..., Any]] = {name: getattr(c10d, name) for name in names}  # as they are before `lay`
+        names = (
+            "init_process_group",
+            "new_group",
+            "_new_group_with_tag",
+            "destroy_process_group",
+            "batch_isend_irecv",
+        )
+        self._originals: dict[str, Callable[..., Any]] = {
+            name: getattr(c10d, name) for name in names
+        }  # as they are before `lay`
 
     def lay(self) -> None:
         """Replace them all."""
         c10d, dist = self.c10d, self.dist
-        dist.Backend.register_backend(HUB_BACKEND, self._make_group, extended_api=True, devices=["cpu", "cuda"])
+        dist.Backend.register_backend(
+            HUB_BACKEND, self._make_group, extended_api=True, devices=["cpu", "cuda"]
+        )
         self._helper = c10d._new_process_group_helper
-        c10d._new_process_group_helper = self._new_group_helper  # all groups are made here: they become the hub's
+        c10d._new_process_group_helper = (
+            self._new_group_helper
+        )  # all groups are made here: they become the hub's
         c10d.rendezvous = self._rendezvous  # no TCP store: waits in one would be unseen
-        c10d._store_based_barrier = lambda *args, **kwargs: None  # the hub's own meeting stands for it
+        c10d._store_based_barrier = lambda *args, **kwargs: (
+            None
+        )  # the hub's own meeting stands for it
         self._everywhere("init_process_group", self._init)  # who begins, with which time-out
         self._everywhere("new_group", self._wrapped_new_group("new_group"))
-        c10d._new_group_with_tag = self._wrapped_new_group("_new_group_with_tag")  # all variants: who calls, for which ranks
+        c10d._new_group_with_tag = self._wrapped_new_group(
+            "_new_group_with_tag"
+        )  # all variants: who calls, for which ranks
         self._everywhere("destroy_process_group", self._destroy)
         self.splitting = GroupSplitter(lambda *args, **kwargs: dist.new_group(*args, **kwargs))
-        self._everywhere("split_group", self.splitting.split_group)  # C++ splits its own groups alone
+        self._everywhere(
+            "split_group", self.splitting.split_group
+        )  # C++ splits its own groups alone
         direct = P2PFastPath(self.client, c10d._world)
-        self._everywhere("send", direct.send(c10d.send))  # most of a small message's time was torch's Python
+        self._everywhere(
+            "send", direct.send(c10d.send)
+        )  # most of a small message's time was torch's Python
         self._everywhere("recv", direct.recv(c10d.recv))
-        self._everywhere("batch_isend_irecv", self._batch)  # torch's own loop would hide where a batch ends
+        self._everywhere(
+            "batch_isend_irecv", self._batch
+        )  # torch's own loop would hide where a batch ends
         c10d._warn_not_in_group = self._stranger(
             c10d._warn_not_in_group
         )  # torch warns and does nothing: a call that no rule sees
@@ -77,11 +103,18 @@ class TorchPatches:
             for place in (dist, c10d):
                 setattr(place, name, kind)
         default = c10d._get_default_timeout  # nccl's own is in its library
-        c10d._get_default_timeout = lambda backend: timedelta(minutes=10) if str(backend) == "nccl" else default(backend)
-        for autograd in ("torch.autograd", "torch.autograd.graph"):  # C++ waits for a pass's futures at its end
+        c10d._get_default_timeout = lambda backend: (
+            timedelta(minutes=10) if str(backend) == "nccl" else default(backend)
+        )
+        for autograd in (
+            "torch.autograd",
+            "torch.autograd.graph",
+        ):  # C++ waits for a pass's futures at its end
             module = import_module(autograd)
             module._engine_run_backward = self._backward(module._engine_run_backward)  # type: ignore[attr-defined]
-        join = sys.modules.get("torch.distributed.algorithms.join") or import_module("torch.distributed.algorithms.join")
+        join = sys.modules.get("torch.distributed.algorithms.join") or import_module(
+            "torch.distributed.algorithms.join"
+        )
         join.Join.notify_join_context = staticmethod(self._keeping(join.Join.notify_join_context))
         rebind.rebind_references()
 
@@ -95,11 +128,17 @@ class TorchPatches:
             if value is not None and not hasattr(function, "__self__"):
                 setattr(function, attribute, value)
 
-    def _rendezvous(self, url: str, rank: int = -1, world_size: int = -1, **kwargs: object) -> Iterator[tuple[object, int, int]]:
+    def _rendezvous(
+        self, url: str, rank: int = -1, world_size: int = -1, **kwargs: object
+    ) -> Iterator[tuple[object, int, int]]:
         """Rank and world as the URL, the arguments or the environment have them."""
         asked = dict(parse_qsl(urlparse(url).query))
         rank = int(asked.get("rank", rank if rank >= 0 else _environment_int("RANK")))
-        world_size = int(asked.get("world_size", world_size if world_size > 0 else _environment_int("WORLD_SIZE")))
+        world_size = int(
+            asked.get(
+                "world_size", world_size if world_size > 0 else _environment_int("WORLD_SIZE")
+            )
+        )
         self.client.join(rank, world_size)
         yield self.stores.make("world"), rank, world_size
 
@@ -115,7 +154,9 @@ class TorchPatches:
         explicit = self.explicit
         limit = None if explicit is None else round(explicit.total_seconds() * 1e9)
         title = self.title if self.title not in ("", "undefined") else f"group {group.title}"
-        self.client.hold(["group", group.number, group.title, ranks, self.asked, limit, title, self.is_world])
+        self.client.hold(
+            ["group", group.number, group.title, ranks, self.asked, limit, title, self.is_world]
+        )
         return group
 
     def _make_work(self, request: HubRequest, results: Sequence[object]) -> object:
@@ -124,15 +165,36 @@ class TorchPatches:
         return work
 
     def _new_group_helper(
-        self, group_size: int, group_rank: int, ranks: list[int], backend: Any, store: Any, group_name: Any, **kwargs: Any
+        self,
+        group_size: int,
+        group_rank: int,
+        ranks: list[int],
+        backend: Any,
+        store: Any,
+        group_name: Any,
+        **kwargs: Any,
     ) -> Any:
         """The original, with the hub's back end; the script is told the one that it asked for."""
-        self.asked = "mpi" if self.is_mpi else str(backend) if str(backend) != "undefined" else _default_backend()
+        self.asked = (
+            "mpi"
+            if self.is_mpi
+            else str(backend)
+            if str(backend) != "undefined"
+            else _default_backend()
+        )
         kwargs |= {"device_id": None, "backend_options": None}
         self.title, self.is_world = str(kwargs.get("group_desc") or ""), not ranks
         if not ranks:
             self.client.join(group_rank, group_size)
-        found = self._helper(group_size, group_rank, ranks, self.dist.Backend(HUB_BACKEND), store, group_name, **kwargs)
+        found = self._helper(
+            group_size,
+            group_rank,
+            ranks,
+            self.dist.Backend(HUB_BACKEND),
+            store,
+            group_name,
+            **kwargs,
+        )
         group = found[0]
         if isinstance(group, ProcessGroupMethods):
             asked = self.dist.Backend(self.asked)
@@ -161,16 +223,27 @@ class TorchPatches:
         eager = (
             device is not None and "nccl" in group.requested_backend
         )  # torch connects the group at once, and splits others off it
-        facts = {"backend": group.requested_backend, "timeout_ns": _timeout_ns(timeout), "eager": eager}
-        self.client.ask(["meet", self.client.number(), site, "init_process_group", group.members, facts])
+        facts = {
+            "backend": group.requested_backend,
+            "timeout_ns": _timeout_ns(timeout),
+            "eager": eager,
+        }
+        self.client.ask(
+            ["meet", self.client.number(), site, "init_process_group", group.members, facts]
+        )
 
-    def _without_mpi(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
+    def _without_mpi(
+        self, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
         """torch asks an MPI library for rank and world; there is none, so they come as for gloo."""
         named = kwargs.get("backend", args[0] if args else None)
         self.is_mpi = str(named).lower() == "mpi"
         if not self.is_mpi:
             return args, kwargs
-        return args[1:] and ("gloo", *args[1:]), {**kwargs, **({} if args[1:] else {"backend": "gloo"})}
+        return args[1:] and ("gloo", *args[1:]), {
+            **kwargs,
+            **({} if args[1:] else {"backend": "gloo"}),
+        }
 
     def _wrapped_new_group(self, name: str) -> Callable[..., object]:
         original = self._originals[name]
@@ -182,8 +255,15 @@ class TorchPatches:
 
         return new_group
 
-    def _new_group(self, original: Callable[..., Any], ranks: Any = None, timeout: Any = None, backend: Any = None,
-                   *args: Any, **kwargs: Any) -> Any:  # fmt: skip
+    def _new_group(
+        self,
+        original: Callable[..., Any],
+        ranks: Any = None,
+        timeout: Any = None,
+        backend: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         site = self.client.site(5)
         world = self.c10d._get_default_group()
         members = sorted(ranks) if ranks is not None else list(range(world.size()))
@@ -216,7 +296,9 @@ class TorchPatches:
         """Say that a rank called on a group that it is not in."""
 
         def warn(op_name: str) -> None:
-            self.client.hold(["mark", self.client.number(), self.client.site(3), "stranger", 0, {"op": op_name}])
+            self.client.hold(
+                ["mark", self.client.number(), self.client.site(3), "stranger", 0, {"op": op_name}]
+            )
             original(op_name)
 
         return warn
@@ -262,7 +344,9 @@ class TorchPatches:
         return run
 
     def _in_cpp(self) -> bool:
-        """Is the future one that C++ waits for: asked for by the reducer, or inside a backward pass?"""
+        """Is the future one that C++ waits for: asked for by the reducer, or inside a backward
+        pass?
+        """
         frame: Any = sys._getframe(2)
         if "get_future" not in frame.f_code.co_names:
             return True
@@ -276,7 +360,9 @@ class TorchPatches:
 
 
 def _default_backend() -> str:
-    """What torch takes where no back end is named: one for each device that is there (`Backend.default_device_backend_map`)."""
+    """What torch takes where no back end is named: one for each device that is there
+    (`Backend.default_device_backend_map`).
+    """
     cuda = import_module("torch.cuda")
     return "cpu:gloo,cuda:nccl" if cuda.is_available() else "gloo"
 

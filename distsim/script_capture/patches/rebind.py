@@ -1,7 +1,9 @@
-"""Names of torch.distributed that packages have imported for themselves before a rank replaces them.
+"""Names of torch.distributed that packages have imported for themselves before a rank replaces
+them.
 
-What a script imports is loaded once, before its ranks part, so a package's `from torch.distributed import TCPStore` has torch's own. The
-places are found once, by whoever starts the ranks; each rank lays its own there.
+What a script imports is loaded once, before its ranks part, so a package's `from torch.distributed
+import TCPStore` has torch's own. The places are found once, by whoever starts the ranks; each rank
+lays its own there.
 """
 
 from __future__ import annotations
@@ -14,9 +16,17 @@ from typing import Final
 
 #: What of torch.distributed `distsim.script_capture.patches.install` replaces under its name.
 REPLACED_NAMES: Final = (
-    "init_process_group", "new_group", "destroy_process_group", "split_group", "send", "recv", "batch_isend_irecv", "TCPStore",
-    "FileStore", "PrefixStore",
-)  # fmt: skip
+    "init_process_group",
+    "new_group",
+    "destroy_process_group",
+    "split_group",
+    "send",
+    "recv",
+    "batch_isend_irecv",
+    "TCPStore",
+    "FileStore",
+    "PrefixStore",
+)
 
 _references: list[tuple[ModuleType, str, str]] = []
 _scanned_modules: set[str] = set()
@@ -31,10 +41,16 @@ def find_references() -> None:
     _references.extend(_references_in(modules, wanted))
 
 
-def _references_in(modules: Iterable[object], wanted: dict[int, str]) -> Iterator[tuple[ModuleType, str, str]]:
+def _references_in(
+    modules: Iterable[object], wanted: dict[int, str]
+) -> Iterator[tuple[ModuleType, str, str]]:
     for module in modules:
         if isinstance(module, ModuleType) and not module.__name__.startswith("torch._C"):
-            found = [(name, wanted[id(value)]) for name, value in list(vars(module).items()) if id(value) in wanted]
+            found = [
+                (name, wanted[id(value)])
+                for name, value in list(vars(module).items())
+                if id(value) in wanted
+            ]
             yield from ((module, name, which) for name, which in found)
 
 

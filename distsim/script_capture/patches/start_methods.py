@@ -1,4 +1,6 @@
-"""Scripts that start their ranks themselves: `mp.spawn` and `mp.Process` leave by fork, so that their processes stay patched."""
+"""Scripts that start their ranks themselves: `mp.spawn` and `mp.Process` leave by fork, so that
+their processes stay patched.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def patch_start_methods(client: HubClient) -> None:
                 super().run()
             except BaseException as error:
                 if client.joined:
-                    hidden = error.__context__ if isinstance(error, SystemExit) else None  # torch's wrapper leaves by sys.exit
+                    hidden = (
+                        error.__context__ if isinstance(error, SystemExit) else None
+                    )  # torch's wrapper leaves by sys.exit
                     client.ask(["end", *exit_of_exception(client, hidden or error)])
                 raise
             if client.joined:
@@ -56,8 +60,8 @@ def patch_start_methods(client: HubClient) -> None:
 
 
 def _report_killed_children(client: HubClient) -> None:
-    """Whoever started a process hears that a signal ended it; the hub, which did not start it, is told. Not of SIGTERM: `mp.spawn` ends
-    the others by it once one has failed."""
+    """Whoever started a process hears that a signal ended it; the hub, which did not start it, is
+    told. Not of SIGTERM: `mp.spawn` ends the others by it once one has failed."""
     popen: Any = import_module("multiprocessing.popen_fork").Popen
     original = popen.poll
 
@@ -73,22 +77,39 @@ def _report_killed_children(client: HubClient) -> None:
 
 
 def _start_by_fork(original: Callable[..., object]) -> Callable[..., object]:
-    def start_processes(fn: object, args: object = (), nprocs: int = 1, join: bool = True, daemon: bool = False,
-                        start_method: str = "fork", **_: object) -> object:  # fmt: skip
+    def start_processes(
+        fn: object,
+        args: object = (),
+        nprocs: int = 1,
+        join: bool = True,
+        daemon: bool = False,
+        start_method: str = "fork",
+        **_: object,
+    ) -> object:
         return original(fn, args, nprocs, join, daemon, "fork")
 
     return start_processes
 
 
 def _spawn_replacement(client: HubClient) -> Callable[..., object]:
-    def spawn(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, daemon: bool = False,
-              start_method: str = "spawn") -> Any:  # fmt: skip
+    def spawn(
+        fn: Any,
+        args: Any = (),
+        nprocs: int = 1,
+        join: bool = True,
+        daemon: bool = False,
+        start_method: str = "spawn",
+    ) -> Any:
         """In a rank that was started as one, run its share; else fork the ranks."""
         ranks = os.environ.get("DISTSIM_RANKS")
         if ranks is None or client.joined:
-            return sys.modules["torch.multiprocessing.spawn"].start_processes(fn, args, nprocs, join, daemon)
+            return sys.modules["torch.multiprocessing.spawn"].start_processes(
+                fn, args, nprocs, join, daemon
+            )
         if int(ranks) != nprocs:
-            raise SystemExit(f"the script spawns {nprocs} processes itself: leave --nproc out, or give --nproc {nprocs}")
+            raise SystemExit(
+                f"the script spawns {nprocs} processes itself: leave --nproc out, or give --nproc {nprocs}"
+            )
         fn(int(os.environ["RANK"]), *args)
         return None
 

@@ -1,4 +1,6 @@
-"""The stores that scripts make: TCPStore, FileStore and PrefixStore, as classes over the hub's own store."""
+"""The stores that scripts make: TCPStore, FileStore and PrefixStore, as classes over the hub's own
+store.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from typing import Any, Final, NamedTuple
 from distsim.script_capture.rank.client import HubClient
 from distsim.script_capture.rank.store_client import DEFAULT_TIMEOUT, INIT_KEY, StoreClientMethods
 
-#: Ports that a TCPStore gets that asks for any (port 0) come behind this one: the dynamic ports of RFC 6335.
+#: Ports that a TCPStore gets that asks for any (port 0) come behind this one: the dynamic ports of
+#: RFC 6335.
 _FIRST_DYNAMIC_PORT: Final = 49152
 
 
@@ -28,7 +31,9 @@ class _TCPStoreArguments(NamedTuple):
 
 
 class StoreClasses:
-    """The classes of one process. ``kept``: torch keeps only the C++ half of a Python store, and dies without the other."""
+    """The classes of one process. ``kept``: torch keeps only the C++ half of a Python store, and
+    dies without the other.
+    """
 
     def __init__(self, client: HubClient, dist: Any) -> None:
         self.client = client
@@ -37,7 +42,11 @@ class StoreClasses:
         self.kinds: dict[str, Any] = {
             "TCPStore": self._class("TCPStore", self._tcp),
             "FileStore": self._class("FileStore", self._file),
-            "PrefixStore": type("PrefixStore", (_PrefixStoreMethods, dist.PrefixStore), {"__module__": "torch.distributed"}),
+            "PrefixStore": type(
+                "PrefixStore",
+                (_PrefixStoreMethods, dist.PrefixStore),
+                {"__module__": "torch.distributed"},
+            ),
         }
 
     def make(self, space: str) -> object:
@@ -62,9 +71,15 @@ class StoreClasses:
         store.path = file_name
 
     def _tcp(self, store: Any, *args: Any, **kwargs: Any) -> None:
-        """Whoever is not the server waits for it, and the server for all (TCPStore.cpp, `waitForWorkers`)."""
+        """Whoever is not the server waits for it, and the server for all (TCPStore.cpp,
+        `waitForWorkers`).
+        """
         given = _TCPStoreArguments(*args, **kwargs)
-        self._begin(store, "servers of TCPStore", given.timeout if given.timeout != DEFAULT_TIMEOUT else None)
+        self._begin(
+            store,
+            "servers of TCPStore",
+            given.timeout if given.timeout != DEFAULT_TIMEOUT else None,
+        )
         port = given.port or (_FIRST_DYNAMIC_PORT + store.add("ports", 1) if given.is_master else 0)
         store.host, store.port = given.host_name, port
         server = f"{given.host_name}:{port}"
@@ -74,7 +89,12 @@ class StoreClasses:
             store.wait([f"the server of {server}"])
         store.space = f"TCPStore {server}"
         if given.world_size and given.wait_for_workers:
-            self._gather(store, f"all {given.world_size} workers of {server}", given.world_size, given.is_master)
+            self._gather(
+                store,
+                f"all {given.world_size} workers of {server}",
+                given.world_size,
+                given.is_master,
+            )
 
     @staticmethod
     def _gather(store: Any, everybody: str, world_size: int, is_master: bool) -> None:
@@ -89,7 +109,9 @@ class StoreClasses:
 
 
 class _PrefixStoreMethods:
-    """What C++ does not hand on to a store that is written in Python. ``inner``: the store below."""
+    """What C++ does not hand on to a store that is written in Python. ``inner``: the store
+    below.
+    """
 
     def __init__(self, prefix: str, store: Any) -> None:
         super().__init__(prefix, store)  # type: ignore[call-arg]
@@ -116,7 +138,11 @@ class _PrefixStoreMethods:
         return int(self.inner.queue_len(self._key(key)))
 
     def list_keys(self) -> list[str]:
-        return [key.removeprefix(self._key("")) for key in self.inner.list_keys() if key.startswith(self._key(""))]
+        return [
+            key.removeprefix(self._key(""))
+            for key in self.inner.list_keys()
+            if key.startswith(self._key(""))
+        ]
 
     def set_timeout(self, timeout: timedelta) -> None:
         self.inner.set_timeout(timeout)

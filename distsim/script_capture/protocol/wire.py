@@ -1,7 +1,8 @@
-"""What ranks and the hub say to each other: frames over a local socket, and memory that both see for what is large.
+"""What ranks and the hub say to each other: frames over a local socket, and memory that both see
+for what is large.
 
-A frame is a JSON list and the bytes of its small payloads; nothing in it is code. Memory is anonymous and shared by fork, so that
-it has no name and ends with the processes.
+A frame is a JSON list and the bytes of its small payloads; nothing in it is code. Memory is
+anonymous and shared by fork, so that it has no name and ends with the processes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ REPEATED_FLAG: Final = 1 << 31
 _MAX_CACHED: Final = 1 << 9
 _ALIGN: Final = 4096
 
-#: A payload on its way: ``[n]`` is the next n bytes of the frame, ``[region, offset, n]`` lies in the memory of a rank.
+#: A payload on its way: ``[n]`` is the next n bytes of the frame, ``[region, offset, n]`` lies in
+#: the memory of a rank.
 PayloadLocation = list[int]
 
 
@@ -51,7 +53,9 @@ def encode_message(message: object) -> bytes:
 
 
 def encode_repeated_frame(text: bytes, blobs: Sequence[bytes] = ()) -> bytes:
-    """A frame of a message that is encoded already, and often said. Who hears it must not change it."""
+    """A frame of a message that is encoded already, and often said. Who hears it must not change
+    it.
+    """
     blob = b"".join(blobs)
     return _FRAME_HEADER.pack(len(text) | REPEATED_FLAG, len(blob)) + text + blob
 
@@ -80,7 +84,9 @@ class EncodingCache:
 
 
 class FrameDecoder:
-    """Cuts a stream of bytes into frames. ``learnt``: what is kept of a message that will come again, which is what `feed` gives then."""
+    """Cuts a stream of bytes into frames. ``learnt``: what is kept of a message that will come
+    again, which is what `feed` gives then.
+    """
 
     def __init__(self) -> None:
         self._held: list[bytes] = []
@@ -98,8 +104,14 @@ class FrameDecoder:
             data, self._held = b"".join(self._held), []
         elif len(data) >= _FRAME_HEADER.size:  # one frame that came before, as in a loop
             text, blob = _FRAME_HEADER.unpack_from(data)
-            known = self._known.get(data[_FRAME_HEADER.size : len(data) - blob]) if text & REPEATED_FLAG else None
-            if known is not None and _FRAME_HEADER.size + (text & ~REPEATED_FLAG) + blob == len(data):
+            known = (
+                self._known.get(data[_FRAME_HEADER.size : len(data) - blob])
+                if text & REPEATED_FLAG
+                else None
+            )
+            if known is not None and _FRAME_HEADER.size + (text & ~REPEATED_FLAG) + blob == len(
+                data
+            ):
                 return ((known, data[len(data) - blob :]),)
         found, at, have = list[tuple[Any, bytes]](), 0, len(data)
         while have - at >= _FRAME_HEADER.size:
@@ -109,7 +121,10 @@ class FrameDecoder:
                 break
             raw = data[at + _FRAME_HEADER.size : middle]
             found.append(
-                (self._repeated(raw) if text & REPEATED_FLAG else _decode_json(raw.decode())[0], data[middle : middle + blob])
+                (
+                    self._repeated(raw) if text & REPEATED_FLAG else _decode_json(raw.decode())[0],
+                    data[middle : middle + blob],
+                )
             )
             at = middle + blob
         if at < have:
@@ -162,14 +177,18 @@ class SharedMemoryRegions:
 
 
 class SharedMemoryAllocator:
-    """The slots of one rank's own region. It takes them; the hub says when a slot is no longer needed."""
+    """The slots of one rank's own region. It takes them; the hub says when a slot is no longer
+    needed.
+    """
 
     def __init__(self, regions: SharedMemoryRegions, region: int) -> None:
         self.regions, self.region = regions, region
         self._live: list[tuple[int, int]] = []  # offset, end; by offset
 
     def take(self, count: int) -> int | None:
-        """The offset of ``count`` free bytes behind a page of their own; None where there is no room."""
+        """The offset of ``count`` free bytes behind a page of their own; None where there is no
+        room.
+        """
         need = -(-count // _ALIGN) * _ALIGN + _ALIGN
         self._live = [slot for slot in self._live if self.regions.busy(self.region, slot[0])]
         start = at = 0

@@ -1,7 +1,8 @@
 """Tensors of a call under way: does the script change them before it waits?
 
-torch counts in-place changes of a tensor (`Tensor._version`), of all views of one memory together. So where the count has moved, some of
-the bytes decide: another part of a flat buffer may be written.
+torch counts in-place changes of a tensor (`Tensor._version`), of all views of one memory together.
+So where the count has moved, some of the bytes decide: another part of a flat buffer may be
+written.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from distsim.script_capture.rank.tensor_payloads import has_plain_memory
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Tensors of a call that are looked at; bytes of each: all where they are few, else that many stretches of so many.
+#: Tensors of a call that are looked at; bytes of each: all where they are few, else that many
+#: stretches of so many.
 _MAX_TENSORS: Final = 8
 _FULL_COMPARE_BYTES: Final = 2048
 _SAMPLE_COUNT: Final = 16
@@ -36,7 +38,9 @@ class TensorSnapshot(NamedTuple):
 
 
 def snapshot_tensors(ins: Sequence[Tensor], outs: Sequence[Tensor]) -> tuple[TensorSnapshot, ...]:
-    """What a call uses, now. Tensors that torch does not count, or whose bytes lie elsewhere, are left out."""
+    """What a call uses, now. Tensors that torch does not count, or whose bytes lie elsewhere, are
+    left out.
+    """
     tensors = ins if outs is ins else [*ins, *outs]
     return tuple(
         TensorSnapshot(t, t._version, _sampled_bytes(t))
@@ -47,7 +51,10 @@ def snapshot_tensors(ins: Sequence[Tensor], outs: Sequence[Tensor]) -> tuple[Ten
 
 def tensors_changed(tensors: Sequence[TensorSnapshot]) -> bool:
     """Was one of them changed since?"""
-    return any(one.tensor._version != one.version and _sampled_bytes(one.tensor) != one.sample for one in tensors)
+    return any(
+        one.tensor._version != one.version and _sampled_bytes(one.tensor) != one.sample
+        for one in tensors
+    )
 
 
 def _sampled_bytes(tensor: Tensor) -> tuple[bytes, ...]:
@@ -60,7 +67,9 @@ def _sampled_bytes(tensor: Tensor) -> tuple[bytes, ...]:
 
 # --- which line did it ---
 def changing_line(call: CallOrigin, wait: CallOrigin) -> tuple[CallOrigin, str]:
-    """The line between a call and its wait that changes what the call was given, and its name there. Else the wait's line and ""."""
+    """The line between a call and its wait that changes what the call was given, and its name
+    there. Else the wait's line and "".
+    """
     names = set(_argument_names(_syntax_tree(call[0]), call[1]))
     if call[0] == wait[0] and call[2] == wait[2]:
         for line, name in _in_place_writes(_syntax_tree(call[0])):
@@ -86,7 +95,9 @@ def _argument_names(tree: ast.Module, line: int) -> Iterator[str]:
 
 
 def _in_place_writes(tree: ast.Module) -> list[tuple[int, str]]:
-    """Lines that change something in place, and what: ``x += 1``, ``x[0] = 1``, ``x.zero_()``, ``out=x``."""
+    """Lines that change something in place, and what: ``x += 1``, ``x[0] = 1``, ``x.zero_()``,
+    ``out=x``.
+    """
     found = []
     for node in ast.walk(tree):
         targets: list[ast.expr] = []
@@ -96,7 +107,11 @@ def _in_place_writes(tree: ast.Module) -> list[tuple[int, str]]:
             targets = [target for target in node.targets if isinstance(target, ast.Subscript)]
         elif isinstance(node, ast.Call):
             targets = [keyword.value for keyword in node.keywords if keyword.arg == "out"]
-            if isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_") and not node.func.attr.startswith("_"):
+            if (
+                isinstance(node.func, ast.Attribute)
+                and node.func.attr.endswith("_")
+                and not node.func.attr.startswith("_")
+            ):
                 targets.append(node.func.value)
         found += [(target.lineno, name) for target in targets if (name := _base_name(target))]
     return sorted(found)

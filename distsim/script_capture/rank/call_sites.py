@@ -33,19 +33,32 @@ NO_CALL_SITE: Final[CallOrigin] = ("", 0, "", "")
 
 
 def library_folders() -> tuple[str, ...]:
-    """Folders whose files nobody wrote for this program: the standard library, installed packages, distsim itself."""
+    """Folders whose files nobody wrote for this program: the standard library, installed packages,
+    distsim itself.
+    """
     paths = sysconfig.get_paths()
-    found = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib") if name in paths}
+    found = {
+        paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib") if name in paths
+    }
     found |= {
         *site.getsitepackages(),
         site.getusersitepackages(),
         os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))),
     }
-    found |= {path for path in sys.path if path.rstrip(os.sep).endswith(("site-packages", "dist-packages"))}
+    found |= {
+        path
+        for path in sys.path
+        if path.rstrip(os.sep).endswith(("site-packages", "dist-packages"))
+    }
     torch = sys.modules.get("torch")
     if torch is not None and torch.__file__:
         found.add(os.path.dirname(torch.__file__))
-    return tuple(sorted({os.path.join(folder, "") for folder in found} | {os.path.realpath(f) + os.sep for f in found}))
+    return tuple(
+        sorted(
+            {os.path.join(folder, "") for folder in found}
+            | {os.path.realpath(f) + os.sep for f in found}
+        )
+    )
 
 
 class CallSiteFinder:
@@ -57,7 +70,9 @@ class CallSiteFinder:
         self._kinds: dict[str, int] = {}
         self._shown: dict[str, str] = {}
         self._places: dict[tuple[object, ...], tuple[CallOrigin, CodeType, CodeType | None]] = {}
-        self.forward: Callable[[], CallOrigin] | None = None  # the line whose backward is running in this thread
+        self.forward: Callable[[], CallOrigin] | None = (
+            None  # the line whose backward is running in this thread
+        )
         self.passes = 0  # backward passes that are running
         self._counts = threading.Lock()
         self._here = os.getcwd()
@@ -73,13 +88,15 @@ class CallSiteFinder:
             if path == self.main or not (file.startswith("<") or path.startswith(self._folders)):
                 known = _OWN
             else:
-                known = _PASSES if file.endswith(_PASS_THROUGH_FILES) or "distsim" in file else _LIBRARY
+                known = (
+                    _PASSES if file.endswith(_PASS_THROUGH_FILES) or "distsim" in file else _LIBRARY
+                )
             self._kinds[file] = known
         return known
 
     def where(self, depth: int = 2) -> CallOrigin:
-        """The innermost frame of the user's; of a thread that has none, that of the main thread. A call of a backward pass says which
-        line of the forward pass it is for."""
+        """The innermost frame of the user's; of a thread that has none, that of the main thread. A
+        call of a backward pass says which line of the forward pass it is for."""
         found = self.running(depth + 1)
         made = NO_CALL_SITE
         if self.passes and self.forward is not None:  # torch takes long to say that none is running
@@ -87,7 +104,12 @@ class CallSiteFinder:
         if made is NO_CALL_SITE or made[:3] == found[:3]:
             return found
         file, line, function, via = found
-        return file, line, function, f"{via}{', ' if via else ''}{BACKWARD_PREFIX}{made[0]}:{made[1]} {made[2]}"
+        return (
+            file,
+            line,
+            function,
+            f"{via}{', ' if via else ''}{BACKWARD_PREFIX}{made[0]}:{made[1]} {made[2]}",
+        )
 
     @contextmanager
     def backward(self) -> Iterator[None]:
@@ -131,8 +153,17 @@ class CallSiteFinder:
         key = (id(code), frame.f_lasti, id(through), via and via.f_lasti)
         known = self._places.get(key)
         if known is None:
-            where = (self.shown(code.co_filename), frame.f_lineno, code.co_name, _library_caller(via))
-            known = self._places[key] = (where, code, through)  # kept, so that no other code gets its number
+            where = (
+                self.shown(code.co_filename),
+                frame.f_lineno,
+                code.co_name,
+                _library_caller(via),
+            )
+            known = self._places[key] = (
+                where,
+                code,
+                through,
+            )  # kept, so that no other code gets its number
         return known[0]
 
     def of_traceback(self, error: BaseException) -> CallOrigin:
@@ -150,7 +181,9 @@ class CallSiteFinder:
         known = self._shown.get(file)
         if known is None:
             path = os.path.abspath(file)
-            known = self._shown[file] = os.path.relpath(path, self._here) if path.startswith(self._here + os.sep) else path
+            known = self._shown[file] = (
+                os.path.relpath(path, self._here) if path.startswith(self._here + os.sep) else path
+            )
         return known
 
     def is_busy(self, frame: FrameType | None) -> bool:
@@ -162,7 +195,14 @@ def _library_caller(frame: FrameType | None) -> str:
     if frame is None:
         return ""
     parts = frame.f_code.co_filename.split(os.sep)
-    start = next((k + 1 for k in range(len(parts) - 1, -1, -1) if parts[k] in ("site-packages", "dist-packages")), len(parts) - 1)
+    start = next(
+        (
+            k + 1
+            for k in range(len(parts) - 1, -1, -1)
+            if parts[k] in ("site-packages", "dist-packages")
+        ),
+        len(parts) - 1,
+    )
     return f"{os.sep.join(parts[start:])}:{frame.f_lineno} {frame.f_code.co_name}"
 
 

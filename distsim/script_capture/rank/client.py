@@ -1,4 +1,6 @@
-"""A rank's side of the hub: one line out, on which calls keep their order, and a line for the answers of each thread."""
+"""A rank's side of the hub: one line out, on which calls keep their order, and a line for the
+answers of each thread.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class _ReplyConnection(threading.local):
 
 
 class HubClient:
-    """One process. ``rank``: its global rank, -1 before it is known; its region of shared memory has that number."""
+    """One process. ``rank``: its global rank, -1 before it is known; its region of shared memory
+    has that number.
+    """
 
     def __init__(self, address: str, regions: SharedMemoryRegions, sites: CallSiteFinder) -> None:
         self.address, self.regions, self.sites = address, regions, sites
@@ -101,7 +105,9 @@ class HubClient:
             self._listen()
         if rank >= 0 and self.rank < 0:
             self.rank = rank
-            self.arena = SharedMemoryAllocator(self.regions, rank) if rank < len(self.regions.maps) else None
+            self.arena = (
+                SharedMemoryAllocator(self.regions, rank) if rank < len(self.regions.maps) else None
+            )
             self.ask(["rank", rank, world])
 
     def _open(self) -> socket.socket:
@@ -114,7 +120,17 @@ class HubClient:
         line = self._line
         if line.socket is None:
             line.socket, line.token = self._open(), next(self._tokens)
-            line.socket.sendall(encode_frame(["line", os.getpid(), line.token, threading.get_native_id(), line.socket.fileno()]))
+            line.socket.sendall(
+                encode_frame(
+                    [
+                        "line",
+                        os.getpid(),
+                        line.token,
+                        threading.get_native_id(),
+                        line.socket.fileno(),
+                    ]
+                )
+            )
             self._read(line)
         return line
 
@@ -141,7 +157,9 @@ class HubClient:
                 self.flush()
 
     def _speaks(self) -> None:
-        """Another thread goes on: say which. Those that C++ made work for the main thread, as autograd's do in a backward pass."""
+        """Another thread goes on: say which. Those that C++ made work for the main thread, as
+        autograd's do in a backward pass.
+        """
         self._speaker = threading.get_ident()
         lane = self._lanes.get(self._speaker)
         if lane is None:
@@ -152,7 +170,9 @@ class HubClient:
             self._held.append(["lane", lane])
 
     def post(self, message: Sequence[object], blobs: Sequence[bytes] = ()) -> None:
-        """A call for which nobody here waits yet. The main thread says it with its next question, or where the hub asks for it."""
+        """A call for which nobody here waits yet. The main thread says it with its next question,
+        or where the hub asks for it.
+        """
         (self.hold if threading.get_ident() == self._main else self.say)(message, blobs)
 
     def say(self, message: Sequence[object], blobs: Sequence[bytes] = ()) -> None:
@@ -170,7 +190,9 @@ class HubClient:
                 if list in map(type, self._held):
                     held = encode_frame(self._held, self._held_blobs)
                 else:
-                    held = encode_repeated_frame(self._texts.of(tuple(self._held), None), self._held_blobs)
+                    held = encode_repeated_frame(
+                        self._texts.of(tuple(self._held), None), self._held_blobs
+                    )
                 self._held, self._held_blobs = [], []
                 try:
                     self._out.sendall(held)
@@ -181,7 +203,12 @@ class HubClient:
         """Say it and wait for the answer. Raises what the hub answers with."""
         self.hand_over_notices()
         line = self._answers()
-        self.say(("ask", line.token, *message) if type(message) is tuple else ["ask", line.token, *message], blobs)
+        self.say(
+            ("ask", line.token, *message)
+            if type(message) is tuple
+            else ["ask", line.token, *message],
+            blobs,
+        )
         return self._heard(line)
 
     def _heard(self, line: _ReplyConnection, data: bytes = b"") -> HubReply:
@@ -202,7 +229,9 @@ class HubClient:
             if thread != self._main or len(self._held) > _MAX_HELD_MESSAGES:
                 self.flush()
 
-    def receive_cached(self, name: int, source: int, count: int) -> tuple[int, int, HubReply | None]:
+    def receive_cached(
+        self, name: int, source: int, count: int
+    ) -> tuple[int, int, HubReply | None]:
         """Make a call that is known by this name, and wait for its ``count`` bytes.
 
         Returns its number, and where the bytes lie; or the answer, where it is another.
@@ -223,7 +252,9 @@ class HubClient:
         return number, 0, self._heard(line, bytes(room[:got]) or line.socket.recv(READ_SIZE))
 
     def number(self) -> int:
-        """The next number in the order of what this rank does; what it computed until now has the one before."""
+        """The next number in the order of what this rank does; what it computed until now has the
+        one before.
+        """
         if self.counted is not None and self.rank >= 0:
             self.report_computed()
         return next(self._numbers)
@@ -235,7 +266,9 @@ class HubClient:
         return first
 
     def learn(self, key: object, facts: Sequence[object]) -> int:
-        """A name for calls that are alike but for their numbers; ``facts`` as `repeats.Shape` has them. Told to the hub once."""
+        """A name for calls that are alike but for their numbers; ``facts`` as `repeats.Shape` has
+        them. Told to the hub once.
+        """
         with self._lock:
             name = self.shapes[key] = len(self.shapes) + 1
             self.hold(["shape", name, *facts])
@@ -246,11 +279,22 @@ class HubClient:
         return next(self._numbers)
 
     def report_computed(self, at_end: bool = False) -> None:
-        """Say what was computed since the last time, if anything was. ``at_end``: there is no script any more whose line it could have."""
+        """Say what was computed since the last time, if anything was. ``at_end``: there is no
+        script any more whose line it could have.
+        """
         stretch = self.counted.take() if self.counted is not None else None
         if stretch is not None and stretch.kernels:
             kernels = [[*kernel, count] for kernel, count in stretch.kernels]
-            self.hold(["mark", next(self._numbers), 0 if at_end else self.site(4), "compute", 0, {"kernels": kernels}])
+            self.hold(
+                [
+                    "mark",
+                    next(self._numbers),
+                    0 if at_end else self.site(4),
+                    "compute",
+                    0,
+                    {"kernels": kernels},
+                ]
+            )
 
     def site(self, depth: int = 3) -> int:
         """The number of the call site, told to the hub once."""
@@ -278,7 +322,9 @@ class HubClient:
 
     def _notices(self, started: threading.Event) -> None:
         line = self._open()
-        line.sendall(encode_frame(["notices", os.getpid(), threading.get_native_id(), line.fileno()]))
+        line.sendall(
+            encode_frame(["notices", os.getpid(), threading.get_native_id(), line.fileno()])
+        )
         self._coming = _incoming_messages(line)
         self._hears = threading.get_ident()
         started.set()
@@ -297,23 +343,35 @@ class HubClient:
             self.say(["heard"])
 
     def hand_over_notices(self) -> None:
-        """Before a wait. In a callback of a future, another thread takes what comes from here on: it may be what the callback waits for."""
+        """Before a wait. In a callback of a future, another thread takes what comes from here on:
+        it may be what the callback waits for.
+        """
         if threading.get_ident() == self._hears:
             self._hears = 0
             self.say(["heard"])
             threading.Thread(target=self._hear, name="distsim", daemon=True).start()
 
     def idle_threads(self) -> list[int]:
-        """Native ids of daemon threads in which no line of the user's is running, and of a library's own threads that sleep on a timer,
-        as Kineto's does while a profiler runs."""
+        """Native ids of daemon threads in which no line of the user's is running, and of a
+        library's own threads that sleep on a timer, as Kineto's does while a profiler runs."""
         frames, known = sys._current_frames(), threading.enumerate()
-        daemons = [t.native_id or 0 for t in known
-                   if t.daemon and t.native_id and not self.sites.is_busy(frames.get(t.ident or 0))]  # fmt: skip
-        return [*daemons, *set(blocked_threads.threads_on_timer(os.getpid())).difference(t.native_id for t in known)]
+        daemons = [
+            t.native_id or 0
+            for t in known
+            if t.daemon and t.native_id and not self.sites.is_busy(frames.get(t.ident or 0))
+        ]
+        return [
+            *daemons,
+            *set(blocked_threads.threads_on_timer(os.getpid())).difference(
+                t.native_id for t in known
+            ),
+        ]
 
     # --- payloads ---
     def allocate_payload(self, count: int) -> tuple[int, PayloadLocation] | None:
-        """(address, piece) of room in this rank's region; None where the payload travels in the frame."""
+        """(address, piece) of room in this rank's region; None where the payload travels in the
+        frame.
+        """
         if self.arena is None or (offset := self.arena.take(count)) is None:
             return None
         return self.arena.address(offset), [self.arena.region, offset, count]

@@ -1,4 +1,6 @@
-"""A process group of the hub: every operation that torch's Python and C++ ask of one, as a call with its call site."""
+"""A process group of the hub: every operation that torch's Python and C++ ask of one, as a call
+with its call site.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,11 @@ _PROFILER_NAMES = {"isend": "send", "irecv": "recv"}
 
 
 class TensorTransfer(NamedTuple):
-    """Which numbers of a call travel: ``given`` and ``taken``, None for all of its inputs and outputs.
+    """Which numbers of a call travel: ``given`` and ``taken``, None for all of its inputs and
+    outputs.
 
-    ``kept``: it needs nobody, so its rank goes on at once. ``shown``: it is an event of torch's profiler.
+    ``kept``: it needs nobody, so its rank goes on at once. ``shown``: it is an event of torch's
+    profiler.
     """
 
     given: Sequence[Tensor] | None = None
@@ -60,13 +64,19 @@ def _lowercase_name(kind: object) -> str:
     return str(getattr(kind, "name", kind)).rsplit(".", 1)[-1].lower()
 
 
-def premultiplied_inputs(tensors: Sequence[Tensor], opts: TorchOptions, backend: str) -> list[Tensor]:
-    """What is summed up under PREMUL_SUM: each input times the op's factor. Raises RuntimeError as torch does where it is not nccl's."""
+def premultiplied_inputs(
+    tensors: Sequence[Tensor], opts: TorchOptions, backend: str
+) -> list[Tensor]:
+    """What is summed up under PREMUL_SUM: each input times the op's factor. Raises RuntimeError as
+    torch does where it is not nccl's.
+    """
     if "nccl" not in backend:
         raise RuntimeError(f"Cannot use ReduceOp.PREMUL_SUM with {backend.capitalize()}")
     python = import_module("torch.utils._python_dispatch")
     factor = (opts.reduceOp if hasattr(opts, "reduceOp") else opts).__getstate__()[1]
-    with python._disable_current_modes():  # nccl's kernel does it on the way: nothing of the script's to count
+    with (
+        python._disable_current_modes()
+    ):  # nccl's kernel does it on the way: nothing of the script's to count
         return [t if is_fake(t) else t.detach() * factor for t in tensors]
 
 
@@ -98,7 +108,9 @@ class ProcessGroupMethods:
     _get_backend_name = name
 
     def getBackendName(self) -> str:  # noqa: N802
-        """What C++ is told: under the name of a back end it would look for that one's own class (`reducer`, `logger`)."""
+        """What C++ is told: under the name of a back end it would look for that one's own class
+        (`reducer`, `logger`).
+        """
         return "distsim"
 
     @property
@@ -129,11 +141,17 @@ class ProcessGroupMethods:
 
         if not torch.cuda.is_available():
             return [torch.device("cpu")]
-        return [torch.device(kind) for kind in ("cpu", "cuda") if kind == "cuda" or self.requested_backend != "nccl"]
+        return [
+            torch.device(kind)
+            for kind in ("cpu", "cuda")
+            if kind == "cuda" or self.requested_backend != "nccl"
+        ]
 
     @property
     def options(self) -> object:
-        return self.__dict__.setdefault("held_options", type("Options", (), {"_timeout": timedelta(minutes=30)})())
+        return self.__dict__.setdefault(
+            "held_options", type("Options", (), {"_timeout": timedelta(minutes=30)})()
+        )
 
     def _get_backend(self, device: object) -> object:
         return self
@@ -146,8 +164,12 @@ class ProcessGroupMethods:
     def _nothing(self, *args: object, **kwargs: object) -> None:
         """Asked for by torch, of no meaning here."""
 
-    abort = shutdown = set_timeout = setTimeout = _set_sequence_number_for_group = _wait_for_pending_works = _nothing  # noqa: N815
-    _set_default_timeout = _add_ephemeral_timeout = _register_on_completion_hook = eager_connect_single_device = _nothing
+    abort = shutdown = set_timeout = setTimeout = _set_sequence_number_for_group = (
+        _wait_for_pending_works
+    ) = _nothing  # noqa: N815
+    _set_default_timeout = _add_ephemeral_timeout = _register_on_completion_hook = (
+        eager_connect_single_device
+    ) = _nothing
     _enable_collectives_timing = perform_nocolor_split = _nothing
 
     def _get_sequence_number_for_group(self) -> int:
@@ -155,10 +177,19 @@ class ProcessGroupMethods:
 
     # --- saying a call ---
     def call(
-        self, op: str, ins: Sequence[Tensor], outs: Sequence[Tensor], opts: TorchOptions = None, *, peer: int = -1, tag: int = 0,
-        flow: TensorTransfer = DEFAULT_TRANSFER, **extra: object,
-    ) -> Any:  # fmt: skip
-        """Make a call: ``ins`` and ``outs`` are its buffers, ``flow`` says which of their numbers travel.
+        self,
+        op: str,
+        ins: Sequence[Tensor],
+        outs: Sequence[Tensor],
+        opts: TorchOptions = None,
+        *,
+        peer: int = -1,
+        tag: int = 0,
+        flow: TensorTransfer = DEFAULT_TRANSFER,
+        **extra: object,
+    ) -> Any:
+        """Make a call: ``ins`` and ``outs`` are its buffers, ``flow`` says which of their numbers
+        travel.
 
         ``peer`` is a global rank: the other side, or the root. Returns torch's Work.
         """
@@ -171,12 +202,24 @@ class ProcessGroupMethods:
             extra["on"] = some[0].device.type
         given = ins if given is None else given
         if extra.get("reduce_op") == PREMUL_SUM:
-            given, extra["reduce_op"] = premultiplied_inputs(given, opts, self.requested_backend), "sum"
+            given, extra["reduce_op"] = (
+                premultiplied_inputs(given, opts, self.requested_backend),
+                "sum",
+            )
         pieces, blobs = pack_tensors(client, given, op)
         request = HubRequest(client, client.number(), outs if taken is None else taken, kept)
         dtype = dtype_of(some[0]) if some else "uint8"
         site = client.site(4)
-        facts = (op, peer, tag, not is_sync, [t.shape for t in ins], [t.shape for t in outs], dtype, extra)
+        facts = (
+            op,
+            peer,
+            tag,
+            not is_sync,
+            [t.shape for t in ins],
+            [t.shape for t in outs],
+            dtype,
+            extra,
+        )
         if shown and is_profiling():
             record_profiler_event(
                 f"{self.requested_backend}:{_PROFILER_NAMES.get(op, op) if peer >= 0 or op != 'irecv' else 'recvAnySource'}",
@@ -188,7 +231,13 @@ class ProcessGroupMethods:
         batch = self.__dict__.get("batch")
         if batch is not None:
             request.in_open_batch = True
-            batch.append((self._message(request.number, site, (op, peer, tag, True, *facts[4:]), pieces), blobs, work))
+            batch.append(
+                (
+                    self._message(request.number, site, (op, peer, tag, True, *facts[4:]), pieces),
+                    blobs,
+                    work,
+                )
+            )
             return work
         message, blobs = self._said(request.number, site, facts, pieces, blobs)
         if is_sync and not kept:
@@ -199,47 +248,83 @@ class ProcessGroupMethods:
             request.waited = request.done = is_sync
         return work
 
-    def _message(self, number: int, site: int, facts: CallFacts, pieces: Sequence[PayloadLocation]) -> list[object]:
+    def _message(
+        self, number: int, site: int, facts: CallFacts, pieces: Sequence[PayloadLocation]
+    ) -> list[object]:
         """A call in full."""
         op, peer, tag, is_async, *sides = facts
         return ["call", number, site, self.number, op, peer, tag, is_async, sides, pieces]
 
     def _said(
-        self, number: int, site: int, facts: CallFacts, pieces: Sequence[PayloadLocation], blobs: list[bytes]
+        self,
+        number: int,
+        site: int,
+        facts: CallFacts,
+        pieces: Sequence[PayloadLocation],
+        blobs: list[bytes],
     ) -> tuple[Sequence[object], list[bytes]]:
-        """A call as it is said: in full, or by the name of those that are alike. Payloads in shared memory lie elsewhere each time."""
+        """A call as it is said: in full, or by the name of those that are alike. Payloads in shared
+        memory lie elsewhere each time.
+        """
         if len(blobs) < len(pieces):
             return self._message(number, site, facts, pieces), blobs
         client = self.client
         op, peer, tag, is_async, ins, outs, dtype, extra = facts
         counts = tuple(map(len, blobs))
-        key = (site, self.number, op, peer, tag, is_async, tuple(ins), tuple(outs), dtype, counts, *extra.items())
+        key = (
+            site,
+            self.number,
+            op,
+            peer,
+            tag,
+            is_async,
+            tuple(ins),
+            tuple(outs),
+            dtype,
+            counts,
+            *extra.items(),
+        )
         try:
             name = client.shapes.get(key)
         except TypeError:  # lists among what is said, as the splits of an all_to_all
             return self._message(number, site, facts, pieces), blobs
         if name is None:
-            name = client.learn(key, (site, self.number, op, peer, tag, is_async, False, facts[4:], counts))
+            name = client.learn(
+                key, (site, self.number, op, peer, tag, is_async, False, facts[4:], counts)
+            )
         return ("again", name), [encoded_call_number(number), *blobs]
 
     def is_special(self) -> bool:
-        """Does a call need more than to be said: is it part of a batch, or is there a back end for each device?"""
+        """Does a call need more than to be said: is it part of a batch, or is there a back end for
+        each device?
+        """
         return ":" in self.requested_backend or self.__dict__.get("batch") is not None
 
     # --- messages ---
     def send(self, tensors: Sequence[Tensor], dstRank: int, tag: int = 0) -> object:  # noqa: N803
-        return self.call("isend", tensors, (), peer=self._global(dstRank), tag=tag, flow=TensorTransfer(kept=True))
+        return self.call(
+            "isend",
+            tensors,
+            (),
+            peer=self._global(dstRank),
+            tag=tag,
+            flow=TensorTransfer(kept=True),
+        )
 
     def recv(self, tensors: Sequence[Tensor], srcRank: int, tag: int = 0) -> object:  # noqa: N803
         return self.call("irecv", (), tensors, peer=self._global(srcRank), tag=tag)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> object:
-        """It is received under every back end, so that what follows is known; the judgement says which of them refuses it."""
+        """It is received under every back end, so that what follows is known; the judgement says
+        which of them refuses it.
+        """
         return self.call("irecv", (), tensors, tag=tag)
 
     def _global(self, rank: int) -> int:
         if not 0 <= rank < len(self.members):
-            raise ValueError(f"Invalid rank {rank}: the group has ranks 0 to {len(self.members) - 1}")
+            raise ValueError(
+                f"Invalid rank {rank}: the group has ranks 0 to {len(self.members) - 1}"
+            )
         return self.members[rank]
 
     # --- a batch as one unit ---
@@ -249,8 +334,9 @@ class ProcessGroupMethods:
     def end_batch(self) -> list[Any]:
         """Hand all of it over at once. Returns the works.
 
-        Messages are one call; collectives among them, as nccl's coalesced ones, follow each as its own, since between them and messages
-        there is no order in one launch of nccl (ncclGroupEnd).
+        Messages are one call; collectives among them, as nccl's coalesced ones, follow each as
+        its own, since between them and messages there is no order in one launch of nccl
+        (ncclGroupEnd).
         """
         held = self.__dict__.pop("batch", None) or []
         numbers = [message[1] for message, _, _ in held]
@@ -263,8 +349,12 @@ class ProcessGroupMethods:
         return [work for _, _, work in held]
 
     def _start_coalescing(self, device: Any) -> None:
-        """Raises RuntimeError as torch does where the device's back end has none (Backend.hpp, `startCoalescing`): all but nccl."""
-        pairs = dict(pair.split(":", 1) for pair in self.requested_backend.split(",") if ":" in pair)
+        """Raises RuntimeError as torch does where the device's back end has none (Backend.hpp,
+        `startCoalescing`): all but nccl.
+        """
+        pairs = dict(
+            pair.split(":", 1) for pair in self.requested_backend.split(",") if ":" in pair
+        )
         backend = pairs.get(device.type, self.requested_backend)
         if backend != "nccl":
             raise RuntimeError(f"Backend {backend} does not implement startCoalescing")
@@ -278,15 +368,25 @@ class ProcessGroupMethods:
     def allreduce(self, tensors: Any, opts: TorchOptions = None, timeout: object = None) -> object:
         tensors = _as_list(tensors)
         return self.call(
-            "all_reduce", tensors[:1], tensors[:1], opts, reduce_op=reduce_op_name(opts) if opts is not None else "sum"
+            "all_reduce",
+            tensors[:1],
+            tensors[:1],
+            opts,
+            reduce_op=reduce_op_name(opts) if opts is not None else "sum",
         )
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: TorchOptions = None) -> object:
-        return self.call("all_reduce_coalesced", tensors, tensors, opts, reduce_op=reduce_op_name(opts))
+        return self.call(
+            "all_reduce_coalesced", tensors, tensors, opts, reduce_op=reduce_op_name(opts)
+        )
 
-    def allgather(self, output_tensors: Any, input_tensors: Any, opts: TorchOptions = None) -> object:
+    def allgather(
+        self, output_tensors: Any, input_tensors: Any, opts: TorchOptions = None
+    ) -> object:
         outs, ins = output_tensors, _as_list(input_tensors)
-        return self.call("all_gather", ins[:1], outs[0] if isinstance(outs[0], list | tuple) else outs, opts)
+        return self.call(
+            "all_gather", ins[:1], outs[0] if isinstance(outs[0], list | tuple) else outs, opts
+        )
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: TorchOptions = None) -> object:
         return self.call("all_gather_into_tensor", [input], [output], opts)
@@ -301,7 +401,10 @@ class ProcessGroupMethods:
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def allgather_coalesced(
-        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: TorchOptions = None
+        self,
+        outputs: Sequence[Sequence[Tensor]],
+        inputs: Sequence[Tensor],
+        opts: TorchOptions = None,
     ) -> object:
         if is_profiling():
             record_profiler_event(f"{self.requested_backend}:all_gather", inputs)
@@ -313,65 +416,113 @@ class ProcessGroupMethods:
             CombinedWork(works).wait()
         return works[0] if len(works) == 1 else CombinedWork(works)
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: TorchOptions = None, timeout: object = None) -> object:
+    def reduce_scatter(
+        self, outputs: Any, inputs: Any, opts: TorchOptions = None, timeout: object = None
+    ) -> object:
         ins = inputs[0] if isinstance(inputs[0], list | tuple) else inputs
-        return self.call("reduce_scatter", ins, _as_list(outputs)[:1], opts, reduce_op=reduce_op_name(opts))
+        return self.call(
+            "reduce_scatter", ins, _as_list(outputs)[:1], opts, reduce_op=reduce_op_name(opts)
+        )
 
-    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: TorchOptions = None) -> object:
-        return self.call("reduce_scatter_tensor", [input], [output], opts, reduce_op=reduce_op_name(opts))
+    def reduce_scatter_single(
+        self, output: Tensor, input: Tensor, opts: TorchOptions = None
+    ) -> object:
+        return self.call(
+            "reduce_scatter_tensor", [input], [output], opts, reduce_op=reduce_op_name(opts)
+        )
 
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: TorchOptions = None
     ) -> object:
-        return self.call("reduce_scatter_tensor_coalesced", inputs, outputs, opts, reduce_op=reduce_op_name(opts))
+        return self.call(
+            "reduce_scatter_tensor_coalesced", inputs, outputs, opts, reduce_op=reduce_op_name(opts)
+        )
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def all_to_all_single(
-        self, output: Tensor, input: Tensor, output_splits: Sequence[int], input_splits: Sequence[int], opts: TorchOptions = None
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: TorchOptions = None,
     ) -> object:
-        splits: dict[str, Any] = {"output_splits": list(output_splits), "input_splits": list(input_splits)}
+        splits: dict[str, Any] = {
+            "output_splits": list(output_splits),
+            "input_splits": list(input_splits),
+        }
         return self.call("all_to_all_single", [input], [output], opts, **splits)
 
     alltoall_base = all_to_all_single
 
-    def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: TorchOptions = None) -> object:
+    def alltoall(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: TorchOptions = None
+    ) -> object:
         return self.call("all_to_all", inputs, outputs, opts)
 
     def barrier(self, opts: TorchOptions = None, timeout: object = None) -> object:
         return self.call("barrier", (), (), opts)
 
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
         limit = None if timeout is None else round(timeout.total_seconds() * 1e9)
         sync = type("Opts", (), {"asyncOp": False})
-        self.call("monitored_barrier", (), (), sync, timeout_ns=limit, wait_all_ranks=wait_all_ranks)
+        self.call(
+            "monitored_barrier", (), (), sync, timeout_ns=limit, wait_all_ranks=wait_all_ranks
+        )
 
     # --- collectives with a root ---
     def broadcast(self, tensors: Any, opts: TorchOptions = None, timeout: object = None) -> object:
         tensors = _as_list(tensors)[:1]
         root = opts.rootRank if hasattr(opts, "rootRank") else int(opts or 0)
         mine = root == self.me
-        flow = TensorTransfer(given=tensors if mine else (), taken=() if mine else tensors, kept=mine)
+        flow = TensorTransfer(
+            given=tensors if mine else (), taken=() if mine else tensors, kept=mine
+        )
         return self.call("broadcast", tensors, tensors, opts, peer=self._global(root), flow=flow)
 
     def reduce(self, tensors: Any, opts: TorchOptions = None, *_: object) -> object:
         tensors, mine = _as_list(tensors)[:1], opts.rootRank == self.me
-        flow, root = TensorTransfer(taken=tensors if mine else (), kept=not mine), self._global(opts.rootRank)
-        return self.call("reduce", tensors, tensors, opts, peer=root, flow=flow, reduce_op=reduce_op_name(opts))
+        flow, root = (
+            TensorTransfer(taken=tensors if mine else (), kept=not mine),
+            self._global(opts.rootRank),
+        )
+        return self.call(
+            "reduce", tensors, tensors, opts, peer=root, flow=flow, reduce_op=reduce_op_name(opts)
+        )
 
-    def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: TorchOptions = None) -> object:
+    def gather(
+        self,
+        outputs: Sequence[Sequence[Tensor]],
+        inputs: Sequence[Tensor],
+        opts: TorchOptions = None,
+    ) -> object:
         outs: Any = outputs[0] if outputs and isinstance(outputs[0], list | tuple) else outputs
         mine = opts.rootRank == self.me
         return self.call(
-            "gather", inputs[:1], outs if mine else (), opts, peer=self._global(opts.rootRank), flow=TensorTransfer(kept=not mine)
+            "gather",
+            inputs[:1],
+            outs if mine else (),
+            opts,
+            peer=self._global(opts.rootRank),
+            flow=TensorTransfer(kept=not mine),
         )
 
-    def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: TorchOptions = None) -> object:
+    def scatter(
+        self,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Sequence[Tensor]],
+        opts: TorchOptions = None,
+    ) -> object:
         ins: Any = inputs[0] if inputs and isinstance(inputs[0], list | tuple) else inputs
         mine = opts.rootRank == self.me
-        return self.call("scatter", ins if mine else (), outputs[:1], opts, peer=self._global(opts.rootRank))
+        return self.call(
+            "scatter", ins if mine else (), outputs[:1], opts, peer=self._global(opts.rootRank)
+        )
 
 
 @cache
@@ -386,7 +537,9 @@ def is_profiling() -> bool:
 
 
 def record_profiler_event(name: str, tensors: Sequence[Tensor]) -> None:
-    """The event that torch's profiler would have of a call. It ends on another thread, as that of a back end's worker does."""
+    """The event that torch's profiler would have of a call. It ends on another thread, as that of a
+    back end's worker does.
+    """
     autograd = import_module("torch.autograd")
     event = autograd._record_function_with_args_enter(name, *tensors)
     ends = threading.Thread(target=autograd._record_function_with_args_exit, args=(event,))

@@ -1,4 +1,6 @@
-"""The key-value store of a program: one for all ranks, kept by the hub, so that a wait for a key is seen like any other wait."""
+"""The key-value store of a program: one for all ranks, kept by the hub, so that a wait for a key is
+seen like any other wait.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from distsim.script_capture.rank.client import HubClient
 
 #: torch's, of a store for which nobody says one (c10d::Store::kDefaultTimeout).
 DEFAULT_TIMEOUT: Final = timedelta(minutes=5)
-#: The key under which a TCPStore counts who has come (TCPStore.hpp, `initKey_`); it is no key of the script's.
+#: The key under which a TCPStore counts who has come (TCPStore.hpp, `initKey_`); it is no key of
+#: the script's.
 INIT_KEY: Final = "init/"
 _CAPTURE_FOLDER: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
@@ -24,7 +27,9 @@ class StoreValueError(Exception):
 
 
 def _encoded_value(value: Any) -> str:
-    """A value as a text of one character a byte. Raises TypeError where it is neither text nor bytes, as torch does."""
+    """A value as a text of one character a byte. Raises TypeError where it is neither text nor
+    bytes, as torch does.
+    """
     if isinstance(value, int):
         raise TypeError(f"a value of a store is str or bytes, not {type(value).__name__}: {value}")
     return (value.encode() if isinstance(value, str) else bytes(value)).decode("latin-1")
@@ -35,7 +40,9 @@ def _decoded_value(text: str) -> bytes:
 
 
 class StoreClientMethods:
-    """What a `Store` of the hub does. `patches` lays it over torch's class. ``space``: stores of one name share their keys."""
+    """What a `Store` of the hub does. `patches` lays it over torch's class. ``space``: stores of
+    one name share their keys.
+    """
 
     client: HubClient
     space: str
@@ -46,7 +53,9 @@ class StoreClientMethods:
     def _ask(self, verb: str, *given: object) -> Any:
         if not self.client.joined:
             self.client.join(-1, -1)
-        return self.client.ask(["store", self.client.number(), self.client.site(4), verb, self.space, *given])[0]
+        return self.client.ask(
+            ["store", self.client.number(), self.client.site(4), verb, self.space, *given]
+        )[0]
 
     def set(self, key: str, value: object) -> None:
         self._ask("set", key, _encoded_value(value))
@@ -64,7 +73,9 @@ class StoreClientMethods:
         return bool(self._ask("check", list(keys))[1])
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
-        return _decoded_value(self._ask("compare_set", key, _encoded_value(expected), _encoded_value(desired))[1])
+        return _decoded_value(
+            self._ask("compare_set", key, _encoded_value(expected), _encoded_value(desired))[1]
+        )
 
     compareSet = compare_set  # noqa: N815
 
@@ -82,7 +93,10 @@ class StoreClientMethods:
         self._ask("append", key, _encoded_value(value))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        return [_decoded_value(text) for text in self._ask("wait", list(keys), _timeout_ns(self.limit))[1]]
+        return [
+            _decoded_value(text)
+            for text in self._ask("wait", list(keys), _timeout_ns(self.limit))[1]
+        ]
 
     multiGet = multi_get  # noqa: N815
 
@@ -119,7 +133,9 @@ class StoreClientMethods:
     hasExtendedApi = has_extended_api  # noqa: N815
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Of what the script says. torch's own code says the group's to every store, which is no wish of the script."""
+        """Of what the script says. torch's own code says the group's to every store, which is no
+        wish of the script.
+        """
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_code.co_filename.startswith(_CAPTURE_FOLDER):
             frame = frame.f_back
@@ -187,7 +203,9 @@ class StoreServer:
         return key in self.spaces.get(space, ()) or bool(self.queues.get((space, key)))
 
     def found(self, space: str, keys: Sequence[str], pops: bool = False) -> list[str] | None:
-        """The values of keys, once all are there; of those of queues alone "". ``pops``: what comes next out of the queues."""
+        """The values of keys, once all are there; of those of queues alone "". ``pops``: what comes
+        next out of the queues.
+        """
         if pops:
             queues = [self.queues.get((space, k)) for k in keys]
             return [q.popleft() for q in queues if q] if all(queues) else None

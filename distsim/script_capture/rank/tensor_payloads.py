@@ -1,4 +1,6 @@
-"""Tensors as bytes and back: through a frame where they are small, through shared memory where they are large."""
+"""Tensors as bytes and back: through a frame where they are small, through shared memory where they
+are large.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def readable_tensor(tensor: Tensor, op: str) -> Tensor:
     if tensor.is_sparse or tensor.layout != _strided():
         raise UnsupportedError(f"distsim capture does not support sparse tensors in {op}")
     if tensor.device.type == "meta":
-        raise UnsupportedError(f"distsim capture does not support tensors without memory (device meta) in {op}")
+        raise UnsupportedError(
+            f"distsim capture does not support tensors without memory (device meta) in {op}"
+        )
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     tensor = tensor.detach() if tensor.requires_grad else tensor
@@ -72,7 +76,9 @@ def has_plain_memory(tensor: Tensor) -> bool:
     )
 
 
-def pack_tensors(client: HubClient, tensors: Sequence[Tensor], op: str) -> tuple[list[PayloadLocation], list[bytes]]:
+def pack_tensors(
+    client: HubClient, tensors: Sequence[Tensor], op: str
+) -> tuple[list[PayloadLocation], list[bytes]]:
     """The payloads of tensors, and what of them travels in the frame."""
     pieces: list[PayloadLocation] = []
     blobs: list[bytes] = []
@@ -93,8 +99,12 @@ def pack_tensors(client: HubClient, tensors: Sequence[Tensor], op: str) -> tuple
     return pieces, blobs
 
 
-def unpack_into(client: HubClient, tensor: Tensor, pieces: Sequence[PayloadLocation], blobs: PayloadReader) -> None:
-    """Fill a tensor with payloads, one behind the other. What is too much is left out, as what is too little stays as it was."""
+def unpack_into(
+    client: HubClient, tensor: Tensor, pieces: Sequence[PayloadLocation], blobs: PayloadReader
+) -> None:
+    """Fill a tensor with payloads, one behind the other. What is too much is left out, as what is
+    too little stays as it was.
+    """
     if has_plain_memory(tensor):
         _copy_payloads(client, tensor, pieces, blobs)
         return
@@ -110,7 +120,9 @@ def unpack_into(client: HubClient, tensor: Tensor, pieces: Sequence[PayloadLocat
             dense.copy_(target)
 
 
-def _copy_payloads(client: HubClient, target: Tensor, pieces: Sequence[PayloadLocation], blobs: PayloadReader) -> None:
+def _copy_payloads(
+    client: HubClient, target: Tensor, pieces: Sequence[PayloadLocation], blobs: PayloadReader
+) -> None:
     at, left = target.data_ptr(), target.numel() * target.element_size()
     for piece in pieces:
         count = min(piece[-1], left)

@@ -9,7 +9,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from distsim.script_capture.protocol.wire import PayloadLocation, PayloadReader
-from distsim.script_capture.rank.buffer_guard import TensorSnapshot, changing_line, snapshot_tensors, tensors_changed
+from distsim.script_capture.rank.buffer_guard import (
+    TensorSnapshot,
+    changing_line,
+    snapshot_tensors,
+    tensors_changed,
+)
 from distsim.script_capture.rank.client import HubClient
 from distsim.script_capture.rank.tensor_payloads import unpack_into
 
@@ -21,7 +26,13 @@ if TYPE_CHECKING:
 _NO_TIMEOUT = timedelta(0)
 
 
-def store_results(client: HubClient, number: int, tensors: Sequence[Tensor], answer: Sequence[Any], blobs: PayloadReader) -> None:
+def store_results(
+    client: HubClient,
+    number: int,
+    tensors: Sequence[Tensor],
+    answer: Sequence[Any],
+    blobs: PayloadReader,
+) -> None:
     """Put what came for a call where it belongs."""
     outs: list[list[PayloadLocation]] = answer[1]
     shared = False
@@ -36,10 +47,12 @@ def store_results(client: HubClient, number: int, tensors: Sequence[Tensor], ans
 
 @dataclass
 class HubRequest:
-    """A call whose answer is to come. ``number``: the call's own. ``kept``: it needs nobody, so nobody has to be asked.
+    """A call whose answer is to come. ``number``: the call's own. ``kept``: it needs nobody, so
+    nobody has to be asked.
 
-    ``unsaid``: it is part of a batch that is still open. A wait or a poll in there passes at once: of nccl, whose coalesced calls are
-    launched at the batch's end, no event is recorded before that (WorkNCCL::synchronizeStream, CUDAEvent::query).
+    ``unsaid``: it is part of a batch that is still open. A wait or a poll in there passes at once:
+    of nccl, whose coalesced calls are launched at the batch's end, no event is recorded before that
+    (WorkNCCL::synchronizeStream, CUDAEvent::query).
     """
 
     client: HubClient
@@ -83,7 +96,9 @@ class HubRequest:
         if self.in_open_batch:
             return True
         if not self.done and not self.kept:
-            answer, blobs = self.client.ask(["poll", self.number, self.client.number(), self.client.site(4)])
+            answer, blobs = self.client.ask(
+                ["poll", self.number, self.client.number(), self.client.site(4)]
+            )
             if answer[0] == "result":
                 self._look()
                 self.take(answer, blobs)
@@ -99,7 +114,9 @@ class HubRequest:
         if tensors_changed(self.watched):
             line, name = changing_line(self.client.place(self.site), self.client.sites.where(4))
             facts = {"call": self.number, "name": name}
-            self.client.hold(["mark", self.client.number(), self.client.site_of(line), "changed", 0, facts])
+            self.client.hold(
+                ["mark", self.client.number(), self.client.site_of(line), "changed", 0, facts]
+            )
         self.watched = ()
 
 
@@ -165,7 +182,9 @@ class CombinedWork:
 
 
 class HubFutures:
-    """Futures of one process; a thread of its own sets them when the hub says that a call is done."""
+    """Futures of one process; a thread of its own sets them when the hub says that a call is
+    done.
+    """
 
     def __init__(self, client: HubClient, in_cpp: Callable[[], bool]) -> None:
         self.client, self.in_cpp = client, in_cpp
@@ -179,13 +198,17 @@ class HubFutures:
         future = request.future = hub_future_type(self)(request)
         if request.done or request.kept:
             future.set_result(results)
-            self.client.hold(["waited", self.client.number(), self.client.site(4), [request.number]])
+            self.client.hold(
+                ["waited", self.client.number(), self.client.site(4), [request.number]]
+            )
             request.waited = True
         else:
             self._open[request.number] = (request, results, future)
             in_cpp = self.in_cpp()
             self.client.in_backward |= in_cpp
-            self.client.say(["future", request.number, self.client.number(), self.client.site(4), in_cpp])
+            self.client.say(
+                ["future", request.number, self.client.number(), self.client.site(4), in_cpp]
+            )
         return future  # type: ignore[no-any-return]
 
     def _done(self, message: list[Any], blobs: PayloadReader) -> None:
@@ -205,7 +228,9 @@ def hub_future_type(owner: HubFutures) -> Callable[[HubRequest], Any]:
             request = self.request
             if not request.waited:
                 request.waited = True
-                request.client.say(["waited", request.client.number(), request.client.site(3), [request.number]])
+                request.client.say(
+                    ["waited", request.client.number(), request.client.site(3), [request.number]]
+                )
             if not self.done():
                 request.client.hand_over_notices()
             return torch.futures.Future.wait(self)
@@ -214,5 +239,7 @@ def hub_future_type(owner: HubFutures) -> Callable[[HubRequest], Any]:
             torch.futures.Future.__init__(self)
             self.request = request
 
-        known = owner.__dict__["type"] = type("HubFuture", (torch.futures.Future,), {"wait": wait, "__init__": start})
+        known = owner.__dict__["type"] = type(
+            "HubFuture", (torch.futures.Future,), {"wait": wait, "__init__": start}
+        )
     return known

@@ -1,8 +1,9 @@
 """What a rank that stands still would have done later, as far as others wait for it.
 
-A captured program ends where its ranks stand; what would have come is not known. Of a rank that stands itself, others' waits are no
-fault of its: it is taken to come to all of them, after the call in which it stands. So the diagnosis speaks of who holds whom, and not
-of calls that are missing. A rank that has ended comes to nothing any more.
+A captured program ends where its ranks stand; what would have come is not known. Of a rank that
+stands itself, others' waits are no fault of its: it is taken to come to all of them, after the call
+in which it stands. So the diagnosis speaks of who holds whom, and not of calls that are missing. A
+rank that has ended comes to nothing any more.
 """
 
 from __future__ import annotations
@@ -29,32 +30,50 @@ def incomplete_calls(member: RankProcess) -> list[RankCall]:
 
 def assumed_future_calls(members: Sequence[RankProcess]) -> dict[int, list[CapturedCall]]:
     """By rank: the calls that it is taken to make after the one in which it stands."""
-    standing = {rank: incomplete_calls(m) for rank, m in enumerate(members) if m.ended is None and (m.waiting or m.futures)}
+    standing = {
+        rank: incomplete_calls(m)
+        for rank, m in enumerate(members)
+        if m.ended is None and (m.waiting or m.futures)
+    }
     found: dict[int, list[CapturedCall]] = {rank: [] for rank in standing}
     seen: set[tuple[int, int]] = set()
     for rank, calls in standing.items():
         for call in calls:
             if OPERATIONS[call.op].kind == "p2p":
                 if call.peer in standing and not _has_unmatched_send(members, standing, call, rank):
-                    found[call.peer].append(CapturedCall("send", NO_CALL_SITE, (_matching_send(call, rank),)))
+                    found[call.peer].append(
+                        CapturedCall("send", NO_CALL_SITE, (_matching_send(call, rank),))
+                    )
             else:
                 for other in _missing_ranks(call):
                     if other in standing and (id(call.gathering), other) not in seen:
                         seen.add((id(call.gathering), other))
-                        found[other].append(CapturedCall(call.op, NO_CALL_SITE, (_call_of_peer(call, other),)))
+                        found[other].append(
+                            CapturedCall(call.op, NO_CALL_SITE, (_call_of_peer(call, other),))
+                        )
     for rank, step in _missing_startup_calls(members, standing):
         found[rank].append(step)
     return found
 
 
 def _has_unmatched_send(
-    members: Sequence[RankProcess], standing: dict[int, list[RankCall]], call: RankCall, receiver: int
+    members: Sequence[RankProcess],
+    standing: dict[int, list[RankCall]],
+    call: RankCall,
+    receiver: int,
 ) -> bool:
-    """Did the peer of a receive send it something already that nobody takes, and go on? Then that is its message: its tag is wrong."""
+    """Did the peer of a receive send it something already that nobody takes, and go on? Then that
+    is its message: its tag is wrong.
+    """
     return any(
-        c.op in ("send", "isend") and c.peer == receiver and c.team is call.team and c.on == call.on and not c.met
-        for c in members[call.peer].calls.values() if c not in standing[call.peer]
-    )  # fmt: skip
+        c.op in ("send", "isend")
+        and c.peer == receiver
+        and c.team is call.team
+        and c.on == call.on
+        and not c.met
+        for c in members[call.peer].calls.values()
+        if c not in standing[call.peer]
+    )
 
 
 def _matching_send(call: RankCall, receiver: int) -> RankCall:
@@ -85,16 +104,33 @@ def _call_of_peer(call: RankCall, rank: int) -> RankCall:
     elif call.op == "all_to_all_single" and side.extra.get("input_splits"):
         ins = outs = [[prod(ins[0])]]
     extra = {k: v for k, v in side.extra.items() if not k.endswith("_splits")}
-    return replace(call, rank=rank, number=-call.number, side=CallContribution((), [ins, outs, side.dtype, extra]), outs=None)
+    return replace(
+        call,
+        rank=rank,
+        number=-call.number,
+        side=CallContribution((), [ins, outs, side.dtype, extra]),
+        outs=None,
+    )
 
 
 def _missing_startup_calls(
     members: Sequence[RankProcess], standing: dict[int, list[RankCall]]
 ) -> Iterator[tuple[int, CapturedCall]]:
     """init_process_group, where others stand in it."""
-    events = {q.meeting: next(e for e in reversed(m.events) if e.number == n)
-              for m in members for n, q in m.waiting.items() if q.meeting}  # fmt: skip
+    events = {
+        q.meeting: next(e for e in reversed(m.events) if e.number == n)
+        for m in members
+        for n, q in m.waiting.items()
+        if q.meeting
+    }
     for op, event in events.items():
         for rank in standing:
             if not any(q.meeting == op for q in members[rank].waiting.values()):
-                yield rank, CapturedCall(op, NO_CALL_SITE, event=HubEvent(0, op, 0, team=event.team, facts=event.facts))
+                yield (
+                    rank,
+                    CapturedCall(
+                        op,
+                        NO_CALL_SITE,
+                        event=HubEvent(0, op, 0, team=event.team, facts=event.facts),
+                    ),
+                )

@@ -1,4 +1,6 @@
-"""What a rank did, call by call, as the calls of a program: requests with their waits, batches as one, blocking calls as such."""
+"""What a rank did, call by call, as the calls of a program: requests with their waits, batches as
+one, blocking calls as such.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _STARTUP_OP = "init_process_group"
 
 @dataclass
 class CapturedCall:
-    """A call of the program. ``calls``: what was posted (several: a batch). ``waits`` and ``drops`` are numbers of earlier calls."""
+    """A call of the program. ``calls``: what was posted (several: a batch). ``waits`` and ``drops``
+    are numbers of earlier calls.
+    """
 
     op: str
     place: Place
@@ -30,7 +34,9 @@ class CapturedCall:
 
 
 def groups_in_order(members: Sequence[RankProcess]) -> list[GroupInstance]:
-    """Every group that a call used or a rank made, in the order in which ranks came to them, rank by rank."""
+    """Every group that a call used or a rank made, in the order in which ranks came to them, rank
+    by rank.
+    """
     found: dict[int, GroupInstance] = {}
     for member in members:
         for team in member.group_instances.values():
@@ -39,7 +45,9 @@ def groups_in_order(members: Sequence[RankProcess]) -> list[GroupInstance]:
 
 
 def recorded_calls_of(member: RankProcess, done: Sequence[HubEvent]) -> list[CapturedCall]:
-    """The program of one rank. It ends in the call in which the rank stands, if it does. ``done``: its events, one after the other."""
+    """The program of one rank. It ends in the call in which the rank stands, if it does. ``done``:
+    its events, one after the other.
+    """
     events = _with_buffer_changes(_with_backward_waits(member, done))
     batches = _whole_batches(events)
     steps: list[CapturedCall] = []
@@ -73,7 +81,9 @@ def _chunk_key(event: HubEvent, parts: dict[int, int]) -> object:
 
 
 def _whole_batches(events: Sequence[HubEvent]) -> set[int]:
-    """Batches whose messages are all waited for in one go, or not at all: they are one call with one request."""
+    """Batches whose messages are all waited for in one go, or not at all: they are one call with
+    one request.
+    """
     sizes: dict[int, set[int]] = {}
     batch_of: dict[int, int] = {}
     for event in events:
@@ -95,7 +105,9 @@ def _whole_batches(events: Sequence[HubEvent]) -> set[int]:
 
 
 def _with_backward_waits(member: RankProcess, ordered: Sequence[HubEvent]) -> list[HubEvent]:
-    """Events in order, with the waits that torch's C++ makes at the end of a backward pass for what was called in it."""
+    """Events in order, with the waits that torch's C++ makes at the end of a backward pass for what
+    was called in it.
+    """
     open_ones: list[HubEvent] = []
     found: list[HubEvent] = []
     inside = {t for e in ordered if e.kind == "future" for t in e.targets}
@@ -114,7 +126,9 @@ def _with_backward_waits(member: RankProcess, ordered: Sequence[HubEvent]) -> li
 
 
 def _with_buffer_changes(events: list[HubEvent]) -> list[HubEvent]:
-    """Events with what changed a call's tensors behind that call, or behind the batch that it is part of."""
+    """Events with what changed a call's tensors behind that call, or behind the batch that it is
+    part of.
+    """
     changes = {e.facts["call"]: e for e in events if e.kind == "changed"}
     if not changes:
         return events
@@ -188,12 +202,20 @@ def _final_call(member: RankProcess) -> list[CapturedCall]:
     return [CapturedCall("fail" if ended.how == "raised" else "exit", ended.place, failure=ended)]
 
 
-def missing_startup_calls(member: RankProcess, members: Sequence[RankProcess]) -> list[CapturedCall]:
-    """For a rank that ended before it began, where others began: the beginning that it did not come to. A program without one would
-    begin by itself."""
+def missing_startup_calls(
+    member: RankProcess, members: Sequence[RankProcess]
+) -> list[CapturedCall]:
+    """For a rank that ended before it began, where others began: the beginning that it did not come
+    to. A program without one would begin by itself."""
     began = [{e.kind: e for e in m.events}.get(_STARTUP_OP) for m in (member, *members)]
     if began[0] is not None or not any(began) or member.ended is None:
         return []
     event = next(e for e in began if e is not None)
-    begins = CapturedCall(_STARTUP_OP, NO_CALL_SITE, event=HubEvent(0, _STARTUP_OP, 0, facts=event.facts))
-    return [CapturedCall("exit", NO_CALL_SITE, failure=member.ended), begins] if member.ended.how == "ended" else [begins]
+    begins = CapturedCall(
+        _STARTUP_OP, NO_CALL_SITE, event=HubEvent(0, _STARTUP_OP, 0, facts=event.facts)
+    )
+    return (
+        [CapturedCall("exit", NO_CALL_SITE, failure=member.ended), begins]
+        if member.ended.how == "ended"
+        else [begins]
+    )

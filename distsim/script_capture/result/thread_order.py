@@ -1,7 +1,7 @@
 """Calls of a rank's threads in one order, which is what a program has.
 
-Threads do not wait for each other's calls. So where the run came through there is an order that does: each call where all had come
-whom it is for, on every rank. It is one of many.
+Threads do not wait for each other's calls. So where the run came through there is an order that
+does: each call where all had come whom it is for, on every rank. It is one of many.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from distsim.operations.registry import OPERATIONS
 from distsim.script_capture.hub.matching import RankCall
 from distsim.script_capture.hub.state import HubEvent, RankProcess, with_separate_waits
 
-#: Where a call stands that its thread had not to wait for, as a small message: where it met its other side ("met"), or was made
-#: ("early"). "apart": as they were made, and nobody waits before all are. A number: so, but for the waits of the thread of that number.
+#: Where a call stands that its thread had not to wait for, as a small message: where it met its
+#: other side ("met"), or was made ("early"). "apart": as they were made, and nobody waits before
+#: all are. A number: so, but for the waits of the thread of that number.
 ThreadOrder = Literal["met", "early", "apart"] | int
 _NEVER: Final = 1 << 62
 #: Threads of a rank that are looked at one by one.
@@ -37,10 +38,14 @@ def events_in_order(members: Sequence[RankProcess], order: ThreadOrder) -> list[
     made = [with_separate_waits(m.events) for m in members]
     if not any(map(is_multithreaded, members)):
         return made
-    made = [_without_unfinished(member, events) for member, events in zip(members, made, strict=True)]
+    made = [
+        _without_unfinished(member, events) for member, events in zip(members, made, strict=True)
+    ]
     ends = _ThreadSchedule(members, made, order).run() if order in ("met", "early") else {}
     return [
-        _ordered_thread_events(rank, member, events, order, ends) if is_multithreaded(member) else events
+        _ordered_thread_events(rank, member, events, order, ends)
+        if is_multithreaded(member)
+        else events
         for rank, (member, events) in enumerate(zip(members, made, strict=True))
     ]
 
@@ -55,15 +60,29 @@ def _without_unfinished(member: RankProcess, events: list[HubEvent]) -> list[Hub
 
 
 def _ordered_thread_events(
-    rank: int, member: RankProcess, events: list[HubEvent], order: ThreadOrder, ends: Mapping[tuple[int, int], int]
+    rank: int,
+    member: RankProcess,
+    events: list[HubEvent],
+    order: ThreadOrder,
+    ends: Mapping[tuple[int, int], int],
 ) -> list[HubEvent]:
     if order in ("met", "early"):
-        waits = [q.event.wait() for q in member.waiting.values() if q.event is not None and member.ended is None]
+        waits = [
+            q.event.wait()
+            for q in member.waiting.values()
+            if q.event is not None and member.ended is None
+        ]
         stands = {e.number: e for e in waits}
         events = sorted(events, key=lambda e: (ends[rank, e.number], e.lane, e.number))
         return _with_final_wait(events, stands) if len(stands) > 1 else events
-    late = {e.number: e for e in events if e.lane != order and (e.kind == "wait" or _is_blocking_call(e))}
-    return _with_final_wait(_isolate_thread(events, order) if isinstance(order, int) else events, late)
+    late = {
+        e.number: e
+        for e in events
+        if e.lane != order and (e.kind == "wait" or _is_blocking_call(e))
+    }
+    return _with_final_wait(
+        _isolate_thread(events, order) if isinstance(order, int) else events, late
+    )
 
 
 def _is_blocking_call(event: HubEvent) -> bool:
@@ -79,14 +98,18 @@ class _ThreadEvents:
     def ahead(self) -> list[HubEvent]:
         """What it does next: a call and the wait for it are one."""
         here, then = self.events[self.at], self.events[self.at + 1 : self.at + 2]
-        waits = here.kind == "call" and any(e.kind == "wait" and here.number in e.targets for e in then)
+        waits = here.kind == "call" and any(
+            e.kind == "wait" and here.number in e.targets for e in then
+        )
         return [here, *then] if waits else [here]
 
 
 class _ThreadSchedule:
     """How it goes if every thread goes on as soon as those have come whom it waits for."""
 
-    def __init__(self, members: Sequence[RankProcess], made: Sequence[Sequence[HubEvent]], order: ThreadOrder) -> None:
+    def __init__(
+        self, members: Sequence[RankProcess], made: Sequence[Sequence[HubEvent]], order: ThreadOrder
+    ) -> None:
         self.members, self.order = members, order
         self.ends: dict[tuple[int, int], int] = {}
         self.lanes: dict[tuple[int, int], _ThreadEvents] = {}
@@ -132,7 +155,9 @@ class _ThreadSchedule:
             self._met[call.met] = len(self._met)
 
 
-def _required_matches(parts: Sequence[HubEvent], calls: Mapping[int, RankCall], order: ThreadOrder) -> set[int]:
+def _required_matches(
+    parts: Sequence[HubEvent], calls: Mapping[int, RankCall], order: ThreadOrder
+) -> set[int]:
     """The meetings that a thread waits for here."""
     waited = [calls[t] for e in parts if e.kind == "wait" for t in e.targets if t in calls]
     waited += [e.call for e in parts if e.call is not None and _is_blocking_call(e)]
@@ -145,12 +170,15 @@ def _needs_no_peer(call: RankCall) -> bool:
     root = call.team.ranks.index(call.peer) if call.peer in call.team.ranks else 0
     me = call.team.ranks.index(call.rank)
     return call.op == "isend" or (
-        row.kind == "collective" and set(row.takes_from(len(call.team.ranks), root, me) or (-1,)) <= {me}
+        row.kind == "collective"
+        and set(row.takes_from(len(call.team.ranks), root, me) or (-1,)) <= {me}
     )
 
 
 def _isolate_thread(events: Iterable[HubEvent], lane: int) -> list[HubEvent]:
-    """A thread's waits right before what it did next; what the others called as early as the order within a group allows."""
+    """A thread's waits right before what it did next; what the others called as early as the order
+    within a group allows.
+    """
     events = list(events)
     own = {_ordering_key(e) for e in events if e.lane == lane and e.kind == "call"}
     found: list[HubEvent] = []
@@ -168,7 +196,9 @@ def _isolate_thread(events: Iterable[HubEvent], lane: int) -> list[HubEvent]:
             held.append(event)
         elif event.lane == lane and _is_blocking_call(event):
             found.append(replace(event, is_async=True))
-            held.append(HubEvent(event.number, "wait", event.site, targets=(event.number,), lane=event.lane))
+            held.append(
+                HubEvent(event.number, "wait", event.site, targets=(event.number,), lane=event.lane)
+            )
         else:
             found.append(event)
             made = made if event.kind in ("call", "wait", "drop", "future") else len(found)
@@ -178,14 +208,29 @@ def _isolate_thread(events: Iterable[HubEvent], lane: int) -> list[HubEvent]:
 def _ordering_key(event: HubEvent) -> tuple[int, str]:
     """Calls of one way meet in the order in which they are made."""
     call = event.call
-    return (0, "") if call is None else (id(call.team), call.op if OPERATIONS[call.op].kind == "p2p" else "")
+    return (
+        (0, "")
+        if call is None
+        else (id(call.team), call.op if OPERATIONS[call.op].kind == "p2p" else "")
+    )
 
 
 def _with_final_wait(events: Iterable[HubEvent], late: Mapping[int, HubEvent]) -> list[HubEvent]:
     """These calls as requests, and one wait for all of them at the end."""
-    found = [replace(e, is_async=True) if e.number in late else e for e in events if e.number not in late or e.kind == "call"]
-    targets = tuple(t for e in late.values() for t in (e.targets if e.kind == "wait" else (e.number,)))
+    found = [
+        replace(e, is_async=True) if e.number in late else e
+        for e in events
+        if e.number not in late or e.kind == "call"
+    ]
+    targets = tuple(
+        t for e in late.values() for t in (e.targets if e.kind == "wait" else (e.number,))
+    )
     first = next(iter(late.values()), None)
     if first is None:
         return found
-    return [*found, HubEvent(max(e.number for e in found), "wait", first.site, targets=targets, lane=first.lane)]
+    return [
+        *found,
+        HubEvent(
+            max(e.number for e in found), "wait", first.site, targets=targets, lane=first.lane
+        ),
+    ]

@@ -1,4 +1,6 @@
-"""What must be equal in a class of ranks (`distsim.semantics.classes.partition`), as the vectors of a code hold it."""
+"""What must be equal in a class of ranks (`distsim.semantics.classes.partition`), as the vectors of
+a code hold it.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,23 @@ class RankVectors:
         ports: dict[Hashable, tuple[IntArray, IntArray, IntArray]] = {}
         for number, port in enumerate(code.ports):
             mask = used[number]
-            peer = self._spread(port.peer) if mask is None else np.where(mask, port.peer, self.ranks)
-            key = (peer.tobytes(), port.group, self._spread(port.tag).tobytes() if self.tagged else b"")
+            peer = (
+                self._spread(port.peer) if mask is None else np.where(mask, port.peer, self.ranks)
+            )
+            key = (
+                peer.tobytes(),
+                port.group,
+                self._spread(port.tag).tobytes() if self.tagged else b"",
+            )
             ports.setdefault(key, (peer, self.groups[port.group], self._spread(port.tag)))
-        #: (peers, groups, tags) of all that differ; tags alone tell none apart where each is one number for all ranks of its code.
+        #: (peers, groups, tags) of all that differ; tags alone tell none apart where each is one
+        #: number for all ranks of its code.
         self.ports = list(ports.values())
 
     def _users(self) -> list[BoolVector | None]:
-        """By port the ranks that make a call there, None: all. Where a guard shuts a rank out its peer means nothing."""
+        """By port the ranks that make a call there, None: all. Where a guard shuts a rank out its
+        peer means nothing.
+        """
         code = self.code
         if code.guards is None:
             return [None] * len(code.ports)
@@ -61,17 +72,28 @@ class RankVectors:
         for mask in {id(g): g for g in self.code.guards or () if g is not None}.values():
             yield mask.astype(np.int64)[None, :]
         if self.ports:
-            peers, groups, tags = (np.stack([port[k] for port in self.ports], axis=1) for k in range(3))
+            peers, groups, tags = (
+                np.stack([port[k] for port in self.ports], axis=1) for k in range(3)
+            )
             wide = np.int64(program.world_size)
             for keys in (
                 peers,
                 peers + wide * groups,
-                *((_pair_numbers(peers, tags), _pair_numbers(peers + wide * groups, tags)) if self.tagged else ()),
+                *(
+                    (_pair_numbers(peers, tags), _pair_numbers(peers + wide * groups, tags))
+                    if self.tagged
+                    else ()
+                ),
             ):
                 yield first_equal_columns(keys).T
         if len(self.groups) > 1:
             yield first_equal_columns(np.stack(self.groups, axis=1)).T
-        found = {id(v): v for call in self.calls for v in vectors_of_call(call) if v is not call.fields.get("root")}
+        found = {
+            id(v): v
+            for call in self.calls
+            for v in vectors_of_call(call)
+            if v is not call.fields.get("root")
+        }
         for vector in found.values():
             yield _value_numbers(vector)[None, :]
         yield from self._roots(program)
@@ -92,26 +114,45 @@ class RankVectors:
                     for pair in set(zip(groups.tolist(), roots.tolist(), strict=True))
                 }
                 yield (roots == self.ranks).astype(np.int64)[None, :]
-                yield np.array([places[pair] for pair in zip(groups.tolist(), roots.tolist(), strict=True)], dtype=np.int64)[
-                    None, :
-                ]
+                yield np.array(
+                    [places[pair] for pair in zip(groups.tolist(), roots.tolist(), strict=True)],
+                    dtype=np.int64,
+                )[None, :]
 
     def rooted(self) -> Iterator[tuple[IntArray, IntArray]]:
         """By rank (groups, roots) of all that differ among the code's calls."""
-        found = {(id(call.fields["root"]), call.group): call for call in self.calls if call.fields.get("root") is not None}
+        found = {
+            (id(call.fields["root"]), call.group): call
+            for call in self.calls
+            if call.fields.get("root") is not None
+        }
         for call in found.values():
             yield self.groups[call.group], self._spread(call.fields["root"])
 
     def by_place(self, profiles: Iterable[BackendProfile]) -> list[IntArray]:
-        """By rank the groups on which some operation of the code lets members go by where they stand, beyond being its root or not."""
+        """By rank the groups on which some operation of the code lets members go by where they
+        stand, beyond being its root or not.
+        """
         calls = [call for call in self.calls if OPERATIONS[call.op].kind == "collective"]
-        ops = {op for profile in profiles for op in {c.op for c in calls} if _op_depends_on_group_rank(profile, op)}
+        ops = {
+            op
+            for profile in profiles
+            for op in {c.op for c in calls}
+            if _op_depends_on_group_rank(profile, op)
+        }
         return [self.groups[k] for k in sorted({call.group for call in calls if call.op in ops})]
 
 
 def depends_on_group_rank(program: Program, profile: BackendProfile) -> bool:
-    """Some operation of a program lets members go by where they stand in the group, beyond being its root or not."""
-    ops = {call.op for code in program.codes for call in code.distinct_calls() if OPERATIONS[call.op].kind == "collective"}
+    """Some operation of a program lets members go by where they stand in the group, beyond being
+    its root or not.
+    """
+    ops = {
+        call.op
+        for code in program.codes
+        for call in code.distinct_calls()
+        if OPERATIONS[call.op].kind == "collective"
+    }
     return any(_op_depends_on_group_rank(profile, op) for op in sorted(ops))
 
 
@@ -130,7 +171,9 @@ def vectors_of_call(call: CodeCall) -> list[NDArray[np.generic]]:
     """All vectors of a call but its peers and groups."""
     found: list[NDArray[np.generic]] = []
     todo: list[object] = [
-        value for value in (call.nbytes, call.signature, *call.fields.values()) if type(value) not in _SCALAR_TYPES
+        value
+        for value in (call.nbytes, call.signature, *call.fields.values())
+        if type(value) not in _SCALAR_TYPES
     ]
     while todo:
         value = todo.pop()

@@ -1,9 +1,11 @@
-"""A program cut down to some of its ranks, such that each of them does the same at the same time as in the whole.
+"""A program cut down to some of its ranks, such that each of them does the same at the same time as
+in the whole.
 
-Of the classes of a `distsim.semantics.classes.partition.RankPartition` some members are kept: with a rank all whom its messages lead to, and of each of
-its groups, for each place that a class has there, the lowest member. What a kept rank waits for is then kept as well, or equal to
-something that is, and a meeting ends when the last of its *kinds* of members has come. Groups keep their true size and members, for
-prices and words; ranks keep their numbers.
+Of the classes of a `distsim.semantics.classes.partition.RankPartition` some members are kept: with
+a rank all whom its messages lead to, and of each of its groups, for each place that a class has
+there, the lowest member. What a kept rank waits for is then kept as well, or equal to something
+that is, and a meeting ends when the last of its *kinds* of members has come. Groups keep their true
+size and members, for prices and words; ranks keep their numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +20,15 @@ from distsim.backends import CONTRACT_READINGS
 from distsim.backends.profile import BackendProfile
 from distsim.common.arrays import sorted_unique
 from distsim.hardware.cost import CostModel
-from distsim.program.code import BoolVector, BufferVector, ChannelEndpoint, CodeCall, Program, SharedCode, collapse_uniform
+from distsim.program.code import (
+    BoolVector,
+    BufferVector,
+    ChannelEndpoint,
+    CodeCall,
+    Program,
+    SharedCode,
+    collapse_uniform,
+)
 from distsim.semantics.classes.partition import RankPartition, partition_ranks
 from distsim.semantics.classes.rank_keys import IntArray, vectors_of_call
 
@@ -40,20 +50,29 @@ def representative_program(
     worth: float = MIN_REDUCTION,
     shared: bool = False,
 ) -> Program | None:
-    """The program cut down to ranks that stand for all; None where that does not pay, or cannot be told.
+    """The program cut down to ranks that stand for all; None where that does not pay, or cannot be
+    told.
 
-    ``costs``, ``profiles``: under which it must hold; the readings of the contract are always among them. ``shared``: it holds where
-    transfers share links, too.
+    ``costs``, ``profiles``: under which it must hold; the readings of the contract are always among
+    them. ``shared``: it holds where transfers share links, too.
     """
-    classes = partition_ranks(program, costs, [*profiles, *CONTRACT_READINGS.values()], shared=shared)
+    classes = partition_ranks(
+        program, costs, [*profiles, *CONTRACT_READINGS.values()], shared=shared
+    )
     if classes is None or worth * (int(classes.of.max(initial=-1)) + 1) > program.world_size:
         return None
     kept = _kept_ranks(classes, program.world_size, program.world_size / worth)
-    return None if worth * len(kept) > program.world_size else restrict_to_ranks(program, kept, classes.of)
+    return (
+        None
+        if worth * len(kept) > program.world_size
+        else restrict_to_ranks(program, kept, classes.of)
+    )
 
 
 def _kept_ranks(classes: RankPartition, size: int, most: float) -> IntArray:
-    """The lowest rank of each class, and whom these draw in, ascending; not all of them where they are more than ``most``."""
+    """The lowest rank of each class, and whom these draw in, ascending; not all of them where they
+    are more than ``most``.
+    """
     peers = _ValuesByKey(classes.ends.rank, classes.ends.peer, size)
     groups = _ValuesByKey(classes.slots.rank, classes.slots.group, size)
     needed = _lowest_members(classes)
@@ -101,7 +120,11 @@ def restrict_to_ranks(program: Program, kept: IntArray, classes: IntArray) -> Pr
     first[classes[kept[::-1]]] = kept[::-1]
     representative_of = first[classes]
     representative_of[kept] = kept
-    codes, code_of, row_of = [], np.array(program.code_of), np.zeros(program.world_size, dtype=np.int64)
+    codes, code_of, row_of = (
+        [],
+        np.array(program.code_of),
+        np.zeros(program.world_size, dtype=np.int64),
+    )
     for code in program.codes:
         rows = np.flatnonzero(np.isin(code.ranks, kept))
         codes.append(_RestrictedCode(code, rows).code())
@@ -124,7 +147,10 @@ class _RestrictedCode:
 
     def code(self) -> SharedCode:
         old = self.old
-        ports = [ChannelEndpoint(self._of(port.peer), port.group, self._of(port.tag)) for port in old.ports]
+        ports = [
+            ChannelEndpoint(self._of(port.peer), port.group, self._of(port.tag))
+            for port in old.ports
+        ]
         masks: dict[int, BoolVector | None] = {id(None): None}
         for mask in old.guards or ():
             if id(mask) not in masks:
@@ -133,8 +159,14 @@ class _RestrictedCode:
         guards = None if old.guards is None else [masks[id(mask)] for mask in old.guards]
         ranks = tuple(old.ranks[row] for row in self.rows.tolist())
         calls = [self._call(call) for call in old.calls]
-        return SharedCode(ranks, calls, ports, [self._of(group) for group in old.groups],
-                    guards if guards is not None and any(g is not None for g in guards) else None, old.iterations)  # fmt: skip
+        return SharedCode(
+            ranks,
+            calls,
+            ports,
+            [self._of(group) for group in old.groups],
+            guards if guards is not None and any(g is not None for g in guards) else None,
+            old.iterations,
+        )
 
     def _call(self, call: CodeCall) -> CodeCall:
         found = self._calls.get(id(call))
@@ -142,9 +174,13 @@ class _RestrictedCode:
             found = self._calls[id(call)] = call  # nothing in it differs by rank
         if found is None:
             found = self._calls[id(call)] = replace(
-                call, nbytes=self._of(call.nbytes), signature=self._of(call.signature), parts=tuple(map(self._call, call.parts)),
-                invalid=None, fields={name: self._of(value) for name, value in call.fields.items()},
-            )  # fmt: skip
+                call,
+                nbytes=self._of(call.nbytes),
+                signature=self._of(call.signature),
+                parts=tuple(map(self._call, call.parts)),
+                invalid=None,
+                fields={name: self._of(value) for name, value in call.fields.items()},
+            )
         return found
 
     def _of(self, value: T) -> T:
@@ -153,7 +189,9 @@ class _RestrictedCode:
         if isinstance(value, np.ndarray):
             found = collapse_uniform(value[self.rows])
         elif isinstance(value, BufferVector):
-            found = BufferVector(value.name, self._of(value.index), self._of(value.shape), value.dtype)
+            found = BufferVector(
+                value.name, self._of(value.index), self._of(value.shape), value.dtype
+            )
         elif isinstance(value, tuple):
             found = tuple(map(self._of, value))
         return cast("T", found)
@@ -161,11 +199,17 @@ class _RestrictedCode:
 
 def representative_by_rank(section: Program) -> list[int]:
     """By rank the one that stands for it."""
-    return list(range(section.world_size)) if section.representative_of is None else section.representative_of.tolist()
+    return (
+        list(range(section.world_size))
+        if section.representative_of is None
+        else section.representative_of.tolist()
+    )
 
 
 def equivalent_groups(section: Program, program: Program) -> dict[int, list[tuple[int, int]]]:
-    """By group of the ranks that stand for all: (lowest rank, group) of each group of the program that it stands for."""
+    """By group of the ranks that stand for all: (lowest rank, group) of each group of the program
+    that it stands for.
+    """
     there = np.asarray(section.row_of)
     lowest: dict[int, tuple[int, int]] = {}
     for code, kept in zip(program.codes, section.codes, strict=True):
@@ -174,7 +218,9 @@ def equivalent_groups(section: Program, program: Program) -> dict[int, list[tupl
             ours = np.broadcast_to(np.asarray(ids), len(ranks))
             theirs = np.broadcast_to(np.asarray(own), len(kept.ranks))[there[ranks]]
             groups, first = np.unique(ours, return_index=True)
-            for group, rank, of in zip(groups.tolist(), ranks[first].tolist(), theirs[first].tolist(), strict=True):
+            for group, rank, of in zip(
+                groups.tolist(), ranks[first].tolist(), theirs[first].tolist(), strict=True
+            ):
                 lowest[group] = min(lowest.get(group, (rank, of)), (rank, of))
     found: dict[int, list[tuple[int, int]]] = {}
     for group, (rank, of) in lowest.items():

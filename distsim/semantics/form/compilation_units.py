@@ -1,8 +1,9 @@
 """Which ranks do the same, call by call, so that a code is compiled once for all of them.
 
-A unit's key holds every value on which a compiler branches: which calls a rank makes, which of them are invalid or open to any
-source, the shapes that a back end looks at, and which of the code's ports and groups are one and the same (a communicator that was
-used before, a group's next number). Ranks that a fault strikes, that make an invalid call or a new group stand alone.
+A unit's key holds every value on which a compiler branches: which calls a rank makes, which of them
+are invalid or open to any source, the shapes that a back end looks at, and which of the code's
+ports and groups are one and the same (a communicator that was used before, a group's next number).
+Ranks that a fault strikes, that make an invalid call or a new group stand alone.
 """
 
 from __future__ import annotations
@@ -27,18 +28,31 @@ def compile_units(program: Program, profile: BackendProfile) -> list[Compilation
     struck = {f.rank for f in program.faults if f.kind not in ("slow", "late")}
     if program.startup is not None and program.startup.failed:
         struck |= set(program.startup.endings)
-    found = [unit for number, code in enumerate(program.codes) for unit in _units_of(number, code, profile, struck)]
-    shared = CompilationContext(divergent_new_groups(program, profile) if "new groups" in program.features else {})
+    found = [
+        unit
+        for number, code in enumerate(program.codes)
+        for unit in _units_of(number, code, profile, struck)
+    ]
+    shared = CompilationContext(
+        divergent_new_groups(program, profile) if "new groups" in program.features else {}
+    )
     compiler = DeviceCompiler if profile.device else UnitCompiler
-    return [compiler(program, profile, unit, shared).run() for unit in sorted(found, key=lambda u: u.ranks[0])]
+    return [
+        compiler(program, profile, unit, shared).run()
+        for unit in sorted(found, key=lambda u: u.ranks[0])
+    ]
 
 
-def _units_of(number: int, code: SharedCode, profile: BackendProfile, struck: set[int]) -> Iterator[CompilationUnit]:
+def _units_of(
+    number: int, code: SharedCode, profile: BackendProfile, struck: set[int]
+) -> Iterator[CompilationUnit]:
     columns = list(_key_columns(code, profile))
     alone = _alone(code, struck)
     if columns:
         _, kinds = np.unique(
-            np.concatenate([c.reshape(len(code.ranks), -1) for c in columns], axis=1), axis=0, return_inverse=True
+            np.concatenate([c.reshape(len(code.ranks), -1) for c in columns], axis=1),
+            axis=0,
+            return_inverse=True,
         )
     else:
         kinds = np.zeros(len(code.ranks), dtype=np.int64)
@@ -55,7 +69,9 @@ def _alone(code: SharedCode, struck: set[int]) -> BoolVector:
     for call in code.distinct_calls():
         if call.invalid is not None:
             alone |= call.invalid[0]
-        if call.op == "new_group" or any(isinstance(call.fields.get(name), np.ndarray) for name in ("code", "message")):
+        if call.op == "new_group" or any(
+            isinstance(call.fields.get(name), np.ndarray) for name in ("code", "message")
+        ):
             alone[:] = True
     return alone
 
@@ -72,7 +88,10 @@ def _key_columns(code: SharedCode, profile: BackendProfile) -> Iterator[_Array]:
     if sum(isinstance(group, np.ndarray) for group in code.groups):
         yield first_equal_columns(np.stack(groups, axis=1))
     if profile.device and len(peers) > 1:
-        pairs = [peer * (1 << 31) + groups[port.group] for port, peer in zip(code.ports, peers, strict=True)]
+        pairs = [
+            peer * (1 << 31) + groups[port.group]
+            for port, peer in zip(code.ports, peers, strict=True)
+        ]
         yield first_equal_columns(np.stack(pairs, axis=1))
     yield from _root_columns(code, profile, peers)
     for call in code.distinct_calls():
@@ -84,10 +103,20 @@ def _key_columns(code: SharedCode, profile: BackendProfile) -> Iterator[_Array]:
             )
 
 
-def _root_columns(code: SharedCode, profile: BackendProfile, peers: list[_Array]) -> Iterator[_Array]:
-    """Of collectives that travel as messages: is a root that of an earlier one, this rank, whom a message goes to or comes from."""
-    roots = [call.fields.get("root") for call in code.distinct_calls() if call.op in profile.by_messages]
-    known = [np.broadcast_to(np.asarray(root, dtype=np.int64), len(code.ranks)) for root in roots if root is not None]
+def _root_columns(
+    code: SharedCode, profile: BackendProfile, peers: list[_Array]
+) -> Iterator[_Array]:
+    """Of collectives that travel as messages: is a root that of an earlier one, this rank, whom a
+    message goes to or comes from.
+    """
+    roots = [
+        call.fields.get("root") for call in code.distinct_calls() if call.op in profile.by_messages
+    ]
+    known = [
+        np.broadcast_to(np.asarray(root, dtype=np.int64), len(code.ranks))
+        for root in roots
+        if root is not None
+    ]
     own = np.array(code.ranks, dtype=np.int64)
     if any(isinstance(root, np.ndarray) for root in roots):
         yield first_equal_columns(np.stack([own, *known], axis=1))
@@ -101,7 +130,9 @@ def _sizes_that_vary(buffers: tuple[object, ...]) -> Iterator[Vec]:
 
 
 def first_equal_columns(values: _Array) -> _Array:
-    """For each entry of a row the first column that has the same value. Shape as given, (ranks, columns)."""
+    """For each entry of a row the first column that has the same value. Shape as given, (ranks,
+    columns).
+    """
     order = np.argsort(values, axis=1, kind="stable")
     ascending = np.take_along_axis(values, order, axis=1)
     fresh = np.ones(values.shape, dtype=np.bool_)

@@ -1,11 +1,13 @@
-"""When a row is done: whom it needs, and how long what it does then takes. Columns over the rows of a linked program.
+"""When a row is done: whom it needs, and how long what it does then takes. Columns over the rows of
+a linked program.
 
-The members of a collective wait for all, for those whom its data come from and go to, or, where they disagree on the root, for those whom
-each would have by its own (`CollectiveNeeds`).
+The members of a collective wait for all, for those whom its data come from and go to, or, where
+they disagree on the root, for those whom each would have by its own (`CollectiveNeeds`).
 
-A message row i is done at ``max(A[i], A[need]) + lag`` where A is when a row was posted, or, with a negative lag, at
-``max(A[i], A[need] - lag)``: data that left before its receive was there arrives on its own. A send that a back end buffers needs nobody,
-or, where the window is full, the receive that makes room.
+A message row i is done at ``max(A[i], A[need]) + lag`` where A is when a row was posted, or, with a
+negative lag, at ``max(A[i], A[need] - lag)``: data that left before its receive was there arrives
+on its own. A send that a back end buffers needs nobody, or, where the window is full, the receive
+that makes room.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from distsim.semantics.form.linked_program import NEVER_ARRIVES, IntArray, Linke
 from distsim.semantics.form.work_durations import durations_ns
 
 BoolArray = NDArray[np.bool_]
-#: A row that its rank took back, as it left, before another row came that needs it; -1: before anybody came.
+#: A row that its rank took back, as it left, before another row came that needs it; -1: before
+#: anybody came.
 WithdrawnRow = tuple[int, int]
 #: More bytes than any program sends: a back end that buffers so many knows no window.
 _UNLIMITED_BYTES = 1 << 60
@@ -36,15 +39,20 @@ _UNLIMITED_BYTES = 1 << 60
 class CompletionConditions:
     """Of a linked program, priced by ``cost`` or, without one, in no time.
 
-    ``price``: how long each row takes once all it needs is there, ns. ``need``: the row of each message that must be posted, -1 nobody,
-    `NEVER_ARRIVES`. ``room``: of a send, the receive whose coming makes room for it, -1 where none is needed. ``ahead``: sends that go before
-    their receive is there. ``early``: of the collective rows that do not wait for all, the rows that they need.
+    ``price``: how long each row takes once all it needs is there, ns. ``need``: the row of each
+    message that must be posted, -1 nobody, `NEVER_ARRIVES`. ``room``: of a send, the receive
+    whose coming makes room for it, -1 where none is needed. ``ahead``: sends that go before
+    their receive is there. ``early``: of the collective rows that do not wait for all, the rows
+    that they need.
     """
 
     def __init__(
-        self, linked: LinkedProgram, cost: CostModel | None, misfits: tuple[Sequence[int], Sequence[int]] = ((), ()),
+        self,
+        linked: LinkedProgram,
+        cost: CostModel | None,
+        misfits: tuple[Sequence[int], Sequence[int]] = ((), ()),
         withdrawn: Sequence[WithdrawnRow] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.linked, self.cost, self.needs = linked, cost, CollectiveNeeds(linked)
         whole = [row for row, other in withdrawn if other < 0]
         self.mate, self.withdrawn = _partners_without_withdrawn(linked, whole), frozenset(withdrawn)
@@ -89,9 +97,13 @@ class CompletionConditions:
         return low
 
     def _make_room(self) -> None:
-        """A send that the window does not hold any more needs an earlier message of its channel to be taken."""
+        """A send that the window does not hold any more needs an earlier message of its channel to
+        be taken.
+        """
         tag = self.linked.tag
-        rows = np.flatnonzero(self.ahead if self.window < _UNLIMITED_BYTES else self.ahead & (tag >= FIRST_SIGNAL_TAG))
+        rows = np.flatnonzero(
+            self.ahead if self.window < _UNLIMITED_BYTES else self.ahead & (tag >= FIRST_SIGNAL_TAG)
+        )
         if not rows.size:
             return
         channel, nbytes = self.linked.channel, self.linked.nbytes
@@ -103,12 +115,16 @@ class CompletionConditions:
             sent = np.cumsum(nbytes[those])
             full = sent > self.window
             if full.any():
-                taken = np.searchsorted(sent, sent[full] - self.window)  # the first message after which there is room
+                taken = np.searchsorted(
+                    sent, sent[full] - self.window
+                )  # the first message after which there is room
                 self.room[those[full]] = self.mate[those[taken]]
 
     @cached_property
     def lag(self) -> IntArray:
-        """By message row, see the module; negative where the data left before its receive was there."""
+        """By message row, see the module; negative where the data left before its receive was
+        there.
+        """
         found = self.price.copy()
         found[self.ahead] = 0
         taken = self.mate[self.ahead]
@@ -125,14 +141,23 @@ class CompletionConditions:
     def some_need_no_partner(self) -> bool:
         """Some message may be done without its other side, or never."""
         linked = self.linked
-        return bool((self.need[(linked.kind == PartKind.SEND) | (linked.kind == PartKind.RECEIVE)] < 0).any())
+        return bool(
+            (
+                self.need[(linked.kind == PartKind.SEND) | (linked.kind == PartKind.RECEIVE)] < 0
+            ).any()
+        )
 
     # --- prices ---
     def _price_messages(self, cost: CostModel) -> None:
-        linked, sends = self.linked, np.flatnonzero((self.linked.kind == PartKind.SEND) & (self.mate >= 0))
+        linked, sends = (
+            self.linked,
+            np.flatnonzero((self.linked.kind == PartKind.SEND) & (self.mate >= 0)),
+        )
         pad = linked.tag[sends] >= FIRST_SIGNAL_TAG
         if pad.any():
-            cells = zip(linked.rank[sends[pad]].tolist(), linked.peer[sends[pad]].tolist(), strict=True)
+            cells = zip(
+                linked.rank[sends[pad]].tolist(), linked.peer[sends[pad]].tolist(), strict=True
+            )
             self.price[sends[pad]] = [cost.one_sided_ns(*pair, SIGNAL_BYTES) for pair in cells]
             self.price[self.mate[sends[pad]]] = self.price[sends[pad]]
             sends = sends[~pad]
@@ -146,7 +171,11 @@ class CompletionConditions:
         used = np.flatnonzero(first >= 0)
         for of, row in zip(used.tolist(), first[used].tolist(), strict=True):
             ends = int(linked.rank[row]), int(linked.peer[row])
-            link = tuple(map(cost.node, ends)) if linked.program.link_faults else cost.link_class(*ends)
+            link = (
+                tuple(map(cost.node, ends))
+                if linked.program.link_faults
+                else cost.link_class(*ends)
+            )
             if link not in classes:
                 classes[link] = len(ends_of)
                 ends_of.append(ends)
@@ -169,7 +198,9 @@ class CompletionConditions:
                 continue
             columns = (linked.instance[rows[0]], linked.nbytes[rows[0]], linked.root[rows[0]])
             prices = []
-            for instance, nbytes, place in zip(*(column.tolist() for column in columns), strict=True):
+            for instance, nbytes, place in zip(
+                *(column.tolist() for column in columns), strict=True
+            ):
                 members = linked.whole[instance]
                 root = members[max(place, 0)] if op.root_field is not None else None
                 what = (op.op, id(members), nbytes, root)
@@ -183,16 +214,24 @@ class CompletionConditions:
         known: dict[tuple[int, int], Vec] = {}
         for unit, parts, rows in linked.parts(PartKind.WORK):
             code, own = program.codes[unit.code], list(unit.vector_rows)
-            for part, those in zip(parts, rows, strict=True) if program.jitter else ((parts[0], rows),):
+            for part, those in (
+                zip(parts, rows, strict=True) if program.jitter else ((parts[0], rows),)
+            ):
                 key = (id(part.call), part.position if program.jitter else -1)
                 if key not in known:
-                    known[key] = 0 if part.call.op == "assign" else durations_ns(program, cost, code, part.position)
+                    known[key] = (
+                        0
+                        if part.call.op == "assign"
+                        else durations_ns(program, cost, code, part.position)
+                    )
                 ns = known[key]
                 self.price[those] = ns[own] if isinstance(ns, np.ndarray) else ns
 
     @cached_property
     def uneven(self) -> bool:
-        """Members of some collective pay different prices: it is under way, at all of them, until the last is done."""
+        """Members of some collective pay different prices: it is under way, at all of them, until
+        the last is done.
+        """
         rows = np.flatnonzero(self.linked.instance >= 0)
         instance, price = self.linked.instance[rows], self.price[rows]
         last = np.zeros(len(self.linked.members), dtype=np.int64)
@@ -201,14 +240,24 @@ class CompletionConditions:
 
     # --- ends, for many rows at once ---
     def message_ends(self, rows: IntArray, posted: IntArray) -> IntArray:
-        """When messages are done that were posted and have what they need; ns. Shape of ``rows``."""
+        """When messages are done that were posted and have what they need; ns. Shape of
+        ``rows``.
+        """
         mine, need, lag = posted[rows], self.need[rows], self.lag[rows]
-        came = np.where(need >= 0, posted[np.maximum(need, 0)], mine) if self.some_need_no_partner else posted[need]
+        came = (
+            np.where(need >= 0, posted[np.maximum(need, 0)], mine)
+            if self.some_need_no_partner
+            else posted[need]
+        )
         if self.has_room:
             gate = np.where(need >= 0, self.room[np.maximum(need, 0)], self.room[rows])
             came = np.where(gate >= 0, np.maximum(came, posted[np.maximum(gate, 0)]), came)
         together = np.maximum(mine, came) + lag
-        return np.where(lag >= 0, together, np.maximum(mine, came - lag)) if self.some_data_leaves_early else together
+        return (
+            np.where(lag >= 0, together, np.maximum(mine, came - lag))
+            if self.some_data_leaves_early
+            else together
+        )
 
     def collective_ends(self, rows: IntArray, posted: IntArray, latest: IntArray) -> IntArray:
         """When collectives are done whose members have come, ``latest`` by instance."""
@@ -225,29 +274,40 @@ class CompletionConditions:
     # --- collectives that let members go early ---
     @cached_property
     def early(self) -> dict[int, tuple[int, ...]]:
-        """Rows of collectives in which somebody does not wait for all -> the rows that each needs; `NEVER_ARRIVES` for one that is not
-        there."""
+        """Rows of collectives in which somebody does not wait for all -> the rows that each needs;
+        `NEVER_ARRIVES` for one that is not there."""
         found: dict[int, tuple[int, ...]] = {}
         unfit, said = set(self.never.tolist()), self.linked.signature
         for instance in sorted_unique(self.linked.instance[self.needs.early]).tolist():
             rows = self.linked.rows_of[instance].tolist()
-            of = {int(self.linked.rank[row]): row for row in rows if (row, -1) not in self.withdrawn}
+            of = {
+                int(self.linked.rank[row]): row for row in rows if (row, -1) not in self.withdrawn
+            }
             for row in rows:
                 needed = self.needs.of(row)
                 ranks = self.linked.members[instance] if needed is None else needed
                 needs = (of.get(rank, NEVER_ARRIVES) for rank in ranks)
-                found[row] = tuple(NEVER_ARRIVES if (n, row) in self.withdrawn else n for n in needs)
-                unlike = instance in unfit and any(said[of[rank]] != said[row] for rank in ranks if rank in of)
+                found[row] = tuple(
+                    NEVER_ARRIVES if (n, row) in self.withdrawn else n for n in needs
+                )
+                unlike = instance in unfit and any(
+                    said[of[rank]] != said[row] for rank in ranks if rank in of
+                )
                 if unlike or self.needs.in_vain(row):
                     found[row] = (*found[row], NEVER_ARRIVES)
         return found
 
 
 def _partners_without_withdrawn(linked: LinkedProgram, withdrawn: Sequence[int]) -> IntArray:
-    """`LinkedProgram.mate` where these rows were taken back: they and their other sides have none."""
+    """`LinkedProgram.mate` where these rows were taken back: they and their other sides have
+    none.
+    """
     if not withdrawn:
         return linked.mate
-    mate, rows = linked.mate.copy(), np.array([row for row in withdrawn if linked.mate[row] >= 0], dtype=np.int64)
+    mate, rows = (
+        linked.mate.copy(),
+        np.array([row for row in withdrawn if linked.mate[row] >= 0], dtype=np.int64),
+    )
     mate[linked.mate[rows]] = NEVER_ARRIVES
     mate[rows] = NEVER_ARRIVES
     return mate
@@ -263,7 +323,9 @@ class CollectiveNeeds:
         self._awaiting: dict[int, dict[int, list[int]]] = {}
 
     def of(self, row: int) -> tuple[int, ...] | None:
-        """The ranks that must have come to a collective's row before it is done; None: all members."""
+        """The ranks that must have come to a collective's row before it is done; None: all
+        members.
+        """
         if row not in self._rows:
             self._rows[row] = self._of(row)
         return self._rows[row]
@@ -300,18 +362,23 @@ class CollectiveNeeds:
 
     @cached_property
     def per_rank_needs(self) -> Mapping[int, MemberNeeds]:
-        """The rows of collectives whose members name different roots or do not bring equally much to a ring, where the profile says what
-        comes of that."""
+        """The rows of collectives whose members name different roots or do not bring equally much
+        to a ring, where the profile says what comes of that."""
         linked = self.linked
         if linked.profile.per_rank_needs is None:
             return {}
-        rows = np.flatnonzero((linked.kind == PartKind.COLLECTIVE) & (linked.root >= 0) & (linked.instance >= 0))
+        rows = np.flatnonzero(
+            (linked.kind == PartKind.COLLECTIVE) & (linked.root >= 0) & (linked.instance >= 0)
+        )
         rings = self._rings
         unlike = sorted_union(
-            _instances_that_differ(linked, rows, linked.root), _instances_that_differ(linked, rings, linked.signature)
+            _instances_that_differ(linked, rows, linked.root),
+            _instances_that_differ(linked, rings, linked.signature),
         )
         found = dict[int, MemberNeeds]()
-        for instance in sorted_union(unlike, linked.instance[rings[linked.nbytes[rings] == 0]]).tolist():
+        for instance in sorted_union(
+            unlike, linked.instance[rings[linked.nbytes[rings] == 0]]
+        ).tolist():
             of = {int(linked.rank[row]): row for row in linked.rows_of[instance].tolist()}
             awaited = linked.profile.per_rank_needs([linked.call(row) for row in of.values()])
             found |= {of[rank]: one for rank, one in awaited.items()}
@@ -328,7 +395,9 @@ class CollectiveNeeds:
 
     @cached_property
     def early(self) -> IntArray:
-        """Rows of collectives of which some members may go before all have come, or wait although all have."""
+        """Rows of collectives of which some members may go before all have come, or wait although
+        all have.
+        """
         needs, known, found = (
             self.linked.profile.needs,
             dict[str, bool](),
@@ -337,14 +406,19 @@ class CollectiveNeeds:
         for _, parts, rows in self.linked.parts(PartKind.COLLECTIVE):
             op = parts[0].call.op
             if op not in known:
-                known[op] = any(needs(op, n, 0, me) is not None for n in (2, 3, 4) for me in range(n))
+                known[op] = any(
+                    needs(op, n, 0, me) is not None for n in (2, 3, 4) for me in range(n)
+                )
             found += [rows.reshape(-1)] if known[op] else []
         return sorted_unique(np.concatenate(found))
 
 
 def _instances_that_differ(linked: LinkedProgram, rows: IntArray, said: IntArray) -> IntArray:
     """The instances of rows that do not all say the same."""
-    low, high = np.full(len(linked.members), np.iinfo(np.int64).max), np.full(len(linked.members), np.iinfo(np.int64).min)
+    low, high = (
+        np.full(len(linked.members), np.iinfo(np.int64).max),
+        np.full(len(linked.members), np.iinfo(np.int64).min),
+    )
     np.minimum.at(low, linked.instance[rows], said[rows])
     np.maximum.at(high, linked.instance[rows], said[rows])
     found: IntArray = np.flatnonzero(low < high)

@@ -1,8 +1,10 @@
 """The one form that every driver runs: what a rank's program becomes under a back end's rules.
 
-A *row* numbers everything that can be waited for: one per call, and for a batch one more per part. Rows count from the rank's first
-(`Linked.base`), so ranks that do the same share their instructions (`CompilationUnit`); they are also the rows of a trace. Who meets whom, sizes
-and prices stand beside, in columns by row (`distsim.semantics.form.linked_program`). No instruction names a back end.
+A *row* numbers everything that can be waited for: one per call, and for a batch one more per part.
+Rows count from the rank's first (`Linked.base`), so ranks that do the same share their instructions
+(`CompilationUnit`); they are also the rows of a trace. Who meets whom, sizes and prices stand
+beside, in columns by row (`distsim.semantics.form.linked_program`). No instruction names a back
+end.
 """
 
 from __future__ import annotations
@@ -18,12 +20,15 @@ from distsim.findings.final_state import RankEndStatus
 from distsim.operations.core.resolved_call import RankGroup
 from distsim.program.code import CodeCall, Vec
 
-#: The signature of a call that breaks the contract and that the back end takes all the same: wrong data comes of it.
+#: The signature of a call that breaks the contract and that the back end takes all the same: wrong
+#: data comes of it.
 INVALID_SIGNATURE = -2
 
 
 class PartKind(IntEnum):
-    """What a row of the form is; -1 in a column where a row is none of these (a wait, a batch as a whole, a call never made)."""
+    """What a row of the form is; -1 in a column where a row is none of these (a wait, a batch as a
+    whole, a call never made).
+    """
 
     SEND = 0
     RECEIVE = 1
@@ -31,15 +36,17 @@ class PartKind(IntEnum):
     WORK = 3  # compute, sleep, assign: local, nobody is met
 
 
-#: The kinds by themselves: looking one up in its class takes five times as long, and beside a number of numpy's a hundred times.
+#: The kinds by themselves: looking one up in its class takes five times as long, and beside a
+#: number of numpy's a hundred times.
 KIND_SEND, KIND_RECEIVE, KIND_COLLECTIVE, KIND_WORK = PartKind
 
 
 class KeyedRendezvous(NamedTuple):
-    """Members who meet under a key of their own: the process group is made, or a new group, or a communicator.
+    """Members who meet under a key of their own: the process group is made, or a new group, or a
+    communicator.
 
-    ``key`` and ``members`` are those of one rank, so units with such a gathering stand for one rank only, but for the world's
-    (``members`` empty: everybody).
+    ``key`` and ``members`` are those of one rank, so units with such a gathering stand for one rank
+    only, but for the world's (``members`` empty: everybody).
     """
 
     key: Hashable
@@ -49,9 +56,10 @@ class KeyedRendezvous(NamedTuple):
 class LaunchPart(NamedTuple):
     """One transfer or piece of work of a launch.
 
-    ``call`` is the call, or the part of a batch. ``number``: of a collective, how many the rank has made on its group before.
-    ``batched``: the message travels with its batch. ``odd``: see `INVALID_SIGNATURE`. ``gathering``: where members meet under a key instead.
-    ``real``: the group that its group is really connected to, where the ranks did not agree on it.
+    ``call`` is the call, or the part of a batch. ``number``: of a collective, how many the rank has
+    made on its group before. ``batched``: the message travels with its batch. ``odd``: see
+    `INVALID_SIGNATURE`. ``gathering``: where members meet under a key instead. ``real``: the group
+    that its group is really connected to, where the ranks did not agree on it.
     """
 
     row: int
@@ -67,10 +75,11 @@ class LaunchPart(NamedTuple):
 
 
 class ExecutionQueue(NamedTuple):
-    """Where launches of a rank run: on a stream, which takes them in the order that ``after`` gives; or by ``width`` workers, first in
-    first out (0: all at once, beside each other).
+    """Where launches of a rank run: on a stream, which takes them in the order that ``after``
+    gives; or by ``width`` workers, first in first out (0: all at once, beside each other).
 
-    ``key`` tells queues of a rank apart; ``port`` and ``group`` index the code's, where its name in a trace is a communicator's.
+    ``key`` tells queues of a rank apart; ``port`` and ``group`` index the code's, where its name in
+    a trace is a communicator's.
     """
 
     key: Hashable
@@ -84,7 +93,8 @@ class ExecutionQueue(NamedTuple):
 class OperationLaunch(NamedTuple):
     """What a queue runs as one. Its row is its part's, or the batch's where the batch is one unit.
 
-    It starts when all rows in ``after`` have finished and, if its queue has a width, one of its workers is free.
+    It starts when all rows in ``after`` have finished and, if its queue has a width, one of its
+    workers is free.
     """
 
     row: int
@@ -119,7 +129,9 @@ class PostLaunch(NamedTuple):
 
 
 class WaitForRows(NamedTuple):
-    """Block the host until ``rows`` have finished. ``waited`` are the requests that this call waits for, on the host or not."""
+    """Block the host until ``rows`` have finished. ``waited`` are the requests that this call waits
+    for, on the host or not.
+    """
 
     position: int
     rows: tuple[int, ...] = ()
@@ -127,15 +139,18 @@ class WaitForRows(NamedTuple):
 
 
 class SyncDevice(NamedTuple):
-    """Block the host until everything that it has launched has finished: the newest launch of each queue in ``rows``."""
+    """Block the host until everything that it has launched has finished: the newest launch of each
+    queue in ``rows``.
+    """
 
     position: int
     rows: tuple[int, ...] = ()
 
 
 class ConnectionPoint(NamedTuple):
-    """Where ranks meet: members of the group, or the two of a port (indices of the code), at the ``stage`` of what they make together: a
-    communicator (""), or connections on one (`distsim.semantics.form.device_compiler`). ``root``: the one that a stage is about."""
+    """Where ranks meet: members of the group, or the two of a port (indices of the code), at the
+    ``stage`` of what they make together: a communicator (""), or connections on one
+    (`distsim.semantics.form.device_compiler`). ``root``: the one that a stage is about."""
 
     group: int
     port: int = -1
@@ -144,11 +159,13 @@ class ConnectionPoint(NamedTuple):
 
 
 class AwaitRendezvous(NamedTuple):
-    """Block the host until all members have come: a communicator or the process group is made, or a connection.
+    """Block the host until all members have come: a communicator or the process group is made, or a
+    connection.
 
-    ``number`` counts the rank's meets. Who meets is told by ``gathering``, or by ``spots``: the rank comes to all of them at once, and
-    goes on when everybody has come to each (`Linked.meets`; they take a number each). ``uneven``: members differ by rank; who is ``lost``
-    comes, but is never let go. ``of_group``: the id of the group whose time-out bounds the wait.
+    ``number`` counts the rank's meets. Who meets is told by ``gathering``, or by ``spots``: the
+    rank comes to all of them at once, and goes on when everybody has come to each (`Linked.meets`;
+    they take a number each). ``uneven``: members differ by rank; who is ``lost`` comes, but is
+    never let go. ``of_group``: the id of the group whose time-out bounds the wait.
     """
 
     position: int
@@ -166,8 +183,8 @@ class AwaitRendezvous(NamedTuple):
 
 
 class BlockForever(NamedTuple):
-    """Block the host for ever: the call waits for what cannot come. ``ranks``: who it is about, if anybody; ``undefined``: the back
-    end may do otherwise."""
+    """Block the host for ever: the call waits for what cannot come. ``ranks``: who it is about, if
+    anybody; ``undefined``: the back end may do otherwise."""
 
     position: int
     ranks: tuple[int, ...]
@@ -189,7 +206,9 @@ class DropRequest(NamedTuple):
 
 
 class ExitRank(NamedTuple):
-    """The rank's end. ``gone``: its process died or left early, so that what it had open is lost."""
+    """The rank's end. ``gone``: its process died or left early, so that what it had open is
+    lost.
+    """
 
     position: int
     status: RankEndStatus
@@ -197,12 +216,22 @@ class ExitRank(NamedTuple):
     gone: bool = True
 
 
-Instruction = PostLaunch | WaitForRows | SyncDevice | AwaitRendezvous | BlockForever | AcquireLock | DropRequest | ExitRank
+Instruction = (
+    PostLaunch
+    | WaitForRows
+    | SyncDevice
+    | AwaitRendezvous
+    | BlockForever
+    | AcquireLock
+    | DropRequest
+    | ExitRank
+)
 
 
 @dataclass(eq=False)
 class CompilationUnit:
-    """Ranks of one code that do the same, call by call: their instructions, with rows counted from each rank's first.
+    """Ranks of one code that do the same, call by call: their instructions, with rows counted from
+    each rank's first.
 
     ``vector_rows[i]`` is the row of the code's vectors that belongs to ``ranks[i]``.
     """
@@ -219,9 +248,11 @@ class CompilationUnit:
 
 
 # --- the same for the driver with local clocks: tuples of numbers, one thread for the host and one for each stream ---
-#: Steps of a host: hand over and go on (POST, JOIN), or hand over and wait (the next ones), … and of a stream: BEGIN a launch once the
-#: host has handed it over (ISSUE) and all before it have ended, and FINISH it. A host waits for the ends of its requests' launches one
-#: after the other (WAIT_ENDS), for all that it has launched at once (AWAIT_ENDS). The driver asks for the first ones most often.
+#: Steps of a host: hand over and go on (POST, JOIN), or hand over and wait (the next ones), … and
+#: of a stream: BEGIN a launch once the host has handed it over (ISSUE) and all before it have
+#: ended, and FINISH it. A host waits for the ends of its requests' launches one after the other
+#: (WAIT_ENDS), for all that it has launched at once (AWAIT_ENDS). The driver asks for the first
+#: ones most often.
 (
     STEP_POST,
     STEP_MESSAGE,
@@ -254,8 +285,9 @@ class UnitThreads(NamedTuple):
 def flatten_to_threads(unit: CompilationUnit, offsets: list[int], one_by_one: bool) -> UnitThreads:
     """The steps of a unit's threads. Rows count from the rank's first.
 
-    The row of a wait is that of the call which waits (-1: the program's end), for its return is written down there; a meet has its numbers
-    for rows. ``one_by_one``: waits come one for each request, and each notes when it was waited for (`STEP_WAIT_EACH`: the row, then these).
+    The row of a wait is that of the call which waits (-1: the program's end), for its return is
+    written down there; a meet has its numbers for rows. ``one_by_one``: waits come one for each
+    request, and each notes when it was waited for (`STEP_WAIT_EACH`: the row, then these).
     """
     host: list[ThreadStep] = []
     streams: dict[Hashable, list[ThreadStep]] = {}
@@ -278,12 +310,18 @@ def flatten_to_threads(unit: CompilationUnit, offsets: list[int], one_by_one: bo
 def _host_step(
     found: Sequence[Instruction], i: int, offsets: list[int], own: set[int], one_by_one: bool
 ) -> tuple[ThreadStep, int]:
-    """The step at an instruction that hands a stream nothing, and how many instructions it takes up."""
+    """The step at an instruction that hands a stream nothing, and how many instructions it takes
+    up.
+    """
     here = found[i]
     if isinstance(here, PostLaunch):
         launch = here.launch
-        whole = launch.row == offsets[here.position]  # not a part of a batch, whose return is written down in its own row
-        waits = whole and i + 1 < len(found) and found[i + 1] == (here.position, (launch.row,), ())  # a Wait
+        whole = (
+            launch.row == offsets[here.position]
+        )  # not a part of a batch, whose return is written down in its own row
+        waits = (
+            whole and i + 1 < len(found) and found[i + 1] == (here.position, (launch.row,), ())
+        )  # a Wait
         kind = launch.parts[0].kind
         if kind is KIND_WORK:
             return (STEP_WORK, launch.row, ()), 2 if waits else 1
@@ -294,7 +332,9 @@ def _host_step(
         if own and not own.isdisjoint(here.rows):
             return (STEP_WAIT_ENDS, row, here.rows), 1
         return (
-            (STEP_WAIT_EACH, row, (*here.rows[:1], *here.waited)) if one_by_one and here.waited else (STEP_WAIT, row, here.rows)
+            (STEP_WAIT_EACH, row, (*here.rows[:1], *here.waited))
+            if one_by_one and here.waited
+            else (STEP_WAIT, row, here.rows)
         ), 1
     if isinstance(here, SyncDevice):
         return (STEP_SYNC, row, here.rows), 1
@@ -312,5 +352,7 @@ def _stream_steps(launch: OperationLaunch) -> list[ThreadStep]:
     begin = (STEP_BEGIN, launch.row, launch.after)
     if parts[0].kind is KIND_WORK:
         return [begin, (STEP_WORK, launch.row, ())]
-    come: list[ThreadStep] = [(STEP_JOIN if part.kind is KIND_COLLECTIVE else STEP_POST, part.row, ()) for part in parts]
+    come: list[ThreadStep] = [
+        (STEP_JOIN if part.kind is KIND_COLLECTIVE else STEP_POST, part.row, ()) for part in parts
+    ]
     return [begin, *come, (STEP_FINISH, launch.row, tuple([part.row for part in parts]))]

@@ -1,8 +1,9 @@
 """Who meets whom: the columns beside a program's form, for all ranks at once.
 
-The k-th message of a channel goes to the k-th receive, and the n-th collective of a group meets the n-th of its other members: both are
-fixed by the program, so they are numbered here once, by numpy, before any driver runs. Only where a receive is open to any source is
-something left for a driver to decide (`ANY_SOURCE`).
+The k-th message of a channel goes to the k-th receive, and the n-th collective of a group meets the
+n-th of its other members: both are fixed by the program, so they are numbered here once, by numpy,
+before any driver runs. Only where a receive is open to any source is something left for a driver to
+decide (`ANY_SOURCE`).
 """
 
 from __future__ import annotations
@@ -38,26 +39,31 @@ from distsim.semantics.form.instructions import (
 
 IntArray = NDArray[np.int64]
 
-#: Values of `LinkedProgram.mate` that are no row: the other side never comes; a driver finds out (a receive from any source stands there).
+#: Values of `LinkedProgram.mate` that are no row: the other side never comes; a driver finds out (a
+#: receive from any source stands there).
 NEVER_ARRIVES, ANY_SOURCE = -2, -3
 
 
 class LinkedProgram:
     """A program under a profile: its units, and of every row what it is.
 
-    ``base[r]``: the first row of rank r, ``base[-1]`` their number. Columns by row, -1 where a row is no part:
-    ``kind`` (`PartKind`), ``rank``, ``peer`` (global; -1 any source), ``tag``, ``nbytes``, ``signature``, ``group`` (id), ``channel``
-    (one direction between two ranks, where order is kept), ``box`` (where a message's receive is looked for: one receiver and tag),
-    ``instance`` (of a collective), ``root`` (group rank). ``parts[r]``, ``launches[r]``: a rank's, by row counted from its first.
-    ``members[i]``: who comes to instance i; ``whole[i]``: all members of its group, those too whom others stand for.
-    ``meets[r]``: the instance of each of a rank's meets.
+    ``base[r]``: the first row of rank r, ``base[-1]`` their number. Columns by row, -1 where a row
+    is no part: ``kind`` (`PartKind`), ``rank``, ``peer`` (global; -1 any source), ``tag``,
+    ``nbytes``, ``signature``, ``group`` (id), ``channel`` (one direction between two ranks, where
+    order is kept), ``box`` (where a message's receive is looked for: one receiver and tag),
+    ``instance`` (of a collective), ``root`` (group rank). ``parts[r]``, ``launches[r]``: a rank's,
+    by row counted from its first. ``members[i]``: who comes to instance i; ``whole[i]``: all
+    members of its group, those too whom others stand for. ``meets[r]``: the instance of each of a
+    rank's meets.
     """
 
     def __init__(self, program: Program, profile: BackendProfile) -> None:
         self.program, self.profile = program, profile
         self.units = compile_units(program, profile)
         size = program.world_size
-        self.unit_of: list[CompilationUnit] = [self.units[0]] * size  # of ranks whose calls are there
+        self.unit_of: list[CompilationUnit] = [
+            self.units[0]
+        ] * size  # of ranks whose calls are there
         for unit in self.units:
             for rank in unit.ranks:
                 self.unit_of[rank] = unit
@@ -68,9 +74,13 @@ class LinkedProgram:
         self.kind, self.peer, self.tag, self.nbytes, self.signature, self.group, self.root = (
             np.full(self.rows, -1, dtype=np.int64) for _ in range(7)
         )
-        self.channel, self.box, self.instance = (np.full(self.rows, -1, dtype=np.int64) for _ in range(3))
+        self.channel, self.box, self.instance = (
+            np.full(self.rows, -1, dtype=np.int64) for _ in range(3)
+        )
         self._base = np.array(self.base, dtype=np.int64)
-        self.mixes_batches = False  # messages of two ranks travel in batches and outside, on two communicators
+        self.mixes_batches = (
+            False  # messages of two ranks travel in batches and outside, on two communicators
+        )
         self._spaces = _MessageChannels(self)
         keys = _CollectiveKeys()
         for unit in self.units:
@@ -80,7 +90,9 @@ class LinkedProgram:
         self._number_instances(keys)
 
     def under(self, profile: BackendProfile | None = None, **options: object) -> LinkedProgram:
-        """The same under a profile, or with options, that compile programs alike, and differ in whom a row waits for."""
+        """The same under a profile, or with options, that compile programs alike, and differ in
+        whom a row waits for.
+        """
         other = copy(self)
         other.profile = profile or self.profile
         other.program = replace(self.program, options={**self.program.options, **options})
@@ -98,16 +110,26 @@ class LinkedProgram:
         which = np.array([numbers[id(part.call)] for part in parts], dtype=np.int64)
         for column, values in _column_values(code, calls, rows):
             column_of: IntArray = getattr(self, column)
-            column_of[index] = values[which] if values.shape[1] == len(rows) else np.broadcast_to(values[which], index.shape)
+            column_of[index] = (
+                values[which]
+                if values.shape[1] == len(rows)
+                else np.broadcast_to(values[which], index.shape)
+            )
         self.kind[index] = np.array([part.kind for part in parts], dtype=np.int64)[:, None]
         odd = np.array([part.odd for part in parts], dtype=np.bool_)
         if odd.any():
             self.signature[index[odd]] = INVALID_SIGNATURE
         self._spaces.add(unit, parts, index)
-        self._add_collectives(unit, [(part, index[i]) for i, part in enumerate(parts) if part.kind is KIND_COLLECTIVE], keys)
+        self._add_collectives(
+            unit,
+            [(part, index[i]) for i, part in enumerate(parts) if part.kind is KIND_COLLECTIVE],
+            keys,
+        )
 
     # --- collectives ---
-    def _add_collectives(self, unit: CompilationUnit, parts: list[tuple[LaunchPart, IntArray]], keys: _CollectiveKeys) -> None:
+    def _add_collectives(
+        self, unit: CompilationUnit, parts: list[tuple[LaunchPart, IntArray]], keys: _CollectiveKeys
+    ) -> None:
         for part, rows in parts:
             if part.gathering is not None:
                 members = part.gathering.members or tuple(self.program.present)
@@ -125,7 +147,9 @@ class LinkedProgram:
         """Roots as group ranks, 0 where one is no member."""
         groups, roots = self.group[rows], self.root[rows]
         for group, root in sorted(set(zip(groups.tolist(), roots.tolist(), strict=True))):
-            self.root[rows[(groups == group) & (roots == root)]] = max(self.program.groups[group].group_rank(root), 0)
+            self.root[rows[(groups == group) & (roots == root)]] = max(
+                self.program.groups[group].group_rank(root), 0
+            )
 
     def _number_instances(self, keys: _CollectiveKeys) -> None:
         """Give every collective's rows the number of the meeting that they belong to."""
@@ -134,7 +158,9 @@ class LinkedProgram:
         order = np.lexsort((rows, slot, number, group))
         rows, group = rows[order], group[order]
         fresh = np.ones(len(rows), dtype=np.bool_)
-        fresh[1:] = (np.diff(group) != 0) | (np.diff(number[order]) != 0) | (np.diff(slot[order]) != 0)
+        fresh[1:] = (
+            (np.diff(group) != 0) | (np.diff(number[order]) != 0) | (np.diff(slot[order]) != 0)
+        )
         self.instance[rows] = np.cumsum(fresh) - 1
         starts = np.flatnonzero(fresh)
         groups = self.program.groups
@@ -149,8 +175,9 @@ class LinkedProgram:
         self._meet_instances(keys)
 
     def _meet_instances(self, keys: _CollectiveKeys) -> None:
-        """Meets are instances too, behind those of calls; ranks whose meet has one key and the same members come to one, and who has that
-        key again, since the group was made anew, to the next one."""
+        """Meets are instances too, behind those of calls; ranks whose meet has one key and the same
+        members come to one, and who has that key again, since the group was made anew, to the next
+        one."""
         known: dict[Hashable, int] = {}
         before = Counter[tuple[int, Hashable]]()
         self.meets: list[list[int]] = [[] for _ in range(self.program.world_size)]
@@ -158,7 +185,9 @@ class LinkedProgram:
             for meet in (i for i in unit.instructions if isinstance(i, AwaitRendezvous)):
                 alike = meet.gathering is not None
                 for row, rank in (
-                    [(unit.vector_rows[0], unit.ranks[0])] if alike else zip(unit.vector_rows, unit.ranks, strict=True)
+                    [(unit.vector_rows[0], unit.ranks[0])]
+                    if alike
+                    else zip(unit.vector_rows, unit.ranks, strict=True)
                 ):
                     for key, members in self._gatherings(meet, rank, row):
                         turn = key, before[rank, key]
@@ -169,7 +198,9 @@ class LinkedProgram:
                         for one in unit.ranks if alike else (rank,):
                             self.meets[one].append(known[turn])
 
-    def _gatherings(self, meet: AwaitRendezvous, rank: int, vector_row: int) -> Iterator[tuple[Hashable, tuple[int, ...]]]:
+    def _gatherings(
+        self, meet: AwaitRendezvous, rank: int, vector_row: int
+    ) -> Iterator[tuple[Hashable, tuple[int, ...]]]:
         """The keys under which a rank meets others, and whom it expects."""
         if meet.gathering is not None:
             yield meet.gathering.key, meet.gathering.members or tuple(self.program.present)
@@ -177,7 +208,10 @@ class LinkedProgram:
         for spot in meet.spots:
             group = at_row(code.groups[spot.group], vector_row)
             if spot.port < 0:
-                yield ("group", spot.stage, group, at_row(spot.root, vector_row)), self.program.members(group)
+                yield (
+                    ("group", spot.stage, group, at_row(spot.root, vector_row)),
+                    self.program.members(group),
+                )
                 continue
             peer = at_row(code.ports[spot.port].peer, vector_row)
             pair = (min(rank, peer), max(rank, peer))
@@ -185,12 +219,18 @@ class LinkedProgram:
             yield ("pair", spot.stage.partition(" ")[0], group, *pair, source), pair
 
     def parts(self, kind: PartKind) -> Iterator[tuple[CompilationUnit, list[LaunchPart], IntArray]]:
-        """(unit, the parts that one call object makes, their rows on the unit's ranks: (parts, ranks)) of all parts of a kind."""
+        """(unit, the parts that one call object makes, their rows on the unit's ranks: (parts,
+        ranks)) of all parts of a kind.
+        """
         for unit, by_call in zip(self.units, self._by_call, strict=True):
             base = self._base[list(unit.ranks)]
             for parts in by_call:
                 if parts[0].kind is kind:
-                    yield unit, parts, np.array([part.row for part in parts], dtype=np.int64)[:, None] + base
+                    yield (
+                        unit,
+                        parts,
+                        np.array([part.row for part in parts], dtype=np.int64)[:, None] + base,
+                    )
 
     @cached_property
     def _by_call(self) -> list[list[list[LaunchPart]]]:
@@ -207,16 +247,22 @@ class LinkedProgram:
     # --- who needs whom ---
     @cached_property
     def mate(self) -> IntArray:
-        """For each message row the row of its other side; `NEVER_ARRIVES` where it has none, `ANY_SOURCE` where that is open."""
+        """For each message row the row of its other side; `NEVER_ARRIVES` where it has none,
+        `ANY_SOURCE` where that is open.
+        """
         found = np.full(self.rows, -1, dtype=np.int64)
         sends, receives = (self._by_channel(kind) for kind in (KIND_SEND, KIND_RECEIVE))
         found[sends], found[receives] = NEVER_ARRIVES, NEVER_ARRIVES
         out, into = self.channel[sends], self.channel[receives]
         if not np.array_equal(out, into):  # else a channel has as many of both
-            sends, receives = _match_by_channel(sends, out, receives, into, int(self.channel.max(initial=-1)) + 1)
+            sends, receives = _match_by_channel(
+                sends, out, receives, into, int(self.channel.max(initial=-1)) + 1
+            )
         found[sends], found[receives] = receives, sends
         if self.open_boxes.size:
-            found[np.isin(self.box, self.open_boxes) & (self.kind >= 0) & (self.kind <= KIND_RECEIVE)] = ANY_SOURCE
+            found[
+                np.isin(self.box, self.open_boxes) & (self.kind >= 0) & (self.kind <= KIND_RECEIVE)
+            ] = ANY_SOURCE
         return found
 
     def _by_channel(self, kind: PartKind) -> IntArray:
@@ -266,18 +312,29 @@ class LinkedProgram:
         return self.program.resolve(int(self.rank[row]), self.code_call(row))
 
     def queue_names(self) -> tuple[IntArray, list[str]]:
-        """For each row the number of the queue that it ran on, -1 where none; and the queues' names."""
+        """For each row the number of the queue that it ran on, -1 where none; and the queues'
+        names.
+        """
         numbers, names = np.full(self.rows, -1, dtype=np.int64), dict[str, int]()
         for unit in self.units:
             by_queue: dict[Hashable, list[OperationLaunch]] = {}
             for launch in unit.launches:
                 if launch.queue is not None:
-                    by_queue.setdefault((launch.queue.key, launch.queue.group, launch.queue.port), []).append(launch)
+                    by_queue.setdefault(
+                        (launch.queue.key, launch.queue.group, launch.queue.port), []
+                    ).append(launch)
             base = self._base[list(unit.ranks)]
             for launches in by_queue.values():
-                rows = np.array([part.row for launch in launches for part in launch.parts], dtype=np.int64)
-                said = [self._queue_name(launches[0], *where) for where in zip(unit.ranks, unit.vector_rows, strict=True)]
-                values = np.array([names.setdefault(name, len(names)) for name in said], dtype=np.int64)
+                rows = np.array(
+                    [part.row for launch in launches for part in launch.parts], dtype=np.int64
+                )
+                said = [
+                    self._queue_name(launches[0], *where)
+                    for where in zip(unit.ranks, unit.vector_rows, strict=True)
+                ]
+                values = np.array(
+                    [names.setdefault(name, len(names)) for name in said], dtype=np.int64
+                )
                 numbers[rows[:, None] + base[None, :]] = values[None, :]
         return numbers, list(names)
 
@@ -307,8 +364,12 @@ def _match_by_channel(
     return sends[(starts[into] + ordinal)[there]], receives[there]
 
 
-def _column_values(code: SharedCode, calls: list[CodeCall], rows: IntArray) -> Iterable[tuple[str, IntArray]]:
-    """Per column the values of each call: shape (calls, ranks), or (calls, 1) where they do not differ."""
+def _column_values(
+    code: SharedCode, calls: list[CodeCall], rows: IntArray
+) -> Iterable[tuple[str, IntArray]]:
+    """Per column the values of each call: shape (calls, ranks), or (calls, 1) where they do not
+    differ.
+    """
     ports = [None if call.port < 0 else code.ports[call.port] for call in calls]
     groups: list[Vec] = [code.groups[call.group] if call.group >= 0 else 0 for call in calls]
     yield "nbytes", _stack_by_rank([call.nbytes for call in calls], rows)
@@ -364,21 +425,30 @@ class _MessageChannels:
     def __init__(self, linked: LinkedProgram) -> None:
         self.linked = linked
         self.lazy = linked.profile.device and linked.program.options.get("init") != "eager"
-        #: (ranks, 6): own communicator's low and high (-1: the group's), group, target, tag, source; (parts, ranks) of a port and way
+        #: (ranks, 6): own communicator's low and high (-1: the group's), group, target, tag,
+        #: source; (parts, ranks) of a port and way
         self._columns, self._rows = list[IntArray](), list[IntArray]()
 
     def add(self, unit: CompilationUnit, parts: list[LaunchPart], index: IntArray) -> None:
         by_port: dict[tuple[int, bool, bool], list[int]] = {}
         for i, part in enumerate(parts):
             if part.kind <= KIND_RECEIVE:
-                by_port.setdefault((part.call.port, part.kind is KIND_SEND, self.lazy and not part.batched), []).append(i)
+                by_port.setdefault(
+                    (part.call.port, part.kind is KIND_SEND, self.lazy and not part.batched), []
+                ).append(i)
         ranks = np.array(unit.ranks, dtype=np.int64)
         for (_, sends, paired), those in by_port.items():
             rows = index[those]
-            peer, group, tag = (column[rows[0]] for column in (self.linked.peer, self.linked.group, self.linked.tag))
+            peer, group, tag = (
+                column[rows[0]] for column in (self.linked.peer, self.linked.group, self.linked.tag)
+            )
             tag = tag * (self.linked.profile.tags | (tag >= FIRST_SIGNAL_TAG))
             paired &= bool(tag.max() < FIRST_SIGNAL_TAG)
-            low, high = (np.minimum(ranks, peer), np.maximum(ranks, peer)) if paired else (np.full_like(peer, -1),) * 2
+            low, high = (
+                (np.minimum(ranks, peer), np.maximum(ranks, peer))
+                if paired
+                else (np.full_like(peer, -1),) * 2
+            )
             source, target = (ranks, peer) if sends else (peer, ranks)
             self._columns.append(np.stack([low, high, group, target, tag, source], axis=1))
             self._rows.append(rows)

@@ -1,5 +1,6 @@
-"""What makes the order of events matter: calls that meet and do not fit, with what a back end makes of them, and all else in which an
-order of arrival decides something. Where nothing does, local clocks are exact."""
+"""What makes the order of events matter: calls that meet and do not fit, with what a back end makes
+of them, and all else in which an order of arrival decides something. Where nothing does, local
+clocks are exact."""
 
 from __future__ import annotations
 
@@ -54,8 +55,8 @@ class RowProperties(Protocol):
     def call(self, row: int) -> ResolvedCall: ...
 
 
-#: So many comparisons of differing calls of a collective are made: some tens of seconds (15 us each on one core of a server, measured
-#: in one run of 500 ranks).
+#: So many comparisons of differing calls of a collective are made: some tens of seconds (15 us each
+#: on one core of a server, measured in one run of 500 ranks).
 MOST_COMPARED = 1 << 22
 _COMPARE_US = 15
 
@@ -68,9 +69,12 @@ class RowMismatch(NamedTuple):
     outcome: str
 
 
-def find_mismatch(of: RowProperties, rows: Sequence[int], instance: int) -> tuple[tuple[str, ...], MismatchOutcome] | None:
-    """In what calls that met differ, and what comes of it; None where they fit. ``instance``: of a collective, -1 for a send and its
-    receive. Of a collective ``rows`` may be those that have come so far."""
+def find_mismatch(
+    of: RowProperties, rows: Sequence[int], instance: int
+) -> tuple[tuple[str, ...], MismatchOutcome] | None:
+    """In what calls that met differ, and what comes of it; None where they fit. ``instance``: of a
+    collective, -1 for a send and its receive. Of a collective ``rows`` may be those that have come
+    so far."""
     signatures = [of.signature[row] for row in rows]
     if INVALID_SIGNATURE in signatures:
         return ("splits",), MismatchOutcome("wrong-data")
@@ -80,29 +84,49 @@ def find_mismatch(of: RowProperties, rows: Sequence[int], instance: int) -> tupl
         fields += ("tag",)
     if not fields:
         return None
-    return fields, of.profile.mismatch(MismatchedCalls(fields, calls, tuple(int(of.nbytes[row]) for row in rows), is_message))
+    return fields, of.profile.mismatch(
+        MismatchedCalls(fields, calls, tuple(int(of.nbytes[row]) for row in rows), is_message)
+    )
 
 
-def differing_fields(calls: tuple[ResolvedCall, ...], signatures: Sequence[int], is_message: bool) -> tuple[str, ...]:
-    """The words in which calls that met differ (`agreement` of their rows); those of one operation and one signature agree.
+def differing_fields(
+    calls: tuple[ResolvedCall, ...], signatures: Sequence[int], is_message: bool
+) -> tuple[str, ...]:
+    """The words in which calls that met differ (`agreement` of their rows); those of one operation
+    and one signature agree.
 
-    Operations that agree pair by pair (all_to_all) are compared so, whoever else is missing: gloo's parts travel between two (run).
+    Operations that agree pair by pair (all_to_all) are compared so, whoever else is missing: gloo's
+    parts travel between two (run).
     """
-    unlike = {(call.op, signature): call for call, signature in zip(calls, signatures, strict=True)}.values()
-    said = [OPERATIONS[c.op].agreement(c) if is_message else {"op": c.op, **OPERATIONS[c.op].agreement(c)} for c in unlike]
+    unlike = {
+        (call.op, signature): call for call, signature in zip(calls, signatures, strict=True)
+    }.values()
+    said = [
+        OPERATIONS[c.op].agreement(c)
+        if is_message
+        else {"op": c.op, **OPERATIONS[c.op].agreement(c)}
+        for c in unlike
+    ]
     names = dict.fromkeys(name for words in said for name in words)
-    fields = tuple(name for name in names if any(words.get(name) != said[0].get(name) for words in said))
+    fields = tuple(
+        name for name in names if any(words.get(name) != said[0].get(name) for words in said)
+    )
     row = OPERATIONS[calls[0].op]
     if not row.pairwise or "op" in fields:
         return fields
     uneven = "numel" in fields or "numel" not in said[0]
     fields = tuple(name for name in fields if name not in ("numel", "splits"))
-    return (*fields, "splits") if uneven and row.mismatched_pairs(sorted(calls, key=lambda c: c.group_rank)) else fields
+    return (
+        (*fields, "splits")
+        if uneven and row.mismatched_pairs(sorted(calls, key=lambda c: c.group_rank))
+        else fields
+    )
 
 
 class ProgramMismatches:
-    """The meetings of a linked program in which calls may differ. Where ``why_order_matters`` is None all of them go on as if they fitted, in
-    whatever order they come; what came of them is told by `met`."""
+    """The meetings of a linked program in which calls may differ. Where ``why_order_matters`` is
+    None all of them go on as if they fitted, in whatever order they come; what came of them is told
+    by `met`."""
 
     def __init__(self, linked: LinkedProgram) -> None:
         self.linked = linked
@@ -117,26 +141,45 @@ class ProgramMismatches:
         self._pairs: dict[tuple[object, ...], tuple[tuple[str, ...], MismatchOutcome] | None] = {}
 
     def why_ordered(self) -> str | None:
-        """The reason why the order of events must be followed: what does not fit ends a process, or halts others."""
-        if any(found is not None and found[1].crash for _, found in self._messages(self.receives.tolist())):
+        """The reason why the order of events must be followed: what does not fit ends a process, or
+        halts others.
+        """
+        if any(
+            found is not None and found[1].crash
+            for _, found in self._messages(self.receives.tolist())
+        ):
             return "messages do not fit"
-        return None if all(map(self._goes_on, self.instances.tolist())) else "collectives do not fit"
+        return (
+            None if all(map(self._goes_on, self.instances.tolist())) else "collectives do not fit"
+        )
 
     def met(self, posted: Sequence[int] | IntArray) -> Iterator[RowMismatch]:
-        """What met and differs, of the rows that were posted: messages by their receives, then collectives."""
-        here = [row for row in self.receives.tolist() if posted[row] >= 0 and posted[self.linked.mate[row]] >= 0]
+        """What met and differs, of the rows that were posted: messages by their receives, then
+        collectives.
+        """
+        here = [
+            row
+            for row in self.receives.tolist()
+            if posted[row] >= 0 and posted[self.linked.mate[row]] >= 0
+        ]
         for rows, found in self._messages(here):
             if found is not None:
                 yield RowMismatch(rows, found[0], found[1].outcome)
         for instance in self.instances.tolist():
             came = [row for row in self.linked.rows_of[instance].tolist() if posted[row] >= 0]
             whole = len(came) == len(self.linked.members[instance])
-            if whole or len(set(self.linked.signature[came].tolist())) > 1 or (instance in self.uneven and len(came) > 1):
+            if (
+                whole
+                or len(set(self.linked.signature[came].tolist())) > 1
+                or (instance in self.uneven and len(came) > 1)
+            ):
                 found = self._judge(tuple(came), instance)
                 if found is not None:
                     yield RowMismatch(tuple(came), found[0], found[1].outcome)
 
-    def _judge(self, rows: tuple[int, ...], instance: int) -> tuple[tuple[str, ...], MismatchOutcome] | None:
+    def _judge(
+        self, rows: tuple[int, ...], instance: int
+    ) -> tuple[tuple[str, ...], MismatchOutcome] | None:
         if rows not in self._judged:
             self._judged[rows] = find_mismatch(self.linked, rows, instance)
         return self._judged[rows]
@@ -144,18 +187,27 @@ class ProgramMismatches:
     def _messages(
         self, receives: Iterable[int]
     ) -> Iterator[tuple[tuple[int, int], tuple[tuple[str, ...], MismatchOutcome] | None]]:
-        """(send and receive, what comes of them); those of one code that say the same are judged once."""
+        """(send and receive, what comes of them); those of one code that say the same are judged
+        once.
+        """
         linked = self.linked
         for receive in receives:
             rows = int(linked.mate[receive]), receive
-            key = tuple((id(linked.code_call(row)), *(int(c[row]) for c in (linked.signature, linked.tag, linked.nbytes)))
-                        for row in rows)  # fmt: skip
+            key = tuple(
+                (
+                    id(linked.code_call(row)),
+                    *(int(c[row]) for c in (linked.signature, linked.tag, linked.nbytes)),
+                )
+                for row in rows
+            )
             if key not in self._pairs:
                 self._pairs[key] = find_mismatch(linked, rows, -1)
             yield rows, self._pairs[key]
 
     def _goes_on(self, instance: int) -> bool:
-        """Neither all calls of a collective nor any two that differ stop anybody, and nobody leaves before all have come."""
+        """Neither all calls of a collective nor any two that differ stop anybody, and nobody leaves
+        before all have come.
+        """
         linked, rows = self.linked, tuple(self.linked.rows_of[instance].tolist())
         if not self.early.isdisjoint(rows):
             return False
@@ -170,10 +222,14 @@ class ProgramMismatches:
 
 
 def refuse_too_many_comparisons(linked: LinkedProgram, instances: Iterable[int]) -> None:
-    """Raise UsageError where calls differ in so many ways that comparing each with all who came before has no end: the number of
-    different calls times that of the members, over all collectives (`MOST_COMPARED`)."""
-    compared = sum(len(sorted_unique(linked.signature[rows])) * len(rows) for rows in map(linked.rows_of.__getitem__, instances)
-                   if len(rows) ** 2 > MOST_COMPARED)  # fmt: skip
+    """Raise UsageError where calls differ in so many ways that comparing each with all who came
+    before has no end: the number of different calls times that of the members, over all collectives
+    (`MOST_COMPARED`)."""
+    compared = sum(
+        len(sorted_unique(linked.signature[rows])) * len(rows)
+        for rows in map(linked.rows_of.__getitem__, instances)
+        if len(rows) ** 2 > MOST_COMPARED
+    )
     if compared > MOST_COMPARED:
         seconds = compared * _COMPARE_US / 1e6
         raise UsageError(
@@ -187,20 +243,28 @@ def mismatched_receives(linked: LinkedProgram) -> IntArray:
     """The receives whose message, if both come, is not what they expect."""
     receives = np.flatnonzero((linked.kind == PartKind.RECEIVE) & (linked.mate >= 0))
     sends = linked.mate[receives]
-    differ = (linked.signature[receives] != linked.signature[sends]) | (linked.tag[receives] != linked.tag[sends])
+    differ = (linked.signature[receives] != linked.signature[sends]) | (
+        linked.tag[receives] != linked.tag[sends]
+    )
     found: IntArray = receives[differ]
     return found
 
 
 def suspect_instances(linked: LinkedProgram) -> tuple[IntArray, IntArray]:
-    """(instances whose calls differ in what they say, instances of pairwise calls whose parts may not fit one another)."""
+    """(instances whose calls differ in what they say, instances of pairwise calls whose parts may
+    not fit one another).
+    """
     rows = np.flatnonzero((linked.kind == PartKind.COLLECTIVE) & (linked.instance >= 0))
     count = len(linked.members)
     low, high = np.full(count, np.iinfo(np.int64).max), np.full(count, np.iinfo(np.int64).min)
     np.minimum.at(low, linked.instance[rows], linked.signature[rows])
     np.maximum.at(high, linked.instance[rows], linked.signature[rows])
-    unlike = np.flatnonzero((low < high) | ((low == INVALID_SIGNATURE) & (high == INVALID_SIGNATURE)))
-    return unlike, sorted_unique(np.concatenate([np.zeros(0, dtype=np.int64), *_instances_of_uneven_parts(linked)]))
+    unlike = np.flatnonzero(
+        (low < high) | ((low == INVALID_SIGNATURE) & (high == INVALID_SIGNATURE))
+    )
+    return unlike, sorted_unique(
+        np.concatenate([np.zeros(0, dtype=np.int64), *_instances_of_uneven_parts(linked)])
+    )
 
 
 def _instances_of_uneven_parts(linked: LinkedProgram) -> list[IntArray]:
@@ -221,16 +285,28 @@ def _instances_of_uneven_parts(linked: LinkedProgram) -> list[IntArray]:
 # --- does any order of arrival decide something? ---
 
 
-def why_order_matters(linked: LinkedProgram, misfits: ProgramMismatches | None = None) -> str | None:
-    """The reason why the order of events must be followed, None where it does not matter. ``misfits``: those of the program, if they are
-    at hand."""
+def why_order_matters(
+    linked: LinkedProgram, misfits: ProgramMismatches | None = None
+) -> str | None:
+    """The reason why the order of events must be followed, None where it does not matter.
+    ``misfits``: those of the program, if they are at hand."""
     if linked.open_boxes.size:
         return "a receive is open to any source"
     if any(fault.kind not in ("slow", "late", "absent") for fault in linked.program.faults):
         return "a rank fails"
-    if any(fault.kind == "absent" for fault in linked.program.faults) and linked.profile.peer_death == "raises":
+    if (
+        any(fault.kind == "absent" for fault in linked.program.faults)
+        and linked.profile.peer_death == "raises"
+    ):
         return "a rank is missing"
-    why = next((why for unit in linked.units if (why := _why_order_matters_in_unit(linked, unit)) is not None), None)
+    why = next(
+        (
+            why
+            for unit in linked.units
+            if (why := _why_order_matters_in_unit(linked, unit)) is not None
+        ),
+        None,
+    )
     return why or (misfits or ProgramMismatches(linked)).why_ordered()
 
 
@@ -269,14 +345,20 @@ def _worker_queue_fills(unit: CompilationUnit) -> str | None:
 
 
 def _lock_contended(unit: CompilationUnit) -> str | None:
-    """Does an asynchronous collective run beside what takes the lock as well: messages, a wait for one, a call of the host's own?"""
+    """Does an asynchronous collective run beside what takes the lock as well: messages, a wait for
+    one, a call of the host's own?
+    """
     opened: set[int] = set()
     for instruction in unit.instructions:
         if isinstance(instruction, PostLaunch) and instruction.launch.pooled:
             opened.add(instruction.launch.row)
         elif isinstance(instruction, WaitForRows):
             opened.difference_update(instruction.rows)
-        elif opened and (isinstance(instruction, AcquireLock) or _is_message(instruction) or _is_host_collective(instruction)):
+        elif opened and (
+            isinstance(instruction, AcquireLock)
+            or _is_message(instruction)
+            or _is_host_collective(instruction)
+        ):
             return "the process's one lock decides who comes first"
     return None
 
@@ -295,11 +377,20 @@ def _is_host_collective(instruction: object) -> bool:
 
 
 def exits_with_open_requests(linked: LinkedProgram) -> bool:
-    """Does a rank leave before its end with requests that it never saw finished? Then it matters who came before."""
+    """Does a rank leave before its end with requests that it never saw finished? Then it matters
+    who came before.
+    """
     for unit in linked.units:
         last = unit.instructions[-1]
         if isinstance(last, ExitRank) and last.gone:
-            waited = {row for i in unit.instructions if isinstance(i, WaitForRows) for row in i.rows}
-            if any(part.row not in waited for launch in unit.launches for part in launch.parts if part.kind is not KIND_WORK):
+            waited = {
+                row for i in unit.instructions if isinstance(i, WaitForRows) for row in i.rows
+            }
+            if any(
+                part.row not in waited
+                for launch in unit.launches
+                for part in launch.parts
+                if part.kind is not KIND_WORK
+            ):
                 return True
     return False

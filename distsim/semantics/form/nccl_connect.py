@@ -1,9 +1,12 @@
-"""N9: the first message in a direction between two ranks of an nccl communicator makes its connection, on the hosts of both.
+"""N9: the first message in a direction between two ranks of an nccl communicator makes its
+connection, on the hosts of both.
 
-Source: NCCL ``transport.cc``, ``ncclTransportP2pSetup``: both sides exchange connection data over the bootstrap network, the sender
-what its receiver needs and the other way round, for all directions of a launch at once. Where the two launches do not mirror each other
-the data are taken for others: two sends first raise on sockets and stand still on one machine, a batch of both directions against a
-receive alone raises "Message truncated" on one rank and leaves the other waiting (run on an H100, NCCL 2.28.9 and 2.32.3).
+Source: NCCL ``transport.cc``, ``ncclTransportP2pSetup``: both sides exchange connection data over
+the bootstrap network, the sender what its receiver needs and the other way round, for all
+directions of a launch at once. Where the two launches do not mirror each other the data are taken
+for others: two sends first raise on sockets and stand still on one machine, a batch of both
+directions against a receive alone raises "Message truncated" on one rank and leaves the other
+waiting (run on an H100, NCCL 2.28.9 and 2.32.3).
 """
 
 from __future__ import annotations
@@ -18,14 +21,18 @@ from distsim.program.code import CodeCall, Program, SharedCode, Vec, at_row
 
 
 class ConnectingLaunch(NamedTuple):
-    """A launch that connects something between two ranks: the call's position, and the directions that it connects."""
+    """A launch that connects something between two ranks: the call's position, and the directions
+    that it connects.
+    """
 
     position: int
     ways: frozenset[str]
 
 
 class ConnectionMismatch(NamedTuple):
-    """Two launches of a pair of ranks, the lower one first, that connect other directions than each other."""
+    """Two launches of a pair of ranks, the lower one first, that connect other directions than each
+    other.
+    """
 
     pair: tuple[int, int]
     launches: tuple[ConnectingLaunch, ConnectingLaunch]
@@ -37,10 +44,17 @@ _MIRRORED = {"send": "recv", "recv": "send"}
 _RECEIVES = frozenset({"recv"})
 
 
-def connection_mismatches(program: Program, profile: BackendProfile) -> tuple[ConnectionMismatch, ...]:
-    """Of each pair of ranks that connects other directions than its partner in a launch on some communicator, the first such launches."""
+def connection_mismatches(
+    program: Program, profile: BackendProfile
+) -> tuple[ConnectionMismatch, ...]:
+    """Of each pair of ranks that connects other directions than its partner in a launch on some
+    communicator, the first such launches.
+    """
     calls = [_connecting_calls(code, profile) for code in program.codes]
-    connects = {r: _RankConnections(program, profile, r, calls[program.code_of[r]]).found for r in program.present}
+    connects = {
+        r: _RankConnections(program, profile, r, calls[program.code_of[r]]).found
+        for r in program.present
+    }
     found: dict[tuple[int, int], ConnectionMismatch] = {}
     for rank, contacts in connects.items():
         for (comm, peer), mine in contacts.items():
@@ -54,8 +68,8 @@ def connection_mismatches(program: Program, profile: BackendProfile) -> tuple[Co
 def _first_mismatch(
     mine: list[ConnectingLaunch], theirs: list[ConnectingLaunch]
 ) -> tuple[ConnectingLaunch, ConnectingLaunch] | None:
-    """The first two launches that meet and do not mirror each other. Receives alone on both sides wait for each other, as everywhere,
-    and whose partner never comes waits."""
+    """The first two launches that meet and do not mirror each other. Receives alone on both sides
+    wait for each other, as everywhere, and whose partner never comes waits."""
     for one, other in zip_longest(mine, theirs):
         if one is None or other is None or one.ways == other.ways == _RECEIVES:
             return None
@@ -65,29 +79,47 @@ def _first_mismatch(
 
 
 def _connecting_calls(code: SharedCode, profile: BackendProfile) -> list[tuple[int, CodeCall]]:
-    """Messages, batches and collectives that travel as messages, with their positions; of a repeated one the first, where all ranks of
-    the code make it."""
+    """Messages, batches and collectives that travel as messages, with their positions; of a
+    repeated one the first, where all ranks of the code make it."""
     found = [
         (k, call)
         for k, call in enumerate(code.calls)
         if OPERATIONS[call.op].kind in ("p2p", "batch") or call.op in profile.by_messages
     ]
-    return found if code.guards is not None else list({id(call): (k, call) for k, call in reversed(found)}.values())[::-1]
+    return (
+        found
+        if code.guards is not None
+        else list({id(call): (k, call) for k, call in reversed(found)}.values())[::-1]
+    )
 
 
 class _RankConnections:
     """What one rank connects, ``calls`` being its code's that connect something."""
 
-    def __init__(self, program: Program, profile: BackendProfile, rank: int, calls: list[tuple[int, CodeCall]]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        profile: BackendProfile,
+        rank: int,
+        calls: list[tuple[int, CodeCall]],
+    ) -> None:
         self.code, self.row, self.rank = program.code(rank), program.row_of[rank], rank
         self.eager = program.options.get("init") == "eager"
         self.found: _LaunchesByPeer = {}
-        self.joined: set[tuple[int, str, int]] = set()  # what collectives have connected: group, how, root
+        self.joined: set[tuple[int, str, int]] = (
+            set()
+        )  # what collectives have connected: group, how, root
         for position, call in calls:
             if not self._made(position):
                 continue
             if call.op in profile.by_messages:
-                self.joined.add((self._group(call.group), profile.by_messages[call.op], self._at(call.fields.get("root", -1))))
+                self.joined.add(
+                    (
+                        self._group(call.group),
+                        profile.by_messages[call.op],
+                        self._at(call.fields.get("root", -1)),
+                    )
+                )
             else:
                 self._look(position, call.parts or (call,), batched=bool(call.parts))
 
@@ -114,7 +146,9 @@ class _RankConnections:
 
     def _is_joined(self, group: int, way: str, peer: int) -> bool:
         to_root, from_root = (self.rank, peer) if way == "recv" else (peer, self.rank)
-        return not self.joined.isdisjoint(((group, ALL_PAIRS, -1), (group, TO_ROOT, to_root), (group, FROM_ROOT, from_root)))
+        return not self.joined.isdisjoint(
+            ((group, ALL_PAIRS, -1), (group, TO_ROOT, to_root), (group, FROM_ROOT, from_root))
+        )
 
     def _group(self, slot: int) -> int:
         return self._at(self.code.groups[slot]) if slot >= 0 else -1

@@ -52,8 +52,15 @@ class _LocalBlockedStateBuilder:
             else:
                 position = host_position(self.linked, host)
                 ends.append(RankEnd(rank, "blocked", position, host.clock))
-                on_device = self.linked.profile.device and host.steps[host.pc][0] not in (STEP_RENDEZVOUS, STEP_NEVER)
-                blocked.append(BlockedRank(rank, position, self._of_host(host, position), host.clock, on_device))
+                on_device = self.linked.profile.device and host.steps[host.pc][0] not in (
+                    STEP_RENDEZVOUS,
+                    STEP_NEVER,
+                )
+                blocked.append(
+                    BlockedRank(
+                        rank, position, self._of_host(host, position), host.clock, on_device
+                    )
+                )
         return FinalState(tuple(ends), tuple(blocked), tuple(self._unreceived()))
 
     def _unreceived(self) -> list[tuple[int, int, int]]:
@@ -67,10 +74,18 @@ class _LocalBlockedStateBuilder:
         step, row, rows = host.steps[host.pc]
         if step == STEP_RENDEZVOUS:
             missing = [self._not_met(host, number) for number in rows]
-            return (WaitDependency(position, -1, missing[0] if len(rows) == 1 else tuple(dict.fromkeys(chain(*missing)))),)
+            return (
+                WaitDependency(
+                    position,
+                    -1,
+                    missing[0] if len(rows) == 1 else tuple(dict.fromkeys(chain(*missing))),
+                ),
+            )
         if step == STEP_NEVER:
             last = self.linked.unit_of[host.rank].instructions[-1]
-            return (WaitDependency(position, -1, last.ranks if isinstance(last, BlockForever) else ()),)
+            return (
+                WaitDependency(position, -1, last.ranks if isinstance(last, BlockForever) else ()),
+            )
         found: dict[WaitDependency, None] = {}
         for i in self._waited_for(host, (step, row, rows), position):
             found |= dict.fromkeys(self._needs(i))
@@ -80,7 +95,9 @@ class _LocalBlockedStateBuilder:
         instance = host.meets[number]
         if instance not in self._missing:
             came = frozenset(self.run.came.get(instance, ()))
-            self._missing[instance] = tuple(r for r in self.linked.members[instance] if r not in came)
+            self._missing[instance] = tuple(
+                r for r in self.linked.members[instance] if r not in came
+            )
         return self._missing[instance]
 
     def _waited_for(self, host: LocalThread, at: ThreadStep, position: int) -> list[int]:
@@ -93,7 +110,12 @@ class _LocalBlockedStateBuilder:
         begun = row < 0 or not self._is_wait(host, position)
         wanted = sorted(launches) if begun else rows
         still = (launches[r] for r in wanted if self.run.ended[host.base + r] < 0)
-        return [host.base + part.row for launch in still if not begun or self._has_begun(host, launch) for part in launch.parts]
+        return [
+            host.base + part.row
+            for launch in still
+            if not begun or self._has_begun(host, launch)
+            for part in launch.parts
+        ]
 
     def _is_wait(self, host: LocalThread, position: int) -> bool:
         """The host waits for requests, not for all that it has launched."""
@@ -104,7 +126,9 @@ class _LocalBlockedStateBuilder:
         unit: CompilationUnit = self.linked.unit_of[host.rank]
         if id(unit) not in self._launches:
             self._launches[id(unit)] = {launch.row: launch for launch in unit.launches}
-            self._launch_of[id(unit)] = {part.row: launch for launch in unit.launches for part in launch.parts}
+            self._launch_of[id(unit)] = {
+                part.row: launch for launch in unit.launches for part in launch.parts
+            }
         return self._launches[id(unit)]
 
     def _has_begun(self, host: LocalThread, launch: OperationLaunch) -> bool:
@@ -112,7 +136,9 @@ class _LocalBlockedStateBuilder:
 
     # --- what a row lacks ---
     def _needs(self, i: int) -> list[WaitDependency]:
-        """What must come before a row can finish: its own partners, or, before it has begun, those of the launches ahead of it."""
+        """What must come before a row can finish: its own partners, or, before it has begun, those
+        of the launches ahead of it.
+        """
         rank, position, part = self.linked.place(i)
         if self.run.posted[i] >= 0:
             ranks = self._lacking(i, rank)
@@ -120,7 +146,9 @@ class _LocalBlockedStateBuilder:
         return [need for row in self._ahead(rank, i) for need in self._needs(row)]
 
     def _ahead(self, rank: int, i: int) -> list[int]:
-        """The open parts that have begun and stand before a row's launch, over all launches between."""
+        """The open parts that have begun and stand before a row's launch, over all launches
+        between.
+        """
         host = self.run.hosts[rank]
         launches = self._launches_of(host)
         launch = self._launch_of[id(self.linked.unit_of[rank])][i - host.base]
@@ -149,13 +177,21 @@ class _LocalBlockedStateBuilder:
         if needs is None:
             return missing
         posted = self.run.posted
-        return tuple(r for r, n in zip(needs, self.run.early[i], strict=False) if n < 0 or posted[n] < 0)
+        return tuple(
+            r for r, n in zip(needs, self.run.early[i], strict=False) if n < 0 or posted[n] < 0
+        )
 
     def _missing_of(self, instance: int) -> tuple[int, ...]:
         """Members that have not come to a collective; the same tuple for all who ask."""
         if instance not in self._missing:
-            there = {int(self.linked.rank[row]) for row in self.linked.rows_of[instance] if self.run.posted[row] >= 0}
-            self._missing[instance] = tuple(r for r in self.linked.members[instance] if r not in there)
+            there = {
+                int(self.linked.rank[row])
+                for row in self.linked.rows_of[instance]
+                if self.run.posted[row] >= 0
+            }
+            self._missing[instance] = tuple(
+                r for r in self.linked.members[instance] if r not in there
+            )
         return self._missing[instance]
 
 

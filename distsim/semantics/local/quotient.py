@@ -1,10 +1,12 @@
-"""Ranks that do the same and whose partners do the same go through one class of ranks: its order of steps holds for all of them.
+"""Ranks that do the same and whose partners do the same go through one class of ranks: its order of
+steps holds for all of them.
 
-Who meets whom is linked before any clock runs, so a class is *stable* when each row of its ranks needs rows of one class that stand at
-one place of their programs, and each collective is made by the same places of the same classes. Then one rank of each class tells in
-which order all go on and where they stop; their times, which may differ, are worked out afterwards for a whole class at once
-(`distsim.semantics.local.class_clocks`). This is the lifting lemma of anonymous networks: D. Angluin, Local and global properties in networks of
-processors, STOC 1980.
+Who meets whom is linked before any clock runs, so a class is *stable* when each row of its ranks
+needs rows of one class that stand at one place of their programs, and each collective is made by
+the same places of the same classes. Then one rank of each class tells in which order all go on and
+where they stop; their times, which may differ, are worked out afterwards for a whole class at once
+(`distsim.semantics.local.class_clocks`). This is the lifting lemma of anonymous networks: D.
+Angluin, Local and global properties in networks of processors, STOC 1980.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from distsim.semantics.form.instructions import CompilationUnit
 from distsim.semantics.form.linked_program import IntArray, LinkedProgram
 from distsim.semantics.local.rank_clocks import MIN_RANKS_PER_CLASS
 
-#: Rounds of refinement after which a program counts as one that does not fold; and rounds in a row in which the largest class loses a
-#: few ranks at most, as a chain does in which each rank needs the next.
+#: Rounds of refinement after which a program counts as one that does not fold; and rounds in a row
+#: in which the largest class loses a few ranks at most, as a chain does in which each rank needs
+#: the next.
 MAX_QUOTIENT_ROUNDS, CHAIN_ROUNDS = 8, 3
 
 
@@ -40,7 +43,8 @@ class QuotientProgram:
 
     classes: list[QuotientClass]
     of: IntArray
-    #: By instance: the number of the kind that it is of; equal numbers are made by the same places of the same classes.
+    #: By instance: the number of the kind that it is of; equal numbers are made by the same places
+    #: of the same classes.
     kinds: IntArray
     #: By kind: how many places come, and whether all members do.
     places: list[int]
@@ -68,7 +72,9 @@ class _QuotientRefinement:
     def __init__(self, linked: LinkedProgram, conditions: CompletionConditions, most: int) -> None:
         self.linked, self.conditions, self.most = linked, conditions, most
         self.base = np.array(linked.base, dtype=np.int64)
-        self.width = int(np.max(np.diff(self.base), initial=0)) + 1  # rows of a rank, and as many meets
+        self.width = (
+            int(np.max(np.diff(self.base), initial=0)) + 1
+        )  # rows of a rank, and as many meets
         self.local = np.arange(linked.rows) - self.base[linked.rank]
         self.of = np.zeros(linked.program.world_size, dtype=np.int64)
         self.codes = self.local  # by row: the class of its rank, and its place there
@@ -86,9 +92,16 @@ class _QuotientRefinement:
                 self.of[ranks] = number
             self.codes = self.of[self.linked.rank] * (2 * self.width) + self.local
             kinds = self._kinds()
-            split = [piece for unit, ranks in zip(units, members, strict=True) for piece in self._split(unit, ranks, kinds[0])]
+            split = [
+                piece
+                for unit, ranks in zip(units, members, strict=True)
+                for piece in self._split(unit, ranks, kinds[0])
+            ]
             if len(split) == len(members):
-                classes = [QuotientClass(i, u, r, self.base[r]) for i, (u, r) in enumerate(zip(units, members, strict=True))]
+                classes = [
+                    QuotientClass(i, u, r, self.base[r])
+                    for i, (u, r) in enumerate(zip(units, members, strict=True))
+                ]
                 return QuotientProgram(classes, self.of, *kinds)
             units, members = [unit for unit, _ in split], [ranks for _, ranks in split]
             largest.append(max(map(len, members)))
@@ -99,7 +112,11 @@ class _QuotientRefinement:
         """Who comes to each instance: (instance, rank, place), a meet's place behind all rows."""
         linked = self.linked
         rows = np.flatnonzero(linked.instance >= 0)
-        meets = [(instance, rank, self.width + n) for rank, those in enumerate(linked.meets) for n, instance in enumerate(those)]
+        meets = [
+            (instance, rank, self.width + n)
+            for rank, those in enumerate(linked.meets)
+            for n, instance in enumerate(those)
+        ]
         met = np.array(meets, dtype=np.int64).reshape(-1, 3)
         self.instances = np.concatenate([linked.instance[rows], met[:, 0]])
         self.arriving_ranks = np.concatenate([linked.rank[rows], met[:, 1]])
@@ -120,17 +137,25 @@ class _QuotientRefinement:
         kinds = np.zeros(len(self.sizes), dtype=np.int64)
         complete = self.came == self.sizes
         complete[self.conditions.never] = False
-        for instance, (a, b) in enumerate(zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)):
-            kinds[instance] = known.setdefault((code[a:b].tobytes(), bool(complete[instance])), len(known))
+        for instance, (a, b) in enumerate(
+            zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)
+        ):
+            kinds[instance] = known.setdefault(
+                (code[a:b].tobytes(), bool(complete[instance])), len(known)
+            )
         return kinds, [len(code) // 8 for code, _ in known], [whole for _, whole in known]
 
     # --- classes ---
-    def _split(self, unit: CompilationUnit, ranks: IntArray, kinds: IntArray) -> list[tuple[CompilationUnit, IntArray]]:
+    def _split(
+        self, unit: CompilationUnit, ranks: IntArray, kinds: IntArray
+    ) -> list[tuple[CompilationUnit, IntArray]]:
         """The ranks of a class whose rows need the same places of the same classes."""
         if len(ranks) == 1:
             return [(unit, ranks)]
         if id(unit) not in self.parts:
-            self.parts[id(unit)] = np.array([p.row for launch in unit.launches for p in launch.parts], dtype=np.int64)
+            self.parts[id(unit)] = np.array(
+                [p.row for launch in unit.launches for p in launch.parts], dtype=np.int64
+            )
         index = self.parts[id(unit)][:, None] + self.base[ranks][None, :]
         table = np.concatenate([*self._columns(index, kinds), self._meets(ranks, kinds)])
         if (table == table[:, :1]).all():
@@ -161,9 +186,14 @@ class _QuotientRefinement:
         early = self.conditions.early
         codes = [early.get(row) for row in index.reshape(-1).tolist()]
         said = [
-            None if rows is None else tuple(sorted(set(self._code(np.array(rows, dtype=np.int64)).tolist()))) for rows in codes
+            None
+            if rows is None
+            else tuple(sorted(set(self._code(np.array(rows, dtype=np.int64)).tolist())))
+            for rows in codes
         ]
-        return np.array([known.setdefault(one, len(known)) for one in said], dtype=np.int64).reshape(index.shape)
+        return np.array(
+            [known.setdefault(one, len(known)) for one in said], dtype=np.int64
+        ).reshape(index.shape)
 
     def _meets(self, ranks: IntArray, kinds: IntArray) -> IntArray:
         meets = [self.linked.meets[rank] for rank in ranks.tolist()]

@@ -1,8 +1,10 @@
-"""The driver with local clocks: each rank runs ahead on a clock of its own until it needs somebody who has not come yet.
+"""The driver with local clocks: each rank runs ahead on a clock of its own until it needs somebody
+who has not come yet.
 
-For programs in which no order of arrival decides anything (`distsim.semantics.form.mismatches`): who meets whom is linked beforehand, and a time is
-the largest of those that it needs, so it does not matter who is looked at first. `distsim.engine.event_driven` is the reference that this
-driver is held to.
+For programs in which no order of arrival decides anything (`distsim.semantics.form.mismatches`):
+who meets whom is linked beforehand, and a time is the largest of those that it needs, so it does
+not matter who is looked at first. `distsim.engine.event_driven` is the reference that this driver
+is held to.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from distsim.semantics.form.completion import CompletionConditions
-from distsim.semantics.form.instructions import (  # fmt: skip
+from distsim.semantics.form.instructions import (
     KIND_COLLECTIVE,
     KIND_WORK,
     STEP_BEGIN,
@@ -34,17 +36,35 @@ from distsim.semantics.form.instructions import (  # fmt: skip
 )
 from distsim.semantics.form.linked_program import IntArray, LinkedProgram
 
-#: Classes are worth their while where they hold at least so many ranks on average (`distsim.semantics.local.quotient`).
+#: Classes are worth their while where they hold at least so many ranks on average
+#: (`distsim.semantics.local.quotient`).
 MIN_RANKS_PER_CLASS = 8
 
 
 class LocalThread:
-    """A host or a stream of one rank: where it is, its clock, and the key that it waits for (None: it runs, or has ended)."""
+    """A host or a stream of one rank: where it is, its clock, and the key that it waits for (None:
+    it runs, or has ended).
+    """
 
     __slots__ = ("base", "clock", "ended", "is_host", "key", "meets", "pc", "rank", "steps")
 
-    def __init__(self, rank: int, base: int, steps: list[ThreadStep], meets: list[int], clock: int, is_host: bool) -> None:
-        self.rank, self.base, self.steps, self.meets, self.clock, self.is_host = rank, base, steps, meets, clock, is_host
+    def __init__(
+        self,
+        rank: int,
+        base: int,
+        steps: list[ThreadStep],
+        meets: list[int],
+        clock: int,
+        is_host: bool,
+    ) -> None:
+        self.rank, self.base, self.steps, self.meets, self.clock, self.is_host = (
+            rank,
+            base,
+            steps,
+            meets,
+            clock,
+            is_host,
+        )
         self.pc, self.ended = 0, False
         self.key: int | None = None
 
@@ -54,8 +74,9 @@ RowColumn = list[int] | IntArray
 
 
 class LocalRunInputs(NamedTuple):
-    """What a driver goes over: the columns of `CompletionConditions` by row, ``missing`` how many come to each instance, and the ``threads`` (hosts,
-    streams) with nobody on the way yet. Of a folded program the rows of one rank of each class."""
+    """What a driver goes over: the columns of `CompletionConditions` by row, ``missing`` how many
+    come to each instance, and the ``threads`` (hosts, streams) with nobody on the way yet. Of a
+    folded program the rows of one rank of each class."""
 
     linked: LinkedProgram
     conditions: CompletionConditions
@@ -72,10 +93,14 @@ class LocalRunInputs(NamedTuple):
 
 
 def local_run_inputs(
-    linked: LinkedProgram, conditions: CompletionConditions, *, plain: bool = True, steps: Mapping[int, UnitThreads] | None = None
+    linked: LinkedProgram,
+    conditions: CompletionConditions,
+    *,
+    plain: bool = True,
+    steps: Mapping[int, UnitThreads] | None = None,
 ) -> LocalRunInputs:
-    """The course of all ranks of a program. ``plain``: columns as lists, which a loop reads faster. ``steps``: what `threads_by_unit` gave for
-    the program, for whoever runs it more than once."""
+    """The course of all ranks of a program. ``plain``: columns as lists, which a loop reads faster.
+    ``steps``: what `threads_by_unit` gave for the program, for whoever runs it more than once."""
     hosts, streams = _create_all_threads(linked, steps or threads_by_unit(linked))
     missing = [len(members) for members in linked.members]
     for instance in conditions.never.tolist():
@@ -85,9 +110,19 @@ def local_run_inputs(
         return values.tolist() if plain else values
 
     return LocalRunInputs(
-        linked, conditions, column(conditions.need), column(conditions.room), column(conditions.lag), column(conditions.price),
-        column(linked.instance), column(linked.kind), conditions.early, missing, hosts, streams,
-    )  # fmt: skip
+        linked,
+        conditions,
+        column(conditions.need),
+        column(conditions.room),
+        column(conditions.lag),
+        column(conditions.price),
+        column(linked.instance),
+        column(linked.kind),
+        conditions.early,
+        missing,
+        hosts,
+        streams,
+    )
 
 
 def threads_by_unit(linked: LinkedProgram) -> dict[int, UnitThreads]:
@@ -95,13 +130,17 @@ def threads_by_unit(linked: LinkedProgram) -> dict[int, UnitThreads]:
     return {id(unit): flatten_unit_threads(linked, unit) for unit in linked.units}
 
 
-def _create_all_threads(linked: LinkedProgram, steps: Mapping[int, UnitThreads]) -> tuple[list[LocalThread], list[LocalThread]]:
+def _create_all_threads(
+    linked: LinkedProgram, steps: Mapping[int, UnitThreads]
+) -> tuple[list[LocalThread], list[LocalThread]]:
     nobody = LocalThread(-1, 0, [], [], 0, True)
     nobody.ended = True
     hosts, streams = [nobody] * linked.program.world_size, list[LocalThread]()
     for rank in linked.program.present:
         unit = linked.unit_of[rank]
-        hosts[rank], more = create_rank_threads(linked, steps[id(unit)], rank, linked.base[rank], linked.meets[rank], rank)
+        hosts[rank], more = create_rank_threads(
+            linked, steps[id(unit)], rank, linked.base[rank], linked.meets[rank], rank
+        )
         streams += more
     return hosts, streams
 
@@ -114,7 +153,9 @@ def flatten_unit_threads(linked: LinkedProgram, unit: CompilationUnit) -> UnitTh
 def create_rank_threads(
     linked: LinkedProgram, steps: UnitThreads, number: int, base: int, meets: list[int], rank: int
 ) -> tuple[LocalThread, list[LocalThread]]:
-    """A host and its streams, at their start. ``number``: what it is called, ``rank``: whose faults it has."""
+    """A host and its streams, at their start. ``number``: what it is called, ``rank``: whose faults
+    it has.
+    """
     faults = [fault for fault in linked.program.faults if fault.rank == rank]
     host = LocalThread(number, base, steps.host, meets, linked.program.delays.get(rank, 0), True)
     host.ended = any(fault.kind == "absent" for fault in faults)
@@ -134,16 +175,23 @@ class RowTimes(NamedTuple):
 class RunProgress:
     """How far all have come; ``times`` where that is known: left out, nobody has gone anywhere.
 
-    By row, -1 where it never was: ``posted`` (there for others), ``issued`` (handed to a stream), ``returned`` (of calls that wait),
-    ``ended`` (of launches and of own work), ``waited`` (of requests that are waited for one by one). By instance: how many are ``missing``,
-    when the ``latest`` came, who ``came`` to a meet. ``hosts``: by rank; one that has ended where another rank stands for it.
+    By row, -1 where it never was: ``posted`` (there for others), ``issued`` (handed to a stream),
+    ``returned`` (of calls that wait), ``ended`` (of launches and of own work), ``waited`` (of
+    requests that are waited for one by one). By instance: how many are ``missing``, when the
+    ``latest`` came, who ``came`` to a meet. ``hosts``: by rank; one that has ended where another
+    rank stands for it.
     """
 
     def __init__(self, course: LocalRunInputs, times: RowTimes | None = None) -> None:
         self.course, self.linked, self.conditions = course, course.linked, course.conditions
         known = times or RowTimes(*([-1] * len(course.need) for _ in RowTimes._fields))
         self.posted, self.issued, self.returned, self.ended, self.waited = known
-        self.need, self.room, self.lag, self.price = course.need, course.room, course.lag, course.price
+        self.need, self.room, self.lag, self.price = (
+            course.need,
+            course.room,
+            course.lag,
+            course.price,
+        )
         self.instance, self.kind, self.early = course.instance, course.kind, course.early
         self.missing = list(course.missing)
         self.latest: RowColumn = [0] * len(self.missing)
@@ -151,9 +199,11 @@ class RunProgress:
         self.hosts = course.hosts
 
     def done(self, i: int, t: int) -> tuple[int | None, int]:
-        """When a row that was posted is done, if all it needs is there: (None, the later of t and that), else (key, t).
+        """When a row that was posted is done, if all it needs is there: (None, the later of t and
+        that), else (key, t).
 
-        Keys are what a thread waits for: a row's post 4r, its end 4r + 1, its issue 4r + 2, an instance 4i + 3; -1 what never comes.
+        Keys are what a thread waits for: a row's post 4r, its end 4r + 1, its issue 4r + 2, an
+        instance 4i + 3; -1 what never comes.
         """
         kind = int(self.kind[i])
         if kind == KIND_COLLECTIVE:
@@ -181,7 +231,11 @@ class RunProgress:
         needs = self.early.get(i) if self.early else None
         if needs is None:
             instance = self.instance[i]
-            return (4 * instance + 3, t) if self.missing[instance] else (None, max(t, self.latest[instance] + self.price[i]))
+            return (
+                (4 * instance + 3, t)
+                if self.missing[instance]
+                else (None, max(t, self.latest[instance] + self.price[i]))
+            )
         began = self.posted[i]
         for n in needs:
             if n < 0 or self.posted[n] < 0:
@@ -199,7 +253,9 @@ class ThreadSegment(NamedTuple):
 
 
 class LocalClocks(RunProgress):
-    """One run: `run` it once, then look at what it left. ``tape``: who went how far, in this order, if it is asked for."""
+    """One run: `run` it once, then look at what it left. ``tape``: who went how far, in this order,
+    if it is asked for.
+    """
 
     def __init__(self, course: LocalRunInputs, tape: list[ThreadSegment] | None = None) -> None:
         super().__init__(course)
@@ -226,7 +282,14 @@ class LocalClocks(RunProgress):
 
     def _advance_thread(self, thread: LocalThread, ready: list[LocalThread]) -> int | None:
         """Run a thread until it needs what is not there; the key of that, None at its end."""
-        posted, returned, need, lag, room, parked = self.posted, self.returned, self.need, self.lag, self.room, self.parked
+        posted, returned, need, lag, room, parked = (
+            self.posted,
+            self.returned,
+            self.need,
+            self.lag,
+            self.room,
+            self.parked,
+        )
         steps, base, t, ended = thread.steps, thread.base, thread.clock, self.ended
         key: int | None = None
         for pc in range(thread.pc, len(steps)):
@@ -246,7 +309,11 @@ class LocalClocks(RunProgress):
                     n = need[i]
                     if n >= 0 and room[n] < 0 and posted[n] >= 0:
                         came, mine, more = posted[n], posted[i], lag[i]
-                        end = (came if came > mine else mine) + more if more >= 0 else max(mine, came - more)
+                        end = (
+                            (came if came > mine else mine) + more
+                            if more >= 0
+                            else max(mine, came - more)
+                        )
                         if end > t:
                             t = end
                     else:
@@ -284,7 +351,13 @@ class LocalClocks(RunProgress):
         return key
 
     def _step(
-        self, thread: LocalThread, step: int, row: int, rows: tuple[int, ...], t: int, ready: list[LocalThread]
+        self,
+        thread: LocalThread,
+        step: int,
+        row: int,
+        rows: tuple[int, ...],
+        t: int,
+        ready: list[LocalThread],
     ) -> tuple[int | None, int]:
         """A step that is not a plain message: (key that is missing, clock)."""
         base = thread.base
@@ -304,7 +377,11 @@ class LocalClocks(RunProgress):
             if key is None and row >= 0:
                 self.returned[i] = max(self.returned[i], t)
         elif step in (STEP_SYNC, STEP_WAIT_ENDS, STEP_WAIT_EACH):
-            key, later = self.done(base + rows[0], t) if step == STEP_WAIT_EACH else self._after(base, rows, t)
+            key, later = (
+                self.done(base + rows[0], t)
+                if step == STEP_WAIT_EACH
+                else self._after(base, rows, t)
+            )
             t = t if key is not None and step == STEP_SYNC else later
             if key is None and row >= 0:
                 self.returned[i] = t
@@ -326,8 +403,12 @@ class LocalClocks(RunProgress):
         if not self.missing[instance]:
             self._wake(4 * instance + 3, ready)
 
-    def _meet(self, thread: LocalThread, numbers: tuple[int, ...], t: int, ready: list[LocalThread]) -> tuple[int | None, int]:
-        """All who make something together have come; each comes once, to all spots, when its host first gets here."""
+    def _meet(
+        self, thread: LocalThread, numbers: tuple[int, ...], t: int, ready: list[LocalThread]
+    ) -> tuple[int | None, int]:
+        """All who make something together have come; each comes once, to all spots, when its host
+        first gets here.
+        """
         instances = [thread.meets[number] for number in numbers]
         if thread.key is None or thread.key % 4 != 3 or thread.key // 4 not in instances:
             for instance in instances:
@@ -339,11 +420,23 @@ class LocalClocks(RunProgress):
         return None, max(t, *(self.latest[instance] for instance in instances))
 
     def _begin(
-        self, thread: LocalThread, step: int, row: int, rows: tuple[int, ...], t: int, ready: list[LocalThread]
+        self,
+        thread: LocalThread,
+        step: int,
+        row: int,
+        rows: tuple[int, ...],
+        t: int,
+        ready: list[LocalThread],
     ) -> tuple[int | None, int]:
-        """A stream comes to a launch: the host has handed it over, and those before it have ended."""
+        """A stream comes to a launch: the host has handed it over, and those before it have
+        ended.
+        """
         i = thread.base + row
-        return self._after(thread.base, rows, max(t, self.issued[i])) if self.issued[i] >= 0 else (4 * i + 2, t)
+        return (
+            self._after(thread.base, rows, max(t, self.issued[i]))
+            if self.issued[i] >= 0
+            else (4 * i + 2, t)
+        )
 
     def _after(self, base: int, rows: tuple[int, ...], t: int) -> tuple[int | None, int]:
         """Launches that must have ended."""

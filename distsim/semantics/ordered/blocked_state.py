@@ -20,22 +20,33 @@ from distsim.semantics.ordered.transitions import TransitionRules
 
 
 def blocked_state_at(rules: TransitionRules, state: RunState) -> FinalState:
-    """What a state that has stopped leaves behind. Ranks that have not ended are blocked at their present call."""
+    """What a state that has stopped leaves behind. Ranks that have not ended are blocked at their
+    present call.
+    """
     told = _OrderedBlockedStateBuilder(rules, state)
     blocked = tuple(told.blocked(rank) for rank, end in enumerate(state.ends) if end is None)
     ends = []
     for rank in rules.program.present:
         end, position = state.ends[rank], rules.position(state, rank)
-        ends.append(RankEnd(rank, "blocked", position) if end is None else RankEnd(rank, end.status, position, 0, end.message))
+        ends.append(
+            RankEnd(rank, "blocked", position)
+            if end is None
+            else RankEnd(rank, end.status, position, 0, end.message)
+        )
     return FinalState(tuple(ends), blocked, tuple(_unreceived_messages(rules, state)))
 
 
 def _unreceived_messages(rules: TransitionRules, state: RunState) -> list[tuple[int, int, int]]:
     """Messages that no receive has met, sent or still being sent; not those that were given up."""
-    open_sends = [row for rows in state.sends.values() for row in rows] + list(state.matcher.open_sends())
+    open_sends = [row for rows in state.sends.values() for row in rows] + list(
+        state.matcher.open_sends()
+    )
     if rules.profile.dropped == "cancels":
         open_sends = [row for row in open_sends if state.phase[row]]
-    return [(rules.rank_of[row], rules.part(row).position, rules.part(row).part) for row in sorted(open_sends)]
+    return [
+        (rules.rank_of[row], rules.part(row).position, rules.part(row).part)
+        for row in sorted(open_sends)
+    ]
 
 
 def _begun_launches(rules: TransitionRules, state: RunState) -> dict[int, list[int]]:
@@ -59,15 +70,23 @@ class _OrderedBlockedStateBuilder:
         instruction: Instruction = self.rules.instruction(self.state, rank)
         if isinstance(instruction, AwaitRendezvous):
             return BlockedRank(
-                rank, instruction.position, (WaitDependency(instruction.position, -1, self._not_met(rank, instruction)),)
+                rank,
+                instruction.position,
+                (WaitDependency(instruction.position, -1, self._not_met(rank, instruction)),),
             )
         if isinstance(instruction, BlockForever):
-            return BlockedRank(rank, instruction.position, (WaitDependency(instruction.position, -1, instruction.ranks),))
+            return BlockedRank(
+                rank,
+                instruction.position,
+                (WaitDependency(instruction.position, -1, instruction.ranks),),
+            )
         found: dict[WaitDependency, None] = {}
         for row in self._waited_for(rank):
             for need in self._needs(row):
                 found[need] = None
-        return BlockedRank(rank, instruction.position, tuple(found), device=self.rules.profile.device)
+        return BlockedRank(
+            rank, instruction.position, tuple(found), device=self.rules.profile.device
+        )
 
     def _not_met(self, rank: int, meet: AwaitRendezvous) -> tuple[int, ...]:
         """Whom a rank still expects; one tuple for all who expect the same."""
@@ -89,28 +108,47 @@ class _OrderedBlockedStateBuilder:
     def _waited_for(self, rank: int) -> list[int]:
         """Open rows that the rank's host waits for, batches by their parts."""
         rules, phase = self.rules, self.state.phase
-        instruction, base, begun = rules.instruction(self.state, rank), rules.base[rank], self.begun.get(rank, [])
+        instruction, base, begun = (
+            rules.instruction(self.state, rank),
+            rules.base[rank],
+            self.begun.get(rank, []),
+        )
         if isinstance(instruction, SyncDevice):
             rows = begun
-        elif isinstance(instruction, (AcquireLock, PostLaunch)):  # the lock is with a collective of the rank's worker
+        elif isinstance(
+            instruction, (AcquireLock, PostLaunch)
+        ):  # the lock is with a collective of the rank's worker
             rows = [row for row in begun if rules.task(row).queue >= 0]
         else:
-            rows = [base + row for row in instruction.rows if phase[base + row]] if isinstance(instruction, WaitForRows) else []
+            rows = (
+                [base + row for row in instruction.rows if phase[base + row]]
+                if isinstance(instruction, WaitForRows)
+                else []
+            )
         return [base + part for row in rows for part in rules.task(row).parts if phase[base + part]]
 
     def _needs(self, row: int) -> list[WaitDependency]:
-        """What must come before a row can finish: its own partners, or, while it queues, those of the rows ahead of it."""
+        """What must come before a row can finish: its own partners, or, while it queues, those of
+        the rows ahead of it.
+        """
         rules = self.rules
         if self.state.phase[row] != QUEUED:
             return [self._need(row)]
         task, rank = rules.task(row), rules.rank_of[row]
         if task.queue >= 0:
-            ahead = [self._need(other) for other in self.state.queues[rank * rules.most_queues + task.queue][: task.width]]
+            ahead = [
+                self._need(other)
+                for other in self.state.queues[rank * rules.most_queues + task.queue][: task.width]
+            ]
             if len(ahead) == 1:
                 return ahead
             ranks = tuple(sorted({rank for need in ahead for rank in need.ranks}))
             return [WaitDependency(ahead[0].position, ahead[0].part, ranks, any=True)]
-        return [need for other in _running_parts_ahead(rules, self.state, rank, task.after) for need in self._needs(other)]
+        return [
+            need
+            for other in _running_parts_ahead(rules, self.state, rank, task.after)
+            for need in self._needs(other)
+        ]
 
     def _need(self, row: int) -> WaitDependency:
         part = self.rules.part(row)
@@ -118,7 +156,9 @@ class _OrderedBlockedStateBuilder:
         return WaitDependency(part.position, part.part, ranks, any_one)
 
 
-def _running_parts_ahead(rules: TransitionRules, state: RunState, rank: int, after: tuple[int, ...]) -> list[int]:
+def _running_parts_ahead(
+    rules: TransitionRules, state: RunState, rank: int, after: tuple[int, ...]
+) -> list[int]:
     """The running parts that stand before a launch, over all launches between."""
     base, seen, found, todo = rules.base[rank], set[int](), list[int](), list(after)
     while todo:

@@ -1,4 +1,6 @@
-"""The static half of the state machine: a linked program as plain lists by row, and its instructions ready to be stepped through."""
+"""The static half of the state machine: a linked program as plain lists by row, and its
+instructions ready to be stepped through.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from distsim.operations.one_sided import FIRST_SIGNAL_TAG
 from distsim.program.code import CodeCall, Program
 from distsim.semantics.form.completion import CollectiveNeeds
 from distsim.semantics.form.group_creation import created_group_ids
-from distsim.semantics.form.instructions import (  # fmt: skip
+from distsim.semantics.form.instructions import (
     AcquireLock,
     AwaitRendezvous,
     BlockForever,
@@ -50,11 +52,23 @@ _OP_OF_INSTRUCTION: dict[type, int] = {
 class LaunchTask:
     """A launch as the machine runs it. Rows count from the rank's first.
 
-    ``parts``: rows. ``queue``: which of the rank's queues with workers it takes one of, -1 for none; ``width``: how many there are.
-    ``followers``: what starts only after it. ``plain``: one part that starts at once. ``locks``: it takes the process's lock.
+    ``parts``: rows. ``queue``: which of the rank's queues with workers it takes one of, -1 for
+    none; ``width``: how many there are. ``followers``: what starts only after it. ``plain``: one
+    part that starts at once. ``locks``: it takes the process's lock.
     """
 
-    __slots__ = ("after", "followers", "launch", "locks", "parts", "plain", "queue", "row", "unit", "width")
+    __slots__ = (
+        "after",
+        "followers",
+        "launch",
+        "locks",
+        "parts",
+        "plain",
+        "queue",
+        "row",
+        "unit",
+        "width",
+    )
 
     def __init__(self, launch: OperationLaunch, queues: dict[Hashable, int]) -> None:
         self.launch, self.row, self.after = launch, launch.row, launch.after
@@ -62,13 +76,17 @@ class LaunchTask:
         self.unit = launch.is_unit
         self.queue, self.width = -1, 0
         if launch.queue is not None and launch.queue.width > 0:
-            self.queue, self.width = queues.setdefault(launch.queue.key, len(queues)), launch.queue.width
+            self.queue, self.width = (
+                queues.setdefault(launch.queue.key, len(queues)),
+                launch.queue.width,
+            )
         self.plain = not (self.after or self.unit or self.queue >= 0)
         self.locks = self.queue < 0 and launch.parts[0].kind is not PartKind.WORK
         self.followers: list[LaunchTask] = []
 
 
-#: A step of a host: its kind, the instruction, the task of a `PostLaunch`, the call's position, and the rows that it waits for.
+#: A step of a host: its kind, the instruction, the task of a `PostLaunch`, the call's position, and
+#: the rows that it waits for.
 HostStep = tuple[int, Instruction, LaunchTask | None, int, tuple[int, ...]]
 
 
@@ -79,13 +97,25 @@ class _UnitTasks:
         self.queues: dict[Hashable, int] = {}
         self.tasks: list[LaunchTask | None] = [None] * rows
         self.parts: list[LaunchPart | None] = [None] * rows
-        pooled = any(launch.pooled for launch in unit.launches)  # else nobody contends for the process's lock
-        self.steps: list[HostStep] = [self._step(one) for one in unit.instructions if pooled or not isinstance(one, AcquireLock)]
+        pooled = any(
+            launch.pooled for launch in unit.launches
+        )  # else nobody contends for the process's lock
+        self.steps: list[HostStep] = [
+            self._step(one)
+            for one in unit.instructions
+            if pooled or not isinstance(one, AcquireLock)
+        ]
 
     def _step(self, instruction: Instruction) -> HostStep:
         if not isinstance(instruction, PostLaunch):
             rows = instruction.rows if isinstance(instruction, WaitForRows) else ()
-            return _OP_OF_INSTRUCTION[type(instruction)], instruction, None, instruction.position, rows
+            return (
+                _OP_OF_INSTRUCTION[type(instruction)],
+                instruction,
+                None,
+                instruction.position,
+                rows,
+            )
         task = LaunchTask(instruction.launch, self.queues)
         for part in instruction.launch.parts:
             self.parts[part.row] = part
@@ -99,17 +129,34 @@ class _UnitTasks:
 
 
 class MachineTables:
-    """A program under a profile, as lists by row. ``steps``: of each rank. ``task_of``: the launch of a row, or of a batch's part.
-    ``locked``: ranks whose hosts share a lock with a worker."""
+    """A program under a profile, as lists by row. ``steps``: of each rank. ``task_of``: the launch
+    of a row, or of a batch's part. ``locked``: ranks whose hosts share a lock with a worker."""
 
-    def __init__(self, program: Program | LinkedProgram, profile: BackendProfile | None = None) -> None:
+    def __init__(
+        self, program: Program | LinkedProgram, profile: BackendProfile | None = None
+    ) -> None:
         if isinstance(program, LinkedProgram):
             linked = program
         else:
             assert profile is not None
             linked = LinkedProgram(program, profile)
-        self.linked, self.program, self.profile, self.base = linked, linked.program, linked.profile, linked.base
-        for name in ("kind", "channel", "box", "peer", "instance", "nbytes", "signature", "tag", "group"):
+        self.linked, self.program, self.profile, self.base = (
+            linked,
+            linked.program,
+            linked.profile,
+            linked.base,
+        )
+        for name in (
+            "kind",
+            "channel",
+            "box",
+            "peer",
+            "instance",
+            "nbytes",
+            "signature",
+            "tag",
+            "group",
+        ):
             setattr(self, name, getattr(linked, name).tolist())
         self.rank_of: list[int] = linked.rank.tolist()
         self.kind: list[int]
@@ -152,7 +199,9 @@ class MachineTables:
     def _name_group(self, rank: int, part: LaunchPart) -> None:
         """Making a group is about the group that is made."""
         if part.call.op == "new_group":
-            self.group[self.base[rank] + part.row] = created_group_ids(self.program, self.program.resolve(rank, part.call))[0]
+            self.group[self.base[rank] + part.row] = created_group_ids(
+                self.program, self.program.resolve(rank, part.call)
+            )[0]
 
     # --- what a row is ---
     def part(self, row: int) -> LaunchPart:
@@ -208,7 +257,9 @@ class MachineTables:
     @cached_property
     def suspects(self) -> frozenset[int]:
         """Instances whose calls may differ."""
-        return frozenset(number for found in suspect_instances(self.linked) for number in found.tolist())
+        return frozenset(
+            number for found in suspect_instances(self.linked) for number in found.tolist()
+        )
 
     @cached_property
     def early_rows(self) -> frozenset[int]:

@@ -1,4 +1,6 @@
-"""Who meets whom in a run, and what comes of it: messages, collectives, and what becomes of calls that meet and don't fit."""
+"""Who meets whom in a run, and what comes of it: messages, collectives, and what becomes of calls
+that meet and don't fit.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from distsim.operations.registry import OPERATIONS
 from distsim.semantics.form.instructions import INVALID_SIGNATURE, PartKind
 from distsim.semantics.form.mismatches import find_mismatch
 from distsim.semantics.ordered.machine_tables import MachineTables, group_rank_in
-from distsim.semantics.ordered.state import DUE, HUNG, RUNNING, RowsMismatched, RunState, TransitionListener
+from distsim.semantics.ordered.state import (
+    DUE,
+    HUNG,
+    RUNNING,
+    RowsMismatched,
+    RunState,
+    TransitionListener,
+)
 
 _SEND, _RECEIVE, _WORK = int(PartKind.SEND), int(PartKind.RECEIVE), int(PartKind.WORK)
 
@@ -85,12 +94,16 @@ class MatchRules(MachineTables):
             del state.sends[channel]
         self.pair(state, send, row, out)
 
-    def _meet_messages(self, state: RunState, box: int, sender: int, out: TransitionListener) -> None:
+    def _meet_messages(
+        self, state: RunState, box: int, sender: int, out: TransitionListener
+    ) -> None:
         while (pair := state.matcher.meet(box, sender)) is not None:
             self.pair(state, *pair, out)
 
     def settle_box(self, state: RunState, box: int, out: TransitionListener) -> None:
-        """A receive of a box that is open to any source is gone: messages of other senders may now be settled."""
+        """A receive of a box that is open to any source is gone: messages of other senders may now
+        be settled.
+        """
         place = state.matcher.boxes.get(box)
         named = place is not None and len(place.receives) > (ANY_SENDER in place.receives)
         for sender in sorted(place.sends) if place is not None and named else ():
@@ -110,8 +123,12 @@ class MatchRules(MachineTables):
             if not rows:
                 del of[self.channel[row]]
 
-    def _run_ahead(self, state: RunState, row: int, earlier: list[int] | tuple[()], out: TransitionListener) -> bool:
-        """A send that the back end buffers is done with before its receive, if it has room and no ``earlier`` one waits for room."""
+    def _run_ahead(
+        self, state: RunState, row: int, earlier: list[int] | tuple[()], out: TransitionListener
+    ) -> bool:
+        """A send that the back end buffers is done with before its receive, if it has room and no
+        ``earlier`` one waits for room.
+        """
         if not (self.buffers and self.fits[row]):
             return False
         channel, nbytes = self.channel[row], self.nbytes[row]
@@ -129,7 +146,9 @@ class MatchRules(MachineTables):
 
     def _stalled(self, state: RunState, earlier: list[int] | tuple[()]) -> bool:
         """The last of these sends that fits the window waits for room."""
-        return next((state.phase[row] == RUNNING for row in reversed(earlier) if self.fits[row]), False)
+        return next(
+            (state.phase[row] == RUNNING for row in reversed(earlier) if self.fits[row]), False
+        )
 
     def _make_room(self, state: RunState, send: int, out: TransitionListener) -> None:
         """A message that had run ahead is received: those that wait for room may go, in order."""
@@ -142,7 +161,11 @@ class MatchRules(MachineTables):
         else:
             waiting = list(state.sends.get(channel, ()))
         for row in waiting:
-            if state.phase[row] == RUNNING and self.fits[row] and not self._run_ahead(state, row, (), out):
+            if (
+                state.phase[row] == RUNNING
+                and self.fits[row]
+                and not self._run_ahead(state, row, (), out)
+            ):
                 return
 
     def pair(self, state: RunState, send: int, receive: int, out: TransitionListener) -> None:
@@ -153,7 +176,9 @@ class MatchRules(MachineTables):
                 phase[send] = DUE
                 out.due(send)
             return
-        if self.profile.dropped == "cancels" and not phase[send]:  # its sender has nothing to send, and sends nothing else either
+        if (
+            self.profile.dropped == "cancels" and not phase[send]
+        ):  # its sender has nothing to send, and sends nothing else either
             self._silence(state, send, held=True)
             self._hang_on_peer(state, receive)
             return
@@ -164,7 +189,9 @@ class MatchRules(MachineTables):
         if self.signature[send] != self.signature[receive] or self.tag[send] != self.tag[receive]:
             mishap = self._judge((send, receive), -1, out)
         if phase[send] == RUNNING:
-            if mishap is None or not mishap.crash:  # else the data has left the sender: its send succeeds (G14)
+            if (
+                mishap is None or not mishap.crash
+            ):  # else the data has left the sender: its send succeeds (G14)
                 state.mates[send] = receive
             phase[send] = DUE
             out.due(send)
@@ -175,19 +202,35 @@ class MatchRules(MachineTables):
 
     # --- pairs that have fallen silent (G4) ---
     def _silence(self, state: RunState, send: int, held: bool) -> None:
-        """Nothing more arrives that the sender gives the receiver on their group: neither data nor the notices of its receives."""
+        """Nothing more arrives that the sender gives the receiver on their group: neither data nor
+        the notices of its receives.
+        """
         group, giver, getter = self.group[send], self.rank_of[send], self.peer[send]
-        told = [row for rows in state.receives.values() for row in rows
-                if (self.group[row], self.rank_of[row], self.peer[row]) == (group, giver, getter)]  # fmt: skip
+        told = [
+            row
+            for rows in state.receives.values()
+            for row in rows
+            if (self.group[row], self.rank_of[row], self.peer[row]) == (group, giver, getter)
+        ]
         state.silent.setdefault((group, giver, getter), (held, frozenset(told)))
 
     def _hang_on_peer(self, state: RunState, row: int) -> None:
-        state.phase[row], state.hung_on[row] = HUNG, (self.peer[row] if self.peer[row] >= 0 else self.rank_of[row],)
+        state.phase[row], state.hung_on[row] = (
+            HUNG,
+            (self.peer[row] if self.peer[row] >= 0 else self.rank_of[row],),
+        )
 
-    def _is_undeliverable(self, state: RunState, send: int, receive: int, out: TransitionListener) -> bool:
-        """Whether a message is stuck between two ranks: its data, or the notice of its receive without which they do not leave."""
+    def _is_undeliverable(
+        self, state: RunState, send: int, receive: int, out: TransitionListener
+    ) -> bool:
+        """Whether a message is stuck between two ranks: its data, or the notice of its receive
+        without which they do not leave.
+        """
         group, giver, getter = self.group[send], self.rank_of[send], self.rank_of[receive]
-        there, back = state.silent.get((group, giver, getter)), state.silent.get((group, getter, giver))
+        there, back = (
+            state.silent.get((group, giver, getter)),
+            state.silent.get((group, getter, giver)),
+        )
         noticed = back is None or receive in back[1]
         if there is None and noticed:
             return False
@@ -200,11 +243,21 @@ class MatchRules(MachineTables):
         return True
 
     def _silent_peers(self, state: RunState, row: int) -> tuple[int, ...]:
-        """Who of a silent pair keeps a member from getting through a collective; nobody where its data do not pass between the two."""
-        rank, members, op = self.rank_of[row], self.members[self.instance[row]], self.part(row).call.op
+        """Who of a silent pair keeps a member from getting through a collective; nobody where its
+        data do not pass between the two.
+        """
+        rank, members, op = (
+            self.rank_of[row],
+            self.members[self.instance[row]],
+            self.part(row).call.op,
+        )
         waits = {rank, *self.needs(row)}
         for group, *pair in state.silent:
-            if group == self.group[row] and waits.issuperset(pair) and (rank in pair or not OPERATIONS[op].pairwise):
+            if (
+                group == self.group[row]
+                and waits.issuperset(pair)
+                and (rank in pair or not OPERATIONS[op].pairwise)
+            ):
                 places = (group_rank_in(members, one) for one in pair)
                 if self.profile.has_traffic(op, len(members), self.root(row), *places):
                     return tuple(one for one in pair if one != rank)
@@ -244,8 +297,14 @@ class MatchRules(MachineTables):
         phase = state.phase
         if complete:  # all that anybody can need
             return [one for one in there.values() if phase[one] == RUNNING]
-        found = [one for one in self.wants.awaiting(self.rank_of[row], self.instance[row])
-                 if one != row and there.get(self.rank_of[one]) == one and phase[one] == RUNNING and self._has_all(one, there)]  # fmt: skip
+        found = [
+            one
+            for one in self.wants.awaiting(self.rank_of[row], self.instance[row])
+            if one != row
+            and there.get(self.rank_of[one]) == one
+            and phase[one] == RUNNING
+            and self._has_all(one, there)
+        ]
         if len(found) > 1:
             these = frozenset(found)
             found = [one for one in there.values() if one in these]
@@ -253,10 +312,17 @@ class MatchRules(MachineTables):
 
     def _has_all(self, row: int, there: dict[int, int]) -> bool:
         needs = self.wants.of(row)
-        return needs is not None and len(needs) <= len(there) and all(rank in there for rank in needs)
+        return (
+            needs is not None and len(needs) <= len(there) and all(rank in there for rank in needs)
+        )
 
     def _judge_coming(
-        self, state: RunState, row: int, there: dict[int, int], complete: bool, out: TransitionListener
+        self,
+        state: RunState,
+        row: int,
+        there: dict[int, int],
+        complete: bool,
+        out: TransitionListener,
     ) -> MismatchOutcome | None:
         """What comes of one more call that may not fit those who have come."""
         instance = self.instance[row]
@@ -264,7 +330,11 @@ class MatchRules(MachineTables):
         known = kind in kinds
         kinds.setdefault(kind, {})[row] = None
         if any(OPERATIONS[op].pairwise for op, _, _ in kinds):
-            return self._judge(tuple(there.values()), instance, out) if self._may_differ(row, there, complete) else None
+            return (
+                self._judge(tuple(there.values()), instance, out)
+                if self._may_differ(row, there, complete)
+                else None
+            )
         if len(kinds) == 1 and not (complete and self.signature[row] == INVALID_SIGNATURE):
             return None
         near = self.profile.neighbours
@@ -272,8 +342,12 @@ class MatchRules(MachineTables):
             return self._judge(tuple(there.values()), instance, out)
         members = self.members[instance]
         beside = {there.get(members[i], row) for i in near(self.call(row))}
-        found = find_mismatch(self, tuple({row} | beside | {next(iter(rows)) for rows in kinds.values()}), instance)
-        if found is not None and (found[1].crash or not known):  # else nothing that was not told when the first of the kind came
+        found = find_mismatch(
+            self, tuple({row} | beside | {next(iter(rows)) for rows in kinds.values()}), instance
+        )
+        if found is not None and (
+            found[1].crash or not known
+        ):  # else nothing that was not told when the first of the kind came
             self._apply_mismatch(tuple(there.values()), found, instance, out)
         return None if found is None else found[1]
 
@@ -290,22 +364,31 @@ class MatchRules(MachineTables):
             del state.kinds[self.instance[row]]
 
     def kind_of(self, row: int) -> tuple[str, int, int]:
-        """What a collective's call says and how many bytes it has: all that `differences` and most of what profiles go by."""
+        """What a collective's call says and how many bytes it has: all that `differences` and most
+        of what profiles go by.
+        """
         return self.part(row).call.op, self.signature[row], self.nbytes[row]
 
     def _may_differ(self, row: int, there: dict[int, int], complete: bool) -> bool:
-        """Who comes to a collective differs from who came first or, where parts are agreed on pair by pair, from anybody."""
+        """Who comes to a collective differs from who came first or, where parts are agreed on pair
+        by pair, from anybody.
+        """
         first = next(iter(there.values()))
         if complete and self._unlike(list(there.values())):
             return True
-        differ, ops = self.signature[first] != self.signature[row], {self.part(one).call.op for one in (first, row)}
+        differ, ops = (
+            self.signature[first] != self.signature[row],
+            {self.part(one).call.op for one in (first, row)},
+        )
         if (
             len(ops) > 1
             or not OPERATIONS[ops.pop()].pairwise
             or INVALID_SIGNATURE in (self.signature[first], self.signature[row])
         ):
             return differ
-        return (differ and self.call(first).inputs[0].dtype != self.call(row).inputs[0].dtype) or self._crosses(row, there)
+        return (
+            differ and self.call(first).inputs[0].dtype != self.call(row).inputs[0].dtype
+        ) or self._crosses(row, there)
 
     def _crosses(self, row: int, there: dict[int, int]) -> bool:
         """A part that this rank exchanges with one who has come is not as large on both sides."""
@@ -342,13 +425,19 @@ class MatchRules(MachineTables):
                 state.hung_on[row] = ()
 
     # --- what does not fit ---
-    def _judge(self, rows: tuple[int, ...], instance: int, out: TransitionListener) -> MismatchOutcome | None:
+    def _judge(
+        self, rows: tuple[int, ...], instance: int, out: TransitionListener
+    ) -> MismatchOutcome | None:
         """What comes of calls that met, if they differ."""
         found = find_mismatch(self, rows, instance)
         return None if found is None else self._apply_mismatch(rows, found, instance, out)
 
     def _apply_mismatch(
-        self, rows: tuple[int, ...], found: tuple[tuple[str, ...], MismatchOutcome], instance: int, out: TransitionListener
+        self,
+        rows: tuple[int, ...],
+        found: tuple[tuple[str, ...], MismatchOutcome],
+        instance: int,
+        out: TransitionListener,
     ) -> MismatchOutcome:
         fields, mishap = found
         out.mismatched(RowsMismatched(rows, fields, mishap.outcome, instance, mishap.crash))

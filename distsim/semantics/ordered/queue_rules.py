@@ -1,4 +1,6 @@
-"""The queues of a run: when what a host has handed over starts, how it ends, and whom it lacks meanwhile."""
+"""The queues of a run: when what a host has handed over starts, how it ends, and whom it lacks
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,20 @@ from distsim.operations.registry import OPERATIONS
 from distsim.semantics.form.instructions import PartKind
 from distsim.semantics.ordered.machine_tables import OP_LOCK, LaunchTask, is_member
 from distsim.semantics.ordered.match_rules import MatchRules
-from distsim.semantics.ordered.state import CLOSED, DUE, HUNG, QUEUED, RUNNING, RunState, TransitionListener
+from distsim.semantics.ordered.state import (
+    CLOSED,
+    DUE,
+    HUNG,
+    QUEUED,
+    RUNNING,
+    RunState,
+    TransitionListener,
+)
 
 _SEND, _RECEIVE, _COLLECTIVE, _WORK = (int(kind) for kind in PartKind)
 
-#: Ranks that somebody waits for, by the collective and, where it is jammed, what the waiting ones called it with.
+#: Ranks that somebody waits for, by the collective and, where it is jammed, what the waiting ones
+#: called it with.
 MissingRanks = dict[tuple[int, Hashable], tuple[int, ...]]
 
 
@@ -31,7 +42,9 @@ class QueueRules(MatchRules):
 
     def _host_has_lock(self, state: RunState, rank: int) -> bool:
         """The rank's host is in the wait for a message."""
-        return self.lock and state.pc[rank] > 0 and self.steps[rank][state.pc[rank] - 1][0] == OP_LOCK
+        return (
+            self.lock and state.pc[rank] > 0 and self.steps[rank][state.pc[rank] - 1][0] == OP_LOCK
+        )
 
     # --- queues ---
     def post(self, state: RunState, rank: int, task: LaunchTask, out: TransitionListener) -> None:
@@ -63,7 +76,9 @@ class QueueRules(MatchRules):
             state.queues.setdefault(rank * self.most_queues + task.queue, []).append(row)
         self.try_start(state, rank, task, out)
 
-    def try_start(self, state: RunState, rank: int, task: LaunchTask, out: TransitionListener) -> None:
+    def try_start(
+        self, state: RunState, rank: int, task: LaunchTask, out: TransitionListener
+    ) -> None:
         base, phase = self.base[rank], state.phase
         row = base + task.row
         if phase[row] != QUEUED:
@@ -76,7 +91,9 @@ class QueueRules(MatchRules):
             return
         if task.queue >= 0:
             queue = state.queues[rank * self.most_queues + task.queue]
-            if (len(queue) > task.width and row not in queue[: task.width]) or (self.lock and self._host_has_lock(state, rank)):
+            if (len(queue) > task.width and row not in queue[: task.width]) or (
+                self.lock and self._host_has_lock(state, rank)
+            ):
                 return
         if task.unit:
             phase[row] = RUNNING
@@ -128,7 +145,9 @@ class QueueRules(MatchRules):
         phase, state.phase[row] = state.phase[row], CLOSED
         out.cancelled(row)
         if self.part_of[row] is not None and phase == DUE:
-            if self.profile.support is not None:  # under a reading nothing takes time: what has met is done
+            if (
+                self.profile.support is not None
+            ):  # under a reading nothing takes time: what has met is done
                 self._cut(state, row)
         elif self.part_of[row] is not None and phase == RUNNING:
             if self.kind[row] == _COLLECTIVE:
@@ -149,25 +168,39 @@ class QueueRules(MatchRules):
             del state.there[instance]
 
     def _cut(self, state: RunState, row: int) -> None:
-        others = [state.mates[row]] if row in state.mates else [s for s, receive in state.mates.items() if receive == row]
+        others = (
+            [state.mates[row]]
+            if row in state.mates
+            else [s for s, receive in state.mates.items() if receive == row]
+        )
         if self.kind[row] == _COLLECTIVE:
             others = self.linked.rows_of[self.instance[row]].tolist()
-            if OPERATIONS[self.part(row).call.op].gives == "root":  # what the root gives has left it
-                others = [r for r in others if self.members[self.instance[r]][self.root(r)] != self.rank_of[r]]
+            if (
+                OPERATIONS[self.part(row).call.op].gives == "root"
+            ):  # what the root gives has left it
+                others = [
+                    r
+                    for r in others
+                    if self.members[self.instance[r]][self.root(r)] != self.rank_of[r]
+                ]
         for other in others:
             if state.phase[other] == DUE:
                 state.phase[other] = HUNG
                 state.hung_on[other] = (self.rank_of[row],)
 
     # --- whom a row lacks ---
-    def lacking(self, state: RunState, row: int, known: MissingRanks) -> tuple[tuple[int, ...], bool]:
-        """Whom a running row waits for: (global ranks, whether any one of them is enough). Who waits for the same shares one tuple;
-        ``known``: those that were found in this state."""
+    def lacking(
+        self, state: RunState, row: int, known: MissingRanks
+    ) -> tuple[tuple[int, ...], bool]:
+        """Whom a running row waits for: (global ranks, whether any one of them is enough). Who
+        waits for the same shares one tuple; ``known``: those that were found in this state."""
         if row in state.hung_on:
             return self._stuck_with(state, row, known), False
         kind = self.kind[row]
         if kind == _RECEIVE and self.peer[row] < 0:
-            return tuple(r for r in self.program.groups[self.group[row]].ranks if r != self.rank_of[row]), True
+            return tuple(
+                r for r in self.program.groups[self.group[row]].ranks if r != self.rank_of[row]
+            ), True
         if kind != _COLLECTIVE:
             return (self.peer[row],), False
         there, needs = state.there.get(self.instance[row], {}), self.wants.of(row)
@@ -179,27 +212,41 @@ class QueueRules(MatchRules):
         return known[key], False
 
     def _stuck_with(self, state: RunState, row: int, known: MissingRanks) -> tuple[int, ...]:
-        """With whom a row is jammed: of those who came to its collective the ones whose calls differ from its own, if any do."""
+        """With whom a row is jammed: of those who came to its collective the ones whose calls
+        differ from its own, if any do.
+        """
         rank, instance = self.rank_of[row], self.instance[row]
         if state.hung_on[row]:
             return tuple(r for r in state.hung_on[row] if r != rank)
         key = instance, self.kind_of(row)
         if key not in known:
             came = self._came(state, row)
-            known[key] = tuple(sorted(r for r, other in came.items() if self.kind_of(other) != key[1]))
+            known[key] = tuple(
+                sorted(r for r, other in came.items() if self.kind_of(other) != key[1])
+            )
         return known[key] or tuple(sorted(r for r in self._came(state, row) if r != rank))
 
     def _came(self, state: RunState, row: int) -> Mapping[int, int]:
-        """Who has come to a jammed row's collective, by rank: where nothing is kept of it any more, all."""
+        """Who has come to a jammed row's collective, by rank: where nothing is kept of it any more,
+        all.
+        """
         there = state.there.get(self.instance[row])
-        return there if there is not None else {self.rank_of[r]: r for r in self.linked.rows_of[self.instance[row]].tolist()}
+        return (
+            there
+            if there is not None
+            else {self.rank_of[r]: r for r in self.linked.rows_of[self.instance[row]].tolist()}
+        )
 
     def broken(self, state: RunState, row: int) -> bool:
-        """G13: the back end sees that a transfer of this row is with a dead rank. G10: or on a group that either side has closed.
+        """G13: the back end sees that a transfer of this row is with a dead rank. G10: or on a
+        group that either side has closed.
 
-        Who waits in the store to make a group sees nobody's death, nor does a receive from any source: it needs nobody in particular."""
+        Who waits in the store to make a group sees nobody's death, nor does a receive from any
+        source: it needs nobody in particular."""
         part = self.part_of[row]
-        if not (self.detects_peer_death and state.lost_ranks) or (part is not None and part.gathering is not None):
+        if not (self.detects_peer_death and state.lost_ranks) or (
+            part is not None and part.gathering is not None
+        ):
             return False
         phase = state.phase[row]
         if phase in (CLOSED, DUE):
@@ -208,21 +255,30 @@ class QueueRules(MatchRules):
             return True
         if phase == QUEUED:
             task = self.task(row)
-            ahead = state.queues[self.rank_of[row] * self.most_queues + task.queue] if task.queue >= 0 else []
+            ahead = (
+                state.queues[self.rank_of[row] * self.most_queues + task.queue]
+                if task.queue >= 0
+                else []
+            )
             return any(self.broken(state, other) for other in ahead if state.phase[other] != QUEUED)
         if self.kind[row] == _RECEIVE and self.peer[row] < 0 and row not in state.hung_on:
             return False
         group = self.group[row]
         return any(
             ((end := state.ends[r]) is not None and end.gone) or (r, group) in state.closed
-            for r in state.lost_ranks if self._lacks(state, row, r)
-        )  # fmt: skip
+            for r in state.lost_ranks
+            if self._lacks(state, row, r)
+        )
 
     def _lacks(self, state: RunState, row: int, rank: int) -> bool:
         """Whether a running row waits for this rank, of all that it waits for (`lacking`)."""
         if row in state.hung_on:
             stuck = state.hung_on[row]
-            return rank != self.rank_of[row] and (is_member(stuck, rank) if stuck else rank in self._came(state, row))
+            return rank != self.rank_of[row] and (
+                is_member(stuck, rank) if stuck else rank in self._came(state, row)
+            )
         if self.kind[row] != _COLLECTIVE:
             return self.peer[row] == rank
-        return rank not in state.there.get(self.instance[row], {}) and is_member(self.needs(row), rank)
+        return rank not in state.there.get(self.instance[row], {}) and is_member(
+            self.needs(row), rank
+        )

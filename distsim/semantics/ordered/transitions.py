@@ -6,7 +6,8 @@
         state = rules.apply(state, choices[0])
     standstill(rules, state).stuck          # distsim.semantics.ordered.blocked_state
 
-Drivers choose: the time-ordered engine by time, `TransitionRules.settle` in any order, an explorer every choice.
+Drivers choose: the time-ordered engine by time, `TransitionRules.settle` in any order, an explorer
+every choice.
 """
 
 from __future__ import annotations
@@ -17,11 +18,27 @@ from collections.abc import Callable
 from distsim.backends.message_matching import MessageMatcher
 from distsim.backends.profile import BackendProfile
 from distsim.program.code import Program
-from distsim.semantics.form.instructions import AwaitRendezvous, DropRequest, ExitRank, Instruction, PartKind, WaitForRows
+from distsim.semantics.form.instructions import (
+    AwaitRendezvous,
+    DropRequest,
+    ExitRank,
+    Instruction,
+    PartKind,
+    WaitForRows,
+)
 from distsim.semantics.form.linked_program import LinkedProgram
-from distsim.semantics.ordered.machine_tables import OP_BLOCK, OP_DROP, OP_EXIT, OP_LOCK, OP_POST, OP_RENDEZVOUS, OP_SYNC, OP_WAIT
+from distsim.semantics.ordered.machine_tables import (
+    OP_BLOCK,
+    OP_DROP,
+    OP_EXIT,
+    OP_LOCK,
+    OP_POST,
+    OP_RENDEZVOUS,
+    OP_SYNC,
+    OP_WAIT,
+)
 from distsim.semantics.ordered.queue_rules import QueueRules
-from distsim.semantics.ordered.state import (  # fmt: skip
+from distsim.semantics.ordered.state import (
     CHOICE_FINISH,
     CHOICE_STEP,
     CHOICE_TAKE,
@@ -39,17 +56,24 @@ from distsim.semantics.ordered.state import (  # fmt: skip
     TransitionRecorder,
 )
 
-#: What a gloo rank is told that waits for a transfer with a dead one, or on a group that the other has closed (2.4, G10).
-PEER_CLOSED_MESSAGE = "Connection closed by peer. This is typically caused by a remote worker crashing"
+#: What a gloo rank is told that waits for a transfer with a dead one, or on a group that the other
+#: has closed (2.4, G10).
+PEER_CLOSED_MESSAGE = (
+    "Connection closed by peer. This is typically caused by a remote worker crashing"
+)
 #: What a gloo rank is told on a group on which it has itself timed out (G10).
 OWN_TIMEOUT_MESSAGE = "Application timeout caused pair closure"
 _SEND, _RECEIVE, _COLLECTIVE = int(PartKind.SEND), int(PartKind.RECEIVE), int(PartKind.COLLECTIVE)
 
 
 class TransitionRules(QueueRules):
-    """What may happen to a `RunState` of a program under a profile. The tables are static; only states change."""
+    """What may happen to a `RunState` of a program under a profile. The tables are static; only
+    states change.
+    """
 
-    def __init__(self, program: Program | LinkedProgram, profile: BackendProfile | None = None) -> None:
+    def __init__(
+        self, program: Program | LinkedProgram, profile: BackendProfile | None = None
+    ) -> None:
         super().__init__(program, profile)
         self.ranks_to_crash = []
 
@@ -59,9 +83,28 @@ class TransitionRules(QueueRules):
         n, of = self.program.world_size, self.program.representative_of
         absent = {fault.rank for fault in self.program.faults if fault.kind == "absent"}
         gone = absent if of is None else absent | (set(range(n)) - set(self.program.present))
-        ends: list[ExitRank | None] = [ExitRank(0, "absent") if rank in gone else None for rank in range(n)]
-        return RunState([0] * n, ends, [0] * n, bytearray(self.linked.rows), {}, {}, {}, {}, {}, {}, {}, {}, {},
-                     MessageMatcher(self.profile.specific_first), dict.fromkeys(sorted(absent)), {}, {})  # fmt: skip
+        ends: list[ExitRank | None] = [
+            ExitRank(0, "absent") if rank in gone else None for rank in range(n)
+        ]
+        return RunState(
+            [0] * n,
+            ends,
+            [0] * n,
+            bytearray(self.linked.rows),
+            {},
+            {},
+            {},
+            {},
+            {},
+            {},
+            {},
+            {},
+            {},
+            MessageMatcher(self.profile.specific_first),
+            dict.fromkeys(sorted(absent)),
+            {},
+            {},
+        )
 
     def instruction(self, state: RunState, rank: int) -> Instruction:
         """Where a rank's host stands; its rows count from the rank's first."""
@@ -73,8 +116,14 @@ class TransitionRules(QueueRules):
         return end.position if end is not None else self.instruction(state, rank).position
 
     def enabled(self, state: RunState) -> list[SchedulerChoice]:
-        """All that may happen next, in a fixed order: hosts by rank, then rows that are due, then any-source receives."""
-        choices = [SchedulerChoice(CHOICE_STEP, rank) for rank in range(len(state.pc)) if self.can_step(state, rank)]
+        """All that may happen next, in a fixed order: hosts by rank, then rows that are due, then
+        any-source receives.
+        """
+        choices = [
+            SchedulerChoice(CHOICE_STEP, rank)
+            for rank in range(len(state.pc))
+            if self.can_step(state, rank)
+        ]
         choices += [SchedulerChoice(CHOICE_FINISH, row) for row in self.due_rows(state)]
         return choices + [SchedulerChoice(CHOICE_TAKE, *take) for take in state.matcher.takes()]
 
@@ -90,9 +139,13 @@ class TransitionRules(QueueRules):
             return False
         op, instruction, task, _, rows = self.steps[rank][state.pc[rank]]
         if op == OP_POST:
-            return not (self.lock and task is not None and task.locks and self.worker_has_lock(state, rank))
+            return not (
+                self.lock and task is not None and task.locks and self.worker_has_lock(state, rank)
+            )
         if op == OP_WAIT:
-            return self.open_row(state, rank, rows) < 0 or (bool(state.lost_ranks) and self._is_broken(state, rank, instruction))
+            return self.open_row(state, rank, rows) < 0 or (
+                bool(state.lost_ranks) and self._is_broken(state, rank, instruction)
+            )
         if op == OP_SYNC:
             return state.open[rank] == 0
         if op == OP_RENDEZVOUS:
@@ -110,7 +163,9 @@ class TransitionRules(QueueRules):
         return -1
 
     def _is_broken(self, state: RunState, rank: int, wait: Instruction) -> bool:
-        """Requests are waited for one by one, so a death is seen by the wait whose turn it is (run)."""
+        """Requests are waited for one by one, so a death is seen by the wait whose turn it is
+        (run).
+        """
         assert isinstance(wait, WaitForRows)
         row = self.open_row(state, rank, wait.rows)
         return row >= 0 and self.broken(state, row)
@@ -144,8 +199,11 @@ class TransitionRules(QueueRules):
         self.settle_box(state, box, out)
         self.abort(state, out)
 
-    def settle(self, state: RunState, hold: Callable[[RunState, int], bool] | None = None) -> list[TransitionEvent]:
-        """Run, in place, all that has no alternative: then `enabled` offers takes only, or nothing. What happened, in order.
+    def settle(
+        self, state: RunState, hold: Callable[[RunState, int], bool] | None = None
+    ) -> list[TransitionEvent]:
+        """Run, in place, all that has no alternative: then `enabled` offers takes only, or nothing.
+        What happened, in order.
 
         ``hold`` says of a rank whose next step has an alternative; then that is offered too.
         """
@@ -197,7 +255,9 @@ class TransitionRules(QueueRules):
         self.abort(state, out)
 
     def close(self, state: RunState, rank: int, group: int) -> None:
-        """G10: a timeout closes a group's connections in the rank's process. Who waits there finds out (`broken`)."""
+        """G10: a timeout closes a group's connections in the rank's process. Who waits there finds
+        out (`broken`).
+        """
         state.closed[rank, group] = True
         state.lost_ranks[rank] = None
 
@@ -225,12 +285,23 @@ class TransitionRules(QueueRules):
         if self.ranks_to_crash:
             self.abort(state, out)
 
-    def _raise(self, state: RunState, rank: int, wait: Instruction, out: TransitionListener) -> None:
+    def _raise(
+        self, state: RunState, rank: int, wait: Instruction, out: TransitionListener
+    ) -> None:
         """What the rank waits for is with a dead one, or on a group that is closed."""
         assert isinstance(wait, WaitForRows)
         base = self.base[rank]
-        own = any((rank, self.group[base + row]) in state.closed for row in wait.rows if self.part_of[base + row] is not None)
-        self._leave(state, rank, ExitRank(wait.position, "raised", OWN_TIMEOUT_MESSAGE if own else PEER_CLOSED_MESSAGE), out)
+        own = any(
+            (rank, self.group[base + row]) in state.closed
+            for row in wait.rows
+            if self.part_of[base + row] is not None
+        )
+        self._leave(
+            state,
+            rank,
+            ExitRank(wait.position, "raised", OWN_TIMEOUT_MESSAGE if own else PEER_CLOSED_MESSAGE),
+            out,
+        )
 
     def start_waiting_collective(self, state: RunState, rank: int, out: TransitionListener) -> None:
         """The host gave the lock back: the collective that waited for it starts."""
@@ -243,10 +314,14 @@ class TransitionRules(QueueRules):
 
     def _is_there(self, state: RunState, rank: int, meet: Instruction) -> bool:
         """The rank has come to a meeting, and not everybody else has."""
-        return any(rank in state.meets.get(instance, ()) for instance, _ in self._meet_of(rank, meet))
+        return any(
+            rank in state.meets.get(instance, ()) for instance, _ in self._meet_of(rank, meet)
+        )
 
     def _meet(self, state: RunState, rank: int, meet: Instruction, out: TransitionListener) -> None:
-        """Come to all spots of a meeting; whoever now finds nobody missing at any of its own goes on."""
+        """Come to all spots of a meeting; whoever now finds nobody missing at any of its own goes
+        on.
+        """
         assert isinstance(meet, AwaitRendezvous)
         if meet.uneven:
             self._meet_unevenly(state, rank, meet, out)
@@ -264,7 +339,9 @@ class TransitionRules(QueueRules):
                 state.pc[member] += 1
                 out.released(member)
 
-    def _meet_unevenly(self, state: RunState, rank: int, meet: AwaitRendezvous, out: TransitionListener) -> None:
+    def _meet_unevenly(
+        self, state: RunState, rank: int, meet: AwaitRendezvous, out: TransitionListener
+    ) -> None:
         """Whoever finds all whom it expects there goes on; nobody leaves before."""
         ((instance, expected),) = self.meetings(rank, meet)
         there = state.meets.setdefault(instance, {})
@@ -283,8 +360,9 @@ class TransitionRules(QueueRules):
             del state.meets[instance]
 
     def _drop(self, state: RunState, rank: int, drop: Instruction, out: TransitionListener) -> None:
-        """G4: gloo has sent the notice of a message that has met nobody, and keeps its place in the queue: who meets it does so in vain
-        (`Meetings.pair`), but a sender is let go (`p2p.work_dropped_irecv`). MPI ends the process (``~AsyncWork``)."""
+        """G4: gloo has sent the notice of a message that has met nobody, and keeps its place in the
+        queue: who meets it does so in vain (`Meetings.pair`), but a sender is let go
+        (`p2p.work_dropped_irecv`). MPI ends the process (``~AsyncWork``)."""
         assert isinstance(drop, DropRequest)
         row = self.base[rank] + drop.row
         if self.profile.dropped == "crashes":
@@ -312,5 +390,7 @@ class TransitionRules(QueueRules):
         """G14: the processes that a mismatch kills."""
         while self.ranks_to_crash:
             rank = self.ranks_to_crash.pop(0)
-            leave = ExitRank(self.position(state, rank), "crashed", "aborted: what came did not fit the buffer")
+            leave = ExitRank(
+                self.position(state, rank), "crashed", "aborted: what came did not fit the buffer"
+            )
             self._leave(state, rank, leave, out)

@@ -1,7 +1,9 @@
-"""Each rank's calls as items: what must agree for two calls to be one step, and the numbers that may differ.
+"""Each rank's calls as items: what must agree for two calls to be one step, and the numbers that
+may differ.
 
-A *form* is a nested tuple: an operation, its fields, and what kind of value stands in each. The values themselves lie flat beside it,
-in the order in which a walk over the form meets their places.
+A *form* is a nested tuple: an operation, its fields, and what kind of value stands in each. The
+values themselves lie flat beside it, in the order in which a walk over the form meets their
+places.
 """
 
 from __future__ import annotations
@@ -20,12 +22,15 @@ from distsim.trace_replay.rebuild import RebuiltProgram
 
 #: A duration of which nothing is known: the run ended before.
 UNKNOWN_TIME: Final = -1
-#: ("text", words) stands for itself; ("int",), ("time",), ("peer", side), ("ints", n) and ("shape", dtype, n) take values.
+#: ("text", words) stands for itself; ("int",), ("time",), ("peer", side), ("ints", n) and ("shape",
+#: dtype, n) take values.
 FieldSpec = tuple[object, ...]
 
 
 class CallForm(NamedTuple):
-    """``fields``: names and specs, in the order in which they are written. ``source``: where the script has the call."""
+    """``fields``: names and specs, in the order in which they are written. ``source``: where the
+    script has the call.
+    """
 
     op: str
     fields: tuple[tuple[str, FieldSpec], ...]
@@ -33,7 +38,9 @@ class CallForm(NamedTuple):
 
 
 class CallItem(NamedTuple):
-    """``times``: nanoseconds of pause before the call, then of every duration in it; `UNKNOWN_TIME` where it never came to that."""
+    """``times``: nanoseconds of pause before the call, then of every duration in it; `UNKNOWN_TIME`
+    where it never came to that.
+    """
 
     form: CallForm
     ints: tuple[int, ...]
@@ -54,13 +61,21 @@ class _RequestNames:
         self.slot: dict[int, int] = {}  # position of an open request -> its number
 
     def take(self, position: int, call: CodeCall) -> str:
-        taken = [self.slot.pop(position - back) for back in call.drops if position - back in self.slot]
+        taken = [
+            self.slot.pop(position - back) for back in call.drops if position - back in self.slot
+        ]
         used = set(self.slot.values())
-        self.slot[position] = taken[0] if taken else next(k for k in range(len(used) + 1) if k not in used)
+        self.slot[position] = (
+            taken[0] if taken else next(k for k in range(len(used) + 1) if k not in used)
+        )
         return f"h{self.slot[position]}"
 
     def spend(self, position: int, call: CodeCall) -> list[str]:
-        return [f"h{self.slot.pop(position - back)}" for back in call.waits if position - back in self.slot]
+        return [
+            f"h{self.slot.pop(position - back)}"
+            for back in call.waits
+            if position - back in self.slot
+        ]
 
 
 class CallItemizer:
@@ -71,7 +86,10 @@ class CallItemizer:
         self.reached: list[list[tuple[bool, bool]]] = [[] for _ in range(self.program.world_size)]
         for row in range(len(trace)):
             if trace["part"][row] < 0:
-                begun, done = bool(trace["posted_ns"][row] >= 0), bool(trace["finished_ns"][row] >= 0)
+                begun, done = (
+                    bool(trace["posted_ns"][row] >= 0),
+                    bool(trace["finished_ns"][row] >= 0),
+                )
                 self.reached[trace["rank"][row]].append((begun, done))
 
     def items(self, rank: int) -> list[CallItem]:
@@ -96,7 +114,13 @@ class CallItemizer:
         return call.op == "sleep" and not site.file and not site.line
 
     def _form(
-        self, rank: int, code: SharedCode, position: int, call: CodeCall, handles: _RequestNames, values: _FormValues
+        self,
+        rank: int,
+        code: SharedCode,
+        position: int,
+        call: CodeCall,
+        handles: _RequestNames,
+        values: _FormValues,
     ) -> CallForm | None:
         row = OPERATIONS[call.op]
         fields: list[tuple[str, FieldSpec]] = []
@@ -106,7 +130,9 @@ class CallItemizer:
                 return None
             fields.append(("handles", ("text", names[0] if len(names) == 1 else tuple(names))))
         elif row.kind == "batch":
-            parts = tuple(self._message(code, part, OPERATIONS[part.op], values) for part in call.parts)
+            parts = tuple(
+                self._message(code, part, OPERATIONS[part.op], values) for part in call.parts
+            )
             fields.append(("ops", ("parts", parts)))
         elif row.kind in ("p2p", "remote"):
             fields += self._message(code, call, row, values).fields
@@ -129,13 +155,19 @@ class CallItemizer:
         return f"{os.path.basename(site.file)}:{site.line}" if site.file and site.line else ""
 
     # --- kinds of calls ---
-    def _message(self, code: SharedCode, call: CodeCall, row: type[Operation], values: _FormValues) -> CallForm:
+    def _message(
+        self, code: SharedCode, call: CodeCall, row: type[Operation], values: _FormValues
+    ) -> CallForm:
         port, group = code.ports[call.port], _single_value(code.groups[call.group])
         peer, side = (
             _single_value(port.peer),
-            "dst" if row.direction == "send" or (row.kind, row.gives) == ("remote", "all") else "src",
+            "dst"
+            if row.direction == "send" or (row.kind, row.gives) == ("remote", "all")
+            else "src",
         )
-        fields: list[tuple[str, FieldSpec]] = [] if row.signals else [("tensor", _tensor(call.fields["inputs"][0], values))]
+        fields: list[tuple[str, FieldSpec]] = (
+            [] if row.signals else [("tensor", _tensor(call.fields["inputs"][0], values))]
+        )
         if row.kind == "remote" and call.fields["outputs"] != call.fields["inputs"]:
             fields.append(("into", _tensor(call.fields["outputs"][0], values)))
         fields += self._group(group)
@@ -159,12 +191,19 @@ class CallItemizer:
         if "tensor" in row.model_fields:
             found.append(("tensor", _tensors(call.fields["inputs"], values)))
         elif row.gives != "none":
-            found += [(side, _tensors(call.fields[f"{side}s"], values)) for side in ("input", "output")]
+            found += [
+                (side, _tensors(call.fields[f"{side}s"], values)) for side in ("input", "output")
+            ]
         found += self._group(group)
         if row.root_field is not None:
             values.ints.append(int(call.fields["root"]))
             inside = call.fields["root"] in self.program.groups[group].ranks
-            found.append((row.root_field, ("peer", row.root_field, self.families.family_of[group] if inside else -1)))
+            found.append(
+                (
+                    row.root_field,
+                    ("peer", row.root_field, self.families.family_of[group] if inside else -1),
+                )
+            )
         if row.reduces and call.fields.get("reduce_op", "sum") != "sum":
             found.append(("op", ("text", call.fields["reduce_op"])))
         for name in ("input_splits", "output_splits"):
@@ -177,13 +216,21 @@ class CallItemizer:
         name = self.families.name(group)
         return [] if name is None else [("group", ("text", name))]
 
-    def _group_step(self, rank: int, call: CodeCall, values: _FormValues) -> list[tuple[str, FieldSpec]]:
+    def _group_step(
+        self, rank: int, call: CodeCall, values: _FormValues
+    ) -> list[tuple[str, FieldSpec]]:
         if call.op != "new_group":
             return _torch_arguments(call)
         ranks = tuple(call.fields.get("ranks") or ())
         values.ints += ranks
         found: list[tuple[str, FieldSpec]] = [
-            ("name", ("text", self.families.name_made(rank, ranks, str(call.fields.get("name") or "group")))),
+            (
+                "name",
+                (
+                    "text",
+                    self.families.name_made(rank, ranks, str(call.fields.get("name") or "group")),
+                ),
+            ),
             ("ranks", ("ints", len(ranks))),
         ]
         if call.fields.get("store"):
@@ -195,7 +242,9 @@ class CallItemizer:
 
 def _torch_arguments(call: CodeCall) -> list[tuple[str, FieldSpec]]:
     found: list[tuple[str, FieldSpec]] = [
-        (name, ("text", call.fields[name])) for name in ("backend", "init_method", "wait_all_ranks") if call.fields.get(name)
+        (name, ("text", call.fields[name]))
+        for name in ("backend", "init_method", "wait_all_ranks")
+        if call.fields.get(name)
     ]
     if call.fields.get("timeout_ns") is not None:
         found.append(("timeout", ("text", int(call.fields["timeout_ns"]), "ns")))
@@ -214,7 +263,9 @@ def _local_fields(call: CodeCall, values: _FormValues) -> list[tuple[str, FieldS
         found.append(("code", ("text", int(given.get("code") or 0))))
     if call.op == "fail":
         found.append(("message", ("text", str(given.get("message") or ""))))
-    found += [("name", ("text", given["name"]))] if call.op == "compute" and given.get("name") else []
+    found += (
+        [("name", ("text", given["name"]))] if call.op == "compute" and given.get("name") else []
+    )
     found += [("stream", ("text", given["stream"]))] if given.get("stream") else []
     found += [("on", ("text", given["queue"]))] if given.get("queue") else []
     return found

@@ -1,4 +1,6 @@
-"""Groups of a trace as a file names them: axes of the mesh, one declaration for groups that cut the world into parts, or one each."""
+"""Groups of a trace as a file names them: axes of the mesh, one declaration for groups that cut the
+world into parts, or one each.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ class _GroupFamily:
 
 @dataclass
 class GroupNames:
-    """Which name a rank has for a group. ``family_of``: by the group's number; the world is family 0.
+    """Which name a rank has for a group. ``family_of``: by the group's number; the world is family
+    0.
 
     ``mesh``: the axes, from the outermost in. ``declared``: name -> what `groups:` says of it.
     """
@@ -54,7 +57,9 @@ class GroupNames:
         return family.name
 
     def name_made(self, rank: int, ranks: Iterable[int], given: str) -> str:
-        """What a new_group step of a rank calls the group: the name by which that rank uses it, where it is in it."""
+        """What a new_group step of a rank calls the group: the name by which that rank uses it,
+        where it is in it.
+        """
         members = tuple(sorted(ranks))
         number = self._made.get((given, members))
         if number is None:
@@ -68,7 +73,9 @@ class GroupNames:
 
 
 def name_groups(program: Program, mesh: Mapping[str, int]) -> GroupNames:
-    """The groups that the calls of a program use, put together where one name can stand for several."""
+    """The groups that the calls of a program use, put together where one name can stand for
+    several.
+    """
     found = GroupNames(program, dict(mesh))
     found.families.append(_GroupFamily("world", [program.groups[0]]))
     found.family_of[0] = 0
@@ -102,27 +109,43 @@ def _callers_and_created(program: Program) -> tuple[dict[int, set[int]], set[int
         for call in code.distinct_calls():
             if call.group >= 0:
                 group = code.groups[call.group]
-                callers.setdefault(int(group if isinstance(group, int) else group.flat[0]), set()).add(rank)
+                callers.setdefault(
+                    int(group if isinstance(group, int) else group.flat[0]), set()
+                ).add(rank)
         for call in code.calls:
             if call.op == "new_group":
-                key = (str(call.fields.get("name") or ""), tuple(sorted(call.fields.get("ranks") or ())))
+                key = (
+                    str(call.fields.get("name") or ""),
+                    tuple(sorted(call.fields.get("ranks") or ())),
+                )
                 count[key] = count.get(key, 0) + 1
         for key, times in count.items():
             told[key] = max(told.get(key, 0), times)
     like = Counter((group.name, group.ranks) for group in program.groups[1:])
-    made = {g.id for g in program.groups[1:] if g.id in callers and told.get((g.name, g.ranks)) == like[g.name, g.ranks] == 1}
+    made = {
+        g.id
+        for g in program.groups[1:]
+        if g.id in callers and told.get((g.name, g.ranks)) == like[g.name, g.ranks] == 1
+    }
     return callers, made
 
 
-def _add_to_family(found: GroupNames, group: RankGroup, made: bool, only_members: bool, names: set[str]) -> None:
+def _add_to_family(
+    found: GroupNames, group: RankGroup, made: bool, only_members: bool, names: set[str]
+) -> None:
     """Put a group to the last family that it fits, or start one."""
     base = group.name.partition("[")[0]
     last = found.families[-1]
     fits = (
-        only_members and len(found.families) > 1 and last.made == made and len(last.groups[0].ranks) == len(group.ranks)
-        and not last.ranks & set(group.ranks) and not _has_own_options(group) and not _has_own_options(last.groups[0])
+        only_members
+        and len(found.families) > 1
+        and last.made == made
+        and len(last.groups[0].ranks) == len(group.ranks)
+        and not last.ranks & set(group.ranks)
+        and not _has_own_options(group)
+        and not _has_own_options(last.groups[0])
         and ("[" not in group.name or last.groups[0].name.partition("[")[0] == base)
-    )  # fmt: skip
+    )
     if not fits:
         name = identifier(base, names)
         names |= {name, f"{name}_other"}
@@ -132,13 +155,20 @@ def _add_to_family(found: GroupNames, group: RankGroup, made: bool, only_members
 
 
 def _declare_family(found: GroupNames, family: _GroupFamily) -> None:
-    """Say in `groups:` what a family is: axes of the mesh, a condition, or ranks; taken apart where nothing fits."""
+    """Say in `groups:` what a family is: axes of the mesh, a condition, or ranks; taken apart where
+    nothing fits.
+    """
     size = found.program.world_size
     family.axes = _mesh_axes(found.mesh, size, family)
     if family.axes:
         return
     options = {
-        key: value for key, value in (("backend", family.groups[0].backend), ("timeout", _timeout(family.groups[0]))) if value
+        key: value
+        for key, value in (
+            ("backend", family.groups[0].backend),
+            ("timeout", _timeout(family.groups[0])),
+        )
+        if value
     }
     if len(family.groups) == 1:
         ranks = list(family.groups[0].ranks)
@@ -164,7 +194,9 @@ def _timeout(group: RankGroup) -> str | None:
 
 
 def _mesh_axes(mesh: Mapping[str, int], size: int, family: _GroupFamily) -> tuple[str, ...]:
-    """The axes along which the groups lie; empty where they are no sub-mesh. The name of the groups tells which are meant."""
+    """The axes along which the groups lie; empty where they are no sub-mesh. The name of the groups
+    tells which are meant.
+    """
     given = tuple(family.groups[0].name.partition("[")[0].split("-"))
     if not mesh or not set(given) <= set(mesh) or _has_own_options(family.groups[0]):
         return ()
@@ -214,7 +246,9 @@ def identifier(text: str, taken: Iterable[str]) -> str:
 
 
 def infer_mesh(program: Program) -> dict[str, int]:
-    """A mesh of which the groups are the axes; empty where they are none. Strides and sizes must nest, as those of a DeviceMesh do."""
+    """A mesh of which the groups are the axes; empty where they are none. Strides and sizes must
+    nest, as those of a DeviceMesh do.
+    """
     if len(program.groups) < 3:
         return {}
     lines: dict[tuple[int, int], str] = {}

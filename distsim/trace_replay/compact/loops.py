@@ -1,4 +1,6 @@
-"""Repeated stretches of one rank's items as loops: maximal tandem repeats, the shortest first, so that loops nest."""
+"""Repeated stretches of one rank's items as loops: maximal tandem repeats, the shortest first, so
+that loops nest.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _MAX_LOOP_BODY: Final = 4096
 
 @dataclass
 class CallLeaf:
-    """A call. ``times``: for each duration its sum, and over how many of the calls that it stands for."""
+    """A call. ``times``: for each duration its sum, and over how many of the calls that it stands
+    for.
+    """
 
     form: CallForm
     ints: tuple[int, ...]
@@ -38,13 +42,19 @@ LoopNode = CallLeaf | CallLoop
 
 
 def find_loops(items: Sequence[CallItem], exact: bool) -> list[LoopNode]:
-    """The items as calls and loops. Without ``exact`` calls that differ in durations alone are the same, and last the mean of them."""
+    """The items as calls and loops. Without ``exact`` calls that differ in durations alone are the
+    same, and last the mean of them.
+    """
     keys: dict[Hashable, int] = {}
     items = _fill_unknown_times(items) if exact else items
     nodes: list[LoopNode] = []
     ids: list[int] = []
     for item in items:
-        nodes.append(CallLeaf(item.form, item.ints, [(0, 0) if t == UNKNOWN_TIME else (t, 1) for t in item.times]))
+        nodes.append(
+            CallLeaf(
+                item.form, item.ints, [(0, 0) if t == UNKNOWN_TIME else (t, 1) for t in item.times]
+            )
+        )
         ids.append(keys.setdefault(item if exact else item[:2], len(keys)))
     period = 1
     while period <= min(len(ids) // 2, _MAX_LOOP_BODY):
@@ -61,14 +71,18 @@ def _fill_unknown_times(items: Sequence[CallItem]) -> list[CallItem]:
     found = []
     for item in items:
         before = last.get(item[:2], item.times)
-        times = tuple(b if t == UNKNOWN_TIME else t for t, b in zip(item.times, before, strict=True))
+        times = tuple(
+            b if t == UNKNOWN_TIME else t for t, b in zip(item.times, before, strict=True)
+        )
         last[item[:2]] = times
         found.append(item._replace(times=times))
     return found
 
 
 def _repeated_spans(ids: Sequence[int], period: int) -> list[tuple[int, int]]:
-    """(start, how often) of stretches of this period that come again at once and are worth a loop; none overlaps another."""
+    """(start, how often) of stretches of this period that come again at once and are worth a loop;
+    none overlaps another.
+    """
     array = np.asarray(ids)
     same = np.concatenate(([False], array[period:] == array[:-period], [False]))
     edges = np.flatnonzero(same[1:] != same[:-1]).tolist()
@@ -83,7 +97,11 @@ def _repeated_spans(ids: Sequence[int], period: int) -> list[tuple[int, int]]:
 
 
 def _replace_with_loops(
-    nodes: list[LoopNode], ids: list[int], period: int, runs: Sequence[tuple[int, int]], keys: dict[Hashable, int]
+    nodes: list[LoopNode],
+    ids: list[int],
+    period: int,
+    runs: Sequence[tuple[int, int]],
+    keys: dict[Hashable, int],
 ) -> tuple[list[LoopNode], list[int]]:
     new_nodes, new_ids, at = list[LoopNode](), list[int](), 0
     for start, times in runs:
@@ -94,7 +112,9 @@ def _replace_with_loops(
             for kept, other in zip(body, nodes[start + copy * period :], strict=False):
                 _add_repetition(kept, other)
         new_nodes.append(CallLoop(times, body))
-        new_ids.append(keys.setdefault(("loop", times, tuple(ids[start : start + period])), len(keys)))
+        new_ids.append(
+            keys.setdefault(("loop", times, tuple(ids[start : start + period])), len(keys))
+        )
         at = start + times * period
     return new_nodes + nodes[at:], new_ids + ids[at:]
 
@@ -102,7 +122,9 @@ def _replace_with_loops(
 def _add_repetition(kept: LoopNode, other: LoopNode) -> None:
     """Let an equal node stand for another one too."""
     if isinstance(kept, CallLeaf) and isinstance(other, CallLeaf):
-        kept.times = [(a + b, n + m) for (a, n), (b, m) in zip(kept.times, other.times, strict=True)]
+        kept.times = [
+            (a + b, n + m) for (a, n), (b, m) in zip(kept.times, other.times, strict=True)
+        ]
     elif isinstance(kept, CallLoop) and isinstance(other, CallLoop):
         for mine, theirs in zip(kept.body, other.body, strict=True):
             _add_repetition(mine, theirs)

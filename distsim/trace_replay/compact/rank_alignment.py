@@ -1,4 +1,6 @@
-"""Programs of ranks laid over each other: steps that ranks share become one, the others keep to whom they belong."""
+"""Programs of ranks laid over each other: steps that ranks share become one, the others keep to
+whom they belong.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,10 @@ def align_ranks(programs: Mapping[int, list[LoopNode]]) -> list[AlignedEntry]:
         classes.setdefault(tuple(_shape(node) for node in nodes), []).append(rank)
     merged: list[AlignedEntry] = []
     for ranks in classes.values():
-        mine = [_entry(list(column), ranks) for column in zip(*(programs[rank] for rank in ranks), strict=True)]
+        mine = [
+            _entry(list(column), ranks)
+            for column in zip(*(programs[rank] for rank in ranks), strict=True)
+        ]
         merged = _merge_entries(merged, mine) if merged else mine
     return merged
 
@@ -68,7 +73,9 @@ def _entry(column: Sequence[LoopNode], ranks: Sequence[int]) -> AlignedEntry:
         times = {rank: leaf.means for rank, leaf in zip(ranks, leaves, strict=True)}
         return AlignedStep(column[0].form, ints, times)
     loops = [node for node in column if isinstance(node, CallLoop)]
-    body = [_entry(list(inner), ranks) for inner in zip(*(loop.body for loop in loops), strict=True)]
+    body = [
+        _entry(list(inner), ranks) for inner in zip(*(loop.body for loop in loops), strict=True)
+    ]
     return AlignedLoop({rank: loop.times for rank, loop in zip(ranks, loops, strict=True)}, body)
 
 
@@ -84,7 +91,9 @@ def _merge_entries(a: list[AlignedEntry], b: list[AlignedEntry]) -> list[Aligned
     at_a = at_b = 0
     for i, j, size in SequenceMatcher(None, keys_a, keys_b, autojunk=False).get_matching_blocks():
         found += _merge_unequal(a[at_a:i], b[at_b:j])
-        found += [_join_entries(x, y) for x, y in zip(a[i : i + size], b[j : j + size], strict=True)]
+        found += [
+            _join_entries(x, y) for x, y in zip(a[i : i + size], b[j : j + size], strict=True)
+        ]
         at_a, at_b = i + size, j + size
     return found
 
@@ -98,20 +107,34 @@ def _join_entries(a: AlignedEntry, b: AlignedEntry) -> AlignedEntry:
 
 
 def _merge_unequal(a: list[AlignedEntry], b: list[AlignedEntry]) -> list[AlignedEntry]:
-    """Where no entry is equal: loops that are alike still become one, and so does a single round of the other's loop."""
+    """Where no entry is equal: loops that are alike still become one, and so does a single round of
+    the other's loop.
+    """
     for i, entry in enumerate(a):
         if isinstance(entry, AlignedLoop) and (pair := _matching_loop(entry, b)) is not None:
             start, end, other = pair
-            return [*_merge_unequal(a[:i], b[:start]), _join_entries(entry, other), *_merge_unequal(a[i + 1 :], b[end:])]
+            return [
+                *_merge_unequal(a[:i], b[:start]),
+                _join_entries(entry, other),
+                *_merge_unequal(a[i + 1 :], b[end:]),
+            ]
     for j, entry in enumerate(b):
         if isinstance(entry, AlignedLoop) and (pair := _matching_loop(entry, a)) is not None:
             start, end, other = pair
-            return [*_merge_unequal(a[:start], b[:j]), _join_entries(other, entry), *_merge_unequal(a[end:], b[j + 1 :])]
+            return [
+                *_merge_unequal(a[:start], b[:j]),
+                _join_entries(other, entry),
+                *_merge_unequal(a[end:], b[j + 1 :]),
+            ]
     return a + b
 
 
-def _matching_loop(loop: AlignedLoop, others: Sequence[AlignedEntry]) -> tuple[int, int, AlignedEntry] | None:
-    """The stretch of other entries that goes with a loop: another loop like it, or the same entries once."""
+def _matching_loop(
+    loop: AlignedLoop, others: Sequence[AlignedEntry]
+) -> tuple[int, int, AlignedEntry] | None:
+    """The stretch of other entries that goes with a loop: another loop like it, or the same entries
+    once.
+    """
     keys = [_key(e) for e in loop.body]
     for k, other in enumerate(others):
         if isinstance(other, AlignedLoop):
@@ -121,5 +144,9 @@ def _matching_loop(loop: AlignedLoop, others: Sequence[AlignedEntry]) -> tuple[i
         elif [_key(e) for e in others[k : k + len(keys)]] == keys:
             ranks = set.intersection(*(e.ranks for e in others[k : k + len(keys)]))
             if all(e.ranks == ranks for e in others[k : k + len(keys)]):
-                return k, k + len(keys), AlignedLoop(dict.fromkeys(ranks, 1), list(others[k : k + len(keys)]))
+                return (
+                    k,
+                    k + len(keys),
+                    AlignedLoop(dict.fromkeys(ranks, 1), list(others[k : k + len(keys)])),
+                )
     return None

@@ -16,12 +16,21 @@ from distsim.operations.registry import OPERATIONS
 from distsim.trace_replay.compact.call_forms import UNKNOWN_TIME, CallForm, FieldSpec
 from distsim.trace_replay.compact.group_names import GroupNames
 from distsim.trace_replay.compact.rank_alignment import AlignedEntry, AlignedStep
-from distsim.trace_replay.compact.rank_expressions import FittedValue, RankVariables, fit_expression, fit_selector, values_by_rank
+from distsim.trace_replay.compact.rank_expressions import (
+    FittedValue,
+    RankVariables,
+    fit_expression,
+    fit_selector,
+    values_by_rank,
+)
 
-#: Durations that differ by less than this share, or by less than this many nanoseconds, are written as their mean, where that is asked.
+#: Durations that differ by less than this share, or by less than this many nanoseconds, are written
+#: as their mean, where that is asked.
 _MEAN_TOLERANCE: Final = 0.1
 _MEAN_TOLERANCE_NS: Final = 20_000
-_PLAIN_SCALAR: Final = re.compile(r"[A-Za-z_][\w ./@*+()%<>=!-]*[\w)]|[A-Za-z_]|\([\w ./@*+()%<>=!-]*[\w)]|\d+ [a-zA-Z]+")
+_PLAIN_SCALAR: Final = re.compile(
+    r"[A-Za-z_][\w ./@*+()%<>=!-]*[\w)]|[A-Za-z_]|\([\w ./@*+()%<>=!-]*[\w)]|\d+ [a-zA-Z]+"
+)
 _YAML_KEYWORDS: Final = {"true", "false", "null", "yes", "no", "on", "off", "y", "n", "nan", "inf"}
 
 
@@ -43,7 +52,10 @@ class ScenarioWriter:
         for ranks, chosen in groupby(entries, key=lambda e: frozenset(e.ranks)):
             group = list(chosen)
             selector = self._selector(ranks, here)
-            inner = [self._entry(entry, set(ranks), "" if len(group) > 1 else selector) for entry in group]
+            inner = [
+                self._entry(entry, set(ranks), "" if len(group) > 1 else selector)
+                for entry in group
+            ]
             if len(group) > 1 and selector:
                 lines += [f"{indent}- ranks: {selector}", f"{indent}  steps:"]
                 lines += [f"{indent}    {line}" for entry in inner for line in entry]
@@ -69,10 +81,14 @@ class ScenarioWriter:
         ranks = sorted(step.ranks)
         pause = [max(step.times[r][0], 0) for r in ranks]
         lines = list(self._pause(pause, ranks, selector))
-        cursor = _FormReader(self, ranks, [step.ints[r] for r in ranks], [step.times[r][1:] for r in ranks])
+        cursor = _FormReader(
+            self, ranks, [step.ints[r] for r in ranks], [step.times[r][1:] for r in ranks]
+        )
         body = cursor.fields(step.form)
         note = f"  # {step.form.source}" if step.form.source else ""
-        alone = list(body) == [OPERATIONS[step.form.op].first_field] and not isinstance(next(iter(body.values())), dict)
+        alone = list(body) == [OPERATIONS[step.form.op].first_field] and not isinstance(
+            next(iter(body.values())), dict
+        )
         given = yaml_flow(next(iter(body.values()))) if alone else yaml_flow_mapping(body)
         words = f"- {step.form.op}: {given}" if body or selector else f"- {step.form.op}"
         return [*lines, f"{words}{note}", *([f"  ranks: {selector}"] if selector else [])]
@@ -89,9 +105,16 @@ class ScenarioWriter:
     # --- values ---
     def duration(self, values: Sequence[int], ranks: Sequence[int]) -> object:
         known = [value for value in values if value != UNKNOWN_TIME]
-        values = [round(sum(known) / len(known)) if value == UNKNOWN_TIME and known else max(value, 0) for value in values]
+        values = [
+            round(sum(known) / len(known)) if value == UNKNOWN_TIME and known else max(value, 0)
+            for value in values
+        ]
         spread = max(values) - min(values)
-        if spread and not self.exact and spread <= max(_MEAN_TOLERANCE * max(values), _MEAN_TOLERANCE_NS):
+        if (
+            spread
+            and not self.exact
+            and spread <= max(_MEAN_TOLERANCE * max(values), _MEAN_TOLERANCE_NS)
+        ):
             self.averaged += len(values)
             values = [round(sum(values) / len(values))] * len(values)
         if len(set(values)) == 1:
@@ -99,26 +122,42 @@ class ScenarioWriter:
         return values_by_rank([duration_text(v) for v in values], ranks)
 
     def _number(self, values: Sequence[int], ranks: Sequence[int]) -> FittedValue:
-        return fit_expression(np.array(values, dtype=np.int64), np.array(ranks, dtype=np.int64), self.names)
+        return fit_expression(
+            np.array(values, dtype=np.int64), np.array(ranks, dtype=np.int64), self.names
+        )
 
-    def peer(self, side: str, family: int, values: Sequence[int], ranks: Sequence[int]) -> tuple[str, object]:
-        """The field and its value: a global rank, or a place in the group where that is said more plainly."""
+    def peer(
+        self, side: str, family: int, values: Sequence[int], ranks: Sequence[int]
+    ) -> tuple[str, object]:
+        """The field and its value: a global rank, or a place in the group where that is said more
+        plainly.
+        """
         plain = self._number(values, ranks)
         if family <= 0 or isinstance(plain, int) or (isinstance(plain, str) and len(plain) < 12):
             return side, plain
         members = self._groups.setdefault(family, self.families.ranks_in_group(family))
-        inside = np.array([members[r].index(v) for r, v in zip(ranks, values, strict=True)], dtype=np.int64)
+        inside = np.array(
+            [members[r].index(v) for r, v in zip(ranks, values, strict=True)], dtype=np.int64
+        )
         mine = np.array([members[r].index(r) for r in ranks], dtype=np.int64)
         sizes = np.array([len(members[r]) for r in ranks], dtype=np.int64)
         found = fit_expression(inside, np.array(ranks, dtype=np.int64), self.names, (mine, sizes))
-        return (side, plain) if isinstance(found, dict) and not isinstance(plain, dict) else (f"group_{side}", found)
+        return (
+            (side, plain)
+            if isinstance(found, dict) and not isinstance(plain, dict)
+            else (f"group_{side}", found)
+        )
 
 
 class _FormReader:
     """Walks a form and takes the values of its places, rank by rank."""
 
     def __init__(
-        self, writer: ScenarioWriter, ranks: Sequence[int], ints: Sequence[tuple[int, ...]], times: Sequence[tuple[int, ...]]
+        self,
+        writer: ScenarioWriter,
+        ranks: Sequence[int],
+        ints: Sequence[tuple[int, ...]],
+        times: Sequence[tuple[int, ...]],
     ) -> None:
         self.writer, self.ranks = writer, ranks
         self.ints, self.times = iter(zip(*ints, strict=True)), iter(zip(*times, strict=True))
@@ -127,7 +166,9 @@ class _FormReader:
         found: dict[str, object] = {}
         for name, spec in form.fields:
             if spec[0] == "peer":
-                key, value = self.writer.peer(str(spec[1]), int(str(spec[2])), next(self.ints), self.ranks)
+                key, value = self.writer.peer(
+                    str(spec[1]), int(str(spec[2])), next(self.ints), self.ranks
+                )
                 found[key] = value
             else:
                 found[name] = self._value(spec)
@@ -155,7 +196,9 @@ class _FormReader:
         return self.writer._number(next(self.ints), self.ranks)
 
     def _ints(self, count: int) -> Any:
-        """A list of numbers; where ranks differ, an expression for each, or a list for each rank."""
+        """A list of numbers; where ranks differ, an expression for each, or a list for each
+        rank.
+        """
         columns = [next(self.ints) for _ in range(count)]
         fitted = [self.writer._number(column, self.ranks) for column in columns]
         if not any(isinstance(item, dict) for item in fitted):
@@ -176,7 +219,11 @@ def _rank_or_list(ranks: list[int]) -> int | list[int]:
 
 
 def yaml_flow_mapping(fields: Mapping[Any, Any]) -> str:
-    return "{" + ", ".join(f"{yaml_flow(key)}: {yaml_flow(value)}" for key, value in fields.items()) + "}"
+    return (
+        "{"
+        + ", ".join(f"{yaml_flow(key)}: {yaml_flow(value)}" for key, value in fields.items())
+        + "}"
+    )
 
 
 def yaml_flow(value: object) -> str:

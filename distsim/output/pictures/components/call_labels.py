@@ -16,9 +16,13 @@ _MAX_LABEL_WIDTH = 34
 
 
 def ranks_in_words(ranks: Sequence[int], most: int = 6) -> str:
-    """``ranks 0-3, 7``: runs of three and more are drawn together; at most ``most`` runs are named."""
+    """``ranks 0-3, 7``: runs of three and more are drawn together; at most ``most`` runs are
+    named.
+    """
     runs = consecutive_ranges(sorted(ranks))
-    shown = [f"{a}-{b}" if b - a > 1 else ", ".join(map(str, range(a, b + 1))) for a, b in runs[:most]]
+    shown = [
+        f"{a}-{b}" if b - a > 1 else ", ".join(map(str, range(a, b + 1))) for a, b in runs[:most]
+    ]
     more = f" and {sum(b - a + 1 for a, b in runs[most:])} more" if len(runs) > most else ""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(shown)}{more}"
 
@@ -40,7 +44,11 @@ def tensors_text(call: ResolvedCall) -> str:
     given, got = list(call.inputs + call.reads), list(call.outputs + call.writes + call.adds)
     if given == got or not got:
         return buffers_text(given)
-    return f"→ {buffers_text(got)}" if not given else f"{buffers_text(given, 2)} → {buffers_text(got, 2)}"
+    return (
+        f"→ {buffers_text(got)}"
+        if not given
+        else f"{buffers_text(given, 2)} → {buffers_text(got, 2)}"
+    )
 
 
 def group_text(call: ResolvedCall) -> str:
@@ -83,13 +91,17 @@ def call_text(call: ResolvedCall) -> str:
         text += f" {'to' if sends_to_peer(call) else 'from'} rank {call.peer}"
     elif call.op in ("recv", "irecv"):
         text += " from any rank"
-    where = ([tag_text(call.tag)] if call.tag else []) + ([f"group {group_text(call)}"] if group_text(call) else [])
+    where = ([tag_text(call.tag)] if call.tag else []) + (
+        [f"group {group_text(call)}"] if group_text(call) else []
+    )
     return ", ".join([text, *where])
 
 
 def wait_text(program: Program, rank: int, position: int) -> str:
     """What a ``wait`` waits for: ``irecv act, isend act``."""
-    waited = [program.call(rank, position - back) for back in program.code_call(rank, position).waits]
+    waited = [
+        program.call(rank, position - back) for back in program.code_call(rank, position).waits
+    ]
     texts = [f"{c.op} {tensors_text(c)}".strip() for c in waited]
     return clipped(", ".join(texts), _MAX_LABEL_WIDTH) if texts else "nothing open"
 

@@ -1,8 +1,9 @@
-"""Which row of a data-flow picture each call stands in: an untimed walk, so that time runs down and arrows don't run up.
+"""Which row of a data-flow picture each call stands in: an untimed walk, so that time runs down and
+arrows don't run up.
 
-A rank's calls stand below each other. The calls of a collective share a row, as do a blocking send and its receive. Other
-receives stand no higher than their send, except where only the other order exists (an irecv posted before the send that waits
-for it).
+A rank's calls stand below each other. The calls of a collective share a row, as do a blocking send
+and its receive. Other receives stand no higher than their send, except where only the other order
+exists (an irecv posted before the send that waits for it).
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from distsim.operations.registry import OPERATIONS
 
 @dataclass(eq=False)
 class DrawnCall:
-    """A call that is drawn. ``match`` is -1 when it met nobody; ``partners`` are the other drawn calls of its match."""
+    """A call that is drawn. ``match`` is -1 when it met nobody; ``partners`` are the other drawn
+    calls of its match.
+    """
 
     column: int
     rank: int
@@ -49,11 +52,15 @@ class DrawnCall:
     @property
     def red(self) -> bool:
         """It waits in vain, or what it met does not fit."""
-        return self.differs or (not self.done and self.kind in ("p2p", "collective", "wait", "batch"))
+        return self.differs or (
+            not self.done and self.kind in ("p2p", "collective", "wait", "batch")
+        )
 
 
 def link_partners(events: Sequence[DrawnCall]) -> None:
-    """Make partners of the events that share a match, and of those who wait in the same collective for a missing rank."""
+    """Make partners of the events that share a match, and of those who wait in the same collective
+    for a missing rank.
+    """
     by_match: dict[Hashable, list[DrawnCall]] = {}
     made: Counter[tuple[int, int]] = Counter()
     for event in events:
@@ -72,7 +79,8 @@ def link_partners(events: Sequence[DrawnCall]) -> None:
 def assign_rows(columns: Sequence[Sequence[DrawnCall]]) -> int:
     """Give every event its row; returns the number of rows.
 
-    Where it costs no more than one row in ten, the same call of ranks that do the same stands level.
+    Where it costs no more than one row in ten, the same call of ranks that do the same stands
+    level.
     """
     rows = _RowAssigner(columns, {}).run()
     events = [event for column in columns for event in column]
@@ -98,7 +106,9 @@ def _same_call_key(event: DrawnCall) -> Hashable:
 
 
 class _RowAssigner:
-    def __init__(self, columns: Sequence[Sequence[DrawnCall]], least: Mapping[Hashable, int]) -> None:
+    def __init__(
+        self, columns: Sequence[Sequence[DrawnCall]], least: Mapping[Hashable, int]
+    ) -> None:
         self.columns, self.least = columns, least
         self.next_event = [0] * len(columns)
         self.next_row = [0] * len(columns)
@@ -140,20 +150,37 @@ class _RowAssigner:
         return self._head(other.column) is other and self._put([event, other], 0)
 
     def _wait(self, event: DrawnCall) -> bool:
-        sends = [other for request in event.requests for other in request.partners if request.receives]
-        return all(s.row >= 0 for s in sends) and self._put([event], max((s.row for s in sends), default=0))
+        sends = [
+            other for request in event.requests for other in request.partners if request.receives
+        ]
+        return all(s.row >= 0 for s in sends) and self._put(
+            [event], max((s.row for s in sends), default=0)
+        )
 
     def _force(self) -> None:
-        """Nothing fits: place the highest of the next events alone. Requests first, they never block."""
-        heads = [event for column in range(len(self.columns)) if (event := self._head(column)) is not None]
-        first = min(heads, key=lambda e: (not e.call.is_async and e.part < 0, self.next_row[e.column], e.column))
+        """Nothing fits: place the highest of the next events alone. Requests first, they never
+        block.
+        """
+        heads = [
+            event
+            for column in range(len(self.columns))
+            if (event := self._head(column)) is not None
+        ]
+        first = min(
+            heads,
+            key=lambda e: (not e.call.is_async and e.part < 0, self.next_row[e.column], e.column),
+        )
         self._put([first], 0)
 
     def _put(self, events: Sequence[DrawnCall], least: int) -> bool:
         """Events in one row, with nothing between them."""
         columns = [e.column for e in events]
         span = range(min(columns), max(columns) + 1)
-        row = max(least, *(self.next_row[column] for column in columns), *(self.least.get(_same_call_key(e), 0) for e in events))
+        row = max(
+            least,
+            *(self.next_row[column] for column in columns),
+            *(self.least.get(_same_call_key(e), 0) for e in events),
+        )
         while any((column, row) in self.taken for column in span):
             row += 1
         self.taken.update((column, row) for column in span)

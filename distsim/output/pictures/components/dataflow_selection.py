@@ -1,4 +1,6 @@
-"""Which ranks and rows a data flow draws: alike ranks by one of them and whom it talks to, of many equal steps one."""
+"""Which ranks and rows a data flow draws: alike ranks by one of them and whom it talks to, of many
+equal steps one.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.output.trace_data.lanes import group_equal_steps, symmetric_ranks
-from distsim.output.trace_data.selection import RunSelection, group_ids_named, selected_ranks, selection_text, time_window
+from distsim.output.trace_data.selection import (
+    RunSelection,
+    group_ids_named,
+    selected_ranks,
+    selection_text,
+    time_window,
+)
 from distsim.trace.model import Trace
 
 #: So many columns are drawn even if all ranks are alike: a collective is between several.
@@ -17,7 +25,9 @@ _MIN_COLUMNS = 4
 
 
 class DataflowSelection(NamedTuple):
-    """``ranks`` are drawn, in order; ``stand_for[rank]``: who else is alike; ``rows``: which rows count; ``notes``: what was left out."""
+    """``ranks`` are drawn, in order; ``stand_for[rank]``: who else is alike; ``rows``: which rows
+    count; ``notes``: what was left out.
+    """
 
     ranks: tuple[int, ...]
     represented_ranks: dict[int, tuple[int, ...]]
@@ -28,7 +38,9 @@ class DataflowSelection(NamedTuple):
 def select_ranks_and_rows(
     trace: Trace, part: RunSelection, most: int, rows_too_many: int, must: Sequence[int] = ()
 ) -> DataflowSelection:
-    """At most ``most`` ranks. ``must``: ranks that are drawn first (stuck, or dead ones). Raises UsageError for a part that is nothing."""
+    """At most ``most`` ranks. ``must``: ranks that are drawn first (stuck, or dead ones). Raises
+    UsageError for a part that is nothing.
+    """
     ranks, rows, notes = (
         selected_ranks(part, trace),
         _selected_rows(trace, part),
@@ -41,7 +53,11 @@ def select_ranks_and_rows(
             step = max(steps, key=lambda s: (s.times, -s.first))
             rows &= trace["iteration"] == step.first
             count = sum(s.times for s in steps)
-            same = f"which {step.times} of them are equal to" if step.times > 1 else "the others differ"
+            same = (
+                f"which {step.times} of them are equal to"
+                if step.times > 1
+                else "the others differ"
+            )
             notes.append(f"step {step.first} of {count} is drawn, {same}")
     if len(ranks) <= most:
         return DataflowSelection(ranks, {}, rows, tuple(notes))
@@ -52,8 +68,12 @@ def select_ranks_and_rows(
     for rank in shown:
         if len(shown) >= most:
             break
-        shown += [r for r in partners.get(rank, ()) if r not in shown and r in set(ranks)][: max(min(3, most - len(shown)), 0)]
-    shown += [r for members in classes for r in members if r not in shown][: max(min(_MIN_COLUMNS, most) - len(shown), 0)]
+        shown += [r for r in partners.get(rank, ()) if r not in shown and r in set(ranks)][
+            : max(min(3, most - len(shown)), 0)
+        ]
+    shown += [r for members in classes for r in members if r not in shown][
+        : max(min(_MIN_COLUMNS, most) - len(shown), 0)
+    ]
     of = {rank: members for members in classes for rank in members}
     represented_ranks: dict[int, tuple[int, ...]] = {}
     told_of: set[int] = set()
@@ -63,7 +83,11 @@ def select_ranks_and_rows(
         told_of.update(others)
     left = len(ranks) - len(shown) - len(told_of)
     notes += [f"{len(told_of)} ranks are alike to one that is drawn"] if told_of else []
-    notes += [f"{left} more ranks differ from these and are not drawn: choose them with --ranks"] if left else []
+    notes += (
+        [f"{left} more ranks differ from these and are not drawn: choose them with --ranks"]
+        if left
+        else []
+    )
     return DataflowSelection(tuple(sorted(shown)), represented_ranks, rows, tuple(notes))
 
 

@@ -1,5 +1,5 @@
-"""Machines and their GPUs as a grid, a panel for each axis or declared family of groups: who is in a group with whom, and how much they
-tell each other. At any size."""
+"""Machines and their GPUs as a grid, a panel for each axis or declared family of groups: who is in
+a group with whom, and how much they tell each other. At any size."""
 
 from __future__ import annotations
 
@@ -31,22 +31,38 @@ class _CellSize(NamedTuple):
     text: int
 
 
-def group_grid_svg(program: Program, families: dict[str, list[RankGroup]], trace: Trace | None = None) -> str:
+def group_grid_svg(
+    program: Program, families: dict[str, list[RankGroup]], trace: Trace | None = None
+) -> str:
     """The grids as SVG text. ``trace``: a run, whose bytes are told."""
     return _GroupGrid(program, families, trace).svg()
 
 
 class _GroupGrid:
-    def __init__(self, program: Program, families: dict[str, list[RankGroup]], trace: Trace | None) -> None:
+    def __init__(
+        self, program: Program, families: dict[str, list[RankGroup]], trace: Trace | None
+    ) -> None:
         self.program, self.trace, self.draw = program, trace, SvgDrawing()
         self.families = dict(list(families.items())[:MAX_PANELS])
         self.left_out = len(families) - len(self.families)
         world, local = program.world_size, min(program.local_size, program.world_size)
-        self.size = _CellSize(30.0, 11) if world <= 64 else _CellSize(22.0, 9) if world <= 512 else _CellSize(10.0, 0)
+        self.size = (
+            _CellSize(30.0, 11)
+            if world <= 64
+            else _CellSize(22.0, 9)
+            if world <= 512
+            else _CellSize(10.0, 0)
+        )
         self.across = local if local <= 8 else ceil(sqrt(local)) if local <= 64 else 16
         self.down = ceil(local / self.across)
         wide = self.across * self.size.cell + 12
-        per_row = max(min(int((_PAGE_WIDTH - _MARGIN) / wide), ceil(sqrt(program.nodes * self.down / self.across * 2.4))), 1)
+        per_row = max(
+            min(
+                int((_PAGE_WIDTH - _MARGIN) / wide),
+                ceil(sqrt(program.nodes * self.down / self.across * 2.4)),
+            ),
+            1,
+        )
         self.per_row = program.nodes if per_row >= program.nodes else 2 ** int(log2(per_row))
         self.machine = (wide, self.down * self.size.cell + (20 if self.size.text else 6))
 
@@ -67,14 +83,31 @@ class _GroupGrid:
         panels = list(self.families.items()) or [("", [])]
         wide = self.machine[0] * self.per_row
         titles = [self._titles(name, groups) for name, groups in panels]
-        step = max(wide, *(text_width(t, 13 if i == 0 else 11, i == 0) for lines in titles for i, t in enumerate(lines))) + 36
+        step = (
+            max(
+                wide,
+                *(
+                    text_width(t, 13 if i == 0 else 11, i == 0)
+                    for lines in titles
+                    for i, t in enumerate(lines)
+                ),
+            )
+            + 36
+        )
         columns = max(int((max(_PAGE_WIDTH, step) - _MARGIN) / step), 1)
         rows = ceil(program.nodes / self.per_row)
         high = rows * self.machine[1] + 44 + _PANEL_GAP
         for number, ((_, groups), lines) in enumerate(zip(panels, titles, strict=True)):
             x, top = _MARGIN + number % columns * step, y + number // columns * high
             for i, line in enumerate(lines):
-                self.draw.text(x, top + 12 + 17 * i, line, 11 if i else 13, bold=not i, colour=GREY if i else INK)
+                self.draw.text(
+                    x,
+                    top + 12 + 17 * i,
+                    line,
+                    11 if i else 13,
+                    bold=not i,
+                    colour=GREY if i else INK,
+                )
             self._panel(groups, x, top + 40)
             right = max(right, x + step)
         bottom = y + ceil(len(panels) / columns) * high
@@ -97,7 +130,9 @@ class _GroupGrid:
         of = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
         local = all(self.program.node(g.ranks[0]) == self.program.node(g.ranks[-1]) for g in groups)
         spread = "inside a machine" if local else "across machines"
-        title = f"{clipped(name, 24)}: {len(groups)} group{'s' * (len(groups) > 1)} of {of}, {spread}"
+        title = (
+            f"{clipped(name, 24)}: {len(groups)} group{'s' * (len(groups) > 1)} of {of}, {spread}"
+        )
         return title, self._bytes(groups) or ranks_in_words(groups[0].ranks, 3)
 
     def _bytes(self, groups: Sequence[RankGroup]) -> str:
@@ -105,7 +140,11 @@ class _GroupGrid:
         trace = self.trace
         if trace is None:
             return ""
-        mine = np.isin(trace["group"], [g.id for g in groups]) & (trace["match"] >= 0) & (trace["nbytes"] > 0)
+        mine = (
+            np.isin(trace["group"], [g.id for g in groups])
+            & (trace["match"] >= 0)
+            & (trace["nbytes"] > 0)
+        )
         sums: dict[str, int] = {}
         for op in np.unique(trace["op"][mine]).tolist():
             sums[trace.text("op", op)] = int(trace["nbytes"][mine & (trace["op"] == op)].sum())
@@ -132,21 +171,39 @@ class _GroupGrid:
                 of.setdefault(rank, place)
         colours, lines = self._colours(groups, of), list[str]()
         for machine in range(self.program.nodes):
-            left, top = x + machine % self.per_row * self.machine[0], y + machine // self.per_row * self.machine[1]
-            self.draw.rect(left, top, self.machine[0] - 4, self.machine[1] - 4, "#F5F7FA", f"machine {machine}", LINE_COLOUR)
+            left, top = (
+                x + machine % self.per_row * self.machine[0],
+                y + machine // self.per_row * self.machine[1],
+            )
+            self.draw.rect(
+                left,
+                top,
+                self.machine[0] - 4,
+                self.machine[1] - 4,
+                "#F5F7FA",
+                f"machine {machine}",
+                LINE_COLOUR,
+            )
             if text:
                 self.draw.text(left + 5, top + 11, f"machine {machine}", 9, colour=GREY)
             first = machine * self.program.local_size
             for rank in range(first, min(first + self.program.local_size, self.program.world_size)):
                 local = rank - first
-                at = (left + 4 + local % self.across * cell, top + (15 if text else 2) + local // self.across * cell)
+                at = (
+                    left + 4 + local % self.across * cell,
+                    top + (15 if text else 2) + local // self.across * cell,
+                )
                 self._cell(rank, at, groups, of.get(rank, -1), colours)
                 lines += self._parted(rank, local, at, of)
         if lines:
             self.draw.path("".join(lines), "", "", INK, 2.0 if text else 1.0)
 
-    def _parted(self, rank: int, local: int, at: tuple[float, float], of: dict[int, int]) -> list[str]:
-        """Lines to the left of a cell and over it, where the cell there is of another group: for print, and eyes without colours."""
+    def _parted(
+        self, rank: int, local: int, at: tuple[float, float], of: dict[int, int]
+    ) -> list[str]:
+        """Lines to the left of a cell and over it, where the cell there is of another group: for
+        print, and eyes without colours.
+        """
         side, (x, y) = written(self.size[0] - 1), at
         mine, found = of.get(rank, -1), []
         if local % self.across and of.get(rank - 1, -1) != mine:
@@ -155,19 +212,40 @@ class _GroupGrid:
             found.append(f"M{written(x)} {written(y - 0.5)}h{side}")
         return found
 
-    def _cell(self, rank: int, at: tuple[float, float], groups: Sequence[RankGroup], number: int, colours: Sequence[str]) -> None:
+    def _cell(
+        self,
+        rank: int,
+        at: tuple[float, float],
+        groups: Sequence[RankGroup],
+        number: int,
+        colours: Sequence[str],
+    ) -> None:
         cell, text = self.size
         group = groups[number] if number >= 0 else None
-        said = f"{clipped(group.name, 40)}, group rank {group.group_rank(rank)} of {group.size}" if group else "in none of them"
+        said = (
+            f"{clipped(group.name, 40)}, group rank {group.group_rank(rank)} of {group.size}"
+            if group
+            else "in none of them"
+        )
         fill = colours[number] if group else WHITE
-        self.draw.rect(*at, cell - 1, cell - 1, fill, f"rank {rank}: {said}", "" if group else LINE_COLOUR)
+        self.draw.rect(
+            *at, cell - 1, cell - 1, fill, f"rank {rank}: {said}", "" if group else LINE_COLOUR
+        )
         if number == 0:
             self.draw.outline(at[0] + 1, at[1] + 1, cell - 3, cell - 3, INK, 2.0 if text else 1.5)
         if text and text_width(str(rank), text) + 4 <= cell:
-            self.draw.text(at[0] + (cell - 1) / 2, at[1] + cell / 2 + text * 0.35, str(rank), text, anchor="middle")
+            self.draw.text(
+                at[0] + (cell - 1) / 2,
+                at[1] + cell / 2 + text * 0.35,
+                str(rank),
+                text,
+                anchor="middle",
+            )
 
     def _colours(self, groups: Sequence[RankGroup], of: dict[int, int]) -> list[str]:
-        """A fill for each group, so that two whose cells touch have different ones; the least used of those that are left."""
+        """A fill for each group, so that two whose cells touch have different ones; the least used
+        of those that are left.
+        """
         grid = {self._place(rank): number for rank, number in of.items()}
         beside: dict[int, set[int]] = {}
         for (x, y), number in grid.items():

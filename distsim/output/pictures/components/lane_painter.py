@@ -1,4 +1,6 @@
-"""A lane of the timeline: what a rank computes and waits for above, what moves below, a track for each stream that overlaps others."""
+"""A lane of the timeline: what a rank computes and waits for above, what moves below, a track for
+each stream that overlaps others.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from distsim.common.units import show_bytes, show_ns
 from distsim.output.pictures.drawing.box_diagram import clipped, text_width
 from distsim.output.pictures.drawing.palette import GREY, INK, LINE_COLOUR, PALE_FILL, WHITE
 from distsim.output.pictures.drawing.svg import HIDDEN_FILL, WAITING_FILL, TimeChart
-from distsim.output.pictures.drawing.tracks import TrackBand, TrackLayer, density_edges, draw_density, draw_track
+from distsim.output.pictures.drawing.tracks import (
+    TrackBand,
+    TrackLayer,
+    density_edges,
+    draw_density,
+    draw_track,
+)
 from distsim.output.trace_data.activity import RankActivity
 from distsim.output.trace_data.lanes import RankLane
 from distsim.output.trace_data.time_spans import Ints, TimeSpans, covered_shares
@@ -42,9 +50,13 @@ class LaneRow(NamedTuple):
 
 
 class LanePainter:
-    """Draws lanes of one trace onto one chart. ``forever_ns``: from here on whoever is stuck stays so."""
+    """Draws lanes of one trace onto one chart. ``forever_ns``: from here on whoever is stuck stays
+    so.
+    """
 
-    def __init__(self, chart: TimeChart, trace: Trace, forever_ns: int, column: float = 1.0) -> None:
+    def __init__(
+        self, chart: TimeChart, trace: Trace, forever_ns: int, column: float = 1.0
+    ) -> None:
         self.chart, self.trace, self.forever_ns, self.column = chart, trace, forever_ns, column
 
     def draw(self, row: LaneRow, y: float) -> None:
@@ -54,13 +66,17 @@ class LanePainter:
             at = y + UPPER_HEIGHT + number * LOWER_HEIGHT
             chart.rect(left, at, chart.width, LOWER_HEIGHT, WHITE, border="#DDE1E6")
             if stream:
-                chart.text(left - 6, at + 11, _short_stream_name(stream), 9, anchor="end", colour=GREY)
+                chart.text(
+                    left - 6, at + 11, _short_stream_name(stream), 9, anchor="end", colour=GREY
+                )
         self._title(row, y)
         (self._alone if row.doing.many == 1 else self._mean)(row, y)
 
     def _title(self, row: LaneRow, y: float) -> None:
         room = self.chart.left - 16 - (70 if row.streams[0] else 8)
-        size = next((s for s in (13, 12, 11, 10) if text_width(row.lane.title, s, True) <= room), 10)
+        size = next(
+            (s for s in (13, 12, 11, 10) if text_width(row.lane.title, s, True) <= room), 10
+        )
         self.chart.text(16, y + 15, row.lane.title, size, bold=True)
         if row.lane.about:
             beside = row.streams[0]  # names of streams stand to the right of it
@@ -70,9 +86,16 @@ class LanePainter:
     def _mean(self, row: LaneRow, y: float) -> None:
         """The mean of several ranks that differ, as density."""
         edges, doing = density_edges(self.chart, max(self.column, 2.0)), row.doing
-        upper = ((COMPUTE_FILL, doing.work), (BACKWARD_FILL, doing.backward), (WAITING_FILL, doing.waiting))
+        upper = (
+            (COMPUTE_FILL, doing.work),
+            (BACKWARD_FILL, doing.backward),
+            (WAITING_FILL, doing.waiting),
+        )
         lower = ((EXPOSED_FILL, doing.exposed[""]), (HIDDEN_FILL, doing.hidden[""]))
-        for at, height, parts in ((y, UPPER_HEIGHT, upper), (y + UPPER_HEIGHT, LOWER_HEIGHT, lower)):
+        for at, height, parts in (
+            (y, UPPER_HEIGHT, upper),
+            (y + UPPER_HEIGHT, LOWER_HEIGHT, lower),
+        ):
             draw_density(
                 self.chart,
                 TrackBand(at + 1, height - 2),
@@ -93,7 +116,10 @@ class LanePainter:
             draw_track(
                 chart,
                 at,
-                (TrackLayer(EXPOSED_FILL, doing.exposed[stream]), TrackLayer(HIDDEN_FILL, doing.hidden[stream])),
+                (
+                    TrackLayer(EXPOSED_FILL, doing.exposed[stream]),
+                    TrackLayer(HIDDEN_FILL, doing.hidden[stream]),
+                ),
                 self.column,
             )
         self._waits(row, doing.waiting, band)
@@ -102,7 +128,10 @@ class LanePainter:
         for number in range(len(queues)):
             mine = doing.moves if queues == [""] else self._of_queue(doing.moves, queues, number)
             self._bars(
-                mine, TrackBand(y + UPPER_HEIGHT + number * LOWER_HEIGHT + 1, LOWER_HEIGHT - 2), "", doing.exposed[queues[number]]
+                mine,
+                TrackBand(y + UPPER_HEIGHT + number * LOWER_HEIGHT + 1, LOWER_HEIGHT - 2),
+                "",
+                doing.exposed[queues[number]],
             )
 
     def _of_queue(self, rows: Ints, queues: Sequence[str], number: int) -> Ints:
@@ -117,17 +146,28 @@ class LanePainter:
             if width < _MIN_BAR_WIDTH:
                 continue
             word = "waits for ever" if row.stuck and end > self.forever_ns else "waiting"
-            self.chart.rect(x, band.y, width, band.height, "", f"{row.lane.title}: {word}, {show_ns(end - start)}")
+            self.chart.rect(
+                x,
+                band.y,
+                width,
+                band.height,
+                "",
+                f"{row.lane.title}: {word}, {show_ns(end - start)}",
+            )
             wide = text_width(word, _LABEL_SIZE) + 6
             if wide <= width:
                 self.chart.rect(x + (width - wide) / 2, band.y + 1.5, wide, band.height - 3, WHITE)
-                self.chart.text(x + width / 2, band.y + band.height / 2 + 4, word, _LABEL_SIZE, anchor="middle")
+                self.chart.text(
+                    x + width / 2, band.y + band.height / 2 + 4, word, _LABEL_SIZE, anchor="middle"
+                )
 
     def _place(self, start: int, end: int) -> tuple[float, float]:
         x = self.chart.x(start)
         return x, self.chart.x(end) - x
 
-    def _bars(self, rows: Ints, band: TrackBand, ink: str, exposed: TimeSpans | None = None) -> None:
+    def _bars(
+        self, rows: Ints, band: TrackBand, ink: str, exposed: TimeSpans | None = None
+    ) -> None:
         """Frames, tips and words of the bars that are wide enough for them."""
         trace = self.trace
         started, finished = trace["started_ns"][rows], trace["finished_ns"][rows]
@@ -135,26 +175,46 @@ class LanePainter:
         low, high = self.chart.start_ns, self.chart.end_ns
         scale = self.chart.width / (high - low)
         wide = (np.minimum(till, high) - np.maximum(started, low)) * scale >= _MIN_BAR_WIDTH
-        for row, start, end in zip(rows[wide].tolist(), started[wide].tolist(), till[wide].tolist(), strict=True):
+        for row, start, end in zip(
+            rows[wide].tolist(), started[wide].tolist(), till[wide].tolist(), strict=True
+        ):
             x, width = self._place(start, end)
             label, tip = self._words(row, start, end)
             plain = exposed is None or _covers_instant(exposed, (start + end) // 2)
             hidden = ", hidden by compute" if exposed is not None and not plain else ""
             self.chart.rect(x, band.y, width, band.height, "", tip + hidden, LINE_COLOUR)
-            word = next((w for w in (label, pass_letter(label)) if w and text_width(w, _LABEL_SIZE) + 6 <= width), None)
+            word = next(
+                (
+                    w
+                    for w in (label, pass_letter(label))
+                    if w and text_width(w, _LABEL_SIZE) + 6 <= width
+                ),
+                None,
+            )
             if word is not None:
                 colour = ink or (WHITE if plain else INK)
                 if hidden:
                     half = text_width(word, _LABEL_SIZE) / 2 + 2
-                    self.chart.rect(x + width / 2 - half, band.y + 1, 2 * half, band.height - 2, "#E4F4EE")
-                self.chart.text(x + width / 2, band.y + band.height / 2 + 4, word, _LABEL_SIZE, anchor="middle", colour=colour)
+                    self.chart.rect(
+                        x + width / 2 - half, band.y + 1, 2 * half, band.height - 2, "#E4F4EE"
+                    )
+                self.chart.text(
+                    x + width / 2,
+                    band.y + band.height / 2 + 4,
+                    word,
+                    _LABEL_SIZE,
+                    anchor="middle",
+                    colour=colour,
+                )
 
     def _words(self, row: int, start: int, end: int) -> tuple[str, str]:
         trace = self.trace
         name = trace.text("name", int(trace["name"][row])) if "name" in trace.columns else ""
         nbytes = int(trace["nbytes"][row])
         label = clipped(name or trace.text("op", int(trace["op"][row])), 40)
-        return label, ", ".join(t for t in (label, show_bytes(nbytes) if nbytes else "", show_ns(end - start)) if t)
+        return label, ", ".join(
+            t for t in (label, show_bytes(nbytes) if nbytes else "", show_ns(end - start)) if t
+        )
 
 
 def _covers_instant(spans: TimeSpans, instant: int) -> bool:
@@ -163,8 +223,15 @@ def _covers_instant(spans: TimeSpans, instant: int) -> bool:
 
 
 def pass_letter(label: str) -> str:
-    """A pass in the letters of pipeline schedules: forward, backward, its input's half and its weights'."""
-    for word, letter in (("forward", "F"), ("backward input", "I"), ("backward weight", "W"), ("backward", "B")):
+    """A pass in the letters of pipeline schedules: forward, backward, its input's half and its
+    weights'.
+    """
+    for word, letter in (
+        ("forward", "F"),
+        ("backward input", "I"),
+        ("backward weight", "W"),
+        ("backward", "B"),
+    ):
         if label.startswith(word):
             return letter
     return ""

@@ -33,10 +33,12 @@ class OperationMeasurement(NamedTuple):
 
 
 class PictureInput(NamedTuple):
-    """What is drawn: a program with its run, or the operation ``op`` for ``ranks`` ranks. ``master`` is where the store listens.
-    ``part``: which part of it. ``trace``: a recording, where there is no program.
-    ``cost``: what the prices come from; ``measured``: what is drawn beside them. ``members``: of an operation, the (global) ranks of the
-    group, in place of ``ranks``; ``algorithm``: by which it is brought about, its first one when empty. ``scenario``: what was simulated.
+    """What is drawn: a program with its run, or the operation ``op`` for ``ranks`` ranks.
+    ``master`` is where the store listens. ``part``: which part of it. ``trace``: a recording, where
+    there is no program. ``cost``: what the prices come from; ``measured``: what is drawn beside
+    them. ``members``: of an operation, the (global) ranks of the group, in place of ``ranks``;
+    ``algorithm``: by which it is brought about, its first one when empty. ``scenario``: what was
+    simulated.
     """
 
     program: Program | None = None
@@ -63,8 +65,9 @@ class GalleryExample(NamedTuple):
 
 
 class PictureView(NamedTuple):
-    """``of``: what a person must name; ``uses``: parts of a subject that add to the picture. What draws itself as svg gives text.
-    ``of_trace``: a recording will do, no program is needed. ``large``: an svg in place of it where there is too much for boxes, else None.
+    """``of``: what a person must name; ``uses``: parts of a subject that add to the picture. What
+    draws itself as svg gives text. ``of_trace``: a recording will do, no program is needed.
+    ``large``: an svg in place of it where there is too much for boxes, else None.
     """
 
     draw: Callable[[PictureInput], BoxDiagram | SequenceDiagram | str]
@@ -76,9 +79,11 @@ class PictureView(NamedTuple):
     large: Callable[[PictureInput], str | None] | None = None
 
 
-def draws_trace_or_run(svg: Callable[[Trace, RunSelection, str, Iterable[int] | None], str]) -> Callable[[PictureInput], str]:
-    """How to draw a recording, or else a run, by what draws a trace: the part, a title and the ranks that are
-    stuck ("" and None: as the trace says)."""
+def draws_trace_or_run(
+    svg: Callable[[Trace, RunSelection, str, Iterable[int] | None], str],
+) -> Callable[[PictureInput], str]:
+    """How to draw a recording, or else a run, by what draws a trace: the part, a title and the
+    ranks that are stuck ("" and None: as the trace says)."""
 
     def drawn(subject: PictureInput) -> str:
         if subject.trace is not None:
@@ -90,7 +95,9 @@ def draws_trace_or_run(svg: Callable[[Trace, RunSelection, str, Iterable[int] | 
 
 
 def require_input(part: T | None, what: str) -> T:
-    """A part of a subject without which there is nothing to draw. Raises UsageError where it was left out."""
+    """A part of a subject without which there is nothing to draw. Raises UsageError where it was
+    left out.
+    """
     if part is None:
         raise UsageError(f"the view needs a {what} and none was given", f"hand in {what}=…")
     return part

@@ -1,7 +1,7 @@
 """What a picture is made of: plain records that every writer (DOT, Mermaid) understands.
 
-Lengths are points (1/72 inch), x to the right and y downwards. Texts are as they are: the writers escape them, so a name from
-a file may hold anything.
+Lengths are points (1/72 inch), x to the right and y downwards. Texts are as they are: the writers
+escape them, so a name from a file may hold anything.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class TextLine(NamedTuple):
 
 
 class TableCell(NamedTuple):
-    """A cell of a table in a box. ``parts``: coloured pieces joined by ``+`` (a sum), instead of the text."""
+    """A cell of a table in a box. ``parts``: coloured pieces joined by ``+`` (a sum), instead of
+    the text.
+    """
 
     text: str = ""
     fill: str = WHITE
@@ -41,8 +43,8 @@ class TableCell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DiagramNode:
-    """A box: lines of text, under them a table. ``at`` is its centre and ``size`` its least size, both left out when
-    the layout engine places it.
+    """A box: lines of text, under them a table. ``at`` is its centre and ``size`` its least size,
+    both left out when the layout engine places it.
     """
 
     id: str
@@ -55,7 +57,9 @@ class DiagramNode:
     width: float = 1.0
     at: tuple[float, float] | None = None
     size: tuple[float, float] | None = None
-    part_of: str = ""  # a point that belongs to this box: writers without positions join its arrows to the box
+    part_of: str = (
+        ""  # a point that belongs to this box: writers without positions join its arrows to the box
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,9 @@ class DiagramFrame:
 
 
 class LegendKey(NamedTuple):
-    """A line of the legend: what a colour means. ``dashed``: a dashed line of that colour instead of a swatch."""
+    """A line of the legend: what a colour means. ``dashed``: a dashed line of that colour instead
+    of a swatch.
+    """
 
     colour: str
     text: str
@@ -93,7 +99,8 @@ class LegendKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BoxDiagram:
-    """Boxes and arrows. ``rows`` are lists of boxes that stand side by side; ``notes`` are printed under the title.
+    """Boxes and arrows. ``rows`` are lists of boxes that stand side by side; ``notes`` are printed
+    under the title.
 
     ``engine``: ``dot`` lays it out, ``neato`` keeps the boxes where ``at`` says.
     """
@@ -111,8 +118,13 @@ class BoxDiagram:
 
 
 def plain_text(text: object) -> str:
-    """Text that is safe to draw: control characters, line breaks and half surrogates become a replacement mark."""
-    return "".join(c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
+    """Text that is safe to draw: control characters, line breaks and half surrogates become a
+    replacement mark.
+    """
+    return "".join(
+        c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}"
+        for c in str(text)
+    )
 
 
 def clipped(text: object, width: int) -> str:
@@ -121,6 +133,8 @@ def clipped(text: object, width: int) -> str:
 
 
 def text_width(text: str, size: int = NORMAL_SIZE, bold: bool = False) -> float:
-    """About the width of a line in points, on the wide side: DejaVu Sans, the widest of the usual fonts, is 0.6 em a letter."""
+    """About the width of a line in points, on the wide side: DejaVu Sans, the widest of the usual
+    fonts, is 0.6 em a letter.
+    """
     wide = sum(1.7 if ord(c) > 0x2E7F else 1.0 for c in text)
     return wide * size * (0.68 if bold else 0.61)

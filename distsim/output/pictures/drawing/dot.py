@@ -1,7 +1,8 @@
-"""A `BoxDiagram` as DOT text, and DOT drawn: svg, png, pdf. pygraphviz brings Graphviz along; no ``dot`` need be installed.
+"""A `BoxDiagram` as DOT text, and DOT drawn: svg, png, pdf. pygraphviz brings Graphviz along; no
+``dot`` need be installed.
 
-Every label is HTML-like and every text in it escaped, so a name from a file can't become markup. The text is
-deterministic; goldens compare it, never the layout.
+Every label is HTML-like and every text in it escaped, so a name from a file can't become markup.
+The text is deterministic; goldens compare it, never the layout.
 """
 
 from __future__ import annotations
@@ -40,13 +41,24 @@ def dot_text(picture: BoxDiagram) -> str:
     """The picture as DOT. ``dot -Tsvg`` (or any Graphviz) draws it as distsim does."""
     from graphviz import Digraph
 
-    graph = Digraph("distsim", graph_attr=_graph_attributes(picture), node_attr=_NODE_DEFAULTS, edge_attr=_EDGE_DEFAULTS)
+    graph = Digraph(
+        "distsim",
+        graph_attr=_graph_attributes(picture),
+        node_attr=_NODE_DEFAULTS,
+        edge_attr=_EDGE_DEFAULTS,
+    )
     inside = {name for cluster in picture.clusters for name in cluster.nodes}
     nodes = {node.id: node for node in picture.nodes}
     for number, cluster in enumerate(picture.clusters):
         with graph.subgraph(name=f"cluster_{number}") as part:
-            part.attr(label=_html_label(_text_html(TextLine(cluster.title, bold=True))), style="rounded,filled", color=cluster.border,
-                      fillcolor=cluster.fill, margin="14", labeljust="l")  # fmt: skip
+            part.attr(
+                label=_html_label(_text_html(TextLine(cluster.title, bold=True))),
+                style="rounded,filled",
+                color=cluster.border,
+                fillcolor=cluster.fill,
+                margin="14",
+                labeljust="l",
+            )
             for name in cluster.nodes:
                 _add_node(part, nodes[name])
     for node in picture.nodes:
@@ -62,7 +74,13 @@ def dot_text(picture: BoxDiagram) -> str:
     return str(graph.source)
 
 
-_NODE_DEFAULTS = {"fontname": DOT_FONT, "fontsize": str(NORMAL_SIZE), "shape": "box", "margin": "0.1,0.06", "fontcolor": INK}
+_NODE_DEFAULTS = {
+    "fontname": DOT_FONT,
+    "fontsize": str(NORMAL_SIZE),
+    "shape": "box",
+    "margin": "0.1,0.06",
+    "fontcolor": INK,
+}
 _EDGE_DEFAULTS = {"fontname": DOT_FONT, "fontsize": "11", "arrowsize": "0.8", "fontcolor": INK}
 
 
@@ -76,10 +94,21 @@ def _graph_attributes(picture: BoxDiagram) -> dict[str, str]:
         "pad": "0.25",
     }
     if picture.engine == "neato":
-        return common | {"layout": "neato", "inputscale": str(_POINTS_PER_INCH), "splines": "line", "outputorder": "edgesfirst"}
+        return common | {
+            "layout": "neato",
+            "inputscale": str(_POINTS_PER_INCH),
+            "splines": "line",
+            "outputorder": "edgesfirst",
+        }
     if picture.engine == "circo":
         return common | {"layout": "circo", "mindist": "1.2"}
-    return common | {"rankdir": picture.direction, "nodesep": "0.35", "ranksep": "0.6", "newrank": "true", "compound": "true"}
+    return common | {
+        "rankdir": picture.direction,
+        "nodesep": "0.35",
+        "ranksep": "0.6",
+        "newrank": "true",
+        "compound": "true",
+    }
 
 
 def _header_label(picture: BoxDiagram) -> str:
@@ -103,13 +132,23 @@ def _legend_table(keys: tuple[LegendKey, ...]) -> str:
         for k in keys
     ]
     rows = ["".join(cells[i : i + _KEYS_PER_ROW]) for i in range(0, len(cells), _KEYS_PER_ROW)]
-    return _table_html([f"<TR>{row}</TR>" for row in rows], CELLBORDER="0", CELLSPACING="4", CELLPADDING="1")
+    return _table_html(
+        [f"<TR>{row}</TR>" for row in rows], CELLBORDER="0", CELLSPACING="4", CELLPADDING="1"
+    )
 
 
 def _add_node(graph: Digraph, node: DiagramNode) -> None:
-    attributes = {"label": _html_label(_node_label(node)), "fillcolor": node.fill, "color": node.border}
+    attributes = {
+        "label": _html_label(_node_label(node)),
+        "fillcolor": node.fill,
+        "color": node.border,
+    }
     attributes["penwidth"] = _number(node.width)
-    styles = ["filled"] + (["rounded"] if node.shape == "rounded" else []) + (["dashed"] if node.dashed else [])
+    styles = (
+        ["filled"]
+        + (["rounded"] if node.shape == "rounded" else [])
+        + (["dashed"] if node.dashed else [])
+    )
     attributes["style"] = ",".join(styles)
     if node.shape in ("plain", "ellipse", "point"):
         attributes["shape"] = node.shape
@@ -126,9 +165,15 @@ def _add_edge(graph: Digraph, edge: DiagramEdge) -> None:
     if not edge.shown:
         graph.edge(edge.tail, edge.head, style="invis")
         return
-    attributes = {"color": edge.colour, "penwidth": _number(edge.width), "style": "dashed" if edge.dashed else "solid"}
+    attributes = {
+        "color": edge.colour,
+        "penwidth": _number(edge.width),
+        "style": "dashed" if edge.dashed else "solid",
+    }
     if edge.label:
-        attributes["label"] = _html_label(_text_html(TextLine(f" {edge.label} ", size=11, colour=edge.colour)))
+        attributes["label"] = _html_label(
+            _text_html(TextLine(f" {edge.label} ", size=11, colour=edge.colour))
+        )
     if not edge.arrow:
         attributes["arrowhead"] = "none"
     graph.edge(edge.tail, edge.head, **attributes)
@@ -141,20 +186,33 @@ def _node_label(node: DiagramNode) -> str:
         lines = [f"<TR><TD>{_text_html(line)}</TD></TR>" for line in node.lines]
         return _table_html(lines, CELLBORDER="0", CELLSPACING="0", CELLPADDING="1")
     columns = max(sum(cell.span for cell in row) for row in node.table)
-    rows = [f'<TR><TD BORDER="0" COLSPAN="{columns}">{_text_html(line)}</TD></TR>' for line in node.lines]
+    rows = [
+        f'<TR><TD BORDER="0" COLSPAN="{columns}">{_text_html(line)}</TD></TR>'
+        for line in node.lines
+    ]
     rows += [f"<TR>{''.join(_cell_html(cell) for cell in row)}</TR>" for row in node.table]
     return _table_html(rows, CELLBORDER="1", CELLSPACING="2", CELLPADDING="4", COLOR=node.border)
 
 
 def _cell_html(cell: TableCell) -> str:
-    attributes = {"BGCOLOR": cell.fill} | ({} if cell.border else {"BORDER": "0"}) | ({"ALIGN": "LEFT"} if cell.left else {})
+    attributes = (
+        {"BGCOLOR": cell.fill}
+        | ({} if cell.border else {"BORDER": "0"})
+        | ({"ALIGN": "LEFT"} if cell.left else {})
+    )
     if cell.span > 1:
         attributes["COLSPAN"] = str(cell.span)
     if not cell.parts:
-        return _td_html(_text_html(TextLine(cell.text, cell.bold, cell.colour, cell.size)), attributes)
+        return _td_html(
+            _text_html(TextLine(cell.text, cell.bold, cell.colour, cell.size)), attributes
+        )
     plus = _td_html(_text_html(TextLine("+", size=cell.size)), {"BORDER": "0"})
     pieces = plus.join(
-        _td_html(_text_html(TextLine(p.text, p.bold, p.colour, p.size)), {"BGCOLOR": p.fill, "BORDER": "0"}) for p in cell.parts
+        _td_html(
+            _text_html(TextLine(p.text, p.bold, p.colour, p.size)),
+            {"BGCOLOR": p.fill, "BORDER": "0"},
+        )
+        for p in cell.parts
     )
     inner = _table_html([f"<TR>{pieces}</TR>"], CELLBORDER="0", CELLSPACING="1", CELLPADDING="2")
     return _td_html(inner, attributes | {"CELLPADDING": "1"})
@@ -199,7 +257,8 @@ _PNG_DPI = "144"
 def render_dot(dot: str, fmt: str, engine: str) -> bytes:
     """The picture's bytes. ``fmt``: svg, png or pdf; ``engine``: a layout engine of Graphviz.
 
-    Raises EnvironmentFault where pygraphviz is missing, where it can't write ``fmt``, or where a png would have no letters.
+    Raises EnvironmentFault where pygraphviz is missing, where it can't write ``fmt``, or where a
+    png would have no letters.
     """
     try:
         import pygraphviz
@@ -220,12 +279,16 @@ def render_dot(dot: str, fmt: str, engine: str) -> bytes:
         with _silence_font_library():
             return bytes(graph.draw(format=fmt, prog=engine))
     except (OSError, ValueError) as error:
-        raise EnvironmentFault(f"pygraphviz can't draw {fmt} here: {error}", "ask for --format svg, dot or mermaid") from None
+        raise EnvironmentFault(
+            f"pygraphviz can't draw {fmt} here: {error}", "ask for --format svg, dot or mermaid"
+        ) from None
 
 
 @contextmanager
 def _silence_font_library() -> Iterator[None]:
-    """Keep what the font library has to say of the machine's fonts off the standard error, below Python."""
+    """Keep what the font library has to say of the machine's fonts off the standard error, below
+    Python.
+    """
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
@@ -241,4 +304,8 @@ def _has_fonts() -> bool:
     if not sys.platform.startswith("linux"):
         return True
     folders = [folder for name in _FONT_FOLDERS if (folder := Path(name).expanduser()).is_dir()]
-    return any(path.suffix in (".ttf", ".otf", ".ttc", ".pfb") for folder in folders for path in folder.rglob("*"))
+    return any(
+        path.suffix in (".ttf", ".otf", ".ttc", ".pfb")
+        for folder in folders
+        for path in folder.rglob("*")
+    )

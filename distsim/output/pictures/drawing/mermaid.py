@@ -1,10 +1,19 @@
-"""Pictures as Mermaid text: a flowchart for boxes and arrows, a sequence diagram for columns with time running down."""
+"""Pictures as Mermaid text: a flowchart for boxes and arrows, a sequence diagram for columns with
+time running down.
+"""
 
 from __future__ import annotations
 
 import re
 
-from distsim.output.pictures.drawing.box_diagram import BoxDiagram, DiagramEdge, DiagramNode, TableCell, TextLine, plain_text
+from distsim.output.pictures.drawing.box_diagram import (
+    BoxDiagram,
+    DiagramEdge,
+    DiagramNode,
+    TableCell,
+    TextLine,
+    plain_text,
+)
 from distsim.output.pictures.drawing.palette import WHITE
 from distsim.output.pictures.drawing.sequence_diagram import (
     LifelinePoint,
@@ -14,7 +23,8 @@ from distsim.output.pictures.drawing.sequence_diagram import (
     SequenceDiagram,
 )
 
-#: Mermaid's own marks, written as entities (https://mermaid.js.org/syntax/flowchart.html#entity-codes-to-escape-characters).
+#: Mermaid's own marks, written as entities
+#: (https://mermaid.js.org/syntax/flowchart.html#entity-codes-to-escape-characters).
 _UNSAFE_CHARACTERS = re.compile(r'["#;<>&%`{}|\\]')
 
 
@@ -29,9 +39,17 @@ def flowchart_text(picture: BoxDiagram) -> str:
         lines += [f"    {_note_text(nodes[name])}" for name in cluster.nodes if name in nodes]
         lines.append("  end")
     lines += [f"  {_note_text(node)}" for name, node in nodes.items() if name not in inside]
-    edges = [edge for edge in picture.edges if edge.shown and {joined[edge.tail], joined[edge.head]} <= set(nodes)]
+    edges = [
+        edge
+        for edge in picture.edges
+        if edge.shown and {joined[edge.tail], joined[edge.head]} <= set(nodes)
+    ]
     lines += [f"  {_link_line(edge, joined)}" for edge in edges]
-    lines += [f"  style {name} fill:{node.fill},stroke:{node.border}" for name, node in nodes.items() if node.fill != WHITE]
+    lines += [
+        f"  style {name} fill:{node.fill},stroke:{node.border}"
+        for name, node in nodes.items()
+        if node.fill != WHITE
+    ]
     lines += [f"  linkStyle {i} stroke:{edge.colour}" for i, edge in enumerate(edges)]
     return "\n".join(lines) + "\n"
 
@@ -39,11 +57,21 @@ def flowchart_text(picture: BoxDiagram) -> str:
 def sequence_text(diagram: SequenceDiagram) -> str:
     """Columns as participants, boxes as notes, arrows as messages, in the order of the rows."""
     lines = [*_title_lines(diagram.title), "sequenceDiagram"]
-    lines += [f"  participant L{i} as {_escaped_text(column.short)}" for i, column in enumerate(diagram.columns)]
+    lines += [
+        f"  participant L{i} as {_escaped_text(column.short)}"
+        for i, column in enumerate(diagram.columns)
+    ]
     items = {item.id: item for item in diagram.items}
     told = [(band.row, 0, band.columns[0], _band_note(band, diagram)) for band in diagram.bands]
-    told += [(i.row, 1, i.column, f"Note over L{i.column}: {_joined_lines(i.lines)}") for i in diagram.items if not i.in_arrow]
-    told += [(items[a.tail].row, 2, items[a.tail].column, _message_line(a, items[a.tail], items)) for a in diagram.arrows]
+    told += [
+        (i.row, 1, i.column, f"Note over L{i.column}: {_joined_lines(i.lines)}")
+        for i in diagram.items
+        if not i.in_arrow
+    ]
+    told += [
+        (items[a.tail].row, 2, items[a.tail].column, _message_line(a, items[a.tail], items))
+        for a in diagram.arrows
+    ]
     lines += [f"  {text}" for *_, text in sorted(told, key=lambda t: t[:3])]
     return "\n".join(lines) + "\n"
 
@@ -57,7 +85,9 @@ def _band_note(band: SequenceBand, diagram: SequenceDiagram) -> str:
     first, last = band.columns[0], band.columns[-1]
     whole = last - first + 1 == len(band.columns)
     text = _joined_lines(band.title) + (
-        "" if whole else f"<br/>{_escaped_text(', '.join(diagram.columns[i].short for i in band.columns))}"
+        ""
+        if whole
+        else f"<br/>{_escaped_text(', '.join(diagram.columns[i].short for i in band.columns))}"
     )
     return f"Note over L{first},L{last}: {text}" if first != last else f"Note over L{first}: {text}"
 

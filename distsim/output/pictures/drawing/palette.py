@@ -1,5 +1,5 @@
-"""Colours. Those that tell things apart are of the palette of Okabe and Ito, which colour-blind people can read
-(https://jfly.uni-koeln.de/color/), lightened where dark text stands on them.
+"""Colours. Those that tell things apart are of the palette of Okabe and Ito, which colour-blind
+people can read (https://jfly.uni-koeln.de/color/), lightened where dark text stands on them.
 """
 
 from __future__ import annotations

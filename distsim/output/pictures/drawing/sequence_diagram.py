@@ -1,7 +1,7 @@
 """Columns of boxes with time running down: the shape of the data-flow and start-up pictures.
 
-`SequenceDiagram` says what stands in which column and row; `place` turns it into a `BoxDiagram` with exact positions, and
-`distsim.output.pictures.drawing.mermaid` into a sequence diagram.
+`SequenceDiagram` says what stands in which column and row; `place` turns it into a `BoxDiagram`
+with exact positions, and `distsim.output.pictures.drawing.mermaid` into a sequence diagram.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class SequenceParticipant:
 
 @dataclass(frozen=True, slots=True)
 class SequenceBox:
-    """A box in one column. ``in_arrow``: an arrow tells the same, so a sequence diagram leaves the box out."""
+    """A box in one column. ``in_arrow``: an arrow tells the same, so a sequence diagram leaves the
+    box out.
+    """
 
     id: str
     column: int
@@ -75,7 +77,9 @@ class LifelinePoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SequenceArrow:
-    """From a box to a box, or to a point of a column's line. ``words``: what a sequence diagram says instead of the label."""
+    """From a box to a box, or to a point of a column's line. ``words``: what a sequence diagram
+    says instead of the label.
+    """
 
     tail: str
     head: str | LifelinePoint
@@ -104,7 +108,10 @@ class _PlacedBox(NamedTuple):
     height: float
 
     def meets(self, other: _PlacedBox) -> bool:
-        return abs(self.x - other.x) * 2 < self.width + other.width and abs(self.y - other.y) * 2 < self.height + other.height
+        return (
+            abs(self.x - other.x) * 2 < self.width + other.width
+            and abs(self.y - other.y) * 2 < self.height + other.height
+        )
 
 
 def lines_width(lines: tuple[TextLine, ...]) -> float:
@@ -116,7 +123,9 @@ def lines_height(lines: tuple[TextLine, ...]) -> float:
 
 
 def laid_out_diagram(diagram: SequenceDiagram) -> BoxDiagram:
-    """The picture with every box at its place: columns as wide as their widest box, rows as high as their highest."""
+    """The picture with every box at its place: columns as wide as their widest box, rows as high as
+    their highest.
+    """
     return _SequenceLayout(diagram).picture()
 
 
@@ -139,17 +148,32 @@ class _SequenceLayout:
             size = (self.widths[item.column], lines_height(item.lines) + _PAD_Y)
             at = (self.xs[item.column], self.ys[item.row])
             self.taken.append(_PlacedBox(*at, *size))
-            self.nodes.append(DiagramNode(item.id, item.lines, fill=item.fill, border=item.border, dashed=item.dashed, at=at, size=size,
-                                   width=2.0 if item.border != LINE_COLOUR else 1.0))  # fmt: skip
+            self.nodes.append(
+                DiagramNode(
+                    item.id,
+                    item.lines,
+                    fill=item.fill,
+                    border=item.border,
+                    dashed=item.dashed,
+                    at=at,
+                    size=size,
+                    width=2.0 if item.border != LINE_COLOUR else 1.0,
+                )
+            )
         for number, arrow in enumerate(self.diagram.arrows):
             self._arrow(number, arrow)
         head = (self.diagram.title, self.diagram.subtitle)
         drawn = (tuple(self.nodes), tuple(self.edges))
-        return BoxDiagram(*head, *drawn, legend=self.diagram.legend, notes=self.diagram.notes, engine="neato")
+        return BoxDiagram(
+            *head, *drawn, legend=self.diagram.legend, notes=self.diagram.notes, engine="neato"
+        )
 
     # --- the grid ---
     def _widths(self) -> list[float]:
-        widths = [max(_MIN_COLUMN_WIDTH, lines_width(column.lines) + _PAD_X) for column in self.diagram.columns]
+        widths = [
+            max(_MIN_COLUMN_WIDTH, lines_width(column.lines) + _PAD_X)
+            for column in self.diagram.columns
+        ]
         for item in self.diagram.items:
             widths[item.column] = max(widths[item.column], lines_width(item.lines) + _PAD_X)
         for band in self.diagram.bands:
@@ -157,11 +181,15 @@ class _SequenceLayout:
                 widths[column] = max(widths[column], lines_width(lines) + _PAD_X)
             pieces = 1 if _is_contiguous(band) else len(band.columns)
             for column in band.columns:
-                widths[column] = max(widths[column], (lines_width(band.title) + _PAD_X) * pieces / len(band.columns))
+                widths[column] = max(
+                    widths[column], (lines_width(band.title) + _PAD_X) * pieces / len(band.columns)
+                )
         return widths
 
     def _columns(self) -> list[float]:
-        """The centre of each column. A gap is wide enough for the labels of the arrows that leave into it."""
+        """The centre of each column. A gap is wide enough for the labels of the arrows that leave
+        into it.
+        """
         gaps = [_GAP_X] * len(self.widths)
         for arrow in self.diagram.arrows:
             tail, head = self.at[arrow.tail][0], self._head(arrow)[0]
@@ -185,7 +213,11 @@ class _SequenceLayout:
         return heights, [top + height / 2 for top, height in zip(tops, heights, strict=False)]
 
     def _head(self, arrow: SequenceArrow) -> tuple[int, int]:
-        return (arrow.head.column, arrow.head.row) if isinstance(arrow.head, LifelinePoint) else self.at[arrow.head]
+        return (
+            (arrow.head.column, arrow.head.row)
+            if isinstance(arrow.head, LifelinePoint)
+            else self.at[arrow.head]
+        )
 
     # --- what is drawn ---
     def _headers(self) -> None:
@@ -194,11 +226,27 @@ class _SequenceLayout:
         for number, column in enumerate(self.diagram.columns):
             at, size = (self.xs[number], 0.0), (self.widths[number], height)
             self.nodes.append(
-                DiagramNode(f"lane{number}", column.lines, fill=column.fill, at=at, dashed=column.dashed, size=size)
+                DiagramNode(
+                    f"lane{number}",
+                    column.lines,
+                    fill=column.fill,
+                    at=at,
+                    dashed=column.dashed,
+                    size=size,
+                )
             )
-            self.nodes.append(DiagramNode(f"end{number}", shape="point", at=(self.xs[number], bottom)))
+            self.nodes.append(
+                DiagramNode(f"end{number}", shape="point", at=(self.xs[number], bottom))
+            )
             self.edges.append(
-                DiagramEdge(f"lane{number}", f"end{number}", colour=LINE_COLOUR, dashed=True, width=1.0, arrow=False)
+                DiagramEdge(
+                    f"lane{number}",
+                    f"end{number}",
+                    colour=LINE_COLOUR,
+                    dashed=True,
+                    width=1.0,
+                    arrow=False,
+                )
             )
 
     def _band(self, band: SequenceBand) -> None:
@@ -207,43 +255,81 @@ class _SequenceLayout:
         for name, part in zip(names, pieces, strict=True):
             self._band_piece(name, band, part)
         for a, b in pairwise(names):
-            self.edges.append(DiagramEdge(a, b, colour=band.border, width=5.0, arrow=False, dashed=band.dashed))
+            self.edges.append(
+                DiagramEdge(a, b, colour=band.border, width=5.0, arrow=False, dashed=band.dashed)
+            )
 
     def _band_piece(self, name: str, band: SequenceBand, part: tuple[int, ...]) -> None:
-        left, right = self.xs[part[0]] - self.widths[part[0]] / 2, self.xs[part[-1]] + self.widths[part[-1]] / 2
+        left, right = (
+            self.xs[part[0]] - self.widths[part[0]] / 2,
+            self.xs[part[-1]] + self.widths[part[-1]] / 2,
+        )
         cells = max((lines_height(c) for c in band.cells.values()), default=0.0)
         title = lines_height(band.title)
         height, centre = title + cells + _PAD_Y, (left + right) / 2
         y = self.ys[band.row]
         self.taken.append(_PlacedBox(centre, y, right - left, height))
-        frame = DiagramNode(name, () if cells else band.title, fill=band.fill, border=band.border, dashed=band.dashed, at=(centre, y),
-                     size=(right - left, height), width=1.6)  # fmt: skip
+        frame = DiagramNode(
+            name,
+            () if cells else band.title,
+            fill=band.fill,
+            border=band.border,
+            dashed=band.dashed,
+            at=(centre, y),
+            size=(right - left, height),
+            width=1.6,
+        )
         self.nodes.append(frame)
         if not cells:
             return
-        self.nodes.append(DiagramNode(f"{name}_title", band.title, fill=band.fill, shape="plain", at=(centre, y - cells / 2)))
+        self.nodes.append(
+            DiagramNode(
+                f"{name}_title",
+                band.title,
+                fill=band.fill,
+                shape="plain",
+                at=(centre, y - cells / 2),
+            )
+        )
         for column in part:
             lines, at = band.cells.get(column, ()), (self.xs[column], y + title / 2)
             if lines:
-                self.nodes.append(DiagramNode(f"{name}_cell{column}", lines, fill=band.fill, shape="plain", at=at))
+                self.nodes.append(
+                    DiagramNode(f"{name}_cell{column}", lines, fill=band.fill, shape="plain", at=at)
+                )
 
     def _arrow(self, number: int, arrow: SequenceArrow) -> None:
-        """From the side of a box to the side of a box, so that between neighbours nothing lies in the way."""
+        """From the side of a box to the side of a box, so that between neighbours nothing lies in
+        the way.
+        """
         (column, row), (to_column, to_row) = self.at[arrow.tail], self._head(arrow)
         if column == to_column:
             return
         step = 1 if to_column > column else -1
         free = isinstance(arrow.head, LifelinePoint)
         tail = (self.xs[column] + step * self.widths[column] / 2, self.ys[row])
-        head = (self.xs[to_column] - (0 if free else step * self.widths[to_column] / 2), self.ys[to_row])
+        head = (
+            self.xs[to_column] - (0 if free else step * self.widths[to_column] / 2),
+            self.ys[to_row],
+        )
         self.nodes.append(DiagramNode(f"tail{number}", shape="point", at=tail, part_of=arrow.tail))
         end = "" if isinstance(arrow.head, LifelinePoint) else arrow.head
         self.nodes.append(DiagramNode(f"head{number}", shape="point", at=head, part_of=end))
-        self.edges.append(DiagramEdge(f"tail{number}", f"head{number}", colour=arrow.colour, dashed=arrow.dashed, width=1.8))
+        self.edges.append(
+            DiagramEdge(
+                f"tail{number}",
+                f"head{number}",
+                colour=arrow.colour,
+                dashed=arrow.dashed,
+                width=1.8,
+            )
+        )
         if arrow.label:
             self._label(number, arrow, tail, head, column + step)
 
-    def _label(self, number: int, arrow: SequenceArrow, tail: Point, head: Point, beside: int) -> None:
+    def _label(
+        self, number: int, arrow: SequenceArrow, tail: Point, head: Point, beside: int
+    ) -> None:
         """Put the label on the arrow, in the gap beside its tail, where nothing else is."""
         (x0, y0), (x1, y1) = tail, head
         step = 1 if x1 > x0 else -1

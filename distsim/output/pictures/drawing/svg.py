@@ -1,4 +1,6 @@
-"""Plain SVG, for pictures whose places carry meaning, as on a time axis. The same picture gives the same bytes."""
+"""Plain SVG, for pictures whose places carry meaning, as on a time axis. The same picture gives the
+same bytes.
+"""
 
 from __future__ import annotations
 
@@ -22,44 +24,92 @@ def number_text(value: float) -> str:
 
 
 class SvgDrawing:
-    """A drawing under construction. Lengths are pixels, x to the right, y downwards; every text is escaped."""
+    """A drawing under construction. Lengths are pixels, x to the right, y downwards; every text is
+    escaped.
+    """
 
     def __init__(self) -> None:
         self._parts: list[str] = []
 
-    def rect(self, x: float, y: float, width: float, height: float, fill: str, tip: str = "", border: str = "") -> None:
+    def rect(
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        fill: str,
+        tip: str = "",
+        border: str = "",
+    ) -> None:
         """``fill`` empty: only what the pointer finds is drawn, and the border."""
         look = f'fill="{fill}"' if fill else 'fill="#fff" fill-opacity="0"'
         look += f' stroke="{border}" stroke-width="0.8"' if border else ""
-        head = (
-            f'<rect x="{number_text(x)}" y="{number_text(y)}" width="{number_text(width)}" height="{number_text(height)}" {look}'
+        head = f'<rect x="{number_text(x)}" y="{number_text(y)}" width="{number_text(width)}" height="{number_text(height)}" {look}'
+        self._parts.append(
+            f"{head}><title>{_escaped_text(tip)}</title></rect>" if tip else f"{head}/>"
         )
-        self._parts.append(f"{head}><title>{_escaped_text(tip)}</title></rect>" if tip else f"{head}/>")
 
-    def outline(self, x: float, y: float, width: float, height: float, colour: str, stroke: float = 2.0) -> None:
+    def outline(
+        self, x: float, y: float, width: float, height: float, colour: str, stroke: float = 2.0
+    ) -> None:
         """A frame that hides nothing inside it."""
         place = f'x="{number_text(x)}" y="{number_text(y)}" width="{number_text(width)}" height="{number_text(height)}"'
-        self._parts.append(f'<rect {place} fill="none" stroke="{colour}" stroke-width="{number_text(stroke)}"/>')
+        self._parts.append(
+            f'<rect {place} fill="none" stroke="{colour}" stroke-width="{number_text(stroke)}"/>'
+        )
 
-    def path(self, steps: str, fill: str, tip: str = "", stroke: str = "", width: float = 1.0, dash: str = "") -> None:
+    def path(
+        self,
+        steps: str,
+        fill: str,
+        tip: str = "",
+        stroke: str = "",
+        width: float = 1.0,
+        dash: str = "",
+    ) -> None:
         """A path in SVG's own letters; ``stroke``: a line of that colour."""
         line = f' stroke="{stroke}" stroke-width="{number_text(width)}"' if stroke else ""
         line += f' stroke-dasharray="{dash}"' if dash else ""
         head = f'<path d="{steps}" fill="{fill or "none"}"{line}'
-        self._parts.append(f"{head}><title>{_escaped_text(tip)}</title></path>" if tip else f"{head}/>")
+        self._parts.append(
+            f"{head}><title>{_escaped_text(tip)}</title></path>" if tip else f"{head}/>"
+        )
 
-    def circle(self, x: float, y: float, radius: float, fill: str, tip: str = "", border: str = "") -> None:
+    def circle(
+        self, x: float, y: float, radius: float, fill: str, tip: str = "", border: str = ""
+    ) -> None:
         line = f' stroke="{border}"' if border else ""
         head = f'<circle cx="{number_text(x)}" cy="{number_text(y)}" r="{number_text(radius)}" fill="{fill}"{line}'
-        self._parts.append(f"{head}><title>{_escaped_text(tip)}</title></circle>" if tip else f"{head}/>")
+        self._parts.append(
+            f"{head}><title>{_escaped_text(tip)}</title></circle>" if tip else f"{head}/>"
+        )
 
-    def line(self, a: Point, b: Point, colour: str, width: float = 1.0, dash: str = "", arrow: bool = False) -> None:
+    def line(
+        self,
+        a: Point,
+        b: Point,
+        colour: str,
+        width: float = 1.0,
+        dash: str = "",
+        arrow: bool = False,
+    ) -> None:
         ends = f'x1="{number_text(a[0])}" y1="{number_text(a[1])}" x2="{number_text(b[0])}" y2="{number_text(b[1])}"'
-        more = (f' stroke-dasharray="{dash}"' if dash else "") + (' marker-end="url(#arrow)"' if arrow else "")
-        self._parts.append(f'<line {ends} stroke="{colour}" stroke-width="{number_text(width)}"{more}/>')
+        more = (f' stroke-dasharray="{dash}"' if dash else "") + (
+            ' marker-end="url(#arrow)"' if arrow else ""
+        )
+        self._parts.append(
+            f'<line {ends} stroke="{colour}" stroke-width="{number_text(width)}"{more}/>'
+        )
 
     def text(
-        self, x: float, y: float, text: str, size: int = 12, bold: bool = False, anchor: str = "start", colour: str = INK
+        self,
+        x: float,
+        y: float,
+        text: str,
+        size: int = 12,
+        bold: bool = False,
+        anchor: str = "start",
+        colour: str = INK,
     ) -> None:
         weight = ' font-weight="bold"' if bold else ""
         place = f'x="{number_text(x)}" y="{number_text(y)}" font-size="{size}"{weight} text-anchor="{anchor}" fill="{colour}"'
@@ -67,30 +117,61 @@ class SvgDrawing:
 
     def document(self, width: float, height: float, title: str) -> str:
         size = f'width="{number_text(width)}" height="{number_text(height)}" viewBox="0 0 {number_text(width)} {number_text(height)}"'
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{SVG_FONT}" role="img">'
+        head = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{SVG_FONT}" role="img">'
+        )
         back = f'<rect width="100%" height="100%" fill="{WHITE}"/>'
-        return "\n".join([head, f"<title>{_escaped_text(title)}</title>", _DEFINITIONS, back, *self._parts, "</svg>"]) + "\n"
+        return (
+            "\n".join(
+                [
+                    head,
+                    f"<title>{_escaped_text(title)}</title>",
+                    _DEFINITIONS,
+                    back,
+                    *self._parts,
+                    "</svg>",
+                ]
+            )
+            + "\n"
+        )
 
 
 class TimeChart(SvgDrawing):
-    """Time to the right: nanoseconds from ``start_ns`` to ``end_ns`` over ``width`` pixels, beside names on the left.
+    """Time to the right: nanoseconds from ``start_ns`` to ``end_ns`` over ``width`` pixels, beside
+    names on the left.
 
     Several may draw into one document: ``on`` is the drawing that they share.
     """
 
     def __init__(
-        self, left: float, width: float, top: float, end_ns: int, start_ns: int = 0, on: SvgDrawing | None = None
+        self,
+        left: float,
+        width: float,
+        top: float,
+        end_ns: int,
+        start_ns: int = 0,
+        on: SvgDrawing | None = None,
     ) -> None:
         super().__init__()
-        self.left, self.width, self.top, self.start_ns, self.end_ns = left, width, top, start_ns, max(end_ns, start_ns + 1)
+        self.left, self.width, self.top, self.start_ns, self.end_ns = (
+            left,
+            width,
+            top,
+            start_ns,
+            max(end_ns, start_ns + 1),
+        )
         if on is not None:
             self._parts = on._parts
 
     def x(self, ns: float) -> float:
-        return self.left + self.width * (min(max(ns, self.start_ns), self.end_ns) - self.start_ns) / (self.end_ns - self.start_ns)
+        return self.left + self.width * (
+            min(max(ns, self.start_ns), self.end_ns) - self.start_ns
+        ) / (self.end_ns - self.start_ns)
 
     def axis(self, ticks: Iterable[int], bottom: float, since_ns: int = 0) -> None:
-        """Lines at the instants, each with its time since ``since_ns``; a word that would touch the one before it is left out."""
+        """Lines at the instants, each with its time since ``since_ns``; a word that would touch the
+        one before it is left out.
+        """
         free = self.left - 30
         for ns in ticks:
             x, word = self.x(ns), show_ns(ns - since_ns) if ns > since_ns else "0"
@@ -100,8 +181,12 @@ class TimeChart(SvgDrawing):
                 self.text(x, bottom + 18, word, 11, anchor="middle", colour=GREY)
                 free = x + half + 4
 
-    def legend(self, keys: Iterable[tuple[str, str]], y: float = 58, right: float = 0.0) -> tuple[float, float]:
-        """Fills and what they mean, side by side and in as many lines as they need; returns where the next would stand."""
+    def legend(
+        self, keys: Iterable[tuple[str, str]], y: float = 58, right: float = 0.0
+    ) -> tuple[float, float]:
+        """Fills and what they mean, side by side and in as many lines as they need; returns where
+        the next would stand.
+        """
         at, right = 16.0, right or self.left + self.width
         for fill, word in keys:
             wide = 28 + text_width(word, 12) + 16
@@ -126,7 +211,8 @@ def round_ticks(length: int) -> list[int]:
     return list(range(0, max(length, 0) + 1, step))
 
 
-#: Fills that differ in more than their colour, for print and for who sees few colours: what waits, and what is hidden behind work.
+#: Fills that differ in more than their colour, for print and for who sees few colours: what waits,
+#: and what is hidden behind work.
 WAITING_FILL, HIDDEN_FILL = "url(#waiting)", "url(#hidden)"
 
 #: Arrow heads, and stripes.

@@ -1,4 +1,6 @@
-"""Our own SVG as png or pdf, without a system package: typst reads SVG and brings its fonts along."""
+"""Our own SVG as png or pdf, without a system package: typst reads SVG and brings its fonts
+along.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ _TYPST_PAGE = '#set page(width: auto, height: auto, margin: 0pt)\n#image("pictur
 
 
 def convert_svg(svg: str, fmt: Literal["png", "pdf"], dpi: float = _PNG_DPI) -> bytes:
-    """The picture as ``png`` or ``pdf``. The same picture gives the same bytes on a machine with the same fonts.
+    """The picture as ``png`` or ``pdf``. The same picture gives the same bytes on a machine with
+    the same fonts.
 
     Raises EnvironmentFault where typst is missing or can't draw it.
     """
@@ -30,6 +33,10 @@ def convert_svg(svg: str, fmt: Literal["png", "pdf"], dpi: float = _PNG_DPI) -> 
         (root / "picture.svg").write_text(svg, encoding="utf-8")
         (root / "page.typ").write_text(_TYPST_PAGE, encoding="utf-8")
         try:
-            return bytes(typst.compile(str(root / "page.typ"), root=folder, format=fmt, ppi=dpi, timestamp=0))
+            return bytes(
+                typst.compile(str(root / "page.typ"), root=folder, format=fmt, ppi=dpi, timestamp=0)
+            )
         except (RuntimeError, ValueError, TypeError, OSError) as error:
-            raise EnvironmentFault(f"typst can't draw this {fmt}: {str(error)[:200]}", "ask for --format svg") from None
+            raise EnvironmentFault(
+                f"typst can't draw this {fmt}: {str(error)[:200]}", "ask for --format svg"
+            ) from None

@@ -1,7 +1,7 @@
 """Tracks to scale: what is wider than a pixel is drawn as it is, what is narrower as density.
 
-Below a pixel a track is filled from its foot by as much of its height as the time takes: a track that communicates 0.7 % of the
-time is covered to 0.7 % of its area, however often it does so.
+Below a pixel a track is filled from its foot by as much of its height as the time takes: a track
+that communicates 0.7 % of the time is covered to 0.7 % of its area, however often it does so.
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.output.pictures.drawing.svg import TimeChart, number_text
-from distsim.output.trace_data.time_spans import TimeSpans, covered_shares, merged_spans, spans_within
+from distsim.output.trace_data.time_spans import (
+    TimeSpans,
+    covered_shares,
+    merged_spans,
+    spans_within,
+)
 
 Floats = NDArray[np.float64]
 
@@ -35,22 +40,36 @@ class TrackBand(NamedTuple):
     height: float
 
 
-def draw_track(chart: TimeChart, band: TrackBand, layers: Sequence[TrackLayer], column: float = 1.0) -> None:
+def draw_track(
+    chart: TimeChart, band: TrackBand, layers: Sequence[TrackLayer], column: float = 1.0
+) -> None:
     """Draw the layers; ``column``: how wide a column of density is, in pixels."""
     scale = chart.width / (chart.end_ns - chart.start_ns)
-    inside = [merged_spans(spans_within(layer.spans, chart.start_ns, chart.end_ns)) for layer in layers]
+    inside = [
+        merged_spans(spans_within(layer.spans, chart.start_ns, chart.end_ns)) for layer in layers
+    ]
     small: list[TimeSpans] = []
     wide: list[TimeSpans] = []
     for layer, spans in zip(layers, inside, strict=True):
         large = (spans.ends - spans.starts) * scale >= MIN_SPAN_WIDTH
-        for start, end in zip(spans.starts[large].tolist(), spans.ends[large].tolist(), strict=True):
+        for start, end in zip(
+            spans.starts[large].tolist(), spans.ends[large].tolist(), strict=True
+        ):
             x = chart.x(start)
             chart.rect(x, band.y, chart.x(end) - x, band.height, layer.fill)
         wide.append(TimeSpans(spans.starts[large], spans.ends[large]))
         small.append(TimeSpans(spans.starts[~large], spans.ends[~large]))
     if any(len(spans.starts) for spans in small):
         edges = _density_edges_around(chart, wide, column)
-        draw_density(chart, band, edges, [(layer.fill, covered_shares(s, edges)) for layer, s in zip(layers, small, strict=True)])
+        draw_density(
+            chart,
+            band,
+            edges,
+            [
+                (layer.fill, covered_shares(s, edges))
+                for layer, s in zip(layers, small, strict=True)
+            ],
+        )
 
 
 def density_edges(chart: TimeChart, column: float = 1.0) -> Floats:
@@ -62,10 +81,14 @@ def density_edges(chart: TimeChart, column: float = 1.0) -> Floats:
 def _density_edges_around(chart: TimeChart, wide: Sequence[TimeSpans], column: float) -> Floats:
     """Columns that do not reach over the sides of what is drawn as it is."""
     sides = [side for spans in wide for side in spans]
-    return np.unique(np.concatenate([density_edges(chart, column), *(side.astype(float) for side in sides)]))
+    return np.unique(
+        np.concatenate([density_edges(chart, column), *(side.astype(float) for side in sides)])
+    )
 
 
-def draw_density(chart: TimeChart, band: TrackBand, edges: Floats, parts: Sequence[tuple[str, Floats]]) -> None:
+def draw_density(
+    chart: TimeChart, band: TrackBand, edges: Floats, parts: Sequence[tuple[str, Floats]]
+) -> None:
     """Each fill as high as its share of a column, one upon the other from the foot of the track."""
     xs = chart.left + chart.width * (edges - chart.start_ns) / (chart.end_ns - chart.start_ns)
     top = np.cumsum([share for _, share in parts], axis=0)

@@ -1,4 +1,6 @@
-"""The views: each module in this folder is one, and goes by the module's name. Its `VIEW` says all that others need to know."""
+"""The views: each module in this folder is one, and goes by the module's name. Its `VIEW` says all
+that others need to know.
+"""
 
 from pkgutil import iter_modules
 

@@ -1,7 +1,8 @@
-"""Bandwidth over size: what the cost model says of each collective of a scenario, its band, the sizes that occur, and measured ones.
+"""Bandwidth over size: what the cost model says of each collective of a scenario, its band, the
+sizes that occur, and measured ones.
 
-algbw is the buffer over the time, busbw that by the factor of nccl-tests (doc/PERFORMANCE.md). The band is that of `distsim.hardware.cost.prediction_range`:
-nine of ten measured times lie in it.
+algbw is the buffer over the time, busbw that by the factor of nccl-tests (doc/PERFORMANCE.md). The
+band is that of `distsim.hardware.cost.prediction_range`: nine of ten measured times lie in it.
 """
 
 from __future__ import annotations
@@ -63,22 +64,35 @@ class _BandwidthCurve(NamedTuple):
 
 
 def bandwidth_svg(
-    name: str, cost: CostModel, trace: Trace, groups: Sequence[RankGroup], measured: Sequence[OperationMeasurement] = ()
+    name: str,
+    cost: CostModel,
+    trace: Trace,
+    groups: Sequence[RankGroup],
+    measured: Sequence[OperationMeasurement] = (),
 ) -> str:
-    """The panels as SVG text. Raises UsageError where the run has no collective that moves bytes."""
+    """The panels as SVG text. Raises UsageError where the run has no collective that moves
+    bytes.
+    """
     curves = _bandwidth_curves(cost, trace, groups, measured)
     if not curves:
         raise UsageError(
-            "no collective of the run moves bytes", "there is no bandwidth to draw; see --view timeline for messages"
+            "no collective of the run moves bytes",
+            "there is no bandwidth to draw; see --view timeline for messages",
         )
     draw, shown = SvgDrawing(), curves[:MAX_PANELS]
     draw.text(16, 26, f"{clipped(name, 60)}: bandwidth over size", 17, bold=True)
-    more = f"; {len(curves) - len(shown)} more collectives are not drawn: choose with --group" if len(curves) > len(shown) else ""
+    more = (
+        f"; {len(curves) - len(shown)} more collectives are not drawn: choose with --group"
+        if len(curves) > len(shown)
+        else ""
+    )
     draw.text(16, 46, f"by the cost model of {clipped(cost.name, 40)}{more}", 12, colour=GREY)
     right = _draw_legend(draw, shown)
     columns = min(len(shown), 2)
     for place, curve in enumerate(shown):
-        _BandwidthPanel(draw, curve, _LEFT + place % columns * _PITCH_X, _TOP + place // columns * _PITCH_Y).draw()
+        _BandwidthPanel(
+            draw, curve, _LEFT + place % columns * _PITCH_X, _TOP + place // columns * _PITCH_Y
+        ).draw()
     wide = _LEFT + (columns - 1) * _PITCH_X + _WIDTH + 60
     bottom = _TOP + (ceil(len(shown) / columns) - 1) * _PITCH_Y + _HEIGHT + 60
     return draw.document(max(wide, right), bottom, f"{clipped(name, 60)}: bandwidth")
@@ -109,11 +123,16 @@ def _draw_marker(draw: SvgDrawing, x: float, y: float, kind: str, tip: str = "")
     if kind == "used":
         draw.circle(x, y, 4, _DOT_COLOUR, tip, "#FFFFFF")
     else:
-        draw.path(f"M{number_text(x - 4)} {number_text(y - 4)}l8 8m0 -8l-8 8", "", tip, _DOT_COLOUR, 1.8)
+        draw.path(
+            f"M{number_text(x - 4)} {number_text(y - 4)}l8 8m0 -8l-8 8", "", tip, _DOT_COLOUR, 1.8
+        )
 
 
 def _bandwidth_curves(
-    cost: CostModel, trace: Trace, groups: Sequence[RankGroup], measured: Sequence[OperationMeasurement]
+    cost: CostModel,
+    trace: Trace,
+    groups: Sequence[RankGroup],
+    measured: Sequence[OperationMeasurement],
 ) -> list[_BandwidthCurve]:
     """One for each collective and size of group, in the order in which they first start."""
     by_name = {group.name: group for group in groups}
@@ -125,17 +144,27 @@ def _bandwidth_curves(
     curves = []
     for (op, n), calls in used.items():
         group = calls[0][2]
-        points = [(m.nbytes, m.nbytes / m.ns) for m in measured if (m.op, m.group) == (op, n) and m.ns > 0 and m.nbytes > 0]
+        points = [
+            (m.nbytes, m.nbytes / m.ns)
+            for m in measured
+            if (m.op, m.group) == (op, n) and m.ns > 0 and m.nbytes > 0
+        ]
         sent = [nbytes for nbytes, *_ in calls] + [nbytes for nbytes, _ in points]
         top = max(30, *(int(nbytes).bit_length() for nbytes in sent))
         sizes = 2 ** np.arange(_MIN_SIZE_LOG2, min(top, 40) + 1, dtype=np.int64)
         times = cost.collectives_ns(OPERATIONS[op], group.ranks, sizes)
         at = context_of_group(cost.cluster, cost.placement(group.ranks)) if cost.nccl else None
         bands = (
-            tuple(range_of_prediction(at, int(size)) for size in sizes) if at is not None and not cost.cluster.measured else ()
+            tuple(range_of_prediction(at, int(size)) for size in sizes)
+            if at is not None and not cost.cluster.measured
+            else ()
         )
         dots = tuple(dict.fromkeys((nbytes, rate) for nbytes, rate, _ in calls if rate > 0))
-        curves.append(_BandwidthCurve(op, group, sizes, sizes / np.maximum(times, 1), bands, dots, tuple(points)))
+        curves.append(
+            _BandwidthCurve(
+                op, group, sizes, sizes / np.maximum(times, 1), bands, dots, tuple(points)
+            )
+        )
     return curves
 
 
@@ -150,7 +179,9 @@ class _BandwidthPanel:
 
     def x(self, nbytes: float) -> float:
         low, high = np.log2(self.curve.sizes[0]), np.log2(self.curve.sizes[-1])
-        return self.left + _WIDTH * float((np.log2(max(nbytes, 2**_MIN_SIZE_LOG2)) - low) / (high - low))
+        return self.left + _WIDTH * float(
+            (np.log2(max(nbytes, 2**_MIN_SIZE_LOG2)) - low) / (high - low)
+        )
 
     def y(self, rate: float) -> float:
         return self.top + _HEIGHT * (1 - min(rate / self.most, 1.0))
@@ -163,25 +194,37 @@ class _BandwidthPanel:
         self._axes()
         scale = curve.factor or 1.0
         if curve.bands:
-            high = [self._at(s, scale * a / b.low) for s, a, b in zip(curve.sizes, curve.alg, curve.bands, strict=True)]
-            low = [self._at(s, scale * a / b.high) for s, a, b in zip(curve.sizes, curve.alg, curve.bands, strict=True)]
+            high = [
+                self._at(s, scale * a / b.low)
+                for s, a, b in zip(curve.sizes, curve.alg, curve.bands, strict=True)
+            ]
+            low = [
+                self._at(s, scale * a / b.high)
+                for s, a, b in zip(curve.sizes, curve.alg, curve.bands, strict=True)
+            ]
             draw.path("M" + "L".join([*high, *reversed(low)]) + "z", _RANGE_FILL)
         if scale != 1.0:
             draw.path(
-                "M" + "L".join(self._at(s, scale * a) for s, a in zip(curve.sizes, curve.alg, strict=True)),
+                "M"
+                + "L".join(
+                    self._at(s, scale * a) for s, a in zip(curve.sizes, curve.alg, strict=True)
+                ),
                 "",
                 "",
                 _BUSBW_COLOUR,
                 2.4,
             )
         draw.path(
-            "M" + "L".join(self._at(s, a) for s, a in zip(curve.sizes, curve.alg, strict=True)), "", "", _ALGBW_COLOUR, 2.0, "6 3"
+            "M" + "L".join(self._at(s, a) for s, a in zip(curve.sizes, curve.alg, strict=True)),
+            "",
+            "",
+            _ALGBW_COLOUR,
+            2.0,
+            "6 3",
         )
         for kind, dots in (("measured", curve.measured), ("used", curve.used)):
             for nbytes, rate in dots:
-                tip = (
-                    f"{show_bytes(nbytes)}: algbw {rate:.3g} GB/s, busbw {rate * scale:.3g} GB/s, {show_ns(round(nbytes / rate))}"
-                )
+                tip = f"{show_bytes(nbytes)}: algbw {rate:.3g} GB/s, busbw {rate * scale:.3g} GB/s, {show_ns(round(nbytes / rate))}"
                 _draw_marker(draw, self.x(nbytes), self.y(rate * scale), kind, tip)
 
     def _at(self, nbytes: float, rate: float) -> str:
@@ -204,7 +247,9 @@ def _round_up(rate: float) -> float:
     if rate <= 0:
         return 1.0
     power = 10.0 ** np.floor(log10(rate))
-    return float(next(power * step for step in (1.0, 2.0, 2.5, 5.0, 10.0) if power * step >= rate * 0.999))
+    return float(
+        next(power * step for step in (1.0, 2.0, 2.5, 5.0, 10.0) if power * step >= rate * 0.999)
+    )
 
 
 def _draw(subject: PictureInput) -> str:
@@ -218,6 +263,14 @@ def _draw(subject: PictureInput) -> str:
     return bandwidth_svg(program.name, cost, run.trace, groups, subject.measured)
 
 
-VIEW = PictureView(_draw, uses=("cost",), formats=("svg", "png", "pdf"), examples=(
-    GalleryExample("strategies/gpt3_175b", "What all_reduce reaches over size, in a machine and between them, and where the run's calls lie."),
-))  # fmt: skip
+VIEW = PictureView(
+    _draw,
+    uses=("cost",),
+    formats=("svg", "png", "pdf"),
+    examples=(
+        GalleryExample(
+            "strategies/gpt3_175b",
+            "What all_reduce reaches over size, in a machine and between them, and where the run's calls lie.",
+        ),
+    ),
+)

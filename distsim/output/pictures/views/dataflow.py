@@ -1,4 +1,6 @@
-"""Which data go where: ranks as columns, time downwards, calls as boxes, messages as arrows, collectives as bands."""
+"""Which data go where: ranks as columns, time downwards, calls as boxes, messages as arrows,
+collectives as bands.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,21 @@ from distsim.checker.diagnosis.wait_for_graph import build_wait_for_graph
 from distsim.common.units import show_bytes, show_ns
 from distsim.operations.one_sided import tag_text
 from distsim.operations.registry import OPERATIONS
-from distsim.output.pictures.components.call_labels import detail_text, group_text, operation_text, ranks_in_words, wait_text
+from distsim.output.pictures.components.call_labels import (
+    detail_text,
+    group_text,
+    operation_text,
+    ranks_in_words,
+    wait_text,
+)
 from distsim.output.pictures.components.dataflow_rows import DrawnCall, assign_rows, link_partners
 from distsim.output.pictures.components.dataflow_selection import select_ranks_and_rows
-from distsim.output.pictures.components.view_interface import GalleryExample, PictureInput, PictureView, require_input
+from distsim.output.pictures.components.view_interface import (
+    GalleryExample,
+    PictureInput,
+    PictureView,
+    require_input,
+)
 from distsim.output.pictures.drawing.box_diagram import SMALL_SIZE, LegendKey, TextLine, clipped
 from distsim.output.pictures.drawing.palette import (
     GREY,
@@ -45,7 +58,8 @@ if TYPE_CHECKING:
     from distsim.engine.run_record import SimulatedRun
     from distsim.values import BufferValues
 
-#: What is drawn at most; a picture with more is no picture. The rest is counted in a note. A run that hangs shows its last calls.
+#: What is drawn at most; a picture with more is no picture. The rest is counted in a note. A run
+#: that hangs shows its last calls.
 MAX_RANKS, MAX_ROWS = 12, 40
 _MAX_VALUES, _MAX_VALUE_WIDTH = 6, 40
 #: Beyond this the values at single calls are left out.
@@ -60,32 +74,51 @@ _EXIT_TEXT = {
 
 
 def dataflow_diagram(
-    program: Program, run: SimulatedRun, values: BufferValues | None = None, most_ranks: int = MAX_RANKS, most_rows: int = MAX_ROWS,
+    program: Program,
+    run: SimulatedRun,
+    values: BufferValues | None = None,
+    most_ranks: int = MAX_RANKS,
+    most_rows: int = MAX_ROWS,
     part: RunSelection = WHOLE_RUN,
-) -> SequenceDiagram:  # fmt: skip
-    """The data flow of a run, or of a ``part`` of it. ``most_ranks`` and ``most_rows`` bound what is drawn. Raises UsageError."""
+) -> SequenceDiagram:
+    """The data flow of a run, or of a ``part`` of it. ``most_ranks`` and ``most_rows`` bound what
+    is drawn. Raises UsageError.
+    """
     return _DataflowBuilder(program, run, values, (most_ranks, most_rows), part).diagram()
 
 
 class _DataflowBuilder:
     def __init__(
-        self, program: Program, run: SimulatedRun, values: BufferValues | None, most: tuple[int, int], part: RunSelection
+        self,
+        program: Program,
+        run: SimulatedRun,
+        values: BufferValues | None,
+        most: tuple[int, int],
+        part: RunSelection,
     ) -> None:
         self.program, self.run, self.values = program, run, values
         most_ranks, most_rows = most
         self.hangs = bool(run.final_state.blocked)
         gone = [end.rank for end in run.final_state.ends if end.status not in ("ended", "blocked")]
         stuck = sorted(build_wait_for_graph(run.final_state).core) if self.hangs else []
-        self.chosen = select_ranks_and_rows(run.trace, part, most_ranks, most_rows, [*gone, *stuck][:most_ranks])
+        self.chosen = select_ranks_and_rows(
+            run.trace, part, most_ranks, most_rows, [*gone, *stuck][:most_ranks]
+        )
         self.ranks = self.chosen.ranks
         self.column = {rank: i for i, rank in enumerate(self.ranks)}
         columns = [
-            _rank_events(program, run, rank, i, self.chosen.rows, (most_rows, self.hangs)) for i, rank in enumerate(self.ranks)
+            _rank_events(program, run, rank, i, self.chosen.rows, (most_rows, self.hangs))
+            for i, rank in enumerate(self.ranks)
         ]
         link_partners([event for events, _ in columns for event in events])
         assign_rows([events for events, _ in columns])
-        self.events = [events if self.hangs else [e for e in events if e.row < most_rows] for events, _ in columns]
-        self.hidden = [count - len(shown) for (_, count), shown in zip(columns, self.events, strict=True)]
+        self.events = [
+            events if self.hangs else [e for e in events if e.row < most_rows]
+            for events, _ in columns
+        ]
+        self.hidden = [
+            count - len(shown) for (_, count), shown in zip(columns, self.events, strict=True)
+        ]
         self.shown = {event for column in self.events for event in column}
         self.items: list[SequenceBox] = []
         self.bands: list[SequenceBand] = []
@@ -98,7 +131,10 @@ class _DataflowBuilder:
         self._ends()
         self._waiting()
         self._final_values()
-        columns = tuple(SequenceParticipant(self._header(rank), f"rank {rank}", PALE_FILL) for rank in self.ranks)
+        columns = tuple(
+            SequenceParticipant(self._header(rank), f"rank {rank}", PALE_FILL)
+            for rank in self.ranks
+        )
         subtitle = f"{self.run.outcome}, {show_ns(self.run.makespan_ns)}; {self.program.backend}; time runs down, not to scale"
         title = f"{clipped(self.program.name, 60)}: who sends what to whom"
         drawn = (tuple(self.items), tuple(self.bands), tuple(self.arrows))
@@ -113,7 +149,10 @@ class _DataflowBuilder:
         more = self.chosen.represented_ranks.get(rank, ())
         said = [", ".join(where)] if where else []
         said += [f"and {len(more)} alike: {rank_list(more, 2)}"] if more else []
-        return (TextLine(f"rank {rank}", bold=True, size=14), *(TextLine(line, colour=GREY, size=SMALL_SIZE) for line in said))
+        return (
+            TextLine(f"rank {rank}", bold=True, size=14),
+            *(TextLine(line, colour=GREY, size=SMALL_SIZE) for line in said),
+        )
 
     # --- calls ---
     def _draw(self, event: DrawnCall) -> None:
@@ -122,9 +161,19 @@ class _DataflowBuilder:
             if event is min(met, key=lambda e: e.column) or event.row != met[1].row:
                 self._band([e for e in met if e.row == event.row])
             return
-        fill = RED_FILL if event.red else PALE_FILL if event.kind == "wait" else lightened(OPERATIONS[event.call.op].colour)
+        fill = (
+            RED_FILL
+            if event.red
+            else PALE_FILL
+            if event.kind == "wait"
+            else lightened(OPERATIONS[event.call.op].colour)
+        )
         lines = [TextLine(operation_text(event.call), bold=True, colour=RED if event.red else INK)]
-        detail = wait_text(self.program, event.rank, event.position) if event.kind == "wait" else detail_text(event.call)
+        detail = (
+            wait_text(self.program, event.rank, event.position)
+            if event.kind == "wait"
+            else detail_text(event.call)
+        )
         lines += [TextLine(detail, size=11)] if detail else []
         alone = _unmatched_text(event)
         lines += [TextLine(alone, size=11)] if alone else []
@@ -133,7 +182,11 @@ class _DataflowBuilder:
         arrow = self._arrow(event) if event.receives else None
         in_arrow = event.kind == "p2p" and bool(event.partners) and event.partners[0] in self.shown
         border = RED if event.red else LINE_COLOUR
-        self.items.append(SequenceBox(event.id, event.column, event.row, tuple(lines), fill, border, in_arrow=in_arrow))
+        self.items.append(
+            SequenceBox(
+                event.id, event.column, event.row, tuple(lines), fill, border, in_arrow=in_arrow
+            )
+        )
         if arrow is not None:
             self.arrows.append(arrow)
 
@@ -144,15 +197,25 @@ class _DataflowBuilder:
         return f"= {clipped(text, _MAX_VALUE_WIDTH)}" if _is_known(text) else ""
 
     def _arrow(self, event: DrawnCall) -> SequenceArrow | None:
-        """The message into a receive, or into its wait where the receive was posted above the send."""
+        """The message into a receive, or into its wait where the receive was posted above the
+        send.
+        """
         if not event.partners or event.partners[0] not in self.shown:
             return None
         sender, head = event.partners[0], event
         if event.row < sender.row:
-            waits = [e for e in self.events[event.column] if event in e.requests and e.row >= sender.row]
+            waits = [
+                e for e in self.events[event.column] if event in e.requests and e.row >= sender.row
+            ]
             head = waits[0] if waits else event
         words = f"{sender.call.op} {detail_text(sender.call)}".strip()
-        return SequenceArrow(sender.id, head.id, _message_text(event), RED if event.differs else MESSAGE_COLOUR, words=words)
+        return SequenceArrow(
+            sender.id,
+            head.id,
+            _message_text(event),
+            RED if event.differs else MESSAGE_COLOUR,
+            words=words,
+        )
 
     def _band(self, party: list[DrawnCall]) -> None:
         """A collective. What its ranks do not have in common, they have in lines of their own."""
@@ -163,7 +226,11 @@ class _DataflowBuilder:
         if len(abouts) == 1 and _event_details(event):
             title.append(TextLine(_event_details(event), size=11))
         if event.call.root is not None:
-            title.append(TextLine(f"{OPERATIONS[event.call.op].root_field} = rank {event.call.root}", size=11))
+            title.append(
+                TextLine(
+                    f"{OPERATIONS[event.call.op].root_field} = rank {event.call.root}", size=11
+                )
+            )
         cells: dict[int, tuple[TextLine, ...]] = {}
         for e in party:
             own = [operation_text(e.call)] if len(heads) > 1 else []
@@ -178,30 +245,61 @@ class _DataflowBuilder:
         """What the call took and what it gave: ``1 → 6``, on two lines where it is long."""
         if self.values is None:
             return ()
-        texts = [self.values.at_call.get((event.rank, event.position, side), "") for side in ("in", "out")]
+        texts = [
+            self.values.at_call.get((event.rank, event.position, side), "")
+            for side in ("in", "out")
+        ]
         if not all(_is_known(text) for text in texts):
             return ()
         given, got = (clipped(text, _MAX_VALUE_WIDTH) for text in texts)
-        return (f"{given} → {got}",) if len(given) + len(got) <= _MAX_VALUE_WIDTH else (given, f"→ {got}")
+        return (
+            (f"{given} → {got}",)
+            if len(given) + len(got) <= _MAX_VALUE_WIDTH
+            else (given, f"→ {got}")
+        )
 
     # --- the ends ---
     def _ends(self) -> None:
         """A box under the last call of a rank that left early, or has more calls than are drawn."""
         ends = {end.rank: end for end in self.run.final_state.ends}
-        awaited = {rank for b in self.run.final_state.blocked for need in b.needs for rank in need.ranks}
+        awaited = {
+            rank for b in self.run.final_state.blocked for need in b.needs for rank in need.ranks
+        }
         for rank, events in zip(self.ranks, self.events, strict=True):
             row = events[-1].row + 1 if events else 0
             status = ends[rank].status if rank in ends else "ended"
             hidden = self.hidden[self.column[rank]]
             if hidden and not self.hangs:
                 said = (TextLine(f"and {hidden} more", colour=GREY),)
-                self.items.append(SequenceBox(f"more_r{rank}", self.column[rank], row, said, WHITE, LINE_COLOUR, dashed=True))
+                self.items.append(
+                    SequenceBox(
+                        f"more_r{rank}",
+                        self.column[rank],
+                        row,
+                        said,
+                        WHITE,
+                        LINE_COLOUR,
+                        dashed=True,
+                    )
+                )
             elif status != "blocked" and (status != "ended" or rank in awaited):
-                said = (TextLine(_EXIT_TEXT.get(status, status), bold=True, colour=RED if status != "ended" else GREY),)
-                self.items.append(SequenceBox(f"end_r{rank}", self.column[rank], row, said, WHITE, GREY, dashed=True))
+                said = (
+                    TextLine(
+                        _EXIT_TEXT.get(status, status),
+                        bold=True,
+                        colour=RED if status != "ended" else GREY,
+                    ),
+                )
+                self.items.append(
+                    SequenceBox(
+                        f"end_r{rank}", self.column[rank], row, said, WHITE, GREY, dashed=True
+                    )
+                )
 
     def _waiting(self) -> None:
-        """At the bottom a row for each rank that is stuck, with dashed red arrows to those it waits for."""
+        """At the bottom a row for each rank that is stuck, with dashed red arrows to those it waits
+        for.
+        """
         row = self._bottom()
         for blocked in self.run.final_state.blocked:
             if blocked.rank not in self.ranks:
@@ -209,15 +307,37 @@ class _DataflowBuilder:
             needed = sorted({r for need in blocked.needs for r in need.ranks if r != blocked.rank})
             any_of = "any of " if any(need.any for need in blocked.needs) else ""
             said = (
-                TextLine(f"waits for {any_of}{ranks_in_words(needed, 3)}" if needed else "waits", bold=True, colour=RED, size=11),
+                TextLine(
+                    f"waits for {any_of}{ranks_in_words(needed, 3)}" if needed else "waits",
+                    bold=True,
+                    colour=RED,
+                    size=11,
+                ),
             )
             name = f"stuck_r{blocked.rank}"
             self.items.append(
-                SequenceBox(name, self.column[blocked.rank], row, said, WHITE, RED, dashed=True, in_arrow=bool(needed))
+                SequenceBox(
+                    name,
+                    self.column[blocked.rank],
+                    row,
+                    said,
+                    WHITE,
+                    RED,
+                    dashed=True,
+                    in_arrow=bool(needed),
+                )
             )
             seen = [r for r in needed if r in self.ranks]
             self.arrows += [
-                SequenceArrow(name, LifelinePoint(self.column[r], row), "", RED, dashed=True, words=said[0].text) for r in seen
+                SequenceArrow(
+                    name,
+                    LifelinePoint(self.column[r], row),
+                    "",
+                    RED,
+                    dashed=True,
+                    words=said[0].text,
+                )
+                for r in seen
             ]
             row += 1
 
@@ -229,21 +349,40 @@ class _DataflowBuilder:
             return
         row = self._bottom()
         for rank in self.ranks:
-            mine = [(label, text) for (r, label), text in self.values.final.items() if r == rank and _is_known(text)]
-            texts = [f"{clipped(label, 20)} = {clipped(text, _MAX_VALUE_WIDTH)}" for label, text in mine[:_MAX_VALUES]]
+            mine = [
+                (label, text)
+                for (r, label), text in self.values.final.items()
+                if r == rank and _is_known(text)
+            ]
+            texts = [
+                f"{clipped(label, 20)} = {clipped(text, _MAX_VALUE_WIDTH)}"
+                for label, text in mine[:_MAX_VALUES]
+            ]
             texts += [f"and {len(mine) - _MAX_VALUES} more"] if len(mine) > _MAX_VALUES else []
             if texts:
-                lines = (TextLine("in the end", bold=True, colour=GREY, size=11), *(TextLine(t, size=11) for t in texts))
-                self.items.append(SequenceBox(f"final_r{rank}", self.column[rank], row, lines, WHITE, GREY))
+                lines = (
+                    TextLine("in the end", bold=True, colour=GREY, size=11),
+                    *(TextLine(t, size=11) for t in texts),
+                )
+                self.items.append(
+                    SequenceBox(f"final_r{rank}", self.column[rank], row, lines, WHITE, GREY)
+                )
 
     # --- around the picture ---
     def _legend(self) -> tuple[LegendKey, ...]:
         ops: dict[str, list[str]] = {}
         for event in (e for column in self.events for e in column if not e.red):
-            names = ops.setdefault(PALE_FILL if event.kind == "wait" else lightened(OPERATIONS[event.call.op].colour), [])
+            names = ops.setdefault(
+                PALE_FILL if event.kind == "wait" else lightened(OPERATIONS[event.call.op].colour),
+                [],
+            )
             names += [event.call.op] if event.call.op not in names else []
         keys = [LegendKey(colour, ", ".join(names[:3])) for colour, names in ops.items()]
-        keys += [LegendKey(MESSAGE_COLOUR, "message", "solid")] if any(not a.dashed for a in self.arrows) else []
+        keys += (
+            [LegendKey(MESSAGE_COLOUR, "message", "solid")]
+            if any(not a.dashed for a in self.arrows)
+            else []
+        )
         keys += (
             [LegendKey(RED, "waits in vain, or does not fit", "dashed")]
             if any(e.red for column in self.events for e in column)
@@ -261,13 +400,19 @@ class _DataflowBuilder:
                 if has_passes(self.run.trace)
                 else "; choose with --steps or --time"
             )
-            notes.append(f"only the {which} calls are drawn; {sum(self.hidden)} {side} them are not{hint}")
+            notes.append(
+                f"only the {which} calls are drawn; {sum(self.hidden)} {side} them are not{hint}"
+            )
         return tuple(notes)
 
 
 def _event_details(event: DrawnCall) -> str:
     """``grad (4 MiB)``."""
-    return " ".join(t for t in (detail_text(event.call), f"({show_bytes(event.nbytes)})" if event.nbytes else "") if t)
+    return " ".join(
+        t
+        for t in (detail_text(event.call), f"({show_bytes(event.nbytes)})" if event.nbytes else "")
+        if t
+    )
 
 
 def _collective_title(heads: set[str], event: DrawnCall) -> str:
@@ -296,11 +441,20 @@ def _unmatched_text(event: DrawnCall) -> str:
 
 
 def _rank_events(
-    program: Program, run: SimulatedRun, rank: int, column: int, chosen: NDArray[np.bool_], bound: tuple[int, bool]
+    program: Program,
+    run: SimulatedRun,
+    rank: int,
+    column: int,
+    chosen: NDArray[np.bool_],
+    bound: tuple[int, bool],
 ) -> tuple[list[DrawnCall], int]:
-    """The first (or last) of the chosen calls that a rank made, and how many there are. A batch counts as its parts."""
+    """The first (or last) of the chosen calls that a rank made, and how many there are. A batch
+    counts as its parts.
+    """
     trace, (most, last) = run.trace, bound
-    batches = trace.ops(*(name for name, row in OPERATIONS.items() if row.kind == "batch")) & (trace["part"] < 0)
+    batches = trace.ops(*(name for name, row in OPERATIONS.items() if row.kind == "batch")) & (
+        trace["part"] < 0
+    )
     rows = np.flatnonzero((trace["rank"] == rank) & chosen & ~batches).tolist()
     differs = {row for met, _ in run.mismatches for row in met}
     found: list[DrawnCall] = []
@@ -311,7 +465,9 @@ def _rank_events(
         kind = OPERATIONS[call.op].kind
         done = int(trace["returned_ns" if kind == "wait" else "finished_ns"][row]) >= 0
         facts = (int(trace["match"][row]), done, int(trace["nbytes"][row]), row in differs)
-        found.append(DrawnCall(column, rank, position, part, call, kind, *facts, code=program.code_of[rank]))
+        found.append(
+            DrawnCall(column, rank, position, part, call, kind, *facts, code=program.code_of[rank])
+        )
     _link_requests(program, rank, found)
     return found, len(rows)
 
@@ -324,12 +480,20 @@ def _link_requests(program: Program, rank: int, events: Sequence[DrawnCall]) -> 
     for event in events:
         if event.kind == "wait":
             backs = program.code_call(rank, event.position).waits
-            event.requests = [e for back in backs for e in by_position.get(event.position - back, ())]
+            event.requests = [
+                e for back in backs for e in by_position.get(event.position - back, ())
+            ]
 
 
 def _draw(subject: PictureInput) -> SequenceDiagram:
-    """With the values at every call too, where the program is small enough for a picture that shows them."""
-    program, run, values = require_input(subject.program, "program"), require_input(subject.run, "run"), subject.values
+    """With the values at every call too, where the program is small enough for a picture that shows
+    them.
+    """
+    program, run, values = (
+        require_input(subject.program, "program"),
+        require_input(subject.run, "run"),
+        subject.values,
+    )
     if values is not None and not values.at_call and program.call_count <= _MAX_CALLS_WITH_VALUES:
         from distsim.values import compute_values
 
@@ -337,9 +501,21 @@ def _draw(subject: PictureInput) -> SequenceDiagram:
     return dataflow_diagram(program, run, values, part=subject.part)
 
 
-VIEW = PictureView(_draw, uses=("values",), examples=(
-    GalleryExample("hybrid", "A model cut in two, two replicas of it: activations go right, gradients come back, weight gradients are averaged."),
-    GalleryExample("head_to_head_sends", "Two sends that wait for each other."),
-    GalleryExample("any_source_ring", "A ring with isend and receives from any source, with the values that travel."),
-    GalleryExample("ddp_by_hand", "Three gradient buckets, each reduced while the next is computed."),
-))  # fmt: skip
+VIEW = PictureView(
+    _draw,
+    uses=("values",),
+    examples=(
+        GalleryExample(
+            "hybrid",
+            "A model cut in two, two replicas of it: activations go right, gradients come back, weight gradients are averaged.",
+        ),
+        GalleryExample("head_to_head_sends", "Two sends that wait for each other."),
+        GalleryExample(
+            "any_source_ring",
+            "A ring with isend and receives from any source, with the values that travel.",
+        ),
+        GalleryExample(
+            "ddp_by_hand", "Three gradient buckets, each reduced while the next is computed."
+        ),
+    ),
+)

@@ -8,7 +8,12 @@ from distsim.common.errors import UsageError
 from distsim.common.message_text import did_you_mean
 from distsim.operations.core.resolved_call import RankGroup
 from distsim.output.pictures.components.call_labels import ranks_in_words
-from distsim.output.pictures.components.view_interface import GalleryExample, PictureInput, PictureView, require_input
+from distsim.output.pictures.components.view_interface import (
+    GalleryExample,
+    PictureInput,
+    PictureView,
+    require_input,
+)
 from distsim.output.pictures.drawing.box_diagram import (
     BoxDiagram,
     DiagramEdge,
@@ -27,16 +32,25 @@ _MAX_MACHINES, _MAX_RANKS_PER_MACHINE, _BOXES_PER_ROW, _MAX_LEGEND_KEYS = 6, 16,
 
 
 def groups_picture(program: Program) -> BoxDiagram:
-    """Machines as frames, ranks as boxes; ranks of one group have one colour in that group's line."""
+    """Machines as frames, ranks as boxes; ranks of one group have one colour in that group's
+    line.
+    """
     families = _group_families(program)
-    colours = {group.id: fill_colour(i) for i, group in enumerate(g for family in families.values() for g in family)}
+    colours = {
+        group.id: fill_colour(i)
+        for i, group in enumerate(g for family in families.values() for g in family)
+    }
     machines = [_ranks_on(program, m) for m in range(min(program.nodes, _MAX_MACHINES))]
     nodes, clusters, edges, rows = [], [], [], []
     above = None
     for machine, ranks in enumerate(machines):
         nodes += [_rank_node(program, rank, families, colours) for rank in ranks]
         names = [f"rank{rank}" for rank in ranks]
-        clusters.append(DiagramFrame(f"machine{machine}", f"machine {machine}   NODE_RANK {machine}", tuple(names)))
+        clusters.append(
+            DiagramFrame(
+                f"machine{machine}", f"machine {machine}   NODE_RANK {machine}", tuple(names)
+            )
+        )
         for i in range(0, len(names), _BOXES_PER_ROW):
             row = names[i : i + _BOXES_PER_ROW]
             rows.append(tuple(row))
@@ -47,13 +61,21 @@ def groups_picture(program: Program) -> BoxDiagram:
     return BoxDiagram(
         f"{clipped(program.name, 60)}: machines, ranks and groups",
         f"{program.world_size} ranks on {program.nodes} machine{'s' if program.nodes > 1 else ''}"
-        + (f", mesh {mesh} (outermost first)" if mesh else "") + "; in the group world, group rank = RANK",
-        tuple(nodes), tuple(edges), tuple(clusters), tuple(rows), _legend_keys(families, colours), _picture_notes(program, families),
-    )  # fmt: skip
+        + (f", mesh {mesh} (outermost first)" if mesh else "")
+        + "; in the group world, group rank = RANK",
+        tuple(nodes),
+        tuple(edges),
+        tuple(clusters),
+        tuple(rows),
+        _legend_keys(families, colours),
+        _picture_notes(program, families),
+    )
 
 
 def _group_families(program: Program) -> dict[str, list[RankGroup]]:
-    """Groups of one declaration or axis: ``stage[replica=0]`` and ``stage[replica=1]`` are both of ``stage``."""
+    """Groups of one declaration or axis: ``stage[replica=0]`` and ``stage[replica=1]`` are both of
+    ``stage``.
+    """
     found: dict[str, list[RankGroup]] = {}
     for group in program.groups[1:]:
         found.setdefault(group.name.partition("[")[0], []).append(group)
@@ -62,39 +84,66 @@ def _group_families(program: Program) -> dict[str, list[RankGroup]]:
 
 def _ranks_on(program: Program, machine: int) -> range:
     first = machine * program.local_size
-    return range(first, min(first + min(program.local_size, _MAX_RANKS_PER_MACHINE), program.world_size))
+    return range(
+        first, min(first + min(program.local_size, _MAX_RANKS_PER_MACHINE), program.world_size)
+    )
 
 
-def _rank_node(program: Program, rank: int, families: dict[str, list[RankGroup]], colours: dict[int, str]) -> DiagramNode:
-    table: list[tuple[TableCell, ...]] = [(TableCell(f"RANK {rank}", PALE_FILL, bold=True, size=14, span=2, border=False),)]
-    table += [_table_row("NODE_RANK", program.node(rank)), _table_row("LOCAL_RANK", rank % program.local_size)]
+def _rank_node(
+    program: Program, rank: int, families: dict[str, list[RankGroup]], colours: dict[int, str]
+) -> DiagramNode:
+    table: list[tuple[TableCell, ...]] = [
+        (TableCell(f"RANK {rank}", PALE_FILL, bold=True, size=14, span=2, border=False),)
+    ]
+    table += [
+        _table_row("NODE_RANK", program.node(rank)),
+        _table_row("LOCAL_RANK", rank % program.local_size),
+    ]
     for family, groups in families.items():
         mine = [g for g in groups if rank in g.ranks]
-        table += [_table_row(clipped(family, 18), f"{g.group_rank(rank)} of {g.size}", colours[g.id]) for g in mine]
+        table += [
+            _table_row(clipped(family, 18), f"{g.group_rank(rank)} of {g.size}", colours[g.id])
+            for g in mine
+        ]
         if not mine:
-            table.append((TableCell(clipped(family, 18), WHITE, border=False, left=True), TableCell("–", WHITE, border=False)))
+            table.append(
+                (
+                    TableCell(clipped(family, 18), WHITE, border=False, left=True),
+                    TableCell("–", WHITE, border=False),
+                )
+            )
     return DiagramNode(f"rank{rank}", (), tuple(table), border=LINE_COLOUR)
 
 
 def _table_row(name: str, value: object, colour: str = WHITE) -> tuple[TableCell, TableCell]:
-    return (TableCell(name, colour, border=False, left=True), TableCell(str(value), colour, bold=True, colour=INK, border=False))
+    return (
+        TableCell(name, colour, border=False, left=True),
+        TableCell(str(value), colour, bold=True, colour=INK, border=False),
+    )
 
 
-def _legend_keys(families: dict[str, list[RankGroup]], colours: dict[int, str]) -> tuple[LegendKey, ...]:
+def _legend_keys(
+    families: dict[str, list[RankGroup]], colours: dict[int, str]
+) -> tuple[LegendKey, ...]:
     groups = [g for family in families.values() for g in family]
     return tuple(
-        LegendKey(colours[g.id], f"{clipped(g.name, 40)}: {ranks_in_words(g.ranks, 4)}") for g in groups[:_MAX_LEGEND_KEYS]
+        LegendKey(colours[g.id], f"{clipped(g.name, 40)}: {ranks_in_words(g.ranks, 4)}")
+        for g in groups[:_MAX_LEGEND_KEYS]
     )
 
 
 def _picture_notes(program: Program, families: dict[str, list[RankGroup]]) -> tuple[str, ...]:
     notes = []
     if families:
-        notes.append("“1 of 2” is the group rank and the group's size; ranks with one colour in a line are one group")
+        notes.append(
+            "“1 of 2” is the group rank and the group's size; ranks with one colour in a line are one group"
+        )
     if program.nodes > _MAX_MACHINES:
         notes.append(f"and {program.nodes - _MAX_MACHINES} more machines, not drawn")
     if program.local_size > _MAX_RANKS_PER_MACHINE:
-        notes.append(f"and {program.local_size - _MAX_RANKS_PER_MACHINE} more ranks on each machine, not drawn")
+        notes.append(
+            f"and {program.local_size - _MAX_RANKS_PER_MACHINE} more ranks on each machine, not drawn"
+        )
     hidden = sum(len(f) for f in families.values()) - _MAX_LEGEND_KEYS
     if hidden > 0:
         notes.append(f"and {hidden} more groups, not in the legend")
@@ -117,14 +166,28 @@ def _draw_large(subject: PictureInput) -> str | None:
         family = chosen.partition("[")[0]
         if family not in families:
             raise UsageError(
-                f"there is no group {chosen}{did_you_mean(chosen, families)}", f"there is {', '.join(families) or 'none'}"
+                f"there is no group {chosen}{did_you_mean(chosen, families)}",
+                f"there is {', '.join(families) or 'none'}",
             )
         families = {family: [g for g in families[family] if chosen in (family, g.name)]}
     return group_grid_svg(program, families, subject.run.trace if subject.run is not None else None)
 
 
-VIEW = PictureView(_draw, large=_draw_large, examples=(
-    GalleryExample("hybrid", "The mesh behind it: each rank is in a group of its replica and in one of its stage."),
-    GalleryExample("strategies/gpt3_175b", "Eight machines of eight GPUs as grids: who is in a group with whom, and how much they exchange."),
-    GalleryExample("two_machines", "Two machines of four GPUs: RANK, LOCAL_RANK, NODE_RANK and the group ranks."),
-))  # fmt: skip
+VIEW = PictureView(
+    _draw,
+    large=_draw_large,
+    examples=(
+        GalleryExample(
+            "hybrid",
+            "The mesh behind it: each rank is in a group of its replica and in one of its stage.",
+        ),
+        GalleryExample(
+            "strategies/gpt3_175b",
+            "Eight machines of eight GPUs as grids: who is in a group with whom, and how much they exchange.",
+        ),
+        GalleryExample(
+            "two_machines",
+            "Two machines of four GPUs: RANK, LOCAL_RANK, NODE_RANK and the group ranks.",
+        ),
+    ),
+)

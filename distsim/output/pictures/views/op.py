@@ -1,4 +1,6 @@
-"""What each rank holds before an operation and after it. Everything follows from the operation's row."""
+"""What each rank holds before an operation and after it. Everything follows from the operation's
+row.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,11 @@ from distsim.common.errors import UsageError
 from distsim.common.message_text import did_you_mean
 from distsim.operations.core.operation_base import Operation, OutputEffect
 from distsim.operations.registry import OPERATION_ALIASES, OPERATIONS
-from distsim.output.pictures.components.view_interface import GalleryExample, PictureInput, PictureView
+from distsim.output.pictures.components.view_interface import (
+    GalleryExample,
+    PictureInput,
+    PictureView,
+)
 from distsim.output.pictures.drawing.box_diagram import (
     NORMAL_SIZE,
     BoxDiagram,
@@ -20,7 +26,14 @@ from distsim.output.pictures.drawing.box_diagram import (
     plain_text,
     text_width,
 )
-from distsim.output.pictures.drawing.palette import GREY, INK, PALE_FILL, WHITE, fill_colour, stroke_colour
+from distsim.output.pictures.drawing.palette import (
+    GREY,
+    INK,
+    PALE_FILL,
+    WHITE,
+    fill_colour,
+    stroke_colour,
+)
 
 CellTable = tuple[tuple[TableCell, ...], ...]
 
@@ -30,28 +43,46 @@ _COLUMN_WIDTH, _GAP = 150.0, 24.0
 MAX_RANKS = 8
 
 
-def op_picture(row: type[Operation], n: int = 4, root: int = 0, members: Sequence[int] = ()) -> BoxDiagram:
-    """Before, the operation, after, for a row of the table and ``n`` ranks (at most MOST_RANKS), or for a group of these global ranks."""
+def op_picture(
+    row: type[Operation], n: int = 4, root: int = 0, members: Sequence[int] = ()
+) -> BoxDiagram:
+    """Before, the operation, after, for a row of the table and ``n`` ranks (at most MOST_RANKS), or
+    for a group of these global ranks.
+    """
     if row.kind == "collective":
         return _collective_diagram(row, len(members) or n, root, members)
-    return _message_diagram(row) if row.kind in ("p2p", "remote") and not row.signals else _local_diagram(row)
+    return (
+        _message_diagram(row)
+        if row.kind in ("p2p", "remote") and not row.signals
+        else _local_diagram(row)
+    )
 
 
 def named_operation(subject: PictureInput, view: str = "op") -> type[Operation]:
     """The operation that is to be drawn. Raises UsageError."""
     if subject.op is None:
-        raise UsageError(f"the view {view} draws one operation and none was named", "name one, as all_gather")
+        raise UsageError(
+            f"the view {view} draws one operation and none was named", "name one, as all_gather"
+        )
     names = sorted((*OPERATIONS, *OPERATION_ALIASES))
     if subject.op not in names:
-        raise UsageError(f"there is no operation {subject.op}{did_you_mean(subject.op, names)}", f"there is {', '.join(names)}")
+        raise UsageError(
+            f"there is no operation {subject.op}{did_you_mean(subject.op, names)}",
+            f"there is {', '.join(names)}",
+        )
     return OPERATIONS[OPERATION_ALIASES.get(subject.op, subject.op)]
 
 
 def shown_ranks(subject: PictureInput, view: str = "op") -> tuple[int, ...]:
-    """Global ranks of the group that is drawn: those that were named, or as many as were asked for. Raises UsageError."""
+    """Global ranks of the group that is drawn: those that were named, or as many as were asked for.
+    Raises UsageError.
+    """
     ranks = subject.members or tuple(range(subject.ranks))
     if not 2 <= len(ranks) <= MAX_RANKS:
-        raise UsageError(f"the view {view} draws 2 to {MAX_RANKS} ranks, not {len(ranks)}", "leave the number out: it draws 4")
+        raise UsageError(
+            f"the view {view} draws 2 to {MAX_RANKS} ranks, not {len(ranks)}",
+            "leave the number out: it draws 4",
+        )
     return ranks
 
 
@@ -60,8 +91,20 @@ def _draw(subject: PictureInput) -> BoxDiagram:
     return op_picture(row, len(ranks), members=subject.members)
 
 
-_EXAMPLE_OPS = ("broadcast", "reduce", "all_reduce", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "send")
-_EXAMPLES = tuple(GalleryExample(op, f"What each rank holds before and after {op}.") for op in _EXAMPLE_OPS)
+_EXAMPLE_OPS = (
+    "broadcast",
+    "reduce",
+    "all_reduce",
+    "all_gather",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "all_to_all",
+    "send",
+)
+_EXAMPLES = tuple(
+    GalleryExample(op, f"What each rank holds before and after {op}.") for op in _EXAMPLE_OPS
+)
 VIEW = PictureView(_draw, of="operation", examples=_EXAMPLES)
 
 
@@ -78,13 +121,17 @@ class _RankContents:
 
 
 # --- collectives ---
-def _collective_diagram(row: type[Operation], n: int, root: int, members: Sequence[int] = ()) -> BoxDiagram:
+def _collective_diagram(
+    row: type[Operation], n: int, root: int, members: Sequence[int] = ()
+) -> BoxDiagram:
     effect = row.effect(n, root)
     moves = any(effect)
     holders = [
         _RankContents(
             f"rank {members[r] if members else r}",
-            _repeated_per_tensor(row, _input_table(row, r, n, root)) if moves else _single_cell_table(_plain_cell("arrives")),
+            _repeated_per_tensor(row, _input_table(row, r, n, root))
+            if moves
+            else _single_cell_table(_plain_cell("arrives")),
             _repeated_per_tensor(row, _output_table(row, effect[r], r, n))
             if moves
             else _single_cell_table(_plain_cell("goes on")),
@@ -95,9 +142,17 @@ def _collective_diagram(row: type[Operation], n: int, root: int, members: Sequen
         for r in range(n)
     ]
     about = f"all {n} ranks of the group call it"
-    about += f"; rank {members[root] if members else root} is the root ({row.root_field})" if row.root_field else ""
+    about += (
+        f"; rank {members[root] if members else root} is the root ({row.root_field})"
+        if row.root_field
+        else ""
+    )
     about += "; one colour for each rank's data" if moves else ""
-    about += f", a1 is part 1 of rank {members[0] if members else 0}'s" if moves and row.input_parts == "n" else ""
+    about += (
+        f", a1 is part 1 of rank {members[0] if members else 0}'s"
+        if moves and row.input_parts == "n"
+        else ""
+    )
     about += "; the same happens to every tensor of its list, x and y here" if row.coalesces else ""
     return _before_after_diagram(row, holders, about)
 
@@ -113,7 +168,11 @@ def _repeated_per_tensor(row: type[Operation], table: CellTable) -> CellTable:
     """A coalesced launch does with each tensor of its list what its operation does with one."""
     if row.coalesces is None:
         return table
-    return tuple((_plain_cell(name if k == 0 else ""), *cells) for name in "xy" for k, cells in enumerate(table))
+    return tuple(
+        (_plain_cell(name if k == 0 else ""), *cells)
+        for name in "xy"
+        for k, cells in enumerate(table)
+    )
 
 
 def _piece_label(rank: int, part: int, many: bool) -> str:
@@ -141,16 +200,23 @@ def _output_table(row: type[Operation], effect: OutputEffect, rank: int, n: int)
     if effect is None:
         return ((_plain_cell("nothing"),),)
     many = row.input_parts == "n"
-    return tuple((_sum_cell([_piece_cell(s.rank, s.part, many) for s in sources]),) for sources in effect)
+    return tuple(
+        (_sum_cell([_piece_cell(s.rank, s.part, many) for s in sources]),) for sources in effect
+    )
 
 
 def _sum_cell(pieces: list[TableCell]) -> TableCell:
     return pieces[0] if len(pieces) == 1 else TableCell(parts=tuple(pieces))
 
 
-def _before_after_diagram(row: type[Operation], holders: list[_RankContents], about: str) -> BoxDiagram:
+def _before_after_diagram(
+    row: type[Operation], holders: list[_RankContents], about: str
+) -> BoxDiagram:
     """Three rows of boxes: what ranks hold, the operation as a band, what they hold then."""
-    width = max(_COLUMN_WIDTH, *(_cells_width(table) for one in holders for table in (one.before, one.after)))
+    width = max(
+        _COLUMN_WIDTH,
+        *(_cells_width(table) for one in holders for table in (one.before, one.after)),
+    )
     xs = [i * (width + _GAP) for i in range(len(holders))]
     head = 58.0 if any(one.role for one in holders) else 42.0
     high_before = max(len(one.before) for one in holders) * 26.0 + head
@@ -163,21 +229,60 @@ def _before_after_diagram(row: type[Operation], holders: list[_RankContents], ab
         name: tuple[TextLine, ...] = (TextLine(one.name, bold=True),)
         name += (TextLine(one.role, colour=GREY, size=11),) if one.role else ()
         nodes.append(
-            DiagramNode(f"before{rank}", name, one.before, WHITE, border, at=(x, 0.0), size=(width, high_before), width=1.6)
+            DiagramNode(
+                f"before{rank}",
+                name,
+                one.before,
+                WHITE,
+                border,
+                at=(x, 0.0),
+                size=(width, high_before),
+                width=1.6,
+            )
         )
         nodes.append(
-            DiagramNode(f"after{rank}", name, one.after, WHITE, border, at=(x, y_after), size=(width, high_after), width=1.6)
+            DiagramNode(
+                f"after{rank}",
+                name,
+                one.after,
+                WHITE,
+                border,
+                at=(x, y_after),
+                size=(width, high_after),
+                width=1.6,
+            )
         )
         nodes.append(DiagramNode(f"in{rank}", shape="point", at=(x, y_band - 22.0), part_of="op"))
         nodes.append(DiagramNode(f"out{rank}", shape="point", at=(x, y_band + 22.0), part_of="op"))
-        edges += [DiagramEdge(f"before{rank}", f"in{rank}", colour=border, width=2.4)] if one.gives else []
-        edges += [DiagramEdge(f"out{rank}", f"after{rank}", colour=INK, width=2.4)] if one.gets else []
+        edges += (
+            [DiagramEdge(f"before{rank}", f"in{rank}", colour=border, width=2.4)]
+            if one.gives
+            else []
+        )
+        edges += (
+            [DiagramEdge(f"out{rank}", f"after{rank}", colour=INK, width=2.4)] if one.gets else []
+        )
     left = xs[0] - width / 2 - 52.0
     for y, word in ((0.0, "before"), (y_after, "after")):
-        nodes.append(DiagramNode(f"side_{word}", (TextLine(word, bold=True, colour=GREY, size=14),), shape="plain", at=(left, y)))
-    band = DiagramNode("op", (TextLine(row.op, bold=True, size=17),), fill=PALE_FILL, border=INK,
-                at=((xs[0] + xs[-1]) / 2, y_band), size=(xs[-1] - xs[0] + width, 44.0))  # fmt: skip
-    return BoxDiagram(row.op, about, (*nodes, band), tuple(edges), notes=_wait_notes(row), engine="neato")
+        nodes.append(
+            DiagramNode(
+                f"side_{word}",
+                (TextLine(word, bold=True, colour=GREY, size=14),),
+                shape="plain",
+                at=(left, y),
+            )
+        )
+    band = DiagramNode(
+        "op",
+        (TextLine(row.op, bold=True, size=17),),
+        fill=PALE_FILL,
+        border=INK,
+        at=((xs[0] + xs[-1]) / 2, y_band),
+        size=(xs[-1] - xs[0] + width, 44.0),
+    )
+    return BoxDiagram(
+        row.op, about, (*nodes, band), tuple(edges), notes=_wait_notes(row), engine="neato"
+    )
 
 
 def _cells_width(table: CellTable) -> float:
@@ -192,7 +297,11 @@ def _cells_width(table: CellTable) -> float:
 def _wait_notes(row: type[Operation]) -> tuple[str, ...]:
     """Who waits for whom, in the row's own words."""
     lines = _wrapped_lines(f"Who waits? {row.words.waits}", 92)
-    return tuple(_wrapped_lines(" ".join(lines), 92 // len(lines) + 24)) if len(lines) > 1 else tuple(lines)
+    return (
+        tuple(_wrapped_lines(" ".join(lines), 92 // len(lines) + 24))
+        if len(lines) > 1
+        else tuple(lines)
+    )
 
 
 def _wrapped_lines(text: str, width: int) -> list[str]:
@@ -209,15 +318,24 @@ def _message_diagram(row: type[Operation]) -> BoxDiagram:
     """Rank 0 sends `a` to rank 1."""
     caller = 0 if row.direction == "send" or (row.kind == "remote" and row.gives == "all") else 1
     request: CellTable = _single_cell_table(_request_cell("open")) if row.nonblocking else ()
-    a, late = (_single_cell_table(TableCell(text, fill_colour(0), bold=True)) for text in ("a", "a, after the wait"))
+    a, late = (
+        _single_cell_table(TableCell(text, fill_colour(0), bold=True))
+        for text in ("a", "a, after the wait")
+    )
     after = [a, late if row.nonblocking and caller == 1 else a]
     after[caller] += request
     other = "recv" if caller == 0 else "send"
     about = f"rank {caller} calls it; rank {1 - caller} must call {other} or i{other}"
-    about = f"rank {caller} calls it; rank {1 - caller} takes no part" if row.kind == "remote" else about
+    about = (
+        f"rank {caller} calls it; rank {1 - caller} takes no part"
+        if row.kind == "remote"
+        else about
+    )
     holders = [
         _RankContents("rank 0", a, after[0], gets=False),
-        _RankContents("rank 1", _single_cell_table(_plain_cell("room for it")), after[1], gives=False),
+        _RankContents(
+            "rank 1", _single_cell_table(_plain_cell("room for it")), after[1], gives=False
+        ),
     ]
     return _before_after_diagram(row, holders, about)
 
@@ -235,7 +353,9 @@ def _local_diagram(row: type[Operation]) -> BoxDiagram:
         after = _single_cell_table(_request_cell("done")) + after
     every = row.kind == "group"
     about = "every rank calls it" if every else "one rank calls it"
-    return _before_after_diagram(row, [_RankContents("every rank" if every else "a rank", before, after)], about)
+    return _before_after_diagram(
+        row, [_RankContents("every rank" if every else "a rank", before, after)], about
+    )
 
 
 def _single_cell_table(cell: TableCell) -> CellTable:
@@ -243,4 +363,7 @@ def _single_cell_table(cell: TableCell) -> CellTable:
 
 
 def _text_table(text: str) -> CellTable:
-    return tuple((TableCell(line, WHITE, size=NORMAL_SIZE, border=False),) for line in _wrapped_lines(plain_text(text), 48))
+    return tuple(
+        (TableCell(line, WHITE, size=NORMAL_SIZE, border=False),)
+        for line in _wrapped_lines(plain_text(text), 48)
+    )

@@ -1,7 +1,9 @@
-"""The schedule grid of a pipeline: a lane per rank, a box per pass with the number of its micro-batch, time to the right.
+"""The schedule grid of a pipeline: a lane per rank, a box per pass with the number of its
+micro-batch, time to the right.
 
-Forward, backward, and the halves of a backward pass (its input's and its weights' gradients) differ in lightness and pattern, the
-chunks of a rank in their shade. Messages run from the pass that makes them to the pass that needs them.
+Forward, backward, and the halves of a backward pass (its input's and its weights' gradients) differ
+in lightness and pattern, the chunks of a rank in their shade. Messages run from the pass that makes
+them to the pass that needs them.
 """
 
 from __future__ import annotations
@@ -18,19 +20,42 @@ from distsim.common.errors import UsageError
 from distsim.common.units import show_ns
 from distsim.operations.registry import COMPUTE_OPS
 from distsim.output.pictures.components.lane_painter import pass_letter
-from distsim.output.pictures.components.view_interface import GalleryExample, PictureInput, PictureView, require_input
+from distsim.output.pictures.components.view_interface import (
+    GalleryExample,
+    PictureInput,
+    PictureView,
+    require_input,
+)
 from distsim.output.pictures.drawing.box_diagram import clipped, text_width
-from distsim.output.pictures.drawing.palette import GREY, INK, LINE_COLOUR, MESSAGE_COLOUR, PALE_FILL, lightened
+from distsim.output.pictures.drawing.palette import (
+    GREY,
+    INK,
+    LINE_COLOUR,
+    MESSAGE_COLOUR,
+    PALE_FILL,
+    lightened,
+)
 from distsim.output.pictures.drawing.svg import TimeChart, round_ticks
-from distsim.output.trace_data.lanes import RankLane, RankRows, group_equal_steps, group_ranks_into_lanes
-from distsim.output.trace_data.selection import RunSelection, selected_ranks, selection_text, time_window
+from distsim.output.trace_data.lanes import (
+    RankLane,
+    RankRows,
+    group_equal_steps,
+    group_ranks_into_lanes,
+)
+from distsim.output.trace_data.selection import (
+    RunSelection,
+    selected_ranks,
+    selection_text,
+    time_window,
+)
 from distsim.program.code import Program
 from distsim.trace.model import Trace
 
 #: Lanes and arrows at most; more lanes are folded, more arrows can't be followed.
 MAX_LANES, MAX_ARROWS = 48, 260
 _LEFT, _TOP, _HEIGHT, _GAP = 156.0, 104.0, 24.0, 10.0
-#: The chart is so wide that a pass of middling length has room for its number, within these bounds, in pixels.
+#: The chart is so wide that a pass of middling length has room for its number, within these bounds,
+#: in pixels.
 _NUMBER_WIDTH, _MIN_WIDTH, _MAX_WIDTH = 22.0, 900.0, 3200.0
 #: CIE L* 83, 66, 66, 89: what differs in print, too.
 _PASS_FILLS = {"F": "#B4D3EA", "B": "#6DAE8E", "I": "#6DAE8E", "W": "#F3DFA2"}
@@ -39,7 +64,9 @@ _CHUNK_PATTERN = re.compile(r"of chunk (\d+)")
 
 
 class PipelinePass(NamedTuple):
-    """A box: which pass of which micro-batch through which chunk, and the row of the trace that it is."""
+    """A box: which pass of which micro-batch through which chunk, and the row of the trace that it
+    is.
+    """
 
     kind: str
     micro: int
@@ -49,12 +76,15 @@ class PipelinePass(NamedTuple):
     row: int
 
 
-def pipeline_passes(trace: Trace, rows: Sequence[int], program: Program | None, end_ns: int) -> list[PipelinePass]:
+def pipeline_passes(
+    trace: Trace, rows: Sequence[int], program: Program | None, end_ns: int
+) -> list[PipelinePass]:
     """The passes among the rows of one rank and one step, in order.
 
-    A micro-batch has the number of the copy of its tensors; without a program it is the how-manieth pass of its kind through its chunk.
-    A pass of several computes (attention, mlp, …) is as many boxes with one number: there are as many micro-batches as copies, or as
-    computes of the rarest name.
+    A micro-batch has the number of the copy of its tensors; without a program it is the how-manieth
+    pass of its kind through its chunk. A pass of several computes (attention, mlp, …) is as many
+    boxes with one number: there are as many micro-batches as copies, or as computes of the rarest
+    name.
     """
     computes, found = trace.ops(*COMPUTE_OPS), []
     for row in rows:
@@ -63,7 +93,11 @@ def pipeline_passes(trace: Trace, rows: Sequence[int], program: Program | None, 
         if kind and trace["started_ns"][row] >= 0:
             chunk, end = _CHUNK_PATTERN.search(name), int(trace["finished_ns"][row])
             start = int(trace["started_ns"][row])
-            found.append(PipelinePass(kind, -1, int(chunk[1]) if chunk else 0, start, end if end >= 0 else end_ns, row))
+            found.append(
+                PipelinePass(
+                    kind, -1, int(chunk[1]) if chunk else 0, start, end if end >= 0 else end_ns, row
+                )
+            )
     copies = [_tensor_copy(trace, one.row, program) for one in found]
     places: dict[tuple[str, int], list[int]] = {}
     for i, one in enumerate(found):
@@ -93,8 +127,12 @@ def _tensor_copy(trace: Trace, row: int, program: Program | None) -> int:
     return max((buffer.index for buffer in (*call.reads, *call.writes)), default=-1)
 
 
-def schedule_svg(trace: Trace, program: Program | None = None, part: RunSelection | None = None) -> str:
-    """The grid as SVG text. ``program`` gives the micro-batches their numbers. Raises UsageError where there are no passes."""
+def schedule_svg(
+    trace: Trace, program: Program | None = None, part: RunSelection | None = None
+) -> str:
+    """The grid as SVG text. ``program`` gives the micro-batches their numbers. Raises UsageError
+    where there are no passes.
+    """
     return _ScheduleGrid(trace, program, part or RunSelection()).svg()
 
 
@@ -111,7 +149,9 @@ class _ScheduleGrid:
         self.passes: list[list[PipelinePass]] = []
         keep = (trace["finished_ns"] > self.window[0]) & (trace["started_ns"] < self.window[1])
         for lane in group_ranks_into_lanes(trace, ranks, (), MAX_LANES, keep=keep):
-            found = pipeline_passes(trace, [r for r in rows(lane.first).tolist() if keep[r]], program, self.end)
+            found = pipeline_passes(
+                trace, [r for r in rows(lane.first).tolist() if keep[r]], program, self.end
+            )
             if found:
                 self.lanes.append(lane)
                 self.passes.append(found)
@@ -133,14 +173,21 @@ class _ScheduleGrid:
             self.note = f"step {step.first} of {count}{same}"
 
     def _width(self) -> float:
-        lengths = sorted(p.end_ns - p.start_ns for row in self.passes for p in row if p.end_ns > p.start_ns)
+        lengths = sorted(
+            p.end_ns - p.start_ns for row in self.passes for p in row if p.end_ns > p.start_ns
+        )
         middling = lengths[len(lengths) // 4] if lengths else 1
-        return min(max((self.window[1] - self.window[0]) / middling * _NUMBER_WIDTH, _MIN_WIDTH), _MAX_WIDTH)
+        return min(
+            max((self.window[1] - self.window[0]) / middling * _NUMBER_WIDTH, _MIN_WIDTH),
+            _MAX_WIDTH,
+        )
 
     def svg(self) -> str:
         self._head()
         self.chart.axis(
-            (self.window[0] + t for t in round_ticks(self.window[1] - self.window[0])), self.tops[-1] - 4, self.window[0]
+            (self.window[0] + t for t in round_ticks(self.window[1] - self.window[0])),
+            self.tops[-1] - 4,
+            self.window[0],
         )
         for lane, top in zip(self.lanes, self.tops, strict=False):
             self.chart.rect(_LEFT, top, self.chart.width, _HEIGHT, PALE_FILL)
@@ -156,7 +203,11 @@ class _ScheduleGrid:
         bottom = self.tops[-1]
         if left_out:
             self.chart.text(
-                16, bottom + 38, f"{left_out} messages are not drawn: choose a part with --time or --ranks", 11, colour=GREY
+                16,
+                bottom + 38,
+                f"{left_out} messages are not drawn: choose a part with --time or --ranks",
+                11,
+                colour=GREY,
             )
             bottom += 20
         return self.chart.page(bottom, f"{self._name()}: schedule")
@@ -169,7 +220,9 @@ class _ScheduleGrid:
         chart.text(16, 26, f"{self._name()}: the schedule of the pipeline", 17, bold=True)
         ranks = sum(len(lane.ranks) for lane in self.lanes)
         busy = sum(
-            len(lane.ranks) * (p.end_ns - p.start_ns) for lane, row in zip(self.lanes, self.passes, strict=True) for p in row
+            len(lane.ranks) * (p.end_ns - p.start_ns)
+            for lane, row in zip(self.lanes, self.passes, strict=True)
+            for p in row
         )
         said = [
             self.note,
@@ -182,11 +235,18 @@ class _ScheduleGrid:
         kinds = dict.fromkeys(p.kind for row in self.passes for p in row)
         chunks = sorted({p.chunk for row in self.passes for p in row})
         keys = [
-            (_pass_fill(kind, 0, 1), f"{_PASS_NAMES[kind]} ({kind})" if kind in "IW" else _PASS_NAMES[kind])
+            (
+                _pass_fill(kind, 0, 1),
+                f"{_PASS_NAMES[kind]} ({kind})" if kind in "IW" else _PASS_NAMES[kind],
+            )
             for kind in "FBIW"
             if kind in kinds
         ]
-        keys += [(_pass_fill("F", chunk, len(chunks)), f"chunk {chunk}") for chunk in chunks] if len(chunks) > 1 else []
+        keys += (
+            [(_pass_fill("F", chunk, len(chunks)), f"chunk {chunk}") for chunk in chunks]
+            if len(chunks) > 1
+            else []
+        )
         at, y = chart.legend([*keys, (PALE_FILL, "nothing computes")])
         chart.line((at, y + 6), (at + 22, y + 6), MESSAGE_COLOUR, 1.0, arrow=True)
         chart.text(at + 28, y + 10, "message; the number is the micro-batch", 12)
@@ -196,7 +256,13 @@ class _ScheduleGrid:
         through = f" through chunk {one.chunk}" if chunks > 1 else ""
         tip = f"{_PASS_NAMES[one.kind]} of micro-batch {one.micro}{through}, {show_ns(one.end_ns - one.start_ns)}"
         chart.rect(
-            x, top + 1, end - x, _HEIGHT - 2, _pass_fill(one.kind, one.chunk, chunks), tip, LINE_COLOUR if end - x > 2 else ""
+            x,
+            top + 1,
+            end - x,
+            _HEIGHT - 2,
+            _pass_fill(one.kind, one.chunk, chunks),
+            tip,
+            LINE_COLOUR if end - x > 2 else "",
         )
         label = f"{one.micro}{one.kind if one.kind in 'IW' else ''}"
         word = next((w for w in (label, str(one.micro)) if text_width(w, 11) + 3 <= end - x), None)
@@ -206,14 +272,20 @@ class _ScheduleGrid:
     # --- between ranks ---
     def _messages(self) -> int:
         """Draw the messages, or tell how many they are where they are too many."""
-        trace, lane_of = self.trace, {rank: i for i, lane in enumerate(self.lanes) for rank in lane.ranks}
+        trace, lane_of = (
+            self.trace,
+            {rank: i for i, lane in enumerate(self.lanes) for rank in lane.ranks},
+        )
         sends = np.flatnonzero(trace.ops("send", "isend") & (trace["match"] >= 0))
         recvs = np.flatnonzero(trace.ops("recv", "irecv") & (trace["match"] >= 0))
         received = dict(zip(trace["match"][recvs].tolist(), recvs.tolist(), strict=True))
         found: dict[tuple[int, int, int, int], None] = {}
         for send in sends.tolist():
             recv = received.get(int(trace["match"][send]), -1)
-            a, b = lane_of.get(int(trace["rank"][send]), -1), lane_of.get(int(trace["rank"][recv]), -1)
+            a, b = (
+                lane_of.get(int(trace["rank"][send]), -1),
+                lane_of.get(int(trace["rank"][recv]), -1),
+            )
             if recv < 0 or a == b or min(a, b) < 0 or not self._is_first(a, send):
                 continue
             found[a, b, int(trace["posted_ns"][send]), int(trace["finished_ns"][recv])] = None
@@ -222,8 +294,14 @@ class _ScheduleGrid:
             return len(inside)
         for a, b, _, end in inside:
             start = self._made(a, end)
-            y1, y2 = (self.tops[a] + _HEIGHT, self.tops[b]) if b > a else (self.tops[a], self.tops[b] + _HEIGHT)
-            self.chart.line((self.chart.x(start), y1), (self.chart.x(end), y2), MESSAGE_COLOUR, 1.0, arrow=True)
+            y1, y2 = (
+                (self.tops[a] + _HEIGHT, self.tops[b])
+                if b > a
+                else (self.tops[a], self.tops[b] + _HEIGHT)
+            )
+            self.chart.line(
+                (self.chart.x(start), y1), (self.chart.x(end), y2), MESSAGE_COLOUR, 1.0, arrow=True
+            )
         return 0
 
     def _is_first(self, lane: int, row: int) -> bool:
@@ -237,7 +315,11 @@ class _ScheduleGrid:
 
 def _pass_fill(kind: str, chunk: int, chunks: int) -> str:
     """The fill of a pass: of later chunks lighter."""
-    return lightened(_PASS_FILLS[kind], 1.0 - 0.6 * chunk / chunks) if chunks > 1 else _PASS_FILLS[kind]
+    return (
+        lightened(_PASS_FILLS[kind], 1.0 - 0.6 * chunk / chunks)
+        if chunks > 1
+        else _PASS_FILLS[kind]
+    )
 
 
 def has_passes(trace: Trace) -> bool:
@@ -253,14 +335,19 @@ def _draw(subject: PictureInput) -> str:
 
 def _gallery_examples() -> Iterable[GalleryExample]:
     yield GalleryExample(
-        "pipeline_1f1b", "One forward, one backward, as a grid: micro-batches by number, the bubble at both ends."
+        "pipeline_1f1b",
+        "One forward, one backward, as a grid: micro-batches by number, the bubble at both ends.",
     )
     yield GalleryExample(
-        "strategies/pipeline_interleaved", "Two chunks a rank: micro-batches pass every rank twice, the bubble is half as long."
+        "strategies/pipeline_interleaved",
+        "Two chunks a rank: micro-batches pass every rank twice, the bubble is half as long.",
     )
     yield GalleryExample(
-        "strategies/pipeline_zb1p", "Zero bubble: gradients of the weights (W), which nobody waits for, fill what was empty."
+        "strategies/pipeline_zb1p",
+        "Zero bubble: gradients of the weights (W), which nobody waits for, fill what was empty.",
     )
 
 
-VIEW = PictureView(_draw, formats=("svg", "png", "pdf"), accepts_trace=True, examples=tuple(_gallery_examples()))
+VIEW = PictureView(
+    _draw, formats=("svg", "png", "pdf"), accepts_trace=True, examples=tuple(_gallery_examples())
+)

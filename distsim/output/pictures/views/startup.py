@@ -1,11 +1,27 @@
-"""How a job comes to life: the store opens, ranks register, exchange addresses by its keys, and the groups come into being."""
+"""How a job comes to life: the store opens, ranks register, exchange addresses by its keys, and the
+groups come into being.
+"""
 
 from __future__ import annotations
 
 from distsim.output.pictures.components.call_labels import ranks_in_words
-from distsim.output.pictures.components.view_interface import GalleryExample, PictureInput, PictureView, require_input
+from distsim.output.pictures.components.view_interface import (
+    GalleryExample,
+    PictureInput,
+    PictureView,
+    require_input,
+)
 from distsim.output.pictures.drawing.box_diagram import SMALL_SIZE, LegendKey, TextLine, clipped
-from distsim.output.pictures.drawing.palette import BLUE, GREY, INK, PALE_FILL, RED, RED_FILL, WHITE, fill_colour
+from distsim.output.pictures.drawing.palette import (
+    BLUE,
+    GREY,
+    INK,
+    PALE_FILL,
+    RED,
+    RED_FILL,
+    WHITE,
+    fill_colour,
+)
 from distsim.output.pictures.drawing.sequence_diagram import (
     LifelinePoint,
     SequenceArrow,
@@ -16,7 +32,13 @@ from distsim.output.pictures.drawing.sequence_diagram import (
 )
 from distsim.program.code import Program
 from distsim.scenario.startup.init_method import rendezvous_info
-from distsim.scenario.startup.records import RendezvousInfo, StartupEnvironment, StartupOutcome, StartupProcess, StartupResult
+from distsim.scenario.startup.records import (
+    RendezvousInfo,
+    StartupEnvironment,
+    StartupOutcome,
+    StartupProcess,
+    StartupResult,
+)
 from distsim.scenario.startup.rendezvous import simulate_startup
 
 _MAX_RANKS, _MAX_GROUPS = 8, 10
@@ -26,7 +48,9 @@ _MAX_LINE_LENGTH = 24
 
 
 def startup_diagram(program: Program, master: str = "MASTER_ADDR:MASTER_PORT") -> SequenceDiagram:
-    """A sequence diagram of ``init_process_group``; ``master`` is where the store listens, unless the file says it otherwise."""
+    """A sequence diagram of ``init_process_group``; ``master`` is where the store listens, unless
+    the file says it otherwise.
+    """
     return _StartupDrawing(program, master).diagram()
 
 
@@ -34,14 +58,26 @@ def _default_startup(program: Program, absent: tuple[int, ...]) -> StartupResult
     """The start-up of a program that says nothing of it: env:// with all that it needs."""
     size = program.world_size if program.world_size <= _MAX_SIMULATED_RANKS else _MAX_RANKS
     found = [
-        StartupProcess(r, program.node(r), "gloo", 30 * 60 * 10**9, env=_environment(r, size), absent=r in absent)
+        StartupProcess(
+            r,
+            program.node(r),
+            "gloo",
+            30 * 60 * 10**9,
+            env=_environment(r, size),
+            absent=r in absent,
+        )
         for r in range(size)
     ]
     return simulate_startup(found, StartupEnvironment(size, {"MASTER_ADDR": 0}))
 
 
 def _environment(rank: int, size: int) -> dict[str, str]:
-    return {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "MASTER_ADDR", "MASTER_PORT": "29500"}
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "MASTER_ADDR",
+        "MASTER_PORT": "29500",
+    }
 
 
 class _StartupDrawing:
@@ -69,33 +105,68 @@ class _StartupDrawing:
         else:
             self._met()
         hidden = self.program.world_size - len(self.shown)
-        notes = tuple(clipped(cause.message.partition("\n")[0], 110) for cause in self.found.causes[:3])
+        notes = tuple(
+            clipped(cause.message.partition("\n")[0], 110) for cause in self.found.causes[:3]
+        )
         notes += (f"and {hidden} more ranks, not drawn",) if hidden else ()
         legend = (LegendKey(RED, "what fails, and those who wait for it"),) if self.wrong else ()
         title = f"{clipped(self.program.name, 50)}: start-up" + (
             f", {ranks_in_words(self.absent)} missing" if self.absent else ""
         )
-        return SequenceDiagram(title, "time runs down; init_process_group returns only when every rank has come", self._columns(),
-                     tuple(self.items), tuple(self.bands), tuple(self.arrows), legend, notes)  # fmt: skip
+        return SequenceDiagram(
+            title,
+            "time runs down; init_process_group returns only when every rank has come",
+            self._columns(),
+            tuple(self.items),
+            tuple(self.bands),
+            tuple(self.arrows),
+            legend,
+            notes,
+        )
 
     def _columns(self) -> tuple[SequenceParticipant, ...]:
-        server = {"rank 0": "on rank 0", "nobody": "that nobody serves"}.get(self.found.server, f"of {self.found.server}")
+        server = {"rank 0": "on rank 0", "nobody": "that nobody serves"}.get(
+            self.found.server, f"of {self.found.server}"
+        )
         about = {
-            "tcp": ("TCP store", f"a key-value table {server}"), "file": ("file store", "ranks append keys, all read them"),
-            "hash": ("hash store", "a table in each process"), "launcher": ("MPI", "its launcher knows all ranks"),
-        }[self.kind]  # fmt: skip
-        lines = (TextLine(about[0], bold=True), TextLine(self.master, size=SMALL_SIZE), TextLine(about[1], size=SMALL_SIZE))
+            "tcp": ("TCP store", f"a key-value table {server}"),
+            "file": ("file store", "ranks append keys, all read them"),
+            "hash": ("hash store", "a table in each process"),
+            "launcher": ("MPI", "its launcher knows all ranks"),
+        }[self.kind]
+        lines = (
+            TextLine(about[0], bold=True),
+            TextLine(self.master, size=SMALL_SIZE),
+            TextLine(about[1], size=SMALL_SIZE),
+        )
         store = SequenceParticipant(
-            lines, "store", RED_FILL if self.found.server == "nobody" else PALE_FILL, self.found.server == "nobody"
+            lines,
+            "store",
+            RED_FILL if self.found.server == "nobody" else PALE_FILL,
+            self.found.server == "nobody",
         )
         ranks = [
-            SequenceParticipant((TextLine(f"rank {r}", bold=True), TextLine(f"machine {self.program.node(r)}", size=SMALL_SIZE)), f"rank {r}",
-                 RED_FILL if r in self.bad else PALE_FILL, r in self.absent)
+            SequenceParticipant(
+                (
+                    TextLine(f"rank {r}", bold=True),
+                    TextLine(f"machine {self.program.node(r)}", size=SMALL_SIZE),
+                ),
+                f"rank {r}",
+                RED_FILL if r in self.bad else PALE_FILL,
+                r in self.absent,
+            )
             for r in self.shown
-        ]  # fmt: skip
+        ]
         return (store, *ranks)
 
-    def _item(self, column: int, lines: tuple[TextLine, ...], colour: str = WHITE, border: str = INK, **more: bool) -> str:
+    def _item(
+        self,
+        column: int,
+        lines: tuple[TextLine, ...],
+        colour: str = WHITE,
+        border: str = INK,
+        **more: bool,
+    ) -> str:
         name = f"i{len(self.items)}"
         self.items.append(SequenceBox(name, column, self.row, lines, colour, border, **more))
         return name
@@ -117,12 +188,23 @@ class _StartupDrawing:
 
     # --- one stage after the other ---
     def _launch(self) -> None:
-        """The launcher starts the processes; each knows who it is from its variables or its arguments."""
+        """The launcher starts the processes; each knows who it is from its variables or its
+        arguments.
+        """
         for column, rank in enumerate(self.shown, 1):
             if rank in self.absent:
-                self._item(column, (TextLine("never starts", bold=True, colour=RED),), RED_FILL, RED, dashed=True)
+                self._item(
+                    column,
+                    (TextLine("never starts", bold=True, colour=RED),),
+                    RED_FILL,
+                    RED,
+                    dashed=True,
+                )
                 continue
-            said = [TextLine(clipped(words, _MAX_LINE_LENGTH), size=SMALL_SIZE) for words in self._told(rank)]
+            said = [
+                TextLine(clipped(words, _MAX_LINE_LENGTH), size=SMALL_SIZE)
+                for words in self._told(rank)
+            ]
             self._item(column, (TextLine("starts", bold=True), *said), PALE_FILL, GREY)
         self.row += 1
 
@@ -131,17 +213,31 @@ class _StartupDrawing:
         local = rank % self.program.local_size
         if brought is None or (brought.env.get("RANK") and brought.rank_argument == -1):
             number = brought.env["RANK"] if brought is not None else str(rank)
-            size = brought.env.get("WORLD_SIZE", "not set") if brought is not None else str(self.program.world_size)
-            return f"RANK={number} LOCAL_RANK={local}", f"WORLD_SIZE={size if self.program.startup else self.program.world_size}"
+            size = (
+                brought.env.get("WORLD_SIZE", "not set")
+                if brought is not None
+                else str(self.program.world_size)
+            )
+            return (
+                f"RANK={number} LOCAL_RANK={local}",
+                f"WORLD_SIZE={size if self.program.startup else self.program.world_size}",
+            )
         if brought.rank_argument == -1 and brought.world_size_argument == -1:
             return ("RANK not set",)
         said = [
-            f"{name}={n}" for name, n in (("rank", brought.rank_argument), ("world_size", brought.world_size_argument)) if n != -1
+            f"{name}={n}"
+            for name, n in (
+                ("rank", brought.rank_argument),
+                ("world_size", brought.world_size_argument),
+            )
+            if n != -1
         ]
         return tuple(said)
 
     def _register(self) -> None:
-        """Who refuses stops here; who serves the store opens it; one rank after the other says that it is there."""
+        """Who refuses stops here; who serves the store opens it; one rank after the other says that
+        it is there.
+        """
         if self.kind in ("launcher", "hash"):
             return
         registered = {event.rank for event in self.found.events if event.kind == "registers"}
@@ -161,16 +257,31 @@ class _StartupDrawing:
                 said = "opens the file" if not lost else "goes elsewhere"
             else:
                 opens = "opens the store" if rank in opened else f"rank {self._said(rank)} is here"
-                said = "no answer" if lost and rank not in opened else "opens it, goes elsewhere" if lost else opens
+                said = (
+                    "no answer"
+                    if lost and rank not in opened
+                    else "opens it, goes elsewhere"
+                    if lost
+                    else opens
+                )
             caller = self._item(column, (TextLine("init_process_group", bold=True),), in_arrow=True)
             words = f"init_process_group: {said}"
             self.arrows.append(
-                SequenceArrow(caller, LifelinePoint(0, self.row), said, RED if lost else BLUE, dashed=lost, words=words)
+                SequenceArrow(
+                    caller,
+                    LifelinePoint(0, self.row),
+                    said,
+                    RED if lost else BLUE,
+                    dashed=lost,
+                    words=words,
+                )
             )
             self.row += 1
 
     def _why(self, rank: int) -> tuple[str, ...]:
-        return _two_lines(next((e.text for e in self.found.events if e.rank == rank and e.kind == "raises"), ""))
+        return _two_lines(
+            next((e.text for e in self.found.events if e.rank == rank and e.kind == "raises"), "")
+        )
 
     def _said(self, rank: int) -> int:
         here = self._address(rank)
@@ -178,20 +289,34 @@ class _StartupDrawing:
 
     def _exchange(self) -> None:
         """set: each rank's address under its number; get waits until the key is there."""
-        setters = [rank for rank in self.shown if any(e.rank == rank and e.kind == "sets" for e in self.found.events)]
-        if not setters or self.kind in ("launcher", "hash") or self.program.backend == "nccl":  # nccl has one key, at first use
+        setters = [
+            rank
+            for rank in self.shown
+            if any(e.rank == rank and e.kind == "sets" for e in self.found.events)
+        ]
+        if (
+            not setters or self.kind in ("launcher", "hash") or self.program.backend == "nccl"
+        ):  # nccl has one key, at first use
             return
         for column, rank in enumerate(self.shown, 1):
             if rank in setters:
                 said = f"set key {self._said(rank)}"
                 caller = self._item(column, (TextLine(said, bold=True),), WHITE, GREY)
                 self.arrows.append(
-                    SequenceArrow(caller, LifelinePoint(0, self.row), "its address", BLUE, words=f"{said}: its address")
+                    SequenceArrow(
+                        caller,
+                        LifelinePoint(0, self.row),
+                        "its address",
+                        BLUE,
+                        words=f"{said}: its address",
+                    )
                 )
                 self.row += 1
 
     def _fetch(self) -> None:
-        """get: each rank takes the others' addresses from the store, which waits until they are there."""
+        """get: each rank takes the others' addresses from the store, which waits until they are
+        there.
+        """
         if self.kind in ("launcher", "hash") or self.program.backend == "nccl":
             return
         world = self.program.world_size
@@ -199,29 +324,56 @@ class _StartupDrawing:
             others = [r for r in range(world) if r != rank]
             if not others:
                 continue
-            said = f"get key {others[0]}" if len(others) == 1 else f"get keys {ranks_in_words(others, 2).partition(' ')[2]}"
+            said = (
+                f"get key {others[0]}"
+                if len(others) == 1
+                else f"get keys {ranks_in_words(others, 2).partition(' ')[2]}"
+            )
             self._item(column, (TextLine(clipped(said, _MAX_LINE_LENGTH), bold=True),), WHITE, GREY)
-            store = self._item(0, (TextLine("the others' addresses", size=SMALL_SIZE),), WHITE, GREY)
+            store = self._item(
+                0, (TextLine("the others' addresses", size=SMALL_SIZE),), WHITE, GREY
+            )
             self.arrows.append(
                 SequenceArrow(
-                    store, f"i{len(self.items) - 2}", "", BLUE, words=f"{clipped(said, _MAX_LINE_LENGTH)}: their addresses"
+                    store,
+                    f"i{len(self.items) - 2}",
+                    "",
+                    BLUE,
+                    words=f"{clipped(said, _MAX_LINE_LENGTH)}: their addresses",
                 )
             )
             self.row += 1
 
     def _stuck(self) -> None:
-        """The red end: what the store lacks, and what each rank that is left waits for or raises."""
+        """The red end: what the store lacks, and what each rank that is left waits for or
+        raises.
+        """
         if self.kind == "tcp":
             self._red(0, *self._lacks())
         for column, rank in enumerate(self.shown, 1):
             ending = self._ending(rank)
             if ending.status == "waits" or (rank not in self.absent and not self.found.failed):
-                missing = clipped(ending.missing.partition(";")[0], 34) if ending.missing else ranks_in_words(self.absent)
-                until = f"torch raises after {ending.after_ns / 1e9:g} s" if ending.after_ns else "for ever"
-                self._red(column, "waits", f"for {missing}", until if self.program.startup else "until its timeout")
+                missing = (
+                    clipped(ending.missing.partition(";")[0], 34)
+                    if ending.missing
+                    else ranks_in_words(self.absent)
+                )
+                until = (
+                    f"torch raises after {ending.after_ns / 1e9:g} s"
+                    if ending.after_ns
+                    else "for ever"
+                )
+                self._red(
+                    column,
+                    "waits",
+                    f"for {missing}",
+                    until if self.program.startup else "until its timeout",
+                )
             elif ending.status == "apart":
                 self._red(column, "in a group apart", "its first communication", "never ends")
-            elif ending.status == "raises" and any(e.rank == rank and e.kind == "registers" for e in self.found.events):
+            elif ending.status == "raises" and any(
+                e.rank == rank and e.kind == "registers" for e in self.found.events
+            ):
                 self._red(column, "raises", ending.error, *self._why(rank))
         self.row += 1
 
@@ -230,9 +382,16 @@ class _StartupDrawing:
         world = self.program.world_size
         here = len({event.rank for event in self.found.events if event.kind == "registers"})
         if self.found.server == "nobody":
-            return "no store", "rank 0 would have opened it" if 0 in self.absent else "nobody serves it"
+            return (
+                "no store",
+                "rank 0 would have opened it" if 0 in self.absent else "nobody serves it",
+            )
         if here < world:
-            missing = f"missing: {ranks_in_words(self.absent)}" if self.absent else f"{world - here} did not register"
+            missing = (
+                f"missing: {ranks_in_words(self.absent)}"
+                if self.absent
+                else f"{world - here} did not register"
+            )
             return f"{here} of {world} are here", missing
         return f"all {world} are here", "and do not find each other"
 
@@ -245,17 +404,36 @@ class _StartupDrawing:
             "file": f"all {world} ranks are here (each reads the file until it has the keys)",
             "launcher": f"all {world} ranks are here: mpirun started them together, no store is needed",
         }.get(self.kind, f"all {world} ranks are here")
-        self._band(everyone, met if self.program.backend != "nccl" else f"all {world} ranks are here", PALE_FILL, GREY)
+        self._band(
+            everyone,
+            met if self.program.backend != "nccl" else f"all {world} ranks are here",
+            PALE_FILL,
+            GREY,
+        )
         self._fetch()
         eager = self.program.options.get("init") == "eager"
         if self.program.backend == "gloo":
             self._band(ranks, "every pair of ranks connects, at once", WHITE, GREY, dashed=True)
-        self._band(ranks, f"group world: all {world} ranks ({clipped(self.program.backend, 12)})", "#DCE9F5")
+        self._band(
+            ranks,
+            f"group world: all {world} ranks ({clipped(self.program.backend, 12)})",
+            "#DCE9F5",
+        )
         self._groups(ranks)
         if self.program.backend == "nccl":
-            when = "at once (init: eager)" if eager else "at first use, of a group or of a pair (init: lazy)"
+            when = (
+                "at once (init: eager)"
+                if eager
+                else "at first use, of a group or of a pair (init: lazy)"
+            )
             self._band(ranks, f"NCCL communicators are made {when}", WHITE, GREY, dashed=True)
-            self._band(everyone, "for each, its rank 0 sets an id as a key, and its other ranks get it", WHITE, GREY, dashed=True)
+            self._band(
+                everyone,
+                "for each, its rank 0 sets an id as a key, and its other ranks get it",
+                WHITE,
+                GREY,
+                dashed=True,
+            )
 
     def _groups(self, ranks: tuple[int, ...]) -> None:
         groups = self.program.groups[1:]
@@ -269,9 +447,20 @@ class _StartupDrawing:
                 self._band(members, f"group {clipped(group.name, 30)}", fill_colour(group.id - 1))
                 drawn += 1
 
-    def _band(self, columns: tuple[int, ...], text: str, colour: str, border: str = INK, dashed: bool = False) -> None:
+    def _band(
+        self,
+        columns: tuple[int, ...],
+        text: str,
+        colour: str,
+        border: str = INK,
+        dashed: bool = False,
+    ) -> None:
         title = (TextLine(text, bold=not dashed),)
-        self.bands.append(SequenceBand(f"b{len(self.bands)}", columns, self.row, title, {}, colour, border, dashed))
+        self.bands.append(
+            SequenceBand(
+                f"b{len(self.bands)}", columns, self.row, title, {}, colour, border, dashed
+            )
+        )
         self.row += 1
 
 
@@ -282,7 +471,11 @@ def _two_lines(text: str) -> tuple[str, ...]:
         if len(lines[-1]) + len(word) + 1 > _MAX_LINE_LENGTH and lines[-1]:
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
-    return (lines[0], clipped(" ".join(lines[1:]), _MAX_LINE_LENGTH + 4)) if len(lines) > 1 else (lines[0],)
+    return (
+        (lines[0], clipped(" ".join(lines[1:]), _MAX_LINE_LENGTH + 4))
+        if len(lines) > 1
+        else (lines[0],)
+    )
 
 
 def _shown_ranks(world_size: int, special: tuple[int, ...]) -> tuple[int, ...]:
@@ -297,10 +490,24 @@ def _draw(subject: PictureInput) -> SequenceDiagram:
     return startup_diagram(require_input(subject.program, "program"), subject.master)
 
 
-VIEW = PictureView(_draw, examples=(
-    GalleryExample("hybrid", "How a job starts: ranks register at the store, exchange addresses, and the groups come into being."),
-    GalleryExample("never_starts", "The first hang everybody meets: one rank never starts."),
-    GalleryExample("startup/file", "The same without a port: addresses are exchanged in a file."),
-    GalleryExample("startup/rank_twice", "Two processes with one number: all wait for the key of the rank that nobody is."),
-    GalleryExample("startup/variable_missing", "env:// with a variable missing: one rank raises at once, the others wait."),
-))  # fmt: skip
+VIEW = PictureView(
+    _draw,
+    examples=(
+        GalleryExample(
+            "hybrid",
+            "How a job starts: ranks register at the store, exchange addresses, and the groups come into being.",
+        ),
+        GalleryExample("never_starts", "The first hang everybody meets: one rank never starts."),
+        GalleryExample(
+            "startup/file", "The same without a port: addresses are exchanged in a file."
+        ),
+        GalleryExample(
+            "startup/rank_twice",
+            "Two processes with one number: all wait for the key of the rank that nobody is.",
+        ),
+        GalleryExample(
+            "startup/variable_missing",
+            "env:// with a variable missing: one rank raises at once, the others wait.",
+        ),
+    ),
+)

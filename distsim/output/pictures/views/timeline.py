@@ -1,11 +1,13 @@
 """The timeline: a lane per rank, time to the right, drawn to scale.
 
-Each lane has two tracks or more. The upper one is what the rank itself does: compute, or waiting in a call that has not met its
-parties. Below is its communication under way: exposed where nothing is computed meanwhile, hidden where it is. Where streams (or
-whatever runs it) overlap, each has a track of its own. A frame around a bar, or a line under the lane, is the critical path.
+Each lane has two tracks or more. The upper one is what the rank itself does: compute, or waiting in
+a call that has not met its parties. Below is its communication under way: exposed where nothing is
+computed meanwhile, hidden where it is. Where streams (or whatever runs it) overlap, each has a
+track of its own. A frame around a bar, or a line under the lane, is the critical path.
 
-Equal ranks share a lane. Nothing is drawn wider than it is; below a pixel the height of the fill is the share of the time
-(`distsim.output.pictures.drawing.tracks`). Of a run of many steps one is drawn again large enough to be read.
+Equal ranks share a lane. Nothing is drawn wider than it is; below a pixel the height of the fill is
+the share of the time (`distsim.output.pictures.drawing.tracks`). Of a run of many steps one is
+drawn again large enough to be read.
 """
 
 from __future__ import annotations
@@ -28,13 +30,29 @@ from distsim.output.pictures.components.lane_painter import (
     LanePainter,
     LaneRow,
 )
-from distsim.output.pictures.components.view_interface import GalleryExample, PictureView, draws_trace_or_run
+from distsim.output.pictures.components.view_interface import (
+    GalleryExample,
+    PictureView,
+    draws_trace_or_run,
+)
 from distsim.output.pictures.drawing.box_diagram import clipped
 from distsim.output.pictures.drawing.palette import GREY, INK, MESSAGE_COLOUR, PALE_FILL
-from distsim.output.pictures.drawing.svg import HIDDEN_FILL, WAITING_FILL, SvgDrawing, TimeChart, round_ticks
+from distsim.output.pictures.drawing.svg import (
+    HIDDEN_FILL,
+    WAITING_FILL,
+    SvgDrawing,
+    TimeChart,
+    round_ticks,
+)
 from distsim.output.pictures.drawing.tracks import TrackBand, TrackLayer, draw_track
 from distsim.output.trace_data.activity import ActivityReader
-from distsim.output.trace_data.lanes import EqualSteps, RankLane, RankRows, group_equal_steps, group_ranks_into_lanes
+from distsim.output.trace_data.lanes import (
+    EqualSteps,
+    RankLane,
+    RankRows,
+    group_equal_steps,
+    group_ranks_into_lanes,
+)
 from distsim.output.trace_data.selection import (
     WHOLE_RUN,
     RunSelection,
@@ -66,13 +84,22 @@ class TimelinePanel(NamedTuple):
     since_ns: int = 0
 
 
-def timeline_svg(trace: Trace, part: RunSelection = WHOLE_RUN, name: str = "", stuck: Iterable[int] | None = None) -> str:
+def timeline_svg(
+    trace: Trace, part: RunSelection = WHOLE_RUN, name: str = "", stuck: Iterable[int] | None = None
+) -> str:
     """The timeline of a run as SVG text, of the ranks, steps, time or group that ``part`` names.
 
-    ``name`` and ``stuck`` (ranks that wait for ever): what the trace says where left out. Raises UsageError.
+    ``name`` and ``stuck`` (ranks that wait for ever): what the trace says where left out. Raises
+    UsageError.
     """
-    waits = [stop.rank for stop in stopped_ranks(trace) if stop.status == "blocked"] if stuck is None else stuck
-    return _TimelineDrawing(trace, part, name or str(trace.header.get("name") or "run"), set(waits)).svg()
+    waits = (
+        [stop.rank for stop in stopped_ranks(trace) if stop.status == "blocked"]
+        if stuck is None
+        else stuck
+    )
+    return _TimelineDrawing(
+        trace, part, name or str(trace.header.get("name") or "run"), set(waits)
+    ).svg()
 
 
 class _TimelineDrawing:
@@ -99,24 +126,38 @@ class _TimelineDrawing:
         keep = None
         if (start, end) != (0, self.end):
             last = np.where(self.trace["returned_ns"] >= 0, self.trace["returned_ns"], self.end)
-            keep = (np.maximum(last, self.trace["finished_ns"]) > start) & (self.trace["posted_ns"] < end)
+            keep = (np.maximum(last, self.trace["finished_ns"]) > start) & (
+                self.trace["posted_ns"] < end
+            )
         return group_ranks_into_lanes(self.trace, ranks, self._seen(), MAX_LANES, keep=keep)
 
     def _seen(self) -> list[int]:
-        """Ranks that must not go under: those who left early, and who is longest on the critical path."""
-        gone = [rank for rank, status, _ in self.trace.header.get("ends", ()) if status not in ("ended", "blocked")]
+        """Ranks that must not go under: those who left early, and who is longest on the critical
+        path.
+        """
+        gone = [
+            rank
+            for rank, status, _ in self.trace.header.get("ends", ())
+            if status not in ("ended", "blocked")
+        ]
         on_path: dict[int, int] = {}
         for piece in self.path:
             on_path[piece.rank] = on_path.get(piece.rank, 0) + piece.end_ns - piece.start_ns
         return gone + sorted(on_path, key=lambda rank: (-on_path[rank], rank))[:_MAX_CRITICAL_RANKS]
 
     def _drawn_ranks(self) -> list[int]:
-        return [r for lane in self.lanes for r in (lane.ranks if lane.like != "equal" else lane.ranks[:1])]
+        return [
+            r
+            for lane in self.lanes
+            for r in (lane.ranks if lane.like != "equal" else lane.ranks[:1])
+        ]
 
     def _row(self, lane: RankLane) -> LaneRow:
         members = lane.ranks[:1] if lane.like == "equal" else lane.ranks
         rows = np.concatenate([self.rank_rows(rank) for rank in members])
-        return LaneRow(lane, self.doings(rows, len(members)), any(r in self.stuck for r in lane.ranks))
+        return LaneRow(
+            lane, self.doings(rows, len(members)), any(r in self.stuck for r in lane.ranks)
+        )
 
     # --- the page ---
     def svg(self) -> str:
@@ -127,9 +168,7 @@ class _TimelineDrawing:
             y = self._panel(moment, y + 8, column) + 34
         page = TimeChart(self.left, _WIDTH, _TOP, 1, on=self.svg_)
         if self.arrows_left_out:
-            note = (
-                f"{self.arrows_left_out} messages are not drawn as arrows: choose a part (--time, --ranks), or --view spacetime"
-            )
+            note = f"{self.arrows_left_out} messages are not drawn as arrows: choose a part (--time, --ranks), or --view spacetime"
             page.text(16, y, note, 11, colour=GREY)
         return page.page(y - 36, f"{clipped(self.name, 60)}: timeline")
 
@@ -154,7 +193,11 @@ class _TimelineDrawing:
         draw, size = TimeChart(self.left, _WIDTH, _TOP, 1, on=self.svg_), self.trace.world_size
         draw.text(16, 26, f"{clipped(self.name, 60)}: where the time goes", 17, bold=True)
         outcome, backend = (str(self.trace.header.get(key) or "") for key in ("outcome", "backend"))
-        said = [f"{outcome or 'recorded'}, {show_ns(self.makespan)}", backend, selection_text(self.part, size)]
+        said = [
+            f"{outcome or 'recorded'}, {show_ns(self.makespan)}",
+            backend,
+            selection_text(self.part, size),
+        ]
         shown = sum(len(lane.ranks) for lane in self.lanes)
         if len(self.lanes) < shown:
             said.append(f"{shown} ranks in {len(self.lanes)} lane{'s' * (len(self.lanes) > 1)}")
@@ -175,20 +218,47 @@ class _TimelineDrawing:
             for number, spans in enumerate(row.doing.kinds()):
                 sums[number] += many * sum(spans_within(one, start, end).total for one in spans)
         fills = (COMPUTE_FILL, BACKWARD_FILL, EXPOSED_FILL, HIDDEN_FILL, WAITING_FILL)
-        words = ("compute", "backward", "communication, exposed", "communication beside compute", "waiting")
-        found = [(f, f"{w} {_percent_text(s, total)}") for f, w, s in zip(fills, words, sums, strict=True) if s]
+        words = (
+            "compute",
+            "backward",
+            "communication, exposed",
+            "communication beside compute",
+            "waiting",
+        )
+        found = [
+            (f, f"{w} {_percent_text(s, total)}")
+            for f, w, s in zip(fills, words, sums, strict=True)
+            if s
+        ]
         idle = total - sum(sums) + sums[3]
         return found + ([(PALE_FILL, f"idle {_percent_text(idle, total)}")] if idle > 0 else [])
 
     # --- a panel ---
     def _panel(self, moment: TimelinePanel, y: float, column: float) -> float:
-        chart = TimeChart(self.left, _WIDTH, y + (30 if moment.title else 12), moment.end_ns, moment.start_ns, self.svg_)
+        chart = TimeChart(
+            self.left,
+            _WIDTH,
+            y + (30 if moment.title else 12),
+            moment.end_ns,
+            moment.start_ns,
+            self.svg_,
+        )
         if moment.title:
             chart.text(16, y + 10, moment.title, 12, bold=True)
         tops = list(accumulate((row.height + _GAP for row in self.rows), initial=chart.top))
         last = min(moment.end_ns, max(self.makespan, 1))
-        chart.axis((moment.since_ns + t for t in round_ticks(last - moment.since_ns)), tops[-1] - 6, moment.since_ns)
-        chart.text(16, tops[-1] + 12, f"time from {show_ns(moment.since_ns)}" if moment.since_ns else "time", 11, colour=GREY)
+        chart.axis(
+            (moment.since_ns + t for t in round_ticks(last - moment.since_ns)),
+            tops[-1] - 6,
+            moment.since_ns,
+        )
+        chart.text(
+            16,
+            tops[-1] + 12,
+            f"time from {show_ns(moment.since_ns)}" if moment.since_ns else "time",
+            11,
+            colour=GREY,
+        )
         painter = LanePainter(chart, self.trace, self.makespan, column)
         for row, top in zip(self.rows, tops, strict=False):
             painter.draw(row, top)
@@ -198,18 +268,33 @@ class _TimelineDrawing:
         return tops[-1]
 
     def _messages(self, chart: TimeChart, lane_of: dict[int, int], tops: list[float]) -> None:
-        """An arrow for each message between two lanes, where there are so few that the eye can follow them."""
+        """An arrow for each message between two lanes, where there are so few that the eye can
+        follow them.
+        """
         trace = self.trace
-        sends, recvs = trace.ops("send", "isend") & (trace["match"] >= 0), trace.ops("recv", "irecv") & (trace["match"] >= 0)
-        received = dict(zip(trace["match"][recvs].tolist(), np.flatnonzero(recvs).tolist(), strict=True))
+        sends, recvs = (
+            trace.ops("send", "isend") & (trace["match"] >= 0),
+            trace.ops("recv", "irecv") & (trace["match"] >= 0),
+        )
+        received = dict(
+            zip(trace["match"][recvs].tolist(), np.flatnonzero(recvs).tolist(), strict=True)
+        )
         found: dict[tuple[int, int, int, int], None] = {}
         for send in np.flatnonzero(sends).tolist():
             recv = received.get(int(trace["match"][send]))
             if recv is None:
                 continue
-            a, b = lane_of.get(int(trace["rank"][send]), -1), lane_of.get(int(trace["rank"][recv]), -1)
+            a, b = (
+                lane_of.get(int(trace["rank"][send]), -1),
+                lane_of.get(int(trace["rank"][recv]), -1),
+            )
             start, end = int(trace["started_ns"][send]), int(trace["finished_ns"][recv])
-            if a != b and min(a, b, start, end) >= 0 and start < chart.end_ns and end > chart.start_ns:
+            if (
+                a != b
+                and min(a, b, start, end) >= 0
+                and start < chart.end_ns
+                and end > chart.start_ns
+            ):
                 found[a, b, start, end] = None
         if len(found) > MAX_ARROWS:
             self.arrows_left_out = max(self.arrows_left_out, len(found))
@@ -221,14 +306,24 @@ class _TimelineDrawing:
 
 
 class _CriticalPathPainter:
-    """The critical path: frames around what is wide enough, a line under the lane for what is not, dashes from lane to lane."""
+    """The critical path: frames around what is wide enough, a line under the lane for what is not,
+    dashes from lane to lane.
+    """
 
-    def __init__(self, chart: TimeChart, rows: Sequence[LaneRow], tops: Sequence[float], trace: Trace) -> None:
+    def __init__(
+        self, chart: TimeChart, rows: Sequence[LaneRow], tops: Sequence[float], trace: Trace
+    ) -> None:
         self.chart, self.rows, self.tops, self.trace = chart, rows, tops, trace
         self.scale = chart.width / (chart.end_ns - chart.start_ns)
 
     def draw(self, pieces: Sequence[CriticalPathPiece], lane_of: dict[int, int]) -> None:
-        inside = [p for p in pieces if p.end_ns > self.chart.start_ns and p.start_ns < self.chart.end_ns and p.rank in lane_of]
+        inside = [
+            p
+            for p in pieces
+            if p.end_ns > self.chart.start_ns
+            and p.start_ns < self.chart.end_ns
+            and p.rank in lane_of
+        ]
         thin: dict[int, list[CriticalPathPiece]] = {}
         hops: list[tuple[float, int, int]] = []
         before: tuple[int, float] | None = None
@@ -242,23 +337,34 @@ class _CriticalPathPainter:
                 hops.append((self.chart.x(piece.start_ns), before[0], lane))
             before = lane, wide
         for lane, few in thin.items():
-            spans = merged_spans(TimeSpans(np.array([p.start_ns for p in few]), np.array([p.end_ns for p in few])))
+            spans = merged_spans(
+                TimeSpans(np.array([p.start_ns for p in few]), np.array([p.end_ns for p in few]))
+            )
             draw_track(
                 self.chart,
-                TrackBand(self.tops[lane] + self.rows[lane].height - STRIP_HEIGHT + 1, STRIP_HEIGHT - 1),
+                TrackBand(
+                    self.tops[lane] + self.rows[lane].height - STRIP_HEIGHT + 1, STRIP_HEIGHT - 1
+                ),
                 [TrackLayer(INK, spans)],
             )
         for x, a, b in hops if len(hops) <= MAX_ARROWS else ():
             low, high = sorted((a, b))
             self.chart.line(
-                (x, self.tops[low] + self.rows[low].height - STRIP_HEIGHT), (x, self.tops[high]), INK, 1.0, dash="2 3"
+                (x, self.tops[low] + self.rows[low].height - STRIP_HEIGHT),
+                (x, self.tops[high]),
+                INK,
+                1.0,
+                dash="2 3",
             )
 
     def _frame(self, piece: CriticalPathPiece, lane: int) -> None:
         x, end = self.chart.x(piece.start_ns), self.chart.x(piece.end_ns)
         y, height = self.tops[lane], UPPER_HEIGHT
         if piece.why == "transfer":
-            streams, queue = self.rows[lane].streams, self.trace.text("queue", int(self.trace["queue"][piece.row]))
+            streams, queue = (
+                self.rows[lane].streams,
+                self.trace.text("queue", int(self.trace["queue"][piece.row])),
+            )
             at = streams.index(queue) if queue in streams else len(streams) - 1
             y, height = y + UPPER_HEIGHT + at * LOWER_HEIGHT, LOWER_HEIGHT
         self.chart.outline(x + 1, y + 1, max(end - x - 2, 1), height - 2, INK)
@@ -271,10 +377,22 @@ def _percent_text(part: int, whole: int) -> str:
     return f"{share:.0f} %" if share >= 9.5 else f"{share:.2g} %"
 
 
-VIEW = PictureView(draws_trace_or_run(timeline_svg), formats=("svg", "png", "pdf"), accepts_trace=True, examples=(
-    GalleryExample("hybrid", "The same run to scale: what each rank does, and the path that sets the pace."),
-    GalleryExample("ddp_by_hand", "The same to scale: two of the three all_reduces are hidden behind compute."),
-    GalleryExample("pipeline_1f1b", "One forward, one backward: the bubble at both ends."),
-    GalleryExample("strategies/pipeline_zb1p",
-            "A zero-bubble schedule: gradients of the weights (W), which nobody waits for, fill what was empty."),
-))  # fmt: skip
+VIEW = PictureView(
+    draws_trace_or_run(timeline_svg),
+    formats=("svg", "png", "pdf"),
+    accepts_trace=True,
+    examples=(
+        GalleryExample(
+            "hybrid", "The same run to scale: what each rank does, and the path that sets the pace."
+        ),
+        GalleryExample(
+            "ddp_by_hand",
+            "The same to scale: two of the three all_reduces are hidden behind compute.",
+        ),
+        GalleryExample("pipeline_1f1b", "One forward, one backward: the bubble at both ends."),
+        GalleryExample(
+            "strategies/pipeline_zb1p",
+            "A zero-bubble schedule: gradients of the weights (W), which nobody waits for, fill what was empty.",
+        ),
+    ),
+)

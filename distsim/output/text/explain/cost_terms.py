@@ -1,4 +1,6 @@
-"""Where a price comes from, in 80 columns: the form that NCCL runs, its terms, and what the others would take."""
+"""Where a price comes from, in 80 columns: the form that NCCL runs, its terms, and what the others
+would take.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,10 @@ def _factor_text(name: str, value: float, power: float) -> str:
 
 
 def _term_lines(candidate: ExplainedForm) -> list[str]:
-    rows = [(t.what, f"{t.amount:.4g} × {t.value:.3g}", f"({t.constant})", _duration_text(t.us)) for t in candidate.terms]
+    rows = [
+        (t.what, f"{t.amount:.4g} × {t.value:.3g}", f"({t.constant})", _duration_text(t.us))
+        for t in candidate.terms
+    ]
     reached = " × ".join(_factor_text(*share) for share in candidate.shares)
     rows.append(("moving", f"at {candidate.gbs:.4g} GB/s", "", _duration_text(candidate.moving_us)))
     lines = table_lines(("term", "how much", "constant", "time"), rows, left=(0, 1, 2))
@@ -58,15 +63,22 @@ def _term_lines(candidate: ExplainedForm) -> list[str]:
     return [
         *lines,
         *wrapped_lines(
-            f"algorithm bandwidth: {candidate.counted_gbs:.4g} GB/s counted by NCCL × {reached} ({names})", indent="  "
+            f"algorithm bandwidth: {candidate.counted_gbs:.4g} GB/s counted by NCCL × {reached} ({names})",
+            indent="  ",
         ),
     ]
 
 
 def _link_lines(found: CostExplanation) -> list[str]:
     """The levels of links that the bytes must pass."""
-    rows = [(way.name, show_bytes(way.nbytes), f"{way.gbs:.4g} GB/s", show_ns(way.ns)) for way in found.ways]
-    return ["What must pass, the narrowest first", *table_lines(("link", "bytes", "bandwidth", "at least"), rows)]
+    rows = [
+        (way.name, show_bytes(way.nbytes), f"{way.gbs:.4g} GB/s", show_ns(way.ns))
+        for way in found.ways
+    ]
+    return [
+        "What must pass, the narrowest first",
+        *table_lines(("link", "bytes", "bandwidth", "at least"), rows),
+    ]
 
 
 def _candidate_row(candidate: ExplainedForm) -> tuple[str, str, str, str, str]:
@@ -82,9 +94,13 @@ def _candidate_row(candidate: ExplainedForm) -> tuple[str, str, str, str, str]:
 
 def _closing_text(found: CostExplanation) -> str:
     rounded = "Where forms meet, the price is rounded off below the least of them"
-    meshed = found.at.intra == "nvlink" and not found.at.switch  # a smaller group has fewer of its links
+    meshed = (
+        found.at.intra == "nvlink" and not found.at.switch
+    )  # a smaller group has fewer of its links
     fewer = (
-        "with fewer bytes" if found.kind in SEND_RECV_OPERATIONS or meshed else "with fewer bytes or in a group inside this one"
+        "with fewer bytes"
+        if found.kind in SEND_RECV_OPERATIONS or meshed
+        else "with fewer bytes or in a group inside this one"
     )
     parts = [f"{rounded}; it is never less than {fewer}."]
     if found.at.driven > 1:
@@ -94,7 +110,11 @@ def _closing_text(found: CostExplanation) -> str:
     if found.measured:
         parts.append("The cluster has measured times, which correct the price.")
     parts.append(f"No schedule can beat {show_ns(found.bound_ns)} on these links.")
-    kind = "systems like this" if found.band.known else "systems of a kind that no published table is of"
+    kind = (
+        "systems like this"
+        if found.band.known
+        else "systems of a kind that no published table is of"
+    )
     low, high = (show_ns(round(found.ns * factor)) for factor in (found.band.low, found.band.high))
     parts.append(f"Nine of ten measured times lie between {low} and {high} ({kind}).")
     return " ".join(parts)

@@ -1,4 +1,6 @@
-"""What a key of the scenario file is, and what may stand where: from the reference of the format."""
+"""What a key of the scenario file is, and what may stand where: from the reference of the
+format.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,11 @@ EXPRESSION_NAMES: tuple[tuple[str, str, str], ...] = (
     ("a var", "everywhere after it", "its value"),
     ("the index of a repeat", "inside it", "the round, from 0"),
     ("iteration", "in program", "the round of the file's iterations, from 0"),
-    ("group_rank group_size", "beside a group:", "the rank's place in that group, and the group's size"),
+    (
+        "group_rank group_size",
+        "beside a group:",
+        "the rank's place in that group, and the group's size",
+    ),
     ("index", "in value:", "the number of the element, flat"),
     ("copy", "in value: of a tensor with copies", "the number of the copy"),
 )
@@ -50,17 +56,31 @@ def _is_direct_child(path: str, outer: str) -> bool:
 
 def _key_lines(found: list[FormatKey]) -> list[str]:
     most = max(len(key.name) for key in found)
-    return [line for key in found for line in wrapped_lines(f"{key.name.ljust(most)}  {key.about}", "  ", " " * (most + 4))]
+    return [
+        line
+        for key in found
+        for line in wrapped_lines(f"{key.name.ljust(most)}  {key.about}", "  ", " " * (most + 4))
+    ]
 
 
 def scenario_page() -> str:
     """The top level of the file, key by key."""
     top = [key for key in format_keys().values() if "." not in key.path]
-    return "\n".join([
-        "scenario: the file", *wrapped_lines("One YAML file says who is there and what each rank does. Its keys:", "  "), "", *_key_lines(top), "",
-        *wrapped_lines("`distsim explain world.nodes` and the like say more, `distsim explain all_reduce.op` of a step's field, "
-                "`distsim explain expressions` of what may stand for a number."),
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "scenario: the file",
+            *wrapped_lines(
+                "One YAML file says who is there and what each rank does. Its keys:", "  "
+            ),
+            "",
+            *_key_lines(top),
+            "",
+            *wrapped_lines(
+                "`distsim explain world.nodes` and the like say more, `distsim explain all_reduce.op` of a step's field, "
+                "`distsim explain expressions` of what may stand for a number."
+            ),
+        ]
+    )
 
 
 def expressions_page() -> str:
@@ -68,26 +88,46 @@ def expressions_page() -> str:
     rows = table_lines(("word", "known", "is"), EXPRESSION_NAMES, left=(0, 1, 2))
     if max(map(len, rows)) > page_width():
         rows = [
-            line for words in EXPRESSION_NAMES for line in wrapped_lines(f"{words[0]} ({words[1]}): {words[2]}", "  ", "    ")
+            line
+            for words in EXPRESSION_NAMES
+            for line in wrapped_lines(f"{words[0]} ({words[1]}): {words[2]}", "  ", "    ")
         ]
-    return "\n".join([
-        "expressions", *wrapped_lines("Wherever a number, a quantity or a condition may stand: + - * // %, comparisons, and or not, "
-                               "a if c else b, min and max, with Python's meaning.", "  "),
-        *wrapped_lines("A number with its unit is a quantity: `(rank + 1) * 1 ms`, `4 B * width * width`, `2 * 25 GB/s`. Units are checked: only "
-                "equals are added and compared. A var may be a quantity.", "  "), "", "Words", *rows,
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "expressions",
+            *wrapped_lines(
+                "Wherever a number, a quantity or a condition may stand: + - * // %, comparisons, and or not, "
+                "a if c else b, min and max, with Python's meaning.",
+                "  ",
+            ),
+            *wrapped_lines(
+                "A number with its unit is a quantity: `(rank + 1) * 1 ms`, `4 B * width * width`, `2 * 25 GB/s`. Units are checked: only "
+                "equals are added and compared. A var may be a quantity.",
+                "  ",
+            ),
+            "",
+            "Words",
+            *rows,
+        ]
+    )
 
 
 # --- the manual's page ---
 def format_manual() -> Iterator[str]:
     """docs/format.md, paragraph by paragraph."""
     yield "# Every key of a scenario file"
-    yield ("Made from the models that read the file, as are `distsim schema` and `distsim explain world.nodes`. Fields of steps are in "
-           "[operations.md](operations.md) and, one by one, below. `NAME` is a name of yours; `[]` an item of a list.")  # fmt: skip
+    yield (
+        "Made from the models that read the file, as are `distsim schema` and `distsim explain world.nodes`. Fields of steps are in "
+        "[operations.md](operations.md) and, one by one, below. `NAME` is a name of yours; `[]` an item of a list."
+    )
     top = [key for key in format_keys().values() if "." not in key.path]
     yield _markdown_table("The file", top)
     for key in top:
-        inside = [k for k in format_keys().values() if k.path.startswith((f"{key.path}.", f"{key.path}[]"))]
+        inside = [
+            k
+            for k in format_keys().values()
+            if k.path.startswith((f"{key.path}.", f"{key.path}[]"))
+        ]
         if inside:
             yield _markdown_table(key.path, inside)
     steps: dict[str, list[FormatKey]] = {}
@@ -102,7 +142,12 @@ def format_manual() -> Iterator[str]:
 
 
 def _markdown_table(title: str, found: list[FormatKey], level: str = "##") -> str:
-    lines = [f"{level} {title}", "", "| key | says | type | unit | default | example |", "|---|---|---|---|---|---|"]
+    lines = [
+        f"{level} {title}",
+        "",
+        "| key | says | type | unit | default | example |",
+        "|---|---|---|---|---|---|",
+    ]
     for key in found:
         default = "needed" if key.required else f"`{key.default}`" if key.default else ""
         cells = (f"`{key.path}`", key.about, key.kind, key.unit, default, f"`{key.example}`")

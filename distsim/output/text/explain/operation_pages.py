@@ -1,4 +1,6 @@
-"""Pages that explain a name: an operation from its row, a strategy, the back ends; the list of all names."""
+"""Pages that explain a name: an operation from its row, a strategy, the back ends; the list of all
+names.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ GROUP_SIZES = (2, 4, 8, 64)
 
 
 def operation_page(row: type[Operation]) -> str:
-    """What `distsim explain NAME` says about an operation, in 80 columns: everything from its row."""
+    """What `distsim explain NAME` says about an operation, in 80 columns: everything from its
+    row.
+    """
     words = row.words
     sections = [("Before", words.before), ("After", words.after), ("Who waits", words.waits)]
     if row.kind == "collective":
@@ -29,10 +33,14 @@ def operation_page(row: type[Operation]) -> str:
     sections += [("Good to know" if i == 0 else "", note) for i, note in enumerate(words.notes)]
     also = f"  also written {', '.join(row.aliases)}\n" if row.aliases else ""
     name = "\n".join(wrapped_lines(f"{row.op}  ({_kind_text(row)})", "", "  "))
-    head = f"{name}\n{also}" + fill(words.signature, page_width(), initial_indent="  ", subsequent_indent="      ")
+    head = f"{name}\n{also}" + fill(
+        words.signature, page_width(), initial_indent="  ", subsequent_indent="      "
+    )
     sections.append(("torch's names", _torch_argument_names(row)))
     body = "".join(
-        f"\n\n{title}\n{_wrapped_text(text)}" if title else f"\n{_wrapped_text(text)}" for title, text in sections if text
+        f"\n\n{title}\n{_wrapped_text(text)}" if title else f"\n{_wrapped_text(text)}"
+        for title, text in sections
+        if text
     )
     call = f"\n\nIn torch\n{indent(words.torch, '  ')}" if words.torch else ""
     return f"{head}{body}\n\nIn a scenario\n{indent(words.example.rstrip(), '  ')}{call}"
@@ -42,18 +50,35 @@ def _torch_argument_names(row: type[Operation]) -> str:
     """What the file calls arguments of torch that it calls otherwise."""
     fields = {info.alias or key for key, info in row.model_fields.items()}
     signature = re.findall(r"\w+", row.words.signature)
-    pairs = [(name, field) for name, field in torch_argument_names(row.op, fields).items() if field and name in signature]
-    return ", ".join(f"{name} is `{field}`" for name, field in pairs) + " in a file." if pairs else ""
+    pairs = [
+        (name, field)
+        for name, field in torch_argument_names(row.op, fields).items()
+        if field and name in signature
+    ]
+    return (
+        ", ".join(f"{name} is `{field}`" for name, field in pairs) + " in a file." if pairs else ""
+    )
 
 
 def strategy_page(row: type[Strategy]) -> str:
     """What `distsim explain NAME` says about a training strategy: what it does, and its fields."""
     needed = [info.alias or key for key, info in row.model_fields.items() if info.is_required()]
     free = [info.alias or key for key, info in row.model_fields.items() if not info.is_required()]
-    lines = [f"{row.name}  (a training strategy: it expands into plain operations)", _wrapped_text(row.about), "", "Fields"]
+    lines = [
+        f"{row.name}  (a training strategy: it expands into plain operations)",
+        _wrapped_text(row.about),
+        "",
+        "Fields",
+    ]
     lines += [_wrapped_text(f"needed: {', '.join(needed)}")] if needed else []
     lines += [_wrapped_text(f"may be left out: {', '.join(free)}")] if free else []
-    return "\n".join([*lines, "", "See docs/strategies.md; `distsim expand FILE` prints the operations behind it."])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "See docs/strategies.md; `distsim expand FILE` prints the operations behind it.",
+        ]
+    )
 
 
 def _wrapped_text(text: str) -> str:
@@ -86,7 +111,11 @@ def _bandwidth_sentence(row: type[Operation]) -> str:
 
 def _rounds_sentence(row: type[Operation]) -> str:
     counts = [(n, len(row.schedule(n, 0))) for n in GROUP_SIZES[:3]]
-    return "Its schedule takes " + ", ".join(f"{rounds} round{'s' * (rounds != 1)} on {n} ranks" for n, rounds in counts) + "."
+    return (
+        "Its schedule takes "
+        + ", ".join(f"{rounds} round{'s' * (rounds != 1)} on {n} ranks" for n, rounds in counts)
+        + "."
+    )
 
 
 def index_page() -> str:
@@ -94,18 +123,34 @@ def index_page() -> str:
     from distsim.scenario.strategies import STRATEGIES
 
     strategies = table_lines(
-        ("", ""), [(name, truncated(row.about, max(20, page_width() - 26))) for name, row in STRATEGIES.items()], left=(0, 1)
+        ("", ""),
+        [
+            (name, truncated(row.about, max(20, page_width() - 26)))
+            for name, row in STRATEGIES.items()
+        ],
+        left=(0, 1),
     )
     operations = table_lines(
         ("", ""),
-        [(name, truncated(row.words.after, max(20, page_width() - 26))) for name, row in OPERATIONS.items()],
+        [
+            (name, truncated(row.words.after, max(20, page_width() - 26)))
+            for name, row in OPERATIONS.items()
+        ],
         left=(0, 1),
     )
-    findings = table_lines(("", ""), [(code, info.title) for code, info in CODES.items()], left=(0, 1))
-    more = table_lines(("", ""), [("backends", "what works on gloo, nccl and mpi, and which to choose")], left=(0, 1))
+    findings = table_lines(
+        ("", ""), [(code, info.title) for code, info in CODES.items()], left=(0, 1)
+    )
+    more = table_lines(
+        ("", ""),
+        [("backends", "what works on gloo, nccl and mpi, and which to choose")],
+        left=(0, 1),
+    )
     known = ["Operations", *operations[1:], "", "Training strategies", *strategies[1:], ""]
-    pages = (("scenario", "its keys; `world.nodes`, `tensors.x.shape`, `all_reduce.op` is one each"),
-             ("expressions", "what may stand for a number"))  # fmt: skip
+    pages = (
+        ("scenario", "its keys; `world.nodes`, `tensors.x.shape`, `all_reduce.op` is one each"),
+        ("expressions", "what may stand for a number"),
+    )
     keys = ["", "The scenario file", *table_lines(("", ""), pages, left=(0, 1))[1:]]
     return "\n".join([*known, "Findings", *findings[1:], "", "Back ends", *more[1:], *keys])
 
@@ -115,29 +160,68 @@ _DEVICES: tuple[DeviceType, ...] = ("cpu", "gpu")
 _SUPPORT_MARKS = {"yes": "yes", "no": "-", "built": "(1)"}
 _BACKEND_ADVICE = (
     ("CPU tensors", "gloo: built into torch, and it says most when something is wrong."),
-    ("GPU tensors", "nccl: made for them, over NVLink and InfiniBand. Gloo copies through the host."),
-    ("both", "cpu:gloo,cuda:nccl, as when no back end is named: a tensor takes the one of its device."),
-    ("mpi", "where a machine's fast network or GPUs are reached only through its own MPI library, or a job is started by mpirun and "
-            "shared with MPI code. torch must be built from source for it. It has no timeout."),
-    ("to debug", "gloo on CPU tensors: it never buffers, so what can hang does, and it obeys tags."),
-)  # fmt: skip
+    (
+        "GPU tensors",
+        "nccl: made for them, over NVLink and InfiniBand. Gloo copies through the host.",
+    ),
+    (
+        "both",
+        "cpu:gloo,cuda:nccl, as when no back end is named: a tensor takes the one of its device.",
+    ),
+    (
+        "mpi",
+        "where a machine's fast network or GPUs are reached only through its own MPI library, or a job is started by mpirun and "
+        "shared with MPI code. torch must be built from source for it. It has no timeout.",
+    ),
+    (
+        "to debug",
+        "gloo on CPU tensors: it never buffers, so what can hang does, and it obeys tags.",
+    ),
+)
 _NOTES = (
-    ("(1)", "only where torch was built against an MPI library that knows CUDA; torch asks it and refuses otherwise."),
-    ("(2)", "only if the MPI library has such a type (MPIX_C_FLOAT16 and the like); mostly it has not."),
-    ("(3)", "reduced with NCCL 2.24 or later on GPUs of compute capability 9.0 or later; else moved as bytes alone."),
-    ("(4)", "torch passes complex numbers as pairs of real ones: sum and avg have a meaning then, the other reduce ops none. Gloo's "
-            "gather refuses them, as do mpi's gather, reduce and reduce_scatter."),
+    (
+        "(1)",
+        "only where torch was built against an MPI library that knows CUDA; torch asks it and refuses otherwise.",
+    ),
+    (
+        "(2)",
+        "only if the MPI library has such a type (MPIX_C_FLOAT16 and the like); mostly it has not.",
+    ),
+    (
+        "(3)",
+        "reduced with NCCL 2.24 or later on GPUs of compute capability 9.0 or later; else moved as bytes alone.",
+    ),
+    (
+        "(4)",
+        "torch passes complex numbers as pairs of real ones: sum and avg have a meaning then, the other reduce ops none. Gloo's "
+        "gather refuses them, as do mpi's gather, reduce and reduce_scatter.",
+    ),
     ("mpi", "reduce_scatter and all_gather_into_tensor came with pytorch#150162 in 2025."),
-    ("coalesced", "several collectives as one launch (_coalescing_manager). Gloo lays them end to end and compares no lists; on a GPU "
-                  "it has reduce_scatter alone."),
-    ("shapes", "gloo wants the larger tensor of all_gather_into_tensor and reduce_scatter_tensor to be the smaller one with its first "
-               "axis n times as long; nccl counts elements."),
+    (
+        "coalesced",
+        "several collectives as one launch (_coalescing_manager). Gloo lays them end to end and compares no lists; on a GPU "
+        "it has reduce_scatter alone.",
+    ),
+    (
+        "shapes",
+        "gloo wants the larger tensor of all_gather_into_tensor and reduce_scatter_tensor to be the smaller one with its first "
+        "axis n times as long; nccl counts elements.",
+    ),
     ("bool", "a sum of bools is an or: true where any is."),
-    ("avg", "of integers: gloo refuses, after it has taken the sum; nccl divides and drops the rest."),
-    ("gloo, GPU", "collectives copy to the host and back; the numbers are right, the speed is the host's. barrier and messages know "
-                  "nothing of a GPU."),
-    ("any source", "recv without src: gloo and mpi; nccl raises. Tags: gloo and mpi; nccl ignores them."),
-)  # fmt: skip
+    (
+        "avg",
+        "of integers: gloo refuses, after it has taken the sum; nccl divides and drops the rest.",
+    ),
+    (
+        "gloo, GPU",
+        "collectives copy to the host and back; the numbers are right, the speed is the host's. barrier and messages know "
+        "nothing of a GPU.",
+    ),
+    (
+        "any source",
+        "recv without src: gloo and mpi; nccl raises. Tags: gloo and mpi; nccl ignores them.",
+    ),
+)
 _DTYPE_MARKS = {
     ("mpi", "float16"): "(2)",
     ("mpi", "bfloat16"): "(2)",
@@ -147,7 +231,9 @@ _DTYPE_MARKS = {
 
 
 def backends_page() -> str:
-    """What `distsim explain backends` says, in 80 columns: everything but the advice from `distsim.backends.profile`."""
+    """What `distsim explain backends` says, in 80 columns: everything but the advice from
+    `distsim.backends.profile`.
+    """
     return "\n".join(_backend_lines())
 
 
@@ -168,8 +254,22 @@ def _term_lines(terms: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 def _operation_table() -> list[str]:
     named = [op for op, row in OPERATIONS.items() if row.kind in ("p2p", "collective", "remote")]
-    cells = {op: [_SUPPORT_MARKS[s.on(op, device)] for s in SUPPORT_BY_BACKEND.values() for device in _DEVICES] for op in named}
-    header = ("", *(f"{s.backend} CPU" if device == "cpu" else "GPU" for s in SUPPORT_BY_BACKEND.values() for device in _DEVICES))
+    cells = {
+        op: [
+            _SUPPORT_MARKS[s.on(op, device)]
+            for s in SUPPORT_BY_BACKEND.values()
+            for device in _DEVICES
+        ]
+        for op in named
+    }
+    header = (
+        "",
+        *(
+            f"{s.backend} CPU" if device == "cpu" else "GPU"
+            for s in SUPPORT_BY_BACKEND.values()
+            for device in _DEVICES
+        ),
+    )
     return table_lines(header, [(op, *cells[op]) for op in named])
 
 
@@ -180,11 +280,18 @@ def _dtype_table() -> list[str]:
         cells = []
         for one in SUPPORT_BY_BACKEND.values():
             mark = _DTYPE_MARKS.get((one.backend, dtype), "")
-            collectives = "(4)" if dtype.startswith("complex") else mark or ("yes" if dtype in one.moved else "-")
+            collectives = (
+                "(4)"
+                if dtype.startswith("complex")
+                else mark or ("yes" if dtype in one.moved else "-")
+            )
             messages = mark if mark == "(2)" else "yes" if dtype in one.messages else "-"
             cells += [messages, collectives]
         rows.append((dtype, *cells))
-    header = ("", *(word for s in SUPPORT_BY_BACKEND.values() for word in (f"{s.backend} p2p", "coll")))
+    header = (
+        "",
+        *(word for s in SUPPORT_BY_BACKEND.values() for word in (f"{s.backend} p2p", "coll")),
+    )
     return table_lines(header, rows)
 
 
@@ -194,11 +301,14 @@ def _reduction_table() -> list[str]:
 
 
 def _refusal_lines() -> Iterator[str]:
-    """Every text of the table once; OP and TYPE stand for the reduce op and for torch's name of the dtype, SHAPE and ROWS for numbers."""
+    """Every text of the table once; OP and TYPE stand for the reduce op and for torch's name of the
+    dtype, SHAPE and ROWS for numbers.
+    """
     for one in SUPPORT_BY_BACKEND.values():
         for text in one.texts():
             yield from _quoted_refusal(
-                one.backend, text.format(op="OP", type="TYPE", one="SHAPE", got="SHAPE", sizes="ROWS vs. ROWS")
+                one.backend,
+                text.format(op="OP", type="TYPE", one="SHAPE", got="SHAPE", sizes="ROWS vs. ROWS"),
             )
     for op in ("all_reduce", "reduce", "reduce_scatter"):
         yield from _quoted_refusal("all", complex_reduction_error(op, "op"))

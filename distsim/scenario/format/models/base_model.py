@@ -17,7 +17,13 @@ T = TypeVar("T")
 class FormatModel(BaseModel):
     """A mapping of the file. Frozen; unknown keys are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, arbitrary_types_allowed=True, populate_by_name=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        defer_build=True,
+        arbitrary_types_allowed=True,
+        populate_by_name=True,
+    )
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
@@ -36,7 +42,9 @@ def parse_name_key(value: object) -> str:
 
 
 def parse_mapping(value: object, what: str, parse: FieldParser[T]) -> Mapping[str, T]:
-    """A mapping of names to what ``parse`` makes of each value; ``what``: the mapping that is expected, for who wrote another thing."""
+    """A mapping of names to what ``parse`` makes of each value; ``what``: the mapping that is
+    expected, for who wrote another thing.
+    """
     if not isinstance(value, Mapping):
         raise expected_error(what, value)
     gather = FieldErrorCollector()

@@ -18,7 +18,8 @@ Selector = Expression | tuple[int, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class ScenarioStep:
-    """One operation. ``line`` and ``column`` (from 1; 0 in a scenario built in Python) play no part in equality.
+    """One operation. ``line`` and ``column`` (from 1; 0 in a scenario built in Python) play no part
+    in equality.
 
     ``path`` is where it stands in the file's data: ``("program", 0, "steps", 1)``.
     """
@@ -43,7 +44,9 @@ class ScenarioBlock:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioRepeat:
-    """``repeat: {times, index, steps}``: ``index`` counts from 0 inside; ``times`` may differ by rank."""
+    """``repeat: {times, index, steps}``: ``index`` counts from 0 inside; ``times`` may differ by
+    rank.
+    """
 
     times: Expression | PerRank[Expression]
     index: str | None

@@ -24,7 +24,10 @@ from distsim.scenario.format.models.scalars import (
 LAUNCHERS = ("torchrun", "elastic", "mp.spawn", "mp.Process", "srun", "mpirun")
 _parse_port = integer(1, 65535, "a port, an integer")
 PortList = Annotated[
-    tuple[int, ...], *parsed_by(list_parser(_parse_port, "a list of ports"), {"type": "array", "items": {"type": "integer"}})
+    tuple[int, ...],
+    *parsed_by(
+        list_parser(_parse_port, "a list of ports"), {"type": "array", "items": {"type": "integer"}}
+    ),
 ]
 
 
@@ -39,7 +42,9 @@ def _parse_variable(value: object) -> str:
 
 def _parse_environment(value: object) -> Mapping[str, object]:
     return parse_mapping(
-        value, "a mapping of variables to values, as `{MASTER_ADDR: node0, RANK: null}`", per_rank(_parse_variable)
+        value,
+        "a mapping of variables to values, as `{MASTER_ADDR: node0, RANK: null}`",
+        per_rank(_parse_variable),
     )
 
 
@@ -54,19 +59,28 @@ class LaunchOptions(FormatModel):
     """How the ranks are started: the environment that their launcher gives them."""
 
     master_addr: Text = "127.0.0.1"
-    master_port: Annotated[int, *parsed_by(integer(1, 65535), {"type": "integer", "minimum": 1, "maximum": 65535})] = 29500
+    master_port: Annotated[
+        int, *parsed_by(integer(1, 65535), {"type": "integer", "minimum": 1, "maximum": 65535})
+    ] = 29500
     #: CUDA_VISIBLE_DEVICES of each machine.
     visible_devices: Ranks | None = None
     #: OMP_NUM_THREADS.
     omp_threads: Count = 1
     #: multiprocessing's start method.
-    start: Annotated[str, *parsed_by(choice("spawn", "fork", "forkserver"), {"enum": ["spawn", "fork", "forkserver"]})] = "spawn"
-    #: What starts the ranks. It decides which variables they find, and whether its agent serves the store or rank 0 does.
+    start: Annotated[
+        str,
+        *parsed_by(
+            choice("spawn", "fork", "forkserver"), {"enum": ["spawn", "fork", "forkserver"]}
+        ),
+    ] = "spawn"
+    #: What starts the ranks. It decides which variables they find, and whether its agent serves the
+    #: store or rank 0 does.
     by: Annotated[str | None, *parsed_by(choice(*LAUNCHERS), {"enum": list(LAUNCHERS)})] = None
-    #: Variables that ranks find, in place of the launcher's; null: not set. A number may be an expression (`RANK: rank`).
-    env: Annotated[dict[str, Any], *parsed_by(_parse_environment, {"type": "object"}, _plain_environment)] = Field(
-        default_factory=dict
-    )
+    #: Variables that ranks find, in place of the launcher's; null: not set. A number may be an
+    #: expression (`RANK: rank`).
+    env: Annotated[
+        dict[str, Any], *parsed_by(_parse_environment, {"type": "object"}, _plain_environment)
+    ] = Field(default_factory=dict)
     #: Names or addresses of the machines, in order; no other name resolves.
     hosts: Names = ()
     #: Ports that something else listens on.

@@ -1,4 +1,6 @@
-"""Plain field types of the parts of a scenario that are no steps. They take what is meant, and refuse all else in plain words."""
+"""Plain field types of the parts of a scenario that are no steps. They take what is meant, and
+refuse all else in plain words.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,10 @@ def fraction(value: object) -> float:
 
 def text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"expected a text, found {value_text(value)}" + ("; quote it" if isinstance(value, int | float) else ""))
+        raise ValueError(
+            f"expected a text, found {value_text(value)}"
+            + ("; quote it" if isinstance(value, int | float) else "")
+        )
     return value
 
 
@@ -65,13 +70,17 @@ def choice(*words: str) -> Callable[[object], str]:
 
     def parse(value: object) -> str:
         if not isinstance(value, str) or value not in words:
-            raise ValueError(f"expected one of {', '.join(words)}, found {value_text(value)}{did_you_mean(value, words)}")
+            raise ValueError(
+                f"expected one of {', '.join(words)}, found {value_text(value)}{did_you_mean(value, words)}"
+            )
         return value
 
     return parse
 
 
-def list_parser(parse_one: Callable[[object], object], what: str = "a list") -> Callable[[object], tuple[object, ...]]:
+def list_parser(
+    parse_one: Callable[[object], object], what: str = "a list"
+) -> Callable[[object], tuple[object, ...]]:
     """Parser of a list; an item's error knows which item."""
 
     def parse(value: object) -> tuple[object, ...]:
@@ -82,7 +91,9 @@ def list_parser(parse_one: Callable[[object], object], what: str = "a list") -> 
     return parse
 
 
-def parsed_by(parse: Callable[[Any], Any], schema: dict[str, Any], write: Callable[[Any], Any] = to_plain_data) -> Any:
+def parsed_by(
+    parse: Callable[[Any], Any], schema: dict[str, Any], write: Callable[[Any], Any] = to_plain_data
+) -> Any:
     """What Annotated needs after the type."""
 
     def lenient(value: object) -> object:
@@ -97,11 +108,19 @@ MAX_WORLD = 1_000_000
 Text = Annotated[str, *parsed_by(text, _TEXT)]
 Flag = Annotated[bool, *parsed_by(flag, {"type": "boolean"})]
 Number = Annotated[float, *parsed_by(number, {"type": "number", "minimum": 0})]
-Fraction = Annotated[float, *parsed_by(fraction, {"type": "number", "minimum": 0, "exclusiveMaximum": 1})]
-Count = Annotated[int, *parsed_by(integer(1, 10**6), {"type": "integer", "minimum": 1, "maximum": 10**6})]
+Fraction = Annotated[
+    float, *parsed_by(fraction, {"type": "number", "minimum": 0, "exclusiveMaximum": 1})
+]
+Count = Annotated[
+    int, *parsed_by(integer(1, 10**6), {"type": "integer", "minimum": 1, "maximum": 10**6})
+]
 Natural = Annotated[int, *parsed_by(integer(0, 2**53), {"type": "integer", "minimum": 0})]
 Rank = Annotated[
-    int, *parsed_by(integer(0, MAX_WORLD, "a rank, an integer"), {"type": "integer", "minimum": 0, "maximum": MAX_WORLD})
+    int,
+    *parsed_by(
+        integer(0, MAX_WORLD, "a rank, an integer"),
+        {"type": "integer", "minimum": 0, "maximum": MAX_WORLD},
+    ),
 ]
 Ranks = Annotated[
     tuple[int, ...],
@@ -110,25 +129,36 @@ Ranks = Annotated[
         {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_WORLD}},
     ),
 ]
-Names = Annotated[tuple[str, ...], *parsed_by(list_parser(text, "a list of names"), {"type": "array", "items": _TEXT})]
+Names = Annotated[
+    tuple[str, ...],
+    *parsed_by(list_parser(text, "a list of names"), {"type": "array", "items": _TEXT}),
+]
 Backend = Annotated[str, *parsed_by(choice(*BACKEND_PROFILES), {"enum": [*BACKEND_PROFILES]})]
 
 
 def quantity_field(kind: str, least: int = 0) -> object:
-    """What Annotated needs after the type of a quantity that is the same on every rank: by its unit, or by an expression.
+    """What Annotated needs after the type of a quantity that is the same on every rank: by its
+    unit, or by an expression.
 
-    The validation's context has the names that are known (``names``) and what the quantities among them are (``kinds``).
+    The validation's context has the names that are known (``names``) and what the quantities among
+    them are (``kinds``).
     """
 
     def parse(value: object, info: ValidationInfo) -> int:
         context = info.context or {}
-        found = round(read_quantity(value, kind, context.get("names", {}), context.get("kinds", {})))
+        found = round(
+            read_quantity(value, kind, context.get("names", {}), context.get("kinds", {}))
+        )
         if found < least:
             raise ValueError(f"expected a timeout above zero, as `10 s`, found {value_text(value)}")
         return found
 
     write = units.size_text if kind == "a size" else units.duration_text
-    return (ParsedFieldType(parse, quantity_schema(kind), lambda n: None if n is None else write(n), told=True),)
+    return (
+        ParsedFieldType(
+            parse, quantity_schema(kind), lambda n: None if n is None else write(n), told=True
+        ),
+    )
 
 
 Duration = Annotated[int, *quantity_field("a duration")]

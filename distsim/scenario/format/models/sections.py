@@ -1,4 +1,6 @@
-"""The parts of a scenario that are no steps: world, groups, tensors, options, launch, faults, sweep, expectations."""
+"""The parts of a scenario that are no steps: world, groups, tensors, options, launch, faults,
+sweep, expectations.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from distsim.operations.core.field_types import (
     to_plain_data,
 )
 from distsim.scenario.format.models.base_model import FormatModel, parse_mapping, parse_name_key
-from distsim.scenario.format.models.scalars import (  # fmt: skip
+from distsim.scenario.format.models.scalars import (
     MAX_WORLD,
     Backend,
     Count,
@@ -46,9 +48,13 @@ from distsim.scenario.format.models.scalars import (  # fmt: skip
     parsed_by,
 )
 
-_SHAPE_SCHEMA: FieldSchema = {"anyOf": [{"const": "auto"}, {"type": "array", "items": per_rank_schema(expression_schema())}]}
+_SHAPE_SCHEMA: FieldSchema = {
+    "anyOf": [{"const": "auto"}, {"type": "array", "items": per_rank_schema(expression_schema())}]
+}
 _parse_machine_count = integer(1, MAX_WORLD)
-MachineCount = Annotated[int, *parsed_by(_parse_machine_count, {"type": "integer", "minimum": 1, "maximum": MAX_WORLD})]
+MachineCount = Annotated[
+    int, *parsed_by(_parse_machine_count, {"type": "integer", "minimum": 1, "maximum": MAX_WORLD})
+]
 
 
 class World(FormatModel):
@@ -64,12 +70,16 @@ class World(FormatModel):
     @model_validator(mode="after")
     def _bounded(self) -> World:
         if self.size > MAX_WORLD:
-            raise ValueError(f"a world of {self.size} ranks is too large; at most {MAX_WORLD} are simulated")
+            raise ValueError(
+                f"a world of {self.size} ranks is too large; at most {MAX_WORLD} are simulated"
+            )
         return self
 
 
 class GroupDecl(FormatModel):
-    """A group of `groups:`: one of ``ranks``, ``axes`` (the flattened sub-mesh), ``by`` (a group for each value)."""
+    """A group of `groups:`: one of ``ranks``, ``axes`` (the flattened sub-mesh), ``by`` (a group
+    for each value).
+    """
 
     ranks: Ranks | None = None
     axes: Names | None = None
@@ -99,23 +109,31 @@ def _parse_shape(value: object) -> object:
 
 
 class TensorDecl(FormatModel):
-    """A tensor. The loader fills in what ``like`` gives, and from a list of values the shape where it is left out."""
+    """A tensor. The loader fills in what ``like`` gives, and from a list of values the shape where
+    it is left out.
+    """
 
     shape: Annotated[Any, *parsed_by(_parse_shape, _SHAPE_SCHEMA)] = None
     dtype: DtypeField = "float32"
     value: ValueField = None
-    copies: Annotated[Any, *parsed_by(per_rank(expression_field), per_rank_schema(expression_schema()))] = expression_field(1)
+    copies: Annotated[
+        Any, *parsed_by(per_rank(expression_field), per_rank_schema(expression_schema()))
+    ] = expression_field(1)
     like: Text | None = None
 
     @model_validator(mode="after")
     def _sized(self) -> TensorDecl:
         if self.shape is None and self.like is None and not isinstance(self.value, tuple):
-            raise ValueError("expected `shape` (a list of sizes, or auto), or `like` (another tensor)")
+            raise ValueError(
+                "expected `shape` (a list of sizes, or auto), or `like` (another tensor)"
+            )
         return self
 
 
 class MemoryDecl(FormatModel):
-    """What ranks hold at their peak. A rank that several entries select is judged by each: they are not added up."""
+    """What ranks hold at their peak. A rank that several entries select is judged by each: they are
+    not added up.
+    """
 
     ranks: SelectorField = None
     parameters_nbytes: Size = Field(default=0, alias="parameters")
@@ -124,7 +142,8 @@ class MemoryDecl(FormatModel):
     activations_nbytes: Size = Field(default=0, alias="activations")
     #: Full parameters of layers that are sharded at rest.
     gathered_nbytes: Size = Field(default=0, alias="gathered")
-    #: The most that tensors hold at a time, where that is known to be less than the sum of the parts; 0: not known.
+    #: The most that tensors hold at a time, where that is known to be less than the sum of the
+    #: parts; 0: not known.
     allocated_nbytes: Size = Field(default=0, alias="allocated")
 
     @property
@@ -147,13 +166,17 @@ def _parse_factor(value: object) -> float:
 
 
 class _ProcessGroupOptions(FormatModel):
-    """What a user sets on torch.distributed or its back ends; each named after the argument or the variable it stands for."""
+    """What a user sets on torch.distributed or its back ends; each named after the argument or the
+    variable it stands for.
+    """
 
-    #: nccl: communicators are made at first use (lazy), or all at once (init_process_group's device_id is given).
+    #: nccl: communicators are made at first use (lazy), or all at once (init_process_group's
+    #: device_id is given).
     init: Annotated[str, *parsed_by(choice("lazy", "eager"), {"enum": ["lazy", "eager"]})] = "lazy"
     #: TORCH_NCCL_BLOCKING_WAIT: wait() blocks the host.
     blocking_wait: Flag = False
-    #: NCCL_LAUNCH_ORDER_IMPLICIT: communicators of a device launch in the order of the host's calls.
+    #: NCCL_LAUNCH_ORDER_IMPLICIT: communicators of a device launch in the order of the host's
+    #: calls.
     launch_order_implicit: Flag = False
     #: init_process_group's timeout; None: the back end's default (nccl 10 min, else 30 min).
     timeout_ns: Timeout | None = Field(default=None, alias="timeout")
@@ -164,31 +187,47 @@ class _ProcessGroupOptions(FormatModel):
 if TYPE_CHECKING:
     ProcessGroupOptions = _ProcessGroupOptions
 else:  # and what each back end's sends may run ahead by
-    _BUFFER_OPTIONS = {b.name: (Size, b.default) for b in (p.buffer_option for p in BACKEND_PROFILES.values()) if b is not None}
+    _BUFFER_OPTIONS = {
+        b.name: (Size, b.default)
+        for b in (p.buffer_option for p in BACKEND_PROFILES.values())
+        if b is not None
+    }
     ProcessGroupOptions = create_model(
-        "ProcessGroupOptions", __base__=_ProcessGroupOptions, __doc__=_ProcessGroupOptions.__doc__, **_BUFFER_OPTIONS
+        "ProcessGroupOptions",
+        __base__=_ProcessGroupOptions,
+        __doc__=_ProcessGroupOptions.__doc__,
+        **_BUFFER_OPTIONS,
     )
 
 
-#: Classes of links: between machines, inside one, and the kinds of those (`distsim.hardware.cluster`).
+#: Classes of links: between machines, inside one, and the kinds of those
+#: (`distsim.hardware.cluster`).
 LINK_CLASSES = ("nic", "network", "inter", "intra", "nvlink", "pcie", "shm")
 _FAULT_KINDS = ("kill", "raise", "exit", "slow", "late", "absent")
 
 
 class FaultDecl(FormatModel):
-    """A fault: who (``rank``, ``ranks`` or ``link``), what (``kind``), when (``iteration``, ``before_call``, ``at``)."""
+    """A fault: who (``rank``, ``ranks`` or ``link``), what (``kind``), when (``iteration``,
+    ``before_call``, ``at``).
+    """
 
     kind: Annotated[str, *parsed_by(choice(*_FAULT_KINDS), {"enum": list(_FAULT_KINDS)})]
     rank: Rank | None = None
     ranks: SelectorField = None
-    link: Annotated[str | None, *parsed_by(choice(*LINK_CLASSES), {"enum": list(LINK_CLASSES)})] = None
+    link: Annotated[str | None, *parsed_by(choice(*LINK_CLASSES), {"enum": list(LINK_CLASSES)})] = (
+        None
+    )
     nodes: Ranks | None = None
     iteration: Natural | None = None
     before_call: Natural | None = None
     at_ns: Duration | None = Field(default=None, alias="at")
-    factor: Annotated[float, *parsed_by(_parse_factor, {"type": "number", "exclusiveMinimum": 0, "maximum": 1e6})] = 1.0
+    factor: Annotated[
+        float, *parsed_by(_parse_factor, {"type": "number", "exclusiveMinimum": 0, "maximum": 1e6})
+    ] = 1.0
     #: Exit status of the kind `exit`.
-    code: Annotated[int, *parsed_by(integer(0, 255), {"type": "integer", "minimum": 0, "maximum": 255})] = 1
+    code: Annotated[
+        int, *parsed_by(integer(0, 255), {"type": "integer", "minimum": 0, "maximum": 255})
+    ] = 1
     #: How much later than the others a rank of the kind `late` starts.
     delay_ns: Duration = Field(default=0, alias="delay")
 
@@ -201,7 +240,11 @@ class FaultDecl(FormatModel):
             raise FieldError(f"a link can only be slow, found {self.kind}", ("kind",))
         if self.nodes is not None and self.link is None:
             raise FieldError("`nodes` belongs to a `link`", ("nodes",))
-        for kind, key, name in (("slow", "factor", "factor"), ("late", "delay_ns", "delay"), ("exit", "code", "code")):
+        for kind, key, name in (
+            ("slow", "factor", "factor"),
+            ("late", "delay_ns", "delay"),
+            ("exit", "code", "code"),
+        ):
             if key in given and self.kind != kind:
                 raise FieldError(f"`{name}` belongs to the kind {kind}, found {self.kind}", (name,))
         if self.kind == "slow" and "factor" not in given:
@@ -215,7 +258,9 @@ class FaultDecl(FormatModel):
         if self.kind in ("slow", "late", "absent"):
             for key in ("iteration", "before_call", "at_ns"):
                 if key in given:
-                    raise FieldError(f"the kind {self.kind} holds from the start on", (key.removesuffix("_ns"),))
+                    raise FieldError(
+                        f"the kind {self.kind} holds from the start on", (key.removesuffix("_ns"),)
+                    )
         if self.at_ns is not None and (self.iteration is not None or self.before_call is not None):
             raise FieldError("expected either `at` or a call (`iteration`, `before_call`)", ("at",))
 
@@ -230,9 +275,18 @@ class DurationBounds(FormatModel):
     def _some(self) -> DurationBounds:
         if self.at_least_ns is None and self.at_most_ns is None:
             raise ValueError("expected `at_least` or `at_most`, as `{at_most: 20 ms}`")
-        if self.at_least_ns is not None and self.at_most_ns is not None and self.at_least_ns > self.at_most_ns:
-            least, most = units.duration_text(self.at_least_ns), units.duration_text(self.at_most_ns)
-            raise FieldError(f"nothing is at least {least} and at most {most}: swap them", ("at_least",))
+        if (
+            self.at_least_ns is not None
+            and self.at_most_ns is not None
+            and self.at_least_ns > self.at_most_ns
+        ):
+            least, most = (
+                units.duration_text(self.at_least_ns),
+                units.duration_text(self.at_most_ns),
+            )
+            raise FieldError(
+                f"nothing is at least {least} and at most {most}: swap them", ("at_least",)
+            )
         return self
 
 
@@ -248,7 +302,9 @@ def _parse_outcomes(value: object) -> object:
     gather = FieldErrorCollector()
     for backend in value:
         gather.take(backend, choice(*BACKEND_PROFILES), backend)
-    found = {backend: gather.take(backend, _parse_outcome, outcome) for backend, outcome in value.items()}
+    found = {
+        backend: gather.take(backend, _parse_outcome, outcome) for backend, outcome in value.items()
+    }
     gather.done()
     return found
 
@@ -259,16 +315,24 @@ def _parse_expected_value(value: object) -> object:
         return list_parser(_parse_expected_value)(value)
     if value == "?" or isinstance(value, bool | int | float):
         return value
-    raise ValueError(f"expected a number, a list of numbers, or `?` for unknown, found {value_text(value)}")
+    raise ValueError(
+        f"expected a number, a list of numbers, or `?` for unknown, found {value_text(value)}"
+    )
 
 
 def _parse_expected_values(value: object) -> Mapping[str, object]:
-    return parse_mapping(value, "a mapping of tensors to numbers, as `{x: {0: 6, 1: 6}}`", per_rank(_parse_expected_value))
+    return parse_mapping(
+        value,
+        "a mapping of tensors to numbers, as `{x: {0: 6, 1: 6}}`",
+        per_rank(_parse_expected_value),
+    )
 
 
 def _parse_finding_code(value: object) -> str:
     if not isinstance(value, str) or value not in CODES:
-        raise ValueError(f"expected the code of a finding, as DS301, found {value_text(value)}{did_you_mean(str(value), CODES)}")
+        raise ValueError(
+            f"expected the code of a finding, as DS301, found {value_text(value)}{did_you_mean(str(value), CODES)}"
+        )
     return value
 
 
@@ -282,28 +346,43 @@ _parse_dependence = choice("buffering", "schedule")
 _OUTCOME_SCHEMA = {
     "anyOf": [
         {"enum": list(OUTCOMES)},
-        {"type": "object", "propertyNames": {"enum": [*BACKEND_PROFILES]}, "additionalProperties": {"enum": list(OUTCOMES)}},
+        {
+            "type": "object",
+            "propertyNames": {"enum": [*BACKEND_PROFILES]},
+            "additionalProperties": {"enum": list(OUTCOMES)},
+        },
     ]
 }
 _FINDING_CODES_SCHEMA = {"type": "array", "items": {"enum": list(CODES)}}
 
 
 class Expectations(FormatModel):
-    """What must come out. What is left out is not checked (`model_fields_set`); ``depends_on: null`` says: on nothing."""
+    """What must come out. What is left out is not checked (`model_fields_set`); ``depends_on:
+    null`` says: on nothing.
+    """
 
     verdict: Annotated[str | None, *parsed_by(choice(*VERDICTS), {"enum": list(VERDICTS)})] = None
     depends_on: Annotated[
-        str | None, *parsed_by(lambda v: None if v is None else _parse_dependence(v), {"enum": ["buffering", "schedule", None]})
+        str | None,
+        *parsed_by(
+            lambda v: None if v is None else _parse_dependence(v),
+            {"enum": ["buffering", "schedule", None]},
+        ),
     ] = None
     outcome: Annotated[object, *parsed_by(_parse_outcomes, _OUTCOME_SCHEMA, lambda v: v)] = None
     ranks: Ranks | None = None
     core: Ranks | None = None
     findings: Annotated[
-        tuple[str, ...] | None, *parsed_by(list_parser(_parse_finding_code, "a list of codes"), _FINDING_CODES_SCHEMA)
+        tuple[str, ...] | None,
+        *parsed_by(list_parser(_parse_finding_code, "a list of codes"), _FINDING_CODES_SCHEMA),
     ] = None
     values: Annotated[
         dict[str, Any],
-        *parsed_by(_parse_expected_values, {"type": "object", "additionalProperties": _NUMBERS_SCHEMA}, _plain_values),
+        *parsed_by(
+            _parse_expected_values,
+            {"type": "object", "additionalProperties": _NUMBERS_SCHEMA},
+            _plain_values,
+        ),
     ] = Field(default_factory=dict)
     makespan: DurationBounds | None = None
     iteration: DurationBounds | None = None
@@ -331,7 +410,14 @@ class SweepDecl(FormatModel):
 
     grid: Annotated[
         dict[str, Any],
-        *parsed_by(_parse_grid, {"type": "object", "minProperties": 1, "additionalProperties": {"type": "array", "minItems": 1}}),
+        *parsed_by(
+            _parse_grid,
+            {
+                "type": "object",
+                "minProperties": 1,
+                "additionalProperties": {"type": "array", "minItems": 1},
+            },
+        ),
     ] = Field(default_factory=dict)
     cluster: Names = ()
     #: Points that a guided search tries; left out: all.

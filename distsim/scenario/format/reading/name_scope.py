@@ -1,4 +1,6 @@
-"""Names: every name that a scenario uses must be known, and each has one meaning. Checked for all ranks, reached or not."""
+"""Names: every name that a scenario uses must be known, and each has one meaning. Checked for all
+ranks, reached or not.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from distsim.common.message_text import did_you_mean, name_list, value_text
 from distsim.common.quantities import QuantityExpression, QuantityKind, quantity_kind
 from distsim.operations.core.field_types import InlineTensor, NameReference, PerRank
 from distsim.operations.core.operation_base import Operation
-from distsim.scenario.format.models.entries import Entry, ScenarioBlock, ScenarioRepeat, ScenarioStep, Selector
+from distsim.scenario.format.models.entries import (
+    Entry,
+    ScenarioBlock,
+    ScenarioRepeat,
+    ScenarioStep,
+    Selector,
+)
 from distsim.scenario.format.reading.step_reader import repeat_count_error
 from distsim.scenario.format.source.document import DataPath, ProblemCollector
 
@@ -23,11 +31,30 @@ GROUP_NAMES = ("group_rank", "group_size")
 VALUE_NAMES = ("index", "copy")
 #: The index of the top-level `iterations`, known in the program.
 ITERATION_INDEX = "iteration"
-RESERVED_NAMES = (*RANK_NAMES, *GROUP_NAMES, *VALUE_NAMES, ITERATION_INDEX, "min", "max", "true", "false", "world", "else")
+RESERVED_NAMES = (
+    *RANK_NAMES,
+    *GROUP_NAMES,
+    *VALUE_NAMES,
+    ITERATION_INDEX,
+    "min",
+    "max",
+    "true",
+    "false",
+    "world",
+    "else",
+)
 _INDEX_MEANING = "an index of a repeat"
 #: Fields that torch takes as integers.
-_INTEGER_FIELDS = {"dst": "a rank", "src": "a rank", "group_dst": "a group rank", "group_src": "a group rank", "assume_src": "a rank",
-             "tag": "a tag", "input_splits": "rows", "output_splits": "rows"}  # fmt: skip
+_INTEGER_FIELDS = {
+    "dst": "a rank",
+    "src": "a rank",
+    "group_dst": "a group rank",
+    "group_src": "a group rank",
+    "assume_src": "a rank",
+    "tag": "a tag",
+    "input_splits": "rows",
+    "output_splits": "rows",
+}
 #: Fields that take what they count with its unit as well.
 _COUNT_FIELDS = {"bytes": "a size", "flops": "floating-point operations"}
 
@@ -39,7 +66,9 @@ def _fields_with_keys(row: type[Operation]) -> tuple[tuple[str, str], ...]:
 
 
 def leaf_values(value: Any, path: DataPath = ()) -> Iterator[tuple[DataPath, Any]]:
-    """The expressions, references and inline tensors inside a field's value, each with the way to it."""
+    """The expressions, references and inline tensors inside a field's value, each with the way to
+    it.
+    """
     if isinstance(value, PerRank):
         for rank, item in value.entries:
             yield from leaf_values(item, (*path, rank))
@@ -54,9 +83,13 @@ def leaf_values(value: Any, path: DataPath = ()) -> Iterator[tuple[DataPath, Any
 
 
 class NameScope:
-    """Checks names against what a scenario defines. ``axes``, ``groups``, ``tensors``: the names that could be read."""
+    """Checks names against what a scenario defines. ``axes``, ``groups``, ``tensors``: the names
+    that could be read.
+    """
 
-    def __init__(self, problems: ProblemCollector, axes: Mapping[str, int], world_size: int | None) -> None:
+    def __init__(
+        self, problems: ProblemCollector, axes: Mapping[str, int], world_size: int | None
+    ) -> None:
         self.problems = problems
         self.axes = dict(axes)
         self.groups: set[str] = {"world"}
@@ -69,18 +102,27 @@ class NameScope:
         #: The vars that are quantities, and what they measure.
         self.kinds: dict[str, QuantityKind] = {}
         #: What rank 0 sees.
-        self.sample: dict[str, object] = {**dict.fromkeys(RANK_NAMES, 0), "world_size": world_size or 1}
+        self.sample: dict[str, object] = {
+            **dict.fromkeys(RANK_NAMES, 0),
+            "world_size": world_size or 1,
+        }
 
     # --- definitions ---
     def define(self, name: object, what: str, path: DataPath) -> None:
         """One name, one meaning."""
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
             self.problems.add(
-                path, f"expected a name made of letters, digits and _ for {what}, found {value_text(name)}", at_key=True
+                path,
+                f"expected a name made of letters, digits and _ for {what}, found {value_text(name)}",
+                at_key=True,
             )
             return
         if name in self.meaning:
-            self.problems.add(path, f"{name} is already {self.meaning[name]}; {what} needs another name", at_key=True)
+            self.problems.add(
+                path,
+                f"{name} is already {self.meaning[name]}; {what} needs another name",
+                at_key=True,
+            )
             return
         self.meaning[name] = what
 
@@ -130,7 +172,10 @@ class NameScope:
                 self.expression(group.by, (*path, "by"))
             outside = [r for r in group.ranks or () if world_size is not None and r >= world_size]
             if outside:
-                self.problems.add(path, f"rank {outside[0]} of the group {name} is outside the world of {world_size} ranks")
+                self.problems.add(
+                    path,
+                    f"rank {outside[0]} of the group {name} is outside the world of {world_size} ranks",
+                )
 
     def define_tensors(self, tensors: Mapping[str, Any]) -> None:
         self.tensors = dict(tensors)
@@ -138,7 +183,9 @@ class NameScope:
             path: DataPath = ("tensors", name)
             if not isinstance(name, str) or not name.isidentifier():
                 self.problems.add(
-                    path, f"expected a name made of letters, digits and _ for a tensor, found {value_text(name)}", at_key=True
+                    path,
+                    f"expected a name made of letters, digits and _ for a tensor, found {value_text(name)}",
+                    at_key=True,
                 )
             if isinstance(tensor.shape, tuple):
                 self.field(tensor.shape, (*path, "shape"))
@@ -146,7 +193,13 @@ class NameScope:
             self.field(tensor.value, (*path, "value"), VALUE_NAMES)
 
     # --- uses ---
-    def expression(self, value: Expression, path: DataPath, more: Collection[str] = (), later: Collection[str] = ()) -> None:
+    def expression(
+        self,
+        value: Expression,
+        path: DataPath,
+        more: Collection[str] = (),
+        later: Collection[str] = (),
+    ) -> None:
         """Every name that an expression uses must be known here."""
         self._expression(value, path, 0, more, later)
 
@@ -163,7 +216,12 @@ class NameScope:
             self.problems.add(path, f"expected {counted}, but {value.text} is {kind}", offset=shift)
 
     def _expression(
-        self, value: Expression, path: DataPath, shift: int, more: Collection[str], later: Collection[str] = ()
+        self,
+        value: Expression,
+        path: DataPath,
+        shift: int,
+        more: Collection[str],
+        later: Collection[str] = (),
     ) -> None:
         if isinstance(value, QuantityExpression) or self.kinds:
             self._units(value, path, shift)
@@ -178,9 +236,7 @@ class NameScope:
                 message = f"{name} is known in `value:` only"
             else:
                 words = dict.fromkeys((*self.names, *more))
-                message = (
-                    f"unknown name {name} in an expression; known here are {name_list(words, 20)}{did_you_mean(name, words)}"
-                )
+                message = f"unknown name {name} in an expression; known here are {name_list(words, 20)}{did_you_mean(name, words)}"
             self.problems.add(path, message, offset=shift + offset)
 
     def field(self, value: Any, path: DataPath, more: Collection[str] = ()) -> None:
@@ -190,19 +246,26 @@ class NameScope:
                 self._expression(leaf, (*path, *way), 0, more)
 
     def selector(self, ranks: Selector, path: DataPath, more: list[str]) -> None:
-        """A condition's names must be known, and rank 0 must get true or false from it (lowering asks the other ranks)."""
+        """A condition's names must be known, and rank 0 must get true or false from it (lowering
+        asks the other ranks).
+        """
         if not isinstance(ranks, Expression):
             return
         where = (*path, "ranks")
         self.expression(ranks, where, more)
         if ranks.constant is not None and not isinstance(ranks.constant, bool):
             self.problems.add(
-                where, f"`ranks: {ranks.text}` in quotes is a number, not true or false; name a rank without quotes"
+                where,
+                f"`ranks: {ranks.text}` in quotes is a number, not true or false; name a rank without quotes",
             )
         elif all(name in self.sample or name in more for name in ranks.names):
             with suppress(ExpressionError):
-                if not isinstance(ranks.evaluate({name: self.sample.get(name, 0) for name in ranks.names}), bool):
-                    example = f"`{ranks.text} == 0`" if ranks.text.isidentifier() else "`stage == 0`"
+                if not isinstance(
+                    ranks.evaluate({name: self.sample.get(name, 0) for name in ranks.names}), bool
+                ):
+                    example = (
+                        f"`{ranks.text} == 0`" if ranks.text.isidentifier() else "`stage == 0`"
+                    )
                     message = f"a condition must be true or false, and {ranks.text} is a number; write {example} or the like"
                     self.problems.add(where, message)
 
@@ -214,7 +277,11 @@ class NameScope:
             self._use(entry, list(index))
 
     def _gather(self, entry: Entry) -> None:
-        if isinstance(entry, ScenarioRepeat) and entry.index is not None and self.meaning.get(entry.index) != _INDEX_MEANING:
+        if (
+            isinstance(entry, ScenarioRepeat)
+            and entry.index is not None
+            and self.meaning.get(entry.index) != _INDEX_MEANING
+        ):
             self.define(entry.index, _INDEX_MEANING, (*entry.path, "repeat", "index"))
         if not isinstance(entry, ScenarioStep):
             return
@@ -229,7 +296,10 @@ class NameScope:
         handle = getattr(entry.op, "handle", None)
         if handle is not None:
             if handle.name == "all":
-                self.problems.add(self._field_path(entry, "as"), "`all` is no handle: `wait: all` waits for every open one")
+                self.problems.add(
+                    self._field_path(entry, "as"),
+                    "`all` is no handle: `wait: all` waits for every open one",
+                )
                 return
             self.handles.add(handle.name)
 
@@ -238,7 +308,8 @@ class NameScope:
         if isinstance(entry, ScenarioRepeat):
             if isinstance(entry.index, str) and entry.index in index:
                 self.problems.add(
-                    (*entry.path, "repeat", "index"), f"{entry.index} is already the index of a repeat around this one"
+                    (*entry.path, "repeat", "index"),
+                    f"{entry.index} is already the index of a repeat around this one",
                 )
             self._times(entry, index)
         elif isinstance(entry, ScenarioStep):
@@ -282,14 +353,24 @@ class NameScope:
         if name == "group":
             return kind is str and value in self.groups
         if kind is NameReference:
-            if value.index is not None and not all(n in self.names or n in more for n in value.index.names):
+            if value.index is not None and not all(
+                n in self.names or n in more for n in value.index.names
+            ):
                 return False
-            return value.name in (self.handles if row.kind == "wait" else self.tensors) or name == "handle"
+            return (
+                value.name in (self.handles if row.kind == "wait" else self.tensors)
+                or name == "handle"
+            )
         if kind is tuple:
-            return all(type(one) is NameReference and self._plainly_known(row, name, one, more) for one in value)
+            return all(
+                type(one) is NameReference and self._plainly_known(row, name, one, more)
+                for one in value
+            )
         if kind is Expression:
             return not value.names or (
-                not self.kinds and row.op != "assign" and all(n in self.names or n in more for n in value.names)
+                not self.kinds
+                and row.op != "assign"
+                and all(n in self.names or n in more for n in value.names)
             )
         return kind in (str, int, float, bool)
 
@@ -300,11 +381,21 @@ class NameScope:
             if found is None:
                 continue
             if isinstance(found, bool) or found != int(found):
-                self.problems.add((*path, *way), f"expected {_INTEGER_FIELDS[name]}, an integer, found {value_text(found)}")
-            elif "splits" not in name and not -(2**31) <= found < 2**31:  # a negative one is a finding (DS101, DS112)
-                self.problems.add((*path, *way), f"{name}: expected an integer of 32 bits, as torch takes it, found {int(found)}")
+                self.problems.add(
+                    (*path, *way),
+                    f"expected {_INTEGER_FIELDS[name]}, an integer, found {value_text(found)}",
+                )
+            elif (
+                "splits" not in name and not -(2**31) <= found < 2**31
+            ):  # a negative one is a finding (DS101, DS112)
+                self.problems.add(
+                    (*path, *way),
+                    f"{name}: expected an integer of 32 bits, as torch takes it, found {int(found)}",
+                )
 
-    def _uses(self, row: type[Operation], name: str, value: Any, path: DataPath, more: list[str]) -> None:
+    def _uses(
+        self, row: type[Operation], name: str, value: Any, path: DataPath, more: list[str]
+    ) -> None:
         for way, leaf in leaf_values(value):
             where = (*path, *way)
             if isinstance(leaf, Expression):
@@ -314,11 +405,11 @@ class NameScope:
                 if leaf.name not in self.handles and leaf.name != "all":
                     known_ones = sorted(self.handles)
                     hint = f"(known: {name_list(known_ones)}){did_you_mean(leaf.name, known_ones)}"
-                    self.problems.add(where, f"unknown handle {leaf.name}: no step binds it with `as` {hint}")
+                    self.problems.add(
+                        where, f"unknown handle {leaf.name}: no step binds it with `as` {hint}"
+                    )
             elif name != "handle" and leaf.name not in self.tensors:
-                message = (
-                    f"unknown tensor {leaf.name}; declared are {name_list(self.tensors)}{did_you_mean(leaf.name, self.tensors)}"
-                )
+                message = f"unknown tensor {leaf.name}; declared are {name_list(self.tensors)}{did_you_mean(leaf.name, self.tensors)}"
                 self.problems.add(where, message)
             if leaf.index is not None:
                 self._expression(leaf.index, where, len(leaf.name) + 1, more)
@@ -330,7 +421,8 @@ class NameScope:
         for way, leaf in leaf_values(value):
             for name in sorted(leaf.names & set(both)):
                 self.problems.add(
-                    (*path, *way), f"{name} is a tensor and {self.meaning.get(name, 'another name')}; rename one of them"
+                    (*path, *way),
+                    f"{name} is a tensor and {self.meaning.get(name, 'another name')}; rename one of them",
                 )
 
     def _group(self, value: str | tuple[str, ...], path: DataPath) -> None:
@@ -348,7 +440,9 @@ class NameScope:
             self.problems.add(path, "an axis stands here twice")
 
     def _field_path(self, step: ScenarioStep, key: str) -> DataPath:
-        """Where a field is written: under its name, or, for a lone scalar, under the operation's."""
+        """Where a field is written: under its name, or, for a lone scalar, under the
+        operation's.
+        """
         value = self.problems.document.at(step.path)
         if not isinstance(value, Mapping):
             return step.path
@@ -359,7 +453,9 @@ class NameScope:
         return step.path
 
 
-def _walk_entries(entries: Iterable[Entry], index: tuple[str, ...]) -> Iterator[tuple[Entry, tuple[str, ...]]]:
+def _walk_entries(
+    entries: Iterable[Entry], index: tuple[str, ...]
+) -> Iterator[tuple[Entry, tuple[str, ...]]]:
     """Every entry, with the indices of the repeats around it."""
     for entry in entries:
         yield entry, index

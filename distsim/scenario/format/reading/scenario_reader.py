@@ -1,4 +1,6 @@
-"""A document's data to the fields of a scenario. Every top-level key is read by itself, so that one problem hides no other."""
+"""A document's data to the fields of a scenario. Every top-level key is read by itself, so that one
+problem hides no other.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,10 @@ def read_scenario_fields(document: YamlDocument, problems: ProblemCollector) -> 
     data = document.root
     if not isinstance(data, Mapping):
         if data is not None or not problems:
-            problems.add((), f"expected a scenario, a mapping with `world`, `program` and the like, found {value_text(data)}")
+            problems.add(
+                (),
+                f"expected a scenario, a mapping with `world`, `program` and the like, found {value_text(data)}",
+            )
         problems.raise_any()
         return {}
     fields = _ScenarioReader(document, problems, expand_strategies(data, problems)).fields()
@@ -52,7 +57,9 @@ def read_scenario_fields(document: YamlDocument, problems: ProblemCollector) -> 
 
 
 class _ScenarioReader:
-    def __init__(self, document: YamlDocument, problems: ProblemCollector, data: Mapping[Any, Any]) -> None:
+    def __init__(
+        self, document: YamlDocument, problems: ProblemCollector, data: Mapping[Any, Any]
+    ) -> None:
         self.document, self.problems, self.data = document, problems, data
         self.known = uniform_quantities(data)
 
@@ -83,7 +90,11 @@ class _ScenarioReader:
         }
         self.program(found, size)
         found["file"] = self.document.file
-        return {key: value for key, value in found.items() if value is not None or key in ("cluster", "sweep", "expect")}
+        return {
+            key: value
+            for key, value in found.items()
+            if value is not None or key in ("cluster", "sweep", "expect")
+        }
 
     # --- single values ---
     def scalar(self, key: str, default: Any = None) -> Any:
@@ -136,20 +147,28 @@ class _ScenarioReader:
         if isinstance(value, World):
             return value
         try:
-            return World(nodes=1, ranks_per_node=integer(1, MAX_WORLD, "the number of ranks, an integer")(value))
+            return World(
+                nodes=1,
+                ranks_per_node=integer(1, MAX_WORLD, "the number of ranks, an integer")(value),
+            )
         except ValueError as error:
             self.problems.error(("world",), error)
             return None
 
     def cluster(self) -> Any:
-        """A preset's name, a file, or a mapping; presets and mappings are checked here, files when they are needed."""
+        """A preset's name, a file, or a mapping; presets and mappings are checked here, files when
+        they are needed.
+        """
         value = self.data.get("cluster")
         if value is None:
             return None
         if isinstance(value, Mapping):
             return self.inline_cluster(_plain_data(value))
         if not isinstance(value, str):
-            self.problems.add(("cluster",), f"expected a preset, a file, or a cluster as a mapping, found {value_text(value)}")
+            self.problems.add(
+                ("cluster",),
+                f"expected a preset, a file, or a cluster as a mapping, found {value_text(value)}",
+            )
             return None
         if not _is_cluster_file(value):
             from distsim.hardware.cluster import PRESETS
@@ -175,8 +194,14 @@ class _ScenarioReader:
         except UsageError as error:
             for line in error.message.splitlines():
                 place, _, message = line.partition(": ")
-                keys: DataPath = tuple(place.split(".")) if message and place.startswith("cluster") else ("cluster",)
-                self.problems.add(keys, message or line, "" if message.startswith("expected") else error.remedy)
+                keys: DataPath = (
+                    tuple(place.split("."))
+                    if message and place.startswith("cluster")
+                    else ("cluster",)
+                )
+                self.problems.add(
+                    keys, message or line, "" if message.startswith("expected") else error.remedy
+                )
         return data
 
     def mesh(self, size: int | None) -> dict[str, int]:
@@ -190,7 +215,10 @@ class _ScenarioReader:
         if size is not None and found and len(found) == len(given) and prod(found.values()) != size:
             product = " * ".join(str(n) for n in found.values())
             total = f"{product} = {prod(found.values())}" if len(found) > 1 else product
-            self.problems.add(("mesh",), f"the mesh does not give the world: it has {total} ranks, the world {size}")
+            self.problems.add(
+                ("mesh",),
+                f"the mesh does not give the world: it has {total} ranks, the world {size}",
+            )
         return found
 
     # --- what there is to name, and the program ---
@@ -218,9 +246,13 @@ class _ScenarioReader:
         reader = StepReader(self.problems)
         if "program" not in self.data:
             self.problems.add(
-                ("program",), "expected `program`: what the ranks do, a list of entries", "`program: []` does nothing"
+                ("program",),
+                "expected `program`: what the ranks do, a list of entries",
+                "`program: []` does nothing",
             )
-        found["program"] = reader.entries(self.data.get("program", ()), ("program",), found["iterations"])
+        found["program"] = reader.entries(
+            self.data.get("program", ()), ("program",), found["iterations"]
+        )
         scope.entries(found["program"])
         found["memory"] = self.memory(scope)
         found["faults"] = self.faults(scope, size)
@@ -240,7 +272,12 @@ class _ScenarioReader:
         found = {}
         for name, value in self.named("groups").items():
             short = isinstance(value, list | tuple)
-            group = self.mapping(("groups", name), GroupDecl, {"ranks": value} if short else value, f"the group {name}")
+            group = self.mapping(
+                ("groups", name),
+                GroupDecl,
+                {"ranks": value} if short else value,
+                f"the group {name}",
+            )
             if group is not None:
                 found[name] = group
         return found
@@ -271,7 +308,10 @@ class _ScenarioReader:
         if value is None:
             return ()
         if not isinstance(value, list | tuple):
-            self.problems.add(("faults",), f"expected a list of faults, each after a dash, found {value_text(value)}")
+            self.problems.add(
+                ("faults",),
+                f"expected a list of faults, each after a dash, found {value_text(value)}",
+            )
             return ()
         found = []
         for k, item in enumerate(value):
@@ -285,14 +325,21 @@ class _ScenarioReader:
         return tuple(found)
 
     def expected(
-        self, expect: Expectations | None, scope: NameScope, size: int | None, tensors: Mapping[str, TensorDecl]
+        self,
+        expect: Expectations | None,
+        scope: NameScope,
+        size: int | None,
+        tensors: Mapping[str, TensorDecl],
     ) -> None:
         if expect is None:
             return
         for name, numbers in expect.values.items():
             tensor = tensors.get(name.partition("@")[0])
             if tensor is not None and tensor.dtype != "bool" and _expects_bool(numbers):
-                self.problems.add(("expect", "values", name), f"{name} holds numbers; expected numbers, found true or false")
+                self.problems.add(
+                    ("expect", "values", name),
+                    f"{name} holds numbers; expected numbers, found true or false",
+                )
             if name.partition("@")[0] not in scope.tensors:
                 known = scope.tensors
                 message = f"unknown tensor {name}; declared are {name_list(known)}{did_you_mean(name, known)}"
@@ -303,19 +350,32 @@ class _ScenarioReader:
     def outside(self, path: DataPath, ranks: tuple[int, ...], size: int | None) -> None:
         strange = [rank for rank in ranks if size is not None and rank >= size]
         if strange:
-            self.problems.add(path, f"rank {strange[0]} is outside the world of {size} ranks (0 to {size - 1 if size else 0})")
+            self.problems.add(
+                path,
+                f"rank {strange[0]} is outside the world of {size} ranks (0 to {size - 1 if size else 0})",
+            )
 
 
 def parse_variable(value: Any) -> Expression:
     """A var: a number, an expression, or a quantity with its unit. Raises ValueError."""
-    return parse_quantity(value) if isinstance(value, str) and has_units(value) else expression_field(value)
+    return (
+        parse_quantity(value)
+        if isinstance(value, str) and has_units(value)
+        else expression_field(value)
+    )
 
 
 def _expects_bool(numbers: object) -> bool:
     """Is one of the expected numbers true or false?"""
     if isinstance(numbers, PerRank):
-        return any(_expects_bool(item) for _, item in numbers.entries) or _expects_bool(numbers.default)
-    return any(map(_expects_bool, numbers)) if isinstance(numbers, tuple) else isinstance(numbers, bool)
+        return any(_expects_bool(item) for _, item in numbers.entries) or _expects_bool(
+            numbers.default
+        )
+    return (
+        any(map(_expects_bool, numbers))
+        if isinstance(numbers, tuple)
+        else isinstance(numbers, bool)
+    )
 
 
 def _is_cluster_file(value: str) -> bool:

@@ -1,7 +1,9 @@
-"""Training strategies of a program, expanded: plain data in, plain data out, before the file's entries are read.
+"""Training strategies of a program, expanded: plain data in, plain data out, before the file's
+entries are read.
 
-An entry `- ddp: {…}` becomes a block in the same place, so that whatever is found inside it later is shown at the strategy's own place:
-the document still holds what was written, and a path that leads on into an expansion ends there.
+An entry `- ddp: {…}` becomes a block in the same place, so that whatever is found inside it later
+is shown at the strategy's own place: the document still holds what was written, and a path that
+leads on into an expansion ends there.
 """
 
 from __future__ import annotations
@@ -29,15 +31,36 @@ if TYPE_CHECKING:
     from distsim.scenario.model import Scenario
 
 #: Names that no strategy may invent.
-_RESERVED_NAMES = frozenset({"rank", "world_size", "node", "local_rank", "group_rank", "group_size", "index", "copy", "iteration", "all", "min",
-                    "max", "true", "false", "world", "else"})  # fmt: skip
+_RESERVED_NAMES = frozenset(
+    {
+        "rank",
+        "world_size",
+        "node",
+        "local_rank",
+        "group_rank",
+        "group_size",
+        "index",
+        "copy",
+        "iteration",
+        "all",
+        "min",
+        "max",
+        "true",
+        "false",
+        "world",
+        "else",
+    }
+)
 #: Layers, micro-batches and the like of a strategy; each becomes calls.
 MAX_EXPANDED_PARTS = 20_000
 _DECLARING_KEYS = ("tensors", "groups", "vars", "memory")
 
 
-def expand_strategies(data: Mapping[object, object], problems: ProblemCollector) -> Mapping[object, object]:
-    """The data with every strategy's entry replaced by its plain steps; the same object where there is none.
+def expand_strategies(
+    data: Mapping[object, object], problems: ProblemCollector
+) -> Mapping[object, object]:
+    """The data with every strategy's entry replaced by its plain steps; the same object where there
+    is none.
 
     What is wrong with a strategy is noted at its place, and its entry then does nothing.
     """
@@ -62,10 +85,13 @@ def _strategy_entries(entries: Any) -> Iterator[Any]:
 
 
 def strategy_names_in(data: Any) -> tuple[str, ...]:
-    """Names of the strategies in a file's data as written, each once, in the order of their entries."""
+    """Names of the strategies in a file's data as written, each once, in the order of their
+    entries.
+    """
     program = data.get("program") if isinstance(data, Mapping) else None
     words = [
-        item if isinstance(item, str) else next(key for key in item if key in STRATEGIES) for item in _strategy_entries(program)
+        item if isinstance(item, str) else next(key for key in item if key in STRATEGIES)
+        for item in _strategy_entries(program)
     ]
     return tuple(dict.fromkeys(words))
 
@@ -77,12 +103,15 @@ class _StrategyExpander:
         self.taken = set(_RESERVED_NAMES) | set(_declared_names(data))
         self.made: Strategy | None = None  # the entry that was expanded last
         self.partial: list[tuple[tuple[int, ...], Strategy, dict[str, Any]]] = []
-        self.context = _strategy_context(data, self.taken, str(PurePath(problems.document.file).parent))
+        self.context = _strategy_context(
+            data, self.taken, str(PurePath(problems.document.file).parent)
+        )
         known = uniform_quantities(data)
         self.known = {
             "names": {} if self.context is None else _uniform_values(data, self.context),
-            "quantities": known["names"], "kinds": known["kinds"],
-        }  # fmt: skip
+            "quantities": known["names"],
+            "kinds": known["kinds"],
+        }
 
     def expanded(self) -> dict[object, object]:
         found = dict(self.data)
@@ -112,7 +141,10 @@ class _StrategyExpander:
             found["steps"] = self.entries(item["steps"], (*path, "steps"))
         body = item.get("repeat")
         if isinstance(body, Mapping) and "steps" in body:
-            found["repeat"] = {**body, "steps": self.entries(body["steps"], (*path, "repeat", "steps"))}
+            found["repeat"] = {
+                **body,
+                "steps": self.entries(body["steps"], (*path, "repeat", "steps")),
+            }
         return found
 
     def beside(self, item: Mapping[object, object], name: str, path: DataPath) -> object:
@@ -128,12 +160,16 @@ class _StrategyExpander:
         return found
 
     def compare(self) -> None:
-        """Entries of one strategy for some ranks each, that all ranks have one of, meet: they are told of each other."""
+        """Entries of one strategy for some ranks each, that all ranks have one of, meet: they are
+        told of each other.
+        """
         for name in {made.name for _, made, _ in self.partial}:
-            entries = [(ranks, made, found) for ranks, made, found in self.partial if made.name == name]
-            if self.context is not None and sorted(r for ranks, _, _ in entries for r in ranks) == list(
-                range(self.context.world_size)
-            ):
+            entries = [
+                (ranks, made, found) for ranks, made, found in self.partial if made.name == name
+            ]
+            if self.context is not None and sorted(
+                r for ranks, _, _ in entries for r in ranks
+            ) == list(range(self.context.world_size)):
                 models = {rank: made for ranks, made, _ in entries for rank in ranks}
                 for ranks, made, found in entries:
                     found["steps"] = made.compared(ranks, models, found["steps"])
@@ -160,13 +196,21 @@ class _StrategyExpander:
     def validated(self, model: type[Strategy], value: object, here: DataPath) -> Strategy | None:
         if value is None:
             value = {}
-        by_rank = isinstance(value, Mapping) and value and all(key == "else" or isinstance(key, int) for key in value)
+        by_rank = (
+            isinstance(value, Mapping)
+            and value
+            and all(key == "else" or isinstance(key, int) for key in value)
+        )
         if model.first_field is not None and (by_rank or not isinstance(value, Mapping)):
             value = {model.first_field: value}
         if not isinstance(value, Mapping):
             known = [info.alias or key for key, info in model.model_fields.items()]
             hint = f"`{model.name}: {{…}}`; it has {name_list(known)}"
-            self.problems.add(here, f"expected the fields of {model.name} as a mapping, found {value_text(value)}", hint)
+            self.problems.add(
+                here,
+                f"expected the fields of {model.name} as a mapping, found {value_text(value)}",
+                hint,
+            )
             return None
         value = {key: self.inside(item, (*here, key)) for key, item in value.items()}
         try:
@@ -176,21 +220,38 @@ class _StrategyExpander:
             return None
 
     def inside(self, value: Any, path: DataPath) -> Any:
-        """A strategy's field with the strategies in its lists of entries expanded: tensor parallel layers as a stage's forward."""
+        """A strategy's field with the strategies in its lists of entries expanded: tensor parallel
+        layers as a stage's forward.
+        """
         if isinstance(value, list | tuple):
-            if any(isinstance(item, Mapping) and any(key in STRATEGIES for key in item) for item in value):
+            if any(
+                isinstance(item, Mapping) and any(key in STRATEGIES for key in item)
+                for item in value
+            ):
                 return self.entries(value, path)
             return [self.inside(item, (*path, k)) for k, item in enumerate(value)]
-        return {key: self.inside(item, (*path, key)) for key, item in value.items()} if isinstance(value, Mapping) else value
+        return (
+            {key: self.inside(item, (*path, key)) for key, item in value.items()}
+            if isinstance(value, Mapping)
+            else value
+        )
 
     def counted(self, made: Strategy, here: DataPath) -> bool:
         """What is laid out one by one is not too many."""
         layers = getattr(made, "layers", 0)
-        counts = {"layers": sum(one.count for one in layers) if isinstance(layers, tuple) else layers}
-        counts |= {key: getattr(made, key, None) for key in ("micro_batches", "accumulate", "chunks", "pairs", "pieces")}
+        counts = {
+            "layers": sum(one.count for one in layers) if isinstance(layers, tuple) else layers
+        }
+        counts |= {
+            key: getattr(made, key, None)
+            for key in ("micro_batches", "accumulate", "chunks", "pairs", "pieces")
+        }
         for key, count in counts.items():
             if isinstance(count, int) and count > MAX_EXPANDED_PARTS:
-                self.problems.add((*here, key), f"{key} comes to {count}; at most {MAX_EXPANDED_PARTS} are laid out one by one")
+                self.problems.add(
+                    (*here, key),
+                    f"{key} comes to {count}; at most {MAX_EXPANDED_PARTS} are laid out one by one",
+                )
                 return False
         return True
 
@@ -203,8 +264,12 @@ class _StrategyExpander:
         return {"steps": expansion.steps}
 
 
-def _strategy_context(data: Mapping[Any, Any], taken: set[str], folder: str) -> ExpansionContext | None:
-    """What strategies may know; None where world or mesh can't be read (which is noted elsewhere)."""
+def _strategy_context(
+    data: Mapping[Any, Any], taken: set[str], folder: str
+) -> ExpansionContext | None:
+    """What strategies may know; None where world or mesh can't be read (which is noted
+    elsewhere).
+    """
     try:
         nodes, per_node = _world_shape(data.get("world"))
         one = integer(1, MAX_WORLD)
@@ -215,10 +280,22 @@ def _strategy_context(data: Mapping[Any, Any], taken: set[str], folder: str) -> 
     if mesh and prod(mesh.values()) != nodes * per_node:
         return None
     given = [data.get(key) for key in ("tensors", "groups")]
-    named: list[Mapping[str, Any]] = [value if isinstance(value, Mapping) else {} for value in given]
+    named: list[Mapping[str, Any]] = [
+        value if isinstance(value, Mapping) else {} for value in given
+    ]
     backend = data.get("backend", DEFAULT_BACKEND)
     tensors, groups = named[0] or {}, named[1] or {}
-    return ExpansionContext(nodes * per_node, per_node, mesh, str(backend), iterations, tensors, frozenset(taken), groups, folder)
+    return ExpansionContext(
+        nodes * per_node,
+        per_node,
+        mesh,
+        str(backend),
+        iterations,
+        tensors,
+        frozenset(taken),
+        groups,
+        folder,
+    )
 
 
 def _world_shape(value: Any) -> tuple[int, int]:
@@ -231,7 +308,9 @@ def _world_shape(value: Any) -> tuple[int, int]:
 
 
 def _uniform_values(data: Mapping[Any, Any], context: ExpansionContext) -> dict[str, Any]:
-    """Numbers that are the same on every rank: the world's size, the axes' sizes, vars made of them."""
+    """Numbers that are the same on every rank: the world's size, the axes' sizes, vars made of
+    them.
+    """
     found: dict[str, Any] = {"world_size": context.world_size}
     found |= {f"{axis}_size": size for axis, size in context.mesh.items()}
     given = data.get("vars")
@@ -244,7 +323,9 @@ def _uniform_values(data: Mapping[Any, Any], context: ExpansionContext) -> dict[
 
 
 def validated_strategies(scenario: Scenario) -> list[tuple[Strategy, ExpansionContext]]:
-    """The strategies of a scenario as their fields say, each with what it may know; those inside others are left out."""
+    """The strategies of a scenario as their fields say, each with what it may know; those inside
+    others are left out.
+    """
     data = scenario.written
     context = _strategy_context(data, set(), "") if isinstance(data, Mapping) else None
     if context is None:
@@ -256,19 +337,29 @@ def validated_strategies(scenario: Scenario) -> list[tuple[Strategy, ExpansionCo
             value, model = item[word], STRATEGIES[word]
             fields = value if isinstance(value, Mapping) else {model.first_field: value}
             with suppress(ValidationError):
-                found.append((model.model_validate(dict(fields), context={"names": names}), context))
+                found.append(
+                    (model.model_validate(dict(fields), context={"names": names}), context)
+                )
     return found
 
 
 def uniform_quantities(data: Mapping[object, object]) -> dict[str, object]:
-    """What parts that are no steps may use in quantities: ``names`` that are the same on every rank, and the ``kinds`` among them."""
+    """What parts that are no steps may use in quantities: ``names`` that are the same on every
+    rank, and the ``kinds`` among them.
+    """
     context = _strategy_context(data, set(), "")
-    names: dict[str, object] = {} if context is None else _uniform_values({**data, "vars": None}, context)
+    names: dict[str, object] = (
+        {} if context is None else _uniform_values({**data, "vars": None}, context)
+    )
     kinds: dict[str, QuantityKind] = {}
     given = data.get("vars")
     for name, value in given.items() if isinstance(given, Mapping) else ():
         with suppress(ValueError):
-            found = parse_quantity(value) if isinstance(value, str) and has_units(value) else expression_field(value)
+            found = (
+                parse_quantity(value)
+                if isinstance(value, str) and has_units(value)
+                else expression_field(value)
+            )
             if found.names <= names.keys():
                 names[str(name)] = found.evaluate(names)
                 kinds[str(name)] = quantity_kind(found, kinds) or None

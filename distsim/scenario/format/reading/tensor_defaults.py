@@ -17,7 +17,9 @@ _INHERITED_FIELDS = ("shape", "dtype", "copies")
 def fill_in_tensors(
     tensors: Mapping[str, TensorDecl], names: Collection[str], problems: ProblemCollector
 ) -> dict[str, TensorDecl]:
-    """Every tensor with its shape, dtype and copies. ``names``: all that the file declares, also those with problems."""
+    """Every tensor with its shape, dtype and copies. ``names``: all that the file declares, also
+    those with problems.
+    """
     found: dict[str, TensorDecl] = {}
     for name in tensors:
         found[name] = _fill_in_tensor(name, tensors, names, found, problems, ())
@@ -40,17 +42,20 @@ def _fill_in_tensor(
     other = tensor.like
     if other not in tensors:
         if other not in names:
-            message = (
-                f"unknown tensor {other}; declared are {name_list(names)}{did_you_mean(other, [n for n in names if n != name])}"
-            )
+            message = f"unknown tensor {other}; declared are {name_list(names)}{did_you_mean(other, [n for n in names if n != name])}"
             problems.add(("tensors", name, "like"), message)
         return tensor
     if other in (*above, name):
-        problems.add(("tensors", name, "like"), f"{name} is like itself: {' -> '.join((*above, name, other))}")
+        problems.add(
+            ("tensors", name, "like"),
+            f"{name} is like itself: {' -> '.join((*above, name, other))}",
+        )
         return tensor
     model = _fill_in_tensor(other, tensors, names, found, problems, (*above, name))
     given = tensor.model_fields_set
-    return _copy_with(tensor, {key: getattr(model, key) for key in _INHERITED_FIELDS if key not in given})
+    return _copy_with(
+        tensor, {key: getattr(model, key) for key in _INHERITED_FIELDS if key not in given}
+    )
 
 
 def _with_inferred_shape(name: str, tensor: TensorDecl, problems: ProblemCollector) -> TensorDecl:
@@ -58,7 +63,10 @@ def _with_inferred_shape(name: str, tensor: TensorDecl, problems: ProblemCollect
         return tensor
     sizes = _nested_shape(tensor.value)
     if sizes is None:
-        problems.add(("tensors", name, "value"), "the lists of values have different lengths; their shape can't be told")
+        problems.add(
+            ("tensors", name, "value"),
+            "the lists of values have different lengths; their shape can't be told",
+        )
         return tensor
     return _copy_with(tensor, {"shape": tuple(expression_field(n) for n in sizes)})
 
@@ -75,4 +83,6 @@ def _nested_shape(value: Any) -> tuple[int, ...] | None:
 
 def _copy_with(tensor: TensorDecl, changes: dict[str, object]) -> TensorDecl:
     """A copy with further fields, which `to_yaml` leaves out since the file does."""
-    return TensorDecl.model_construct(_fields_set=set(tensor.model_fields_set), **{**dict(tensor), **changes})
+    return TensorDecl.model_construct(
+        _fields_set=set(tensor.model_fields_set), **{**dict(tensor), **changes}
+    )

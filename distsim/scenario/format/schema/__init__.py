@@ -1,1 +1,3 @@
-"""What is generated from the models: JSON Schema, key reference and remedies for refused values; reads no file."""
+"""What is generated from the models: JSON Schema, key reference and remedies for refused values;
+reads no file.
+"""

@@ -1,6 +1,8 @@
-"""What the keys of a mapping ask of each other, as JSON Schema: one of two, not both, one beside another.
+"""What the keys of a mapping ask of each other, as JSON Schema: one of two, not both, one beside
+another.
 
-The models check the same when they are read (their validators); tests compare both over mutated files.
+The models check the same when they are read (their validators); tests compare both over mutated
+files.
 """
 
 from __future__ import annotations
@@ -33,14 +35,24 @@ def _only_for_fault_kind(kind: str, key: str) -> FieldSchema:
 
 _FAULT_CONSTRAINTS = _all_of(
     _one_of("rank", "ranks", "link"),
-    *(_only_for_fault_kind(kind, key) for kind, key in (("slow", "factor"), ("late", "delay"), ("exit", "code"), ("slow", "link"))),
+    *(
+        _only_for_fault_kind(kind, key)
+        for kind, key in (("slow", "factor"), ("late", "delay"), ("exit", "code"), ("slow", "link"))
+    ),
     {"if": _requires("nodes"), "then": _requires("link")},
     {"if": {"properties": {"kind": {"const": "slow"}}}, "then": _requires("factor")},
     {"if": {"properties": {"kind": {"const": "late"}}}, "then": _requires("delay")},
-    {"if": {"properties": {"kind": {"enum": ["slow", "late", "absent"]}}},
-     "then": {"not": {"anyOf": [_requires("iteration"), _requires("before_call"), _requires("at")]}}},
-    {"if": _requires("at"), "then": {"not": {"anyOf": [_requires("iteration"), _requires("before_call")]}}},
-)  # fmt: skip
+    {
+        "if": {"properties": {"kind": {"enum": ["slow", "late", "absent"]}}},
+        "then": {
+            "not": {"anyOf": [_requires("iteration"), _requires("before_call"), _requires("at")]}
+        },
+    },
+    {
+        "if": _requires("at"),
+        "then": {"not": {"anyOf": [_requires("iteration"), _requires("before_call")]}},
+    },
+)
 _VALUE_IS_LIST = {"required": ["value"], "properties": {"value": {"type": "array"}}}
 _CONSTRAINTS: dict[str, FieldSchema] = {
     "GroupDecl": _one_of("ranks", "axes", "by"),
@@ -66,12 +78,21 @@ def _operation_constraints(row: type[Operation]) -> list[FieldSchema]:
     elif row.kind == "remote" or row.signals:
         found.append(_one_of("src", "group_src"))
     elif row.direction == "recv":
-        found += [_not_both("src", "group_src"), _not_both("assume_src", "src"), _not_both("assume_src", "group_src")]
+        found += [
+            _not_both("src", "group_src"),
+            _not_both("assume_src", "src"),
+            _not_both("assume_src", "group_src"),
+        ]
     if row.root_field is not None:
         sides = (row.root_field, f"group_{row.root_field}")
         found.append(_not_both(*sides) if row.root_optional else _one_of(*sides))
     if row.kind == "collective" and "is_async" in row.model_fields:
-        found.append({"if": _requires("as"), "then": {"required": ["async"], "properties": {"async": {"const": True}}}})
+        found.append(
+            {
+                "if": _requires("as"),
+                "then": {"required": ["async"], "properties": {"async": {"const": True}}},
+            }
+        )
     return found
 
 

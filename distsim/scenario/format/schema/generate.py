@@ -1,8 +1,9 @@
 """The JSON Schema of scenario files, for editors: from the models and the table of operations.
 
-An entry of a program is told apart by its key: each operation is a property, so that an editor speaks of that operation's fields and not
-of all forms that an entry could have. Where torch calls a field otherwise, its name is a property that nothing fits, with the file's word
-as the error's text (`errorMessage`, as VS Code's language services read it).
+An entry of a program is told apart by its key: each operation is a property, so that an editor
+speaks of that operation's fields and not of all forms that an entry could have. Where torch calls a
+field otherwise, its name is a property that nothing fits, with the file's word as the error's text
+(`errorMessage`, as VS Code's language services read it).
 """
 
 from __future__ import annotations
@@ -19,12 +20,23 @@ from distsim.common.field_parsing import FieldSchema
 from distsim.hardware.cluster import PRESETS
 from distsim.operations.core.field_help import torch_argument_names
 from distsim.operations.core.field_schemas import SCHEMA_DEFINITIONS
-from distsim.operations.core.field_types import DTYPE_SCHEMA, SELECTOR_SCHEMA, TENSOR_SCHEMA, VALUE_SCHEMA
+from distsim.operations.core.field_types import (
+    DTYPE_SCHEMA,
+    SELECTOR_SCHEMA,
+    TENSOR_SCHEMA,
+    VALUE_SCHEMA,
+)
 from distsim.operations.core.operation_base import Operation
 from distsim.operations.registry import OPERATION_ALIASES, OPERATIONS
 from distsim.scenario.format.models.base_model import FormatModel
 from distsim.scenario.format.models.sections import DurationBounds
-from distsim.scenario.format.models.top_level import BATCH_OPS, SECTION_MODELS, BlockFields, RepeatFields, ScenarioFileFields
+from distsim.scenario.format.models.top_level import (
+    BATCH_OPS,
+    SECTION_MODELS,
+    BlockFields,
+    RepeatFields,
+    ScenarioFileFields,
+)
 from distsim.scenario.format.schema.cluster import CLUSTER_MODELS, cluster_schema
 from distsim.scenario.format.schema.constraints import constraints_of, entry_constraints
 from distsim.scenario.strategies import STRATEGIES
@@ -34,48 +46,87 @@ from distsim.scenario.strategies.base import Strategy
 JsonSchema = dict[str, Any]
 
 SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
-#: What the schema is called, wherever a copy of it lies; the number grows where a file that was valid no longer is.
+#: What the schema is called, wherever a copy of it lies; the number grows where a file that was
+#: valid no longer is.
 SCHEMA_ID = "urn:distsim:scenario:1"
 _QUANTITY_WRITERS = {"size": units.size_text, "duration": units.duration_text}
 _EXPECTED_SCHEMA: FieldSchema = {
-    "anyOf": [{"type": "number"}, {"type": "boolean"}, {"const": "?"}, {"type": "array", "items": {"$ref": "#/$defs/expected"}}]
+    "anyOf": [
+        {"type": "number"},
+        {"type": "boolean"},
+        {"const": "?"},
+        {"type": "array", "items": {"$ref": "#/$defs/expected"}},
+    ]
 }
-_PER_RANK_SCHEMA = {"type": "object", "minProperties": 1, "propertyNames": {"pattern": "^([0-9]+|else)$"}}
+_PER_RANK_SCHEMA = {
+    "type": "object",
+    "minProperties": 1,
+    "propertyNames": {"pattern": "^([0-9]+|else)$"},
+}
 
 
 @cache
 def _build_schema() -> JsonSchema:
     definitions: JsonSchema = {
         "selector": SELECTOR_SCHEMA,
-        **SCHEMA_DEFINITIONS, "tensor": TENSOR_SCHEMA, "dtype": DTYPE_SCHEMA, "value": VALUE_SCHEMA, "expected": _EXPECTED_SCHEMA,
-        "numbers": {"anyOf": [{"$ref": "#/$defs/expected"}, {**_PER_RANK_SCHEMA, "additionalProperties": {"$ref": "#/$defs/expected"}}]},
-        "preset": {"enum": list(PRESETS)}, "cluster": cluster_schema(),
+        **SCHEMA_DEFINITIONS,
+        "tensor": TENSOR_SCHEMA,
+        "dtype": DTYPE_SCHEMA,
+        "value": VALUE_SCHEMA,
+        "expected": _EXPECTED_SCHEMA,
+        "numbers": {
+            "anyOf": [
+                {"$ref": "#/$defs/expected"},
+                {**_PER_RANK_SCHEMA, "additionalProperties": {"$ref": "#/$defs/expected"}},
+            ]
+        },
+        "preset": {"enum": list(PRESETS)},
+        "cluster": cluster_schema(),
         **{name: cluster_schema(name) for name in CLUSTER_MODELS},
-    }  # fmt: skip
+    }
     parts: list[type[FormatModel]] = [*SECTION_MODELS.values(), DurationBounds]
     for part in parts:
         definitions[part.__name__] = _with_constraints(_model_schema(part), part.__name__)
     definitions |= {"entry": _entry_schema(), "message": _batch_entry_schema()}
-    definitions |= {_fields_definition(op): _operation_schema(row) for op, row in OPERATIONS.items()}
-    definitions |= {_fields_definition(name): _strategy_schema(row, definitions) for name, row in STRATEGIES.items()}
-    whole = {"$schema": SCHEMA_DIALECT, "$id": SCHEMA_ID, "title": "distsim scenario", **_model_schema(ScenarioFileFields)}
+    definitions |= {
+        _fields_definition(op): _operation_schema(row) for op, row in OPERATIONS.items()
+    }
+    definitions |= {
+        _fields_definition(name): _strategy_schema(row, definitions)
+        for name, row in STRATEGIES.items()
+    }
+    whole = {
+        "$schema": SCHEMA_DIALECT,
+        "$id": SCHEMA_ID,
+        "title": "distsim scenario",
+        **_model_schema(ScenarioFileFields),
+    }
     return _with_references({**whole, "$defs": dict(sorted(definitions.items()))})  # type: ignore[no-any-return]
 
 
 def scenario_schema() -> JsonSchema:
-    """The JSON Schema (draft 2020-12) of a scenario file. Names of groups, tensors, handles and variables are beyond it."""
+    """The JSON Schema (draft 2020-12) of a scenario file. Names of groups, tensors, handles and
+    variables are beyond it.
+    """
     return dict(_build_schema())
 
 
 class _SchemaGenerator(GenerateJsonSchema):
     """Defaults that are expressions are left out without a warning."""
 
-    ignored_warning_kinds: ClassVar[set[JsonSchemaWarningKind]] = {"skipped-choice", "non-serializable-default"}  # type: ignore[misc]
+    ignored_warning_kinds: ClassVar[set[JsonSchemaWarningKind]] = {
+        "skipped-choice",
+        "non-serializable-default",
+    }  # type: ignore[misc]
 
 
 def _model_schema(model: type[BaseModel], definitions: JsonSchema | None = None) -> JsonSchema:
-    """A model's schema, with hover texts; the models inside it go to the definitions, or stand there already."""
-    found = model.model_json_schema(ref_template="#/$defs/{model}", schema_generator=_SchemaGenerator)
+    """A model's schema, with hover texts; the models inside it go to the definitions, or stand
+    there already.
+    """
+    found = model.model_json_schema(
+        ref_template="#/$defs/{model}", schema_generator=_SchemaGenerator
+    )
     inner = found.pop("$defs", {})
     if definitions is not None:
         definitions.update(inner)
@@ -93,8 +144,14 @@ def _model_schema(model: type[BaseModel], definitions: JsonSchema | None = None)
 
 def hover_text(key: str, property: Mapping[str, Any]) -> str:
     """What an editor shows over a key: the sentence, the default, an example."""
-    more = [f"Default: {inline_yaml(property['default'])}."] if property.get("default", "") not in ("", [], {}) else []
-    more += [f"Example: `{key}: {inline_yaml(example)}`" for example in property.get("examples", ())[:1]]
+    more = (
+        [f"Default: {inline_yaml(property['default'])}."]
+        if property.get("default", "") not in ("", [], {})
+        else []
+    )
+    more += [
+        f"Example: `{key}: {inline_yaml(example)}`" for example in property.get("examples", ())[:1]
+    ]
     return "\n".join([property["description"], *more])
 
 
@@ -118,7 +175,11 @@ def _with_references(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     name = value.get("x-def") or value.get("x-model")
-    rest = {key: _with_references(item) for key, item in value.items() if key not in ("x-def", "x-model")}
+    rest = {
+        key: _with_references(item)
+        for key, item in value.items()
+        if key not in ("x-def", "x-model")
+    }
     return {"$ref": f"#/$defs/{name}", **rest} if isinstance(name, str) else rest
 
 
@@ -132,15 +193,23 @@ def _fields_definition(name: str) -> str:
 
 
 def _entry_schema() -> JsonSchema:
-    """An entry: a bare word, or a mapping with one operation, strategy, repeat or list of steps, and `ranks` beside it."""
+    """An entry: a bare word, or a mapping with one operation, strategy, repeat or list of steps,
+    and `ranks` beside it.
+    """
     words = [*OPERATIONS, *OPERATION_ALIASES, *STRATEGIES]
     bare = sorted(name for name in words if not _has_required_field(name))
     block, repeat = _model_schema(BlockFields), _model_schema(RepeatFields)
     properties: JsonSchema = {
-        name: {"$ref": f"#/$defs/{_fields_definition(OPERATION_ALIASES.get(name, name))}"} for name in words
+        name: {"$ref": f"#/$defs/{_fields_definition(OPERATION_ALIASES.get(name, name))}"}
+        for name in words
     }
     properties |= {"repeat": repeat, **block["properties"]}
-    mapping = {"type": "object", "additionalProperties": False, "properties": properties, **entry_constraints()}
+    mapping = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": properties,
+        **entry_constraints(),
+    }
     return {"if": {"type": "string"}, "then": {"enum": bare}, "else": mapping}
 
 
@@ -150,12 +219,21 @@ def _batch_entry_schema() -> dict[str, object]:
         **{name: {"$ref": f"#/$defs/{_fields_definition(name)}"} for name in BATCH_OPS},
         "ranks": {"$ref": "#/$defs/selector"},
     }
-    return {"type": "object", "additionalProperties": False, "properties": properties, **entry_constraints()}
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": properties,
+        **entry_constraints(),
+    }
 
 
 def _has_required_field(name: str) -> bool:
     """Does it need a field?"""
-    row: type[BaseModel] = OPERATIONS[OPERATION_ALIASES.get(name, name)] if name not in STRATEGIES else STRATEGIES[name]
+    row: type[BaseModel] = (
+        OPERATIONS[OPERATION_ALIASES.get(name, name)]
+        if name not in STRATEGIES
+        else STRATEGIES[name]
+    )
     return any(info.is_required() for info in row.model_fields.values())
 
 
@@ -177,14 +255,24 @@ def _torch_name_schema(op: str, name: str, field: str) -> dict[str, object]:
         if field
         else f"torch's {name} has no counterpart in {op}; leave it out"
     )
-    return {"not": {}, "errorMessage": said, "deprecationMessage": said, "doNotSuggest": True, "description": said}
+    return {
+        "not": {},
+        "errorMessage": said,
+        "deprecationMessage": said,
+        "doNotSuggest": True,
+        "description": said,
+    }
 
 
 def _strategy_schema(row: type[Strategy], definitions: JsonSchema) -> JsonSchema:
-    """A training strategy's fields; models inside them go to the definitions, each under its own name."""
+    """A training strategy's fields; models inside them go to the definitions, each under its own
+    name.
+    """
     mapping = {**_model_schema(row, definitions), "description": row.about}
     mapping["properties"] |= {
-        key: _with_short_form(key, property) for key, property in mapping["properties"].items() if key in _FIELDS_WITH_SHORT_FORM
+        key: _with_short_form(key, property)
+        for key, property in mapping["properties"].items()
+        if key in _FIELDS_WITH_SHORT_FORM
     }
     return _with_alternatives(mapping, row.first_field)
 
@@ -195,22 +283,38 @@ _FIELDS_WITH_SHORT_FORM = ("layers", "model")
 
 def _with_short_form(key: str, property: dict[str, object]) -> dict[str, object]:
     """One layer for a list of them, a preset's name for a model."""
-    said: dict[str, object] = {word: property.pop(word) for word in ("description", "examples") if word in property}
+    said: dict[str, object] = {
+        word: property.pop(word) for word in ("description", "examples") if word in property
+    }
     if property.get("type") == "array":
         return {"anyOf": [{**property, "minItems": 1}, property["items"]], **said}
-    return {"anyOf": [{"type": "string"}, property], **said} if key == "model" else {**property, **said}
+    return (
+        {"anyOf": [{"type": "string"}, property], **said}
+        if key == "model"
+        else {**property, **said}
+    )
 
 
 def _with_alternatives(mapping: JsonSchema, first_field: str | None) -> JsonSchema:
-    """The fields as a mapping; alone, the first field's value; nothing, where no field is needed."""
+    """The fields as a mapping; alone, the first field's value; nothing, where no field is
+    needed.
+    """
     others: list[Any] = []
     if first_field:
-        first = {key: value for key, value in mapping["properties"][first_field].items() if key not in ("default", "examples")}
+        first = {
+            key: value
+            for key, value in mapping["properties"][first_field].items()
+            if key not in ("default", "examples")
+        }
         others.append(first)
     if not mapping.get("required") and not mapping.get("oneOf"):
         others.append({"type": "null"})
     by_rank = {"not": _PER_RANK_SCHEMA} if first_field else {}
-    return {"if": {"type": "object", **by_rank}, "then": mapping, "else": {"anyOf": others} if others else {"type": "object"}}
+    return {
+        "if": {"type": "object", **by_rank},
+        "then": mapping,
+        "else": {"anyOf": others} if others else {"type": "object"},
+    }
 
 
 __all__ = ["SCHEMA_DIALECT", "SCHEMA_ID", "hover_text", "scenario_schema", "inline_yaml"]

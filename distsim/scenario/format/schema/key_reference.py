@@ -1,4 +1,6 @@
-"""Every key of a scenario file with its type, unit, default and example: read from the models, for pages and `distsim explain`."""
+"""Every key of a scenario file with its type, unit, default and example: read from the models, for
+pages and `distsim explain`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from distsim.operations.core.field_schemas import QUANTITY_DEFINITIONS
 from distsim.operations.core.resolved_call import DTYPE_BYTES
 from distsim.operations.registry import OPERATION_ALIASES, OPERATIONS
 from distsim.scenario.format.models.sections import DurationBounds, Expectations
-from distsim.scenario.format.models.top_level import SECTION_MODELS, BlockFields, RepeatFields, ScenarioFileFields
+from distsim.scenario.format.models.top_level import (
+    SECTION_MODELS,
+    BlockFields,
+    RepeatFields,
+    ScenarioFileFields,
+)
 from distsim.scenario.format.schema.cluster import DEFINITION_NAMES
 from distsim.scenario.format.schema.generate import inline_yaml, scenario_schema
 from distsim.scenario.strategies import STRATEGIES
@@ -25,12 +32,21 @@ Schema = Mapping[str, Any]
 
 #: What stands between a key and the keys of what it holds.
 _NESTED_KEY_SUFFIX = {"groups": ".NAME", "tensors": ".NAME", "memory": ".NAME", "faults": "[]"}
-_TYPE_TEXTS = {"string": "a text", "integer": "an integer", "number": "a number", "boolean": "true or false", "object": "a mapping",
-          "array": "a list", "null": "nothing"}  # fmt: skip
+_TYPE_TEXTS = {
+    "string": "a text",
+    "integer": "an integer",
+    "number": "a number",
+    "boolean": "true or false",
+    "object": "a mapping",
+    "array": "a list",
+    "null": "nothing",
+}
 
 
 class FormatKey(NamedTuple):
-    """One key. ``path`` is where it stands (`tensors.NAME.shape`), ``default`` and ``example`` as a file has them; "" is none."""
+    """One key. ``path`` is where it stands (`tensors.NAME.shape`), ``default`` and ``example`` as a
+    file has them; "" is none.
+    """
 
     path: str
     about: str
@@ -47,7 +63,9 @@ class FormatKey(NamedTuple):
 
 @cache
 def format_keys() -> dict[str, FormatKey]:
-    """Every key by its path, in the order of the file; the fields of steps stand under ``operation.field``."""
+    """Every key by its path, in the order of the file; the fields of steps stand under
+    ``operation.field``.
+    """
     return {key.path: key for key in (*_top_level_keys(), *_step_keys())}
 
 
@@ -58,12 +76,17 @@ def _top_level_keys() -> Iterator[FormatKey]:
     for name, info in ScenarioFileFields.model_fields.items():
         yield _format_key(name, info, whole["properties"][name])
         if name in SECTION_MODELS:
-            yield from _section_keys(name + _NESTED_KEY_SUFFIX.get(name, ""), SECTION_MODELS[name], whole)
+            yield from _section_keys(
+                name + _NESTED_KEY_SUFFIX.get(name, ""), SECTION_MODELS[name], whole
+            )
         elif name == "cluster":
             yield from _cluster_keys("cluster", Cluster, "cluster", whole)
         elif name == "program":
             entry = whole["$defs"]["entry"]["else"]["properties"]
-            yield from (_format_key(f"program[].{key}", info, entry[key]) for key, info in BlockFields.model_fields.items())
+            yield from (
+                _format_key(f"program[].{key}", info, entry[key])
+                for key, info in BlockFields.model_fields.items()
+            )
             found = (
                 _format_key(f"program[].repeat.{k}", i, entry["repeat"]["properties"][k])
                 for k, i in RepeatFields.model_fields.items()
@@ -80,11 +103,19 @@ def _section_keys(path: str, model: type[BaseModel], whole: Schema) -> Iterator[
             yield from _section_keys(f"{path}.{name}", DurationBounds, whole)
 
 
-def _cluster_keys(path: str, model: type[BaseModel], definition: str, whole: Schema) -> Iterator[FormatKey]:
+def _cluster_keys(
+    path: str, model: type[BaseModel], definition: str, whole: Schema
+) -> Iterator[FormatKey]:
     properties = whole["$defs"][definition]["properties"]
     if definition == "cluster":
         yield FormatKey(
-            "cluster.preset", properties["preset"]["description"], _type_text(properties["preset"]), "", "", "dgx-h100", False
+            "cluster.preset",
+            properties["preset"]["description"],
+            _type_text(properties["preset"]),
+            "",
+            "",
+            "dgx-h100",
+            False,
         )
     for name, info in model.model_fields.items():
         written_name = info.alias or name
@@ -94,7 +125,10 @@ def _cluster_keys(path: str, model: type[BaseModel], definition: str, whole: Sch
             inner = inner.__args__[0]  # type: ignore[union-attr]  # tuple[Curve, ...]
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             yield from _cluster_keys(
-                f"{path}.{written_name}" + "[]" * (written_name == "measured"), inner, DEFINITION_NAMES[inner], whole
+                f"{path}.{written_name}" + "[]" * (written_name == "measured"),
+                inner,
+                DEFINITION_NAMES[inner],
+                whole,
             )
 
 
@@ -111,7 +145,15 @@ def _format_key(path: str, info: FieldInfo, property: Schema) -> FormatKey:
     needed = info.is_required()
     default = "" if needed else _default_text(info, property)
     example = inline_yaml(info.examples[0]) if info.examples else ""
-    return FormatKey(path, info.description or "", _type_text(property), _unit_names(property), default, example, needed)
+    return FormatKey(
+        path,
+        info.description or "",
+        _type_text(property),
+        _unit_names(property),
+        default,
+        example,
+        needed,
+    )
 
 
 def _default_text(info: FieldInfo, property: Mapping[str, object]) -> str:
@@ -144,18 +186,34 @@ def _type_texts(schema: Schema) -> Iterator[str]:
 
 _DTYPES_TEXT = f"a dtype of torch ({', '.join(DTYPE_BYTES)})"
 _DEFINITION_TEXTS = {
-    "selector": "a rank, a list of ranks, or a condition", "value": "numbers or expressions, nested in lists",
-    "expected": "a number, a list of numbers, or `?`", "numbers": "numbers, alone or by rank", "preset": "the name of a preset",
-    "entry": "an entry", "name": "a name", "reference": "a name, or name@index", "condition": "an expression",
-    "expression": "a number or an expression", "tensor": "a name, name@index, or {shape, dtype}", "dtype": _DTYPES_TEXT,
-    **{word: f"{kind} with its unit, or an expression" for kind, word in QUANTITY_DEFINITIONS.items()},
-    "size_count": "a size with its unit, or an expression", "flops_count": "a count with its unit, or an expression",
-}  # fmt: skip
+    "selector": "a rank, a list of ranks, or a condition",
+    "value": "numbers or expressions, nested in lists",
+    "expected": "a number, a list of numbers, or `?`",
+    "numbers": "numbers, alone or by rank",
+    "preset": "the name of a preset",
+    "entry": "an entry",
+    "name": "a name",
+    "reference": "a name, or name@index",
+    "condition": "an expression",
+    "expression": "a number or an expression",
+    "tensor": "a name, name@index, or {shape, dtype}",
+    "dtype": _DTYPES_TEXT,
+    **{
+        word: f"{kind} with its unit, or an expression"
+        for kind, word in QUANTITY_DEFINITIONS.items()
+    },
+    "size_count": "a size with its unit, or an expression",
+    "flops_count": "a count with its unit, or an expression",
+}
 
 
 def _choices_text(words: list[object]) -> str:
     shown = [f"`{inline_yaml(word)}`" for word in words]
-    return " | ".join(shown) if len(shown) <= 16 else f"{' | '.join(shown[:3])} and {len(shown) - 3} more"
+    return (
+        " | ".join(shown)
+        if len(shown) <= 16
+        else f"{' | '.join(shown[:3])} and {len(shown) - 3} more"
+    )
 
 
 def _bounded_type_text(kind: str, schema: Schema) -> str:
@@ -166,7 +224,11 @@ def _bounded_type_text(kind: str, schema: Schema) -> str:
         return "by rank: `{0: …, else: …}`"
     low, high = schema.get("minimum"), schema.get("maximum")
     bounds = (
-        f" from {low} to {high}" if high is not None and low is not None else f" of at least {low}" if low is not None else ""
+        f" from {low} to {high}"
+        if high is not None and low is not None
+        else f" of at least {low}"
+        if low is not None
+        else ""
     )
     return _TYPE_TEXTS[kind] + bounds
 
@@ -175,7 +237,9 @@ def _plural(words: str) -> str:
     """`an integer` as `integers`."""
     words = words.partition(", or by rank")[0]
     return re.sub(
-        r"\ba name, or name@index", "names, or name@index", re.sub(r"^an? (\w+)", r"\1s", words.replace("entry", "entrie"))
+        r"\ba name, or name@index",
+        "names, or name@index",
+        re.sub(r"^an? (\w+)", r"\1s", words.replace("entry", "entrie")),
     )
 
 
@@ -184,7 +248,11 @@ def _unit_names(schema: Mapping[str, object]) -> str:
     measured = {word: kind for kind, word in QUANTITY_DEFINITIONS.items()}
     for word in _definition_names(schema):
         if kind := measured.get(word.removesuffix("_count")):
-            return " ".join(name for name, unit in units.UNIT_BY_NAME.items() if unit.kind == kind and not name.startswith("μ"))
+            return " ".join(
+                name
+                for name, unit in units.UNIT_BY_NAME.items()
+                if unit.kind == kind and not name.startswith("μ")
+            )
     return str(schema.get("x-unit", ""))
 
 
@@ -197,15 +265,25 @@ def _definition_names(schema: Schema) -> Iterator[str]:
 
 
 def find_key(path: str) -> FormatKey | None:
-    """The key that a person means by a path: `SCENARIO.world.nodes`, `tensors.x.shape`, `program[2].send.dst`, `all_reduce.async`."""
+    """The key that a person means by a path: `SCENARIO.world.nodes`, `tensors.x.shape`,
+    `program[2].send.dst`, `all_reduce.async`.
+    """
     known = format_keys()
     words = [word for word in re.split(r"[.\[\]]+", path.strip()) if word and not word.isdigit()]
     if words and words[0].lower() in ("scenario", "file"):
         words = words[1:]
     if len(words) > 1 and words[0] == "program":
-        steps = [k for k, word in enumerate(words) if k and OPERATION_ALIASES.get(word, word) in {**OPERATIONS, **STRATEGIES}]
+        steps = [
+            k
+            for k, word in enumerate(words)
+            if k and OPERATION_ALIASES.get(word, word) in {**OPERATIONS, **STRATEGIES}
+        ]
         repeats = [k for k, word in enumerate(words) if word == "repeat"]
-        words = words[steps[-1] :] if steps else ["program", *words[repeats[-1] if repeats else len(words) - 1 :]]
+        words = (
+            words[steps[-1] :]
+            if steps
+            else ["program", *words[repeats[-1] if repeats else len(words) - 1 :]]
+        )
     words = [OPERATION_ALIASES.get(word, word) if k == 0 else word for k, word in enumerate(words)]
     by_words = _paths_by_words()
     for given in _path_candidates(words):

@@ -1,6 +1,7 @@
 """A remedy for each refusal: what to write, by the message's cause and by what the key takes.
 
-`Problems` asks here where whoever noted a problem gave no advice. The examples are those of the reference (`distsim.scenario.format.schema.key_reference`).
+`Problems` asks here where whoever noted a problem gave no advice. The examples are those of the
+reference (`distsim.scenario.format.schema.key_reference`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ _REMEDIES_BY_MESSAGE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ..
     (r"in quotes is a number", "leave the quotes out: a rank is named by its number"),
     (r"expected either `(\w+)`.* or `(\w+)`|found both", "give one of them, and not both"),
     (r"expected `async: true` beside `as`", "add `async: true`"),
-    (r"unknown (?:key|field|step) '?([^';]+?)'?(?: in [^;]*| beside [^;]*)?[;,].*did you mean ([\w.]+)\?", "write `{2}` in place of `{1}`"),
+    (
+        r"unknown (?:key|field|step) '?([^';]+?)'?(?: in [^;]*| beside [^;]*)?[;,].*did you mean ([\w.]+)\?",
+        "write `{2}` in place of `{1}`",
+    ),
     (r"did you mean ([\w./-]+)\?$", "write `{1}`"),
     (r"torch calls it avg", "write `op: avg`"),
     (r"it compares with `==`", "write `==` to compare"),
@@ -32,7 +36,10 @@ _REMEDIES_BY_MESSAGE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ..
     (r"a power \(", "multiply: `n * n`"),
     (r"`(in|not in)`", "write `rank == 1 or rank == 2`; for ranks that are known, `ranks: [1, 2]`"),
     (r"`([|&~^])`|`(is|is not)`", "write `and`, `or`, `not`, `==` or `!=`"),
-    (r"allowed are numbers, names.*$", "use arithmetic, comparisons, min and max alone; `distsim explain expressions` shows what there is"),
+    (
+        r"allowed are numbers, names.*$",
+        "use arithmetic, comparisons, min and max alone; `distsim explain expressions` shows what there is",
+    ),
     (r"write (`[^`]+`)", "write {1}"),
     (r"put a dash before (\w+)", "`- {1}: …` on a line of its own is a second entry"),
     (r"^repeat needs|expected `repeat:", "as `repeat: {{times: 4, index: m, steps: [barrier]}}`"),
@@ -42,41 +49,61 @@ _REMEDIES_BY_MESSAGE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ..
     (r"expected one of `ranks`, `axes` and `by`", "give one of the three, as `{{ranks: [0, 1]}}`"),
     (r"^(\S+) needs `(\w+)`", "needed"),
     (r"unknown tensor (\w+)", "declare it: `tensors: {{{1}: {{shape: [4]}}}}`"),
-    (r"unknown group (\w+)", "an axis of `mesh` is a group; or declare it: `groups: {{{1}: [0, 1]}}`"),
+    (
+        r"unknown group (\w+)",
+        "an axis of `mesh` is a group; or declare it: `groups: {{{1}: [0, 1]}}`",
+    ),
     (r"unknown axis (\w+)", "add it to the mesh: `mesh: {{{1}: 2, …}}`"),
     (r"unknown handle (\w+)", "bind it where the request starts: `as: {1}`"),
     (r"unknown name (\w+) in an expression", "a var defines it: `vars: {{{1}: 4}}`"),
     (r"the var (\w+) is defined further down", "move {1} above it"),
-    (r"known beside a `group:` only", "add `group: …` to the step, or count with `rank` and `world_size`"),
+    (
+        r"known beside a `group:` only",
+        "add `group: …` to the step, or count with `rank` and `world_size`",
+    ),
     (r"known in `value:` only", "count with `rank`, or put it under `value:` of the tensor"),
-    (r"is outside the world of (\d+)|is outside the world", "ranks count from 0; `world` says how many there are"),
+    (
+        r"is outside the world of (\d+)|is outside the world",
+        "ranks count from 0; `world` says how many there are",
+    ),
     (r"already (?:a word|an axis|the size|a var|a group|an index)", "give it another name"),
     (r"is already the index", "give the inner one another name"),
     (r"stands here twice", "keep one of them, or give one another name"),
-    (r"the mesh does not give the world", "the sizes of the axes, multiplied, are the number of ranks"),
+    (
+        r"the mesh does not give the world",
+        "the sizes of the axes, multiplied, are the number of ranks",
+    ),
     (r"a batch holds isend and irecv only", "put it before or after the batch"),
     (r"batch has one handle", "`batch_isend_irecv: {{ops: […], as: h}}`"),
     (r"repeat is bounded", "simulate fewer rounds: they repeat themselves"),
     (r"unknown step", "`distsim explain` lists the steps"),
-    (r"is not the same|same on every rank", "use vars, the sizes of axes and `world_size`, which all ranks know alike"),
+    (
+        r"is not the same|same on every rank",
+        "use vars, the sizes of axes and `world_size`, which all ranks know alike",
+    ),
     (r"division by zero", "see which value the divisor has, on every rank"),
     (r"(?:number|result) is too large", "take a smaller number"),
     (r"at most \d+ are (?:allowed|simulated)|too large", "make it smaller"),
     (r"names a rank twice|stands here twice|name a rank twice", "name each once"),
-    (r"can't be (?:added|subtracted|compared|divided|joined|chosen from)", "give both the same unit, as `3 ms + 200 us`"),
+    (
+        r"can't be (?:added|subtracted|compared|divided|joined|chosen from)",
+        "give both the same unit, as `3 ms + 200 us`",
+    ),
     (r"no quantity that there is", "multiply or divide a quantity by a plain number"),
     (r"has no entry in a per-rank mapping", "add the rank, or `else: …` for all others"),
     (r"is like itself", "give one of them a `shape`"),
     (r"have different lengths", "make the lists equally long, or give a `shape`"),
     (r"each after a dash", "write each on a line of its own, after `- `"),
     (r"found an empty text", "write something there, or leave the key out"),
-)  # fmt: skip
+)
 
 
 def _expression_remedy(text: str) -> str:
     """What was meant by a text that is no expression."""
     if re.search(r"(?<![=<>!])=(?!=)", text):
-        return f"`=` gives a value, `==` compares: write `{re.sub(r'(?<![=<>!])=(?!=)', '==', text)}`"
+        return (
+            f"`=` gives a value, `==` compares: write `{re.sub(r'(?<![=<>!])=(?!=)', '==', text)}`"
+        )
     if "&&" in text or "||" in text:
         return f"write `{text.replace('&&', 'and').replace('||', 'or')}`"
     if text.startswith("!") or " !" in text:
@@ -97,7 +124,11 @@ def _expression_remedy(text: str) -> str:
 
 def _balanced(text: str) -> str:
     missing = text.count("(") - text.count(")")
-    return text + ")" * missing if missing > 0 else text[: text.rfind(")")] + text[text.rfind(")") + 1 :]
+    return (
+        text + ")" * missing
+        if missing > 0
+        else text[: text.rfind(")")] + text[text.rfind(")") + 1 :]
+    )
 
 
 def remedy(path: tuple[str | int, ...], message: str) -> str:
@@ -106,7 +137,11 @@ def remedy(path: tuple[str | int, ...], message: str) -> str:
     for pattern, advice in _REMEDIES_BY_MESSAGE:
         match = re.search(pattern, message)
         if match is not None:
-            said = advice.format(match[0], *match.groups()) if isinstance(advice, str) else advice(match)
+            said = (
+                advice.format(match[0], *match.groups())
+                if isinstance(advice, str)
+                else advice(match)
+            )
             return _missing_key_remedy(match, key) if said == "needed" else said
     return _key_remedy(path, key, message)
 
@@ -115,9 +150,21 @@ def _missing_key_remedy(match: re.Match[str], key: FormatKey | None) -> str:
     """An example of a key that is missing."""
     from distsim.scenario.format.schema.key_reference import find_key, format_keys
 
-    place = key.path.rpartition(".")[0] if key is not None and key.name == match[2] else key.path if key is not None else match[1]
-    found = find_key(f"{place}.{match[2]}") or next((k for k in format_keys().values() if k.name == match[2]), None)
-    return f"add `{match[2]}: {found.example}`" if found is not None and found.example else f"add `{match[2]}: …`"
+    place = (
+        key.path.rpartition(".")[0]
+        if key is not None and key.name == match[2]
+        else key.path
+        if key is not None
+        else match[1]
+    )
+    found = find_key(f"{place}.{match[2]}") or next(
+        (k for k in format_keys().values() if k.name == match[2]), None
+    )
+    return (
+        f"add `{match[2]}: {found.example}`"
+        if found is not None and found.example
+        else f"add `{match[2]}: …`"
+    )
 
 
 def _is_step(words: list[str]) -> bool:
@@ -139,7 +186,11 @@ def _step_remedy(name: str, message: str) -> str:
         return f"leave it out; {page}"
     if row is None:
         return page
-    if row.first_field is not None and "expected" in message and "`" + row.first_field not in message:
+    if (
+        row.first_field is not None
+        and "expected" in message
+        and "`" + row.first_field not in message
+    ):
         info = next(i for k, i in row.model_fields.items() if (i.alias or k) == row.first_field)
         return f"as `{name}: {inline_yaml(next(iter(info.examples or ()), '…'))}`; {page}"
     return f"as `{row.words.example.splitlines()[0].removeprefix('- ')}`; {page}"
@@ -154,9 +205,13 @@ def _key_remedy(path: tuple[str | int, ...], key: FormatKey | None, message: str
     if key is None:
         return "`distsim explain scenario` lists the keys of the file"
     if message.startswith("unknown key"):
-        return f"leave it out; `distsim explain {_explain_argument(key)}` lists what may stand there"
+        return (
+            f"leave it out; `distsim explain {_explain_argument(key)}` lists what may stand there"
+        )
     if key.example:
-        return f"as `{key.name}: {key.example}`; `distsim explain {_explain_argument(key)}` has more"
+        return (
+            f"as `{key.name}: {key.example}`; `distsim explain {_explain_argument(key)}` has more"
+        )
     return f"`distsim explain {_explain_argument(key)}` says what may stand there"
 
 

@@ -1,7 +1,7 @@
 """Nodes to data, with a word on what YAML reads otherwise than people mean it.
 
-Recognised, and read as meant so that no problem follows from them: an unquoted comma in an expression (`{dst: min(a, b)}`), a
-colon without its blank (`{dst:1}`).
+Recognised, and read as meant so that no problem follows from them: an unquoted comma in an
+expression (`{dst: min(a, b)}`), a colon without its blank (`{dst:1}`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ _EXPRESSION_TEXT = re.compile(r"[\w\s+\-*/%<>=!().,@]*")
 
 def _single_line_label(key: object, value: object) -> object:
     """A label's ends of lines are shown, not sent; what reads as an expression keeps them."""
-    if not isinstance(value, str) or key in _MULTILINE_KEYS or (key not in _LABEL_KEYS and _EXPRESSION_TEXT.fullmatch(value)):
+    if (
+        not isinstance(value, str)
+        or key in _MULTILINE_KEYS
+        or (key not in _LABEL_KEYS and _EXPRESSION_TEXT.fullmatch(value))
+    ):
         return value
     return escape_control_characters(value, one_line=True)
 
@@ -55,7 +59,14 @@ class _DataConstructor:
 
         spot = self.document.spot_of(node, self.document.overrides.get(id(node)), shift)
         self.problems.keep(
-            ScenarioProblem(spot.file, spot.line, spot.column, message, spot.source_line, hint or remedy((), message))
+            ScenarioProblem(
+                spot.file,
+                spot.line,
+                spot.column,
+                message,
+                spot.source_line,
+                hint or remedy((), message),
+            )
         )
 
     def build(self, node: Any) -> Any:
@@ -71,9 +82,13 @@ class _DataConstructor:
         if kind == "scalar":
             return self.scalar(node)
         if node.tag not in _ALLOWED_TAGS:
-            self.problem(node, f"a tag ({value_text(node.tag)}) is not allowed in a scenario", "leave it out")
+            self.problem(
+                node, f"a tag ({value_text(node.tag)}) is not allowed in a scenario", "leave it out"
+            )
         if id(node) in self.open:
-            self.problem(node, "an alias (`*name`) stands inside what it repeats", "write that part out")
+            self.problem(
+                node, "an alias (`*name`) stands inside what it repeats", "write that part out"
+            )
             raise _AliasBomb
         self.open.add(id(node))
         value = self.mapping(node) if kind == "mapping" else self.sequence(node)
@@ -83,11 +98,15 @@ class _DataConstructor:
     def scalar(self, node: Any) -> Any:
         if node.tag not in _ALLOWED_TAGS:
             self.problem(
-                node, f"a tag ({value_text(node.tag)}) is not allowed in a scenario", "leave it out; quote what is a text"
+                node,
+                f"a tag ({value_text(node.tag)}) is not allowed in a scenario",
+                "leave it out; quote what is a text",
             )
             return node.value
         if node.tag == "" and _TOO_LARGE_INTEGER.fullmatch(node.value):
-            self.problem(node, "the number is too large: integers go up to 2**53 (9007199254740992)")
+            self.problem(
+                node, "the number is too large: integers go up to 2**53 (9007199254740992)"
+            )
             return 1
         value = plain_scalar(node)
         return escape_control_characters(value) if isinstance(value, str) else value
@@ -98,7 +117,11 @@ class _DataConstructor:
         items = node.value
         k = 0
         while k < len(items):
-            taken = _scalars_until_balanced(items[k:]) if node.flow_style and _has_open_parenthesis(items[k]) else 0
+            taken = (
+                _scalars_until_balanced(items[k:])
+                if node.flow_style and _has_open_parenthesis(items[k])
+                else 0
+            )
             if taken:
                 text = ", ".join(item.value for item in items[k : k + taken])
                 self.comma(items[k], text)
@@ -119,21 +142,33 @@ class _DataConstructor:
             key_node, value_node = pairs[k]
             k += 1
             if node.flow_style and _has_open_parenthesis(value_node):
-                taken = _scalars_until_balanced([value_node, *(key for key, value in pairs[k:] if _is_empty(value))])
+                taken = _scalars_until_balanced(
+                    [value_node, *(key for key, value in pairs[k:] if _is_empty(value))]
+                )
                 if taken:
-                    text = ", ".join([value_node.value, *(key.value for key, _ in pairs[k : k + taken - 1])])
+                    text = ", ".join(
+                        [value_node.value, *(key.value for key, _ in pairs[k : k + taken - 1])]
+                    )
                     self.comma(value_node, text)
                     self.put(result, key_node, lambda text=text: text)
                     k += taken - 1
                     continue
             if self.lacks_blank(result, key_node, value_node):
                 continue
-            self.put(result, key_node, lambda node=value_node, key=key_node.value: _single_line_label(key, self.build(node)))
+            self.put(
+                result,
+                key_node,
+                lambda node=value_node, key=key_node.value: _single_line_label(
+                    key, self.build(node)
+                ),
+            )
         return result
 
     def comma(self, node: object, text: str) -> None:
         self.problem(
-            node, f'quote an expression that holds a comma: "{text}"', "inside { } and [ ] YAML ends a plain text at a comma"
+            node,
+            f'quote an expression that holds a comma: "{text}"',
+            "inside { } and [ ] YAML ends a plain text at a comma",
         )
 
     def lacks_blank(self, result: PositionedMap, key_node: Any, value_node: Any) -> bool:
@@ -143,29 +178,50 @@ class _DataConstructor:
         match = _MISSING_BLANK.fullmatch(key_node.value)
         if match is None:
             return False
-        self.problem(key_node, f"a blank is missing after the colon: write `{match[1]}: {match[2]}`", shift=len(match[1]))
+        self.problem(
+            key_node,
+            f"a blank is missing after the colon: write `{match[1]}: {match[2]}`",
+            shift=len(match[1]),
+        )
         if _is_empty(value_node):
             number = match[2]
-            result[match[1]] = int(number) if number.isascii() and number.isdigit() and len(number) < 16 else number
+            result[match[1]] = (
+                int(number)
+                if number.isascii() and number.isdigit() and len(number) < 16
+                else number
+            )
         return True
 
     def put(self, result: PositionedMap, key_node: Any, build: Any) -> None:
         if key_node.id != "scalar":
             self.problem(
-                key_node, f"a key must be a name or an integer, found a {key_node.id}", "write the mapping out, key by key"
+                key_node,
+                f"a key must be a name or an integer, found a {key_node.id}",
+                "write the mapping out, key by key",
             )
             return
         key = self.scalar(key_node)
         key = escape_control_characters(key, one_line=True) if isinstance(key, str) else key
         if isinstance(key, bool) or not isinstance(key, str | int):
-            self.problem(key_node, f"a key must be a name or an integer, found {value_text(key)}", "quote it, if it is a text")
+            self.problem(
+                key_node,
+                f"a key must be a name or an integer, found {value_text(key)}",
+                "quote it, if it is a text",
+            )
             return
         if key == "<<" and key_node.tag == "":
-            self.problem(key_node, "merge keys (`<<`) are not part of YAML 1.2", "write the keys out")
+            self.problem(
+                key_node, "merge keys (`<<`) are not part of YAML 1.2", "write the keys out"
+            )
             return
         if key in result:
-            first = next(k for k, _ in result.node.value if k.id == "scalar" and plain_scalar(k) == key)
-            self.problem(key_node, f"the key {key} stands here twice; first in line {first.start_mark.line + 1}")
+            first = next(
+                k for k, _ in result.node.value if k.id == "scalar" and plain_scalar(k) == key
+            )
+            self.problem(
+                key_node,
+                f"the key {key} stands here twice; first in line {first.start_mark.line + 1}",
+            )
             return
         result[key] = build()
 
@@ -175,11 +231,15 @@ def _is_empty(node: Any) -> bool:
 
 
 def _has_open_parenthesis(node: Any) -> bool:
-    return bool(node.id == "scalar" and node.tag == "" and node.value.count("(") > node.value.count(")"))
+    return bool(
+        node.id == "scalar" and node.tag == "" and node.value.count("(") > node.value.count(")")
+    )
 
 
 def _scalars_until_balanced(nodes: list[Any]) -> int:
-    """How many of the plain scalars from the first on make a text whose parentheses close; 0 when none do."""
+    """How many of the plain scalars from the first on make a text whose parentheses close; 0 when
+    none do.
+    """
     depth = 0
     for k, node in enumerate(nodes):
         if node.id != "scalar" or node.tag != "":

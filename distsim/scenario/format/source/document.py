@@ -1,8 +1,10 @@
-"""YAML text to plain data that remembers its places, and what is wrong with it, each problem with its place. Only this file knows YAML.
+"""YAML text to plain data that remembers its places, and what is wrong with it, each problem with
+its place. Only this file knows YAML.
 
-Scalars follow the core schema of YAML 1.2 (yaml.org/spec/1.2.2, 10.3): `on`, `no` and `12:30` are texts, `010` is ten, `1e6` a
-float. Mappings become `PositionedMap`, lists `PositionedList`: a dict and a list that keep the node they come from, so that a path of keys leads
-to a line and a column. Duplicate keys, keys that are no names or integers, tags and alias bombs are problems.
+Scalars follow the core schema of YAML 1.2 (yaml.org/spec/1.2.2, 10.3): `on`, `no` and `12:30` are
+texts, `010` is ten, `1e6` a float. Mappings become `PositionedMap`, lists `PositionedList`: a dict
+and a list that keep the node they come from, so that a path of keys leads to a line and a column.
+Duplicate keys, keys that are no names or integers, tags and alias bombs are problems.
 """
 
 from __future__ import annotations
@@ -30,9 +32,18 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _OCTAL_OR_HEX = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _YAML_CONSTANTS: dict[str, object] = {
-    "": None, "~": None, "null": None, "Null": None, "NULL": None,
-    "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False,
-}  # fmt: skip
+    "": None,
+    "~": None,
+    "null": None,
+    "Null": None,
+    "NULL": None,
+    "true": True,
+    "True": True,
+    "TRUE": True,
+    "false": False,
+    "False": False,
+    "FALSE": False,
+}
 _STR_TAG = "tag:yaml.org,2002:str"
 _COLON_WITHOUT_SPACE = re.compile(r"([A-Za-z_]\w*):([{\[])")
 _LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
@@ -43,7 +54,9 @@ class NestingTooDeep(Exception):
 
 
 class _YamlResolver:
-    """Stands in for PyYAML's resolver of YAML 1.1 types: plain scalars get no tag here, and depth is bounded."""
+    """Stands in for PyYAML's resolver of YAML 1.1 types: plain scalars get no tag here, and depth
+    is bounded.
+    """
 
     depth = 0
 
@@ -60,7 +73,9 @@ class _YamlResolver:
 
 
 def _compose_root(text: str) -> Any:
-    """The root node of the only document, or None for an empty text. PyYAML's errors and TooDeep pass through."""
+    """The root node of the only document, or None for an empty text. PyYAML's errors and TooDeep
+    pass through.
+    """
     loader = _loader_class()(text)
     try:
         return loader.get_single_node()
@@ -73,10 +88,20 @@ def _loader_class() -> Any:
         from yaml.cyaml import CParser  # type: ignore[attr-defined]
     except ImportError:
         return _PureYamlLoader
-    return type("_CLoader", (CParser, _YamlResolver), {"__init__": CParser.__init__, "dispose": lambda self: None})
+    return type(
+        "_CLoader",
+        (CParser, _YamlResolver),
+        {"__init__": CParser.__init__, "dispose": lambda self: None},
+    )
 
 
-class _PureYamlLoader(yaml.reader.Reader, yaml.scanner.Scanner, yaml.parser.Parser, yaml.composer.Composer, _YamlResolver):
+class _PureYamlLoader(
+    yaml.reader.Reader,
+    yaml.scanner.Scanner,
+    yaml.parser.Parser,
+    yaml.composer.Composer,
+    _YamlResolver,
+):
     """The same without libyaml; slower."""
 
     def __init__(self, text: str) -> None:
@@ -89,7 +114,9 @@ class _PureYamlLoader(yaml.reader.Reader, yaml.scanner.Scanner, yaml.parser.Pars
 def scalar_node(text: str, like: Any = None) -> Any:
     """A plain scalar that stands where another node stands, or nowhere."""
     mark = yaml.Mark("", 0, 0, 0, "", 0)
-    return yaml.ScalarNode("", text, like.start_mark if like else mark, like.end_mark if like else mark)
+    return yaml.ScalarNode(
+        "", text, like.start_mark if like else mark, like.end_mark if like else mark
+    )
 
 
 def mapping_node(like: Any) -> Any:
@@ -123,12 +150,15 @@ class TextPosition(NamedTuple):
 
 @dataclass(eq=False)
 class YamlDocument:
-    """A text and its data. ``nodes`` is empty for data that was built in Python: then there are no places."""
+    """A text and its data. ``nodes`` is empty for data that was built in Python: then there are no
+    places.
+    """
 
     file: str
     text: str = ""
     root: Any = None
-    #: id of a node that `--set` put in -> the text of the option, and how far the value is from its start
+    #: id of a node that `--set` put in -> the text of the option, and how far the value is from its
+    #: start
     overrides: dict[int, tuple[str, int]] = field(default_factory=dict)
     #: the root node
     node: Any = None
@@ -158,12 +188,18 @@ class YamlDocument:
         node = self._find(path, at_key)[0]
         return None if node is None else node.start_mark
 
-    def spot(self, path: Sequence[str | int], at_key: bool = False, offset: int | None = None) -> TextPosition | None:
-        """Where the value (or key) at a path is written; where the path ends early, the innermost part that is there."""
+    def spot(
+        self, path: Sequence[str | int], at_key: bool = False, offset: int | None = None
+    ) -> TextPosition | None:
+        """Where the value (or key) at a path is written; where the path ends early, the innermost
+        part that is there.
+        """
         node, override, whole = self._find(path, at_key)
         return None if node is None else self.spot_of(node, override, offset if whole else None)
 
-    def _find(self, path: Sequence[str | int], at_key: bool) -> tuple[Any, tuple[str, int] | None, bool]:
+    def _find(
+        self, path: Sequence[str | int], at_key: bool
+    ) -> tuple[Any, tuple[str, int] | None, bool]:
         """The node, the override it comes from, and whether an offset into its text makes sense."""
         value, node, override = self.root, self.node, None
         last = len(path) - 1
@@ -179,9 +215,15 @@ class YamlDocument:
             value = value[part]
         return node, override, True
 
-    def spot_of(self, node: Any, override: tuple[str, int] | None = None, offset: int | None = None) -> TextPosition:
+    def spot_of(
+        self, node: Any, override: tuple[str, int] | None = None, offset: int | None = None
+    ) -> TextPosition:
         line, column = node.start_mark.line + 1, node.start_mark.column + 1
-        if offset is not None and isinstance(node, yaml.ScalarNode) and node.end_mark.line == node.start_mark.line:
+        if (
+            offset is not None
+            and isinstance(node, yaml.ScalarNode)
+            and node.end_mark.line == node.start_mark.line
+        ):
             column += offset + (node.style in ("'", '"'))
         if override is not None:
             return TextPosition("--set", 1, column + override[1], override[0])
@@ -221,7 +263,9 @@ def plain_scalar(node: Any) -> Any:
 
 
 def compose(document: YamlDocument) -> object:
-    """The root node of a document's text. Raises ScenarioErrors for what is no YAML, is empty, or holds several documents."""
+    """The root node of a document's text. Raises ScenarioErrors for what is no YAML, is empty, or
+    holds several documents.
+    """
     try:
         node = _compose_root(document.text)
     except yaml.MarkedYAMLError as error:
@@ -235,15 +279,27 @@ def compose(document: YamlDocument) -> object:
             else str(error.reason)
         )
         hint = "delete it, or write it as an escape in double quotes"
-        raise ScenarioErrors((ScenarioProblem(document.file, line, column, text, document.line(line), hint),)) from None
+        raise ScenarioErrors(
+            (ScenarioProblem(document.file, line, column, text, document.line(line), hint),)
+        ) from None
     except NestingTooDeep as error:
         spot = document.spot_of(error.args[0])
         message = f"nested deeper than {MAX_DEPTH} levels"
         hint = "close the brackets, or write it flatter"
-        raise ScenarioErrors((ScenarioProblem(spot.file, spot.line, spot.column, message, spot.source_line, hint),)) from None
-    if node is None or (isinstance(node, yaml.ScalarNode) and node.value == "" and node.tag != _STR_TAG):
+        raise ScenarioErrors(
+            (ScenarioProblem(spot.file, spot.line, spot.column, message, spot.source_line, hint),)
+        ) from None
+    if node is None or (
+        isinstance(node, yaml.ScalarNode) and node.value == "" and node.tag != _STR_TAG
+    ):
         hint = "`distsim new` writes a starter scenario"
-        raise ScenarioErrors((ScenarioProblem(document.file, 1, 1, "the file is empty; expected a scenario", "", hint),))
+        raise ScenarioErrors(
+            (
+                ScenarioProblem(
+                    document.file, 1, 1, "the file is empty; expected a scenario", "", hint
+                ),
+            )
+        )
     return node
 
 
@@ -253,11 +309,18 @@ def _yaml_problem(document: YamlDocument, error: yaml.MarkedYAMLError) -> Scenar
     what = str(error.problem or error.context or "broken")
     hint = ""
     if "expected a single document" in str(error.context):
-        what, hint = "a scenario file holds one document; here another one starts", "remove the line `---`, or split the file"
+        what, hint = (
+            "a scenario file holds one document; here another one starts",
+            "remove the line `---`, or split the file",
+        )
     elif "\\t" in what or "\t" in document.line(line)[:column]:
         hint = "indent with blanks; YAML takes no tabs there"
     elif (glued := _COLON_WITHOUT_SPACE.search(document.line(line)[:column])) is not None:
-        column, what, hint = glued.end(1) + 1, "a blank is missing after the colon", f"write `{glued[1]}: {glued[2]}`"
+        column, what, hint = (
+            glued.end(1) + 1,
+            "a blank is missing after the colon",
+            f"write `{glued[1]}: {glued[2]}`",
+        )
     elif "undefined alias" in what:
         hint = "an alias `*name` repeats what an anchor `&name` marks before it; quote a text that starts with `*`"
     elif (found := diagnose_syntax(document.lines, line, column, what)) is not None:
@@ -268,16 +331,29 @@ def _yaml_problem(document: YamlDocument, error: yaml.MarkedYAMLError) -> Scenar
         hint = f"see line {error.context_mark.line + 1} as well: {error.context}"
     else:
         hint = "see the line before as well; quote a text that holds one of : # { [ or starts with a sign"
-    return ScenarioProblem(document.file, line, column, f"broken YAML: {what}", document.line(line), hint)
+    return ScenarioProblem(
+        document.file, line, column, f"broken YAML: {what}", document.line(line), hint
+    )
 
 
 def dump_yaml(data: Any) -> str:
-    """Plain data as YAML that this module reads back as the same data; leaves of the tree on one line."""
-    return yaml.dump(data, Dumper=_YamlDumper, sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
+    """Plain data as YAML that this module reads back as the same data; leaves of the tree on one
+    line.
+    """
+    return yaml.dump(
+        data,
+        Dumper=_YamlDumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=110,
+        default_flow_style=None,
+    )
 
 
 class _YamlDumper(yaml.SafeDumper):
-    """Quotes every text that the core schema, or a reader of YAML 1.1, would take for something else."""
+    """Quotes every text that the core schema, or a reader of YAML 1.1, would take for something
+    else.
+    """
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -292,7 +368,9 @@ def _text_node(dumper: yaml.SafeDumper, value: str) -> Any:
 
 def _float_node(dumper: yaml.SafeDumper, value: float) -> Any:
     text = repr(value)
-    return dumper.represent_scalar("tag:yaml.org,2002:float", text if "." in text else text.replace("e", ".0e"))
+    return dumper.represent_scalar(
+        "tag:yaml.org,2002:float", text if "." in text else text.replace("e", ".0e")
+    )
 
 
 _YamlDumper.add_representer(str, _text_node)
@@ -315,7 +393,9 @@ def path_text(path: Iterable[str | int]) -> str:
 
 
 class ProblemCollector:
-    """The problems of one document so far. ``add`` never raises; ``raise_any`` does, with all of them in order of place."""
+    """The problems of one document so far. ``add`` never raises; ``raise_any`` does, with all of
+    them in order of place.
+    """
 
     def __init__(self, document: YamlDocument) -> None:
         self.document = document
@@ -324,8 +404,17 @@ class ProblemCollector:
     def __bool__(self) -> bool:
         return bool(self.found)
 
-    def add(self, path: DataPath, message: str, hint: str = "", at_key: bool = False, offset: int | None = None) -> None:
-        """Note a problem with the value at ``path`` (``at_key``: with its key; ``offset``: at that character of the text)."""
+    def add(
+        self,
+        path: DataPath,
+        message: str,
+        hint: str = "",
+        at_key: bool = False,
+        offset: int | None = None,
+    ) -> None:
+        """Note a problem with the value at ``path`` (``at_key``: with its key; ``offset``: at that
+        character of the text).
+        """
         self.keep(problem_at(self.document, path, message, hint, at_key, offset))
 
     def keep(self, found: ScenarioProblem) -> None:
@@ -333,22 +422,34 @@ class ProblemCollector:
         self.found.setdefault(key, found)
 
     def error(self, path: DataPath, error: ValueError) -> None:
-        """Note a field parser's errors; they may know the way from the field to the culprit, and the character."""
+        """Note a field parser's errors; they may know the way from the field to the culprit, and
+        the character.
+        """
         for one in single_errors(error):
-            self.add((*path, *getattr(one, "path", ())), str(one), offset=getattr(one, "offset", None))
+            self.add(
+                (*path, *getattr(one, "path", ())), str(one), offset=getattr(one, "offset", None)
+            )
 
     def raise_any(self) -> None:
         if self.found:
             ordered = sorted(
-                self.found.values(), key=lambda p: (p.file != self.document.file, p.line, p.column, p.path, p.message)
+                self.found.values(),
+                key=lambda p: (p.file != self.document.file, p.line, p.column, p.path, p.message),
             )
             raise ScenarioErrors(tuple(ordered[:_MAX_PROBLEMS]))
 
 
 def problem_at(
-    document: YamlDocument, path: DataPath, message: str, hint: str = "", at_key: bool = False, offset: int | None = None
+    document: YamlDocument,
+    path: DataPath,
+    message: str,
+    hint: str = "",
+    at_key: bool = False,
+    offset: int | None = None,
 ) -> ScenarioProblem:
-    """A problem with the value at a path; without a text to point at, with the path in place of a line."""
+    """A problem with the value at a path; without a text to point at, with the path in place of a
+    line.
+    """
     spot = document.spot(path, at_key, offset)
     if not hint:
         from distsim.scenario.format.schema.remedies import remedy

@@ -8,7 +8,13 @@ from typing import Any
 from distsim.common.errors import ScenarioErrors, ScenarioProblem, UsageError
 from distsim.common.message_text import did_you_mean, name_list
 from distsim.scenario.format.reading.scenario_reader import TOP_LEVEL_KEYS
-from distsim.scenario.format.source.document import YamlDocument, compose, mapping_node, plain_scalar, scalar_node
+from distsim.scenario.format.source.document import (
+    YamlDocument,
+    compose,
+    mapping_node,
+    plain_scalar,
+    scalar_node,
+)
 
 #: Top-level keys that a dotted path may bring into being.
 _CREATABLE_KEYS = ("options", "launch", "expect", "vars", "mesh")
@@ -16,7 +22,9 @@ _REMEDY = "`--set name=value` sets a var or a top-level key; `--set tensors.grad
 
 
 def apply_overrides(document: YamlDocument, root: object, sets: Sequence[str]) -> object:
-    """The root node with every ``name=value`` put in, in order. Raises UsageError for a path that leads nowhere."""
+    """The root node with every ``name=value`` put in, in order. Raises UsageError for a path that
+    leads nowhere.
+    """
     for text in sets:
         name, equals, value = text.partition("=")
         name = name.strip()
@@ -58,7 +66,9 @@ def _value_node(text: str, start: int) -> object:
         return compose(part)
     except ScenarioErrors as errors:
         first = errors.problems[0]
-        raise ScenarioErrors((ScenarioProblem(first.file, 1, first.column + start, first.message, text, first.hint),)) from None
+        raise ScenarioErrors(
+            (ScenarioProblem(first.file, 1, first.column + start, first.message, text, first.hint),)
+        ) from None
 
 
 def _set_node(root: Any, keys: list[str], node: Any, text: str) -> None:
@@ -86,13 +96,21 @@ def _scalar_parent_remedy(keys: list[str], here: Any, text: str) -> str:
     value = text.partition("=")[2].strip()
     for key in reversed(keys[1:]):
         value = f"{{{key}: {value}}}"
-    return f"a preset is changed as a mapping: `--set 'cluster={{preset: {here.value}, {value[1:]}'`"
+    return (
+        f"a preset is changed as a mapping: `--set 'cluster={{preset: {here.value}, {value[1:]}'`"
+    )
 
 
 def _expand_preset(root: Any) -> None:
-    """`cluster: dgx-h100` as `cluster: {preset: dgx-h100}`, so that a key of it can be set. A file's name stays: it has its own keys."""
+    """`cluster: dgx-h100` as `cluster: {preset: dgx-h100}`, so that a key of it can be set. A
+    file's name stays: it has its own keys.
+    """
     for k, (key_node, node) in enumerate(root.value):
-        if _node_is_key(key_node, "cluster") and node.id == "scalar" and not str(plain_scalar(node)).endswith((".yaml", ".yml")):
+        if (
+            _node_is_key(key_node, "cluster")
+            and node.id == "scalar"
+            and not str(plain_scalar(node)).endswith((".yaml", ".yml"))
+        ):
             opened = mapping_node(node)
             opened.value.append((scalar_node("preset", node), node))
             root.value[k] = (key_node, opened)
@@ -119,11 +137,16 @@ def _enter_mapping(here: Any, key: str, keys: list[str], depth: int, node: Any) 
             f"--set {'.'.join(keys)}: unknown key {key} (known: {name_list(TOP_LEVEL_KEYS, 20)}){did_you_mean(key, TOP_LEVEL_KEYS)}",
             _REMEDY,
         )
-    if not last and not (depth == 0 and key in _CREATABLE_KEYS) and not (depth and keys[0] == "cluster"):
+    if (
+        not last
+        and not (depth == 0 and key in _CREATABLE_KEYS)
+        and not (depth and keys[0] == "cluster")
+    ):
         known = _key_names(here)
         above = ".".join(keys[:depth]) or "the file"
         raise UsageError(
-            f"--set {'.'.join(keys)}: {above} has no key {key} (has: {name_list(known)}){did_you_mean(key, known)}", _REMEDY
+            f"--set {'.'.join(keys)}: {above} has no key {key} (has: {name_list(known)}){did_you_mean(key, known)}",
+            _REMEDY,
         )
     made = node if last else mapping_node(node)
     here.value.append((scalar_node(key, node), made))

@@ -1,8 +1,10 @@
 """`with dist._coalescing_manager():`, several collectives of one kind as one launch.
 
-Source: torch 2.13, `torch/distributed/distributed_c10d.py` (_coalescing_manager): all_reduce, all_gather_single and reduce_scatter_single
-are collected, and become one call at the end of the context. Kinds may not be mixed (RuntimeError). The reduce op of the first is
-taken for all. Calls on another group, and all other operations, are not collected: they are issued at once, on their own.
+Source: torch 2.13, `torch/distributed/distributed_c10d.py` (_coalescing_manager): all_reduce,
+all_gather_single and reduce_scatter_single are collected, and become one call at the end of the
+context. Kinds may not be mixed (RuntimeError). The reduce op of the first is taken for all. Calls
+on another group, and all other operations, are not collected: they are issued at once, on their
+own.
 """
 
 from __future__ import annotations
@@ -17,17 +19,29 @@ from pydantic import Field, PlainValidator, StrictBool, WithJsonSchema
 
 from distsim.common.expressions import ExpressionError, parse_expression
 from distsim.common.message_text import did_you_mean, name_list, value_text
-from distsim.scenario.strategies.base import Entry, Expansion, ExpansionContext, Refusal, Strategy, step
+from distsim.scenario.strategies.base import (
+    Entry,
+    Expansion,
+    ExpansionContext,
+    Refusal,
+    Strategy,
+    step,
+)
 
 #: What torch collects, by all its names: the operation that the launch is.
 _COALESCED_OPERATIONS = {
     "all_reduce": "all_reduce_coalesced",
-    "all_gather_into_tensor": "all_gather_into_tensor_coalesced", "all_gather_single": "all_gather_into_tensor_coalesced",
-    "reduce_scatter_tensor": "reduce_scatter_tensor_coalesced", "reduce_scatter_single": "reduce_scatter_tensor_coalesced",
-}  # fmt: skip
+    "all_gather_into_tensor": "all_gather_into_tensor_coalesced",
+    "all_gather_single": "all_gather_into_tensor_coalesced",
+    "reduce_scatter_tensor": "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_single": "reduce_scatter_tensor_coalesced",
+}
 #: The tensors of a part.
-_TENSOR_FIELDS = {"all_reduce_coalesced": ("tensor",), "all_gather_into_tensor_coalesced": ("input", "output"),
-            "reduce_scatter_tensor_coalesced": ("input", "output")}  # fmt: skip
+_TENSOR_FIELDS = {
+    "all_reduce_coalesced": ("tensor",),
+    "all_gather_into_tensor_coalesced": ("input", "output"),
+    "reduce_scatter_tensor_coalesced": ("input", "output"),
+}
 _LAUNCH_FIELDS = ("async", "as", "on")
 #: Each further condition doubles the calls that the file expands to.
 _MAX_CONDITIONS = 4
@@ -36,7 +50,9 @@ _MAX_RANKS_ENUMERATED = 4096
 
 
 class CoalescedCollective(NamedTuple):
-    """One of the collectives: its name and fields, and the condition of the ranks that make it (empty: all do)."""
+    """One of the collectives: its name and fields, and the condition of the ranks that make it
+    (empty: all do).
+    """
 
     name: str
     fields: Mapping[str, object]
@@ -49,7 +65,9 @@ class CoalescedCollective(NamedTuple):
 
 def _parse_collectives(value: object) -> tuple[CoalescedCollective, ...]:
     if not isinstance(value, list | tuple) or not value:
-        raise ValueError(f"expected a list of collectives, each after a dash, found {value_text(value)}")
+        raise ValueError(
+            f"expected a list of collectives, each after a dash, found {value_text(value)}"
+        )
     return tuple(_parse_one_collective(item) for item in value)
 
 
@@ -99,7 +117,11 @@ class CoalescingManager(Strategy):
         return [text for text in dict.fromkeys(part.ranks for part in self.ops) if text]
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
-        found = [refusal for k, part in enumerate(self.ops) for refusal in _refuse_collective(k, part, self.ops[0])]
+        found = [
+            refusal
+            for k, part in enumerate(self.ops)
+            for refusal in _refuse_collective(k, part, self.ops[0])
+        ]
         if len(self.conditions) > _MAX_CONDITIONS:
             said = f"the parts have more than {_MAX_CONDITIONS} different `ranks`; write the launches out instead"
             found.append((("ops",), said))
@@ -112,7 +134,9 @@ class CoalescingManager(Strategy):
             holds = dict(zip(conditions, truths, strict=True))
             parts = [part for part in self.ops if holds.get(part.ranks, True)]
             if parts and not _selects_no_rank(holds, context):
-                ranks = " and ".join(text if true else f"not ({text})" for text, true in _parenthesized(holds))
+                ranks = " and ".join(
+                    text if true else f"not ({text})" for text, true in _parenthesized(holds)
+                )
                 steps.append(self._launch(parts, ranks or None))
         return Expansion(steps)
 
@@ -124,26 +148,42 @@ class CoalescingManager(Strategy):
         return step(launch, ranks, **lists, **given, async_=async_, as_=self.handle, on=self.on)
 
 
-def _refuse_collective(k: int, part: CoalescedCollective, first: CoalescedCollective) -> Iterator[Refusal]:
+def _refuse_collective(
+    k: int, part: CoalescedCollective, first: CoalescedCollective
+) -> Iterator[Refusal]:
     """What torch does not coalesce, of part k."""
     name, fields, launch = part.name, part.fields, part.launch
     if launch != first.launch:
-        yield ("ops", k), f"all collectives of a coalesced launch are of one kind, or torch raises; found {first.name} and {name}"
+        yield (
+            ("ops", k),
+            f"all collectives of a coalesced launch are of one kind, or torch raises; found {first.name} and {name}",
+        )
         return
     known = [*_TENSOR_FIELDS[launch], "group", *(["op"] if "reduce" in name else [])]
     for key in fields:
         if key in _LAUNCH_FIELDS:
             yield ("ops", k, name, key), f"`{key}` belongs to the launch, not to a part of it"
         elif key not in known:
-            yield ("ops", k, name, key), f"unknown key `{key}`; a part has {name_list(known)}{did_you_mean(str(key), known)}"
-    for key in _TENSOR_FIELDS[launch] if all(key in (*known, *_LAUNCH_FIELDS) for key in fields) else ():
+            yield (
+                ("ops", k, name, key),
+                f"unknown key `{key}`; a part has {name_list(known)}{did_you_mean(str(key), known)}",
+            )
+    for key in (
+        _TENSOR_FIELDS[launch] if all(key in (*known, *_LAUNCH_FIELDS) for key in fields) else ()
+    ):
         if key not in fields or isinstance(fields[key], list | tuple):
             yield ("ops", k, name), f"a part of a coalesced launch names one tensor as `{key}`"
     if fields.get("group") != first.fields.get("group"):
-        yield ("ops", k), "all collectives of a coalesced launch are on one group: torch issues one of another group on its own"
+        yield (
+            ("ops", k),
+            "all collectives of a coalesced launch are on one group: torch issues one of another group on its own",
+        )
     op, taken = fields.get("op", "sum"), first.fields.get("op", "sum")
     if op != taken:
-        yield ("ops", k, name, "op"), f"torch takes the reduce op of the first part, {taken}, for all: give one, found {op}"
+        yield (
+            ("ops", k, name, "op"),
+            f"torch takes the reduce op of the first part, {taken}, for all: give one, found {op}",
+        )
 
 
 # --- parts that not all ranks have ---
@@ -153,7 +193,9 @@ def _parenthesized(holds: Mapping[str, bool]) -> Iterator[tuple[str, bool]]:
 
 
 def _selects_no_rank(holds: Mapping[str, bool], context: ExpansionContext) -> bool:
-    """Is there surely no rank for which the conditions come out so? Those that hang on more than the rank and the mesh may be true."""
+    """Is there surely no rank for which the conditions come out so? Those that hang on more than
+    the rank and the mesh may be true.
+    """
     if context.world_size > _MAX_RANKS_ENUMERATED:
         return False
     with suppress(ExpressionError):
@@ -165,8 +207,12 @@ def _selects_no_rank(holds: Mapping[str, bool], context: ExpansionContext) -> bo
 
 
 def _rank_variables(rank: int, context: ExpansionContext) -> dict[str, int]:
-    found = {"rank": rank, "world_size": context.world_size, "node": rank // context.ranks_per_node,
-             "local_rank": rank % context.ranks_per_node}  # fmt: skip
+    found = {
+        "rank": rank,
+        "world_size": context.world_size,
+        "node": rank // context.ranks_per_node,
+        "local_rank": rank % context.ranks_per_node,
+    }
     sizes = list(context.mesh.values())
     for k, (axis, size) in enumerate(context.mesh.items()):
         found |= {axis: rank // prod(sizes[k + 1 :]) % size, f"{axis}_size": size}

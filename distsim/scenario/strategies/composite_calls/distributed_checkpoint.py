@@ -1,10 +1,11 @@
 """Distributed checkpoints: plans gathered and dealt out, then results, as objects of stated sizes.
 
-Source: torch 2.13, `torch/distributed/checkpoint/state_dict_saver.py` (_save_state_dict: `reduce_scatter("plan")`, writing,
-`all_reduce("write")`; async_save: the same on a thread of its own, and on a Gloo group), `state_dict_loader.py` (_load_state_dict:
-`reduce_scatter("plan")`, reading, `all_gather("read")`) and `utils.py` (_DistWrapper: these are gather_object, scatter_object_list,
-broadcast_object_list and all_gather_object). Sizes are those of the pickled objects: a plan has an entry for each tensor, so that a large
-model's are megabytes.
+Source: torch 2.13, `torch/distributed/checkpoint/state_dict_saver.py` (_save_state_dict:
+`reduce_scatter("plan")`, writing, `all_reduce("write")`; async_save: the same on a thread of its
+own, and on a Gloo group), `state_dict_loader.py` (_load_state_dict: `reduce_scatter("plan")`,
+reading, `all_gather("read")`) and `utils.py` (_DistWrapper: these are gather_object,
+scatter_object_list, broadcast_object_list and all_gather_object). Sizes are those of the pickled
+objects: a plan has an entry for each tensor, so that a large model's are megabytes.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class _CheckpointStrategy(Strategy):
     """What saving and loading have in common: rank 0 of the group makes all plans."""
 
     group: AxesOrGroup | None = None
-    #: Bytes of each rank's plan, pickled; and of what rank 0 gives each back (a list, or one size for all).
+    #: Bytes of each rank's plan, pickled; and of what rank 0 gives each back (a list, or one size
+    #: for all).
     plan: SizeByRank
     global_plan: ObjectSizes | None = None
     #: Ranks that leave the call out, each in one iteration.
@@ -64,17 +66,28 @@ class _CheckpointStrategy(Strategy):
         found = context.refused(group=self.group)
         n = 0 if found else context.size_of(self.group)
         if n and self.global_plan is not None and len(self.global_plan) not in (1, n):
-            found.append((("global_plan",), f"expected one size, or one for each of {n} ranks, found {len(self.global_plan)}"))
+            found.append(
+                (
+                    ("global_plan",),
+                    f"expected one size, or one for each of {n} ranks, found {len(self.global_plan)}",
+                )
+            )
         return found
 
     def dealt(self, context: ExpansionContext) -> tuple[int, ...]:
         n = context.size_of(self.group)
-        given = self.global_plan or tuple(self.plan.get(k, self.plan.get("else", 1)) for k in range(n))
+        given = self.global_plan or tuple(
+            self.plan.get(k, self.plan.get("else", 1)) for k in range(n)
+        )
         return given * n if len(given) == 1 else given
 
     def present(self, steps: list[Entry]) -> list[Entry]:
         """For everybody but those that leave it out."""
-        chosen = [f"not (rank == {rank} and iteration == {k})" for rank, k in self.skips.items() if rank != "else"]
+        chosen = [
+            f"not (rank == {rank} and iteration == {k})"
+            for rank, k in self.skips.items()
+            if rank != "else"
+        ]
         return [block(steps, " and ".join(chosen))] if chosen else steps
 
 
@@ -96,7 +109,9 @@ class _ObjectCollectiveExpander:
     def planned(self, fields: _CheckpointStrategy) -> list[Entry]:
         """`reduce_scatter("plan")`."""
         sent = self.call(GatherObject, object=_sizes_as_text(fields.plan))
-        return sent + self.call(ScatterObjectList, objects=[f"{size} B" for size in fields.dealt(self.context)])
+        return sent + self.call(
+            ScatterObjectList, objects=[f"{size} B" for size in fields.dealt(self.context)]
+        )
 
 
 def _sizes_as_text(sizes: Mapping[int | str, int]) -> dict[int | str, str]:
@@ -131,7 +146,9 @@ class DcpSave(_CheckpointStrategy):
 
 
 class DcpAsyncSave(DcpSave):
-    """torch.distributed.checkpoint.async_save: a thread of its own makes the calls, while the rank goes on."""
+    """torch.distributed.checkpoint.async_save: a thread of its own makes the calls, while the rank
+    goes on.
+    """
 
     name: ClassVar[str] = "dcp_async_save"
     about: ClassVar[str] = (
@@ -148,8 +165,13 @@ class DcpAsyncSave(DcpSave):
         group = context.groups.get(self.group) if isinstance(self.group, str) else None
         backend = group.get("backend") if isinstance(group, Mapping) else None
         if not found and (backend or context.backend) == "nccl":
-            found.append((("group",), "async_save needs a group with a CPU back end, and this one has nccl alone: name a group with "
-                          "`backend: gloo`, as init_process_group('cpu:gloo,cuda:nccl') makes"))  # fmt: skip
+            found.append(
+                (
+                    ("group",),
+                    "async_save needs a group with a CPU back end, and this one has nccl alone: name a group with "
+                    "`backend: gloo`, as init_process_group('cpu:gloo,cuda:nccl') makes",
+                )
+            )
         return found
 
     def expand(self, context: ExpansionContext) -> Expansion:
@@ -158,11 +180,15 @@ class DcpAsyncSave(DcpSave):
         steps, handles = _as_async_calls(inner.steps, f"{p}_call", p)
         ends: list[Entry] = [step("wait_stream", stream=p), *(wait(handle) for handle in handles)]
         beside = [compute("beside the checkpoint", self.beside)]
-        return Expansion([compute("stage", self.stage), *steps, *beside, *self.present(ends)], inner.tensors)
+        return Expansion(
+            [compute("stage", self.stage), *steps, *beside, *self.present(ends)], inner.tensors
+        )
 
 
 def _as_async_calls(steps: list[Entry], handle: str, stream: str) -> tuple[list[Entry], list[str]]:
-    """Calls of another thread: the rank waits for none of them, in their order, and computes go on a stream of their own."""
+    """Calls of another thread: the rank waits for none of them, in their order, and computes go on
+    a stream of their own.
+    """
     handles: list[str] = []
 
     def started(entry: Entry) -> Entry:
@@ -193,4 +219,6 @@ class DcpLoad(_CheckpointStrategy):
         calls = _ObjectCollectiveExpander(context, self.group)
         plan = calls.planned(self)
         done = calls.call(AllGatherObject, object=f"{_PICKLED_NONE_BYTES} B")
-        return Expansion(self.present([*plan, compute("read checkpoint", self.read), *done]), calls.tensors)
+        return Expansion(
+            self.present([*plan, compute("read checkpoint", self.read), *done]), calls.tensors
+        )

@@ -1,7 +1,8 @@
 """Object collectives: Python objects as bytes, their lengths first.
 
-Source: torch 2.13, `torch/distributed/distributed_c10d.py` (broadcast_object_list, all_gather_object, gather_object,
-scatter_object_list). An object is pickled to bytes (uint8); lengths are int64. Where lengths differ, all send as many bytes as the longest.
+Source: torch 2.13, `torch/distributed/distributed_c10d.py` (broadcast_object_list,
+all_gather_object, gather_object, scatter_object_list). An object is pickled to bytes (uint8);
+lengths are int64. Where lengths differ, all send as many bytes as the longest.
 """
 
 from __future__ import annotations
@@ -11,7 +12,13 @@ from typing import Annotated, ClassVar
 
 from pydantic import PlainValidator, ValidationInfo, WithJsonSchema
 
-from distsim.scenario.strategies.base import EntryWriter, Expansion, ExpansionContext, Refusal, Strategy
+from distsim.scenario.strategies.base import (
+    EntryWriter,
+    Expansion,
+    ExpansionContext,
+    Refusal,
+    Strategy,
+)
 from distsim.scenario.strategies.field_quantities import size_bytes
 from distsim.scenario.strategies.field_types import AxesOrGroup, NonNegativeInt, parse_by_rank
 
@@ -20,7 +27,9 @@ def _parse_object_sizes(value: object, info: ValidationInfo) -> tuple[int, ...]:
     """Bytes of each object; a lone size is one object."""
     if isinstance(value, list | tuple) and not value:
         raise ValueError("expected at least one object, found an empty list")
-    return tuple(size_bytes(item, info) for item in (value if isinstance(value, list | tuple) else [value]))
+    return tuple(
+        size_bytes(item, info) for item in (value if isinstance(value, list | tuple) else [value])
+    )
 
 
 def _parse_size_by_rank(value: object, info: ValidationInfo) -> dict[int | str, int]:
@@ -37,9 +46,13 @@ _SIZE_BY_RANK_SCHEMA = {
     "propertyNames": {"pattern": "^([0-9]+|else)$"},
     "additionalProperties": _SIZE_SCHEMA,
 }
-ObjectSizes = Annotated[tuple[int, ...], PlainValidator(_parse_object_sizes), WithJsonSchema(_SIZES_SCHEMA)]
+ObjectSizes = Annotated[
+    tuple[int, ...], PlainValidator(_parse_object_sizes), WithJsonSchema(_SIZES_SCHEMA)
+]
 SizeByRank = Annotated[
-    dict[int | str, int], PlainValidator(_parse_size_by_rank), WithJsonSchema({"anyOf": [_SIZE_SCHEMA, _SIZE_BY_RANK_SCHEMA]})
+    dict[int | str, int],
+    PlainValidator(_parse_size_by_rank),
+    WithJsonSchema({"anyOf": [_SIZE_SCHEMA, _SIZE_BY_RANK_SCHEMA]}),
 ]
 
 
@@ -77,17 +90,26 @@ def _root_fields(word: str, rank: int | None, group_rank: int | None) -> dict[st
 
 class BroadcastObjectList(_RootedObjectList):
     name: ClassVar[str] = "broadcast_object_list"
-    about: ClassVar[str] = "A list of Python objects from one rank to all: their lengths, then their bytes in one message."
+    about: ClassVar[str] = (
+        "A list of Python objects from one rank to all: their lengths, then their bytes in one message."
+    )
 
     def expand(self, context: ExpansionContext) -> Expansion:
         w = self.writer(context)
-        tensors = w.tensor("lengths", len(self.objects), "int64", list(self.objects)), w.tensor("bytes", sum(self.objects))
-        return Expansion([w.call("broadcast", tensor=name, **self.root) for name in tensors], w.tensors)
+        tensors = (
+            w.tensor("lengths", len(self.objects), "int64", list(self.objects)),
+            w.tensor("bytes", sum(self.objects)),
+        )
+        return Expansion(
+            [w.call("broadcast", tensor=name, **self.root) for name in tensors], w.tensors
+        )
 
 
 class AllGatherObject(_ObjectCollective):
     name: ClassVar[str] = "all_gather_object"
-    about: ClassVar[str] = "A Python object of every rank to all: the lengths, then all objects, each padded to the longest."
+    about: ClassVar[str] = (
+        "A Python object of every rank to all: the lengths, then all objects, each padded to the longest."
+    )
     first_field: ClassVar[str | None] = "object"
 
     #: Bytes of the object, pickled; by rank where they differ.
@@ -96,7 +118,9 @@ class AllGatherObject(_ObjectCollective):
     def expand(self, context: ExpansionContext) -> Expansion:
         return self.gathered(context, "all_gather", {})
 
-    def gathered(self, context: ExpansionContext, row: str, root: Mapping[str, int | None]) -> Expansion:
+    def gathered(
+        self, context: ExpansionContext, row: str, root: Mapping[str, int | None]
+    ) -> Expansion:
         """Every rank's length to all; then the longest is known, and the objects travel."""
         w, n, sizes = self.writer(context), context.size_of(self.group), self.object
         lengths = (
@@ -106,7 +130,9 @@ class AllGatherObject(_ObjectCollective):
         longest = max(sizes.values())
         objects = w.tensor("mine", longest), w.tensor("all", [n, longest])
         first = w.call("all_gather", input=lengths[0], output=lengths[1])
-        return Expansion([first, w.call(row, input=objects[0], output=objects[1], **root)], w.tensors)
+        return Expansion(
+            [first, w.call(row, input=objects[0], output=objects[1], **root)], w.tensors
+        )
 
 
 class GatherObject(AllGatherObject):
@@ -133,12 +159,23 @@ class ScatterObjectList(_RootedObjectList):
         n = 0 if found else context.size_of(self.group)
         if found or len(self.objects) == n:
             return found
-        return [(("objects",), f"expected an object for each of the {n} ranks of the group, found {len(self.objects)}")]
+        return [
+            (
+                ("objects",),
+                f"expected an object for each of the {n} ranks of the group, found {len(self.objects)}",
+            )
+        ]
 
     def expand(self, context: ExpansionContext) -> Expansion:
         w, n, longest = self.writer(context), context.size_of(self.group), max(self.objects)
         told = w.tensor("longest", 1, "int64", longest)
         objects = w.tensor("list", [n, longest]), w.tensor("mine", longest)
-        lengths = w.tensor("lengths", [n, 1], "int64", [[length] for length in self.objects]), w.tensor("length", 1, "int64")
-        scattered = [w.call("scatter", input=whole, output=part, **self.root) for whole, part in (objects, lengths)]
+        lengths = (
+            w.tensor("lengths", [n, 1], "int64", [[length] for length in self.objects]),
+            w.tensor("length", 1, "int64"),
+        )
+        scattered = [
+            w.call("scatter", input=whole, output=part, **self.root)
+            for whole, part in (objects, lengths)
+        ]
         return Expansion([w.call("broadcast", tensor=told, **self.root), *scattered], w.tensors)

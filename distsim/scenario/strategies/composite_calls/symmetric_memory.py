@@ -1,20 +1,30 @@
 """What torch makes of signals: the barrier of symmetric memory.
 
-Source: torch 2.13, `torch/csrc/distributed/c10d/symm_mem/CUDASymmetricMemoryOps.cu` (barrier_kernel): a thread for each other rank gives
-its signal and waits for that rank's, on the cells that put_signal and wait_signal of the same channel use as well.
+Source: torch 2.13, `torch/csrc/distributed/c10d/symm_mem/CUDASymmetricMemoryOps.cu`
+(barrier_kernel): a thread for each other rank gives its signal and waits for that rank's, on the
+cells that put_signal and wait_signal of the same channel use as well.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from distsim.scenario.strategies.base import Entry, Expansion, ExpansionContext, Refusal, Strategy, step
+from distsim.scenario.strategies.base import (
+    Entry,
+    Expansion,
+    ExpansionContext,
+    Refusal,
+    Strategy,
+    step,
+)
 from distsim.scenario.strategies.field_types import AxesOrGroup, NonNegativeInt
 
 
 class SymmMemBarrier(Strategy):
     name: ClassVar[str] = "symm_mem_barrier"
-    about: ClassVar[str] = "The barrier of symmetric memory: a signal to every other rank, then a wait for everybody's."
+    about: ClassVar[str] = (
+        "The barrier of symmetric memory: a signal to every other rank, then a wait for everybody's."
+    )
     first_field: ClassVar[str | None] = "group"
 
     group: AxesOrGroup | None = None
@@ -29,9 +39,11 @@ class SymmMemBarrier(Strategy):
             return Expansion([])
         others = [f"(group_rank + {k}) % {n}" for k in range(1, n)]
         given: list[Entry] = [
-            step("put_signal", group_dst=one, channel=self.channel, group=self.group or "world") for one in others
+            step("put_signal", group_dst=one, channel=self.channel, group=self.group or "world")
+            for one in others
         ]
         taken: list[Entry] = [
-            step("wait_signal", group_src=one, channel=self.channel, group=self.group or "world") for one in others
+            step("wait_signal", group_src=one, channel=self.channel, group=self.group or "world")
+            for one in others
         ]
         return Expansion([*given, *taken])

@@ -1,8 +1,10 @@
-"""Communication hooks of DistributedDataParallel, and the optimizer that shares its states: what they call in the place of all_reduce.
+"""Communication hooks of DistributedDataParallel, and the optimizer that shares its states: what
+they call in the place of all_reduce.
 
-Sources, torch 2.13, `torch/distributed/`: `algorithms/ddp_comm_hooks/default_hooks.py` (allreduce, fp16_compress, bf16_compress),
-`powerSGD_hook.py` (powerSGD_hook: vectors uncompressed, then the factors P, then Q; Vogels et al., arXiv:1905.13727),
-`optim/zero_redundancy_optimizer.py` (_partition_parameters, _sync_params).
+Sources, torch 2.13, `torch/distributed/`: `algorithms/ddp_comm_hooks/default_hooks.py` (allreduce,
+fp16_compress, bf16_compress), `powerSGD_hook.py` (powerSGD_hook: vectors uncompressed, then the
+factors P, then Q; Vogels et al., arXiv:1905.13727), `optim/zero_redundancy_optimizer.py`
+(_partition_parameters, _sync_params).
 """
 
 from __future__ import annotations
@@ -23,12 +25,15 @@ _HOOK_DTYPES = {"allreduce": "", "fp16_compress": "float16", "bf16_compress": "b
 
 
 class CommHook(NamedTuple):
-    """``dtype``: what travels, empty where it is the bucket's own. ``rank`` above 0: PowerSGD, from iteration ``start`` on."""
+    """``dtype``: what travels, empty where it is the bucket's own. ``rank`` above 0: PowerSGD, from
+    iteration ``start`` on.
+    """
 
     dtype: str = ""
     rank: int = 0
     start: int = 0
-    #: min_compression_rate: a matrix is left whole where its factors would not be so many times smaller.
+    #: min_compression_rate: a matrix is left whole where its factors would not be so many times
+    #: smaller.
     rate: int = 2
 
 
@@ -47,16 +52,23 @@ def _parse_comm_hook(value: object, info: ValidationInfo) -> CommHook:
     extra = [key for key in value if key not in ("powersgd", "start", "min_compression_rate")]
     if extra:
         raise ValueError(f"unknown key {extra[0]}; powersgd has start and min_compression_rate")
-    rank, start = integer_at_least(1)(value["powersgd"], info), integer_at_least(0)(value.get("start", 1000), info)
+    rank, start = (
+        integer_at_least(1)(value["powersgd"], info),
+        integer_at_least(0)(value.get("start", 1000), info),
+    )
     if start < 2:
         raise ValueError(
             f"PyTorch's PowerSGD starts at iteration 2 or later (buckets are rebuilt in iteration 1), found start: {start}"
         )
-    return CommHook("", rank, start, integer_at_least(1)(value.get("min_compression_rate", 2), info))
+    return CommHook(
+        "", rank, start, integer_at_least(1)(value.get("min_compression_rate", 2), info)
+    )
 
 
 _COMM_HOOK_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "object", "required": ["powersgd"]}]}
-CommHookField = Annotated[CommHook, PlainValidator(_parse_comm_hook), WithJsonSchema(_COMM_HOOK_SCHEMA)]
+CommHookField = Annotated[
+    CommHook, PlainValidator(_parse_comm_hook), WithJsonSchema(_COMM_HOOK_SCHEMA)
+]
 
 
 class PowerSgdFactors(NamedTuple):
@@ -68,7 +80,9 @@ class PowerSgdFactors(NamedTuple):
 
 
 def powersgd_factors(bucket: GradientBucket, hook: CommHook) -> PowerSgdFactors:
-    """Each parameter as a matrix of its first axis by the rest; compressed where (n + m) * r * rate < n * m."""
+    """Each parameter as a matrix of its first axis by the rest; compressed where (n + m) * r * rate
+    < n * m.
+    """
     whole = p = q = 0
     for param in bucket.params:
         n, m = param.shape[0], prod(param.shape[1:])
@@ -80,8 +94,12 @@ def powersgd_factors(bucket: GradientBucket, hook: CommHook) -> PowerSgdFactors:
     return PowerSgdFactors(whole, p, q)
 
 
-def partition_parameters(params: Sequence[ModelParameter], ranks: int) -> list[list[ModelParameter]]:
-    """ZeroRedundancyOptimizer's parts: the largest parameter first, each to the rank that has least."""
+def partition_parameters(
+    params: Sequence[ModelParameter], ranks: int
+) -> list[list[ModelParameter]]:
+    """ZeroRedundancyOptimizer's parts: the largest parameter first, each to the rank that has
+    least.
+    """
     found: list[list[ModelParameter]] = [[] for _ in range(ranks)]
     sizes = [0] * ranks
     for param in sorted(params, key=lambda p: p.numel, reverse=True):

@@ -1,4 +1,6 @@
-"""torch.nn.parallel.DistributedDataParallel: fields of `ddp:` and what they refuse; the calls are in `distsim.scenario.strategies.ddp.calls`."""
+"""torch.nn.parallel.DistributedDataParallel: fields of `ddp:` and what they refuse; the calls are
+in `distsim.scenario.strategies.ddp.calls`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ from typing import Annotated, ClassVar
 from pydantic import PlainValidator, StrictBool, ValidationInfo, WithJsonSchema
 
 from distsim.common.message_text import did_you_mean, name_list, value_text
-from distsim.scenario.strategies.base import Entry, Expansion, ExpansionContext, GroupRef, ModelLayer, Refusal, Strategy
+from distsim.scenario.strategies.base import (
+    Entry,
+    Expansion,
+    ExpansionContext,
+    GroupRef,
+    ModelLayer,
+    Refusal,
+    Strategy,
+)
 from distsim.scenario.strategies.ddp.buckets import DTYPE_BYTES
 from distsim.scenario.strategies.ddp.calls import DdpWriter, with_model_mismatch_errors
 from distsim.scenario.strategies.ddp.comm_hooks import CommHookField
@@ -33,15 +43,22 @@ def _parse_layers_by_rank(value: object, info: ValidationInfo) -> dict[int, tupl
             f"expected ranks, each with the numbers of the layers it leaves out, as {{1: [3]}}, found {value_text(value)}"
         )
     return {
-        one(rank, info): tuple(one(k, info) for k in (ks if isinstance(ks, list | tuple) else [ks])) for rank, ks in value.items()
+        one(rank, info): tuple(one(k, info) for k in (ks if isinstance(ks, list | tuple) else [ks]))
+        for rank, ks in value.items()
     }
 
 
-LayersByRank = Annotated[dict[int, tuple[int, ...]], PlainValidator(_parse_layers_by_rank), WithJsonSchema({"type": "object"})]
+LayersByRank = Annotated[
+    dict[int, tuple[int, ...]],
+    PlainValidator(_parse_layers_by_rank),
+    WithJsonSchema({"type": "object"}),
+]
 
 
 def _parse_buffer_sizes(value: object, info: ValidationInfo) -> dict[str, int]:
-    """`2048` (of float32), or `{float32: 96, int64: 1}` in the order in which the model has them."""
+    """`2048` (of float32), or `{float32: 96, int64: 1}` in the order in which the model has
+    them.
+    """
     count = integer_at_least(0, "a number of elements")
     if not isinstance(value, Mapping):
         found = count(value, info)
@@ -66,7 +83,9 @@ def _parse_bool_by_rank(value: object) -> dict[int | str, bool]:
         return {"else": value}
     if isinstance(value, Mapping) and all(isinstance(v, bool) for v in value.values()):
         return {key: item for key, item in value.items() if isinstance(key, int | str)}
-    raise ValueError(f"expected true, false, or one of them by rank, as {{1: false, else: true}}, found {value_text(value)}")
+    raise ValueError(
+        f"expected true, false, or one of them by rank, as {{1: false, else: true}}, found {value_text(value)}"
+    )
 
 
 BoolByRank = Annotated[
@@ -83,7 +102,9 @@ class DdpLayerFields(TrainableLayerFields):
 
 
 class Ddp(LayeredModelStrategy):
-    """Data parallel training: every rank has the whole model and reduces gradients in buckets while the backward pass goes on."""
+    """Data parallel training: every rank has the whole model and reduces gradients in buckets while
+    the backward pass goes on.
+    """
 
     name: ClassVar[str] = "ddp"
     about: ClassVar[str] = (
@@ -96,9 +117,11 @@ class Ddp(LayeredModelStrategy):
     #: MiB; left out: 25, and 1 for the first bucket.
     bucket_cap_mb: NonNegativeFloat | None = None
     find_unused_parameters: StrictBool = False
-    #: The graph never changes: the first iteration reduces when its backward pass is over, and tells what was used.
+    #: The graph never changes: the first iteration reduces when its backward pass is over, and
+    #: tells what was used.
     static_graph: StrictBool = False
-    #: Elements of all buffers (running means and the like), by dtype; they are broadcast before every forward pass.
+    #: Elements of all buffers (running means and the like), by dtype; they are broadcast before
+    #: every forward pass.
     buffers: BufferSizes = {}
     #: false: buffers are broadcast at construction alone.
     forward_sync_buffers: StrictBool = True
@@ -137,42 +160,95 @@ class Ddp(LayeredModelStrategy):
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         found = context.refused(group=self.group)
         if self.inputs is not None and context.iterations > 1:
-            found.append((("inputs",), "`inputs` counts the batches of every rank; leave `iterations` at 1"))
+            found.append(
+                (("inputs",), "`inputs` counts the batches of every rank; leave `iterations` at 1")
+            )
         if self.join and self.inputs is None:
-            found.append((("join",), "`join` is for unequal numbers of batches: give `inputs`, as {0: 3, else: 2}"))
+            found.append(
+                (
+                    ("join",),
+                    "`join` is for unequal numbers of batches: give `inputs`, as {0: 3, else: 2}",
+                )
+            )
         if self.join and not found and context.size_of(self.group_of(context)) < context.world_size:
             found.append((("join",), "`join` is laid out for one group of all ranks"))
         if self.inputs is not None and self.accumulate > 1:
-            found.append((("accumulate",), "`inputs` counts single batches; leave `accumulate` at 1"))
-        if self.comm_hook is not None and self.comm_hook.rank and self.accumulate > 1 and not self.late(0):
-            found.append((("comm_hook",), "powersgd is laid out for one reduction an iteration: no_sync, or accumulate: 1"))
+            found.append(
+                (("accumulate",), "`inputs` counts single batches; leave `accumulate` at 1")
+            )
+        if (
+            self.comm_hook is not None
+            and self.comm_hook.rank
+            and self.accumulate > 1
+            and not self.late(0)
+        ):
+            found.append(
+                (
+                    ("comm_hook",),
+                    "powersgd is laid out for one reduction an iteration: no_sync, or accumulate: 1",
+                )
+            )
         if self.bucket_cap_mb == 0:
             found.append((("bucket_cap_mb",), "expected a cap above 0"))
         return [*found, *self._refuse_ranks(context)]
 
-    def compared(self, ranks: Sequence[int], all_ranks: Mapping[int, Strategy], steps: list[Entry]) -> list[Entry]:
+    def compared(
+        self, ranks: Sequence[int], all_ranks: Mapping[int, Strategy], steps: list[Entry]
+    ) -> list[Entry]:
         """Models that differ by rank: who sees it raises where DistributedDataParallel is made."""
         models = {rank: made for rank, made in all_ranks.items() if isinstance(made, Ddp)}
-        if len(models) < len(all_ranks) or any(made.group is not None or not made.setup for made in models.values()):
+        if len(models) < len(all_ranks) or any(
+            made.group is not None or not made.setup for made in models.values()
+        ):
             return steps
-        return with_model_mismatch_errors(ranks, {rank: made.model for rank, made in models.items()}, steps)
+        return with_model_mismatch_errors(
+            ranks, {rank: made.model for rank, made in models.items()}, steps
+        )
 
     def _refuse_ranks(self, context: ExpansionContext) -> list[Refusal]:
         found: list[Refusal] = []
         n, layers = context.world_size, len(self.model)
-        for key, rank, numbers in [(k, r, ns) for k in ("unused", "frozen") for r, ns in getattr(self, k).items()]:
+        for key, rank, numbers in [
+            (k, r, ns) for k in ("unused", "frozen") for r, ns in getattr(self, k).items()
+        ]:
             if rank >= n:
                 found.append(((key, rank), f"rank {rank} is outside the world of {n} ranks"))
             found += [
-                ((key, rank), f"there is no layer {k}; the model has layers 0 to {layers - 1}") for k in numbers if k >= layers
+                ((key, rank), f"there is no layer {k}; the model has layers 0 to {layers - 1}")
+                for k in numbers
+                if k >= layers
             ]
         if not any(layer.params for layer in self.model):
-            found.append((("layers",), "nothing learns: DistributedDataParallel is not needed, and PyTorch raises"))
-        strange = [key for key in self.no_sync if key != "else" and (not isinstance(key, int) or key >= n)]
-        found += [(("no_sync",), f"expected ranks of the world of {n}, or `else`, found {name_list(strange)}")] if strange else []
+            found.append(
+                (
+                    ("layers",),
+                    "nothing learns: DistributedDataParallel is not needed, and PyTorch raises",
+                )
+            )
+        strange = [
+            key for key in self.no_sync if key != "else" and (not isinstance(key, int) or key >= n)
+        ]
+        found += (
+            [
+                (
+                    ("no_sync",),
+                    f"expected ranks of the world of {n}, or `else`, found {name_list(strange)}",
+                )
+            ]
+            if strange
+            else []
+        )
         named = [rank for rank in self.inputs or () if isinstance(rank, int)]
-        found += [(("inputs", rank), f"rank {rank} is outside the world of {n} ranks") for rank in named if rank >= n]
-        missing = [] if self.inputs is None or "else" in self.inputs else [r for r in range(n) if r not in self.inputs]
+        found += [
+            (("inputs", rank), f"rank {rank} is outside the world of {n} ranks")
+            for rank in named
+            if rank >= n
+        ]
+        missing = (
+            []
+            if self.inputs is None or "else" in self.inputs
+            else [r for r in range(n) if r not in self.inputs]
+        )
         if missing:
             found.append((("inputs",), f"rank {missing[0]} has no entry, and there is no `else`"))
         return found

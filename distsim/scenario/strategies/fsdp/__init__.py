@@ -1,1 +1,3 @@
-"""fully_shard (FSDP2, ZeRO 1 to 3, HSDP): fields, the events that its hooks cause, and the calls made of them."""
+"""fully_shard (FSDP2, ZeRO 1 to 3, HSDP): fields, the events that its hooks cause, and the calls
+made of them.
+"""

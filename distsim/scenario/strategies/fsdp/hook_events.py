@@ -1,8 +1,10 @@
-"""When fully_shard gathers, frees and reduces: its hooks played through, unit by unit, without any call yet.
+"""When fully_shard gathers, frees and reduces: its hooks played through, unit by unit, without any
+call yet.
 
-Sources, torch 2.13, `torch/distributed/fsdp/_fully_shard/`: `_fsdp_state.py` (_pre_forward, _post_forward, _pre_backward,
-_root_post_backward_final_callback), `_fsdp_param_group.py` (unshard, reshard, post_backward, _backward_prefetch). A unit is what one
-fully_shard gathers as one. The hook after a unit's backward hangs on an input that wants a gradient; units without one are reduced when
+Sources, torch 2.13, `torch/distributed/fsdp/_fully_shard/`: `_fsdp_state.py` (_pre_forward,
+_post_forward, _pre_backward, _root_post_backward_final_callback), `_fsdp_param_group.py` (unshard,
+reshard, post_backward, _backward_prefetch). A unit is what one fully_shard gathers as one. The hook
+after a unit's backward hangs on an input that wants a gradient; units without one are reduced when
 the whole backward pass is over, from the outermost in.
 """
 
@@ -20,7 +22,9 @@ HookEventKind = Literal["gather", "part", "wait", "forward", "backward", "settle
 
 
 class HookEvent(NamedTuple):
-    """``part``: a gather among the ranks that share what a unit keeps after its forward pass (an int as reshard_after_forward)."""
+    """``part``: a gather among the ranks that share what a unit keeps after its forward pass (an
+    int as reshard_after_forward).
+    """
 
     kind: HookEventKind
     unit: int
@@ -28,8 +32,9 @@ class HookEvent(NamedTuple):
 
 @dataclass(frozen=True)
 class FsdpUnit:
-    """What one fully_shard holds itself; ``inner`` are units inside it. ``reshard``: reshard_after_forward. ``shard``: the axes that it is
-    sharded over, where they are not those of the rest."""
+    """What one fully_shard holds itself; ``inner`` are units inside it. ``reshard``:
+    reshard_after_forward. ``shard``: the axes that it is sharded over, where they are not those of
+    the rest."""
 
     name: str
     params: ParameterShapes
@@ -41,7 +46,9 @@ class FsdpUnit:
     shard: GroupRef | None = None
 
     def rows(self, n: int, shapes: ParameterShapes) -> int:
-        """Elements of one of n shards: cut along each parameter's first axis and padded (_get_dim0_padded_size)."""
+        """Elements of one of n shards: cut along each parameter's first axis and padded
+        (_get_dim0_padded_size).
+        """
         return sum(-(-shape[0] // n) * prod(shape[1:]) for shape in shapes)
 
     @property
@@ -50,8 +57,9 @@ class FsdpUnit:
 
 
 class FsdpSettings(NamedTuple):
-    """``at``: when the root computes, `first`, `last` or `both`. ``input_grad``: the model's input wants a gradient. Prefetches count
-    units (set_modules_to_forward_prefetch, set_modules_to_backward_prefetch); 0 is what PyTorch does by itself."""
+    """``at``: when the root computes, `first`, `last` or `both`. ``input_grad``: the model's input
+    wants a gradient. Prefetches count units (set_modules_to_forward_prefetch,
+    set_modules_to_backward_prefetch); 0 is what PyTorch does by itself."""
 
     at: str = "last"
     input_grad: bool = False
@@ -60,7 +68,9 @@ class FsdpSettings(NamedTuple):
 
 
 class FsdpHooks:
-    """The units of a model and what each of them holds now. ``units[0]`` is the root, with or without parameters of its own."""
+    """The units of a model and what each of them holds now. ``units[0]`` is the root, with or
+    without parameters of its own.
+    """
 
     def __init__(self, root: FsdpUnit, settings: FsdpSettings) -> None:
         self.settings = settings
@@ -95,8 +105,8 @@ class FsdpHooks:
         yield "post", number
 
     def _gradients(self) -> None:
-        """Where gradients begin: nothing before the first parameter that learns wants one. A unit's own (its norms) come before those
-        inside it."""
+        """Where gradients begin: nothing before the first parameter that learns wants one. A unit's
+        own (its norms) come before those inside it."""
         wants = self.settings.input_grad
         self.works: dict[tuple[str, int], bool] = {}
         for token, k in self.tokens:
@@ -157,7 +167,11 @@ class FsdpHooks:
             return []
         index, ahead = self.order.index(k), self.settings.backward_prefetch
         following = self.order[max(0, index - max(ahead, 1)) : index][::-1]
-        return [*self._unshard(k), *self._wait(k), *(event for other in following for event in self._unshard(other))]
+        return [
+            *self._unshard(k),
+            *self._wait(k),
+            *(event for other in following for event in self._unshard(other)),
+        ]
 
     def _post_backward(self, k: int, reshards: bool, reduces: bool) -> list[HookEvent]:
         unit = self.units[k]
@@ -186,7 +200,9 @@ class FsdpHooks:
 
 
 def with_gathers_ahead(events: Sequence[HookEvent], ahead: int) -> list[HookEvent]:
-    """A forward pass with ``ahead`` gathers under way beside the unit that computes: copying in overlaps the current all_gather."""
+    """A forward pass with ``ahead`` gathers under way beside the unit that computes: copying in
+    overlaps the current all_gather.
+    """
     gathers = [event for event in events if event.kind in ("gather", "part")]
     sent = min(ahead, len(gathers))
     found, came = gathers[:sent], 0

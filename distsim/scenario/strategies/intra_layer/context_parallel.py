@@ -1,8 +1,11 @@
-"""Context parallelism: every rank has a part of the sequence, and keys and values travel round a ring.
+"""Context parallelism: every rank has a part of the sequence, and keys and values travel round a
+ring.
 
-Sources: Liu et al., Ring Attention (arXiv 2310.01889); torch 2.13, `torch/distributed/tensor/experimental/_context_parallel/_attention.py`
-(_templated_ring_attention and its backward; _AllToAllRotater, _AllGatherRotater). `alltoall` and `allgather` are the words of torch's
-set_rotate_method; `p2p` sends messages, as ring attention is written by hand. torch's own default is allgather.
+Sources: Liu et al., Ring Attention (arXiv 2310.01889); torch 2.13,
+`torch/distributed/tensor/experimental/_context_parallel/_attention.py` (_templated_ring_attention
+and its backward; _AllToAllRotater, _AllGatherRotater). `alltoall` and `allgather` are the words of
+torch's set_rotate_method; `p2p` sends messages, as ring attention is written by hand. torch's own
+default is allgather.
 """
 
 from __future__ import annotations
@@ -12,9 +15,22 @@ from typing import ClassVar, Literal
 
 from pydantic import StrictBool
 
-from distsim.scenario.strategies.base import ComputeCost, Entry, ExpansionContext, Refusal, compute, step, wait
+from distsim.scenario.strategies.base import (
+    ComputeCost,
+    Entry,
+    ExpansionContext,
+    Refusal,
+    compute,
+    step,
+    wait,
+)
 from distsim.scenario.strategies.field_types import AxisOrGroup, Dtype, NonNegativeInt, Shape
-from distsim.scenario.strategies.layers import IntraLayerStrategy, IntraLayerWriter, equal_cost_shares, scaled_cost
+from distsim.scenario.strategies.layers import (
+    IntraLayerStrategy,
+    IntraLayerWriter,
+    equal_cost_shares,
+    scaled_cost,
+)
 
 
 class ContextParallel(IntraLayerStrategy):
@@ -32,7 +48,8 @@ class ContextParallel(IntraLayerStrategy):
     #: Checked alone: the whole sequence; 0 is not given.
     sequence: NonNegativeInt = 0
     rotate: Literal["alltoall", "allgather", "p2p"] = "alltoall"
-    #: Later positions do not see earlier ones: a rank then skips the parts that come after its own, unless the load is balanced.
+    #: Later positions do not see earlier ones: a rank then skips the parts that come after its own,
+    #: unless the load is balanced.
     causal: StrictBool = False
     load_balance: StrictBool = True
 
@@ -44,7 +61,9 @@ class ContextParallel(IntraLayerStrategy):
         parts = 2 * n if self.causal and self.load_balance else n
         if self.sequence % parts:
             why = (
-                f"twice the {n} ranks of {self.axis}, as a balanced load needs" if parts > n else f"the {n} ranks of {self.axis}"
+                f"twice the {n} ranks of {self.axis}, as a balanced load needs"
+                if parts > n
+                else f"the {n} ranks of {self.axis}"
             )
             return [(("sequence",), f"sequence {self.sequence} does not divide among {why}")]
         return []
@@ -54,7 +73,9 @@ class ContextParallel(IntraLayerStrategy):
 
 
 class ContextParallelWriter(IntraLayerWriter):
-    """Entries of one layer's attention; a price is that of one rank, where all have the same to do."""
+    """Entries of one layer's attention; a price is that of one rank, where all have the same to
+    do.
+    """
 
     def __init__(self, fields: ContextParallel, context: ExpansionContext) -> None:
         super().__init__(context.prefix(fields.name), fields.dtype, fields.axis)
@@ -64,14 +85,18 @@ class ContextParallelWriter(IntraLayerWriter):
         return self.tensor(word, parts * self.numel)
 
     def forward(self, price: ComputeCost) -> list[Entry]:
-        found: list[Entry] = [compute("keys and values", {"time": "0 ns"}, writes=[self.keys("kv_0")])]
+        found: list[Entry] = [
+            compute("keys and values", {"time": "0 ns"}, writes=[self.keys("kv_0")])
+        ]
         for i in range(self.n):
             found += self.arrive(i) + self.pass_on(i)
             found += self.attention("attention", i, price, [self.kv(i)])
         return found
 
     def backward(self, price: ComputeCost) -> list[Entry]:
-        """Keys and values go round once more; their gradients go with them, and one step further, home to the rank they belong to."""
+        """Keys and values go round once more; their gradients go with them, and one step further,
+        home to the rank they belong to.
+        """
         found: list[Entry] = []
         for i in range(self.n):
             found += self.arrive(i) + self.pass_on(i)
@@ -79,14 +104,24 @@ class ContextParallelWriter(IntraLayerWriter):
             grads = self.keys(f"grad_{i}")
             if i:
                 found.append(wait(f"{self.p}_grads_came"))
-            found.append(compute("add gradients", {"time": "0 ns"}, **({"adds": [grads]} if i else {"writes": [grads]})))
+            found.append(
+                compute(
+                    "add gradients",
+                    {"time": "0 ns"},
+                    **({"adds": [grads]} if i else {"writes": [grads]}),
+                )
+            )
             if self.n > 1:
                 found += self.rotated(grads, self.keys(f"grad_{i + 1}"), "grads_came")
         return [*found, *([wait(f"{self.p}_grads_came")] if self.n > 1 else [])]
 
     def kv(self, i: int) -> str:
         """What step i reads."""
-        return self.keys("kv_all", self.n) if self.f.rotate == "allgather" and i else self.keys(f"kv_{i}")
+        return (
+            self.keys("kv_all", self.n)
+            if self.f.rotate == "allgather" and i
+            else self.keys(f"kv_{i}")
+        )
 
     def arrive(self, i: int) -> list[Entry]:
         waits = i == 1 if self.f.rotate == "allgather" else i > 0
@@ -99,10 +134,20 @@ class ContextParallelWriter(IntraLayerWriter):
             return self.rotated(self.kv(i), self.kv(i + 1), "kv_came")
         if i:
             return []
-        return [self.call("all_gather_into_tensor", input=self.kv(0), output=self.kv(1), async_=True, as_=f"{self.p}_kv_came")]
+        return [
+            self.call(
+                "all_gather_into_tensor",
+                input=self.kv(0),
+                output=self.kv(1),
+                async_=True,
+                as_=f"{self.p}_kv_came",
+            )
+        ]
 
     def rotated(self, gone: str, come: str, handle: str) -> list[Entry]:
-        """To the next rank of the ring, from the one before. permute_tensor is an all_to_all with a single part."""
+        """To the next rank of the ring, from the one before. permute_tensor is an all_to_all with a
+        single part.
+        """
         name = f"{self.p}_{handle}"
         if self.f.rotate == "p2p":
             ops = [
@@ -110,12 +155,27 @@ class ContextParallelWriter(IntraLayerWriter):
                 self.call("irecv", tensor=come, group_src="(group_rank - 1) % group_size"),
             ]
             return [step("batch_isend_irecv", ops=ops, as_=name)]
-        splits = [f"{self.numel} if (group_rank + 1) % group_size == {j} else 0" for j in range(self.n)]
-        return [self.call("all_to_all_single", input=gone, output=come, input_splits=splits, async_=True, as_=name)]
+        splits = [
+            f"{self.numel} if (group_rank + 1) % group_size == {j} else 0" for j in range(self.n)
+        ]
+        return [
+            self.call(
+                "all_to_all_single",
+                input=gone,
+                output=come,
+                input_splits=splits,
+                async_=True,
+                as_=name,
+            )
+        ]
 
     def attention(self, name: str, i: int, price: ComputeCost, reads: list[str]) -> list[Entry]:
         if not self.f.causal or self.f.load_balance:
             return [compute(f"{name} {i}", equal_cost_shares(price, self.n)[i], reads=reads)]
         if i == 0:
             return [compute(f"{name} 0", scaled_cost(price, 1 / self.n), reads=reads)]
-        return [compute(f"{name} {i}", scaled_cost(price, 2 / self.n), f"{self.f.axis} >= {i}", reads=reads)]
+        return [
+            compute(
+                f"{name} {i}", scaled_cost(price, 2 / self.n), f"{self.f.axis} >= {i}", reads=reads
+            )
+        ]

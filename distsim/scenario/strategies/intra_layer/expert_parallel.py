@@ -1,8 +1,9 @@
 """Expert parallelism: tokens travel to the ranks of their experts and back.
 
-Sources: Lepikhin et al., GShard (arXiv 2006.16668), capacity and its padding; Fedus et al., Switch Transformer (arXiv 2101.03961),
-section 2.2, capacity factor. The calls are those of all-to-all dispatch as torchtitan and Megatron write it: counts first, then tokens
-there, then results back; the backward pass makes the last two again, the other way round.
+Sources: Lepikhin et al., GShard (arXiv 2006.16668), capacity and its padding; Fedus et al., Switch
+Transformer (arXiv 2101.03961), section 2.2, capacity factor. The calls are those of all-to-all
+dispatch as torchtitan and Megatron write it: counts first, then tokens there, then results back;
+the backward pass makes the last two again, the other way round.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _MAX_EXPERTS = 2**16
 
 
 class ExpertParallel(IntraLayerStrategy):
-    """Every rank has some of the experts, and tokens of its own. The price of a pass is that of an even share of the tokens; a rank with
-    more takes longer."""
+    """Every rank has some of the experts, and tokens of its own. The price of a pass is that of an
+    even share of the tokens; a rank with more takes longer."""
 
     name: ClassVar[str] = "expert_parallel"
     about: ClassVar[str] = (
@@ -51,14 +52,18 @@ class ExpertParallel(IntraLayerStrategy):
     top_k: PositiveInt = 1
     hidden: PositiveInt
     dtype: Dtype = "bfloat16"
-    #: 0: every expert gets as many tokens. Above: how unequal the router is, drawn with `seed`; 1 is strongly so.
+    #: 0: every expert gets as many tokens. Above: how unequal the router is, drawn with `seed`; 1
+    #: is strongly so.
     imbalance: NonNegativeFloat = 0.0
     seed: NonNegativeInt = 0
-    #: An expert takes so many times its even share from a rank at most; the rest of the tokens is dropped.
+    #: An expert takes so many times its even share from a rank at most; the rest of the tokens is
+    #: dropped.
     capacity_factor: NonNegativeFloat | None = None
-    #: Every rank sends each expert its full capacity, padded: all messages are equal, and no counts travel.
+    #: Every rank sends each expert its full capacity, padded: all messages are equal, and no counts
+    #: travel.
     pad_to_capacity: StrictBool = False
-    #: The axis of machines, `axis` being the ranks inside one: tokens go between machines first, then inside (`expert_stages`).
+    #: The axis of machines, `axis` being the ranks inside one: tokens go between machines first,
+    #: then inside (`expert_stages`).
     between: AxisOrGroup | None = None
     #: A token crosses to a machine once, whatever number of its experts is there (DeepEP).
     once_per_machine: StrictBool = False
@@ -76,17 +81,41 @@ class ExpertParallel(IntraLayerStrategy):
         found: list[Refusal] = list(self._refused_stages(context))
         if found:
             return found
-        n = context.size_of(self.axis) * (1 if self.between is None else context.size_of(self.between))
+        n = context.size_of(self.axis) * (
+            1 if self.between is None else context.size_of(self.between)
+        )
         if self.experts > _MAX_EXPERTS:
-            found.append((("experts",), f"at most {_MAX_EXPERTS} experts are simulated, found {self.experts}"))
+            found.append(
+                (
+                    ("experts",),
+                    f"at most {_MAX_EXPERTS} experts are simulated, found {self.experts}",
+                )
+            )
         if self.experts % n:
-            found.append((("experts",), f"{self.experts} experts do not divide among the {n} ranks of {self.axis}"))
+            found.append(
+                (
+                    ("experts",),
+                    f"{self.experts} experts do not divide among the {n} ranks of {self.axis}",
+                )
+            )
         if self.top_k > self.experts:
-            found.append((("top_k",), f"a token goes to {self.top_k} experts, but there are {self.experts}"))
+            found.append(
+                (("top_k",), f"a token goes to {self.top_k} experts, but there are {self.experts}")
+            )
         if self.capacity_factor == 0:
-            found.append((("capacity_factor",), "with capacity 0 every token is dropped: expected a factor above 0, as 1.25"))
+            found.append(
+                (
+                    ("capacity_factor",),
+                    "with capacity 0 every token is dropped: expected a factor above 0, as 1.25",
+                )
+            )
         if self.pad_to_capacity and self.capacity_factor is None:
-            found.append((("pad_to_capacity",), "there is nothing to pad to: give `capacity_factor`, as 1.25"))
+            found.append(
+                (
+                    ("pad_to_capacity",),
+                    "there is nothing to pad to: give `capacity_factor`, as 1.25",
+                )
+            )
         return found
 
     def _refused_stages(self, context: ExpansionContext) -> Iterator[Refusal]:
@@ -94,25 +123,36 @@ class ExpertParallel(IntraLayerStrategy):
         if self.between is None:
             fields = type(self).model_fields
             given = [word for word in staged if getattr(self, word) != fields[word].default]
-            yield from (((word,), "it belongs to two stages: name the axis of machines with `between`") for word in given)
+            yield from (
+                ((word,), "it belongs to two stages: name the axis of machines with `between`")
+                for word in given
+            )
         elif self.between not in context.mesh or self.between == self.axis:
             yield (
                 ("between",),
-                context.unknown_group(self.between, "between") or f"expected another axis of the mesh than {self.axis}",
+                context.unknown_group(self.between, "between")
+                or f"expected another axis of the mesh than {self.axis}",
             )
         elif self.pieces > self.tokens:
-            yield ("pieces",), f"a piece holds a token at least: expected at most {self.tokens}, found {self.pieces}"
+            yield (
+                ("pieces",),
+                f"a piece holds a token at least: expected at most {self.tokens}, found {self.pieces}",
+            )
         elif self.once_per_machine and (self.imbalance or self.capacity_factor is not None):
             word = "imbalance" if self.imbalance else "capacity_factor"
-            sentence = (
-                "how often a token crosses once for several experts is counted for an even router: leave one of the two out"
-            )
+            sentence = "how often a token crosses once for several experts is counted for an even router: leave one of the two out"
             yield (word,), sentence
 
     @property
     def router(self) -> ExpertRouter:
         return ExpertRouter(
-            self.experts, self.tokens, self.top_k, self.imbalance, self.seed, self.capacity_factor, self.pad_to_capacity
+            self.experts,
+            self.tokens,
+            self.top_k,
+            self.imbalance,
+            self.seed,
+            self.capacity_factor,
+            self.pad_to_capacity,
         )
 
     def writer(self, context: ExpansionContext) -> ExpertParallelWriter | HierarchicalExpertWriter:
@@ -121,25 +161,40 @@ class ExpertParallel(IntraLayerStrategy):
         nodes, local = context.size_of(self.between), context.size_of(self.axis)
         even = self.imbalance == 0 and self.capacity_factor is None
         rows = [] if even else routed_rows(self.router, context.world_size, nodes * local)
-        places = {} if even else {axis: axis_positions(context.mesh, axis) for axis in (self.between, self.axis)}
+        places = (
+            {}
+            if even
+            else {axis: axis_positions(context.mesh, axis) for axis in (self.between, self.axis)}
+        )
         return HierarchicalExpertWriter(self, context, rows, places)
 
 
 class ExpertParallelWriter(IntraLayerWriter):
     """Entries of one layer's experts.
 
-    ``sends[r][d]``: rows that global rank r sends to coordinate d of its group; ``takes[r]``: rows that it gets from each.
+    ``sends[r][d]``: rows that global rank r sends to coordinate d of its group; ``takes[r]``: rows
+    that it gets from each.
     """
 
     def __init__(self, fields: ExpertParallel, context: ExpansionContext) -> None:
         super().__init__(context.prefix(fields.name), fields.dtype, fields.axis)
         self.f, n = fields, context.size_of(fields.axis)
         self.sends = [list(row) for row in routed_rows(fields.router, context.world_size, n)]
-        self.takes = [[self.sends[other][mine] for other in group] for mine, group in axis_positions(context.mesh, fields.axis)]
+        self.takes = [
+            [self.sends[other][mine] for other in group]
+            for mine, group in axis_positions(context.mesh, fields.axis)
+        ]
         self.even = all(len({*row}) == 1 and row == self.sends[0] for row in self.sends)
-        gone, come = (uniform_or_by_rank([sum(row) for row in rows]) for rows in (self.sends, self.takes))
+        gone, come = (
+            uniform_or_by_rank([sum(row) for row in rows]) for rows in (self.sends, self.takes)
+        )
         for suffix in ("", "_grad") if fields.backward is not None else ("",):
-            for word, rows in (("tokens", gone), ("routed", come), ("results", come), ("combined", gone)):
+            for word, rows in (
+                ("tokens", gone),
+                ("routed", come),
+                ("results", come),
+                ("combined", gone),
+            ):
                 self.tensor(word + suffix, [rows, fields.hidden])
         for word in () if fields.pad_to_capacity else ("counts", "theirs"):
             self.tensor(word, fields.experts, "int64")
@@ -147,12 +202,19 @@ class ExpertParallelWriter(IntraLayerWriter):
     def moved(self, source: str, target: str, back: bool) -> Entry:
         """Tokens to their experts, or results back: what goes out one way comes in the other."""
         splits = None if self.even else uniform_or_by_rank(self.takes if back else self.sends)
-        return self.call("all_to_all_single", input=f"{self.p}_{source}", output=f"{self.p}_{target}", input_splits=splits)
+        return self.call(
+            "all_to_all_single",
+            input=f"{self.p}_{source}",
+            output=f"{self.p}_{target}",
+            input_splits=splits,
+        )
 
     def forward(self, price: ComputeCost) -> list[Entry]:
         found: list[Entry] = [compute("router", {"time": "0 ns"}, writes=[f"{self.p}_tokens"])]
         if not self.f.pad_to_capacity:
-            found.append(self.call("all_to_all_single", input=f"{self.p}_counts", output=f"{self.p}_theirs"))
+            found.append(
+                self.call("all_to_all_single", input=f"{self.p}_counts", output=f"{self.p}_theirs")
+            )
         return [
             *found,
             self.moved("tokens", "routed", back=False),
@@ -171,7 +233,9 @@ class ExpertParallelWriter(IntraLayerWriter):
     def work(self, name: str, price: ComputeCost, reads: str, writes: str) -> list[Entry]:
         """The experts' time follows their tokens; a rank without tokens computes nothing."""
         words = {"reads": [f"{self.p}_{reads}"], "writes": [f"{self.p}_{writes}"]}
-        return expert_compute(name, price, [sum(rows) for rows in self.takes], self.f.tokens * self.f.top_k, **words)
+        return expert_compute(
+            name, price, [sum(rows) for rows in self.takes], self.f.tokens * self.f.top_k, **words
+        )
 
 
 # --- which tokens go where, seeded: the same on any machine ---
@@ -189,9 +253,10 @@ def axis_positions(mesh: Mapping[str, int], axis: str) -> list[tuple[int, tuple[
 
 
 class ExpertRouter(NamedTuple):
-    """``imbalance`` spreads the experts' popularity: each is weighed e**(imbalance * g) with g from a normal distribution, the same for
-    all ranks; a rank's tokens are dealt out by weight. ``capacity_factor`` cuts every expert's rows to that many even shares (rounded
-    up); ``pad`` fills them up to it.
+    """``imbalance`` spreads the experts' popularity: each is weighed e**(imbalance * g) with g from
+    a normal distribution, the same for all ranks; a rank's tokens are dealt out by weight.
+    ``capacity_factor`` cuts every expert's rows to that many even shares (rounded up); ``pad``
+    fills them up to it.
     """
 
     experts: int
@@ -204,7 +269,9 @@ class ExpertRouter(NamedTuple):
 
 
 def routed_rows(router: ExpertRouter, world_size: int, ranks: int) -> list[tuple[int, ...]]:
-    """``sends[r][d]``: rows that rank r sends to coordinate d, whose experts are d * experts/ranks and the following."""
+    """``sends[r][d]``: rows that rank r sends to coordinate d, whose experts are d * experts/ranks
+    and the following.
+    """
     experts, tokens, top_k, imbalance, seed, capacity_factor, pad = router
     draw = Random(seed)
     weights = [2.718281828459045 ** (imbalance * draw.gauss(0.0, 1.0)) for _ in range(experts)]
@@ -216,11 +283,15 @@ def routed_rows(router: ExpertRouter, world_size: int, ranks: int) -> list[tuple
     by_rank = tuple(sum(rows[d * each : (d + 1) * each]) for d in range(ranks))
     if imbalance == 0 or pad:
         return [by_rank] * world_size
-    return [_with_jitter(by_rank, Random(f"{seed}/{rank}"), imbalance) for rank in range(world_size)]
+    return [
+        _with_jitter(by_rank, Random(f"{seed}/{rank}"), imbalance) for rank in range(world_size)
+    ]
 
 
 def apportioned(total: int, weights: list[float], most: int) -> list[int]:
-    """``total`` in whole parts of at most ``most`` (no token visits an expert twice), near to the weights, adding up exactly."""
+    """``total`` in whole parts of at most ``most`` (no token visits an expert twice), near to the
+    weights, adding up exactly.
+    """
     full: set[int] = set()
     while True:
         left, open_ = total - most * len(full), [k for k in range(len(weights)) if k not in full]
@@ -234,7 +305,9 @@ def apportioned(total: int, weights: list[float], most: int) -> list[int]:
 
 
 def _with_jitter(rows: tuple[int, ...], draw: Random, imbalance: float) -> tuple[int, ...]:
-    """A rank's own batch differs from the average a little: part of its rows move to the next destination."""
+    """A rank's own batch differs from the average a little: part of its rows move to the next
+    destination.
+    """
     found = list(rows)
     for d in range(len(found)):
         moved = int(found[d] * min(imbalance, 1.0) * draw.random() / 4)

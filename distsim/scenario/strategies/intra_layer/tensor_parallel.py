@@ -1,21 +1,38 @@
 """Tensor parallelism: matrices of a layer in pairs, the first cut by columns, the second by rows.
 
-Sources: Shoeybi et al., Megatron-LM (arXiv 1909.08053), section 3: one all_reduce per pair in the forward pass and one in the backward
-pass; Korthikanti et al. (arXiv 2205.05198), section 4.2: sequence parallelism puts an all_gather before and a reduce_scatter after each
-pair. torch 2.13 does the same with ColwiseParallel, RowwiseParallel and SequenceParallel (`torch/distributed/tensor/parallel/style.py`);
-the gathered input is kept for the backward pass, so that it is not gathered again. DTensor's backward pass reduces the input's gradient
-once for each matrix of columns (wq, wk, wv; w1, w3), Megatron-LM's once for the fused one. Embedding and output are cut by vocabulary:
-sums after the first, and for the loss three reductions (the largest logit, the sum of exponentials, the target's logit:
-`torch/distributed/tensor/parallel/loss.py`) in the place of gathered logits. Recorded in tests/support/wrapped_tp.py.
+Sources: Shoeybi et al., Megatron-LM (arXiv 1909.08053), section 3: one all_reduce per pair in the
+forward pass and one in the backward pass; Korthikanti et al. (arXiv 2205.05198), section 4.2:
+sequence parallelism puts an all_gather before and a reduce_scatter after each pair. torch 2.13 does
+the same with ColwiseParallel, RowwiseParallel and SequenceParallel
+(`torch/distributed/tensor/parallel/style.py`); the gathered input is kept for the backward pass, so
+that it is not gathered again. DTensor's backward pass reduces the input's gradient once for each
+matrix of columns (wq, wk, wv; w1, w3), Megatron-LM's once for the fused one. Embedding and output
+are cut by vocabulary: sums after the first, and for the loss three reductions (the largest logit,
+the sum of exponentials, the target's logit: `torch/distributed/tensor/parallel/loss.py`) in the
+place of gathered logits. Recorded in tests/support/wrapped_tp.py.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, ConfigDict, PlainValidator, StrictBool, ValidationInfo, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PlainValidator,
+    StrictBool,
+    ValidationInfo,
+    WithJsonSchema,
+)
 
-from distsim.scenario.strategies.base import ComputeCost, Entry, Expansion, ExpansionContext, Refusal, compute
+from distsim.scenario.strategies.base import (
+    ComputeCost,
+    Entry,
+    Expansion,
+    ExpansionContext,
+    Refusal,
+    compute,
+)
 from distsim.scenario.strategies.field_types import (
     AxisOrGroup,
     ComputeCostField,
@@ -25,20 +42,34 @@ from distsim.scenario.strategies.field_types import (
     PositiveInt,
     integer_at_least,
 )
-from distsim.scenario.strategies.layers import IntraLayerStrategy, IntraLayerWriter, equal_cost_shares, repeat_entries
+from distsim.scenario.strategies.layers import (
+    IntraLayerStrategy,
+    IntraLayerWriter,
+    equal_cost_shares,
+    repeat_entries,
+)
 
 
 def _parse_columns(value: object, info: ValidationInfo) -> tuple[int, ...]:
     """`1`, or a number for each pair, as [3, 2]."""
-    return tuple(integer_at_least(1)(n, info) for n in (value if isinstance(value, list | tuple) else [value]))
+    return tuple(
+        integer_at_least(1)(n, info)
+        for n in (value if isinstance(value, list | tuple) else [value])
+    )
 
 
-_COLUMNS_SCHEMA = {"anyOf": [{"type": "number"}, {"type": "array", "minItems": 1, "items": {"type": "number"}}]}
-ColumnMatrices = Annotated[tuple[int, ...], PlainValidator(_parse_columns), WithJsonSchema(_COLUMNS_SCHEMA)]
+_COLUMNS_SCHEMA = {
+    "anyOf": [{"type": "number"}, {"type": "array", "minItems": 1, "items": {"type": "number"}}]
+}
+ColumnMatrices = Annotated[
+    tuple[int, ...], PlainValidator(_parse_columns), WithJsonSchema(_COLUMNS_SCHEMA)
+]
 
 
 class VocabParallelFields(BaseModel):
-    """Embedding and output, both cut by vocabulary. ``forward`` and ``backward`` price the output's product on one rank."""
+    """Embedding and output, both cut by vocabulary. ``forward`` and ``backward`` price the output's
+    product on one rank.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -50,7 +81,9 @@ class VocabParallelFields(BaseModel):
 
 
 class TensorParallel(IntraLayerStrategy):
-    """Every layer on all ranks of an axis, each with its columns and rows of the layer's matrices."""
+    """Every layer on all ranks of an axis, each with its columns and rows of the layer's
+    matrices.
+    """
 
     name: ClassVar[str] = "tensor_parallel"
     about: ClassVar[str] = (
@@ -68,12 +101,14 @@ class TensorParallel(IntraLayerStrategy):
     ffn: NonNegativeInt = 0
     dtype: Dtype = "bfloat16"
     sequence_parallel: StrictBool = False
-    #: Matrices by columns in each pair whose input's gradients are reduced one by one (DTensor); 1: fused, or summed before (Megatron).
+    #: Matrices by columns in each pair whose input's gradients are reduced one by one (DTensor); 1:
+    #: fused, or summed before (Megatron).
     columns: ColumnMatrices = (1,)
     ends: VocabParallelFields | None = None
     #: What is done between the forward and the backward pass.
     between: CostOrEntriesField = ()
-    #: clip_grad_norm_ in the end. Norms of layers are DTensors under sequence parallelism alone, else torch raises.
+    #: clip_grad_norm_ in the end. Norms of layers are DTensors under sequence parallelism alone,
+    #: else torch raises.
     clip_grad_norm: StrictBool = False
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
@@ -83,17 +118,26 @@ class TensorParallel(IntraLayerStrategy):
         n = context.size_of(self.axis)
         cut = ["hidden", "heads", "ffn", *(["sequence"] if self.sequence_parallel else [])]
         found: list[Refusal] = [
-            ((key,), f"{key} {getattr(self, key)} does not divide among the {n} ranks of {self.axis}")
+            (
+                (key,),
+                f"{key} {getattr(self, key)} does not divide among the {n} ranks of {self.axis}",
+            )
             for key in cut
             if getattr(self, key) % n
         ]
         if len(self.columns) not in (1, self.pairs):
             found.append(
-                (("columns",), f"expected one number, or one for each of the {self.pairs} pairs, found {len(self.columns)}")
+                (
+                    ("columns",),
+                    f"expected one number, or one for each of the {self.pairs} pairs, found {len(self.columns)}",
+                )
             )
         if self.ends is not None and self.ends.vocabulary % n:
             found.append(
-                (("ends", "vocabulary"), f"vocabulary {self.ends.vocabulary} does not divide among the {n} ranks of {self.axis}")
+                (
+                    ("ends", "vocabulary"),
+                    f"vocabulary {self.ends.vocabulary} does not divide among the {n} ranks of {self.axis}",
+                )
             )
         return found + (self._refused_clip() if self.clip_grad_norm else [])
 
@@ -136,22 +180,33 @@ class TensorParallelWriter(IntraLayerWriter):
             self.tensor(f"grad_{k}", whole)
 
     def forward(self, price: ComputeCost) -> list[Entry]:
-        """Per pair: the columns need the whole input, the rows give sums of which every rank has one part."""
+        """Per pair: the columns need the whole input, the rows give sums of which every rank has
+        one part.
+        """
         found: list[Entry] = []
         for k, share in enumerate(equal_cost_shares(price, self.f.pairs)):
-            found += self._pair(f"forward {k}" if self.f.pairs > 1 else "forward", share, ("part", "whole", "out"))
+            found += self._pair(
+                f"forward {k}" if self.f.pairs > 1 else "forward", share, ("part", "whole", "out")
+            )
         return found
 
     def backward(self, price: ComputeCost) -> list[Entry]:
-        """The same the other way round: gradients of the rows' output are needed whole, those of the columns' input are sums."""
+        """The same the other way round: gradients of the rows' output are needed whole, those of
+        the columns' input are sums.
+        """
         found: list[Entry] = []
         for k, share in reversed(list(enumerate(equal_cost_shares(price, self.f.pairs)))):
-            name, columns = f"backward {k}" if self.f.pairs > 1 else "backward", self.f.columns[k % len(self.f.columns)]
+            name, columns = (
+                f"backward {k}" if self.f.pairs > 1 else "backward",
+                self.f.columns[k % len(self.f.columns)],
+            )
             if columns == 1 or self.f.sequence_parallel:
                 found += self._pair(name, share, ("grad_part", "grad_whole", "grad"))
                 continue
             for c, part in enumerate(equal_cost_shares(share, columns)):
-                found += self.summed(f"{name}, matrix {c}", part, f"{self.p}_grad_{c}" if c else f"{self.p}_grad")
+                found += self.summed(
+                    f"{name}, matrix {c}", part, f"{self.p}_grad_{c}" if c else f"{self.p}_grad"
+                )
         return found
 
     def summed(self, name: str, price: ComputeCost, tensor: str) -> list[Entry]:
@@ -160,13 +215,16 @@ class TensorParallelWriter(IntraLayerWriter):
         return [compute(name, price, writes=[tensor]), *reduced]
 
     def clipped(self) -> list[Entry]:
-        """torch/nn/utils/clip_grad.py on DTensors: a layer norm's gradient is a sum over the ranks' parts of the sequence and is reduced
-        first, each by itself; then the norms of all parameters, an element each."""
+        """torch/nn/utils/clip_grad.py on DTensors: a layer norm's gradient is a sum over the ranks'
+        parts of the sequence and is reduced first, each by itself; then the norms of all
+        parameters, an element each."""
         if self.n == 1:
             return []
         f = self.f
         norms = f.pairs * f.layers + (f.ends is not None)
-        matrices = f.layers * sum(f.columns[k % len(f.columns)] + 1 for k in range(f.pairs)) + 2 * (f.ends is not None)
+        matrices = f.layers * sum(f.columns[k % len(f.columns)] + 1 for k in range(f.pairs)) + 2 * (
+            f.ends is not None
+        )
         whole, each = self.tensor("norm_grad", f.hidden), self.tensor("norms", norms + matrices)
         return [
             *repeat_entries(norms, [self.call("all_reduce", tensor=whole, op="sum")]),
@@ -187,23 +245,39 @@ class TensorParallelWriter(IntraLayerWriter):
         """The gradient of the whole sequence, for the rows that each rank has."""
         if self.n == 1 or not self.f.sequence_parallel:
             return []
-        return [self.call("all_gather_into_tensor", input=f"{self.p}_grad_part", output=f"{self.p}_grad_whole")]
+        return [
+            self.call(
+                "all_gather_into_tensor", input=f"{self.p}_grad_part", output=f"{self.p}_grad_whole"
+            )
+        ]
 
     def logits(self, ends: VocabParallelFields) -> list[Entry]:
         f, tokens = self.f, self.f.batch * self.f.sequence
         part = self.tensor("logits", [f.sequence, f.batch, ends.vocabulary // self.n])
         found: list[Entry] = []
         if self.n > 1 and f.sequence_parallel:
-            found.append(self.call("all_gather_into_tensor", input=f"{self.p}_part", output=f"{self.p}_whole"))
+            found.append(
+                self.call(
+                    "all_gather_into_tensor", input=f"{self.p}_part", output=f"{self.p}_whole"
+                )
+            )
         found.append(compute("output", ends.forward, reads=[f"{self.p}_out"], writes=[part]))
         if self.n == 1:
             return found
         if not ends.loss_parallel:
-            whole = self.tensor("all_logits", [self.n, f.sequence, f.batch, ends.vocabulary // self.n])
+            whole = self.tensor(
+                "all_logits", [self.n, f.sequence, f.batch, ends.vocabulary // self.n]
+            )
             return [*found, self.call("all_gather_into_tensor", input=part, output=whole)]
-        names = [self.tensor(f"loss_{word}", tokens, "float32") for word in ("largest", "exponentials", "target")]
+        names = [
+            self.tensor(f"loss_{word}", tokens, "float32")
+            for word in ("largest", "exponentials", "target")
+        ]
         found.append(compute("loss", {"time": "0 ns"}, reads=[part], writes=names))
-        return found + [self.call("all_reduce", tensor=name, op="sum" if k else "max") for k, name in enumerate(names)]
+        return found + [
+            self.call("all_reduce", tensor=name, op="sum" if k else "max")
+            for k, name in enumerate(names)
+        ]
 
     def logits_backward(self, ends: VocabParallelFields) -> list[Entry]:
         grad, part = f"{self.p}_grad", f"{self.p}_grad_part"

@@ -1,8 +1,9 @@
 """Ulysses: attention over heads, the rest of a layer over the sequence; all_to_all between the two.
 
-Sources: Jacobs et al., DeepSpeed Ulysses (arXiv 2309.14509); DeepSpeed 0.17, `deepspeed/sequence/layer.py` (DistributedAttention: an
-all_to_all_single each for queries, keys and values, one back for the context; _SeqAllToAll: the backward pass makes them the other way
-round, in the opposite order).
+Sources: Jacobs et al., DeepSpeed Ulysses (arXiv 2309.14509); DeepSpeed 0.17,
+`deepspeed/sequence/layer.py` (DistributedAttention: an all_to_all_single each for queries, keys and
+values, one back for the context; _SeqAllToAll: the backward pass makes them the other way round, in
+the opposite order).
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from distsim.scenario.strategies.layers import IntraLayerStrategy, IntraLayerWri
 
 
 class Ulysses(IntraLayerStrategy):
-    """Every rank has a part of the sequence with all heads, and for attention the whole sequence with some heads."""
+    """Every rank has a part of the sequence with all heads, and for attention the whole sequence
+    with some heads.
+    """
 
     name: ClassVar[str] = "ulysses"
     about: ClassVar[str] = (
@@ -37,8 +40,15 @@ class Ulysses(IntraLayerStrategy):
             return [(("axis",), unknown or f"{self.axis} is no axis of the mesh")]
         n = context.size_of(self.axis)
         found: list[Refusal] = [
-            ((key,), f"{key} {getattr(self, key)} does not divide among the {n} ranks of {self.axis}{remedy}")
-            for key, remedy in (("sequence", ""), ("heads", ""), ("kv_heads", ": repeat them, or use context_parallel beside it"))
+            (
+                (key,),
+                f"{key} {getattr(self, key)} does not divide among the {n} ranks of {self.axis}{remedy}",
+            )
+            for key, remedy in (
+                ("sequence", ""),
+                ("heads", ""),
+                ("kv_heads", ": repeat them, or use context_parallel beside it"),
+            )
             if getattr(self, key) % n
         ]
         return found
@@ -70,14 +80,28 @@ class UlyssesWriter(IntraLayerWriter):
         return self.passed("attention", price, ("q", "k", "v"), ("out",))
 
     def backward(self, price: ComputeCost) -> list[Entry]:
-        return self.passed("attention backward", price, ("out_grad",), ("v_grad", "k_grad", "q_grad"))
+        return self.passed(
+            "attention backward", price, ("out_grad",), ("v_grad", "k_grad", "q_grad")
+        )
 
-    def passed(self, name: str, price: ComputeCost, gone: tuple[str, ...], come: tuple[str, ...]) -> list[Entry]:
-        there, back = ([self.exchanged(word, *ways) for word in words]
-                       for words, ways in ((gone, ("mine", "heads")), (come, ("heads", "mine"))))  # fmt: skip
+    def passed(
+        self, name: str, price: ComputeCost, gone: tuple[str, ...], come: tuple[str, ...]
+    ) -> list[Entry]:
+        there, back = (
+            [self.exchanged(word, *ways) for word in words]
+            for words, ways in ((gone, ("mine", "heads")), (come, ("heads", "mine")))
+        )
         reads, writes = ([f"{self.p}_{word}_heads" for word in words] for words in (gone, come))
-        before = compute(f"{name}: {', '.join(gone)}", {"time": "0 ns"}, writes=[f"{self.p}_{word}_mine" for word in gone])
+        before = compute(
+            f"{name}: {', '.join(gone)}",
+            {"time": "0 ns"},
+            writes=[f"{self.p}_{word}_mine" for word in gone],
+        )
         return [before, *there, compute(name, price, reads=reads, writes=writes), *back]
 
     def exchanged(self, word: str, source: str, target: str) -> Entry:
-        return self.call("all_to_all_single", input=f"{self.p}_{word}_{source}", output=f"{self.p}_{word}_{target}")
+        return self.call(
+            "all_to_all_single",
+            input=f"{self.p}_{word}_{source}",
+            output=f"{self.p}_{word}_{target}",
+        )

@@ -1,1 +1,3 @@
-"""Data parallelism of Megatron-Core (DistributedDataParallel with its distributed optimizer). Megatron's tensor and pipeline calls are options of training_step and pipeline."""
+"""Data parallelism of Megatron-Core (DistributedDataParallel with its distributed optimizer).
+Megatron's tensor and pipeline calls are options of training_step and pipeline.
+"""

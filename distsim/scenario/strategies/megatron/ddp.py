@@ -1,9 +1,11 @@
-"""Megatron-Core's DistributedDataParallel with its distributed optimizer: gradients are scattered as the backward pass goes, parameters
-gathered beside the next forward pass.
+"""Megatron-Core's DistributedDataParallel with its distributed optimizer: gradients are scattered
+as the backward pass goes, parameters gathered beside the next forward pass.
 
-Source: Megatron-Core 0.20.0 (NVIDIA/Megatron-LM, commit d98e8a64dd), `distributed/param_and_grad_buffer.py` (start_param_sync,
-finish_param_sync, start_grad_sync, finish_grad_sync, register_grad_ready), `distributed/distributed_data_parallel.py` (bucket_size, hooks),
-`optimizer/param_layout.py` (padding). Each bucket's call is made inside a _coalescing_manager.
+Source: Megatron-Core 0.20.0 (NVIDIA/Megatron-LM, commit d98e8a64dd),
+`distributed/param_and_grad_buffer.py` (start_param_sync, finish_param_sync, start_grad_sync,
+finish_grad_sync, register_grad_ready), `distributed/distributed_data_parallel.py` (bucket_size,
+hooks), `optimizer/param_layout.py` (padding). Each bucket's call is made inside a
+_coalescing_manager.
 """
 
 from __future__ import annotations
@@ -25,17 +27,26 @@ from distsim.scenario.strategies.base import (
     tensor_declaration,
     wait,
 )
-from distsim.scenario.strategies.field_types import AxesOrGroup, CostOrEntriesField, Dtype, IntByRank, PositiveInt
+from distsim.scenario.strategies.field_types import (
+    AxesOrGroup,
+    CostOrEntriesField,
+    Dtype,
+    IntByRank,
+    PositiveInt,
+)
 from distsim.scenario.strategies.layers import LayeredModelStrategy
 
-#: Elements to a multiple of which a parameter's start, and (with the ranks) a bucket's end, is moved (`pad_param_start`, `pad_bucket_end`).
+#: Elements to a multiple of which a parameter's start, and (with the ranks) a bucket's end, is
+#: moved (`pad_param_start`, `pad_bucket_end`).
 _PARAM_ALIGNMENT, _BUCKET_ALIGNMENT, _HIGH_BUSBW_ALIGNMENT = 64, 128, 2**16
 #: bucket_size, in parameters: at least the first, and the second times the ranks.
 _MIN_BUCKET_PARAMS, _BUCKET_PARAMS_PER_RANK = 40_000_000, 1_000_000
 
 
 class _MegatronBucket(NamedTuple):
-    """``layers``: which have parameters in it; ``last`` is the first of them in the model, whose gradients come last."""
+    """``layers``: which have parameters in it; ``last`` is the first of them in the model, whose
+    gradients come last.
+    """
 
     numel: int
     layers: frozenset[int]
@@ -71,16 +82,32 @@ class MegatronDdp(LayeredModelStrategy):
         found = context.refused(group=self.group)
         if found:
             return found
-        if self.overlap_param_gather and not (self.use_distributed_optimizer and self.overlap_grad_reduce):
+        if self.overlap_param_gather and not (
+            self.use_distributed_optimizer and self.overlap_grad_reduce
+        ):
             # arguments.py: --overlap-param-gather needs both
-            return [(("overlap_param_gather",), "it needs use_distributed_optimizer and overlap_grad_reduce")] if (
-                "overlap_param_gather" in self.model_fields_set
-            ) else []  # fmt: skip
+            return (
+                [
+                    (
+                        ("overlap_param_gather",),
+                        "it needs use_distributed_optimizer and overlap_grad_reduce",
+                    )
+                ]
+                if ("overlap_param_gather" in self.model_fields_set)
+                else []
+            )
         strange = [
-            r for r, k in self.skips_layer.items() if r not in range(context.world_size) or k not in range(len(self.model))
+            r
+            for r, k in self.skips_layer.items()
+            if r not in range(context.world_size) or k not in range(len(self.model))
         ]
         if strange:
-            return [(("skips_layer", strange[0]), f"layers are 0 to {len(self.model) - 1}, ranks 0 to {context.world_size - 1}")]
+            return [
+                (
+                    ("skips_layer", strange[0]),
+                    f"layers are 0 to {len(self.model) - 1}, ranks 0 to {context.world_size - 1}",
+                )
+            ]
         return []
 
     def expand(self, context: ExpansionContext) -> Expansion:
@@ -88,12 +115,23 @@ class MegatronDdp(LayeredModelStrategy):
 
 
 class _MegatronDdpWriter(EntryWriter):
-    """Buckets are numbered in the order in which their gradients come, so that the forward pass begins with the last."""
+    """Buckets are numbered in the order in which their gradients come, so that the forward pass
+    begins with the last.
+    """
 
     def __init__(self, fields: MegatronDdp, context: ExpansionContext) -> None:
         super().__init__(context.prefix(fields.name), fields.dtype, fields.group)
-        self.f, self.context, self.n, self.model = fields, context, context.size_of(fields.group), fields.model
-        self.gathers = fields.use_distributed_optimizer and fields.overlap_param_gather and fields.overlap_grad_reduce
+        self.f, self.context, self.n, self.model = (
+            fields,
+            context,
+            context.size_of(fields.group),
+            fields.model,
+        )
+        self.gathers = (
+            fields.use_distributed_optimizer
+            and fields.overlap_param_gather
+            and fields.overlap_grad_reduce
+        )
         self.buckets = self._buckets()
         for k, bucket in enumerate(self.buckets):
             self.tensor(f"grads_{k}", bucket.numel, fields.grad_dtype)
@@ -105,22 +143,40 @@ class _MegatronDdpWriter(EntryWriter):
     def _buckets(self) -> list[_MegatronBucket]:
         """`_compute_default_per_buffer_param_layout`, with the distributed optimizer's padding."""
         f, found, start, layers = self.f, list[_MegatronBucket](), 0, set[int]()
-        most = (f.bucket_size or max(_MIN_BUCKET_PARAMS, _BUCKET_PARAMS_PER_RANK * self.n)) if f.overlap_grad_reduce else None
-        ends = lcm(self.n, _BUCKET_ALIGNMENT, _HIGH_BUSBW_ALIGNMENT if f.pad_buckets_for_high_nccl_busbw else 1)
+        most = (
+            (f.bucket_size or max(_MIN_BUCKET_PARAMS, _BUCKET_PARAMS_PER_RANK * self.n))
+            if f.overlap_grad_reduce
+            else None
+        )
+        ends = lcm(
+            self.n,
+            _BUCKET_ALIGNMENT,
+            _HIGH_BUSBW_ALIGNMENT if f.pad_buckets_for_high_nccl_busbw else 1,
+        )
         shards = f.use_distributed_optimizer
         numels = [(k, prod(shape)) for k, layer in enumerate(self.model) for shape in layer.params]
         for k, numel in numels[::-1]:
             start = -(-start // _PARAM_ALIGNMENT) * _PARAM_ALIGNMENT if shards else start
             start, layers = start + numel, {*layers, k}
             if most is not None and start >= most:
-                found.append(_MegatronBucket(-(-start // ends) * ends if shards else start, frozenset(layers)))
+                found.append(
+                    _MegatronBucket(
+                        -(-start // ends) * ends if shards else start, frozenset(layers)
+                    )
+                )
                 start, layers = 0, set()
         if layers:
-            found.append(_MegatronBucket(-(-start // ends) * ends if shards else start, frozenset(layers)))
+            found.append(
+                _MegatronBucket(-(-start // ends) * ends if shards else start, frozenset(layers))
+            )
         return found
 
     def names(self, word: str, layer: int) -> list[str]:
-        return [f"{self.p}_{word}_{k}" for k, bucket in enumerate(self.buckets) if layer in bucket.layers]
+        return [
+            f"{self.p}_{word}_{k}"
+            for k, bucket in enumerate(self.buckets)
+            if layer in bucket.layers
+        ]
 
     # --- the whole ---
     def expansion(self) -> Expansion:
@@ -131,25 +187,39 @@ class _MegatronDdpWriter(EntryWriter):
         skips = self.f.skips_layer
         others = "".join(f" and rank != {rank}" for rank in skips)
         rows.append(block(later, f"iteration > 0{others}"))
-        rows += [block(self.iteration(False, layer), f"iteration > 0 and rank == {rank}") for rank, layer in skips.items()]
+        rows += [
+            block(self.iteration(False, layer), f"iteration > 0 and rank == {rank}")
+            for rank, layer in skips.items()
+        ]
         return Expansion(rows, self.tensors)
 
     def iteration(self, first: bool, skipped: int | None) -> list[Entry]:
-        """In the first one nothing is gathered, as the forward hooks are enabled after it, and gradients go out when all have come."""
+        """In the first one nothing is gathered, as the forward hooks are enabled after it, and
+        gradients go out when all have come.
+        """
         steps: list[Entry] = []
         run = [k for k in range(len(self.model)) if k != skipped]
         for micro in range(self.f.accumulate):
             steps += self.forward(run, gathers=self.gathers and not first and micro == 0)
             last = micro == self.f.accumulate - 1
-            steps += self.backward(run, fresh=micro == 0, sends=last and self.f.overlap_grad_reduce and not first)
-        lacking = [] if skipped is None or first else [b for b in self.buckets if skipped in b.layers]
+            steps += self.backward(
+                run, fresh=micro == 0, sends=last and self.f.overlap_grad_reduce and not first
+            )
+        lacking = (
+            [] if skipped is None or first else [b for b in self.buckets if skipped in b.layers]
+        )
         if lacking and self.f.overlap_grad_reduce:
-            return [*steps, {"fail": "AssertionError: Communication call has not been issued for this bucket"}]
+            return [
+                *steps,
+                {"fail": "AssertionError: Communication call has not been issued for this bucket"},
+            ]
         return [*steps, *self.settled(first), *self.updated()]
 
     # --- parts ---
     def forward(self, run: list[int], gathers: bool) -> list[Entry]:
-        """finish_param_sync before each layer: its buckets are waited for, and the next one is sent for."""
+        """finish_param_sync before each layer: its buckets are waited for, and the next one is sent
+        for.
+        """
         steps: list[Entry] = []
         coming = len(self.buckets)  # buckets down to this one are there or on their way
         there = len(self.buckets) if gathers else 0
@@ -165,7 +235,13 @@ class _MegatronDdpWriter(EntryWriter):
                 if b and b - 1 < coming:
                     steps.append(self.gather(b - 1, True))
                     coming = b - 1
-            steps.append(compute(f"forward {self.model[k].name}", self.model[k].forward, reads=self.names("params", k)))
+            steps.append(
+                compute(
+                    f"forward {self.model[k].name}",
+                    self.model[k].forward,
+                    reads=self.names("params", k),
+                )
+            )
         return steps
 
     def backward(self, run: list[int], fresh: bool, sends: bool) -> list[Entry]:
@@ -174,9 +250,24 @@ class _MegatronDdpWriter(EntryWriter):
             mine, word = self.names("grads", k), "writes" if fresh else "adds"
             new = [name for name in mine if fresh and name not in begun]
             begun.update(mine)
-            sums = {word: new, "adds": [name for name in mine if name not in new]} if fresh else {"adds": mine}
-            steps.append(compute(f"backward {self.model[k].name}", self.model[k].backward, reads=self.names("params", k), **sums))
-            steps += [self.reduce(b, True) for b, bucket in enumerate(self.buckets) if bucket.last == k] if sends else []
+            sums = (
+                {word: new, "adds": [name for name in mine if name not in new]}
+                if fresh
+                else {"adds": mine}
+            )
+            steps.append(
+                compute(
+                    f"backward {self.model[k].name}",
+                    self.model[k].backward,
+                    reads=self.names("params", k),
+                    **sums,
+                )
+            )
+            steps += (
+                [self.reduce(b, True) for b, bucket in enumerate(self.buckets) if bucket.last == k]
+                if sends
+                else []
+            )
         return steps
 
     def gather(self, b: int, overlapped: bool) -> Entry:
@@ -189,10 +280,18 @@ class _MegatronDdpWriter(EntryWriter):
         op, grads = "avg" if self.f.average_in_collective else "sum", f"{self.p}_grads_{b}"
         if not self.f.use_distributed_optimizer:
             return self.call("all_reduce_coalesced", tensor=[grads], op=op, **handle)
-        return self.call("reduce_scatter_tensor_coalesced", input=[grads], output=[f"{self.p}_grad_part_{b}"], op=op, **handle)
+        return self.call(
+            "reduce_scatter_tensor_coalesced",
+            input=[grads],
+            output=[f"{self.p}_grad_part_{b}"],
+            op=op,
+            **handle,
+        )
 
     def settled(self, first: bool) -> list[Entry]:
-        """finish_grad_sync of each bucket: in the first iteration it is sent here; without overlap it is sent and waited for."""
+        """finish_grad_sync of each bucket: in the first iteration it is sent here; without overlap
+        it is sent and waited for.
+        """
         steps: list[Entry] = []
         for b in range(len(self.buckets)):
             if first or not self.f.overlap_grad_reduce:
@@ -201,15 +300,30 @@ class _MegatronDdpWriter(EntryWriter):
         return steps
 
     def updated(self) -> list[Entry]:
-        """The norm of the gradients, the update of the own part, and without overlap the gathering."""
+        """The norm of the gradients, the update of the own part, and without overlap the
+        gathering.
+        """
         shards, count = self.f.use_distributed_optimizer, len(self.buckets)
         norm = (
-            [step("all_reduce", tensor=tensor_declaration(1, "float32"), op="sum", group=self.group)]
+            [
+                step(
+                    "all_reduce",
+                    tensor=tensor_declaration(1, "float32"),
+                    op="sum",
+                    group=self.group,
+                )
+            ]
             if self.f.clip_grad_norm and shards
             else []
         )
         words = ("grad_part", "param_part") if shards else ("grads", "params")
         reads, writes = ([f"{self.p}_{word}_{b}" for b in range(count)] for word in words)
-        update = [] if self.f.optimizer is None else [compute("optimizer", self.f.optimizer, reads=reads, writes=writes)]
-        gathered = [self.gather(b, False) for b in range(count)] if shards and not self.gathers else []
+        update = (
+            []
+            if self.f.optimizer is None
+            else [compute("optimizer", self.f.optimizer, reads=reads, writes=writes)]
+        )
+        gathered = (
+            [self.gather(b, False) for b in range(count)] if shards and not self.gathers else []
+        )
         return [*norm, *update, *gathered]

@@ -1,7 +1,9 @@
-"""The pipeline schedules that PyTorch has, as data: pure functions of the number of ranks, micro-batches and chunks per rank.
+"""The pipeline schedules that PyTorch has, as data: pure functions of the number of ranks,
+micro-batches and chunks per rank.
 
-Each gives the rows of computations; messages are added by `pipeline_messages`. They follow torch.distributed.pipelining 2.13
-(schedules.py) action by action; its pauses are left out, for a rank pauses by itself where what it needs is not there yet.
+Each gives the rows of computations; messages are added by `pipeline_messages`. They follow
+torch.distributed.pipelining 2.13 (schedules.py) action by action; its pauses are left out, for a
+rank pauses by itself where what it needs is not there yet.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ def loop_placement(ranks: int, chunks: int) -> tuple[int, ...]:
 
 
 def v_placement(ranks: int) -> tuple[int, ...]:
-    """Two chunks per rank: down the ranks and up again, so that the first and the last stage share rank 0."""
+    """Two chunks per rank: down the ranks and up again, so that the first and the last stage share
+    rank 0.
+    """
     return (*range(ranks), *reversed(range(ranks)))
 
 
@@ -27,13 +31,19 @@ def gpipe(ranks: int, micro_batches: int) -> PipelineSchedule:
     """All forwards, then all backwards (Huang et al. 2019, arXiv:1811.06965)."""
     batches = range(micro_batches)
     rows = tuple(
-        (*(PipelineAction(r, "F", m) for m in batches), *(PipelineAction(r, "B", m) for m in batches)) for r in range(ranks)
+        (
+            *(PipelineAction(r, "F", m) for m in batches),
+            *(PipelineAction(r, "B", m) for m in batches),
+        )
+        for r in range(ranks)
     )
     return PipelineSchedule(rows, loop_placement(ranks, 1), micro_batches, "fill_drain")
 
 
 def one_f_one_b(ranks: int, micro_batches: int) -> PipelineSchedule:
-    """As many forwards first as there are ranks from here on, then one backward and one forward in turn (PipeDream-flush)."""
+    """As many forwards first as there are ranks from here on, then one backward and one forward in
+    turn (PipeDream-flush).
+    """
     rows = []
     for r in range(ranks):
         ahead = min(micro_batches, ranks - r)
@@ -47,40 +57,62 @@ def one_f_one_b(ranks: int, micro_batches: int) -> PipelineSchedule:
 
 # --- several stages per rank ---
 def looped_bfs(ranks: int, micro_batches: int, chunks: int) -> PipelineSchedule:
-    """Breadth first: all micro-batches of a chunk before the next chunk (Lamy-Poirier 2022, arXiv:2211.05953)."""
+    """Breadth first: all micro-batches of a chunk before the next chunk (Lamy-Poirier 2022,
+    arXiv:2211.05953).
+    """
     rows = []
     for r in range(ranks):
         mine = [r + c * ranks for c in range(chunks)]
         forward = [PipelineAction(s, "F", m) for s in mine for m in range(micro_batches)]
-        rows.append((*forward, *(PipelineAction(s, "B", m) for s in reversed(mine) for m in reversed(range(micro_batches)))))
+        rows.append(
+            (
+                *forward,
+                *(
+                    PipelineAction(s, "B", m)
+                    for s in reversed(mine)
+                    for m in reversed(range(micro_batches))
+                ),
+            )
+        )
     return PipelineSchedule(tuple(rows), loop_placement(ranks, chunks), micro_batches, "runtime")
 
 
 def micro_batches_per_round(ranks: int, micro_batches: int) -> int:
-    """How many micro-batches a chunk takes in a row before the next chunk has its turn; 0 where it does not come out even."""
+    """How many micro-batches a chunk takes in a row before the next chunk has its turn; 0 where it
+    does not come out even.
+    """
     rounds = max(1, micro_batches // ranks)
     return 0 if micro_batches % rounds else micro_batches // rounds
 
 
 def interleaved_1f1b(ranks: int, micro_batches: int, chunks: int) -> PipelineSchedule:
-    """Interleaved 1F1B (Narayanan et al. 2021, arXiv:2104.04473): chunks take turns, one forward and one backward at a time."""
+    """Interleaved 1F1B (Narayanan et al. 2021, arXiv:2104.04473): chunks take turns, one forward
+    and one backward at a time.
+    """
     rows = []
     for r in range(ranks):
         forward, backward = _chunk_order(r, ranks, micro_batches, chunks, "B")
-        ahead = min((chunks - 1) * micro_batches_per_round(ranks, micro_batches) + 2 * (ranks - 1 - r), len(forward))
+        ahead = min(
+            (chunks - 1) * micro_batches_per_round(ranks, micro_batches) + 2 * (ranks - 1 - r),
+            len(forward),
+        )
         rows.append(tuple(_alternate(forward, backward, ahead)))
     return PipelineSchedule(tuple(rows), loop_placement(ranks, chunks), micro_batches, "runtime")
 
 
 def zb1p(ranks: int, micro_batches: int, chunks: int) -> PipelineSchedule:
-    """Zero bubble with the memory of 1F1B (Qi et al. 2023, arXiv:2401.10241): weight gradients fill the pauses of the end.
+    """Zero bubble with the memory of 1F1B (Qi et al. 2023, arXiv:2401.10241): weight gradients fill
+    the pauses of the end.
 
     The weights' half follows its input's half r micro-batches later on rank r.
     """
     rows = []
     for r in range(ranks):
         forward, backward = _chunk_order(r, ranks, micro_batches, chunks, "I")
-        ahead = min((chunks - 1) * micro_batches_per_round(ranks, micro_batches) + ranks - 1 - r, len(forward))
+        ahead = min(
+            (chunks - 1) * micro_batches_per_round(ranks, micro_batches) + ranks - 1 - r,
+            len(forward),
+        )
         row: list[PipelineAction] = []
         due = deque(a._replace(kind="W") for a in backward)
         inputs = 0
@@ -99,12 +131,19 @@ def _chunk_order(
 ) -> tuple[list[PipelineAction], list[PipelineAction]]:
     """All forwards and all backwards of a rank in the order in which chunks take turns."""
     size = micro_batches_per_round(ranks, micro_batches)
-    order = [(c, m + k) for m in range(0, micro_batches, size) for c in range(chunks) for k in range(size)]
+    order = [
+        (c, m + k)
+        for m in range(0, micro_batches, size)
+        for c in range(chunks)
+        for k in range(size)
+    ]
     forward = [PipelineAction(c * ranks + r, "F", m) for c, m in order]
     return forward, [PipelineAction((chunks - 1 - c) * ranks + r, kind, m) for c, m in order]
 
 
-def _alternate(forward: list[PipelineAction], backward: list[PipelineAction], ahead: int) -> list[PipelineAction]:
+def _alternate(
+    forward: list[PipelineAction], backward: list[PipelineAction], ahead: int
+) -> list[PipelineAction]:
     """So many forwards ahead, then a forward and a backward in turn, then the other backwards."""
     row = forward[:ahead]
     for k, action in enumerate(backward):
@@ -115,7 +154,9 @@ def _alternate(forward: list[PipelineAction], backward: list[PipelineAction], ah
 
 # --- V: two stages per rank, the last beside the first ---
 class _ScheduleRowBuilder:
-    """A row under way: counts micro-batches per stage and kind, and keeps the weights' halves that are due."""
+    """A row under way: counts micro-batches per stage and kind, and keeps the weights' halves that
+    are due.
+    """
 
     def __init__(self) -> None:
         self.actions: list[PipelineAction] = []
@@ -138,11 +179,15 @@ class _ScheduleRowBuilder:
             self.actions.append(self.due.popleft())
 
     def overlap(self, forward: int, backward: int) -> None:
-        self.actions.append(PipelineAction(-1, OVERLAP, -1, (self.next(forward, "F"), self.next(backward, "B"))))
+        self.actions.append(
+            PipelineAction(-1, OVERLAP, -1, (self.next(forward, "F"), self.next(backward, "B")))
+        )
 
 
 def zbv(ranks: int, micro_batches: int) -> PipelineSchedule:
-    """Zero bubble in V shape (arXiv:2401.10241, section 6). Meant for at least 2 * ranks - 1 micro-batches; fewer leave gaps."""
+    """Zero bubble in V shape (arXiv:2401.10241, section 6). Meant for at least 2 * ranks - 1
+    micro-batches; fewer leave gaps.
+    """
     count = max(2 * ranks - 1, micro_batches)
     rows = (_zbv_row(r, ranks, count) for r in range(ranks))
     kept = tuple(tuple(a for a in row if a.micro_batch < micro_batches) for row in rows)
@@ -177,7 +222,9 @@ def _zbv_row(r: int, ranks: int, count: int) -> list[PipelineAction]:
 
 
 def _zbv_cooldown(row: _ScheduleRowBuilder, down: int, up: int, left: int) -> list[PipelineAction]:
-    """The rest of the way down's input halves, each with a weights' half of that stage; then all weights' halves left."""
+    """The rest of the way down's input halves, each with a weights' half of that stage; then all
+    weights' halves left.
+    """
     for _ in range(left):
         row.add(down, "I")
         oldest = next(a for a in row.due if a.stage == down)
@@ -187,7 +234,9 @@ def _zbv_cooldown(row: _ScheduleRowBuilder, down: int, up: int, left: int) -> li
 
 
 def dualpipe_v(ranks: int, micro_batches: int) -> PipelineSchedule:
-    """DualPipeV: forwards of one direction overlap backwards of the other (DeepSeek-V3, arXiv:2412.19437; github deepseek-ai/DualPipe)."""
+    """DualPipeV: forwards of one direction overlap backwards of the other (DeepSeek-V3,
+    arXiv:2412.19437; github deepseek-ai/DualPipe).
+    """
     rows = tuple(tuple(_dualpipe_v_row(r, ranks, micro_batches)) for r in range(ranks))
     return PipelineSchedule(rows, v_placement(ranks), micro_batches, "runtime")
 
@@ -217,7 +266,9 @@ def _dualpipe_v_row(r: int, ranks: int, micro_batches: int) -> list[PipelineActi
     return _dualpipe_v_cooldown(row, down, up, r, after)
 
 
-def _dualpipe_v_cooldown(row: _ScheduleRowBuilder, down: int, up: int, r: int, after: int) -> list[PipelineAction]:
+def _dualpipe_v_cooldown(
+    row: _ScheduleRowBuilder, down: int, up: int, r: int, after: int
+) -> list[PipelineAction]:
     """The backwards without forwards beside them: whole ones first, halves from the middle on."""
     for k in range(2 * (r + 1)):
         row.add(up if k % 2 == 0 else down, "B" if k <= r else "I")
@@ -231,17 +282,21 @@ def _dualpipe_v_cooldown(row: _ScheduleRowBuilder, down: int, up: int, r: int, a
 
 # --- both directions: each rank has a stage of either ---
 def dualpipe(ranks: int, micro_batches: int) -> PipelineSchedule:
-    """DualPipe: half of the micro-batches start at rank 0, half at the last rank, each half with its own copy of the model.
+    """DualPipe: half of the micro-batches start at rank 0, half at the last rank, each half with
+    its own copy of the model.
 
-    DeepSeek-V3 (arXiv:2412.19437, figure 5); call by call as github deepseek-ai/DualPipe, dualpipe.py (`DualPipe.step`), has it.
-    Stages ``ranks`` to ``2 * ranks - 1`` are those of the way back. Ranks must be even, micro-batches even and at least twice as many.
+    DeepSeek-V3 (arXiv:2412.19437, figure 5); call by call as github deepseek-ai/DualPipe,
+    dualpipe.py (`DualPipe.step`), has it. Stages ``ranks`` to ``2 * ranks - 1`` are those of the
+    way back. Ranks must be even, micro-batches even and at least twice as many.
     """
     rows = tuple(_DualPipeRowBuilder(r, ranks).row(micro_batches // 2) for r in range(ranks))
     return PipelineSchedule(rows, v_placement(ranks), micro_batches // 2, "batched", 2)
 
 
 class _DualPipeRowBuilder(_ScheduleRowBuilder):
-    """A rank's row under way. Micro-batches of direction 0 are those that come from the nearer end of the pipeline."""
+    """A rank's row under way. Micro-batches of direction 0 are those that come from the nearer end
+    of the pipeline.
+    """
 
     def __init__(self, r: int, ranks: int) -> None:
         super().__init__()
@@ -309,7 +364,9 @@ class _DualPipeRowBuilder(_ScheduleRowBuilder):
             self.send("B", direction)
 
     def begin_both(self, last: bool) -> None:
-        """A forward of either direction; the two ranks in the middle keep the last result of direction 1 back."""
+        """A forward of either direction; the two ranks in the middle keep the last result of
+        direction 1 back.
+        """
         self.forward(0, receive=False, send=self.middle)
         self.receive("F", 0)
         self.forward(1, send=not (self.middle and last))
@@ -317,8 +374,8 @@ class _DualPipeRowBuilder(_ScheduleRowBuilder):
             self.send("F", 0)
 
     def pair(self, forward: int, backward: int, first: bool = False) -> None:
-        """A forward of one direction beside a backward of the other. ``first``: what the forward needs is asked for before;
-        the ranks in the middle take the two apart."""
+        """A forward of one direction beside a backward of the other. ``first``: what the forward
+        needs is asked for before; the ranks in the middle take the two apart."""
         if first and self.middle:
             self.forward(0, receive=False, send=False)
             self.send("F", 1)

@@ -1,7 +1,9 @@
-"""What DualPipe needs beside its schedule: the two copies of each stage, on ranks r and P - 1 - r, take the same update.
+"""What DualPipe needs beside its schedule: the two copies of each stage, on ranks r and P - 1 - r,
+take the same update.
 
-Source: DeepSeek-V3 (arXiv:2412.19437, section 3.2.1: two copies of the parameters) and github deepseek-ai/DualPipe, dualpipe.py and
-examples/example_dualpipe.py, where each stage's gradient is the sum of those of both copies before the update.
+Source: DeepSeek-V3 (arXiv:2412.19437, section 3.2.1: two copies of the parameters) and github
+deepseek-ai/DualPipe, dualpipe.py and examples/example_dualpipe.py, where each stage's gradient is
+the sum of those of both copies before the update.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ _UNSUPPORTED_FIELDS = {
 }
 
 
-def refuse_dualpipe(ranks: int, micro_batches: int, given: Mapping[str, object]) -> Iterator[Refusal]:
+def refuse_dualpipe(
+    ranks: int, micro_batches: int, given: Mapping[str, object]
+) -> Iterator[Refusal]:
     """Why DualPipe can't be so: ``given`` are the pipeline's fields."""
     if ranks % 2:
         yield (
@@ -27,7 +31,10 @@ def refuse_dualpipe(ranks: int, micro_batches: int, given: Mapping[str, object])
         )
     if micro_batches % 2:
         near = f"{micro_batches - 1} or {micro_batches + 1} would do"
-        yield ("micro_batches",), f"dualpipe starts half of the micro-batches at either end: {micro_batches} is odd; {near}"
+        yield (
+            ("micro_batches",),
+            f"dualpipe starts half of the micro-batches at either end: {micro_batches} is odd; {near}",
+        )
     if micro_batches < 2 * ranks:
         yield (
             ("micro_batches",),
@@ -39,7 +46,9 @@ def refuse_dualpipe(ranks: int, micro_batches: int, given: Mapping[str, object])
 
 
 def stage_copies_group(axis: str, context: ExpansionContext) -> Entry:
-    """The group of a stage's two copies: another for each pair, and for each place on the other axes."""
+    """The group of a stage's two copies: another for each pair, and for each place on the other
+    axes.
+    """
     terms, stride = [f"min({axis}, {axis}_size - 1 - {axis})"], context.mesh[axis]
     for other in reversed([name for name in context.mesh if name != axis]):
         terms.append(f"{stride} * {other}")

@@ -1,4 +1,6 @@
-"""Pipeline parallelism: a schedule laid out on an axis of the mesh, with the calls that torch.distributed.pipelining makes."""
+"""Pipeline parallelism: a schedule laid out on an axis of the mesh, with the calls that
+torch.distributed.pipelining makes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, PlainValidator, StrictBool, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PlainValidator,
+    StrictBool,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
 
 from distsim.common import units
 from distsim.common.file_io import read_bytes
@@ -41,12 +51,18 @@ from distsim.scenario.strategies.pipeline.actions import (
     parse_rows,
     schedule_from_rows,
 )
-from distsim.scenario.strategies.pipeline.builtin_schedules import SCHEDULE_BUILDERS, micro_batches_per_round
+from distsim.scenario.strategies.pipeline.builtin_schedules import (
+    SCHEDULE_BUILDERS,
+    micro_batches_per_round,
+)
 from distsim.scenario.strategies.pipeline.dualpipe import refuse_dualpipe, stage_copies_group
 from distsim.scenario.strategies.pipeline.rank_calls import calls_of_rank, computes_before_recv
 from distsim.scenario.strategies.pipeline.rank_entries import PipelineLayout, PipelineRankWriter
 from distsim.scenario.strategies.pipeline.send_recv import with_send_recv
-from distsim.scenario.strategies.pipeline.shape_exchange import shape_exchange_entries, shape_vote_entries
+from distsim.scenario.strategies.pipeline.shape_exchange import (
+    shape_exchange_entries,
+    shape_vote_entries,
+)
 from distsim.scenario.strategies.pipeline.stage_data_parallel import (
     FsdpStageWriter,
     StageDataParallelFields,
@@ -56,11 +72,24 @@ from distsim.scenario.strategies.pipeline.stage_ddp import DdpStageWriter
 
 #: PyTorch's class names, and the papers' names, in lower case without signs.
 _SCHEDULE_ALIASES = {
-    "gpipe": "gpipe", "1f1b": "1f1b", "interleaved1f1b": "interleaved_1f1b", "loopedbfs": "looped_bfs", "zb1p": "zb1p",
-    "interleavedzerobubble": "zb1p", "zbv": "zbv", "zbvzerobubble": "zbv", "dualpipev": "dualpipe_v",
+    "gpipe": "gpipe",
+    "1f1b": "1f1b",
+    "interleaved1f1b": "interleaved_1f1b",
+    "loopedbfs": "looped_bfs",
+    "zb1p": "zb1p",
+    "interleavedzerobubble": "zb1p",
+    "zbv": "zbv",
+    "zbvzerobubble": "zbv",
+    "dualpipev": "dualpipe_v",
     "dualpipe": "dualpipe",
-}  # fmt: skip
-_CHUNK_BOUNDS = {"gpipe": (1, 1), "1f1b": (1, 1), "zbv": (2, 2), "dualpipe_v": (2, 2), "dualpipe": (2, 2)}
+}
+_CHUNK_BOUNDS = {
+    "gpipe": (1, 1),
+    "1f1b": (1, 1),
+    "zbv": (2, 2),
+    "dualpipe_v": (2, 2),
+    "dualpipe": (2, 2),
+}
 _EVEN_ROUND_SCHEDULES = ("interleaved_1f1b", "zb1p")
 
 #: Stage -> cost; `else` stands for all stages that are not named.
@@ -68,23 +97,35 @@ StageCosts = dict[int | str, CostOrEntries]
 
 
 def _parse_stage_costs(value: object, info: ValidationInfo) -> StageCosts:
-    """`5 ms`, `{flops, bytes}`, a list of entries, or one of these per stage: `{0: 1 ms, else: 5 ms}`."""
+    """`5 ms`, `{flops, bytes}`, a list of entries, or one of these per stage: `{0: 1 ms, else: 5
+    ms}`.
+    """
     if isinstance(value, Mapping) and any(key == "else" or isinstance(key, int) for key in value):
-        return parse_keyed(value, lambda item: parse_cost_or_entries(item, info), "a stage or `else` as the key")
+        return parse_keyed(
+            value, lambda item: parse_cost_or_entries(item, info), "a stage or `else` as the key"
+        )
     return {"else": parse_cost_or_entries(value, info)}
 
 
 _STAGE_COSTS_SCHEMA = {
     "anyOf": [
         COST_OR_ENTRIES_SCHEMA,
-        {"type": "object", "propertyNames": {"pattern": "^([0-9]+|else)$"}, "additionalProperties": COST_OR_ENTRIES_SCHEMA},
+        {
+            "type": "object",
+            "propertyNames": {"pattern": "^([0-9]+|else)$"},
+            "additionalProperties": COST_OR_ENTRIES_SCHEMA,
+        },
     ]
 }
-StageCostsField = Annotated[StageCosts, PlainValidator(_parse_stage_costs), WithJsonSchema(_STAGE_COSTS_SCHEMA)]
+StageCostsField = Annotated[
+    StageCosts, PlainValidator(_parse_stage_costs), WithJsonSchema(_STAGE_COSTS_SCHEMA)
+]
 
 
 @lru_cache(maxsize=16)
-def _build_schedule(name: str, ranks: int, micro_batches: int, chunks: int, *, megatron: bool, defer: bool) -> PipelineSchedule:
+def _build_schedule(
+    name: str, ranks: int, micro_batches: int, chunks: int, *, megatron: bool, defer: bool
+) -> PipelineSchedule:
     """A schedule by its name, with its messages."""
     found = SCHEDULE_BUILDERS[name](ranks, micro_batches, chunks)
     return with_send_recv(found._replace(issue="megatron") if megatron else found, defer)
@@ -100,14 +141,13 @@ class StageActivation(BaseModel):
 
 
 class Pipeline(Strategy):
-    """``forward`` and ``backward`` are the costs of one micro-batch on one stage: a time, flops and bytes, or entries; per stage where
-    they differ. Schedules that split the backward take ``backward_input`` and ``backward_weight``, each half of ``backward`` if left out.
+    """``forward`` and ``backward`` are the costs of one micro-batch on one stage: a time, flops and
+    bytes, or entries; per stage where they differ. Schedules that split the backward take
+    ``backward_input`` and ``backward_weight``, each half of ``backward`` if left out.
     """
 
     name: ClassVar = "pipeline"
-    about: ClassVar = (
-        "Pipeline parallelism as torch.distributed.pipelining runs it: micro-batches pass down the stages, gradients back up."
-    )
+    about: ClassVar = "Pipeline parallelism as torch.distributed.pipelining runs it: micro-batches pass down the stages, gradients back up."
     first_field: ClassVar = "schedule"
 
     #: A schedule's name, a CSV file in PyTorch's format, or the lines of one.
@@ -122,7 +162,8 @@ class Pipeline(Strategy):
     backward_weight: StageCostsField | None = None
     #: What a stage's last backward is instead, where something is done beside it.
     last_backward: StageCostsField | None = None
-    #: A forward and a backward that overlap, where that is less than both one after the other (dualpipe, dualpipe_v).
+    #: A forward and a backward that overlap, where that is less than both one after the other
+    #: (dualpipe, dualpipe_v).
     overlapped: DurationNs | None = None
     #: Data parallelism of the stages, with PyTorch's own calls for it.
     data_parallel: StageDataParallelFields | None = None
@@ -131,27 +172,37 @@ class Pipeline(Strategy):
     gradient: str | None = None
     #: With dualpipe: sum the gradients of a stage's two copies in the end.
     reduce_copies: StrictBool = True
-    #: Before the first micro-batch: true as PyTorch does it without shapes given, `vote` as it does with them.
+    #: Before the first micro-batch: true as PyTorch does it without shapes given, `vote` as it does
+    #: with them.
     shapes_exchange: bool | Literal["shape_vote_entries"] = False
     defer_pp_recv: bool = False
     #: Forward passes alone, as schedule.eval() runs them.
     evaluate: bool = False
-    #: 1f1b with Megatron-LM's calls, which go with fewer micro-batches than stages as well; PyTorch refuses those.
+    #: 1f1b with Megatron-LM's calls, which go with fewer micro-batches than stages as well; PyTorch
+    #: refuses those.
     megatron: bool = False
-    #: Activations carry 1000 * stage + micro-batch, gradients the same below zero, so that values show who got what.
+    #: Activations carry 1000 * stage + micro-batch, gradients the same below zero, so that values
+    #: show who got what.
     numbered: bool = False
 
     @field_validator("schedule", mode="before")
     @classmethod
     def _words(cls, value: object) -> object:
-        if isinstance(value, str) or (isinstance(value, list | tuple) and value and all(isinstance(v, str) for v in value)):
+        if isinstance(value, str) or (
+            isinstance(value, list | tuple) and value and all(isinstance(v, str) for v in value)
+        ):
             return value
-        raise ValueError(f"expected a schedule's name, a CSV file or its lines as a list of texts, found {value_text(value)}")
+        raise ValueError(
+            f"expected a schedule's name, a CSV file or its lines as a list of texts, found {value_text(value)}"
+        )
 
     # --- what can't be ---
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         if self.axis not in context.mesh:
-            remedy = did_you_mean(self.axis, context.mesh) or f": name one of these with `axis`, or add {self.axis} to the mesh"
+            remedy = (
+                did_you_mean(self.axis, context.mesh)
+                or f": name one of these with `axis`, or add {self.axis} to the mesh"
+            )
             message = f"the axis {self.axis} is not in the mesh, which has {name_list(context.mesh)}{remedy}"
             return [(("axis",), message)]
         named = self._named()
@@ -161,10 +212,16 @@ class Pipeline(Strategy):
         found += [] if unknown is None else [(("gradient",), unknown)]
         if not found and self.two_copies and not self._two_gradients(context):
             found = [
-                (("gradient",), "dualpipe: a rank has two stages, and each wants a gradient of its own: give it `copies: 2`")
+                (
+                    ("gradient",),
+                    "dualpipe: a rank has two stages, and each wants a gradient of its own: give it `copies: 2`",
+                )
             ]
         if not found and self.data_parallel is not None:
-            found = [(("data_parallel", *way), text) for way, text in context.refused(group=self.data_parallel.group)]
+            found = [
+                (("data_parallel", *way), text)
+                for way, text in context.refused(group=self.data_parallel.group)
+            ]
         if found:
             return found
         try:
@@ -172,14 +229,19 @@ class Pipeline(Strategy):
         except ValueError as error:
             return [(("schedule",), str(error))]
         found = [
-            (("schedule",), text) for text in (list(computes_before_recv(made))[:1] if named is None else ())
+            (("schedule",), text)
+            for text in (list(computes_before_recv(made))[:1] if named is None else ())
         ]  # ours are met
-        if self.data_parallel is not None and self.data_parallel.style == "ddp" and _splits_backward(made):
-            sentence = (
-                "a split backward computes weight gradients apart from autograd's accumulation, where DDP's hooks are: take fsdp"
-            )
+        if (
+            self.data_parallel is not None
+            and self.data_parallel.style == "ddp"
+            and _splits_backward(made)
+        ):
+            sentence = "a split backward computes weight gradients apart from autograd's accumulation, where DDP's hooks are: take fsdp"
             found.append((("data_parallel", "style"), sentence))
-        if self.megatron and (named is None or _SCHEDULE_ALIASES[_normalized_name(named)] != "1f1b"):
+        if self.megatron and (
+            named is None or _SCHEDULE_ALIASES[_normalized_name(named)] != "1f1b"
+        ):
             found.append((("megatron",), "Megatron-LM's calls are laid out for 1f1b"))
         if self.data_parallel is not None and (self.evaluate or self.megatron):
             found.append(
@@ -198,11 +260,19 @@ class Pipeline(Strategy):
 
     def _two_gradients(self, context: ExpansionContext) -> bool:
         given = None if self.gradient is None else context.tensors[self.gradient]
-        return self.gradient is None or not self.reduce_copies or (isinstance(given, Mapping) and given.get("copies") == 2)
+        return (
+            self.gradient is None
+            or not self.reduce_copies
+            or (isinstance(given, Mapping) and given.get("copies") == 2)
+        )
 
     def _named(self) -> str | None:
         """The schedule's name as asked for; None where it is a file or its lines."""
-        return None if isinstance(self.schedule, list) or self.schedule.lower().endswith(".csv") else self.schedule
+        return (
+            None
+            if isinstance(self.schedule, list) or self.schedule.lower().endswith(".csv")
+            else self.schedule
+        )
 
     def _refused_name(self, named: str) -> list[Refusal]:
         if _normalized_name(named) in _SCHEDULE_ALIASES:
@@ -216,7 +286,10 @@ class Pipeline(Strategy):
 
     def _refused_layout(self, named: str | None, ranks: int) -> list[Refusal]:
         if named is None:
-            extra = (("chunks",), "a schedule from a file says itself how many stages a rank has; leave chunks out")
+            extra = (
+                ("chunks",),
+                "a schedule from a file says itself how many stages a rank has; leave chunks out",
+            )
             return [extra] if self.chunks is not None else []
         name, count = _SCHEDULE_ALIASES[_normalized_name(named)], self.micro_batches or 0
         low, high = _CHUNK_BOUNDS.get(name, (1, 2**20))
@@ -225,8 +298,13 @@ class Pipeline(Strategy):
         if not low <= chunks <= high:
             stages = "one stage" if high == 1 else "two stages"
             remedy = "; interleaved_1f1b, looped_bfs and zb1p take any number" if high == 1 else ""
-            found.append((("chunks",), f"{name} has {stages} per rank, found chunks: {chunks}{remedy}"))
-        least = {"1f1b": 1 if self.megatron or self.evaluate else ranks, "dualpipe_v": 2 * ranks}.get(name, 1)
+            found.append(
+                (("chunks",), f"{name} has {stages} per rank, found chunks: {chunks}{remedy}")
+            )
+        least = {
+            "1f1b": 1 if self.megatron or self.evaluate else ranks,
+            "dualpipe_v": 2 * ranks,
+        }.get(name, 1)
         if count < least:
             message = f"{name} needs at least as many micro-batches as stages, found {count} for {least} stages"
             message += "; Megatron-LM runs it so: megatron: true" if name == "1f1b" else ""
@@ -236,40 +314,68 @@ class Pipeline(Strategy):
             dealt = f"{name} deals {count} micro-batches out in {rounds} rounds of {ranks} or more"
             message = f"{dealt}, and {rounds} does not divide {count}{_nearest_micro_batches(ranks, count)}"
             found.append((("micro_batches",), message))
-        found += refuse_dualpipe(ranks, count, dict(self)) if name == "dualpipe" and not found else ()
+        found += (
+            refuse_dualpipe(ranks, count, dict(self)) if name == "dualpipe" and not found else ()
+        )
         if self.defer_pp_recv and name in ("gpipe", "1f1b"):
-            found.append((("defer_pp_recv",), f"{name} has no receives to defer; PyTorch's class does not take the argument"))
+            found.append(
+                (
+                    ("defer_pp_recv",),
+                    f"{name} has no receives to defer; PyTorch's class does not take the argument",
+                )
+            )
         return found
 
     def _refused_costs(self, schedule: PipelineSchedule) -> list[Refusal]:
         found: list[Refusal] = []
         for field in ("forward", "backward", "backward_input", "backward_weight", "last_backward"):
             given: StageCosts | None = getattr(self, field)
-            strange = [stage for stage in given or () if isinstance(stage, int) and stage >= schedule.length]
+            strange = [
+                stage
+                for stage in given or ()
+                if isinstance(stage, int) and stage >= schedule.length
+            ]
             if strange:
-                found.append(((field, strange[0]), f"there is no stage {strange[0]}; the stages are 0 to {schedule.length - 1}"))
-            missing = [s for s in range(schedule.length) if given and s not in given and "else" not in given]
+                found.append(
+                    (
+                        (field, strange[0]),
+                        f"there is no stage {strange[0]}; the stages are 0 to {schedule.length - 1}",
+                    )
+                )
+            missing = [
+                s
+                for s in range(schedule.length)
+                if given and s not in given and "else" not in given
+            ]
             if missing:
                 found.append(((field,), f"stage {missing[0]} has no entry, and there is no `else`"))
         halves = (self.backward_input is None) + (self.backward_weight is None)
         if halves == 1 or (halves == 2 and self.backward is None):
-            found.append((("backward",), "expected `backward`, or both `backward_input` and `backward_weight`"))
+            found.append(
+                (
+                    ("backward",),
+                    "expected `backward`, or both `backward_input` and `backward_weight`",
+                )
+            )
         if (
             not found
             and halves == 2
             and _splits_backward(schedule)
             and not all(_half_costs(c) for c in (self.backward or {}).values())
         ):
-            message = (
-                "the schedule splits the backward: expected a time that can be halved, or `backward_input` and `backward_weight`"
-            )
+            message = "the schedule splits the backward: expected a time that can be halved, or `backward_input` and `backward_weight`"
             found.append((("backward",), message))
         return found + (self._refused_pairs(schedule) if self.overlapped is not None else [])
 
     def _refused_pairs(self, schedule: PipelineSchedule) -> list[Refusal]:
         """Whether forwards and backwards can be given less time beside each other."""
         if not any(action.parts for row in schedule.rows for action in row):
-            return [(("overlapped",), "the schedule overlaps no forward with a backward; dualpipe and dualpipe_v do")]
+            return [
+                (
+                    ("overlapped",),
+                    "the schedule overlaps no forward with a backward; dualpipe and dualpipe_v do",
+                )
+            ]
         if self.data_parallel is not None or self.last_backward is not None:
             return [
                 (
@@ -277,11 +383,20 @@ class Pipeline(Strategy):
                     "overlapped goes with plain forward and backward times, not with data_parallel or last_backward",
                 )
             ]
-        times = [_half_costs(cost) for field in (self.forward, self.backward or {"else": {}}) for cost in field.values()]
+        times = [
+            _half_costs(cost)
+            for field in (self.forward, self.backward or {"else": {}})
+            for cost in field.values()
+        ]
         return (
             []
             if all(times)
-            else [(("overlapped",), "overlapped needs forward and backward as times, whose share of it each keeps")]
+            else [
+                (
+                    ("overlapped",),
+                    "overlapped needs forward and backward as times, whose share of it each keeps",
+                )
+            ]
         )
 
     # --- the schedule ---
@@ -291,16 +406,22 @@ class Pipeline(Strategy):
         return 1 if name in ("gpipe", "1f1b", "zb1p") else 2
 
     def made(self, context: ExpansionContext) -> PipelineSchedule:
-        """The schedule with its messages. Raises ValueError with what is wrong with a file's schedule."""
+        """The schedule with its messages. Raises ValueError with what is wrong with a file's
+        schedule.
+        """
         ranks, named = context.mesh[self.axis], self._named()
         if named is not None:
             name = _SCHEDULE_ALIASES[_normalized_name(named)]
             layout = name, ranks, self.micro_batches or 0, self._chunks(name)
-            found = _build_schedule(*layout, megatron=self.megatron and name == "1f1b", defer=self.defer_pp_recv)
+            found = _build_schedule(
+                *layout, megatron=self.megatron and name == "1f1b", defer=self.defer_pp_recv
+            )
             return forward_only(found) if self.evaluate else found
         schedule = schedule_from_rows(parse_rows(self._lines(context)), self.micro_batches)
         if schedule.ranks != ranks:
-            raise ValueError(f"the schedule is for {schedule.ranks} ranks, the axis {self.axis} has {ranks}")
+            raise ValueError(
+                f"the schedule is for {schedule.ranks} ranks, the axis {self.axis} has {ranks}"
+            )
         found = with_send_recv(schedule, self.defer_pp_recv)
         return forward_only(found) if self.evaluate else found
 
@@ -343,22 +464,37 @@ class Pipeline(Strategy):
         chunks = max(len(schedule.stages_of(rank)) for rank in range(schedule.ranks))
         gradients, tensors = self._tensors(prefix, chunks, schedule.micro_batches, context)
         fields = self.data_parallel
-        data = None if fields is None else _stage_writer_type(fields)(fields, context, prefix, chunks)
+        data = (
+            None if fields is None else _stage_writer_type(fields)(fields, context, prefix, chunks)
+        )
         layout = PipelineLayout(
-            schedule, self.axis, prefix, self.costs(schedule), gradients, self.numbered, data, self.overlapped
+            schedule,
+            self.axis,
+            prefix,
+            self.costs(schedule),
+            gradients,
+            self.numbered,
+            data,
+            self.overlapped,
         )
         writers = [PipelineRankWriter(layout, rank) for rank in range(schedule.ranks)]
         before = [self._before(writer) for writer in writers]
-        rows = [writer.entries(calls_of_rank(schedule, rank)) for rank, writer in enumerate(writers)]
+        rows = [
+            writer.entries(calls_of_rank(schedule, rank)) for rank, writer in enumerate(writers)
+        ]
         groups: dict[str, Entry] = {}
         if schedule.directions > 1 and self.reduce_copies and not self.evaluate:
             groups = {f"{prefix}_copies": stage_copies_group(self.axis, context)}
-        end = [step("all_reduce", tensor=name, group=group) for group in groups for name in gradients]
+        end = [
+            step("all_reduce", tensor=name, group=group) for group in groups for name in gradients
+        ]
         start = [*(data.setup() if data is not None else ()), *blocks_by_rank(before, self.axis)]
         if start and context.iterations > 1:
             start = [block(start, "iteration == 0")]
         return Expansion(
-            [*start, *blocks_by_rank(rows, self.axis), *end], tensors | (data.tensors if data is not None else {}), groups
+            [*start, *blocks_by_rank(rows, self.axis), *end],
+            tensors | (data.tensors if data is not None else {}),
+            groups,
         )
 
     def _before(self, writer: PipelineRankWriter) -> list[Entry]:
@@ -377,8 +513,13 @@ class Pipeline(Strategy):
     ) -> tuple[list[str], dict[str, Entry]]:
         """The names of the chunks' gradients; and what is declared."""
         first = f"{prefix}_input"
-        found = {first: tensor_declaration(self.activation.shape, self.activation.dtype) | {"copies": chunks * micro_batches}}
-        found |= {f"{prefix}_{word}": {"like": first} for word in ("output", "output_grad", "input_grad")}
+        found = {
+            first: tensor_declaration(self.activation.shape, self.activation.dtype)
+            | {"copies": chunks * micro_batches}
+        }
+        found |= {
+            f"{prefix}_{word}": {"like": first} for word in ("output", "output_grad", "input_grad")
+        }
         name, many = self.gradient or f"{prefix}_weight_grad", chunks > 1
         if self.gradient is not None:
             given = context.tensors[name]
@@ -390,8 +531,12 @@ class Pipeline(Strategy):
 
 def _nearest_micro_batches(ranks: int, count: int) -> str:
     """Counts of micro-batches on either side that come out even."""
-    fewer = next((n for n in range(count - 1, ranks - 1, -1) if micro_batches_per_round(ranks, n)), None)
-    more = next(n for n in range(count + 1, 2 * count + ranks + 1) if micro_batches_per_round(ranks, n))
+    fewer = next(
+        (n for n in range(count - 1, ranks - 1, -1) if micro_batches_per_round(ranks, n)), None
+    )
+    more = next(
+        n for n in range(count + 1, 2 * count + ranks + 1) if micro_batches_per_round(ranks, n)
+    )
     return f"; {more} would do" if fewer is None else f"; {fewer} or {more} would do"
 
 
@@ -416,4 +561,7 @@ def _half_costs(cost: CostOrEntries) -> tuple[CostOrEntries, CostOrEntries] | No
     if not isinstance(cost, Mapping) or "time" not in cost:
         return None
     whole = units.parse_duration_ns(cost["time"])
-    return {**cost, "time": units.duration_text(whole // 2)}, {**cost, "time": units.duration_text(whole - whole // 2)}
+    return {**cost, "time": units.duration_text(whole // 2)}, {
+        **cost,
+        "time": units.duration_text(whole - whole // 2),
+    }

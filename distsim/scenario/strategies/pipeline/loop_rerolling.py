@@ -24,7 +24,9 @@ IntArray = NDArray[np.int64]
 
 
 class EntryTemplate(ABC):
-    """An entry without the numbers of the copies that it names; equal ones may become one in a repeat."""
+    """An entry without the numbers of the copies that it names; equal ones may become one in a
+    repeat.
+    """
 
     @abstractmethod
     def entries(self, numbers: Sequence[str]) -> list[Entry]:
@@ -36,7 +38,9 @@ class EntryTemplate(ABC):
 
 
 class TemplateInstance(NamedTuple):
-    """A template and the copies that it names; inside repeats, how far each number goes on with each index, the outer one first."""
+    """A template and the copies that it names; inside repeats, how far each number goes on with
+    each index, the outer one first.
+    """
 
     what: EntryTemplate
     numbers: tuple[int, ...] = ()
@@ -45,28 +49,51 @@ class TemplateInstance(NamedTuple):
     def entries(self, *indices: str) -> list[Entry]:
         rows = zip(*self.steps, strict=True) if self.steps else ((),) * len(self.numbers)
         return self.what.entries(
-            [_index_expression(a, list(zip(row, indices, strict=False))) for a, row in zip(self.numbers, rows, strict=True)]
+            [
+                _index_expression(a, list(zip(row, indices, strict=False)))
+                for a, row in zip(self.numbers, rows, strict=True)
+            ]
         )
 
     def beside(self, other: TemplateInstance) -> TemplateInstance:
         """The piece in the body of a repeat whose next round has the other in its place."""
-        return self._replace(steps=(*self.steps, tuple(b - a for a, b in zip(self.numbers, other.numbers, strict=True))))
+        return self._replace(
+            steps=(
+                *self.steps,
+                tuple(b - a for a, b in zip(self.numbers, other.numbers, strict=True)),
+            )
+        )
 
 
 def reroll_loops(pieces: Sequence[TemplateInstance], *indices: str) -> list[Entry]:
-    """The pieces' entries, regular runs of them as `repeat`; those of a long body as repeats inside it, where there is a second index."""
+    """The pieces' entries, regular runs of them as `repeat`; those of a long body as repeats inside
+    it, where there is a second index.
+    """
     found: list[Entry] = []
     inner = bool(pieces and pieces[0].steps)
-    index, runs, k = indices[-1 if inner else 0], _RepeatFinder(pieces, wide=not inner and len(indices) > 1), 0
+    index, runs, k = (
+        indices[-1 if inner else 0],
+        _RepeatFinder(pieces, wide=not inner and len(indices) > 1),
+        0,
+    )
     while k < len(pieces):
         size, times = runs.longest(k)
         if times == 1:
             found += pieces[k].entries(*indices)
         else:
-            body = [one.beside(two) for one, two in zip(pieces[k : k + size], pieces[k + size : k + 2 * size], strict=True)]
+            body = [
+                one.beside(two)
+                for one, two in zip(
+                    pieces[k : k + size], pieces[k + size : k + 2 * size], strict=True
+                )
+            ]
             long = size > _MAX_SHORT_BODY
             found += repeat_entries(
-                times, reroll_loops(body, *indices) if long else [e for one in body for e in one.entries(*indices)], index
+                times,
+                reroll_loops(body, *indices)
+                if long
+                else [e for one in body for e in one.entries(*indices)],
+                index,
             )
         k += size * times
     return found
@@ -86,16 +113,20 @@ def _index_expression(base: int, terms: Sequence[tuple[int, str]]) -> str:
 
 
 class _RepeatFinder:
-    """Where the same pieces follow each other in blocks of a size, their numbers in equal steps; looked up, not searched, for each start.
+    """Where the same pieces follow each other in blocks of a size, their numbers in equal steps;
+    looked up, not searched, for each start.
 
-    ``same[s][k]``: from k on so many pieces are those s places on; ``steady[s][k]``: and as far from them in number as from those s
-    places before.
+    ``same[s][k]``: from k on so many pieces are those s places on; ``steady[s][k]``: and as far
+    from them in number as from those s places before.
     """
 
     def __init__(self, pieces: Sequence[TemplateInstance], wide: bool = False) -> None:
         self.count = len(pieces)
         kinds, numbers = _template_ids(pieces), _pack_rows(_number_rows(pieces))
-        sizes = [*range(1, min(_MAX_SHORT_BODY, self.count // 2) + 1), *(_likely_long_bodies(kinds) if wide else ())]
+        sizes = [
+            *range(1, min(_MAX_SHORT_BODY, self.count // 2) + 1),
+            *(_likely_long_bodies(kinds) if wide else ()),
+        ]
         self.best = [(1, 1)] * self.count
         if sizes:
             times = np.array([self._times(kinds, numbers, size) for size in sizes])
@@ -121,7 +152,9 @@ class _RepeatFinder:
         return found
 
     def longest(self, start: int) -> tuple[int, int]:
-        """(length of the body, rounds) of the repeat from ``start`` on that saves the most entries; (1, 1) where none does."""
+        """(length of the body, rounds) of the repeat from ``start`` on that saves the most entries;
+        (1, 1) where none does.
+        """
         return self.best[start]
 
 
@@ -130,7 +163,9 @@ def _likely_long_bodies(kinds: IntArray) -> list[int]:
     count = len(kinds)
     sizes = range(_MAX_SHORT_BODY + 1, min(count // 3, _MAX_LONG_BODY) + 1)
     alike = [(int(np.count_nonzero(kinds[size:] == kinds[:-size])), -size) for size in sizes]
-    return [-size for same, size in sorted(alike, reverse=True)[:_LONG_BODIES_TRIED] if 2 * same > count]
+    return [
+        -size for same, size in sorted(alike, reverse=True)[:_LONG_BODIES_TRIED] if 2 * same > count
+    ]
 
 
 def _run_lengths(flags: BoolArray) -> IntArray:
@@ -157,12 +192,18 @@ def _template_ids(pieces: Sequence[TemplateInstance]) -> IntArray:
 
 
 def _pack_rows(numbers: IntArray) -> IntArray:
-    """A number for each row where one holds them all: differences of two rows are equal where those of their numbers are.
+    """A number for each row where one holds them all: differences of two rows are equal where those
+    of their numbers are.
 
-    Each number is a digit in a base in which differences, of either sign, have a digit of their own.
+    Each number is a digit in a base in which differences, of either sign, have a digit of their
+    own.
     """
     if not numbers.size or numbers.shape[1] == 1:
-        return numbers.reshape(len(numbers), -1)[:, 0] if numbers.size else np.zeros(len(numbers), dtype=np.int64)
+        return (
+            numbers.reshape(len(numbers), -1)[:, 0]
+            if numbers.size
+            else np.zeros(len(numbers), dtype=np.int64)
+        )
     base = 4 * int(np.abs(numbers).max()) + 3
     if base ** numbers.shape[1] >= 2**62:
         return numbers
@@ -174,4 +215,6 @@ def _number_rows(pieces: Sequence[TemplateInstance]) -> IntArray:
     kept = [one.numbers if len(one.numbers) <= _MAX_NUMBERS else () for one in pieces]
     width = max(map(len, kept), default=0)
     filled = [(0,) * (width - n) for n in range(width + 1)]
-    return np.array([row + filled[len(row)] for row in kept], dtype=np.int64).reshape(len(pieces), width)
+    return np.array([row + filled[len(row)] for row in kept], dtype=np.int64).reshape(
+        len(pieces), width
+    )

@@ -1,8 +1,9 @@
-"""From a schedule to the calls of a rank: which messages are single, which share a batch, and where the rank waits.
+"""From a schedule to the calls of a rank: which messages are single, which share a batch, and where
+the rank waits.
 
-Follows torch.distributed.pipelining 2.13, schedules.py: `ScheduleGPipe` and `Schedule1F1B` (`_step_microbatches`),
-`_PipelineScheduleRuntime`, and `_batch_p2p`: a list that holds sends and receives is one batch_isend_irecv, a list of one kind is
-plain isend or irecv.
+Follows torch.distributed.pipelining 2.13, schedules.py: `ScheduleGPipe` and `Schedule1F1B`
+(`_step_microbatches`), `_PipelineScheduleRuntime`, and `_batch_p2p`: a list that holds sends and
+receives is one batch_isend_irecv, a list of one kind is plain isend or irecv.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from distsim.scenario.strategies.pipeline.actions import (
 
 
 class StageMessage(NamedTuple):
-    """A message of a stage: its activation to the next stage or from the one before (``way`` F), or a gradient, the other way (B)."""
+    """A message of a stage: its activation to the next stage or from the one before (``way`` F), or
+    a gradient, the other way (B).
+    """
 
     sends: bool
     way: str
@@ -33,9 +36,9 @@ class StageMessage(NamedTuple):
 
 
 class PipelineCall(NamedTuple):
-    """One step of a rank: ``compute`` an action, ``start`` a message, ``wait`` for messages, a ``batch`` that is waited for at once, or a
-    ``silent`` action (UNSHARD, RESHARD, REDUCE_GRAD), which means something where stages are sharded. ``beside``: the computation that
-    overlaps it."""
+    """One step of a rank: ``compute`` an action, ``start`` a message, ``wait`` for messages, a
+    ``batch`` that is waited for at once, or a ``silent`` action (UNSHARD, RESHARD, REDUCE_GRAD),
+    which means something where stages are sharded. ``beside``: the computation that overlaps it."""
 
     what: str
     messages: tuple[StageMessage, ...] = ()
@@ -69,7 +72,9 @@ class _RankCallBuilder:
         self.apart: dict[tuple[int, int], bool] = {}
 
     # --- parts ---
-    def message(self, sends: bool, way: str, m: int, stage: int | None = None) -> tuple[StageMessage, ...]:
+    def message(
+        self, sends: bool, way: str, m: int, stage: int | None = None
+    ) -> tuple[StageMessage, ...]:
         """The message in a tuple; empty where there is no such neighbour, or it is on this rank."""
         stage = self.rank if stage is None else stage
         side = stage, 1 if (way == "F") == sends else -1
@@ -104,7 +109,11 @@ class _RankCallBuilder:
 
     # --- one stage per rank ---
     def fill_drain(self) -> None:
-        ways = "FB" if any(action.kind != "F" for action in compute_actions(self.schedule.rows[self.rank])) else "F"
+        ways = (
+            "FB"
+            if any(action.kind != "F" for action in compute_actions(self.schedule.rows[self.rank]))
+            else "F"
+        )
         for way in ways:
             sent: tuple[StageMessage, ...] = ()
             for m in range(self.schedule.micro_batches):
@@ -135,7 +144,9 @@ class _RankCallBuilder:
         self.wait(self.message(True, "B", count - 1))
 
     def warm_up(self, ahead: int) -> tuple[StageMessage, ...]:
-        """The forwards before the first backward; the last one's send is left for the batch with the first gradient."""
+        """The forwards before the first backward; the last one's send is left for the batch with
+        the first gradient.
+        """
         pending: tuple[StageMessage, ...] = ()
         for m in range(ahead):
             self.exchange(self.message(False, "F", m))
@@ -147,8 +158,10 @@ class _RankCallBuilder:
         return pending
 
     def megatron(self) -> None:
-        """Megatron-LM core/pipeline_parallel/schedules.py, forward_backward_pipelining_without_interleaving, and p2p_communication.py:
-        each exchange is a batch that is waited for, and fewer micro-batches than stages are run through the warm-up."""
+        """Megatron-LM core/pipeline_parallel/schedules.py,
+        forward_backward_pipelining_without_interleaving, and p2p_communication.py: each exchange
+        is a batch that is waited for, and fewer micro-batches than stages are run through the
+        warm-up."""
         count = self.schedule.micro_batches
         ahead = min(count, self.schedule.stages - self.rank - 1)
         for m in range(ahead):
@@ -174,12 +187,18 @@ class _RankCallBuilder:
 
     # --- schedules with messages of their own ---
     def batched(self) -> None:
-        """github deepseek-ai/DualPipe, dualpipe.py (`_commit_and_wait_comm`): sends and receives are gathered in a list, which goes out as
-        one batch, waited for at once, before each computation and at the end."""
+        """github deepseek-ai/DualPipe, dualpipe.py (`_commit_and_wait_comm`): sends and receives
+        are gathered in a list, which goes out as one batch, waited for at once, before each
+        computation and at the end."""
         pending: list[StageMessage] = []
         for action in self.schedule.rows[self.rank]:
             if action.kind in MESSAGE_KINDS:
-                pending += self.message(action.kind.startswith("SEND"), action.kind[-1], action.micro_batch, action.stage)
+                pending += self.message(
+                    action.kind.startswith("SEND"),
+                    action.kind[-1],
+                    action.micro_batch,
+                    action.stage,
+                )
                 continue
             self.batch(pending)
             pending = []
@@ -188,7 +207,9 @@ class _RankCallBuilder:
         self.batch(pending)
 
     def runtime(self) -> None:
-        """Receives are waited for by the computation that needs them, sends at the end, the last one first."""
+        """Receives are waited for by the computation that needs them, sends at the end, the last
+        one first.
+        """
         open_receives: set[tuple[str, int, int]] = set()
         sent: list[StageMessage] = []
         for action in self.schedule.rows[self.rank]:
@@ -219,7 +240,9 @@ def _overlap_partner(pair: PipelineAction, one: PipelineAction) -> PipelineActio
 
 
 def computes_before_recv(schedule: PipelineSchedule) -> Iterator[str]:
-    """Computations whose input is neither on their rank nor received before them there: PyTorch's runtime raises at them."""
+    """Computations whose input is neither on their rank nor received before them there: PyTorch's
+    runtime raises at them.
+    """
     if schedule.issue != "runtime":
         return
     for rank, row in enumerate(schedule.rows):
@@ -227,7 +250,11 @@ def computes_before_recv(schedule: PipelineSchedule) -> Iterator[str]:
         for action in row:
             for stage, kind, m, _ in action.each:
                 before = schedule.beside(stage, -1 if kind == "F" else 1)
-                there = before is not None and kind in ("F", "B", "I") and schedule.rank_of[before] != rank
+                there = (
+                    before is not None
+                    and kind in ("F", "B", "I")
+                    and schedule.rank_of[before] != rank
+                )
                 if there and (stage, f"RECV_{'F' if kind == 'F' else 'B'}", m) not in seen:
                     yield f"rank {rank}: {stage}{kind}{m} computes before it receives its input"
                 seen.add((stage, kind, m))

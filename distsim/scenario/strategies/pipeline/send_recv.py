@@ -1,7 +1,8 @@
-"""Where the messages of a schedule stand: rows of computations get the SEND and RECV that PyTorch gives them.
+"""Where the messages of a schedule stand: rows of computations get the SEND and RECV that PyTorch
+gives them.
 
-Follows torch.distributed.pipelining 2.13, schedules.py: `_add_unshard_reshard`, `_add_reduce_grad`, `_add_send_recv`,
-`_defer_recv_ops`.
+Follows torch.distributed.pipelining 2.13, schedules.py: `_add_unshard_reshard`, `_add_reduce_grad`,
+`_add_send_recv`, `_defer_recv_ops`.
 """
 
 from __future__ import annotations
@@ -9,18 +10,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from distsim.scenario.strategies.pipeline.actions import PipelineAction, PipelineSchedule, ScheduleRows, has_messages
+from distsim.scenario.strategies.pipeline.actions import (
+    PipelineAction,
+    PipelineSchedule,
+    ScheduleRows,
+    has_messages,
+)
 
 #: How many stages of a rank hold their weights at once (`_add_unshard_reshard`).
 _MAX_ACTIVE_STAGES = 3
 
 
 def with_send_recv(schedule: PipelineSchedule, defer: bool = False) -> PipelineSchedule:
-    """The schedule with its messages; unchanged where it has them. Raises ValueError where the ranks wait for each other in a circle.
+    """The schedule with its messages; unchanged where it has them. Raises ValueError where the
+    ranks wait for each other in a circle.
 
-    All ranks are walked in turn, each taking its next action where what it needs has been received. A sender's SEND and its
-    partner's RECV are put down at the same moment, so no two ranks ever have them in another order.
-    ``defer``: receives wait until just before their use (`defer_pp_recv`).
+    All ranks are walked in turn, each taking its next action where what it needs has been received.
+    A sender's SEND and its partner's RECV are put down at the same moment, so no two ranks ever
+    have them in another order. ``defer``: receives wait until just before their use
+    (`defer_pp_recv`).
     """
     if schedule.issue != "runtime" or has_messages(schedule.rows):
         return schedule
@@ -42,7 +50,11 @@ class _SendRecvInserter:
             before = list(at)
             for rank in left:
                 action = self.todo[rank][at[rank]]
-                if self.ready(rank, action) if not action.parts else all(self.ready(rank, each) for each in action.parts):
+                if (
+                    self.ready(rank, action)
+                    if not action.parts
+                    else all(self.ready(rank, each) for each in action.parts)
+                ):
                     self.take(rank, action)
                     at[rank] += 1
             if at == before:
@@ -57,7 +69,9 @@ class _SendRecvInserter:
         if kind == "F" and stage > 0:
             return (stage, "RECV_F", m) in done or (stage - 1, "F", m) in done
         if kind in ("B", "I") and stage < self.schedule.stages - 1:
-            return not done.isdisjoint(((stage, "RECV_B", m), (stage + 1, "I", m), (stage + 1, "B", m)))
+            return not done.isdisjoint(
+                ((stage, "RECV_B", m), (stage + 1, "I", m), (stage + 1, "B", m))
+            )
         return True
 
     def take(self, rank: int, action: PipelineAction) -> None:
@@ -68,7 +82,10 @@ class _SendRecvInserter:
             way = _RESULT_STAGE_OFFSET.get(kind, 0)
             if not way or not 0 <= stage + way < len(rank_of):
                 continue
-            peer, send, receive = rank_of[stage + way], *(("SEND_F", "RECV_F") if way > 0 else ("SEND_B", "RECV_B"))
+            peer, send, receive = (
+                rank_of[stage + way],
+                *(("SEND_F", "RECV_F") if way > 0 else ("SEND_B", "RECV_B")),
+            )
             if peer != rank:
                 self.put(rank, PipelineAction(stage, send, m))
                 self.put(peer, PipelineAction(stage + way, receive, m))
@@ -83,8 +100,12 @@ _RESULT_STAGE_OFFSET = {"F": 1, "B": -1, "I": -1}
 
 
 # --- actions that send nothing, but take a turn ---
-def _with_sharding_actions(row: Sequence[PipelineAction], micro_batches: int) -> list[PipelineAction]:
-    """UNSHARD, RESHARD and REDUCE_GRAD added: each is a turn of its rank, so messages stand where PyTorch has them."""
+def _with_sharding_actions(
+    row: Sequence[PipelineAction], micro_batches: int
+) -> list[PipelineAction]:
+    """UNSHARD, RESHARD and REDUCE_GRAD added: each is a turn of its rank, so messages stand where
+    PyTorch has them.
+    """
     if any(action.kind in ("UNSHARD", "RESHARD", "REDUCE_GRAD") for action in row):
         return list(row)
     found: list[PipelineAction] = []
@@ -107,7 +128,9 @@ def _with_sharding_actions(row: Sequence[PipelineAction], micro_batches: int) ->
 
 
 def _upcoming_stages(row: Sequence[PipelineAction]) -> list[list[int]]:
-    """For each place of a row the next distinct stages from there on: three, or more where the third is one of a pair."""
+    """For each place of a row the next distinct stages from there on: three, or more where the
+    third is one of a pair.
+    """
     found: list[list[int]] = []
     ahead: list[int] = []  # all stages from here on, the next first
     place: dict[int, int] = {}  # of a stage, where it comes next
@@ -128,23 +151,33 @@ def _upcoming_stages(row: Sequence[PipelineAction]) -> list[list[int]]:
 
 # --- late receives ---
 def with_deferred_recv(schedule: PipelineSchedule, rows: ScheduleRows) -> ScheduleRows:
-    """Receives moved to just before their use, but on the lower rank of a pair never behind a send to the same peer.
+    """Receives moved to just before their use, but on the lower rank of a pair never behind a send
+    to the same peer.
 
     Without that exception two neighbours could both send first (pytorch#172668).
     """
-    return tuple(tuple(_row_with_deferred_recv(schedule, rank, row)) for rank, row in enumerate(rows))
+    return tuple(
+        tuple(_row_with_deferred_recv(schedule, rank, row)) for rank, row in enumerate(rows)
+    )
 
 
-def _row_with_deferred_recv(schedule: PipelineSchedule, rank: int, row: Sequence[PipelineAction]) -> list[PipelineAction]:
+def _row_with_deferred_recv(
+    schedule: PipelineSchedule, rank: int, row: Sequence[PipelineAction]
+) -> list[PipelineAction]:
     found: list[PipelineAction] = []
     held: dict[tuple[int, str, int], tuple[PipelineAction, int]] = {}
     for action in row:
         if action.kind in ("RECV_F", "RECV_B"):
-            held[action[:3]] = (action, schedule.rank_of[action.stage + (-1 if action.kind == "RECV_F" else 1)])
+            held[action[:3]] = (
+                action,
+                schedule.rank_of[action.stage + (-1 if action.kind == "RECV_F" else 1)],
+            )
             continue
         if action.kind in ("SEND_F", "SEND_B"):
             peer = schedule.rank_of[action.stage + (1 if action.kind == "SEND_F" else -1)]
-            early = [key for key, (_, source) in held.items() if source == peer] if rank < peer else []
+            early = (
+                [key for key, (_, source) in held.items() if source == peer] if rank < peer else []
+            )
             found += [held.pop(key)[0] for key in early]
         for stage, kind, m, _ in action.each:
             key = (stage, "RECV_F" if kind == "F" else "RECV_B", m)

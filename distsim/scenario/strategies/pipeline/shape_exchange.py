@@ -1,7 +1,9 @@
-"""What stages tell each other before their first micro-batch: a vote on who needs to be told shapes, then the shapes.
+"""What stages tell each other before their first micro-batch: a vote on who needs to be told
+shapes, then the shapes.
 
-Follows torch.distributed.pipelining 2.13: schedules.py `_initialize_pp_stages`, stage.py `_warmup_forward_vote`,
-`_warmup_backward_result`, `_forward_metadata_inference`, `_backward_metadata_inference`.
+Follows torch.distributed.pipelining 2.13: schedules.py `_initialize_pp_stages`, stage.py
+`_warmup_forward_vote`, `_warmup_backward_result`, `_forward_metadata_inference`,
+`_backward_metadata_inference`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ _LENGTH_TENSOR = tensor_declaration(1, "int64")
 
 
 def shape_vote_entries(writer: PipelineRankWriter) -> list[Entry]:
-    """One number from the first stage to the last and back: blocking messages, so that every pair's communicator is made."""
+    """One number from the first stage to the last and back: blocking messages, so that every pair's
+    communicator is made.
+    """
     found = []
     for stage, way in _forward_then_backward(writer.schedule, writer.rank):
         for sends in (False, True):
@@ -28,11 +32,15 @@ def shape_vote_entries(writer: PipelineRankWriter) -> list[Entry]:
     return found
 
 
-def shape_exchange_entries(writer: PipelineRankWriter, shape: Sequence[int], dtype: str, ways: str = "FB") -> list[Entry]:
-    """Forward and backward of one micro-batch with the shapes told from stage to stage: each as an object, its length first.
+def shape_exchange_entries(
+    writer: PipelineRankWriter, shape: Sequence[int], dtype: str, ways: str = "FB"
+) -> list[Entry]:
+    """Forward and backward of one micro-batch with the shapes told from stage to stage: each as an
+    object, its length first.
 
-    The lengths and the objects are batches of one. The two runs of the model cost what they cost later; nothing is added to the
-    gradients. ``ways`` F: without gradients, nothing is told back.
+    The lengths and the objects are batches of one. The two runs of the model cost what they cost
+    later; nothing is added to the gradients. ``ways`` F: without gradients, nothing is told
+    back.
     """
     found: list[Entry] = []
     for stage, way in _forward_then_backward(writer.schedule, writer.rank):
@@ -45,16 +53,19 @@ def shape_exchange_entries(writer: PipelineRankWriter, shape: Sequence[int], dty
             if peer is not None:
                 row = "isend" if sends else "irecv"
                 found += [
-                    {"batch_isend_irecv": {"ops": [_blocking_p2p(row, t, writer, peer)]}} for t in (_LENGTH_TENSOR, payload)
+                    {"batch_isend_irecv": {"ops": [_blocking_p2p(row, t, writer, peer)]}}
+                    for t in (_LENGTH_TENSOR, payload)
                 ]
     return found
 
 
 def object_nbytes(shape: Sequence[int], dtype: str, way: str) -> int:
-    """Bytes of the object that describes one tensor: `_StageForwardMeta` (way F) or `_StageBackwardMeta` (B) in Python's pickle 4.
+    """Bytes of the object that describes one tensor: `_StageForwardMeta` (way F) or
+    `_StageBackwardMeta` (B) in Python's pickle 4.
 
-    Its words take 146 bytes (147 backward) and the dtype's name; each number of the shape and of the strides takes 2 bytes below 256,
-    3 below 65536, else 5; a fourth dimension makes both tuples one byte longer.
+    Its words take 146 bytes (147 backward) and the dtype's name; each number of the shape and of
+    the strides takes 2 bytes below 256, 3 below 65536, else 5; a fourth dimension makes both tuples
+    one byte longer.
     """
     numbers = [*shape, *(prod(shape[k + 1 :]) for k in range(len(shape)))]
     words = 146 + (way == "B") + len(dtype) + (2 if len(shape) > 3 else 0)
@@ -66,7 +77,9 @@ def _shape_inference_pass(writer: PipelineRankWriter, stage: int, way: str) -> l
     found: list[Entry] = []
     for piece in writer.computes(PipelineAction(stage, way, 0)):
         if isinstance(piece.what, ComputeTemplate):
-            found += ComputeTemplate(f"shapes, {piece.what.name}", piece.what.cost, (), ()).entries(())
+            found += ComputeTemplate(f"shapes, {piece.what.name}", piece.what.cost, (), ()).entries(
+                ()
+            )
     return found
 
 
@@ -77,7 +90,9 @@ def _forward_then_backward(schedule: PipelineSchedule, rank: int) -> Iterator[tu
 
 
 def _peer_rank(schedule: PipelineSchedule, stage: int, way: str, sends: bool) -> int | None:
-    """The stage's rank that comes before it (``sends``: after it) on the way; None where there is none, or it is here."""
+    """The stage's rank that comes before it (``sends``: after it) on the way; None where there is
+    none, or it is here.
+    """
     peer = stage + (1 if (way == "F") == sends else -1)
     there = 0 <= peer < schedule.stages and schedule.rank_of[peer] != schedule.rank_of[stage]
     return schedule.rank_of[peer] if there else None

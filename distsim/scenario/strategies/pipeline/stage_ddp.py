@@ -1,9 +1,11 @@
 """DistributedDataParallel around the stages of a pipeline: when it reduces, and what it does once.
 
-Sources, torch 2.13: `torch/distributed/pipelining/stage.py` (forward_maybe_with_nosync, backward_maybe_with_nosync) and
-`torch/nn/parallel/distributed.py` (`_pre_forward`). Each stage of a rank is a model of its own. All its micro-batches but the last
-backward run under no_sync; gradients add up meanwhile, and the last backward reduces the buckets. As without a pipeline there is a
-single bucket in the first iteration, and the first forward of the second iteration rebuilds (no_sync does not keep it from that).
+Sources, torch 2.13: `torch/distributed/pipelining/stage.py` (forward_maybe_with_nosync,
+backward_maybe_with_nosync) and `torch/nn/parallel/distributed.py` (`_pre_forward`). Each stage of a
+rank is a model of its own. All its micro-batches but the last backward run under no_sync; gradients
+add up meanwhile, and the last backward reduces the buckets. As without a pipeline there is a single
+bucket in the first iteration, and the first forward of the second iteration rebuilds (no_sync does
+not keep it from that).
 """
 
 from __future__ import annotations
@@ -29,15 +31,24 @@ from distsim.scenario.strategies.pipeline.stage_data_parallel import (
 
 
 class DdpStageWriter(StageDataParallelWriter):
-    """Stages that DDP replicates. Chunk c of a rank has `<prefix>_grad_<c>_<bucket>`, and `<prefix>_initial_<c>_0` before."""
+    """Stages that DDP replicates. Chunk c of a rank has `<prefix>_grad_<c>_<bucket>`, and
+    `<prefix>_initial_<c>_0` before.
+    """
 
-    def __init__(self, fields: StageDataParallelFields, context: ExpansionContext, prefix: str, chunks: int) -> None:
+    def __init__(
+        self, fields: StageDataParallelFields, context: ExpansionContext, prefix: str, chunks: int
+    ) -> None:
         self.dims = sum(len(shape) for shape in fields.params)
         self.chunks = [
-            ReplicaWriter(f"{prefix}_chunk_{c}", fields.dtype, fields.group, context.size_of(fields.group),
-                     model_parameters([ModelLayer("stage", fields.params, {}, {})]))
+            ReplicaWriter(
+                f"{prefix}_chunk_{c}",
+                fields.dtype,
+                fields.group,
+                context.size_of(fields.group),
+                model_parameters([ModelLayer("stage", fields.params, {}, {})]),
+            )
             for c in range(chunks)
-        ]  # fmt: skip
+        ]
         self.layouts = self.chunks[0].layouts(fields.bucket_cap_mb, "grad")
         self.phases = bucket_phases(self.layouts, fields.setup, context.iterations)
         self.rebuilds = fields.setup and context.iterations > 1
@@ -59,19 +70,31 @@ class DdpStageWriter(StageDataParallelWriter):
 
     # --- what the schedule's actions do ---
     def setup(self) -> list[Entry]:
-        return [entry for made in self.chunks for entry in made.built(self.dims)] if self.f.setup else []
+        return (
+            [entry for made in self.chunks for entry in made.built(self.dims)]
+            if self.f.setup
+            else []
+        )
 
     def before_first_forward(self, c: int) -> list[Entry]:
-        return [block(self.chunks[c].layout(self.layouts["grad"]), "iteration == 1")] if self.rebuilds else []
+        return (
+            [block(self.chunks[c].layout(self.layouts["grad"]), "iteration == 1")]
+            if self.rebuilds
+            else []
+        )
 
     def gradients(self, c: int) -> GradientTargets:
         return tuple((self.names(word, c), when) for word, when in self.phases)
 
     def last_backward(self, c: int, cost: CostOrEntries, fresh: bool) -> list[Entry]:
-        """Bucket by bucket, each reduced while the next is computed; the end waits for all (finalize_backward)."""
+        """Bucket by bucket, each reduced while the next is computed; the end waits for all
+        (finalize_backward).
+        """
         found: list[Entry] = [] if isinstance(cost, Mapping) else list(cost)
         for word, when in self.phases:
-            steps = self._reduced(word, c, cost if isinstance(cost, Mapping) else {"time": "0 ns"}, fresh)
+            steps = self._reduced(
+                word, c, cost if isinstance(cost, Mapping) else {"time": "0 ns"}, fresh
+            )
             found += steps if when is None else [block(steps, when)]
         return found
 
@@ -81,6 +104,8 @@ class DdpStageWriter(StageDataParallelWriter):
         handle = f"{self.p}_reduced_{c}" if word == "grad" else f"{self.p}_{word}_reduced_{c}"
         found: list[Entry] = []
         for k, (name, part) in enumerate(zip(names, parts, strict=True)):
-            found.append(compute(f"backward of bucket {k}", part, **{"writes" if fresh else "adds": [name]}))
+            found.append(
+                compute(f"backward of bucket {k}", part, **{"writes" if fresh else "adds": [name]})
+            )
             found += [made.averaged(name), made.reduce(name, handle, k)]
         return found + waits_for_copies(handle, range(len(names)))

@@ -1,11 +1,15 @@
-"""Inference: a prompt is read, then tokens are made one at a time, on a mesh of pipeline, data, tensor and expert parallel ranks.
+"""Inference: a prompt is read, then tokens are made one at a time, on a mesh of pipeline, data,
+tensor and expert parallel ranks.
 
-Sources: vLLM, `vllm/model_executor/layers/` (VocabParallelEmbedding and RowParallelLinear: an all_reduce each over the tensor axis;
-logits_processor.py: logits gathered to the first rank of the axis), `vllm/distributed/parallel_state.py` (send_tensor_dict: hidden states
-and residual from stage to stage), `vllm/v1/worker/dp_utils.py` (_run_ar: an all_reduce of 4 int32 per rank before each step, whose
-largest count all pad to), `vllm/v1/engine/core.py` (DPEngineCoreProc: a rank without requests runs a dummy batch; every 32 steps, by
-`sync_every` here, an all_reduce tells whether anybody has requests left), `vllm/distributed/device_communicators/all2all.py` (all_gather of
-tokens before the experts, reduce_scatter after them). The sampled tokens go from the last stage to the first.
+Sources: vLLM, `vllm/model_executor/layers/` (VocabParallelEmbedding and RowParallelLinear: an
+all_reduce each over the tensor axis; logits_processor.py: logits gathered to the first rank of the
+axis), `vllm/distributed/parallel_state.py` (send_tensor_dict: hidden states and residual from stage
+to stage), `vllm/v1/worker/dp_utils.py` (_run_ar: an all_reduce of 4 int32 per rank before each
+step, whose largest count all pad to), `vllm/v1/engine/core.py` (DPEngineCoreProc: a rank without
+requests runs a dummy batch; every 32 steps, by `sync_every` here, an all_reduce tells whether
+anybody has requests left), `vllm/distributed/device_communicators/all2all.py` (all_gather of tokens
+before the experts, reduce_scatter after them). The sampled tokens go from the last stage to the
+first.
 """
 
 from __future__ import annotations
@@ -27,7 +31,14 @@ from distsim.scenario.strategies.base import (
     compute,
     step,
 )
-from distsim.scenario.strategies.field_types import AxisOrGroup, ComputeCostField, Dtype, IntByRank, NonNegativeInt, PositiveInt
+from distsim.scenario.strategies.field_types import (
+    AxisOrGroup,
+    ComputeCostField,
+    Dtype,
+    IntByRank,
+    NonNegativeInt,
+    PositiveInt,
+)
 from distsim.scenario.strategies.layers import equal_cost_shares, repeat_entries
 
 
@@ -46,7 +57,8 @@ class Inference(Strategy):
     hidden: PositiveInt
     vocabulary: PositiveInt
     dtype: Dtype = "bfloat16"
-    #: Tokens of the prompts of a rank's batch; 0: no prefill. And its sequences, a token each in every step.
+    #: Tokens of the prompts of a rank's batch; 0: no prefill. And its sequences, a token each in
+    #: every step.
     prompt: NonNegativeInt = 0
     batch: PositiveInt = 1
     #: Steps of decoding, by coordinate of the data axis where they differ.
@@ -65,18 +77,34 @@ class Inference(Strategy):
         found = context.refused(tensor=self.tensor, pipeline=self.pipeline, data=self.data)
         axes = {"tensor": self.tensor, "pipeline": self.pipeline, "data": self.data}
         found += [
-            ((field,), f"{axis} is no axis of the mesh") for field, axis in axes.items() if axis and axis not in context.mesh
+            ((field,), f"{axis} is no axis of the mesh")
+            for field, axis in axes.items()
+            if axis and axis not in context.mesh
         ]
         if found:
             return found
         n, stages = self.ranks(context, self.tensor), self.ranks(context, self.pipeline)
         if self.vocabulary % n:
-            found.append((("vocabulary",), f"vocabulary {self.vocabulary} does not divide among the {n} ranks of {self.tensor}"))
+            found.append(
+                (
+                    ("vocabulary",),
+                    f"vocabulary {self.vocabulary} does not divide among the {n} ranks of {self.tensor}",
+                )
+            )
         if self.layers % stages:
-            found.append((("layers",), f"{self.layers} layers do not divide among the {stages} stages of {self.pipeline}"))
+            found.append(
+                (
+                    ("layers",),
+                    f"{self.layers} layers do not divide among the {stages} stages of {self.pipeline}",
+                )
+            )
         if self.experts and self.data is None:
-            found.append((("experts",), "experts are spread over the data axis: name it with `data`"))
-        strange = [k for k in self.steps if isinstance(k, int) and k >= self.ranks(context, self.data)]
+            found.append(
+                (("experts",), "experts are spread over the data axis: name it with `data`")
+            )
+        strange = [
+            k for k in self.steps if isinstance(k, int) and k >= self.ranks(context, self.data)
+        ]
         return found + [(("steps",), f"the data axis has no coordinate {k}") for k in strange[:1]]
 
     def ranks(self, context: ExpansionContext, axis: str | None) -> int:
@@ -92,8 +120,12 @@ class InferenceWriter(EntryWriter):
     def __init__(self, fields: Inference, context: ExpansionContext) -> None:
         super().__init__(context.prefix(fields.name), fields.dtype, fields.tensor)
         self.f = fields
-        self.n, self.stages, self.copies = (fields.ranks(context, a) for a in (fields.tensor, fields.pipeline, fields.data))
-        self.counted = [fields.steps.get(k, fields.steps.get("else", 0)) for k in range(self.copies)]
+        self.n, self.stages, self.copies = (
+            fields.ranks(context, a) for a in (fields.tensor, fields.pipeline, fields.data)
+        )
+        self.counted = [
+            fields.steps.get(k, fields.steps.get("else", 0)) for k in range(self.copies)
+        ]
 
     def expansion(self) -> Expansion:
         f = self.f
@@ -115,7 +147,9 @@ class InferenceWriter(EntryWriter):
 
     def unfinished(self) -> Entry:
         """Has anybody requests left?"""
-        return step("all_reduce", tensor=self.tensor("unfinished", 1, "int32"), op="max", group=self.f.data)
+        return step(
+            "all_reduce", tensor=self.tensor("unfinished", 1, "int32"), op="max", group=self.f.data
+        )
 
     def step(self, word: str, tokens: int, price: ComputeCost) -> list[Entry]:
         """One pass of all stages, from tokens to tokens."""
@@ -125,7 +159,10 @@ class InferenceWriter(EntryWriter):
         found: list[Entry] = [self.agreed()] if self.copies > 1 else []
         per_stage = f.layers // self.stages
         layers = repeat_entries(per_stage, self.layer(word, tokens, price, hidden))
-        first = [compute(f"{word}: embedding", {"time": "0 ns"}, writes=[hidden]), *self.summed(hidden)]
+        first = [
+            compute(f"{word}: embedding", {"time": "0 ns"}, writes=[hidden]),
+            *self.summed(hidden),
+        ]
         last = [*self.logits(word), compute("sample", {"time": "0 ns"}, writes=[sampled])]
         if self.stages == 1:
             return [*found, *first, *layers, *last]
@@ -135,16 +172,27 @@ class InferenceWriter(EntryWriter):
         return [
             *found,
             block(first, f"{axis} == 0"),
-            block([step("recv", tensor=name, group=axis, group_src=f"{axis} - 1") for name in both], f"{axis} > 0"),
+            block(
+                [step("recv", tensor=name, group=axis, group_src=f"{axis} - 1") for name in both],
+                f"{axis} > 0",
+            ),
             *layers,
-            block([step("send", tensor=name, group=axis, group_dst=f"{axis} + 1") for name in both], f"{axis} < {end}"),
+            block(
+                [step("send", tensor=name, group=axis, group_dst=f"{axis} + 1") for name in both],
+                f"{axis} < {end}",
+            ),
             block(last, f"{axis} == {end}"),
             step("broadcast", tensor=sampled, group=axis, group_src=end),
         ]
 
     def agreed(self) -> Entry:
         """All ranks of the data axis pad to the largest batch among them."""
-        return step("all_reduce", tensor=self.tensor("batches", [4, self.copies], "int32"), op="sum", group=self.f.data)
+        return step(
+            "all_reduce",
+            tensor=self.tensor("batches", [4, self.copies], "int32"),
+            op="sum",
+            group=self.f.data,
+        )
 
     def layer(self, word: str, tokens: int, price: ComputeCost, hidden: str) -> list[Entry]:
         f = self.f

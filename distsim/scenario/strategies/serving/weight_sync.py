@@ -1,11 +1,15 @@
-"""Weights from trainers to the ranks that roll out: gathered among the trainers, broadcast to the others.
+"""Weights from trainers to the ranks that roll out: gathered among the trainers, broadcast to the
+others.
 
-Sources: TRL 0.20, `trl/trainer/grpo_trainer.py` (_sync_fsdp2_params_to_vllm: `full_tensor()` of each parameter on every trainer, one after
-the other; the first one sends) and `trl/extras/vllm_client.py` (update_named_param: a broadcast in a group of that trainer and all workers
-of the server, then a barrier of it); vLLM, `vllm/distributed/weight_transfer/nccl_engine.py` (the trainer is rank 0 of the group, a
-broadcast per parameter, or packed into buffers); slime, `slime/backends/megatron_utils/update_weight` (one group for each stage of the
-trainers' pipeline, each with the stage's first rank and all workers). `full_tensor` is torch 2.13's: an all_gather_into_tensor of the
-shards, cut along the first axis and padded (`torch/distributed/tensor/placement_types.py`).
+Sources: TRL 0.20, `trl/trainer/grpo_trainer.py` (_sync_fsdp2_params_to_vllm: `full_tensor()` of
+each parameter on every trainer, one after the other; the first one sends) and
+`trl/extras/vllm_client.py` (update_named_param: a broadcast in a group of that trainer and all
+workers of the server, then a barrier of it); vLLM,
+`vllm/distributed/weight_transfer/nccl_engine.py` (the trainer is rank 0 of the group, a broadcast
+per parameter, or packed into buffers); slime, `slime/backends/megatron_utils/update_weight` (one
+group for each stage of the trainers' pipeline, each with the stage's first rank and all workers).
+`full_tensor` is torch 2.13's: an all_gather_into_tensor of the shards, cut along the first axis and
+padded (`torch/distributed/tensor/placement_types.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +30,13 @@ from distsim.scenario.strategies.base import (
     compute,
     step,
 )
-from distsim.scenario.strategies.field_types import ComputeCostField, Dtype, IntByRank, ParamShapes, PositiveInt
+from distsim.scenario.strategies.field_types import (
+    ComputeCostField,
+    Dtype,
+    IntByRank,
+    ParamShapes,
+    PositiveInt,
+)
 from distsim.scenario.strategies.rank_lists import (
     RankList,
     group_declaration,
@@ -49,7 +59,8 @@ class WeightSync(Strategy):
     dtype: Dtype = "bfloat16"
     #: The trainers hold whole copies: nothing is gathered.
     sharded: StrictBool = True
-    #: Stages of the trainers' pipeline, each with its part of the parameters, a gather and a group of its own.
+    #: Stages of the trainers' pipeline, each with its part of the parameters, a gather and a group
+    #: of its own.
     stages: PositiveInt = 1
     #: Parameters in one broadcast; 1: each alone.
     packed: PositiveInt = 1
@@ -61,14 +72,24 @@ class WeightSync(Strategy):
     gathers: IntByRank = {}
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
-        found = refuse_ranks_outside_world(context, "trainers", self.trainers) + refuse_ranks_outside_world(
-            context, "rollouts", self.rollouts
-        )
+        found = refuse_ranks_outside_world(
+            context, "trainers", self.trainers
+        ) + refuse_ranks_outside_world(context, "rollouts", self.rollouts)
         found += refuse_overlapping_ranks(("trainers", self.trainers), ("rollouts", self.rollouts))
         if len(self.trainers) % self.stages:
-            found.append((("stages",), f"{self.stages} stages do not divide the {len(self.trainers)} trainers"))
+            found.append(
+                (
+                    ("stages",),
+                    f"{self.stages} stages do not divide the {len(self.trainers)} trainers",
+                )
+            )
         if self.stages > len(self.params):
-            found.append((("stages",), f"{self.stages} stages of {len(self.params)} parameters: some would hold nothing"))
+            found.append(
+                (
+                    ("stages",),
+                    f"{self.stages} stages of {len(self.params)} parameters: some would hold nothing",
+                )
+            )
         strange = [rank for rank in self.gathers if rank != "else" and rank not in self.trainers]
         return found + [(("gathers",), f"rank {rank} is no trainer") for rank in strange[:1]]
 
@@ -81,7 +102,10 @@ class WeightSync(Strategy):
             owners = self.trainers[k * each : (k + 1) * each]
             mark = f"_{k}" if self.stages > 1 else ""
             names = f"{p}_trainers{mark}", f"{p}_update{mark}"
-            groups |= {names[0]: group_declaration(owners), names[1]: group_declaration((owners[0], *self.rollouts))}
+            groups |= {
+                names[0]: group_declaration(owners),
+                names[1]: group_declaration((owners[0], *self.rollouts)),
+            }
             bounds = [len(self.params) * i // self.stages for i in (k, k + 1)]
             writer = WeightSyncWriter(self, p + mark if mark else p, owners, names)
             steps += writer.entries(self.params[bounds[0] : bounds[1]])
@@ -90,9 +114,13 @@ class WeightSync(Strategy):
 
 
 class WeightSyncWriter(EntryWriter):
-    """Entries of one stage's parameters: ``groups`` are that of its trainers and that of the first one with the rollout."""
+    """Entries of one stage's parameters: ``groups`` are that of its trainers and that of the first
+    one with the rollout.
+    """
 
-    def __init__(self, fields: WeightSync, prefix: str, owners: tuple[int, ...], groups: tuple[str, str]) -> None:
+    def __init__(
+        self, fields: WeightSync, prefix: str, owners: tuple[int, ...], groups: tuple[str, str]
+    ) -> None:
         super().__init__(prefix, fields.dtype)
         self.f, self.owners, self.groups = fields, owners, groups
 
@@ -115,8 +143,12 @@ class WeightSyncWriter(EntryWriter):
         if not f.sharded or n == 1:
             return [compute(f"weight {k}", {"time": "0 ns"}, [self.owners[0]], writes=[whole])]
         shard = self.tensor(f"shard_{k}", [rows // n, *shape[1:]])
-        fewer = [rank for rank in self.owners if k >= f.gathers.get(rank, f.gathers.get("else", k + 1))]
-        gather = step("all_gather_into_tensor", None, input=shard, output=whole, group=self.groups[0])
+        fewer = [
+            rank for rank in self.owners if k >= f.gathers.get(rank, f.gathers.get("else", k + 1))
+        ]
+        gather = step(
+            "all_gather_into_tensor", None, input=shard, output=whole, group=self.groups[0]
+        )
         return [
             compute(f"shard {k}", {"time": "0 ns"}, list(self.owners), writes=[shard]),
             {**gather, "ranks": [rank for rank in self.owners if rank not in fewer]},
@@ -128,9 +160,13 @@ class WeightSyncWriter(EntryWriter):
         members = [first, *self.f.rollouts]
         numel = sum(size for _, size in batch)
         message = self.tensor(f"sent_{k}", numel)
-        pack = compute("pack", {"time": "0 ns"}, [first], reads=[name for name, _ in batch], writes=[message])
+        pack = compute(
+            "pack", {"time": "0 ns"}, [first], reads=[name for name, _ in batch], writes=[message]
+        )
         steps: list[Entry] = [step("broadcast", None, tensor=message, src=first, group=group)]
         if self.f.barriers:
             steps.append(step("barrier", None, group=group))
-        loads = [compute("load", self.f.load, list(self.f.rollouts), reads=[message]) for _ in batch]
+        loads = [
+            compute("load", self.f.load, list(self.f.rollouts), reads=[message]) for _ in batch
+        ]
         return [pack, block(steps, members), *loads]

@@ -1,1 +1,3 @@
-"""Whole training steps on a mesh that combine several kinds of parallelism (`transformer:`, `hybrid:`), with transformer sizes, presets, FLOPs, traffic and memory, which planning uses too."""
+"""Whole training steps on a mesh that combine several kinds of parallelism (`transformer:`,
+`hybrid:`), with transformer sizes, presets, FLOPs, traffic and memory, which planning uses too.
+"""

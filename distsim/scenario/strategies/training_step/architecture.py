@@ -1,4 +1,6 @@
-"""Transformers by their sizes: what parameters they have. `distsim.scenario.strategies.training_step.presets` has those that people name."""
+"""Transformers by their sizes: what parameters they have.
+`distsim.scenario.strategies.training_step.presets` has those that people name.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,9 @@ ParameterShapes = tuple[tuple[int, ...], ...]
 
 
 class LatentAttention(NamedTuple):
-    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): ranks of the compressed queries and keys with values, and
-    the widths of a head's parts: without position, with rotary position, values."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): ranks of the
+    compressed queries and keys with values, and the widths of a head's parts: without position,
+    with rotary position, values."""
 
     queries: int
     keys: int
@@ -23,14 +26,17 @@ class LatentAttention(NamedTuple):
 class Architecture(NamedTuple):
     """Sizes of a transformer.
 
-    ``kv_heads``: heads of keys and values (grouped-query attention where fewer than ``heads``). ``ffn``: width of the feed-forward
-    layer (of one expert). ``mlp``: `gelu` has two matrices, `swiglu` three. ``experts`` 0: dense. ``positions``: learned position
-    embeddings. ``bias``: matrices carry biases and norms are LayerNorms with one (GPT); else RMSNorms without (Llama).
+    ``kv_heads``: heads of keys and values (grouped-query attention where fewer than ``heads``).
+    ``ffn``: width of the feed-forward layer (of one expert). ``mlp``: `gelu` has two matrices,
+    `swiglu` three. ``experts`` 0: dense. ``positions``: learned position embeddings. ``bias``:
+    matrices carry biases and norms are LayerNorms with one (GPT); else RMSNorms without (Llama).
 
-    ``head``: width of a head; 0: hidden / heads. ``norms`` of a layer. ``qk_norm``: norms of a head's queries and keys. ``biased``:
-    matrices carry biases, norms none. ``sinks``: a learned number for each head. ``shared``: width of the expert that all tokens meet.
-    ``dense``: layers without experts, whose width is ``dense_ffn``. ``modulated``: matrices of hidden × hidden that scale and shift a
-    layer (DiT). ``inputs``, ``outputs``: parameters before and after the layers, where they are no word embeddings.
+    ``head``: width of a head; 0: hidden / heads. ``norms`` of a layer. ``qk_norm``: norms of a
+    head's queries and keys. ``biased``: matrices carry biases, norms none. ``sinks``: a learned
+    number for each head. ``shared``: width of the expert that all tokens meet. ``dense``: layers
+    without experts, whose width is ``dense_ffn``. ``modulated``: matrices of hidden × hidden that
+    scale and shift a layer (DiT). ``inputs``, ``outputs``: parameters before and after the layers,
+    where they are no word embeddings.
     """
 
     layers: int
@@ -63,7 +69,9 @@ class Architecture(NamedTuple):
 
     @property
     def head_width(self) -> int:
-        """Elements of one head's keys; of its queries, and without latent attention of its values."""
+        """Elements of one head's keys; of its queries, and without latent attention of its
+        values.
+        """
         if self.latent is not None:
             return self.latent.plain + self.latent.rotary
         return self.head or self.hidden // self.heads
@@ -75,7 +83,9 @@ class Architecture(NamedTuple):
 
     @property
     def kv_hidden(self) -> int:
-        """Columns of the key projection, and of the value projection; with latent attention their mean."""
+        """Columns of the key projection, and of the value projection; with latent attention their
+        mean.
+        """
         if self.latent is not None:
             return self.heads * (self.head_width + self.latent.values) // 2
         return self.head_width * self.kv_heads
@@ -87,8 +97,8 @@ class Architecture(NamedTuple):
 
     @property
     def rotary_columns(self) -> int:
-        """Columns of queries and keys that are turned by their place: none where places are learned (GPT), all heads' and the one key's
-        rotary part with latent attention."""
+        """Columns of queries and keys that are turned by their place: none where places are learned
+        (GPT), all heads' and the one key's rotary part with latent attention."""
         if self.latent is not None:
             return (self.heads + 1) * self.latent.rotary
         return 0 if self.bias else self.q_hidden + self.kv_hidden
@@ -122,15 +132,27 @@ class Architecture(NamedTuple):
             (self.kv_hidden, self.hidden),
             (self.hidden, self.o_hidden),
         )
-        found = [shape for out, in_ in sides for shape in ((out, in_), *(((out,),) if self.bias or self.biased else ()))]
-        return [*found, *([(self.head_width,)] * 2 if self.qk_norm else []), *([(self.heads,)] if self.sinks else [])]
+        found = [
+            shape
+            for out, in_ in sides
+            for shape in ((out, in_), *(((out,),) if self.bias or self.biased else ()))
+        ]
+        return [
+            *found,
+            *([(self.head_width,)] * 2 if self.qk_norm else []),
+            *([(self.heads,)] if self.sinks else []),
+        ]
 
     def _latent_shapes(self, latent: LatentAttention) -> list[tuple[int, ...]]:
         return [
-            (latent.queries, self.hidden), (latent.queries,), (self.q_hidden, latent.queries),
-            (latent.keys + latent.rotary, self.hidden), (latent.keys,),
-            (self.heads * (latent.plain + latent.values), latent.keys), (self.hidden, self.o_hidden),
-        ]  # fmt: skip
+            (latent.queries, self.hidden),
+            (latent.queries,),
+            (self.q_hidden, latent.queries),
+            (latent.keys + latent.rotary, self.hidden),
+            (latent.keys,),
+            (self.heads * (latent.plain + latent.values), latent.keys),
+            (self.hidden, self.o_hidden),
+        ]
 
     @property
     def attention_weights(self) -> int:
@@ -142,25 +164,43 @@ class Architecture(NamedTuple):
         width = self.ffn if ffn is None else ffn
         up = [(width, self.hidden)] * (self.matrices - 1)
         pairs = [*((shape, (width,)) for shape in up), ((self.hidden, width), (self.hidden,))]
-        return [shape for matrix, bias in pairs for shape in ((matrix, bias) if self.bias or self.biased else (matrix,))]
+        return [
+            shape
+            for matrix, bias in pairs
+            for shape in ((matrix, bias) if self.bias or self.biased else (matrix,))
+        ]
 
     def around_shapes(self) -> list[tuple[int, ...]]:
         """A layer without its feed-forward part: norms, attention, what modulates them."""
-        scales = [(self.modulated * self.hidden, self.hidden), (self.modulated * self.hidden,)] if self.modulated else []
+        scales = (
+            [(self.modulated * self.hidden, self.hidden), (self.modulated * self.hidden,)]
+            if self.modulated
+            else []
+        )
         return [*self.norm_shapes() * self.norms, *self.attention_shapes(), *scales]
 
     def layer_shapes(self) -> list[tuple[int, ...]]:
         """Parameters of one layer: norms, attention, router, feed-forward layers (all experts)."""
         router: list[tuple[int, ...]] = [(self.experts, self.hidden)] if self.experts else []
-        router += [(self.experts,)] if self.experts and (self.biased or self.latent is not None) else []
+        router += (
+            [(self.experts,)] if self.experts and (self.biased or self.latent is not None) else []
+        )
         shared = self.expert_shapes(self.shared) if self.shared else []
-        return [*self.around_shapes(), *router, *shared, *self.expert_shapes() * max(self.experts, 1)]
+        return [
+            *self.around_shapes(),
+            *router,
+            *shared,
+            *self.expert_shapes() * max(self.experts, 1),
+        ]
 
     def embedding_shapes(self) -> list[tuple[int, ...]]:
         """Token embeddings, and learned positions; or what else stands before the layers."""
         if self.inputs:
             return list(self.inputs)
-        return [(self.vocabulary, self.hidden), *([(self.positions, self.hidden)] if self.positions else [])]
+        return [
+            (self.vocabulary, self.hidden),
+            *([(self.positions, self.hidden)] if self.positions else []),
+        ]
 
     def head_shapes(self) -> list[tuple[int, ...]]:
         """The last norm, and the output projection where it is not the embeddings again."""
@@ -174,11 +214,17 @@ class Architecture(NamedTuple):
     @property
     def dense_parameters(self) -> int:
         """Parameters of a layer without experts, in a model that has some."""
-        return total_numel([*self.around_shapes(), *self.expert_shapes(self.dense_ffn)]) if self.dense else 0
+        return (
+            total_numel([*self.around_shapes(), *self.expert_shapes(self.dense_ffn)])
+            if self.dense
+            else 0
+        )
 
     @property
     def expert_parameters(self) -> int:
-        """Parameters of all experts of one layer: what expert parallelism divides. 0 where dense."""
+        """Parameters of all experts of one layer: what expert parallelism divides. 0 where
+        dense.
+        """
         return total_numel(self.expert_shapes()) * self.experts
 
     @property
@@ -192,13 +238,17 @@ class Architecture(NamedTuple):
     @property
     def parameters(self) -> int:
         """All of them."""
-        layers = (self.layers - self.dense) * self.layer_parameters + self.dense * self.dense_parameters
+        layers = (
+            self.layers - self.dense
+        ) * self.layer_parameters + self.dense * self.dense_parameters
         return self.embedding_parameters + layers + self.head_parameters
 
     @property
     def active_parameters(self) -> int:
         """Those that one token meets."""
-        idle = (self.experts - self.top_k) * total_numel(self.expert_shapes()) if self.experts else 0
+        idle = (
+            (self.experts - self.top_k) * total_numel(self.expert_shapes()) if self.experts else 0
+        )
         return self.parameters - (self.layers - self.dense) * idle
 
 

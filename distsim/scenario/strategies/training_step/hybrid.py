@@ -1,4 +1,6 @@
-"""Products of strategies on one mesh: a pipeline, what its stages share among ranks, and data parallelism over all of it."""
+"""Products of strategies on one mesh: a pipeline, what its stages share among ranks, and data
+parallelism over all of it.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,23 @@ from distsim.scenario.strategies.base import (
     compute,
     step,
 )
-from distsim.scenario.strategies.field_types import AxesOrGroup, AxisOrGroup, ComputeCostField, PositiveInt, field_error_text
+from distsim.scenario.strategies.field_types import (
+    AxesOrGroup,
+    AxisOrGroup,
+    ComputeCostField,
+    PositiveInt,
+    field_error_text,
+)
 from distsim.scenario.strategies.intra_layer.context_parallel import ContextParallel
 from distsim.scenario.strategies.intra_layer.expert_parallel import ExpertParallel
 from distsim.scenario.strategies.intra_layer.tensor_parallel import TensorParallel
 from distsim.scenario.strategies.layers import IntraLayerStrategy, repeat_entries
 from distsim.scenario.strategies.pipeline.fields import Pipeline
 
-#: Axes from the outermost in. Megatron-LM core/parallel_state.py, initialize_model_parallel: the default order "tp-cp-ep-dp-pp" is given
-#: from the innermost out. torchtitan torchtitan/distributed/parallel_dims.py, ParallelDims.build_mesh: pp, dp_replicate, dp_shard, cp, tp.
+#: Axes from the outermost in. Megatron-LM core/parallel_state.py, initialize_model_parallel: the
+#: default order "tp-cp-ep-dp-pp" is given from the innermost out. torchtitan
+#: torchtitan/distributed/parallel_dims.py, ParallelDims.build_mesh: pp, dp_replicate, dp_shard, cp,
+#: tp.
 MESH_AXIS_ORDERS = {
     "megatron": ("pp", "dp", "ep", "cp", "tp"),
     "torchtitan": ("pp", "dp_replicate", "dp_shard", "ep", "cp", "tp"),
@@ -36,9 +46,11 @@ MESH_AXIS_ORDERS = {
 
 
 class PlainPipeline(BaseModel):
-    """Stages that hand on one micro-batch at a time with blocking calls: the way it is first written by hand.
+    """Stages that hand on one micro-batch at a time with blocking calls: the way it is first
+    written by hand.
 
-    ``activation`` names a tensor of the file; its gradient is the tensor of that name with `_grad`.
+    ``activation`` names a tensor of the file; its gradient is the tensor of that name with
+    `_grad`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -55,12 +67,16 @@ def _parse_gradient(value: object) -> int | str:
     if isinstance(value, str) and value.isidentifier():
         return value
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"expected the gradients' elements, or a tensor of the file, found {value!r}")
+        raise ValueError(
+            f"expected the gradients' elements, or a tensor of the file, found {value!r}"
+        )
     return value
 
 
 _GRADIENT_SCHEMA = {"anyOf": [{"type": "number"}, {"type": "string"}]}
-GradientField = Annotated[int | str, PlainValidator(_parse_gradient), WithJsonSchema(_GRADIENT_SCHEMA)]
+GradientField = Annotated[
+    int | str, PlainValidator(_parse_gradient), WithJsonSchema(_GRADIENT_SCHEMA)
+]
 
 
 class Hybrid(Strategy):
@@ -73,13 +89,15 @@ class Hybrid(Strategy):
 
     #: Refuse a mesh whose axes do not stand in this order.
     order: Literal["megatron", "torchtitan"] | None = None
-    #: Fields of `pipeline`, or of a plain one (`schedule: plain`). `forward` and `backward` are left out where a stage's parts give them.
+    #: Fields of `pipeline`, or of a plain one (`schedule: plain`). `forward` and `backward` are
+    #: left out where a stage's parts give them.
     pipeline: dict[str, object] | None = None
     #: What one stage does for one micro-batch, in this order.
     tensor: TensorParallel | None = None
     context: ContextParallel | None = None
     experts: ExpertParallel | None = None
-    #: The axes over which gradients are averaged, and their elements on a rank or the file's tensor that holds them.
+    #: The axes over which gradients are averaged, and their elements on a rank or the file's tensor
+    #: that holds them.
     data: AxesOrGroup | None = None
     gradient: GradientField | None = None
     optimizer: ComputeCostField | None = None
@@ -98,10 +116,18 @@ class Hybrid(Strategy):
         for field in ("ends", "between", "clip_grad_norm"):
             if self.tensor is not None and getattr(self.tensor, field):
                 found.append(
-                    (("tensor", field), f"a product takes a stage's layers alone from `tensor`: give {field} in tensor_parallel")
+                    (
+                        ("tensor", field),
+                        f"a product takes a stage's layers alone from `tensor`: give {field} in tensor_parallel",
+                    )
                 )
         if not self.parts and self.pipeline is None:
-            found.append(((), "a hybrid needs a pipeline, or what a stage consists of: tensor, context, experts"))
+            found.append(
+                (
+                    (),
+                    "a hybrid needs a pipeline, or what a stage consists of: tensor, context, experts",
+                )
+            )
         return found + (self._pipeline(context) if not found else [])
 
     def _order(self, context: ExpansionContext) -> list[Refusal]:
@@ -122,7 +148,12 @@ class Hybrid(Strategy):
         if unknown is not None:
             found.append((("gradient",), unknown))
         if (self.data is None) != (self.gradient is None):
-            found.append((("data" if self.gradient is None else "gradient",), "`data` and `gradient` belong together"))
+            found.append(
+                (
+                    ("data" if self.gradient is None else "gradient",),
+                    "`data` and `gradient` belong together",
+                )
+            )
         return found
 
     def _pipeline(self, context: ExpansionContext) -> list[Refusal]:
@@ -130,13 +161,24 @@ class Hybrid(Strategy):
             return []
         extra = [key for key in ("forward", "backward") if key in self.pipeline and self.parts]
         if extra:
-            return [(("pipeline", extra[0]), f"{extra[0]} is given by {name_list(word for word, _ in self.parts)}")]
+            return [
+                (
+                    ("pipeline", extra[0]),
+                    f"{extra[0]} is given by {name_list(word for word, _ in self.parts)}",
+                )
+            ]
         model: type[PlainPipeline | Pipeline] = PlainPipeline if self.plain else Pipeline
-        fields = {**self.pipeline, **({"forward": [], "backward": []} if self.parts and not self.plain else {})}
+        fields = {
+            **self.pipeline,
+            **({"forward": [], "backward": []} if self.parts and not self.plain else {}),
+        }
         try:
             made = model.model_validate(fields, context=dict(context.known))
         except ValidationError as errors:
-            return [(("pipeline", *error["loc"]), field_error_text(error, model, "pipeline")) for error in errors.errors()]
+            return [
+                (("pipeline", *error["loc"]), field_error_text(error, model, "pipeline"))
+                for error in errors.errors()
+            ]
         if isinstance(made, Pipeline) and made.two_copies:
             return [
                 (
@@ -144,7 +186,11 @@ class Hybrid(Strategy):
                     "dualpipe has two copies of each stage, a product one: take `pipeline`, or dualpipe_v here",
                 )
             ]
-        found = _refuse_plain_pipeline(made, context) if isinstance(made, PlainPipeline) else made.refuse(context)
+        found = (
+            _refuse_plain_pipeline(made, context)
+            if isinstance(made, PlainPipeline)
+            else made.refuse(context)
+        )
         return [(("pipeline", *way), text) for way, text in found]
 
     @property
@@ -158,16 +204,26 @@ class Hybrid(Strategy):
 def _refuse_plain_pipeline(pipeline: PlainPipeline, context: ExpansionContext) -> list[Refusal]:
     axis = context.unknown_axis(pipeline.axis)
     found: list[Refusal] = [] if axis is None else [(("axis",), axis)]
-    missing = [name for name in (pipeline.activation, f"{pipeline.activation}_grad") if name not in context.tensors]
+    missing = [
+        name
+        for name in (pipeline.activation, f"{pipeline.activation}_grad")
+        if name not in context.tensors
+    ]
     known = name_list(context.tensors)
-    return found + [(("activation",), f"unknown tensor {name}; declared are {known}") for name in missing]
+    return found + [
+        (("activation",), f"unknown tensor {name}; declared are {known}") for name in missing
+    ]
 
 
 class HybridWriter(EntryWriter):
     def __init__(self, fields: Hybrid, context: ExpansionContext) -> None:
         super().__init__(context.prefix("hybrid"), "float32", fields.data)
         self.f, self.context = fields, context
-        self.gradient = self.tensor("gradient", fields.gradient) if isinstance(fields.gradient, int) else fields.gradient
+        self.gradient = (
+            self.tensor("gradient", fields.gradient)
+            if isinstance(fields.gradient, int)
+            else fields.gradient
+        )
         self.forward: list[Entry] = []
         self.backward: list[Entry] = []
         for _, part in fields.parts:
@@ -189,29 +245,62 @@ class HybridWriter(EntryWriter):
 
     def _stages(self) -> Expansion:
         if self.f.pipeline is None:
-            done = [compute("gradients", {"time": "0 ns"}, writes=[self.gradient])] if isinstance(self.f.gradient, int) else []
+            done = (
+                [compute("gradients", {"time": "0 ns"}, writes=[self.gradient])]
+                if isinstance(self.f.gradient, int)
+                else []
+            )
             return Expansion([*self.forward, *self.backward, *done])
         if self.f.plain:
-            return Expansion(self._plain(PlainPipeline.model_validate(self.f.pipeline, context=dict(self.context.known))))
+            return Expansion(
+                self._plain(
+                    PlainPipeline.model_validate(self.f.pipeline, context=dict(self.context.known))
+                )
+            )
         given = {"forward": self.forward, "backward": self.backward} if self.f.parts else {}
         own = {} if self.gradient is None else {"gradient": self.gradient}
         context = self.context._replace(tensors={**self.context.tensors, **self.tensors})
-        return Pipeline.model_validate({**self.f.pipeline, **given, **own}, context=dict(context.known)).expand(context)
+        return Pipeline.model_validate(
+            {**self.f.pipeline, **given, **own}, context=dict(context.known)
+        ).expand(context)
 
     # --- stages by hand ---
     def _plain(self, pipe: PlainPipeline) -> list[Entry]:
-        """The first stage starts, the middle ones hand on, the last one turns round; each waits for its neighbours."""
+        """The first stage starts, the middle ones hand on, the last one turns round; each waits for
+        its neighbours.
+        """
         axis, count = pipe.axis, self.context.mesh[pipe.axis]
         act, grad = pipe.activation, f"{pipe.activation}_grad"
-        below = {"group": axis, "group_dst": f"{axis} - 1"}, {"group": axis, "group_src": f"{axis} - 1"}
-        above = {"group": axis, "group_dst": f"{axis} + 1"}, {"group": axis, "group_src": f"{axis} + 1"}
-        send_up, recv_up = step("send", tensor=act, **above[0]), step("recv", tensor=grad, **above[1])
-        recv_down, send_down = step("recv", tensor=act, **below[1]), step("send", tensor=grad, **below[0])
-        first = [*self._work(pipe, "forward", [], [act]), send_up, recv_up, *self._work(pipe, "backward", [grad], [])]
+        below = (
+            {"group": axis, "group_dst": f"{axis} - 1"},
+            {"group": axis, "group_src": f"{axis} - 1"},
+        )
+        above = (
+            {"group": axis, "group_dst": f"{axis} + 1"},
+            {"group": axis, "group_src": f"{axis} + 1"},
+        )
+        send_up, recv_up = (
+            step("send", tensor=act, **above[0]),
+            step("recv", tensor=grad, **above[1]),
+        )
+        recv_down, send_down = (
+            step("recv", tensor=act, **below[1]),
+            step("send", tensor=grad, **below[0]),
+        )
+        first = [
+            *self._work(pipe, "forward", [], [act]),
+            send_up,
+            recv_up,
+            *self._work(pipe, "backward", [grad], []),
+        ]
         middle = [
-            recv_down, *self._work(pipe, "forward", [act], [act]), send_up,
-            recv_up, *self._work(pipe, "backward", [grad], [grad]), send_down,
-        ]  # fmt: skip
+            recv_down,
+            *self._work(pipe, "forward", [act], [act]),
+            send_up,
+            recv_up,
+            *self._work(pipe, "backward", [grad], [grad]),
+            send_down,
+        ]
         last = [recv_down, *self._turn(pipe, act, grad), send_down]
         stages = [block(first, f"{axis} == 0")]
         if count > 2:
@@ -220,14 +309,20 @@ class HybridWriter(EntryWriter):
             stages.append(block(last, f"{axis} == {count - 1}"))
         return stages if pipe.micro_batches == 1 else repeat_entries(pipe.micro_batches, stages)
 
-    def _work(self, pipe: PlainPipeline, word: str, reads: list[str], writes: list[str]) -> list[Entry]:
-        price, inner = (pipe.forward, self.forward) if word == "forward" else (pipe.backward, self.backward)
+    def _work(
+        self, pipe: PlainPipeline, word: str, reads: list[str], writes: list[str]
+    ) -> list[Entry]:
+        price, inner = (
+            (pipe.forward, self.forward) if word == "forward" else (pipe.backward, self.backward)
+        )
         return inner if price is None else [compute(word, price, reads=reads, writes=writes)]
 
     def _turn(self, pipe: PlainPipeline, act: str, grad: str) -> list[Entry]:
         """The last stage goes forward and backward in one piece."""
         prices = [price for price in (pipe.forward, pipe.backward) if price is not None]
         if len(prices) == 2 and all("time" in price for price in prices):
-            total = units.duration_text(sum(units.parse_duration_ns(price["time"]) for price in prices))
+            total = units.duration_text(
+                sum(units.parse_duration_ns(price["time"]) for price in prices)
+            )
             return [compute("forward and backward", {"time": total}, reads=[act], writes=[grad])]
         return [*self._work(pipe, "forward", [act], []), *self._work(pipe, "backward", [], [grad])]

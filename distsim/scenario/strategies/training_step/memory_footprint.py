@@ -1,8 +1,10 @@
-"""Peak memory of a rank: parameters, gradients, optimizer states, activations, and what is gathered for the moment.
+"""Peak memory of a rank: parameters, gradients, optimizer states, activations, and what is gathered
+for the moment.
 
-Sources: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, arXiv:1910.02054, section 3 and
-figure 1 (states of mixed-precision Adam and their stages); Korthikanti et al., arXiv:2205.05198 (activations). Allocator overhead,
-library workspaces and fragmentation are not in it: real peaks are higher, often by a few GB.
+Sources: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models,
+arXiv:1910.02054, section 3 and figure 1 (states of mixed-precision Adam and their stages);
+Korthikanti et al., arXiv:2205.05198 (activations). Allocator overhead, library workspaces and
+fragmentation are not in it: real peaks are higher, often by a few GB.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ ZeroLevel = Literal[0, 1, 2, 3]
 
 
 class BytesPerParameter(NamedTuple):
-    """Bytes per parameter. The default is mixed-precision Adam: 16-bit parameters and gradients; float32 copy, momentum, variance."""
+    """Bytes per parameter. The default is mixed-precision Adam: 16-bit parameters and gradients;
+    float32 copy, momentum, variance.
+    """
 
     parameters: int = 2
     gradients: int = 2
@@ -46,27 +50,36 @@ class MemoryFootprint(NamedTuple):
 
 
 def model_states(
-    numel: int, zero: ZeroLevel = 0, ranks: int = 1, precision: BytesPerParameter = MIXED_PRECISION_ADAM
+    numel: int,
+    zero: ZeroLevel = 0,
+    ranks: int = 1,
+    precision: BytesPerParameter = MIXED_PRECISION_ADAM,
 ) -> MemoryFootprint:
     """Model states of ``numel`` parameters on each of ``ranks`` data-parallel ranks.
 
-    Stage 1 shards the optimizer's states, 2 the gradients too, 3 the parameters too. Mixed-precision Adam takes 16 bytes per
-    parameter, 4 + 12/N, 2 + 14/N and 16/N (ZeRO paper, figure 1). A shard is rounded up, as padding does.
+    Stage 1 shards the optimizer's states, 2 the gradients too, 3 the parameters too.
+    Mixed-precision Adam takes 16 bytes per parameter, 4 + 12/N, 2 + 14/N and 16/N (ZeRO paper,
+    figure 1). A shard is rounded up, as padding does.
     """
 
     def held(nbytes: int, from_stage: int) -> int:
         return -(-numel // ranks) * nbytes if zero >= from_stage else numel * nbytes
 
-    return MemoryFootprint(held(precision.parameters, 3), held(precision.gradients, 2), held(precision.optimizer, 1))
+    return MemoryFootprint(
+        held(precision.parameters, 3), held(precision.gradients, 2), held(precision.optimizer, 1)
+    )
 
 
 def peak_activation_bytes(
-    row: Iterable[PipelineAction], kept: Callable[[int], int], working: Callable[[int], int] = lambda stage: 0
+    row: Iterable[PipelineAction],
+    kept: Callable[[int], int],
+    working: Callable[[int], int] = lambda stage: 0,
 ) -> int:
     """Most bytes of activations that a pipeline rank holds at a time, over its row of a schedule.
 
-    ``kept(stage)``: what a forward pass leaves for its backward pass; ``working(stage)``: what the backward pass needs beside that.
-    A backward pass that comes in two halves frees at the second.
+    ``kept(stage)``: what a forward pass leaves for its backward pass; ``working(stage)``: what
+    the backward pass needs beside that. A backward pass that comes in two halves frees at the
+    second.
     """
     held = most = 0
     for action in compute_actions(row):

@@ -1,15 +1,20 @@
-"""What the ranks that share a layer's matrices send each other in a transformer's step: blocks, embedding, logits and loss.
+"""What the ranks that share a layer's matrices send each other in a transformer's step: blocks,
+embedding, logits and loss.
 
-DTensor (torch 2.13, `torch/distributed/tensor/parallel/style.py`, `loss.py`; recorded in tests/support/wrapped_tp.py): without sequence
-parallelism the gradient of a block's input is reduced once for each matrix cut by columns (wq, wk, wv; w1, w3), each where it arises;
-with it the gathered input is kept, and its gradient scattered once. Nothing is computed beside. Experts are one module, whose input is
-gathered or replicated as a whole (torchtitan, models/moe, `apply_moe_ep_tp`); so is latent attention here.
+DTensor (torch 2.13, `torch/distributed/tensor/parallel/style.py`, `loss.py`; recorded in
+tests/support/wrapped_tp.py): without sequence parallelism the gradient of a block's input is
+reduced once for each matrix cut by columns (wq, wk, wv; w1, w3), each where it arises; with it the
+gathered input is kept, and its gradient scattered once. Nothing is computed beside. Experts are one
+module, whose input is gathered or replicated as a whole (torchtitan, models/moe,
+`apply_moe_ep_tp`); so is latent attention here.
 
-Megatron-LM (core/tensor_parallel/layers.py, core/transformer/attention.py): queries, keys and values are one matrix, and so are gate and
-up; the input is gathered again in the backward pass, and its gradient travels while the weights' is computed.
+Megatron-LM (core/tensor_parallel/layers.py, core/transformer/attention.py): queries, keys and
+values are one matrix, and so are gate and up; the input is gathered again in the backward pass, and
+its gradient travels while the weights' is computed.
 
-Both: embeddings cut by vocabulary are sums, of which each rank has a part; the loss of cut logits takes three reductions, of the largest
-logit, and of two sums (`loss_parallel`; Megatron-LM core/tensor_parallel/cross_entropy.py).
+Both: embeddings cut by vocabulary are sums, of which each rank has a part; the loss of cut logits
+takes three reductions, of the largest logit, and of two sums (`loss_parallel`; Megatron-LM
+core/tensor_parallel/cross_entropy.py).
 """
 
 from __future__ import annotations
@@ -37,7 +42,9 @@ def async_fields(handle: str | None) -> dict[str, object]:
 
 
 class TransformerTensorWriter(EntryWriter):
-    """Writes the entries of what is cut over the tensor axis. Buffers of messages are fresh ones."""
+    """Writes the entries of what is cut over the tensor axis. Buffers of messages are fresh
+    ones.
+    """
 
     def __init__(self, train: TransformerFields, context: ExpansionContext) -> None:
         super().__init__(context.prefix("transformer"), train.dtype)
@@ -86,15 +93,29 @@ class TransformerTensorWriter(EntryWriter):
         return self.scattered(self.one.hidden_numel // self.one.tensor, self.tensor_axis, handle)
 
     def reduced(self, handle: str | None = None) -> Entry:
-        return step("all_reduce", tensor=self.buffer(self.one.hidden_numel), group=self.tensor_axis, **async_fields(handle))
+        return step(
+            "all_reduce",
+            tensor=self.buffer(self.one.hidden_numel),
+            group=self.tensor_axis,
+            **async_fields(handle),
+        )
 
-    def gathered(self, part: int, group: GroupRef | None, handle: str | None = None, dtype: str | None = None) -> Entry:
-        shard, full = self.buffer(part, dtype), self.buffer(part * self.context.size_of(group), dtype)
-        return step("all_gather_into_tensor", input=shard, output=full, group=group, **async_fields(handle))
+    def gathered(
+        self, part: int, group: GroupRef | None, handle: str | None = None, dtype: str | None = None
+    ) -> Entry:
+        shard, full = (
+            self.buffer(part, dtype),
+            self.buffer(part * self.context.size_of(group), dtype),
+        )
+        return step(
+            "all_gather_into_tensor", input=shard, output=full, group=group, **async_fields(handle)
+        )
 
     def scattered(self, part: int, group: GroupRef | None, handle: str | None = None) -> Entry:
         shard, full = self.buffer(part), self.buffer(part * self.context.size_of(group))
-        return step("reduce_scatter_tensor", input=full, output=shard, group=group, **async_fields(handle))
+        return step(
+            "reduce_scatter_tensor", input=full, output=shard, group=group, **async_fields(handle)
+        )
 
     # --- embedding, logits, loss ---
     def embedding_forward(self) -> list[Entry]:
@@ -107,19 +128,31 @@ class TransformerTensorWriter(EntryWriter):
     def head_forward(self) -> list[Entry]:
         whole = self.priced("forward head", self.one.head_flops)
         moved = self.logits("forward")
-        return [*self.before(), whole, *self.loss(), moved] if self.vocabulary_cut else [whole, moved]
+        return (
+            [*self.before(), whole, *self.loss(), moved] if self.vocabulary_cut else [whole, moved]
+        )
 
     def logits(self, word: Literal["forward", "backward"]) -> Entry:
         """What the loss moves: of cut logits a part, unless they were gathered."""
         whole = self.one.tensor if self.vocabulary_cut and not self.train.loss_parallel else 1
-        return compute(f"{word} loss", {"bytes": units.size_text(whole * self.one.logits_traffic[word == "backward"])})
+        return compute(
+            f"{word} loss",
+            {"bytes": units.size_text(whole * self.one.logits_traffic[word == "backward"])},
+        )
 
     def loss(self) -> list[Entry]:
         """Of cut logits; or the logits gathered."""
         if not self.train.loss_parallel:
-            return [self.gathered(self.one.tokens * -(-self.model.vocabulary // self.one.tensor), self.tensor_axis)]
+            return [
+                self.gathered(
+                    self.one.tokens * -(-self.model.vocabulary // self.one.tensor), self.tensor_axis
+                )
+            ]
         row = tensor_declaration(self.one.tokens, "float32")
-        return [step("all_reduce", tensor=row, group=self.tensor_axis, op=op) for op in ("max", "sum", "sum")]
+        return [
+            step("all_reduce", tensor=row, group=self.tensor_axis, op=op)
+            for op in ("max", "sum", "sum")
+        ]
 
     def head_backward(self) -> list[Entry]:
         flops, moved = self.one.head_flops, self.logits("backward")
@@ -130,8 +163,12 @@ class TransformerTensorWriter(EntryWriter):
         return [moved, self.priced("backward head", 2 * flops), *self.after()]
 
     # --- a block's backward pass ---
-    def block_backward(self, word: str, flops: int, columns: Sequence[int], first: list[Entry], last: list[Entry]) -> list[Entry]:
-        """``columns``: FLOPs of the forward product of each matrix by columns; of its gradient, and of its input's, the same."""
+    def block_backward(
+        self, word: str, flops: int, columns: Sequence[int], first: list[Entry], last: list[Entry]
+    ) -> list[Entry]:
+        """``columns``: FLOPs of the forward product of each matrix by columns; of its gradient, and
+        of its input's, the same.
+        """
         if not self.cut:
             return [*first, self.priced(f"backward {word}", flops), *last]
         if self.train.tensor_calls == "megatron":
@@ -139,27 +176,53 @@ class TransformerTensorWriter(EntryWriter):
         if rows := self.hidden_rows(word):
             return self.pieces(f"backward {word}", flops, rows, sum(columns), [*first, *last])
         if self.one.sequence_parallel or len(columns) == 1:
-            return [*self.before(), *first, self.priced(f"backward {word}", flops), *last, *self.after()]
+            return [
+                *self.before(),
+                *first,
+                self.priced(f"backward {word}", flops),
+                *last,
+                *self.after(),
+            ]
         found = [*first, self.priced(f"backward {word}", flops - 2 * sum(columns)), *last]
         for k, each in enumerate(columns):
             found += [self.priced(f"backward {word}, matrix {k}", 2 * each), self.reduced()]
         return found
 
     def hidden_rows(self, word: str) -> int:
-        """FLOPs of the product by rows that ends a block, forward; 0 where none travels beside it (`tensor_overlap`; experts have none)."""
-        if not (self.train.tensor_overlap and self.cut and self.one.sequence_parallel) or (word == "mlp" and self.model.experts):
+        """FLOPs of the product by rows that ends a block, forward; 0 where none travels beside it
+        (`tensor_overlap`; experts have none).
+        """
+        if not (self.train.tensor_overlap and self.cut and self.one.sequence_parallel) or (
+            word == "mlp" and self.model.experts
+        ):
             return 0
         return self.one.mlp_flops // self.model.matrices if word == "mlp" else self.one.output_flops
 
-    def pieces(self, word: str, flops: int, first: int, last: int, inner: list[Entry] | None = None) -> list[Entry]:
-        """A block between a gather before its first product and a scatter after its last, of so many FLOP, both in pieces: while one
-        travels the one before is multiplied, or made (Transformer Engine, PyTorch's async TP). Only the last product of the first and the
-        last piece of the second wait. ``inner``: what comes between.
+    def pieces(
+        self, word: str, flops: int, first: int, last: int, inner: list[Entry] | None = None
+    ) -> list[Entry]:
+        """A block between a gather before its first product and a scatter after its last, of so
+        many FLOP, both in pieces: while one travels the one before is multiplied, or made
+        (Transformer Engine, PyTorch's async TP). Only the last product of the first and the last
+        piece of the second wait. ``inner``: what comes between.
         """
         t, handle = self.one.tensor, f"{self.p}_{word.replace(' ', '_')}"
-        early, late, part = first - first // t, last - last // t, self.one.hidden_numel // self.one.tensor
-        begin = [self.gather(f"{handle}_in"), self.priced(f"{word}, pieces", early), wait(f"{handle}_in")]
-        return [*begin, *(inner or []), self.priced(word, flops - early - late), *self.sent_pieces(word, handle, late, part)]
+        early, late, part = (
+            first - first // t,
+            last - last // t,
+            self.one.hidden_numel // self.one.tensor,
+        )
+        begin = [
+            self.gather(f"{handle}_in"),
+            self.priced(f"{word}, pieces", early),
+            wait(f"{handle}_in"),
+        ]
+        return [
+            *begin,
+            *(inner or []),
+            self.priced(word, flops - early - late),
+            *self.sent_pieces(word, handle, late, part),
+        ]
 
     def sent_pieces(self, word: str, handle: str, flops: int, part: int) -> list[Entry]:
         """A scatter of which all but the last piece travels beside products."""
@@ -167,13 +230,25 @@ class TransformerTensorWriter(EntryWriter):
         axis = self.tensor_axis
         if left == part:
             return [self.priced(f"{word}, pieces", flops), self.scattered(part, axis)]
-        ahead = [self.scattered(part - left, axis, f"{handle}_out"), self.priced(f"{word}, pieces", flops), wait(f"{handle}_out")]
+        ahead = [
+            self.scattered(part - left, axis, f"{handle}_out"),
+            self.priced(f"{word}, pieces", flops),
+            wait(f"{handle}_out"),
+        ]
         return [*ahead, self.scattered(left, axis)]
 
     def beside(
-        self, word: str, flops: int, columns: int, first: list[Entry], last: list[Entry], rows: bool = True
+        self,
+        word: str,
+        flops: int,
+        columns: int,
+        first: list[Entry],
+        last: list[Entry],
+        rows: bool = True,
     ) -> list[Entry]:
-        """The input's gradient on its way beside the weights' (Megatron-LM). ``rows``: the block ends in a matrix by rows."""
+        """The input's gradient on its way beside the weights' (Megatron-LM). ``rows``: the block
+        ends in a matrix by rows.
+        """
         handle = f"{self.p}_{word}"
         again = self.one.sequence_parallel
         gathered = [self.gather(f"{handle}_input")] if again else []
@@ -182,7 +257,19 @@ class TransformerTensorWriter(EntryWriter):
         begin, done = [*([self.gather()] if again and rows else []), *gathered], 0
         if hidden := self.hidden_rows(word) if rows else 0:
             done = hidden - hidden // self.one.tensor
-            pieces = [self.gather(f"{handle}_out"), self.priced(f"backward {word}, pieces", done), wait(f"{handle}_out")]
+            pieces = [
+                self.gather(f"{handle}_out"),
+                self.priced(f"backward {word}, pieces", done),
+                wait(f"{handle}_out"),
+            ]
             begin = [*pieces, *gathered]
         end = [self.priced(f"weight gradients {word}", columns), wait(f"{handle}_grad")]
-        return [*begin, *first, self.priced(f"backward {word}", flops - columns - done), *last, *waited, sent, *end]
+        return [
+            *begin,
+            *first,
+            self.priced(f"backward {word}", flops - columns - done),
+            *last,
+            *waited,
+            sent,
+            *end,
+        ]

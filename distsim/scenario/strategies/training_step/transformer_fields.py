@@ -1,4 +1,6 @@
-"""A training step of a transformer on a mesh: fields of `transformer:`, the layout they say, and the layouts that can't be."""
+"""A training step of a transformer on a mesh: fields of `transformer:`, the layout they say, and
+the layouts that can't be.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from distsim.scenario.strategies.field_types import (
     PositiveInt,
 )
 from distsim.scenario.strategies.pipeline.fields import Pipeline
-from distsim.scenario.strategies.training_step.micro_batch_cost import MicroBatchCost, RecomputePolicy
+from distsim.scenario.strategies.training_step.micro_batch_cost import (
+    MicroBatchCost,
+    RecomputePolicy,
+)
 from distsim.scenario.strategies.training_step.presets import PRESETS, Architecture
 
 #: Axes that are used where the mesh has them and the field is left out.
@@ -35,7 +40,9 @@ def _nearest_divisors(size: int, ranks: int) -> str:
 
 
 class ArchitectureFields(BaseModel):
-    """A preset's name, a preset with some sizes changed, or all sizes: layers, hidden, heads, ffn, vocabulary."""
+    """A preset's name, a preset with some sizes changed, or all sizes: layers, hidden, heads, ffn,
+    vocabulary.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -59,15 +66,25 @@ class ArchitectureFields(BaseModel):
     @model_validator(mode="after")
     def _complete(self) -> ArchitectureFields:
         if self.preset is not None and self.preset not in PRESETS:
-            raise ValueError(f"unknown model {self.preset}; presets are {name_list(PRESETS)}{did_you_mean(self.preset, PRESETS)}")
-        missing = [key for key in ("layers", "hidden", "heads", "ffn", "vocabulary") if getattr(self, key) is None]
+            raise ValueError(
+                f"unknown model {self.preset}; presets are {name_list(PRESETS)}{did_you_mean(self.preset, PRESETS)}"
+            )
+        missing = [
+            key
+            for key in ("layers", "hidden", "heads", "ffn", "vocabulary")
+            if getattr(self, key) is None
+        ]
         if self.preset is None and missing:
             raise ValueError(f"expected {name_list(missing)}, or a preset ({name_list(PRESETS)})")
         return self
 
     def architecture(self) -> Architecture:
         """The model's sizes; keys that are given replace the preset's."""
-        given = {key: value for key, value in self.model_dump(exclude={"preset"}).items() if value is not None}
+        given = {
+            key: value
+            for key, value in self.model_dump(exclude={"preset"}).items()
+            if value is not None
+        }
         if self.preset is not None:
             return PRESETS[self.preset]._replace(**given)
         if given.get("mlp") == "gelu":
@@ -93,70 +110,90 @@ class TransformerFields(Strategy):
     dtype: Dtype = "bfloat16"
     #: Gradients are kept and reduced in it.
     gradient_dtype: Dtype = "float32"
-    #: DDP's usual mixed precision, without fully_shard: parameters and gradients are float32, torch.autocast casts what products read to
-    #: ``dtype``; with zero 1 ZeroRedundancyOptimizer.
+    #: DDP's usual mixed precision, without fully_shard: parameters and gradients are float32,
+    #: torch.autocast casts what products read to ``dtype``; with zero 1 ZeroRedundancyOptimizer.
     autocast: StrictBool = False
-    #: selective: scores of plain attention; op: every second product and all that is none (torchtitan's selective checkpoints); full.
+    #: selective: scores of plain attention; op: every second product and all that is none
+    #: (torchtitan's selective checkpoints); full.
     recompute: RecomputePolicy = "none"
     #: flash: fused, its scores never reach memory.
     attention: Literal["flash", "plain"] = "flash"
-    #: Share of a large matrix product's rate that fused attention reaches, forward and backward together. Of the data sheet's rate:
-    #: FlashAttention-2 on A100 50 to 73 % forward, 44 to 63 backward (arXiv:2307.08691); on H100, causal, 30 to 34 and 29 to 33, cuDNN 49
-    #: to 54 and 47 to 52 (arXiv:2407.08608, heads of 128): .8 of the presets' products, but for FlashAttention-2 on H100, .5. The first
-    #: FlashAttention 25 to 40 % on A100: .5.
+    #: Share of a large matrix product's rate that fused attention reaches, forward and backward
+    #: together. Of the data sheet's rate: FlashAttention-2 on A100 50 to 73 % forward, 44 to 63
+    #: backward (arXiv:2307.08691); on H100, causal, 30 to 34 and 29 to 33, cuDNN 49 to 54 and 47 to
+    #: 52 (arXiv:2407.08608, heads of 128): .8 of the presets' products, but for FlashAttention-2 on
+    #: H100, .5. The first FlashAttention 25 to 40 % on A100: .5.
     attention_efficiency: NonNegativeFloat = 0.8
-    #: Of the layers' matrix products where it is another than ``dtype``: float8_e4m3fn as in Transformer Engine's recipes. Attention's
-    #: scores, the logits and all that is sent stay in ``dtype``.
+    #: Of the layers' matrix products where it is another than ``dtype``: float8_e4m3fn as in
+    #: Transformer Engine's recipes. Attention's scores, the logits and all that is sent stay in
+    #: ``dtype``.
     matmul_dtype: Dtype | None = None
-    #: Host time to launch one operation: 5 to 25 us in eager PyTorch, from Python to cudaLaunchKernel; next to nothing where a layer is
-    #: one CUDA graph. A layer hides it wherever its kernels last longer. 18 us: published steps of small models, which are bound by it.
+    #: Host time to launch one operation: 5 to 25 us in eager PyTorch, from Python to
+    #: cudaLaunchKernel; next to nothing where a layer is one CUDA graph. A layer hides it wherever
+    #: its kernels last longer. 18 us: published steps of small models, which are bound by it.
     launch: DurationNs = 18_000
     #: Scores above the diagonal are not computed. Left out: true with flash.
     causal: StrictBool | None = None
     tensor: AxisOrGroup | None = None
     sequence_parallel: StrictBool = True
-    #: dtensor: calls of PyTorch's DTensor; megatron: those of fused matrices, their input gathered again, its gradient beside the weights'.
+    #: dtensor: calls of PyTorch's DTensor; megatron: those of fused matrices, their input gathered
+    #: again, its gradient beside the weights'.
     tensor_calls: Literal["dtensor", "megatron"] = "dtensor"
-    #: What sequence-parallel ranks gather before a dense block and scatter after it travels in pieces beside its products: Transformer
-    #: Engine's userbuffers (Megatron-LM's --tp-comm-overlap), PyTorch's async TP (torch.compile, _micro_pipeline_tp).
+    #: What sequence-parallel ranks gather before a dense block and scatter after it travels in
+    #: pieces beside its products: Transformer Engine's userbuffers (Megatron-LM's
+    #: --tp-comm-overlap), PyTorch's async TP (torch.compile, _micro_pipeline_tp).
     tensor_overlap: StrictBool = False
-    #: The loss is computed from each rank's part of the logits (torchtitan's default, and Megatron-LM's only way); else they are gathered.
+    #: The loss is computed from each rank's part of the logits (torchtitan's default, and
+    #: Megatron-LM's only way); else they are gathered.
     loss_parallel: StrictBool = True
     pipeline: AxisOrGroup | None = None
     schedule: str = "1f1b"
     #: Stages per rank of the pipeline.
     chunks: PositiveInt | None = None
-    #: Left out: evenly, with one layer fewer on the first and on the last stage where that comes out even.
+    #: Left out: evenly, with one layer fewer on the first and on the last stage where that comes
+    #: out even.
     layers_per_stage: tuple[PositiveInt | Literal[0], ...] | None = None
     context: AxisOrGroup | None = None
     experts: AxisOrGroup | None = None
     data: AxesOrGroup | None = None
     #: ZeRO: 1 shards the optimizer's states, 2 gradients too, 3 (fully_shard) parameters too.
     zero: Literal[0, 1, 2, 3] = 1
-    #: Each layer's gradients are reduced while the next layer's are computed, in the last micro-batch (Megatron-LM's
-    #: --overlap-grad-reduce, PyTorch's DDP); false: all of them after the last backward pass.
+    #: Each layer's gradients are reduced while the next layer's are computed, in the last
+    #: micro-batch (Megatron-LM's --overlap-grad-reduce, PyTorch's DDP); false: all of them after
+    #: the last backward pass.
     overlap_grad_reduce: StrictBool = True
-    #: The gradients' norm is reduced before the update. GPT-3 clips at 1.0 (arXiv:2005.14165, appendix B), and so do Llama
-    #: (arXiv:2302.13971, section 2.2) and Megatron-LM's default (--clip-grad).
+    #: The gradients' norm is reduced before the update. GPT-3 clips at 1.0 (arXiv:2005.14165,
+    #: appendix B), and so do Llama (arXiv:2302.13971, section 2.2) and Megatron-LM's default
+    #: (--clip-grad).
     clip_grad_norm: StrictBool = True
-    #: Gradients of tied embeddings are summed over the first and the last stage (Megatron-LM, core/distributed/finalize_model_grads.py).
-    #: Left out: where the model ties them; GPT-3 does as GPT-2 (github openai/gpt-2, src/model.py), Llama 3 and Mixtral do not.
+    #: Gradients of tied embeddings are summed over the first and the last stage (Megatron-LM,
+    #: core/distributed/finalize_model_grads.py). Left out: where the model ties them; GPT-3 does as
+    #: GPT-2 (github openai/gpt-2, src/model.py), Llama 3 and Mixtral do not.
     embedding_all_reduce: StrictBool | None = None
-    #: Ranks that share what is sharded, where the mesh holds only some of them (one pipeline of many, the others being the same).
+    #: Ranks that share what is sharded, where the mesh holds only some of them (one pipeline of
+    #: many, the others being the same).
     data_ranks: PositiveInt | None = None
 
     @field_validator("model", mode="before")
     @classmethod
     def _preset(cls, value: object) -> object:
         if not isinstance(value, str | dict | ArchitectureFields):
-            raise ValueError(f"expected a preset ({name_list(PRESETS)}) or the model's sizes, found {value_text(value)}")
+            raise ValueError(
+                f"expected a preset ({name_list(PRESETS)}) or the model's sizes, found {value_text(value)}"
+            )
         return {"preset": value} if isinstance(value, str) else value
 
     # --- the layout ---
     def axis(self, field: str, context: ExpansionContext) -> str | None:
         """The axis of a kind of parallelism; None where the mesh has none."""
         named: str | None = getattr(self, field)
-        return named if named is not None else _DEFAULT_AXES[field] if _DEFAULT_AXES[field] in context.mesh else None
+        return (
+            named
+            if named is not None
+            else _DEFAULT_AXES[field]
+            if _DEFAULT_AXES[field] in context.mesh
+            else None
+        )
 
     def ways(self, field: str, context: ExpansionContext) -> int:
         """How many ranks an axis has; 1 where there is none."""
@@ -167,18 +204,32 @@ class TransformerFields(Strategy):
         """The axes over which gradients are reduced."""
         if self.data is not None:
             return (self.data,) if isinstance(self.data, str) else self.data
-        return tuple(axis for axis in context.mesh if axis not in (self.axis("tensor", context), self.axis("pipeline", context)))
+        return tuple(
+            axis
+            for axis in context.mesh
+            if axis not in (self.axis("tensor", context), self.axis("pipeline", context))
+        )
 
     def one_pass(self, context: ExpansionContext) -> MicroBatchCost:
         """A micro-batch on one rank of this layout."""
         model = self.model.architecture()
         flash = self.attention == "flash"
         return MicroBatchCost(
-            model, self.micro_batch, self.sequence or model.sequence, FLOAT_DTYPE_BYTES[self.dtype], self.ways("tensor", context),
-            self.sequence_parallel and self.ways("tensor", context) > 1, self.ways("context", context),
-            self.ways("experts", context), self.recompute, flash, flash if self.causal is None else self.causal,
-            self.tensor_calls == "dtensor", self.tensor_calls == "dtensor" and not self.loss_parallel, self.autocast,
-        )  # fmt: skip
+            model,
+            self.micro_batch,
+            self.sequence or model.sequence,
+            FLOAT_DTYPE_BYTES[self.dtype],
+            self.ways("tensor", context),
+            self.sequence_parallel and self.ways("tensor", context) > 1,
+            self.ways("context", context),
+            self.ways("experts", context),
+            self.recompute,
+            flash,
+            flash if self.causal is None else self.causal,
+            self.tensor_calls == "dtensor",
+            self.tensor_calls == "dtensor" and not self.loss_parallel,
+            self.autocast,
+        )
 
     def stages(self, context: ExpansionContext) -> int:
         return self.ways("pipeline", context) * self.chunk_count
@@ -206,7 +257,9 @@ class TransformerFields(Strategy):
         backward: Sequence[CostOrEntries] = (),
         last: Sequence[CostOrEntries] = (),
     ) -> Pipeline:
-        """The `pipeline` strategy that carries the micro-batches; costs by stage. ``last``: of the last backward pass, if it is another."""
+        """The `pipeline` strategy that carries the micro-batches; costs by stage. ``last``: of the
+        last backward pass, if it is another.
+        """
         fields: dict[str, object] = {
             "schedule": self.schedule,
             "axis": self.axis("pipeline", context),
@@ -239,7 +292,12 @@ class TransformerFields(Strategy):
 
     def _uneven(self, context: ExpansionContext) -> Iterator[Refusal]:
         model, one = self.model.architecture(), self.one_pass(context)
-        sizes = {"heads": model.heads, "kv_heads": model.kv_heads, "hidden": model.hidden, "ffn": model.ffn}
+        sizes = {
+            "heads": model.heads,
+            "kv_heads": model.kv_heads,
+            "hidden": model.hidden,
+            "ffn": model.ffn,
+        }
         if not model.head and model.hidden % model.heads:
             yield ("model",), f"hidden {model.hidden} is not divisible by heads {model.heads}"
         if model.heads % model.kv_heads:
@@ -251,11 +309,21 @@ class TransformerFields(Strategy):
                     f"{word} {size} is not divisible by the tensor axis of {one.tensor} ranks{_nearest_divisors(size, one.tensor)}",
                 )
         if one.sequence % one.context:
-            yield ("sequence",), f"sequence {one.sequence} is not divisible by the context axis of {one.context} ranks"
+            yield (
+                ("sequence",),
+                f"sequence {one.sequence} is not divisible by the context axis of {one.context} ranks",
+            )
         elif one.sequence_parallel and one.sequence // one.context % one.tensor:
             part = one.sequence // one.context
-            whole = f"sequence {part}" if one.context == 1 else f"the part of {part} tokens that a context rank has"
-            yield ("sequence",), f"{whole} is not divisible by the tensor axis of {one.tensor} ranks, as sequence_parallel needs"
+            whole = (
+                f"sequence {part}"
+                if one.context == 1
+                else f"the part of {part} tokens that a context rank has"
+            )
+            yield (
+                ("sequence",),
+                f"{whole} is not divisible by the tensor axis of {one.tensor} ranks, as sequence_parallel needs",
+            )
         if self.tensor_overlap and one.tensor > 1 and not one.sequence_parallel:
             yield (
                 ("tensor_overlap",),
@@ -279,7 +347,9 @@ class TransformerFields(Strategy):
         """What does not go with autocast, or is not counted under it."""
         asked = {
             "zero 0 or 1 (fully_shard has a precision of its own)": self.zero < 2,
-            "no tensor axis and no pipeline": self.ways("tensor", context) == self.ways("pipeline", context) == 1,
+            "no tensor axis and no pipeline": self.ways("tensor", context)
+            == self.ways("pipeline", context)
+            == 1,
             "a model without experts": not self.model.architecture().experts,
             "attention: flash": self.attention == "flash",
             "recompute none or full": self.recompute in ("none", "full"),
@@ -288,7 +358,11 @@ class TransformerFields(Strategy):
             "no matmul_dtype": self.matmul_dtype is None,
         }
         if self.autocast:
-            yield from ((("autocast",), f"autocast goes with {what}") for what, holds in asked.items() if not holds)
+            yield from (
+                (("autocast",), f"autocast goes with {what}")
+                for what, holds in asked.items()
+                if not holds
+            )
 
     def _wrong_stages(self, context: ExpansionContext) -> Iterator[Refusal]:
         layers, split = self.model.architecture().layers, self.split(context)
@@ -303,13 +377,19 @@ class TransformerFields(Strategy):
                 yield ("chunks",), "there is no pipeline to cut into chunks"
             return
         if len(split) != self.stages(context):
-            yield ("layers_per_stage",), f"expected {self.stages(context)} numbers, one for each stage, found {len(split)}"
+            yield (
+                ("layers_per_stage",),
+                f"expected {self.stages(context)} numbers, one for each stage, found {len(split)}",
+            )
         elif sum(split) != layers:
             yield ("layers_per_stage",), f"the stages have {sum(split)} layers, the model {layers}"
         elif max(split) == 0 or layers + 2 < len(split):
             yield ("chunks",), f"{layers} layers are too few for {len(split)} stages"
         if self.zero == 3:
-            yield ("zero",), "with a pipeline, parameters stay gathered between micro-batches: expected zero 0, 1 or 2"
+            yield (
+                ("zero",),
+                "with a pipeline, parameters stay gathered between micro-batches: expected zero 0, 1 or 2",
+            )
         for path, sentence in self.pipeline_strategy(context).refuse(context):
             field = {"axis": "pipeline"}.get(str(path[0]), str(path[0])) if path else ""
             if field in type(self).model_fields:

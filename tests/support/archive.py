@@ -219,7 +219,7 @@ def _in_child(words: tuple[str, ...]) -> str:
     return text.replace(folder, "TMP")
 
 
-def record(folder: Path, every: int) -> None:
+def record(folder: Path, every: int, only: list[str]) -> None:
     os.chdir(ROOT)
     os.environ.update(COLUMNS="80", NO_COLOR="1", PYTHONHASHSEED="0")
     for words in (
@@ -231,7 +231,7 @@ def record(folder: Path, every: int) -> None:
     import signal
 
     signal.alarm(0)
-    wanted = list(commands(every))
+    wanted = [words for words in commands(every) if not only or words[0] in only]
     outputs: dict[str, dict[str, str]] = {}
     with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
         for words, text in pool.imap_unordered(run, wanted, chunksize=4):
@@ -288,14 +288,15 @@ def main() -> None:
     actions = parser.add_subparsers(dest="action", required=True)
     recording = actions.add_parser("record")
     recording.add_argument("folder", type=Path)
-    recording.add_argument("--every", type=int, default=1)
+    recording.add_argument("--every", type=int, default=1, help="take every Nth scenario")
+    recording.add_argument("--only", nargs="*", default=[], metavar="COMMAND", help="these alone")
     comparing = actions.add_parser("compare")
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)
     comparing.add_argument("--shown", type=int, default=10)
     given = parser.parse_args()
     if given.action == "record":
-        record(given.folder.resolve(), given.every)
+        record(given.folder.resolve(), given.every, given.only)
     else:
         sys.exit(compare(given.before, given.after, given.shown))
 

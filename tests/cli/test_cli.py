@@ -238,7 +238,7 @@ def test_schema_is_a_json_schema_that_knows_the_operations(cli):
 def test_a_fault_of_distsim_ends_with_3_and_shows_the_traceback_only_under_debug():
     code = (
         "import sys\nimport distsim.cli.commands.explain as explain\nfrom distsim.__main__ import main\n"
-        "def broken(name): return 1 // 0\nexplain.page = broken\nmain()"
+        "def broken(name): return 1 // 0\nexplain.explain_page = broken\nmain()"
     )
     plain, debug = (
         subprocess.run(

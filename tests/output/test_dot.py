@@ -197,16 +197,16 @@ def test_a_png_without_fonts_is_refused_and_an_svg_is_not(
 
 
 NEW_VIEW = """
-from distsim.output.pictures.drawing.box_diagram import Node, Picture, Text
-from distsim.output.pictures.components.view_interface import Example, Subject, View, given
+from distsim.output.pictures.drawing.box_diagram import BoxDiagram, DiagramNode, TextLine
+from distsim.output.pictures.components.view_interface import GalleryExample, PictureInput, PictureView, require_input
 
 
-def _drawn(subject: Subject) -> Picture:
-    program = given(subject.program, "program")
-    return Picture(program.name, nodes=(Node("n", (Text(f"{program.world_size} ranks"),)),))
+def _drawn(subject: PictureInput) -> BoxDiagram:
+    program = require_input(subject.program, "program")
+    return BoxDiagram(program.name, nodes=(DiagramNode("n", (TextLine(f"{program.world_size} ranks"),)),))
 
 
-VIEW = View(_drawn, examples=(Example("hybrid", "How many there are."),))
+VIEW = PictureView(_drawn, examples=(GalleryExample("hybrid", "How many there are."),))
 """
 USED = """
 import sys

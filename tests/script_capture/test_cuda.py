@@ -24,10 +24,10 @@ TRAINS = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import distsim.script_capture.cuda as dc
-layer = dc.prepare({"PATH": "/nowhere", "XDG_CACHE_HOME": sys.argv[2]})
+layer = dc.select_emulation({"PATH": "/nowhere", "XDG_CACHE_HOME": sys.argv[2]})
 layer.install(2)
 import torch
-assert (layer.name, torch.cuda.device_count(), torch.cuda.is_available()) == (dc.SPELLED, 2, True), layer
+assert (layer.name, torch.cuda.device_count(), torch.cuda.is_available()) == (dc.CPU_ALIASED, 2, True), layer
 torch.cuda.set_device("cuda:1")
 device = torch.device("cuda", 1)
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).to(device).cuda().to(1)
@@ -71,8 +71,8 @@ torch._C._cuda_getDeviceCount = lambda: seen.append(os.environ["CUDA_VISIBLE_DEV
 torch.cuda._device_count_nvml = lambda: 8
 os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
 assert torch.cuda.device_count() == 8
-from distsim.script_capture.cuda.hide_gpus import hide
-hide()
+from distsim.script_capture.cuda.hide_gpus import hide_gpus
+hide_gpus()
 assert (seen, os.environ["CUDA_VISIBLE_DEVICES"]) == ([""], "0,1"), seen
 assert torch.cuda.device_count() == 0
 """
@@ -92,8 +92,8 @@ CAPTURE = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))
 import distsim.script_capture.cuda as dc
-layer = dc.prepare()
-assert layer.name == dc.REAL, layer
+layer = dc.select_emulation()
+assert layer.name == dc.CPU_BACKED, layer
 layer.install(2)
 from distsim.cli.process import main
 sys.argv[1:1] = ["capture"]
@@ -330,12 +330,12 @@ def test_a_device_that_is_not_there_is_refused_in_torchs_words_as_no_fault_of_a_
 
 TRITON = """
 import os, sys
-from distsim.script_capture.cuda import kernels
-kernels.prepare()
+from distsim.script_capture.cuda.triton_interpreter import enable_interpreter
+enable_interpreter()
 import triton.runtime.driver as there
 assert there.loaded and os.environ["TRITON_INTERPRET"] == "1"
-from distsim.script_capture.cuda.fake_driver import properties
-assert there.driver.active.utils.get_device_properties(0)["multiprocessor_count"] == properties().multi_processor_count
+from distsim.script_capture.cuda.fake_driver import device_properties
+assert there.driver.active.utils.get_device_properties(0)["multiprocessor_count"] == device_properties().multi_processor_count
 assert there.driver.active.get_benchmarker()(print, quantiles=(0.5, 0.2)) == [0.0, 0.0]
 try:
     there.driver.active.utils.load_binary()

@@ -174,7 +174,7 @@ class Pipeline(Strategy):
     reduce_copies: StrictBool = True
     #: Before the first micro-batch: true as PyTorch does it without shapes given, `vote` as it does
     #: with them.
-    shapes_exchange: bool | Literal["shape_vote_entries"] = False
+    shapes_exchange: bool | Literal["vote"] = False
     defer_pp_recv: bool = False
     #: Forward passes alone, as schedule.eval() runs them.
     evaluate: bool = False

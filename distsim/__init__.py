@@ -1,40 +1,63 @@
 """distsim: simulates and verifies torch.distributed programs.
 
     >>> import distsim
-    >>> scenario = distsim.loads("world: 2\\ntensors: {x: {shape: [1], value: rank}}\\nprogram:\\n  - all_reduce: {tensor: x}\\n")
-    >>> distsim.simulate(scenario).outcome
+    >>> text = "world: 2\\ntensors: {x: {shape: [1], value: rank}}\\nprogram:\\n  - all_reduce: {tensor: x}\\n"
+    >>> distsim.simulate(text).outcome
     'completes'
 
-The names below are loaded when they are first used, so that `import distsim` costs nothing.
+The names in ``__all__`` are public: they keep their meaning within a minor version, and a change is
+announced in CHANGELOG.md. Everything else may change at any time. Each name is loaded when it is
+first used, so ``import distsim`` costs almost nothing.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as typing has it, whose import would take longer than all of this file
+TYPE_CHECKING = False  # importing typing would take longer than this whole file
 if TYPE_CHECKING:
     from typing import Any
 
-    from distsim.checker.verdict import verdict_of
+    from distsim.api.functions import (
+        capture,
+        check,
+        compare,
+        doctor,
+        expand,
+        fix,
+        load,
+        plan,
+        render,
+        replay,
+        report,
+        run_real,
+        shrink,
+        simulate,
+        sweep,
+    )
     from distsim.common.errors import DistsimError, ScenarioErrors, UsageError, UserError
     from distsim.findings.finding_types import Finding, SourceLocation
-    from distsim.program.lower import lower
-    from distsim.scenario import Scenario, load, loads
-    from distsim.simulation.expectations import unmet_expectations
-    from distsim.simulation.simulate_scenario import Simulation, simulate
+    from distsim.scenario import Scenario
     from distsim.trace.model import Trace
 
 __version__ = "0.1.0"
 
-#: Public name -> the module it lives in.
-_HOME = {
-    "load": "distsim.scenario",
-    "loads": "distsim.scenario",
+#: Public name -> the module that defines it.
+_MODULE_OF_NAME = {
+    "load": "distsim.api.functions",
+    "simulate": "distsim.api.functions",
+    "check": "distsim.api.functions",
+    "expand": "distsim.api.functions",
+    "plan": "distsim.api.functions",
+    "sweep": "distsim.api.functions",
+    "capture": "distsim.api.functions",
+    "doctor": "distsim.api.functions",
+    "run_real": "distsim.api.functions",
+    "replay": "distsim.api.functions",
+    "compare": "distsim.api.functions",
+    "shrink": "distsim.api.functions",
+    "fix": "distsim.api.functions",
+    "render": "distsim.api.functions",
+    "report": "distsim.api.functions",
     "Scenario": "distsim.scenario",
-    "lower": "distsim.program.lower",
-    "verdict_of": "distsim.checker.verdict",
-    "simulate": "distsim.simulation.simulate_scenario",
-    "Simulation": "distsim.simulation.simulate_scenario",
-    "unmet_expectations": "distsim.simulation.expectations",
     "Trace": "distsim.trace.model",
     "Finding": "distsim.findings.finding_types",
     "SourceLocation": "distsim.findings.finding_types",
@@ -47,29 +70,37 @@ _HOME = {
 __all__ = [
     "DistsimError",
     "Finding",
-    "SourceLocation",
     "Scenario",
     "ScenarioErrors",
-    "Simulation",
+    "SourceLocation",
     "Trace",
     "UsageError",
     "UserError",
     "__version__",
-    "unmet_expectations",
+    "capture",
+    "check",
+    "compare",
+    "doctor",
+    "expand",
+    "fix",
     "load",
-    "loads",
-    "lower",
+    "plan",
+    "render",
+    "replay",
+    "report",
+    "run_real",
+    "shrink",
     "simulate",
-    "verdict_of",
+    "sweep",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULE_OF_NAME:
         raise AttributeError(f"module 'distsim' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(_MODULE_OF_NAME[name]), name)
 
 
 def __dir__() -> list[str]:

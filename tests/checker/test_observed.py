@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from distsim import load, simulate
+from distsim.scenario import load
 from distsim.simulation.check_scenario import check_scenario
 from distsim.simulation.expectations import unmet_expectations
+from distsim.simulation.simulate_scenario import simulate
 
 FILES = sorted((Path(__file__).resolve().parents[1] / "data" / "observed").glob("*.yaml"))
 MIB, EAGER = 1 << 20, 4 << 10  # what NCCL buffers is 4 MiB by default, Open MPI's eager limit 4 KiB

@@ -66,9 +66,10 @@ def simulated(copy: Path, text: str, *more: str) -> dict[str, Any]:
 
 def test_the_page_has_a_file_for_each_and_no_file_of_the_package_knows_them() -> None:
     assert list(BLOCKS) == [
-        "distsim/ops/scan.py",
-        "distsim/profiles/ucc.py",
+        "distsim/operations/scan.py",
+        "distsim/backends/ucc.py",
         "distsim/operations/core/algorithms.py",
+        "distsim/output/pictures/views/headcount.py",
     ]
     for path in (ROOT / "distsim").rglob("*.py"):
         assert not re.search(r"\bucc\b|\bscan\b", path.read_text(encoding="utf-8")), path
@@ -81,8 +82,10 @@ def test_an_operation_is_one_file_and_no_back_end_has_it_until_its_row_says_so(c
     assert "Backend gloo does not support scan" in json.dumps(refused["findings"])
 
     assert BOUND is not None
-    place = copy / "distsim" / "ops" / "scan.py"
-    row = place.read_text(encoding="utf-8").replace("import Effect", "import Binding, Effect")
+    place = copy / "distsim" / "operations" / "scan.py"
+    row = place.read_text(encoding="utf-8").replace(
+        "import GroupRanks", "import BackendBinding, GroupRanks"
+    )
     place.write_text(row.replace("    first_field", BOUND[1] + "    first_field"), encoding="utf-8")
     taken = simulated(copy, text)
     assert (taken["verdict"], taken["outcome"]) == ("ok", "completes")
@@ -94,7 +97,7 @@ def test_an_operation_is_one_file_and_no_back_end_has_it_until_its_row_says_so(c
 def test_a_new_operation_is_explained_drawn_in_the_schema_and_found_when_it_is_missing(
     copy: Path,
 ) -> None:
-    assert "A rank waits for those before it." in done(copy, "explain", "scan").stdout
+    assert "A rank waits for all ranks before it." in done(copy, "explain", "scan").stdout
     assert '"scan"' in done(copy, "schema").stdout
     assert done(copy, "render", "--view", "op", "--op", "scan", "-o", "scan.svg").returncode == 0
     assert "<svg" in (copy / "scan.svg").read_text(encoding="utf-8")
@@ -115,8 +118,18 @@ def test_a_back_end_is_one_file(copy: Path) -> None:
     assert "Backend ucc does not support all_to_all" in json.dumps(refused["findings"])
     (copy / "s.yaml").write_text(HEAD + "backend: gloo\nprogram:\n  - barrier\n", encoding="utf-8")
     assert "completes on gloo, nccl, ucc, mpi" in done(copy, "check", "s.yaml").stdout
+    assert done(copy, "simulate", "s.yaml", "--backend", "ucc").returncode == 0
+    assert done(copy, "check", "s.yaml", "--backend", "ucc").returncode == 0
     assert '"ucc"' in done(copy, "schema").stdout
     assert "ucc CPU" in done(copy, "explain", "backends").stdout
+
+
+def test_a_view_is_one_file(copy: Path) -> None:
+    scenario = str(ROOT / "scenarios" / "hybrid.yaml")
+    drawn = done(copy, "render", scenario, "--view", "headcount", "--format", "mermaid")
+
+    assert '["4 ranks"]' in drawn.stdout
+    assert "headcount" in done(copy, "render", "--help").stdout
 
 
 def test_an_algorithm_is_one_function_and_its_schedule_is_what_is_priced(copy: Path) -> None:
@@ -131,11 +144,12 @@ def test_the_tests_of_the_table_hold_for_what_was_added(copy: Path) -> None:
     """The columns of `scan` agree with each other, and its schedule and that of `direct` are
     proven, by the tests that all rows have.
     """
-    for name in ("test_ops_table.py", "test_schedules.py"):
-        shutil.copy(ROOT / "tests" / name, copy / name)
+    shutil.copytree(ROOT / "tests" / "support", copy / "tests" / "support")
+    for name in ("test_table.py", "test_algorithms.py"):
+        shutil.copy(ROOT / "tests" / "operations" / name, copy / name)
     code = (
         "import pytest, sys; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-k', 'scan or direct', "
-        "'test_ops_table.py', 'test_schedules.py']))"
+        "'test_table.py', 'test_algorithms.py']))"
     )
     run = done(copy, code=code)
     assert run.returncode == 0, run.stdout

@@ -225,7 +225,7 @@ def test_a_new_view_is_one_file_that_the_command_and_the_gallery_find(tmp_path: 
     def distsim(*arguments: str) -> str:
         words = [sys.executable, "-c", USED, str(tmp_path), *arguments]
         return subprocess.run(
-            words, cwd=GOLDEN.parent.parent, capture_output=True, text=True, check=True
+            words, cwd=GOLDEN.parents[2], capture_output=True, text=True, check=True
         ).stdout
 
     assert "dataflow, groups, headcount, memory, op" in " ".join(

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import pytest
 
-from distsim import loads, simulate
+from distsim.scenario import loads
 from distsim.simulation.check_scenario import check_scenario
+from distsim.simulation.simulate_scenario import simulate
 
 HEAD = "world: 3\nbackend: BACKEND\nprogram:\n"
 OTHER = "  - new_group: {name: a, ranks: [0, 2]}\n"

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distsim import loads, simulate
 from distsim.common.errors import UsageError
 from distsim.common.expressions import parse_expression
 from distsim.operations.core.collective_results import apply_effect, numpy_dtype, reduce_arrays
 from distsim.operations.core.field_types import PerRank
 from distsim.operations.registry import OPERATIONS
+from distsim.scenario import loads
+from distsim.simulation.simulate_scenario import simulate
 from distsim.values import BufferValues, compute_values
 from distsim.values.lineage import (
     ContentPiece,

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from distsim import loads, simulate
+from distsim.scenario import loads
+from distsim.simulation.simulate_scenario import simulate
 from distsim.values import BufferValues, compute_values
 from distsim.values.buffer_values import LineageViolation
 from distsim.values.effect_order import causal_numbers, match_table

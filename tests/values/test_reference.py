@@ -9,8 +9,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from distsim import loads, simulate
 from distsim.program.lower import lower
+from distsim.scenario import loads
+from distsim.simulation.simulate_scenario import simulate
 from distsim.values import BufferValues, compute_values
 from distsim.values.lineage import ContentPiece, TensorContribution, align_contents, slice_content
 

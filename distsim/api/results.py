@@ -1,0 +1,466 @@
+"""Results of the public functions.
+
+Every result has a short ``repr``, ``to_text()`` (what the command prints), ``to_json()`` (what the
+command prints with ``--format json``), and ``_repr_html_()`` for notebooks. Results with rows also
+have ``to_pandas()``. A result wraps the record that the library computed (``raw``); the record's
+fields are not part of the public interface.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    import pandas
+
+    from distsim.analysis.run_comparison import RunComparison
+    from distsim.findings.finding_types import Finding
+    from distsim.hang_doctor import Diagnosis
+    from distsim.planning.ranking import LayoutPlan
+    from distsim.planning.sweep.run_sweep import SweepResult
+    from distsim.real.results.real_run import RealRun
+    from distsim.repair.search import ScenarioRepair
+    from distsim.repair.shrink import ShrinkResult
+    from distsim.scenario import Scenario
+    from distsim.simulation.check_scenario import CheckResult
+    from distsim.simulation.simulate_scenario import Simulation
+    from distsim.trace.model import Trace
+    from distsim.trace_replay import ReplayResult
+    from distsim.values import BufferValues
+
+Raw = TypeVar("Raw")
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, repr=False)
+class Answer(Generic[Raw]):
+    """Base of all results. Subclasses define `to_text`, `to_json` and `_summary`."""
+
+    raw: Raw
+
+    def to_text(self) -> str:
+        """The report that the command prints."""
+        raise AttributeError("to_text")
+
+    def to_json(self) -> Json:
+        """The report as JSON-compatible data."""
+        raise AttributeError("to_json")
+
+    def _summary(self) -> str:
+        raise AttributeError("_summary")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self._summary()}>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.to_text())}</pre>"
+
+
+class SimulationAnswer(Answer["Simulation"]):
+    """One simulated run. Times are in nanoseconds."""
+
+    @property
+    def outcome(self) -> str:
+        """``completes``, ``hangs``, ``crashes``, …: what this run does."""
+        return self.raw.outcome
+
+    @property
+    def verdict(self) -> str | None:
+        """``ok``, ``deadlock``, ``mismatch``, … over all event orders; None if not requested."""
+        return None if self.raw.verdict is None else self.raw.verdict.verdict
+
+    @property
+    def makespan_ns(self) -> int:
+        """Time from the start to the end of the last call."""
+        return self.raw.makespan_ns
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return self.raw.findings
+
+    @property
+    def scenario(self) -> Scenario:
+        return self.raw.scenario
+
+    @property
+    def trace(self) -> Trace:
+        """The simulated calls as a table."""
+        return self.raw.run.trace
+
+    @property
+    def values(self) -> BufferValues | None:
+        """What the tensors hold at the end; None if not computed."""
+        return self.raw.values
+
+    def to_text(self) -> str:
+        from distsim.output.text.simulation_report import simulation_report_text
+
+        return simulation_report_text(self.raw)
+
+    def to_json(self) -> Json:
+        from distsim.output.json.simulation_result import simulation_json
+
+        return dict(simulation_json(self.raw))
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per rank: compute, exposed communication, waiting, idle and finish, in ns."""
+        return _data_frame([rank._asdict() for rank in self.raw.timeline.ranks])
+
+    def _summary(self) -> str:
+        from distsim.common.units import show_ns
+
+        ranks = f"{self.raw.program.world_size:,} ranks"
+        ending = f"{self.outcome} in {show_ns(self.makespan_ns)}"
+        verdict = "" if self.verdict is None else f", verdict {self.verdict}"
+        return f"{self.raw.program.name}, {ranks}, {ending}{verdict}"
+
+
+class CheckAnswer(Answer["CheckResult"]):
+    """The verdict on one scenario over all event orders, and its outcome on each backend."""
+
+    @property
+    def verdict(self) -> str | None:
+        """None if the file cannot be read; `errors` says why."""
+        return None if self.raw.verdict is None else self.raw.verdict.verdict
+
+    @property
+    def ok(self) -> bool:
+        """Whether the command would end with exit status 0."""
+        return self.raw.status() == 0
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return self.raw.findings
+
+    @property
+    def errors(self) -> tuple[object, ...]:
+        """Problems of the file itself."""
+        return self.raw.errors
+
+    def to_text(self) -> str:
+        from distsim.output.text.check_results import check_text
+
+        return check_text([self.raw])
+
+    def to_json(self) -> Json:
+        from distsim.output.text.check_results import check_file_json
+
+        return dict(check_file_json(self.raw))
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per finding."""
+        return _data_frame(_finding_rows(self.findings))
+
+    def _summary(self) -> str:
+        count = len(self.findings)
+        findings = f"{count} finding{'' if count == 1 else 's'}"
+        return f"{self.raw.file}, verdict {self.verdict}, {findings}"
+
+
+class PlanAnswer(Answer["LayoutPlan"]):
+    """Layouts of a training step, the fastest first."""
+
+    def to_text(self) -> str:
+        from distsim.output.text.layout_plan import layout_plan_text
+
+        return layout_plan_text(self.raw, 15)
+
+    def to_json(self) -> Json:
+        from distsim.output.text.layout_plan import layout_plan_json
+
+        return dict(layout_plan_json(self.raw))
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per layout that fits, the fastest first."""
+        return _data_frame(self.to_json()["layouts"])
+
+    def best_scenario(self) -> str | None:
+        """The fastest layout as the text of a scenario file; None if no layout fits."""
+        from distsim.scenario.format.source.document import dump_yaml
+
+        best = self.raw.best
+        if best is None:
+            return None
+        return dump_yaml(self.raw.question(best).scenario(best.layout, best.cluster))
+
+    def _summary(self) -> str:
+        best = self.raw.best
+        if best is None:
+            return "no layout fits"
+        return f"{len(self.raw.ranked)} layouts fit, fastest {best.layout.label()}"
+
+
+class SweepAnswer(Answer["SweepResult"]):
+    """One row per simulated grid point, the fastest first."""
+
+    @property
+    def rows(self) -> Sequence[Mapping[str, str]]:
+        return self.raw.rows
+
+    def to_text(self) -> str:
+        from distsim.output.text.sweep_table import sweep_text
+
+        return sweep_text(self.raw, 15)
+
+    def to_json(self) -> Json:
+        from distsim.output.text.sweep_table import sweep_json
+
+        return dict(sweep_json(self.raw))
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per grid point."""
+        return _data_frame([dict(row) for row in self.rows])
+
+    def _summary(self) -> str:
+        return f"{len(self.rows)} points"
+
+
+class DoctorAnswer(Answer["Diagnosis"]):
+    """Why a job hangs, as far as its files prove it."""
+
+    @property
+    def causes(self) -> tuple[Any, ...]:
+        return tuple(self.raw.causes)
+
+    def to_text(self) -> str:
+        from distsim.output.text.diagnosis import doctor_text
+
+        return doctor_text(self.raw)
+
+    def to_json(self) -> Json:
+        from distsim.output.text.diagnosis import doctor_json
+
+        return dict(doctor_json(self.raw))
+
+    def _summary(self) -> str:
+        count = len(self.causes)
+        return f"{count} cause{'' if count == 1 else 's'} found"
+
+
+class RealRunAnswer(Answer["RealRun"]):
+    """A run on torch.distributed."""
+
+    @property
+    def trace(self) -> Trace:
+        """The recorded calls as a table."""
+        return self.raw.trace
+
+    def to_text(self) -> str:
+        from distsim.output.text.real_run import real_run_text
+
+        return real_run_text(self.raw)
+
+    def to_json(self) -> Json:
+        from distsim.output.text.real_run import real_run_json
+
+        return dict(real_run_json(self.raw))
+
+    def _summary(self) -> str:
+        return self.to_text().partition("\n")[0]
+
+
+class ReplayAnswer(Answer["ReplayResult"]):
+    """The calls of a trace, simulated again."""
+
+    file: str = "trace"
+
+    @property
+    def outcome(self) -> str:
+        return self.raw.outcome
+
+    @property
+    def trace(self) -> Trace:
+        return self.raw.trace
+
+    def to_text(self) -> str:
+        from distsim.output.text.replay_report import replay_text
+
+        return replay_text(self.raw, self.file)
+
+    def to_json(self) -> Json:
+        from distsim.output.text.replay_report import replay_json
+
+        return dict(replay_json(self.raw, self.file))
+
+    def _summary(self) -> str:
+        return self.to_text().partition("\n")[0]
+
+
+@dataclass(frozen=True, repr=False)
+class ComparisonAnswer(Answer["RunComparison"]):
+    """Two runs compared: calls, values, order and times."""
+
+    names: tuple[str, str] = ("first", "second")
+
+    @property
+    def same(self) -> bool:
+        """Whether calls, values and order agree, and times within the tolerance."""
+        return self.raw.same
+
+    def to_text(self) -> str:
+        from distsim.output.text.comparison import compare_text
+
+        return compare_text(self.raw, self.names)
+
+    def to_json(self) -> Json:
+        from distsim.output.text.comparison import compare_json
+
+        return dict(compare_json(self.raw, self.names))
+
+    def _summary(self) -> str:
+        first, second = self.names
+        return f"{first} and {second} {'agree' if self.same else 'differ'}"
+
+
+class ShrinkAnswer(Answer["ShrinkResult"]):
+    """The smallest scenario found that fails in the same way."""
+
+    @property
+    def text(self) -> str:
+        """The scenario file."""
+        return self.raw.text
+
+    def to_text(self) -> str:
+        return self.text
+
+    def to_json(self) -> Json:
+        return {"text": self.text, "calls": list(self.raw.calls), "ranks": list(self.raw.ranks)}
+
+    def _summary(self) -> str:
+        before, after = self.raw.calls
+        return f"{before:,} calls reduced to {after:,}"
+
+
+class FixAnswer(Answer["tuple[ScenarioRepair, ...]"]):
+    """Repairs of a failing scenario, the best first. Each checks ok under every reading."""
+
+    @property
+    def patches(self) -> tuple[str, ...]:
+        """Unified diffs."""
+        return tuple(repair.patch for repair in self.raw)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The repaired scenario files."""
+        return tuple(repair.text for repair in self.raw)
+
+    def to_text(self) -> str:
+        return "\n".join(self.patches) or "no repair found"
+
+    def to_json(self) -> Json:
+        repairs = [
+            {"steps": list(repair.words), "completes": list(repair.completes), "patch": repair.patch}
+            for repair in self.raw
+        ]
+        return {"repairs": repairs}
+
+    def _summary(self) -> str:
+        return f"{len(self.raw)} repair{'' if len(self.raw) == 1 else 's'}"
+
+
+class CaptureAnswer(Answer[Json]):
+    """A script's calls on all ranks and their verdict; ``raw`` is the JSON of the command."""
+
+    @property
+    def outcome(self) -> str:
+        return str(self.raw["outcome"])
+
+    @property
+    def verdict(self) -> str | None:
+        verdict = self.raw.get("verdict")
+        return None if verdict is None else str(verdict)
+
+    def to_text(self) -> str:
+        import json
+
+        return json.dumps(self.raw, indent=2, ensure_ascii=False)
+
+    def to_json(self) -> Json:
+        return dict(self.raw)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per finding."""
+        return _data_frame(list(self.raw.get("findings", ())))
+
+    def _summary(self) -> str:
+        return f"{self.outcome}, verdict {self.verdict}"
+
+
+@dataclass(frozen=True, repr=False)
+class Picture:
+    """A drawing. ``content`` is text for svg, dot and mermaid, and bytes for png and pdf."""
+
+    content: str | bytes
+    format: str
+
+    def save(self, path: str | Path) -> Path:
+        """Write the drawing to a file, whole or not at all. Raises UsageError if it cannot."""
+        from distsim.common.file_io import write_file
+
+        content = self.content
+        write_file(Path(path), [content.encode() if isinstance(content, str) else content])
+        return Path(path)
+
+    def __repr__(self) -> str:
+        return f"<Picture: {self.format}, {len(self.content):,} {self._unit}>"
+
+    @property
+    def _unit(self) -> str:
+        return "characters" if isinstance(self.content, str) else "bytes"
+
+    def _repr_svg_(self) -> str | None:
+        return str(self.content) if self.format == "svg" else None
+
+    def _repr_png_(self) -> bytes | None:
+        return self.content if isinstance(self.content, bytes) and self.format == "png" else None
+
+
+@dataclass(frozen=True, repr=False)
+class HtmlReport:
+    """A run as one self-contained HTML page."""
+
+    html: str
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page to a file, whole or not at all. Raises UsageError if it cannot."""
+        from distsim.common.file_io import write_file
+
+        write_file(Path(path), [self.html])
+        return Path(path)
+
+    def __repr__(self) -> str:
+        return f"<HtmlReport: {len(self.html):,} characters>"
+
+    def _repr_html_(self) -> str:
+        # An iframe keeps the page's style and script apart from the notebook's.
+        source = html.escape(self.html, quote=True)
+        return f'<iframe srcdoc="{source}" width="100%" height="600"></iframe>'
+
+
+def _finding_rows(findings: Sequence[Finding]) -> list[Json]:
+    return [
+        {
+            "code": finding.code,
+            "severity": finding.severity,
+            "message": finding.message,
+            "ranks": tuple(finding.ranks),
+        }
+        for finding in findings
+    ]
+
+
+def _data_frame(rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
+    """Raises EnvironmentFault if pandas is not installed."""
+    try:
+        import pandas
+    except ImportError:
+        from distsim.common.errors import EnvironmentFault
+
+        raise EnvironmentFault(
+            "to_pandas() needs pandas, which is not installed", "pip install pandas"
+        ) from None
+    return pandas.DataFrame(list(rows))

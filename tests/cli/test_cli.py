@@ -313,17 +313,6 @@ def console_error() -> type[Exception]:
     return UsageError
 
 
-def test_no_module_hides_a_public_name():
-    """`import distsim.x` puts the module x into the package, so a function of that name would be
-    gone.
-    """
-    import distsim
-
-    modules = {path.stem for path in Path(distsim.__file__).parent.iterdir()}
-
-    assert modules & set(distsim.__all__) == set()
-
-
 def test_the_public_names_are_there_and_sorted():
     import distsim
 

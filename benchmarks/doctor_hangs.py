@@ -1,8 +1,7 @@
-"""The 24 hangs of benchmarks/doctor.py: small programs of 2 to 8 Gloo ranks, each with one planted
-fault.
+"""The 24 hangs of benchmarks/doctor.py: small programs of 2 to 8 Gloo ranks, each with one planted fault.
 
-`# HERE` marks the lines of which one must be named. ``FAULTS``: program -> (ranks, those at fault).
-Where two ranks are at fault together (a circle, a send and its receive), either may be named.
+`# HERE` marks the lines of which one must be named. ``FAULTS``: program -> (ranks, those at fault). Where two ranks are at fault
+together (a circle, a send and its receive), either may be named.
 """
 
 from __future__ import annotations
@@ -214,28 +213,11 @@ def never_came(rank: int, x: torch.Tensor) -> None:
 
 #: Program -> (ranks, who is at fault).
 FAULTS = {
-    skipped_all_reduce: (4, {2}),
-    extra_all_reduce: (4, {1}),
-    barrier_in_branch: (4, {0}),
-    different_kind: (3, {2}),
-    different_size: (4, {3}),
-    different_dtype: (3, {1}),
-    swapped_groups: (4, {0, 1}),
-    ring_receives_first: (4, {0, 1, 2, 3}),
-    tags_differ: (2, {0, 1}),
-    wrong_source: (3, {1, 2}),
-    forgotten_send: (2, {0, 1}),
-    slow_host: (4, {1}),
-    empty_queue: (4, {3}),
-    busy_compute: (5, {4}),
-    raised_before: (4, {2}),
-    uneven_batches: (4, {0}),
-    early_break: (8, {5}),
-    pipeline_wrong_order: (3, {1, 2}),
-    no_sync_forgotten: (4, {3}),
-    monitored: (3, {2}),
-    new_group_in_branch: (4, {0, 1, 2, 3}),
-    skipped_in_pair: (4, {2, 3}),
-    gather_for_all_gather: (4, {3}),
+    skipped_all_reduce: (4, {2}), extra_all_reduce: (4, {1}), barrier_in_branch: (4, {0}), different_kind: (3, {2}),
+    different_size: (4, {3}), different_dtype: (3, {1}), swapped_groups: (4, {0, 1}), ring_receives_first: (4, {0, 1, 2, 3}),
+    tags_differ: (2, {0, 1}), wrong_source: (3, {1, 2}), forgotten_send: (2, {0, 1}), slow_host: (4, {1}),
+    empty_queue: (4, {3}), busy_compute: (5, {4}), raised_before: (4, {2}), uneven_batches: (4, {0}),
+    early_break: (8, {5}), pipeline_wrong_order: (3, {1, 2}), no_sync_forgotten: (4, {3}), monitored: (3, {2}),
+    new_group_in_branch: (4, {0, 1, 2, 3}), skipped_in_pair: (4, {2, 3}), gather_for_all_gather: (4, {3}),
     never_came: (2, {1}),
-}
+}  # fmt: skip

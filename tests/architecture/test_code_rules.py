@@ -6,12 +6,32 @@ from __future__ import annotations
 
 import ast
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support.source_trees import MODULES, PACKAGE, ROOT, nodes
 
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+SIMPLE = (
+    ast.Assign,
+    ast.AugAssign,
+    ast.AnnAssign,
+    ast.Return,
+    ast.Expr,
+    ast.Raise,
+    ast.Assert,
+    ast.Delete,
+)
+NO_CODE = (
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+)
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill"}
 
@@ -78,28 +98,89 @@ def where(found: dict[Path, object]) -> dict[str, object]:
 
 
 def test_the_rules_look_at_the_package():
-    assert PACKAGE / "cli" / "main.py" in MODULES
+    assert PACKAGE / "cli" / "process.py" in MODULES
 
 
-def test_a_file_has_at_most_400_lines_and_a_function_at_most_60():
-    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES}
+def code_lines(path: Path) -> int:
+    """Lines of code, without blank lines, comments and docstrings."""
+    lines: set[int] = set()
+    with path.open("rb") as source:
+        for token in tokenize.tokenize(source.readline):
+            if token.type not in NO_CODE:
+                lines.update(range(token.start[0], token.end[0] + 1))
+    for node in nodes(path):
+        if isinstance(node, (ast.Module, ast.ClassDef, *FUNCTION)) and ast.get_docstring(node):
+            docstring = node.body[0]
+            lines.difference_update(range(docstring.lineno, (docstring.end_lineno or 0) + 1))
+    return len(lines)
 
-    assert where({path: n for path, n in lines.items() if n > 400}) == {}
+
+def expressions_of(statement: ast.AST) -> list[ast.AST]:
+    """A simple statement, or the expression at the head of a compound one."""
+    if isinstance(statement, SIMPLE):
+        return [statement]
+    if isinstance(statement, ast.If | ast.While):
+        return [statement.test]
+    if isinstance(statement, ast.For | ast.AsyncFor):
+        return [statement.iter]
+    if isinstance(statement, ast.With):
+        return [item.context_expr for item in statement.items]
+    return []
+
+
+def decisions(statement: ast.AST) -> int:
+    """Conditional expressions, parts of comprehensions, and operands of `and` and `or`."""
+    count = 0
+    for expression in expressions_of(statement):
+        for node in ast.walk(expression):
+            if isinstance(node, ast.IfExp):
+                count += 1
+            elif isinstance(node, ast.comprehension):
+                count += 1 + len(node.ifs)
+            elif isinstance(node, ast.BoolOp):
+                count += len(node.values) - 1
+    return count
+
+
+def words_of(name: str) -> list[str]:
+    """``LinkFault`` -> Link, Fault."""
+    return re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name.strip("_"))
+
+
+def test_a_file_has_at_most_480_lines_of_code_and_a_function_at_most_70() -> None:
+    """400 and 60 are the aim; a little more is better than a file cut where no border is."""
+    assert where({path: n for path in MODULES if (n := code_lines(path)) > 480}) == {}
     assert (
-        where({path: [(name, n) for name, n in functions(path) if n > 60] for path in MODULES})
+        where({path: [(name, n) for name, n in functions(path) if n > 70] for path in MODULES})
         == {}
     )
 
 
-def test_nineteen_of_twenty_functions_have_at_most_25_lines():
-    lengths = sorted(lines for path in MODULES for _, lines in functions(path))
+def test_few_statements_make_three_or_more_decisions() -> None:
+    """At most 8 of 1 000, as in pydantic, networkx and hypothesis."""
+    counts = [decisions(node) for path in MODULES for node in nodes(path) if expressions_of(node)]
+    packed = [count for count in counts if count >= 3]
 
-    assert lengths[int(len(lengths) * 0.95)] <= 25
+    assert 1000 * len(packed) / len(counts) <= 8
+
+
+def test_class_names_say_what_they_are_and_belong_to_one_module() -> None:
+    """At most a quarter are a single word, and at most one in fifty is defined twice."""
+    modules_of_class: dict[str, set[Path]] = {}
+    for path in MODULES:
+        for node in nodes(path):
+            if isinstance(node, ast.ClassDef):
+                modules_of_class.setdefault(node.name, set()).add(path)
+    single = [name for name in modules_of_class if len(words_of(name)) == 1]
+    twice = [name for name, paths in modules_of_class.items() if len(paths) > 1]
+
+    assert len(single) <= 0.25 * len(modules_of_class), sorted(single)
+    assert len(twice) <= 0.02 * len(modules_of_class), sorted(twice)
 
 
 def test_a_function_has_at_most_8_parameters():
     """But for `Group.call` of a capture, which has the arguments of torch's own calls."""
-    capture = PACKAGE / "capture" / "group.py"
+    capture = PACKAGE / "script_capture" / "rank" / "process_group.py"
 
     assert (
         where(
@@ -119,7 +200,7 @@ def test_what_programs_operations_and_rules_are_handed_has_a_type():
     typed = [
         path
         for path in MODULES
-        if path.relative_to(PACKAGE).parts[0] in ("semantics", "program", "ops", "cost")
+        if path.relative_to(PACKAGE).parts[0] in ("semantics", "program", "operations", "hardware")
     ]
 
     assert (
@@ -140,7 +221,11 @@ def test_what_programs_operations_and_rules_are_handed_has_a_type():
 def test_only_the_command_line_prints():
     assert (
         where(
-            {path: "print" in called_names(path) for path in MODULES if path.parent.name != "cli"}
+            {
+                path: "print" in called_names(path)
+                for path in MODULES
+                if PACKAGE / "cli" not in path.parents
+            }
         )
         == {}
     )

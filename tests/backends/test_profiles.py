@@ -22,23 +22,19 @@ from distsim.scenario.format.models.sections import ProcessGroupOptions
 from tests.support.source_trees import MODULES, PACKAGE, nodes
 
 GLOO, NCCL, MPI = BACKEND_PROFILES["gloo"], BACKEND_PROFILES["nccl"], BACKEND_PROFILES["mpi"]
-#: `cost`, `cluster` and `calibrate` mean the library whose algorithms are priced; `capture`,
-#: `doctor` and `startup` read what torch says.
+#: Packages that may name a backend: they define it, print it, run it on torch, or read what torch
+#: and its libraries wrote. All others ask for a rule of the profile instead.
 NAMING = {
-    "profiles",
-    "ops",
-    "findings",
-    "bench.py",
-    "real",
-    "strategies",
-    "views",
+    "backends",
     "cli",
-    "cost",
-    "cluster",
-    "calibrate",
-    "capture",
-    "doctor",
-    "startup",
+    "findings",
+    "hang_doctor",
+    "hardware",
+    "operations",
+    "output",
+    "real",
+    "scenario",
+    "script_capture",
 }
 PAIR = RankGroup(0, "world", (0, 1))
 
@@ -68,7 +64,6 @@ def test_a_back_ends_name_stands_in_its_own_file_and_in_the_rows_of_operations()
         f"{path.relative_to(PACKAGE)}:{node.lineno}"
         for path in MODULES
         if path.relative_to(PACKAGE).parts[0] not in NAMING
-        and path.name != "words.py"  # texts of the reference
         for node in nodes(path)
         if isinstance(node, ast.Constant) and node.value in BACKEND_PROFILES
     ]

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ ASIDE = {
     r"doctor --torchrun": "needs a live launcher; tests/hang_doctor/test_command.py has one",
     r"--backend nccl$|--device cuda|nccl\.sh": "needs a GPU",
     r"distsim run scenarios/hybrid.yaml --real --trace": "needs a GPU: the file says nccl",
-    r"tests/(made_docs|scenario_outputs|(price|outcome)_table)|viz/make|cli\.reference": "writes into the project; tests compare it all",
+    r"support\.(made_docs|scenario_outputs|(price|outcome)_table)|viz/make|cli\.generate_docs": "writes into the project; tests compare it all",
     r"benchmarks/doctor.py|benchmarks/smpi.py": "needs arguments, or SimGrid",
 }
 #: Lines that start processes, or take longer than a second or two.
@@ -136,6 +137,9 @@ def test_the_command_and_its_options_exist(line: Line) -> None:
         assert line.span is False
         scripts = [word for word in words if word.endswith(".py")]
         assert [name for name in scripts if not (ROOT / name).exists()] == []
+        if "-m" in words:
+            module = words[words.index("-m") + 1]
+            assert module in ("pytest", "venv") or find_spec(module) is not None
         return
     commands = get_command(application()).commands  # type: ignore[attr-defined]
     assert words[1] in commands

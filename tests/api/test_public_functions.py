@@ -1,0 +1,171 @@
+"""The public functions answer as the commands do, and their results are short to look at."""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import distsim
+from tests.support.harness import ROOT, Cli
+
+HYBRID = ROOT / "scenarios" / "hybrid.yaml"
+RING = ROOT / "scenarios" / "ring_of_four.yaml"
+TRACE = next(iter(sorted((ROOT / "traces").glob("*.jsonl"))))
+LONGEST_REPR = 200
+
+
+def json_of_command(cli: Cli, *words: object) -> Any:
+    return json.loads(cli(*words, "--format", "json").stdout)
+
+
+def without_file(data: dict[str, Any]) -> dict[str, Any]:
+    """The command and the function name the file differently (relative and absolute)."""
+    return {key: value for key, value in data.items() if key != "file"}
+
+
+def test_every_public_name_is_loaded_from_its_module() -> None:
+    assert all(getattr(distsim, name) is not None for name in distsim.__all__)
+
+
+def test_importing_a_module_hides_no_public_name() -> None:
+    """``import distsim.x`` puts the module x into the package, where a function x would be lost."""
+    modules = {module.name for module in pkgutil.iter_modules(distsim.__path__)}
+
+    assert modules & set(distsim.__all__) == set()
+
+
+def test_simulate_answers_as_the_command_does(cli: Cli) -> None:
+    answer = distsim.simulate(HYBRID)
+
+    assert (answer.outcome, answer.verdict) == ("completes", "ok")
+    assert without_file(answer.to_json()) == without_file(json_of_command(cli, "simulate", HYBRID))
+    assert repr(answer) == "<SimulationAnswer: hybrid, 4 ranks, completes in 19.09 ms, verdict ok>"
+
+
+def test_a_scenario_may_be_yaml_text() -> None:
+    text = (
+        "world: 2\ntensors: {x: {shape: [1], value: rank}}\nprogram:\n  - all_reduce: {tensor: x}\n"
+    )
+
+    assert distsim.simulate(text).outcome == "completes"
+    assert distsim.check(distsim.load(text)).ok
+
+
+def test_check_reports_the_findings_of_a_hang(cli: Cli) -> None:
+    answer = distsim.check(RING)
+    (of_command,) = json_of_command(cli, "check", RING)["files"]
+
+    assert (answer.verdict, answer.ok) == ("deadlock", False)
+    assert [finding.code for finding in answer.findings][0] == "DS301"
+    assert without_file(answer.to_json()) == without_file(of_command)
+
+
+def test_expand_writes_strategies_as_plain_calls() -> None:
+    text = distsim.expand(ROOT / "scenarios" / "strategies" / "ddp.yaml")
+
+    assert "all_reduce" in text
+    assert distsim.simulate(text).outcome == "completes"
+
+
+def test_plan_ranks_layouts_and_writes_the_best_as_a_scenario() -> None:
+    answer = distsim.plan("llama3-8b", gpus=8, cluster="dgx-h100", global_batch=64, jobs=1)
+    best = answer.best_scenario()
+
+    assert answer.to_json()["layouts"]
+    assert best is not None
+    assert distsim.load(best).world.size == 8
+
+
+def test_sweep_simulates_every_point() -> None:
+    answer = distsim.sweep(HYBRID, grid={"backend": ["gloo", "nccl"]}, jobs=1)
+
+    assert {row["backend"] for row in answer.rows} == {"gloo", "nccl"}
+
+
+def test_doctor_finds_the_cause_of_a_recorded_hang() -> None:
+    archive = ROOT / "tests" / "data" / "doctor" / "hangs" / "early_break.zip"
+
+    assert distsim.doctor(archive).causes
+
+
+def test_replay_and_compare_take_traces() -> None:
+    answer = distsim.replay(TRACE)
+
+    assert answer.outcome == "completes"
+    assert distsim.compare(TRACE, TRACE).same
+
+
+def test_shrink_and_fix_take_a_failing_scenario() -> None:
+    shrunk = distsim.shrink(RING)
+    repairs = distsim.fix(RING)
+
+    assert distsim.check(shrunk.text).verdict == "deadlock"
+    assert all(distsim.check(text).verdict == "ok" for text in repairs.texts)
+    assert repairs.patches[0].startswith("---")
+
+
+def test_a_picture_and_a_report_are_saved(tmp_path: Path) -> None:
+    picture = distsim.render(HYBRID, format="dot")
+    page = distsim.report(distsim.simulate(HYBRID))
+
+    assert picture.save(tmp_path / "hybrid.dot").read_text(encoding="utf-8") == picture.content
+    assert page.save(tmp_path / "hybrid.html").read_text(encoding="utf-8").startswith("<!")
+
+
+def test_capture_judges_a_script(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = tmp_path / "sum.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "dist.all_reduce(torch.ones(1))\n",
+        encoding="utf-8",
+    )
+    answer = distsim.capture([sys.executable, str(script)], nproc=2)
+
+    assert (answer.outcome, answer.verdict) == ("completes", "ok")
+
+
+def test_a_script_that_is_not_there_is_an_error_of_the_user(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(distsim.UsageError):
+        distsim.capture([sys.executable, str(tmp_path / "missing.py")], nproc=2)
+
+
+def test_run_real_records_a_run() -> None:
+    pytest.importorskip("torch")
+    answer = distsim.run_real(ROOT / "scenarios" / "send_one.yaml", backend="gloo")
+
+    assert len(answer.trace)
+
+
+def test_no_repr_is_longer_than_a_line_or_two() -> None:
+    answers = [distsim.simulate(HYBRID), distsim.check(RING), distsim.replay(TRACE)]
+
+    assert [repr(answer) for answer in answers if len(repr(answer)) > LONGEST_REPR] == []
+
+
+def test_notebooks_show_the_report_as_html() -> None:
+    page = distsim.check(RING)._repr_html_()
+
+    assert page.startswith("<pre>")
+    assert not re.search(r"<(?!/?pre>)", page)
+
+
+def test_tables_become_data_frames() -> None:
+    pytest.importorskip("pandas")
+    ranks = distsim.simulate(HYBRID).to_pandas()
+
+    assert list(ranks["rank"]) == [0, 1, 2, 3]
+    assert list(distsim.check(RING).to_pandas()["code"])[0] == "DS301"
+
+
+def test_a_missing_pandas_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(distsim.DistsimError, match="needs pandas"):
+        distsim.simulate(HYBRID).to_pandas()

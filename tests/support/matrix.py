@@ -32,16 +32,16 @@ COLUMNS = ("install", "simulate", "check", "render", "tests")
 #: Quick, without torch, and with something of every library: models, YAML, clocks, fits, graphs,
 #: pictures, numbers, the command line.
 TESTS = (
-    "units",
-    "expr",
-    "cluster",
-    "scenario_grammar",
-    "rules_match",
-    "values",
-    "calibrate_nccl",
-    "ops_table",
-    "trace",
-    "views_dot",
+    "common/test_units.py",
+    "common/test_expr.py",
+    "hardware/test_cluster.py",
+    "scenario/test_grammar.py",
+    "semantics/test_rules_matching.py",
+    "values/test_values.py",
+    "real/test_calibrate_nccl.py",
+    "operations/test_table.py",
+    "trace/test_trace.py",
+    "output/test_dot.py",
 )
 TEST_TOOLS = ("pytest", "hypothesis")
 
@@ -243,9 +243,7 @@ def render(binaries: Path, away: Path) -> None:
 
 
 def run_tests(binaries: Path, away: Path) -> None:
-    files = [
-        f"tests/test_{name}.py" for name in TESTS if (away / "tests" / f"test_{name}.py").exists()
-    ]
+    files = [f"tests/{name}" for name in TESTS if (away / "tests" / name).exists()]
     ran(binaries / "python", "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, cwd=away)
 
 

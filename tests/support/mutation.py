@@ -52,7 +52,7 @@ os.environ |= {
     "DISTSIM_SHRINK": "0",
 }  # the same random programs in each run; a disagreement is enough
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(ROOT))
 
 import pytest  # noqa: E402
 from _pytest.runner import runtestprotocol  # noqa: E402
@@ -61,110 +61,39 @@ from tests.support.marks import Marks, functions_of  # noqa: E402
 from tests.support.mutants import Mutant, drawn, mutants_of  # noqa: E402
 
 EQUIVALENT = ROOT / "tests" / "data" / "equivalent_mutants.json"
-#: Part -> (its files as patterns, the tests that ought to notice).
+#: Part -> (its files as patterns, the test folders or files that ought to notice, under tests/).
+#: A file belongs to the first part that names it.
 PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "cost": (
-        ("distsim/cost/*.py",),
-        ("test_cost_forms", "test_cost", "test_cost_*", "test_sharing"),
-    ),
-    "match": (
-        ("distsim/backends/message_matching.py",),
-        ("test_rules_match", "test_match_reference"),
-    ),
-    "verdict": (
-        (
-            "distsim/checker/verdict.py",
-            "distsim/checker/diagnosis/match_findings.py",
-            "distsim/checker/reading_result.py",
-        ),
-        (
-            "test_observed",
-            "test_cases",
-            "test_check_races",
-            "test_explore",
-            "test_check_diagnose",
-            "test_check_first_findings",
-            "test_check_messages",
-            "test_check_subject",
-            "test_findings",
-            "test_remarks",
-            "test_verdict_*",
-        ),
-    ),
-    # A file belongs to the first part that names it.
-    "values": (
-        ("distsim/values/*.py", "distsim/operations/core/collective_results.py"),
-        (
-            "test_values_edges",
-            "test_values",
-            "test_values_lineage",
-            "test_values_reference",
-            "test_values_met",
-            "test_ops_table",
-        ),
-    ),
+    "strategies": (("distsim/scenario/strategies/**/*.py",), ("strategies",)),
+    "scenario": (("distsim/scenario/**/*.py",), ("scenario",)),
     "semantics": (
-        ("distsim/semantics/*.py",),
-        (
-            "test_rules",
-            "test_rules_reference",
-            "test_engine_general",
-            "test_engine_streams",
-            "test_engines_agree",
-            "test_backend_rules",
-            "test_gloo_observed",
-            "test_settled",
-            "test_outcomes",
-            "test_agreement",
-            "test_folding",
-            "test_semantics_*",
-            "test_local_groups",
-            "test_nccl_connections",
-            "test_one_sided",
-            "test_gloo_roots",
-            "test_deadlines",
-        ),
+        ("distsim/semantics/**/*.py",),
+        ("semantics", "engine/test_event_driven.py", "backends/test_rules.py"),
     ),
-    "engine": (
-        ("distsim/engine/*.py",),
-        (
-            "test_engine_general",
-            "test_engine_streams",
-            "test_engines_agree",
-            "test_deadlines",
-            "test_outcomes",
-            "test_observed",
-        ),
-    ),
-    "check": (
-        ("distsim/check/*.py",),
-        (
-            "test_observed",
-            "test_cases",
-            "test_check_*",
-            "test_explore",
-            "test_findings*",
-            "test_remarks",
-            "test_verdict_*",
-            "test_local_groups",
-            "test_nccl_connections",
-            "test_one_sided",
-            "test_memory_table",
-            "test_mistakes",
-            "test_settled",
-        ),
-    ),
-    "doctor": (("distsim/doctor/*.py",), ("test_doctor_*",)),
-    "planning": (("distsim/planning/*.py",), ("test_planning",)),
-    "repair": (("distsim/repair/*.py",), ("test_fix", "test_shrink")),
-    "strategies": (
-        ("distsim/strategies/*.py",),
-        ("test_strategies_*", "test_transformer", "test_transformer_step", "test_zoo"),
-    ),
-    "capture": (
-        ("distsim/capture/*.py", "distsim/capture/cuda/*.py"),
-        ("test_capture", "test_capture_*"),
-    ),
+    **{
+        package: ((f"distsim/{package}/**/*.py",), (package,))
+        for package in (
+            "analysis",
+            "backends",
+            "checker",
+            "common",
+            "engine",
+            "findings",
+            "hang_doctor",
+            "hardware",
+            "operations",
+            "output",
+            "planning",
+            "program",
+            "real",
+            "repair",
+            "script_capture",
+            "simulation",
+            "trace",
+            "trace_replay",
+            "values",
+        )
+    },
 }
 WANTED = 0.9
 #: Of a mutant's tests together: so many times the processor seconds they took unchanged, and these
@@ -546,18 +475,23 @@ def chosen(
             for path in ROOT.glob(pattern)
             if path.read_text(encoding="utf-8").strip()
         }
-        files, taken = sorted(there - taken), taken | there
+        files = sorted(there - taken)
+        taken |= there
         if words and part not in words:
             files = [
                 path
                 for path in files
                 if any(fnmatch.fnmatch(str(path.relative_to(ROOT)), word) for word in words)
             ]
-        tests = sorted(
-            {path for name in only or names for path in (ROOT / "tests").glob(f"{name}.py")}
-        )
+        tests = sorted({path for name in only or names for path in _test_files(name)})
         if files:
             yield part, files, tests
+
+
+def _test_files(name: str) -> list[Path]:
+    """A folder of tests, or one file: ``engine``, ``engine/test_streams.py``."""
+    place = ROOT / "tests" / name
+    return sorted(place.glob("test_*.py")) if place.is_dir() else [place]
 
 
 def table(tallies: dict[str, Tally]) -> Iterator[str]:

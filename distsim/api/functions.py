@@ -1,8 +1,8 @@
 """The public functions. Each takes a scenario (or a file, a trace, a script) and returns an answer.
 
 A scenario may be given as a `Scenario`, as the path of a file, or as YAML text (a string with a
-line break). Errors of the user raise `UserError`, `UsageError` or `ScenarioErrors`; their text names
-the place, the cause and the remedy.
+line break). Errors of the user raise `UserError`, `UsageError` or `ScenarioErrors`; their text
+names the place, the cause and the remedy.
 """
 
 from __future__ import annotations
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from distsim.output.page import ReportRun
     from distsim.scenario import Scenario
     from distsim.trace.model import Trace
-
-ScenarioSource = "Scenario | str | Path"
-TraceSource = "Trace | str | Path"
 
 
 def load(source: str | Path, *, sets: Sequence[str] = ()) -> Scenario:
@@ -242,9 +239,7 @@ def replay(
     from distsim.trace_replay import ReplayScale, replay_trace
 
     scale = ReplayScale(compute=compute, gaps=gaps)
-    return ReplayAnswer(
-        replay_trace(_trace(trace), cluster=cluster, backend=backend, scale=scale)
-    )
+    return ReplayAnswer(replay_trace(_trace(trace), cluster=cluster, backend=backend, scale=scale))
 
 
 def compare(
@@ -286,7 +281,10 @@ def render(
     backend: str | None = None,
     cluster: str | None = None,
 ) -> Picture:
-    """Draw a scenario. ``view``: dataflow, timeline, waitfor, groups, …; ``format``: svg, png, …."""
+    """Draw a scenario.
+
+    ``view``: dataflow, timeline, waitfor, groups, …; ``format``: svg, png, pdf, dot or mermaid.
+    """
     from distsim.output.pictures.render import PictureInput, load_view, render_picture
     from distsim.simulation.simulate_scenario import simulate as simulate_scenario
     from distsim.values import compute_values

@@ -12,7 +12,7 @@ import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas
@@ -32,15 +32,11 @@ if TYPE_CHECKING:
     from distsim.trace_replay import ReplayResult
     from distsim.values import BufferValues
 
-Raw = TypeVar("Raw")
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, repr=False)
-class Answer(Generic[Raw]):
-    """Base of all results. Subclasses define `to_text`, `to_json` and `_summary`."""
-
-    raw: Raw
+class Answer:
+    """Base of all results. Subclasses hold ``raw`` and define the three methods that raise here."""
 
     def to_text(self) -> str:
         """The report that the command prints."""
@@ -60,8 +56,11 @@ class Answer(Generic[Raw]):
         return f"<pre>{html.escape(self.to_text())}</pre>"
 
 
-class SimulationAnswer(Answer["Simulation"]):
+@dataclass(frozen=True, repr=False)
+class SimulationAnswer(Answer):
     """One simulated run. Times are in nanoseconds."""
+
+    raw: Simulation
 
     @property
     def outcome(self) -> str:
@@ -119,8 +118,11 @@ class SimulationAnswer(Answer["Simulation"]):
         return f"{self.raw.program.name}, {ranks}, {ending}{verdict}"
 
 
-class CheckAnswer(Answer["CheckResult"]):
+@dataclass(frozen=True, repr=False)
+class CheckAnswer(Answer):
     """The verdict on one scenario over all event orders, and its outcome on each backend."""
+
+    raw: CheckResult
 
     @property
     def verdict(self) -> str | None:
@@ -161,8 +163,11 @@ class CheckAnswer(Answer["CheckResult"]):
         return f"{self.raw.file}, verdict {self.verdict}, {findings}"
 
 
-class PlanAnswer(Answer["LayoutPlan"]):
+@dataclass(frozen=True, repr=False)
+class PlanAnswer(Answer):
     """Layouts of a training step, the fastest first."""
+
+    raw: LayoutPlan
 
     def to_text(self) -> str:
         from distsim.output.text.layout_plan import layout_plan_text
@@ -194,8 +199,11 @@ class PlanAnswer(Answer["LayoutPlan"]):
         return f"{len(self.raw.ranked)} layouts fit, fastest {best.layout.label()}"
 
 
-class SweepAnswer(Answer["SweepResult"]):
+@dataclass(frozen=True, repr=False)
+class SweepAnswer(Answer):
     """One row per simulated grid point, the fastest first."""
+
+    raw: SweepResult
 
     @property
     def rows(self) -> Sequence[Mapping[str, str]]:
@@ -219,8 +227,11 @@ class SweepAnswer(Answer["SweepResult"]):
         return f"{len(self.rows)} points"
 
 
-class DoctorAnswer(Answer["Diagnosis"]):
+@dataclass(frozen=True, repr=False)
+class DoctorAnswer(Answer):
     """Why a job hangs, as far as its files prove it."""
+
+    raw: Diagnosis
 
     @property
     def causes(self) -> tuple[Any, ...]:
@@ -241,8 +252,11 @@ class DoctorAnswer(Answer["Diagnosis"]):
         return f"{count} cause{'' if count == 1 else 's'} found"
 
 
-class RealRunAnswer(Answer["RealRun"]):
+@dataclass(frozen=True, repr=False)
+class RealRunAnswer(Answer):
     """A run on torch.distributed."""
+
+    raw: RealRun
 
     @property
     def trace(self) -> Trace:
@@ -263,9 +277,11 @@ class RealRunAnswer(Answer["RealRun"]):
         return self.to_text().partition("\n")[0]
 
 
-class ReplayAnswer(Answer["ReplayResult"]):
+@dataclass(frozen=True, repr=False)
+class ReplayAnswer(Answer):
     """The calls of a trace, simulated again."""
 
+    raw: ReplayResult
     file: str = "trace"
 
     @property
@@ -291,9 +307,10 @@ class ReplayAnswer(Answer["ReplayResult"]):
 
 
 @dataclass(frozen=True, repr=False)
-class ComparisonAnswer(Answer["RunComparison"]):
+class ComparisonAnswer(Answer):
     """Two runs compared: calls, values, order and times."""
 
+    raw: RunComparison
     names: tuple[str, str] = ("first", "second")
 
     @property
@@ -316,8 +333,11 @@ class ComparisonAnswer(Answer["RunComparison"]):
         return f"{first} and {second} {'agree' if self.same else 'differ'}"
 
 
-class ShrinkAnswer(Answer["ShrinkResult"]):
+@dataclass(frozen=True, repr=False)
+class ShrinkAnswer(Answer):
     """The smallest scenario found that fails in the same way."""
+
+    raw: ShrinkResult
 
     @property
     def text(self) -> str:
@@ -335,8 +355,11 @@ class ShrinkAnswer(Answer["ShrinkResult"]):
         return f"{before:,} calls reduced to {after:,}"
 
 
-class FixAnswer(Answer["tuple[ScenarioRepair, ...]"]):
+@dataclass(frozen=True, repr=False)
+class FixAnswer(Answer):
     """Repairs of a failing scenario, the best first. Each checks ok under every reading."""
+
+    raw: tuple[ScenarioRepair, ...]
 
     @property
     def patches(self) -> tuple[str, ...]:
@@ -353,7 +376,11 @@ class FixAnswer(Answer["tuple[ScenarioRepair, ...]"]):
 
     def to_json(self) -> Json:
         repairs = [
-            {"steps": list(repair.words), "completes": list(repair.completes), "patch": repair.patch}
+            {
+                "steps": list(repair.words),
+                "completes": list(repair.completes),
+                "patch": repair.patch,
+            }
             for repair in self.raw
         ]
         return {"repairs": repairs}
@@ -362,8 +389,11 @@ class FixAnswer(Answer["tuple[ScenarioRepair, ...]"]):
         return f"{len(self.raw)} repair{'' if len(self.raw) == 1 else 's'}"
 
 
-class CaptureAnswer(Answer[Json]):
+@dataclass(frozen=True, repr=False)
+class CaptureAnswer(Answer):
     """A script's calls on all ranks and their verdict; ``raw`` is the JSON of the command."""
+
+    raw: Json
 
     @property
     def outcome(self) -> str:

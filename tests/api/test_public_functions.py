@@ -62,7 +62,7 @@ def test_check_reports_the_findings_of_a_hang(cli: Cli) -> None:
     (of_command,) = json_of_command(cli, "check", RING)["files"]
 
     assert (answer.verdict, answer.ok) == ("deadlock", False)
-    assert [finding.code for finding in answer.findings][0] == "DS301"
+    assert answer.findings[0].code == "DS301"
     assert without_file(answer.to_json()) == without_file(of_command)
 
 
@@ -162,7 +162,7 @@ def test_tables_become_data_frames() -> None:
     ranks = distsim.simulate(HYBRID).to_pandas()
 
     assert list(ranks["rank"]) == [0, 1, 2, 3]
-    assert list(distsim.check(RING).to_pandas()["code"])[0] == "DS301"
+    assert distsim.check(RING).to_pandas()["code"].iloc[0] == "DS301"
 
 
 def test_a_missing_pandas_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

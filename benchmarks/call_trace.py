@@ -1,0 +1,64 @@
+"""How much code one cold `distsim simulate` runs: modules, functions, calls between packages.
+
+    python benchmarks/call_trace.py [SCENARIO]
+
+A reader who follows one simulation passes through these. Counts are exact and do not depend on the
+machine's load; module bodies and class bodies are not counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = str(ROOT / "distsim") + os.sep
+sys.path.insert(0, str(ROOT))
+
+
+def package_of(file: str) -> str:
+    return file.removeprefix(PACKAGE).split(os.sep)[0]
+
+
+def main() -> None:
+    scenario = sys.argv[1] if len(sys.argv) > 1 else str(ROOT / "scenarios" / "hybrid.yaml")
+    modules: set[str] = set()
+    functions: set[tuple[str, str]] = set()
+    crossings: Counter[tuple[str, str]] = Counter()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        file = frame.f_code.co_filename
+        if event != "call" or not file.startswith(PACKAGE) or frame.f_code.co_name == "<module>":
+            return
+        modules.add(file)
+        functions.add((file, frame.f_code.co_qualname))
+        caller = frame.f_back
+        if caller is not None and caller.f_code.co_filename.startswith(PACKAGE):
+            pair = (package_of(caller.f_code.co_filename), package_of(file))
+            if pair[0] != pair[1]:
+                crossings[pair] += 1
+
+    from distsim.__main__ import main as command
+
+    sys.argv = ["distsim", "simulate", scenario]
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        sys.setprofile(note)
+        try:
+            command()
+        finally:
+            sys.setprofile(None)
+    print(
+        f"{len(modules)} modules, {len(functions)} functions, "
+        f"{crossings.total()} calls between packages"
+    )
+    for (caller, called), count in crossings.most_common(25):
+        print(f"{count:6}  {caller} -> {called}")
+
+
+if __name__ == "__main__":
+    main()

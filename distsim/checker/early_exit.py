@@ -1,20 +1,25 @@
-"""Ranks that leave before their end (they exit, raise or are killed) with requests open: what
-others find is a race.
+"""Enumerate what can happen if ranks exit, raise or are killed while requests are still open.
 
-What has met by then is done, for the leaver too; every other open row is withdrawn with its rank.
-So each open row may have been met before the rank left, or not, as far as one does not need the
-other; of a collective that lets members go one by one (the root of a broadcast gives to each), by
-some members and not by others. Leaving lets nobody go on, so a partner can always come first; it
-can come last where the leaver gets to its end without it, which a run shows in which the partner is
-held back. What is open under a reading is what that reading has not let go: a buffered send is done
-when it is posted.
+Whether other ranks find such a request is a race. A request that has met its partner by the time of
+the exit is complete, for the exiting rank too; every other open row is *withdrawn* together with
+its rank. So each open row may or may not have met its partner before the exit, as far as the rows
+do not depend on one another. In a collective that releases members one by one (the root of a
+broadcast gives data to each), a row may be withdrawn from some members and not from others.
+
+An exit releases no other rank, so a partner can always arrive first. It can arrive last if the
+exiting rank reaches its end without it; a trial run in which the partner is held back shows that.
+
+Which rows are open depends on the reading: a buffered send is complete when it is posted.
+
+Not covered: with many open rows only some combinations are tried (`MAX_OPEN_ROWS`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import chain, combinations, product
+from itertools import combinations, product
 from math import prod
 
 from distsim.checker.reading_run import ContractProgram, Reading, ReadingRun, early_exit_ranks
@@ -40,162 +45,231 @@ from distsim.semantics.local.rank_clocks import (
 
 #: Steps that post a row.
 POSTING_STEPS = (STEP_POST, STEP_MESSAGE, STEP_JOIN, STEP_COLLECTIVE)
-#: Open rows of which every combination is looked at. Of more those in which each partner comes to
-#: the first few of a leaver's rows, if these are not too many; else all, none and each alone.
+#: Up to this many withdrawals, every combination is tried. With more, the combinations tried are
+#: those in which each partner meets a prefix of an exiting rank's rows, if there are at most
+#: `MAX_COMBINATIONS` of these; otherwise only each withdrawal alone and all of them together.
 MAX_OPEN_ROWS = 6
 MAX_COMBINATIONS = 128
+#: The second part of a `WithdrawnRow` that is withdrawn from all partners.
+ALL_PARTNERS = -1
+#: `RunProgress.posted` of a row that was not posted.
+_NOT_POSTED = -1
 
 
 def early_exit_runs(contract: ContractProgram, reading: Reading) -> Iterator[ReadingRun]:
-    """A run for each way in which open rows may be withdrawn; first the one in which all are
-    met.
-    """
+    """A run for each way to withdraw open rows, after the run in which all rows meet."""
     linked = contract.under(reading)
-    whole = run_local_clocks(linked, CompletionConditions(linked, None))
-    yield ReadingRun(contract, whole, reading)
-    held = _WithdrawableRows(linked, whole)
-    for those in held.combinations():
-        if held.is_possible(those):
-            left = run_local_clocks(linked, CompletionConditions(linked, None, withdrawn=those))
-            for row in held.unmet(those):
-                if linked.instance[row] >= 0:
-                    left.posted[row] = -1  # its rank is missing again
-            yield ReadingRun(contract, left, reading, those)
+    complete_run = run_local_clocks(linked, CompletionConditions(linked, None))
+    yield ReadingRun(contract, complete_run, reading)
+
+    requests = _OpenRequests(linked, complete_run)
+    feasibility = _Feasibility(requests)
+    for withdrawn in _candidate_sets(requests):
+        if not feasibility.allows(withdrawn):
+            continue
+        conditions = CompletionConditions(linked, None, withdrawn=withdrawn)
+        progress = run_local_clocks(linked, conditions)
+        for row in requests.fully_withdrawn(withdrawn):
+            if linked.instance[row] >= 0:
+                # The exited member posted the row, but for its collective it is missing again.
+                progress.posted[row] = _NOT_POSTED
+        yield ReadingRun(contract, progress, reading, withdrawn)
 
 
-class _WithdrawableRows:
-    """Which open rows may be withdrawn, and from whom."""
+class _OpenRequests:
+    """The rows that exiting ranks leave open, and the partners that may or may not meet them."""
 
-    def __init__(self, linked: LinkedProgram, whole: RunProgress) -> None:
-        self.linked, self.whole, self.leavers = linked, whole, early_exit_ranks(linked)
-        self.conditions, self.steps = CompletionConditions(linked, None), threads_by_unit(linked)
+    def __init__(self, linked: LinkedProgram, complete_run: RunProgress) -> None:
+        self.linked, self.complete_run = linked, complete_run
+        self.conditions = CompletionConditions(linked, None)
 
     @cached_property
-    def open_rows(self) -> list[int]:
-        """What a leaver has posted and never saw finished, and whose partners come."""
-        found = []
-        for rank in (r for r in self.leavers if self.whole.hosts[r].ended):
-            waited = {
-                row
-                for i in self.linked.unit_of[rank].instructions
-                if isinstance(i, WaitForRows)
-                for row in i.rows
-            }
-            posted = [
-                p.row
-                for i in self.linked.unit_of[rank].instructions
-                if isinstance(i, PostLaunch)
-                for p in i.launch.parts
-            ]
-            base = self.linked.base[rank]
-            found += [
-                base + row for row in posted if row not in waited and self._is_open(base + row)
-            ]
+    def withdrawals(self) -> list[WithdrawnRow]:
+        """Every (open row, partner from which it may be withdrawn).
+
+        An open row of a collective that releases members one by one counts once for each member
+        that proceeds with its data, unless that makes too many.
+        """
+        found: list[WithdrawnRow] = []
+        for row in self._open_rows:
+            members = self._members_that_need(row) or [ALL_PARTNERS]
+            found += [(row, member) for member in members]
+        if len(found) > MAX_COMBINATIONS:
+            return [(row, ALL_PARTNERS) for row in self._open_rows]
         return found
 
     @cached_property
-    def open_ends(self) -> list[WithdrawnRow]:
-        """The open rows, one by one for each member that goes on by what it gets of it; together
-        where that are too many.
-        """
-        found = [(row, other) for row in self.open_rows for other in self._served(row) or (-1,)]
-        return found if len(found) <= MAX_COMBINATIONS else [(row, -1) for row in self.open_rows]
+    def _open_rows(self) -> list[int]:
+        """The rows that an exiting rank has posted, never waited for, and whose partners arrive."""
+        found = []
+        for rank in early_exit_ranks(self.linked):
+            # A rank that hangs even if all its rows meet never reaches its exit.
+            if self.complete_run.hosts[rank].ended:
+                found += self._open_rows_of(rank)
+        return found
 
-    def unmet(self, those: tuple[WithdrawnRow, ...]) -> set[int]:
-        """The rows that are withdrawn from everybody."""
-        met = {end[0] for end in self.open_ends if end not in those}
-        return {row for row, _ in those if row not in met}
-
-    def combinations(self) -> Iterator[tuple[WithdrawnRow, ...]]:
-        """What may be withdrawn together; who is held back before one row comes to no later one
-        either.
-        """
-        ends, lasts = self.open_ends, self._lasts()
-        if len(ends) > MAX_OPEN_ROWS and prod(len(one) + 1 for one in lasts) <= MAX_COMBINATIONS:
-            tails = product(*([tuple(one[k:]) for k in range(len(one) + 1)] for one in lasts))
-            yield from sorted(
-                (tuple(sorted(chain(*one))) for one in tails if any(one)),
-                key=lambda found: (len(found), found),
-            )
-            return
-        for count in range(1, len(ends) + 1) if len(ends) <= MAX_OPEN_ROWS else (1, len(ends)):
-            yield from combinations(ends, count)
-
-    def _lasts(self) -> list[list[WithdrawnRow]]:
-        """What of each leaver's one partner comes to, in that partner's order."""
-        found: dict[tuple[int, ...], list[tuple[int, WithdrawnRow]]] = {}
-        for end in self.open_ends:
-            partners, row = self._others(end), end[0]
-            alone = len(partners) == 1
-            key = (
-                (int(self.linked.rank[row]), int(self.linked.rank[partners[0]]))
-                if alone
-                else (row,)
-            )
-            found.setdefault(key, []).append((partners[0], end))
-        return [[end for _, end in sorted(pairs)] for pairs in found.values()]
-
-    def _others(self, end: WithdrawnRow) -> list[int]:
-        """The rows that come to meet one."""
-        return [end[1]] if end[1] >= 0 else self._partners(end[0])
-
-    def _served(self, row: int) -> list[int]:
-        """Of a collective that lets members go one by one, the rows that need this one."""
-        return [
-            other for other in self._partners(row) if row in self.conditions.early.get(other, ())
-        ]
+    def _open_rows_of(self, rank: int) -> list[int]:
+        posted: list[int] = []
+        waited_for: set[int] = set()
+        for instruction in self.linked.unit_of[rank].instructions:
+            if isinstance(instruction, PostLaunch):
+                posted += [part.row for part in instruction.launch.parts]
+            elif isinstance(instruction, WaitForRows):
+                waited_for.update(instruction.rows)
+        base = self.linked.base[rank]
+        rows = [base + row for row in posted if row not in waited_for]
+        return [row for row in rows if self._is_open(row)]
 
     def _is_open(self, row: int) -> bool:
-        if self.linked.kind[row] == PartKind.WORK:
+        """Whether a row is incomplete until a partner arrives, and one arrives."""
+        kind = self.linked.kind[row]
+        if kind == PartKind.WORK:
             return False
-        if self.linked.kind[row] == PartKind.COLLECTIVE:
-            return self.conditions.early.get(row) != () and len(self._partners(row)) > 0
-        return int(self.conditions.need[row]) >= 0 and len(self._partners(row)) > 0
-
-    def _partners(self, row: int) -> list[int]:
-        """The rows that come to meet a row."""
-        linked = self.linked
-        if linked.kind[row] != PartKind.COLLECTIVE:
-            mates = [int(linked.mate[row])]
+        if kind == PartKind.COLLECTIVE:
+            needs_others = self.conditions.early.get(row) != ()
         else:
-            mates = [
-                other
-                for other in linked.rows_of[int(linked.instance[row])].tolist()
-                if other != row
-            ]
-        return [other for other in mates if other >= 0 and self.whole.posted[other] >= 0]
+            needs_others = int(self.conditions.need[row]) >= 0
+        return needs_others and len(self._arriving_partners(row)) > 0
 
-    def is_possible(self, those: tuple[WithdrawnRow, ...]) -> bool:
-        """Their leavers get to their end while somebody is held back from each of these; what else
-        is open of who has left is met by then."""
-        others = [end for end in self.open_ends if end not in those]
-        rows, held = [row for row, _ in those], list[int]()
-        for end in those:
-            partners = self._others(end)
-            held += next(([p] for p in partners if self._reaches(rows, [*held, p], [])), [])
-            if not any(p in held for p in partners):
+    def rank_of(self, row: int) -> int:
+        return int(self.linked.rank[row])
+
+    def partners_of(self, withdrawal: WithdrawnRow) -> list[int]:
+        """The rows that arrive to meet a withdrawn row."""
+        row, partner = withdrawal
+        return self._arriving_partners(row) if partner == ALL_PARTNERS else [partner]
+
+    def _arriving_partners(self, row: int) -> list[int]:
+        linked = self.linked
+        if linked.kind[row] == PartKind.COLLECTIVE:
+            members: list[int] = linked.rows_of[int(linked.instance[row])].tolist()
+            partners = [member for member in members if member != row]
+        else:
+            partners = [int(linked.mate[row])]
+        posted = self.complete_run.posted
+        return [partner for partner in partners if partner >= 0 and posted[partner] >= 0]
+
+    def _members_that_need(self, row: int) -> list[int]:
+        """In a collective that releases members one by one, the rows that need this row."""
+        early = self.conditions.early
+        return [member for member in self._arriving_partners(row) if row in early.get(member, ())]
+
+    def fully_withdrawn(self, withdrawn: Sequence[WithdrawnRow]) -> set[int]:
+        """The rows that are withdrawn from all their partners."""
+        met = {row for row, partner in self.withdrawals if (row, partner) not in withdrawn}
+        return {row for row, _ in withdrawn if row not in met}
+
+
+def _candidate_sets(requests: _OpenRequests) -> Iterator[tuple[WithdrawnRow, ...]]:
+    """The sets of withdrawals to try."""
+    withdrawals = requests.withdrawals
+    count = len(withdrawals)
+    if count <= MAX_OPEN_ROWS:
+        for size in range(1, count + 1):
+            yield from combinations(withdrawals, size)
+        return
+    by_partner = _withdrawals_by_partner(requests)
+    if prod(len(in_order) + 1 for in_order in by_partner) <= MAX_COMBINATIONS:
+        yield from _suffix_sets(by_partner)
+        return
+    for size in (1, count):
+        yield from combinations(withdrawals, size)
+
+
+def _withdrawals_by_partner(requests: _OpenRequests) -> list[list[WithdrawnRow]]:
+    """For each exiting rank and partner rank, the withdrawals in the partner's program order.
+
+    A withdrawal with several partners forms a list of its own.
+    """
+    found: dict[tuple[int, ...], list[tuple[int, WithdrawnRow]]] = defaultdict(list)
+    for withdrawal in requests.withdrawals:
+        row, partners = withdrawal[0], requests.partners_of(withdrawal)
+        key: tuple[int, ...] = (row,)
+        if len(partners) == 1:
+            key = (requests.rank_of(row), requests.rank_of(partners[0]))
+        found[key].append((partners[0], withdrawal))
+    return [[withdrawal for _, withdrawal in sorted(pairs)] for pairs in found.values()]
+
+
+def _suffix_sets(by_partner: list[list[WithdrawnRow]]) -> list[tuple[WithdrawnRow, ...]]:
+    """All choices of one suffix per list, except the empty set, the smallest first.
+
+    A partner that is too late for one row is too late for every later row as well.
+    """
+    suffixes = [
+        [tuple(in_order[start:]) for start in range(len(in_order) + 1)] for in_order in by_partner
+    ]
+    found: list[tuple[WithdrawnRow, ...]] = []
+    for choice in product(*suffixes):
+        chosen = [withdrawal for suffix in choice for withdrawal in suffix]
+        if chosen:
+            found.append(tuple(sorted(chosen)))
+    return sorted(found, key=lambda withdrawn: (len(withdrawn), withdrawn))
+
+
+class _Feasibility:
+    """Decides by trial runs which sets of withdrawals can happen."""
+
+    def __init__(self, requests: _OpenRequests) -> None:
+        self.requests = requests
+        self.steps = threads_by_unit(requests.linked)
+
+    def allows(self, withdrawn: Sequence[WithdrawnRow]) -> bool:
+        """Whether the owners of ``withdrawn`` can exit while a partner of each is held back.
+
+        Every other open row of a rank that has exited must have met one of its partners.
+        """
+        rows = [row for row, _ in withdrawn]
+        held_back: list[int] = []
+        for withdrawal in withdrawn:
+            partner = self._partner_to_hold_back(withdrawal, rows, held_back)
+            if partner is None:
                 return False
-        return self._reaches(rows, held, others)
+            held_back.append(partner)
 
-    def _reaches(self, rows: list[int], held: list[int], others: list[WithdrawnRow]) -> bool:
-        course = local_run_inputs(self.linked, self.conditions, steps=self.steps)
-        for row in held:
-            host = course.hosts[int(self.linked.rank[row])]
-            at = next(
-                (
-                    k
-                    for k, (step, r, _) in enumerate(host.steps)
-                    if step in POSTING_STEPS and r == row - host.base
-                ),
-                None,
-            )
-            if at is not None:  # else it is held back before
-                host.steps = [*host.steps[:at], (STEP_NEVER, row - host.base, ())]
-        left = LocalClocks(course).run()
-        rank = self.linked.rank
-        met = all(
-            any(left.posted[p] >= 0 for p in self._others(end))
-            for end in others
-            if left.hosts[int(rank[end[0]])].ended
-        )
-        return met and all(left.hosts[int(rank[row])].ended for row in rows)
+        progress = self._run_with(held_back)
+        others = [each for each in self.requests.withdrawals if each not in withdrawn]
+        of_exited = [each for each in others if self._owner_has_ended(each[0], progress)]
+        return all(self._is_met(withdrawal, progress) for withdrawal in of_exited)
+
+    def _partner_to_hold_back(
+        self, withdrawal: WithdrawnRow, rows: Sequence[int], held_back: Sequence[int]
+    ) -> int | None:
+        """The first partner without which, and without ``held_back``, the owners still exit.
+
+        Greedy: a partner that was chosen for an earlier withdrawal is never reconsidered.
+        """
+        for partner in self.requests.partners_of(withdrawal):
+            progress = self._run_with([*held_back, partner])
+            if all(self._owner_has_ended(row, progress) for row in rows):
+                return partner
+        return None
+
+    def _run_with(self, held_back: Sequence[int]) -> RunProgress:
+        """Run the program with the ranks of these rows stopped just before they post them."""
+        linked = self.requests.linked
+        inputs = local_run_inputs(linked, self.requests.conditions, steps=self.steps)
+        for row in held_back:
+            host = inputs.hosts[self.requests.rank_of(row)]
+            own_row = row - host.base
+            position = _position_of_post(host.steps, own_row)
+            if position is not None:  # None: the rank already stops at an earlier row
+                # A new list, because ranks with the same code and later trial runs share the old
+                # one.
+                host.steps = [*host.steps[:position], (STEP_NEVER, own_row, ())]
+        return LocalClocks(inputs).run()
+
+    def _owner_has_ended(self, row: int, progress: RunProgress) -> bool:
+        return progress.hosts[self.requests.rank_of(row)].ended
+
+    def _is_met(self, withdrawal: WithdrawnRow, progress: RunProgress) -> bool:
+        partners = self.requests.partners_of(withdrawal)
+        return any(progress.posted[partner] >= 0 for partner in partners)
+
+
+def _position_of_post(steps: Sequence[tuple[int, int, object]], row: int) -> int | None:
+    """The position of the step that posts a row."""
+    for position, (step, step_row, _) in enumerate(steps):
+        if step in POSTING_STEPS and step_row == row:
+            return position
+    return None

@@ -1,32 +1,44 @@
-"""What the executions of one reading end in: of the single pass, or of all that the explorer
-followed.
+"""Records of how a program's executions end under each reading of the contract.
+
+A *reading* is one admissible answer to "which calls block?". The contract leaves that open, so a
+program is correct only if it is correct under all readings:
+
+* ``rendezvous``: a send waits for its receive, and a collective waits for all members;
+* ``early``: a rank leaves a rooted collective as soon as its own data has moved;
+* ``buffered``: a send never blocks, and ranks that only contribute to a rooted collective leave it
+  at once;
+* ``mixed``: each call may behave according to any of these.
+
+The records are the same for a single run (`reading_run`) and for a search over all event orders
+(`explore`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Literal
 
-from distsim.checker.replay_schedule import ReplaySchedule
+from distsim.checker.replay_schedule import READING_ORDER, ReplaySchedule
 from distsim.common.records import dataclass
 from distsim.findings.final_state import FinalState
 
 if TYPE_CHECKING:
     from distsim.checker.matching.call_mismatch import CallMismatch
 
-#: States that are stored at most, over all readings, unless the caller says otherwise.
+#: Default limit for the number of stored states, over all readings together.
 MAX_STATES = 200_000
+#: The readings under which a program runs by one fixed rule.
+PLAIN_READINGS = READING_ORDER[:3]
 Frequency = Literal["always", "sometimes", "never"]
 FailureKind = Literal["mismatch", "deadlock", "race"]
 
 
 @dataclass(frozen=True, slots=True)
 class ExampleExecution:
-    """One execution: where it ends, and the choices that lead there (None where there are none to
-    make).
+    """One execution: its last state, and the choices that lead there (None if there are none).
 
-    ``ended`` is False for a state on the way, where a search saw no end within its bound.
+    ``ended`` is False for an intermediate state, if a search saw no end within its bound.
     """
 
     final_state: FinalState
@@ -36,88 +48,105 @@ class ExampleExecution:
 
 @dataclass(frozen=True, slots=True)
 class ReadingResult:
-    """One reading. ``stuck`` maps sets of blocked ranks to the core of an execution that ends so;
-    ``passed``: some execution ends with nobody blocked. ``unlikes``: calls that met and differ in
-    some execution, ``fit``: some execution has none. ``relying``: receives (rank, position, part)
-    that took another sender than they rely on, ``kept``: some execution has none. ``examples`` has
-    an execution for "end" (the first that ended) and for each kind that was found.
+    """How the executions of one reading end.
+
+    ``blocked_sets`` maps each set of blocked ranks to the core of an execution that ends with it.
+    ``mismatches`` are calls that met and differ in some execution. ``broken_reliances`` are
+    receives (rank, position, part) that took another sender than they rely on. For each of the
+    three failures, a flag says whether some execution is free of it: ``has_completing_run`` (no
+    rank is blocked), ``has_matching_run``, ``has_reliable_run``.
+
+    ``examples`` has an execution for "end" (the first that ended) and for each failure found.
+    ``takers`` maps any-source receives (rank, position, part) to the ranks whose message they take
+    in some execution.
     """
 
-    stuck: Mapping[tuple[int, ...], tuple[int, ...]]
-    passed: bool
+    blocked_sets: Mapping[tuple[int, ...], tuple[int, ...]]
+    has_completing_run: bool
     mismatches: tuple[CallMismatch, ...]
-    fit: bool
+    has_matching_run: bool
     examples: Mapping[str, ExampleExecution]
     broken_reliances: tuple[tuple[int, int, int], ...] = ()
-    kept: bool = True
+    has_reliable_run: bool = True
     mismatch_ranks: tuple[int, ...] = ()
-    #: (rank, position, part) of open receives -> ranks whose message they take in some execution.
     takers: Mapping[tuple[int, int, int], frozenset[int]] = field(default_factory=dict)
 
-    def how(self, kind: FailureKind) -> Frequency:
-        """Is it so in every execution, in some, in none?"""
-        some, none = {
-            "mismatch": (bool(self.mismatches), self.fit),
-            "deadlock": (bool(self.stuck), self.passed),
-            "race": (bool(self.broken_reliances), self.kept),
+    def frequency(self, kind: FailureKind) -> Frequency:
+        """Whether every execution has the failure, or some, or none."""
+        occurs, has_run_without = {
+            "mismatch": (bool(self.mismatches), self.has_matching_run),
+            "deadlock": (bool(self.blocked_sets), self.has_completing_run),
+            "race": (bool(self.broken_reliances), self.has_reliable_run),
         }[kind]
-        return "never" if not some else "sometimes" if none else "always"
+        if not occurs:
+            return "never"
+        return "sometimes" if has_run_without else "always"
 
     def example(self, kind: str) -> ExampleExecution:
-        """An execution that shows a kind, else the first one."""
+        """An execution that shows the failure, or else the first execution."""
         return self.examples.get(kind, self.examples["end"])
 
     @property
     def core(self) -> tuple[int, ...]:
-        """The cores of all sets of blocked ranks together."""
-        return tuple(sorted({rank for core in self.stuck.values() for rank in core}))
+        """The union of the cores of all sets of blocked ranks."""
+        return union_of_ranks(self.blocked_sets.values())
 
 
-READING_ORDER = ("rendezvous", "early", "buffered", "mixed")
+def union_of_ranks(sets: Iterable[Iterable[int]]) -> tuple[int, ...]:
+    """The ranks of all sets together, ascending."""
+    return tuple(sorted({rank for ranks in sets for rank in ranks}))
 
 
 def frequency_by_reading(
-    endings: Mapping[str, ReadingResult], kind: FailureKind
+    results: Mapping[str, ReadingResult], kind: FailureKind
 ) -> dict[str, Frequency]:
-    """How each of the four readings stands to a kind.
+    """How often each of the four readings has a failure.
 
-    A plain reading that is not there ends as rendezvous does. ``mixed`` has every execution of the
-    other three among its own, so where they differ it is "sometimes"; where it was not explored
-    they agree, and it does too.
+    A plain reading without a result ends as ``rendezvous`` does. The executions of ``mixed``
+    include those of the other three readings: if these differ, ``mixed`` is "sometimes"; if they
+    agree and ``mixed`` was not explored, it agrees with them.
     """
-    said = {
-        reading: endings.get(reading, endings["rendezvous"]).how(kind)
-        for reading in READING_ORDER[:3]
+    rendezvous = results["rendezvous"]
+    frequencies = {
+        reading: results.get(reading, rendezvous).frequency(kind) for reading in PLAIN_READINGS
     }
-    same = len(set(said.values())) == 1
-    mixed: Frequency = "sometimes"
-    if same:
-        mixed = endings["mixed"].how(kind) if "mixed" in endings else said["rendezvous"]
-    return {**said, "mixed": mixed}
+    mixed: Frequency
+    if len(set(frequencies.values())) > 1:
+        mixed = "sometimes"
+    elif "mixed" in results:
+        mixed = results["mixed"].frequency(kind)
+    else:
+        mixed = frequencies["rendezvous"]
+    return {**frequencies, "mixed": mixed}
 
 
-def verdict_dependence(said: Mapping[str, Frequency]) -> Literal["buffering", "schedule"] | None:
-    """What a verdict depends on (`cases/FORMAT.md`): a plain reading that is "sometimes" depends on
-    the schedule, readings that differ on buffering."""
-    if "sometimes" in [said[reading] for reading in READING_ORDER[:3]]:
+def verdict_dependence(
+    frequencies: Mapping[str, Frequency],
+) -> Literal["buffering", "schedule"] | None:
+    """What a verdict depends on, in the terms of `cases/FORMAT.md`.
+
+    A plain reading that is "sometimes" depends on the schedule; readings that differ depend on
+    buffering.
+    """
+    if "sometimes" in [frequencies[reading] for reading in PLAIN_READINGS]:
         return "schedule"
-    return "buffering" if len(set(said.values())) > 1 else None
+    return "buffering" if len(set(frequencies.values())) > 1 else None
 
 
 def first_reading_with(
-    endings: Mapping[str, ReadingResult], kind: FailureKind
+    results: Mapping[str, ReadingResult], kind: FailureKind
 ) -> ReadingResult | None:
-    """The first reading that has a kind, in the order rendezvous, early, buffered, mixed."""
-    found: Sequence[ReadingResult] = [endings[r] for r in READING_ORDER if r in endings]
-    return next((ending for ending in found if ending.how(kind) != "never"), None)
+    """The first reading that has a failure, in the order of `READING_ORDER`."""
+    for reading in READING_ORDER:
+        if reading in results and results[reading].frequency(kind) != "never":
+            return results[reading]
+    return None
 
 
 @dataclass(frozen=True, slots=True)
 class ContractResult:
-    """Endings by reading, how many states were stored, and whether the searches came to their end
-    within the bound.
-    """
+    """The results by reading, how many states were stored, and whether the bound sufficed."""
 
-    endings: Mapping[str, ReadingResult]
+    results: Mapping[str, ReadingResult]
     explored: int
     complete: bool

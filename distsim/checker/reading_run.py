@@ -1,12 +1,15 @@
-"""A program under a reading of the contract, run once without a clock: who is blocked on whom, and
-what met and does not fit.
+"""Run a program once, without a clock, under one reading of the contract.
 
-Without a receive from any source the matching is fixed by the program, so every order of events
-ends in the same standstill and a single run of the one form is exact (with one, see `explore`).
+Key idea: without any-source receives the program fixes which calls meet, so every order of events
+ends in the same state, and a single run is exact. Programs with any-source receives are searched
+instead (`explore`).
+
+The result says which ranks are blocked and which calls met and mismatch.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -24,19 +27,19 @@ from distsim.semantics.form.completion import CompletionConditions, WithdrawnRow
 from distsim.semantics.form.instructions import ExitRank
 from distsim.semantics.form.linked_program import LinkedProgram
 from distsim.semantics.form.mismatches import mismatched_receives, suspect_instances
-from distsim.semantics.local.blocked_ranks import blocked_state_of_run as standstill_of
+from distsim.semantics.local.blocked_ranks import blocked_state_of_run
 from distsim.semantics.local.rank_clocks import RunProgress, run_local_clocks
 
-#: What blocks: a send waits for its receive and a collective for all (rendezvous); in rooted
-#: collectives a rank leaves when its own data moved (early); a send never blocks and giving ranks
-#: leave at once (buffered).
+#: The readings that a single run can follow; `reading_result` explains them.
 Reading = Literal["rendezvous", "early", "buffered"]
 
 
 @dataclass(frozen=True)
 class MismatchRows:
-    """What will not fit if it meets: receives that another message reaches, and instances of
-    collectives (`LinkedProgram`).
+    """Rows of a `LinkedProgram` that mismatch if they meet.
+
+    ``receives``: receives that a different message reaches. ``instances``: instances of
+    collectives whose members differ, or may differ.
     """
 
     receives: tuple[int, ...]
@@ -46,182 +49,221 @@ class MismatchRows:
 class ContractProgram:
     """A program compiled for the contract: once, for all readings."""
 
-    def __init__(self, layout: ChannelLayout, where: CallIndex) -> None:
-        self.layout, self.where = layout, where
+    def __init__(self, layout: ChannelLayout, call_index: CallIndex) -> None:
+        self.layout, self.call_index = layout, call_index
         self.linked = layout.linked
-        self._misfits: MismatchRows | None = None
-        self._known: dict[Reading, CompletionConditions] = {}
+        self._mismatch_rows: MismatchRows | None = None
+        self._conditions_by_reading: dict[Reading, CompletionConditions] = {}
 
     def under(self, reading: str) -> LinkedProgram:
-        """The same program, with the rules of a reading."""
+        """The same program with the rules of a reading."""
         return self.linked.under(CONTRACT_READINGS[reading])
 
-    def has_same_result(self, one: Reading, other: Reading, left: ReadingResult) -> bool:
-        """What is ``left`` under one reading is so under another: they let the same collectives go,
-        and no message waits in vain that the other would let go, be it behind what does not fit."""
-        mine, theirs = self._conditions(one), self._conditions(other)
-        waits = (
-            left.example("end").final_state.unreceived
-            or len(left.mismatches) > 1
+    def has_same_result(self, known: Reading, other: Reading, result: ReadingResult) -> bool:
+        """Whether another reading surely has the known result of a reading.
+
+        It does if the two release the same collectives early and no message waits that only one of
+        them would release. A message may also wait behind a mismatch, or at the exit of its rank.
+        """
+        known_rules, other_rules = self._conditions(known), self._conditions(other)
+        if known_rules.early != other_rules.early:
+            return False
+        message_may_wait = (
+            result.example("end").final_state.unreceived
+            or len(result.mismatches) > 1
             or early_exit_ranks(self.linked)
         )
-        return mine.early == theirs.early and (
-            not waits or bool((mine.ahead == theirs.ahead).all())
-        )
+        return not message_may_wait or bool((known_rules.ahead == other_rules.ahead).all())
 
     @property
-    def misfits(self) -> MismatchRows:
-        if self._misfits is None:
+    def mismatch_rows(self) -> MismatchRows:
+        """What mismatches if it meets, found from the program alone.
+
+        Raises FoldingError if ranks are folded and a collective is suspect: its members then have
+        to be compared one by one.
+        """
+        if self._mismatch_rows is None:
             unlike, uneven = suspect_instances(self.linked)
-            if self.linked.program.representative_of is not None and (unlike.size or uneven.size):
+            is_folded = self.linked.program.representative_of is not None
+            if is_folded and (unlike.size or uneven.size):
                 raise FoldingError
             receives = mismatched_receives(self.linked)
-            self._misfits = MismatchRows(
-                tuple(receives.tolist()), tuple(sorted_union(unlike, uneven).tolist())
-            )
-        return self._misfits
+            instances = sorted_union(unlike, uneven)
+            self._mismatch_rows = MismatchRows(tuple(receives.tolist()), tuple(instances.tolist()))
+        return self._mismatch_rows
 
     def run(self, reading: Reading) -> ReadingRun:
         """The program's one run under a reading."""
-        return ReadingRun(
-            self, run_local_clocks(self.under(reading), self._conditions(reading)), reading
-        )
+        progress = run_local_clocks(self.under(reading), self._conditions(reading))
+        return ReadingRun(self, progress, reading)
 
     def _conditions(self, reading: Reading) -> CompletionConditions:
-        if reading not in self._known:
-            self._known[reading] = CompletionConditions(self.under(reading), None)
-        return self._known[reading]
+        if reading not in self._conditions_by_reading:
+            conditions = CompletionConditions(self.under(reading), None)
+            self._conditions_by_reading[reading] = conditions
+        return self._conditions_by_reading[reading]
 
 
 class ReadingRun:
-    """A finished run under a reading. ``withdrawn``: rows that some or all did not meet before
-    their ranks left.
+    """A finished run under a reading.
+
+    ``withdrawn``: rows that met none, or not all, of their partners before their rank exited.
     """
 
     def __init__(
         self,
         contract: ContractProgram,
-        left: RunProgress,
+        progress: RunProgress,
         reading: Reading,
         withdrawn: tuple[WithdrawnRow, ...] = (),
     ) -> None:
-        self.contract, self.left, self.reading, self.withdrawn = contract, left, reading, withdrawn
-        self.layout, self.where = contract.layout, contract.where
+        self.contract, self.progress = contract, progress
+        self.reading, self.withdrawn = reading, withdrawn
+        self.linked = contract.linked
+        self.layout, self.call_index = contract.layout, contract.call_index
 
     def final_state(self) -> FinalState:
-        found = standstill_of(self.left)
-        return replace(found, ends=tuple(map(_with_fault_message, found.ends)))
+        """How the ranks ended, and which are blocked."""
+        state = blocked_state_of_run(self.progress)
+        return replace(state, ends=tuple(_with_fault_message(end) for end in state.ends))
 
     def mismatches(self) -> tuple[CallMismatch, ...]:
-        """Of what met and differs that before which nothing else did: the first of each sequence,
-        the first of each channel.
+        """The mismatches that no other mismatch precedes: the first per sequence and channel.
 
-        An execution ends for those whose calls don't fit; what they would have done afterwards says
-        nothing more.
+        An execution ends for ranks whose calls mismatch; what they would have done afterwards
+        carries no information.
         """
-        misfits = self.contract.misfits
-        if not misfits.receives and not misfits.instances:
+        rows = self._rows_not_withdrawn(self.contract.mismatch_rows)
+        if not rows.receives and not rows.instances:
             return ()
-        rows = {row for row, _ in self.withdrawn}
-        gone = {int(self.contract.linked.mate[row]) for row in rows} | rows
-        misfits = MismatchRows(
-            tuple(row for row in misfits.receives if row not in gone), misfits.instances
-        )
-        found = tuple(self._met(self.left, misfits))
+        found = tuple(self._mismatches_in(self.progress, rows))
         if len(found) < 2:
             return found
+
+        # A second run, in which mismatching calls never complete, shows which mismatches are
+        # reached without passing another one.
         linked = self.contract.under(self.reading)
-        bad = self._confirmed_mismatches(misfits)
-        halted = run_local_clocks(
+        halting = self._confirmed_mismatches(rows)
+        conditions = CompletionConditions(
             linked,
-            CompletionConditions(
-                linked, None, misfits=(bad.receives, bad.instances), withdrawn=self.withdrawn
-            ),
+            None,
+            misfits=(halting.receives, halting.instances),
+            withdrawn=self.withdrawn,
         )
-        first = {_mismatch_key(m) for m in self._met(halted, bad)}
-        return tuple(m for m in found if _mismatch_key(m) in first) or found
+        halted = run_local_clocks(linked, conditions)
+        first = {_mismatch_key(mismatch) for mismatch in self._mismatches_in(halted, halting)}
+        return tuple(each for each in found if _mismatch_key(each) in first) or found
 
-    def _confirmed_mismatches(self, misfits: MismatchRows) -> MismatchRows:
-        """Collectives whose signatures differ and that agree all the same, as pairs, are left
-        out.
-        """
-        instances = (
-            i for i in misfits.instances if self._judge(i, self._came(None, i)) is not None
+    def _rows_not_withdrawn(self, rows: MismatchRows) -> MismatchRows:
+        withdrawn = {row for row, _ in self.withdrawn}
+        withdrawn |= {int(self.linked.mate[row]) for row in withdrawn}
+        receives = tuple(row for row in rows.receives if row not in withdrawn)
+        return MismatchRows(receives, rows.instances)
+
+    def _confirmed_mismatches(self, rows: MismatchRows) -> MismatchRows:
+        """Without the collectives whose signatures differ but whose pairs of ranks all agree."""
+        instances = tuple(
+            instance
+            for instance in rows.instances
+            if self._instance_mismatch(instance, self._rows_of(instance)) is not None
         )
-        return MismatchRows(misfits.receives, tuple(instances))
+        return MismatchRows(rows.receives, instances)
 
-    def _met(self, left: RunProgress, misfits: MismatchRows) -> Iterator[CallMismatch]:
-        yield from self._collectives(left, misfits.instances)
-        yield from self._messages(left, misfits.receives)
+    def _mismatches_in(self, progress: RunProgress, rows: MismatchRows) -> Iterator[CallMismatch]:
+        yield from self._collective_mismatches(progress, rows.instances)
+        yield from self._message_mismatches(progress, rows.receives)
 
-    def _collectives(self, left: RunProgress, instances: Sequence[int]) -> Iterator[CallMismatch]:
-        """The first of each sequence, with how many later calls of it differ too."""
-        came = {i: rows for i in instances if len(rows := self._came(left, i)) > 1}
-        by_sequence: dict[int, list[int]] = {}
-        for instance in came:
-            by_sequence.setdefault(self._sequence(instance), []).append(instance)
+    # --- collectives ---
+    def _collective_mismatches(
+        self, progress: RunProgress, instances: Sequence[int]
+    ) -> Iterator[CallMismatch]:
+        """The first mismatch of each sequence, with the number of later calls that differ too."""
+        by_sequence: dict[int, list[int]] = defaultdict(list)
+        for instance in instances:
+            if len(self._posted_rows(progress, instance)) > 1:
+                by_sequence[self._sequence_of(instance)].append(instance)
         for sequence in sorted(by_sequence):
-            those = sorted(by_sequence[sequence], key=self._number)
-            for k, instance in enumerate(those):
-                found = self._judge(instance, came[instance])
-                if found is not None:
-                    unlike = [i for i in those[k + 1 :] if self._signatures_differ(came[i])]
-                    yield replace(found, later=len(unlike))
+            in_order = sorted(by_sequence[sequence], key=self._number_of)
+            for index, instance in enumerate(in_order):
+                arrived = self._posted_rows(progress, instance)
+                mismatch = self._instance_mismatch(instance, arrived)
+                if mismatch is not None:
+                    later = [
+                        each
+                        for each in in_order[index + 1 :]
+                        if self._signatures_differ(self._posted_rows(progress, each))
+                    ]
+                    yield replace(mismatch, later=len(later))
                     break
 
-    def _came(self, left: RunProgress | None, instance: int) -> list[int]:
-        """The rows of an instance that were posted in a run; without one, all that the program
-        has.
-        """
-        rows = self.contract.linked.rows_of[instance].tolist()
-        return [row for row in rows if left is None or left.posted[row] >= 0]
+    def _rows_of(self, instance: int) -> list[int]:
+        """The rows of all calls that the program has for an instance of a collective."""
+        rows: list[int] = self.linked.rows_of[instance].tolist()
+        return rows
+
+    def _posted_rows(self, progress: RunProgress, instance: int) -> list[int]:
+        """The rows of an instance that were posted in a run."""
+        return [row for row in self._rows_of(instance) if progress.posted[row] >= 0]
 
     def _signatures_differ(self, rows: list[int]) -> bool:
-        return len(set(self.contract.linked.signature[rows].tolist())) > 1
+        return len(set(self.linked.signature[rows].tolist())) > 1
 
-    def _sequence(self, instance: int) -> int:
-        rank, position, _ = self.contract.linked.place(
-            int(self.contract.linked.rows_of[instance][0])
-        )
-        return self.where.sequence(rank, self.layout.program.code_call(rank, position))
+    def _first_place(self, instance: int) -> tuple[int, int]:
+        """Rank and position of an instance's first call."""
+        rank, position, _ = self.linked.place(int(self.linked.rows_of[instance][0]))
+        return rank, position
 
-    def _number(self, instance: int) -> int:
-        rank, position, _ = self.contract.linked.place(
-            int(self.contract.linked.rows_of[instance][0])
-        )
-        return self.where.joins(rank, self._sequence(instance)).index(position)
+    def _sequence_of(self, instance: int) -> int:
+        rank, position = self._first_place(instance)
+        return self.call_index.sequence(rank, self.layout.program.code_call(rank, position))
 
-    def _judge(self, instance: int, rows: list[int]) -> CallMismatch | None:
-        ranks = {int(self.contract.linked.rank[row]) for row in rows}
-        sequence = self._sequence(instance)
-        came = [rank for rank in self.layout.sequence_ranks[sequence] if rank in ranks]
-        return sequence_mismatch(self.layout, self.where, sequence, self._number(instance), came)
+    def _number_of(self, instance: int) -> int:
+        """The number of an instance in its sequence."""
+        rank, position = self._first_place(instance)
+        return self.call_index.joins(rank, self._sequence_of(instance)).index(position)
 
-    def _messages(self, left: RunProgress, receives: Sequence[int]) -> Iterator[CallMismatch]:
-        linked, by_channel = self.contract.linked, dict[int, list[int]]()
+    def _instance_mismatch(self, instance: int, rows: list[int]) -> CallMismatch | None:
+        """How the calls in these rows of an instance differ, if they do."""
+        ranks = {int(self.linked.rank[row]) for row in rows}
+        sequence, number = self._sequence_of(instance), self._number_of(instance)
+        arrived = [rank for rank in self.layout.sequence_ranks[sequence] if rank in ranks]
+        return sequence_mismatch(self.layout, self.call_index, sequence, number, arrived)
+
+    # --- messages ---
+    def _message_mismatches(
+        self, progress: RunProgress, receives: Sequence[int]
+    ) -> Iterator[CallMismatch]:
+        """The first mismatch of each channel, with the number of later ones."""
+        linked = self.linked
+        by_channel: dict[int, list[int]] = defaultdict(list)
         for row in receives:
-            if left.posted[row] >= 0 and left.posted[int(linked.mate[row])] >= 0:
-                channel = self.where.channel(int(linked.rank[row]), linked.code_call(row))
-                by_channel.setdefault(channel, []).append(row)
+            mate = int(linked.mate[row])
+            if progress.posted[row] >= 0 and progress.posted[mate] >= 0:
+                channel = self.call_index.channel(int(linked.rank[row]), linked.code_call(row))
+                by_channel[channel].append(row)
         for channel, rows in sorted(by_channel.items()):
             receive, send = linked.place(rows[0]), linked.place(int(linked.mate[rows[0]]))
-            number = self.where.ordinal(receive[0], channel, *receive[1:], sends=False)
+            rank, position, part = receive
+            number = self.call_index.ordinal(rank, channel, position, part, sends=False)
             yield message_mismatch(self.layout.program, number, send, receive, len(rows) - 1)
 
 
 def _mismatch_key(mismatch: CallMismatch) -> object:
-    return (mismatch.sequence, mismatch.number) if mismatch.sequence >= 0 else mismatch.calls
+    if mismatch.is_collective:
+        return (mismatch.sequence, mismatch.number)
+    return mismatch.calls
 
 
 def _with_fault_message(end: RankEnd) -> RankEnd:
-    """Findings know a fault of the file by this word."""
+    """Findings recognize a fault that the scenario injects by the message "fault"."""
     return end._replace(message="fault") if end.message.endswith("by a fault") else end
 
 
 def early_exit_ranks(linked: LinkedProgram) -> list[int]:
-    """The ranks that leave before their end."""
-    return [
-        r
-        for r, unit in enumerate(linked.unit_of)
-        if isinstance(last := unit.instructions[-1], ExitRank) and last.gone
-    ]
+    """The ranks that exit, raise or are killed before the end of their program."""
+    found = []
+    for rank, unit in enumerate(linked.unit_of):
+        last = unit.instructions[-1]
+        if isinstance(last, ExitRank) and last.gone:
+            found.append(rank)
+    return found

@@ -1,123 +1,67 @@
-"""The verdict on a program under the contract: the worst of what its readings end in. Before that,
-which detectors it concerns.
+"""The verdict on a program: the worst outcome of its executions under the contract.
+
+The contract is what every backend guarantees; the verdict covers all its readings
+(`reading_result`) and all event orders. `run_readings` determines how the executions end. This
+module adds what detectors find in the calls that were reached, chooses the verdict class, and
+collects the findings. Detectors and diagnosis are imported on demand, because most programs are
+correct and need none of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import field
-from functools import cached_property
-from itertools import pairwise
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from distsim.checker.checked_program import CheckedProgram, made_all_calls
 from distsim.checker.reading_result import (
     MAX_STATES,
-    READING_ORDER,
     ContractResult,
-    ExampleExecution,
     FailureKind,
     Frequency,
     ReadingResult,
     first_reading_with,
     frequency_by_reading,
+    union_of_ranks,
     verdict_dependence,
 )
-from distsim.checker.replay_schedule import ReplaySchedule
+from distsim.checker.replay_schedule import READING_ORDER, ReplaySchedule
+from distsim.checker.run_readings import run_all_readings
 from distsim.common.records import dataclass
 from distsim.findings.codes import CODES
-from distsim.findings.final_state import FinalState
+from distsim.findings.final_state import FinalState, WaitDependency
 from distsim.findings.finding_types import Finding
 from distsim.operations.registry import OPERATIONS
 from distsim.program.code import Program
-from distsim.program.features import Feature
 
 if TYPE_CHECKING:
     from distsim.checker.detectors.buffer_races import DataRace
     from distsim.checker.detectors.one_sided_races import OneSidedRace
     from distsim.checker.detectors.request_leaks import RequestLeak
-    from distsim.checker.matching.call_index import CallIndex
-    from distsim.checker.matching.call_mismatch import CallMismatch
-    from distsim.checker.matching.channel_layout import ChannelLayout
-    from distsim.checker.reading_run import ContractProgram, Reading
-
-
-# --- what detectors are asked about ---
-
-
-#: Detector -> what concerns it: in a program that uses none of these it has nothing to find. Each
-#: is the module of this folder.
-DETECTOR_FEATURES: Final[dict[str, frozenset[Feature]]] = {
-    "request_leaks": frozenset({"requests"}),
-    "buffer_races": frozenset({"requests", "streams"}),
-    "one_sided_races": frozenset({"remote"}),
-    "signal_conflicts": frozenset({"signals"}),
-    "swapped_collectives": frozenset({"branches"}),
-    "swapped_messages": frozenset({"messages"}),
-    "lint": frozenset({"requests", "branches", "timeouts"}),
-}
-
-
-class CheckedProgram:
-    """What detectors are asked about."""
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self._concerned = frozenset(
-            name
-            for name, uses in DETECTOR_FEATURES.items()
-            if not uses.isdisjoint(program.features)
-        )
-
-    def concerns(self, detector: str) -> bool:
-        """Whether a detector may find something."""
-        return detector in self._concerned
-
-    @cached_property
-    def layout(self) -> ChannelLayout:
-        """Where the program's calls meet."""
-        from distsim.checker.matching.channel_layout import build_channel_layout
-
-        return build_channel_layout(self.program)
-
-    @cached_property
-    def where(self) -> CallIndex:
-        """The same, call by call."""
-        from distsim.checker.matching.call_index import CallIndex
-
-        return CallIndex(self.layout)
-
-
-def made_all_calls(program: Program, left: FinalState) -> bool:
-    """Every rank came to the end of its code."""
-    return all(
-        end.status == "ended" and end.position >= len(program.code(end.rank).calls)
-        for end in left.ends
-    )
-
-
-# --- the verdict ---
-
 
 VerdictClass = Literal["invalid", "mismatch", "deadlock", "race", "leak", "ok"]
-_PLAIN_READINGS: tuple[Reading, ...] = ("rendezvous", "early", "buffered")
+
+#: An any-source receive: rank, position, part.
+_ReceiveId = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What may become of a program, whatever the back end. The words are those of
-    `cases/FORMAT.md`.
+    """What may happen to a program on some backend, in the terms of `cases/FORMAT.md`.
 
-    ``ranks``: the callers (invalid), the members or sender and receiver (mismatch), who is still
-    blocked (deadlock), the rank that races, the owners (leak). ``core``: at a deadlock the ranks on
-    a circle and those that wait directly for one who has left; where several executions end with
-    the same ranks blocked, one of them stands for all. Both are united over the executions of the
-    first reading that has the verdict, whose sets of blocked ranks are ``stuck_sets``.
-    ``readings``: in which reading of what blocks a deadlock or mismatch shows up, if that is the
-    verdict. ``culprits``: the minority of a mismatched collective. ``nondeterministic``: ranks with
-    an open receive that may take more than one sender's message (a remark). ``explored``: states
-    stored, 0 for single passes. ``standstill`` is that of one execution of the first reading that
-    has the verdict, ``schedule`` the choices that lead there. ``complete`` is False where the
-    search hit its bound.
+    ``ranks``: the callers (invalid), the members or sender and receiver (mismatch), the blocked
+    ranks (deadlock), the rank that races (race), the owners (leak). ``core``: at a deadlock, the
+    ranks on a wait-for cycle and those that wait directly for a rank that has exited; of several
+    executions that end with the same ranks blocked, one is the example for all. ``ranks`` and
+    ``core`` are unions over the executions of the first reading that has the verdict;
+    ``stuck_sets`` are its sets of blocked ranks.
+
+    ``readings``: how often each reading has the deadlock or mismatch that is the verdict.
+    ``culprits``: the minority of a mismatched collective. ``nondeterministic``: ranks with an
+    any-source receive that may take messages of several senders (a remark).
+
+    ``explored``: the number of stored states, 0 for single runs. ``complete`` is False if the
+    search hit its bound. ``final_state`` is that of one execution of the first reading that has the
+    verdict, ``schedule`` the choices that lead there.
     """
 
     verdict: VerdictClass
@@ -142,100 +86,23 @@ def verdict_of(
     subject: CheckedProgram | None = None,
     ended: FinalState | None = None,
 ) -> Verdict:
-    """Judge a program under every reading of what blocks, and every order of events.
+    """Judge a program under every reading and every order of events.
 
-    Without a receive from any source one untimed pass per reading is exact: the matching is fixed,
-    so the order of events cannot matter. Else every order is explored, until at most ``max_states``
-    states are stored. ``ended``: how a run ended that completed under rules at least as strict as
-    the rendezvous reading, with nothing that differed where calls met; it stands for that pass.
-    ``subject``: the program, if it has been asked about.
+    Without any-source receives, one untimed run per reading is exact, because the program fixes
+    which calls meet. Otherwise every order is explored, until ``max_states`` states are stored.
+
+    ``ended``: the final state of a run that completed under rules at least as strict as
+    ``rendezvous``, without a mismatch; it replaces the run under that reading. ``subject``: the
+    program with its lookups, if the caller has them.
     """
     subject = subject or CheckedProgram(program)
-    return _VerdictBuilder(
-        subject, _contract_result(subject, max_states, ended), max_states
-    ).verdict()
-
-
-def _contract_result(
-    subject: CheckedProgram, max_states: int, ended: FinalState | None
-) -> ContractResult:
-    """What its executions end in: what is known, that of every order, or that of a pass for each
-    reading.
-    """
-    program = subject.program
-    starts = not (program.faults and _start_up_blocks(program))
-    if "any source" in program.features and starts and subject.layout.any_source:
-        from distsim.checker.explore.all_readings import (
-            explore_all_readings,
-        )  # most programs need no search
-
-        return explore_all_readings(subject.layout, max_states)
-    if ended is not None and starts:
-        return ContractResult(
-            {
-                "rendezvous": ReadingResult(
-                    {}, True, (), True, {"end": ExampleExecution(ended)}, mismatch_ranks=()
-                )
-            },
-            0,
-            True,
-        )
-    from distsim.checker.reading_run import ContractProgram
-
-    return ContractResult(_single_passes(ContractProgram(subject.layout, subject.where)), 0, True)
-
-
-def _start_up_blocks(program: Program) -> bool:
-    """Somebody is absent, and no rank gets past the world's first meeting."""
-    written = any(call.op == "init_process_group" for code in program.codes for call in code.calls)
-    return not written and any(fault.kind == "absent" for fault in program.faults)
-
-
-def _single_passes(contract: ContractProgram) -> dict[str, ReadingResult]:
-    """The second and third reading only if the first stands still: they get at least as far."""
-    endings = {"rendezvous": _single_pass(contract, "rendezvous")}
-    if endings["rendezvous"].stuck:
-        for before, reading in pairwise(_PLAIN_READINGS):
-            alike = contract.has_same_result(before, reading, endings[before])
-            endings[reading] = endings[before] if alike else _single_pass(contract, reading)
-    return endings
-
-
-def _single_pass(contract: ContractProgram, reading: Reading) -> ReadingResult:
-    """One run, or, where ranks leave with requests open, one for each way in which these meet or do
-    not.
-    """
-    from distsim.checker.early_exit import early_exit_runs
-    from distsim.checker.reading_run import early_exit_ranks
-
-    runs = (
-        early_exit_runs(contract, reading)
-        if early_exit_ranks(contract.linked)
-        else [contract.run(reading)]
-    )
-    stuck: dict[tuple[int, ...], tuple[int, ...]] = {}
-    mismatches: dict[object, CallMismatch] = {}
-    examples: dict[str, ExampleExecution] = {}
-    passed = fit = False
-    for done in runs:
-        found, met = done.final_state(), done.mismatches()
-        examples.setdefault("end", ExampleExecution(found))
-        if met:
-            mismatches = {u.calls: u for u in met} | mismatches
-            examples.setdefault("mismatch", ExampleExecution(found))
-        if found.blocked:
-            from distsim.checker.diagnosis.wait_for_graph import build_wait_for_graph
-
-            stuck.setdefault(found.stuck, build_wait_for_graph(found).core)
-            examples.setdefault("deadlock", ExampleExecution(found))
-        passed, fit = passed or not found.blocked, fit or not met
-    ranks = _union_of_ranks(u.ranks for u in mismatches.values())
-    return ReadingResult(
-        stuck, passed, tuple(mismatches.values()), fit, examples, mismatch_ranks=ranks
-    )
+    outcome = run_all_readings(subject, max_states, ended)
+    return _VerdictBuilder(subject, outcome, max_states).verdict()
 
 
 class _AffectedRanks(NamedTuple):
+    """The fields of a `Verdict` that list ranks."""
+
     ranks: tuple[int, ...] = ()
     core: tuple[int, ...] = ()
     stuck_sets: tuple[tuple[int, ...], ...] = ()
@@ -243,196 +110,189 @@ class _AffectedRanks(NamedTuple):
 
 
 class _VerdictBuilder:
-    """One program with the endings of its readings."""
+    """Builds the verdict on one program from the results of its readings."""
 
-    def __init__(self, subject: CheckedProgram, orders: ContractResult, bound: int) -> None:
-        self.subject, self.program, self.orders, self.bound = (
-            subject,
-            subject.program,
-            orders,
-            bound,
+    def __init__(self, subject: CheckedProgram, outcome: ContractResult, max_states: int) -> None:
+        self.subject, self.program = subject, subject.program
+        self.outcome, self.max_states = outcome, max_states
+        self.results = outcome.results
+        self.invalid_findings = tuple(
+            finding
+            for finding in self.program.findings
+            if finding.code in CODES and CODES[finding.code].verdict == "invalid"
         )
-        self.endings, program = orders.endings, subject.program
-        self.invalid = tuple(
-            f for f in program.findings if f.code in CODES and CODES[f.code].verdict == "invalid"
-        )
-        example = self.endings["rendezvous"].example("end")
-        first = example.final_state
-        # an execution that was not followed beyond calls that differ leaves all at them
-        blocked = (
-            not example.ended
-            or bool(first.blocked)
-            or any(ending.stuck for ending in self.endings.values())
-        )
-        self.buffer_races, self.remote = self._races([end.position for end in first.ends])
-        self.leaks = () if blocked else self._leaks(first)
-        self.unreceived = () if blocked else first.unreceived
-        self.kind = self._kind()
+        example = self.results["rendezvous"].example("end")
+        self.first_end = example.final_state
+        reached = [end.position for end in self.first_end.ends]
+        self.buffer_races = self._find_buffer_races(reached)
+        self.one_sided_races = self._find_one_sided_races(reached)
+        self.leaks: tuple[RequestLeak, ...] = ()
+        self.unreceived: tuple[tuple[int, int, int], ...] = ()
+        # What is left over at a hang, or before a search saw an end, is not a leak.
+        may_hang = any(result.blocked_sets for result in self.results.values())
+        if example.ended and not self.first_end.blocked and not may_hang:
+            self.leaks = self._find_leaks()
+            self.unreceived = self.first_end.unreceived
+        self.kind = self._verdict_class()
+        self.takers = self._receives_with_choice()
 
-    def _races(self, reached: list[int]) -> tuple[tuple[DataRace, ...], tuple[OneSidedRace, ...]]:
-        """Of calls that were reached: uses of a buffer that a request has, and of another rank's
-        memory.
-        """
-        buffer_races: tuple[DataRace, ...] = ()
-        remote: tuple[OneSidedRace, ...] = ()
-        if self.subject.concerns("buffer_races"):
-            from distsim.checker.detectors.buffer_races import find_data_races
+    # --- detectors ---
+    def _find_buffer_races(self, reached: list[int]) -> tuple[DataRace, ...]:
+        """Uses of a buffer that a request still owns, among the calls that were reached."""
+        if not self.subject.concerns("buffer_races"):
+            return ()
+        from distsim.checker.detectors.buffer_races import find_data_races
 
-            buffer_races = find_data_races(self.program, reached)
-        if self.subject.concerns("one_sided_races"):
-            from distsim.checker.detectors.one_sided_races import find_one_sided_races
+        return find_data_races(self.program, reached)
 
-            remote = find_one_sided_races(self.program, self.subject.layout, reached)
-        return buffer_races, remote
+    def _find_one_sided_races(self, reached: list[int]) -> tuple[OneSidedRace, ...]:
+        """Unordered accesses to another rank's memory, among the calls that were reached."""
+        if not self.subject.concerns("one_sided_races"):
+            return ()
+        from distsim.checker.detectors.one_sided_races import find_one_sided_races
 
-    def _leaks(self, first: FinalState) -> tuple[RequestLeak, ...]:
+        return find_one_sided_races(self.program, self.subject.layout, reached)
+
+    def _find_leaks(self) -> tuple[RequestLeak, ...]:
         if not self.subject.concerns("request_leaks"):
             return ()
         from distsim.checker.detectors.request_leaks import request_leaks
 
-        return request_leaks(self.program, first)
+        return request_leaks(self.program, self.first_end)
 
-    def _kind(self) -> VerdictClass:
-        if self.invalid:
+    def _receives_with_choice(self) -> list[_ReceiveId]:
+        """Any-source receives that may take messages of several senders."""
+        takers: dict[_ReceiveId, set[int]] = {}
+        for result in self.results.values():
+            for receive, senders in result.takers.items():
+                takers.setdefault(receive, set()).update(senders)
+        return sorted(receive for receive, senders in takers.items() if len(senders) > 1)
+
+    # --- the verdict ---
+    def _verdict_class(self) -> VerdictClass:
+        """The worst class for which there is evidence."""
+        if self.invalid_findings:
             return "invalid"
-        kinds: tuple[FailureKind, ...] = ("mismatch", "deadlock")
-        for kind in kinds:
-            if first_reading_with(self.endings, kind) is not None:
-                return kind
-        if self.buffer_races or self.remote or first_reading_with(self.endings, "race") is not None:
+        if self._first_with("mismatch") is not None:
+            return "mismatch"
+        if self._first_with("deadlock") is not None:
+            return "deadlock"
+        if self.buffer_races or self.one_sided_races or self._first_with("race") is not None:
             return "race"
         return "leak" if self.leaks or self.unreceived else "ok"
 
+    def _first_with(self, kind: FailureKind) -> ReadingResult | None:
+        return first_reading_with(self.results, kind)
+
     def verdict(self) -> Verdict:
-        kind, who = self.kind, self._who()
-        shown = (
-            first_reading_with(self.endings, kind)
-            if kind in ("mismatch", "deadlock", "race")
-            else None
-        )
-        example = (shown or self.endings["rendezvous"]).example(kind)
-        never: dict[str, Frequency] = dict.fromkeys(READING_ORDER, "never")
-        said = (
-            frequency_by_reading(self.endings, kind) if kind in ("mismatch", "deadlock") else never
-        )
-        choices = self._choices()
+        kind, affected = self.kind, self._affected_ranks()
+        shown: ReadingResult | None = None
+        if kind == "mismatch" or kind == "deadlock" or kind == "race":
+            shown = self._first_with(kind)
+        example = (shown or self.results["rendezvous"]).example(kind)
+        readings: dict[str, Frequency] = dict.fromkeys(READING_ORDER, "never")
+        if kind == "mismatch" or kind == "deadlock":
+            readings = frequency_by_reading(self.results, kind)
         return Verdict(
             kind,
-            self.orders.complete,
-            self.orders.explored,
+            self.outcome.complete,
+            self.outcome.explored,
             self._depends_on(),
-            who.ranks,
-            who.core,
-            said,
-            who.stuck_sets,
-            who.culprits,
-            self._findings(choices),
+            affected.ranks,
+            affected.core,
+            readings,
+            affected.stuck_sets,
+            affected.culprits,
+            self._findings(),
             example.final_state,
-            tuple(sorted({rank for rank, _, _ in choices})),
+            tuple(sorted({rank for rank, _, _ in self.takers})),
             example.schedule if shown is not None else None,
         )
 
     def _depends_on(self) -> Literal["buffering", "schedule"] | None:
-        if self.kind == "race":
-            return (
-                None
-                if self.buffer_races or self.remote
-                else verdict_dependence(frequency_by_reading(self.endings, "race"))
-            )
-        return (
-            verdict_dependence(frequency_by_reading(self.endings, self.kind))
-            if self.kind in ("mismatch", "deadlock")
-            else None
-        )
+        kind = self.kind
+        if kind == "race" and (self.buffer_races or self.one_sided_races):
+            return None
+        if kind == "mismatch" or kind == "deadlock" or kind == "race":
+            return verdict_dependence(frequency_by_reading(self.results, kind))
+        return None
 
-    def _who(self) -> _AffectedRanks:
-        """ranks, core, stuck_sets and culprits of each class."""
+    def _affected_ranks(self) -> _AffectedRanks:
         if self.kind == "invalid":
-            return _AffectedRanks(_union_of_ranks(f.ranks for f in self.invalid))
+            return _AffectedRanks(union_of_ranks(each.ranks for each in self.invalid_findings))
         if self.kind == "race":
-            broken_reliances = first_reading_with(self.endings, "race")
-            told = [
-                r for r, _, _ in (broken_reliances.broken_reliances if broken_reliances else ())
-            ]
-            return _AffectedRanks(
-                _union_of_ranks(
-                    [*(c.ranks for c in self.buffer_races), *(c.ranks for c in self.remote), told]
-                )
-            )
+            return _AffectedRanks(self._racing_ranks())
         if self.kind == "leak":
-            return _AffectedRanks(
-                _union_of_ranks(
-                    [*(leak.ranks for leak in self.leaks), [rank for rank, _, _ in self.unreceived]]
-                )
-            )
-        shown = first_reading_with(self.endings, self.kind) if self.kind != "ok" else None
-        if shown is None:
+            owners = [leak.ranks for leak in self.leaks]
+            senders = tuple(rank for rank, _, _ in self.unreceived)
+            return _AffectedRanks(union_of_ranks([*owners, senders]))
+        if self.kind == "ok":
             return _AffectedRanks()
+        shown = self._first_with(self.kind)
+        assert shown is not None
         if self.kind == "mismatch":
-            return _AffectedRanks(
-                shown.mismatch_ranks, culprits=_union_of_ranks(u.minority for u in shown.mismatches)
-            )
-        return _AffectedRanks(_union_of_ranks(shown.stuck), shown.core, tuple(sorted(shown.stuck)))
+            minority = union_of_ranks(mismatch.minority for mismatch in shown.mismatches)
+            return _AffectedRanks(shown.mismatch_ranks, culprits=minority)
+        blocked_sets = tuple(sorted(shown.blocked_sets))
+        return _AffectedRanks(union_of_ranks(blocked_sets), shown.core, blocked_sets)
 
-    def _choices(self) -> list[tuple[int, int, int]]:
-        """Open receives that may take more than one sender's message."""
-        takers: dict[tuple[int, int, int], set[int]] = {}
-        for ending in self.endings.values():
-            for receive, senders in ending.takers.items():
-                takers.setdefault(receive, set()).update(senders)
-        return sorted(receive for receive, senders in takers.items() if len(senders) > 1)
+    def _racing_ranks(self) -> tuple[int, ...]:
+        buffer_races = [race.ranks for race in self.buffer_races]
+        one_sided_races = [race.ranks for race in self.one_sided_races]
+        shown = self._first_with("race")
+        receivers: tuple[int, ...] = ()
+        if shown is not None:
+            receivers = tuple(rank for rank, _, _ in shown.broken_reliances)
+        return union_of_ranks([*buffer_races, *one_sided_races, receivers])
 
-    def _findings(self, choices: list[tuple[int, int, int]]) -> tuple[Finding, ...]:
+    # --- findings ---
+    def _findings(self) -> tuple[Finding, ...]:
         found = (
             *self.program.findings,
-            *self._of_failures(),
-            *self._of_orders(),
-            *self._of_races(),
-            *self._of_ends(choices),
+            *self._failure_findings(),
+            *self._event_order_findings(),
+            *self._race_findings(),
+            *self._end_findings(),
         )
-        if self.orders.complete:
+        if self.outcome.complete:
             return found
         from distsim.checker.diagnosis.nondeterminism import search_bound_finding
 
-        return (*found, search_bound_finding(self.orders.explored, self.bound))
+        return (*found, search_bound_finding(self.outcome.explored, self.max_states))
 
-    def _of_failures(self) -> tuple[Finding, ...]:
-        """What met and differs, who stands still, and whether buffers would hide it."""
-        unlike, stuck = (
-            first_reading_with(self.endings, "mismatch"),
-            first_reading_with(self.endings, "deadlock"),
-        )
-        if unlike is None and stuck is None:
+    def _failure_findings(self) -> tuple[Finding, ...]:
+        """Mismatched calls, blocked ranks, and whether buffering would hide a deadlock."""
+        mismatch, deadlock = self._first_with("mismatch"), self._first_with("deadlock")
+        if mismatch is None and deadlock is None:
             return ()
         from distsim.checker.diagnosis.match_findings import failure_findings
         from distsim.checker.diagnosis.nondeterminism import buffering_findings
 
-        stood = stuck.example("deadlock") if stuck else None
-        taken = stood.schedule.sender_of if stood is not None and stood.schedule else None
-        left = None if stood is None else stood.final_state
+        mismatches = mismatch.mismatches if mismatch else ()
+        if deadlock is None:
+            return failure_findings(self.program, self.subject.call_index, mismatches, None, None)
+        example = deadlock.example("deadlock")
+        sender_of = example.schedule.sender_of if example.schedule else None
         found = failure_findings(
-            self.program, self.subject.where, unlike.mismatches if unlike else (), left, taken
+            self.program, self.subject.call_index, mismatches, example.final_state, sender_of
         )
-        if self.kind != "deadlock" or stuck is None:
+        if self.kind != "deadlock":
             return found
-        sends = left is None or _has_blocked_sender(self.program, left)
-        return (
-            *found,
-            *buffering_findings(
-                frequency_by_reading(self.endings, "deadlock"),
-                _union_of_ranks(stuck.stuck),
-                sends=sends,
-            ),
+        buffering = buffering_findings(
+            frequency_by_reading(self.results, "deadlock"),
+            union_of_ranks(deadlock.blocked_sets),
+            sends=_has_blocked_sender(self.program, example.final_state),
         )
+        return (*found, *buffering)
 
-    def _of_orders(self) -> tuple[Finding, ...]:
-        """DS609, where the verdict shows in some orders of events only, and DS401."""
-        shown, racing = None, first_reading_with(self.endings, "race")
-        if (
-            self.kind in _FAILURE_KINDS
-            and "sometimes" in frequency_by_reading(self.endings, self.kind).values()
-        ):
-            shown = first_reading_with(self.endings, self.kind)
+    def _event_order_findings(self) -> tuple[Finding, ...]:
+        """A verdict that occurs only in some orders (DS609), and broken reliances (DS401)."""
+        kind, racing = self.kind, self._first_with("race")
+        shown: ReadingResult | None = None
+        if kind == "mismatch" or kind == "deadlock" or kind == "race":
+            frequencies = frequency_by_reading(self.results, kind)
+            if "sometimes" in frequencies.values():
+                shown = self._first_with(kind)
         if shown is None and racing is None:
             return ()
         from distsim.checker.diagnosis.nondeterminism import (
@@ -440,74 +300,66 @@ class _VerdictBuilder:
             sender_reliance_findings,
         )
 
-        found = (
-            ()
-            if shown is None
-            else event_order_findings(self.program, shown.example(self.kind).schedule, self.kind)
-        )
-        return (
-            *found,
-            *(sender_reliance_findings(self.program, racing) if racing is not None else ()),
-        )
+        found: list[Finding] = []
+        if shown is not None:
+            found += event_order_findings(self.program, shown.example(kind).schedule, kind)
+        if racing is not None:
+            found += sender_reliance_findings(self.program, racing)
+        return tuple(found)
 
-    def _of_races(self) -> tuple[Finding, ...]:
-        """Of what nothing orders."""
-        program, found = self.program, list[Finding]()
+    def _race_findings(self) -> tuple[Finding, ...]:
+        """Accesses that nothing orders."""
+        found: list[Finding] = []
         if self.buffer_races:
-            from distsim.checker.diagnosis.nondeterminism import data_race_findings
+            from distsim.checker.detectors.buffer_races import data_race_findings
 
-            found += data_race_findings(program, self.buffer_races)
-        if self.remote:
+            found += data_race_findings(self.program, self.buffer_races)
+        if self.one_sided_races:
             from distsim.checker.detectors.one_sided_races import one_sided_race_findings
 
-            found += one_sided_race_findings(program, self.remote)
+            found += one_sided_race_findings(self.program, self.one_sided_races)
         if self.subject.concerns("signal_conflicts"):
             from distsim.checker.detectors.signal_conflicts import signal_findings
 
-            found += signal_findings(program, self.subject.layout)
+            found += signal_findings(self.program, self.subject.layout)
         return tuple(found)
 
-    def _of_ends(self, choices: list[tuple[int, int, int]]) -> tuple[Finding, ...]:
-        """What is left over where the first execution ends, how its ranks ended, and what other
-        messages they could have taken.
-        """
-        program, first = self.program, self.endings["rendezvous"].example("end").final_state
-        if made_all_calls(program, first) and not (self.leaks or self.unreceived or choices):
+    def _end_findings(self) -> tuple[Finding, ...]:
+        """What is left over at the end of the first execution, and how its ranks ended."""
+        is_clean = not (self.leaks or self.unreceived or self.takers)
+        if is_clean and made_all_calls(self.program, self.first_end):
             return ()
-        from distsim.checker.diagnosis.match_findings import (
+        from distsim.checker.diagnosis.end_of_run_findings import (
             leak_findings,
             open_receive_findings,
             rank_end_findings,
             unreceived_findings,
         )
 
-        left = unreceived_findings(program, first) if self.unreceived else ()
-        return (
-            *leak_findings(program, self.leaks),
-            *left,
-            *rank_end_findings(program, first),
-            *open_receive_findings(program, choices),
-        )
+        found = list(leak_findings(self.program, self.leaks))
+        if self.unreceived:
+            found += unreceived_findings(self.program, self.first_end)
+        found += rank_end_findings(self.program, self.first_end)
+        found += open_receive_findings(self.program, self.takers)
+        return tuple(found)
 
 
-_FAILURE_KINDS: tuple[FailureKind, ...] = ("mismatch", "deadlock", "race")
+def _has_blocked_sender(program: Program, final_state: FinalState) -> bool:
+    """Whether some blocked rank waits for a message of its own to be taken."""
+    return any(
+        _waits_for_send(program, blocked.rank, need)
+        for blocked in final_state.blocked
+        for need in blocked.needs
+    )
 
 
-def _has_blocked_sender(program: Program, left: FinalState) -> bool:
-    """Some blocked rank waits for a message of its own to be taken."""
-    for blocked in left.blocked:
-        for need in blocked.needs:
-            if need.position < len(program.code(blocked.rank).calls):
-                call = program.call(blocked.rank, need.position)
-                parts = call.parts if need.part < 0 else call.parts[need.part : need.part + 1]
-                if any(OPERATIONS[one.op].direction == "send" for one in parts or (call,)):
-                    return True
-    return False
+def _waits_for_send(program: Program, rank: int, need: WaitDependency) -> bool:
+    if need.position >= len(program.code(rank).calls):
+        return False
+    call = program.call(rank, need.position)
+    parts = call.parts if need.part < 0 else call.parts[need.part : need.part + 1]
+    return any(OPERATIONS[part.op].direction == "send" for part in parts or (call,))
 
 
-def _union_of_ranks(sets: Iterable[Iterable[int]]) -> tuple[int, ...]:
-    return tuple(sorted({rank for ranks in sets for rank in ranks}))
-
-
-#: The same under the name that the package shows.
+#: The public name of `verdict_of` in the package.
 verdict = verdict_of

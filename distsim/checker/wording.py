@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from distsim.checker.matching.call_mismatch import part_call
+from distsim.checker.matching.call_index import part_call
 from distsim.common.units import show_bytes
 from distsim.findings.final_state import BlockedRank, WaitDependency
 from distsim.findings.finding_types import SourceLocation

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from distsim.backends import BACKEND_PROFILES, BackendProfile, default_cluster
+from distsim.checker.checked_program import CheckedProgram
 from distsim.checker.detectors.backend_support import backend_findings
 from distsim.checker.detectors.lint import lint_findings
 from distsim.checker.detectors.peak_memory import memory_findings
@@ -22,7 +23,7 @@ from distsim.checker.diagnosis.match_findings import attach_consequences, withou
 from distsim.checker.matching.channel_layout import ChannelLayout
 from distsim.checker.reading_result import MAX_STATES
 from distsim.checker.replay_schedule import schedule_to_json
-from distsim.checker.verdict import CheckedProgram, Verdict, verdict_of
+from distsim.checker.verdict import Verdict, verdict_of
 from distsim.common.errors import ScenarioErrors, ScenarioProblem, UsageError
 from distsim.common.records import gc_paused
 from distsim.common.units import show_bytes

@@ -19,8 +19,9 @@ from distsim.analysis.timeline import (
     times_of_collective,
 )
 from distsim.backends import BACKEND_PROFILES, default_cluster
+from distsim.checker.checked_program import CheckedProgram, made_all_calls
 from distsim.checker.replay_schedule import ReplaySchedule
-from distsim.checker.verdict import CheckedProgram, Verdict, made_all_calls, verdict_of
+from distsim.checker.verdict import Verdict, verdict_of
 from distsim.common.errors import UsageError
 from distsim.common.records import dataclass, gc_paused
 from distsim.engine import SimulatedRun, may_fold_shared_links, run_program

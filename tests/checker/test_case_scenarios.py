@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distsim.checker.replay_schedule import follow_schedule
+from distsim.checker.explore.schedule_paths import follow_schedule
 from distsim.checker.verdict import verdict_of
 from distsim.program.lower import lower
 from distsim.scenario import load

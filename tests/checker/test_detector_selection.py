@@ -9,9 +9,10 @@ import importlib.util
 from hypothesis import given, settings
 
 from distsim.backends import BACKEND_PROFILES
+from distsim.checker.checked_program import DETECTOR_FEATURES, CheckedProgram
 from distsim.checker.detectors.backend_support import backend_findings
 from distsim.checker.detectors.lint import lint_findings
-from distsim.checker.verdict import DETECTOR_FEATURES, CheckedProgram, verdict_of
+from distsim.checker.verdict import verdict_of
 from distsim.common.errors import UserError
 from distsim.findings.finding_types import Finding
 from distsim.program.code import Program

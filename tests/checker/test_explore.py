@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from distsim.checker.explore.schedule_paths import follow_schedule
 from distsim.checker.explore.search import StateSearch
 from distsim.checker.matching.channel_layout import build_channel_layout
 from distsim.checker.replay_schedule import (
@@ -16,7 +17,6 @@ from distsim.checker.replay_schedule import (
     CallId,
     ReplaySchedule,
     TakeChoice,
-    follow_schedule,
     schedule_from_json,
     schedule_to_json,
 )

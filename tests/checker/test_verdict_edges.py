@@ -85,7 +85,7 @@ def test_an_ending_has_kept_to_its_senders_unless_it_says_otherwise_and_an_examp
         {}, True, (), True, {"end": EXAMPLE}, broken_reliances=((0, 0, -1),)
     )
 
-    assert (NEVER.how("race"), broken_reliances.how("race")) == ("never", "sometimes")
+    assert (NEVER.frequency("race"), broken_reliances.frequency("race")) == ("never", "sometimes")
     assert EXAMPLE.ended
     assert get_args(Frequency) == ("always", "sometimes", "never")
 

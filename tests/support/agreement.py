@@ -320,7 +320,7 @@ def searched(case: Case) -> Answers | None:
             found = reading_result_of(search)
             said |= {f"{reading} unfit somewhere": bool(found.mismatches)}
             said |= (
-                {f"{reading} stuck sets": _sets(found.stuck, found.passed)}
+                {f"{reading} stuck sets": _sets(found.blocked_sets, found.has_completing_run)}
                 if not found.mismatches
                 else {}
             )

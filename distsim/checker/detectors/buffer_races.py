@@ -1,44 +1,55 @@
-"""Buffers touched while a request still uses them. A rank's program is fixed, so no run is needed
-to see it.
+"""Detect buffers that are accessed while a request, or another stream, still uses them.
 
-A request is open from the call that makes it to the call that waits for it (to the end, where none
-does). While it only reads its buffer (isend, the giving side of a collective), others may read it;
-while it writes it, nobody may touch it. A buffer is one copy of a named tensor on one rank; what
-has no name is memory of its own. Where a program names streams, what one of them does is open for
-the others until they wait for it (`StreamOrder`), whatever the back end: a program means the same
-under all of them.
+Key idea: a rank's program is fixed, so one walk over its calls is enough; nothing is executed.
+
+A request is open from the call that makes it to the call that waits for it (to the end, if none
+does). While it only reads its buffer (isend, the contributing side of a collective), others may
+read the buffer; while it writes the buffer, nothing may access it. A buffer is one copy of a named
+tensor on one rank; tensors without a name have memory of their own.
+
+If a program names streams, the work of one stream is open for the others until they wait for it
+(`StreamOrder`). That holds for every backend: a program means the same on all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from distsim.checker.matching.call_index import part_call
+from distsim.checker.matching.channel_layout import WHOLE_CALL
+from distsim.checker.wording import aligned_columns, call_words, location_text, rank_list
 from distsim.common.expressions import Expression
 from distsim.common.records import dataclass
+from distsim.findings.finding_types import Finding
 from distsim.operations.core.field_types import PerRank
 from distsim.operations.registry import OPERATIONS
 from distsim.program.code import BufferVector, CodeCall, Program, SharedCode, at_row
 from distsim.program.features import makes_request
 from distsim.program.memo_keys import field_names_of
 
-#: Who works: a stream by its name ("" is the default one), or a request by the position of its
-#: call.
+#: What does the work: a stream by its name ("" is the default stream), or a request by the position
+#: of its call.
 StreamOrRequest = str | int
+#: Name and index of a buffer.
 BufferKey = tuple[str, int]
-#: (buffer, does it write) of one request or local call.
+#: (buffer, whether it is written) for one request or local call.
 BufferUses = tuple[tuple[BufferKey, bool], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DataRace:
-    """A buffer's use while a request is open. ``position`` and ``part`` are the use's, ``opened``
-    the request's position, for the first of ``ranks``. ``code`` is that of the finding: DS402
-    (written while in use) or DS403 (read while being filled). ``streams``: what it races with is
-    another stream's work, not a request."""
+    """A use of a buffer while a request is open.
+
+    ``position`` and ``part`` are those of the use and ``opened`` is the request's position, for the
+    first of ``ranks``. ``code`` is that of the finding: DS402 (written while in use) or DS403 (read
+    while being written). ``streams``: it races with another stream's work, not with a request.
+    """
 
     code: str
     label: str
@@ -49,9 +60,19 @@ class DataRace:
     streams: bool = False
 
 
+class _EarlierUse(NamedTuple):
+    """A use of a buffer that may not be over yet."""
+
+    actor: StreamOrRequest
+    position: int
+    writes: bool
+
+
+# --- finding races ---
 def find_data_races(program: Program, reached: Sequence[int]) -> tuple[DataRace, ...]:
-    """All data races of calls that were reached (``reached[rank]`` is a position), one per pair of
-    places and buffer.
+    """All data races among calls that were reached, one per pair of places and buffer.
+
+    ``reached[rank]`` is the position at which a rank ended.
     """
     found: dict[tuple[str, int, int, str], DataRace] = {}
     for code in program.codes:
@@ -59,57 +80,65 @@ def find_data_races(program: Program, reached: Sequence[int]) -> tuple[DataRace,
             continue
         for row, ranks in _rows_by_buffer_use(code):
             for race in BufferUseWalk(program, code, row).races():
-                late = [r for r in ranks if race.position <= reached[r]]
-                call, opened = code.calls[race.position], code.calls[race.opened]
-                key = (
-                    race.code,
-                    opened.site,
-                    (call.parts[race.part] if race.part >= 0 else call).site,
-                    race.label,
-                )
-                if late:
-                    found.setdefault(key, race).ranks.extend(
-                        r for r in late if r not in found[key].ranks
-                    )
+                racing = [rank for rank in ranks if race.position <= reached[rank]]
+                if racing:
+                    first = found.setdefault(_race_key(code, race), race)
+                    first.ranks.extend(rank for rank in racing if rank not in first.ranks)
     return tuple(found.values())
 
 
+def _race_key(code: SharedCode, race: DataRace) -> tuple[str, int, int, str]:
+    use, opened = code.calls[race.position], code.calls[race.opened]
+    if race.part != WHOLE_CALL:
+        use = use.parts[race.part]
+    return race.code, opened.site, use.site, race.label
+
+
 def _may_race(code: SharedCode) -> bool:
-    """Some request of the code uses a named buffer, or there are streams."""
-    calls = [call for call in code.distinct_calls(parts=False) if makes_request(call) or call.parts]
-    return uses_streams(code) or any(_uses_named_buffer(call) for call in calls)
+    """Whether some request of the code uses a named buffer, or the code uses streams."""
+    if uses_streams(code):
+        return True
+    for call in code.distinct_calls(parts=False):
+        if (makes_request(call) or call.parts) and _uses_named_buffer(call):
+            return True
+    return False
 
 
 def _uses_named_buffer(call: CodeCall) -> bool:
-    return any(
-        buffer.name
-        for part in (call, *call.parts)
-        for name in ("inputs", "outputs")
-        for buffer in part.fields.get(name, ())
-    )
+    for part in (call, *call.parts):
+        buffers = (*part.fields.get("inputs", ()), *part.fields.get("outputs", ()))
+        if any(buffer.name for buffer in buffers):
+            return True
+    return False
 
 
 def _rows_by_buffer_use(code: SharedCode) -> Iterator[tuple[int, list[int]]]:
-    """Rows that use buffers alike: (one of them, their ranks)."""
-    masks: list[NDArray[np.generic]] = [g for g in code.guards or () if g is not None]
-    for call in code.distinct_calls(parts=False):
-        for part in (call, *call.parts):
-            masks += [b.index for b in _buffers(part) if isinstance(b.index, np.ndarray)]
-            masks += [part.invalid[0]] if part.invalid is not None else []
-            if "root" in part.fields:
-                masks.append(np.asarray(part.fields["root"]) == np.asarray(code.ranks))
-    distinct = list({id(m): m for m in masks}.values())
-    if not distinct:
+    """Group the rows that use buffers in the same way: one row of each group, and its ranks."""
+    vectors = _distinguishing_vectors(code)
+    if not vectors:
         yield 0, list(code.ranks)
         return
-    table = np.stack(
-        [np.broadcast_to(m, len(code.ranks)).astype(np.int64) for m in distinct], axis=1
-    )
-    groups: dict[bytes, list[int]] = {}
+    columns = [np.broadcast_to(each, len(code.ranks)).astype(np.int64) for each in vectors]
+    table = np.stack(columns, axis=1)
+    groups: dict[bytes, list[int]] = defaultdict(list)
     for row in range(len(code.ranks)):
-        groups.setdefault(table[row].tobytes(), []).append(row)
+        groups[table[row].tobytes()].append(row)
     for rows in groups.values():
         yield rows[0], [code.ranks[row] for row in rows]
+
+
+def _distinguishing_vectors(code: SharedCode) -> list[NDArray[np.generic]]:
+    """The vectors, one entry per row, that decide which buffers a row uses and how."""
+    vectors: list[NDArray[np.generic]] = [guard for guard in code.guards or () if guard is not None]
+    for call in code.distinct_calls(parts=False):
+        for part in (call, *call.parts):
+            indices = [buffer.index for buffer in _buffers(part)]
+            vectors += [index for index in indices if isinstance(index, np.ndarray)]
+            if part.invalid is not None:
+                vectors.append(part.invalid[0])
+            if "root" in part.fields:
+                vectors.append(np.asarray(part.fields["root"]) == np.asarray(code.ranks))
+    return list({id(vector): vector for vector in vectors}.values())
 
 
 def _buffers(call: CodeCall) -> Iterator[BufferVector]:
@@ -118,7 +147,7 @@ def _buffers(call: CodeCall) -> Iterator[BufferVector]:
 
 
 class BufferUseWalk:
-    """One walk over a code for one row."""
+    """One walk over a code, for one of its rows."""
 
     def __init__(self, program: Program, code: SharedCode, row: int) -> None:
         self.program, self.code, self.row = program, code, row
@@ -126,73 +155,69 @@ class BufferUseWalk:
         self._uses: dict[int, list[BufferUses]] = {}
 
     def races(self) -> Iterator[DataRace]:
-        return self._on_streams() if uses_streams(self.code) else self._of_requests()
+        return self._stream_races() if uses_streams(self.code) else self._request_races()
 
-    def _made(self) -> Iterator[tuple[int, CodeCall]]:
-        """The calls that the row makes, up to one that may not be made."""
+    def _calls_made(self) -> Iterator[tuple[int, CodeCall]]:
+        """The calls that the row makes, up to the first invalid one."""
         for position in self.code.positions(self.row):
             call = self.code.calls[position]
             if call.invalid is not None and call.invalid[0][self.row]:
                 return
             yield position, call
 
-    def _on_streams(self) -> Iterator[DataRace]:
-        """Every use against those before it that its stream does not know to be over."""
+    # --- with streams ---
+    def _stream_races(self) -> Iterator[DataRace]:
+        """Compare every use with the earlier uses that its stream does not know to be over."""
         order = StreamOrder()
-        earlier: dict[BufferKey, list[tuple[StreamOrRequest, int, bool]]] = {}
-        for position, call in self._made():
-            order.told(position, call)
-            stream, asks = call.stream, makes_request(call) or bool(call.parts)
-            if asks:
-                order.opened(stream, position)
-            actor: StreamOrRequest = position if asks else stream
-            for part, one in enumerate(self._uses_of(call)):
-                for key, writes in one:
-                    left = [
-                        use
-                        for use in earlier.get(key, ())
-                        if not order.over(stream, use[0], use[1])
+        earlier: dict[BufferKey, list[_EarlierUse]] = {}
+        for position, call in self._calls_made():
+            order.observe(position, call)
+            stream = call.stream
+            has_request = makes_request(call) or bool(call.parts)
+            if has_request:
+                order.open_request(stream, position)
+            actor: StreamOrRequest = position if has_request else stream
+            for part, uses in enumerate(self._uses_of(call)):
+                for key, writes in uses:
+                    before = earlier.get(key, [])
+                    still_open = [
+                        use for use in before if not order.is_over(stream, use.actor, use.position)
                     ]
-                    for other, opened, filling in left:
-                        if writes or filling:
-                            code, number = (
-                                "DS402" if writes else "DS403",
-                                part if call.parts else -1,
-                            )
+                    for use in still_open:
+                        if writes or use.writes:
                             yield DataRace(
-                                code,
+                                "DS402" if writes else "DS403",
                                 buffer_label(key),
                                 position,
-                                number,
-                                opened,
+                                part if call.parts else WHOLE_CALL,
+                                use.position,
                                 [],
-                                isinstance(other, str),
+                                isinstance(use.actor, str),
                             )
-                    kept = (
-                        left
-                        if writes
-                        else [use for use in earlier.get(key, ()) if use[0] != actor or use[2]]
-                    )
-                    earlier[key] = [*kept, (actor, position, writes)]
+                    if writes:
+                        kept = still_open
+                    else:
+                        # A newer read of the same actor replaces its older reads.
+                        kept = [use for use in before if use.actor != actor or use.writes]
+                    earlier[key] = [*kept, _EarlierUse(actor, position, writes)]
             if call.parts and not makes_request(call):
-                order.joined(stream, position)
+                order.join_request(stream, position)
 
-    def _of_requests(self) -> Iterator[DataRace]:
+    # --- without streams ---
+    def _request_races(self) -> Iterator[DataRace]:
+        """Compare every use with the requests that are open."""
         open_uses: dict[BufferKey, list[tuple[int, bool]]] = {}
         keys_of: dict[int, list[BufferKey]] = {}
-        for position, call in self._made():
+        for position, call in self._calls_made():
             for distance in call.waits:
-                for key in keys_of.pop(position - distance, ()):
-                    open_uses[key] = [
-                        use for use in open_uses[key] if use[0] != position - distance
-                    ]
+                _close_request(position - distance, open_uses, keys_of)
             uses = self._uses.get(id(call))
             if uses is None:
                 uses = self._uses[id(call)] = self._uses_of(call)
             if uses:
-                yield from self._meet(position, call, uses, open_uses, keys_of)
+                yield from self._races_with_open(position, call, uses, open_uses, keys_of)
 
-    def _meet(
+    def _races_with_open(
         self,
         position: int,
         call: CodeCall,
@@ -200,67 +225,89 @@ class BufferUseWalk:
         open_uses: dict[BufferKey, list[tuple[int, bool]]],
         keys_of: dict[int, list[BufferKey]],
     ) -> Iterator[DataRace]:
-        """Hold a call's uses against what is open, and open its own."""
-        stays = makes_request(call)
-        for part, one in enumerate(uses):
-            for key, writes in one:
-                for opened, filling in open_uses.get(key, ()):
-                    if writes or filling:
-                        yield DataRace(
-                            "DS402" if writes else "DS403",
-                            buffer_label(key),
-                            position,
-                            part if call.parts else -1,
-                            opened,
-                        )
-            if stays or call.parts:
-                for key, writes in one:
+        """Compare a call's uses with the open requests, and open its own."""
+        stays_open = makes_request(call)
+        for part, part_uses in enumerate(uses):
+            for key, writes in part_uses:
+                for opened, request_writes in open_uses.get(key, ()):
+                    if writes or request_writes:
+                        code = "DS402" if writes else "DS403"
+                        number = part if call.parts else WHOLE_CALL
+                        yield DataRace(code, buffer_label(key), position, number, opened)
+            # The parts of a batch are open at the same time, so they can race with one another.
+            if stays_open or call.parts:
+                for key, writes in part_uses:
                     open_uses.setdefault(key, []).append((position, writes))
                     keys_of.setdefault(position, []).append(key)
-        if call.parts and not stays:
-            for key in keys_of.pop(position, ()):
-                open_uses[key] = [use for use in open_uses[key] if use[0] != position]
+        if call.parts and not stays_open:
+            _close_request(position, open_uses, keys_of)
 
+    # --- uses of one call ---
     def _uses_of(self, call: CodeCall) -> list[BufferUses]:
-        """Per part of a batch (or once) what is used, each buffer with its gravest use."""
-        out = []
+        """The buffers used by each part of a batch, or by the call; a write outweighs a read."""
+        found = []
         for part in call.parts or (call,):
-            gravest: dict[BufferKey, bool] = {}
+            writes_by_key: dict[BufferKey, bool] = {}
             for buffer, writes in self.touches(part):
                 if buffer.name:
                     key = (buffer.name, int(at_row(buffer.index, self.row)))
-                    gravest[key] = gravest.get(key, False) or writes
-            out.append(tuple(gravest.items()))
-        return out if any(out) else []
+                    writes_by_key[key] = writes_by_key.get(key, False) or writes
+            found.append(tuple(writes_by_key.items()))
+        return found if any(found) else []
 
     def touches(self, call: CodeCall) -> Iterator[tuple[BufferVector, bool]]:
-        row, fields = OPERATIONS[call.op], call.fields
-        if row.kind == "local":
-            yield from ((buffer, False) for buffer in fields.get("reads", ()))
-            yield from (
-                (buffer, True) for name in ("writes", "adds") for buffer in fields.get(name, ())
-            )
-            names = sorted(
-                _tensor_names_in(fields.get("value"), self.rank) & self.program.tensors.keys()
-            )
-            yield from ((BufferVector(name, 0, (), ""), False) for name in names)
-            return
-        root = at_row(fields["root"], self.row) == self.rank if "root" in fields else False
-        if row.gives == "all" or (row.gives == "root" and root):
-            yield from ((buffer, False) for buffer in fields.get("inputs", ()))
-        in_place = "tensor" in field_names_of(row)
-        if (row.gets == "root" and root) or (
-            row.gets == "all" and not (root and row.gives == "root" and in_place)
-        ):
-            yield from ((buffer, True) for buffer in fields.get("outputs", ()))
+        """The buffers that a call accesses, and whether it writes them."""
+        if OPERATIONS[call.op].kind == "local":
+            yield from self._local_touches(call)
+        else:
+            yield from self._communication_touches(call)
+
+    def _local_touches(self, call: CodeCall) -> Iterator[tuple[BufferVector, bool]]:
+        fields = call.fields
+        for buffer in fields.get("reads", ()):
+            yield buffer, False
+        for name in ("writes", "adds"):
+            for buffer in fields.get(name, ()):
+                yield buffer, True
+        names = _tensor_names_in(fields.get("value"), self.rank)
+        for name in sorted(names & self.program.tensors.keys()):
+            yield BufferVector(name, 0, (), ""), False
+
+    def _communication_touches(self, call: CodeCall) -> Iterator[tuple[BufferVector, bool]]:
+        operation, fields = OPERATIONS[call.op], call.fields
+        is_root = "root" in fields and at_row(fields["root"], self.row) == self.rank
+        if operation.gives == "all" or (operation.gives == "root" and is_root):
+            for buffer in fields.get("inputs", ()):
+                yield buffer, False
+        # The root of an in-place broadcast does not write its own buffer.
+        in_place = "tensor" in field_names_of(operation)
+        keeps_input = is_root and operation.gives == "root" and in_place
+        if operation.gets == "root":
+            writes = is_root
+        else:
+            writes = operation.gets == "all" and not keeps_input
+        if writes:
+            for buffer in fields.get("outputs", ()):
+                yield buffer, True
+
+
+def _close_request(
+    request: int,
+    open_uses: dict[BufferKey, list[tuple[int, bool]]],
+    keys_of: dict[int, list[BufferKey]],
+) -> None:
+    """Remove the uses of a request, named by its position, from those that are open."""
+    for key in keys_of.pop(request, ()):
+        open_uses[key] = [use for use in open_uses[key] if use[0] != request]
 
 
 def buffer_label(key: BufferKey) -> str:
-    return key[0] if key[1] == 0 else f"{key[0]}@{key[1]}"
+    name, index = key
+    return name if index == 0 else f"{name}@{index}"
 
 
 def _tensor_names_in(value: object, rank: int) -> set[str]:
-    """Names in an assign's value: an expression, a list of them, or one per rank."""
+    """Names in the value of an assign: an expression, a list of them, or one per rank."""
     if isinstance(value, PerRank):
         return _tensor_names_in(value.get(rank), rank)
     if isinstance(value, (list, tuple)):
@@ -268,54 +315,102 @@ def _tensor_names_in(value: object, rank: int) -> set[str]:
     return set(value.names) if isinstance(value, Expression) else set()
 
 
-# --- streams: a stream runs its work in order, and knows besides what it was told to wait for; all else may still run ---
+# --- streams ---
 def uses_streams(code: SharedCode) -> bool:
-    """Does any call name a stream?"""
-    return any(call.stream or call.op == "wait_stream" for call in code.distinct_calls(parts=False))
+    """Whether any call names a stream."""
+    calls = code.distinct_calls(parts=False)
+    return any(call.stream or call.op == "wait_stream" for call in calls)
 
 
 class StreamOrder:
-    """Told every call of a rank in order, it says which earlier work is over for one that
-    follows.
+    """Tracks which work is over for which stream of a rank.
+
+    A stream runs its own work in order; in addition it knows the work that it has waited for.
+    Everything else may still run. The caller passes every call of the rank, in order, to `observe`.
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, dict[StreamOrRequest, int]] = {
-            "": {}
-        }  # stream -> the newest position of each actor that is over for it
-        self._before: dict[
-            int, dict[StreamOrRequest, int]
-        ] = {}  # request -> what was over when it was made
+        #: Stream -> the newest position of each actor that is over for it.
+        self._known: dict[str, dict[StreamOrRequest, int]] = {"": {}}
+        #: Request -> what was over when it was made.
+        self._known_to_request: dict[int, dict[StreamOrRequest, int]] = {}
 
-    def over(self, stream: str, actor: StreamOrRequest, position: int) -> bool:
-        """Is an actor's work at a position over before what the stream does next?"""
+    def is_over(self, stream: str, actor: StreamOrRequest, position: int) -> bool:
+        """Whether an actor's work at a position is over before the stream's next work."""
         return actor == stream or self._known.get(stream, {}).get(actor, -1) >= position
 
-    def opened(self, stream: str, position: int) -> None:
-        """A call made a request: it starts after what the stream holds."""
-        self._before[position] = {**self._known.setdefault(stream, {}), stream: position}
+    def open_request(self, stream: str, position: int) -> None:
+        """A call made a request: it starts after the work in its stream."""
+        known = self._known.setdefault(stream, {})
+        self._known_to_request[position] = {**known, stream: position}
 
-    def told(self, position: int, call: CodeCall) -> None:
-        """A stream learns by this call that other work is over."""
+    def observe(self, position: int, call: CodeCall) -> None:
+        """Record what a call makes its stream wait for."""
         stream = call.stream
         self._known.setdefault(stream, {})
         for distance in call.waits:
-            self.joined(stream, position - distance)
+            self.join_request(stream, position - distance)
         if call.op == "wait_stream":
             other = str(call.fields.get("stream") or "")
             self._learn(stream, {**self._known.get(other, {}), other: position})
         elif call.op == "synchronize":
-            everything: dict[StreamOrRequest, int] = {request: request for request in self._before}
+            everything: dict[StreamOrRequest, int] = {
+                request: request for request in self._known_to_request
+            }
             everything |= dict.fromkeys(self._known, position)
             for other in self._known:
                 self._learn(other, everything)
 
-    def joined(self, stream: str, request: int) -> None:
-        """A stream waits for a request."""
-        self._learn(stream, {**self._before.get(request, {}), request: request})
+    def join_request(self, stream: str, request: int) -> None:
+        """A stream waits for a request, and so for everything that the request waited for."""
+        known = self._known_to_request.get(request, {})
+        self._learn(stream, {**known, request: request})
 
-    def _learn(self, stream: str, news: dict[StreamOrRequest, int]) -> None:
+    def _learn(self, stream: str, over: dict[StreamOrRequest, int]) -> None:
         known = self._known.setdefault(stream, {})
-        for actor, position in news.items():
+        for actor, position in over.items():
             if known.get(actor, -1) < position:
                 known[actor] = position
+
+
+# --- findings ---
+def data_race_findings(program: Program, races: Iterable[DataRace]) -> tuple[Finding, ...]:
+    """DS402 and DS403, one per pair of places and buffer."""
+    return tuple(_data_race_finding(program, race) for race in races)
+
+
+def _data_race_finding(program: Program, race: DataRace) -> Finding:
+    rank = race.ranks[0]
+    opened = program.call(rank, race.opened)
+    use = part_call(program, rank, race.position, race.part)
+    opened_place = program.place(rank, race.opened)
+    use_place = program.place(rank, race.position)
+    access = "writes" if race.code == "DS402" else "reads"
+    head = (
+        f"{use.op} of {rank_list(race.ranks)} {access} {race.label} while {opened.op} still uses it"
+    )
+    if race.streams:
+        head += " on another stream"
+    opens = "is launched" if race.streams else "opens the request"
+    rows = [
+        (f"rank {rank}", call_words(opened), location_text(opened_place), opens),
+        (f"rank {rank}", call_words(use), location_text(use_place), f"{access} the buffer"),
+    ]
+    if race.streams:
+        advice = (
+            "let the one stream wait for the other first (`wait_stream`), "
+            "or give each its own tensor (`copies:`)"
+        )
+    elif race.opened == race.position:
+        advice = "put both into buffers of their own, or make the calls one after the other"
+    else:
+        advice = f"wait for the {opened.op} first, or give each its own tensor (`copies:`)"
+    return Finding(
+        race.code,
+        "error",
+        "\n".join([head, *aligned_columns(rows)]),
+        tuple(sorted(race.ranks)),
+        (),
+        (advice,),
+        tuple(dict.fromkeys((opened_place, use_place))),
+    )

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from distsim.checker.matching.call_index import CallIndex, MessageCall
-from distsim.checker.matching.call_mismatch import part_call
+from distsim.checker.matching.call_index import CallIndex, MessageCall, part_call
 from distsim.checker.wording import call_words, location_text, place_of_call
 from distsim.findings.final_state import WaitDependency
 from distsim.findings.finding_types import SourceLocation

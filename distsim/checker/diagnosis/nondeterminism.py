@@ -1,147 +1,114 @@
-"""Findings about timing: races, verdicts that depend on buffering or on the order of events, a
-search that hit its bound.
+"""Findings about results that depend on timing.
+
+Reliance on a sender (DS401), deadlocks that buffering hides (DS603), verdicts that depend on the
+order of events (DS609), and a search that hit its bound (DS902).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 
-from distsim.checker.detectors.buffer_races import DataRace
-from distsim.checker.matching.call_mismatch import part_call
+from distsim.checker.matching.call_index import part_call
 from distsim.checker.reading_result import Frequency, ReadingResult
-from distsim.checker.replay_schedule import BufferChoice, CallId, ReplaySchedule
+from distsim.checker.replay_schedule import BufferChoice, CallId, ReplaySchedule, TakeChoice
 from distsim.checker.wording import MAX_SHOWN, aligned_columns, call_words, location_text, rank_list
 from distsim.findings.finding_types import Finding
 from distsim.program.code import Program
 
 
-def data_race_findings(program: Program, races: Iterable[DataRace]) -> tuple[Finding, ...]:
-    """DS402 and DS403, one per pair of places and buffer."""
-    found = []
-    for race in races:
-        rank = race.ranks[0]
-        use, opened = (
-            part_call(program, rank, race.position, race.part),
-            program.call(rank, race.opened),
-        )
-        places = (program.place(rank, race.opened), program.place(rank, race.position))
-        does = "writes" if race.code == "DS402" else "reads"
-        head = f"{use.op} of {rank_list(race.ranks)} {does} {race.label} while {opened.op} still uses it"
-        head += " on another stream" if race.streams else ""
-        words = "is launched" if race.streams else "opens the request", f"{does} the buffer"
-        rows = [
-            (f"rank {rank}", call_words(call), location_text(place), word)
-            for call, place, word in zip((opened, use), places, words, strict=True)
-        ]
-        advice = (
-            "let the one stream wait for the other first (`wait_stream`), or give each its own tensor (`copies:`)"
-            if race.streams
-            else "put both into buffers of their own, or make the calls one after the other"
-            if race.opened == race.position
-            else f"wait for the {opened.op} first, or give each its own tensor (`copies:`)"
-        )
-        found.append(
-            Finding(
-                race.code,
-                "error",
-                "\n".join([head, *aligned_columns(rows)]),
-                tuple(sorted(race.ranks)),
-                (),
-                (advice,),
-                tuple(dict.fromkeys(places)),
-            )
-        )
-    return tuple(found)
-
-
-def sender_reliance_findings(program: Program, ending: ReadingResult) -> tuple[Finding, ...]:
+def sender_reliance_findings(program: Program, result: ReadingResult) -> tuple[Finding, ...]:
     """DS401, one per place: receives that take another sender than the code relies on."""
-    found = []
-    groups: dict[int, list[tuple[int, int, int]]] = {}
-    for receive in ending.broken_reliances:
-        groups.setdefault(program.code_call(*receive[:2]).site, []).append(receive)
-    for receives in groups.values():
-        rank, position, part = receives[0]
-        call, place = part_call(program, rank, position, part), program.place(rank, position)
-        others = sorted(ending.takers[receives[0]] - {call.assume_src})
-        message = (
-            f"{call.op} of rank {rank} relies on rank {call.assume_src}, but a message of {rank_list(others)} can come first\n"
-            + aligned_columns([(f"rank {rank}", call_words(call), location_text(place))])[0]
-        )
-        ranks = tuple(sorted({r for r, _, _ in receives}))
-        advice = f"name the source (`src: {call.assume_src}`), or give each sender its own tag"
-        found.append(Finding("DS401", "error", message, ranks, (), (advice,), (place,)))
-    return tuple(found)
+    by_site: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for rank, position, part in result.broken_reliances:
+        by_site[program.code_call(rank, position).site].append((rank, position, part))
+    return tuple(
+        _sender_reliance_finding(program, result, receives) for receives in by_site.values()
+    )
+
+
+def _sender_reliance_finding(
+    program: Program, result: ReadingResult, receives: list[tuple[int, int, int]]
+) -> Finding:
+    """The finding on receives, each (rank, position, part), of one place."""
+    rank, position, part = receives[0]
+    call, place = part_call(program, rank, position, part), program.place(rank, position)
+    others = sorted(result.takers[receives[0]] - {call.assume_src})
+    head = (
+        f"{call.op} of rank {rank} relies on rank {call.assume_src}, "
+        f"but a message of {rank_list(others)} can come first"
+    )
+    rows = aligned_columns([(f"rank {rank}", call_words(call), location_text(place))])
+    ranks = tuple(sorted({receiver for receiver, _, _ in receives}))
+    advice = f"name the source (`src: {call.assume_src}`), or give each sender its own tag"
+    return Finding("DS401", "error", "\n".join([head, *rows]), ranks, (), (advice,), (place,))
 
 
 def buffering_findings(
-    said: Mapping[str, Frequency], ranks: tuple[int, ...], *, sends: bool = True
+    frequencies: Mapping[str, Frequency], ranks: tuple[int, ...], *, sends: bool = True
 ) -> tuple[Finding, ...]:
-    """DS603: a deadlock that some way of buffering hides. ``said``: the readings of a deadlock;
-    ``sends``: some rank waits to send.
+    """DS603: a deadlock that some way of buffering hides.
+
+    ``frequencies``: how often each reading deadlocks. ``sends``: whether some rank waits to send.
     """
-    if said["buffered"] != "never" or set(said.values()) == {"never"}:
+    if frequencies["buffered"] != "never" or set(frequencies.values()) == {"never"}:
         return ()
-    message, advice = (
-        "it gets through where sends are buffered: small messages on mpi, and on nccl once ranks are connected",
-        ("do not rely on it: a larger tensor, another back end, and it hangs"),
-    )
-    if not sends:
-        message = "it gets through where a rank leaves a collective that has a root as soon as its own data have moved"
-        advice = "do not rely on it: who may leave early differs by back end and size"
-    if said["rendezvous"] == said["early"] == "never":
+    if frequencies["rendezvous"] == frequencies["early"] == "never":
         message = (
-            "it gets through where all sends are buffered and where none is, but not where only some are: with an eager limit"
-            " between the sizes of its messages"
+            "it gets through where all sends are buffered and where none is, but not where only "
+            "some are: with an eager limit between the sizes of its messages"
         )
         advice = "name the sources of the receives, so that no message can take another's place"
+    elif sends:
+        message = (
+            "it gets through where sends are buffered: small messages on mpi, and on nccl once "
+            "ranks are connected"
+        )
+        advice = "do not rely on it: a larger tensor, another back end, and it hangs"
+    else:
+        message = (
+            "it gets through where a rank leaves a collective that has a root as soon as its own "
+            "data have moved"
+        )
+        advice = "do not rely on it: who may leave early differs by back end and size"
     return (Finding("DS603", "warning", message, ranks, (), (advice,)),)
 
 
 def event_order_findings(
     program: Program, schedule: ReplaySchedule | None, kind: str
 ) -> tuple[Finding, ...]:
-    """DS609: the order of events decides; one that goes wrong, choice by choice."""
+    """DS609: the order of events decides; the finding lists one order that fails."""
     if schedule is None:
         return ()
-    rows = []
-    for choice in schedule.choices[:MAX_SHOWN]:
-        call = choice.call if isinstance(choice, BufferChoice) else choice.receive
-        does = (
-            "is buffered and goes on"
-            if isinstance(choice, BufferChoice)
-            else f"takes the message of {_call_location(program, choice.send)}"
-        )
+    shown = schedule.choices[:MAX_SHOWN]
+    rows, places = [], []
+    for choice in shown:
+        call = _choosing_call(choice)
+        place = program.place(call.rank, call.position)
         words = call_words(part_call(program, *call))
-        rows.append(
-            (
-                f"rank {call.rank}",
-                words,
-                location_text(program.place(call.rank, call.position)),
-                does,
-            )
-        )
-    more = len(schedule.choices) - len(rows)
+        effect = _effect_words(program, choice)
+        rows.append((f"rank {call.rank}", words, location_text(place), effect))
+        places.append(place)
     lines = [
         f"the {kind} depends on the order of events; this one leads to it",
         *aligned_columns(rows),
     ]
-    lines += [f"  … and {more} more"] if more > 0 else []
-    places = tuple(
-        dict.fromkeys(
-            program.place(c.call.rank, c.call.position)
-            if isinstance(c, BufferChoice)
-            else program.place(c.receive.rank, c.receive.position)
-            for c in schedule.choices[:MAX_SHOWN]
-        )
-    )
-    ranks = tuple(
-        sorted(
-            {(c.call if isinstance(c, BufferChoice) else c.receive).rank for c in schedule.choices}
-        )
-    )
+    if len(schedule.choices) > len(shown):
+        lines.append(f"  … and {len(schedule.choices) - len(shown)} more")
+    ranks = tuple(sorted({_choosing_call(choice).rank for choice in schedule.choices}))
     advice = "name the source of the receive, or give messages of different meaning different tags"
-    return (Finding("DS609", "warning", "\n".join(lines), ranks, (), (advice,), places),)
+    unique_places = tuple(dict.fromkeys(places))
+    return (Finding("DS609", "warning", "\n".join(lines), ranks, (), (advice,), unique_places),)
+
+
+def _choosing_call(choice: TakeChoice | BufferChoice) -> CallId:
+    return choice.call if isinstance(choice, BufferChoice) else choice.receive
+
+
+def _effect_words(program: Program, choice: TakeChoice | BufferChoice) -> str:
+    if isinstance(choice, BufferChoice):
+        return "is buffered and goes on"
+    return f"takes the message of {_call_location(program, choice.send)}"
 
 
 def _call_location(program: Program, call: CallId) -> str:
@@ -151,12 +118,9 @@ def _call_location(program: Program, call: CallId) -> str:
 
 def search_bound_finding(stored: int, bound: int) -> Finding:
     """DS902: the search stopped at its bound."""
-    message = f"not every order of events was looked at: the bound of {bound} states was reached ({stored} stored); others may do worse"
-    return Finding(
-        "DS902",
-        "warning",
-        message,
-        (),
-        (),
-        ("raise the bound (--max-states), or name the sources where you can",),
+    message = (
+        f"not every order of events was looked at: the bound of {bound} states was reached "
+        f"({stored} stored); others may do worse"
     )
+    advice = "raise the bound (--max-states), or name the sources where you can"
+    return Finding("DS902", "warning", message, (), (), (advice,))

@@ -1,14 +1,17 @@
-"""Which choices of a state must be branched over now; all others may wait.
+"""Choose which choices of a state to branch over now; all others may wait.
 
-Only a receive from any source that may take more than one sender's message makes executions differ
-(and, under ``mixed``, a send that is buffered or not). Two choices at different boxes do not
-disturb each other: taking a message never takes away a choice elsewhere, it only adds some. So it
-is enough to branch over one box at a time (a *persistent set*), as long as nobody who has still to
-come could send to it before its oldest receive is served. Who could is found by following, from
-each sender that has not posted its next message, what it waits for; every box (and every send that
-may turn out buffered) met on the way belongs to the set too. The set then holds every choice that
-could change what this receive can take, and no standstill is missed (Godefroid, Partial-Order
-Methods for the Verification of Concurrent Systems, LNCS 1032, chapter 4).
+Executions differ only in which sender an any-source receive takes (and, under ``mixed``, in which
+waiting calls are buffered). Choices at different boxes are independent: taking a message never
+disables a choice elsewhere, it only enables some. So it is enough to branch over one box at a time
+(a *persistent set*), as long as no rank that has not sent yet could send to the box before its
+oldest any-source receive is served.
+
+To find such ranks, follow what each sender that has not posted its next message waits for. Every
+box met on the way, and every call that may turn out to be buffered, belongs to the set too. The set
+then holds every choice that could change what this receive can take, and no hang is missed.
+
+Source: P. Godefroid, Partial-Order Methods for the Verification of Concurrent Systems, LNCS 1032,
+chapter 4.
 """
 
 from __future__ import annotations
@@ -19,87 +22,110 @@ from distsim.checker.explore.steps import SearchState, StateMachine
 
 
 class BranchSet(NamedTuple):
-    """Pairs that may be taken, ranks that may be released. No pair: nothing is left to take."""
+    """The choices to branch over: pairs to take and ranks to release.
+
+    No pair means that no receive can take a message any more: an execution ends here.
+    """
 
     pairs: list[int]
     releases: list[int]
 
+    @property
+    def size(self) -> int:
+        return len(self.pairs) + len(self.releases)
+
 
 class BranchChooser:
-    """Finds the branches of a state."""
+    """Chooses the branches of a state."""
 
     def __init__(self, machine: StateMachine) -> None:
-        self.machine, self.tables = machine, machine.tables
-        self.mixed = machine.tables.reading == "mixed"
-        self.boxes = range(len(machine.tables.boxes))
+        self.machine, self.encoding = machine, machine.encoding
+        self.is_mixed = machine.encoding.reading == "mixed"
+        self.boxes = range(len(machine.encoding.boxes))
 
     def branches(self, state: SearchState) -> BranchSet:
-        """A persistent set of the state, the smallest of those that start from one box."""
-        machine = self.machine
-        found = [(box, pairs) for box in self.boxes if (pairs := machine.takes(state, box))]
-        if not found or (len(found) == 1 and not self.mixed):
-            return BranchSet(found[0][1] if found else [], [])
-        for box, pairs in found:
-            if not self._absent(state, box):
+        """A persistent set of the state: the smallest of those that start from one box."""
+        takes: dict[int, list[int]] = {}
+        for box in self.boxes:
+            pairs = self.machine.takes(state, box)
+            if pairs:
+                takes[box] = pairs
+        if not takes:
+            return BranchSet([], [])
+        if len(takes) == 1 and not self.is_mixed:
+            return BranchSet(next(iter(takes.values())), [])
+        for box, pairs in takes.items():
+            if not self._late_senders(state, box):
                 return BranchSet(pairs, [])
-        takes, best = dict(found), None
-        for box, _ in found:
-            boxes, releases = self._closure(state, box)
-            branch = BranchSet(
-                [pair for b in sorted(boxes) for pair in takes.get(b, ())], sorted(releases)
-            )
-            if best is None or len(branch.pairs) + len(branch.releases) < len(best.pairs) + len(
-                best.releases
-            ):
-                best = branch
-        assert best is not None
-        return best
+        candidates = [self._persistent_set(state, box, takes) for box in takes]
+        return min(candidates, key=lambda candidate: candidate.size)
 
-    def _absent(self, state: SearchState, box: int) -> list[int]:
+    def _late_senders(self, state: SearchState, box: int) -> list[int]:
         """Senders that have no message in the box now and may send one later."""
-        machine, gone = self.machine, self.tables.gone
-        out = []
+        machine, consumed = self.machine, self.encoding.consumed
+        late = []
         for pair in machine.pairs_of[box]:
             sender = machine.sender_of[pair]
-            count = machine.sent[pair][state[sender]]
-            if count <= state[gone + pair] and machine.total[pair] > count:
-                out.append(sender)
-        return out
+            sent = machine.sent[pair][state[sender]]
+            if sent <= state[consumed + pair] and machine.total[pair] > sent:
+                late.append(sender)
+        return late
 
-    def _closure(self, state: SearchState, box: int) -> tuple[set[int], set[int]]:
-        """Boxes and releases that can have a say in what a box's oldest open receive takes."""
-        boxes, releases, seen = {box}, set(), set()
-        todo = self._absent(state, box)
+    def _persistent_set(
+        self, state: SearchState, start: int, takes: dict[int, list[int]]
+    ) -> BranchSet:
+        """All choices that can influence what the oldest any-source receive of a box takes."""
+        boxes, releases, seen = {start}, set(), set()
+        todo = self._late_senders(state, start)
         while todo:
             rank = todo.pop()
             if rank in seen:
                 continue
             seen.add(rank)
-            if self.mixed and self.machine.can_release(state, rank):
+            if self.is_mixed and self.machine.can_release(state, rank):
                 releases.add(rank)
-            more, into = self._held_by(state, rank)
-            todo += more
-            if into >= 0 and into not in boxes:
-                boxes.add(into)
-                todo += self._absent(state, into)
-        return boxes, releases
+            box = self._blocking_box(state, rank)
+            todo += self._blocking_ranks(state, rank)
+            if box is not None and box not in boxes:
+                boxes.add(box)
+                todo += self._late_senders(state, box)
+        pairs = [pair for box in sorted(boxes) for pair in takes.get(box, ())]
+        return BranchSet(pairs, sorted(releases))
 
-    def _held_by(self, state: SearchState, rank: int) -> tuple[list[int], int]:
-        """(ranks, box or -1) without one of which a rank cannot go on: what the first number it
-        waits for depends on.
-        """
-        tables, machine = self.tables, self.machine
-        i = state[tables.watch + rank]
-        if i < self.machine.size:
-            return [i], -1
-        if i < tables.by_name:
-            return [], i - tables.served
-        if i < tables.gone:
-            pair = i - tables.by_name
-            sender = machine.sender_of[pair]
-            there = machine.sent[pair][state[sender]] > state[tables.gone + pair]
-            return ([], machine.box_of_pair[pair]) if there else ([sender], -1)
-        if i < tables.zero:
-            box = machine.box_of_pair[i - tables.gone]
-            return [machine.receiver[box]], box
-        return [], -1
+    # A rank waits for the first number of the state that fails its tests. The ranges below are the
+    # sections of the state's layout; see `ProgramEncoding`.
+    def _blocking_ranks(self, state: SearchState, rank: int) -> list[int]:
+        """The ranks without which a rank cannot proceed."""
+        encoding, machine = self.encoding, self.machine
+        index = state[encoding.awaited + rank]
+        if index < machine.size:
+            return [index]
+        if index < encoding.named_served:
+            return []
+        if index < encoding.consumed:
+            pair = index - encoding.named_served
+            return [] if self._has_message(state, pair) else [machine.sender_of[pair]]
+        if index < encoding.zero:
+            box = machine.box_of_pair[index - encoding.consumed]
+            return [machine.receiver[box]]
+        return []
+
+    def _blocking_box(self, state: SearchState, rank: int) -> int | None:
+        """The box whose choices decide whether a rank can proceed."""
+        encoding, machine = self.encoding, self.machine
+        index = state[encoding.awaited + rank]
+        if index < machine.size:
+            return None
+        if index < encoding.named_served:
+            return index - encoding.served
+        if index < encoding.consumed:
+            pair = index - encoding.named_served
+            return machine.box_of_pair[pair] if self._has_message(state, pair) else None
+        if index < encoding.zero:
+            return machine.box_of_pair[index - encoding.consumed]
+        return None
+
+    def _has_message(self, state: SearchState, pair: int) -> bool:
+        """Whether the pair's sender has a message in the box."""
+        sent = self.machine.sent[pair][state[self.machine.sender_of[pair]]]
+        return sent > state[self.encoding.consumed + pair]

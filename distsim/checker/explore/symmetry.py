@@ -1,84 +1,111 @@
-"""Ranks that may change places: states that differ by such an exchange alone are one state.
+"""Find interchangeable ranks: states that differ only by exchanging them count as one state.
 
-Kept simple: ranks whose programs are equal call by call, whom no other rank names as sender,
-receiver or root, and who receive nothing from any source themselves. Senders that all do the same
-towards an open receive are such ranks.
+The criterion is kept simple. Ranks are interchangeable if their programs are equal call by call, no
+other rank names one of them as sender, receiver or root, and they receive no messages themselves.
+Workers that all send the same to an any-source receive are such ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 from distsim.checker.explore.encoding import ProgramEncoding
+from distsim.checker.matching.channel_layout import ANY_SOURCE
 
 SymmetryClasses = tuple[tuple[int, ...], ...]
 
 
-def symmetric_ranks(tables: ProgramEncoding) -> SymmetryClasses:
-    """Classes of two ranks or more that may change places, ascending."""
-    named = _distinguished_ranks(tables)
+def symmetric_ranks(encoding: ProgramEncoding) -> SymmetryClasses:
+    """Classes of two or more interchangeable ranks, each ascending."""
+    distinguished = _distinguished_ranks(encoding)
     classes: dict[Hashable, list[int]] = {}
-    for rank in range(tables.size):
-        if rank not in named:
-            classes.setdefault(_behaviour_of(tables, rank), []).append(rank)
+    for rank in range(encoding.size):
+        if rank not in distinguished:
+            classes.setdefault(_behaviour_of(encoding, rank), []).append(rank)
     return tuple(tuple(ranks) for ranks in classes.values() if len(ranks) > 1)
 
 
-def _distinguished_ranks(tables: ProgramEncoding) -> set[int]:
-    """Ranks that some call of another names, that a fault strikes, or that receive."""
-    layout = tables.layout
-    found = {layout.chan_dst[c] for c in (*tables.sends, *tables.receives)}
-    found |= {layout.chan_src[c] for c in tables.receives if layout.chan_src[c] >= 0}
-    found |= {p.assume for box in tables.boxes for p in box.any_source_receives}
+def _distinguished_ranks(encoding: ProgramEncoding) -> set[int]:
+    """Ranks that receive, that some call of another rank names, or that a fault strikes."""
+    layout = encoding.layout
+    found = {layout.chan_dst[channel] for channel in (*encoding.sends, *encoding.receives)}
+    sources = {layout.chan_src[channel] for channel in encoding.receives}
+    found |= sources - {ANY_SOURCE}
+    for box in encoding.boxes:
+        found |= {receive.assumed_source for receive in box.any_source_receives}
     found |= {fault.rank for fault in layout.program.faults}
-    for stops in tables.stops:
-        found |= {
-            request.ranks[0]
-            for stop in stops
-            for request in stop.requests
-            if len(request.ranks) == 1
-        }
-    for code in layout.program.codes:
-        for call in code.calls:
-            root = call.fields.get("root")
-            if root is not None:
-                found |= set(root.tolist() if hasattr(root, "tolist") else [root])
+    found |= set(_single_awaited_ranks(encoding))
+    found |= set(_roots(encoding))
     return found
 
 
-def _behaviour_of(tables: ProgramEncoding, rank: int) -> Hashable:
-    """All that a rank does, without its own number."""
-    layout, posts = tables.layout, tables.posts[rank]
+def _single_awaited_ranks(encoding: ProgramEncoding) -> Iterator[int]:
+    """Ranks that are the only one that some request waits for."""
+    for stops in encoding.stops:
+        for stop in stops:
+            for request in stop.requests:
+                if len(request.ranks) == 1:
+                    yield request.ranks[0]
+
+
+def _roots(encoding: ProgramEncoding) -> Iterator[int]:
+    for code in encoding.layout.program.codes:
+        for call in code.calls:
+            root = call.fields.get("root")
+            if root is None:
+                continue
+            # One root, or an array with a root for each rank that runs the code.
+            if hasattr(root, "tolist"):
+                yield from root.tolist()
+            else:
+                yield root
+
+
+def _behaviour_of(encoding: ProgramEncoding, rank: int) -> Hashable:
+    """Everything that a rank does, without its own number."""
+    layout, rank_stops = encoding.layout, encoding.rank_stops[rank]
+    own_channels = [
+        channel for channel in sorted(encoding.sends) if layout.chan_src[channel] == rank
+    ]
     messages = tuple(
-        (layout.chan_group[c], layout.chan_dst[c], layout.chan_tag[c], tuple(tables.sends[c]))
-        for c in sorted(tables.sends)
-        if layout.chan_src[c] == rank
+        (
+            layout.chan_group[channel],
+            layout.chan_dst[channel],
+            layout.chan_tag[channel],
+            tuple(encoding.sends[channel]),
+        )
+        for channel in own_channels
     )
-    calls = tuple(
-        (sequence, tuple(p)) for (sequence, who), p in sorted(tables.joins.items()) if who == rank
+    joins = tuple(
+        (sequence, tuple(calls))
+        for (sequence, member), calls in sorted(encoding.joins.items())
+        if member == rank
     )
     waits = tuple(
-        (stop.position, tuple(q[:2] for q in stop.requests)) for stop in tables.stops[rank]
+        (stop.position, tuple((request.position, request.part) for request in stop.requests))
+        for stop in encoding.stops[rank]
     )
-    return messages, calls, waits, posts.status, posts.end, posts.message
+    return messages, joins, waits, rank_stops.status, rank_stops.end, rank_stops.message
 
 
 def symmetric_images(
-    ranks: Sequence[int], classes: SymmetryClasses, most: int
+    ranks: Sequence[int], classes: SymmetryClasses, max_images: int
 ) -> list[tuple[int, ...]]:
-    """Every set of ranks that an exchange within classes makes of one, at most ``most`` of them."""
+    """The sets of ranks that exchanges within the classes make of one set, up to ``max_images``."""
     from itertools import combinations, islice, product
 
-    mine = set(ranks)
-    fixed = mine - {r for c in classes for r in c}
-    options = [combinations(c, len(mine & set(c))) for c in classes if mine & set(c)]
+    chosen = set(ranks)
+    affected = [cls for cls in classes if not chosen.isdisjoint(cls)]
+    fixed = chosen.difference(*affected)
+    options = [combinations(cls, len(chosen.intersection(cls))) for cls in affected]
     return [
-        tuple(sorted({*fixed, *(r for part in parts for r in part)}))
-        for parts in islice(product(*options), most)
+        tuple(sorted(fixed.union(*replacements)))
+        for replacements in islice(product(*options), max_images)
     ]
 
 
 def orbit(ranks: Sequence[int], classes: SymmetryClasses) -> set[int]:
-    """The ranks and all that may stand in their place."""
-    found = set(ranks)
-    return found.union(*(c for c in classes if found & set(c)))
+    """The ranks, with all ranks that are interchangeable with one of them."""
+    chosen = set(ranks)
+    affected = [cls for cls in classes if not chosen.isdisjoint(cls)]
+    return chosen.union(*affected)

@@ -1,6 +1,4 @@
-"""What an ended exploration state says: who is blocked on whom, what met and does not fit, what was
-never received.
-"""
+"""Interpret a terminal state of the explorer: blocked ranks, mismatches, unreceived messages."""
 
 from __future__ import annotations
 
@@ -8,148 +6,173 @@ from collections.abc import Iterator, Sequence
 
 from distsim.checker.explore.encoding import AwaitedRequest
 from distsim.checker.explore.potential_mismatches import PostedCall
-from distsim.checker.explore.steps import SearchState, StateMachine
+from distsim.checker.explore.steps import SearchState, StateMachine, holds
 from distsim.checker.matching.call_mismatch import CallMismatch, message_mismatch
 from distsim.checker.matching.channel_layout import ChannelLayout
 from distsim.findings.final_state import BlockedRank, FinalState, RankEnd, WaitDependency
 
 
-def open_needs(machine: StateMachine, state: SearchState, rank: int) -> list[WaitDependency]:
-    """What a blocked rank still waits for."""
-    out = []
-    for request in machine.tables.stops[rank][state[rank]].requests:
-        if all(state[i] >= v for i, v in request.tests):
+def final_state_at(machine: StateMachine, state: SearchState) -> FinalState:
+    """The record of a state in which no receive can take a message."""
+    ends: list[RankEnd] = []
+    blocked: list[BlockedRank] = []
+    for rank, rank_stops in enumerate(machine.encoding.rank_stops):
+        if state[rank] == machine.ends[rank]:
+            status, end = rank_stops.status, rank_stops.end
+            ends.append(RankEnd(rank, status, end, message=rank_stops.message))  # type: ignore[arg-type]
             continue
-        out.append(
-            WaitDependency(
-                request.position, request.part, _missing_ranks(state, request), request.any
-            )
-        )
-    return out
+        position = machine.encoding.stops[rank][state[rank]].position
+        ends.append(RankEnd(rank, "blocked", position))
+        blocked.append(BlockedRank(rank, position, tuple(_open_waits(machine, state, rank))))
+    unreceived = sorted(_unreceived_messages(machine, state))
+    return FinalState(tuple(ends), tuple(blocked), tuple(unreceived))
+
+
+def _open_requests(machine: StateMachine, state: SearchState, rank: int) -> list[AwaitedRequest]:
+    """The requests that a blocked rank still waits for."""
+    stop = machine.encoding.stops[rank][state[rank]]
+    return [request for request in stop.requests if not holds(state, request.tests)]
+
+
+def _open_waits(machine: StateMachine, state: SearchState, rank: int) -> Iterator[WaitDependency]:
+    for request in _open_requests(machine, state, rank):
+        missing = _missing_ranks(state, request)
+        yield WaitDependency(request.position, request.part, missing, request.any)
 
 
 def _missing_ranks(state: SearchState, request: AwaitedRequest) -> tuple[int, ...]:
-    """The ranks that have not come; all, where it does not fit what came."""
+    """The ranks that have not arrived; all ranks, if they have arrived and mismatch."""
     if request.any:
         return request.ranks
-    return (
-        tuple(r for r, (i, v) in zip(request.ranks, request.tests, strict=False) if state[i] < v)
-        or request.ranks
-    )
-
-
-def standstill_at(machine: StateMachine, state: SearchState) -> FinalState:
-    """The record of a state in which nothing is left to take."""
-    ends, blocked = [], []
-    for rank, posts in enumerate(machine.tables.posts):
-        if state[rank] == machine.ends[rank]:
-            ends.append(RankEnd(rank, posts.status, posts.end, message=posts.message))  # type: ignore[arg-type]
-            continue
-        position = machine.tables.stops[rank][state[rank]].position
-        ends.append(RankEnd(rank, "blocked", position))
-        blocked.append(BlockedRank(rank, position, tuple(open_needs(machine, state, rank))))
-    return FinalState(
-        tuple(ends), tuple(blocked), tuple(sorted(_unreceived_messages(machine, state)))
-    )
+    # A request may have one more test that never holds, which belongs to no rank.
+    tested = zip(request.ranks, request.tests, strict=False)
+    missing = tuple(rank for rank, test in tested if not holds(state, (test,)))
+    return missing or request.ranks
 
 
 def _unreceived_messages(
     machine: StateMachine, state: SearchState
 ) -> Iterator[tuple[int, int, int]]:
-    tables = machine.tables
+    """(sender, position, part) of the messages that are sent and that no receive has taken."""
+    encoding = machine.encoding
     for pair, messages in enumerate(machine.messages):
         sender = machine.sender_of[pair]
-        there = machine.sent[pair][state[sender]]
-        yield from (
-            (sender, m.position, m.part) for m in messages[state[tables.gone + pair] : there]
-        )
-    layout = tables.layout
-    for channel, sends in tables.sends.items():
-        if channel not in tables.box_of:
-            sender, receiver = layout.chan_src[channel], layout.chan_dst[channel]
-            taken = sum(p.stop <= state[receiver] for p in tables.receives.get(channel, ()))
-            there = sum(p.stop <= state[sender] for p in sends)
-            yield from ((sender, m.position, m.part) for m in sends[taken:there])
+        sent, taken = machine.sent[pair][state[sender]], state[encoding.consumed + pair]
+        for message in messages[taken:sent]:
+            yield sender, message.position, message.part
+    layout = encoding.layout
+    for channel, messages in encoding.sends.items():
+        if channel in encoding.box_of:
+            continue
+        sender, receiver = layout.chan_src[channel], layout.chan_dst[channel]
+        taken = _posted_by(encoding.receives.get(channel, ()), state[receiver])
+        sent = _posted_by(messages, state[sender])
+        for message in messages[taken:sent]:
+            yield sender, message.position, message.part
+
+
+def _posted_by(calls: Sequence[PostedCall], stop: int) -> int:
+    """How many of a rank's calls are posted once it has passed ``stop`` stops."""
+    return sum(call.stop <= stop for call in calls)
 
 
 def deadlock_core(
     machine: StateMachine, state: SearchState, blocked: Sequence[int]
 ) -> tuple[int, ...]:
-    """Blocked ranks on a circle, and those that wait directly for one who has left: as
-    `waitfor.wait_for`, without its words.
+    """The blocked ranks on a wait-for cycle, and those that wait directly for an exited rank.
+
+    The result equals the core of `diagnosis.wait_for_graph.build_wait_for_graph`. This version has
+    no words for reports and keeps sets of ranks as bits of integers, because it runs for every new
+    set of blocked ranks.
     """
-    inside = sum(1 << r for r in blocked)
+    inside = sum(1 << rank for rank in blocked)
     edges = [0] * machine.size
-    lost = 0
+    hopeless = 0
     for rank in blocked:
-        for request in machine.tables.stops[rank][state[rank]].requests:
-            if all(state[i] >= v for i, v in request.tests):
-                continue
-            towards = sum(1 << r for r in _missing_ranks(state, request))
-            edges[rank] |= towards & inside
-            if towards & ~inside if not request.any else not towards & inside:
-                lost |= 1 << rank
-    return tuple(r for r in blocked if lost >> r & 1 or _is_on_cycle(edges, r))
+        for request in _open_requests(machine, state, rank):
+            awaited = sum(1 << other for other in _missing_ranks(state, request))
+            edges[rank] |= awaited & inside
+            if request.any:
+                cannot_complete = not awaited & inside
+            else:
+                cannot_complete = bool(awaited & ~inside)
+            if cannot_complete:
+                hopeless |= 1 << rank
+    return tuple(rank for rank in blocked if hopeless >> rank & 1 or _is_on_cycle(edges, rank))
 
 
 def _is_on_cycle(edges: list[int], start: int) -> bool:
-    """A rank is on a circle: it comes back to itself."""
-    seen, new = 0, edges[start]
-    while new:
-        if new >> start & 1:
+    """Whether a rank reaches itself; ``edges[rank]`` has a bit for each rank it waits for."""
+    seen, frontier = 0, edges[start]
+    while frontier:
+        if frontier >> start & 1:
             return True
-        seen |= new
-        step, bits = 0, new
+        seen |= frontier
+        reached, bits = 0, frontier
         while bits:
-            low = bits & -bits
-            step |= edges[low.bit_length() - 1]
-            bits ^= low
-        new = step & ~seen
+            lowest = bits & -bits
+            reached |= edges[lowest.bit_length() - 1]
+            bits ^= lowest
+        frontier = reached & ~seen
     return False
 
 
 class MismatchCollector:
-    """Finds what met and differs in ended states. Nothing to do where all that can meet is alike,
-    as in most programs.
+    """Collects the mismatches of terminal states.
+
+    In most programs no calls can mismatch, and there is nothing to do.
     """
 
     def __init__(self, machine: StateMachine) -> None:
-        self.machine, self.may_mismatch = machine, machine.tables.may_mismatch
-        self.layout: ChannelLayout = machine.tables.layout
-        self.found: dict[object, CallMismatch] = {}
+        self.machine = machine
+        self.potential = machine.encoding.potential_mismatches
+        self.layout: ChannelLayout = machine.encoding.layout
+        self._collectives: dict[tuple[int, int], CallMismatch] = {}
+        self._messages: dict[tuple[int, int], CallMismatch] = {}
 
-    def bad(self, state: SearchState) -> bool:
-        """Something that met in an ended state differs; what, goes to ``found``."""
-        bad, seen = False, set()
-        for sequence, n, calls in self.may_mismatch.sequences:
-            came = tuple(rank for rank, call in calls if state[rank] >= call.stop)
-            if sequence in seen or len(came) < 2:
+    def has_mismatch(self, state: SearchState) -> bool:
+        """Whether calls that met in a terminal state mismatch; records the mismatches."""
+        # Both must run: each records what it finds.
+        in_collectives = self._record_collectives(state)
+        in_messages = self._record_messages(state)
+        return in_collectives or in_messages
+
+    def _record_collectives(self, state: SearchState) -> bool:
+        """Record the first mismatch of each sequence: the later calls there never complete."""
+        mismatched_sequences: set[int] = set()
+        for sequence, number, calls in self.potential.sequences:
+            arrived = tuple(rank for rank, call in calls if state[rank] >= call.stop)
+            if sequence in mismatched_sequences or len(arrived) < 2:
                 continue
-            unlike = self.may_mismatch.judge(sequence, n, came)
-            if unlike is not None:
-                bad = True
-                seen.add(sequence)
-                self.found.setdefault((sequence, n), unlike)
-        for channel, k, s, r in self.may_mismatch.pairs:
-            src, dst = self.layout.chan_src[channel], self.layout.chan_dst[channel]
-            if state[src] >= s.stop and state[dst] >= r.stop:
-                bad = True
-                self.found.setdefault((-1, channel, k), self._pair(k, src, s, dst, r))
-        return bad
+            mismatch = self.potential.mismatch_of(sequence, number, arrived)
+            if mismatch is not None:
+                mismatched_sequences.add(sequence)
+                self._collectives.setdefault((sequence, number), mismatch)
+        return bool(mismatched_sequences)
 
-    def _pair(self, k: int, src: int, s: PostedCall, dst: int, r: PostedCall) -> CallMismatch:
-        return message_mismatch(
-            self.layout.program, k, (src, s.position, s.part), (dst, r.position, r.part), 0
-        )
+    def _record_messages(self, state: SearchState) -> bool:
+        found = False
+        for channel, number, message, receive in self.potential.pairs:
+            sender, receiver = self.layout.chan_src[channel], self.layout.chan_dst[channel]
+            if state[sender] >= message.stop and state[receiver] >= receive.stop:
+                found = True
+                mismatch = self._message_mismatch(number, sender, message, receiver, receive)
+                self._messages.setdefault((channel, number), mismatch)
+        return found
+
+    def _message_mismatch(
+        self, number: int, sender: int, message: PostedCall, receiver: int, receive: PostedCall
+    ) -> CallMismatch:
+        sent = (sender, message.position, message.part)
+        received = (receiver, receive.position, receive.part)
+        return message_mismatch(self.layout.program, number, sent, received, 0)
 
     def mismatches(self) -> tuple[CallMismatch, ...]:
-        """All that was found, with the messages of open boxes that did not fit."""
+        """All recorded mismatches, and those of the messages of boxes."""
         machine = self.machine
-        opened = []
-        for pair, k, receive in machine.unfit:
-            receiver = machine.receiver[machine.box_of_pair[pair]]
-            opened.append(
-                self._pair(k, machine.sender_of[pair], machine.messages[pair][k], receiver, receive)
-            )
-        collective = [u for u in self.found.values() if u.sequence >= 0]
-        return (*collective, *(u for u in self.found.values() if u.sequence < 0), *opened)
+        in_boxes = []
+        for pair, number, receive in machine.mismatched:
+            sender, receiver = machine.sender_of[pair], machine.receiver[machine.box_of_pair[pair]]
+            message = machine.messages[pair][number]
+            in_boxes.append(self._message_mismatch(number, sender, message, receiver, receive))
+        return (*self._collectives.values(), *self._messages.values(), *in_boxes)

@@ -1,16 +1,18 @@
-"""Where the calls of a program meet, as plain numbers: channels for messages, sequences for
-collectives.
+"""Number the places where calls of a program meet: channels and sequences.
 
-A *channel* is (group, sender, receiver, tag): its k-th message goes to its k-th receive. A
-*sequence* is the collectives of a group, or the world's new_group calls or its init_process_group
-calls: the k-th call of each member meets the k-th of all others. A *member* is a rank in a
-sequence. The arrays are built at once for all ranks, because a pipeline has hundreds of thousands
-of channels.
+A *channel* is (group, sender, receiver, tag): the k-th message on it meets the k-th receive. A
+*sequence* is a list of collective calls: those of a group, or the new_group or init_process_group
+calls of the world; the k-th call of each member meets the k-th call of all others. A *member* is a
+rank in a sequence.
+
+The arrays are built for all ranks at once, because a pipeline has hundreds of thousands of
+channels. This module does not look at single calls; see `call_index`.
 """
 
 from __future__ import annotations
 
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,17 +25,22 @@ from distsim.semantics.form.linked_program import LinkedProgram
 
 _IntArray = NDArray[np.int64]
 SEND, RECV = 0, 1
+#: The sender of a channel whose receives take messages from any source.
+ANY_SOURCE = -1
+#: The part number of a call that is not a part of a batch.
+WHOLE_CALL = -1
+#: Fills table entries that number no channel or member.
+_UNUSED = -1
 
 
 @dataclass(eq=False)
 class ChannelLayout:
     """Channels, sequences and members of one program.
 
-    ``chan_group, chan_src, chan_dst, chan_tag`` describe channel c; a source of -1 is a receive
-    from any source. ``send_chan[rank][port]`` and ``recv_chan[rank][port]`` number channels.
-    ``member[rank][slot]`` numbers members, where the slots of a code are its groups, then those of
-    `extra_slots`. ``sequence_of[m]`` and ``rank_of[m]`` describe member m,
-    ``sequence_ranks[sequence]`` who meets there.
+    ``chan_group, chan_src, chan_dst, chan_tag`` describe a channel. ``send_chan[rank][port]`` and
+    ``recv_chan[rank][port]`` number channels. ``member[rank][slot]`` numbers members; the slots of
+    a code are its groups, followed by those of `extra_slots`. ``sequence_of`` and ``rank_of``
+    describe a member. ``sequence_ranks`` are the ranks that meet in a sequence, in group order.
     """
 
     program: Program
@@ -49,12 +56,13 @@ class ChannelLayout:
     rank_of: list[int]
     sequence_ranks: list[tuple[int, ...]]
     sequence_names: list[str]
-    extra_slots: list[dict[str, int]]  # per code: key of a sequence that is no group -> slot
+    extra_slots: list[dict[str, int]]  # per code: key of a sequence that is not a group -> slot
 
     @cached_property
     def linked(self) -> LinkedProgram:
-        """The program compiled for the contract; its readings differ only in whom a row waits for
-        (`LinkedProgram.under`).
+        """The program compiled for the contract.
+
+        Its readings differ only in which rows a row waits for (`LinkedProgram.under`).
         """
         return LinkedProgram(self.program, CONTRACT_READINGS["rendezvous"])
 
@@ -65,106 +73,129 @@ class ChannelLayout:
 
 
 def sequence_key(call: CodeCall) -> str:
-    """The name of the sequence where it is not the call's group: "" for a plain collective."""
-    if call.op == "new_group":
-        return (
-            f"new_group {call.fields.get('ranks')}"
-            if call.fields.get("local_sync")
-            else "new_group"
-        )
-    return "init_process_group" if call.op == "init_process_group" else ""
+    """The name of the call's sequence, if that is not a group; "" for a plain collective."""
+    if call.op == "init_process_group":
+        return "init_process_group"
+    if call.op != "new_group":
+        return ""
+    # With local synchronization only the members of the new group meet.
+    return f"new_group {call.fields.get('ranks')}" if call.fields.get("local_sync") else "new_group"
 
 
 def joins_sequence(call: CodeCall) -> bool:
-    """The call meets the other members of a sequence."""
-    return OPERATIONS[call.op].kind == "collective" or call.op in (
-        "new_group",
-        "init_process_group",
-    )
+    """Whether the call meets other members of a sequence."""
+    if OPERATIONS[call.op].kind == "collective":
+        return True
+    return call.op in ("new_group", "init_process_group")
 
 
 def build_channel_layout(program: Program) -> ChannelLayout:
-    """Number everything that can meet."""
-    ends = [_ports_used(code) for code in program.codes]
-    (groups, sources, targets, tags), tables, any_source = _number_channels(program, ends)
-    send_chan, recv_chan = (
-        _table_by_rank(program, [t[way] for t in tables]) for way in (SEND, RECV)
-    )
+    """Number all channels, sequences and members of a program."""
+    channels = _number_channels(program)
     sequences = _SequenceNumbering(program)
-    members = [sequences.code(code) for code in program.codes]
+    members = [sequences.members_of(code) for code in program.codes]
     return ChannelLayout(
         program,
-        any_source,
-        groups,
-        sources,
-        targets,
-        tags,
-        send_chan,
-        recv_chan,
+        channels.any_source,
+        channels.groups,
+        channels.sources,
+        channels.targets,
+        channels.tags,
+        _table_by_rank(program, [tables[SEND] for tables in channels.tables]),
+        _table_by_rank(program, [tables[RECV] for tables in channels.tables]),
         _table_by_rank(program, members),
         sequences.sequence_of,
         sequences.rank_of,
         sequences.ranks,
         sequences.names,
-        sequences.extra,
+        sequences.extra_slots,
     )
 
 
 def _table_by_rank(program: Program, tables: list[list[list[int]]]) -> list[list[int]]:
-    return [tables[program.code_of[r]][program.row_of[r]] for r in range(program.world_size)]
+    """One entry per rank, from tables per code that have one entry per row."""
+    ranks = range(program.world_size)
+    return [tables[program.code_of[rank]][program.row_of[rank]] for rank in ranks]
 
 
 def _ports_used(code: SharedCode) -> tuple[set[int], set[int]]:
-    uses: tuple[set[int], set[int]] = (set(), set())
+    """The ports of a code that send and those that receive."""
+    sends: set[int] = set()
+    receives: set[int] = set()
     for call in code.distinct_calls():
         direction = OPERATIONS[call.op].direction
         if call.port >= 0 and direction is not None:
-            uses[SEND if direction == "send" else RECV].add(call.port)
-    return uses
+            (sends if direction == "send" else receives).add(call.port)
+    return sends, receives
 
 
-def _number_channels(
-    program: Program, ends: list[tuple[set[int], set[int]]]
-) -> tuple[list[list[int]], list[list[list[list[int]]]], bool]:
-    """(group, src, dst, tag of each channel; per code and direction a table row -> port -> channel;
-    is any source open).
-    """
+class _Channels(NamedTuple):
+    """Numbered channels. ``tables[code][direction][row][port]`` is a channel."""
+
+    groups: list[int]
+    sources: list[int]
+    targets: list[int]
+    tags: list[int]
+    tables: list[list[list[list[int]]]]
+    any_source: bool
+
+
+class _PortUse(NamedTuple):
+    """A port of a code that sends or receives; it names one channel for each of the code's rows."""
+
+    code: int
+    direction: int
+    port: int
+
+
+def _number_channels(program: Program) -> _Channels:
+    # One row per (use, rank of the code), with the columns group, source, target and tag.
     columns: list[list[_IntArray]] = [[], [], [], []]
-    where: list[tuple[int, int, int]] = []
+    uses: list[_PortUse] = []
     any_source = False
     for number, code in enumerate(program.codes):
-        me = np.asarray(code.ranks, dtype=np.int64)
-        for way in (SEND, RECV):
-            for port in sorted(ends[number][way]):
+        own = np.asarray(code.ranks, dtype=np.int64)
+        ports_used = _ports_used(code)
+        for direction in (SEND, RECV):
+            for port in sorted(ports_used[direction]):
                 peer, group, tag = code.ports[port]
-                other = np.broadcast_to(np.asarray(peer, dtype=np.int64), me.shape)
-                any_source |= bool(way == RECV and (other == -1).any())
-                found = (code.groups[group], *((me, other) if way == SEND else (other, me)), tag)
-                for column, values in zip(columns, found, strict=True):
-                    column.append(np.broadcast_to(np.asarray(values, dtype=np.int64), me.shape))
-                where.append((number, way, port))
-    tables = [
-        [[[-1] * len(code.ports) for _ in code.ranks] for _ in (SEND, RECV)]
-        for code in program.codes
-    ]
-    if not where:
-        return [[], [], [], []], tables, False
-    whole = [np.concatenate(column) for column in columns]
-    first, number_of = _number_distinct_rows(whole)
+                other = np.broadcast_to(np.asarray(peer, dtype=np.int64), own.shape)
+                if direction == SEND:
+                    source, target = own, other
+                else:
+                    source, target = other, own
+                    any_source |= bool((other == ANY_SOURCE).any())
+                fields = (code.groups[group], source, target, tag)
+                for column, values in zip(columns, fields, strict=True):
+                    vector = np.asarray(values, dtype=np.int64)
+                    column.append(np.broadcast_to(vector, own.shape))
+                uses.append(_PortUse(number, direction, port))
+
+    tables = [_unused_tables(code) for code in program.codes]
+    if not uses:
+        return _Channels([], [], [], [], tables, False)
+    joined = [np.concatenate(column) for column in columns]
+    first, number_of_row = _number_distinct_rows(joined)
     start = 0
-    for number, way, port in where:
-        rows = len(program.codes[number].ranks)
-        for row, channel in enumerate(number_of[start : start + rows].tolist()):
-            tables[number][way][row][port] = channel
-        start += rows
-    return [column[first].tolist() for column in whole], tables, any_source
+    for use in uses:
+        end = start + len(program.codes[use.code].ranks)
+        for row, channel in enumerate(number_of_row[start:end].tolist()):
+            tables[use.code][use.direction][row][use.port] = channel
+        start = end
+    groups, sources, targets, tags = (column[first].tolist() for column in joined)
+    return _Channels(groups, sources, targets, tags, tables, any_source)
+
+
+def _unused_tables(code: SharedCode) -> list[list[list[int]]]:
+    return [[[_UNUSED] * len(code.ports) for _ in code.ranks] for _ in (SEND, RECV)]
 
 
 def _number_distinct_rows(columns: list[_IntArray]) -> tuple[_IntArray, _IntArray]:
-    """(first row of each distinct combination, the combination's number for every row)."""
+    """The first row of each distinct combination, and the combination's number for every row."""
     key = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         values, inverse = np.unique(column, return_inverse=True)
+        # Compress after every column, so that the product cannot overflow.
         _, key = np.unique(key * len(values) + inverse.reshape(-1), return_inverse=True)
         key = key.reshape(-1)
     _, first = np.unique(key, return_index=True)
@@ -172,64 +203,67 @@ def _number_distinct_rows(columns: list[_IntArray]) -> tuple[_IntArray, _IntArra
 
 
 class _SequenceNumbering:
-    """Numbers sequences and members; plain groups keep their ids as sequences."""
+    """Numbers sequences and members; the sequence of a plain group has the group's id."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.ranks: list[tuple[int, ...]] = [program.members(g.id) for g in program.groups]
-        self.names: list[str] = [g.name for g in program.groups]
+        self.names: list[str] = [group.name for group in program.groups]
         self.sequence_of: list[int] = []
         self.rank_of: list[int] = []
-        self.extra: list[dict[str, int]] = []
+        self.extra_slots: list[dict[str, int]] = []
         self._members: dict[tuple[int, int], int] = {}
-        self._keys: dict[str, int] = {}
+        self._sequences: dict[str, int] = {}
 
-    def code(self, code: SharedCode) -> list[list[int]]:
-        """The table row -> slot -> member of one code."""
-        used = sorted(
-            {
-                c.group
-                for c in code.distinct_calls()
-                if c.group >= 0 and joins_sequence(c) and not sequence_key(c)
-            }
+    def members_of(self, code: SharedCode) -> list[list[int]]:
+        """The members of a code, as a table row -> slot -> member."""
+        joining = [call for call in code.distinct_calls() if joins_sequence(call)]
+        group_slots = sorted(
+            {call.group for call in joining if call.group >= 0 and not sequence_key(call)}
         )
-        keys = {sequence_key(c): c for c in code.distinct_calls() if sequence_key(c)}
-        self.extra.append({key: len(code.groups) + i for i, key in enumerate(keys)})
-        sequences = [self._sequence(key, call) for key, call in keys.items()]
+        calls_by_key = {sequence_key(call): call for call in joining}
+        calls_by_key.pop("", None)
+        self.extra_slots.append({key: len(code.groups) + i for i, key in enumerate(calls_by_key)})
+        sequences = [self._sequence(key, call) for key, call in calls_by_key.items()]
         table = []
         for row, rank in enumerate(code.ranks):
-            own = [
-                sequence if rank in self.ranks[sequence] else self._alone(rank)
-                for sequence in sequences
-            ]
-            members = [-1] * len(code.groups) + [self._member(sequence, rank) for sequence in own]
-            for slot in used:
+            members = [_UNUSED] * len(code.groups)
+            extra = []
+            for sequence in sequences:
+                is_member = rank in self.ranks[sequence]
+                own = sequence if is_member else self._sequence_alone(rank)
+                extra.append(self._member(own, rank))
+            for slot in group_slots:
                 members[slot] = self._member(int(at_row(code.groups[slot], row)), rank)
-            table.append(members)
+            table.append(members + extra)
         return table
 
     def _sequence(self, key: str, call: CodeCall) -> int:
-        if key not in self._keys:
-            self._keys[key] = len(self.ranks)
+        """The sequence with a key; numbered when it is first seen."""
+        if key not in self._sequences:
+            self._sequences[key] = len(self.ranks)
             ranks: tuple[int, ...] = tuple(range(self.program.world_size))
             if call.fields.get("local_sync"):
                 ranks = tuple(sorted(call.fields.get("ranks", ranks)))
             self.ranks.append(ranks)
             self.names.append(call.op)
-        return self._keys[key]
+        return self._sequences[key]
 
-    def _alone(self, rank: int) -> int:
-        """A sequence for a rank that makes a new_group with local synchronization and is no member:
-        it waits for nobody.
+    def _sequence_alone(self, rank: int) -> int:
+        """A sequence with one member.
+
+        A rank that calls new_group with local synchronization and is not a member waits for no
+        other rank.
         """
         key = f"alone {rank}"
-        if key not in self._keys:
-            self._keys[key] = len(self.ranks)
+        if key not in self._sequences:
+            self._sequences[key] = len(self.ranks)
             self.ranks.append((rank,))
             self.names.append("new_group")
-        return self._keys[key]
+        return self._sequences[key]
 
     def _member(self, sequence: int, rank: int) -> int:
+        """The number of a member; numbered when it is first seen."""
         number = self._members.setdefault((sequence, rank), len(self.sequence_of))
         if number == len(self.sequence_of):
             self.sequence_of.append(sequence)

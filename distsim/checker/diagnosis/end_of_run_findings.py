@@ -1,0 +1,166 @@
+"""Findings about what is left over when a program ends.
+
+Requests that are never waited for (DS501), messages that are never received (DS502), any-source
+receives with a choice (DS605), and ranks that a fault or an error ended (DS801 to DS805).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from distsim.checker.detectors.request_leaks import RequestLeak
+from distsim.checker.diagnosis.hang_advice import remedy_for_error
+from distsim.checker.matching.call_index import part_call
+from distsim.checker.wording import aligned_columns, call_words, location_text, rank_list
+from distsim.findings.codes import CODES
+from distsim.findings.final_state import FinalState, RankEnd
+from distsim.findings.finding_types import Finding, SourceLocation
+from distsim.operations.registry import OPERATIONS
+from distsim.program.code import Program
+
+
+def leak_findings(program: Program, leaks: Iterable[RequestLeak]) -> tuple[Finding, ...]:
+    """DS501, one per place."""
+    return tuple(_leak_finding(program, leak) for leak in leaks)
+
+
+def _leak_finding(program: Program, leak: RequestLeak) -> Finding:
+    rank = leak.ranks[0]
+    call, place = program.call(rank, leak.position), program.place(rank, leak.position)
+    times = f" ({leak.count} requests)" if leak.count > len(leak.ranks) else ""
+    advice = "keep it with `as: h` and wait for h before its tensor is used and before the end"
+    if leak.overwritten:
+        why = "its handle is bound again before"
+        advice = "give each request a handle of its own, `as: h@i` in a loop, and wait for each"
+    elif leak.dropped:
+        why = "it has no handle"
+    else:
+        why = "no wait names its handle"
+    head = f"{call.op} of {rank_list(leak.ranks)} is never waited for{times}: {why}"
+    rows = aligned_columns([(f"rank {rank}", call_words(call), location_text(place))])
+    message = "\n".join([head, *rows])
+    return Finding("DS501", "warning", message, leak.ranks, (), (advice,), (place,))
+
+
+def unreceived_findings(program: Program, final_state: FinalState) -> tuple[Finding, ...]:
+    """DS502, one per place of the sends."""
+    by_site: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for rank, position, part in final_state.unreceived:
+        call = program.code_call(rank, position)
+        if part >= 0:
+            call = call.parts[part]
+        by_site[call.site].append((rank, position, part))
+    return tuple(
+        _unreceived_finding(program, site, sends) for site, sends in sorted(by_site.items())
+    )
+
+
+def _unreceived_finding(program: Program, site: int, sends: list[tuple[int, int, int]]) -> Finding:
+    """The finding on sends, each (rank, position, part), of one place."""
+    first_rank = sends[0][0]
+    call = part_call(program, *sends[0])
+    ranks = tuple(sorted({rank for rank, _, _ in sends}))
+    place: SourceLocation = program.sites[site].place(first_rank)
+    number = f"{len(sends)} messages" if len(sends) > 1 else "a message"
+    verb_ending = "s" if len(ranks) == 1 else ""
+    if OPERATIONS[call.op].signals:
+        signals = number.replace("message", "signal")
+        head = f"{rank_list(ranks)} leave{verb_ending} {signals} that nobody waits for"
+        advice = (
+            f"wait for it on rank {call.peer}: the next wait on this channel would take it, "
+            "too early"
+        )
+    else:
+        head = f"{rank_list(ranks)} send{verb_ending} {number} that nobody receives"
+        advice = f"receive it on rank {call.peer}, or do not send it"
+    rows = aligned_columns([(f"rank {first_rank}", call_words(call), location_text(place))])
+    message = "\n".join([head, *rows])
+    return Finding("DS502", "warning", message, ranks, (), (advice,), (place,))
+
+
+def open_receive_findings(
+    program: Program, choices: Iterable[tuple[int, int, int]]
+) -> tuple[Finding, ...]:
+    """DS605, one per place.
+
+    ``choices`` are any-source receives (rank, position, part) that may take messages of several
+    senders.
+    """
+    by_site: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for rank, position, _ in choices:
+        by_site[program.code_call(rank, position).site].append((rank, position))
+    found = []
+    for receives in by_site.values():
+        ranks = tuple(dict.fromkeys(rank for rank, _ in receives))
+        place = program.place(*receives[0])
+        message = (
+            f"a receive from any source of {rank_list(ranks)} may take more than one sender's "
+            f"message, {location_text(place)}"
+        )
+        advice = "if one sender is meant, say so with `src`"
+        found.append(Finding("DS605", "note", message, ranks, (), (advice,), (place,)))
+    return tuple(found)
+
+
+def rank_end_findings(program: Program, final_state: FinalState) -> tuple[Finding, ...]:
+    """DS801 to DS805: ranks that a fault, a `fail` or an `exit` with a code ended.
+
+    One finding per kind, place and message.
+    """
+    groups: dict[tuple[str, SourceLocation | None, str], list[int]] = defaultdict(list)
+    for end in final_state.ends:
+        code = _end_code(program, end)
+        if code is not None:
+            groups[code, _end_place(program, end), end.message].append(end.rank)
+
+    found = []
+    for (code, place, message), ranks in groups.items():
+        at_place = ""
+        if place is not None and location_text(place):
+            at_place = f" at {location_text(place)}"
+        text = f"{rank_list(ranks)} {_end_words(code, message, len(ranks) == 1)}{at_place}"
+        places = () if place is None else (place,)
+        severity, advice = CODES[code].severity, remedy_for_error(message)
+        found.append(Finding(code, severity, text, tuple(ranks), (), advice, places))
+    return tuple(found)
+
+
+def _end_place(program: Program, end: RankEnd) -> SourceLocation | None:
+    """The call at which a rank ended, without what distinguishes the rank."""
+    if end.status == "absent" or end.position >= len(program.code(end.rank).calls):
+        return None
+    place = program.place(end.rank, end.position)
+    return SourceLocation(place.file, place.line, place.column, place.op)
+
+
+def _end_words(code: str, message: str, is_single: bool) -> str:
+    was = "was" if is_single else "were"
+    if code == "DS801":
+        return f"{was} killed by a fault of the file"
+    if code == "DS803":
+        return "left by exit with an error code"
+    if code == "DS805":
+        return "never started"
+    if message == "fault":
+        return "raised by a fault of the file"
+    return f"raised: {message}" if message else "raised an error"
+
+
+def _end_code(program: Program, end: RankEnd) -> str | None:
+    """The code of the finding on a rank's end; None for an end that needs no finding."""
+    if end.status == "absent":
+        return "DS805"
+    if end.status == "killed":
+        return "DS801"
+    calls = program.code(end.rank).calls
+    if end.position >= len(calls):
+        return None
+    op = calls[end.position].op
+    if end.status == "raised":
+        # Other errors that calls raise have findings of their own.
+        is_deliberate = end.message == "fault" or OPERATIONS[op].op == "fail"
+        return "DS802" if is_deliberate else None
+    if op == "exit" and program.call(end.rank, end.position).code:
+        return "DS803"
+    return None

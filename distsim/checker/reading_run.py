@@ -25,7 +25,8 @@ from distsim.semantics.form.instructions import ExitRank
 from distsim.semantics.form.linked_program import LinkedProgram
 from distsim.semantics.form.mismatches import mismatched_receives, suspect_instances
 from distsim.semantics.local.blocked_ranks import blocked_state_of_run as standstill_of
-from distsim.semantics.local.rank_clocks import RunProgress, run_local_clocks
+from distsim.semantics.local.rank_clocks import RunProgress
+from distsim.semantics.local.run import run_local_clocks
 
 #: What blocks: a send waits for its receive and a collective for all (rendezvous); in rooted
 #: collectives a rank leaves when its own data moved (early); a send never blocks and giving ranks

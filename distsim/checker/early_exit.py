@@ -24,23 +24,21 @@ from math import prod
 
 from distsim.checker.reading_run import ContractProgram, Reading, ReadingRun, early_exit_ranks
 from distsim.semantics.form.completion import CompletionConditions, WithdrawnRow
-from distsim.semantics.form.instructions import (
-    STEP_COLLECTIVE,
-    STEP_JOIN,
-    STEP_MESSAGE,
-    STEP_NEVER,
-    STEP_POST,
-    PartKind,
-    PostLaunch,
-    WaitForRows,
-)
+from distsim.semantics.form.instructions import PartKind, PostLaunch, WaitForRows
 from distsim.semantics.form.linked_program import LinkedProgram
 from distsim.semantics.local.rank_clocks import (
     LocalClocks,
     RunProgress,
     local_run_inputs,
-    run_local_clocks,
     threads_by_unit,
+)
+from distsim.semantics.local.run import run_local_clocks
+from distsim.semantics.local.thread_steps import (
+    STEP_COLLECTIVE,
+    STEP_JOIN,
+    STEP_MESSAGE,
+    STEP_NEVER,
+    STEP_POST,
 )
 
 #: Steps that post a row.

@@ -28,7 +28,8 @@ from distsim.semantics.form.instructions import ExitRank
 from distsim.semantics.form.linked_program import LinkedProgram
 from distsim.semantics.form.mismatches import mismatched_receives, suspect_instances
 from distsim.semantics.local.blocked_ranks import blocked_state_of_run
-from distsim.semantics.local.rank_clocks import RunProgress, run_local_clocks
+from distsim.semantics.local.rank_clocks import RunProgress
+from distsim.semantics.local.run import run_local_clocks
 
 #: The readings that a single run can follow; `reading_result` explains them.
 Reading = Literal["rendezvous", "early", "buffered"]

@@ -10,6 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 
 T = TypeVar("T", bound=np.generic)
 
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
 #: Columns of a wider range are numbered first: products with a number of places still fit 63 bits.
 _MAX_KEY_SPACE = 1 << 32
 
@@ -52,3 +55,15 @@ def sorted_union(one: ArrayLike, other: ArrayLike) -> NDArray[np.int64]:
     return sorted_unique(
         np.concatenate([np.asarray(side, dtype=np.int64).reshape(-1) for side in (one, other)])
     )
+
+
+def first_equal_columns(values: IntArray) -> IntArray:
+    """For each entry of a 2-d table, the first column of its row that holds the same value."""
+    order = np.argsort(values, axis=1, kind="stable")
+    ascending = np.take_along_axis(values, order, axis=1)
+    fresh = np.ones(values.shape, dtype=np.bool_)
+    fresh[:, 1:] = ascending[:, 1:] != ascending[:, :-1]
+    starts = np.maximum.accumulate(np.where(fresh, np.arange(values.shape[1]), 0), axis=1)
+    first = np.empty_like(values)
+    np.put_along_axis(first, order, np.take_along_axis(order, starts, axis=1), axis=1)
+    return first

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.backends import BackendProfile
-from distsim.common.arrays import sorted_union
+from distsim.common.arrays import IntArray, sorted_union
 from distsim.common.records import gc_paused
 from distsim.engine.run_record import RunColumns, SimulatedRun, build_trace, worst_outcome
 from distsim.hardware.cost import CostModel
@@ -23,10 +23,11 @@ from distsim.program.code import Program
 from distsim.semantics.classes.representatives import FoldingError
 from distsim.semantics.form.completion import CompletionConditions
 from distsim.semantics.form.instructions import CompilationUnit, PartKind, WaitForRows
-from distsim.semantics.form.linked_program import IntArray, LinkedProgram
+from distsim.semantics.form.linked_program import LinkedProgram
 from distsim.semantics.form.mismatches import ProgramMismatches, RowMismatch, why_order_matters
 from distsim.semantics.local.blocked_ranks import blocked_state_of_run, host_position
-from distsim.semantics.local.rank_clocks import RunProgress, run_local_clocks
+from distsim.semantics.local.rank_clocks import RunProgress
+from distsim.semantics.local.run import run_local_clocks
 
 if TYPE_CHECKING:
     from distsim.engine.event_driven import OrderedRun

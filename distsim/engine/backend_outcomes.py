@@ -32,7 +32,8 @@ from distsim.semantics.form.mismatches import (
 )
 from distsim.semantics.form.nccl_connect import connection_mismatches
 from distsim.semantics.local.blocked_ranks import blocked_state_of_run
-from distsim.semantics.local.rank_clocks import RunProgress, run_local_clocks
+from distsim.semantics.local.rank_clocks import RunProgress
+from distsim.semantics.local.run import run_local_clocks
 
 #: States that are looked at where a receive may take several senders, unless the caller says
 #: otherwise.

@@ -180,7 +180,7 @@ class RunDeadlines:
     def enqueued(self, rank: int, row: int, now: int) -> None:
         """A host hands a launch to its device."""
         if self.rules.profile.timed_out == "crashes":
-            if self.state.open[rank] > LAUNCH_QUEUE_DEPTH:
+            if self.state.open_launches[rank] > LAUNCH_QUEUE_DEPTH:
                 self._queued.setdefault(rank, []).append(row)
             else:
                 self._watch(rank, row, now)

@@ -439,7 +439,7 @@ class _EventDrivenEngine:
 
     def _those_who_met(self, event: RowsMismatched) -> tuple[int, ...]:
         """Of a collective all that came in the end, whenever it was judged."""
-        there = self.state.there.get(event.instance)
+        there = self.state.arrived.get(event.instance)
         return self.complete.get(event.instance) or (
             event.rows if there is None else tuple(there.values())
         )

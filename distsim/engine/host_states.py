@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from distsim.common.arrays import IntArray
 from distsim.engine.run_record import RunColumns
 from distsim.semantics.form.instructions import Instruction
-from distsim.semantics.form.linked_program import IntArray, LinkedProgram
+from distsim.semantics.form.linked_program import LinkedProgram
 
 
 class HostStates:

@@ -10,18 +10,16 @@ the run in the order of time is made.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from distsim.common.arrays import sorted_unique
+from distsim.common.arrays import BoolArray, IntArray, sorted_unique
 from distsim.engine.run_record import RunColumns
 from distsim.hardware.cost import CostModel
 from distsim.hardware.cost.max_min_fairness import LinkPorts
 from distsim.operations.one_sided import FIRST_SIGNAL_TAG
 from distsim.semantics.form.completion import CompletionConditions
 from distsim.semantics.form.instructions import PartKind
-from distsim.semantics.form.linked_program import IntArray, LinkedProgram
+from distsim.semantics.form.linked_program import LinkedProgram
 
-BoolArray = NDArray[np.bool_]
 #: Rows that are looked at before all of them.
 _FIRST_ROWS = 4096
 

@@ -7,16 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from distsim.backends import BackendProfile
+from distsim.common.arrays import BoolArray, IntArray
 from distsim.engine.run_record import RunColumns
 from distsim.operations.registry import OPERATIONS
 from distsim.program.code import CodeCall, Program
-from distsim.semantics.form.linked_program import IntArray
 from distsim.semantics.local.rank_clocks import RunProgress
-
-BoolArray = NDArray[np.bool_]
 
 #: Launches that a host may be ahead of its device: CUDA's queue of kernels of a stream.
 LAUNCH_QUEUE_DEPTH = 1024

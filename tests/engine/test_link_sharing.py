@@ -25,7 +25,7 @@ from distsim.scenario import Scenario, loads
 from distsim.semantics.form.completion import CompletionConditions
 from distsim.semantics.form.linked_program import LinkedProgram
 from distsim.semantics.form.mismatches import ProgramMismatches, why_order_matters
-from distsim.semantics.local.rank_clocks import run_local_clocks
+from distsim.semantics.local.run import run_local_clocks
 from distsim.simulation.simulate_scenario import Simulation, cost_model, simulate
 from tests.support import generator
 from tests.support.harness import draws

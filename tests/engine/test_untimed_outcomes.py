@@ -22,7 +22,7 @@ from distsim.scenario import loads
 from distsim.semantics.form.completion import CompletionConditions
 from distsim.semantics.form.linked_program import LinkedProgram
 from distsim.semantics.form.mismatches import ProgramMismatches, why_order_matters
-from distsim.semantics.local.rank_clocks import run_local_clocks
+from distsim.semantics.local.run import run_local_clocks
 from distsim.simulation.simulate_scenario import simulate
 from tests.support.harness import draws
 from tests.support.random_programs import Plain, any_programs, valid_programs

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from distsim.backends import BACKEND_PROFILES, CONTRACT_READINGS
+from distsim.common.arrays import first_equal_columns
 from distsim.common.errors import UsageError
 from distsim.engine import SimulatedRun
 from distsim.engine import run_program as run_engine
@@ -22,7 +23,6 @@ from distsim.program.lower import lower
 from distsim.scenario import loads
 from distsim.semantics.classes.rank_keys import row_numbers, vectors_of_call
 from distsim.semantics.classes.representatives import representative_program
-from distsim.semantics.form.compilation_units import first_equal_columns
 from distsim.semantics.form.completion import CompletionConditions
 from distsim.semantics.form.group_creation import created_group_ids
 from distsim.semantics.form.linked_program import LinkedProgram
@@ -30,7 +30,8 @@ from distsim.semantics.form.mismatches import ProgramMismatches, why_order_matte
 from distsim.semantics.local.blocked_ranks import blocked_state_of_run as left_by
 from distsim.semantics.local.class_clocks import run_quotient
 from distsim.semantics.local.quotient import coarsest_quotient
-from distsim.semantics.local.rank_clocks import LocalClocks, local_run_inputs, run_local_clocks
+from distsim.semantics.local.rank_clocks import LocalClocks, local_run_inputs
+from distsim.semantics.local.run import run_local_clocks
 from distsim.semantics.ordered.blocked_state import blocked_state_at
 from distsim.semantics.ordered.machine_tables import is_member
 from distsim.semantics.ordered.state import (

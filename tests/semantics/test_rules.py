@@ -402,7 +402,7 @@ def test_collective_knows_who_has_come_until_all_are_there() -> None:
     for rank in (2, 0, 1, 2, 0, 1):  # the world is made, and then the barrier
         while rules.can_step(state, rank):
             rules.advance(state, SchedulerChoice(CHOICE_STEP, rank))
-        come.append([list(there) for there in state.there.values()])
+        come.append([list(there) for there in state.arrived.values()])
     assert come == [[], [], [[1]], [[1, 2]], [], []]
 
 

@@ -37,12 +37,8 @@ from distsim.semantics.form.mismatches import exits_with_open_requests, why_orde
 from distsim.semantics.local.blocked_ranks import blocked_state_of_run as left_by
 from distsim.semantics.local.class_clocks import run_quotient
 from distsim.semantics.local.quotient import coarsest_quotient
-from distsim.semantics.local.rank_clocks import (
-    LocalClocks,
-    RunProgress,
-    local_run_inputs,
-    run_local_clocks,
-)
+from distsim.semantics.local.rank_clocks import LocalClocks, RunProgress, local_run_inputs
+from distsim.semantics.local.run import run_local_clocks
 from distsim.semantics.ordered.blocked_state import blocked_state_at
 from distsim.semantics.ordered.state import RowsMismatched
 from distsim.semantics.ordered.transitions import TransitionRules

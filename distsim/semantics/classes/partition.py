@@ -24,11 +24,11 @@ from typing import NamedTuple
 import numpy as np
 
 from distsim.backends.profile import BackendProfile
-from distsim.common.arrays import sorted_unique
+from distsim.common.arrays import IntArray, sorted_unique
 from distsim.hardware.cost import CostModel
 from distsim.operations.registry import OPERATIONS
 from distsim.program.code import CodeCall, Program, SharedCode, resolve_call
-from distsim.semantics.classes.rank_keys import IntArray, RankVectors, row_numbers
+from distsim.semantics.classes.rank_keys import RankVectors, row_numbers
 
 #: Rounds after which a program counts as one that does not fold: a chain loses a few ranks in each.
 MAX_PARTITION_ROUNDS = 64

@@ -10,12 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.backends.profile import BackendProfile
+from distsim.common.arrays import IntArray, first_equal_columns
 from distsim.common.arrays import dense_row_ids as by_columns
 from distsim.operations.registry import OPERATIONS
 from distsim.program.code import BoolVector, BufferVector, CodeCall, Program, SharedCode, Vec
-from distsim.semantics.form.compilation_units import first_equal_columns
-
-IntArray = NDArray[np.int64]
 
 #: Group ranks beside which a rule is tried, to see whether it goes by their places.
 _PROBED_GROUP_SIZE = 8

@@ -18,7 +18,7 @@ import numpy as np
 
 from distsim.backends import CONTRACT_READINGS
 from distsim.backends.profile import BackendProfile
-from distsim.common.arrays import sorted_unique
+from distsim.common.arrays import IntArray, sorted_unique
 from distsim.hardware.cost import CostModel
 from distsim.program.code import (
     BoolVector,
@@ -30,7 +30,7 @@ from distsim.program.code import (
     collapse_uniform,
 )
 from distsim.semantics.classes.partition import RankPartition, partition_ranks
-from distsim.semantics.classes.rank_keys import IntArray, vectors_of_call
+from distsim.semantics.classes.rank_keys import vectors_of_call
 
 T = TypeVar("T")
 

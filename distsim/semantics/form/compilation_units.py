@@ -11,16 +11,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from distsim.backends.profile import SHAPE_CHECKED_OPS, BackendProfile
+from distsim.common.arrays import IntArray, first_equal_columns
 from distsim.program.code import BoolVector, Program, SharedCode, Vec
 from distsim.semantics.form.compiler import CompilationContext, UnitCompiler
 from distsim.semantics.form.device_compiler import DeviceCompiler
 from distsim.semantics.form.group_creation import divergent_new_groups
 from distsim.semantics.form.instructions import CompilationUnit
-
-_Array = NDArray[np.int64]
 
 
 def compile_units(program: Program, profile: BackendProfile) -> list[CompilationUnit]:
@@ -76,7 +74,7 @@ def _alone(code: SharedCode, struck: set[int]) -> BoolVector:
     return alone
 
 
-def _key_columns(code: SharedCode, profile: BackendProfile) -> Iterator[_Array]:
+def _key_columns(code: SharedCode, profile: BackendProfile) -> Iterator[IntArray]:
     """Shape (ranks, any): what must be equal in a unit."""
     size = len(code.ranks)
     for mask in {id(g): g for g in code.guards or () if g is not None}.values():
@@ -104,8 +102,8 @@ def _key_columns(code: SharedCode, profile: BackendProfile) -> Iterator[_Array]:
 
 
 def _root_columns(
-    code: SharedCode, profile: BackendProfile, peers: list[_Array]
-) -> Iterator[_Array]:
+    code: SharedCode, profile: BackendProfile, peers: list[IntArray]
+) -> Iterator[IntArray]:
     """Of collectives that travel as messages: is a root that of an earlier one, this rank, whom a
     message goes to or comes from.
     """
@@ -127,17 +125,3 @@ def _root_columns(
 def _sizes_that_vary(buffers: tuple[object, ...]) -> Iterator[Vec]:
     for buffer in buffers:
         yield from (n for n in getattr(buffer, "shape", ()) if isinstance(n, np.ndarray))
-
-
-def first_equal_columns(values: _Array) -> _Array:
-    """For each entry of a row the first column that has the same value. Shape as given, (ranks,
-    columns).
-    """
-    order = np.argsort(values, axis=1, kind="stable")
-    ascending = np.take_along_axis(values, order, axis=1)
-    fresh = np.ones(values.shape, dtype=np.bool_)
-    fresh[:, 1:] = ascending[:, 1:] != ascending[:, :-1]
-    starts = np.maximum.accumulate(np.where(fresh, np.arange(values.shape[1]), 0), axis=1)
-    first = np.empty_like(values)
-    np.put_along_axis(first, order, np.take_along_axis(order, starts, axis=1), axis=1)
-    return first

@@ -16,19 +16,17 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from distsim.backends.profile import MemberNeeds
-from distsim.common.arrays import sorted_union, sorted_unique
+from distsim.common.arrays import BoolArray, IntArray, sorted_union, sorted_unique
 from distsim.hardware.cost import CostModel
 from distsim.operations.one_sided import FIRST_SIGNAL_TAG, SIGNAL_BYTES
 from distsim.operations.registry import OPERATIONS
 from distsim.program.code import Vec
 from distsim.semantics.form.instructions import PartKind
-from distsim.semantics.form.linked_program import NEVER_ARRIVES, IntArray, LinkedProgram
+from distsim.semantics.form.linked_program import NEVER_ARRIVES, LinkedProgram
 from distsim.semantics.form.work_durations import durations_ns
 
-BoolArray = NDArray[np.bool_]
 #: A row that its rank took back, as it left, before another row came that needs it; -1: before
 #: anybody came.
 WithdrawnRow = tuple[int, int]

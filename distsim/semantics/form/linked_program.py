@@ -16,11 +16,10 @@ from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
-from numpy.typing import NDArray
 
 from distsim.backends.message_matching import ANY_SENDER
 from distsim.backends.profile import BackendProfile
-from distsim.common.arrays import dense_row_ids, sorted_unique
+from distsim.common.arrays import IntArray, dense_row_ids, sorted_unique
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.one_sided import FIRST_SIGNAL_TAG
 from distsim.program.code import CodeCall, Program, SharedCode, Vec, at_row
@@ -36,8 +35,6 @@ from distsim.semantics.form.instructions import (
     OperationLaunch,
     PartKind,
 )
-
-IntArray = NDArray[np.int64]
 
 #: Values of `LinkedProgram.mate` that are no row: the other side never comes; a driver finds out (a
 #: receive from any source stands there).

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from distsim.backends.profile import BackendProfile, MismatchedCalls, MismatchOutcome
-from distsim.common.arrays import sorted_union, sorted_unique
+from distsim.common.arrays import IntArray, sorted_union, sorted_unique
 from distsim.common.errors import UsageError
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.registry import OPERATIONS
@@ -32,7 +32,7 @@ from distsim.semantics.form.instructions import (
     PostLaunch,
     WaitForRows,
 )
-from distsim.semantics.form.linked_program import IntArray, LinkedProgram
+from distsim.semantics.form.linked_program import LinkedProgram
 
 # --- calls that meet and do not fit ---
 

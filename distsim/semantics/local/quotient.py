@@ -1,35 +1,41 @@
-"""Ranks that do the same and whose partners do the same go through one class of ranks: its order of
-steps holds for all of them.
+"""Classes of ranks that do the same with partners that do the same, of a linked program.
 
-Who meets whom is linked before any clock runs, so a class is *stable* when each row of its ranks
-needs rows of one class that stand at one place of their programs, and each collective is made by
-the same places of the same classes. Then one rank of each class tells in which order all go on and
-where they stop; their times, which may differ, are worked out afterwards for a whole class at once
-(`distsim.semantics.local.class_clocks`). This is the lifting lemma of anonymous networks: D.
-Angluin, Local and global properties in networks of processors, STOC 1980.
+Key idea: matches are fixed before any clock runs. A class is *stable* if each row of its ranks
+needs rows that have the same position in the programs of one class, and if each of its collectives
+is called at the same positions of the same classes. Then one representative of each class shows in
+which order all its ranks proceed and where they stop. Their times may differ; they are computed
+afterwards for a whole class at once (`distsim.semantics.local.class_clocks`).
+
+Classes start as the units, and are split round by round until all are stable.
+
+Source: this is the lifting lemma of anonymous networks (D. Angluin, Local and global properties in
+networks of processors, STOC 1980).
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
+from distsim.common.arrays import IntArray
 from distsim.common.records import dataclass
 from distsim.semantics.form.completion import CompletionConditions
 from distsim.semantics.form.instructions import CompilationUnit
-from distsim.semantics.form.linked_program import IntArray, LinkedProgram
+from distsim.semantics.form.linked_program import LinkedProgram
 from distsim.semantics.local.rank_clocks import MIN_RANKS_PER_CLASS
 
-#: Rounds of refinement after which a program counts as one that does not fold; and rounds in a row
-#: in which the largest class loses a few ranks at most, as a chain does in which each rank needs
-#: the next.
-MAX_QUOTIENT_ROUNDS, CHAIN_ROUNDS = 8, 3
+#: After so many rounds of refinement, a program counts as one that does not fold.
+MAX_QUOTIENT_ROUNDS = 8
+#: It also does not fold if in so many consecutive rounds the largest class loses only a few ranks,
+#: as in a chain, in which each rank needs the next one.
+CHAIN_ROUNDS = 3
 
 
 @dataclass(eq=False)
 class QuotientClass:
-    """Ranks that go through one representative, the first of them. ``base``: their first rows."""
+    """Ranks that one representative stands for, the first of them. ``base``: their first rows."""
 
     number: int
     unit: CompilationUnit
@@ -39,14 +45,24 @@ class QuotientClass:
 
 @dataclass(eq=False)
 class QuotientProgram:
-    """A program's stable classes, and of every rank the class that it is in."""
+    """The stable classes of a program.
+
+    ``of``: by rank, its class. Instances whose members are the same positions of the same classes
+    are of one *kind*: ``kinds`` by instance; ``places``: by kind, how many distinct positions there
+    are; ``complete``: by kind, whether all members arrive.
+    """
 
     classes: list[QuotientClass]
     of: IntArray
-    #: By instance: the number of the kind that it is of; equal numbers are made by the same places
-    #: of the same classes.
     kinds: IntArray
-    #: By kind: how many places come, and whether all members do.
+    places: list[int]
+    complete: list[bool]
+
+
+class _InstanceKinds(NamedTuple):
+    """See `QuotientProgram`."""
+
+    kinds: IntArray
     places: list[int]
     complete: list[bool]
 
@@ -59,142 +75,157 @@ def coarsest_quotient(
     rounds: int = MAX_QUOTIENT_ROUNDS,
 ) -> QuotientProgram | None:
     """The coarsest stable classes that refine the units; None where folding does not pay."""
-    return _QuotientRefinement(linked, conditions, len(linked.program.present) // worth).run(rounds)
+    max_classes = len(linked.program.present) // worth
+    return _QuotientRefinement(linked, conditions, max_classes).run(rounds)
 
 
 def _is_chain(largest: list[int]) -> bool:
-    """Sizes of the largest class, round by round: has it crumbled at the edge only?"""
+    """Whether the largest class, whose size is given by round, loses only ranks at its edge."""
     last = largest[-CHAIN_ROUNDS - 1 :]
-    return len(last) > CHAIN_ROUNDS and all(0 < a - b <= a // 16 for a, b in pairwise(last))
+    if len(last) <= CHAIN_ROUNDS:
+        return False
+    return all(0 < before - after <= before // 16 for before, after in pairwise(last))
 
 
 class _QuotientRefinement:
-    def __init__(self, linked: LinkedProgram, conditions: CompletionConditions, most: int) -> None:
-        self.linked, self.conditions, self.most = linked, conditions, most
+    """Splits classes until they are stable.
+
+    ``of``: the class of each rank in the current round; ``codes``: by row, one number for the class
+    of its rank and the row's position in it.
+    """
+
+    def __init__(
+        self, linked: LinkedProgram, conditions: CompletionConditions, max_classes: int
+    ) -> None:
+        self.linked, self.conditions, self.max_classes = linked, conditions, max_classes
         self.base = np.array(linked.base, dtype=np.int64)
-        self.width = (
-            int(np.max(np.diff(self.base), initial=0)) + 1
-        )  # rows of a rank, and as many meets
+        #: Upper bound of the rows of a rank, and of its rendezvous.
+        self.width = int(np.max(np.diff(self.base), initial=0)) + 1
         self.local = np.arange(linked.rows) - self.base[linked.rank]
         self.of = np.zeros(linked.program.world_size, dtype=np.int64)
-        self.codes = self.local  # by row: the class of its rank, and its place there
-        self.parts: dict[int, IntArray] = {}
-        self._members()
+        self.codes = self.local
+        self.part_rows: dict[int, IntArray] = {}  # by unit
+        self._collect_arrivals()
 
     def run(self, rounds: int) -> QuotientProgram | None:
-        members = [np.array(unit.ranks, dtype=np.int64) for unit in self.linked.units]
         units = list(self.linked.units)
+        members = [np.array(unit.ranks, dtype=np.int64) for unit in units]
         largest = [len(self.of)]
         for _ in range(rounds):
-            if len(members) > self.most or (rounds <= MAX_QUOTIENT_ROUNDS and _is_chain(largest)):
+            if len(members) > self.max_classes:
+                return None
+            if rounds <= MAX_QUOTIENT_ROUNDS and _is_chain(largest):
                 return None
             for number, ranks in enumerate(members):
                 self.of[ranks] = number
             self.codes = self.of[self.linked.rank] * (2 * self.width) + self.local
-            kinds = self._kinds()
-            split = [
-                piece
-                for unit, ranks in zip(units, members, strict=True)
-                for piece in self._split(unit, ranks, kinds[0])
-            ]
-            if len(split) == len(members):
-                classes = [
-                    QuotientClass(i, u, r, self.base[r])
-                    for i, (u, r) in enumerate(zip(units, members, strict=True))
-                ]
-                return QuotientProgram(classes, self.of, *kinds)
-            units, members = [unit for unit, _ in split], [ranks for _, ranks in split]
+            kinds = self._instance_kinds()
+            pieces: list[tuple[CompilationUnit, IntArray]] = []
+            for unit, ranks in zip(units, members, strict=True):
+                pieces += self._split(unit, ranks, kinds.kinds)
+            if len(pieces) == len(members):
+                return self._quotient(units, members, kinds)
+            units = [unit for unit, _ in pieces]
+            members = [ranks for _, ranks in pieces]
             largest.append(max(map(len, members)))
         return None
 
+    def _quotient(
+        self, units: list[CompilationUnit], members: list[IntArray], kinds: _InstanceKinds
+    ) -> QuotientProgram:
+        classes = [
+            QuotientClass(number, unit, ranks, self.base[ranks])
+            for number, (unit, ranks) in enumerate(zip(units, members, strict=True))
+        ]
+        return QuotientProgram(classes, self.of, *kinds)
+
     # --- collectives ---
-    def _members(self) -> None:
-        """Who comes to each instance: (instance, rank, place), a meet's place behind all rows."""
+    def _collect_arrivals(self) -> None:
+        """Which rank arrives at which instance, and at which position of its program.
+
+        The positions of rendezvous follow behind those of all rows.
+        """
         linked = self.linked
         rows = np.flatnonzero(linked.instance >= 0)
-        meets = [
-            (instance, rank, self.width + n)
-            for rank, those in enumerate(linked.meets)
-            for n, instance in enumerate(those)
+        rendezvous = [
+            (instance, rank, self.width + number)
+            for rank, instances in enumerate(linked.meets)
+            for number, instance in enumerate(instances)
         ]
-        met = np.array(meets, dtype=np.int64).reshape(-1, 3)
-        self.instances = np.concatenate([linked.instance[rows], met[:, 0]])
-        self.arriving_ranks = np.concatenate([linked.rank[rows], met[:, 1]])
-        self.places = np.concatenate([self.local[rows], met[:, 2]])
+        instances, ranks, places = np.array(rendezvous, dtype=np.int64).reshape(-1, 3).T
+        self.instances = np.concatenate([linked.instance[rows], instances])
+        self.arriving_ranks = np.concatenate([linked.rank[rows], ranks])
+        self.places = np.concatenate([self.local[rows], places])
         self.sizes = np.array([len(members) for members in linked.members], dtype=np.int64)
-        self.came = np.bincount(self.instances, minlength=len(self.sizes))
+        self.arrivals = np.bincount(self.instances, minlength=len(self.sizes))
 
-    def _kinds(self) -> tuple[IntArray, list[int], list[bool]]:
-        """For each instance the number of its kind; by kind its places, and whether all come."""
+    def _instance_kinds(self) -> _InstanceKinds:
+        """The kinds of all instances under the classes of this round."""
         code = self.of[self.arriving_ranks] * (2 * self.width) + self.places
         order = np.lexsort((code, self.instances))
         instances, code = self.instances[order], code[order]
-        fresh = np.ones(len(code), dtype=np.bool_)
-        fresh[1:] = (np.diff(code) != 0) | (np.diff(instances) != 0)
-        instances, code = instances[fresh], code[fresh]
-        starts = np.searchsorted(instances, np.arange(len(self.sizes) + 1))
+        is_first = np.ones(len(code), dtype=np.bool_)
+        is_first[1:] = (np.diff(code) != 0) | (np.diff(instances) != 0)
+        instances, code = instances[is_first], code[is_first]
+        bounds = np.searchsorted(instances, np.arange(len(self.sizes) + 1)).tolist()
+        complete = self.arrivals == self.sizes
+        complete[self.conditions.never] = False
         known: dict[tuple[bytes, bool], int] = {}
         kinds = np.zeros(len(self.sizes), dtype=np.int64)
-        complete = self.came == self.sizes
-        complete[self.conditions.never] = False
-        for instance, (a, b) in enumerate(
-            zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)
-        ):
-            kinds[instance] = known.setdefault(
-                (code[a:b].tobytes(), bool(complete[instance])), len(known)
-            )
-        return kinds, [len(code) // 8 for code, _ in known], [whole for _, whole in known]
+        for instance, (start, end) in enumerate(pairwise(bounds)):
+            key = (code[start:end].tobytes(), bool(complete[instance]))
+            kinds[instance] = known.setdefault(key, len(known))
+        places = [len(codes) // code.itemsize for codes, _ in known]
+        return _InstanceKinds(kinds, places, [is_complete for _, is_complete in known])
 
     # --- classes ---
     def _split(
         self, unit: CompilationUnit, ranks: IntArray, kinds: IntArray
     ) -> list[tuple[CompilationUnit, IntArray]]:
-        """The ranks of a class whose rows need the same places of the same classes."""
+        """Split a class by the positions and classes that the rows of its ranks need."""
         if len(ranks) == 1:
             return [(unit, ranks)]
-        if id(unit) not in self.parts:
-            self.parts[id(unit)] = np.array(
-                [p.row for launch in unit.launches for p in launch.parts], dtype=np.int64
-            )
-        index = self.parts[id(unit)][:, None] + self.base[ranks][None, :]
-        table = np.concatenate([*self._columns(index, kinds), self._meets(ranks, kinds)])
+        if id(unit) not in self.part_rows:
+            rows = [part.row for launch in unit.launches for part in launch.parts]
+            self.part_rows[id(unit)] = np.array(rows, dtype=np.int64)
+        index = self.part_rows[id(unit)][:, None] + self.base[ranks][None, :]
+        table = np.concatenate([*self._columns(index, kinds), self._rendezvous(ranks, kinds)])
         if (table == table[:, :1]).all():
             return [(unit, ranks)]
         pieces: dict[bytes, list[int]] = {}  # in the order of their first ranks
-        for k, column in enumerate(np.ascontiguousarray(table.T)):
-            pieces.setdefault(column.tobytes(), []).append(k)
-        return [(unit, ranks[those]) for those in pieces.values()]
+        for number, column in enumerate(np.ascontiguousarray(table.T)):
+            pieces.setdefault(column.tobytes(), []).append(number)
+        return [(unit, ranks[piece]) for piece in pieces.values()]
 
     def _columns(self, index: IntArray, kinds: IntArray) -> list[IntArray]:
-        """What must be equal within a class, by part and rank."""
-        found, instance = self.conditions, self.linked.instance[index]
-        columns = [self._code(found.need[index]), found.ahead[index].astype(np.int64)]
+        """What must be equal within a class; each of shape (parts, ranks)."""
+        conditions, instance = self.conditions, self.linked.instance[index]
+        columns = [self._code(conditions.need[index]), conditions.ahead[index].astype(np.int64)]
         if (instance >= 0).any():
             columns.append(np.where(instance >= 0, kinds[instance], -1))
-        if (found.room != -1).any():
-            columns.append(self._code(found.room[index]))
-        if found.early:
-            columns.append(self._early(index))
+        if (conditions.room != -1).any():
+            columns.append(self._code(conditions.room[index]))
+        if conditions.early:
+            columns.append(self._early_needs(index))
         return columns
 
     def _code(self, rows: IntArray) -> IntArray:
-        """Class and place of rows; negative numbers stay."""
+        """Class and position of rows; negative numbers, which are no rows, stay."""
         return np.where(rows >= 0, self.codes[rows], rows)
 
-    def _early(self, index: IntArray) -> IntArray:
+    def _early_needs(self, index: IntArray) -> IntArray:
+        """A number for the set of positions that each row of an early collective needs."""
         known: dict[tuple[int, ...] | None, int] = {}
-        early = self.conditions.early
-        codes = [early.get(row) for row in index.reshape(-1).tolist()]
-        said = [
-            None
-            if rows is None
-            else tuple(sorted(set(self._code(np.array(rows, dtype=np.int64)).tolist())))
-            for rows in codes
-        ]
-        return np.array(
-            [known.setdefault(one, len(known)) for one in said], dtype=np.int64
-        ).reshape(index.shape)
+        numbers = []
+        for row in index.reshape(-1).tolist():
+            needs = self.conditions.early.get(row)
+            key = None
+            if needs is not None:
+                codes = self._code(np.array(needs, dtype=np.int64))
+                key = tuple(sorted(set(codes.tolist())))
+            numbers.append(known.setdefault(key, len(known)))
+        return np.array(numbers, dtype=np.int64).reshape(index.shape)
 
-    def _meets(self, ranks: IntArray, kinds: IntArray) -> IntArray:
-        meets = [self.linked.meets[rank] for rank in ranks.tolist()]
-        return kinds[np.array(meets, dtype=np.int64).T.reshape(-1, len(ranks))]
+    def _rendezvous(self, ranks: IntArray, kinds: IntArray) -> IntArray:
+        instances = [self.linked.meets[rank] for rank in ranks.tolist()]
+        return kinds[np.array(instances, dtype=np.int64).T.reshape(-1, len(ranks))]

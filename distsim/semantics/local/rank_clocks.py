@@ -1,10 +1,15 @@
-"""The driver with local clocks: each rank runs ahead on a clock of its own until it needs somebody
-who has not come yet.
+"""The driver with local clocks: each rank runs ahead on its own clock until it needs a rank that
+has not arrived yet.
 
-For programs in which no order of arrival decides anything (`distsim.semantics.form.mismatches`):
-who meets whom is linked beforehand, and a time is the largest of those that it needs, so it does
-not matter who is looked at first. `distsim.engine.event_driven` is the reference that this driver
-is held to.
+It is exact for programs in which no order of arrival decides anything
+(`distsim.semantics.form.order_dependence`).
+
+Key idea: matches are fixed beforehand, and every time is the maximum of the times that it depends
+on, plus a cost. So it does not matter in which order the threads run: each runs until a time that
+it needs is unknown, parks itself under a *key* for that time, and is woken when the time is known.
+
+`distsim.engine.event_driven` is the reference that this driver is tested against. This module does
+not decide whether ranks are run one by one or by classes: see `distsim.semantics.local.run`.
 """
 
 from __future__ import annotations
@@ -12,10 +17,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from distsim.common.arrays import IntArray
 from distsim.semantics.form.completion import CompletionConditions
-from distsim.semantics.form.instructions import (
-    KIND_COLLECTIVE,
-    KIND_WORK,
+from distsim.semantics.form.instructions import KIND_COLLECTIVE, KIND_WORK, CompilationUnit
+from distsim.semantics.form.linked_program import LinkedProgram
+from distsim.semantics.local.thread_steps import (
     STEP_BEGIN,
     STEP_COLLECTIVE,
     STEP_FINISH,
@@ -29,21 +35,28 @@ from distsim.semantics.form.instructions import (
     STEP_WAIT_EACH,
     STEP_WAIT_ENDS,
     STEP_WORK,
-    CompilationUnit,
     ThreadStep,
     UnitThreads,
     flatten_to_threads,
 )
-from distsim.semantics.form.linked_program import IntArray, LinkedProgram
 
-#: Classes are worth their while where they hold at least so many ranks on average
-#: (`distsim.semantics.local.quotient`).
+#: Running by classes (`distsim.semantics.local.quotient`) pays where they hold at least so many
+#: ranks on average.
 MIN_RANKS_PER_CLASS = 8
+
+# Keys under which threads park: 4 * row + kind of event for rows, 4 * instance + 3 for instances.
+# A plain integer, because a run parks millions of times. The hot loop of `LocalClocks` writes out
+# ``4 * row`` for the time at which a row is posted.
+_END_KEY, _ISSUE_KEY, _INSTANCE_KEY = 1, 2, 3
+#: The key of something that never happens.
+NEVER_KEY = -1
 
 
 class LocalThread:
-    """A host or a stream of one rank: where it is, its clock, and the key that it waits for (None:
-    it runs, or has ended).
+    """A host or a stream of one rank.
+
+    ``pc``: its next step; ``clock``: its time there; ``key``: what it is parked under (None: it
+    runs or has ended). ``meets``: the instance of each rendezvous of a host.
     """
 
     __slots__ = ("base", "clock", "ended", "is_host", "key", "meets", "pc", "rank", "steps")
@@ -57,15 +70,14 @@ class LocalThread:
         clock: int,
         is_host: bool,
     ) -> None:
-        self.rank, self.base, self.steps, self.meets, self.clock, self.is_host = (
-            rank,
-            base,
-            steps,
-            meets,
-            clock,
-            is_host,
-        )
-        self.pc, self.ended = 0, False
+        self.rank = rank
+        self.base = base
+        self.steps = steps
+        self.meets = meets
+        self.clock = clock
+        self.is_host = is_host
+        self.pc = 0
+        self.ended = False
         self.key: int | None = None
 
 
@@ -74,9 +86,12 @@ RowColumn = list[int] | IntArray
 
 
 class LocalRunInputs(NamedTuple):
-    """What a driver goes over: the columns of `CompletionConditions` by row, ``missing`` how many
-    come to each instance, and the ``threads`` (hosts, streams) with nobody on the way yet. Of a
-    folded program the rows of one rank of each class."""
+    """What a driver starts with.
+
+    The columns of `CompletionConditions` by row; ``missing``: how many members each instance waits
+    for; and all threads at their start. For a folded program, the rows are those of one rank of
+    each class.
+    """
 
     linked: LinkedProgram
     conditions: CompletionConditions
@@ -99,12 +114,15 @@ def local_run_inputs(
     plain: bool = True,
     steps: Mapping[int, UnitThreads] | None = None,
 ) -> LocalRunInputs:
-    """The course of all ranks of a program. ``plain``: columns as lists, which a loop reads faster.
-    ``steps``: what `threads_by_unit` gave for the program, for whoever runs it more than once."""
+    """The inputs for all ranks of a program.
+
+    ``plain``: columns as lists, which a loop reads faster than arrays. ``steps``: the result of
+    `threads_by_unit`, for callers that run the program more than once.
+    """
     hosts, streams = _create_all_threads(linked, steps or threads_by_unit(linked))
     missing = [len(members) for members in linked.members]
     for instance in conditions.never.tolist():
-        missing[instance] += 1
+        missing[instance] += 1  # one more than can ever arrive
 
     def column(values: IntArray) -> RowColumn:
         return values.tolist() if plain else values
@@ -112,16 +130,16 @@ def local_run_inputs(
     return LocalRunInputs(
         linked,
         conditions,
-        column(conditions.need),
-        column(conditions.room),
-        column(conditions.lag),
-        column(conditions.price),
-        column(linked.instance),
-        column(linked.kind),
-        conditions.early,
-        missing,
-        hosts,
-        streams,
+        need=column(conditions.need),
+        room=column(conditions.room),
+        lag=column(conditions.lag),
+        price=column(conditions.price),
+        instance=column(linked.instance),
+        kind=column(linked.kind),
+        early=conditions.early,
+        missing=missing,
+        hosts=hosts,
+        streams=streams,
     )
 
 
@@ -133,15 +151,17 @@ def threads_by_unit(linked: LinkedProgram) -> dict[int, UnitThreads]:
 def _create_all_threads(
     linked: LinkedProgram, steps: Mapping[int, UnitThreads]
 ) -> tuple[list[LocalThread], list[LocalThread]]:
-    nobody = LocalThread(-1, 0, [], [], 0, True)
-    nobody.ended = True
-    hosts, streams = [nobody] * linked.program.world_size, list[LocalThread]()
+    """Hosts by rank (one that has ended for ranks that another represents), and all streams."""
+    ended = LocalThread(-1, 0, [], [], 0, True)
+    ended.ended = True
+    hosts = [ended] * linked.program.world_size
+    streams: list[LocalThread] = []
     for rank in linked.program.present:
-        unit = linked.unit_of[rank]
-        hosts[rank], more = create_rank_threads(
-            linked, steps[id(unit)], rank, linked.base[rank], linked.meets[rank], rank
+        unit_steps = steps[id(linked.unit_of[rank])]
+        hosts[rank], rank_streams = create_rank_threads(
+            linked, unit_steps, rank, linked.base[rank], linked.meets[rank], rank
         )
-        streams += more
+        streams += rank_streams
     return hosts, streams
 
 
@@ -153,17 +173,20 @@ def flatten_unit_threads(linked: LinkedProgram, unit: CompilationUnit) -> UnitTh
 def create_rank_threads(
     linked: LinkedProgram, steps: UnitThreads, number: int, base: int, meets: list[int], rank: int
 ) -> tuple[LocalThread, list[LocalThread]]:
-    """A host and its streams, at their start. ``number``: what it is called, ``rank``: whose faults
-    it has.
+    """A host and its streams, at their start.
+
+    ``number`` becomes `LocalThread.rank` (a class number in a folded program); ``rank`` is the one
+    whose faults it has.
     """
     faults = [fault for fault in linked.program.faults if fault.rank == rank]
     host = LocalThread(number, base, steps.host, meets, linked.program.delays.get(rank, 0), True)
     host.ended = any(fault.kind == "absent" for fault in faults)
-    return host, [LocalThread(number, base, stream, [], 0, False) for stream in steps.streams]
+    streams = [LocalThread(number, base, stream, [], 0, False) for stream in steps.streams]
+    return host, streams
 
 
 class RowTimes(NamedTuple):
-    """By row, -1 where it never was; see `RunProgress`."""
+    """Times by row, -1 where the event has not happened; see `RunProgress`."""
 
     posted: RowColumn
     issued: RowColumn
@@ -173,79 +196,91 @@ class RowTimes(NamedTuple):
 
 
 class RunProgress:
-    """How far all have come; ``times`` where that is known: left out, nobody has gone anywhere.
+    """How far all ranks have come. Without ``times`` nothing has happened yet.
 
-    By row, -1 where it never was: ``posted`` (there for others), ``issued`` (handed to a stream),
-    ``returned`` (of calls that wait), ``ended`` (of launches and of own work), ``waited`` (of
-    requests that are waited for one by one). By instance: how many are ``missing``, when the
-    ``latest`` came, who ``came`` to a meet. ``hosts``: by rank; one that has ended where another
-    rank stands for it.
+    By row, -1 where the event has not happened:
+
+    - ``posted``: its partners can match it.
+    - ``issued``: the host has enqueued it on a stream.
+    - ``returned``: of calls that wait.
+    - ``ended``: of launches and of local work.
+    - ``waited``: when a request was waited for, where that happens one by one.
+
+    By instance: ``missing``: how many members have not arrived; ``latest``: when the last one
+    arrived; ``came``: the ranks that have arrived at a rendezvous.
+
+    ``hosts``: by rank; one that has ended where another rank represents it.
     """
 
     def __init__(self, course: LocalRunInputs, times: RowTimes | None = None) -> None:
         self.course, self.linked, self.conditions = course, course.linked, course.conditions
-        known = times or RowTimes(*([-1] * len(course.need) for _ in RowTimes._fields))
-        self.posted, self.issued, self.returned, self.ended, self.waited = known
-        self.need, self.room, self.lag, self.price = (
-            course.need,
-            course.room,
-            course.lag,
-            course.price,
-        )
-        self.instance, self.kind, self.early = course.instance, course.kind, course.early
+        if times is None:
+            times = RowTimes(*([-1] * len(course.need) for _ in RowTimes._fields))
+        self.posted, self.issued, self.returned, self.ended, self.waited = times
+        self.need, self.room, self.lag = course.need, course.room, course.lag
+        self.price, self.instance, self.kind = course.price, course.instance, course.kind
+        self.early = course.early
         self.missing = list(course.missing)
         self.latest: RowColumn = [0] * len(self.missing)
         self.came: dict[int, list[int]] = {}
         self.hosts = course.hosts
 
     def done(self, i: int, t: int) -> tuple[int | None, int]:
-        """When a row that was posted is done, if all it needs is there: (None, the later of t and
-        that), else (key, t).
+        """When a posted row is done, for a thread that waits for it at time ``t``.
 
-        Keys are what a thread waits for: a row's post 4r, its end 4r + 1, its issue 4r + 2, an
-        instance 4i + 3; -1 what never comes.
+        (None, the later of ``t`` and the row's end) if everything that the row needs is known; else
+        (key of what is not known, ``t``). Keys are explained at the top of the module.
         """
         kind = int(self.kind[i])
         if kind == KIND_COLLECTIVE:
             return self._collective_done(i, t)
         if kind == KIND_WORK:
             return None, max(t, self.ended[i])
-        n, mine = self.need[i], self.posted[i]
-        if n < 0:
-            gate = self.room[i]  # a send that goes ahead, as soon as there is room
-            if n != -1:
-                return -1, t
-            if gate >= 0:
-                if self.posted[gate] < 0:
-                    return 4 * gate, t
-                mine = max(mine, self.posted[gate])
-            return None, max(t, mine)
-        came, more = self.posted[n], self.lag[i]
-        if came < 0:
-            return 4 * n, t
-        if self.room[n] >= 0:  # a receive before this one made room for the message
-            came = max(came, self.posted[self.room[n]])
-        return None, max(t, max(mine, came) + more if more >= 0 else max(mine, came - more))
+        needed, own = self.need[i], self.posted[i]
+        if needed < 0:
+            return self._buffered_send_done(i, t)
+        other, lag = self.posted[needed], self.lag[i]
+        if other < 0:
+            return 4 * needed, t
+        room = self.room[needed]
+        if room >= 0:
+            # ``needed`` is a buffered send, which starts only after an earlier message of its
+            # channel is taken. The receive of that one is earlier on this rank, so it is posted.
+            other = max(other, self.posted[room])
+        # See `distsim.semantics.form.completion`: with a negative lag the data travel on their own.
+        end = max(own, other) + lag if lag >= 0 else max(own, other - lag)
+        return None, max(t, end)
+
+    def _buffered_send_done(self, i: int, t: int) -> tuple[int | None, int]:
+        """A send that needs no receive is done as soon as the buffer has room."""
+        if self.need[i] != -1:
+            return NEVER_KEY, t
+        own, room = self.posted[i], self.room[i]
+        if room >= 0:
+            if self.posted[room] < 0:
+                return 4 * room, t
+            own = max(own, self.posted[room])
+        return None, max(t, own)
 
     def _collective_done(self, i: int, t: int) -> tuple[int | None, int]:
         needs = self.early.get(i) if self.early else None
         if needs is None:
             instance = self.instance[i]
-            return (
-                (4 * instance + 3, t)
-                if self.missing[instance]
-                else (None, max(t, self.latest[instance] + self.price[i]))
-            )
-        began = self.posted[i]
-        for n in needs:
-            if n < 0 or self.posted[n] < 0:
-                return (4 * n if n >= 0 else -1), t
-            began = max(began, self.posted[n])
-        return None, max(t, began + self.price[i])
+            if self.missing[instance]:
+                return 4 * instance + _INSTANCE_KEY, t
+            return None, max(t, self.latest[instance] + self.price[i])
+        start = self.posted[i]
+        for needed in needs:
+            if needed < 0:
+                return NEVER_KEY, t
+            if self.posted[needed] < 0:
+                return 4 * needed, t
+            start = max(start, self.posted[needed])
+        return None, max(t, start + self.price[i])
 
 
 class ThreadSegment(NamedTuple):
-    """A thread went on from one step to another, at which it stopped, without a halt between."""
+    """A thread ran without a stop from step ``start`` to step ``end``, at which it parked."""
 
     thread: LocalThread
     start: int
@@ -253,8 +288,9 @@ class ThreadSegment(NamedTuple):
 
 
 class LocalClocks(RunProgress):
-    """One run: `run` it once, then look at what it left. ``tape``: who went how far, in this order,
-    if it is asked for.
+    """One run: call `run` once, then read the attributes of `RunProgress`.
+
+    ``tape``: if given, it records which thread ran how far, in order.
     """
 
     def __init__(self, course: LocalRunInputs, tape: list[ThreadSegment] | None = None) -> None:
@@ -263,8 +299,9 @@ class LocalClocks(RunProgress):
         self.tape = tape
 
     def run(self) -> LocalClocks:
-        """Let every thread go as far as it gets."""
-        ready = [*self.course.streams[::-1], *(host for host in self.hosts[::-1] if not host.ended)]
+        """Let every thread run as far as it can."""
+        hosts = [host for host in self.hosts[::-1] if not host.ended]
+        ready = [*self.course.streams[::-1], *hosts]
         tape, parked = self.tape, self.parked
         while ready:
             thread = ready.pop()
@@ -281,22 +318,20 @@ class LocalClocks(RunProgress):
         return self
 
     def _advance_thread(self, thread: LocalThread, ready: list[LocalThread]) -> int | None:
-        """Run a thread until it needs what is not there; the key of that, None at its end."""
-        posted, returned, need, lag, room, parked = (
-            self.posted,
-            self.returned,
-            self.need,
-            self.lag,
-            self.room,
-            self.parked,
-        )
-        steps, base, t, ended = thread.steps, thread.base, thread.clock, self.ended
+        """Run a thread until it needs an unknown time; return the key of that, None at its end.
+
+        This loop takes most of the time of a run. Its most frequent cases are therefore written out
+        here instead of calling `done` and `_wake`, and `STEP_POST` and `STEP_MESSAGE` share code.
+        """
+        posted, returned, ended = self.posted, self.returned, self.ended
+        need, lag, room, parked = self.need, self.lag, self.room, self.parked
+        steps, base, t = thread.steps, thread.base, thread.clock
         key: int | None = None
         for pc in range(thread.pc, len(steps)):
             step, row, rows = steps[pc]
             if step <= STEP_MESSAGE:
                 i = base + row
-                if posted[i] < 0:
+                if posted[i] < 0:  # else the thread was parked here and has posted it before
                     posted[i] = t
                     if 4 * i in parked:
                         ready += parked.pop(4 * i)
@@ -308,12 +343,12 @@ class LocalClocks(RunProgress):
                     i = base + r
                     n = need[i]
                     if n >= 0 and room[n] < 0 and posted[n] >= 0:
-                        came, mine, more = posted[n], posted[i], lag[i]
-                        end = (
-                            (came if came > mine else mine) + more
-                            if more >= 0
-                            else max(mine, came - more)
-                        )
+                        # The frequent case of `done`: both sides are posted, without a window.
+                        other, own, delay = posted[n], posted[i], lag[i]
+                        if delay >= 0:
+                            end = (other if other > own else own) + delay
+                        else:
+                            end = max(own, other - delay)
                         if end > t:
                             t = end
                     else:
@@ -321,11 +356,12 @@ class LocalClocks(RunProgress):
                         if key is not None:
                             break
                 if key is not None:
-                    break  # since it waits for this one, the others before it being done
+                    # The clock already includes the rows before: a blocked rank waits since then.
+                    break
                 if step == STEP_FINISH:
                     i = base + row
                     ended[i] = t
-                    self._wake(4 * i + 1, ready)
+                    self._wake(4 * i + _END_KEY, ready)
                 elif row >= 0:
                     returned[base + row] = t
             elif step == STEP_WORK:
@@ -336,15 +372,15 @@ class LocalClocks(RunProgress):
                 if thread.is_host:
                     returned[i] = t
                 else:
-                    self._wake(4 * i + 1, ready)
+                    self._wake(4 * i + _END_KEY, ready)
             elif step == STEP_ISSUE:
                 self.issued[base + row] = t
-                self._wake(4 * (base + row) + 2, ready)
+                self._wake(4 * (base + row) + _ISSUE_KEY, ready)
             else:
-                go_on = self._begin if step == STEP_BEGIN else self._step
-                key, t = go_on(thread, step, row, rows, t, ready)
+                run_step = self._begin if step == STEP_BEGIN else self._step
+                key, t = run_step(thread, step, row, rows, t, ready)
                 if key is not None:
-                    break  # since it waits for what is missing, what it waited for before that being done
+                    break  # again the clock includes what the thread no longer waits for
         else:
             pc = len(steps)
         thread.pc, thread.clock = pc, t
@@ -359,65 +395,84 @@ class LocalClocks(RunProgress):
         t: int,
         ready: list[LocalThread],
     ) -> tuple[int | None, int]:
-        """A step that is not a plain message: (key that is missing, clock)."""
-        base = thread.base
-        i = base + row
-        key: int | None = None
+        """Run a less frequent step; return (key of what is unknown, clock)."""
+        i = thread.base + row
         if step in (STEP_JOIN, STEP_COLLECTIVE):
             if self.posted[i] < 0:
                 self.posted[i] = t
                 self._wake(4 * i, ready)
-                self._come(self.instance[i], t, ready)
-            if step == STEP_COLLECTIVE:
-                key, t = self.done(i, t)
-                if key is None:
-                    self.returned[i] = t
-        elif step == STEP_RENDEZVOUS:
+                self._arrive(self.instance[i], t, ready)
+            if step == STEP_JOIN:
+                return None, t
+            key, t = self.done(i, t)
+            if key is None:
+                self.returned[i] = t
+            return key, t
+        if step == STEP_RENDEZVOUS:
             key, t = self._meet(thread, rows, t, ready)
             if key is None and row >= 0:
                 self.returned[i] = max(self.returned[i], t)
-        elif step in (STEP_SYNC, STEP_WAIT_ENDS, STEP_WAIT_EACH):
-            key, later = (
-                self.done(base + rows[0], t)
-                if step == STEP_WAIT_EACH
-                else self._after(base, rows, t)
-            )
-            t = t if key is not None and step == STEP_SYNC else later
-            if key is None and row >= 0:
-                self.returned[i] = t
-            for r in rows[1:] if step == STEP_WAIT_EACH and key is None else ():
+            return key, t
+        if step in (STEP_SYNC, STEP_WAIT_ENDS):
+            return self._wait_for_ends(thread.base, step, row, rows, t)
+        if step == STEP_WAIT_EACH:
+            return self._wait_for_one(thread.base, row, rows, t)
+        return (NEVER_KEY if step == STEP_NEVER else None), t
+
+    def _wait_for_ends(
+        self, base: int, step: int, row: int, rows: tuple[int, ...], t: int
+    ) -> tuple[int | None, int]:
+        key, later = self._after(base, rows, t)
+        if key is not None:
+            # A synchronize waits for everything at once, so it blocks since it was called.
+            return key, (t if step == STEP_SYNC else later)
+        if row >= 0:
+            self.returned[base + row] = later
+        return None, later
+
+    def _wait_for_one(
+        self, base: int, row: int, rows: tuple[int, ...], t: int
+    ) -> tuple[int | None, int]:
+        key, t = self.done(base + rows[0], t)
+        if key is None:
+            if row >= 0:
+                self.returned[base + row] = t
+            for r in rows[1:]:
                 self.waited[base + r] = t
-        else:
-            key = -1 if step == STEP_NEVER else None
         return key, t
 
     def _wake(self, key: int, ready: list[LocalThread]) -> None:
         if key in self.parked:
             ready += self.parked.pop(key)
 
-    def _come(self, instance: int, t: int, ready: list[LocalThread]) -> None:
-        """One more member is there; the last one lets all go."""
+    def _arrive(self, instance: int, t: int, ready: list[LocalThread]) -> None:
+        """One more member has arrived; the last one releases all."""
         self.missing[instance] -= 1
         if t > self.latest[instance]:
             self.latest[instance] = t
         if not self.missing[instance]:
-            self._wake(4 * instance + 3, ready)
+            self._wake(4 * instance + _INSTANCE_KEY, ready)
 
     def _meet(
         self, thread: LocalThread, numbers: tuple[int, ...], t: int, ready: list[LocalThread]
     ) -> tuple[int | None, int]:
-        """All who make something together have come; each comes once, to all spots, when its host
-        first gets here.
-        """
+        """Wait until all members of every instance of a rendezvous have arrived."""
         instances = [thread.meets[number] for number in numbers]
-        if thread.key is None or thread.key % 4 != 3 or thread.key // 4 not in instances:
+        if not self._is_parked_at(thread, instances):
+            # A host arrives at all instances once, when it first reaches this step.
             for instance in instances:
                 self.came.setdefault(instance, []).append(thread.rank)
-                self._come(instance, t, ready)
+                self._arrive(instance, t, ready)
         for instance in instances:
             if self.missing[instance]:
-                return 4 * instance + 3, t
+                return 4 * instance + _INSTANCE_KEY, t
         return None, max(t, *(self.latest[instance] for instance in instances))
+
+    def _is_parked_at(self, thread: LocalThread, instances: list[int]) -> bool:
+        """Whether a thread that runs again was parked at one of ``instances``."""
+        if thread.key is None or thread.key % 4 != _INSTANCE_KEY:
+            return False
+        return thread.key // 4 in instances
 
     def _begin(
         self,
@@ -428,33 +483,17 @@ class LocalClocks(RunProgress):
         t: int,
         ready: list[LocalThread],
     ) -> tuple[int | None, int]:
-        """A stream comes to a launch: the host has handed it over, and those before it have
-        ended.
-        """
+        """Wait until the host has issued a launch and the launches before it have ended."""
         i = thread.base + row
-        return (
-            self._after(thread.base, rows, max(t, self.issued[i]))
-            if self.issued[i] >= 0
-            else (4 * i + 2, t)
-        )
+        if self.issued[i] < 0:
+            return 4 * i + _ISSUE_KEY, t
+        return self._after(thread.base, rows, max(t, self.issued[i]))
 
     def _after(self, base: int, rows: tuple[int, ...], t: int) -> tuple[int | None, int]:
-        """Launches that must have ended."""
+        """Wait until launches have ended."""
         for r in rows:
             end = self.ended[base + r]
             if end < 0:
-                return 4 * (base + r) + 1, t
+                return 4 * (base + r) + _END_KEY, t
             t = max(t, end)
         return None, t
-
-
-def run_local_clocks(linked: LinkedProgram, conditions: CompletionConditions) -> RunProgress:
-    """Run a program that is free of order, by classes where that pays."""
-    if len(linked.units) * MIN_RANKS_PER_CLASS <= len(linked.program.present):
-        from distsim.semantics.local.class_clocks import run_quotient
-        from distsim.semantics.local.quotient import coarsest_quotient
-
-        folded = coarsest_quotient(linked, conditions)
-        if folded is not None:
-            return run_quotient(linked, conditions, folded)
-    return LocalClocks(local_run_inputs(linked, conditions)).run()

@@ -1,15 +1,17 @@
-"""Who is blocked, on whom: a state in which nothing can happen any more, told as a `FinalState`."""
+"""Which ranks are blocked, and on which ranks, in a state in which nothing more can happen."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from distsim.findings.final_state import BlockedRank, FinalState, RankEnd, WaitDependency
+from distsim.semantics.form.blocked_state_builder import BlockedStateBuilder
 from distsim.semantics.form.instructions import (
     AcquireLock,
     AwaitRendezvous,
     BlockForever,
     Instruction,
+    OperationLaunch,
     PostLaunch,
     SyncDevice,
     WaitForRows,
@@ -20,28 +22,32 @@ from distsim.semantics.ordered.transitions import TransitionRules
 
 
 def blocked_state_at(rules: TransitionRules, state: RunState) -> FinalState:
-    """What a state that has stopped leaves behind. Ranks that have not ended are blocked at their
-    present call.
+    """The result of a state that has stopped.
+
+    Ranks that have not ended are blocked in their current call.
     """
-    told = _OrderedBlockedStateBuilder(rules, state)
-    blocked = tuple(told.blocked(rank) for rank, end in enumerate(state.ends) if end is None)
-    ends = []
-    for rank in rules.program.present:
-        end, position = state.ends[rank], rules.position(state, rank)
-        ends.append(
-            RankEnd(rank, "blocked", position)
-            if end is None
-            else RankEnd(rank, end.status, position, 0, end.message)
-        )
-    return FinalState(tuple(ends), blocked, tuple(_unreceived_messages(rules, state)))
+    builder = _OrderedBlockedStateBuilder(rules, state)
+    blocked = tuple(builder.blocked(rank) for rank, end in enumerate(state.ends) if end is None)
+    ends = tuple(_end_of_rank(rules, state, rank) for rank in rules.program.present)
+    return FinalState(ends, blocked, tuple(_unreceived_messages(rules, state)))
+
+
+def _end_of_rank(rules: TransitionRules, state: RunState, rank: int) -> RankEnd:
+    end, position = state.ends[rank], rules.position(state, rank)
+    if end is None:
+        return RankEnd(rank, "blocked", position)
+    return RankEnd(rank, end.status, position, 0, end.message)
 
 
 def _unreceived_messages(rules: TransitionRules, state: RunState) -> list[tuple[int, int, int]]:
-    """Messages that no receive has met, sent or still being sent; not those that were given up."""
-    open_sends = [row for rows in state.sends.values() for row in rows] + list(
-        state.matcher.open_sends()
-    )
+    """(rank, position, part) of messages that no receive has matched, sent or still being sent.
+
+    Messages that were cancelled are not among them.
+    """
+    open_sends = [row for rows in state.sends.values() for row in rows]
+    open_sends += state.matcher.open_sends()
     if rules.profile.dropped == "cancels":
+        # A cancelled send keeps its place in the queue (G4), but is closed.
         open_sends = [row for row in open_sends if state.phase[row]]
     return [
         (rules.rank_of[row], rules.part(row).position, rules.part(row).part)
@@ -49,126 +55,106 @@ def _unreceived_messages(rules: TransitionRules, state: RunState) -> list[tuple[
     ]
 
 
-def _begun_launches(rules: TransitionRules, state: RunState) -> dict[int, list[int]]:
-    """The launches that have begun, by rank: whatever queues stands behind one of these."""
-    found: dict[int, list[int]] = {}
-    for row in np.flatnonzero(np.frombuffer(bytes(state.phase), dtype=np.uint8) > QUEUED).tolist():
+def _started_launches(rules: TransitionRules, state: RunState) -> dict[int, list[int]]:
+    """The open launches that have started, by rank. Every queued launch is behind one of these."""
+    phase = np.frombuffer(bytes(state.phase), dtype=np.uint8)
+    by_rank: dict[int, list[int]] = {}
+    for row in np.flatnonzero(phase > QUEUED).tolist():
         if rules.is_launch(row):
-            found.setdefault(rules.rank_of[row], []).append(row)
-    return found
+            by_rank.setdefault(rules.rank_of[row], []).append(row)
+    return by_rank
 
 
-class _OrderedBlockedStateBuilder:
-    """What is found of one state once, for all ranks."""
+class _OrderedBlockedStateBuilder(BlockedStateBuilder):
+    """Answers the questions of `BlockedStateBuilder` from a `RunState`."""
 
     def __init__(self, rules: TransitionRules, state: RunState) -> None:
-        self.rules, self.state, self.begun = rules, state, _begun_launches(rules, state)
-        self._met: dict[tuple[int, int], tuple[int, ...]] = {}
-        self._lacks: MissingRanks = {}
+        self.rules, self.state, self.linked = rules, state, rules.linked
+        self.started_launches = _started_launches(rules, state)
+        self._missing_at_rendezvous: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._missing: MissingRanks = {}
 
     def blocked(self, rank: int) -> BlockedRank:
         instruction: Instruction = self.rules.instruction(self.state, rank)
+        position = instruction.position
         if isinstance(instruction, AwaitRendezvous):
-            return BlockedRank(
-                rank,
-                instruction.position,
-                (WaitDependency(instruction.position, -1, self._not_met(rank, instruction)),),
-            )
+            missing = self._expected_by(rank, instruction)
+            return BlockedRank(rank, position, (WaitDependency(position, -1, missing),))
         if isinstance(instruction, BlockForever):
-            return BlockedRank(
-                rank,
-                instruction.position,
-                (WaitDependency(instruction.position, -1, instruction.ranks),),
-            )
-        found: dict[WaitDependency, None] = {}
-        for row in self._waited_for(rank):
-            for need in self._needs(row):
-                found[need] = None
-        return BlockedRank(
-            rank, instruction.position, tuple(found), device=self.rules.profile.device
-        )
+            return BlockedRank(rank, position, (WaitDependency(position, -1, instruction.ranks),))
+        dependencies = self._distinct_dependencies(self._rows_waited_for(rank))
+        return BlockedRank(rank, position, dependencies, device=self.rules.profile.device)
 
-    def _not_met(self, rank: int, meet: AwaitRendezvous) -> tuple[int, ...]:
-        """Whom a rank still expects; one tuple for all who expect the same."""
-        found: dict[int, None] = {}
-        for instance, members in self.rules.meetings(rank, meet):
-            if meet.lost:
-                return tuple(r for r in members if r >= 0 and r != rank)
-            there = self.state.meets.get(instance, {})
-            if rank not in there:  # everybody has come
+    def _expected_by(self, rank: int, rendezvous: AwaitRendezvous) -> tuple[int, ...]:
+        """Ranks that a rank still expects at a rendezvous.
+
+        Ranks that expect the same share one tuple.
+        """
+        expected: dict[int, None] = {}
+        for instance, members in self.rules.meetings(rank, rendezvous):
+            if rendezvous.lost:
+                return tuple(member for member in members if member >= 0 and member != rank)
+            arrived = self.state.at_rendezvous.get(instance, {})
+            if rank not in arrived:  # all members have arrived there
                 continue
             key = instance, id(members)
-            if key not in self._met:
-                self._met[key] = tuple(r for r in members if r >= 0 and r not in there)
-            if len(meet.spots) <= 1:
-                return self._met[key]
-            found |= dict.fromkeys(self._met[key])
-        return tuple(found)
+            if key not in self._missing_at_rendezvous:
+                missing = tuple(m for m in members if m >= 0 and m not in arrived)
+                self._missing_at_rendezvous[key] = missing
+            if len(rendezvous.spots) <= 1:
+                return self._missing_at_rendezvous[key]
+            expected |= dict.fromkeys(self._missing_at_rendezvous[key])
+        return tuple(expected)
 
-    def _waited_for(self, rank: int) -> list[int]:
-        """Open rows that the rank's host waits for, batches by their parts."""
-        rules, phase = self.rules, self.state.phase
-        instruction, base, begun = (
-            rules.instruction(self.state, rank),
-            rules.base[rank],
-            self.begun.get(rank, []),
-        )
-        if isinstance(instruction, SyncDevice):
-            rows = begun
-        elif isinstance(
-            instruction, (AcquireLock, PostLaunch)
-        ):  # the lock is with a collective of the rank's worker
-            rows = [row for row in begun if rules.task(row).queue >= 0]
-        else:
-            rows = (
-                [base + row for row in instruction.rows if phase[base + row]]
-                if isinstance(instruction, WaitForRows)
-                else []
-            )
-        return [base + part for row in rows for part in rules.task(row).parts if phase[base + part]]
-
-    def _needs(self, row: int) -> list[WaitDependency]:
-        """What must come before a row can finish: its own partners, or, while it queues, those of
-        the rows ahead of it.
-        """
-        rules = self.rules
-        if self.state.phase[row] != QUEUED:
-            return [self._need(row)]
-        task, rank = rules.task(row), rules.rank_of[row]
-        if task.queue >= 0:
-            ahead = [
-                self._need(other)
-                for other in self.state.queues[rank * rules.most_queues + task.queue][: task.width]
-            ]
-            if len(ahead) == 1:
-                return ahead
-            ranks = tuple(sorted({rank for need in ahead for rank in need.ranks}))
-            return [WaitDependency(ahead[0].position, ahead[0].part, ranks, any=True)]
-        return [
-            need
-            for other in _running_parts_ahead(rules, self.state, rank, task.after)
-            for need in self._needs(other)
+    def _rows_waited_for(self, rank: int) -> list[int]:
+        """The open parts of the launches that the rank's host waits for."""
+        rules, phase, base = self.rules, self.state.phase, self.rules.base[rank]
+        parts = [
+            base + part for row in self._launches_waited_for(rank) for part in rules.task(row).parts
         ]
+        return [part for part in parts if phase[part]]
 
-    def _need(self, row: int) -> WaitDependency:
+    def _launches_waited_for(self, rank: int) -> list[int]:
+        instruction = self.rules.instruction(self.state, rank)
+        started = self.started_launches.get(rank, [])
+        if isinstance(instruction, SyncDevice):
+            return started
+        if isinstance(instruction, (AcquireLock, PostLaunch)):
+            # A collective of the rank's worker holds the process's lock.
+            return [row for row in started if self.rules.task(row).queue >= 0]
+        if isinstance(instruction, WaitForRows):
+            rows = [self.rules.base[rank] + row for row in instruction.rows]
+            return [row for row in rows if self.state.phase[row]]
+        return []
+
+    # --- the questions of the base class ---
+    def _launch_of(self, row: int) -> OperationLaunch:
+        return self.rules.task(row).launch
+
+    def _is_open(self, row: int) -> bool:
+        return bool(self.state.phase[row])
+
+    def _has_started(self, row: int) -> bool:
+        return self.state.phase[row] != QUEUED
+
+    def _own_dependencies(self, row: int) -> list[WaitDependency]:
+        return [self._dependency(row)]
+
+    def _dependency(self, row: int) -> WaitDependency:
         part = self.rules.part(row)
-        ranks, any_one = self.rules.lacking(self.state, row, self._lacks)
-        return WaitDependency(part.position, part.part, ranks, any_one)
+        ranks, any_rank_suffices = self.rules.lacking(self.state, row, self._missing)
+        return WaitDependency(part.position, part.part, ranks, any_rank_suffices)
 
-
-def _running_parts_ahead(
-    rules: TransitionRules, state: RunState, rank: int, after: tuple[int, ...]
-) -> list[int]:
-    """The running parts that stand before a launch, over all launches between."""
-    base, seen, found, todo = rules.base[rank], set[int](), list[int](), list(after)
-    while todo:
-        row = base + todo.pop()
-        if row in seen or not state.phase[row]:
-            continue
-        seen.add(row)
+    def _dependencies_ahead(self, row: int) -> list[WaitDependency]:
+        """For a queue with workers: any of the launches that occupy them must end."""
+        rules, rank = self.rules, self.rules.rank_of[row]
         task = rules.task(row)
-        if state.phase[row] == QUEUED:
-            todo.extend(task.after)
-        else:
-            found.extend(base + part for part in task.parts if state.phase[base + part])
-    return sorted(found)
+        if task.queue < 0:
+            return super()._dependencies_ahead(row)
+        queue = self.state.queues[rank * rules.queues_per_rank + task.queue]
+        ahead = [self._dependency(other) for other in queue[: task.width]]
+        if len(ahead) == 1:
+            return ahead
+        ranks = {rank for dependency in ahead for rank in dependency.ranks}
+        first = ahead[0]
+        return [WaitDependency(first.position, first.part, tuple(sorted(ranks)), any=True)]

@@ -1,5 +1,9 @@
 """The static half of the state machine: a linked program as plain lists by row, and its
-instructions ready to be stepped through.
+instructions prepared for stepping.
+
+Key idea: everything that a step needs is looked up in a Python list by an integer, because the
+drivers do this once per event (indexing a numpy array is several times slower). Nothing in here
+changes during a run; what changes is in `distsim.semantics.ordered.state.RunState`.
 """
 
 from __future__ import annotations
@@ -35,7 +39,8 @@ from distsim.semantics.form.instructions import (
 from distsim.semantics.form.linked_program import LinkedProgram
 from distsim.semantics.form.mismatches import suspect_instances
 
-#: Kinds of step.
+#: Kinds of host steps. The event-driven engine compares them (``op > OP_WAIT``), so the order
+#: matters: the two frequent ones come first.
 OP_POST, OP_WAIT, OP_SYNC, OP_RENDEZVOUS, OP_BLOCK, OP_LOCK, OP_DROP, OP_EXIT = range(8)
 _OP_OF_INSTRUCTION: dict[type, int] = {
     PostLaunch: OP_POST,
@@ -47,14 +52,23 @@ _OP_OF_INSTRUCTION: dict[type, int] = {
     DropRequest: OP_DROP,
     ExitRank: OP_EXIT,
 }
+#: `LaunchTask.queue` of a launch that no queue with workers runs.
+NO_QUEUE = -1
+#: Columns of a linked program that become lists of the same name.
+_COLUMNS = ("kind", "channel", "box", "peer", "instance", "nbytes", "signature", "tag", "group")
 
 
 class LaunchTask:
-    """A launch as the machine runs it. Rows count from the rank's first.
+    """A launch as the machine runs it. Rows count from the rank's first row.
 
-    ``parts``: rows. ``queue``: which of the rank's queues with workers it takes one of, -1 for
-    none; ``width``: how many there are. ``followers``: what starts only after it. ``plain``: one
-    part that starts at once. ``locks``: it takes the process's lock.
+    - ``parts``: the rows of its parts.
+    - ``queue``: the number, within the rank, of the queue whose worker it occupies, or `NO_QUEUE`;
+      ``width``: the number of workers of that queue.
+    - ``after``: rows of launches that must end before it starts; ``followers``: tasks that wait for
+      this one.
+    - ``unit``: a batch that starts and ends as one.
+    - ``plain``: a single part that starts as soon as it is posted.
+    - ``locks``: posting it takes the process's lock.
     """
 
     __slots__ = (
@@ -70,67 +84,72 @@ class LaunchTask:
         "width",
     )
 
-    def __init__(self, launch: OperationLaunch, queues: dict[Hashable, int]) -> None:
-        self.launch, self.row, self.after = launch, launch.row, launch.after
+    def __init__(self, launch: OperationLaunch, queue_numbers: dict[Hashable, int]) -> None:
+        self.launch = launch
+        self.row = launch.row
+        self.after = launch.after
         self.parts = tuple(part.row for part in launch.parts)
         self.unit = launch.is_unit
-        self.queue, self.width = -1, 0
+        self.queue, self.width = NO_QUEUE, 0
         if launch.queue is not None and launch.queue.width > 0:
-            self.queue, self.width = (
-                queues.setdefault(launch.queue.key, len(queues)),
-                launch.queue.width,
-            )
-        self.plain = not (self.after or self.unit or self.queue >= 0)
-        self.locks = self.queue < 0 and launch.parts[0].kind is not PartKind.WORK
+            self.queue = queue_numbers.setdefault(launch.queue.key, len(queue_numbers))
+            self.width = launch.queue.width
+        must_wait = bool(self.after) or self.queue != NO_QUEUE
+        self.plain = not must_wait and not self.unit
+        self.locks = self.queue == NO_QUEUE and launch.parts[0].kind is not PartKind.WORK
         self.followers: list[LaunchTask] = []
 
 
 #: A step of a host: its kind, the instruction, the task of a `PostLaunch`, the call's position, and
-#: the rows that it waits for.
+#: the rows that it waits for. It stays a plain tuple, because the engine unpacks one per step, and
+#: CPython 3.11 unpacks a NamedTuple three times more slowly.
 HostStep = tuple[int, Instruction, LaunchTask | None, int, tuple[int, ...]]
 
 
 class _UnitTasks:
-    """A unit's steps, and its tasks and parts by row counted from the rank's first."""
+    """The steps of a unit, and its tasks and parts by row counted from the rank's first row."""
 
     def __init__(self, unit: CompilationUnit, rows: int) -> None:
-        self.queues: dict[Hashable, int] = {}
+        self.queue_numbers: dict[Hashable, int] = {}
         self.tasks: list[LaunchTask | None] = [None] * rows
         self.parts: list[LaunchPart | None] = [None] * rows
-        pooled = any(
-            launch.pooled for launch in unit.launches
-        )  # else nobody contends for the process's lock
-        self.steps: list[HostStep] = [
-            self._step(one)
-            for one in unit.instructions
-            if pooled or not isinstance(one, AcquireLock)
-        ]
+        instructions = unit.instructions
+        if not any(launch.pooled for launch in unit.launches):
+            # Without a worker no other thread contends for the process's lock.
+            instructions = [one for one in instructions if not isinstance(one, AcquireLock)]
+        self.steps: list[HostStep] = [self._step(instruction) for instruction in instructions]
 
     def _step(self, instruction: Instruction) -> HostStep:
-        if not isinstance(instruction, PostLaunch):
-            rows = instruction.rows if isinstance(instruction, WaitForRows) else ()
-            return (
-                _OP_OF_INSTRUCTION[type(instruction)],
-                instruction,
-                None,
-                instruction.position,
-                rows,
-            )
-        task = LaunchTask(instruction.launch, self.queues)
-        for part in instruction.launch.parts:
+        if isinstance(instruction, PostLaunch):
+            task = self._add_task(instruction.launch)
+            return OP_POST, instruction, task, instruction.position, ()
+        op = _OP_OF_INSTRUCTION[type(instruction)]
+        rows = instruction.rows if isinstance(instruction, WaitForRows) else ()
+        return op, instruction, None, instruction.position, rows
+
+    def _add_task(self, launch: OperationLaunch) -> LaunchTask:
+        task = LaunchTask(launch, self.queue_numbers)
+        for part in launch.parts:
             self.parts[part.row] = part
         for row in (task.row, *task.parts):
             self.tasks[row] = task
         for row in task.after:
-            before = self.tasks[row]
-            assert before is not None
-            before.followers.append(task)
-        return OP_POST, instruction, task, instruction.position, ()
+            predecessor = self.tasks[row]
+            assert predecessor is not None
+            predecessor.followers.append(task)
+        return task
 
 
 class MachineTables:
-    """A program under a profile, as lists by row. ``steps``: of each rank. ``task_of``: the launch
-    of a row, or of a batch's part. ``locked``: ranks whose hosts share a lock with a worker."""
+    """A program under a profile, as lists by row.
+
+    - ``kind``, ``channel``, ``box``, …: the columns of `LinkedProgram` of the same names.
+    - ``rank_of``: the rank of a row; ``base``: the first row of a rank.
+    - ``steps``: the host steps of each rank.
+    - ``task_of``: the launch of a row, or of a batch's part; ``part_of``: the part of a row.
+    - ``locked``: by rank, whether its host shares the process's lock with a worker.
+    - ``queues_per_rank``: the largest number of queues with workers of any rank.
+    """
 
     def __init__(
         self, program: Program | LinkedProgram, profile: BackendProfile | None = None
@@ -140,23 +159,11 @@ class MachineTables:
         else:
             assert profile is not None
             linked = LinkedProgram(program, profile)
-        self.linked, self.program, self.profile, self.base = (
-            linked,
-            linked.program,
-            linked.profile,
-            linked.base,
-        )
-        for name in (
-            "kind",
-            "channel",
-            "box",
-            "peer",
-            "instance",
-            "nbytes",
-            "signature",
-            "tag",
-            "group",
-        ):
+        self.linked = linked
+        self.program = linked.program
+        self.profile = linked.profile
+        self.base = linked.base
+        for name in _COLUMNS:
             setattr(self, name, getattr(linked, name).tolist())
         self.rank_of: list[int] = linked.rank.tolist()
         self.kind: list[int]
@@ -170,38 +177,42 @@ class MachineTables:
         self.group: list[int]
         self.members = linked.members
         self.open_boxes = frozenset(linked.open_boxes.tolist())
-        self.lock, self.detects_peer_death = self.profile.lock, self.profile.peer_death == "raises"
-        self._compile(linked)
+        self.lock = self.profile.lock
+        self.detects_peer_death = self.profile.peer_death == "raises"
+        self._prepare_steps(linked)
         self._calls: dict[int, ResolvedCall] = {}
-        self._cuts: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        self.wants = CollectiveNeeds(linked)
-        self.per_rank_needs = self.wants.per_rank_needs
+        self._splits: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self.collective_needs = CollectiveNeeds(linked)
+        self.per_rank_needs = self.collective_needs.per_rank_needs
 
-    def _compile(self, linked: LinkedProgram) -> None:
-        program = self.program
-        compiled = {id(u): _UnitTasks(u, program.codes[u.code].offsets[-1]) for u in linked.units}
-        self.most_queues = max((len(one.queues) for one in compiled.values()), default=0)
+    def _prepare_steps(self, linked: LinkedProgram) -> None:
+        codes = self.program.codes
+        by_unit = {id(u): _UnitTasks(u, codes[u.code].offsets[-1]) for u in linked.units}
+        self.queues_per_rank = max((len(one.queue_numbers) for one in by_unit.values()), default=0)
         self.steps: list[list[HostStep]] = []
         self.task_of: list[LaunchTask | None] = []
         self.part_of: list[LaunchPart | None] = []
         self.locked: list[bool] = []
         for rank, unit in enumerate(linked.unit_of):
-            one = compiled[id(unit)]
-            self.steps.append(one.steps)
-            if linked.base[rank] < linked.base[rank + 1]:  # its calls are there
-                self.task_of += one.tasks
-                self.part_of += one.parts
-            self.locked.append(self.lock and bool(one.queues))
-            for step in one.steps if len(unit.ranks) == 1 else ():
-                if step[2] is not None and step[2].launch.parts[0].gathering is not None:
-                    self._name_group(rank, step[2].launch.parts[0])
+            tasks = by_unit[id(unit)]
+            self.steps.append(tasks.steps)
+            has_rows = linked.base[rank] < linked.base[rank + 1]
+            if has_rows:  # else the rank is folded away: another rank represents it
+                self.task_of += tasks.tasks
+                self.part_of += tasks.parts
+            self.locked.append(self.lock and bool(tasks.queue_numbers))
+            if len(unit.ranks) == 1:  # only such units create groups (see `KeyedRendezvous`)
+                self._assign_created_groups(rank, tasks.steps)
 
-    def _name_group(self, rank: int, part: LaunchPart) -> None:
-        """Making a group is about the group that is made."""
-        if part.call.op == "new_group":
-            self.group[self.base[rank] + part.row] = created_group_ids(
-                self.program, self.program.resolve(rank, part.call)
-            )[0]
+    def _assign_created_groups(self, rank: int, steps: list[HostStep]) -> None:
+        """Set the group of each new_group row to the group that the call creates."""
+        for _, _, task, _, _ in steps:
+            if task is None:
+                continue
+            part = task.launch.parts[0]
+            if part.gathering is not None and part.call.op == "new_group":
+                call = self.program.resolve(rank, part.call)
+                self.group[self.base[rank] + part.row] = created_group_ids(self.program, call)[0]
 
     # --- what a row is ---
     def part(self, row: int) -> LaunchPart:
@@ -215,7 +226,7 @@ class MachineTables:
         return found
 
     def is_launch(self, row: int) -> bool:
-        """The row is a launch's own: a batch that is one, or a single part."""
+        """Whether the row is a launch's own: a batch that is one launch, or a single part."""
         task = self.task_of[row]
         return task is not None and self.base[self.rank_of[row]] + task.row == row
 
@@ -223,69 +234,74 @@ class MachineTables:
         return self.part(row).call
 
     def call(self, row: int) -> ResolvedCall:
-        """Resolved once: calls that differ are compared with every one that comes later."""
+        """The row's resolved call; cached, because differing calls are compared repeatedly."""
         if row not in self._calls:
             self._calls[row] = self.program.resolve(self.rank_of[row], self.part(row).call)
         return self._calls[row]
 
-    def cut(self, row: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of a pairwise operation: elements for each group rank, and from each; counted once."""
-        if row not in self._cuts:
+    def splits(self, row: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Elements that a pairwise operation sends to, and receives from, each group rank."""
+        if row not in self._splits:
             call = self.call(row)
-            self._cuts[row] = AllToAllCollective.sent(call), AllToAllCollective.received(call)
-        return self._cuts[row]
+            sent, received = AllToAllCollective.sent(call), AllToAllCollective.received(call)
+            self._splits[row] = sent, received
+        return self._splits[row]
 
-    # --- whom a collective needs ---
+    # --- what a row needs ---
     @cached_property
-    def fits(self) -> list[bool]:
-        """Of each row: a send that the back end buffers, if nothing else fills its window."""
+    def fits_buffer(self) -> list[bool]:
+        """By row: a send that the backend buffers if nothing else fills its window."""
+        nbytes, tag = self.linked.nbytes, self.linked.tag
         sends = np.flatnonzero(self.linked.kind == PartKind.SEND)
-        sizes = sorted_unique(self.linked.nbytes[sends])
+        sizes = sorted_unique(nbytes[sends])
         credit, options = self.profile.credit, self.program.options
-        free = np.array([credit(int(n), 0, options) for n in sizes.tolist()], dtype=np.bool_)
-        found = np.zeros(self.linked.rows, dtype=np.bool_)
-        if free.any():
-            found[sends] = free[np.searchsorted(sizes, self.linked.nbytes[sends])]
-        found[sends[self.linked.tag[sends] >= FIRST_SIGNAL_TAG]] = True
-        return list(found.tolist())
+        is_free = np.array([credit(int(n), 0, options) for n in sizes.tolist()], dtype=np.bool_)
+        fits = np.zeros(self.linked.rows, dtype=np.bool_)
+        if is_free.any():
+            fits[sends] = is_free[np.searchsorted(sizes, nbytes[sends])]
+        # A signal pad's cell holds one signal, whatever the backend buffers.
+        fits[sends[tag[sends] >= FIRST_SIGNAL_TAG]] = True
+        return list(fits.tolist())
 
     @cached_property
-    def buffers(self) -> bool:
-        """Some send may run ahead of its receive."""
-        return any(self.fits)
+    def buffers_sends(self) -> bool:
+        """Whether any send may complete before its receive is posted."""
+        return any(self.fits_buffer)
 
     @cached_property
-    def suspects(self) -> frozenset[int]:
-        """Instances whose calls may differ."""
-        return frozenset(
-            number for found in suspect_instances(self.linked) for number in found.tolist()
-        )
+    def may_mismatch(self) -> frozenset[int]:
+        """Instances of collectives whose calls may differ."""
+        differing, uneven = suspect_instances(self.linked)
+        return frozenset(differing.tolist()) | frozenset(uneven.tolist())
 
     @cached_property
-    def early_rows(self) -> frozenset[int]:
-        """Rows of collectives whose operation may let some members go before all have come."""
-        return frozenset(self.wants.early.tolist())
+    def may_finish_early(self) -> frozenset[int]:
+        """Rows of collectives in which some members may finish before all have arrived."""
+        return frozenset(self.collective_needs.early.tolist())
 
     def root(self, row: int) -> int:
         return max(int(self.linked.root[row]), 0)
 
     def needs(self, row: int) -> tuple[int, ...]:
-        """The ranks that must have come before a row is done."""
-        found = self.wants.of(row)
-        return self.members[self.instance[row]] if found is None else found
+        """The ranks that must have arrived before a collective's row is done."""
+        needed = self.collective_needs.of(row)
+        return self.members[self.instance[row]] if needed is None else needed
 
-    def meetings(self, rank: int, meet: AwaitRendezvous) -> list[tuple[int, tuple[int, ...]]]:
-        """The instances of a rank's meet, and whom it expects there."""
-        own = meet.gathering.members if meet.gathering is not None else ()
-        instances = (self.linked.meets[rank][number] for number in meet.numbers)
-        return [(instance, own or self.members[instance]) for instance in instances]
+    def meetings(self, rank: int, rendezvous: AwaitRendezvous) -> list[tuple[int, tuple[int, ...]]]:
+        """(instance, ranks that ``rank`` expects there) for each instance of a rendezvous."""
+        keyed = rendezvous.gathering
+        own_members = keyed.members if keyed is not None else ()
+        instances = (self.linked.meets[rank][number] for number in rendezvous.numbers)
+        return [(instance, own_members or self.members[instance]) for instance in instances]
 
 
 def group_rank_in(members: tuple[int, ...], rank: int) -> int:
-    """The group rank of a member."""
-    return rank if rank < len(members) and members[rank] == rank else members.index(rank)
+    """The group rank of a member; constant time for the world."""
+    if rank < len(members) and members[rank] == rank:
+        return rank
+    return members.index(rank)
 
 
 def is_member(ranks: tuple[int, ...], rank: int) -> bool:
-    """Whether a rank is among some; of all ranks of a world that is known at once."""
+    """Whether ``rank`` is among ``ranks``; constant time for the world."""
     return (rank < len(ranks) and ranks[rank] == rank) or rank in ranks

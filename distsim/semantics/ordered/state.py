@@ -1,29 +1,43 @@
-"""The state of a run on the one form: small, explicit, copyable. And what can happen to it: choices
-and events.
+"""The state of a run that an ordered driver moves step by step, and what can happen to it.
 
-Rows, channels, boxes and instances are the integers of `Linked`.
+Key idea: the state is small, explicit and copyable. An explorer copies it before each choice, and
+two runs whose states have equal keys have the same future. A driver makes a `SchedulerChoice`; a
+`TransitionListener` receives what the choice brought about.
+
+Rows, channels, boxes and instances are the integers of
+`distsim.semantics.form.linked_program.LinkedProgram`. This module holds no rules: those are in
+`match_rules`, `queue_rules` and `transitions`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from distsim.backends.message_matching import MessageMatcher
 from distsim.common.records import dataclass
 from distsim.semantics.form.instructions import ExitRank
 
-#: Where a row stands. Closed: it has finished, was cancelled, or was never posted. Queued: its
-#: queue has not come to it. Running: it has begun, and waits for others. Due: all it needs is
-#: there, and finishing is a matter of time. Jammed: it met what does not fit.
+_Key = TypeVar("_Key")
+_Member = TypeVar("_Member")
+_Value = TypeVar("_Value")
+
+#: Phases of a row. The rules test them for truth and compare them, so the order matters.
+#:
+#: CLOSED: it has finished, was cancelled, or was never posted.
+#: QUEUED: its launch waits in a queue.
+#: RUNNING: it has started and waits for its partners.
+#: DUE: all it needs has arrived; only time passes until it finishes.
+#: HUNG: it met a call that it does not match, and never finishes.
 CLOSED, QUEUED, RUNNING, DUE, HUNG = range(5)
 
 
 class SchedulerChoice(NamedTuple):
     """One thing that may happen next.
 
-    ``step``: rank ``a`` runs its next host instruction. ``finish``: row ``a``, which is due,
-    finishes. ``take``: the any-source receive ``a`` takes the message ``b`` (both rows).
+    - ``step``: rank ``a`` runs its next host instruction.
+    - ``finish``: row ``a``, which is due, finishes.
+    - ``take``: the any-source receive ``a`` takes the message ``b`` (both are rows).
     """
 
     kind: str
@@ -35,16 +49,20 @@ CHOICE_STEP, CHOICE_FINISH, CHOICE_TAKE = "step", "finish", "take"
 
 
 class TransitionListener(Protocol):
-    """Who is told what a choice brought about, in order, while it does.
+    """Receives what a choice brings about, in order, while it happens.
 
-    ``started``: a row left its queue. ``met``: these rows met, (send, receive) and no instance
-    (-1), or all that came to an instance, by order of arrival. ``due``: all that the row needs is
-    there. ``cancelled``: the row will never finish. ``mismatched``: rows that met differ in
-    ``fields``; ``outcome`` is the profile's word for what follows, ``crash`` the ranks that it
-    kills. ``released``: a rank's host, blocked in a `Meet`, may go on. ``ended``: a rank came to
-    its end; ``gone``: its process died or left early. ``touched``: what a box that is open to any
-    source holds has changed. ``quiet``: it need not be told of starts, but for batches that are one
-    launch.
+    - ``started``: a row left its queue.
+    - ``met``: these rows matched: (send, receive) with instance -1, or all rows of a collective's
+      instance in order of arrival.
+    - ``due``: everything that the row needs has arrived.
+    - ``done``: the row has finished.
+    - ``cancelled``: the row will never finish.
+    - ``mismatched``: rows that matched differ; see `RowsMismatched`.
+    - ``released``: a host that was blocked at a rendezvous may continue.
+    - ``ended``: a rank reached its end; ``gone``: its process died or exited early.
+    - ``touched``: the content of a box with any-source receives has changed.
+
+    ``quiet`` listeners need no ``started`` events, except for batches that are one launch.
     """
 
     quiet: bool
@@ -60,7 +78,7 @@ class TransitionListener(Protocol):
     def touched(self, box: int, /) -> None: ...
 
 
-# --- events: what a listener is told, written down ---
+# --- events: one record for each method of a listener ---
 
 
 class RowStarted(NamedTuple):
@@ -85,6 +103,11 @@ class RowCancelled(NamedTuple):
 
 
 class RowsMismatched(NamedTuple):
+    """Matched rows that differ in ``fields``.
+
+    ``outcome`` is the profile's word for the consequence; ``crash`` are the ranks that it kills.
+    """
+
     rows: tuple[int, ...]
     fields: tuple[str, ...]
     outcome: str
@@ -114,7 +137,7 @@ TransitionEvent = (
 
 
 class TransitionRecorder:
-    """A listener that writes everything down."""
+    """A listener that records every event."""
 
     quiet = False
 
@@ -146,85 +169,124 @@ class TransitionRecorder:
         self.events.append(RankEnded(rank, gone))
 
     def touched(self, box: int, /) -> None:
-        """Nothing that a run's history has."""
+        """Ignored: it only tells an engine where to look again."""
+
+
+class SilencedPair(NamedTuple):
+    """One direction between two ranks of a group in which nothing arrives any more (rule G4).
+
+    ``data_withheld``: the sending side withholds its data; otherwise the data still leave, but the
+    receiver never reads them. ``noticed``: receives of the sending rank whose notice had reached
+    the other side before the pair became silent.
+    """
+
+    data_withheld: bool
+    noticed: frozenset[int]
+
+
+#: Operation, signature and bytes of a collective's call: calls of one kind never mismatch.
+CallKind = tuple[str, int, int]
 
 
 @dataclass(slots=True, eq=False)
 class RunState:
-    """``pc``: next instruction of each rank; ``ends``: how it ended, None while it lives; ``open``:
-    its open launches.
+    """Everything about a run that changes. The tables of `MachineTables` do not.
 
-    ``phase``: of every row. ``queues``: rows of a queue with workers, in order. ``meets``: who has
-    come where a communicator is made. ``sends``, ``receives``: open messages by channel, oldest
-    first; those of boxes that are open to any source are in ``matcher``. ``there``: who has come to
-    a collective (rank -> row, by order of arrival). ``kinds``: where calls may differ, the rows of
-    each kind that have come. ``ahead``: bytes of a channel sent without a receive. ``silent``: of a
-    pair of ranks on a group between whom nothing arrives any more, in one direction (group, giver,
-    getter): whether it is the giver that keeps it back, and the giver's receives whose notice had
-    got there before (G4). ``jams``: whom a jammed row waits for in vain, nobody named for whoever
-    comes to its collective. ``mates``: of a send that is due, its receive. ``closed``: (rank,
-    group) whose connections the rank's own timeout closed. ``losses``: ranks that are gone, or have
-    closed a group.
+    By rank:
+
+    - ``pc``: the next host instruction.
+    - ``ends``: how the rank ended; None while it runs.
+    - ``open_launches``: the number of launches that were posted and have not ended.
+    - ``lost_ranks``: ranks whose process is gone, or that have closed a group.
+    - ``closed_groups``: (rank, group) whose connections the rank's own timeout closed.
+
+    By row:
+
+    - ``phase``: of every row.
+    - ``receive_of``: the receive of each send that is due.
+    - ``hung_on``: the ranks that a hung row waits for in vain; empty: everyone who calls its
+      collective.
+
+    Queues and matching:
+
+    - ``queues``: rows in each queue with workers, in order.
+    - ``at_rendezvous``: by instance, the ranks that have arrived where a communicator is created.
+    - ``sends``, ``receives``: unmatched messages by channel, oldest first. Those of boxes with
+      any-source receives are in ``matcher`` instead.
+    - ``arrived``: by instance of a collective, rank -> row in order of arrival.
+    - ``arrived_by_kind``: the same rows by kind of call, where calls may differ.
+    - ``buffered_bytes``: by channel, bytes sent without a receive.
+    - ``silenced``: by (group, sender, receiver), see `SilencedPair`.
     """
 
     pc: list[int]
     ends: list[ExitRank | None]
-    open: list[int]
+    open_launches: list[int]
     phase: bytearray
     queues: dict[int, list[int]]
-    meets: dict[int, dict[int, None]]
+    at_rendezvous: dict[int, dict[int, None]]
     sends: dict[int, list[int]]
     receives: dict[int, list[int]]
-    there: dict[int, dict[int, int]]
-    ahead: dict[int, int]
+    arrived: dict[int, dict[int, int]]
+    buffered_bytes: dict[int, int]
     hung_on: dict[int, tuple[int, ...]]
-    mates: dict[int, int]
-    closed: dict[tuple[int, int], bool]
+    receive_of: dict[int, int]
+    closed_groups: dict[tuple[int, int], bool]
     matcher: MessageMatcher
     lost_ranks: dict[int, None]
-    silent: dict[tuple[int, int, int], tuple[bool, frozenset[int]]]
-    kinds: dict[int, dict[tuple[str, int, int], dict[int, None]]]
+    silenced: dict[tuple[int, int, int], SilencedPair]
+    arrived_by_kind: dict[int, dict[CallKind, dict[int, None]]]
 
     def copy(self) -> RunState:
         return RunState(
             self.pc[:],
             self.ends[:],
-            self.open[:],
+            self.open_launches[:],
             self.phase[:],
             _copy_lists(self.queues),
-            {k: v.copy() for k, v in self.meets.items()},
+            _copy_dicts(self.at_rendezvous),
             _copy_lists(self.sends),
             _copy_lists(self.receives),
-            {k: v.copy() for k, v in self.there.items()},
-            self.ahead.copy(),
+            _copy_dicts(self.arrived),
+            self.buffered_bytes.copy(),
             self.hung_on.copy(),
-            self.mates.copy(),
-            self.closed.copy(),
+            self.receive_of.copy(),
+            self.closed_groups.copy(),
             self.matcher.copy(),
             self.lost_ranks.copy(),
-            self.silent.copy(),
-            {k: {kind: rows.copy() for kind, rows in v.items()} for k, v in self.kinds.items()},
+            self.silenced.copy(),
+            {instance: _copy_dicts(kinds) for instance, kinds in self.arrived_by_kind.items()},
         )
 
     def key(self) -> Hashable:
         """Equal for states with the same future.
 
-        ``open``, ``ahead``, ``mates``, ``queues``, ``losses`` and ``kinds`` follow from the
-        rest."""
+        ``open_launches``, ``buffered_bytes``, ``receive_of``, ``queues``, ``lost_ranks`` and
+        ``arrived_by_kind`` follow from the rest. Where several ranks have arrived, their order is
+        no part of the key.
+        """
+        at_rendezvous = frozenset((i, frozenset(ranks)) for i, ranks in self.at_rendezvous.items())
+        sends = frozenset((channel, tuple(rows)) for channel, rows in self.sends.items())
+        receives = frozenset((channel, tuple(rows)) for channel, rows in self.receives.items())
+        arrived = frozenset((i, frozenset(rows.values())) for i, rows in self.arrived.items())
         return (
             tuple(self.pc),
             tuple(self.ends),
             bytes(self.phase),
             frozenset(self.hung_on.items()),
-            frozenset((k, frozenset(v)) for k, v in self.meets.items()),
-            frozenset(self.closed),
-            frozenset((k, tuple(v)) for k, v in self.sends.items()),
-            frozenset((k, tuple(v)) for k, v in self.receives.items()),
-            frozenset((k, frozenset(v.values())) for k, v in self.there.items()),
+            at_rendezvous,
+            frozenset(self.closed_groups),
+            sends,
+            receives,
+            arrived,
             self.matcher.key(),
-            frozenset(self.silent.items()),
+            frozenset(self.silenced.items()),
         )
 
 
 def _copy_lists(lists: dict[int, list[int]]) -> dict[int, list[int]]:
     return {key: rows[:] for key, rows in lists.items()}
+
+
+def _copy_dicts(dicts: dict[_Key, dict[_Member, _Value]]) -> dict[_Key, dict[_Member, _Value]]:
+    return {key: entries.copy() for key, entries in dicts.items()}

@@ -1,13 +1,15 @@
-"""The rules: what may happen in a state, and what it brings about. No clock; a driver chooses.
+"""The rules of an ordered run: what may happen in a state, and what it brings about.
 
-    rules = Rules(program, PROFILES["gloo"])
+    rules = TransitionRules(program, BACKEND_PROFILES["gloo"])
     state = rules.initial()
     while choices := rules.enabled(state):
         state = rules.apply(state, choices[0])
-    standstill(rules, state).stuck          # distsim.semantics.ordered.blocked_state
+    blocked_state_at(rules, state).stuck    # distsim.semantics.ordered.blocked_state
 
-Drivers choose: the time-ordered engine by time, `TransitionRules.settle` in any order, an explorer
-every choice.
+Key idea: the rules have no clock. A driver chooses what happens next: the event-driven engine by
+time, `TransitionRules.settle` in any order, an explorer every choice in turn.
+
+Most names of rules (G4, G10, …) are those of docs/semantics.md.
 """
 
 from __future__ import annotations
@@ -56,19 +58,25 @@ from distsim.semantics.ordered.state import (
     TransitionRecorder,
 )
 
-#: What a gloo rank is told that waits for a transfer with a dead one, or on a group that the other
-#: has closed (2.4, G10).
+#: The error of a gloo rank that waits for a transfer with a dead rank, or on a group that the other
+#: side has closed (2.4, G10).
 PEER_CLOSED_MESSAGE = (
     "Connection closed by peer. This is typically caused by a remote worker crashing"
 )
-#: What a gloo rank is told on a group on which it has itself timed out (G10).
+#: The error of a gloo rank on a group on which it has itself timed out (G10).
 OWN_TIMEOUT_MESSAGE = "Application timeout caused pair closure"
-_SEND, _RECEIVE, _COLLECTIVE = int(PartKind.SEND), int(PartKind.RECEIVE), int(PartKind.COLLECTIVE)
+_DROPPED_WORK_MESSAGE = (
+    "Attempted destruction of AsyncWork before work has completed, terminating the program."
+)
+_SEND = int(PartKind.SEND)
+#: What `TransitionRules.open_row` returns if no row is open.
+NO_OPEN_ROW = -1
 
 
 class TransitionRules(QueueRules):
-    """What may happen to a `RunState` of a program under a profile. The tables are static; only
-    states change.
+    """What may happen to a `RunState` of a program under a profile.
+
+    The tables that it inherits are static; only states change.
     """
 
     def __init__(
@@ -79,92 +87,96 @@ class TransitionRules(QueueRules):
 
     # --- states ---
     def initial(self) -> RunState:
-        """Nobody has begun. Absent ranks never will, nor those for whom others stand."""
-        n, of = self.program.world_size, self.program.representative_of
+        """No rank has started. Absent ranks, and ranks that another represents, never will."""
+        size = self.program.world_size
         absent = {fault.rank for fault in self.program.faults if fault.kind == "absent"}
-        gone = absent if of is None else absent | (set(range(n)) - set(self.program.present))
-        ends: list[ExitRank | None] = [
-            ExitRank(0, "absent") if rank in gone else None for rank in range(n)
-        ]
+        never_start = set(absent)
+        if self.program.representative_of is not None:
+            never_start |= set(range(size)) - set(self.program.present)
+        ends: list[ExitRank | None] = [None] * size
+        for rank in never_start:
+            ends[rank] = ExitRank(0, "absent")
         return RunState(
-            [0] * n,
-            ends,
-            [0] * n,
-            bytearray(self.linked.rows),
-            {},
-            {},
-            {},
-            {},
-            {},
-            {},
-            {},
-            {},
-            {},
-            MessageMatcher(self.profile.specific_first),
-            dict.fromkeys(sorted(absent)),
-            {},
-            {},
+            pc=[0] * size,
+            ends=ends,
+            open_launches=[0] * size,
+            phase=bytearray(self.linked.rows),
+            queues={},
+            at_rendezvous={},
+            sends={},
+            receives={},
+            arrived={},
+            buffered_bytes={},
+            hung_on={},
+            receive_of={},
+            closed_groups={},
+            matcher=MessageMatcher(self.profile.specific_first),
+            lost_ranks=dict.fromkeys(sorted(absent)),
+            silenced={},
+            arrived_by_kind={},
         )
 
     def instruction(self, state: RunState, rank: int) -> Instruction:
-        """Where a rank's host stands; its rows count from the rank's first."""
+        """A host's next instruction. Its rows count from the rank's first row."""
         return self.steps[rank][state.pc[rank]][1]
 
     def position(self, state: RunState, rank: int) -> int:
-        """The call that a rank's host is in, or its end."""
+        """The call that a rank's host is in, or the position of its end."""
         end = state.ends[rank]
         return end.position if end is not None else self.instruction(state, rank).position
 
+    # --- what may happen ---
     def enabled(self, state: RunState) -> list[SchedulerChoice]:
-        """All that may happen next, in a fixed order: hosts by rank, then rows that are due, then
-        any-source receives.
+        """All that may happen next, in a fixed order.
+
+        Hosts by rank come first, then rows that are due, then any-source receives.
         """
-        choices = [
-            SchedulerChoice(CHOICE_STEP, rank)
-            for rank in range(len(state.pc))
-            if self.can_step(state, rank)
-        ]
+        ranks = [rank for rank in range(len(state.pc)) if self.can_step(state, rank)]
+        choices = [SchedulerChoice(CHOICE_STEP, rank) for rank in ranks]
         choices += [SchedulerChoice(CHOICE_FINISH, row) for row in self.due_rows(state)]
-        return choices + [SchedulerChoice(CHOICE_TAKE, *take) for take in state.matcher.takes()]
+        choices += [SchedulerChoice(CHOICE_TAKE, *take) for take in state.matcher.takes()]
+        return choices
 
     def due_rows(self, state: RunState) -> list[int]:
-        found, row = [], state.phase.find(DUE)
+        rows = []
+        row = state.phase.find(DUE)
         while row >= 0:
-            found.append(row)
+            rows.append(row)
             row = state.phase.find(DUE, row + 1)
-        return found
+        return rows
 
     def can_step(self, state: RunState, rank: int) -> bool:
         if state.ends[rank] is not None:
             return False
         op, instruction, task, _, rows = self.steps[rank][state.pc[rank]]
         if op == OP_POST:
-            return not (
-                self.lock and task is not None and task.locks and self.worker_has_lock(state, rank)
-            )
+            needs_lock = self.lock and task is not None and task.locks
+            return not (needs_lock and self.worker_has_lock(state, rank))
         if op == OP_WAIT:
-            return self.open_row(state, rank, rows) < 0 or (
-                bool(state.lost_ranks) and self._is_broken(state, rank, instruction)
-            )
+            if self.open_row(state, rank, rows) < 0:
+                return True
+            return bool(state.lost_ranks) and self._wait_is_broken(state, rank, instruction)
         if op == OP_SYNC:
-            return state.open[rank] == 0
+            return state.open_launches[rank] == 0
         if op == OP_RENDEZVOUS:
-            return not self._is_there(state, rank, instruction)
+            return not self._waits_at(state, rank, instruction)
         if op == OP_LOCK:
             return not self.worker_has_lock(state, rank)
         return op != OP_BLOCK
 
     def open_row(self, state: RunState, rank: int, rows: tuple[int, ...]) -> int:
-        """The first of some rows that is open, -1 if none is."""
+        """The first of ``rows`` that is open, or `NO_OPEN_ROW`."""
         phase, base = state.phase, self.base[rank]
         for row in rows:
             if phase[base + row]:
                 return base + row
-        return -1
+        return NO_OPEN_ROW
 
-    def _is_broken(self, state: RunState, rank: int, wait: Instruction) -> bool:
-        """Requests are waited for one by one, so a death is seen by the wait whose turn it is
-        (run).
+    def _wait_is_broken(self, state: RunState, rank: int, wait: Instruction) -> bool:
+        """Whether the request that is waited for at the moment can never finish.
+
+        Requests are waited for one after the other, so only the current wait notices a death
+        (observed in a run).
         """
         assert isinstance(wait, WaitForRows)
         row = self.open_row(state, rank, wait.rows)
@@ -172,19 +184,19 @@ class TransitionRules(QueueRules):
 
     # --- making a choice ---
     def apply(self, state: RunState, choice: SchedulerChoice) -> RunState:
-        """The state after a choice; the given one stays as it was."""
+        """The state after a choice; ``state`` itself does not change."""
         after = state.copy()
         self.advance(after, choice)
         return after
 
     def advance(self, state: RunState, choice: SchedulerChoice) -> list[TransitionEvent]:
-        """Make a choice in place; what it brought about."""
+        """Make a choice in place; return what it brought about."""
         out = TransitionRecorder()
         self.make(state, choice, out)
         return out.events
 
     def make(self, state: RunState, choice: SchedulerChoice, out: TransitionListener) -> None:
-        """Make a choice in place, and tell a listener what it brings about."""
+        """Make a choice in place, and report to a listener what it brings about."""
         if choice.kind == CHOICE_STEP:
             self.step(state, choice.a, out)
         elif choice.kind == CHOICE_FINISH:
@@ -193,7 +205,7 @@ class TransitionRules(QueueRules):
             self.take(state, choice.b, out)
 
     def take(self, state: RunState, send: int, out: TransitionListener) -> None:
-        """The oldest any-source receive of its box takes a message."""
+        """The oldest any-source receive of the message's box takes the message."""
         box = self.box[send]
         self.pair(state, *state.matcher.take(box, self.rank_of[send]), out)
         self.settle_box(state, box, out)
@@ -202,46 +214,50 @@ class TransitionRules(QueueRules):
     def settle(
         self, state: RunState, hold: Callable[[RunState, int], bool] | None = None
     ) -> list[TransitionEvent]:
-        """Run, in place, all that has no alternative: then `enabled` offers takes only, or nothing.
-        What happened, in order.
+        """Run, in place, everything that has no alternative; return what happened, in order.
 
-        ``hold`` says of a rank whose next step has an alternative; then that is offered too.
+        Afterwards `enabled` offers takes only, or nothing. ``hold`` returns whether a rank's next
+        step has an alternative; such steps are not run, and `enabled` offers them too.
         """
         out = TransitionRecorder()
-        todo = deque(rank for rank, end in enumerate(state.ends) if end is None)
+        ranks = deque(rank for rank, end in enumerate(state.ends) if end is None)
         due, seen = self.due_rows(state), 0
-        while todo or due:
+        while ranks or due:
             if due:
                 row = due.pop()
                 if state.phase[row] == DUE:
                     self.finish(state, row, out)
-            elif self.can_step(state, todo[0]) and not (hold is not None and hold(state, todo[0])):
-                self.step(state, todo[0], out)
+            elif self.can_step(state, ranks[0]) and not (
+                hold is not None and hold(state, ranks[0])
+            ):
+                self.step(state, ranks[0], out)
             else:
-                todo.popleft()
+                ranks.popleft()
                 continue
             for event in out.events[seen:]:
                 if type(event) is RowDue:
                     due.append(event.row)
                 elif type(event) is RowDone:
-                    todo.append(self.rank_of[event.row])
+                    ranks.append(self.rank_of[event.row])
                 elif type(event) is HostReleased:
-                    todo.append(event.rank)
+                    ranks.append(event.rank)
                 elif type(event) is RankEnded and event.gone:
-                    todo.extend(range(len(state.pc)))
+                    # Any rank may have waited for the one that is gone.
+                    ranks.extend(range(len(state.pc)))
             seen = len(out.events)
         return out.events
 
     def finish(self, state: RunState, row: int, out: TransitionListener) -> None:
-        """A row that is due is done."""
+        """A row that is due finishes."""
         task = self.task_of[row]
         if task is not None and task.plain:
+            # The same as `end_row` for the frequent case of a launch with one part and no queue.
             state.phase[row] = CLOSED
             if self.kind[row] == _SEND:
-                state.mates.pop(row, None)
+                state.receive_of.pop(row, None)
             out.done(row)
             rank = self.rank_of[row]
-            state.open[rank] -= 1
+            state.open_launches[rank] -= 1
             for follower in task.followers:
                 self.try_start(state, rank, follower, out)
         else:
@@ -249,33 +265,35 @@ class TransitionRules(QueueRules):
         if self.ranks_to_crash:
             self.abort(state, out)
 
-    def kill(self, state: RunState, rank: int, leave: ExitRank, out: TransitionListener) -> None:
-        """End a rank from outside, at its present instruction: a fault at a time."""
-        self._leave(state, rank, leave, out)
+    def kill(self, state: RunState, rank: int, end: ExitRank, out: TransitionListener) -> None:
+        """End a rank from outside, at its current instruction: a fault at a given time."""
+        self._exit(state, rank, end, out)
         self.abort(state, out)
 
     def close(self, state: RunState, rank: int, group: int) -> None:
-        """G10: a timeout closes a group's connections in the rank's process. Who waits there finds
-        out (`broken`).
+        """G10: a timeout closes a group's connections in the rank's process.
+
+        Ranks that wait for a transfer there find out through `broken`.
         """
-        state.closed[rank, group] = True
+        state.closed_groups[rank, group] = True
         state.lost_ranks[rank] = None
 
     # --- the host ---
     def step(self, state: RunState, rank: int, out: TransitionListener) -> None:
-        """The next instruction of a rank that can take it."""
+        """Run the next instruction of a rank, which must be able to step."""
         op, instruction, task, _, rows = self.steps[rank][state.pc[rank]]
         if op == OP_POST:
             assert task is not None
             state.pc[rank] += 1
             self.post(state, rank, task, out)
         elif op == OP_WAIT and state.lost_ranks and self.open_row(state, rank, rows) >= 0:
+            # `can_step` permits this only if the wait is broken.
             self._raise(state, rank, instruction, out)
         elif op == OP_RENDEZVOUS:
-            self._meet(state, rank, instruction, out)
+            self._arrive_at_rendezvous(state, rank, instruction, out)
         elif op == OP_EXIT:
             assert isinstance(instruction, ExitRank)
-            self._leave(state, rank, instruction, out)
+            self._exit(state, rank, instruction, out)
         else:
             state.pc[rank] += 1
             if op == OP_DROP:
@@ -288,109 +306,119 @@ class TransitionRules(QueueRules):
     def _raise(
         self, state: RunState, rank: int, wait: Instruction, out: TransitionListener
     ) -> None:
-        """What the rank waits for is with a dead one, or on a group that is closed."""
+        """A wait raises: its request is with a dead rank, or on a group that is closed."""
         assert isinstance(wait, WaitForRows)
-        base = self.base[rank]
-        own = any(
-            (rank, self.group[base + row]) in state.closed
-            for row in wait.rows
-            if self.part_of[base + row] is not None
-        )
-        self._leave(
-            state,
-            rank,
-            ExitRank(wait.position, "raised", OWN_TIMEOUT_MESSAGE if own else PEER_CLOSED_MESSAGE),
-            out,
-        )
+        rows = [self.base[rank] + row for row in wait.rows]
+        parts = [row for row in rows if self.part_of[row] is not None]
+        timed_out_itself = any((rank, self.group[row]) in state.closed_groups for row in parts)
+        message = OWN_TIMEOUT_MESSAGE if timed_out_itself else PEER_CLOSED_MESSAGE
+        self._exit(state, rank, ExitRank(wait.position, "raised", message), out)
 
     def start_waiting_collective(self, state: RunState, rank: int, out: TransitionListener) -> None:
-        """The host gave the lock back: the collective that waited for it starts."""
+        """The host has released the lock: a collective that waits for it starts."""
         for row in self.worker_queue(state, rank)[:1]:
             self.try_start(state, rank, self.task(row), out)
 
-    def _meet_of(self, rank: int, meet: Instruction) -> list[tuple[int, tuple[int, ...]]]:
-        assert isinstance(meet, AwaitRendezvous)
-        return self.meetings(rank, meet)
+    # --- rendezvous ---
+    def _meetings_of(
+        self, rank: int, instruction: Instruction
+    ) -> list[tuple[int, tuple[int, ...]]]:
+        assert isinstance(instruction, AwaitRendezvous)
+        return self.meetings(rank, instruction)
 
-    def _is_there(self, state: RunState, rank: int, meet: Instruction) -> bool:
-        """The rank has come to a meeting, and not everybody else has."""
+    def _waits_at(self, state: RunState, rank: int, instruction: Instruction) -> bool:
+        """Whether the rank has arrived at a rendezvous that others have not reached yet."""
         return any(
-            rank in state.meets.get(instance, ()) for instance, _ in self._meet_of(rank, meet)
+            rank in state.at_rendezvous.get(instance, ())
+            for instance, _ in self._meetings_of(rank, instruction)
         )
 
-    def _meet(self, state: RunState, rank: int, meet: Instruction, out: TransitionListener) -> None:
-        """Come to all spots of a meeting; whoever now finds nobody missing at any of its own goes
-        on.
-        """
-        assert isinstance(meet, AwaitRendezvous)
-        if meet.uneven:
-            self._meet_unevenly(state, rank, meet, out)
+    def _arrive_at_rendezvous(
+        self, state: RunState, rank: int, instruction: Instruction, out: TransitionListener
+    ) -> None:
+        """Arrive at all instances of a rendezvous; release ranks that miss no other now."""
+        assert isinstance(instruction, AwaitRendezvous)
+        if instruction.uneven:
+            self._arrive_at_uneven_rendezvous(state, rank, instruction, out)
             return
-        waiting: dict[int, None] = {}
-        for instance, expected in self.meetings(rank, meet):
-            there = state.meets.setdefault(instance, {})
-            there[rank] = None
-            if len(there) == len(expected):
-                waiting |= there
-                del state.meets[instance]
-        for member in (*(other for other in waiting if other != rank), rank):
+        completed: dict[int, None] = {}  # members of the instances that this arrival completes
+        for instance, expected in self.meetings(rank, instruction):
+            arrived = state.at_rendezvous.setdefault(instance, {})
+            arrived[rank] = None
+            if len(arrived) == len(expected):
+                completed |= arrived
+                del state.at_rendezvous[instance]
+        # The rank itself goes last, as the last to arrive.
+        for member in (*(other for other in completed if other != rank), rank):
             op, theirs, *_ = self.steps[member][state.pc[member]]
-            if op == OP_RENDEZVOUS and not self._is_there(state, member, theirs):
+            if op == OP_RENDEZVOUS and not self._waits_at(state, member, theirs):
                 state.pc[member] += 1
                 out.released(member)
 
-    def _meet_unevenly(
-        self, state: RunState, rank: int, meet: AwaitRendezvous, out: TransitionListener
+    def _arrive_at_uneven_rendezvous(
+        self, state: RunState, rank: int, rendezvous: AwaitRendezvous, out: TransitionListener
     ) -> None:
-        """Whoever finds all whom it expects there goes on; nobody leaves before."""
-        ((instance, expected),) = self.meetings(rank, meet)
-        there = state.meets.setdefault(instance, {})
-        there[rank] = None
-        open_still, all_there = False, frozenset(there)
-        for member in tuple(there):
+        """Members expect different ranks: each continues when all that it expects have arrived.
+
+        A rank that has continued still counts as arrived for the others.
+        """
+        ((instance, expected),) = self.meetings(rank, rendezvous)
+        arrived = state.at_rendezvous.setdefault(instance, {})
+        arrived[rank] = None
+        some_still_wait, all_arrived = False, frozenset(arrived)
+        for member in tuple(arrived):
             op, theirs, *_ = self.steps[member][state.pc[member]]
-            if op != OP_RENDEZVOUS or self._meet_of(member, theirs)[0][0] != instance:
+            if op != OP_RENDEZVOUS:
                 continue
-            if theirs.lost or any(r not in all_there for r in self._meet_of(member, theirs)[0][1]):  # type: ignore[union-attr]
-                open_still = True
+            member_instance, member_expects = self._meetings_of(member, theirs)[0]
+            if member_instance != instance:
+                continue
+            assert isinstance(theirs, AwaitRendezvous)
+            if theirs.lost or any(other not in all_arrived for other in member_expects):
+                some_still_wait = True
                 continue
             state.pc[member] += 1
             out.released(member)
-        if not open_still and len(there) == len(expected):
-            del state.meets[instance]
+        if not some_still_wait and len(arrived) == len(expected):
+            del state.at_rendezvous[instance]
 
-    def _drop(self, state: RunState, rank: int, drop: Instruction, out: TransitionListener) -> None:
-        """G4: gloo has sent the notice of a message that has met nobody, and keeps its place in the
-        queue: who meets it does so in vain (`Meetings.pair`), but a sender is let go
-        (`p2p.work_dropped_irecv`). MPI ends the process (``~AsyncWork``)."""
-        assert isinstance(drop, DropRequest)
-        row = self.base[rank] + drop.row
+    # --- ends ---
+    def _drop(
+        self, state: RunState, rank: int, instruction: Instruction, out: TransitionListener
+    ) -> None:
+        """The program drops the last handle of a message's request.
+
+        G4: gloo has already sent the notice of an unmatched message, which keeps its place in the
+        queue. A partner that matches it does so in vain (`MessageRules.pair`), but a sender is
+        released (`p2p.work_dropped_irecv`). MPI ends the process (``~AsyncWork``).
+        """
+        assert isinstance(instruction, DropRequest)
+        row = self.base[rank] + instruction.row
         if self.profile.dropped == "crashes":
-            text = "Attempted destruction of AsyncWork before work has completed, terminating the program."
-            self._leave(state, rank, ExitRank(drop.position, "crashed", text), out)
+            end = ExitRank(instruction.position, "crashed", _DROPPED_WORK_MESSAGE)
+            self._exit(state, rank, end, out)
         elif state.phase[row] == RUNNING:
             state.phase[row] = CLOSED
             out.cancelled(row)
             self.released(state, row, out)
 
-    def _leave(self, state: RunState, rank: int, leave: ExitRank, out: TransitionListener) -> None:
+    def _exit(self, state: RunState, rank: int, end: ExitRank, out: TransitionListener) -> None:
         if state.ends[rank] is not None:
             return
-        state.ends[rank] = leave
-        out.ended(rank, leave.gone)
-        for there in state.meets.values():
-            there.pop(rank, None)
-        if leave.gone:
+        state.ends[rank] = end
+        out.ended(rank, end.gone)
+        for arrived in state.at_rendezvous.values():
+            arrived.pop(rank, None)
+        if end.gone:
             state.lost_ranks[rank] = None
             for row in range(self.base[rank], self.base[rank + 1]):
                 if state.phase[row]:
                     self.cancel(state, row, out)
 
     def abort(self, state: RunState, out: TransitionListener) -> None:
-        """G14: the processes that a mismatch kills."""
+        """G14: end the processes that a mismatch kills."""
         while self.ranks_to_crash:
             rank = self.ranks_to_crash.pop(0)
-            leave = ExitRank(
-                self.position(state, rank), "crashed", "aborted: what came did not fit the buffer"
-            )
-            self._leave(state, rank, leave, out)
+            position = self.position(state, rank)
+            end = ExitRank(position, "crashed", "aborted: what came did not fit the buffer")
+            self._exit(state, rank, end, out)

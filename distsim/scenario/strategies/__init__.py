@@ -35,7 +35,7 @@ class _StrategyRegistry(Mapping[str, type[Strategy]]):
 STRATEGIES = _StrategyRegistry(
     {
         "data_parallel": "ddp.data_parallel DataParallel",
-        "ddp": "ddp.fields Ddp",
+        "ddp": "ddp.strategy Ddp",
         "fsdp": "fsdp.fields Fsdp",
         "deepspeed": "deepspeed.fields DeepSpeed",
         "megatron_ddp": "megatron.ddp MegatronDdp",

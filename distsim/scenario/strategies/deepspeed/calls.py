@@ -44,7 +44,9 @@ class DeepSpeedWriter(EntryWriter, ABC):
         self, fields: DeepSpeed, context: ExpansionContext, skipped: int | None = None
     ) -> None:
         more = "" if skipped is None else f"_without_{skipped}"
-        super().__init__(context.prefix("deepspeed") + more, fields.dtype, fields.over(context))
+        super().__init__(
+            context.unused_prefix("deepspeed") + more, fields.dtype, fields.over(context)
+        )
         self.f, self.context, self.model = fields, context, fields.model
         #: The layers that are run, in order.
         self.run = [k for k in range(len(self.model)) if k != skipped]
@@ -115,7 +117,7 @@ class DeepSpeedWriter(EntryWriter, ABC):
         return self.free and self.f.overlaps
 
     def on(self) -> dict[str, str]:
-        return {"on": f"{self.p}_reduce"} if self.streams else {}
+        return {"on": f"{self.prefix}_reduce"} if self.streams else {}
 
     def around(self) -> list[Entry]:
         """Before a bucket goes out: its stream waits for what was computed, and the current one for
@@ -126,7 +128,7 @@ class DeepSpeedWriter(EntryWriter, ABC):
         return [{"wait_stream": {"stream": "current", **self.on()}}, *self.settled()]
 
     def settled(self) -> list[Entry]:
-        return [{"wait_stream": {"stream": f"{self.p}_reduce"}}] if self.streams else []
+        return [{"wait_stream": {"stream": f"{self.prefix}_reduce"}}] if self.streams else []
 
     def backward(
         self,
@@ -176,7 +178,9 @@ class ZeroStage12Writer(DeepSpeedWriter):
         return large_gradient_pieces(sum(self.numel[:param]), numel, self.part, most)
 
     def names(self, k: int) -> list[str]:
-        return [f"{self.p}_bucket_{k}_{j}" for j in range(len(self.calls_of(self.buckets[k][0])))]
+        return [
+            f"{self.prefix}_bucket_{k}_{j}" for j in range(len(self.calls_of(self.buckets[k][0])))
+        ]
 
     def construction(self) -> list[Entry]:
         return self.broadcasts()

@@ -88,7 +88,7 @@ class DeepSpeed(LayeredModelStrategy):
         )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
-        found = context.refused(group=self.group)
+        found = context.refuse_groups(group=self.group)
         if found:
             return found
         ranks, layers = range(context.world_size), range(len(self.model))

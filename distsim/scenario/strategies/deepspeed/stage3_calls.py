@@ -69,9 +69,12 @@ class ZeroStage3Writer(DeepSpeedWriter):
     def groups(self) -> dict[str, Entry]:
         found: dict[str, Entry] = {}
         if self.hpz > 1:
-            found[f"{self.p}_hpz"] = {"by": f"rank - rank % {self.hpz}"}
+            found[f"{self.prefix}_hpz"] = {"by": f"rank - rank % {self.hpz}"}
         if self.quantized:
-            found |= {f"{self.p}_local": {"by": "node"}, f"{self.p}_global": {"by": "local_rank"}}
+            found |= {
+                f"{self.prefix}_local": {"by": "node"},
+                f"{self.prefix}_global": {"by": "local_rank"},
+            }
         return found
 
     @property
@@ -112,8 +115,8 @@ class ZeroStage3Writer(DeepSpeedWriter):
             steps += [*self.agreed(), *self.forward(), *self.backward_pass(fresh=micro == 0)]
             self.coordinator.ended()
         steps += [self.one("uint8", "max")] if self.f.dtype == "float16" else []
-        scattered = [f"{self.p}_scattered_{k}" for k in range(len(self.buckets))]
-        shards = [f"{self.p}_shard_{k}" for k in range(len(self.model))]
+        scattered = [f"{self.prefix}_scattered_{k}" for k in range(len(self.buckets))]
+        shards = [f"{self.prefix}_shard_{k}" for k in range(len(self.model))]
         steps += [self.one("float64", "sum"), *self.optimizer(scattered, shards)]
         kept = self.coordinator.updated()
         return [*steps, *self.gather(kept), *self.arrived(p for one in kept for p in one.params)]
@@ -124,7 +127,7 @@ class ZeroStage3Writer(DeepSpeedWriter):
             layer = self.model[k]
             steps += [
                 *self.fetched(k),
-                compute(f"forward {layer.name}", layer.forward, reads=[f"{self.p}_whole_{k}"]),
+                compute(f"forward {layer.name}", layer.forward, reads=[f"{self.prefix}_whole_{k}"]),
             ]
             self.coordinator.release(k)
         return steps
@@ -143,10 +146,10 @@ class ZeroStage3Writer(DeepSpeedWriter):
             mine = list(dict.fromkeys(of[p] for p in self.params_of[k]))
             new, old = [b for b in mine if b not in begun], [b for b in mine if b in begun]
             begun.update(mine)
-            names = [[f"{self.p}_bucket_{b}" for b in which] for which in (new, old)]
+            names = [[f"{self.prefix}_bucket_{b}" for b in which] for which in (new, old)]
             steps += [
                 *self.fetched(k),
-                self.backward(self.model[k], names[0], names[1], [f"{self.p}_whole_{k}"]),
+                self.backward(self.model[k], names[0], names[1], [f"{self.prefix}_whole_{k}"]),
             ]
             steps += [entry for p in self.params_of[k] if p in at for entry in self.reduce(at[p])]
             if k != self.run[0]:
@@ -176,19 +179,19 @@ class ZeroStage3Writer(DeepSpeedWriter):
     def gather(self, gathers: Sequence[ParameterGather]) -> list[Entry]:
         found: list[Entry] = []
         for one in gathers:
-            handle = f"{self.p}_gathered@{self.handles}"
+            handle = f"{self.prefix}_gathered@{self.handles}"
             self.handles += 1
             found.append(self.gathered(one.params, handle, one.secondary))
             handles = [handle]
             if self.f.zero_quantized_weights:
-                handles.append(f"{self.p}_scales@{self.handles - 1}")
+                handles.append(f"{self.prefix}_scales@{self.handles - 1}")
                 found.append(self.scales(one, handles[1]))
             self.coming |= {p: list(handles) for p in one.params}
         return found
 
     def gathered(self, params: Sequence[int], handle: str | None, secondary: bool = False) -> Entry:
         """Parameters side by side, from equal parts."""
-        ranks, group = (self.hpz, f"{self.p}_hpz") if secondary else (self.n, self.group)
+        ranks, group = (self.hpz, f"{self.prefix}_hpz") if secondary else (self.n, self.group)
         part = sum(self.parts[p] for p in params) * self.n // ranks
         dtype = "int8" if self.f.zero_quantized_weights and handle is not None else self.f.dtype
         later = {} if handle is None else {"async_": True, "as_": handle}
@@ -203,11 +206,14 @@ class ZeroStage3Writer(DeepSpeedWriter):
             and not secondary
             and list(params) == self.params_of[layer]
         ):
-            tensors = {"input": f"{self.p}_shard_{layer}", "output": f"{self.p}_whole_{layer}"}
+            tensors = {
+                "input": f"{self.prefix}_shard_{layer}",
+                "output": f"{self.prefix}_whole_{layer}",
+            }
         return step("all_gather_into_tensor", **tensors, group=group, **later)
 
     def scales(self, one: ParameterGather, handle: str) -> Entry:
-        ranks, group = (self.hpz, f"{self.p}_hpz") if one.secondary else (self.n, self.group)
+        ranks, group = (self.hpz, f"{self.prefix}_hpz") if one.secondary else (self.n, self.group)
         count = scale_count(sum(self.parts[p] for p in one.params) * self.n // ranks)
         tensors = {
             "input": tensor_declaration(count, "float32"),
@@ -217,7 +223,7 @@ class ZeroStage3Writer(DeepSpeedWriter):
 
     # --- gradients ---
     def reduce(self, k: int) -> list[Entry]:
-        whole, part = f"{self.p}_bucket_{k}", f"{self.p}_scattered_{k}"
+        whole, part = f"{self.prefix}_bucket_{k}", f"{self.prefix}_scattered_{k}"
         if not self.quantized:
             return [
                 *self.around(),
@@ -251,7 +257,7 @@ class ZeroStage3Writer(DeepSpeedWriter):
                         "all_to_all_single",
                         input=one,
                         output=dict(one),
-                        group=f"{self.p}_{word}",
+                        group=f"{self.prefix}_{word}",
                         **self.on(),
                     )
                 )

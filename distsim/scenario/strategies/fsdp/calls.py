@@ -42,7 +42,7 @@ class FsdpWriter(EntryWriter):
     """
 
     def __init__(self, fsdp: Fsdp, context: ExpansionContext, root: FsdpUnit) -> None:
-        super().__init__(context.prefix("fsdp"), fsdp.dtype, fsdp.shard_group(context))
+        super().__init__(context.unused_prefix("fsdp"), fsdp.dtype, fsdp.shard_group(context))
         self.fsdp, self.n, self.context = fsdp, context.size_of(self.group), context
         self.copies = 1 if fsdp.replicate is None else context.size_of(fsdp.replicate)
         self.free = context.backend == "nccl"
@@ -112,7 +112,7 @@ class FsdpWriter(EntryWriter):
             self.tensor(f"full_{number}", rows * n, gathered)
             if unit.reshard is not True and unit.reshard is not False:
                 self.tensor(f"part_{number}", rows * n // unit.reshard, gathered)
-                self.groups[f"{self.p}_part_{unit.reshard}"] = {
+                self.groups[f"{self.prefix}_part_{unit.reshard}"] = {
                     "by": self.fsdp.part_of(self.context, unit.reshard)
                 }
             if unit.params and not fsdp.evaluate:
@@ -150,7 +150,7 @@ class FsdpWriter(EntryWriter):
         if kind in ("gather", "part"):
             return self.gather(k, kind)
         if kind == "wait":
-            return [wait(f"{self.p}_gathered@{self.number[k]}")] if self.free else []
+            return [wait(f"{self.prefix}_gathered@{self.number[k]}")] if self.free else []
         if kind == "settle":
             return self.behind("reduce_scatter")
         if kind == "reduce":
@@ -162,13 +162,16 @@ class FsdpWriter(EntryWriter):
 
     def gather(self, k: int, kind: str) -> list[Entry]:
         number = self.number[k]
-        handle = {"async_": True, "as_": f"{self.p}_gathered@{number}"} if self.free else {}
+        handle = {"async_": True, "as_": f"{self.prefix}_gathered@{number}"} if self.free else {}
         word, group = (
             ("shard", self.group_of(k))
             if kind == "gather"
-            else ("part", f"{self.p}_part_{self.units[k].reshard}")
+            else ("part", f"{self.prefix}_part_{self.units[k].reshard}")
         )
-        names = {"input": f"{self.p}_{word}_{number}", "output": f"{self.p}_full_{number}"}
+        names = {
+            "input": f"{self.prefix}_{word}_{number}",
+            "output": f"{self.prefix}_full_{number}",
+        }
         return [step("all_gather_into_tensor", **names, group=group, **handle)]
 
     def work(self, word: str, k: int, again: int, fresh: bool) -> list[Entry]:
@@ -179,10 +182,10 @@ class FsdpWriter(EntryWriter):
                 self.half(word, price, first=again == (word == "backward")),
                 fresh and again == 0,
             )
-        reads = [f"{self.p}_full_{self.number[k]}"] if k in self.number else []
+        reads = [f"{self.prefix}_full_{self.number[k]}"] if k in self.number else []
         if word == "forward" or not unit.params:
             return [compute(f"{word} {unit.name}", price, reads=reads)]
-        grads = [f"{self.p}_grads_{self.number[k]}"]
+        grads = [f"{self.prefix}_grads_{self.number[k]}"]
         return [
             compute(
                 f"backward {unit.name}",
@@ -215,8 +218,8 @@ class FsdpWriter(EntryWriter):
         part over all copies of the model.
         """
         number, once = self.number[k], self.fsdp.all_reduce_late
-        part = f"{self.p}_{'more' if self.adds and not first else 'grad'}_{number}"
-        names = {"input": f"{self.p}_grads_{number}", "output": part}
+        part = f"{self.prefix}_{'more' if self.adds and not first else 'grad'}_{number}"
+        names = {"input": f"{self.prefix}_grads_{number}", "output": part}
         found = self.behind("current", "reduce_scatter")
         found.append(
             step(
@@ -231,7 +234,7 @@ class FsdpWriter(EntryWriter):
             return found + (self.summed(k) if once and not first else [])
         if once and not first:
             found += self.summed(k)
-            part = f"{self.p}_grad_{number}"
+            part = f"{self.prefix}_grad_{number}"
         found += self.behind("current" if once and not first else "reduce_scatter", "all_reduce")
         found.append(
             step(
@@ -246,18 +249,18 @@ class FsdpWriter(EntryWriter):
 
     def summed(self, k: int) -> list[Entry]:
         """What this micro-batch reduced is added to the shard's gradient."""
-        grad, more = (f"{self.p}_{word}_{self.number[k]}" for word in ("grad", "more"))
+        grad, more = (f"{self.prefix}_{word}_{self.number[k]}" for word in ("grad", "more"))
         return [
             *self.behind("reduce_scatter"),
             {"assign": {"tensor": grad, "value": f"{grad} + {more}"}},
         ]
 
     def on(self, stream: str) -> dict[str, str]:
-        return {"on": f"{self.p}_{stream}"} if self.free else {}
+        return {"on": f"{self.prefix}_{stream}"} if self.free else {}
 
     def behind(self, stream: str, other: str = "current") -> list[Entry]:
         """The other stream goes on when this one has done what it holds."""
-        waited = {"stream": stream if stream == "current" else f"{self.p}_{stream}"}
+        waited = {"stream": stream if stream == "current" else f"{self.prefix}_{stream}"}
         waiting = {} if other == "current" else self.on(other)
         return [{"wait_stream": {**waited, **waiting}}] if self.free else []
 
@@ -293,7 +296,7 @@ class FsdpWriter(EntryWriter):
             )
         if fsdp.optimizer is not None:
             reads, writes = (
-                [f"{self.p}_{word}_{self.number[k]}" for k in self.learning]
+                [f"{self.prefix}_{word}_{self.number[k]}" for k in self.learning]
                 for word in ("grad", "shard")
             )
             found.append(compute("optimizer", fsdp.optimizer, reads=reads, writes=writes))

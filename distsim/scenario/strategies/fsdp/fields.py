@@ -160,7 +160,7 @@ class Fsdp(LayeredModelStrategy):
         return next((axis for axis in ("dp_shard", "dp") if axis in context.mesh), None)
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
-        found = context.refused(
+        found = context.refuse_groups(
             shard=self.shard, replicate=self.replicate, clip_over=self.clip_over
         )
         if found:
@@ -208,7 +208,7 @@ class Fsdp(LayeredModelStrategy):
             if one.shard is not None:
                 found += [
                     ((*here, *rest), sentence)
-                    for rest, sentence in context.refused(shard=one.shard)
+                    for rest, sentence in context.refuse_groups(shard=one.shard)
                 ]
                 if self.clip_grad_norm:
                     found.append(

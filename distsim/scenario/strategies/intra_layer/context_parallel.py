@@ -78,7 +78,7 @@ class ContextParallelWriter(IntraLayerWriter):
     """
 
     def __init__(self, fields: ContextParallel, context: ExpansionContext) -> None:
-        super().__init__(context.prefix(fields.name), fields.dtype, fields.axis)
+        super().__init__(context.unused_prefix(fields.name), fields.dtype, fields.axis)
         self.f, self.n, self.numel = fields, context.size_of(fields.axis), 2 * prod(fields.keys)
 
     def keys(self, word: str, parts: int = 1) -> str:
@@ -103,7 +103,7 @@ class ContextParallelWriter(IntraLayerWriter):
             found += self.attention("attention backward", i, price, [self.kv(i)])
             grads = self.keys(f"grad_{i}")
             if i:
-                found.append(wait(f"{self.p}_grads_came"))
+                found.append(wait(f"{self.prefix}_grads_came"))
             found.append(
                 compute(
                     "add gradients",
@@ -113,7 +113,7 @@ class ContextParallelWriter(IntraLayerWriter):
             )
             if self.n > 1:
                 found += self.rotated(grads, self.keys(f"grad_{i + 1}"), "grads_came")
-        return [*found, *([wait(f"{self.p}_grads_came")] if self.n > 1 else [])]
+        return [*found, *([wait(f"{self.prefix}_grads_came")] if self.n > 1 else [])]
 
     def kv(self, i: int) -> str:
         """What step i reads."""
@@ -125,7 +125,7 @@ class ContextParallelWriter(IntraLayerWriter):
 
     def arrive(self, i: int) -> list[Entry]:
         waits = i == 1 if self.f.rotate == "allgather" else i > 0
-        return [wait(f"{self.p}_kv_came")] if waits else []
+        return [wait(f"{self.prefix}_kv_came")] if waits else []
 
     def pass_on(self, i: int) -> list[Entry]:
         if i == self.n - 1:
@@ -140,7 +140,7 @@ class ContextParallelWriter(IntraLayerWriter):
                 input=self.kv(0),
                 output=self.kv(1),
                 async_=True,
-                as_=f"{self.p}_kv_came",
+                as_=f"{self.prefix}_kv_came",
             )
         ]
 
@@ -148,7 +148,7 @@ class ContextParallelWriter(IntraLayerWriter):
         """To the next rank of the ring, from the one before. permute_tensor is an all_to_all with a
         single part.
         """
-        name = f"{self.p}_{handle}"
+        name = f"{self.prefix}_{handle}"
         if self.f.rotate == "p2p":
             ops = [
                 self.call("isend", tensor=gone, group_dst="(group_rank + 1) % group_size"),

@@ -177,7 +177,7 @@ class ExpertParallelWriter(IntraLayerWriter):
     """
 
     def __init__(self, fields: ExpertParallel, context: ExpansionContext) -> None:
-        super().__init__(context.prefix(fields.name), fields.dtype, fields.axis)
+        super().__init__(context.unused_prefix(fields.name), fields.dtype, fields.axis)
         self.f, n = fields, context.size_of(fields.axis)
         self.sends = [list(row) for row in routed_rows(fields.router, context.world_size, n)]
         self.takes = [
@@ -204,16 +204,20 @@ class ExpertParallelWriter(IntraLayerWriter):
         splits = None if self.even else uniform_or_by_rank(self.takes if back else self.sends)
         return self.call(
             "all_to_all_single",
-            input=f"{self.p}_{source}",
-            output=f"{self.p}_{target}",
+            input=f"{self.prefix}_{source}",
+            output=f"{self.prefix}_{target}",
             input_splits=splits,
         )
 
     def forward(self, price: ComputeCost) -> list[Entry]:
-        found: list[Entry] = [compute("router", {"time": "0 ns"}, writes=[f"{self.p}_tokens"])]
+        found: list[Entry] = [compute("router", {"time": "0 ns"}, writes=[f"{self.prefix}_tokens"])]
         if not self.f.pad_to_capacity:
             found.append(
-                self.call("all_to_all_single", input=f"{self.p}_counts", output=f"{self.p}_theirs")
+                self.call(
+                    "all_to_all_single",
+                    input=f"{self.prefix}_counts",
+                    output=f"{self.prefix}_theirs",
+                )
             )
         return [
             *found,
@@ -224,7 +228,7 @@ class ExpertParallelWriter(IntraLayerWriter):
 
     def backward(self, price: ComputeCost) -> list[Entry]:
         return [
-            compute("combine backward", {"time": "0 ns"}, writes=[f"{self.p}_combined_grad"]),
+            compute("combine backward", {"time": "0 ns"}, writes=[f"{self.prefix}_combined_grad"]),
             self.moved("combined_grad", "results_grad", back=False),
             *self.work("experts backward", price, "results_grad", "routed_grad"),
             self.moved("routed_grad", "tokens_grad", back=True),
@@ -232,7 +236,7 @@ class ExpertParallelWriter(IntraLayerWriter):
 
     def work(self, name: str, price: ComputeCost, reads: str, writes: str) -> list[Entry]:
         """The experts' time follows their tokens; a rank without tokens computes nothing."""
-        words = {"reads": [f"{self.p}_{reads}"], "writes": [f"{self.p}_{writes}"]}
+        words = {"reads": [f"{self.prefix}_{reads}"], "writes": [f"{self.prefix}_{writes}"]}
         return expert_compute(
             name, price, [sum(rows) for rows in self.takes], self.f.tokens * self.f.top_k, **words
         )

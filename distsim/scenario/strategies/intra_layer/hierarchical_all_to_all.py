@@ -115,7 +115,7 @@ class HierarchicalExpertWriter(IntraLayerWriter):
         rows: Sequence[Sequence[int]] = (),
         places: Mapping[str, list[AxisPosition]] = {},
     ) -> None:
-        super().__init__(context.prefix(fields.name), fields.dtype)
+        super().__init__(context.unused_prefix(fields.name), fields.dtype)
         assert fields.between is not None
         self.f, self.axes = fields, (fields.between, fields.axis)
         self.nodes, self.local = (context.size_of(axis) for axis in self.axes)
@@ -185,15 +185,15 @@ class HierarchicalExpertWriter(IntraLayerWriter):
             self.tensors[name]["copies"] = self.f.pieces
 
     def name(self, word: str, piece: int) -> str:
-        return f"{self.p}_{word}" + (f"@{piece}" if piece else "")
+        return f"{self.prefix}_{word}" + (f"@{piece}" if piece else "")
 
     # --- passes ---
     def forward(self, price: ComputeCost) -> list[Entry]:
         axes = list(self.axes)
         counts: Entry = {
             "all_to_all_single": {
-                "input": f"{self.p}_counts",
-                "output": f"{self.p}_theirs",
+                "input": f"{self.prefix}_counts",
+                "output": f"{self.prefix}_theirs",
                 "group": axes,
             }
         }
@@ -231,7 +231,7 @@ class HierarchicalExpertWriter(IntraLayerWriter):
         steps += [self.exchange(first, way, suffix, one, k) for k in pieces]
         steps += [] if beside is None else [compute(f"beside {begin}", beside)]
         for k in pieces:
-            steps.append(wait(f"{self.p}_{first}@{k}"))
+            steps.append(wait(f"{self.prefix}_{first}@{k}"))
             reads, writes = (
                 [self.name(f"{first}_{way}_got{suffix}", k)],
                 [self.name(f"{second}_{way}_sent{suffix}", k)],
@@ -240,7 +240,7 @@ class HierarchicalExpertWriter(IntraLayerWriter):
                 compute("permute", {"time": "0 ns"}, reads=reads, writes=writes),
                 self.exchange(second, way, suffix, other, k),
             ]
-        return [*steps, *(wait(f"{self.p}_{second}@{k}") for k in pieces)]
+        return [*steps, *(wait(f"{self.prefix}_{second}@{k}") for k in pieces)]
 
     def exchange(self, word: str, way: str, suffix: str, axis: str, k: int) -> Entry:
         sent, got = (self.name(f"{word}_{way}_{side}{suffix}", k) for side in ("sent", "got"))
@@ -252,5 +252,5 @@ class HierarchicalExpertWriter(IntraLayerWriter):
             input_splits=splits,
             group=axis,
             async_=True,
-            as_=f"{self.p}_{word}@{k}",
+            as_=f"{self.prefix}_{word}@{k}",
         )

@@ -167,7 +167,7 @@ class TensorParallelWriter(IntraLayerWriter):
     """Entries of one layer's passes."""
 
     def __init__(self, fields: TensorParallel, context: ExpansionContext) -> None:
-        super().__init__(context.prefix(fields.name), fields.dtype, fields.axis)
+        super().__init__(context.unused_prefix(fields.name), fields.dtype, fields.axis)
         self.f, self.n = fields, context.size_of(fields.axis)
         whole = [fields.sequence, fields.batch, fields.hidden]
         part = [fields.sequence // self.n, fields.batch, fields.hidden]
@@ -205,7 +205,9 @@ class TensorParallelWriter(IntraLayerWriter):
                 continue
             for c, part in enumerate(equal_cost_shares(share, columns)):
                 found += self.summed(
-                    f"{name}, matrix {c}", part, f"{self.p}_grad_{c}" if c else f"{self.p}_grad"
+                    f"{name}, matrix {c}",
+                    part,
+                    f"{self.prefix}_grad_{c}" if c else f"{self.prefix}_grad",
                 )
         return found
 
@@ -235,7 +237,7 @@ class TensorParallelWriter(IntraLayerWriter):
     # --- embedding, output, loss ---
     def embedded(self) -> list[Entry]:
         """Each rank looks up the tokens of its part of the vocabulary; the rest are zeros."""
-        out, part = f"{self.p}_out", f"{self.p}_part"
+        out, part = f"{self.prefix}_out", f"{self.prefix}_part"
         found: list[Entry] = [compute("embedding", {"time": "0 ns"}, writes=[out])]
         if self.n > 1 and self.f.sequence_parallel:
             return [*found, self.call("reduce_scatter_tensor", input=out, output=part, op="sum")]
@@ -247,7 +249,9 @@ class TensorParallelWriter(IntraLayerWriter):
             return []
         return [
             self.call(
-                "all_gather_into_tensor", input=f"{self.p}_grad_part", output=f"{self.p}_grad_whole"
+                "all_gather_into_tensor",
+                input=f"{self.prefix}_grad_part",
+                output=f"{self.prefix}_grad_whole",
             )
         ]
 
@@ -258,10 +262,12 @@ class TensorParallelWriter(IntraLayerWriter):
         if self.n > 1 and f.sequence_parallel:
             found.append(
                 self.call(
-                    "all_gather_into_tensor", input=f"{self.p}_part", output=f"{self.p}_whole"
+                    "all_gather_into_tensor",
+                    input=f"{self.prefix}_part",
+                    output=f"{self.prefix}_whole",
                 )
             )
-        found.append(compute("output", ends.forward, reads=[f"{self.p}_out"], writes=[part]))
+        found.append(compute("output", ends.forward, reads=[f"{self.prefix}_out"], writes=[part]))
         if self.n == 1:
             return found
         if not ends.loss_parallel:
@@ -280,14 +286,14 @@ class TensorParallelWriter(IntraLayerWriter):
         ]
 
     def logits_backward(self, ends: VocabParallelFields) -> list[Entry]:
-        grad, part = f"{self.p}_grad", f"{self.p}_grad_part"
+        grad, part = f"{self.prefix}_grad", f"{self.prefix}_grad_part"
         found: list[Entry] = [compute("output backward", ends.backward, writes=[grad])]
         if self.n > 1 and self.f.sequence_parallel:
             return [*found, self.call("reduce_scatter_tensor", input=grad, output=part, op="sum")]
         return found + ([self.call("all_reduce", tensor=grad, op="sum")] if self.n > 1 else [])
 
     def _pair(self, name: str, price: ComputeCost, words: tuple[str, str, str]) -> list[Entry]:
-        part, whole, out = (f"{self.p}_{word}" for word in words)
+        part, whole, out = (f"{self.prefix}_{word}" for word in words)
         if not self.f.sequence_parallel:
             return self.summed(name, price, out)
         if self.n == 1:

@@ -61,7 +61,7 @@ class UlyssesWriter(IntraLayerWriter):
     """Entries of one layer's attention; a price is that of one rank's heads."""
 
     def __init__(self, fields: Ulysses, context: ExpansionContext) -> None:
-        super().__init__(context.prefix(fields.name), fields.dtype, fields.axis)
+        super().__init__(context.unused_prefix(fields.name), fields.dtype, fields.axis)
         n = context.size_of(fields.axis)
         heads = {
             "q": fields.heads,
@@ -91,17 +91,19 @@ class UlyssesWriter(IntraLayerWriter):
             [self.exchanged(word, *ways) for word in words]
             for words, ways in ((gone, ("mine", "heads")), (come, ("heads", "mine")))
         )
-        reads, writes = ([f"{self.p}_{word}_heads" for word in words] for words in (gone, come))
+        reads, writes = (
+            [f"{self.prefix}_{word}_heads" for word in words] for words in (gone, come)
+        )
         before = compute(
             f"{name}: {', '.join(gone)}",
             {"time": "0 ns"},
-            writes=[f"{self.p}_{word}_mine" for word in gone],
+            writes=[f"{self.prefix}_{word}_mine" for word in gone],
         )
         return [before, *there, compute(name, price, reads=reads, writes=writes), *back]
 
     def exchanged(self, word: str, source: str, target: str) -> Entry:
         return self.call(
             "all_to_all_single",
-            input=f"{self.p}_{word}_{source}",
-            output=f"{self.p}_{word}_{target}",
+            input=f"{self.prefix}_{word}_{source}",
+            output=f"{self.prefix}_{word}_{target}",
         )

@@ -36,8 +36,8 @@ STRATEGIES = _StrategyRegistry(
     {
         "data_parallel": "ddp.data_parallel DataParallel",
         "ddp": "ddp.strategy Ddp",
-        "fsdp": "fsdp.fields Fsdp",
-        "deepspeed": "deepspeed.fields DeepSpeed",
+        "fsdp": "fsdp.strategy Fsdp",
+        "deepspeed": "deepspeed.strategy DeepSpeed",
         "megatron_ddp": "megatron.ddp MegatronDdp",
         "pipeline": "pipeline.fields Pipeline",
         "tensor_parallel": "intra_layer.tensor_parallel TensorParallel",

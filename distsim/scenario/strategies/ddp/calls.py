@@ -457,19 +457,21 @@ class DdpWriter(ReplicaWriter):
         All broadcasts are started before the first wait.
         """
         handle = f"{self.prefix}_updated"
-        steps: list[Entry] = []
-        for rank, owned in enumerate(partition_parameters(self.params, self.size)):
-            for param in owned:
-                steps.append(
-                    self.call(
-                        "broadcast",
-                        tensor=self.tensor(f"param_{param.number}", param.numel, param.dtype),
-                        group_src=rank,
-                        async_=True,
-                        as_=f"{handle}@{param.number}",
-                    )
-                )
-        return steps + waits_for_copies(handle, range(len(self.params)))
+        broadcasts = [
+            self.broadcast_parameter(param, rank, handle)
+            for rank, owned in enumerate(partition_parameters(self.params, self.size))
+            for param in owned
+        ]
+        return [*broadcasts, *waits_for_copies(handle, range(len(self.params)))]
+
+    def broadcast_parameter(self, param: ModelParameter, owner: int, handle: str) -> Entry:
+        return self.call(
+            "broadcast",
+            tensor=self.tensor(f"param_{param.number}", param.numel, param.dtype),
+            group_src=owner,
+            async_=True,
+            as_=f"{handle}@{param.number}",
+        )
 
 
 def _all_ranks_except(ranks: Sequence[int]) -> str | None:

@@ -18,7 +18,7 @@ from distsim.common.errors import ScenarioErrors
 from distsim.operations.registry import OPERATIONS
 from distsim.program.lower import lower
 from distsim.scenario import Scenario, loads
-from distsim.scenario.strategies.deepspeed.param_coordinator import (
+from distsim.scenario.strategies.deepspeed.buckets import (
     gradient_buckets,
     large_gradient_pieces,
 )

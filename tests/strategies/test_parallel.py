@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from distsim.common.errors import ScenarioErrors
 from distsim.program.lower import lower
 from distsim.scenario import Scenario
-from distsim.scenario.strategies.intra_layer.expert_parallel import (
+from distsim.scenario.strategies.intra_layer.expert_router import (
     ExpertRouter,
     apportioned,
     axis_positions,

@@ -35,9 +35,9 @@ class _StrategyRegistry(Mapping[str, type[Strategy]]):
 STRATEGIES = _StrategyRegistry(
     {
         "data_parallel": "ddp.data_parallel DataParallel",
-        "ddp": "ddp.fields Ddp",
-        "fsdp": "fsdp.fields Fsdp",
-        "deepspeed": "deepspeed.fields DeepSpeed",
+        "ddp": "ddp.strategy Ddp",
+        "fsdp": "fsdp.strategy Fsdp",
+        "deepspeed": "deepspeed.strategy DeepSpeed",
         "megatron_ddp": "megatron.ddp MegatronDdp",
         "pipeline": "pipeline.fields Pipeline",
         "tensor_parallel": "intra_layer.tensor_parallel TensorParallel",

@@ -1,7 +1,12 @@
-"""What a training strategy is: fields of the file, and the plain entries that they expand into.
+"""The interface of strategies: fields in the scenario file that expand into plain operations.
 
-A strategy knows the mesh, not a rank: what differs by rank it says with selectors and expressions,
-as a person would in the file.
+A strategy is a Pydantic model of its fields (``Strategy``). It checks whether its layout is
+possible (``refuse``) and returns plain entries (``expand``). The entries are data of the form that
+a scenario file has, so a strategy can do nothing that a user could not write by hand.
+
+A strategy is expanded once for all ranks: it knows the mesh, but no rank. Differences between ranks
+are expressed with selectors (``ranks:``) and expressions, as a person would write them. Validation
+of fields is in `distsim.scenario.strategies.field_types`.
 """
 
 from __future__ import annotations
@@ -18,21 +23,27 @@ from distsim.scenario.strategies.field_help import FIELD_HELP
 
 #: Plain data of an entry, or of a declaration, as a YAML file has it.
 Entry = dict[str, object]
-#: What a compute step costs: its field `time`, or `flops` and `bytes`.
+#: The cost of a compute step: its field `time`, or `flops` and `bytes`.
 ComputeCost = Mapping[str, str | float]
-#: The same, or the entries that stand in its place.
+#: The same, or entries that replace the compute step.
 CostOrEntries = ComputeCost | Sequence[Entry]
 #: A group's name, an axis of the mesh, or several axes.
 GroupRef = str | tuple[str, ...]
-#: Which ranks an entry is for: a condition, or their numbers; None: all.
+#: The ranks of an entry: a condition, or a list of ranks; None: all.
 RankSelector = str | list[int] | None
-#: Why a layout can't be: the path from the strategy's fields to the culprit, and a sentence.
+#: Why a layout is impossible: the path from the strategy's fields to the cause, and a sentence.
 Refusal = tuple[tuple[str | int, ...], str]
+#: The shapes of parameters, in the order of `module.parameters()`.
+ParameterShapes = tuple[tuple[int, ...], ...]
+
+#: The cost of a compute step that only marks reads and writes of tensors.
+ZERO_COST: ComputeCost = {"time": "0 ns"}
 
 
 class ExpansionContext(NamedTuple):
-    """What an expansion may know of the scenario: sizes only. ``taken``: names that it must not use
-    for its own tensors and handles.
+    """What an expansion may know of the scenario: sizes only.
+
+    ``taken`` are names that the strategy must not use for its own tensors and handles.
     """
 
     world_size: int
@@ -42,16 +53,18 @@ class ExpansionContext(NamedTuple):
     iterations: int
     tensors: Mapping[str, object]
     taken: frozenset[str]
-    #: Named groups of the file, as it has them.
+    #: The named groups of the file, as declared there.
     groups: Mapping[str, object] = {}
-    #: Where the scenario's file lies: files that a strategy names are looked for beside it.
+    #: The folder of the scenario's file: files that a strategy names are searched there.
     folder: str = ""
-    #: What fields validate with: names that are the same on every rank, as numbers and as
-    #: quantities (`amounts`).
+    #: The context for validating fields: names that are the same on every rank, as numbers and as
+    #: quantities (see `distsim.scenario.strategies.field_quantities`).
     known: Mapping[str, object] = {}
 
     def size_of(self, group: GroupRef | None) -> int:
-        """Ranks in a group: None and `world` are all, else an axis, several axes, or a named group
+        """The number of ranks in a group.
+
+        None and `world` mean all ranks; else the group is an axis, several axes, or a named group
         of the file.
         """
         if group is None or group == "world":
@@ -60,87 +73,101 @@ class ExpansionContext(NamedTuple):
             return prod(self.mesh[axis] for axis in group)
         if group in self.mesh:
             return self.mesh[group]
-        axes, ranks = self._named(group)
-        return prod(self.mesh.get(axis, 1) for axis in axes) if axes else len(ranks)
+        axes, ranks = self._declared_group(group)
+        if axes:
+            return prod(self.mesh.get(axis, 1) for axis in axes)
+        return len(ranks)
 
-    def _named(self, group: str) -> tuple[Sequence[str], Sequence[int]]:
-        """The axes, or the ranks, of a named group of the file; both empty where it has neither."""
-        named = self.groups.get(group)
-        axes, ranks = (
-            (named.get("axes"), named.get("ranks")) if isinstance(named, Mapping) else (None, named)
+    def _declared_group(self, group: str) -> tuple[Sequence[str], Sequence[int]]:
+        """The axes or the ranks of a named group of the file; both are empty if it has neither."""
+        declared = self.groups.get(group)
+        axes: object = None
+        ranks: object = declared
+        if isinstance(declared, Mapping):
+            axes = declared.get("axes")
+            ranks = declared.get("ranks")
+        return (
+            axes if isinstance(axes, list | tuple) else (),
+            ranks if isinstance(ranks, list | tuple) else (),
         )
-        return axes if isinstance(axes, list | tuple) else (), ranks if isinstance(
-            ranks, list | tuple
-        ) else ()
 
+    # --- checks of names ---
     def unknown_axis(self, axis: str, remedy: str = "") -> str | None:
-        """A sentence where the mesh has no such axis."""
+        """A sentence if the mesh has no such axis; ``remedy`` follows if no name is similar."""
         if axis in self.mesh:
             return None
-        return f"unknown axis {axis}; the mesh has {name_list(self.mesh)}{did_you_mean(axis, self.mesh) or remedy}"
+        advice = did_you_mean(axis, self.mesh) or remedy
+        return f"unknown axis {axis}; the mesh has {name_list(self.mesh)}{advice}"
 
     def unknown_tensor(self, name: str) -> str | None:
-        """A sentence where the file declares no such tensor."""
+        """A sentence if the file declares no such tensor."""
         if name in self.tensors:
             return None
-        return f"unknown tensor {name}; declared are {name_list(self.tensors)}{did_you_mean(name, self.tensors)}"
+        advice = did_you_mean(name, self.tensors)
+        return f"unknown tensor {name}; declared are {name_list(self.tensors)}{advice}"
 
     def unknown_group(self, group: GroupRef | None, field: str = "") -> str | None:
-        """A sentence where a group is not one whose size is known; None where all is well.
-        ``field``: where another could be named.
+        """A sentence if the size of a group is not known, else None.
+
+        ``field`` is the field of the strategy in which another group could be named.
         """
         if group is None or group == "world":
             return None
-        for axis in (group,) if isinstance(group, str) else group:
-            if isinstance(group, str) and any(self._named(group)):
-                continue
-            if isinstance(group, str) and axis in self.groups and axis not in self.mesh:
-                return f"the group {axis} is another for each rank; a strategy needs an axis, several, or a group of named ranks or axes"
-            remedy = (
-                f": name one of these with `{field}`, or add {axis} to the mesh"
-                if field and self.mesh
-                else ""
-            )
+        if isinstance(group, str):
+            if any(self._declared_group(group)):
+                return None
+            if group in self.groups and group not in self.mesh:
+                return (
+                    f"the group {group} is another for each rank; a strategy needs an axis, "
+                    "several, or a group of named ranks or axes"
+                )
+            group = (group,)
+        for axis in group:
+            remedy = ""
+            if field and self.mesh:
+                remedy = f": name one of these with `{field}`, or add {axis} to the mesh"
             unknown = self.unknown_axis(axis, remedy)
             if unknown is not None:
                 return unknown
         return None
 
-    def refused(self, **groups: GroupRef | None) -> list[Refusal]:
-        """A refusal for each field whose group is not one whose size is known."""
+    def refuse_groups(self, **groups: GroupRef | None) -> list[Refusal]:
+        """A refusal for each field whose group has no known size."""
         unknown = {field: self.unknown_group(group) for field, group in groups.items()}
         return [((field,), sentence) for field, sentence in unknown.items() if sentence is not None]
 
-    def first_of(self, group: GroupRef | None) -> str:
-        """A selector of group rank 0 (in every group, where axes make several)."""
+    # --- texts for entries ---
+    def first_rank_selector(self, group: GroupRef | None) -> str:
+        """A selector of group rank 0; if axes make several groups, of rank 0 in each of them."""
         axes: Sequence[str] = (group,) if isinstance(group, str) else group or ()
         if isinstance(group, str) and group not in self.mesh and group in self.groups:
-            axes, ranks = self._named(group)
+            axes, ranks = self._declared_group(group)
             if not axes:
                 return f"rank == {min(ranks)}"
-        return (
-            "rank == 0"
-            if axes in ((), ("world",))
-            else " and ".join(f"{axis} == 0" for axis in axes)
-        )
+        if axes in ((), ("world",)):
+            return "rank == 0"
+        return " and ".join(f"{axis} == 0" for axis in axes)
 
-    def prefix(self, word: str) -> str:
-        """``word``, or ``word2`` …: no name that is taken starts with it and an underscore."""
+    def unused_prefix(self, word: str) -> str:
+        """``word``, or ``word2``, …: the first prefix that no taken name has."""
         for number in range(1, len(self.taken) + 3):
-            found = word if number == 1 else f"{word}{number}"
-            if not any(name == found or name.startswith(f"{found}_") for name in self.taken):
-                return found
+            prefix = word if number == 1 else f"{word}{number}"
+            if not self._is_taken(prefix):
+                return prefix
         return word
+
+    def _is_taken(self, prefix: str) -> bool:
+        return any(name == prefix or name.startswith(f"{prefix}_") for name in self.taken)
 
 
 class Expansion(NamedTuple):
-    """Plain data: the entries that stand in the strategy's place, and what they need declared."""
+    """Plain data: the entries that replace the strategy, and the declarations that they need."""
 
     steps: list[Entry]
     tensors: Mapping[str, object] = {}
     groups: Mapping[str, object] = {}
     vars: Mapping[str, object] = {}
-    #: Peak memory of ranks, as `memory:` of a scenario states it.
+    #: Peak memory of ranks, in the form of `memory:` of a scenario.
     memory: Mapping[str, object] = {}
 
 
@@ -153,26 +180,29 @@ class Strategy(BaseModel):
     about: ClassVar[str]
     #: The field that a lone scalar or list stands for, or None.
     first_field: ClassVar[str | None] = None
-    #: What a real run does otherwise than PyTorch's own class; empty where it is the same.
-    for_real: ClassVar[str] = ""
+    #: How a real run of the expansion differs from PyTorch's own class; empty if it does not.
+    real_run_note: ClassVar[str] = ""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
-        """The fields get their descriptions."""
+        """Give the fields their help texts, once per strategy: in the class that sets `name`."""
         if "name" in cls.__dict__:
             describe_fields(cls, FIELD_HELP, cls.name)
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
-        """Why this layout can't be: (path of the field, sentence), before anything is expanded.
-        Empty where nothing is wrong.
+        """Why this layout is impossible: (path of the field, sentence) for each problem.
+
+        Called before anything is expanded; an empty list means that the strategy can expand.
         """
         return []
 
-    def compared(
+    def with_errors_between_ranks(
         self, ranks: Sequence[int], all_ranks: Mapping[int, Strategy], steps: list[Entry]
     ) -> list[Entry]:
-        """The entry's ``steps`` on its ``ranks``, where every rank of the world has one entry of
-        this strategy, as in ``all_ranks``.
+        """The expanded ``steps`` of some ranks, with the errors that PyTorch raises on them.
+
+        Called where each rank of the world has one entry of this strategy, whose fields differ
+        between ranks; ``all_ranks`` holds them.
         """
         return steps
 
@@ -184,46 +214,51 @@ class Strategy(BaseModel):
 class ModelLayer(NamedTuple):
     """One layer of a model, given by sizes and times.
 
-    ``params`` are the shapes of the parameters that learn, in the order of `module.parameters()`,
-    ``frozen`` those of the others; ``dtype`` theirs, or empty: the model's.
+    ``params`` are the shapes of the trainable parameters, in the order of `module.parameters()`,
+    ``frozen`` those of the others. An empty ``dtype`` means the model's dtype.
     """
 
     name: str
-    params: tuple[tuple[int, ...], ...]
+    params: ParameterShapes
     forward: CostOrEntries
     backward: CostOrEntries
-    frozen: tuple[tuple[int, ...], ...] = ()
+    frozen: ParameterShapes = ()
     dtype: str = ""
 
     @property
     def numel(self) -> int:
-        """Elements of all its parameters."""
+        """The elements of all trainable parameters."""
         return sum(prod(shape) for shape in self.params)
 
 
+# --- entries ---
 def block(steps: Iterable[Entry], ranks: RankSelector = None) -> Entry:
-    """A block of entries, for some ranks where ``ranks`` is given."""
+    """A block of entries, restricted to ``ranks`` if given."""
     return {"steps": list(steps)} if ranks is None else {"ranks": ranks, "steps": list(steps)}
 
 
 def blocks_by_rank(rows: Sequence[list[Entry]], axis: str) -> list[Entry]:
-    """Entries of each rank of an axis; ranks that have the same share one block."""
-    same: list[tuple[list[Entry], list[int]]] = []
+    """Entries of each rank of an axis, as blocks; ranks with equal entries share one block."""
+    ranks_by_entries: list[tuple[list[Entry], list[int]]] = []
     for rank, row in enumerate(rows):
-        known = next((ranks for entries, ranks in same if entries == row), None)
-        if known is None:
-            same.append((row, [rank]))
+        # A list is searched, because entries are not hashable.
+        ranks = next((ranks for entries, ranks in ranks_by_entries if entries == row), None)
+        if ranks is None:
+            ranks_by_entries.append((row, [rank]))
         else:
-            known.append(rank)
-    return [
-        block(entries, _axis_selector(ranks, axis) if len(ranks) < len(rows) else None)
-        for entries, ranks in same
-        if entries
-    ]
+            ranks.append(rank)
+
+    blocks: list[Entry] = []
+    for entries, ranks in ranks_by_entries:
+        if entries:
+            selector = _axis_selector(ranks, axis) if len(ranks) < len(rows) else None
+            blocks.append(block(entries, selector))
+    return blocks
 
 
 def _axis_selector(ranks: Sequence[int], axis: str) -> str:
-    if len(ranks) > 1 and ranks[-1] - ranks[0] == len(ranks) - 1:
+    is_range = len(ranks) > 1 and ranks[-1] - ranks[0] == len(ranks) - 1
+    if is_range:
         return f"{ranks[0]} <= {axis} <= {ranks[-1]}"
     return " or ".join(f"{axis} == {rank}" for rank in ranks)
 
@@ -231,27 +266,28 @@ def _axis_selector(ranks: Sequence[int], axis: str) -> str:
 def compute(
     name: str, cost: CostOrEntries, ranks: RankSelector = None, /, **fields: object
 ) -> Entry:
-    """A compute step; fields that hold nothing are left out. Entries in place of a price are what
-    is done instead.
+    """A compute step; empty fields are omitted.
+
+    Entries instead of a cost replace the compute step as a block.
     """
     if not isinstance(cost, Mapping):
         return block(cost, ranks)
-    entry: Entry = {
-        "compute": {"name": name, **cost, **{key: value for key, value in fields.items() if value}}
-    }
+    given = {key: value for key, value in fields.items() if value}
+    entry: Entry = {"compute": {"name": name, **cost, **given}}
     return entry if ranks is None else {**entry, "ranks": ranks}
 
 
-def step(row: str, ranks: RankSelector = None, /, **fields: object) -> Entry:
-    """A step of one operation; `group: None` and the like are left out; ``as_`` and ``async_``
-    stand for Python's reserved words.
+def step(operation: str, ranks: RankSelector = None, /, **fields: object) -> Entry:
+    """A step of one operation; fields that are None are omitted, such as `group: None`.
+
+    ``as_`` and ``async_`` stand for Python's reserved words.
     """
     given = {
         key.rstrip("_"): list(value) if isinstance(value, tuple) else value
         for key, value in fields.items()
         if value is not None
     }
-    return {row: given} if ranks is None else {row: given, "ranks": ranks}
+    return {operation: given} if ranks is None else {operation: given, "ranks": ranks}
 
 
 def wait(handle: str) -> Entry:
@@ -260,17 +296,21 @@ def wait(handle: str) -> Entry:
 
 
 def waits_for_copies(handle: str, numbers: Iterable[int]) -> list[Entry]:
-    """A wait for each copy of a handle."""
+    """A wait for each of the given copies of a handle."""
     return [wait(f"{handle}@{k}") for k in numbers]
 
 
 class EntryWriter:
-    """Writes a strategy's entries: names of tensors and handles begin with ``p``; the tensors are
-    collected.
+    """Writes the entries of a strategy and collects the declarations of its tensors.
+
+    All names of tensors and handles begin with ``prefix``, so that they collide with no name of the
+    file and of other strategies.
     """
 
     def __init__(self, prefix: str, dtype: str, group: GroupRef | None = None) -> None:
-        self.p, self.dtype, self.group = prefix, dtype, group
+        self.prefix = prefix
+        self.dtype = dtype
+        self.group = group
         self.tensors: dict[str, Entry] = {}
 
     def tensor(
@@ -280,17 +320,20 @@ class EntryWriter:
         dtype: str | None = None,
         value: object = None,
     ) -> str:
-        """Declare a tensor of so many elements, or of a shape; returns its name."""
-        name = f"{self.p}_{word}"
+        """Declare a tensor of a number of elements, or of a shape; return its name."""
+        name = f"{self.prefix}_{word}"
         self.tensors[name] = tensor_declaration(shape, dtype or self.dtype, value)
         return name
 
-    def call(self, row: str, ranks: RankSelector = None, /, **fields: object) -> Entry:
+    def call(self, operation: str, ranks: RankSelector = None, /, **fields: object) -> Entry:
         """A step on the writer's group."""
-        return step(row, ranks, **fields, group=self.group)
+        return step(operation, ranks, **fields, group=self.group)
 
 
 def tensor_declaration(shape: int | Sequence[object], dtype: str, value: object = None) -> Entry:
     """A tensor's declaration, or an inline tensor."""
     shape = [shape] if isinstance(shape, int) else list(shape)
-    return {"shape": shape, "dtype": dtype} | ({} if value is None else {"value": value})
+    declaration: Entry = {"shape": shape, "dtype": dtype}
+    if value is not None:
+        declaration["value"] = value
+    return declaration

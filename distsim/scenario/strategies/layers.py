@@ -1,12 +1,14 @@
-"""The model that a strategy spreads over ranks: layers by sizes and times; what their passes cost,
-and strategies for one layer.
+"""The model that a strategy distributes: layers given by sizes and times.
+
+The module has the fields of layers, the base classes of strategies for a whole model
+(``LayeredModelStrategy``) and for one layer (``IntraLayerStrategy``), and the arithmetic of costs.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
@@ -39,7 +41,7 @@ class LayerFields(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     name: str = ""
-    #: Elements, or a list of parameters, each a number of elements or a shape.
+    #: A number of elements, or a list of parameters, each a number of elements or a shape.
     params: ParamShapes
     forward: CostOrEntriesField
     backward: CostOrEntriesField
@@ -57,13 +59,16 @@ class TrainableLayerFields(LayerFields):
     backward: CostOrEntriesField = ()
 
     @model_validator(mode="after")
-    def _holds_something(self) -> TrainableLayerFields:
+    def _has_parameters_and_costs(self) -> TrainableLayerFields:
         given = self.model_fields_set
-        missing = [key for key in ("forward", "backward") if key not in given]
-        if not given & {"inner"} and not given & {"params", "frozen"}:
+        if "inner" in given:
+            # The units inside it have parameters and costs of their own.
+            return self
+        if not given & {"params", "frozen"}:
             raise ValueError("a layer needs `params`, or `frozen` parameters, or both")
-        if missing and not given & {"inner"}:
-            raise ValueError(f"a layer needs `{missing[0]}`: a time, or {{flops, bytes}}")
+        for field in ("forward", "backward"):
+            if field not in given:
+                raise ValueError(f"a layer needs `{field}`: a time, or {{flops, bytes}}")
         return self
 
 
@@ -80,7 +85,8 @@ class LayeredModelStrategy(Strategy):
             raise ValueError("expected at least one layer, found an empty list")
         if not isinstance(value, list | tuple | dict):
             raise ValueError(
-                f"expected a layer, `{{params, forward, backward}}`, or a list of them, found {value_text(value)}"
+                "expected a layer, `{params, forward, backward}`, or a list of them, "
+                f"found {value_text(value)}"
             )
         return [value] if isinstance(value, dict) else value
 
@@ -95,46 +101,51 @@ class LayeredModelStrategy(Strategy):
 
 
 def named_layers(fields: Iterable[LayerFields]) -> tuple[ModelLayer, ...]:
-    """Layers laid out one by one; equal or missing names are told apart by number."""
+    """The layers one by one; equal or missing names get numbers."""
     return tuple(
         ModelLayer(
             name,
-            one.params,
-            one.forward,
-            one.backward,
-            getattr(one, "frozen", ()),
-            getattr(one, "dtype", None) or "",
+            layer.params,
+            layer.forward,
+            layer.backward,
+            getattr(layer, "frozen", ()),
+            getattr(layer, "dtype", None) or "",
         )
-        for name, one in numbered_layers(fields)
+        for name, layer in numbered_layers(fields)
     )
 
 
 def numbered_layers(fields: Iterable[L], within: str = "") -> list[tuple[str, L]]:
-    """Each layer with its name, `count` equal ones one by one."""
-    found: list[tuple[str, L]] = []
-    for one in fields:
-        for k in range(one.count):
-            word = one.name or "layer"
-            name = (
-                f"{word} {k}"
-                if one.name and one.count > 1
-                else word
-                if one.name
-                else f"layer {len(found)}"
-            )
-            found.append((within + name, one))
-    return found
+    """Each layer with its name, `count` equal ones one by one; ``within`` begins all names."""
+    layers: list[tuple[str, L]] = []
+    for layer in fields:
+        for k in range(layer.count):
+            if not layer.name:
+                name = f"layer {len(layers)}"
+            elif layer.count > 1:
+                name = f"{layer.name} {k}"
+            else:
+                name = layer.name
+            layers.append((within + name, layer))
+    return layers
 
 
 # --- one layer, alone or in a stage ---
 class IntraLayerWriter(EntryWriter, ABC):
-    """Entries of one layer; other strategies put them in place of a compute step."""
+    """Entries of one layer; other strategies use them instead of a compute step."""
 
     @abstractmethod
-    def forward(self, price: ComputeCost) -> list[Entry]: ...
+    def forward(self, cost: ComputeCost) -> list[Entry]: ...
 
     @abstractmethod
-    def backward(self, price: ComputeCost) -> list[Entry]: ...
+    def backward(self, cost: ComputeCost) -> list[Entry]: ...
+
+
+class LayerPasses(NamedTuple):
+    """The entries of all layers in both passes; a pass without a cost has none."""
+
+    forward: list[Entry]
+    backward: list[Entry]
 
 
 class IntraLayerStrategy(Strategy):
@@ -142,12 +153,12 @@ class IntraLayerStrategy(Strategy):
     out. In a stage's `forward:` or `backward:` one of them has a price, alone both."""
 
     layers: PositiveInt = 1
-    #: One layer's compute on one rank.
+    #: The cost of one layer's pass on one rank.
     forward: ComputeCostField | None = None
     backward: ComputeCostField | None = None
 
     @model_validator(mode="after")
-    def _goes_somewhere(self) -> IntraLayerStrategy:
+    def _has_a_pass(self) -> IntraLayerStrategy:
         if self.forward is None and self.backward is None:
             raise ValueError(
                 f"expected `forward`, `backward` or both: the price of a pass of {self.name}"
@@ -155,39 +166,45 @@ class IntraLayerStrategy(Strategy):
         return self
 
     def writer(self, context: ExpansionContext) -> IntraLayerWriter:
-        """What writes a layer's entries."""
+        """The writer of one layer's entries."""
         raise AssertionError(f"{self.name} has no writer")
 
-    def passes(self, writer: IntraLayerWriter) -> tuple[list[Entry], list[Entry]]:
+    def passes(self, writer: IntraLayerWriter) -> LayerPasses:
         """The forward pass of all layers, and their backward pass."""
-        given = ((self.forward, writer.forward), (self.backward, writer.backward))
-        there, back = (
-            [] if price is None else repeat_entries(self.layers, write(price))
-            for price, write in given
-        )
-        return there, back
+        forward: list[Entry] = []
+        backward: list[Entry] = []
+        if self.forward is not None:
+            forward = repeat_entries(self.layers, writer.forward(self.forward))
+        if self.backward is not None:
+            backward = repeat_entries(self.layers, writer.backward(self.backward))
+        return LayerPasses(forward, backward)
 
     def expand(self, context: ExpansionContext) -> Expansion:
         writer = self.writer(context)
-        there, back = self.passes(writer)
-        return Expansion([*there, *back], writer.tensors)
+        passes = self.passes(writer)
+        return Expansion([*passes.forward, *passes.backward], writer.tensors)
 
 
 def repeat_entries(times: int, steps: list[Entry], index: str | None = None) -> list[Entry]:
-    """A loop over entries; ``index`` names its counter."""
-    return [
-        {"repeat": {"times": times, **({} if index is None else {"index": index}), "steps": steps}}
-    ]
+    """A loop over entries; ``index`` is the name of its counter."""
+    body: Entry = {"times": times}
+    if index is not None:
+        body["index"] = index
+    body["steps"] = steps
+    return [{"repeat": body}]
 
 
-# --- prices, cut and scaled ---
-def scaled_cost(price: ComputeCost, factor: float) -> ComputeCost:
-    """The price of ``factor`` times the work. Quantities that are expressions, without a unit, are
-    multiplied as such.
+# --- costs, split and scaled ---
+def scaled_cost(cost: ComputeCost, factor: float) -> ComputeCost:
+    """The cost of ``factor`` times the work.
+
+    Quantities that are expressions without a unit become a product.
     """
+    if factor == 1:
+        return dict(cost)
     return {
-        key: value if key == "dtype" or factor == 1 else _scaled_quantity(key, value, factor)
-        for key, value in price.items()
+        key: value if key == "dtype" else _scaled_quantity(key, value, factor)
+        for key, value in cost.items()
     }
 
 
@@ -202,11 +219,15 @@ def _scaled_quantity(key: str, value: str | float, factor: float) -> str:
         return f"({value}) * {factor!r}"
 
 
-def equal_cost_shares(price: ComputeCost, parts: int) -> list[ComputeCost]:
-    """The price in equal parts that add up to it; a time's remainder goes to the first ones, a
-    nanosecond each.
+def equal_cost_shares(cost: ComputeCost, parts: int) -> list[ComputeCost]:
+    """The cost in equal parts that add up to it.
+
+    The remainder of a time goes to the first parts, a nanosecond each.
     """
-    if "time" not in price or parts == 1:
-        return [scaled_cost(price, 1 / parts)] * parts
-    whole, rest = divmod(units.parse_duration_ns(price["time"]), parts)
-    return [{**price, "time": units.duration_text(whole + (k < rest))} for k in range(parts)]
+    if "time" not in cost or parts == 1:
+        return [scaled_cost(cost, 1 / parts)] * parts
+    share, remainder = divmod(units.parse_duration_ns(cost["time"]), parts)
+    return [
+        {**cost, "time": units.duration_text(share + 1 if k < remainder else share)}
+        for k in range(parts)
+    ]

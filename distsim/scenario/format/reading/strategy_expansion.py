@@ -172,7 +172,7 @@ class _StrategyExpander:
             ) == list(range(self.context.world_size)):
                 models = {rank: made for ranks, made, _ in entries for rank in ranks}
                 for ranks, made, found in entries:
-                    found["steps"] = made.compared(ranks, models, found["steps"])
+                    found["steps"] = made.with_errors_between_ranks(ranks, models, found["steps"])
 
     def selected(self, ranks: Any) -> tuple[int, ...]:
         """The ranks of an entry that stand in the file as numbers; empty where they are no such."""

@@ -63,7 +63,7 @@ class _CheckpointStrategy(Strategy):
     skips: IntByRank = {}
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
-        found = context.refused(group=self.group)
+        found = context.refuse_groups(group=self.group)
         n = 0 if found else context.size_of(self.group)
         if n and self.global_plan is not None and len(self.global_plan) not in (1, n):
             found.append(
@@ -176,7 +176,7 @@ class DcpAsyncSave(DcpSave):
 
     def expand(self, context: ExpansionContext) -> Expansion:
         inner = super().expand(context)
-        p = context.prefix(self.name)
+        p = context.unused_prefix(self.name)
         steps, handles = _as_async_calls(inner.steps, f"{p}_call", p)
         ends: list[Entry] = [step("wait_stream", stream=p), *(wait(handle) for handle in handles)]
         beside = [compute("beside the checkpoint", self.beside)]

@@ -62,10 +62,10 @@ class _ObjectCollective(Strategy):
     group: AxesOrGroup | None = None
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
-        return context.refused(group=self.group)
+        return context.refuse_groups(group=self.group)
 
     def writer(self, context: ExpansionContext) -> EntryWriter:
-        return EntryWriter(context.prefix(self.name), "uint8", self.group)
+        return EntryWriter(context.unused_prefix(self.name), "uint8", self.group)
 
 
 class _RootedObjectList(_ObjectCollective):

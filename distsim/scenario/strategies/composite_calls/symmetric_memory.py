@@ -31,7 +31,7 @@ class SymmMemBarrier(Strategy):
     channel: NonNegativeInt = 0
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
-        return context.refused(group=self.group)
+        return context.refuse_groups(group=self.group)
 
     def expand(self, context: ExpansionContext) -> Expansion:
         n = context.size_of(self.group)

@@ -1,18 +1,21 @@
-"""torch.nn.DataParallel: one process drives all devices, and the first of them does what cannot be
-shared.
+"""The strategy `data_parallel`: torch.nn.DataParallel.
 
-Source: torch 2.13, `torch/nn/parallel/data_parallel.py`, `replicate.py`, `scatter_gather.py`,
+One process drives all devices; the first device does everything that cannot be shared. Here a rank
+stands for a device of that process, so the copies between devices become collectives.
+
+Sources, torch 2.13: `torch/nn/parallel/data_parallel.py`, `replicate.py`, `scatter_gather.py`,
 `_functions.py` (Broadcast, Gather and their backward passes); `torch/nn/parallel/comm.py` for the
-buffer size. Here a rank stands for a device of the one process.
+buffer size.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from pydantic import StrictBool
 
 from distsim.scenario.strategies.base import (
+    ZERO_COST,
     Entry,
     EntryWriter,
     Expansion,
@@ -27,7 +30,6 @@ from distsim.scenario.strategies.layers import LayeredModelStrategy
 
 #: comm.broadcast_coalesced and reduce_add_coalesced: bytes of one message.
 _BROADCAST_BUFFER_BYTES = 10 * 2**20
-_ZERO_COST = {"time": "0 ns"}
 
 
 class DataParallel(LayeredModelStrategy):
@@ -37,122 +39,139 @@ class DataParallel(LayeredModelStrategy):
 
     name: ClassVar[str] = "data_parallel"
     about: ClassVar[str] = (
-        "nn.DataParallel: rank 0 sends out batch and model, gathers outputs and gradients, and updates alone: "
-        "its links are the bottleneck."
+        "nn.DataParallel: rank 0 sends out batch and model, gathers outputs and gradients, and "
+        "updates alone: its links are the bottleneck."
     )
 
-    for_real: ClassVar[str] = (
+    real_run_note: ClassVar[str] = (
         "data_parallel: a rank stands for a device of the one process of torch.nn.DataParallel; "
         "for real the same calls are run among processes."
     )
 
     group: AxesOrGroup | None = None
-    #: The whole batch, first axis first: it is cut along it.
+    #: The whole batch, which is split along its first axis.
     batch: Shape
-    #: What the model makes of the whole batch.
+    #: The model's output for the whole batch.
     output: Shape
     loss: ComputeCostField | None = None
     optimizer: ComputeCostField | None = None
-    #: The copies are renewed after the last update too; PyTorch leaves that to the next forward
-    #: pass.
+    #: Also renew the copies after the last update; PyTorch leaves that to the next forward pass.
     refresh: StrictBool = True
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
-        unknown = context.refused(group=self.group)
+        unknown = context.refuse_groups(group=self.group)
         if unknown:
             return unknown
         n = context.size_of(self.group)
         return [
             (
-                (key,),
-                f"the first axis of {key}, {size[0]}, does not divide among {n} ranks; each gets an equal part",
+                (field,),
+                f"the first axis of {field}, {shape[0]}, does not divide among {n} ranks; "
+                "each gets an equal part",
             )
-            for key, size in (("batch", self.batch), ("output", self.output))
-            if size[0] % n
+            for field, shape in (("batch", self.batch), ("output", self.output))
+            if shape[0] % n
         ]
 
     def expand(self, context: ExpansionContext) -> Expansion:
         return DataParallelWriter(self, context).expansion()
 
 
+class _SplitTensor(NamedTuple):
+    """Names of a tensor on rank 0 (``whole``) and of each rank's ``part`` of it."""
+
+    whole: str
+    part: str
+
+
 class DataParallelWriter(EntryWriter):
+    """Writes one model's entries; group rank 0 holds the master copy."""
+
     def __init__(self, fields: DataParallel, context: ExpansionContext) -> None:
-        super().__init__(context.prefix(fields.name), fields.dtype, fields.group)
-        self.f, self.context, self.n = fields, context, context.size_of(fields.group)
-        parts = assign_buckets(
+        super().__init__(context.unused_prefix(fields.name), fields.dtype, fields.group)
+        self.fields = fields
+        self.context = context
+        self.group_size = context.size_of(fields.group)
+        messages = assign_buckets(
             model_parameters(fields.model), fields.itemsize, [_BROADCAST_BUFFER_BYTES]
         )
-        self.weights = [self.tensor(f"weights_{k}", part.numel) for k, part in enumerate(parts)]
-        self.grads = [self.tensor(f"grads_{k}", part.numel) for k, part in enumerate(parts)]
+        self.weights = [self.tensor(f"weights_{k}", m.numel) for k, m in enumerate(messages)]
+        self.grads = [self.tensor(f"grads_{k}", m.numel) for k, m in enumerate(messages)]
 
-    def parted(self, word: str, whole: str, shape: tuple[int, ...]) -> tuple[str, str]:
-        """A tensor on rank 0, one part after the other, and each rank's part."""
-        part = (shape[0] // self.n, *shape[1:])
-        return self.tensor(whole, (self.n, *part)), self.tensor(word, part)
-
-    def at_root(self, entries: list[Entry]) -> Entry:
-        """Entries of the device that holds the master copy: group rank 0."""
-        return block(entries, self.context.first_of(self.f.group))
-
-    def expansion(self) -> Expansion:
-        f = self.f
-        batch, part = self.parted("part", "batch", f.batch)
-        outputs, output = self.parted("output", "outputs", f.output)
-        grads_out, grad_out = self.parted("output_grad", "output_grads", f.output)
-        last = self.context.iterations - 1
-        steps = [
-            block(
-                [self.at_root([compute("master copy", _ZERO_COST, writes=self.weights)])],
-                "iteration == 0",
-            ),
-            self.at_root([compute("next batch", _ZERO_COST, writes=[batch])]),
-            self.call("scatter", input=batch, output=part, group_src=0),
-            *self.copy(),
-            *[
-                compute(f"forward {layer.name}", layer.forward, reads=[part, *self.weights])
-                for layer in f.model
-            ],
-            compute("output", _ZERO_COST, writes=[output]),
-            self.call("gather", input=output, output=outputs, group_dst=0),
-            self.at_root(
-                [compute("loss", f.loss or _ZERO_COST, reads=[outputs], writes=[grads_out])]
-            ),
-            self.call("scatter", input=grads_out, output=grad_out, group_src=0),
-            *self.backward(grad_out),
-            *[self.call("reduce", tensor=name, op="sum", group_dst=0) for name in self.grads],
-            self.at_root(
-                [
-                    {"assign": {"tensor": name, "value": f"{name} * {1 / self.n!r}"}}
-                    for name in self.grads
-                ]
-            ),
-            self.at_root(
-                [
-                    compute(
-                        "optimizer",
-                        f.optimizer or _ZERO_COST,
-                        reads=self.grads,
-                        writes=self.weights,
-                    )
-                ]
-            ),
-        ]
-        return Expansion(
-            steps + ([block(self.copy(), f"iteration == {last}")] if f.refresh else []),
-            self.tensors,
+    def split_tensor(self, whole: str, part: str, shape: tuple[int, ...]) -> _SplitTensor:
+        """Declare a tensor that is split along its first axis."""
+        part_shape = (shape[0] // self.group_size, *shape[1:])
+        return _SplitTensor(
+            self.tensor(whole, (self.group_size, *part_shape)), self.tensor(part, part_shape)
         )
 
-    def backward(self, grad_out: str) -> list[Entry]:
-        """Layers from the last; the first to compute starts the gradients, the others add to
-        them.
-        """
-        found = []
-        for k, layer in enumerate(reversed(self.f.model)):
-            fields = {"writes": self.grads} if k == 0 else {"adds": self.grads}
-            found.append(
-                compute(f"backward {layer.name}", layer.backward, reads=[grad_out], **fields)
-            )
-        return found
+    def on_first_device(self, entries: list[Entry]) -> Entry:
+        """Entries of the device that holds the master copy: group rank 0."""
+        return block(entries, self.context.first_rank_selector(self.fields.group))
 
-    def copy(self) -> list[Entry]:
+    def expansion(self) -> Expansion:
+        fields = self.fields
+        batch = self.split_tensor("batch", "part", fields.batch)
+        output = self.split_tensor("outputs", "output", fields.output)
+        output_grad = self.split_tensor("output_grads", "output_grad", fields.output)
+        loss = compute(
+            "loss", fields.loss or ZERO_COST, reads=[output.whole], writes=[output_grad.whole]
+        )
+        steps = [
+            *self.load_batch(batch),
+            *self.broadcast_weights(),
+            *self.forward(batch.part, output.part),
+            self.call("gather", input=output.part, output=output.whole, group_dst=0),
+            self.on_first_device([loss]),
+            self.call("scatter", input=output_grad.whole, output=output_grad.part, group_src=0),
+            *self.backward(output_grad.part),
+            *self.update(),
+        ]
+        if fields.refresh:
+            last = self.context.iterations - 1
+            steps.append(block(self.broadcast_weights(), f"iteration == {last}"))
+        return Expansion(steps, self.tensors)
+
+    def load_batch(self, batch: _SplitTensor) -> list[Entry]:
+        """The master copy, once, and a batch that is scattered in every iteration."""
+        master_copy = compute("master copy", ZERO_COST, writes=self.weights)
+        return [
+            block([self.on_first_device([master_copy])], "iteration == 0"),
+            self.on_first_device([compute("next batch", ZERO_COST, writes=[batch.whole])]),
+            self.call("scatter", input=batch.whole, output=batch.part, group_src=0),
+        ]
+
+    def broadcast_weights(self) -> list[Entry]:
         return [self.call("broadcast", tensor=name, group_src=0) for name in self.weights]
+
+    def forward(self, batch: str, output: str) -> list[Entry]:
+        layers = [
+            compute(f"forward {layer.name}", layer.forward, reads=[batch, *self.weights])
+            for layer in self.fields.model
+        ]
+        return [*layers, compute("output", ZERO_COST, writes=[output])]
+
+    def backward(self, output_grad: str) -> list[Entry]:
+        """Layers from the last; the first to compute overwrites the gradients, the others add."""
+        steps = []
+        for k, layer in enumerate(reversed(self.fields.model)):
+            gradients = {"writes": self.grads} if k == 0 else {"adds": self.grads}
+            steps.append(
+                compute(f"backward {layer.name}", layer.backward, reads=[output_grad], **gradients)
+            )
+        return steps
+
+    def update(self) -> list[Entry]:
+        """The gradients are summed on group rank 0, which averages them and updates alone."""
+        sums = [self.call("reduce", tensor=name, op="sum", group_dst=0) for name in self.grads]
+        averages: list[Entry] = [
+            {"assign": {"tensor": name, "value": f"{name} * {1 / self.group_size!r}"}}
+            for name in self.grads
+        ]
+        optimizer = compute(
+            "optimizer",
+            self.fields.optimizer or ZERO_COST,
+            reads=self.grads,
+            writes=self.weights,
+        )
+        return [*sums, self.on_first_device(averages), self.on_first_device([optimizer])]

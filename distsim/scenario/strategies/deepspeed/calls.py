@@ -1,10 +1,12 @@
-"""The entries of `deepspeed:`. DeepSpeed 0.19.8: `runtime/engine.py`,
-`runtime/zero/stage_1_and_2.py`, `stage3.py`, `runtime/comm/coalesced_collectives.py` (qgZ),
-`partition_parameters.py` (CUDAQuantizer: qwZ).
+"""The entries of `deepspeed:`: what all stages have in common, and the calls of ZeRO 1 and 2.
 
-Under nccl, gradients that overlap are reduced on a stream of their own, which the current stream
-waits for before the next bucket (`average_tensor`) and at the end; parameters are gathered
-asynchronously under every back end.
+Gradients are reduced in buckets (`distsim.scenario.strategies.deepspeed.buckets`). Under nccl, with
+overlap_comm, they are reduced on a stream of their own, which the current stream waits for before
+the next bucket (`average_tensor`) and at the end. Parameters are gathered asynchronously under
+every backend. ZeRO 3 is in `distsim.scenario.strategies.deepspeed.stage3_calls`.
+
+Sources: DeepSpeed 0.19.8: `runtime/engine.py`, `runtime/zero/stage_1_and_2.py`, `stage3.py`,
+`runtime/comm/coalesced_collectives.py` (qgZ), `partition_parameters.py` (CUDAQuantizer: qwZ).
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING
 
 from distsim.scenario.strategies.base import (
     Entry,
@@ -24,114 +25,103 @@ from distsim.scenario.strategies.base import (
     compute,
     tensor_declaration,
 )
-from distsim.scenario.strategies.deepspeed.param_coordinator import (
-    gradient_buckets,
-    large_gradient_pieces,
-)
+from distsim.scenario.strategies.deepspeed.buckets import BucketPlan, large_gradient_pieces
+from distsim.scenario.strategies.deepspeed.fields import DeepSpeedFields
 from distsim.scenario.strategies.field_types import FLOAT_DTYPE_BYTES
 
-if TYPE_CHECKING:
-    from distsim.scenario.strategies.deepspeed.fields import DeepSpeed
-
-#: Elements of a rank's flat part are a multiple of it (`nccl_start_alignment_factor`).
+#: The size of a rank's part of the flat parameters is a multiple of it
+#: (`nccl_start_alignment_factor`).
 _PART_ALIGNMENT = 2
+#: Iterations that are written and compared; those after them equal the last one.
+_DIFFERENT_ITERATIONS = 4
 
 
 class DeepSpeedWriter(EntryWriter, ABC):
-    """What the stages have in common. Parameters are numbered through all layers."""
+    """What the stages have in common. Parameters are numbered through all layers.
+
+    ``skipped`` is a layer that some ranks do not run; their tensors have names of their own.
+    """
 
     def __init__(
-        self, fields: DeepSpeed, context: ExpansionContext, skipped: int | None = None
+        self, fields: DeepSpeedFields, context: ExpansionContext, skipped: int | None = None
     ) -> None:
-        more = "" if skipped is None else f"_without_{skipped}"
-        super().__init__(context.prefix("deepspeed") + more, fields.dtype, fields.over(context))
-        self.f, self.context, self.model = fields, context, fields.model
-        #: The layers that are run, in order.
+        suffix = "" if skipped is None else f"_without_{skipped}"
+        super().__init__(
+            context.unused_prefix("deepspeed") + suffix,
+            fields.dtype,
+            fields.data_parallel_group,
+        )
+        self.fields = fields
+        self.context = context
+        self.model = fields.model
+        #: The layers that run, in order.
         self.run = [k for k in range(len(self.model)) if k != skipped]
-        self.n = context.size_of(self.group)
-        self.free = context.backend == "nccl"
-        self.numel = [prod(shape) for layer in self.model for shape in layer.params]
+        self.ranks = context.size_of(self.group)
+        self.has_streams = context.backend == "nccl"
+        self.shapes = [shape for layer in self.model for shape in layer.params]
+        self.numel = [prod(shape) for shape in self.shapes]
         self.layer_of = [k for k, layer in enumerate(self.model) for _ in layer.params]
-        self.params_of = [
-            [p for p, k in enumerate(self.layer_of) if k == layer]
-            for layer in range(len(self.model))
-        ]
+        self.params_of: list[list[int]] = [[] for _ in self.model]
+        for param, layer in enumerate(self.layer_of):
+            self.params_of[layer].append(param)
 
     # --- the whole ---
     def expansion(self) -> Expansion:
-        """What the engine does when it is made; then the iterations, of which those that differ
-        stand apart.
-        """
-        start = self.construction()
-        rows = self.iterations(min(self.context.iterations, 4))
-        differ = len(rows)
-        while differ > 1 and rows[differ - 1] == rows[differ - 2]:
-            differ -= 1
-        steps: list[Entry] = (
-            [block(start, "iteration == 0")] if self.context.iterations > 1 else [block(start)]
-        )
-        for k, row in enumerate(rows[:differ]):
-            last = k == differ - 1
-            which = f"iteration >= {k}" if last else f"iteration == {k}"
-            steps += row if differ == 1 else [block(row, which)]
+        """The engine's construction, then the iterations; different ones each with a condition."""
+        construction = self.construction()
+        iterations = self.iterations(min(self.context.iterations, _DIFFERENT_ITERATIONS))
+        different = len(iterations)
+        while different > 1 and iterations[different - 1] == iterations[different - 2]:
+            different -= 1
+
+        condition = "iteration == 0" if self.context.iterations > 1 else None
+        steps = [block(construction, condition)]
+        if different == 1:
+            steps += iterations[0]
+        else:
+            last = different - 1
+            for k, entries in enumerate(iterations[:last]):
+                steps.append(block(entries, f"iteration == {k}"))
+            steps.append(block(iterations[last], f"iteration >= {last}"))
         return Expansion(steps, self.tensors, self.groups())
 
     def groups(self) -> dict[str, Entry]:
+        """Declarations of groups that the entries use."""
         return {}
 
     @abstractmethod
-    def construction(self) -> list[Entry]: ...
+    def construction(self) -> list[Entry]:
+        """The calls of the engine's constructor."""
 
     @abstractmethod
     def iterations(self, count: int) -> list[list[Entry]]:
-        """The entries of the first iterations."""
+        """The entries of the first ``count`` iterations; fewer if those after them are equal."""
 
-    # --- parts ---
-    def broadcasts(self) -> list[Entry]:
-        """Parameters from the first rank to all, as bytes."""
+    # --- calls of all stages ---
+    def broadcast_parameters(self) -> list[Entry]:
+        """Each parameter from group rank 0, as bytes."""
+        itemsize = FLOAT_DTYPE_BYTES[self.fields.dtype]
         return [
-            self.first(tensor_declaration(numel * FLOAT_DTYPE_BYTES[self.f.dtype], "uint8"))
-            for numel in self.numel
+            self.broadcast(tensor_declaration(numel * itemsize, "uint8")) for numel in self.numel
         ]
 
-    def first(self, tensor: Entry) -> Entry:
-        """From group rank 0."""
+    def broadcast(self, tensor: Entry) -> Entry:
+        """A broadcast from group rank 0."""
         return self.call("broadcast", tensor=tensor, group_src=0)
 
-    def one(self, dtype: str, op: str) -> Entry:
+    def all_reduce_scalar(self, dtype: str, op: str) -> Entry:
         return self.call("all_reduce", tensor=tensor_declaration(1, dtype), op=op)
 
     def optimizer(self, reads: Sequence[str], writes: Sequence[str]) -> list[Entry]:
-        cost = self.f.optimizer
-        return (
-            []
-            if cost is None
-            else [compute("optimizer", cost, reads=list(reads), writes=list(writes))]
-        )
-
-    @property
-    def streams(self) -> bool:
-        """Gradients are reduced on a stream of their own."""
-        return self.free and self.f.overlaps
-
-    def on(self) -> dict[str, str]:
-        return {"on": f"{self.p}_reduce"} if self.streams else {}
-
-    def around(self) -> list[Entry]:
-        """Before a bucket goes out: its stream waits for what was computed, and the current one for
-        the buckets before.
-        """
-        if not self.streams:
+        cost = self.fields.optimizer
+        if cost is None:
             return []
-        return [{"wait_stream": {"stream": "current", **self.on()}}, *self.settled()]
+        return [compute("optimizer", cost, reads=list(reads), writes=list(writes))]
 
-    def settled(self) -> list[Entry]:
-        return [{"wait_stream": {"stream": f"{self.p}_reduce"}}] if self.streams else []
-
-    def backward(
+    def layer_backward(
         self,
         layer: ModelLayer,
-        fresh: Sequence[str],
+        overwritten: Sequence[str],
         added: Sequence[str],
         reads: Sequence[str] = (),
     ) -> Entry:
@@ -139,104 +129,146 @@ class DeepSpeedWriter(EntryWriter, ABC):
             f"backward {layer.name}",
             layer.backward,
             reads=list(reads),
-            writes=list(fresh),
+            writes=list(overwritten),
             adds=list(added),
         )
 
+    # --- the stream of the reductions ---
+    @property
+    def has_reduction_stream(self) -> bool:
+        """Whether gradients are reduced on a stream of their own."""
+        return self.has_streams and self.fields.overlaps
+
+    def on_reduction_stream(self) -> dict[str, str]:
+        return {"on": f"{self.prefix}_reduce"} if self.has_reduction_stream else {}
+
+    def wait_before_bucket(self) -> list[Entry]:
+        """Before a bucket is reduced: its stream waits for the gradients that were computed.
+
+        The current stream also waits for the buckets before.
+        """
+        if not self.has_reduction_stream:
+            return []
+        wait_for_gradients: Entry = {
+            "wait_stream": {"stream": "current", **self.on_reduction_stream()}
+        }
+        return [wait_for_gradients, *self.wait_for_reductions()]
+
+    def wait_for_reductions(self) -> list[Entry]:
+        """The current stream waits for all reductions before."""
+        if not self.has_reduction_stream:
+            return []
+        return [{"wait_stream": {"stream": f"{self.prefix}_reduce"}}]
+
 
 class ZeroStage12Writer(DeepSpeedWriter):
-    """ZeRO 1 and 2: all parameters in one flat tensor, of which each rank updates a part."""
+    """ZeRO 1 and 2: all parameters in one flat tensor, of which each rank updates a part.
+
+    ``reduces_early``: buckets are reduced during the backward pass, not only after the last one.
+    """
 
     def __init__(
-        self, fields: DeepSpeed, context: ExpansionContext, skipped: int | None = None
+        self, fields: DeepSpeedFields, context: ExpansionContext, skipped: int | None = None
     ) -> None:
         super().__init__(fields, context, skipped)
-        cut = _PART_ALIGNMENT * self.n
-        self.part = -(-sum(self.numel) // cut) * cut // self.n
-        self.early = fields.overlaps or fields.stage == 2
-        backward = [p for k in reversed(self.run) for p in reversed(self.params_of[k])]
-        self.order = order = backward if self.early else sorted(backward)
-        self.buckets = gradient_buckets(
-            [(p, self.numel[p]) for p in order], fields.reduce_bucket_size
-        )
-        for k, (params, _) in enumerate(self.buckets):
-            for j, numel in enumerate(self.calls_of(params)):
+        alignment = _PART_ALIGNMENT * self.ranks
+        padded = -(-sum(self.numel) // alignment) * alignment
+        self.part = padded // self.ranks
+        self.reduces_early = fields.overlaps or fields.stage == 2
+        order = [p for k in reversed(self.run) for p in reversed(self.params_of[k])]
+        if not self.reduces_early:
+            order.sort()
+        self.plan = BucketPlan(order, self.numel, fields.reduce_bucket_size)
+        for k, bucket in enumerate(self.plan.buckets):
+            for j, numel in enumerate(self.call_sizes(bucket.params)):
                 self.tensor(f"bucket_{k}_{j}", numel)
-        self.flat = self.tensor("parameters", self.part * self.n)
-        self.mine = self.tensor("part", self.part)
+        self.flat = self.tensor("parameters", padded)
+        self.own_part = self.tensor("part", self.part)
 
-    def calls_of(self, params: Sequence[int]) -> list[int]:
-        """Elements of each call of a bucket: one, but for a gradient that is larger than a
-        bucket.
+    def call_sizes(self, params: Sequence[int]) -> list[int]:
+        """Elements of each call that reduces a bucket.
+
+        It is one call, except for a gradient that is larger than a bucket.
         """
-        numel, most = sum(self.numel[p] for p in params), self.f.reduce_bucket_size
-        if numel <= most or not self.f.reduce_scatter:
+        numel = sum(self.numel[p] for p in params)
+        capacity = self.fields.reduce_bucket_size
+        if numel <= capacity or not self.fields.reduce_scatter:
             return [numel]
         (param,) = params
-        return large_gradient_pieces(sum(self.numel[:param]), numel, self.part, most)
+        start = sum(self.numel[:param])
+        return large_gradient_pieces(start, numel, self.part, capacity)
 
-    def names(self, k: int) -> list[str]:
-        return [f"{self.p}_bucket_{k}_{j}" for j in range(len(self.calls_of(self.buckets[k][0])))]
+    def tensors_of_bucket(self, k: int) -> list[str]:
+        calls = len(self.call_sizes(self.plan.buckets[k].params))
+        return [f"{self.prefix}_bucket_{k}_{j}" for j in range(calls)]
+
+    def tensors_of_buckets(self, buckets: Sequence[int]) -> list[str]:
+        return [name for k in buckets for name in self.tensors_of_bucket(k)]
 
     def construction(self) -> list[Entry]:
-        return self.broadcasts()
+        return self.broadcast_parameters()
 
     def iterations(self, count: int) -> list[list[Entry]]:
         return [self.iteration()]
 
     def iteration(self) -> list[Entry]:
+        all_buckets = range(len(self.plan.buckets))
+        # Stage 2 reduces after each micro-batch, stage 1 only after the last.
+        reduces_each = self.fields.stage == 2
         steps: list[Entry] = []
-        for micro in range(self.f.accumulate):
-            last = micro == self.f.accumulate - 1
-            steps += [
-                compute(f"forward {self.model[k].name}", self.model[k].forward, reads=[self.flat])
-                for k in self.run
-            ]
-            steps += self.passed(
-                fresh=micro == 0 or self.f.stage == 2,
-                sends=self.early and (last or self.f.stage == 2),
+        for micro_batch in range(self.fields.accumulate):
+            is_last = micro_batch == self.fields.accumulate - 1
+            steps += self.forward()
+            steps += self.backward(
+                restarts=micro_batch == 0 or reduces_each,
+                reduces=self.reduces_early and (is_last or reduces_each),
             )
-        steps += (
-            []
-            if self.early
-            else [entry for k in range(len(self.buckets)) for entry in self.reduce(k)]
-        )
-        steps += [self.one("uint8", "max")] if self.f.dtype != "float32" else []
-        grads = [name for k in range(len(self.buckets)) for name in self.names(k)]
-        steps += [self.one("float32", "sum"), *self.optimizer(grads, [self.mine])]
-        return [*steps, self.call("all_gather_into_tensor", input=self.mine, output=self.flat)]
+        if not self.reduces_early:
+            for k in all_buckets:
+                steps += self.reduce(k)
+        if self.fields.dtype != "float32":
+            # Does any rank have an overflow?
+            steps.append(self.all_reduce_scalar("uint8", "max"))
+        gradients = self.tensors_of_buckets(all_buckets)
+        # The norm of all gradients.
+        steps.append(self.all_reduce_scalar("float32", "sum"))
+        steps += self.optimizer(gradients, [self.own_part])
+        steps.append(self.call("all_gather_into_tensor", input=self.own_part, output=self.flat))
+        return steps
 
-    def passed(self, fresh: bool, sends: bool) -> list[Entry]:
-        """A backward pass. A bucket goes out when a gradient has come that it has no room for."""
+    def forward(self) -> list[Entry]:
+        layers = [self.model[k] for k in self.run]
+        return [compute(f"forward {one.name}", one.forward, reads=[self.flat]) for one in layers]
+
+    def backward(self, restarts: bool, reduces: bool) -> list[Entry]:
+        """A backward pass; with ``restarts`` it overwrites the gradients, else it adds to them."""
         steps: list[Entry] = []
-        of = {p: k for k, (params, _) in enumerate(self.buckets) for p in params}
-        begun: set[int] = set()
-        at = {
-            self.order[place]: k
-            for k, (_, place) in enumerate(self.buckets)
-            if place < len(self.order)
-        }
-        for layer in reversed(self.run):
-            mine = list(dict.fromkeys(of[p] for p in self.params_of[layer]))
-            new = [k for k in mine if fresh and k not in begun]
-            begun.update(mine)
-            fresh_names, added = (
-                [n for k in ks for n in self.names(k)]
-                for ks in (new, [k for k in mine if k not in new])
+        started: set[int] = set()
+        for k in reversed(self.run):
+            buckets = self.plan.buckets_of(self.params_of[k])
+            overwritten = [b for b in buckets if restarts and b not in started]
+            added = [b for b in buckets if b not in overwritten]
+            started.update(buckets)
+            steps.append(
+                self.layer_backward(
+                    self.model[k],
+                    self.tensors_of_buckets(overwritten),
+                    self.tensors_of_buckets(added),
+                    [self.flat],
+                )
             )
-            steps.append(self.backward(self.model[layer], fresh_names, added, [self.flat]))
-            ready = sorted(at[p] for p in self.params_of[layer] if p in at)
-            steps += [entry for k in ready for entry in self.reduce(k)] if sends else []
-        if sends:
-            steps += [*self.reduce(len(self.buckets) - 1), *self.settled()]
+            if reduces:
+                for bucket in self.plan.sent_by(self.params_of[k]):
+                    steps += self.reduce(bucket)
+        if reduces:
+            steps += [*self.reduce(len(self.plan.buckets) - 1), *self.wait_for_reductions()]
         return steps
 
     def reduce(self, k: int) -> list[Entry]:
-        """The gradients are divided before: sums."""
-        return [
-            *self.around(),
-            *(
-                self.call("all_reduce", tensor=name, op="sum", **self.on())
-                for name in self.names(k)
-            ),
+        """The sum of a bucket; DeepSpeed divides the gradients before."""
+        stream = self.on_reduction_stream()
+        sums = [
+            self.call("all_reduce", tensor=name, op="sum", **stream)
+            for name in self.tensors_of_bucket(k)
         ]
+        return [*self.wait_before_bucket(), *sums]

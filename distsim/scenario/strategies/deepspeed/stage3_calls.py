@@ -1,266 +1,337 @@
-"""The entries of DeepSpeed's ZeRO 3: parameters gathered as its coordinator says, gradients
-scattered by buckets.
+"""The entries of DeepSpeed's ZeRO 3 and ZeRO++.
+
+Parameters are gathered when the coordinator says so
+(`distsim.scenario.strategies.deepspeed.param_coordinator`), gradients are scattered in buckets. The
+first iterations differ from the rest, as the coordinator learns the order of the modules.
+
+Sources: see `distsim.scenario.strategies.deepspeed.calls`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from distsim.scenario.strategies.base import (
     Entry,
     ExpansionContext,
+    GroupRef,
     compute,
     step,
     tensor_declaration,
     wait,
 )
+from distsim.scenario.strategies.deepspeed.buckets import BucketPlan
 from distsim.scenario.strategies.deepspeed.calls import DeepSpeedWriter
+from distsim.scenario.strategies.deepspeed.fields import DeepSpeedFields
 from distsim.scenario.strategies.deepspeed.param_coordinator import (
     FetchLimits,
     ParameterCoordinator,
     ParameterGather,
-    gradient_buckets,
 )
-
-if TYPE_CHECKING:
-    from distsim.scenario.strategies.deepspeed.fields import DeepSpeed
 
 #: qwZ: elements that share a scale (`CUDAQuantizer.target_group_size`).
 _ELEMENTS_PER_SCALE = 8000
 
 
+class _GatherGroup(NamedTuple):
+    """The group of a gather, and the number of its ranks."""
+
+    group: GroupRef | None
+    ranks: int
+
+
 class ZeroStage3Writer(DeepSpeedWriter):
-    """A parameter lies in equal parts, padded, on all ranks."""
+    """Every parameter is split into equal parts, padded, on all ranks."""
 
     def __init__(
-        self, fields: DeepSpeed, context: ExpansionContext, skipped: int | None = None
+        self, fields: DeepSpeedFields, context: ExpansionContext, skipped: int | None = None
     ) -> None:
         super().__init__(fields, context, skipped)
-        self.parts = [-(-numel // self.n) for numel in self.numel]
-        limits = FetchLimits(
-            fields.stage3_prefetch_bucket_size,
-            fields.stage3_max_reuse_distance,
-            fields.stage3_max_live_parameters,
-            fields.stage3_param_persistence_threshold,
+        self.parts = [-(-numel // self.ranks) for numel in self.numel]
+        self.hpz_ranks = fields.zero_hpz_partition_size
+        self.coordinator = ParameterCoordinator(
+            [[self.numel[p] for p in params] for params in self.params_of],
+            self.run,
+            FetchLimits(
+                fields.stage3_prefetch_bucket_size,
+                fields.stage3_max_reuse_distance,
+                fields.stage3_max_live_parameters,
+                fields.stage3_param_persistence_threshold,
+            ),
+            keeps_second_copy=self.hpz_ranks > 1,
         )
-        self.hpz = fields.zero_hpz_partition_size
-        sizes = [[self.numel[p] for p in mine] for mine in self.params_of]
-        self.coordinator = ParameterCoordinator(sizes, self.run, limits, copies=self.hpz > 1)
-        self.order = order = [p for k in reversed(self.run) for p in self.params_of[k]]
-        self.buckets = gradient_buckets(
-            [(p, self.numel[p]) for p in order], fields.reduce_bucket_size
-        )
-        self.handles = 0
-        self.coming: dict[int, list[str]] = {}  # of each parameter the handles of its gather
-        for k, mine in enumerate(self.params_of):
-            numel = sum(self.parts[p] for p in mine)
-            for word, size in (
-                ("shard", numel),
-                ("whole", numel * self.n),
-                ("grads", numel * self.n),
-            ):
-                self.tensor(f"{word}_{k}", size)
-        for k, (params, _) in enumerate(self.buckets):
-            numel = sum(self.parts[p] for p in params)
-            self.tensor(f"bucket_{k}", numel * self.n)
-            self.tensor(f"scattered_{k}", numel)
+        self.order = [p for k in reversed(self.run) for p in self.params_of[k]]
+        self.plan = BucketPlan(self.order, self.numel, fields.reduce_bucket_size)
+        #: Gathers of this iteration so far; they number the handles.
+        self.gather_count = 0
+        #: The handles of each parameter's gathers that were not waited for.
+        self.open_handles: dict[int, list[str]] = {}
+        self.declare_tensors()
+
+    def declare_tensors(self) -> None:
+        for k, params in enumerate(self.params_of):
+            part = sum(self.parts[p] for p in params)
+            self.tensor(f"shard_{k}", part)
+            self.tensor(f"whole_{k}", part * self.ranks)
+            self.tensor(f"grads_{k}", part * self.ranks)
+        for k, bucket in enumerate(self.plan.buckets):
+            part = sum(self.parts[p] for p in bucket.params)
+            self.tensor(f"bucket_{k}", part * self.ranks)
+            self.tensor(f"scattered_{k}", part)
 
     def groups(self) -> dict[str, Entry]:
-        found: dict[str, Entry] = {}
-        if self.hpz > 1:
-            found[f"{self.p}_hpz"] = {"by": f"rank - rank % {self.hpz}"}
-        if self.quantized:
-            found |= {f"{self.p}_local": {"by": "node"}, f"{self.p}_global": {"by": "local_rank"}}
-        return found
+        groups: dict[str, Entry] = {}
+        if self.hpz_ranks > 1:
+            groups[f"{self.prefix}_hpz"] = {"by": f"rank - rank % {self.hpz_ranks}"}
+        if self.quantizes_gradients:
+            groups[f"{self.prefix}_local"] = {"by": "node"}
+            groups[f"{self.prefix}_global"] = {"by": "local_rank"}
+        return groups
 
     @property
-    def quantized(self) -> bool:
-        """Gradients of several machines go as 4 bits; on one they are scattered as ever."""
-        return (
-            self.f.zero_quantized_gradients
-            and self.context.world_size > self.context.ranks_per_node
-        )
+    def quantizes_gradients(self) -> bool:
+        """Whether gradients are sent with 4 bits.
+
+        They are if there are several machines; on one machine they are scattered as without qgZ.
+        """
+        has_machines = self.context.world_size > self.context.ranks_per_node
+        return self.fields.zero_quantized_gradients and has_machines
 
     # --- before the first iteration, and the trace ---
     def construction(self) -> list[Entry]:
-        """Parameters from the first rank, twice; barriers; each parameter gathered once for the
-        float32 copies.
-        """
+        """The parameters from rank 0, twice; barriers; a gather of each for the float32 copies."""
         barriers = [self.call("barrier")] * 3
-        whole = [self.gathered([p], None) for p in range(len(self.numel))]
-        return [*self.broadcasts(), *self.broadcasts(), *barriers, *whole]
+        gathers = [self.gather_master_copy(param) for param in range(len(self.numel))]
+        return [*self.broadcast_parameters(), *self.broadcast_parameters(), *barriers, *gathers]
 
-    def agreed(self) -> list[Entry]:
-        """Do all ranks have the same trace? Lists of integers, each with its length first
-        (`assert_ints_same_as_other_ranks`).
+    def compare_traces(self) -> list[Entry]:
+        """The check that all ranks have the same trace, during the first two passes.
+
+        Lists of integers are broadcast, each after its length (`assert_ints_same_as_other_ranks`).
         """
         if self.coordinator.passes > 1:
             return []
-        modules, params = len(self.coordinator.order), 2 * len(self.order)
-        sizes = [0] if self.coordinator.passes == 0 else [modules, params, params]
-        return [self.first(tensor_declaration(size, "int64")) for n in sizes for size in (1, n)]
+        lengths = [0]
+        if self.coordinator.passes == 1:
+            modules = len(self.coordinator.trace)
+            params = 2 * len(self.order)
+            lengths = [modules, params, params]
+        steps: list[Entry] = []
+        for length in lengths:
+            steps.append(self.broadcast(tensor_declaration(1, "int64")))
+            steps.append(self.broadcast(tensor_declaration(length, "int64")))
+        return steps
 
     # --- iterations ---
     def iterations(self, count: int) -> list[list[Entry]]:
         return [self.iteration() for _ in range(count)]
 
     def iteration(self) -> list[Entry]:
-        self.handles = 0
+        self.gather_count = 0
         steps: list[Entry] = []
-        for micro in range(self.f.accumulate):
-            steps += [*self.agreed(), *self.forward(), *self.backward_pass(fresh=micro == 0)]
-            self.coordinator.ended()
-        steps += [self.one("uint8", "max")] if self.f.dtype == "float16" else []
-        scattered = [f"{self.p}_scattered_{k}" for k in range(len(self.buckets))]
-        shards = [f"{self.p}_shard_{k}" for k in range(len(self.model))]
-        steps += [self.one("float64", "sum"), *self.optimizer(scattered, shards)]
-        kept = self.coordinator.updated()
-        return [*steps, *self.gather(kept), *self.arrived(p for one in kept for p in one.params)]
+        for _ in range(self.fields.accumulate):
+            steps += [*self.compare_traces(), *self.forward(), *self.backward()]
+            self.coordinator.end_pass()
+        return steps + self.update()
+
+    def update(self) -> list[Entry]:
+        steps: list[Entry] = []
+        if self.fields.dtype == "float16":
+            # Does any rank have an overflow?
+            steps.append(self.all_reduce_scalar("uint8", "max"))
+        # The norm of all gradients.
+        steps.append(self.all_reduce_scalar("float64", "sum"))
+        gradients = [f"{self.prefix}_scattered_{k}" for k in range(len(self.plan.buckets))]
+        shards = [f"{self.prefix}_shard_{k}" for k in range(len(self.model))]
+        steps += self.optimizer(gradients, shards)
+        gathers = self.coordinator.after_optimizer()
+        steps += self.start_gathers(gathers)
+        return steps + self.wait_for([p for gather in gathers for p in gather.params])
 
     def forward(self) -> list[Entry]:
-        steps = self.fetched(None)
+        steps = self.fetch_module(None)
         for k in self.run:
             layer = self.model[k]
-            steps += [
-                *self.fetched(k),
-                compute(f"forward {layer.name}", layer.forward, reads=[f"{self.p}_whole_{k}"]),
-            ]
+            steps += self.fetch_module(k)
+            steps.append(
+                compute(f"forward {layer.name}", layer.forward, reads=[f"{self.prefix}_whole_{k}"])
+            )
             self.coordinator.release(k)
         return steps
 
-    def backward_pass(self, fresh: bool) -> list[Entry]:
-        """A bucket goes out when a gradient has come that it has no room for."""
-        steps = self.fetched(None)
-        at = {
-            self.order[place]: k
-            for k, (_, place) in enumerate(self.buckets)
-            if place < len(self.order)
-        }
-        of = {p: k for k, (params, _) in enumerate(self.buckets) for p in params}
-        begun: set[int] = set()
+    def backward(self) -> list[Entry]:
+        """A backward pass with the reductions of its buckets.
+
+        Every pass overwrites the buckets, also when gradients are accumulated.
+        """
+        steps = self.fetch_module(None)
+        started: set[int] = set()
         for k in reversed(self.run):
-            mine = list(dict.fromkeys(of[p] for p in self.params_of[k]))
-            new, old = [b for b in mine if b not in begun], [b for b in mine if b in begun]
-            begun.update(mine)
-            names = [[f"{self.p}_bucket_{b}" for b in which] for which in (new, old)]
-            steps += [
-                *self.fetched(k),
-                self.backward(self.model[k], names[0], names[1], [f"{self.p}_whole_{k}"]),
-            ]
-            steps += [entry for p in self.params_of[k] if p in at for entry in self.reduce(at[p])]
+            buckets = self.plan.buckets_of(self.params_of[k])
+            overwritten = [f"{self.prefix}_bucket_{b}" for b in buckets if b not in started]
+            added = [f"{self.prefix}_bucket_{b}" for b in buckets if b in started]
+            started.update(buckets)
+            steps += self.fetch_module(k)
+            steps.append(
+                self.layer_backward(self.model[k], overwritten, added, [f"{self.prefix}_whole_{k}"])
+            )
+            for bucket in self.plan.sent_by(self.params_of[k]):
+                steps += self.reduce(bucket)
             if k != self.run[0]:
                 self.coordinator.release(k)
-        self.coordinator.left_over(self.run[0])
-        return [
-            *steps,
-            *(self.reduce(len(self.buckets) - 1) if self.buckets else []),
-            *self.settled(),
-        ]
+        self.coordinator.release_leftovers(self.run[0])
+        if self.plan.buckets:
+            steps += self.reduce(len(self.plan.buckets) - 1)
+        return steps + self.wait_for_reductions()
 
     # --- parameters ---
-    def fetched(self, layer: int | None) -> list[Entry]:
-        """What a module needs is gathered and waited for; then what comes after it is asked for."""
-        now, ahead = self.coordinator.fetch()
-        found = self.gather(now)
-        found += self.arrived(self.params_of[layer]) if layer is not None else []
-        return [*found, *self.gather(ahead)]
+    def fetch_module(self, layer: int | None) -> list[Entry]:
+        """Gather what a module needs and wait for it; then prefetch."""
+        fetch = self.coordinator.reach_next_module()
+        steps = self.start_gathers(fetch.required)
+        if layer is not None:
+            steps += self.wait_for(self.params_of[layer])
+        return steps + self.start_gathers(fetch.ahead)
 
-    def arrived(self, params: Iterable[int]) -> list[Entry]:
-        """A wait for each gather that parameters are still on."""
-        handles = [h for p in params for h in self.coming.pop(p, [])]
-        for p, others in list(self.coming.items()):
-            self.coming[p] = [h for h in others if h not in handles]
-        return [wait(h) for h in dict.fromkeys(handles)]
+    def wait_for(self, params: Iterable[int]) -> list[Entry]:
+        """A wait for each open gather of some parameters."""
+        handles = [handle for p in params for handle in self.open_handles.pop(p, [])]
+        for param, others in list(self.open_handles.items()):
+            # Parameters that were gathered together share their handles.
+            self.open_handles[param] = [h for h in others if h not in handles]
+        return [wait(handle) for handle in dict.fromkeys(handles)]
 
-    def gather(self, gathers: Sequence[ParameterGather]) -> list[Entry]:
-        found: list[Entry] = []
-        for one in gathers:
-            handle = f"{self.p}_gathered@{self.handles}"
-            self.handles += 1
-            found.append(self.gathered(one.params, handle, one.secondary))
-            handles = [handle]
-            if self.f.zero_quantized_weights:
-                handles.append(f"{self.p}_scales@{self.handles - 1}")
-                found.append(self.scales(one, handles[1]))
-            self.coming |= {p: list(handles) for p in one.params}
-        return found
+    def start_gathers(self, gathers: Sequence[ParameterGather]) -> list[Entry]:
+        steps: list[Entry] = []
+        for gather in gathers:
+            number = self.gather_count
+            self.gather_count += 1
+            handles = [f"{self.prefix}_gathered@{number}"]
+            steps.append(self.start_gather(gather, handles[0]))
+            if self.fields.zero_quantized_weights:
+                handles.append(f"{self.prefix}_scales@{number}")
+                steps.append(self.start_gather_of_scales(gather, handles[1]))
+            self.open_handles |= {p: list(handles) for p in gather.params}
+        return steps
 
-    def gathered(self, params: Sequence[int], handle: str | None, secondary: bool = False) -> Entry:
-        """Parameters side by side, from equal parts."""
-        ranks, group = (self.hpz, f"{self.p}_hpz") if secondary else (self.n, self.group)
-        part = sum(self.parts[p] for p in params) * self.n // ranks
-        dtype = "int8" if self.f.zero_quantized_weights and handle is not None else self.f.dtype
-        later = {} if handle is None else {"async_": True, "as_": handle}
-        layer = self.layer_of[params[0]]
-        tensors: dict[str, object] = {
-            "input": tensor_declaration(part, dtype),
-            "output": tensor_declaration(part * ranks, dtype),
-        }
-        if (
-            handle is not None
-            and dtype == self.f.dtype
-            and not secondary
-            and list(params) == self.params_of[layer]
-        ):
-            tensors = {"input": f"{self.p}_shard_{layer}", "output": f"{self.p}_whole_{layer}"}
-        return step("all_gather_into_tensor", **tensors, group=group, **later)
-
-    def scales(self, one: ParameterGather, handle: str) -> Entry:
-        ranks, group = (self.hpz, f"{self.p}_hpz") if one.secondary else (self.n, self.group)
-        count = scale_count(sum(self.parts[p] for p in one.params) * self.n // ranks)
-        tensors = {
-            "input": tensor_declaration(count, "float32"),
-            "output": tensor_declaration(count * ranks, "float32"),
-        }
+    def start_gather(self, gather: ParameterGather, handle: str) -> Entry:
+        """Some parameters in one message, from equal parts."""
+        group, ranks = self.group_of(gather)
+        layer = self.layer_of[gather.params[0]]
+        quantized = self.fields.zero_quantized_weights
+        is_whole_layer = list(gather.params) == self.params_of[layer]
+        tensors: dict[str, object]
+        if is_whole_layer and not quantized and not gather.secondary:
+            tensors = {
+                "input": f"{self.prefix}_shard_{layer}",
+                "output": f"{self.prefix}_whole_{layer}",
+            }
+        else:
+            dtype = "int8" if quantized else self.fields.dtype
+            part = self.part_numel(gather)
+            tensors = {
+                "input": tensor_declaration(part, dtype),
+                "output": tensor_declaration(part * ranks, dtype),
+            }
         return step("all_gather_into_tensor", **tensors, group=group, async_=True, as_=handle)
+
+    def start_gather_of_scales(self, gather: ParameterGather, handle: str) -> Entry:
+        """qwZ: the scales of the int8 parameters."""
+        group, ranks = self.group_of(gather)
+        count = scale_count(self.part_numel(gather))
+        return step(
+            "all_gather_into_tensor",
+            input=tensor_declaration(count, "float32"),
+            output=tensor_declaration(count * ranks, "float32"),
+            group=group,
+            async_=True,
+            as_=handle,
+        )
+
+    def gather_master_copy(self, param: int) -> Entry:
+        """A blocking gather of one parameter, never quantized."""
+        part = self.parts[param]
+        return step(
+            "all_gather_into_tensor",
+            input=tensor_declaration(part, self.fields.dtype),
+            output=tensor_declaration(part * self.ranks, self.fields.dtype),
+            group=self.group,
+        )
+
+    def group_of(self, gather: ParameterGather) -> _GatherGroup:
+        if gather.secondary:
+            return _GatherGroup(f"{self.prefix}_hpz", self.hpz_ranks)
+        return _GatherGroup(self.group, self.ranks)
+
+    def part_numel(self, gather: ParameterGather) -> int:
+        """Elements that each rank contributes to a gather."""
+        padded = sum(self.parts[p] for p in gather.params) * self.ranks
+        return padded // self.group_of(gather).ranks
 
     # --- gradients ---
     def reduce(self, k: int) -> list[Entry]:
-        whole, part = f"{self.p}_bucket_{k}", f"{self.p}_scattered_{k}"
-        if not self.quantized:
-            return [
-                *self.around(),
-                self.call("reduce_scatter_tensor", input=whole, output=part, op="sum", **self.on()),
-            ]
+        """The reduction of a bucket; with qgZ parameter by parameter."""
+        steps = self.wait_before_bucket()
+        if self.quantizes_gradients:
+            for param in self.plan.buckets[k].params:
+                steps += self.quantized_reduction(param)
+            return steps
+        scatter = self.call(
+            "reduce_scatter_tensor",
+            input=f"{self.prefix}_bucket_{k}",
+            output=f"{self.prefix}_scattered_{k}",
+            op="sum",
+            **self.on_reduction_stream(),
+        )
+        return [*steps, scatter]
+
+    def quantized_reduction(self, param: int) -> list[Entry]:
+        """all_to_all inside each machine, sums, all_to_all between machines.
+
+        Vectors, and parameters that do not divide among the ranks, are scattered without
+        quantization (`all_to_all_quant_reduce`).
+        """
+        shape = self.shapes[param]
+        numel = self.numel[param]
+        if len(shape) == 1 or numel % (2 * self.ranks):
+            return [self.plain_scatter(param)]
+        scales = max(shape[0], shape[1], self.ranks)
+        # Two values of 4 bits share a byte.
+        packed = numel // 2
+        local = self.context.ranks_per_node
         return [
-            *self.around(),
-            *(entry for p in self.buckets[k][0] for entry in self.quantized_reduce(p)),
+            self.exchange("local", packed, "int8"),
+            self.exchange("local", scales, "float32"),
+            self.exchange("global", packed // local, "int8"),
+            self.exchange("global", scales // local, "float32"),
         ]
 
-    def quantized_reduce(self, p: int) -> list[Entry]:
-        """Of one parameter: all_to_all inside the machine, sums, all_to_all between machines;
-        vectors and what does not divide among the ranks are scattered
-        (`all_to_all_quant_reduce`)."""
-        shape = [shape for layer in self.model for shape in layer.params][p]
-        numel, local = self.numel[p], self.context.ranks_per_node
-        if len(shape) == 1 or numel % (2 * self.n):
-            part = self.parts[p]
-            names = {
-                "input": tensor_declaration(part * self.n, self.f.dtype),
-                "output": tensor_declaration(part, self.f.dtype),
-            }
-            return [self.call("reduce_scatter_tensor", **names, op="sum", **self.on())]
-        groups = max(shape[0], shape[1], self.n)
-        found: list[Entry] = []
-        for word, parts in (("local", 1), ("global", local)):
-            for size, dtype in ((numel // 2 // parts, "int8"), (groups // parts, "float32")):
-                one = tensor_declaration(size, dtype)
-                found.append(
-                    step(
-                        "all_to_all_single",
-                        input=one,
-                        output=dict(one),
-                        group=f"{self.p}_{word}",
-                        **self.on(),
-                    )
-                )
-        return found
+    def plain_scatter(self, param: int) -> Entry:
+        part = self.parts[param]
+        return self.call(
+            "reduce_scatter_tensor",
+            input=tensor_declaration(part * self.ranks, self.fields.dtype),
+            output=tensor_declaration(part, self.fields.dtype),
+            op="sum",
+            **self.on_reduction_stream(),
+        )
+
+    def exchange(self, level: str, numel: int, dtype: str) -> Entry:
+        """An all_to_all inside the machines (`local`) or between them (`global`)."""
+        return step(
+            "all_to_all_single",
+            input=tensor_declaration(numel, dtype),
+            output=tensor_declaration(numel, dtype),
+            group=f"{self.prefix}_{level}",
+            **self.on_reduction_stream(),
+        )
 
 
 def scale_count(numel: int) -> int:
-    """Groups of at most 8000 elements, or a little more, which share a scale
-    (`CUDAQuantizer.quantize`).
+    """The number of scales: groups of at most 8000 elements, or slightly more, share one.
+
+    The same search as in `CUDAQuantizer.quantize`.
     """
     groups = -(-numel // _ELEMENTS_PER_SCALE)
     while groups < numel and numel % (8 * groups):

@@ -1,5 +1,11 @@
-"""The entries of `fsdp:`: what its hooks do (`distsim.scenario.strategies.fsdp.hook_events`) as
-calls, on streams under nccl.
+"""The entries of `fsdp:`: the events of its hooks as calls, on streams under nccl.
+
+``FsdpWriter`` runs the hooks (`distsim.scenario.strategies.fsdp.hook_events`) for each micro-batch
+and writes an entry for each event. PyTorch issues blocking calls inside streams of its own. Under
+nccl the writer reproduces them: each reduce_scatter is on one stream, HSDP's all_reduce after it on
+another. Gathers are asynchronous instead: a gather waits for an event between two other gathers on
+its stream, so it is issued where that event would let it start. The order on each communicator is
+PyTorch's. Under gloo and mpi there are no streams: all calls block where PyTorch calls them.
 
 Sources, torch 2.13: `_fsdp_collectives.py` (foreach_all_gather, foreach_reduce), `_fsdp_init.py`
 (_get_post_forward_mesh_info), `torch/nn/utils/clip_grad.py` (the norms of all gradients as one
@@ -9,8 +15,6 @@ DTensor, an element each, reduced over the mesh).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
-from typing import TYPE_CHECKING
 
 from distsim.scenario.strategies.base import (
     CostOrEntries,
@@ -24,6 +28,7 @@ from distsim.scenario.strategies.base import (
     step,
     wait,
 )
+from distsim.scenario.strategies.fsdp.fields import FsdpFields
 from distsim.scenario.strategies.fsdp.hook_events import (
     FsdpHooks,
     FsdpUnit,
@@ -32,38 +37,45 @@ from distsim.scenario.strategies.fsdp.hook_events import (
 )
 from distsim.scenario.strategies.layers import equal_cost_shares
 
-if TYPE_CHECKING:
-    from distsim.scenario.strategies.fsdp.fields import Fsdp
+#: Gathers that are in flight while a unit computes, in the forward pass under nccl.
+_GATHERS_AHEAD = 2
 
 
 class FsdpWriter(EntryWriter):
-    """Writes one model's entries. Tensors are numbered by unit: the root, if it holds anything,
-    then the units in the model's order.
+    """Writes one model's entries.
+
+    Tensors are numbered by the units that hold parameters: the root, if it does, then the units in
+    the model's order. A unit has the tensors `shard`, `full` (gathered), `part` (kept between the
+    passes), `grads` (all gradients), `grad` (their reduced shard) and `more` (what a further
+    micro-batch adds to it).
+
+    The flags ``first`` and ``last`` of many methods are about the micro-batch in its iteration.
     """
 
-    def __init__(self, fsdp: Fsdp, context: ExpansionContext, root: FsdpUnit) -> None:
-        super().__init__(context.prefix("fsdp"), fsdp.dtype, fsdp.shard_group(context))
-        self.fsdp, self.n, self.context = fsdp, context.size_of(self.group), context
+    def __init__(self, fsdp: FsdpFields, context: ExpansionContext, root: FsdpUnit) -> None:
+        super().__init__(context.unused_prefix("fsdp"), fsdp.dtype, fsdp.shard_group(context))
+        self.fsdp = fsdp
+        self.context = context
+        #: Copies of the sharded model (HSDP).
         self.copies = 1 if fsdp.replicate is None else context.size_of(fsdp.replicate)
-        self.free = context.backend == "nccl"
-        self.root = root
-        self.hooks = self.fresh()
+        self.has_streams = context.backend == "nccl"
+        self.hooks = FsdpHooks(root, fsdp.settings)
         self.units = self.hooks.units
-        held = [k for k, unit in enumerate(self.units) if unit.held]
-        self.number = {k: number for number, k in enumerate(held)}
-        self.learning = [k for k in held if self.units[k].params]
+        with_params = [k for k, unit in enumerate(self.units) if unit.all_params]
+        #: The number of a unit in the names of its tensors.
+        self.number = {k: number for number, k in enumerate(with_params)}
+        self.trainable = [k for k in with_params if self.units[k].params]
         self.groups: dict[str, object] = {}
-        self.declare()
-
-    def fresh(self) -> FsdpHooks:
-        return FsdpHooks(self.root, self.fsdp.settings)
+        self.declare_tensors()
 
     # --- the whole ---
     def expansion(self) -> Expansion:
-        """An iteration; where the first differs from the rest (units that stay gathered), each with
-        its condition.
+        """An iteration; if the first differs from the rest, each of the two with its condition.
+
+        They differ if units stay gathered from one iteration to the next.
         """
-        first, later = self.iteration(), self.iteration()
+        first = self.iteration()
+        later = self.iteration()
         if first == later or self.context.iterations < 2:
             steps = first
         else:
@@ -71,241 +83,267 @@ class FsdpWriter(EntryWriter):
         return Expansion(steps, self.tensors, self.groups)
 
     def iteration(self) -> list[Entry]:
+        if self.fsdp.evaluate:
+            return self.evaluation()
         steps: list[Entry] = []
-        fsdp, count = self.fsdp, self.fsdp.accumulate
-        for micro in range(count):
-            first, last = micro == 0, micro == count - 1
-            steps += self.written(self.forward(), first, last)
-            if fsdp.evaluate:
-                self.hooks.order.clear()
-                continue
-            events = self.hooks.backward(last or fsdp.frees, last or not fsdp.late)
-            backward = [
-                *self.written(events, first, last),
-                *(self.finish(first, last) if last or not fsdp.late else []),
-            ]
-            steps += [block(backward, self.present())] if fsdp.skips_backward else backward
-        return steps + ([] if fsdp.evaluate else self.update())
+        count = self.fsdp.accumulate
+        for micro_batch in range(count):
+            first = micro_batch == 0
+            last = micro_batch == count - 1
+            steps += self.entries(self.forward_events(), first, last)
+            backward = self.backward(first, last)
+            if self.fsdp.skips_backward:
+                steps.append(block(backward, self.ranks_with_backward()))
+            else:
+                steps += backward
+        return steps + self.update()
 
-    def forward(self) -> list[HookEvent]:
+    def evaluation(self) -> list[Entry]:
+        """Forward passes only, under no_grad."""
+        steps: list[Entry] = []
+        count = self.fsdp.accumulate
+        for micro_batch in range(count):
+            first = micro_batch == 0
+            last = micro_batch == count - 1
+            steps += self.entries(self.forward_events(), first, last)
+            self.hooks.post_forward_order.clear()
+        return steps
+
+    def forward_events(self) -> list[HookEvent]:
         events = self.hooks.forward()
-        return with_gathers_ahead(events, 2) if self.free else events
+        return with_gathers_ahead(events, _GATHERS_AHEAD) if self.has_streams else events
 
-    def present(self) -> str:
-        """Everybody but the ranks that skip this backward pass."""
+    def backward(self, first: bool, last: bool) -> list[Entry]:
+        reduces = last or not self.fsdp.reduces_once
+        events = self.hooks.backward(last or self.fsdp.frees_after_each_backward, reduces)
+        steps = self.entries(events, first, last)
+        return [*steps, *self.finish(first, last)] if reduces else steps
+
+    def ranks_with_backward(self) -> str:
+        """A selector of the ranks that do not skip this backward pass."""
         skips = [
             f"rank == {rank} and iteration == {k}" for rank, k in self.fsdp.skips_backward.items()
         ]
         return f"not ({' or '.join(skips)})"
 
     # --- tensors ---
-    def declare(self) -> None:
+    def declare_tensors(self) -> None:
         fsdp = self.fsdp
-        gathered, reduced = (
-            fsdp.param_dtype or fsdp.dtype,
-            fsdp.reduce_dtype or fsdp.param_dtype or fsdp.dtype,
-        )
+        gathered = fsdp.param_dtype or fsdp.dtype
+        reduced = fsdp.reduce_dtype or gathered
         for k, number in self.number.items():
-            unit, n = self.units[k], self.ranks_of(k)
-            rows = unit.rows(n, unit.held)
-            self.tensor(f"shard_{number}", rows, gathered)
-            self.tensor(f"full_{number}", rows * n, gathered)
-            if unit.reshard is not True and unit.reshard is not False:
-                self.tensor(f"part_{number}", rows * n // unit.reshard, gathered)
-                self.groups[f"{self.p}_part_{unit.reshard}"] = {
-                    "by": self.fsdp.part_of(self.context, unit.reshard)
-                }
+            unit = self.units[k]
+            ranks = self.ranks_of(k)
+            numel = unit.shard_numel(ranks, unit.all_params)
+            self.tensor(f"shard_{number}", numel, gathered)
+            self.tensor(f"full_{number}", numel * ranks, gathered)
+            if not isinstance(unit.reshard, bool):
+                self.tensor(f"part_{number}", numel * ranks // unit.reshard, gathered)
+                group_key = fsdp.reshard_group_key(self.context, unit.reshard)
+                self.groups[f"{self.prefix}_part_{unit.reshard}"] = {"by": group_key}
             if unit.params and not fsdp.evaluate:
-                mine = unit.rows(n, unit.params)
-                for word, numel in (
-                    ("grads", mine * n),
-                    ("grad", mine),
-                    *([("more", mine)] if self.adds else []),
-                ):
-                    self.tensor(f"{word}_{number}", numel, reduced)
+                self.declare_gradients(k, reduced)
+
+    def declare_gradients(self, k: int, dtype: str) -> None:
+        unit = self.units[k]
+        number = self.number[k]
+        ranks = self.ranks_of(k)
+        shard_numel = unit.shard_numel(ranks, unit.params)
+        self.tensor(f"grads_{number}", shard_numel * ranks, dtype)
+        self.tensor(f"grad_{number}", shard_numel, dtype)
+        if self.adds_shards:
+            self.tensor(f"more_{number}", shard_numel, dtype)
+
+    def name(self, word: str, k: int) -> str:
+        """The name of a unit's tensor."""
+        return f"{self.prefix}_{word}_{self.number[k]}"
 
     def group_of(self, k: int) -> GroupRef | None:
-        """The ranks among which a unit is sharded."""
-        return self.group if self.units[k].shard is None else self.units[k].shard
+        """The ranks over which a unit is sharded."""
+        own = self.units[k].shard
+        return self.group if own is None else own
 
     def ranks_of(self, k: int) -> int:
         return self.context.size_of(self.group_of(k))
 
     @property
-    def adds(self) -> bool:
-        """Gradients of several micro-batches are reduced one by one, and added."""
-        return self.fsdp.accumulate > 1 and not self.fsdp.late
+    def adds_shards(self) -> bool:
+        """Whether each micro-batch reduces its gradients, and the reduced shards are added."""
+        return self.fsdp.accumulate > 1 and not self.fsdp.reduces_once
 
     # --- events as entries ---
-    def written(self, events: Sequence[HookEvent], first: bool, last: bool) -> list[Entry]:
-        found: list[Entry] = []
+    def entries(self, events: Sequence[HookEvent], first: bool, last: bool) -> list[Entry]:
+        steps: list[Entry] = []
         seen: dict[HookEvent, int] = {}
         for event in events:
-            again = seen[event] = seen.get(event, -1) + 1
-            found += self.entries(event, again, first, last)
-        return found
+            occurrence = seen.get(event, 0)
+            seen[event] = occurrence + 1
+            steps += self.entries_of_event(event, occurrence, first, last)
+        return steps
 
-    def entries(self, event: HookEvent, again: int, first: bool, last: bool) -> list[Entry]:
+    def entries_of_event(
+        self, event: HookEvent, occurrence: int, first: bool, last: bool
+    ) -> list[Entry]:
+        """``occurrence``: the number of equal events before it in this pass."""
         kind, k = event
-        if kind in ("gather", "part"):
-            return self.gather(k, kind)
+        if kind == "gather":
+            return [self.gather("shard", self.group_of(k), k)]
+        if kind == "part":
+            return [self.gather("part", f"{self.prefix}_part_{self.units[k].reshard}", k)]
         if kind == "wait":
-            return [wait(f"{self.p}_gathered@{self.number[k]}")] if self.free else []
+            return [wait(f"{self.prefix}_gathered@{self.number[k]}")] if self.has_streams else []
         if kind == "settle":
-            return self.behind("reduce_scatter")
+            return self.wait_stream("reduce_scatter")
         if kind == "reduce":
             return self.reduce(k, first, last)
         unit = self.units[k]
-        if not unit.held and not unit.forward:
+        if not unit.all_params and not unit.forward:
             return []
-        return self.work(kind, k, again, fresh=first or not self.fsdp.late)
+        restarts = first or not self.fsdp.reduces_once
+        if kind == "forward":
+            return [self.unit_forward(k, occurrence)]
+        return [self.unit_backward(k, occurrence, restarts)]
 
-    def gather(self, k: int, kind: str) -> list[Entry]:
-        number = self.number[k]
-        handle = {"async_": True, "as_": f"{self.p}_gathered@{number}"} if self.free else {}
-        word, group = (
-            ("shard", self.group_of(k))
-            if kind == "gather"
-            else ("part", f"{self.p}_part_{self.units[k].reshard}")
+    def gather(self, word: str, group: GroupRef | None, k: int) -> Entry:
+        handle: dict[str, object] = {}
+        if self.has_streams:
+            handle = {"async_": True, "as_": f"{self.prefix}_gathered@{self.number[k]}"}
+        return step(
+            "all_gather_into_tensor",
+            input=self.name(word, k),
+            output=self.name("full", k),
+            group=group,
+            **handle,
         )
-        names = {"input": f"{self.p}_{word}_{number}", "output": f"{self.p}_full_{number}"}
-        return [step("all_gather_into_tensor", **names, group=group, **handle)]
 
-    def work(self, word: str, k: int, again: int, fresh: bool) -> list[Entry]:
-        unit, at = self.units[k], self.fsdp.settings.at
-        price = unit.forward if word == "forward" else unit.backward
-        if k == 0 and at == "both":
-            price, fresh = (
-                self.half(word, price, first=again == (word == "backward")),
-                fresh and again == 0,
-            )
-        reads = [f"{self.p}_full_{self.number[k]}"] if k in self.number else []
-        if word == "forward" or not unit.params:
-            return [compute(f"{word} {unit.name}", price, reads=reads)]
-        grads = [f"{self.p}_grads_{self.number[k]}"]
-        return [
-            compute(
-                f"backward {unit.name}",
-                price,
-                reads=reads,
-                writes=grads if fresh else [],
-                adds=[] if fresh else grads,
-            )
-        ]
+    # --- computations ---
+    def unit_forward(self, k: int, occurrence: int) -> Entry:
+        unit = self.units[k]
+        cost = unit.forward
+        if self.computes_twice(k):
+            cost = self.root_share("forward", cost, before_layers=occurrence == 0)
+        return compute(f"forward {unit.name}", cost, reads=self.read_parameters(k))
 
-    def half(self, word: str, price: CostOrEntries, first: bool) -> CostOrEntries:
-        """What the root does before the layers, or after them."""
+    def unit_backward(self, k: int, occurrence: int, restarts: bool) -> Entry:
+        """With ``restarts`` the gradients are overwritten, else added to those that are there."""
+        unit = self.units[k]
+        cost = unit.backward
+        if self.computes_twice(k):
+            cost = self.root_share("backward", cost, before_layers=occurrence == 1)
+            restarts = restarts and occurrence == 0
+        reads = self.read_parameters(k)
+        if not unit.params:
+            return compute(f"backward {unit.name}", cost, reads=reads)
+        grads = [self.name("grads", k)]
+        return compute(
+            f"backward {unit.name}",
+            cost,
+            reads=reads,
+            writes=grads if restarts else [],
+            adds=[] if restarts else grads,
+        )
+
+    def computes_twice(self, k: int) -> bool:
+        """Whether the unit is a root that computes before the layers and after them."""
+        return k == 0 and self.fsdp.settings.at == "both"
+
+    def read_parameters(self, k: int) -> list[str]:
+        return [self.name("full", k)] if k in self.number else []
+
+    def root_share(self, word: str, cost: CostOrEntries, before_layers: bool) -> CostOrEntries:
+        """The cost of the root's computation before the layers, or after them."""
+        before_cost: CostOrEntries | None = None
         root = self.fsdp.root
-        given = (
-            None
-            if root is None
-            else root.first_forward
-            if word == "forward"
-            else root.first_backward
-        )
-        if given is not None:
-            return given if first else price
-        if isinstance(price, Mapping):
-            return equal_cost_shares(price, 2)[1 - first]
-        return [] if first else price
+        if root is not None:
+            before_cost = root.first_forward if word == "forward" else root.first_backward
+        if before_cost is not None:
+            return before_cost if before_layers else cost
+        if isinstance(cost, Mapping):
+            before_half, after_half = equal_cost_shares(cost, 2)
+            return before_half if before_layers else after_half
+        # Entries cannot be halved: all of them are after the layers.
+        return [] if before_layers else cost
 
     # --- gradients ---
     def reduce(self, k: int, first: bool, last: bool) -> list[Entry]:
-        """The average of the gradients, cut up, one of n parts for each rank; then, HSDP, of that
-        part over all copies of the model.
+        """Average the gradients over the ranks; each rank gets its shard of them.
+
+        With HSDP, the shard is then averaged over all copies of the model.
         """
-        number, once = self.number[k], self.fsdp.all_reduce_late
-        part = f"{self.p}_{'more' if self.adds and not first else 'grad'}_{number}"
-        names = {"input": f"{self.p}_grads_{number}", "output": part}
-        found = self.behind("current", "reduce_scatter")
-        found.append(
+        reduces_copies_once = self.fsdp.all_reduce_late
+        target = self.name("more" if self.adds_shards and not first else "grad", k)
+        steps = self.wait_stream("current", "reduce_scatter")
+        steps.append(
             step(
                 "reduce_scatter_tensor",
-                **names,
+                input=self.name("grads", k),
+                output=target,
                 op="avg",
-                **self.on("reduce_scatter"),
+                **self.on_stream("reduce_scatter"),
                 group=self.group_of(k),
             )
         )
-        if self.copies == 1 or (once and not last):
-            return found + (self.summed(k) if once and not first else [])
-        if once and not first:
-            found += self.summed(k)
-            part = f"{self.p}_grad_{number}"
-        found += self.behind("current" if once and not first else "reduce_scatter", "all_reduce")
-        found.append(
+        # The shards must be added before the copies are reduced; otherwise `finish` adds them.
+        adds_now = reduces_copies_once and not first
+        if adds_now:
+            steps += [*self.wait_stream("reduce_scatter"), self.add_to_shard(k)]
+            target = self.name("grad", k)
+        if self.copies == 1 or (reduces_copies_once and not last):
+            return steps
+        steps += self.wait_stream("current" if adds_now else "reduce_scatter", "all_reduce")
+        steps.append(
             step(
                 "all_reduce",
-                tensor=part,
+                tensor=target,
                 op="avg",
-                **self.on("all_reduce"),
+                **self.on_stream("all_reduce"),
                 group=self.fsdp.replicate,
             )
         )
-        return found
+        return steps
 
-    def summed(self, k: int) -> list[Entry]:
-        """What this micro-batch reduced is added to the shard's gradient."""
-        grad, more = (f"{self.p}_{word}_{self.number[k]}" for word in ("grad", "more"))
-        return [
-            *self.behind("reduce_scatter"),
-            {"assign": {"tensor": grad, "value": f"{grad} + {more}"}},
-        ]
+    def add_to_shard(self, k: int) -> Entry:
+        """Add what this micro-batch reduced to the shard's gradient."""
+        grad = self.name("grad", k)
+        return {"assign": {"tensor": grad, "value": f"{grad} + {self.name('more', k)}"}}
 
-    def on(self, stream: str) -> dict[str, str]:
-        return {"on": f"{self.p}_{stream}"} if self.free else {}
+    def on_stream(self, stream: str) -> dict[str, str]:
+        return {"on": f"{self.prefix}_{stream}"} if self.has_streams else {}
 
-    def behind(self, stream: str, other: str = "current") -> list[Entry]:
-        """The other stream goes on when this one has done what it holds."""
-        waited = {"stream": stream if stream == "current" else f"{self.p}_{stream}"}
-        waiting = {} if other == "current" else self.on(other)
-        return [{"wait_stream": {**waited, **waiting}}] if self.free else []
+    def wait_stream(self, stream: str, waiter: str = "current") -> list[Entry]:
+        """The stream ``waiter`` continues when ``stream`` has done all its present work."""
+        if not self.has_streams:
+            return []
+        awaited = stream if stream == "current" else f"{self.prefix}_{stream}"
+        on_waiter = {} if waiter == "current" else self.on_stream(waiter)
+        return [{"wait_stream": {"stream": awaited, **on_waiter}}]
 
     def finish(self, first: bool, last: bool) -> list[Entry]:
-        """The end of the backward pass waits for what is still reduced (finalize_backward)."""
-        if not self.learning:
+        """The end of the backward pass waits for the open reductions (finalize_backward)."""
+        if not self.trainable:
             return []
-        once = self.fsdp.all_reduce_late
-        found = self.behind(
-            "all_reduce" if self.copies > 1 and (last or not once) else "reduce_scatter"
-        )
-        if self.adds and not first and not once:
-            found += [
-                entry
-                for k in reversed(self.learning)
-                for entry in self.summed(k)
-                if "assign" in entry
-            ]
-        return found
+        reduces_copies_once = self.fsdp.all_reduce_late
+        reduces_copies_now = self.copies > 1 and (last or not reduces_copies_once)
+        steps = self.wait_stream("all_reduce" if reduces_copies_now else "reduce_scatter")
+        if self.adds_shards and not first and not reduces_copies_once:
+            steps += [self.add_to_shard(k) for k in reversed(self.trainable)]
+        return steps
 
     # --- the update ---
     def update(self) -> list[Entry]:
-        found: list[Entry] = []
         fsdp = self.fsdp
-        if fsdp.clip_grad_norm:
-            norms = sum(len(self.units[k].params) for k in self.learning)
-            name = self.tensor("norm", norms, "float32")
-            found.append(self.call("all_reduce", tensor=name, op="sum"))
-            found += (
-                [step("all_reduce", tensor=name, op="sum", group=fsdp.clip_over)]
-                if fsdp.clip_over is not None
-                else []
-            )
+        steps = self.clip_gradients() if fsdp.clip_grad_norm else []
         if fsdp.optimizer is not None:
-            reads, writes = (
-                [f"{self.p}_{word}_{self.number[k]}" for k in self.learning]
-                for word in ("grad", "shard")
-            )
-            found.append(compute("optimizer", fsdp.optimizer, reads=reads, writes=writes))
-        return found
+            reads = [self.name("grad", k) for k in self.trainable]
+            writes = [self.name("shard", k) for k in self.trainable]
+            steps.append(compute("optimizer", fsdp.optimizer, reads=reads, writes=writes))
+        return steps
 
-
-def reshard_group_key(context: ExpansionContext, axis: str | None, size: int) -> str:
-    """The first rank of those among which a unit is spread after its forward pass: so many
-    neighbours along the last axis of shards.
-    """
-    if axis is None:
-        return f"rank - rank % {size}"
-    names = list(context.mesh)
-    stride = prod(context.mesh[name] for name in names[names.index(axis) + 1 :])
-    return f"rank - ({axis} % {size}) * {stride}"
+    def clip_gradients(self) -> list[Entry]:
+        """Sum the norms of all gradients over the shards, and over further axes if given."""
+        norms = sum(len(self.units[k].params) for k in self.trainable)
+        name = self.tensor("norm", norms, "float32")
+        steps = [self.call("all_reduce", tensor=name, op="sum")]
+        if self.fsdp.clip_over is not None:
+            steps.append(step("all_reduce", tensor=name, op="sum", group=self.fsdp.clip_over))
+        return steps

@@ -1,24 +1,20 @@
-"""Fully sharded data parallelism (FSDP2's fully_shard, ZeRO 1 to 3): fields of `fsdp:` and what
-they refuse.
+"""The fields of `fsdp:` (FSDP2's fully_shard, ZeRO 1 to 3, HSDP), and the checks of its layout.
 
-The hooks are in `distsim.scenario.strategies.fsdp.hook_events`, the calls in
-`distsim.scenario.strategies.fsdp.calls`.
-
-PyTorch issues blocking calls inside streams of its own. Gradients are reduced so under nccl: each
-reduce_scatter on one stream, HSDP's all_reduce after it on another. What a gather waits for is an
-event between two others on its stream; so under nccl gathers are asynchronous and stand where that
-event would let them start. The order on each communicator is PyTorch's. Under gloo and mpi there
-are no streams: all calls block, each where PyTorch calls it.
+``FsdpFields`` does not expand: the hooks are in `distsim.scenario.strategies.fsdp.hook_events`, the
+calls in `distsim.scenario.strategies.fsdp.calls`, and `distsim.scenario.strategies.fsdp.strategy`
+joins all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import prod
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import PlainValidator, StrictBool, ValidationInfo, WithJsonSchema, field_validator
 
-from distsim.scenario.strategies.base import Expansion, ExpansionContext, GroupRef, Refusal
+from distsim.scenario.strategies.base import ExpansionContext, GroupRef, Refusal
 from distsim.scenario.strategies.field_types import (
     AxesOrGroup,
     CostOrEntriesField,
@@ -29,7 +25,6 @@ from distsim.scenario.strategies.field_types import (
     ZeroStage,
     integer_at_least,
 )
-from distsim.scenario.strategies.fsdp.calls import FsdpWriter, reshard_group_key
 from distsim.scenario.strategies.fsdp.hook_events import FsdpSettings, FsdpUnit
 from distsim.scenario.strategies.layers import (
     LayeredModelStrategy,
@@ -37,13 +32,14 @@ from distsim.scenario.strategies.layers import (
     numbered_layers,
 )
 
+#: The path of a field inside the strategy's fields.
+_FieldPath = tuple[str | int, ...]
+
 
 def _parse_reshard(value: object, info: ValidationInfo) -> bool | int:
-    return (
-        value
-        if isinstance(value, bool)
-        else integer_at_least(1, "true, false or a number of ranks")(value, info)
-    )
+    if isinstance(value, bool):
+        return value
+    return integer_at_least(1, "true, false or a number of ranks")(value, info)
 
 
 ReshardAfterForward = Annotated[
@@ -59,10 +55,10 @@ class FsdpUnitFields(TrainableLayerFields):
     """
 
     inner: tuple[FsdpUnitFields, ...] = ()
-    #: fully_shard's argument for this unit; left out, that of all.
+    #: fully_shard's argument for this unit; default: the model's.
     reshard_after_forward: ReshardAfterForward | None = None
-    #: The axes over which this unit is sharded, where they are not those of the model: experts that
-    #: are already spread over others (torchtitan 0.2, models/llama4/infra/parallelize.py:
+    #: The axes over which this unit is sharded, if they are not the model's: experts that are
+    #: already spread over other axes (torchtitan 0.2, models/llama4/infra/parallelize.py:
     #: `fully_shard(experts, mesh=dp_mod_ep_mesh)`).
     shard: AxesOrGroup | None = None
 
@@ -78,76 +74,75 @@ class FsdpRootFields(FsdpUnitFields):
     """
 
     at: Literal["last", "first", "both"] = "last"
-    #: What it does before the layers (after them, in the backward pass); left out, half of
-    #: `forward` and `backward` where it does both.
+    #: The cost of its computation before the layers (in the backward pass: after them); default:
+    #: half of `forward` and `backward` if it computes at both places.
     first_forward: CostOrEntriesField | None = None
     first_backward: CostOrEntriesField | None = None
 
 
-class Fsdp(LayeredModelStrategy):
-    """Every rank keeps a shard of each layer; layers are gathered when they are needed, gradients
-    scattered as they come.
-    """
+class FsdpFields(LayeredModelStrategy):
+    """The fields of `fsdp:` and the checks of their layout."""
 
     name: ClassVar[str] = "fsdp"
     about: ClassVar[str] = (
-        "fully_shard of each layer: all_gather before forward and again before backward, reduce_scatter of the gradients after it."
+        "fully_shard of each layer: all_gather before forward and again before backward, "
+        "reduce_scatter of the gradients after it."
     )
 
     layers: tuple[FsdpUnitFields, ...]
-    #: The ranks that share one copy of the model; left out: the axis `dp_shard` or `dp` where the
-    #: mesh has one, else all ranks.
+    #: The ranks that share one copy of the model; default: the axis `dp_shard` or `dp` if the mesh
+    #: has one, else all ranks.
     shard: AxesOrGroup | None = None
-    #: HSDP: the axis along which sharded copies are repeated; their gradients are reduced once
-    #: more.
+    #: HSDP: the axis along which sharded copies are repeated; their gradients are reduced once more
+    #: along it.
     replicate: AxesOrGroup | None = None
-    #: 3 gathers layers again for the backward pass, 2 keeps them, 1 keeps gradients whole too until
+    #: 3 gathers layers again for the backward pass; 2 keeps them; 1 also keeps whole gradients until
     #: the last micro-batch.
     zero: ZeroStage = 3
-    #: What the outermost module holds itself: gathered first, kept through the backward pass,
-    #: reduced last.
+    #: The outermost module's own parameters: gathered first, kept through the backward pass, reduced
+    #: last.
     root: FsdpRootFields | None = None
-    #: fully_shard's argument: true, false, or the number of ranks among which layers stay spread;
-    #: left out, by `zero`.
+    #: fully_shard's argument: true, false, or the number of ranks over which layers stay sharded;
+    #: default: set by `zero`.
     reshard_after_forward: ReshardAfterForward | None = None
     #: false: set_reshard_after_backward(False) before all micro-batches but the last.
     reshard_after_backward: StrictBool | None = None
     #: HSDP: set_requires_all_reduce(False) before all micro-batches but the last.
     all_reduce_late: StrictBool = False
-    #: The model's input wants a gradient, so that the first layer is reduced as soon as it is done.
+    #: The model's input requires a gradient, so that the first layer is reduced right after it.
     input_grad: StrictBool = False
-    #: Units that are gathered ahead by hand (set_modules_to_forward_prefetch,
+    #: Units that are prefetched explicitly (set_modules_to_forward_prefetch,
     #: set_modules_to_backward_prefetch).
     forward_prefetch: NonNegativeInt = 0
     backward_prefetch: NonNegativeInt = 0
-    #: Forward passes alone, under no_grad.
+    #: Forward passes only, under no_grad.
     evaluate: StrictBool = False
-    #: MixedPrecisionPolicy: what is gathered, what is reduced.
+    #: MixedPrecisionPolicy: the dtypes of gathered parameters and of reduced gradients.
     param_dtype: Dtype | None = None
     reduce_dtype: Dtype | None = None
     accumulate: PositiveInt = 1
-    #: set_requires_gradient_sync(False) before all micro-batches but the last; left out: under ZeRO
+    #: set_requires_gradient_sync(False) before all micro-batches but the last; default: under ZeRO
     #: 1.
     no_sync: StrictBool | None = None
     #: clip_grad_norm_: a norm for each parameter is reduced before the optimizer.
     clip_grad_norm: StrictBool = False
-    #: Axes over which the norms are summed as well, as the matrices are cut there too.
+    #: Further axes over which the norms are summed, because matrices are split along them too.
     clip_over: AxesOrGroup | None = None
     optimizer: CostOrEntriesField | None = None
-    #: Ranks that leave out the backward pass of one iteration: {1: 0}.
+    #: Ranks that skip the backward pass of one iteration: {1: 0}.
     skips_backward: IntByRank = {}
 
     @property
-    def late(self) -> bool:
-        """Gradients are reduced once an iteration."""
+    def reduces_once(self) -> bool:
+        """Whether gradients are reduced once per iteration, after the last micro-batch."""
         return self.zero == 1 if self.no_sync is None else self.no_sync
 
     @property
-    def frees(self) -> bool:
-        """Layers are freed after each backward pass."""
-        return (
-            self.zero != 1 if self.reshard_after_backward is None else self.reshard_after_backward
-        )
+    def frees_after_each_backward(self) -> bool:
+        """Whether gathered layers are freed after each backward pass, not only after the last."""
+        if self.reshard_after_backward is None:
+            return self.zero != 1
+        return self.reshard_after_backward
 
     @property
     def settings(self) -> FsdpSettings:
@@ -159,148 +154,163 @@ class Fsdp(LayeredModelStrategy):
             return self.shard
         return next((axis for axis in ("dp_shard", "dp") if axis in context.mesh), None)
 
+    # --- checks of the layout ---
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
-        found = context.refused(
+        refusals = context.refuse_groups(
             shard=self.shard, replicate=self.replicate, clip_over=self.clip_over
         )
-        if found:
-            return found
-        shard, replicate = (
-            _axis_names(group) for group in (self.shard_group(context), self.replicate)
-        )
-        found += self._refuse_meshes(self.layers, ("layers",), context)
-        if self.replicate is not None and (not shard or set(shard) & set(replicate)):
-            found.append(
-                (
-                    ("replicate",),
-                    "sharded and repeated copies lie on different axes of the mesh: name one for each",
-                )
-            )
-        if context.size_of(self.shard_group(context)) == 1:
-            found.append((("shard",), "the group has a single rank: there is nothing to shard"))
-        found += self._refuse_parts(context)
-        n = context.world_size
-        strange = [rank for rank in self.skips_backward if not isinstance(rank, int) or rank >= n]
-        if "else" in strange:
-            found.append(
-                (
-                    ("skips_backward",),
-                    "expected ranks and the iteration that each leaves out, as `{2: 1}`",
-                )
-            )
-        found += [
-            (("skips_backward",), f"expected ranks of the world of {n}, found {rank}")
-            for rank in strange
-            if rank != "else"
+        if refusals:
+            return refusals
+        return [
+            *self._refuse_unit_meshes(self.layers, ("layers",), context),
+            *self._refuse_replicate(context),
+            *self._refuse_single_rank(context),
+            *self._refuse_reshard_sizes(context),
+            *self._refuse_skips_backward(context),
         ]
-        return found
 
-    def _refuse_meshes(
-        self,
-        layers: Sequence[FsdpUnitFields],
-        way: tuple[str | int, ...],
-        context: ExpansionContext,
-    ) -> list[Refusal]:
-        """Units that are sharded over axes of their own."""
-        found: list[Refusal] = []
-        for k, one in enumerate(layers):
-            here = (*way, k)
-            if one.shard is not None:
-                found += [
-                    ((*here, *rest), sentence)
-                    for rest, sentence in context.refused(shard=one.shard)
-                ]
-                if self.clip_grad_norm:
-                    found.append(
-                        (
-                            ("clip_grad_norm",),
-                            "units on several meshes have a norm each: write their all_reduces as `optimizer`",
-                        )
-                    )
-                if self.replicate is not None or not isinstance(
-                    one.reshard_after_forward, bool | None
-                ):
-                    found.append(
-                        (
-                            (*here, "shard"),
-                            "a unit with axes of its own is neither repeated nor kept in parts",
-                        )
-                    )
-            found += self._refuse_meshes(one.inner, (*here, "inner"), context)
-        return found
+    def _refuse_replicate(self, context: ExpansionContext) -> list[Refusal]:
+        if self.replicate is None:
+            return []
+        shard = _axis_names(self.shard_group(context))
+        if shard and not set(shard) & set(_axis_names(self.replicate)):
+            return []
+        text = "sharded and repeated copies lie on different axes of the mesh: name one for each"
+        return [(("replicate",), text)]
 
-    def _refuse_parts(self, context: ExpansionContext) -> list[Refusal]:
-        """reshard_after_forward as an int: a factor of the ranks that share the model, which lie on
-        an axis.
+    def _refuse_single_rank(self, context: ExpansionContext) -> list[Refusal]:
+        if context.size_of(self.shard_group(context)) != 1:
+            return []
+        return [(("shard",), "the group has a single rank: there is nothing to shard")]
+
+    def _refuse_unit_meshes(
+        self, units: Sequence[FsdpUnitFields], path: _FieldPath, context: ExpansionContext
+    ) -> Iterator[Refusal]:
+        """Problems of units that are sharded over axes of their own, and of the units inside."""
+        for k, unit in enumerate(units):
+            unit_path = (*path, k)
+            if unit.shard is not None:
+                yield from self._refuse_own_mesh(unit, unit_path, context)
+            yield from self._refuse_unit_meshes(unit.inner, (*unit_path, "inner"), context)
+
+    def _refuse_own_mesh(
+        self, unit: FsdpUnitFields, path: _FieldPath, context: ExpansionContext
+    ) -> Iterator[Refusal]:
+        for field, sentence in context.refuse_groups(shard=unit.shard):
+            yield (*path, *field), sentence
+        if self.clip_grad_norm:
+            text = (
+                "units on several meshes have a norm each: write their all_reduces as `optimizer`"
+            )
+            yield ("clip_grad_norm",), text
+        stays_in_parts = not isinstance(unit.reshard_after_forward, bool | None)
+        if self.replicate is not None or stays_in_parts:
+            text = "a unit with axes of its own is neither repeated nor kept in parts"
+            yield (*path, "shard"), text
+
+    def _refuse_reshard_sizes(self, context: ExpansionContext) -> list[Refusal]:
+        """reshard_after_forward as a number must divide the ranks that share the model.
+
+        Unless it is all of them, it must also divide the last axis, along which neighbours are.
         """
-        ranks, group = context.size_of(self.shard_group(context)), self.shard_group(context)
-        asked: list[tuple[tuple[str | int, ...], bool | int | None]] = [
+        group = self.shard_group(context)
+        ranks = context.size_of(group)
+        axes = _axis_names(group)
+        last_axis = 1
+        if all(axis in context.mesh for axis in axes):
+            last_axis = context.size_of(axes[-1:] or None)
+
+        refusals: list[Refusal] = []
+        for path, size in self._reshard_sizes():
+            if ranks % size or (size != ranks and last_axis % size):
+                text = (
+                    f"reshard_after_forward as a number is a factor of the {ranks} ranks "
+                    f"that share the model, found {size}"
+                )
+                refusals.append((path, text))
+        return refusals
+
+    def _reshard_sizes(self) -> Iterator[tuple[_FieldPath, int]]:
+        """The numbers that are given as reshard_after_forward, with their paths."""
+        settings: list[tuple[_FieldPath, bool | int | None]] = [
             (("reshard_after_forward",), self.reshard_after_forward)
         ]
-        asked += [
-            (("layers", k, "reshard_after_forward"), one.reshard_after_forward)
-            for k, one in enumerate(self.layers)
-        ]
-        sizes = [
-            (way, size) for way, size in asked if size is not None and not isinstance(size, bool)
-        ]
-        last = (
-            context.size_of(_axis_names(group)[-1:] or None)
-            if all(axis in context.mesh for axis in _axis_names(group))
-            else 1
-        )
-        return [
-            (
-                way,
-                f"reshard_after_forward as a number is a factor of the {ranks} ranks that share the model, found {size}",
-            )
-            for way, size in sizes
-            if ranks % size or (size != ranks and last % size)
-        ]
+        for k, unit in enumerate(self.layers):
+            path = ("layers", k, "reshard_after_forward")
+            settings.append((path, unit.reshard_after_forward))
+        for field_path, size in settings:
+            if size is not None and not isinstance(size, bool):
+                yield field_path, size
+
+    def _refuse_skips_backward(self, context: ExpansionContext) -> list[Refusal]:
+        n = context.world_size
+        keys = self.skips_backward
+        unknown = [rank for rank in keys if not isinstance(rank, int) or rank >= n]
+        refusals: list[Refusal] = []
+        if "else" in unknown:
+            text = "expected ranks and the iteration that each leaves out, as `{2: 1}`"
+            refusals.append((("skips_backward",), text))
+        for rank in unknown:
+            if rank != "else":
+                text = f"expected ranks of the world of {n}, found {rank}"
+                refusals.append((("skips_backward",), text))
+        return refusals
 
     # --- the units ---
-    def whole(self, context: ExpansionContext) -> FsdpUnit:
+    def root_unit(self, context: ExpansionContext) -> FsdpUnit:
         """The root with all units inside it."""
         ranks = context.size_of(self.shard_group(context))
-        given = self.zero == 3 if self.reshard_after_forward is None else self.reshard_after_forward
-        inner = fsdp_units(self.layers, ranks, given)
+        reshard: bool | int = self.zero == 3
+        if self.reshard_after_forward is not None:
+            reshard = self.reshard_after_forward
+        inner = fsdp_units(self.layers, ranks, reshard)
         if self.root is None:
             return FsdpUnit("root", (), (), {}, {}, False, inner)
-        made = fsdp_units(
-            [self.root.model_copy(update={"name": self.root.name or "root", "count": 1})],
-            ranks,
-            False,
-        )
-        return FsdpUnit(**{**vars(made[0]), "inner": inner})
+        fields = self.root.model_copy(update={"name": self.root.name or "root", "count": 1})
+        (root,) = fsdp_units([fields], ranks, False)
+        return replace(root, inner=inner)
 
-    def part_of(self, context: ExpansionContext, size: int) -> str:
-        """Who shares a layer between its passes: a number for each set of ranks."""
-        return reshard_group_key(
-            context, next(iter(_axis_names(self.shard_group(context))[-1:]), None), size
-        )
+    def reshard_group_key(self, context: ExpansionContext, size: int) -> str:
+        """An expression for the ranks that share a unit between its passes.
 
-    def expand(self, context: ExpansionContext) -> Expansion:
-        return FsdpWriter(self, context, self.whole(context)).expansion()
+        Its value is the first of them; they are ``size`` neighbours along the last shard axis.
+        """
+        axes = _axis_names(self.shard_group(context))
+        if not axes:
+            return f"rank - rank % {size}"
+        names = list(context.mesh)
+        stride = prod(context.mesh[name] for name in names[names.index(axes[-1]) + 1 :])
+        return f"rank - ({axes[-1]} % {size}) * {stride}"
 
 
 def fsdp_units(
-    fields: Sequence[FsdpUnitFields], ranks: int, given: bool | int, within: str = ""
+    fields: Sequence[FsdpUnitFields], ranks: int, default_reshard: bool | int, within: str = ""
 ) -> tuple[FsdpUnit, ...]:
-    """Units laid out one by one. A number of all ranks is true, a number of one is false, as
-    fully_shard has it.
-    """
-    found = []
-    for name, one in numbered_layers(fields, within):
-        asked = given if one.reshard_after_forward is None else one.reshard_after_forward
-        reshard = asked if isinstance(asked, bool) else asked > 1 if asked in (1, ranks) else asked
-        inner = fsdp_units(one.inner, ranks, given, f"{name} ")
-        found.append(
+    """The units of some layers, `count` equal ones one by one; ``within`` begins their names."""
+    units = []
+    for name, unit in numbered_layers(fields, within):
+        reshard = default_reshard
+        if unit.reshard_after_forward is not None:
+            reshard = unit.reshard_after_forward
+        if not isinstance(reshard, bool) and reshard in (1, ranks):
+            # As in fully_shard: the number of all ranks means true, 1 means false.
+            reshard = reshard > 1
+        units.append(
             FsdpUnit(
-                name, one.params, one.frozen, one.forward, one.backward, reshard, inner, one.shard
+                name,
+                unit.params,
+                unit.frozen,
+                unit.forward,
+                unit.backward,
+                reshard,
+                fsdp_units(unit.inner, ranks, default_reshard, f"{name} "),
+                unit.shard,
             )
         )
-    return tuple(found)
+    return tuple(units)
 
 
 def _axis_names(group: GroupRef | None) -> tuple[str, ...]:
-    return () if group is None else (group,) if isinstance(group, str) else group
+    if group is None:
+        return ()
+    return (group,) if isinstance(group, str) else group

@@ -1,9 +1,11 @@
-"""Context parallelism: every rank has a part of the sequence, and keys and values travel round a
-ring.
+"""The strategy `context_parallel`: ring attention.
+
+Every rank has a part of the sequence, and keys and values travel round a ring. In step i each rank
+uses the part of the rank i places before it, while the next part is on its way.
 
 Sources: Liu et al., Ring Attention (arXiv 2310.01889); torch 2.13,
 `torch/distributed/tensor/experimental/_context_parallel/_attention.py` (_templated_ring_attention
-and its backward; _AllToAllRotater, _AllGatherRotater). `alltoall` and `allgather` are the words of
+and its backward; _AllToAllRotater, _AllGatherRotater). `alltoall` and `allgather` are the values of
 torch's set_rotate_method; `p2p` sends messages, as ring attention is written by hand. torch's own
 default is allgather.
 """
@@ -16,6 +18,7 @@ from typing import ClassVar, Literal
 from pydantic import StrictBool
 
 from distsim.scenario.strategies.base import (
+    ZERO_COST,
     ComputeCost,
     Entry,
     ExpansionContext,
@@ -38,17 +41,18 @@ class ContextParallel(IntraLayerStrategy):
 
     name: ClassVar[str] = "context_parallel"
     about: ClassVar[str] = (
-        "Ring attention: as many steps as ranks; while one part of keys and values is used, the next is on its way, and so are gradients."
+        "Ring attention: as many steps as ranks; while one part of keys and values is used, the "
+        "next is on its way, and so are gradients."
     )
 
     axis: AxisOrGroup = "cp"
-    #: Keys (or values) of a rank's part of the sequence: the message holds both.
+    #: The shape of the keys (or values) of a rank's part of the sequence; a message has both.
     keys: Shape
     dtype: Dtype = "bfloat16"
-    #: Checked alone: the whole sequence; 0 is not given.
+    #: The whole sequence, only for checks; 0: not given.
     sequence: NonNegativeInt = 0
     rotate: Literal["alltoall", "allgather", "p2p"] = "alltoall"
-    #: Later positions do not see earlier ones: a rank then skips the parts that come after its own,
+    #: Positions do not attend to later ones: a rank then skips the parts that come after its own,
     #: unless the load is balanced.
     causal: StrictBool = False
     load_balance: StrictBool = True
@@ -58,14 +62,15 @@ class ContextParallel(IntraLayerStrategy):
         if unknown is not None or self.axis not in context.mesh:
             return [(("axis",), unknown or f"{self.axis} is no axis of the mesh")]
         n = context.size_of(self.axis)
-        parts = 2 * n if self.causal and self.load_balance else n
+        parts = n
+        divisor = f"the {n} ranks of {self.axis}"
+        if self.causal and self.load_balance:
+            # Each rank has an early and a late part of the sequence.
+            parts = 2 * n
+            divisor = f"twice the {n} ranks of {self.axis}, as a balanced load needs"
         if self.sequence % parts:
-            why = (
-                f"twice the {n} ranks of {self.axis}, as a balanced load needs"
-                if parts > n
-                else f"the {n} ranks of {self.axis}"
-            )
-            return [(("sequence",), f"sequence {self.sequence} does not divide among {why}")]
+            text = f"sequence {self.sequence} does not divide among {divisor}"
+            return [(("sequence",), text)]
         return []
 
     def writer(self, context: ExpansionContext) -> ContextParallelWriter:
@@ -73,109 +78,124 @@ class ContextParallel(IntraLayerStrategy):
 
 
 class ContextParallelWriter(IntraLayerWriter):
-    """Entries of one layer's attention; a price is that of one rank, where all have the same to
-    do.
+    """Entries of one layer's attention.
+
+    The cost of a pass is that of one rank if all ranks have the same work.
     """
 
     def __init__(self, fields: ContextParallel, context: ExpansionContext) -> None:
-        super().__init__(context.prefix(fields.name), fields.dtype, fields.axis)
-        self.f, self.n, self.numel = fields, context.size_of(fields.axis), 2 * prod(fields.keys)
+        super().__init__(context.unused_prefix(fields.name), fields.dtype, fields.axis)
+        self.fields = fields
+        self.ranks = context.size_of(fields.axis)
+        #: Elements of a part's keys and values.
+        self.part_numel = 2 * prod(fields.keys)
 
-    def keys(self, word: str, parts: int = 1) -> str:
-        return self.tensor(word, parts * self.numel)
+    def key_value_tensor(self, word: str, parts: int = 1) -> str:
+        """Declare a tensor of keys and values, or of their gradients."""
+        return self.tensor(word, parts * self.part_numel)
 
-    def forward(self, price: ComputeCost) -> list[Entry]:
-        found: list[Entry] = [
-            compute("keys and values", {"time": "0 ns"}, writes=[self.keys("kv_0")])
-        ]
-        for i in range(self.n):
-            found += self.arrive(i) + self.pass_on(i)
-            found += self.attention("attention", i, price, [self.kv(i)])
-        return found
+    def forward(self, cost: ComputeCost) -> list[Entry]:
+        own_part = self.key_value_tensor("kv_0")
+        steps: list[Entry] = [compute("keys and values", ZERO_COST, writes=[own_part])]
+        for i in range(self.ranks):
+            steps += self.wait_for_part(i)
+            steps += self.start_next_part(i)
+            steps.append(self.attention("attention", i, cost, self.part_of_step(i)))
+        return steps
 
-    def backward(self, price: ComputeCost) -> list[Entry]:
-        """Keys and values go round once more; their gradients go with them, and one step further,
-        home to the rank they belong to.
+    def backward(self, cost: ComputeCost) -> list[Entry]:
+        """Keys and values go round once more, together with their gradients.
+
+        The gradients go one step further, back to the rank that they belong to.
         """
-        found: list[Entry] = []
-        for i in range(self.n):
-            found += self.arrive(i) + self.pass_on(i)
-            found += self.attention("attention backward", i, price, [self.kv(i)])
-            grads = self.keys(f"grad_{i}")
-            if i:
-                found.append(wait(f"{self.p}_grads_came"))
-            found.append(
-                compute(
-                    "add gradients",
-                    {"time": "0 ns"},
-                    **({"adds": [grads]} if i else {"writes": [grads]}),
-                )
-            )
-            if self.n > 1:
-                found += self.rotated(grads, self.keys(f"grad_{i + 1}"), "grads_came")
-        return [*found, *([wait(f"{self.p}_grads_came")] if self.n > 1 else [])]
+        handle = f"{self.prefix}_grads_came"
+        steps: list[Entry] = []
+        for i in range(self.ranks):
+            steps += self.wait_for_part(i)
+            steps += self.start_next_part(i)
+            steps.append(self.attention("attention backward", i, cost, self.part_of_step(i)))
+            grads = self.key_value_tensor(f"grad_{i}")
+            if i == 0:
+                steps.append(compute("add gradients", ZERO_COST, writes=[grads]))
+            else:
+                steps.append(wait(handle))
+                steps.append(compute("add gradients", ZERO_COST, adds=[grads]))
+            if self.ranks > 1:
+                next_grads = self.key_value_tensor(f"grad_{i + 1}")
+                steps.append(self.start_rotation(grads, next_grads, "grads_came"))
+        if self.ranks > 1:
+            steps.append(wait(handle))
+        return steps
 
-    def kv(self, i: int) -> str:
-        """What step i reads."""
-        return (
-            self.keys("kv_all", self.n)
-            if self.f.rotate == "allgather" and i
-            else self.keys(f"kv_{i}")
+    # --- the ring ---
+    def part_of_step(self, i: int) -> str:
+        """The tensor that step i reads."""
+        if self.fields.rotate == "allgather" and i:
+            return self.key_value_tensor("kv_all", self.ranks)
+        return self.key_value_tensor(f"kv_{i}")
+
+    def wait_for_part(self, i: int) -> list[Entry]:
+        """The wait before step i; an all_gather brings all parts for step 1."""
+        waits = i == 1 if self.fields.rotate == "allgather" else i > 0
+        return [wait(f"{self.prefix}_kv_came")] if waits else []
+
+    def start_next_part(self, i: int) -> list[Entry]:
+        """Start the communication of what step i + 1 needs."""
+        is_last = i == self.ranks - 1
+        if is_last:
+            return []
+        if self.fields.rotate != "allgather":
+            rotation = self.start_rotation(
+                self.part_of_step(i), self.part_of_step(i + 1), "kv_came"
+            )
+            return [rotation]
+        if i > 0:
+            return []
+        gather = self.call(
+            "all_gather_into_tensor",
+            input=self.part_of_step(0),
+            output=self.part_of_step(1),
+            async_=True,
+            as_=f"{self.prefix}_kv_came",
+        )
+        return [gather]
+
+    def start_rotation(self, sent: str, received: str, handle: str) -> Entry:
+        """Send to the next rank of the ring, receive from the one before.
+
+        torch's permute_tensor is an all_to_all in which only one part is not empty.
+        """
+        name = f"{self.prefix}_{handle}"
+        if self.fields.rotate == "p2p":
+            ops = [
+                self.call("isend", tensor=sent, group_dst="(group_rank + 1) % group_size"),
+                self.call("irecv", tensor=received, group_src="(group_rank - 1) % group_size"),
+            ]
+            return step("batch_isend_irecv", ops=ops, as_=name)
+        splits = [
+            f"{self.part_numel} if (group_rank + 1) % group_size == {j} else 0"
+            for j in range(self.ranks)
+        ]
+        return self.call(
+            "all_to_all_single",
+            input=sent,
+            output=received,
+            input_splits=splits,
+            async_=True,
+            as_=name,
         )
 
-    def arrive(self, i: int) -> list[Entry]:
-        waits = i == 1 if self.f.rotate == "allgather" else i > 0
-        return [wait(f"{self.p}_kv_came")] if waits else []
-
-    def pass_on(self, i: int) -> list[Entry]:
-        if i == self.n - 1:
-            return []
-        if self.f.rotate != "allgather":
-            return self.rotated(self.kv(i), self.kv(i + 1), "kv_came")
-        if i:
-            return []
-        return [
-            self.call(
-                "all_gather_into_tensor",
-                input=self.kv(0),
-                output=self.kv(1),
-                async_=True,
-                as_=f"{self.p}_kv_came",
-            )
-        ]
-
-    def rotated(self, gone: str, come: str, handle: str) -> list[Entry]:
-        """To the next rank of the ring, from the one before. permute_tensor is an all_to_all with a
-        single part.
-        """
-        name = f"{self.p}_{handle}"
-        if self.f.rotate == "p2p":
-            ops = [
-                self.call("isend", tensor=gone, group_dst="(group_rank + 1) % group_size"),
-                self.call("irecv", tensor=come, group_src="(group_rank - 1) % group_size"),
-            ]
-            return [step("batch_isend_irecv", ops=ops, as_=name)]
-        splits = [
-            f"{self.numel} if (group_rank + 1) % group_size == {j} else 0" for j in range(self.n)
-        ]
-        return [
-            self.call(
-                "all_to_all_single",
-                input=gone,
-                output=come,
-                input_splits=splits,
-                async_=True,
-                as_=name,
-            )
-        ]
-
-    def attention(self, name: str, i: int, price: ComputeCost, reads: list[str]) -> list[Entry]:
-        if not self.f.causal or self.f.load_balance:
-            return [compute(f"{name} {i}", equal_cost_shares(price, self.n)[i], reads=reads)]
+    def attention(self, name: str, i: int, cost: ComputeCost, part: str) -> Entry:
+        """Step i of a pass."""
+        if not self.fields.causal or self.fields.load_balance:
+            return compute(f"{name} {i}", equal_cost_shares(cost, self.ranks)[i], reads=[part])
+        # Without balancing, step 0 is the rank's own part, half of which is masked. The other
+        # parts are whole or, if they come after the rank's own, skipped.
         if i == 0:
-            return [compute(f"{name} 0", scaled_cost(price, 1 / self.n), reads=reads)]
-        return [
-            compute(
-                f"{name} {i}", scaled_cost(price, 2 / self.n), f"{self.f.axis} >= {i}", reads=reads
-            )
-        ]
+            return compute(f"{name} 0", scaled_cost(cost, 1 / self.ranks), reads=[part])
+        return compute(
+            f"{name} {i}",
+            scaled_cost(cost, 2 / self.ranks),
+            f"{self.fields.axis} >= {i}",
+            reads=[part],
+        )

@@ -1,19 +1,26 @@
-"""Tensor parallelism: matrices of a layer in pairs, the first cut by columns, the second by rows.
+"""The strategy `tensor_parallel`: the matrices of a layer in pairs, split over the ranks.
+
+The first matrix of a pair is split by columns, the second by rows, so that a pair needs one
+reduction of its output. torch's DTensor and Megatron-LM differ in the backward pass: DTensor
+reduces the input's gradient once for each matrix of columns (wq, wk, wv; w1, w3), Megatron-LM once
+for the fused one. Under sequence parallelism the gathered input is kept for the backward pass, so
+that it is not gathered again.
+
+Embedding and output are split by vocabulary: sums after the embedding, and for the loss three
+reductions (the largest logit, the sum of exponentials, the target's logit) instead of gathered
+logits.
 
 Sources: Shoeybi et al., Megatron-LM (arXiv 1909.08053), section 3: one all_reduce per pair in the
 forward pass and one in the backward pass; Korthikanti et al. (arXiv 2205.05198), section 4.2:
 sequence parallelism puts an all_gather before and a reduce_scatter after each pair. torch 2.13 does
 the same with ColwiseParallel, RowwiseParallel and SequenceParallel
-(`torch/distributed/tensor/parallel/style.py`); the gathered input is kept for the backward pass, so
-that it is not gathered again. DTensor's backward pass reduces the input's gradient once for each
-matrix of columns (wq, wk, wv; w1, w3), Megatron-LM's once for the fused one. Embedding and output
-are cut by vocabulary: sums after the first, and for the loss three reductions (the largest logit,
-the sum of exponentials, the target's logit: `torch/distributed/tensor/parallel/loss.py`) in the
-place of gathered logits. Recorded in tests/support/wrapped_tp.py.
+(`torch/distributed/tensor/parallel/style.py`; the loss: `torch/distributed/tensor/parallel/loss.py`).
+Recorded in tests/support/wrapped_tp.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, ClassVar
 
 from pydantic import (
@@ -26,6 +33,7 @@ from pydantic import (
 )
 
 from distsim.scenario.strategies.base import (
+    ZERO_COST,
     ComputeCost,
     Entry,
     Expansion,
@@ -52,10 +60,8 @@ from distsim.scenario.strategies.layers import (
 
 def _parse_columns(value: object, info: ValidationInfo) -> tuple[int, ...]:
     """`1`, or a number for each pair, as [3, 2]."""
-    return tuple(
-        integer_at_least(1)(n, info)
-        for n in (value if isinstance(value, list | tuple) else [value])
-    )
+    numbers = value if isinstance(value, list | tuple) else [value]
+    return tuple(integer_at_least(1)(number, info) for number in numbers)
 
 
 _COLUMNS_SCHEMA = {
@@ -87,7 +93,8 @@ class TensorParallel(IntraLayerStrategy):
 
     name: ClassVar[str] = "tensor_parallel"
     about: ClassVar[str] = (
-        "Matrices cut by columns, then by rows: one all_reduce of activations per pair and pass, or all_gather and reduce_scatter."
+        "Matrices cut by columns, then by rows: one all_reduce of activations per pair and pass, "
+        "or all_gather and reduce_scatter."
     )
 
     axis: AxisOrGroup = "tp"
@@ -96,204 +103,249 @@ class TensorParallel(IntraLayerStrategy):
     batch: PositiveInt = 1
     sequence: PositiveInt
     hidden: PositiveInt
-    #: Checked alone: what else must divide among the ranks; 0 is not given.
+    #: Only for checks: they must divide among the ranks too; 0: not given.
     heads: NonNegativeInt = 0
     ffn: NonNegativeInt = 0
     dtype: Dtype = "bfloat16"
     sequence_parallel: StrictBool = False
-    #: Matrices by columns in each pair whose input's gradients are reduced one by one (DTensor); 1:
-    #: fused, or summed before (Megatron).
+    #: Matrices split by columns in each pair whose inputs' gradients are reduced one by one
+    #: (DTensor); 1: fused, or summed before the reduction (Megatron).
     columns: ColumnMatrices = (1,)
     ends: VocabParallelFields | None = None
-    #: What is done between the forward and the backward pass.
+    #: A computation, or entries, between the forward and the backward pass.
     between: CostOrEntriesField = ()
-    #: clip_grad_norm_ in the end. Norms of layers are DTensors under sequence parallelism alone,
-    #: else torch raises.
+    #: clip_grad_norm_ in the end. The weights of layer norms are DTensors only under sequence
+    #: parallelism; otherwise torch raises.
     clip_grad_norm: StrictBool = False
 
+    def columns_of(self, pair: int) -> int:
+        """Matrices of a pair whose inputs' gradients are reduced one by one."""
+        return self.columns[pair % len(self.columns)]
+
+    # --- checks of the layout ---
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         unknown = context.unknown_group(self.axis, "axis")
         if unknown is not None:
             return [(("axis",), unknown)]
-        n = context.size_of(self.axis)
-        cut = ["hidden", "heads", "ffn", *(["sequence"] if self.sequence_parallel else [])]
-        found: list[Refusal] = [
-            (
-                (key,),
-                f"{key} {getattr(self, key)} does not divide among the {n} ranks of {self.axis}",
-            )
-            for key in cut
-            if getattr(self, key) % n
-        ]
-        if len(self.columns) not in (1, self.pairs):
-            found.append(
-                (
-                    ("columns",),
-                    f"expected one number, or one for each of the {self.pairs} pairs, found {len(self.columns)}",
-                )
-            )
-        if self.ends is not None and self.ends.vocabulary % n:
-            found.append(
-                (
-                    ("ends", "vocabulary"),
-                    f"vocabulary {self.ends.vocabulary} does not divide among the {n} ranks of {self.axis}",
-                )
-            )
-        return found + (self._refused_clip() if self.clip_grad_norm else [])
+        ranks = context.size_of(self.axis)
+        return [*self._refuse_sizes(ranks), *self._refuse_clip()]
 
-    def _refused_clip(self) -> list[Refusal]:
+    def _refuse_sizes(self, ranks: int) -> Iterator[Refusal]:
+        split = ["hidden", "heads", "ffn"]
+        if self.sequence_parallel:
+            split.append("sequence")
+        for field in split:
+            size = getattr(self, field)
+            if size % ranks:
+                text = f"{field} {size} does not divide among the {ranks} ranks of {self.axis}"
+                yield (field,), text
+        if len(self.columns) not in (1, self.pairs):
+            text = (
+                f"expected one number, or one for each of the {self.pairs} pairs, "
+                f"found {len(self.columns)}"
+            )
+            yield ("columns",), text
+        if self.ends is not None and self.ends.vocabulary % ranks:
+            text = (
+                f"vocabulary {self.ends.vocabulary} does not divide among the {ranks} ranks "
+                f"of {self.axis}"
+            )
+            yield ("ends", "vocabulary"), text
+
+    def _refuse_clip(self) -> list[Refusal]:
+        if not self.clip_grad_norm:
+            return []
         if self.backward is None:
             return [(("clip_grad_norm",), "there are no gradients to clip in forward passes alone")]
-        mixed = "without sequence_parallel the norms' weights are plain tensors beside DTensors, and clip_grad_norm_ raises (got mixed"
-        sentence = f"{mixed} torch.Tensor and DTensor): set sequence_parallel, or clip in `fsdp` with clip_over"
-        return [] if self.sequence_parallel else [(("clip_grad_norm",), sentence)]
+        if self.sequence_parallel:
+            return []
+        text = (
+            "without sequence_parallel the norms' weights are plain tensors beside DTensors, and "
+            "clip_grad_norm_ raises (got mixed torch.Tensor and DTensor): set sequence_parallel, "
+            "or clip in `fsdp` with clip_over"
+        )
+        return [(("clip_grad_norm",), text)]
 
+    # --- the entries ---
     def writer(self, context: ExpansionContext) -> TensorParallelWriter:
         return TensorParallelWriter(self, context)
 
     def expand(self, context: ExpansionContext) -> Expansion:
         writer = self.writer(context)
-        there, back = self.passes(writer)
+        forward, backward = self.passes(writer)
         if self.ends is not None and self.forward is not None:
-            there = [*writer.embedded(), *there, *writer.logits(self.ends)]
+            forward = [*writer.embedding(), *forward, *writer.logits(self.ends)]
         if self.ends is not None and self.backward is not None:
-            back = [*writer.logits_backward(self.ends), *back, *writer.embedded_backward()]
+            backward = [
+                *writer.logits_backward(self.ends),
+                *backward,
+                *writer.embedding_backward(),
+            ]
         between = [compute("between", self.between)] if self.between else []
-        clip = writer.clipped() if self.clip_grad_norm else []
-        return Expansion([*there, *between, *back, *clip], writer.tensors)
+        clip = writer.clip_gradients() if self.clip_grad_norm else []
+        return Expansion([*forward, *between, *backward, *clip], writer.tensors)
 
 
 class TensorParallelWriter(IntraLayerWriter):
-    """Entries of one layer's passes."""
+    """Entries of one layer's passes.
+
+    Tensors: `out` is the output of a pair, `part` a rank's part of it along the sequence, `whole`
+    the gathered input; the same with `grad` for gradients.
+    """
 
     def __init__(self, fields: TensorParallel, context: ExpansionContext) -> None:
-        super().__init__(context.prefix(fields.name), fields.dtype, fields.axis)
-        self.f, self.n = fields, context.size_of(fields.axis)
+        super().__init__(context.unused_prefix(fields.name), fields.dtype, fields.axis)
+        self.fields = fields
+        self.ranks = context.size_of(fields.axis)
+        #: With a single rank nothing is sent.
+        self.communicates = self.ranks > 1
         whole = [fields.sequence, fields.batch, fields.hidden]
-        part = [fields.sequence // self.n, fields.batch, fields.hidden]
-        words = {"out": whole, "grad": whole}
+        part = [fields.sequence // self.ranks, fields.batch, fields.hidden]
+        self.tensor("out", whole)
+        self.tensor("grad", whole)
         if fields.sequence_parallel:
-            words |= {"part": part, "whole": whole, "grad_part": part, "grad_whole": whole}
-        for word, shape in words.items():
-            self.tensor(word, shape)
-        for k in range(1, 1 if fields.sequence_parallel else max(fields.columns)):
-            self.tensor(f"grad_{k}", whole)
+            self.tensor("part", part)
+            self.tensor("whole", whole)
+            self.tensor("grad_part", part)
+            self.tensor("grad_whole", whole)
+        else:
+            for k in range(1, max(fields.columns)):
+                self.tensor(f"grad_{k}", whole)
 
-    def forward(self, price: ComputeCost) -> list[Entry]:
-        """Per pair: the columns need the whole input, the rows give sums of which every rank has
-        one part.
-        """
-        found: list[Entry] = []
-        for k, share in enumerate(equal_cost_shares(price, self.f.pairs)):
-            found += self._pair(
-                f"forward {k}" if self.f.pairs > 1 else "forward", share, ("part", "whole", "out")
-            )
-        return found
+    def name(self, word: str) -> str:
+        return f"{self.prefix}_{word}"
 
-    def backward(self, price: ComputeCost) -> list[Entry]:
-        """The same the other way round: gradients of the rows' output are needed whole, those of
-        the columns' input are sums.
+    # --- layers ---
+    def forward(self, cost: ComputeCost) -> list[Entry]:
+        """Per pair: the columns need the whole input, and the output of the rows is a sum."""
+        steps: list[Entry] = []
+        for k, share in enumerate(equal_cost_shares(cost, self.fields.pairs)):
+            steps += self._pair(self.pair_name("forward", k), share, prefix="")
+        return steps
+
+    def backward(self, cost: ComputeCost) -> list[Entry]:
+        """The same in reverse.
+
+        The rows need the whole gradient of their output, and the gradient of the columns' input is
+        a sum.
         """
-        found: list[Entry] = []
-        for k, share in reversed(list(enumerate(equal_cost_shares(price, self.f.pairs)))):
-            name, columns = (
-                f"backward {k}" if self.f.pairs > 1 else "backward",
-                self.f.columns[k % len(self.f.columns)],
-            )
-            if columns == 1 or self.f.sequence_parallel:
-                found += self._pair(name, share, ("grad_part", "grad_whole", "grad"))
+        steps: list[Entry] = []
+        shares = equal_cost_shares(cost, self.fields.pairs)
+        for k in reversed(range(self.fields.pairs)):
+            name = self.pair_name("backward", k)
+            columns = self.fields.columns_of(k)
+            if columns == 1 or self.fields.sequence_parallel:
+                steps += self._pair(name, shares[k], prefix="grad_")
                 continue
-            for c, part in enumerate(equal_cost_shares(share, columns)):
-                found += self.summed(
-                    f"{name}, matrix {c}", part, f"{self.p}_grad_{c}" if c else f"{self.p}_grad"
-                )
-        return found
+            for c, share in enumerate(equal_cost_shares(shares[k], columns)):
+                grad = self.name(f"grad_{c}" if c else "grad")
+                steps += self.partial_sum(f"{name}, matrix {c}", share, grad)
+        return steps
 
-    def summed(self, name: str, price: ComputeCost, tensor: str) -> list[Entry]:
-        """A product of which every rank has one part of the sum."""
-        reduced = [self.call("all_reduce", tensor=tensor, op="sum")] if self.n > 1 else []
-        return [compute(name, price, writes=[tensor]), *reduced]
+    def pair_name(self, word: str, k: int) -> str:
+        return f"{word} {k}" if self.fields.pairs > 1 else word
 
-    def clipped(self) -> list[Entry]:
-        """torch/nn/utils/clip_grad.py on DTensors: a layer norm's gradient is a sum over the ranks'
-        parts of the sequence and is reduced first, each by itself; then the norms of all
-        parameters, an element each."""
-        if self.n == 1:
-            return []
-        f = self.f
-        norms = f.pairs * f.layers + (f.ends is not None)
-        matrices = f.layers * sum(f.columns[k % len(f.columns)] + 1 for k in range(f.pairs)) + 2 * (
-            f.ends is not None
-        )
-        whole, each = self.tensor("norm_grad", f.hidden), self.tensor("norms", norms + matrices)
+    def _pair(self, name: str, cost: ComputeCost, prefix: str) -> list[Entry]:
+        """One pair of matrices; ``prefix`` begins the tensors of the backward pass."""
+        out = self.name("grad" if prefix else "out")
+        if not self.fields.sequence_parallel:
+            return self.partial_sum(name, cost, out)
+        if not self.communicates:
+            return [compute(name, cost, writes=[out])]
+        part = self.name(f"{prefix}part")
+        whole = self.name(f"{prefix}whole")
         return [
-            *repeat_entries(norms, [self.call("all_reduce", tensor=whole, op="sum")]),
-            compute("norms", {"time": "0 ns"}, writes=[each]),
-            self.call("all_reduce", tensor=each, op="sum"),
+            self.call("all_gather_into_tensor", input=part, output=whole),
+            compute(name, cost, reads=[whole], writes=[out]),
+            self.call("reduce_scatter_tensor", input=out, output=part, op="sum"),
         ]
+
+    def partial_sum(self, name: str, cost: ComputeCost, tensor: str) -> list[Entry]:
+        """A product of which every rank has a summand, and the sum."""
+        product = compute(name, cost, writes=[tensor])
+        if not self.communicates:
+            return [product]
+        return [product, self.call("all_reduce", tensor=tensor, op="sum")]
+
+    def sum_over_ranks(self, tensor: str, part: str) -> list[Entry]:
+        """Sum a tensor; under sequence parallelism each rank gets only its ``part``."""
+        if not self.communicates:
+            return []
+        if self.fields.sequence_parallel:
+            return [self.call("reduce_scatter_tensor", input=tensor, output=part, op="sum")]
+        return [self.call("all_reduce", tensor=tensor, op="sum")]
 
     # --- embedding, output, loss ---
-    def embedded(self) -> list[Entry]:
+    def embedding(self) -> list[Entry]:
         """Each rank looks up the tokens of its part of the vocabulary; the rest are zeros."""
-        out, part = f"{self.p}_out", f"{self.p}_part"
-        found: list[Entry] = [compute("embedding", {"time": "0 ns"}, writes=[out])]
-        if self.n > 1 and self.f.sequence_parallel:
-            return [*found, self.call("reduce_scatter_tensor", input=out, output=part, op="sum")]
-        return found + ([self.call("all_reduce", tensor=out, op="sum")] if self.n > 1 else [])
+        out = self.name("out")
+        lookup = compute("embedding", ZERO_COST, writes=[out])
+        return [lookup, *self.sum_over_ranks(out, self.name("part"))]
 
-    def embedded_backward(self) -> list[Entry]:
+    def embedding_backward(self) -> list[Entry]:
         """The gradient of the whole sequence, for the rows that each rank has."""
-        if self.n == 1 or not self.f.sequence_parallel:
+        if not self.communicates or not self.fields.sequence_parallel:
             return []
-        return [
-            self.call(
-                "all_gather_into_tensor", input=f"{self.p}_grad_part", output=f"{self.p}_grad_whole"
-            )
-        ]
+        part = self.name("grad_part")
+        return [self.call("all_gather_into_tensor", input=part, output=self.name("grad_whole"))]
 
     def logits(self, ends: VocabParallelFields) -> list[Entry]:
-        f, tokens = self.f, self.f.batch * self.f.sequence
-        part = self.tensor("logits", [f.sequence, f.batch, ends.vocabulary // self.n])
-        found: list[Entry] = []
-        if self.n > 1 and f.sequence_parallel:
-            found.append(
-                self.call(
-                    "all_gather_into_tensor", input=f"{self.p}_part", output=f"{self.p}_whole"
-                )
-            )
-        found.append(compute("output", ends.forward, reads=[f"{self.p}_out"], writes=[part]))
-        if self.n == 1:
-            return found
-        if not ends.loss_parallel:
-            whole = self.tensor(
-                "all_logits", [self.n, f.sequence, f.batch, ends.vocabulary // self.n]
-            )
-            return [*found, self.call("all_gather_into_tensor", input=part, output=whole)]
-        names = [
-            self.tensor(f"loss_{word}", tokens, "float32")
-            for word in ("largest", "exponentials", "target")
-        ]
-        found.append(compute("loss", {"time": "0 ns"}, reads=[part], writes=names))
-        return found + [
-            self.call("all_reduce", tensor=name, op="sum" if k else "max")
-            for k, name in enumerate(names)
+        """The output's product, and the loss or the gathered logits."""
+        fields = self.fields
+        shape = [fields.sequence, fields.batch, ends.vocabulary // self.ranks]
+        logits = self.tensor("logits", shape)
+        output = compute("output", ends.forward, reads=[self.name("out")], writes=[logits])
+        if not self.communicates:
+            return [output]
+        steps: list[Entry] = []
+        if fields.sequence_parallel:
+            part = self.name("part")
+            steps.append(self.call("all_gather_into_tensor", input=part, output=self.name("whole")))
+        steps.append(output)
+        if ends.loss_parallel:
+            return [*steps, *self.parallel_loss(logits)]
+        all_logits = self.tensor("all_logits", [self.ranks, *shape])
+        return [*steps, self.call("all_gather_into_tensor", input=logits, output=all_logits)]
+
+    def parallel_loss(self, logits: str) -> list[Entry]:
+        """The loss from each rank's part of the logits, by three reductions."""
+        tokens = self.fields.batch * self.fields.sequence
+        largest = self.tensor("loss_largest", tokens, "float32")
+        exponentials = self.tensor("loss_exponentials", tokens, "float32")
+        target = self.tensor("loss_target", tokens, "float32")
+        results = [largest, exponentials, target]
+        return [
+            compute("loss", ZERO_COST, reads=[logits], writes=results),
+            self.call("all_reduce", tensor=largest, op="max"),
+            self.call("all_reduce", tensor=exponentials, op="sum"),
+            self.call("all_reduce", tensor=target, op="sum"),
         ]
 
     def logits_backward(self, ends: VocabParallelFields) -> list[Entry]:
-        grad, part = f"{self.p}_grad", f"{self.p}_grad_part"
-        found: list[Entry] = [compute("output backward", ends.backward, writes=[grad])]
-        if self.n > 1 and self.f.sequence_parallel:
-            return [*found, self.call("reduce_scatter_tensor", input=grad, output=part, op="sum")]
-        return found + ([self.call("all_reduce", tensor=grad, op="sum")] if self.n > 1 else [])
+        grad = self.name("grad")
+        product = compute("output backward", ends.backward, writes=[grad])
+        return [product, *self.sum_over_ranks(grad, self.name("grad_part"))]
 
-    def _pair(self, name: str, price: ComputeCost, words: tuple[str, str, str]) -> list[Entry]:
-        part, whole, out = (f"{self.p}_{word}" for word in words)
-        if not self.f.sequence_parallel:
-            return self.summed(name, price, out)
-        if self.n == 1:
-            return [compute(name, price, writes=[out])]
+    # --- gradient clipping ---
+    def clip_gradients(self) -> list[Entry]:
+        """torch/nn/utils/clip_grad.py on DTensors.
+
+        A layer norm's gradient is a sum over the ranks' parts of the sequence; each is reduced
+        first, by itself. Then the norms of all parameters are summed, an element each.
+        """
+        if not self.communicates:
+            return []
+        fields = self.fields
+        layer_norms = fields.pairs * fields.layers
+        # A pair has its matrices of columns and one of rows.
+        matrices = fields.layers * sum(fields.columns_of(k) + 1 for k in range(fields.pairs))
+        if fields.ends is not None:
+            layer_norms += 1
+            matrices += 2
+        norm_grad = self.tensor("norm_grad", fields.hidden)
+        norms = self.tensor("norms", layer_norms + matrices)
         return [
-            self.call("all_gather_into_tensor", input=part, output=whole),
-            compute(name, price, reads=[whole], writes=[out]),
-            self.call("reduce_scatter_tensor", input=out, output=part, op="sum"),
+            *repeat_entries(layer_norms, [self.call("all_reduce", tensor=norm_grad, op="sum")]),
+            compute("norms", ZERO_COST, writes=[norms]),
+            self.call("all_reduce", tensor=norms, op="sum"),
         ]

@@ -1,16 +1,26 @@
-"""Ulysses: attention over heads, the rest of a layer over the sequence; all_to_all between the two.
+"""The strategy `ulysses`: attention over heads, the rest of a layer over the sequence.
+
+An all_to_all before and after the attention changes from parts of the sequence to parts of the
+heads and back.
 
 Sources: Jacobs et al., DeepSpeed Ulysses (arXiv 2309.14509); DeepSpeed 0.17,
 `deepspeed/sequence/layer.py` (DistributedAttention: an all_to_all_single each for queries, keys and
-values, one back for the context; _SeqAllToAll: the backward pass makes them the other way round, in
-the opposite order).
+values, one back for the context; _SeqAllToAll: the backward pass makes them in the other direction
+and in the opposite order).
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from distsim.scenario.strategies.base import ComputeCost, Entry, ExpansionContext, Refusal, compute
+from distsim.scenario.strategies.base import (
+    ZERO_COST,
+    ComputeCost,
+    Entry,
+    ExpansionContext,
+    Refusal,
+    compute,
+)
 from distsim.scenario.strategies.field_types import AxisOrGroup, Dtype, NonNegativeInt, PositiveInt
 from distsim.scenario.strategies.layers import IntraLayerStrategy, IntraLayerWriter
 
@@ -22,7 +32,8 @@ class Ulysses(IntraLayerStrategy):
 
     name: ClassVar[str] = "ulysses"
     about: ClassVar[str] = (
-        "Sequence parallel attention: queries, keys, values by all_to_all to whole sequences of some heads, and back."
+        "Sequence parallel attention: queries, keys, values by all_to_all to whole sequences of "
+        "some heads, and back."
     )
 
     axis: AxisOrGroup = "cp"
@@ -39,69 +50,81 @@ class Ulysses(IntraLayerStrategy):
         if unknown is not None or self.axis not in context.mesh:
             return [(("axis",), unknown or f"{self.axis} is no axis of the mesh")]
         n = context.size_of(self.axis)
-        found: list[Refusal] = [
+        remedies = {
+            "sequence": "",
+            "heads": "",
+            "kv_heads": ": repeat them, or use context_parallel beside it",
+        }
+        return [
             (
-                (key,),
-                f"{key} {getattr(self, key)} does not divide among the {n} ranks of {self.axis}{remedy}",
+                (field,),
+                f"{field} {getattr(self, field)} does not divide among the {n} ranks of "
+                f"{self.axis}{remedy}",
             )
-            for key, remedy in (
-                ("sequence", ""),
-                ("heads", ""),
-                ("kv_heads", ": repeat them, or use context_parallel beside it"),
-            )
-            if getattr(self, key) % n
+            for field, remedy in remedies.items()
+            if getattr(self, field) % n
         ]
-        return found
 
     def writer(self, context: ExpansionContext) -> UlyssesWriter:
         return UlyssesWriter(self, context)
 
 
 class UlyssesWriter(IntraLayerWriter):
-    """Entries of one layer's attention; a price is that of one rank's heads."""
+    """Entries of one layer's attention; the cost is that of one rank's heads.
+
+    A tensor's name ends in `mine` (the rank's part of the sequence) or `heads` (the whole sequence
+    of some heads).
+    """
 
     def __init__(self, fields: Ulysses, context: ExpansionContext) -> None:
-        super().__init__(context.prefix(fields.name), fields.dtype, fields.axis)
+        super().__init__(context.unused_prefix(fields.name), fields.dtype, fields.axis)
         n = context.size_of(fields.axis)
-        heads = {
-            "q": fields.heads,
-            "k": fields.kv_heads or fields.heads,
-            "v": fields.kv_heads or fields.heads,
-            "out": fields.heads,
-        }
-        for grad in ("", "_grad") if fields.backward is not None else ("",):
+        kv_heads = fields.kv_heads or fields.heads
+        heads = {"q": fields.heads, "k": kv_heads, "v": kv_heads, "out": fields.heads}
+        suffixes = ("", "_grad") if fields.backward is not None else ("",)
+        for suffix in suffixes:
             for word, count in heads.items():
-                for side in ("mine", "heads"):
-                    shape = [n, fields.sequence // n, fields.batch, count // n, fields.head_dim]
-                    self.tensor(f"{word}{grad}_{side}", shape)
+                # The layout of an all_to_all, in both directions: a part per rank.
+                shape = [n, fields.sequence // n, fields.batch, count // n, fields.head_dim]
+                self.tensor(f"{word}{suffix}_mine", shape)
+                self.tensor(f"{word}{suffix}_heads", shape)
 
-    def forward(self, price: ComputeCost) -> list[Entry]:
-        """By heads, attention, and back by sequence."""
-        return self.passed("attention", price, ("q", "k", "v"), ("out",))
+    def forward(self, cost: ComputeCost) -> list[Entry]:
+        return self.attention("attention", cost, inputs=("q", "k", "v"), outputs=("out",))
 
-    def backward(self, price: ComputeCost) -> list[Entry]:
-        return self.passed(
-            "attention backward", price, ("out_grad",), ("v_grad", "k_grad", "q_grad")
+    def backward(self, cost: ComputeCost) -> list[Entry]:
+        return self.attention(
+            "attention backward",
+            cost,
+            inputs=("out_grad",),
+            outputs=("v_grad", "k_grad", "q_grad"),
         )
 
-    def passed(
-        self, name: str, price: ComputeCost, gone: tuple[str, ...], come: tuple[str, ...]
+    def attention(
+        self, name: str, cost: ComputeCost, inputs: tuple[str, ...], outputs: tuple[str, ...]
     ) -> list[Entry]:
-        there, back = (
-            [self.exchanged(word, *ways) for word in words]
-            for words, ways in ((gone, ("mine", "heads")), (come, ("heads", "mine")))
+        """The inputs to parts of the heads, the attention, the outputs back to the sequence."""
+        produce_inputs = compute(
+            f"{name}: {', '.join(inputs)}",
+            ZERO_COST,
+            writes=[f"{self.prefix}_{word}_mine" for word in inputs],
         )
-        reads, writes = ([f"{self.p}_{word}_heads" for word in words] for words in (gone, come))
-        before = compute(
-            f"{name}: {', '.join(gone)}",
-            {"time": "0 ns"},
-            writes=[f"{self.p}_{word}_mine" for word in gone],
+        attention = compute(
+            name,
+            cost,
+            reads=[f"{self.prefix}_{word}_heads" for word in inputs],
+            writes=[f"{self.prefix}_{word}_heads" for word in outputs],
         )
-        return [before, *there, compute(name, price, reads=reads, writes=writes), *back]
+        return [
+            produce_inputs,
+            *(self.exchange(word, "mine", "heads") for word in inputs),
+            attention,
+            *(self.exchange(word, "heads", "mine") for word in outputs),
+        ]
 
-    def exchanged(self, word: str, source: str, target: str) -> Entry:
+    def exchange(self, word: str, source: str, target: str) -> Entry:
         return self.call(
             "all_to_all_single",
-            input=f"{self.p}_{word}_{source}",
-            output=f"{self.p}_{word}_{target}",
+            input=f"{self.prefix}_{word}_{source}",
+            output=f"{self.prefix}_{word}_{target}",
         )

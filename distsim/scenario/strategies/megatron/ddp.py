@@ -79,7 +79,7 @@ class MegatronDdp(LayeredModelStrategy):
     skips_layer: IntByRank = {}
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
-        found = context.refused(group=self.group)
+        found = context.refuse_groups(group=self.group)
         if found:
             return found
         if self.overlap_param_gather and not (
@@ -120,7 +120,7 @@ class _MegatronDdpWriter(EntryWriter):
     """
 
     def __init__(self, fields: MegatronDdp, context: ExpansionContext) -> None:
-        super().__init__(context.prefix(fields.name), fields.dtype, fields.group)
+        super().__init__(context.unused_prefix(fields.name), fields.dtype, fields.group)
         self.f, self.context, self.n, self.model = (
             fields,
             context,
@@ -173,7 +173,7 @@ class _MegatronDdpWriter(EntryWriter):
 
     def names(self, word: str, layer: int) -> list[str]:
         return [
-            f"{self.p}_{word}_{k}"
+            f"{self.prefix}_{word}_{k}"
             for k, bucket in enumerate(self.buckets)
             if layer in bucket.layers
         ]
@@ -230,7 +230,7 @@ class _MegatronDdpWriter(EntryWriter):
                 if b < coming:
                     steps.append(self.gather(b, True))
                     coming = b
-                steps.append(wait(f"{self.p}_gathered@{b}"))
+                steps.append(wait(f"{self.prefix}_gathered@{b}"))
                 there = b
                 if b and b - 1 < coming:
                     steps.append(self.gather(b - 1, True))
@@ -271,19 +271,19 @@ class _MegatronDdpWriter(EntryWriter):
         return steps
 
     def gather(self, b: int, overlapped: bool) -> Entry:
-        handle = {"async_": True, "as_": f"{self.p}_gathered@{b}"} if overlapped else {}
-        part, whole = f"{self.p}_param_part_{b}", f"{self.p}_params_{b}"
+        handle = {"async_": True, "as_": f"{self.prefix}_gathered@{b}"} if overlapped else {}
+        part, whole = f"{self.prefix}_param_part_{b}", f"{self.prefix}_params_{b}"
         return self.call("all_gather_into_tensor_coalesced", input=[part], output=[whole], **handle)
 
     def reduce(self, b: int, overlapped: bool) -> Entry:
-        handle = {"async_": True, "as_": f"{self.p}_reduced@{b}"} if overlapped else {}
-        op, grads = "avg" if self.f.average_in_collective else "sum", f"{self.p}_grads_{b}"
+        handle = {"async_": True, "as_": f"{self.prefix}_reduced@{b}"} if overlapped else {}
+        op, grads = "avg" if self.f.average_in_collective else "sum", f"{self.prefix}_grads_{b}"
         if not self.f.use_distributed_optimizer:
             return self.call("all_reduce_coalesced", tensor=[grads], op=op, **handle)
         return self.call(
             "reduce_scatter_tensor_coalesced",
             input=[grads],
-            output=[f"{self.p}_grad_part_{b}"],
+            output=[f"{self.prefix}_grad_part_{b}"],
             op=op,
             **handle,
         )
@@ -296,7 +296,7 @@ class _MegatronDdpWriter(EntryWriter):
         for b in range(len(self.buckets)):
             if first or not self.f.overlap_grad_reduce:
                 steps.append(self.reduce(b, self.f.overlap_grad_reduce))
-            steps += [wait(f"{self.p}_reduced@{b}")] if self.f.overlap_grad_reduce else []
+            steps += [wait(f"{self.prefix}_reduced@{b}")] if self.f.overlap_grad_reduce else []
         return steps
 
     def updated(self) -> list[Entry]:
@@ -317,7 +317,7 @@ class _MegatronDdpWriter(EntryWriter):
             else []
         )
         words = ("grad_part", "param_part") if shards else ("grads", "params")
-        reads, writes = ([f"{self.p}_{word}_{b}" for b in range(count)] for word in words)
+        reads, writes = ([f"{self.prefix}_{word}_{b}" for b in range(count)] for word in words)
         update = (
             []
             if self.f.optimizer is None

@@ -220,7 +220,7 @@ class Pipeline(Strategy):
         if not found and self.data_parallel is not None:
             found = [
                 (("data_parallel", *way), text)
-                for way, text in context.refused(group=self.data_parallel.group)
+                for way, text in context.refuse_groups(group=self.data_parallel.group)
             ]
         if found:
             return found
@@ -460,7 +460,7 @@ class Pipeline(Strategy):
 
     # --- the entries ---
     def expand(self, context: ExpansionContext) -> Expansion:
-        schedule, prefix = self.made(context), context.prefix("pipeline")
+        schedule, prefix = self.made(context), context.unused_prefix("pipeline")
         chunks = max(len(schedule.stages_of(rank)) for rank in range(schedule.ranks))
         gradients, tensors = self._tensors(prefix, chunks, schedule.micro_batches, context)
         fields = self.data_parallel

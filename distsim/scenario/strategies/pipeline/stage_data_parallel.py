@@ -138,15 +138,15 @@ class FsdpStageWriter(StageDataParallelWriter):
                 self.tensor(f"{word}_{c}_{k}", numel, dtype)
 
     def gradients(self, c: int) -> GradientTargets:
-        return ((tuple(f"{self.p}_grad_{c}_{k}" for k in range(len(self.f.params))), None),)
+        return ((tuple(f"{self.prefix}_grad_{c}_{k}" for k in range(len(self.f.params))), None),)
 
     # --- what the schedule's actions do ---
     def gather(self, c: int, k: int, waited: bool = False) -> Entry:
-        handle = {} if waited else {"async_": True, "as_": f"{self.p}_gathered_{c}@{k}"}
+        handle = {} if waited else {"async_": True, "as_": f"{self.prefix}_gathered_{c}@{k}"}
         return self.call(
             "all_gather_into_tensor",
-            input=f"{self.p}_shard_{c}_{k}",
-            output=f"{self.p}_full_{c}_{k}",
+            input=f"{self.prefix}_shard_{c}_{k}",
+            output=f"{self.prefix}_full_{c}_{k}",
             **handle,
         )
 
@@ -156,7 +156,7 @@ class FsdpStageWriter(StageDataParallelWriter):
 
     def unsharded(self, c: int) -> list[Entry]:
         """The wait before the stage's next compute."""
-        return waits_for_copies(f"{self.p}_gathered_{c}", range(len(self.f.params)))
+        return waits_for_copies(f"{self.prefix}_gathered_{c}", range(len(self.f.params)))
 
     def first_forward(self, c: int, cost: CostOrEntries) -> CostOrEntries:
         """A schedule without UNSHARD: units are gathered by their own hooks, under nccl two ahead
@@ -171,14 +171,14 @@ class FsdpStageWriter(StageDataParallelWriter):
         )
         for k in range(count):
             found += (
-                waits_for_copies(f"{self.p}_gathered_{c}", [k])
+                waits_for_copies(f"{self.prefix}_gathered_{c}", [k])
                 if self.free
                 else [self.gather(c, k, waited=True)]
             )
             found += [self.gather(c, k + 2)] if self.free and k + 2 < count else []
             if parts is not None:
                 found.append(
-                    compute(f"forward of unit {k}", parts[k], reads=[f"{self.p}_full_{c}_{k}"])
+                    compute(f"forward of unit {k}", parts[k], reads=[f"{self.prefix}_full_{c}_{k}"])
                 )
         return found if isinstance(cost, Mapping) else [*found, *cost]
 
@@ -187,7 +187,7 @@ class FsdpStageWriter(StageDataParallelWriter):
         (_root_post_backward_final_callback).
         """
         units = [
-            (f"{self.p}_grad_{c}_{k}", f"{self.p}_shard_grad_{c}_{k}")
+            (f"{self.prefix}_grad_{c}_{k}", f"{self.prefix}_shard_grad_{c}_{k}")
             for k in range(len(self.f.params))
         ]
         return [

@@ -49,7 +49,7 @@ class DdpStageWriter(StageDataParallelWriter):
             )
             for c in range(chunks)
         ]
-        self.layouts = self.chunks[0].layouts(fields.bucket_cap_mb, "grad")
+        self.layouts = self.chunks[0].bucket_layouts(fields.bucket_cap_mb, "grad")
         self.phases = bucket_phases(self.layouts, fields.setup, context.iterations)
         self.rebuilds = fields.setup and context.iterations > 1
         super().__init__(fields, context, prefix, chunks)
@@ -60,25 +60,25 @@ class DdpStageWriter(StageDataParallelWriter):
                 self.tensor(f"{word}_{c}_{k}", bucket.numel)
         made = self.chunks[c]
         if self.f.setup:
-            made.built(self.dims)
+            made.construction(self.dims)
         if self.rebuilds:
-            made.layout(self.layouts["grad"])
+            made.sync_layout(self.layouts["grad"])
         self.tensors |= made.tensors
 
     def names(self, word: str, c: int) -> tuple[str, ...]:
-        return tuple(f"{self.p}_{word}_{c}_{k}" for k in range(len(self.layouts[word])))
+        return tuple(f"{self.prefix}_{word}_{c}_{k}" for k in range(len(self.layouts[word])))
 
     # --- what the schedule's actions do ---
     def setup(self) -> list[Entry]:
         return (
-            [entry for made in self.chunks for entry in made.built(self.dims)]
+            [entry for made in self.chunks for entry in made.construction(self.dims)]
             if self.f.setup
             else []
         )
 
     def before_first_forward(self, c: int) -> list[Entry]:
         return (
-            [block(self.chunks[c].layout(self.layouts["grad"]), "iteration == 1")]
+            [block(self.chunks[c].sync_layout(self.layouts["grad"]), "iteration == 1")]
             if self.rebuilds
             else []
         )
@@ -101,11 +101,13 @@ class DdpStageWriter(StageDataParallelWriter):
     def _reduced(self, word: str, c: int, price: ComputeCost, fresh: bool) -> list[Entry]:
         names, made = self.names(word, c), self.chunks[c]
         parts = self.shares([bucket.numel for bucket in self.layouts[word]], price)
-        handle = f"{self.p}_reduced_{c}" if word == "grad" else f"{self.p}_{word}_reduced_{c}"
+        handle = (
+            f"{self.prefix}_reduced_{c}" if word == "grad" else f"{self.prefix}_{word}_reduced_{c}"
+        )
         found: list[Entry] = []
         for k, (name, part) in enumerate(zip(names, parts, strict=True)):
             found.append(
                 compute(f"backward of bucket {k}", part, **{"writes" if fresh else "adds": [name]})
             )
-            found += [made.averaged(name), made.reduce(name, handle, k)]
+            found += [made.divide_by_size(name), made.reduce(name, handle, k)]
         return found + waits_for_copies(handle, range(len(names)))

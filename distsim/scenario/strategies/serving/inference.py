@@ -74,7 +74,7 @@ class Inference(Strategy):
     decode: ComputeCostField
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
-        found = context.refused(tensor=self.tensor, pipeline=self.pipeline, data=self.data)
+        found = context.refuse_groups(tensor=self.tensor, pipeline=self.pipeline, data=self.data)
         axes = {"tensor": self.tensor, "pipeline": self.pipeline, "data": self.data}
         found += [
             ((field,), f"{axis} is no axis of the mesh")
@@ -118,7 +118,7 @@ class InferenceWriter(EntryWriter):
     """Entries of all steps."""
 
     def __init__(self, fields: Inference, context: ExpansionContext) -> None:
-        super().__init__(context.prefix(fields.name), fields.dtype, fields.tensor)
+        super().__init__(context.unused_prefix(fields.name), fields.dtype, fields.tensor)
         self.f = fields
         self.n, self.stages, self.copies = (
             fields.ranks(context, a) for a in (fields.tensor, fields.pipeline, fields.data)

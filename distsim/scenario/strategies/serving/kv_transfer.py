@@ -96,7 +96,7 @@ class KvTransferWriter(EntryWriter):
     """Entries of all requests. A pair shares the heads that both have."""
 
     def __init__(self, fields: KvTransfer, context: ExpansionContext) -> None:
-        super().__init__(context.prefix(fields.name), fields.dtype)
+        super().__init__(context.unused_prefix(fields.name), fields.dtype)
         self.f = fields
         many, few = len(fields.prefill), len(fields.decode)
         wide = max(many, few)
@@ -144,7 +144,7 @@ class KvTransferWriter(EntryWriter):
                 )
                 found += [self.message("isend", pair, k, "dst", 1) for pair in mine if last]
         return found + [
-            block([wait(f"{self.p}_sent_{self.each[pair]}@{k}")], [pair[0]])
+            block([wait(f"{self.prefix}_sent_{self.each[pair]}@{k}")], [pair[0]])
             for k in numbers
             for pair in self.pairs
         ]
@@ -154,7 +154,7 @@ class KvTransferWriter(EntryWriter):
         f, numbers = self.f, self.numbers(request)
         found = [self.message("irecv", pair, k, "src", 0) for k in numbers for pair in self.pairs]
         found += [
-            block([wait(f"{self.p}_came_{self.each[pair]}@{k}")], [pair[1]])
+            block([wait(f"{self.prefix}_came_{self.each[pair]}@{k}")], [pair[1]])
             for k in numbers
             for pair in self.pairs
         ]
@@ -173,7 +173,7 @@ class KvTransferWriter(EntryWriter):
         return found
 
     def message(self, row: str, pair: tuple[int, int], k: int, word: str, other: int) -> Entry:
-        handle = f"{self.p}_{'sent' if row == 'isend' else 'came'}_{self.each[pair]}@{k}"
+        handle = f"{self.prefix}_{'sent' if row == 'isend' else 'came'}_{self.each[pair]}@{k}"
         return step(
             row,
             [pair[1 - other]],

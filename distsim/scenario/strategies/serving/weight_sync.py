@@ -94,7 +94,7 @@ class WeightSync(Strategy):
         return found + [(("gathers",), f"rank {rank} is no trainer") for rank in strange[:1]]
 
     def expand(self, context: ExpansionContext) -> Expansion:
-        p = context.prefix(self.name)
+        p = context.unused_prefix(self.name)
         each, steps = len(self.trainers) // self.stages, []
         tensors: dict[str, object] = {}
         groups: dict[str, object] = {}
@@ -129,7 +129,7 @@ class WeightSyncWriter(EntryWriter):
         batch: list[tuple[str, int]] = []
         for k, shape in enumerate(params):
             found += self.gathered(k, shape)
-            batch.append((f"{self.p}_weight_{k}", prod(shape)))
+            batch.append((f"{self.prefix}_weight_{k}", prod(shape)))
             if len(batch) == self.f.packed or k == len(params) - 1:
                 found += self.sent(k, batch)
                 batch = []

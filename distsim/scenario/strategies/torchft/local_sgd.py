@@ -116,7 +116,7 @@ class LocalSgd(LocalStepStrategy):
     skips_average: IntByRank = Field(default_factory=dict)
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
-        found = context.refused(group=self.group)
+        found = context.refuse_groups(group=self.group)
         for period, group in (self.levels or {}).items():
             unknown = context.unknown_group(group)
             if unknown is not None:
@@ -133,7 +133,7 @@ class LocalSgd(LocalStepStrategy):
         return found
 
     def expand(self, context: ExpansionContext) -> Expansion:
-        w = EntryWriter(context.prefix(self.name), self.dtype, self.group)
+        w = EntryWriter(context.unused_prefix(self.name), self.dtype, self.group)
         sizes = self.shapes()
         names = [
             w.tensor(f"weights_{k}", size)
@@ -148,10 +148,10 @@ class LocalSgd(LocalStepStrategy):
         ]
         if self.per_parameter:
             mean = [
-                w.call("all_reduce", tensor=n, op="sum", async_=True, as_=f"{w.p}_mean@{k}")
+                w.call("all_reduce", tensor=n, op="sum", async_=True, as_=f"{w.prefix}_mean@{k}")
                 for k, n in enumerate(names)
             ]
-            mean += [wait(f"{w.p}_mean@{k}") for k in range(len(names))]
+            mean += [wait(f"{w.prefix}_mean@{k}") for k in range(len(names))]
             mean += [mean_of_sum(name, context.size_of(self.group)) for name in names]
             return [
                 block(mean, " and ".join([f"iteration % {self.every} == {self.every - 1}", *skips]))
@@ -164,7 +164,9 @@ class LocalSgd(LocalStepStrategy):
         for period, group in reversed(levels.items()):
             step = "iteration" if self.levels else f"(iteration - {self.warmup})"
             chosen = [f"iteration >= {self.warmup}", f"{step} % {period} == 0", *longer, *skips]
-            total = EntryWriter(w.p, w.dtype, group).call("all_reduce", tensor=names[0], op="sum")
+            total = EntryWriter(w.prefix, w.dtype, group).call(
+                "all_reduce", tensor=names[0], op="sum"
+            )
             found.append(
                 block([mean_of_sum(names[0], context.size_of(group)), total], " and ".join(chosen))
             )
@@ -189,7 +191,7 @@ class DiLoCo(LocalStepStrategy):
     delay: NonNegativeInt = 0
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
-        found = context.refused(group=self.group)
+        found = context.refuse_groups(group=self.group)
         if self.every % self.fragments:
             found.append(
                 (
@@ -215,7 +217,7 @@ class DiLoCo(LocalStepStrategy):
         return found
 
     def expand(self, context: ExpansionContext) -> Expansion:
-        w = EntryWriter(context.prefix(self.name), self.dtype, self.group)
+        w = EntryWriter(context.unused_prefix(self.name), self.dtype, self.group)
         layers, parts, each = self.model, self.fragments, self.every // self.fragments
         bounds = [len(layers) * k // parts for k in range(parts + 1)]
         sizes = [sum(layer.numel for layer in layers[a:b]) for a, b in pairwise(bounds)]
@@ -227,7 +229,7 @@ class DiLoCo(LocalStepStrategy):
             start = f"iteration % {self.every} == {last - self.delay}"
             steps.append(block(self.started(w, k, delta, [before, weights[k]]), start))
             end = f"iteration % {self.every} == {last}"
-            mean = [wait(f"{w.p}_mean_{k}"), mean_of_sum(delta, context.size_of(self.group))]
+            mean = [wait(f"{w.prefix}_mean_{k}"), mean_of_sum(delta, context.size_of(self.group))]
             steps.append(
                 block(
                     [
@@ -249,7 +251,7 @@ class DiLoCo(LocalStepStrategy):
         change = compute(f"pseudogradient {k}", self.pseudogradient, reads=held, writes=[delta])
         return [
             change,
-            w.call("all_reduce", tensor=delta, op="sum", async_=True, as_=f"{w.p}_mean_{k}"),
+            w.call("all_reduce", tensor=delta, op="sum", async_=True, as_=f"{w.prefix}_mean_{k}"),
         ]
 
 

@@ -107,7 +107,7 @@ class QuorumWriter(EntryWriter):
     """Entries of every quorum: its group, who heals, and its steps."""
 
     def __init__(self, fields: FaultTolerant, context: ExpansionContext) -> None:
-        super().__init__(context.prefix(fields.name), fields.dtype)
+        super().__init__(context.unused_prefix(fields.name), fields.dtype)
         self.f, self.context = fields, context
         layers = fields.model
         self.members = [len(members) for members in fields.quorums.values()]
@@ -188,7 +188,7 @@ class QuorumWriter(EntryWriter):
         ]
         for number, (layer, grad) in enumerate(zip(layers, self.grads, strict=True)):
             body += self.backward(f"backward {layer.name}", layer.backward, grad, joined, start)
-            handle = f"{self.p}_{max(k, 0)}_sum_{number}"
+            handle = f"{self.prefix}_{max(k, 0)}_sum_{number}"
             body.append(
                 step(
                     "all_reduce",
@@ -199,7 +199,7 @@ class QuorumWriter(EntryWriter):
                     as_=handle,
                 )
             )
-        body += [wait(f"{self.p}_{max(k, 0)}_sum_{number}") for number in range(len(layers))]
+        body += [wait(f"{self.prefix}_{max(k, 0)}_sum_{number}") for number in range(len(layers))]
         body += self.divided(self.members[max(k, 0)], joined, start)
         body.append(compute("commit", f.commit))
         body.append(
@@ -239,7 +239,7 @@ class QuorumWriter(EntryWriter):
         ]
 
     def group_name(self, k: int) -> str:
-        return f"{self.p}_quorum_{k}"
+        return f"{self.prefix}_quorum_{k}"
 
 
 def _rank_condition(ranks: list[int] | tuple[int, ...]) -> str:

@@ -143,7 +143,7 @@ class Hybrid(Strategy):
         return [(("order",), said)]
 
     def _data(self, context: ExpansionContext) -> list[Refusal]:
-        found = context.refused(data=self.data)
+        found = context.refuse_groups(data=self.data)
         unknown = context.unknown_tensor(self.gradient) if isinstance(self.gradient, str) else None
         if unknown is not None:
             found.append((("gradient",), unknown))
@@ -217,7 +217,7 @@ def _refuse_plain_pipeline(pipeline: PlainPipeline, context: ExpansionContext) -
 
 class HybridWriter(EntryWriter):
     def __init__(self, fields: Hybrid, context: ExpansionContext) -> None:
-        super().__init__(context.prefix("hybrid"), "float32", fields.data)
+        super().__init__(context.unused_prefix("hybrid"), "float32", fields.data)
         self.f, self.context = fields, context
         self.gradient = (
             self.tensor("gradient", fields.gradient)

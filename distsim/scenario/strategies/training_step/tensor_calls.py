@@ -47,7 +47,7 @@ class TransformerTensorWriter(EntryWriter):
     """
 
     def __init__(self, train: TransformerFields, context: ExpansionContext) -> None:
-        super().__init__(context.prefix("transformer"), train.dtype)
+        super().__init__(context.unused_prefix("transformer"), train.dtype)
         self.train, self.context = train, context
         self.one = train.one_pass(context)
         self.model = self.one.model
@@ -206,7 +206,7 @@ class TransformerTensorWriter(EntryWriter):
         (Transformer Engine, PyTorch's async TP). Only the last product of the first and the last
         piece of the second wait. ``inner``: what comes between.
         """
-        t, handle = self.one.tensor, f"{self.p}_{word.replace(' ', '_')}"
+        t, handle = self.one.tensor, f"{self.prefix}_{word.replace(' ', '_')}"
         early, late, part = (
             first - first // t,
             last - last // t,
@@ -249,7 +249,7 @@ class TransformerTensorWriter(EntryWriter):
         """The input's gradient on its way beside the weights' (Megatron-LM). ``rows``: the block
         ends in a matrix by rows.
         """
-        handle = f"{self.p}_{word}"
+        handle = f"{self.prefix}_{word}"
         again = self.one.sequence_parallel
         gathered = [self.gather(f"{handle}_input")] if again else []
         waited: list[Entry] = [wait(f"{handle}_input")] if again else []

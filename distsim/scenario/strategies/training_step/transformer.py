@@ -70,7 +70,7 @@ class TransformerStepWriter(TransformerLayerWriter):
     def expansion(self) -> Expansion:
         found = self.pipelined() if self.stages > 1 else self.alone()
         return found._replace(
-            memory={f"{self.p}_{name}": value for name, value in self.memory().items()}
+            memory={f"{self.prefix}_{name}": value for name, value in self.memory().items()}
         )
 
     def pipelined(self) -> Expansion:
@@ -122,7 +122,7 @@ class TransformerStepWriter(TransformerLayerWriter):
 
         ``first`` is the number of the first handle.
         """
-        layers, handle, index = self.split[stage], f"{self.p}_reduced", f"{self.p}_l"
+        layers, handle, index = self.split[stage], f"{self.prefix}_reduced", f"{self.prefix}_l"
         numbered = f"({first} + {index})" if self.stages > 1 else index
         body = [*self.layer_backward(), *self.reduce(self.layer_weights(), handle, numbered)]
         ends = self.reduce(self.ends_weights(stage), handle, str(first + max(self.split)))
@@ -142,15 +142,15 @@ class TransformerStepWriter(TransformerLayerWriter):
 
     def ahead(self, layer: list[Entry]) -> list[Entry]:
         """Layer by layer, the next layer's parameters on their way meanwhile."""
-        layers, weights, index = self.split[0], self.layer_weights(), f"{self.p}_l"
+        layers, weights, index = self.split[0], self.layer_weights(), f"{self.prefix}_l"
         more = {"ranks": f"{index} + 1 < {layers}"}
         following = [
             {**entry, **more}
-            for entry in self.gather_weights(weights, f"{self.p}_gathered", f"({index} + 1)")
+            for entry in self.gather_weights(weights, f"{self.prefix}_gathered", f"({index} + 1)")
         ]
         body = [*following, *self.came(weights, index), *layer]
         return [
-            *self.gather_weights(weights, f"{self.p}_gathered", "0"),
+            *self.gather_weights(weights, f"{self.prefix}_gathered", "0"),
             *repeat_entries(layers, body, index),
         ]
 
@@ -159,14 +159,17 @@ class TransformerStepWriter(TransformerLayerWriter):
         words = [
             word for word, elements, group in self.kinds(weights) if elements and group is not None
         ]
-        return [wait(f"{self.p}_gathered_{word}@{index}") for word in words]
+        return [wait(f"{self.prefix}_gathered_{word}@{index}") for word in words]
 
     def sharded_forward(self) -> list[Entry]:
         """Embeddings, norm and head stay gathered from here to the end of the backward pass, as the
         root of fully_shard does.
         """
         layers, root = str(self.split[0]), self.ends_weights(0)
-        begin = [*self.gather_weights(root, f"{self.p}_gathered", layers), *self.came(root, layers)]
+        begin = [
+            *self.gather_weights(root, f"{self.prefix}_gathered", layers),
+            *self.came(root, layers),
+        ]
         return [
             *begin,
             *self.embedding_forward(),
@@ -175,9 +178,9 @@ class TransformerStepWriter(TransformerLayerWriter):
         ]
 
     def sharded_backward(self) -> list[Entry]:
-        handle = f"{self.p}_reduced"
+        handle = f"{self.prefix}_reduced"
         layers = self.ahead(
-            [*self.layer_backward(), *self.reduce(self.layer_weights(), handle, f"{self.p}_l")]
+            [*self.layer_backward(), *self.reduce(self.layer_weights(), handle, f"{self.prefix}_l")]
         )
         ends = [
             *self.embedding_backward(),
@@ -388,7 +391,7 @@ class TransformerStepWriter(TransformerLayerWriter):
                 stride *= mesh[other]
         column = " + ".join(reversed(terms)) or "0"
         return {
-            f"{self.p}_ends": {
+            f"{self.prefix}_ends": {
                 "by": f"{column} + (0 if {axis} == 0 or {axis} == {axis}_size - 1 else {stride})"
             }
         }
@@ -401,7 +404,7 @@ class TransformerStepWriter(TransformerLayerWriter):
             step(
                 "all_reduce",
                 tensor=tensor_declaration(elements, self.train.gradient_dtype),
-                group=f"{self.p}_ends",
+                group=f"{self.prefix}_ends",
             )
         ]
 

@@ -1,0 +1,149 @@
+"""The fields of `expert_parallel:`, and the checks of its layout.
+
+``ExpertParallelFields`` has no writer: the calls are in
+`distsim.scenario.strategies.intra_layer.expert_parallel` (one all-to-all) and
+`distsim.scenario.strategies.intra_layer.hierarchical_all_to_all` (two stages).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from pydantic import StrictBool
+
+from distsim.scenario.strategies.base import ExpansionContext, Refusal
+from distsim.scenario.strategies.field_types import (
+    AxisOrGroup,
+    ComputeCostField,
+    Dtype,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+)
+from distsim.scenario.strategies.intra_layer.expert_router import ExpertRouter
+from distsim.scenario.strategies.layers import IntraLayerStrategy
+
+#: The largest number of experts in a layer: tokens are counted for each expert.
+_MAX_EXPERTS = 2**16
+#: Fields that need two stages (`between`).
+_TWO_STAGE_FIELDS = ("once_per_machine", "pieces", "dispatch_dtype", "beside")
+
+
+class ExpertParallelFields(IntraLayerStrategy):
+    """The fields of `expert_parallel:` and the checks of their layout."""
+
+    name: ClassVar[str] = "expert_parallel"
+    about: ClassVar[str] = (
+        "Mixture of experts: counts by all_to_all_single, tokens out by another, results back by a "
+        "third; uneven where the router is."
+    )
+
+    axis: AxisOrGroup = "ep"
+    experts: PositiveInt
+    #: Tokens of a rank, and the number of experts that each goes to.
+    tokens: PositiveInt
+    top_k: PositiveInt = 1
+    hidden: PositiveInt
+    dtype: Dtype = "bfloat16"
+    #: 0: every expert gets equally many tokens. Above 0: how imbalanced the router is, drawn with
+    #: `seed`; 1 is a strong imbalance.
+    imbalance: NonNegativeFloat = 0.0
+    seed: NonNegativeInt = 0
+    #: An expert takes at most this many times its even share from a rank; further tokens are
+    #: dropped.
+    capacity_factor: NonNegativeFloat | None = None
+    #: Every rank sends each expert its full capacity, padded: all messages are equal, and no counts
+    #: are exchanged.
+    pad_to_capacity: StrictBool = False
+    #: The axis of machines; `axis` has the ranks inside one. Tokens go between machines first, then
+    #: inside (`hierarchical_all_to_all`).
+    between: AxisOrGroup | None = None
+    #: A token is sent to a machine once, however many of its experts are there (DeepEP).
+    once_per_machine: StrictBool = False
+    #: The number of pieces in which tokens are sent: one is exchanged inside the machines while the
+    #: next one is between them.
+    pieces: PositiveInt = 1
+    #: The dtype in which tokens are dispatched; results come back in `dtype`.
+    dispatch_dtype: Dtype | None = None
+    #: A computation during the dispatch, such as shared experts.
+    beside: ComputeCostField | None = None
+
+    @property
+    def router(self) -> ExpertRouter:
+        return ExpertRouter(
+            self.experts,
+            self.tokens,
+            self.top_k,
+            self.imbalance,
+            self.seed,
+            self.capacity_factor,
+            self.pad_to_capacity,
+        )
+
+    # --- checks of the layout ---
+    def refuse(self, context: ExpansionContext) -> list[Refusal]:
+        unknown = context.unknown_group(self.axis, "axis")
+        if unknown is not None or self.axis not in context.mesh:
+            return [(("axis",), unknown or f"{self.axis} is no axis of the mesh")]
+        refusals = [*self._refuse_two_stage_fields(), *self._refuse_two_stages(context)]
+        if refusals:
+            return refusals
+        return [*self._refuse_experts(context), *self._refuse_capacity()]
+
+    def _refuse_experts(self, context: ExpansionContext) -> Iterator[Refusal]:
+        ranks = context.size_of(self.axis)
+        if self.between is not None:
+            ranks *= context.size_of(self.between)
+        if self.experts > _MAX_EXPERTS:
+            text = f"at most {_MAX_EXPERTS} experts are simulated, found {self.experts}"
+            yield ("experts",), text
+        if self.experts % ranks:
+            text = f"{self.experts} experts do not divide among the {ranks} ranks of {self.axis}"
+            yield ("experts",), text
+        if self.top_k > self.experts:
+            text = f"a token goes to {self.top_k} experts, but there are {self.experts}"
+            yield ("top_k",), text
+
+    def _refuse_capacity(self) -> Iterator[Refusal]:
+        if self.capacity_factor == 0:
+            text = "with capacity 0 every token is dropped: expected a factor above 0, as 1.25"
+            yield ("capacity_factor",), text
+        if self.pad_to_capacity and self.capacity_factor is None:
+            text = "there is nothing to pad to: give `capacity_factor`, as 1.25"
+            yield ("pad_to_capacity",), text
+
+    def _refuse_two_stage_fields(self) -> list[Refusal]:
+        """Fields of two stages without an axis of machines."""
+        if self.between is not None:
+            return []
+        fields = type(self).model_fields
+        text = "it belongs to two stages: name the axis of machines with `between`"
+        return [
+            ((field,), text)
+            for field in _TWO_STAGE_FIELDS
+            if getattr(self, field) != fields[field].default
+        ]
+
+    def _refuse_two_stages(self, context: ExpansionContext) -> list[Refusal]:
+        """The first problem of a layout in two stages."""
+        if self.between is None:
+            return []
+        if self.between not in context.mesh or self.between == self.axis:
+            unknown = context.unknown_group(self.between, "between")
+            other_axis = f"expected another axis of the mesh than {self.axis}"
+            return [(("between",), unknown or other_axis)]
+        if self.pieces > self.tokens:
+            text = (
+                f"a piece holds a token at least: expected at most {self.tokens}, "
+                f"found {self.pieces}"
+            )
+            return [(("pieces",), text)]
+        if self.once_per_machine and (self.imbalance or self.capacity_factor is not None):
+            field = "imbalance" if self.imbalance else "capacity_factor"
+            text = (
+                "how often a token crosses once for several experts is counted for an even "
+                "router: leave one of the two out"
+            )
+            return [((field,), text)]
+        return []

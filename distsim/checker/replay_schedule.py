@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from distsim.common.errors import UsageError
 from distsim.common.records import dataclass
 from distsim.findings.final_state import FinalState
-from distsim.program.code import Program
+from distsim.program.model import Program
 
 if TYPE_CHECKING:
     from distsim.checker.explore.steps import SearchState, StateMachine

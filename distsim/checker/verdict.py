@@ -28,8 +28,8 @@ from distsim.findings.codes import CODES
 from distsim.findings.final_state import FinalState
 from distsim.findings.finding_types import Finding
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import Program
 from distsim.program.features import Feature
+from distsim.program.model import Program
 
 if TYPE_CHECKING:
     from distsim.checker.detectors.buffer_races import DataRace

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from distsim.backends import BackendProfile
 from distsim.engine.run_record import RunColumns
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import CodeCall, Program
+from distsim.program.code import CodeCall
+from distsim.program.model import Program
 from distsim.semantics.form.linked_program import IntArray
 from distsim.semantics.local.rank_clocks import RunProgress
 

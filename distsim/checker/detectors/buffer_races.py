@@ -21,9 +21,10 @@ from distsim.common.expressions import Expression
 from distsim.common.records import dataclass
 from distsim.operations.core.field_types import PerRank
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import BufferVector, CodeCall, Program, SharedCode, at_row
+from distsim.program.code import BufferVector, CodeCall, SharedCode, at_row
 from distsim.program.features import makes_request
-from distsim.program.memo_keys import field_names_of
+from distsim.program.model import Program
+from distsim.program.step_traits import field_names_of
 
 #: Who works: a stream by its name ("" is the default one), or a request by the position of its
 #: call.

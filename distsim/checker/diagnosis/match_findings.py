@@ -18,7 +18,7 @@ from distsim.findings.codes import CODES
 from distsim.findings.final_state import FinalState
 from distsim.findings.finding_types import Finding, SourceLocation
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import Program
+from distsim.program.model import Program
 
 if TYPE_CHECKING:
     from distsim.checker.diagnosis.awaited_call import TakenMessages

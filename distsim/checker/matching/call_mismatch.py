@@ -12,7 +12,8 @@ from distsim.checker.matching.channel_layout import ChannelLayout, joins_sequenc
 from distsim.common.records import dataclass
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import CodeCall, Program
+from distsim.program.code import CodeCall
+from distsim.program.model import Program
 
 
 @dataclass(frozen=True, slots=True)

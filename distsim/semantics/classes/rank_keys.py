@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from distsim.backends.profile import BackendProfile
 from distsim.common.arrays import dense_row_ids as by_columns
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import BoolVector, BufferVector, CodeCall, Program, SharedCode, Vec
+from distsim.program.code import BoolVector, BufferVector, CodeCall, SharedCode, Vec
+from distsim.program.model import Program
 from distsim.semantics.form.compilation_units import first_equal_columns
 
 IntArray = NDArray[np.int64]

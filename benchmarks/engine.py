@@ -24,8 +24,8 @@ from distsim.engine import run_program
 from distsim.hardware.cluster import cluster_from
 from distsim.hardware.cost import CostModel
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import Program
 from distsim.program.lower import lower
+from distsim.program.model import Program
 from distsim.scenario import load
 
 ROUNDS = 5

@@ -24,8 +24,8 @@ from distsim.checker.detectors.swapped_messages import swapped_message_findings
 from distsim.checker.diagnosis.hang_findings import diagnose_hang
 from distsim.checker.verdict import CheckedProgram, verdict_of
 from distsim.findings.final_state import FinalState
-from distsim.program.code import Program
 from distsim.program.lower import lower
+from distsim.program.model import Program
 from distsim.scenario import Scenario, loads
 from distsim.simulation.check_scenario import check_scenario
 from distsim.simulation.simulate_scenario import simulate

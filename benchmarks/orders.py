@@ -15,9 +15,9 @@ from typing import Any
 from distsim.checker.explore.search import StateSearch
 from distsim.checker.matching.channel_layout import build_channel_layout
 from distsim.checker.verdict import verdict_of
-from distsim.program.code import Program
 from distsim.program.from_calls import build_program
 from distsim.program.lower import lower
+from distsim.program.model import Program
 from distsim.scenario import loads
 
 MOST = 200_000

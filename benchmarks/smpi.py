@@ -19,8 +19,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from distsim.program.code import Program
 from distsim.program.lower import lower
+from distsim.program.model import Program
 from distsim.scenario import load
 
 REPEATS = 5

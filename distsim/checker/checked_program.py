@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from distsim.findings.final_state import FinalState
-from distsim.program.code import Program
 from distsim.program.features import Feature
+from distsim.program.model import Program
 
 if TYPE_CHECKING:
     from distsim.checker.matching.call_index import CallIndex

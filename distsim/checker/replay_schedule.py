@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from distsim.common.errors import UsageError
 from distsim.common.records import dataclass
-from distsim.program.code import Program
+from distsim.program.model import Program
 
 SCHEMA_VERSION = 1
 #: The four readings, from the strictest on; ``mixed`` may buffer each call or not.

@@ -19,7 +19,7 @@ from distsim.checker.reading_result import (
     union_of_ranks,
 )
 from distsim.findings.final_state import FinalState
-from distsim.program.code import Program
+from distsim.program.model import Program
 
 if TYPE_CHECKING:
     from distsim.checker.matching.call_mismatch import CallMismatch

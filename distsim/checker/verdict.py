@@ -31,7 +31,7 @@ from distsim.findings.codes import CODES
 from distsim.findings.final_state import FinalState, WaitDependency
 from distsim.findings.finding_types import Finding
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import Program
+from distsim.program.model import Program
 
 if TYPE_CHECKING:
     from distsim.checker.detectors.buffer_races import DataRace

@@ -11,7 +11,7 @@ from distsim.findings.finding_types import SourceLocation
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.one_sided import tag_text
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import Program
+from distsim.program.model import Program
 
 #: Ranks (or lines) shown one by one; further ones are summarised.
 MAX_SHOWN = 8

@@ -19,7 +19,7 @@ from distsim.common.arrays import IntArray, sorted_union
 from distsim.common.records import gc_paused
 from distsim.engine.run_record import RunColumns, SimulatedRun, build_trace, worst_outcome
 from distsim.hardware.cost import CostModel
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.semantics.classes.representatives import FoldingError
 from distsim.semantics.form.completion import CompletionConditions
 from distsim.semantics.form.instructions import CompilationUnit, PartKind, WaitForRows

@@ -19,7 +19,7 @@ from distsim.engine.timeout_check import exceeds_timeout, may_exceed_timeout
 from distsim.findings.final_state import FinalState
 from distsim.hardware.cost import CostModel
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.semantics.classes.representatives import FoldingError
 from distsim.semantics.form.completion import CompletionConditions
 from distsim.semantics.form.group_creation import divergent_new_groups

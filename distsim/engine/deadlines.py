@@ -22,7 +22,7 @@ from distsim.backends import BackendProfile
 from distsim.backends.gloo import monitored_barrier_error
 from distsim.engine.timeout_check import LAUNCH_QUEUE_DEPTH, MONITORED_BARRIER, group_timeouts_ns
 from distsim.findings.finding_types import Finding, SourceLocation
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.semantics.form.instructions import (
     AwaitRendezvous,
     ExitRank,

@@ -27,7 +27,7 @@ from distsim.engine.run_record import QueueNames, RunColumns
 from distsim.engine.timeout_check import exceeds_timeout
 from distsim.findings.final_state import FinalState
 from distsim.hardware.cost import CostModel
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.semantics.classes.representatives import FoldingError
 from distsim.semantics.form.compiler import exit_by_fault
 from distsim.semantics.form.instructions import BlockForever, ExitRank, Instruction, PartKind

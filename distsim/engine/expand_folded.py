@@ -8,7 +8,7 @@ from functools import cached_property
 
 from distsim.engine.run_record import SimulatedRun
 from distsim.findings.final_state import FinalState, RankEnd
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.trace.model import Trace
 
 

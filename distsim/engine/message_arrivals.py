@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 
 from distsim.backends.message_matching import ANY_SENDER
 from distsim.common.errors import UsageError
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.semantics.ordered.state import RunState
 from distsim.semantics.ordered.transitions import TransitionRules
 

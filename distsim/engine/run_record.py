@@ -17,7 +17,8 @@ from distsim.findings.finding_types import Finding
 from distsim.hardware.cluster import Cluster
 from distsim.operations.core.resolved_call import DTYPE_BYTES, RankGroup, ResolvedCall, part_sizes
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import CallSite, CodeCall, Program, SharedCode, Vec
+from distsim.program.code import CallSite, CodeCall, SharedCode, Vec
+from distsim.program.model import Program
 from distsim.trace.model import NEVER, TRACE_SCHEMA_VERSION, Trace, TraceColumn
 
 #: For each trace row the number of its queue's name, -1 where the call tells it; and the names.

@@ -12,7 +12,8 @@ from distsim.backends import BackendProfile
 from distsim.common.arrays import BoolArray, IntArray
 from distsim.engine.run_record import RunColumns
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import CodeCall, Program
+from distsim.program.code import CodeCall
+from distsim.program.model import Program
 from distsim.semantics.local.rank_clocks import RunProgress
 
 #: Launches that a host may be ahead of its device: CUDA's queue of kernels of a stream.

@@ -1,26 +1,29 @@
-"""Putting calls together: groups, sites, signatures, and the code of one class of ranks.
+"""Building the code of one class of ranks, call by call.
 
-Both ways to a `Program` end here: lowering a scenario (`distsim.program.lower`) and plain lists of
-calls (`distsim.program.from_calls`).
+All ways to a `Program` end here: lowering a scenario (`distsim.program.lower`), plain lists of calls
+(`distsim.program.from_calls`), captured scripts and replayed traces.
+
+Key idea: validity, port, bytes and signature of a call are found once for each distinct set of
+arguments, on resolved calls, with the rules of the operation (`Operation.faults`, `nbytes`,
+`agreement`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.common.arrays import sorted_unique
-from distsim.findings.codes import CODES
-from distsim.findings.finding_types import Finding, Severity
-from distsim.operations.core.resolved_call import RankGroup, ResolvedCall
-from distsim.program.call_builder import CallDraft, CallRequests, InvalidCall
+from distsim.operations.core.resolved_call import ResolvedCall
+from distsim.program.call_builder import NO_REQUESTS, CallDraft, CallRequests, InvalidCall
+from distsim.program.call_checks import CallChecker
 from distsim.program.code import (
+    NO_INDEX,
     BoolVector,
     BufferVector,
-    CallSite,
     ChannelEndpoint,
     CodeCall,
     IntVector,
@@ -30,176 +33,63 @@ from distsim.program.code import (
     collapse_uniform,
     resolve_call,
 )
-from distsim.program.memo_keys import VectorKeys, arguments_key, vector_key
+from distsim.program.memo_keys import VectorKeys, arguments_key
+from distsim.program.program_tables import ProgramTables
 
-#: Bytes of one call; times that follow from them still fit 64 bits.
+#: Limit for the bytes of one call; times that follow from them still fit 64 bits.
 _MAX_CALL_BYTES = 2**62
+#: Signature of a call without one; it agrees with any other.
+_NO_SIGNATURE = -1
 
 
-class ProgramTables:
-    """What all codes of a program share: groups, sites, signatures and the findings made on the
-    way.
-    """
+class CheckedCallFacts(NamedTuple):
+    """What is known of a call once it is checked; ``invalid`` as in `CodeCall`."""
 
-    def __init__(self, world_size: int, backend: str) -> None:
-        self.world_size = world_size
-        self.groups: list[RankGroup] = [RankGroup(0, "world", tuple(range(world_size)), backend)]
-        self.sites: list[CallSite] = []
-        self._site_of: dict[CallSite, int] = {}
-        self._signatures: dict[Hashable, int] = {}
-        self._found: dict[tuple[str, int, str], set[int]] = {}
-        self._members: dict[int, frozenset[int]] = {}
-        self._partition_of: dict[
-            int, IntVector
-        ] = {}  # group id -> the group of every rank of the world
-        self._tables: dict[Hashable, tuple[IntVector, IntVector, IntVector]] = {}
-        self._parts: dict[Hashable, list[IntVector]] = {}
-        self._sizes: dict[Hashable, Vec] = {}
-
-    def site(self, site: CallSite) -> int:
-        number = self._site_of.get(site)
-        if number is None:
-            number = self._site_of[site] = len(self.sites)
-            self.sites.append(site)
-        return number
-
-    def group(
-        self,
-        name: str,
-        ranks: Iterable[int],
-        backend: str | None = None,
-        timeout_ns: int | None = None,
-    ) -> int:
-        """Make a group; torch sorts its ranks (semantics 2.3)."""
-        self.groups.append(
-            RankGroup(len(self.groups), name, tuple(sorted(ranks)), backend, timeout_ns)
-        )
-        return len(self.groups) - 1
-
-    def partition(self, ids: IntVector) -> None:
-        """Note that these groups, one per rank of the world, cut the world into parts."""
-        for group in sorted_unique(ids).tolist():
-            self._partition_of[group] = ids
-
-    def is_member(self, group: Vec, ranks: IntVector) -> BoolVector:
-        """Is each rank in the group beside it? Ranks outside the world are in none."""
-        inside = (ranks >= 0) & (ranks < self.world_size)
-        if not isinstance(group, np.ndarray):
-            return inside if group == 0 else inside & np.isin(ranks, self.groups[group].ranks)
-        found = np.zeros(len(ranks), dtype=np.bool_)
-        safe = np.where(inside, ranks, 0)
-        for part in self._parts_of(group):
-            found |= part[safe] == group
-        return found & inside
-
-    def _parts_of(self, group: IntVector) -> list[IntVector]:
-        """The partitions that some groups are of."""
-        key = vector_key(group)
-        if key not in self._parts:
-            those = (self._partition_of.get(g) for g in sorted_unique(group).tolist())
-            self._parts[key] = list({id(p): p for p in those if p is not None}.values())
-        return self._parts[key]
-
-    def sizes(self, group: Vec) -> Vec:
-        """How many ranks a group has; of several, one number each where they differ."""
-        if not isinstance(group, np.ndarray):
-            return self.groups[group].size
-        key = vector_key(group)
-        if key not in self._sizes:
-            values, which = np.unique(group, return_inverse=True)
-            each = np.array([self.groups[g].size for g in values.tolist()], dtype=np.int64)
-            self._sizes[key] = collapse_uniform(each[np.asarray(which).reshape(-1)])
-        return self._sizes[key]
-
-    def global_ranks(self, group: Vec, group_ranks: IntVector) -> tuple[IntVector, BoolVector]:
-        """Global ranks of group ranks, and which of these exist (where they don't, the rank is
-        0).
-        """
-        key = vector_key(group)
-        if key not in self._tables:
-            ids = sorted_unique(np.asarray(group))
-            sizes = np.array([self.groups[g].size for g in ids.tolist()], dtype=np.int64)
-            table = np.zeros((len(ids), int(sizes.max())), dtype=np.int64)
-            for row, g in enumerate(ids.tolist()):
-                table[row, : sizes[row]] = self.groups[g].ranks
-            self._tables[key] = (np.searchsorted(ids, group), sizes, table)
-        rows, sizes, table = self._tables[key]
-        good = (group_ranks >= 0) & (group_ranks < sizes[rows])
-        return np.asarray(table[rows, np.where(good, group_ranks, 0)]), good
-
-    def members(self, group: int) -> frozenset[int]:
-        if group not in self._members:
-            self._members[group] = frozenset(self.groups[group].ranks)
-        return self._members[group]
-
-    def signature(self, agreement: Mapping[str, Hashable]) -> int:
-        return self._signatures.setdefault(
-            tuple(sorted(agreement.items(), key=lambda kv: kv[0])), len(self._signatures)
-        )
-
-    def report(self, code: str, site: int, reason: str, ranks: Iterable[int]) -> None:
-        self._found.setdefault((code, site, reason), set()).update(ranks)
-
-    def findings(self) -> tuple[Finding, ...]:
-        """Findings in the order of their places; one per place, code and reason."""
-        found = sorted(
-            self._found.items(),
-            key=lambda item: (self.sites[item[0][1]][:3], item[0][0], item[0][2]),
-        )
-        return tuple(
-            self._finding(code, site, reason, tuple(sorted(ranks)))
-            for (code, site, reason), ranks in found
-        )
-
-    def _finding(self, code: str, site: int, reason: str, ranks: tuple[int, ...]) -> Finding:
-        text, _, help_text = reason.partition("\n")
-        if not help_text and code in CODES and code != "DS112":  # its message says it all
-            help_text = CODES[code].remedy[0].lower() + CODES[code].remedy[1:].rstrip(".")
-        severity: Severity = "warning" if code.startswith("DS9") else "error"
-        places = tuple(self.sites[site].place(rank) for rank in ranks[:1]) or (
-            self.sites[site].place(),
-        )
-        return Finding(
-            code, severity, text, ranks, ranks, (help_text,) if help_text else (), places
-        )
+    port: int
+    nbytes: Vec
+    signature: Vec
+    invalid: tuple[BoolVector, str] | None
 
 
-_NO_REQUESTS = CallRequests()
+class _RowFacts(NamedTuple):
+    """The same for one rank; ``fault`` is why its arguments do not fit the operation."""
 
-#: Of a call: its port, bytes and signature, and which ranks raise at it, why (None: none).
-CheckedCallFacts = tuple[int, Vec, Vec, tuple[BoolVector, str] | None]
+    nbytes: int
+    signature: int
+    fault: str | None
 
 
 class CodeBuilder:
     """Builds the code of one class of ranks, call by call."""
 
-    def __init__(self, shelf: ProgramTables, ranks: Sequence[int]) -> None:
-        self.shelf = shelf
+    def __init__(self, tables: ProgramTables, ranks: Sequence[int]) -> None:
+        self.tables = tables
         self.ranks = tuple(int(r) for r in ranks)
         self.vector = np.array(self.ranks, dtype=np.int64)
         self.calls: list[CodeCall] = []
         self.guards: list[BoolVector | None] = []
         self.ports: list[ChannelEndpoint] = []
         self.groups: list[Vec] = []
-        self._ports: dict[Hashable, int] = {}
-        self._groups: dict[Hashable, int] = {}
-        self._sound: dict[Hashable, CheckedCallFacts] = {}
+        self._port_numbers: dict[Hashable, int] = {}
+        self._group_numbers: dict[Hashable, int] = {}
+        self._facts_of_valid_calls: dict[Hashable, CheckedCallFacts] = {}
         self._key = VectorKeys()
+        self._checker = CallChecker(tables, self.vector)
 
-    # --- handles of groups and ports ---
+    # --- indices of groups and ports ---
     def group_index(self, group: Vec) -> int:
         key = self._key(group)
-        if key not in self._groups:
-            self._groups[key] = len(self.groups)
+        if key not in self._group_numbers:
+            self._group_numbers[key] = len(self.groups)
             self.groups.append(group)
-        return self._groups[key]
+        return self._group_numbers[key]
 
     def port(self, peer: Vec, group: int, tag: Vec) -> int:
         key = (self._key(peer), group, self._key(tag))
-        if key not in self._ports:
-            self._ports[key] = len(self.ports)
+        if key not in self._port_numbers:
+            self._port_numbers[key] = len(self.ports)
             self.ports.append(ChannelEndpoint(peer, group, tag))
-        return self._ports[key]
+        return self._port_numbers[key]
 
     # --- calls ---
     def append(self, call: CodeCall, guard: BoolVector | None = None) -> None:
@@ -207,36 +97,40 @@ class CodeBuilder:
         self.guards.append(guard)
 
     def finish(self, iterations: Sequence[int] = ()) -> SharedCode:
-        guards = self.guards if any(g is not None for g in self.guards) else None
+        has_guards = any(guard is not None for guard in self.guards)
+        guards = self.guards if has_guards else None
         return SharedCode(
             self.ranks, self.calls, self.ports, self.groups, guards, tuple(iterations)
         )
 
-    def make(self, draft: CallDraft, requests: CallRequests = _NO_REQUESTS) -> CodeCall:
-        """Judge a draft, give it port, signature and bytes. What was judged before and is sound is
-        not judged again.
+    def make(self, draft: CallDraft, requests: CallRequests = NO_REQUESTS) -> CodeCall:
+        """Check a draft, and give it port, signature and bytes.
+
+        Facts of valid calls are reused. An invalid call is checked each time, because every site
+        needs a finding of its own.
         """
-        row, key = draft.row, self._facts_key(draft)
-        found = self._sound.get(key) if key is not None else None
-        port, nbytes, signature, invalid = self._checked(draft) if found is None else found
-        if key is not None and invalid is None:
-            self._sound[key] = (port, nbytes, signature, None)
+        key = self._facts_key(draft)
+        facts = None if key is None else self._facts_of_valid_calls.get(key)
+        if facts is None:
+            facts = self._checked(draft)
+            if key is not None and facts.invalid is None:
+                self._facts_of_valid_calls[key] = facts
         return CodeCall(
-            row.op,
+            draft.row.op,
             draft.site,
             draft.is_async,
             self.group_index(draft.group),
-            port,
-            nbytes,
-            signature,
+            facts.port,
+            facts.nbytes,
+            facts.signature,
             *requests,
             draft.parts,
-            invalid,
+            facts.invalid,
             draft.fields,
         )
 
     def _facts_key(self, draft: CallDraft) -> Hashable:
-        """What decides a call's facts; None where it is judged each time."""
+        """Everything that decides a call's facts; None if it must be checked each time."""
         if draft.invalid or draft.row.kind not in ("p2p", "collective", "local", "wait"):
             return None
         guard = None if draft.guard is None else draft.guard.tobytes()
@@ -253,225 +147,126 @@ class CodeBuilder:
         )
 
     def _checked(self, draft: CallDraft) -> CheckedCallFacts:
-        """Port, bytes and signature of a call, and which ranks raise at it."""
+        """Port, bytes and signature of a call, and the ranks that raise at it."""
         row = draft.row
         group = self.group_index(draft.group)
-        if row.kind in ("p2p", "collective", "remote") and not _invalid_on_all_rows(draft.invalid):
-            self._check_member(draft)
-            self._check_peer(draft)
-            self._check_root(draft)
-        broken = self._mask(draft, but="DS108")  # such a call is whole itself
-        port = self.port(draft.peer, group, draft.tag) if draft.peer is not None else -1
+        if row.kind in ("p2p", "collective", "remote"):
+            self._checker.check_partners(draft)
+        # A call without a process group (DS108) has arguments that can be resolved all the same.
+        unresolvable = self._checker.invalid_rows(draft, ignored_code="DS108")
+        port = NO_INDEX if draft.peer is None else self.port(draft.peer, group, draft.tag)
         call = CodeCall(
             row.op, draft.site, draft.is_async, group, port, parts=draft.parts, fields=draft.fields
         )
-        return port, *self._facts(draft, call, broken), self._invalid(draft)
+        # Finds further invalid rows, so it has to come before they are summed up.
+        nbytes, signature = self._bytes_and_signature(draft, call, unresolvable)
+        return CheckedCallFacts(port, nbytes, signature, self._reported_invalid(draft))
 
-    # --- validity (design §3, "Two kinds of fault") ---
-    def _rows(self, draft: CallDraft) -> BoolVector:
-        return np.ones(len(self.ranks), dtype=np.bool_) if draft.guard is None else draft.guard
-
-    def _mask(self, draft: CallDraft, but: str = "") -> BoolVector:
-        mask = np.zeros(len(self.ranks), dtype=np.bool_)
-        for rows, code, _ in draft.invalid:
-            if code != but:
-                mask |= rows
-        return mask & self._rows(draft)
-
-    def _check_member(self, draft: CallDraft) -> None:
-        outside = self._rows(draft) & ~self.shelf.is_member(draft.group, self.vector)
-        for group in self._groups_at(draft, outside):
-            reason = (
-                f"{draft.row.op} on group {group.name}, which the caller is not in; its ranks are {_ranks_text(group.ranks)}"
-                "\nlet the group's ranks alone make it, or name a group that the caller is in"
-            )
-            draft.invalid.append(
-                InvalidCall(outside & np.asarray(draft.group == group.id), "DS104", reason)
-            )
-
-    def _groups_at(self, draft: CallDraft, rows: BoolVector) -> list[RankGroup]:
-        if not rows.any():
-            return []
-        return [
-            self.shelf.groups[g]
-            for g in sorted_unique(
-                np.broadcast_to(np.asarray(draft.group), len(rows))[rows]
-            ).tolist()
-        ]
-
-    def _check_peer(self, draft: CallDraft) -> None:
-        if draft.peer is None:
-            return
-        side = "to" if draft.row.direction == "send" or draft.row.gives == "all" else "from"
-        peer, rows = (
-            np.broadcast_to(np.asarray(draft.peer), len(self.ranks)),
-            self._rows(draft) & ~self._mask(draft),
-        )
-        world = self.shelf.world_size
-        self._per_value(
-            draft,
-            peer,
-            rows & ((peer < -1) | (peer >= world)),
-            "DS101",
-            lambda p: (
-                f"{draft.row.op} {side} rank {p}, but the world has ranks 0 to {world - 1}\n"
-                "a ring closes with `% world_size`; at the end of a line the last rank has no neighbour"
-            ),
-        )
-        self._per_value(
-            draft,
-            peer,
-            rows & (peer == self.vector),
-            "DS102",
-            lambda p: (
-                f"rank {p}: {draft.row.op} {side} itself\n"
-                "a rank needs no message to itself; copy the tensor, or check the peer's expression"
-            ),
-        )
-        rows &= (peer >= 0) & (peer < world) & (peer != self.vector)
-        out = rows & ~self.shelf.is_member(draft.group, peer)
-        words, help_text = (
-            f"{draft.row.op} {side} rank",
-            "src and dst are global ranks; group_src and group_dst count inside the group",
-        )
-        self._reject_non_members(draft, peer, out, "DS101", words, help_text)
-
-    def _check_root(self, draft: CallDraft) -> None:
-        if draft.row.root_field is None:
-            return
-        root = np.broadcast_to(np.asarray(draft.fields["root"]), len(self.ranks))
-        out = self._rows(draft) & ~self._mask(draft) & ~self.shelf.is_member(draft.group, root)
-        side = draft.row.root_field
-        help_text = f"{side} is a global rank; group_{side} counts inside the group"
-        self._reject_non_members(draft, root, out, "DS103", f"{draft.row.op} has {side}", help_text)
-
-    def _reject_non_members(
-        self,
-        draft: CallDraft,
-        ranks: IntVector,
-        rows: BoolVector,
-        code: str,
-        words: str,
-        help_text: str,
-    ) -> None:
-        """Ranks that are named, but not in the group."""
-        for group in self._groups_at(draft, rows):
-
-            def reason(p: int, g: RankGroup = group) -> str:
-                return f"{words} {p}, which is not in group {g.name}; its ranks are {_ranks_text(g.ranks)}\n{help_text}"
-
-            self._per_value(draft, ranks, rows & np.asarray(draft.group == group.id), code, reason)
-
-    def _per_value(
-        self,
-        draft: CallDraft,
-        values: IntVector,
-        rows: BoolVector,
-        code: str,
-        reason: Callable[[int], str],
-    ) -> None:
-        for value in sorted_unique(values[rows]).tolist():
-            draft.invalid.append(InvalidCall(rows & (values == value), code, reason(value)))
-
-    def _invalid(self, draft: CallDraft) -> tuple[BoolVector, str] | None:
+    def _reported_invalid(self, draft: CallDraft) -> tuple[BoolVector, str] | None:
+        """The rows that raise, with the first reason; each row is reported for its first reason."""
         if not draft.invalid:
             return None
-        total = np.zeros(len(self.ranks), dtype=np.bool_)
-        first = ""
+        raising = np.zeros(len(self.ranks), dtype=np.bool_)
+        first_reason = ""
         for mask, code, reason in draft.invalid:
-            rows = np.broadcast_to(np.asarray(mask), len(self.ranks)) & self._rows(draft) & ~total
+            everywhere = np.broadcast_to(np.asarray(mask), len(self.ranks))
+            rows = everywhere & self._checker.guarded_rows(draft) & ~raising
             if rows.any():
-                self.shelf.report(code, draft.site, reason, self.vector[rows].tolist())
-                total |= rows
-                first = first or f"{code} {reason.partition(chr(10))[0]}"
-        return (total, first) if total.any() else None
+                self.tables.report(code, draft.site, reason, self.vector[rows].tolist())
+                raising |= rows
+                message, _, _ = reason.partition("\n")
+                first_reason = first_reason or f"{code} {message}"
+        return (raising, first_reason) if raising.any() else None
 
-    # --- what the row says of the resolved call ---
-    def _facts(self, draft: CallDraft, call: CodeCall, broken: BoolVector) -> tuple[Vec, Vec]:
-        """(nbytes, signature) by the row's columns, once per distinct set of arguments; buffers
-        that don't fit are reported.
-        """
+    # --- what the operation's rules say of the resolved call ---
+    def _bytes_and_signature(
+        self, draft: CallDraft, call: CodeCall, unresolvable: BoolVector
+    ) -> tuple[Vec, Vec]:
+        """Bytes and signature of each row; adds arguments that do not fit to ``draft.invalid``."""
         if draft.row.kind in ("local", "wait", "batch"):
-            return 0, -1
-        rows = np.flatnonzero(self._rows(draft) & ~broken)
-        nbytes, signature = (
-            np.zeros(len(self.ranks), dtype=np.int64),
-            np.full(len(self.ranks), -1, dtype=np.int64),
-        )
-        seen: dict[Hashable, tuple[int, int, str | None]] = {}
+            return 0, _NO_SIGNATURE
+        rows = np.flatnonzero(self._checker.guarded_rows(draft) & ~unresolvable)
         vectors = _varying_arguments(draft, self.vector)
-        sizes = self.shelf.sizes(draft.group)
+        sizes = self.tables.sizes(draft.group)
         code = SharedCode(self.ranks, [], self.ports, self.groups)
-        rows_left = rows[:1] if not vectors and isinstance(sizes, int) else rows
-        for i in rows_left.tolist():
-            key = (at_row(sizes, i), *(v[i].item() for v in vectors))
-            if key not in seen:
-                seen[key] = self._facts_of(draft, resolve_call(code, self.shelf.groups, i, call))
-            nbytes[i], signature[i], fault = seen[key]
+        if len(rows) > 1 and not vectors and isinstance(sizes, int):
+            # All rows have the same arguments, so the first one speaks for the others.
+            facts = self._row_facts(draft, code, call, int(rows[0]))
+            if facts.fault is not None:
+                self._add_fault(draft, rows, facts.fault)
+            return facts.nbytes, facts.signature
+
+        nbytes = np.zeros(len(self.ranks), dtype=np.int64)
+        signature = np.full(len(self.ranks), _NO_SIGNATURE, dtype=np.int64)
+        known: dict[Hashable, _RowFacts] = {}
+        for row in rows.tolist():
+            key = (at_row(sizes, row), *(vector[row].item() for vector in vectors))
+            if key not in known:
+                known[key] = self._row_facts(draft, code, call, row)
+            nbytes[row], signature[row], fault = known[key]
             if fault is not None:
-                mask = np.zeros(len(self.ranks), dtype=np.bool_)
-                mask[rows if len(rows_left) < len(rows) else [i]] = True
-                draft.invalid.append(InvalidCall(mask, *fault_with_code(fault)))
-        if len(rows_left) and len(rows_left) < len(rows):
-            return int(nbytes[rows[0]]), int(signature[rows[0]])
+                self._add_fault(draft, [row], fault)
         return collapse_uniform(nbytes), collapse_uniform(signature)
 
-    def _facts_of(self, draft: CallDraft, call: ResolvedCall) -> tuple[int, int, str | None]:
-        fault = draft.row.faults(call)
+    def _add_fault(self, draft: CallDraft, rows: Sequence[int] | IntVector, fault: str) -> None:
+        mask = np.zeros(len(self.ranks), dtype=np.bool_)
+        mask[rows] = True
+        draft.invalid.append(InvalidCall(mask, *fault_with_code(fault)))
+
+    def _row_facts(self, draft: CallDraft, code: SharedCode, call: CodeCall, row: int) -> _RowFacts:
+        resolved: ResolvedCall = resolve_call(code, self.tables.groups, row, call)
+        fault = draft.row.faults(resolved)
         if fault is not None:
-            return 0, -1, fault
-        nbytes = draft.row.nbytes(call)
+            return _RowFacts(0, _NO_SIGNATURE, fault)
+        nbytes = draft.row.nbytes(resolved)
         if nbytes > _MAX_CALL_BYTES:
-            return 0, -1, f"{draft.row.op} moves {nbytes:.3g} bytes, more than 62 bits can count"
-        return nbytes, self.shelf.signature(draft.row.agreement(call)), None
+            fault = f"{draft.row.op} moves {nbytes:.3g} bytes, more than 62 bits can count"
+            return _RowFacts(0, _NO_SIGNATURE, fault)
+        return _RowFacts(nbytes, self.tables.signature(draft.row.agreement(resolved)), None)
 
 
 def fault_with_code(fault: str) -> tuple[str, str]:
-    """The finding's code of a row's fault: splits have their own, and so has what is no matter of
-    buffers.
+    """The finding's code for an operation's fault, and the fault.
+
+    Splits have a code of their own, and so have faults that do not concern buffers.
     """
     if "split" in fault.lower():
         return "DS107", fault
-    return ("DS112" if re.search(r"\b(tag|channel|batch|reduce op)\b", fault) else "DS110"), fault
-
-
-def _invalid_on_all_rows(invalid: list[InvalidCall]) -> bool:
-    return any(np.all(mask) for mask, _, _ in invalid)
+    if re.search(r"\b(tag|channel|batch|reduce op)\b", fault):
+        return "DS112", fault
+    return "DS110", fault
 
 
 def _varying_arguments(draft: CallDraft, ranks: IntVector) -> list[NDArray[np.generic]]:
-    """The vectors that the row's columns can see: shapes, root, splits, ranks, and who is the root.
-    Peers don't matter to them.
+    """The vectors that an operation's rules can see: shapes, roots, splits, ranks and tags.
+
+    Peers do not matter to the rules.
     """
     found: list[NDArray[np.generic]] = []
 
-    def look(value: object) -> None:
+    def collect(value: object) -> None:
         if isinstance(value, np.ndarray):
             found.append(value)
         elif isinstance(value, BufferVector):
-            look(value.shape)
+            collect(value.shape)
         elif isinstance(value, tuple):
             for item in value:
-                look(item)
+                collect(item)
 
     for name in ("root", "inputs", "outputs", "input_splits", "output_splits", "ranks"):
-        look(draft.fields.get(name))
+        collect(draft.fields.get(name))
     if draft.row.root_field is not None:
-        found.append(np.asarray(draft.fields["root"] == ranks))
-    if (
-        draft.row.kind == "collective"
-        and draft.row.coalesces is None
-        and any(
-            len(draft.fields.get(name) or ()) > 1
-            for name in ("inputs", "outputs", "input_splits", "output_splits")
-        )
-    ):
+        found.append(np.asarray(draft.fields["root"] == ranks))  # the root's rules differ
+    if _has_lists(draft):
         found.append(ranks)
     if isinstance(draft.tag, np.ndarray):
         found.append(draft.tag)
     return found
 
 
-def _ranks_text(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8]))
-    return f"{shown}, … ({len(ranks)} in all)" if len(ranks) > 8 else shown
+def _has_lists(draft: CallDraft) -> bool:
+    """Whether a collective has several buffers or splits, of which each rank reads its own one."""
+    if draft.row.kind != "collective" or draft.row.coalesces is not None:
+        return False
+    names = ("inputs", "outputs", "input_splits", "output_splits")
+    return any(len(draft.fields.get(name) or ()) > 1 for name in names)

@@ -1,7 +1,7 @@
-"""A call on its way into a code: its draft, why it may be invalid, and the requests that it makes,
-waits for and loses.
+"""A call before it joins a code: its draft, reasons why it is invalid, and its requests.
 
-Which request a handle stands for is told in program order: names are bound, spent and dropped.
+Key idea: which request a handle refers to is decided in program order, as Python binds names. Making
+a call binds its handle, waiting for it uses it up, and binding the name again drops the old request.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from distsim.common.records import dataclass
 from distsim.operations.core.operation_base import Operation
 from distsim.program.code import BoolVector, CallFields, CodeCall, Vec
 
-#: A name and its index; None where the name stands alone.
+#: A name and its index; the index is None for a name without one.
 Handle = tuple[str, int | None]
 
 
@@ -35,16 +35,17 @@ class CallRequests(NamedTuple):
     drops: tuple[int, ...] = ()
 
 
+NO_REQUESTS = CallRequests()
+
+
 @dataclass
 class CallDraft:
-    """A call on its way into a code: vectors over the code's ranks, before validity, port and
-    signature are known.
-    """
+    """A call before its validity, port and signature are known: vectors over its code's ranks."""
 
     row: type[Operation]
     site: int
     group: Vec = 0  # group ids
-    peer: Vec | None = None  # p2p: global rank, -1 any source
+    peer: Vec | None = None  # p2p: global rank or ANY_SOURCE
     tag: Vec = 0
     is_async: bool = False
     invalid: list[InvalidCall] = field(default_factory=list)
@@ -54,49 +55,57 @@ class CallDraft:
 
 
 class OpenHandles:
-    """Open handles of one code."""
+    """The handles of one code: those whose request is open, and those that were waited for.
+
+    Both map a handle to the position of the call that made its request.
+    """
 
     def __init__(self) -> None:
-        self.open: dict[Handle, int] = {}  # handle -> position of the call that made the request
-        self.spent: dict[Handle, int] = {}
-        self.again: tuple[
-            int, ...
-        ] = ()  # of the last `wait`: distances back to requests that had been waited for
+        self.open: dict[Handle, int] = {}
+        self.waited: dict[Handle, int] = {}
 
-    def bind(self, handle: Handle | None, here: int) -> tuple[bool, tuple[int, ...]]:
-        """(is the request kept, distances back to the request that lost its name)."""
+    def bind(self, handle: Handle | None, position: int) -> CallRequests:
+        """The call at ``position`` makes a request and binds it to ``handle`` (None: drops it)."""
         if handle is None:
-            return False, ()
-        old = self.open.pop(handle, None)
-        self.open[handle] = here
-        return True, () if old is None else (here - old,)
+            return NO_REQUESTS
+        overwritten = self.open.pop(handle, None)
+        self.open[handle] = position
+        drops = () if overwritten is None else (position - overwritten,)
+        return CallRequests(handled=True, drops=drops)
 
     def wait(
-        self, handles: Iterable[Handle] | None, here: int, invalid: list[InvalidCall]
-    ) -> tuple[int, ...]:
-        """Distances back to the requests waited for (None: all open ones); a spent or never bound
-        handle goes to ``invalid``.
-        """
-        found, again = [], []
-        for handle in tuple(self.open) if handles is None else handles:
-            position = self.open.pop(handle, None)
-            if position is None:
-                invalid.append(InvalidCall(True, *self._missing(handle)))
-                again += [here - self.spent[handle]] if handle in self.spent else []
-            else:
-                found.append(here - position)
-                self.spent[handle] = position
-        self.again = tuple(again)
-        return tuple(found)
+        self, handles: Iterable[Handle] | None, position: int, invalid: list[InvalidCall]
+    ) -> CallRequests:
+        """The call at ``position`` waits for these handles (None: for all open ones).
 
-    def _missing(self, handle: Handle) -> tuple[str, str]:
-        name = handle[0] if handle[1] is None else f"{handle[0]}@{handle[1]}"
-        if handle in self.spent:
-            return (
+        A handle that was waited for before, or never bound, is appended to ``invalid``.
+        """
+        waits: list[int] = []
+        repeated: list[int] = []
+        for handle in tuple(self.open) if handles is None else handles:
+            request = self.open.pop(handle, None)
+            if request is not None:
+                waits.append(position - request)
+                self.waited[handle] = request
+                continue
+            invalid.append(self._unusable(handle))
+            if handle in self.waited:
+                repeated.append(position - self.waited[handle])
+        return CallRequests(waits=tuple(waits), again=tuple(repeated))
+
+    def _unusable(self, handle: Handle) -> InvalidCall:
+        name, index = handle
+        shown = name if index is None else f"{name}@{index}"
+        if handle in self.waited:
+            return InvalidCall(
+                True,
                 "DS105",
-                f"wait for {name}, whose request was waited for before\na handle is spent by its first wait; drop this one",
+                f"wait for {shown}, whose request was waited for before\n"
+                "a handle is spent by its first wait; drop this one",
             )
-        return (
+        return InvalidCall(
+            True,
             "DS106",
-            f"wait for {name}, which no call before it on this rank bound\nbind it with `as: {name}` first",
+            f"wait for {shown}, which no call before it on this rank bound\n"
+            f"bind it with `as: {shown}` first",
         )

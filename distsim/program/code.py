@@ -1,17 +1,20 @@
-"""A scenario lowered to calls: what rules, engine, check, values and views read.
+"""The calls of one class of ranks, stored once: call sites, buffers, channels and calls.
 
-A `Program` holds *codes*: a list of calls shared by all ranks whose selectors and repeat counts
-agree. A rank is a code and a row of the code's vectors, so ten thousand repeats on a thousand ranks
-cost little. Whoever wants plain calls asks `Program.call(rank, position)`.
+Key idea: ranks whose selectors and repeat counts agree share one `SharedCode`, a list of calls.
+A rank is a code and a row; where ranks differ (a peer, a shape), the call holds one vector with an
+entry per row instead of one call per rank. Ten thousand repeats on a thousand ranks therefore cost
+little. `resolve_call` turns a call and a row into a plain `ResolvedCall`.
+
+Nothing here knows the other codes of the program: that is `distsim.program.model.Program`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +22,10 @@ from numpy.typing import NDArray
 from distsim.common.expressions import Expression
 from distsim.common.field_parsing import PerRank
 from distsim.common.records import dataclass
-from distsim.findings.finding_types import Finding, SourceLocation
+from distsim.findings.finding_types import SourceLocation
 from distsim.operations.core.operation_base import Operation
 from distsim.operations.core.resolved_call import RankGroup, ResolvedCall, TensorBuffer
 from distsim.operations.registry import OPERATIONS
-
-if TYPE_CHECKING:
-    from distsim.program.features import Feature
-    from distsim.scenario.startup.records import StartupResult
 
 T = TypeVar("T")
 IntVector = NDArray[np.int64]
@@ -35,14 +34,19 @@ BoolVector = NDArray[np.bool_]
 Vec = int | IntVector
 
 
-#: What an expression comes to: one value for all ranks, or one per rank.
+#: The value of an expression: one for all ranks, or one per rank.
 RankValues = int | float | NDArray[np.int64] | NDArray[np.float64] | NDArray[np.bool_]
-#: What a field may say in place of that.
+#: What a numeric field may hold before it is evaluated.
 FieldValue = Expression | PerRank[object] | RankValues
-#: Names of expressions and what they stand for.
+#: Names that expressions use, with their values.
 NameBindings = Mapping[str, RankValues]
-#: Vectors or plain values for `ResolvedCall`, by the name of Call's field.
+#: Vectors or plain values for `ResolvedCall`, by the name of its field.
 CallFields = dict[str, Any]
+
+#: ``CodeCall.group`` and ``CodeCall.port`` of calls that have none.
+NO_INDEX = -1
+#: ``ChannelEndpoint.peer`` of a receive that accepts any source.
+ANY_SOURCE = -1
 
 
 @overload
@@ -66,7 +70,7 @@ def collapse_uniform(vector: object) -> object:
 
 
 class CallSite(NamedTuple):
-    """Where a step is written and what it is called there."""
+    """The place of a step in its file, and the name of its operation there."""
 
     file: str
     line: int
@@ -87,16 +91,12 @@ class BufferVector:
     dtype: str
 
     def at(self, row: int) -> TensorBuffer:
-        return TensorBuffer(
-            self.name,
-            at_row(self.index, row),
-            tuple(at_row(n, row) for n in self.shape),
-            self.dtype,
-        )
+        shape = tuple(at_row(size, row) for size in self.shape)
+        return TensorBuffer(self.name, at_row(self.index, row), shape, self.dtype)
 
 
 class ChannelEndpoint(NamedTuple):
-    """A channel end as the ranks of a code name it: ``peer`` is global, -1 means any source.
+    """A channel end as the ranks of a code name it: ``peer`` is a global rank or `ANY_SOURCE`.
 
     ``group`` indexes `SharedCode.groups`.
     """
@@ -108,25 +108,30 @@ class ChannelEndpoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CodeCall:
-    """One call of a code. The same object stands at every position where the same call is made.
+    """One call of a code. Positions that make the same call hold the same object.
 
-    ``port`` numbers `SharedCode.ports` (p2p), ``group`` numbers `SharedCode.groups`; -1 where
-    there is none. ``signature`` numbers what both sides must agree on: equal numbers agree, over
-    the whole program (p2p: element count and dtype; collectives: what `agreement` of the row
-    returns). Vec. ``waits`` are distances back to the calls whose requests this call waits for
-    (1 = the call before). ``again``: distances back to requests that were waited for before
-    (``invalid`` says so too). ``handled``: the request is bound to a handle (else dropped:
-    nobody can wait for it). ``drops`` are distances back to requests whose handle this call
-    overwrites (as Python drops a rebound name). ``invalid``: None, or (mask over rows, reason);
-    such a rank raises here. ``fields`` are further vectors or plain values for `ResolvedCall`,
-    by the name of Call's field.
+    - ``port`` indexes `SharedCode.ports` (p2p) and ``group`` indexes `SharedCode.groups`;
+      `NO_INDEX` if there is none.
+    - ``signature`` numbers the properties on which both sides must agree; two calls agree if their
+      numbers are equal, over the whole program (p2p: element count and dtype; collectives: the
+      result of `agreement` of the operation).
+    - ``waits``: distances back to the calls whose requests this call waits for (1 = the call
+      before).
+    - ``again``: distances back to requests that an earlier call has already waited for
+      (``invalid`` reports them too).
+    - ``handled``: the request is bound to a handle. Otherwise it is dropped, and no call can wait
+      for it.
+    - ``drops``: distances back to requests whose handle this call overwrites (as Python drops the
+      old value of a rebound name).
+    - ``invalid``: None, or (mask over rows, reason); those ranks raise at this call.
+    - ``fields``: further vectors or plain values for `ResolvedCall`, by the name of its field.
     """
 
     op: str
     site: int
     is_async: bool = False
-    group: int = -1
-    port: int = -1
+    group: int = NO_INDEX
+    port: int = NO_INDEX
     nbytes: Vec = 0
     signature: Vec = -1
     waits: tuple[int, ...] = ()
@@ -139,20 +144,26 @@ class CodeCall:
 
     @property
     def stream(self) -> str:
-        """The stream that is current at the call, "" the default one; what the host computes counts
-        as that one's.
-        """
+        """The stream that is current at the call; "" for the default stream and for host work."""
         name = str(self.fields.get("queue") or "")
         return "" if name == "host" else name
+
+
+class _SplitFields(NamedTuple):
+    """The fields of ``call``: those with one value for all rows, and the names of the others."""
+
+    call: CodeCall
+    fixed: CallFields
+    varying: tuple[str, ...]
 
 
 @dataclass(eq=False)
 class SharedCode:
     """A list of calls shared by ``ranks`` (ascending; row i of every vector belongs to ranks[i]).
 
-    ``guards[k]`` is None, or a mask over rows: which ranks make call k at all (a selector that uses
-    a loop index). ``iterations``: positions at which the training iterations start; their end is
-    the last entry.
+    ``guards[k]`` is None, or a mask over rows: the ranks that make call k at all (a selector that
+    uses a loop index). ``iterations``: positions at which the training iterations start, followed
+    by the end of the last iteration.
     """
 
     ranks: tuple[int, ...]
@@ -164,15 +175,14 @@ class SharedCode:
 
     @cached_property
     def offsets(self) -> list[int]:
-        """Trace row of each call within a rank's rows, and their number at the end: a batch has a
-        row, then one per part.
+        """Trace row of each call among its rank's rows, followed by their number.
+
+        A batch has one row for itself, then one for each part.
         """
         return list(accumulate((1 + len(c.parts) for c in self.calls), initial=0))
 
     def distinct_calls(self, parts: bool = True) -> Iterator[CodeCall]:
-        """Every call object once, in order of first use; with ``parts``, those of a batch after
-        it.
-        """
+        """Every call object once, in order of first use; with ``parts``, a batch's parts after it."""
         for call in self._distinct:
             yield call
             if parts:
@@ -183,234 +193,67 @@ class SharedCode:
         return list({id(call): call for call in self.calls}.values())
 
     def plain_fields(self, call: CodeCall) -> tuple[CallFields, tuple[str, ...]]:
-        """The fields of a call, or of a part, that are the same in every row, and the names of the
-        others.
-        """
-        found = self._plain_fields.get(id(call))
-        if found is None or found[0] is not call:
-            varying = tuple([name for name, value in call.fields.items() if _varies(value)])
-            fixed = {
-                name: _plain_value(value, 0)
-                for name, value in call.fields.items()
-                if name not in varying
-            }
-            found = self._plain_fields[id(call)] = call, fixed, varying
-        return found[1:]
+        """Fields of a call (or part) with one value for all rows, and the names of the others."""
+        split = self._split_fields.get(id(call))
+        # The cache goes by id(), because comparing calls is slow. An entry keeps its call alive; a
+        # call that was not kept alive elsewhere might otherwise give its id to another one.
+        if split is None or split.call is not call:
+            split = self._split_fields[id(call)] = _split_fields(call)
+        return split.fixed, split.varying
 
     @cached_property
-    def _plain_fields(self) -> dict[int, tuple[CodeCall, CallFields, tuple[str, ...]]]:
+    def _split_fields(self) -> dict[int, _SplitFields]:
         return {}
 
     def call_count(self, times: IntVector | None = None) -> int:
-        """How many calls its ranks make, each rank counted ``times[rank]`` times."""
-        count = (
-            np.ones(len(self.ranks), dtype=np.int64) if times is None else times[list(self.ranks)]
-        )
+        """Number of calls of all its ranks, where each rank counts ``times[rank]`` times."""
+        if times is None:
+            weights = np.ones(len(self.ranks), dtype=np.int64)
+        else:
+            weights = times[list(self.ranks)]
+        total = int(weights.sum())
         if self.guards is None:
-            return len(self.calls) * int(count.sum())
-        return sum(int(count.sum() if mask is None else count[mask].sum()) for mask in self.guards)
+            return len(self.calls) * total
+        return sum(total if mask is None else int(weights[mask].sum()) for mask in self.guards)
 
     def positions(self, row: int) -> Iterator[int]:
         """The positions of the calls that this row really makes, in order."""
         if self.guards is None:
             yield from range(len(self.calls))
             return
-        for k, mask in enumerate(self.guards):
+        for position, mask in enumerate(self.guards):
             if mask is None or mask[row]:
-                yield k
+                yield position
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """A declared tensor. ``value`` is None (unknown numbers) or the file's value, kept as parsed.
-
-    Use `distsim.values` for its numbers.
-    """
-
-    name: str
-    dtype: str
-    copies: Vec
-    shape: tuple[Vec, ...] | None  # over all ranks of the world; None: ``auto``
-    value: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class RankFault:
-    """A fault laid over the program, resolved for one rank (``kind`` as in the file)."""
-
-    rank: int
-    kind: str  # kill raise exit slow late absent
-    position: int | None = None  # before this call of the rank
-    at_ns: int | None = None
-    factor: float = 1.0
-    code: int = 1
-    delay_ns: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class LinkFault:
-    """A slower link: ``link`` is a link class of the cluster (``nic``, ``nvlink``, …)."""
-
-    link: str
-    nodes: tuple[int, ...]
-    factor: float
-
-
-@dataclass(eq=False)
-class Program:
-    """A whole program. ``findings`` holds what lowering saw: invalid calls, selectors that select
-    nobody.
-    """
-
-    name: str
-    file: str
-    world_size: int
-    nodes: int
-    local_size: int  # ranks per node
-    backend: str
-    options: Mapping[str, Any]
-    sites: list[CallSite]
-    groups: list[RankGroup]  # groups[i].id == i; groups[0] is the world
-    tensors: Mapping[str, TensorSpec]
-    codes: list[SharedCode]
-    code_of: list[int]  # rank -> index into codes
-    row_of: list[int]  # rank -> row of its code
-    findings: tuple[Finding, ...] = ()
-    faults: tuple[RankFault, ...] = ()
-    link_faults: tuple[LinkFault, ...] = ()
-    mesh: Mapping[str, int] = field(default_factory=dict)
-    seed: int = 0
-    jitter: float = 0.0
-    #: Every name an expression may use, over all ranks of the world: rank, node, axes, vars, …
-    names: Mapping[str, Any] = field(default_factory=dict)
-    #: What becomes of init_process_group, where the file says anything of it that is worth a look;
-    #: None: all ranks meet.
-    startup: StartupResult | None = None
-    #: Of a program that is cut down to some of its ranks, by rank the one that stands for it; None:
-    #: all ranks are there. Its codes hold those ranks alone, its groups all of their members. See
-    #: `distsim.semantics.classes.representatives`.
-    representative_of: IntVector | None = None
-    #: Lowered from a file: ranks hold the groups that it names and no others. What was recorded may
-    #: have been made otherwise, under names that are known.
-    from_file: bool = False
-
-    @cached_property
-    def features(self) -> frozenset[Feature]:
-        """What it uses."""
-        from distsim.program.features import features_of
-
-        return features_of(self)
-
-    @cached_property
-    def present(self) -> Sequence[int]:
-        """The ranks whose calls are there."""
-        return (
-            range(self.world_size)
-            if self.representative_of is None
-            else sorted(set(self.representative_of.tolist()))
-        )
-
-    def members(self, group: int) -> tuple[int, ...]:
-        """The ranks of a group whose calls are there."""
-        if self.representative_of is None:
-            return self.groups[group].ranks
-        found = self._present_members.get(group)
-        if found is None:
-            ranks = np.array(self.groups[group].ranks, dtype=np.int64)
-            found = self._present_members[group] = tuple(
-                ranks[self.representative_of[ranks] == ranks].tolist()
-            )
-        return found
-
-    @cached_property
-    def _present_members(self) -> dict[int, tuple[int, ...]]:
-        return {}
-
-    def alike(self, ranks: Iterable[int]) -> tuple[int, ...]:
-        """The ranks that these stand for, themselves included, ascending."""
-        if self.representative_of is None:
-            return tuple(sorted(ranks))
-        return tuple(np.flatnonzero(np.isin(self.representative_of, list(ranks))).tolist())
-
-    @cached_property
-    def delays(self) -> dict[int, int]:
-        """By rank how many ns later it starts, of those that do: the sum of what the faults say."""
-        found: dict[int, int] = {}
-        for fault in self.faults:
-            if fault.kind == "late":
-                found[fault.rank] = found.get(fault.rank, 0) + fault.delay_ns
-        return found
-
-    def names_of(self, rank: int) -> dict[str, object]:
-        """The names of expressions with their values on one rank."""
-        return {name: at_row(value, rank) for name, value in self.names.items()}
-
-    def code(self, rank: int) -> SharedCode:
-        return self.codes[self.code_of[rank]]
-
-    def code_call(self, rank: int, position: int) -> CodeCall:
-        return self.codes[self.code_of[rank]].calls[position]
-
-    def node(self, rank: int) -> int:
-        return rank // self.local_size
-
-    def place(self, rank: int, position: int) -> SourceLocation:
-        return self.sites[self.code_call(rank, position).site].place(rank)
-
-    def call(self, rank: int, position: int) -> ResolvedCall:
-        """The plain resolved call of a rank at a position of its code."""
-        return self.resolve(rank, self.code_call(rank, position))
-
-    def resolve(self, rank: int, call: CodeCall) -> ResolvedCall:
-        return resolve_call(self.code(rank), self.groups, self.row_of[rank], call)
-
-    def calls_of(self, rank: int) -> Iterator[tuple[int, ResolvedCall]]:
-        """(position, call) of every call that the rank makes, in order."""
-        for k in self.code(rank).positions(self.row_of[rank]):
-            yield k, self.call(rank, k)
-
-    @cached_property
-    def call_count(self) -> int:
-        """Calls of all ranks together, of those too that others stand for."""
-        times = (
-            None
-            if self.representative_of is None
-            else np.bincount(self.representative_of, minlength=self.world_size)
-        )
-        return sum(c.call_count(times) for c in self.codes)
-
-    def rows(self) -> list[int]:
-        """How many rows each rank has in a trace; none where another stands for it."""
-        of = self.representative_of
-        return [
-            self.code(r).offsets[-1] if of is None or of[r] == r else 0
-            for r in range(self.world_size)
-        ]
-
-    @cached_property
-    def present_calls(self) -> int:
-        """Calls of the ranks that are there."""
-        return sum(c.call_count() for c in self.codes)
+def _split_fields(call: CodeCall) -> _SplitFields:
+    varying = tuple([name for name, value in call.fields.items() if _varies(value)])
+    fixed = {
+        name: _plain_value(value, 0) for name, value in call.fields.items() if name not in varying
+    }
+    return _SplitFields(call, fixed, varying)
 
 
 def resolve_call(
     code: SharedCode, groups: Sequence[RankGroup], row: int, call: CodeCall
 ) -> ResolvedCall:
-    """The plain call of one row of a code."""
+    """The plain call of one row of a code; ``groups`` are all groups of the program."""
+    rank = code.ranks[row]
     fixed, varying = code.plain_fields(call)
     plain: CallFields = {
         **fixed,
         **{name: _plain_value(call.fields[name], row) for name in varying},
     }
-    group = groups[at_row(code.groups[call.group], row)] if call.group >= 0 else groups[0]
+    group = groups[0] if call.group < 0 else groups[at_row(code.groups[call.group], row)]
     if call.port >= 0:
         port = code.ports[call.port]
         peer = at_row(port.peer, row)
-        plain["peer"], plain["tag"] = (None if peer < 0 else peer), at_row(port.tag, row)
+        plain["peer"] = None if peer < 0 else peer
+        plain["tag"] = at_row(port.tag, row)
     parts = tuple(resolve_call(code, groups, row, part) for part in call.parts)
-    _drop_root_only_buffers(plain, OPERATIONS[call.op], code.ranks[row])
+    _drop_root_only_buffers(plain, OPERATIONS[call.op], rank)
     return ResolvedCall(
-        op=call.op, rank=code.ranks[row], group=group, is_async=call.is_async, parts=parts, **plain
+        op=call.op, rank=rank, group=group, is_async=call.is_async, parts=parts, **plain
     )
 
 
@@ -418,7 +261,9 @@ def _varies(value: object) -> bool:
     """Whether a field may differ from one row to another."""
     if isinstance(value, BufferVector):
         return isinstance(value.index, np.ndarray) or _varies(value.shape)
-    return any(map(_varies, value)) if isinstance(value, tuple) else isinstance(value, np.ndarray)
+    if isinstance(value, tuple):
+        return any(map(_varies, value))
+    return isinstance(value, np.ndarray)
 
 
 def _plain_value(value: object, row: int) -> object:
@@ -432,8 +277,9 @@ def _plain_value(value: object, row: int) -> object:
 
 
 def _drop_root_only_buffers(plain: CallFields, row: type[Operation], rank: int) -> None:
-    """Away from the root, scatter has no input and gather no output; in-place calls keep their
-    buffer.
+    """Away from the root, scatter has no input and gather has no output.
+
+    In-place calls keep their buffer.
     """
     if plain.get("root") == rank or plain.get("inputs") == plain.get("outputs"):
         return

@@ -1,5 +1,7 @@
-"""A scenario's start-up: what each of its processes brings to init_process_group, and what comes of
-it.
+"""The start-up of a scenario: what each process passes to init_process_group, and the result.
+
+The simulation itself is in `distsim.scenario.startup`; here a file's launch options, faults and
+calls become its input, and its causes become findings.
 """
 
 from __future__ import annotations
@@ -9,9 +11,10 @@ from collections.abc import Mapping
 from distsim.backends import BACKEND_PROFILES
 from distsim.common.errors import ScenarioErrors
 from distsim.common.expressions import ExpressionError, parse_expression
-from distsim.findings.finding_types import Finding, SourceLocation
+from distsim.findings.finding_types import Finding, Severity, SourceLocation
 from distsim.operations.core.resolved_call import ResolvedCall
-from distsim.program.code import Program, at_row
+from distsim.program.code import at_row
+from distsim.program.model import Program
 from distsim.program.symbol_table import SymbolTable
 from distsim.scenario.format.models.launch import LaunchOptions
 from distsim.scenario.model import Scenario
@@ -26,50 +29,54 @@ from distsim.scenario.startup.records import (
 from distsim.scenario.startup.rendezvous import simulate_startup
 
 INIT_OP = "init_process_group"
-#: Launchers whose agent serves the store, and those that set the four variables.
+#: Launchers whose agent serves the store.
 _AGENT_LAUNCHERS = ("torchrun", "elastic")
+#: Launchers that set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 _ENV_SETTING_LAUNCHERS = ("", "torchrun", "elastic")
 _INTEGER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+#: An argument of init_process_group that is not passed (torch's own default).
+_NOT_PASSED = -1
 
 
 def scenario_startup(scenario: Scenario, program: Program, names: SymbolTable) -> StartupResult:
-    """What becomes of the first init_process_group."""
-    brought = startup_processes(scenario, program, names)
-    found = simulate_startup(brought, startup_environment(scenario))
-    if not found.failed:
-        _check_rank_numbers(brought, names)
-    return found
+    """The result of the first init_process_group."""
+    processes = startup_processes(scenario, program, names)
+    result = simulate_startup(processes, startup_environment(scenario))
+    if not result.failed:
+        _check_rank_numbers(processes, names)
+    return result
 
 
-def _check_rank_numbers(brought: list[StartupProcess], names: SymbolTable) -> None:
-    """A start-up of other numbers than the file counts by would run the steps of one rank under
-    another's name.
+def _check_rank_numbers(processes: list[StartupProcess], names: SymbolTable) -> None:
+    """Refuse a start-up that numbers processes differently from the file.
+
+    It would run the steps of one rank under another rank's number.
     """
-    for entrance in brought:
-        here = rendezvous_info(entrance)
-        if (
-            isinstance(here, RendezvousInfo)
-            and here.kind != "launcher"
-            and here.rank != entrance.rank
-            and not entrance.absent
-        ):
+    for process in processes:
+        info = rendezvous_info(process)
+        if not isinstance(info, RendezvousInfo) or info.kind == "launcher" or process.absent:
+            continue
+        if info.rank != process.rank:
             names.problem(
                 ("program",),
-                f"process {entrance.rank} says that it is rank {here.rank}, and all numbers are there once; a file "
-                "counts processes by these numbers: write `rank: rank`",
+                f"process {process.rank} says that it is rank {info.rank}, and all numbers are "
+                "there once; a file counts processes by these numbers: write `rank: rank`",
             )
 
 
+# --- the input of the simulation ---
 def startup_environment(scenario: Scenario) -> StartupEnvironment:
-    """What the file says of its machines. Where it lists no hosts, `launch.master_addr` is the
-    first one.
+    """The machines that the file describes.
+
+    If it lists no hosts, `launch.master_addr` is the first one.
     """
     launch = scenario.launch
-    listed = {host: node for node, host in enumerate(launch.hosts)}
-    first = {} if launch.hosts or is_loopback(launch.master_addr) else {launch.master_addr: 0}
+    node_of_host = {host: node for node, host in enumerate(launch.hosts)}
+    if not launch.hosts and not is_loopback(launch.master_addr):
+        node_of_host[launch.master_addr] = 0
     return StartupEnvironment(
         scenario.world.size,
-        listed | first,
+        node_of_host,
         bool(launch.hosts),
         tuple(launch.ports_taken),
         tuple(launch.files_left),
@@ -79,54 +86,71 @@ def startup_environment(scenario: Scenario) -> StartupEnvironment:
 def startup_processes(
     scenario: Scenario, program: Program, names: SymbolTable
 ) -> list[StartupProcess]:
-    """What every process brings."""
-    absent = {f.rank for f in program.faults if f.kind == "absent"}
-    explicit = any(call.op == INIT_OP for code in program.codes for call in code.calls)
-    environment = _RankEnvironment(scenario, names, explicit)
-    found = []
-    for rank in range(program.world_size):
-        call = _first_init_call(program, rank)
-        method = call.init_method if call else None
-        if method is None and (call is None or call.store is None):
-            method = scenario.options.init_method
-        implied = not explicit and method is not None and not method.startswith("env:")
-        backend = scenario.backend
-        timeout = (
-            (call.timeout_ns if call else None)
-            or scenario.options.timeout_ns
-            or BACKEND_PROFILES[backend].timeout_ns
-        )
-        found.append(
-            StartupProcess(
-                rank,
-                program.node(rank),
-                backend,
-                int(timeout),
-                method,
-                call.store if call else None,
-                _argument_or_implied(
-                    rank if implied else None, call.rank_argument if call else None
-                ),
-                _argument_or_implied(
-                    program.world_size if implied else None,
-                    call.world_size_argument if call else None,
-                ),
-                call.device_id if call else None,
-                environment.of(rank),
-                scenario.launch.by in _AGENT_LAUNCHERS and method in (None, "env://"),
-                scenario.launch.by or "",
-                rank in absent,
-            )
-        )
-    return found
+    """What every process passes to init_process_group."""
+    absent = {fault.rank for fault in program.faults if fault.kind == "absent"}
+    has_init = any(call.op == INIT_OP for code in program.codes for call in code.calls)
+    environment = _RankEnvironment(scenario, names, has_init)
+    return [
+        _startup_process(scenario, program, rank, environment, is_absent=rank in absent)
+        for rank in range(program.world_size)
+    ]
 
 
-def _argument_or_implied(implied: int | None, said: int | None) -> int:
-    return said if said is not None else -1 if implied is None else implied
+def _startup_process(
+    scenario: Scenario,
+    program: Program,
+    rank: int,
+    environment: _RankEnvironment,
+    *,
+    is_absent: bool,
+) -> StartupProcess:
+    call = _first_init_call(program, rank)
+    method = _init_method(scenario, call)
+    # The implied init_process_group passes what its method needs.
+    implies_arguments = (
+        not environment.has_init and method is not None and not method.startswith("env:")
+    )
+    rank_argument = rank if implies_arguments else _NOT_PASSED
+    world_size_argument = program.world_size if implies_arguments else _NOT_PASSED
+    if call is not None and call.rank_argument is not None:
+        rank_argument = call.rank_argument
+    if call is not None and call.world_size_argument is not None:
+        world_size_argument = call.world_size_argument
+    launcher = scenario.launch.by or ""
+    return StartupProcess(
+        rank,
+        program.node(rank),
+        scenario.backend,
+        _timeout_ns(scenario, call),
+        method,
+        call.store if call else None,
+        rank_argument,
+        world_size_argument,
+        call.device_id if call else None,
+        environment.variables_of(rank),
+        launcher in _AGENT_LAUNCHERS and method in (None, "env://"),
+        launcher,
+        is_absent,
+    )
+
+
+def _init_method(scenario: Scenario, call: ResolvedCall | None) -> str | None:
+    """The call's own init_method; else that of the options, unless the call passes a store."""
+    if call is None:
+        return scenario.options.init_method
+    if call.init_method is not None or call.store is not None:
+        return call.init_method
+    return scenario.options.init_method
+
+
+def _timeout_ns(scenario: Scenario, call: ResolvedCall | None) -> int:
+    own_timeout_ns = call.timeout_ns if call else None
+    default_ns = BACKEND_PROFILES[scenario.backend].timeout_ns
+    return int(own_timeout_ns or scenario.options.timeout_ns or default_ns)
 
 
 def _first_init_call(program: Program, rank: int) -> ResolvedCall | None:
-    """The rank's first init_process_group as it is written; None where it is implied."""
+    """The rank's first init_process_group, if the file contains one; None if it is implied."""
     code = program.code(rank)
     for position in code.positions(program.row_of[rank]):
         if code.calls[position].op == INIT_OP:
@@ -135,29 +159,44 @@ def _first_init_call(program: Program, rank: int) -> ResolvedCall | None:
 
 
 class _RankEnvironment:
-    """The variables that start-up reads, for every rank."""
+    """The environment variables that start-up reads, for every rank.
 
-    def __init__(self, scenario: Scenario, names: SymbolTable, explicit: bool) -> None:
-        self.scenario, self.names, self.explicit = scenario, names, explicit
+    ``has_init``: the file contains an init_process_group. Otherwise distsim implies one.
+    """
+
+    def __init__(self, scenario: Scenario, names: SymbolTable, has_init: bool) -> None:
+        self.scenario = scenario
+        self.names = names
+        self.has_init = has_init
         self.launch: LaunchOptions = scenario.launch
 
-    def of(self, rank: int) -> dict[str, str]:
+    def variables_of(self, rank: int) -> dict[str, str]:
+        """The variables of a rank, without empty ones (an empty one is the same as none)."""
+        own = self._own_variables(rank)
+        variables = {**self._launcher_variables(rank), **own}
+        return {
+            name: value
+            for name, value in variables.items()
+            if value and (name in ENV_VARIABLES or name in own)
+        }
+
+    def _own_variables(self, rank: int) -> dict[str, str]:
+        """The variables that the file sets."""
         own = {}
         for name, given in self.launch.env.items():
             value = given.get(rank) if hasattr(given, "get") else given
-            if value is not None:
-                own[name] = self._number(value, rank) if name in _INTEGER_VARIABLES else value
-        return {
-            name: value
-            for name, value in ({**self._launchers(rank), **own}).items()
-            if value and name in (*ENV_VARIABLES, *own)
-        }
+            if value is None:
+                continue
+            own[name] = self._evaluated(value, rank) if name in _INTEGER_VARIABLES else value
+        return own
 
-    def _launchers(self, rank: int) -> Mapping[str, str]:
-        """What the launcher sets. A program that leaves its start to distsim gets all of it from
-        whatever launcher.
+    def _launcher_variables(self, rank: int) -> Mapping[str, str]:
+        """The variables that the launcher sets.
+
+        A program without init_process_group gets all of them from any launcher, because its
+        start-up is left to distsim.
         """
-        if self.explicit and (self.launch.by or "") not in _ENV_SETTING_LAUNCHERS:
+        if self.has_init and (self.launch.by or "") not in _ENV_SETTING_LAUNCHERS:
             return {}
         return {
             "RANK": str(rank),
@@ -166,8 +205,8 @@ class _RankEnvironment:
             "MASTER_PORT": str(self.launch.master_port),
         }
 
-    def _number(self, text: str, rank: int) -> str:
-        """The value of an expression; any other text as it stands."""
+    def _evaluated(self, text: str, rank: int) -> str:
+        """The value of an expression; any other text unchanged."""
         try:
             value = self.names.evaluate(parse_expression(text), self.names.world, ("launch", "env"))
         except (ExpressionError, ScenarioErrors, ValueError):
@@ -176,30 +215,28 @@ class _RankEnvironment:
 
 
 def master_host(scenario: Scenario) -> str:
-    """The address of machine 0: `launch.master_addr`, else the first of `launch.hosts`; for several
-    machines without either a stand-in.
+    """The address of machine 0: `launch.master_addr`, else the first of `launch.hosts`.
+
+    Several machines without either get a placeholder.
     """
     launch = scenario.launch
-    if "master_addr" in launch.model_fields_set or (scenario.world.nodes == 1 and not launch.hosts):
+    if "master_addr" in launch.model_fields_set:
         return launch.master_addr
-    return launch.hosts[0] if launch.hosts else "HOST0"
+    if launch.hosts:
+        return launch.hosts[0]
+    return launch.master_addr if scenario.world.nodes == 1 else "HOST0"
 
 
+# --- findings ---
 def startup_findings(program: Program, startup: StartupResult) -> tuple[Finding, ...]:
-    """DS121 to DS129 and DS706, at the call where it is written."""
-    return tuple(_finding(program, cause, "error") for cause in startup.causes) + tuple(
-        _finding(program, cause, "warning") for cause in startup.remarks
-    )
+    """DS121 to DS129 and DS706, at the calls of init_process_group."""
+    errors = tuple(_finding(program, cause, "error") for cause in startup.causes)
+    warnings = tuple(_finding(program, cause, "warning") for cause in startup.remarks)
+    return errors + warnings
 
 
-def _finding(program: Program, cause: StartupCause, severity: str) -> Finding:
-    places: dict[SourceLocation, None] = {}
-    for rank in cause.ranks:
-        code = program.code(rank)
-        for call in code.calls:
-            if call.op == INIT_OP:
-                places[program.sites[call.site].place(rank)] = None
-                break
+def _finding(program: Program, cause: StartupCause, severity: Severity) -> Finding:
+    places = _init_places(program, cause.ranks)
     return Finding(
         cause.code,
         severity,
@@ -207,5 +244,16 @@ def _finding(program: Program, cause: StartupCause, severity: str) -> Finding:
         cause.ranks,
         cause.ranks,
         (cause.help,),
-        tuple(places)[:1],
-    )  # type: ignore[arg-type]
+        places[:1],
+    )
+
+
+def _init_places(program: Program, ranks: tuple[int, ...]) -> tuple[SourceLocation, ...]:
+    """Where these ranks call init_process_group; empty if it is implied."""
+    places = []
+    for rank in ranks:
+        calls = program.code(rank).calls
+        site = next((call.site for call in calls if call.op == INIT_OP), None)
+        if site is not None:
+            places.append(program.sites[site].place(rank))
+    return tuple(places)

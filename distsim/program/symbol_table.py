@@ -1,5 +1,10 @@
-"""What names mean on each rank: the values of expressions, the groups behind handles, the sizes of
-tensors.
+"""The meaning of names on each rank: values of expressions, groups behind names, tensor sizes.
+
+Key idea: an expression is evaluated once for all ranks, over vectors with one entry per rank.
+
+The table describes the whole world and does not change while entries are lowered, except for the
+groups that new_group steps make. Names that change along the program (loop indices, handles) belong
+to `distsim.program.rank_class`.
 """
 
 from __future__ import annotations
@@ -7,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from itertools import pairwise
-from typing import NoReturn, Protocol, cast
+from typing import NamedTuple, NoReturn, Protocol, cast
 
 import numpy as np
 
@@ -17,7 +22,6 @@ from distsim.common.units import show_bytes
 from distsim.operations.core.field_types import PerRank
 from distsim.operations.core.operation_base import Operation
 from distsim.operations.core.resolved_call import DTYPE_BYTES
-from distsim.program.assemble import ProgramTables
 from distsim.program.code import (
     BoolVector,
     FieldValue,
@@ -28,16 +32,20 @@ from distsim.program.code import (
     at_row,
     collapse_uniform,
 )
-from distsim.program.memo_keys import StepTraits, contains_init, traits_of
+from distsim.program.program_tables import ProgramTables
+from distsim.program.step_traits import StepTraits, contains_init, traits_of
 from distsim.scenario.format.models.entries import ScenarioStep
 from distsim.scenario.model import Scenario
 
-#: Of one tensor; sums of them still fit 64 bits.
+#: Limit for one tensor; sums of such sizes still fit 64 bits.
 MAX_TENSOR_BYTES = 2**60
+
+#: ``count`` of `SymbolTable.made_group` for a group that only its members create.
+LOCAL_CREATION = -1
 
 
 class HasPath(Protocol):
-    """Anything that knows where it stands in the file's data."""
+    """Anything that knows its position in the file's data."""
 
     @property
     def path(self) -> tuple[str | int, ...]: ...
@@ -50,82 +58,90 @@ class HasSelector(Protocol):
     def ranks(self) -> tuple[int, ...] | Expression | None: ...
 
 
+class _GroupSettings(NamedTuple):
+    """What a declaration sets for all groups that it creates."""
+
+    backend: str | None = None
+    timeout_ns: int | None = None
+
+
 class SymbolTable:
-    """The world's names. Vectors are over all ranks of the world."""
+    """The names of a scenario's world. Vectors are over all ranks of the world."""
 
     def __init__(self, scenario: Scenario) -> None:
-        self.scenario, self.file = scenario, scenario.file
+        self.scenario = scenario
+        self.file = scenario.file
         self.world_size = scenario.world.size
         self.ranks = np.arange(self.world_size, dtype=np.int64)
-        self.used: dict[int, frozenset[str]] = {}  # id of an entry -> names in its expressions
-        self._traits: dict[int, StepTraits] = {}  # id of a step -> what it is
-        self._like: dict[
-            tuple[int, int, int] | None, StepTraits
-        ] = {}  # by operation and place, of steps that select no ranks
-        self._keys: dict[Hashable, int] = {}
         self.has_init = contains_init(scenario.program)
-        self._indexed: dict[
-            tuple[int, ...], tuple[Expression, RankValues]
-        ] = {}  # by id and indices
-        self.shelf = ProgramTables(self.world_size, scenario.backend)
+
+        # Caches. Those that go by id() hold the object too, or one that the scenario keeps alive.
+        self.used: dict[int, frozenset[str]] = {}  # id of an entry -> names in its expressions
+        self._traits: dict[int, StepTraits] = {}  # by id of a step
+        #: By operation and place, for steps without a selector.
+        self._shared_traits: dict[tuple[int, int, int], StepTraits] = {}
+        self._key_numbers: dict[Hashable, int] = {}
+        #: By id of an expression and its loop indices.
+        self._indexed: dict[tuple[int, ...], tuple[Expression, RankValues]] = {}
+
+        self.tables = ProgramTables(self.world_size, scenario.backend)
         self.world: dict[str, RankValues] = self._ranks_and_axes()
         for name, expression in scenario.vars.items():
             self.world[name] = self.evaluate(expression, self.world, ("vars", name))
-        self._handles: dict[str | tuple[str, ...], Vec] = {"world": 0}
-        self._made: dict[tuple[int, tuple[int, ...], str], int] = {}
+        self._groups: dict[str | tuple[str, ...], Vec] = {"world": 0}
+        self._made_groups: dict[tuple[int, tuple[int, ...], str], int] = {}
         self._declare_groups()
         self.copies: dict[str, Vec] = {}
         self.shapes: dict[str, tuple[Vec, ...] | None] = {}
-        for name, tensor in scenario.tensors.items():
-            self.copies[name] = cast(
-                "Vec", self.evaluate(tensor.copies, self.world, ("tensors", name, "copies"))
-            )
-            auto = tensor.shape is None or isinstance(tensor.shape, str)
-            self.shapes[name] = (
-                None
-                if auto
-                else tuple(
-                    cast("Vec", self.evaluate(n, self.world, ("tensors", name, "shape")))
-                    for n in tensor.shape
-                )
-            )
-            self._check_sizes(name)
-            self._check_value(name)
+        self._declare_tensors()
 
     def _ranks_and_axes(self) -> dict[str, RankValues]:
-        local = self.scenario.world.ranks_per_node
+        local_size = self.scenario.world.ranks_per_node
         found: dict[str, RankValues] = {
             "rank": self.ranks,
             "world_size": self.world_size,
-            "node": self.ranks // local,
-            "local_rank": self.ranks % local,
+            "node": self.ranks // local_size,
+            "local_rank": self.ranks % local_size,
         }
-        below = self.world_size
+        # As init_device_mesh numbers ranks: the last axis varies fastest.
+        stride = self.world_size
         for axis, size in self.scenario.mesh.items():
-            below //= size
-            found[axis] = self.ranks // below % size
+            stride //= size
+            found[axis] = self.ranks // stride % size
             found[f"{axis}_size"] = size
         return found
 
+    # --- tensors ---
+    def _declare_tensors(self) -> None:
+        for name, tensor in self.scenario.tensors.items():
+            copies = self.evaluate(tensor.copies, self.world, ("tensors", name, "copies"))
+            self.copies[name] = cast("Vec", copies)
+            if tensor.shape is None or isinstance(tensor.shape, str):  # ``auto``
+                self.shapes[name] = None
+            else:
+                place = ("tensors", name, "shape")
+                sizes = [self.evaluate(size, self.world, place) for size in tensor.shape]
+                self.shapes[name] = tuple(cast("list[Vec]", sizes))
+            self._check_sizes(name)
+            self._check_value(name)
+
     def _check_sizes(self, name: str) -> None:
-        for size in (*(self.shapes[name] or ()), self.copies[name]):
+        shape = self.shapes[name] or ()
+        for size in (*shape, self.copies[name]):
             if not _is_integral(size) or np.min(size) < 0:
                 self.problem(
                     ("tensors", name),
-                    f"tensor {name}: a size must be an integer of at least 0, found {_first_value(size)}",
+                    f"tensor {name}: a size must be an integer of at least 0, "
+                    f"found {_first_value(size)}",
                 )
-
-        self.check_bytes(
-            ("tensors", name),
-            f"tensor {name}",
-            self.shapes[name] or (),
-            self.scenario.tensors[name].dtype,
-        )
+        dtype = self.scenario.tensors[name].dtype
+        self.check_bytes(("tensors", name), f"tensor {name}", shape, dtype)
 
     def check_bytes(
         self, place: HasPath | tuple[str, ...], what: str, shape: tuple[Vec, ...], dtype: str
     ) -> None:
-        """Sizes are counted in 64 bits; nothing near that is meant."""
+        """Refuse a tensor whose size in bytes does not fit 64 bits."""
+        # In floating point, because the product itself must not overflow.
         nbytes = np.asarray(float(DTYPE_BYTES[dtype]))
         for size in shape:
             nbytes = nbytes * size
@@ -133,28 +149,34 @@ class SymbolTable:
             most = show_bytes(MAX_TENSOR_BYTES)
             self.problem(
                 place,
-                f"{what} has {float(np.max(nbytes)):.3g} bytes; at most {most} (2**60 bytes) are simulated: make it smaller",
+                f"{what} has {float(np.max(nbytes)):.3g} bytes; at most {most} (2**60 bytes) "
+                "are simulated: make it smaller",
             )
 
     def _check_value(self, name: str) -> None:
-        """A list of numbers gives each element of the tensor one."""
-        value, shape = self.scenario.tensors[name].value, self.shapes[name]
-        dtype = self.scenario.tensors[name].dtype
-        if dtype != "bool" and contains_bool(value):
+        """A list of numbers must have one for each element of the tensor."""
+        tensor, shape = self.scenario.tensors[name], self.shapes[name]
+        if tensor.dtype != "bool" and contains_bool(tensor.value):
             self.problem(
                 ("tensors", name, "value"),
-                f"tensor {name} is {dtype}; expected numbers as its value, found true or false",
+                f"tensor {name} is {tensor.dtype}; expected numbers as its value, "
+                "found true or false",
             )
-        if not isinstance(value, tuple) or shape is None:
+        if not isinstance(tensor.value, tuple) or shape is None:
             return
         elements = np.ones(self.world_size, dtype=np.int64)
         for size in shape:
             elements = elements * size
-        wrong = np.flatnonzero(elements != _element_count(value))
-        if len(wrong):
-            where = "" if len(wrong) == self.world_size else f" on rank {wrong[0]}"
-            message = f"tensor {name} has {elements[wrong[0]]} elements{where}, but its value lists {_element_count(value)}"
-            self.problem(("tensors", name, "value"), message)
+        listed = _element_count(tensor.value)
+        wrong_ranks = np.flatnonzero(elements != listed)
+        if not len(wrong_ranks):
+            return
+        rank = wrong_ranks[0]
+        where = "" if len(wrong_ranks) == self.world_size else f" on rank {rank}"
+        self.problem(
+            ("tensors", name, "value"),
+            f"tensor {name} has {elements[rank]} elements{where}, but its value lists {listed}",
+        )
 
     # --- groups ---
     def _declare_groups(self) -> None:
@@ -162,118 +184,128 @@ class SymbolTable:
         for axis in self.scenario.mesh:
             self.group(axis)
         for name, group in self.scenario.groups.items():
-            more = (group.backend, group.timeout_ns)
+            settings = _GroupSettings(group.backend, group.timeout_ns)
             if group.ranks is not None:
                 self._check_group(name, group.ranks)
-                self._handles[name] = self.shelf.group(name, group.ranks, *more)
+                self._groups[name] = self.tables.group(name, group.ranks, *settings)
             elif group.axes is not None:
-                self._handles[name] = self._axis_groups(tuple(group.axes), name, *more)
+                self._groups[name] = self._axis_groups(tuple(group.axes), name, settings)
             elif group.by is not None:
-                value = np.broadcast_to(
-                    np.asarray(self.evaluate(group.by, self.world, ("groups", name))),
-                    self.world_size,
-                )
-                self._handles[name] = self._partition(
-                    value, partial("{0}[{1}]".format, name), *more
-                )
+                value = self.evaluate(group.by, self.world, ("groups", name))
+                by_rank = np.broadcast_to(np.asarray(value), self.world_size)
+                name_of = partial("{0}[{1}]".format, name)
+                self._groups[name] = self._partition(by_rank, name_of, settings)
 
     def _check_group(self, name: str, ranks: tuple[int, ...]) -> None:
-        bad = [r for r in ranks if not 0 <= r < self.world_size]
-        if bad:
+        outside = [rank for rank in ranks if not 0 <= rank < self.world_size]
+        if outside:
             self.problem(
                 ("groups", name),
-                f"group {name} names rank {bad[0]}, but the world has ranks 0 to {self.world_size - 1}",
+                f"group {name} names rank {outside[0]}, "
+                f"but the world has ranks 0 to {self.world_size - 1}",
             )
         if len(set(ranks)) != len(ranks):
             self.problem(("groups", name), f"group {name} names a rank twice: {list(ranks)}")
 
-    def group(self, handle: str | tuple[str, ...] | None) -> Vec:
-        """The group ids behind a handle, over the world's ranks."""
-        if handle is None:
+    def group(self, name: str | tuple[str, ...] | None) -> Vec:
+        """The group id of each rank of the world for a group's name, an axis or several axes."""
+        if name is None:
             return 0
-        if handle not in self._handles:
-            axes = (handle,) if isinstance(handle, str) else handle
-            self._handles[handle] = self._axis_groups(axes, "-".join(axes), None, None)
-        return self._handles[handle]
+        if name not in self._groups:
+            axes = (name,) if isinstance(name, str) else name
+            self._groups[name] = self._axis_groups(axes, "-".join(axes), _GroupSettings())
+        return self._groups[name]
 
-    def knows(self, handle: str) -> bool:
-        """Is this an axis or a group that exists from the start? (Else a new_group step makes
-        it.)
+    def knows(self, name: str) -> bool:
+        """Whether an axis or a group of this name exists from the start.
+
+        Any other group is made by a new_group step.
         """
-        return handle == "world" or handle in self.scenario.mesh or handle in self.scenario.groups
+        return name == "world" or name in self.scenario.mesh or name in self.scenario.groups
 
     def made_group(
         self, count: int, name: str, ranks: tuple[int, ...], step: Operation, timeout_ns: int | None
     ) -> int:
-        """The group of a rank's ``count``-th new_group call; ranks that name the same members at
-        the same count share it. Calls of the members alone have no count (-1): their groups go by
-        name as well."""
-        key = (count, ranks, name if count < 0 else "")
-        if key not in self._made:
-            self._made[key] = self.shelf.group(
-                name, ranks, getattr(step, "backend", None), timeout_ns
-            )
-        return self._made[key]
+        """The group of a rank's ``count``-th new_group call.
 
-    def _axis_groups(
-        self, axes: tuple[str, ...], name: str, backend: str | None, timeout_ns: int | None
-    ) -> Vec:
-        """Ranks that differ only in the axes; named by the coordinates of the others:
-        ``stage[replica=1]``.
+        Ranks that pass the same members at the same count share the group. A call that only the
+        members make has no count (`LOCAL_CREATION`): such groups are told apart by name as well.
         """
-        others = [axis for axis in self.scenario.mesh if axis not in axes]
+        key = (count, ranks, name if count == LOCAL_CREATION else "")
+        if key not in self._made_groups:
+            backend = getattr(step, "backend", None)
+            self._made_groups[key] = self.tables.group(name, ranks, backend, timeout_ns)
+        return self._made_groups[key]
+
+    def _axis_groups(self, axes: tuple[str, ...], name: str, settings: _GroupSettings) -> Vec:
+        """Groups of ranks that differ only in these axes.
+
+        They are named by their coordinates on the other axes: ``stage[replica=1]``.
+        """
+        other_axes = [axis for axis in self.scenario.mesh if axis not in axes]
         key: IntVector = np.zeros(self.world_size, dtype=np.int64)
-        for axis in others:
+        for axis in other_axes:
             key = key * self.scenario.mesh[axis] + cast("IntVector", self.world[axis])
 
-        def title(_: int, first: int) -> str:
-            where = ",".join([f"{axis}={at_row(self.world[axis], first)}" for axis in others])
-            return f"{name}[{where}]" if where else name
+        def name_of(_: int, first_rank: int) -> str:
+            coordinates = [f"{axis}={at_row(self.world[axis], first_rank)}" for axis in other_axes]
+            return f"{name}[{','.join(coordinates)}]" if coordinates else name
 
-        return self._partition(key, title, backend, timeout_ns)
+        return self._partition(key, name_of, settings)
 
     def _partition(
-        self,
-        key: IntVector,
-        title: Callable[[int, int], str],
-        backend: str | None,
-        timeout_ns: int | None,
+        self, key: IntVector, name_of: Callable[[int, int], str], settings: _GroupSettings
     ) -> Vec:
-        """``title``: a part's name, by its value of the key and its first rank."""
-        values, which = np.unique(key, return_inverse=True)
-        which = np.asarray(which).reshape(-1)
-        order = np.argsort(which, kind="stable")
-        bounds = [0, *(np.flatnonzero(np.diff(which[order])) + 1).tolist(), len(order)]
-        parts = [order[start:end] for start, end in pairwise(bounds)]
-        ids = [
-            self.shelf.group(title(v, int(part[0])), part.tolist(), backend, timeout_ns)
-            for v, part in zip(values.tolist(), parts, strict=True)
-        ]
-        every: IntVector = np.array(ids, dtype=np.int64)[which]
-        self.shelf.partition(every)
-        return ids[0] if len(ids) == 1 else every
+        """Make one group for each value of ``key``; ranks with equal values share a group.
 
+        ``name_of``: a group's name, from its value of the key and its first rank.
+        """
+        values, part_of_rank = np.unique(key, return_inverse=True)
+        part_of_rank = np.asarray(part_of_rank).reshape(-1)  # its shape depends on numpy's version
+        order = np.argsort(part_of_rank, kind="stable")
+        starts = (np.flatnonzero(np.diff(part_of_rank[order])) + 1).tolist()
+        parts = [order[start:end] for start, end in pairwise([0, *starts, len(order)])]
+        ids = [
+            self.tables.group(name_of(value, int(part[0])), part.tolist(), *settings)
+            for value, part in zip(values.tolist(), parts, strict=True)
+        ]
+        group_of_rank: IntVector = np.array(ids, dtype=np.int64)[part_of_rank]
+        self.tables.partition(group_of_rank)
+        return ids[0] if len(ids) == 1 else group_of_rank
+
+    # --- steps ---
     def traits(self, step: ScenarioStep) -> StepTraits:
-        """What a step is wherever it stands; its key is a number."""
-        found = self._traits.get(id(step))
-        if found is None:
-            alike = None if step.ranks is not None else (id(step.op), step.line, step.column)
-            found = self._like.get(alike)
-            if found is None:
-                found = traits_of(step)
-                own = found.key == id(step)
-                found = found._replace(key=self._keys.setdefault(found.key, len(self._keys)))
-                if alike is not None and not own:
-                    self._like[alike] = found
-            self._traits[id(step)] = found
-        return found
+        """The traits of a step, with a number as their key."""
+        traits = self._traits.get(id(step))
+        if traits is None:
+            traits = self._traits[id(step)] = self._shared_or_new_traits(step)
+        return traits
+
+    def _shared_or_new_traits(self, step: ScenarioStep) -> StepTraits:
+        """Steps of one operation and place share their traits (loops of strategies repeat them)."""
+        if step.ranks is not None:
+            return self._with_key_number(traits_of(step))
+        place = (id(step.op), step.line, step.column)
+        traits = self._shared_traits.get(place)
+        if traits is None:
+            found = traits_of(step)
+            traits = self._with_key_number(found)
+            if found.key != id(step):  # else the step is equal only to itself
+                self._shared_traits[place] = traits
+        return traits
+
+    def _with_key_number(self, traits: StepTraits) -> StepTraits:
+        """Numbers are faster to hash, again and again, than the values of a step."""
+        number = self._key_numbers.setdefault(traits.key, len(self._key_numbers))
+        return traits._replace(key=number)
 
     # --- expressions ---
     def indexed(
         self, value: Expression, indices: Mapping[str, int], place: HasPath | tuple[str, ...]
     ) -> RankValues:
-        """The value of an expression of loop indices alone: one number for all ranks, looked up
-        when it comes again.
+        """The value of an expression that uses only loop indices: one number for all ranks.
+
+        Repeated requests are answered from a cache.
         """
         key = (id(value), *[indices[name] for name in value.names])
         if key not in self._indexed:
@@ -283,28 +315,29 @@ class SymbolTable:
     def evaluate(
         self,
         value: FieldValue,
-        env: NameBindings,
+        bindings: NameBindings,
         place: HasPath | tuple[str, ...],
         ranks: IntVector | None = None,
     ) -> RankValues:
-        """An Expression, a PerRank of them or a plain number, for the ranks that the vectors of
-        ``env`` are over.
+        """An Expression, a PerRank of them or a plain number, for ``ranks`` (None: all).
+
+        The vectors of ``bindings`` are over the same ranks.
         """
         if isinstance(value, PerRank):
-            return self._per_rank(value, env, place, self.ranks if ranks is None else ranks)
+            return self._per_rank(value, bindings, place, self.ranks if ranks is None else ranks)
         if not isinstance(value, Expression):
             return value
         if value.constant is not None:
             return value.constant
         try:
-            return cast("RankValues", collapse_uniform(value.evaluate(env)))
+            return cast("RankValues", collapse_uniform(value.evaluate(bindings)))
         except ExpressionError as error:
             self.problem(place, f"{value.text}: {error}")
 
     def _per_rank(
         self,
         value: PerRank[object],
-        env: NameBindings,
+        bindings: NameBindings,
         place: HasPath | tuple[str, ...],
         ranks: IntVector,
     ) -> RankValues:
@@ -317,73 +350,93 @@ class SymbolTable:
                     place, f"rank {rank} has no entry in a per-rank mapping, and there is no `else`"
                 )
             if isinstance(item, (Expression, PerRank)):
-                single = {
-                    k: v[row].item() if isinstance(v, np.ndarray) else v for k, v in env.items()
-                }
-                item = self.evaluate(item, single, place, ranks[row : row + 1])
+                own_bindings = bindings_at(bindings, row)
+                item = self.evaluate(item, own_bindings, place, ranks[row : row + 1])
             found.append(item)
+        # np.array would turn true into 1 beside numbers, and hide a mistake.
         if len({isinstance(item, bool) for item in found}) > 1:
             self.problem(
                 place,
-                "true or false beside numbers in a per-rank mapping; expected one kind for all ranks",
+                "true or false beside numbers in a per-rank mapping; "
+                "expected one kind for all ranks",
             )
         return cast("RankValues", collapse_uniform(np.array(found)))
 
+    # --- selectors ---
     def selected(
-        self, entry: HasSelector, here: IntVector, indices: Mapping[str, int], lenient: bool = False
+        self,
+        entry: HasSelector,
+        ranks: IntVector,
+        indices: Mapping[str, int],
+        lenient: bool = False,
     ) -> BoolVector:
-        """Which of some ranks an entry's selector admits."""
+        """Which of ``ranks`` an entry's selector admits, as a mask.
+
+        ``lenient``: a selector that cannot be evaluated admits all of them.
+        """
         selector = entry.ranks
+        if selector is None:
+            return np.ones(len(ranks), dtype=np.bool_)
         if not isinstance(selector, Expression):
-            return (
-                np.ones(len(here), dtype=np.bool_) if selector is None else np.isin(here, selector)
-            )
+            return np.isin(ranks, selector)
         used = {name: self.world[name] for name in selector.names if name in self.world}
-        env = {name: v[here] if isinstance(v, np.ndarray) else v for name, v in used.items()}
-        env.update(indices)
+        bindings = bindings_for_rows(used, ranks)
+        bindings.update(indices)
         try:
-            mask = selector.evaluate(env)
+            mask = selector.evaluate(bindings)
         except ExpressionError as error:
             if lenient:
-                return np.ones(len(here), dtype=np.bool_)
+                return np.ones(len(ranks), dtype=np.bool_)
             self.problem(entry, f"ranks: {selector.text}: {error}")
-        if not (isinstance(mask, (bool, np.bool_)) or getattr(mask, "dtype", None) == np.bool_):
+        is_bool = isinstance(mask, (bool, np.bool_)) or getattr(mask, "dtype", None) == np.bool_
+        if not is_bool:
             self.problem(
                 entry,
-                f"ranks: {selector.text} is {_first_value(mask)}, not true or false; a rank is named by an integer or a list",
+                f"ranks: {selector.text} is {_first_value(mask)}, not true or false; "
+                "a rank is named by an integer or a list",
             )
-        return np.broadcast_to(np.asarray(mask, dtype=np.bool_), len(here))
+        return np.broadcast_to(np.asarray(mask, dtype=np.bool_), len(ranks))
 
     def problem(self, place: HasPath | HasSelector | tuple[str, ...], message: str) -> NoReturn:
-        """Raise a file error at an entry, or at the value that a path names."""
-        raise ScenarioErrors(
-            (
-                self.scenario.problem(
-                    place if isinstance(place, tuple) else getattr(place, "path", ("faults",)),
-                    message,
-                ),
-            )
-        )
+        """Raise a file error at an entry, or at the value with the path ``place``."""
+        path = place if isinstance(place, tuple) else getattr(place, "path", ("faults",))
+        raise ScenarioErrors((self.scenario.problem(path, message),))
+
+
+def bindings_at(bindings: NameBindings, row: int) -> dict[str, RankValues]:
+    """The values of names on one row of their vectors."""
+    return {name: at_row(value, row) for name, value in bindings.items()}
+
+
+def bindings_for_rows(
+    bindings: NameBindings, rows: IntVector | BoolVector
+) -> dict[str, RankValues]:
+    """The values of names on some rows (indices or a mask) of their vectors."""
+    return {
+        name: cast("RankValues", value[rows]) if isinstance(value, np.ndarray) else value
+        for name, value in bindings.items()
+    }
 
 
 def _element_count(value: object) -> int:
-    """The numbers in a nested list."""
+    """The number of numbers in a nested list."""
     return sum(_element_count(item) for item in value) if isinstance(value, tuple) else 1
 
 
 def contains_bool(value: object) -> bool:
-    """Is one of the numbers written as true or false?"""
+    """Whether one of the numbers is written as true or false."""
     if isinstance(value, tuple):
         return any(map(contains_bool, value))
     if isinstance(value, PerRank):
-        return any(contains_bool(item) for _, item in value.entries) or contains_bool(value.default)
+        items = [item for _, item in value.entries]
+        return any(map(contains_bool, [*items, value.default]))
     return isinstance(value, Expression) and isinstance(value.constant, bool)
 
 
 def _is_integral(value: RankValues) -> bool:
-    return (isinstance(value, int) and not isinstance(value, bool)) or getattr(
-        value, "dtype", None
-    ) == np.int64
+    if isinstance(value, int):
+        return not isinstance(value, bool)
+    return getattr(value, "dtype", None) == np.int64
 
 
 def _first_value(value: RankValues) -> object:

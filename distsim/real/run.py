@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from distsim.common.errors import EnvironmentFault, UsageError
 from distsim.operations.core.collective_results import numpy_dtype
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.real.launch.coordinator import LaunchCoordinator, StoreCoordinator
 from distsim.real.launch.external_launchers import ExternalRank, real_run_notes
 from distsim.real.launch.monitor import MonitorResult, RankMonitor

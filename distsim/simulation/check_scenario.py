@@ -32,14 +32,14 @@ from distsim.engine.backend_outcomes import BackendOutcome, backend_outcome
 from distsim.engine.expand_folded import expand_blocked_state
 from distsim.findings.finding_types import Finding
 from distsim.hardware.cost import CostModel
-from distsim.program.code import Program
-from distsim.program.features import (
+from distsim.program.lower import lower
+from distsim.program.model import Program
+from distsim.program.size_limits import (
     FOLDING_THRESHOLD_CALLS,
     check_program_size,
     check_world_size,
     is_within_size_limit,
 )
-from distsim.program.lower import lower
 from distsim.scenario import Scenario, load
 from distsim.semantics.classes.rank_keys import depends_on_group_rank
 from distsim.semantics.classes.representatives import FoldingError, representative_program

@@ -31,14 +31,14 @@ from distsim.findings.finding_types import Finding
 from distsim.hardware.cluster import PRESETS, Cluster, cluster_from
 from distsim.hardware.cost import CostModel
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import Program
-from distsim.program.features import (
+from distsim.program.lower import lower
+from distsim.program.model import Program
+from distsim.program.size_limits import (
     FOLDING_THRESHOLD_CALLS,
     check_program_size,
     check_world_size,
     is_within_size_limit,
 )
-from distsim.program.lower import lower
 from distsim.scenario import Scenario
 from distsim.semantics.classes.representatives import (
     FoldingError,

@@ -13,7 +13,7 @@ from distsim.engine.run_record import SimulatedRun
 from distsim.hardware.cost import CostModel
 from distsim.hardware.cost.prediction_range import COMPUTE_RANGE, communication_range
 from distsim.operations.registry import COMPUTE_OPS, OPERATIONS
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.scenario.format.reading.strategy_expansion import validated_strategies
 from distsim.scenario.strategies.base import ExpansionContext
 from distsim.simulation.simulate_scenario import Simulation

@@ -20,7 +20,7 @@ from distsim.common.errors import UsageError
 from distsim.engine import SimulatedRun, run_program
 from distsim.hardware.cluster import PRESETS, Cluster, cluster_from
 from distsim.hardware.cost import CostModel
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.scenario import Scenario
 from distsim.simulation.simulate_scenario import Simulation, simulate_program
 from distsim.trace.model import TIME_COLUMNS, Trace, is_partial

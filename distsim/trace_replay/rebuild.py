@@ -17,17 +17,11 @@ from distsim.common.errors import UsageError
 from distsim.operations.core.operation_base import Operation
 from distsim.operations.core.resolved_call import DTYPE_BYTES, RankGroup
 from distsim.operations.registry import OPERATIONS
-from distsim.program.assemble import CodeBuilder, ProgramTables
+from distsim.program.assemble import CodeBuilder
 from distsim.program.call_builder import CallDraft, CallRequests
-from distsim.program.code import (
-    BufferVector,
-    CallSite,
-    CodeCall,
-    LinkFault,
-    Program,
-    RankFault,
-    SharedCode,
-)
+from distsim.program.code import BufferVector, CallSite, CodeCall, SharedCode
+from distsim.program.model import LinkFault, Program, RankFault
+from distsim.program.program_tables import ProgramTables
 from distsim.trace.model import Trace, TraceCall
 
 #: How a trace says that a rank ended, and the fault that ends it so again.

@@ -15,7 +15,8 @@ import numpy as np
 
 from distsim.backends import BACKEND_PROFILES
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import CodeCall, Program
+from distsim.program.code import CodeCall
+from distsim.program.model import Program
 from distsim.trace.model import Trace
 
 

@@ -12,7 +12,8 @@ from distsim.operations.core.field_types import PerRank
 from distsim.operations.core.operation_base import OutputEffect
 from distsim.operations.core.resolved_call import ResolvedCall, TensorBuffer
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import Program, at_row
+from distsim.program.code import at_row
+from distsim.program.model import Program
 from distsim.trace.model import Trace
 from distsim.values.buffer_values import BufferSnapshot, BufferState, BufferValues
 from distsim.values.effect_order import effect_events, match_table

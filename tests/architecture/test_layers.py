@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import networkx as nx
 
-from tests.support.source_trees import MODULES, PACKAGE, ROOT, nodes, tree
+from tests.support.source_trees import MODULES, ROOT, nodes, tree
 
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 

@@ -11,8 +11,8 @@ import pytest
 
 from distsim.backends import BACKEND_PROFILES
 from distsim.engine.backend_outcomes import BackendOutcome, backend_outcome
-from distsim.program.code import RankFault
 from distsim.program.from_calls import build_program
+from distsim.program.model import RankFault
 from tests.support.gloo_observed import (
     BARRIER,
     REDUCE,

@@ -11,8 +11,8 @@ import pytest
 
 from distsim.backends import BACKEND_PROFILES
 from distsim.engine.backend_outcomes import BackendOutcome, backend_outcome
-from distsim.program.code import Program
 from distsim.program.from_calls import build_program
+from distsim.program.model import Program
 from tests.support.agreed import Case, load_cases
 
 OURS = {

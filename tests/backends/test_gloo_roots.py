@@ -20,8 +20,8 @@ from distsim.engine import run_program
 from distsim.hardware.cost import CostModel
 from distsim.operations.core.resolved_call import RankGroup, ResolvedCall, TensorBuffer
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import Program
 from distsim.program.from_calls import build_program
+from distsim.program.model import Program
 from distsim.semantics.ordered.blocked_state import blocked_state_at
 from distsim.semantics.ordered.transitions import TransitionRules
 from tests.support.gloo_observed import coll, recv, send

@@ -15,8 +15,8 @@ from distsim.checker.detectors.lint import lint_findings
 from distsim.checker.verdict import verdict_of
 from distsim.common.errors import UserError
 from distsim.findings.finding_types import Finding
-from distsim.program.code import Program
 from distsim.program.lower import lower
+from distsim.program.model import Program
 from distsim.scenario import loads
 from distsim.simulation.simulate_scenario import simulate, swap_findings
 from tests.support import generator

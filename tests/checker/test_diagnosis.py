@@ -15,8 +15,8 @@ from distsim.checker.diagnosis.wait_for_graph import build_wait_for_graph
 from distsim.checker.verdict import Verdict, verdict_of
 from distsim.findings.final_state import BlockedRank, FinalState, RankEnd, WaitDependency
 from distsim.findings.finding_types import Finding
-from distsim.program.code import Program, RankFault
 from distsim.program.from_calls import build_program
+from distsim.program.model import Program, RankFault
 from tests.support.harness import work
 
 BARRIER = {"op": "barrier"}

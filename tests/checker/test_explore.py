@@ -22,8 +22,8 @@ from distsim.checker.replay_schedule import (
 )
 from distsim.checker.verdict import Verdict, verdict_of
 from distsim.common.errors import UsageError
-from distsim.program.code import Program
 from distsim.program.from_calls import build_program
+from distsim.program.model import Program
 from tests.support.brute_force import BruteForce
 from tests.support.small_programs import small_program
 

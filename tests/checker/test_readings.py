@@ -18,16 +18,9 @@ from distsim.checker.reading_run import ContractProgram, Reading
 from distsim.checker.verdict import verdict_of
 from distsim.findings.final_state import FinalState
 from distsim.operations.core.resolved_call import RankGroup
-from distsim.program.code import (
-    BufferVector,
-    CallSite,
-    ChannelEndpoint,
-    CodeCall,
-    Program,
-    RankFault,
-    SharedCode,
-)
+from distsim.program.code import BufferVector, CallSite, ChannelEndpoint, CodeCall, SharedCode
 from distsim.program.from_calls import build_program
+from distsim.program.model import Program, RankFault
 from distsim.semantics.ordered.blocked_state import blocked_state_at as rules_standstill
 from distsim.semantics.ordered.transitions import TransitionRules
 from tests.support.harness import draws

@@ -15,8 +15,8 @@ import pytest
 
 from distsim.common import file_io
 from distsim.common.errors import ScenarioErrors, UsageError
-from distsim.program.features import DEFAULT_MAX_CALLS, DEFAULT_MAX_RANKS, is_within_size_limit
 from distsim.program.lower import lower
+from distsim.program.size_limits import DEFAULT_MAX_CALLS, DEFAULT_MAX_RANKS, is_within_size_limit
 from distsim.scenario import load, loads
 from distsim.simulation.check_scenario import check_file, check_scenario
 from distsim.simulation.expectations import check_expectations as held_to_expect

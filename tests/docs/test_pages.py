@@ -11,13 +11,13 @@ import pytest
 
 from distsim.output.text.simulation_report import simulation_report_text
 from distsim.scenario import loads
-from distsim.scenario.format.models.sections import MEMORY_PARTS
-from distsim.scenario.format.reading.name_scope import (
+from distsim.scenario.format.models.entries import (
     GROUP_NAMES,
     ITERATION_INDEX,
     RANK_NAMES,
     VALUE_NAMES,
 )
+from distsim.scenario.format.models.sections import MEMORY_PARTS
 from distsim.scenario.format.reading.scenario_reader import TOP_LEVEL_KEYS
 from distsim.scenario.strategies.training_step.presets import PRESETS
 from distsim.scenario.strategies.training_step.transformer import Transformer

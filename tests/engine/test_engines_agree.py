@@ -18,9 +18,9 @@ from distsim.engine import SimulatedRun, run_program
 from distsim.hardware.cluster import cluster_from
 from distsim.hardware.cost import CostModel
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import Program
 from distsim.program.from_calls import build_program
 from distsim.program.lower import lower
+from distsim.program.model import Program
 from distsim.scenario import loads
 from distsim.semantics.form.linked_program import LinkedProgram
 from distsim.semantics.form.mismatches import why_order_matters

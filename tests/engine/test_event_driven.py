@@ -12,8 +12,8 @@ from distsim.engine.event_driven import OrderedRun, simulate_in_order
 from distsim.hardware.cluster import preset
 from distsim.hardware.cost import CostModel
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import Program, RankFault
 from distsim.program.from_calls import build_program
+from distsim.program.model import Program, RankFault
 from distsim.semantics.ordered.blocked_state import blocked_state_at
 from distsim.semantics.ordered.transitions import TransitionRules
 from tests.support.harness import draws

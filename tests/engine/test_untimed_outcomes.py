@@ -15,9 +15,9 @@ from distsim.engine.event_driven import simulate_in_order
 from distsim.engine.order_search import search_event_orders
 from distsim.engine.run_record import worst_outcome
 from distsim.hardware.cost import CostModel
-from distsim.program.code import Program
 from distsim.program.from_calls import build_program
 from distsim.program.lower import lower
+from distsim.program.model import Program
 from distsim.scenario import loads
 from distsim.semantics.form.completion import CompletionConditions
 from distsim.semantics.form.linked_program import LinkedProgram

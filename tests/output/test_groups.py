@@ -10,7 +10,7 @@ from distsim.common.errors import UsageError
 from distsim.output.pictures.drawing.palette import FILLS
 from distsim.output.pictures.render import PictureInput, render_picture
 from distsim.output.trace_data.selection import parse_selection
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.scenario import loads
 from distsim.simulation.simulate_scenario import simulate
 

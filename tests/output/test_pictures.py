@@ -21,8 +21,8 @@ from distsim.output.pictures.views.op import op_picture
 from distsim.output.pictures.views.startup import startup_diagram
 from distsim.output.pictures.views.waitfor import waitfor_picture
 from distsim.output.trace_data.selection import parse_selection
-from distsim.program.code import RankFault
 from distsim.program.from_calls import build_program
+from distsim.program.model import RankFault
 from distsim.scenario import loads
 from distsim.simulation.simulate_scenario import simulate
 from tests.support.views_made import box, cell_text, made, recv, ring, send, texts, wait, work

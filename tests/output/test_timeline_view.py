@@ -11,7 +11,7 @@ from distsim.engine import SimulatedRun
 from distsim.output.pictures.drawing.svg import round_ticks
 from distsim.output.pictures.render import PictureInput, render_picture
 from distsim.output.pictures.views.timeline import timeline_svg
-from distsim.program.code import Program
+from distsim.program.model import Program
 from tests.support.views_made import made, recv, ring, send, wait, work
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from distsim.common.errors import ScenarioErrors
-from distsim.program.code import Program
 from distsim.program.lower import lower
+from distsim.program.model import Program
 from distsim.scenario import loads
 
 

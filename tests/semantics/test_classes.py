@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 
 from distsim.backends import BACKEND_PROFILES
-from distsim.program.code import Program
 from distsim.program.lower import lower
+from distsim.program.model import Program
 from distsim.scenario import loads
 from distsim.semantics.classes.partition import partition_ranks
 from distsim.semantics.classes.rank_keys import depends_on_group_rank

@@ -12,8 +12,8 @@ import pytest
 from distsim.backends import BACKEND_PROFILES, CONTRACT_READINGS, BackendProfile
 from distsim.hardware.cluster import cluster_from
 from distsim.hardware.cost import CostModel
-from distsim.program.code import Program
 from distsim.program.lower import lower
+from distsim.program.model import Program
 from distsim.scenario import Scenario, loads
 from distsim.semantics.form import compilation_units
 from distsim.semantics.form.instructions import AwaitRendezvous, CompilationUnit, PostLaunch

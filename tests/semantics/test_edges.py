@@ -17,9 +17,9 @@ from distsim.engine import run_program as run_engine
 from distsim.findings.final_state import FinalState
 from distsim.hardware.cluster import cluster_from
 from distsim.hardware.cost import CostModel
-from distsim.program.code import Program
 from distsim.program.from_calls import build_program
 from distsim.program.lower import lower
+from distsim.program.model import Program
 from distsim.scenario import loads
 from distsim.semantics.classes.rank_keys import row_numbers, vectors_of_call
 from distsim.semantics.classes.representatives import representative_program

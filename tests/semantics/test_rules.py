@@ -9,8 +9,8 @@ import pytest
 from distsim.backends import BACKEND_PROFILES, CONTRACT_READINGS
 from distsim.engine.backend_outcomes import has_any_source_receive
 from distsim.findings.final_state import FinalState, WaitDependency
-from distsim.program.code import Program, RankFault
 from distsim.program.from_calls import build_program
+from distsim.program.model import Program, RankFault
 from distsim.semantics.ordered.blocked_state import blocked_state_at
 from distsim.semantics.ordered.state import (
     CHOICE_STEP,

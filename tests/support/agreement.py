@@ -28,8 +28,8 @@ from distsim.engine.backend_outcomes import BackendOutcome, backend_outcome
 from distsim.engine.order_search import OrderSearchResult, search_event_orders
 from distsim.findings.final_state import FinalState
 from distsim.hardware.cost import CostModel
-from distsim.program.code import Program
 from distsim.program.lower import lower
+from distsim.program.model import Program
 from distsim.scenario import Scenario
 from distsim.semantics.form.completion import CompletionConditions
 from distsim.semantics.form.linked_program import LinkedProgram

@@ -15,8 +15,8 @@ from distsim.engine import may_fold_shared_links, run_program
 from distsim.engine.backend_outcomes import backend_outcome
 from distsim.engine.expand_folded import expand_blocked_state
 from distsim.hardware.cost import CostModel
-from distsim.program.code import Program
 from distsim.program.lower import lower
+from distsim.program.model import Program
 from distsim.scenario import Scenario
 from distsim.semantics.classes.representatives import FoldingError, representative_program
 from distsim.simulation.simulate_scenario import cost_model, unfolded_timeline

@@ -18,8 +18,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from distsim.program.code import Program
 from distsim.program.lower import lower
+from distsim.program.model import Program
 from distsim.scenario import Scenario
 from tests.support.generated_parts import Calls
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from distsim.program.code import Program, RankFault
 from distsim.program.from_calls import build_program
+from distsim.program.model import Program, RankFault
 
 Calls = list[dict[str, Any]]
 SECOND = 10**9

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.real.shared.job import WorkerJob
 from distsim.real.shared.progress_file import CallTimeTable, ProgressFile
 from distsim.real.worker.rank_tensors import tensor_bytes

@@ -9,7 +9,7 @@ from typing import Any
 from distsim.engine.backend_outcomes import has_any_source_receive as has_any_source
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import Program
+from distsim.program.model import Program
 
 Plain = dict[str, Any]
 #: Operations that the naive simulators know; local work is left out, for it blocks nobody.

@@ -11,15 +11,8 @@ from distsim.common.expressions import parse_expression
 from distsim.findings.finding_types import SourceLocation
 from distsim.operations.core.resolved_call import RankGroup
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import (
-    BufferVector,
-    CallSite,
-    ChannelEndpoint,
-    CodeCall,
-    Program,
-    SharedCode,
-    TensorSpec,
-)
+from distsim.program.code import BufferVector, CallSite, ChannelEndpoint, CodeCall, SharedCode
+from distsim.program.model import Program, TensorSpec
 from distsim.trace.model import COLUMN_TYPES, TEXT_COLUMNS, Trace
 
 Plain = Mapping[str, Any]

@@ -9,8 +9,8 @@ from distsim.backends import BACKEND_PROFILES, default_cluster
 from distsim.engine import SimulatedRun, run_program
 from distsim.hardware.cost import CostModel
 from distsim.output.pictures.drawing.box_diagram import BoxDiagram, DiagramNode, TableCell
-from distsim.program.code import Program
 from distsim.program.from_calls import build_program
+from distsim.program.model import Program
 
 Plain = Mapping[str, Any]
 Made = tuple[Program, SimulatedRun]

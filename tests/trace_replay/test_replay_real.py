@@ -15,8 +15,8 @@ import pytest
 from distsim.backends import default_cluster
 from distsim.hardware.cost import CostModel
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import Program
 from distsim.program.from_calls import build_program
+from distsim.program.model import Program
 from distsim.real.run import RealRunOptions, RealRunRefused, run_simulation
 from distsim.real.worker.rank_tensors import tensor_bytes
 from distsim.scenario import Scenario, loads

@@ -16,7 +16,7 @@ from distsim.findings.finding_types import Finding
 from distsim.operations.core.resolved_call import ResolvedCall, TensorBuffer
 from distsim.operations.one_sided import is_signal
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.semantics.form.compiler import refusal_key
 from distsim.semantics.form.group_creation import divergent_new_groups, new_group_error
 

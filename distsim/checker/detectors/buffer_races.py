@@ -29,9 +29,10 @@ from distsim.common.records import dataclass
 from distsim.findings.finding_types import Finding
 from distsim.operations.core.field_types import PerRank
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import BufferVector, CodeCall, Program, SharedCode, at_row
+from distsim.program.code import BufferVector, CodeCall, SharedCode, at_row
 from distsim.program.features import makes_request
-from distsim.program.memo_keys import field_names_of
+from distsim.program.model import Program
+from distsim.program.step_traits import field_names_of
 
 #: What does the work: a stream by its name ("" is the default stream), or a request by the position
 #: of its call.

@@ -16,7 +16,8 @@ from distsim.common.units import duration_text
 from distsim.findings.final_state import FinalState, RankEnd
 from distsim.findings.finding_types import Finding
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import CallSite, CodeCall, Program
+from distsim.program.code import CallSite, CodeCall
+from distsim.program.model import Program
 
 
 def lint_findings(

@@ -21,7 +21,8 @@ from distsim.checker.wording import aligned_columns, call_words, location_text
 from distsim.common.records import dataclass
 from distsim.findings.finding_types import Finding
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import CodeCall, Program, at_row
+from distsim.program.code import CodeCall, at_row
+from distsim.program.model import Program
 from distsim.semantics.form.instructions import PartKind
 
 _VectorClock = NDArray[np.int64]

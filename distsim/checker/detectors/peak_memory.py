@@ -13,7 +13,7 @@ from distsim.common.units import show_bytes
 from distsim.findings.finding_types import Finding, SourceLocation
 from distsim.hardware.cluster import Cluster
 from distsim.operations.core.resolved_call import DTYPE_BYTES
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.scenario import Scenario
 from distsim.scenario.format.models.entries import ScenarioBlock
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from distsim.common.records import dataclass
 from distsim.findings.final_state import FinalState
-from distsim.program.code import Program, SharedCode
+from distsim.program.code import SharedCode
 from distsim.program.features import makes_request
+from distsim.program.model import Program
 
 
 @dataclass(frozen=True, slots=True)

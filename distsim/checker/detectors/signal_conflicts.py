@@ -16,7 +16,8 @@ from distsim.checker.wording import aligned_columns, location_text
 from distsim.findings.finding_types import Finding
 from distsim.operations.one_sided import tag_text
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import CallSite, Program
+from distsim.program.code import CallSite
+from distsim.program.model import Program
 
 
 class _SignalCall(NamedTuple):

@@ -11,7 +11,8 @@ from distsim.checker.matching.channel_layout import ChannelLayout, build_channel
 from distsim.checker.wording import aligned_columns, call_words, location_text, rank_list
 from distsim.findings.finding_types import Finding
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import BufferVector, CodeCall, Program, at_row
+from distsim.program.code import BufferVector, CodeCall, at_row
+from distsim.program.model import Program
 from distsim.trace.model import Trace
 
 #: The tensors of a collective, as (name, index): inputs, then outputs.

@@ -31,7 +31,8 @@ from distsim.checker.wording import aligned_columns, call_words, location_text, 
 from distsim.findings.finding_types import Finding
 from distsim.operations.core.resolved_call import ResolvedCall, TensorBuffer
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import BufferVector, CodeCall, Program, Vec, at_row
+from distsim.program.code import BufferVector, CodeCall, Vec, at_row
+from distsim.program.model import Program
 from distsim.trace.model import Trace
 
 TensorLabel = tuple[str, int]

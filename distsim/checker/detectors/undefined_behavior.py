@@ -9,7 +9,7 @@ from distsim.checker.matching.call_index import CallIndex
 from distsim.checker.matching.channel_layout import ChannelLayout
 from distsim.checker.wording import aligned_columns, call_words, location_text, rank_list
 from distsim.findings.finding_types import Finding
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.semantics.form.nccl_connect import ConnectingLaunch, connection_mismatches
 
 

@@ -15,7 +15,7 @@ from distsim.findings.finding_types import SourceLocation
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.one_sided import is_signal
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import Program
+from distsim.program.model import Program
 
 #: Open receive (rank, position, part) -> the message that it takes, as (rank, position, part).
 TakenMessages = Mapping[Any, tuple[int, int, int]]

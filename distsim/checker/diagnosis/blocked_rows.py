@@ -17,7 +17,7 @@ from distsim.checker.wording import (
 )
 from distsim.findings.final_state import BlockedRank, FinalState, WaitDependency
 from distsim.findings.finding_types import SourceLocation
-from distsim.program.code import Program
+from distsim.program.model import Program
 
 #: Rank, call, place, reason.
 FindingRow = tuple[str, str, str, str]

@@ -17,7 +17,7 @@ from distsim.checker.wording import call_words, location_text, rank_list
 from distsim.findings.finding_types import SourceLocation
 from distsim.operations.core.operation_base import Operation
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import Program
+from distsim.program.model import Program
 
 #: What to do, by the aspect that differs.
 _ASPECT_ADVICE = {

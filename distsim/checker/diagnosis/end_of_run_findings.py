@@ -17,7 +17,7 @@ from distsim.findings.codes import CODES
 from distsim.findings.final_state import FinalState, RankEnd
 from distsim.findings.finding_types import Finding, SourceLocation
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import Program
+from distsim.program.model import Program
 
 
 def leak_findings(program: Program, leaks: Iterable[RequestLeak]) -> tuple[Finding, ...]:

@@ -15,7 +15,7 @@ from distsim.checker.wording import call_words, location_text, place_of_call, ra
 from distsim.findings.final_state import RankEnd
 from distsim.findings.finding_types import SourceLocation
 from distsim.operations.core.resolved_call import ResolvedCall
-from distsim.program.code import Program
+from distsim.program.model import Program
 
 _EXIT_WORDS = {
     "ended": "has already ended",

@@ -60,7 +60,7 @@ from distsim.checker.wording import (
 from distsim.findings.final_state import FinalState, WaitDependency
 from distsim.findings.finding_types import Finding, SourceLocation
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import Program
+from distsim.program.model import Program
 
 
 def diagnose_hang(

@@ -10,7 +10,8 @@ from distsim.backends import BackendProfile
 from distsim.findings.final_state import FinalState
 from distsim.findings.finding_types import Finding
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import CodeCall, Program
+from distsim.program.code import CodeCall
+from distsim.program.model import Program
 
 
 def with_host_waits(

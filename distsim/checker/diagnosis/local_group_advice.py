@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from distsim.backends import BACKEND_PROFILES
 from distsim.checker.diagnosis.awaited_call import AwaitedCall
 from distsim.operations.core.resolved_call import ResolvedCall
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.semantics.form.group_creation import (
     DivergentNewGroup,
     created_group_ids,

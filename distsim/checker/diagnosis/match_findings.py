@@ -17,7 +17,7 @@ from distsim.checker.matching.call_mismatch import CallMismatch
 from distsim.checker.wording import MAX_SHOWN, aligned_columns, call_words, location_text, rank_list
 from distsim.findings.final_state import FinalState
 from distsim.findings.finding_types import Finding
-from distsim.program.code import Program
+from distsim.program.model import Program
 
 if TYPE_CHECKING:
     from distsim.checker.diagnosis.awaited_call import TakenMessages

@@ -14,7 +14,7 @@ from distsim.checker.reading_result import Frequency, ReadingResult
 from distsim.checker.replay_schedule import BufferChoice, CallId, ReplaySchedule, TakeChoice
 from distsim.checker.wording import MAX_SHOWN, aligned_columns, call_words, location_text, rank_list
 from distsim.findings.finding_types import Finding
-from distsim.program.code import Program
+from distsim.program.model import Program
 
 
 def sender_reliance_findings(program: Program, result: ReadingResult) -> tuple[Finding, ...]:

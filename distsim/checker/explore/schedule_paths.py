@@ -16,7 +16,7 @@ from distsim.checker.matching.channel_layout import build_channel_layout
 from distsim.checker.replay_schedule import BufferChoice, CallId, ReplaySchedule, TakeChoice
 from distsim.common.errors import UsageError
 from distsim.findings.final_state import FinalState
-from distsim.program.code import Program
+from distsim.program.model import Program
 
 
 def schedule_from_path(machine: StateMachine, path: list[int]) -> ReplaySchedule:

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from distsim.checker.matching.channel_layout import WHOLE_CALL, ChannelLayout, joins_sequence
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import CodeCall, Program, at_row
+from distsim.program.code import CodeCall, at_row
+from distsim.program.model import Program
 
 
 class MessageCall(NamedTuple):

@@ -15,7 +15,8 @@ from distsim.common.records import dataclass
 from distsim.operations.core.operation_base import Operation
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import CodeCall, Program, SharedCode
+from distsim.program.code import CodeCall, SharedCode
+from distsim.program.model import Program
 
 #: `CallMismatch.sequence` of a message.
 NO_SEQUENCE = -1

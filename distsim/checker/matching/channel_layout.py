@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from distsim.backends import CONTRACT_READINGS
 from distsim.common.records import dataclass
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import CodeCall, Program, SharedCode, at_row
+from distsim.program.code import CodeCall, SharedCode, at_row
+from distsim.program.model import Program
 from distsim.semantics.form.linked_program import LinkedProgram
 
 _IntArray = NDArray[np.int64]

@@ -8,7 +8,8 @@ import numpy as np
 
 from distsim.output.page.call_columns import InternTable
 from distsim.output.page.data_encoding import Numbers
-from distsim.program.code import BufferVector, CodeCall, Program, Vec, at_row
+from distsim.program.code import BufferVector, CodeCall, Vec, at_row
+from distsim.program.model import Program
 from distsim.trace.model import Trace
 
 #: Tensors of one call that are named.

@@ -7,7 +7,7 @@ import numpy as np
 from distsim.operations.core.resolved_call import ResolvedCall, TensorBuffer
 from distsim.output.page.call_columns import InternTable
 from distsim.output.page.data_encoding import Numbers, zigzag_deltas
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.trace.model import Trace
 from distsim.values import compute_values
 from distsim.values.buffer_values import BufferValues

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from distsim.common.errors import EnvironmentFault
 from distsim.operations.core.resolved_call import ResolvedCall, TensorBuffer
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import Program
 from distsim.program.from_calls import PlainCall, build_program
+from distsim.program.model import Program
 from distsim.real.launch.start_methods import ProcessLauncher
 from distsim.real.shared.device_selection import require_torch
 from distsim.real.shared.job import FOLDER_PREFIX

@@ -230,7 +230,11 @@ def real_run_notes(scenario: Scenario) -> list[str]:
     """Where a real run does otherwise than the classes of PyTorch that the scenario's strategies
     are named after.
     """
-    return [STRATEGIES[name].real_run_note for name in scenario.strategies if STRATEGIES[name].real_run_note]
+    return [
+        STRATEGIES[name].real_run_note
+        for name in scenario.strategies
+        if STRATEGIES[name].real_run_note
+    ]
 
 
 def _device(scenario: Scenario, gpu: bool, local_rank: int) -> str:

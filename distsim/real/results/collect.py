@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from distsim.checker.wording import rank_list
 from distsim.common.errors import EnvironmentFault
 from distsim.findings.final_state import FinalState
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.real.launch.monitor import MonitorResult
 from distsim.real.results.merge_tables import RankTimeTable, merge_rank_tables
 from distsim.real.results.posted_calls import PostedRequest, diverging_receives

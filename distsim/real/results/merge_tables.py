@@ -15,7 +15,7 @@ from distsim.engine.run_record import RunColumns, build_trace
 from distsim.findings.final_state import FinalState
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.real.results.posted_calls import CallMatching
 from distsim.real.shared.progress_file import read_call_times
 from distsim.trace.model import NEVER, Trace

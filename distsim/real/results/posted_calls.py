@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple, TypeVar
 from distsim.findings.final_state import WaitDependency
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.trace.model import Trace
 
 Key = TypeVar("Key", bound=Hashable)

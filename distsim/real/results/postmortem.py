@@ -21,7 +21,7 @@ from distsim.findings.final_state import (
     WaitDependency,
 )
 from distsim.findings.finding_types import Finding
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.real.results.posted_calls import (
     DivergingReceive,
     PostedRequest,

@@ -15,7 +15,7 @@ from distsim.trace.model import Trace
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
-    from distsim.program.code import Program
+    from distsim.program.model import Program
     from distsim.real.launch.external_launchers import ExternalRank
     from distsim.simulation.simulate_scenario import Simulation
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from distsim.operations.core.collective_results import numpy_dtype
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.real.shared.job import unpack_record
 from distsim.trace.packed_values import EPSILON, RankTensorValue, pack_tensor
 from distsim.values import BufferValues

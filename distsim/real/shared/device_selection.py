@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from distsim.backends.nccl import MIN_CHANNELS_PER_PEER
 from distsim.common.errors import EnvironmentFault, UsageError
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import Program
+from distsim.program.model import Program
 
 #: The first NCCL that lets ranks share a GPU on request (NCCL 2.30, `init.cc` and `env.rst`:
 #: NCCL_MULTI_RANK_GPU_ENABLE).

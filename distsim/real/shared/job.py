@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.real.shared.device_selection import RankDevices, backend_variables
 from distsim.real.worker.compute_load import ComputeTimes
 from distsim.scenario.startup.init_method import ENV_VARIABLES

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from distsim.common.errors import EnvironmentFault
 from distsim.operations.core.resolved_call import ResolvedCall
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.real.shared.job import LOOPBACK
 from distsim.real.shared.rendezvous import listen
 from distsim.scenario.startup.init_method import rendezvous_info

@@ -15,7 +15,8 @@ from distsim.common.errors import EnvironmentFault
 from distsim.common.units import show_bytes
 from distsim.operations.core.collective_results import numpy_dtype
 from distsim.operations.core.resolved_call import ResolvedCall, TensorBuffer
-from distsim.program.code import Program, at_row
+from distsim.program.code import at_row
+from distsim.program.model import Program
 from distsim.values import fill_numbers
 from distsim.values.numbers import widen_numbers
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import CodeCall, RankFault
+from distsim.program.code import CodeCall
+from distsim.program.model import RankFault
 from distsim.real.shared.job import WorkerJob
 from distsim.real.shared.progress_file import (
     FINISHED,

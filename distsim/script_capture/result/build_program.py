@@ -11,9 +11,11 @@ from distsim.hardware.cluster import Cluster
 from distsim.hardware.cost import CostModel
 from distsim.operations.core.resolved_call import DTYPE_BYTES, RankGroup
 from distsim.operations.registry import OPERATIONS
-from distsim.program.assemble import CodeBuilder, ProgramTables
+from distsim.program.assemble import CodeBuilder
 from distsim.program.call_builder import CallDraft, CallRequests
-from distsim.program.code import BufferVector, CallSite, CodeCall, Program, RankFault, SharedCode
+from distsim.program.code import BufferVector, CallSite, CodeCall, SharedCode
+from distsim.program.model import Program, RankFault
+from distsim.program.program_tables import ProgramTables
 from distsim.script_capture.compute.kernel_counter import (
     ComputeInterval,
     ComputeKernel,

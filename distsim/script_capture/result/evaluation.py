@@ -11,7 +11,7 @@ from distsim.checker.verdict import Verdict
 from distsim.common.records import gc_paused
 from distsim.findings.finding_types import Finding, SourceLocation
 from distsim.hardware.cluster import PRESETS, Cluster, cluster_from
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.scenario import Scenario
 from distsim.script_capture.hub.matching import calls_agree
 from distsim.script_capture.hub.state import PendingReply, RankProcess

@@ -27,7 +27,8 @@ from distsim.backends.profile import BackendProfile
 from distsim.common.arrays import IntArray, sorted_unique
 from distsim.hardware.cost import CostModel
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import CodeCall, Program, SharedCode, resolve_call
+from distsim.program.code import CodeCall, SharedCode, resolve_call
+from distsim.program.model import Program
 from distsim.semantics.classes.rank_keys import RankVectors, row_numbers
 
 #: Rounds after which a program counts as one that does not fold: a chain loses a few ranks in each.

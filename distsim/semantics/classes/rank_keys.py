@@ -13,7 +13,8 @@ from distsim.backends.profile import BackendProfile
 from distsim.common.arrays import IntArray, first_equal_columns
 from distsim.common.arrays import dense_row_ids as by_columns
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import BoolVector, BufferVector, CodeCall, Program, SharedCode, Vec
+from distsim.program.code import BoolVector, BufferVector, CodeCall, SharedCode, Vec
+from distsim.program.model import Program
 
 #: Group ranks beside which a rule is tried, to see whether it goes by their places.
 _PROBED_GROUP_SIZE = 8

@@ -25,10 +25,10 @@ from distsim.program.code import (
     BufferVector,
     ChannelEndpoint,
     CodeCall,
-    Program,
     SharedCode,
     collapse_uniform,
 )
+from distsim.program.model import Program
 from distsim.semantics.classes.partition import RankPartition, partition_ranks
 from distsim.semantics.classes.rank_keys import vectors_of_call
 

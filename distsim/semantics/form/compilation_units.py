@@ -14,7 +14,8 @@ import numpy as np
 
 from distsim.backends.profile import SHAPE_CHECKED_OPS, BackendProfile
 from distsim.common.arrays import IntArray, first_equal_columns
-from distsim.program.code import BoolVector, Program, SharedCode, Vec
+from distsim.program.code import BoolVector, SharedCode, Vec
+from distsim.program.model import Program
 from distsim.semantics.form.compiler import CompilationContext, UnitCompiler
 from distsim.semantics.form.device_compiler import DeviceCompiler
 from distsim.semantics.form.group_creation import divergent_new_groups

@@ -12,7 +12,8 @@ from distsim.backends.profile import SHAPE_CHECKED_OPS, BackendProfile, InvalidC
 from distsim.findings.final_state import RankEndStatus
 from distsim.operations.core.resolved_call import RankGroup, ResolvedCall
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import CodeCall, Program, SharedCode, Vec, at_row
+from distsim.program.code import CodeCall, SharedCode, Vec, at_row
+from distsim.program.model import Program
 from distsim.semantics.form.group_creation import (
     DivergentNewGroup,
     created_group_ids,

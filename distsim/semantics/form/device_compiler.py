@@ -13,7 +13,8 @@ from functools import cache
 from distsim.backends.profile import ALL_PAIRS, FROM_ROOT, TO_ROOT, BackendProfile
 from distsim.operations.core.resolved_call import RankGroup, ResolvedCall
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import CodeCall, Program
+from distsim.program.code import CodeCall
+from distsim.program.model import Program
 from distsim.semantics.form.compiler import CompilationContext, UnitCompiler
 from distsim.semantics.form.group_creation import created_group_ids
 from distsim.semantics.form.instructions import (

@@ -30,8 +30,8 @@ from typing import NamedTuple
 from distsim.backends import profile_for_call
 from distsim.backends.profile import BackendProfile
 from distsim.operations.core.resolved_call import ResolvedCall
-from distsim.program.code import Program
 from distsim.program.groups import groups_from_file
+from distsim.program.model import Program
 
 
 class DivergentNewGroup(NamedTuple):

@@ -22,7 +22,8 @@ from distsim.backends.profile import BackendProfile
 from distsim.common.arrays import IntArray, dense_row_ids, sorted_unique
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.one_sided import FIRST_SIGNAL_TAG
-from distsim.program.code import CodeCall, Program, SharedCode, Vec, at_row
+from distsim.program.code import CodeCall, SharedCode, Vec, at_row
+from distsim.program.model import Program
 from distsim.semantics.form.compilation_units import compile_units
 from distsim.semantics.form.instructions import (
     INVALID_SIGNATURE,

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from distsim.backends.profile import ALL_PAIRS, FROM_ROOT, TO_ROOT, BackendProfile
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import CodeCall, Program, SharedCode, Vec, at_row
+from distsim.program.code import CodeCall, SharedCode, Vec, at_row
+from distsim.program.model import Program
 
 
 class ConnectingLaunch(NamedTuple):

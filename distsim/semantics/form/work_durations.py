@@ -10,7 +10,8 @@ import numpy as np
 
 from distsim.hardware.cost import CostModel
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import CodeCall, Program, SharedCode, Vec, at_row
+from distsim.program.code import CodeCall, SharedCode, Vec, at_row
+from distsim.program.model import Program
 
 
 def _varied_ns(program: Program, cost: CostModel, rank: int, position: int) -> int:

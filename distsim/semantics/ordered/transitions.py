@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from distsim.backends.message_matching import MessageMatcher
 from distsim.backends.profile import BackendProfile
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.semantics.form.instructions import (
     AwaitRendezvous,
     DropRequest,

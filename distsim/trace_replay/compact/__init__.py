@@ -11,7 +11,7 @@ from distsim.backends import BACKEND_PROFILES, DEFAULT_BACKEND
 from distsim.common.errors import UsageError
 from distsim.common.units import duration_text
 from distsim.hardware.cluster import PRESETS, cluster_from
-from distsim.program.code import Program, RankFault
+from distsim.program.model import Program, RankFault
 from distsim.scenario.format.models.sections import ProcessGroupOptions
 from distsim.trace.model import Trace
 from distsim.trace_replay import rebuild_program

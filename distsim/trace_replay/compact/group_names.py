@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from distsim.operations.core.resolved_call import RankGroup
-from distsim.program.code import Program
-from distsim.scenario.format.reading.name_scope import RESERVED_NAMES
+from distsim.program.model import Program
+from distsim.scenario.format.models.entries import RESERVED_NAMES
 from distsim.trace_replay.compact.rank_expressions import RankVariables, fit_expression
 
 

@@ -10,7 +10,7 @@ from distsim.operations.one_sided import tag_text
 from distsim.operations.registry import OPERATIONS
 from distsim.output.pictures.drawing.box_diagram import clipped
 from distsim.output.text_layout import consecutive_ranges
-from distsim.program.code import Program
+from distsim.program.model import Program
 
 _MAX_LABEL_WIDTH = 34
 

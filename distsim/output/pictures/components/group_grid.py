@@ -16,7 +16,7 @@ from distsim.output.pictures.drawing.box_diagram import clipped, text_width
 from distsim.output.pictures.drawing.palette import FILLS, GREY, INK, LINE_COLOUR, WHITE
 from distsim.output.pictures.drawing.svg import SvgDrawing
 from distsim.output.pictures.drawing.svg import number_text as written
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.trace.model import Trace
 
 #: Panels at most, and how wide the page is about, in pixels.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from distsim.checker.verdict import Verdict
     from distsim.engine.run_record import SimulatedRun
     from distsim.hardware.cost import CostModel
-    from distsim.program.code import Program
+    from distsim.program.model import Program
     from distsim.scenario import Scenario
     from distsim.trace.model import Trace
     from distsim.values import BufferValues

@@ -52,7 +52,7 @@ from distsim.output.pictures.drawing.sequence_diagram import (
 from distsim.output.pictures.views.schedule import has_passes
 from distsim.output.text_layout import rank_list
 from distsim.output.trace_data.selection import WHOLE_RUN, RunSelection
-from distsim.program.code import Program
+from distsim.program.model import Program
 
 if TYPE_CHECKING:
     from distsim.engine.run_record import SimulatedRun

@@ -24,7 +24,7 @@ from distsim.output.pictures.drawing.box_diagram import (
     clipped,
 )
 from distsim.output.pictures.drawing.palette import INK, LINE_COLOUR, PALE_FILL, WHITE, fill_colour
-from distsim.program.code import Program
+from distsim.program.model import Program
 
 #: More ranks than this are drawn as cells, not as boxes.
 MAX_BOXES = 16

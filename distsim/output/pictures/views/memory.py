@@ -36,7 +36,7 @@ from distsim.output.trace_data.selection import (
     selection_text,
     time_window,
 )
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.scenario import Scenario
 from distsim.trace.model import Trace
 

@@ -48,7 +48,7 @@ from distsim.output.trace_data.selection import (
     selection_text,
     time_window,
 )
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.trace.model import Trace
 
 #: Lanes and arrows at most; more lanes are folded, more arrows can't be followed.

@@ -30,7 +30,7 @@ from distsim.output.pictures.drawing.sequence_diagram import (
     SequenceDiagram,
     SequenceParticipant,
 )
-from distsim.program.code import Program
+from distsim.program.model import Program
 from distsim.scenario.startup.init_method import rendezvous_info
 from distsim.scenario.startup.records import (
     RendezvousInfo,

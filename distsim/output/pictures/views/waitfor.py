@@ -48,7 +48,7 @@ from distsim.output.pictures.drawing.palette import (
     WHITE,
 )
 from distsim.output.trace_data.selection import WHOLE_RUN, RunSelection
-from distsim.program.code import Program
+from distsim.program.model import Program
 
 #: So many stuck ranks have a box each; of more, alike ones share one. Circles are drawn whole up to
 #: so many ranks.

@@ -1,4 +1,7 @@
-"""What a program is made of: steps, blocks and repeats, as written, with their places."""
+"""The entries of a program (steps, blocks and repeats, as written, with their places).
+
+Also the names that every expression may use. Nothing here evaluates or checks an entry.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,36 @@ from distsim.operations.core.field_types import PerRank
 if TYPE_CHECKING:
     from distsim.operations.core.operation_base import Operation
 
-#: Who makes a step: global ranks, a condition, or everybody (None).
+#: The ranks that make a step: global ranks, a condition, or all ranks (None).
 Selector = Expression | tuple[int, ...] | None
+
+# --- names with a fixed meaning in expressions; no definition may reuse them ---
+RANK_NAMES = ("rank", "world_size", "node", "local_rank")
+GROUP_NAMES = ("group_rank", "group_size")
+VALUE_NAMES = ("index", "copy")
+#: The index of the top-level `iterations`, known in the program.
+ITERATION_INDEX = "iteration"
+RESERVED_NAMES = (
+    *RANK_NAMES,
+    *GROUP_NAMES,
+    *VALUE_NAMES,
+    ITERATION_INDEX,
+    "min",
+    "max",
+    "true",
+    "false",
+    "world",
+    "else",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ScenarioStep:
-    """One operation. ``line`` and ``column`` (from 1; 0 in a scenario built in Python) play no part
-    in equality.
+    """One operation.
 
-    ``path`` is where it stands in the file's data: ``("program", 0, "steps", 1)``.
+    ``line`` and ``column`` count from 1; they are 0 in a scenario built in Python. ``path`` is the
+    position in the file's data: ``("program", 0, "steps", 1)``. None of them plays a part in
+    equality.
     """
 
     op: Operation
@@ -44,8 +67,9 @@ class ScenarioBlock:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioRepeat:
-    """``repeat: {times, index, steps}``: ``index`` counts from 0 inside; ``times`` may differ by
-    rank.
+    """``repeat: {times, index, steps}``.
+
+    ``index`` counts from 0 inside; ``times`` may differ by rank.
     """
 
     times: Expression | PerRank[Expression]

@@ -16,6 +16,11 @@ from distsim.common.quantities import QuantityExpression, QuantityKind, quantity
 from distsim.operations.core.field_types import InlineTensor, NameReference, PerRank
 from distsim.operations.core.operation_base import Operation
 from distsim.scenario.format.models.entries import (
+    GROUP_NAMES,
+    ITERATION_INDEX,
+    RANK_NAMES,
+    RESERVED_NAMES,
+    VALUE_NAMES,
     Entry,
     ScenarioBlock,
     ScenarioRepeat,
@@ -25,24 +30,6 @@ from distsim.scenario.format.models.entries import (
 from distsim.scenario.format.reading.step_reader import repeat_count_error
 from distsim.scenario.format.source.document import DataPath, ProblemCollector
 
-#: Words of expressions; nothing else may be called so.
-RANK_NAMES = ("rank", "world_size", "node", "local_rank")
-GROUP_NAMES = ("group_rank", "group_size")
-VALUE_NAMES = ("index", "copy")
-#: The index of the top-level `iterations`, known in the program.
-ITERATION_INDEX = "iteration"
-RESERVED_NAMES = (
-    *RANK_NAMES,
-    *GROUP_NAMES,
-    *VALUE_NAMES,
-    ITERATION_INDEX,
-    "min",
-    "max",
-    "true",
-    "false",
-    "world",
-    "else",
-)
 _INDEX_MEANING = "an index of a repeat"
 #: Fields that torch takes as integers.
 _INTEGER_FIELDS = {

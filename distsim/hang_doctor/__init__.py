@@ -1,9 +1,11 @@
-"""From what a hung job left to its cause: dumps, logs and stacks of some ranks, one model of
-evidence, one analysis.
+"""Find the cause of a hang in the files that a real job left: dumps, logs and stacks of its ranks.
 
-::
+Data flows in one direction::
 
-    sources → readers (flight, logs, ras, stacks, others) → Evidence → standing → examine → Diagnosis
+    readers: files → Evidence → model.reconcile → analysis: wait state → causes → Diagnosis
+
+``minimal_scenario`` turns a diagnosis into a scenario that hangs in the same way. Only files and
+live processes of real jobs are the subject; simulated hangs are diagnosed in ``checker``.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from distsim.common.errors import DistsimError, UsageError
 from distsim.common.file_io import escape_control_characters
-from distsim.hang_doctor.analysis.causes import HangCause
 from distsim.hang_doctor.analysis.diagnosis import Diagnosis
-from distsim.hang_doctor.analysis.wait_graph import EvidenceWait, JobWaitState
+from distsim.hang_doctor.analysis.hang_cause import HangCause
+from distsim.hang_doctor.analysis.wait_state import EvidenceWait, JobWaitState
 from distsim.hang_doctor.model.evidence_records import EvidenceCall
 from distsim.hang_doctor.model.operation_names import P2P_OPS
 from distsim.scenario import loads
@@ -210,7 +210,7 @@ class _StepWriter:
         return {_OPERATION_OF_FAMILY.get(call.op, call.op): fields}
 
     def _members(self, key: str) -> list[int]:
-        known = self.whole.members(key)
+        known = self.whole.members_of(key)
         found = sorted(self.number[r] for r in known if r in self.number)
         if len(found) == 1:  # nobody named the others
             found = sorted({*found, next(n for n in self.number.values() if n not in found)})

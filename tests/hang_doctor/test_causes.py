@@ -141,7 +141,7 @@ def test_groups_that_lines_name_by_their_guid_are_not_asked_for_again(tmp_path: 
 def test_members_that_a_later_file_names_are_those_of_the_group() -> None:
     """Files that name none leave them as they are, and two that contradict each other are said."""
     evidence = Evidence()
-    keys = {evidence.group("7", members=members) for members in (None, (0, 1), None, (1, 0))}
+    keys = {evidence.add_group("7", members=members) for members in (None, (0, 1), None, (1, 0))}
 
     assert keys == {"7"}
     assert (evidence.groups["7"].members, evidence.groups["7"].sure, evidence.disputes) == (
@@ -149,7 +149,7 @@ def test_members_that_a_later_file_names_are_those_of_the_group() -> None:
         True,
         [],
     )
-    evidence.group("7", members=(0, 2))
+    evidence.add_group("7", members=(0, 2))
     assert (evidence.groups["7"].members, evidence.groups["7"].sure, len(evidence.disputes)) == (
         (0, 1),
         False,

@@ -91,13 +91,14 @@ def command(
 
 
 def _collect_evidence(paths: list[str], pids: list[int], torchrun: int | None) -> Evidence:
+    from distsim.hang_doctor.model.reconcile import reconcile
     from distsim.hang_doctor.readers.input_files import read_evidence
     from distsim.hang_doctor.readers.live_processes import add_live_processes
 
     evidence = read_evidence(paths)
     if pids or torchrun is not None:
         add_live_processes(evidence, pids, torchrun)
-        evidence.settle()
+        reconcile(evidence)
     return evidence
 
 

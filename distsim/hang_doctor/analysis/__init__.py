@@ -1,3 +1,4 @@
-"""From the Evidence to causes: who waits for whom, where ranks diverge, and what the records prove;
-reads no file.
+"""From evidence to causes: which ranks wait for which, where they diverge, and what is proved.
+
+Nothing here reads a file.
 """

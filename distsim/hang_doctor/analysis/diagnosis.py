@@ -1,22 +1,43 @@
-"""The analysis: what the evidence proves of why nothing moves, what it only suggests, and what is
-to be collected next.
+"""The diagnosis of a hang: what the evidence proves, what it suggests, and what to collect next.
+
+The analysis runs in fixed steps: build the wait state of all ranks (``wait_graph``), collect the
+causes of every kind (crashes, mismatches, circles, ranks that are behind, and, if nothing is
+proved, what is known nevertheless), order them so that a cause precedes its consequences, and drop
+the repetitions. It reads no files; ``readers`` do.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from distsim.hang_doctor.analysis import causes, inconclusive, wait_chains
-from distsim.hang_doctor.analysis.causes import HangCause
-from distsim.hang_doctor.analysis.wait_graph import JobWaitState, job_wait_state, last_finished
+from distsim.hang_doctor.analysis import (
+    communication_failures,
+    inconclusive,
+    mismatch_causes,
+    wait_chains,
+    wait_cycles,
+)
+from distsim.hang_doctor.analysis.crashes import crash_causes
+from distsim.hang_doctor.analysis.hang_cause import HangCause
+from distsim.hang_doctor.analysis.next_steps import what_to_collect
+from distsim.hang_doctor.analysis.wait_graph import job_wait_state
+from distsim.hang_doctor.analysis.wait_state import JobWaitState
 from distsim.hang_doctor.model.evidence import Evidence
-from distsim.hang_doctor.model.phrases import call_text, ranges_text, ranks_text, verb_form
+from distsim.hang_doctor.model.phrases import call_text, ranks_text
+
+#: At most this many ranks of a job are listed as not given.
+_MAX_LISTED_RANKS = 1 << 16
+#: Kinds of causes that only describe waits, so they are consequences of other kinds.
+_WAIT_KINDS = ("circle", "behind", "messages")
 
 
 @dataclass
 class Diagnosis:
-    """``causes``: the main one first. ``culprits`` of the main one: ranks that the records prove it
-    of; often nobody.
+    """The result of the analysis.
+
+    ``causes``: the main cause first. ``common``: for each group, the last call that all ranks have
+    finished, as text. ``absent``: ranks of the job about which no file was given. ``collect``: what
+    to collect next.
     """
 
     evidence: Evidence
@@ -32,182 +53,162 @@ class Diagnosis:
 
     @property
     def culprits(self) -> tuple[int, ...]:
+        """The ranks that the records prove responsible for the main cause; often none."""
         return self.causes[0].culprits if self.causes else ()
 
 
 def diagnose_hang(evidence: Evidence) -> Diagnosis:
-    """The diagnosis of what was given."""
-    whole = job_wait_state(evidence)
-    found = Diagnosis(evidence, whole)
-    found.absent = _ranks_without_evidence(evidence)
-    found.causes = _demote_disputed(evidence, _ordered_causes(whole))
-    found.common = _last_common_calls(whole)
-    found.collect = _what_to_collect(evidence, whole, found.absent, found.main)
-    return found
-
-
-def _demote_disputed(evidence: Evidence, found: list[HangCause]) -> list[HangCause]:
-    """Nothing is proved by files of which it is not sure whose they are: what rests on them comes
-    last.
-    """
-    doubted = [cause for cause in found if evidence.disputed.intersection(cause.ranks)]
-    for cause in doubted:
-        cause.culprits, cause.grade = (), "suspected" if cause.grade == "proved" else cause.grade
-    return [*(cause for cause in found if cause not in doubted), *doubted]
+    """Analyse the evidence, which must have been reconciled."""
+    job = job_wait_state(evidence)
+    diagnosis = Diagnosis(evidence, job)
+    diagnosis.absent = _ranks_without_evidence(evidence)
+    diagnosis.causes = _demote_disputed(evidence, _ordered_causes(job))
+    diagnosis.common = _last_common_calls(job)
+    diagnosis.collect = what_to_collect(job, diagnosis.absent, diagnosis.main)
+    return diagnosis
 
 
 def _ranks_without_evidence(evidence: Evidence) -> tuple[int, ...]:
-    """Ranks of the job of whom nothing was given."""
-    members = {m for g in evidence.groups.values() if g.members for m in g.members} | set(
-        range(min(evidence.world, 1 << 16))
-    )
-    return tuple(sorted(members - set(evidence.ranks)))
+    """Ranks of the job about which no file was given."""
+    expected = set(range(min(evidence.world, _MAX_LISTED_RANKS)))
+    for group in evidence.groups.values():
+        expected.update(group.members or ())
+    return tuple(sorted(expected - set(evidence.ranks)))
 
 
-def _ordered_causes(whole: JobWaitState) -> list[HangCause]:
-    """All causes that the evidence shows, that which explains the others first."""
-    crashes = causes.crash_causes(whole)
-    parted = causes.divergence_causes(whole)
-    clashes = causes.mismatch_causes(whole, parted)
-    circles = wait_chains.wait_cycles(whole)
-    named = [
-        *crashes,
-        *clashes,
-        *parted,
-        *causes.mismatch_reported_by_torch(whole),
-        *causes.message_mismatch_causes(whole),
-        *circles,
-    ]
-    clashing = {r for c in clashes for r in c.ranks}
-    if crashes and clashes and set(crashes[0].culprits) & clashing and crashes[0].of_library:
-        named = [*clashes, *crashes, *parted, *circles]  # torch raised because they did not fit
-    behind = wait_chains.ranks_behind(whole)
-    found = [*named, *behind]
-    found.sort(key=lambda c: c.grade != "proved")  # suspicions come after what is proved
-    found = [
-        *inconclusive.connection_mismatches(whole),
-        *found,
-    ]  # the crash that comes of it is of the library
-    if all(c.grade != "proved" for c in found):
-        found = [
-            *found,
-            *inconclusive.finished_elsewhere(whole),
-            *inconclusive.tool_reports(whole),
-            *inconclusive.missing_evidence(whole),
-            *inconclusive.communication_hangs(whole),
-            *inconclusive.matched_messages_hang(whole),
-            *inconclusive.stacks_only(whole),
-        ]
-        if all(c.kind == "crash" for c in found):
-            found += inconclusive.waits_of_unknown_members(
-                whole
-            ) or inconclusive.consequence_errors(whole)
+# --- the order of causes ---
+
+
+def _ordered_causes(job: JobWaitState) -> list[HangCause]:
+    """All causes that the evidence shows, each before its consequences."""
+    found = _recorded_causes(job)
+    found.sort(key=lambda cause: cause.grade != "proved")
+    # NCCL's error on a mismatched connection precedes all, because it makes the process crash.
+    found = [*communication_failures.connection_mismatches(job), *found]
+    if any(cause.grade == "proved" for cause in found):
+        found += inconclusive.tool_reports(job)
     else:
-        found += inconclusive.tool_reports(whole)
+        found += _causes_if_nothing_is_proved(job)
+        if all(cause.kind == "crash" for cause in found):
+            found += inconclusive.waits_of_unknown_members(job) or inconclusive.consequence_errors(
+                job
+            )
     return _without_repetition(found)
 
 
+def _recorded_causes(job: JobWaitState) -> list[HangCause]:
+    """Crashes, mismatches, circles and ranks that are behind."""
+    crashes = crash_causes(job)
+    divergences = mismatch_causes.divergence_causes(job)
+    mismatches = mismatch_causes.mismatch_causes(job, divergences)
+    cycles = wait_cycles.wait_cycles(job)
+    behind = wait_chains.ranks_behind(job)
+    if _is_consequence_of_mismatch(crashes, mismatches):
+        return [*mismatches, *crashes, *divergences, *cycles, *behind]
+    return [
+        *crashes,
+        *mismatches,
+        *divergences,
+        *mismatch_causes.mismatch_reported_by_torch(job),
+        *mismatch_causes.message_mismatch_causes(job),
+        *cycles,
+        *behind,
+    ]
+
+
+def _is_consequence_of_mismatch(crashes: list[HangCause], mismatches: list[HangCause]) -> bool:
+    """Whether torch raised the first crash because the calls of its ranks do not match."""
+    if not crashes or not crashes[0].of_library:
+        return False
+    mismatched = {rank for mismatch in mismatches for rank in mismatch.ranks}
+    return not mismatched.isdisjoint(crashes[0].culprits)
+
+
+def _causes_if_nothing_is_proved(job: JobWaitState) -> list[HangCause]:
+    return [
+        *inconclusive.finished_elsewhere(job),
+        *inconclusive.tool_reports(job),
+        *inconclusive.missing_evidence(job),
+        *communication_failures.communication_hangs(job),
+        *communication_failures.matched_messages_hang(job),
+        *inconclusive.stacks_only(job),
+    ]
+
+
 def _without_repetition(found: list[HangCause]) -> list[HangCause]:
-    """One bug, one cause: what says the same again is left out, and so is a circle of those who
-    merely wait behind a proved cause.
-    """
+    """One cause for each bug, without the later causes that describe its consequences."""
     kept: list[HangCause] = []
     for cause in found:
-        if any(cause.title == other.title for other in kept):
-            continue
-        if (
-            kept
-            and kept[0].grade == "proved"
-            and cause.kind in ("circle", "behind", "messages")
-            and kept[0].kind not in ("behind", "circle")
-        ):
-            continue
-        if (
-            kept
-            and cause.kind == "parted"
-            and any(k.kind == "clash" and k.group == cause.group for k in kept)
-        ):
-            continue
-        kept.append(cause)
+        if not _is_repetition(cause, kept):
+            kept.append(cause)
     return kept
 
 
-def _last_common_calls(whole: JobWaitState) -> list[str]:
-    """Of each group on which somebody waits: the last call that all of whom something is known have
-    finished, or else made.
+def _is_repetition(cause: HangCause, kept: list[HangCause]) -> bool:
+    if any(cause.title == other.title for other in kept):
+        return True
+    if cause.kind in _WAIT_KINDS:
+        return bool(kept) and _explains_waits(kept[0])
+    if cause.kind == "parted":
+        # The mismatch on that group has taken over the divergence.
+        return any(other.kind == "clash" and other.group == cause.group for other in kept)
+    return False
+
+
+def _explains_waits(cause: HangCause) -> bool:
+    """Whether circles and ranks that are behind are consequences of this cause."""
+    return cause.grade == "proved" and cause.kind not in ("behind", "circle")
+
+
+def _demote_disputed(evidence: Evidence, found: list[HangCause]) -> list[HangCause]:
+    """Move causes that concern disputed ranks to the end, and take back what they prove.
+
+    It is not certain that the files of such a rank belong to it.
     """
-    found = []
-    for group in dict.fromkeys(
-        w.call.group
-        for s in whole.ranks.values()
-        for w in s.waits
-        if w.call.number >= 0 and not w.call.p2p
-    ):
-        members = [m for m in whole.members(group) if whole.last(m, group) is not None]
-        if len(members) < 2 or not whole.evidence.groups[group].sure:
+    undisputed = []
+    disputed = []
+    for cause in found:
+        if evidence.disputed_ranks.isdisjoint(cause.ranks):
+            undisputed.append(cause)
             continue
-        ended = [last_finished(whole, m, group) for m in members]
-        made = min(whole.last(m, group) or 0 for m in members)
-        number, word = (min(ended), "finished") if min(ended) >= 0 else (made, "made")
-        calls = (
-            c
-            for e in whole.evidence.ranks.values()
-            for c in e.calls
-            if (c.group, c.number, c.p2p) == (group, number, False)
-        )
-        shown = next(calls, None)
-        group_text = whole.evidence.groups[group].shown
-        what = (
-            call_text(whole.evidence, shown)
-            if shown
-            else f"call {number} of {group_text}"
-            if number
-            else f"none on {group_text}"
-        )
-        found.append(f"{word} by all of {ranks_text(members)}: {what}")
-    return found
+        cause.culprits = ()
+        if cause.grade == "proved":
+            cause.grade = "suspected"
+        disputed.append(cause)
+    return [*undisputed, *disputed]
 
 
-def _what_to_collect(
-    evidence: Evidence, whole: JobWaitState, absent: tuple[int, ...], main: HangCause | None
-) -> list[str]:
-    """What to collect next: commands and variables, those that would settle the most first; none
-    where all is told.
-    """
-    found = []
-    recorded = any(e.recorded for e in evidence.ranks.values())
-    settled = (
-        main is not None
-        and main.grade == "proved"
-        and (main.culprits or main.kind in ("clash", "tags", "communication", "parted"))
-    )
-    if absent:
-        found.append(
-            f"the files of {ranks_text(absent)}: nothing of {verb_form(absent, 'it', 'them')} was given (lost, or never written?)"
-        )
-    unplaced = [r for r, s in whole.ranks.items() if s.place is None and s.end is None]
-    wanted = [r for r in (main.ranks if main else ()) if r in unplaced] or (
-        [] if settled else unplaced
-    )
-    if wanted and not settled:
-        found.append(
-            f"while it hangs, the stack of {ranks_text(wanted)}: `distsim doctor --pid PID` there, or `py-spy dump --locals --pid PID > "
-            f"rank_{ranges_text(wanted[:1])}.txt`"
-        )
-    if not recorded and not settled:
-        found.append(
-            "Flight Recorder dumps of all ranks, from the next run: TORCH_FR_BUFFER_SIZE=20000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 "
-            "TORCH_FR_DUMP_TEMP_FILE=/shared/fr_rank_ (older versions: TORCH_NCCL_TRACE_BUFFER_SIZE, "
-            "TORCH_NCCL_DEBUG_INFO_TEMP_FILE); then `distsim doctor /shared`"
-        )
-    if recorded and not settled and not any(e.messages for e in evidence.ranks.values()):
-        found.append(
-            "Gloo records no messages: the stacks of all ranks with locals (`py-spy dump --locals`) tell who sends to whom"
-        )
-    if (
-        any(not g.sure and not g.of_a_split for g in evidence.groups.values())
-        and not settled
-        and not evidence.disputes
-    ):
-        found.append("lines that name groups by GUID: torch 2.5 or newer, or Flight Recorder dumps")
-    return found
+# --- the last calls that all ranks have in common ---
+
+
+def _last_common_calls(job: JobWaitState) -> list[str]:
+    """For each group that a rank waits on: the last call that all ranks finished, or else made."""
+    calls = (wait.call for wait in job.all_waits())
+    groups = dict.fromkeys(call.group for call in calls if call.number >= 0 and not call.p2p)
+    texts = (_last_common_call(job, group) for group in groups)
+    return [text for text in texts if text]
+
+
+def _last_common_call(job: JobWaitState, group: str) -> str:
+    """Empty if fewer than two members are known."""
+    last_calls = {
+        member: last
+        for member in job.members_of(group)
+        if (last := job.last_call(member, group)) is not None
+    }
+    if len(last_calls) < 2 or not job.evidence.groups[group].sure:
+        return ""
+    finished = min(job.last_finished(member, group) for member in last_calls)
+    if finished >= 0:
+        return f"finished by all of {ranks_text(last_calls)}: {_call_text(job, group, finished)}"
+    made = min(last_calls.values())
+    return f"made by all of {ranks_text(last_calls)}: {_call_text(job, group, made)}"
+
+
+def _call_text(job: JobWaitState, group: str, number: int) -> str:
+    for records in job.evidence.ranks.values():
+        for call in records.calls:
+            if call.is_collective(group, number):
+                return call_text(job.evidence, call)
+    label = job.evidence.groups[group].label
+    return f"call {number} of {label}" if number else f"none on {label}"

@@ -1,11 +1,18 @@
-"""Who waits for whom, to its end: circles, and those who are waited for and wait for nobody."""
+"""Follow waits to their ends: which ranks are waited for, but wait for no other rank.
+
+Such a rank is *behind*: it has not made a call that others are in. It is blamed only if it is
+certain that it is the end of the chain and not in a wait that nothing recorded. Circles of waits
+are the subject of ``wait_cycles``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from distsim.hang_doctor.analysis.causes import CauseLine, HangCause
-from distsim.hang_doctor.analysis.wait_graph import EvidenceWait, JobWaitState, RankWaitState
+from distsim.hang_doctor.analysis.hang_cause import CauseLine, HangCause
+from distsim.hang_doctor.analysis.wait_state import EvidenceWait, JobWaitState, RankWaitState
 from distsim.hang_doctor.model.evidence_records import CauseGrade
 from distsim.hang_doctor.model.phrases import (
     call_text,
@@ -15,338 +22,278 @@ from distsim.hang_doctor.model.phrases import (
     verb_form,
 )
 
-#: Messages that wait for one rank, each shown with its line.
-_MAX_LINES = 8
+#: How many messages that wait for one rank are shown with their lines.
+_MAX_MESSAGE_LINES = 8
+#: How many ranks are explained one by one.
+_MAX_EXPLAINED_RANKS = 4
 
-# --- circles ---
+#: Rank -> rank that it waits for -> the wait.
+WaitEdges = dict[int, dict[int, EvidenceWait]]
 
 
-def wait_edges(whole: JobWaitState, doubtful: bool = True) -> dict[int, dict[int, EvidenceWait]]:
-    """Rank -> rank it waits for, as the records prove it, or else, where they are asked for, as
-    they make it likely.
+# --- the graph of waits ---
+
+
+def wait_edges(job: JobWaitState, doubtful: bool = True) -> WaitEdges:
+    """Which rank waits for which missing rank.
+
+    ``doubtful``: include waits that the records make likely without proving them.
     """
-    found: dict[int, dict[int, EvidenceWait]] = {}
-    for rank, stand in whole.ranks.items():
-        if stand.waits:
-            waits = sorted(
-                stand.waits, key=lambda w: not w.doubtful
-            )  # what is proved comes last, and stays
-            found[rank] = {m: w for w in waits if doubtful or not w.doubtful for m in w.missing}
-    return found
+    edges: WaitEdges = {}
+    for rank, state in job.ranks.items():
+        if state.waits:
+            edges[rank] = _edges_of_rank(state, doubtful)
+    return edges
 
 
-def _grade_of_waits(
-    waits: Iterable[EvidenceWait], culprits: tuple[int, ...]
-) -> tuple[CauseGrade, tuple[int, ...]]:
-    """What waits prove, and of whom: nothing where one of them is doubtful."""
-    return ("suspected", ()) if any(w.doubtful for w in waits) else ("proved", culprits)
-
-
-def wait_cycles(whole: JobWaitState) -> list[HangCause]:
-    """Ranks that wait for each other in a ring: the shortest one of each knot, of what is proved if
-    there is one.
-    """
-    return _cycles_in(whole, wait_edges(whole, doubtful=False)) or _cycles_in(
-        whole, wait_edges(whole)
-    )
-
-
-def _cycles_in(whole: JobWaitState, graph: dict[int, dict[int, EvidenceWait]]) -> list[HangCause]:
-    rings: list[list[int]] = []
-    for start in sorted(graph):
-        if any(start in ring for ring in rings):
+def _edges_of_rank(state: RankWaitState, doubtful: bool) -> dict[int, EvidenceWait]:
+    edges: dict[int, EvidenceWait] = {}
+    # Proved waits come last, so that they replace doubtful ones for the same rank.
+    for wait in sorted(state.waits, key=lambda wait: not wait.doubtful):
+        if wait.doubtful and not doubtful:
             continue
-        ring = _shortest_cycle(graph, start)
-        if ring:
-            rings.append(ring)
-    pairs = _cycles_sharing_one_rank(graph, rings)
-    if pairs is not None:
-        return [_one_against_many(whole, graph, *pairs)]
-    return (
-        [_cycle_cause(whole, graph, ring) for ring in rings]
-        or _cycle_through_unknown_group(whole, graph)
-        or _all_in_same_direction(whole)
-    )
+        for member in wait.missing:
+            edges[member] = wait
+    return edges
 
 
-def _cycle_through_unknown_group(
-    whole: JobWaitState, graph: dict[int, dict[int, EvidenceWait]]
-) -> list[HangCause]:
-    """A rank in a call of a group whose members nobody named, while all others wait for it: whoever
-    they are, it is a circle.
-    """
-    everybody = set(whole.ranks)
-    if len(everybody) < max(whole.evidence.world, 2):
-        return []
-    for rank, stand in whole.ranks.items():
-        wait = next(
-            (w for w in stand.waits if w.open_ended and w.call.number >= 0 and not w.call.p2p), None
-        )
-        if (
-            wait is None
-            or not whole.evidence.groups[wait.call.group].sure
-            or whole.evidence.groups[wait.call.group].members is not None
-        ):
-            continue
-        others = sorted(everybody - {rank})
-        theirs = [graph[o][rank] for o in others if rank in graph.get(o, {})]
-        if len(theirs) < len(others):
-            continue
-        title = (
-            f"rank {rank} is in {call_text(whole.evidence, wait.call)}, and all whom it may wait for there wait for it in "
-            f"{call_text(whole.evidence, theirs[0].call)}: a circle, of groups entered in different orders"
-        )
-        lines: list[CauseLine] = [((rank,), call_text(whole.evidence, wait.call), wait.frame)]
-        lines.append((tuple(others), call_text(whole.evidence, theirs[0].call), theirs[0].frame))
-        return [
-            HangCause(
-                "circle",
-                "proved",
-                title,
-                (),
-                (rank, *others),
-                lines,
-                ["the dumps do not name the members of that group"],
-            )
-        ]
-    return []
+class Verdict(NamedTuple):
+    """What a set of waits proves, and about which ranks."""
+
+    grade: CauseGrade
+    culprits: tuple[int, ...]
 
 
-def _cycles_sharing_one_rank(
-    graph: dict[int, dict[int, EvidenceWait]], rings: list[list[int]]
-) -> tuple[int, list[int]] | None:
-    """Circles of two that share one rank, the others all in the same call: then it is one against
-    the many.
-    """
-    common = (
-        set.intersection(*(set(r) for r in rings))
-        if len(rings) > 1 and all(len(r) == 2 for r in rings)
-        else set()
-    )
-    if len(common) != 1:
-        return None
-    one = common.pop()
-    many = sorted(r for ring in rings for r in ring if r != one)
-    first = graph[many[0]][one]
-    same = all(
-        same_call(graph[r][one], first) and graph[r][one].call.op == first.call.op for r in many
-    )
-    return (one, many) if same else None
-
-
-def _one_against_many(
-    whole: JobWaitState, graph: dict[int, dict[int, EvidenceWait]], one: int, many: list[int]
-) -> HangCause:
-    mine, theirs = graph[one][many[0]], graph[many[0]][one]
-    title = (
-        f"rank {one} and {ranks_text(many)} wait for each other: rank {one} is in {call_text(whole.evidence, mine.call)}, the others in "
-        f"{call_text(whole.evidence, theirs.call)}"
-    )
-    lines = [
-        ((one,), call_text(whole.evidence, mine.call), mine.frame),
-        (tuple(many), call_text(whole.evidence, theirs.call), theirs.frame),
-    ]
-    ranks = tuple(sorted([one, *many]))
-    grade, culprits = _grade_of_waits((mine, theirs), ranks)
-    return HangCause("circle", grade, title, culprits, ranks, lines)
-
-
-def _shortest_cycle(graph: dict[int, dict[int, EvidenceWait]], start: int) -> list[int]:
-    """The shortest way from a rank back to itself, by breadth."""
-    before: dict[int, int] = {}
-    queue = [start]
-    for rank in queue:
-        for other in sorted(graph.get(rank, {})):
-            if other == start:
-                way = [rank]
-                while way[-1] != start:
-                    way.append(before[way[-1]])
-                return way[::-1]
-            if other in graph and other not in before:
-                before[other] = rank
-                queue.append(other)
-    return []
-
-
-def _cycle_cause(
-    whole: JobWaitState, graph: dict[int, dict[int, EvidenceWait]], ring: list[int]
-) -> HangCause:
-    steps = [(rank, graph[rank][ring[(i + 1) % len(ring)]]) for i, rank in enumerate(ring)]
-    lines = [((rank,), call_text(whole.evidence, wait.call), wait.frame) for rank, wait in steps]
-    way = " -> ".join(str(r) for r in [*ring[:12], ring[0]])
-    calls = [wait.call for _, wait in steps]
-    tags = {c.tag for c in calls if c.tag is not None}
-    if (
-        len(ring) == 2
-        and {c.op for c in calls} == {"send", "recv"}
-        and len(tags) == 2
-        and all(c.tag is not None for c in calls)
-    ):
-        a, b = calls
-        text = f"a send and a receive do not meet: {a.op} of rank {a.rank} has tag {a.tag}, {b.op} of rank {b.rank} tag {b.tag}"
-        return HangCause("tags", "proved", text, (), tuple(ring), lines)
-    if len(ring) == 1:
-        return HangCause(
-            "circle",
-            "proved",
-            f"rank {ring[0]} waits for itself, in {call_text(whole.evidence, calls[0])}",
-            (ring[0],),
-            (ring[0],),
-            lines,
-        )
-    if all(c.p2p for c in calls):
-        what = "each is in a message that meets another only later"
-    elif any(c.p2p for c in calls):
-        what = "messages and collectives come in different orders"
-    else:
-        what = (
-            "they enter calls of several groups in different orders"
-            if len({c.group for c in calls}) > 1
-            else "their calls cross"
-        )
-    grade, culprits = _grade_of_waits((wait for _, wait in steps), tuple(sorted(ring)))
-    return HangCause(
-        "circle",
-        grade,
-        f"{ranks_text(ring)} wait for each other in a circle ({way}): {what}",
-        culprits,
-        tuple(sorted(ring)),
-        lines,
-    )
-
-
-def _all_in_same_direction(whole: JobWaitState) -> list[HangCause]:
-    """Stacks without locals do not name the peer; where all are in receives, none can send."""
-    stands = list(whole.ranks.values())
-    kinds = {w.call.op for s in stands for w in s.waits}
-    complete = len(stands) >= max(whole.evidence.world, 2) and all(s.waits for s in stands)
-    if not complete or kinds not in ({"recv"}, {"send"}):
-        return []
-    op = kinds.pop()
-    ranks = tuple(sorted(whole.ranks))
-    lines = [((s.rank,), op, s.frame) for s in stands]
-    text = f"every rank is in a {op}, so nobody {'sends' if op == 'recv' else 'receives'}"
-    return [HangCause("circle", "proved", text, ranks, ranks, lines[:8])]
-
-
-# --- behind ---
-
-
-def ranks_behind(whole: JobWaitState) -> list[HangCause]:
-    """Who is waited for and waits for nobody: at the end of all chains."""
-    graph = wait_edges(whole)
-    awaited: dict[int, EvidenceWait] = {}
-    for rank in sorted(graph):
-        for other, wait in graph[rank].items():
-            if (
-                other not in graph
-                and other in whole.ranks
-                and (other not in awaited or awaited[other].doubtful)
-            ):
-                awaited[other] = wait
-    if not awaited:
-        return []
-    by_call: dict[tuple[str, int, int | None], list[int]] = {}
-    for rank, wait in awaited.items():
-        call = wait.call
-        by_call.setdefault(
-            ("", 0, call.peer) if call.p2p else (call.group, call.number, None), []
-        ).append(rank)
-    causes = [_behind_cause(whole, ranks, awaited[ranks[0]]) for ranks in by_call.values()]
-    return sorted(causes, key=lambda c: (not c.culprits, len(c.ranks), c.ranks))
-
-
-def _behind_cause(whole: JobWaitState, ranks: list[int], wait: EvidenceWait) -> HangCause:
-    """Ranks that have not come to a call which others are in."""
-    call, evidence = wait.call, whole.evidence
-    waits = [w for s in whole.ranks.values() for w in s.waits if _waits_for_same(w, wait, ranks)]
-    inside = tuple(dict.fromkeys(w.rank for w in waits))
-    text = call_text(evidence, call)
-    stands = [whole.ranks[r] for r in ranks]
-    numbers = {r: whole.last(r, call.group) for r in ranks}
-    last = next(iter(numbers.values())) if len(set(numbers.values())) == 1 else None
-    at = f", at call {last}" if last is not None and call.number >= 0 else ""
-    are = verb_form(ranks, "is", "are")
-    title = f"{ranks_text(ranks)} {are} behind{at}: {ranks_text(inside)} {verb_form(inside, 'waits', 'wait')} for {verb_form(ranks, 'it', 'them')} in {text}"
-    if call.p2p:
-        others = [r for r in inside if r != wait.rank]
-        more = (
-            f", and {ranks_text(others)} {verb_form(others, 'waits', 'wait')} for a message of {verb_form(ranks, 'it', 'them')} too"
-            if others
-            else ""
-        )
-        title = f"{ranks_text(ranks)} {verb_form(ranks, 'does', 'do')} not answer: rank {wait.rank} is in {text}{more}"
-    certain = all(_is_end_of_chain(whole, s) for s in stands)
-    minor = len(ranks) * 2 < len(ranks) + len(inside)
-    shown_by_stack = all(s.place is not None and s.place.frame is not None for s in stands)
-    culprits = (
-        tuple(ranks)
-        if certain and (minor or (shown_by_stack and len(ranks) <= len(inside)))
-        else ()
-    )
-    lines: list[CauseLine] = [
-        ((s.rank,), activity_text(s), s.told) for s in stands if s.told is not None
-    ]
-    if call.p2p:
-        lines += [((w.rank,), call_text(evidence, w.call), w.frame) for w in waits[:_MAX_LINES]]
-    else:
-        lines.append((inside or (wait.rank,), call.op or "waits", wait.frame))
-    details = list(_explanations(whole, stands, culprits, minor))
-    grade, culprits = _grade_of_waits(waits, culprits)
-    return HangCause(
-        "behind", grade, title, culprits, tuple(ranks), lines, details, call.group, call.number
-    )
-
-
-def _waits_for_same(one: EvidenceWait, other: EvidenceWait, ranks: list[int]) -> bool:
-    """Does one wait for these ranks as the other does: in the same call, or in any message?"""
-    return same_call(one, other) or (
-        one.call.p2p and other.call.p2p and one.call.peer in ranks and one.call.peer in one.missing
-    )
+def verdict_of_waits(waits: Iterable[EvidenceWait], culprits: tuple[int, ...]) -> Verdict:
+    """Proved about ``culprits``, unless one of the waits is doubtful."""
+    if any(wait.doubtful for wait in waits):
+        return Verdict("suspected", ())
+    return Verdict("proved", culprits)
 
 
 def same_call(one: EvidenceWait, other: EvidenceWait) -> bool:
+    """Whether two ranks wait in the same collective. A message is the same only as itself."""
     if one.call.p2p or other.call.p2p:
         return one is other
-    return (one.call.group, one.call.number) == (other.call.group, other.call.number)
+    return other.call.is_collective(one.call.group, one.call.number)
 
 
-def _is_end_of_chain(whole: JobWaitState, stand: RankWaitState) -> bool:
-    """Is it the end of the chain, and not itself in a wait that nothing recorded?"""
-    given = whole.evidence.ranks[stand.rank]
-    if stand.rank in whole.evidence.disputed:
+# --- ranks at the end of all chains ---
+
+
+@dataclass(frozen=True)
+class _Lag:
+    """Ranks that have not made a call, and the waits of the other ranks for them.
+
+    ``wait`` is one of ``waits``, as an example.
+    """
+
+    wait: EvidenceWait
+    states: list[RankWaitState]
+    waits: list[EvidenceWait]
+
+    @property
+    def behind(self) -> list[int]:
+        return [state.rank for state in self.states]
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(wait.rank for wait in self.waits))
+
+    @property
+    def is_minority(self) -> bool:
+        """Whether fewer ranks are behind than wait."""
+        return len(self.behind) * 2 < len(self.behind) + len(self.waiting)
+
+
+def ranks_behind(job: JobWaitState) -> list[HangCause]:
+    """The ranks that are waited for and wait for no rank, one cause for each call."""
+    awaited = _ends_of_chains(job)
+    ranks_by_call: dict[tuple[str, int, int | None], list[int]] = {}
+    for rank, wait in awaited.items():
+        ranks_by_call.setdefault(_awaited_call_key(wait), []).append(rank)
+    causes = [
+        _behind_cause(job, _lag(job, ranks, awaited[ranks[0]])) for ranks in ranks_by_call.values()
+    ]
+    return sorted(causes, key=lambda cause: (not cause.culprits, len(cause.ranks), cause.ranks))
+
+
+def _ends_of_chains(job: JobWaitState) -> dict[int, EvidenceWait]:
+    """Each rank at the end of a chain, with a wait for it, a proved one if possible."""
+    graph = wait_edges(job)
+    awaited: dict[int, EvidenceWait] = {}
+    for rank in sorted(graph):
+        for other, wait in graph[rank].items():
+            if other in graph or other not in job.ranks:
+                continue
+            known = awaited.get(other)
+            if known is None or known.doubtful:
+                awaited[other] = wait
+    return awaited
+
+
+def _awaited_call_key(wait: EvidenceWait) -> tuple[str, int, int | None]:
+    """Waits with equal keys are for the same call; messages are grouped by the awaited rank."""
+    call = wait.call
+    if call.p2p:
+        return "", 0, call.peer
+    return call.group, call.number, None
+
+
+def _lag(job: JobWaitState, ranks: list[int], wait: EvidenceWait) -> _Lag:
+    waits = [other for other in job.all_waits() if _waits_for_same(other, wait, ranks)]
+    return _Lag(wait, [job.ranks[rank] for rank in ranks], waits)
+
+
+def _waits_for_same(one: EvidenceWait, other: EvidenceWait, ranks: list[int]) -> bool:
+    """Whether ``one`` waits for these ranks like ``other``: in the same call, or in a message."""
+    if same_call(one, other):
+        return True
+    if not one.call.p2p or not other.call.p2p:
         return False
-    if stand.end is not None:
-        return not (stand.end.follows or stand.end.unexplained)
-    if stand.place is not None and stand.place.frame is not None:
-        return given.messages or not may_hide_a_wait(stand.place.frame)
-    return given.messages or (not given.recorded and bool(given.status))
+    return one.call.peer in ranks and one.call.peer in one.missing
 
 
-def activity_text(stand: RankWaitState) -> str:
-    if stand.end is not None:
-        return stand.end.text
-    if stand.place is None:
+def _behind_cause(job: JobWaitState, lag: _Lag) -> HangCause:
+    call = lag.wait.call
+    title = _unanswered_title(job, lag) if call.p2p else _behind_title(job, lag)
+    culprits = tuple(lag.behind) if _is_to_blame(job, lag) else ()
+    # The explanations depend on the ranks to blame before doubtful waits acquit them.
+    details = list(_explanations(job, lag, has_culprits=bool(culprits)))
+    grade, culprits = verdict_of_waits(lag.waits, culprits)
+    return HangCause(
+        "behind",
+        grade,
+        title,
+        culprits=culprits,
+        ranks=tuple(lag.behind),
+        lines=_lines(job, lag),
+        details=details,
+        group=call.group,
+        number=call.number,
+    )
+
+
+def _behind_title(job: JobWaitState, lag: _Lag) -> str:
+    call = lag.wait.call
+    last_calls = {job.last_call(rank, call.group) for rank in lag.behind}
+    last = next(iter(last_calls)) if len(last_calls) == 1 else None
+    position = f", at call {last}" if last is not None and call.number >= 0 else ""
+    are = verb_form(lag.behind, "is", "are")
+    wait = verb_form(lag.waiting, "waits", "wait")
+    them = verb_form(lag.behind, "it", "them")
+    return (
+        f"{ranks_text(lag.behind)} {are} behind{position}: {ranks_text(lag.waiting)} {wait} for "
+        f"{them} in {call_text(job.evidence, call)}"
+    )
+
+
+def _unanswered_title(job: JobWaitState, lag: _Lag) -> str:
+    do = verb_form(lag.behind, "does", "do")
+    text = call_text(job.evidence, lag.wait.call)
+    title = f"{ranks_text(lag.behind)} {do} not answer: rank {lag.wait.rank} is in {text}"
+    others = [rank for rank in lag.waiting if rank != lag.wait.rank]
+    if not others:
+        return title
+    wait = verb_form(others, "waits", "wait")
+    them = verb_form(lag.behind, "it", "them")
+    return f"{title}, and {ranks_text(others)} {wait} for a message of {them} too"
+
+
+def _is_to_blame(job: JobWaitState, lag: _Lag) -> bool:
+    """Whether the ranks are certainly the end of the chain, and the others do not err instead.
+
+    If as many ranks are behind as wait, those that wait may have made a call too many, unless the
+    stacks show what the ranks that are behind do instead.
+    """
+    if not all(_is_end_of_chain(job, state) for state in lag.states):
+        return False
+    if lag.is_minority:
+        return True
+    are_shown_by_stacks = all(_has_user_frame(state) for state in lag.states)
+    return are_shown_by_stacks and len(lag.behind) <= len(lag.waiting)
+
+
+def _has_user_frame(state: RankWaitState) -> bool:
+    return state.position is not None and state.position.frame is not None
+
+
+def _is_end_of_chain(job: JobWaitState, state: RankWaitState) -> bool:
+    """Whether a rank is certainly not in a wait that nothing recorded."""
+    if state.rank in job.evidence.disputed_ranks:
+        return False
+    if state.end is not None:
+        return not (state.end.follows or state.end.unexplained)
+    records = job.evidence.ranks[state.rank]
+    if records.records_messages:
+        return True
+    if state.position is not None and state.position.frame is not None:
+        return not may_hide_a_wait(state.position.frame)
+    # A recording without messages (Gloo) does not show a wait in a message.
+    return not records.recorded and bool(records.status)
+
+
+def _lines(job: JobWaitState, lag: _Lag) -> list[CauseLine]:
+    lines = [
+        CauseLine((state.rank,), activity_text(state), state.reported_frame)
+        for state in lag.states
+        if state.reported_frame is not None
+    ]
+    call = lag.wait.call
+    if call.p2p:
+        lines += [
+            CauseLine((wait.rank,), call_text(job.evidence, wait.call), wait.frame)
+            for wait in lag.waits[:_MAX_MESSAGE_LINES]
+        ]
+    else:
+        ranks = lag.waiting or (lag.wait.rank,)
+        lines.append(CauseLine(ranks, call.op or "waits", lag.wait.frame))
+    return lines
+
+
+def activity_text(state: RankWaitState) -> str:
+    """What a rank does that is in no recorded call."""
+    if state.end is not None:
+        return state.end.text
+    if state.position is None:
         return "its last known line"
-    return "waits for its device" if stand.place.op == "synchronize" else "host code"
+    return "waits for its device" if state.position.op == "synchronize" else "host code"
 
 
-def _explanations(
-    whole: JobWaitState, stands: list[RankWaitState], culprits: tuple[int, ...], minor: bool
-) -> Iterator[str]:
-    """What keeps them, as far as it is known."""
-    for stand in stands[:4]:
-        text = source_line(stand.frame)
-        shown = f": {text}" if text else ""
-        if stand.end is not None and stand.end.clean:
-            yield f"rank {stand.rank} came to the end of its program: it makes a call fewer, or the others make one more"
-        elif stand.place is None:
-            yield f"rank {stand.rank}'s record says that it has not come there; what keeps it is not in what I was given: take its stack"
-        elif stand.place.op == "synchronize":
-            yield f"rank {stand.rank} waits for its device{shown}; the kernel before it is slow or hangs"
-        elif may_hide_a_wait(stand.place.frame) and not whole.evidence.ranks[stand.rank].messages:
-            yield f"rank {stand.rank} is in host code, or in a wait that neither its stack nor its recording shows{shown}"
-        else:
-            yield f"rank {stand.rank} is in host code, in no communication: it is the code there that hangs or takes its time{shown}"
-    if not culprits and not minor:
-        yield "as many ranks are behind as wait: they may leave out a call, or the others make one too many; I cannot tell which"
+def _explanations(job: JobWaitState, lag: _Lag, has_culprits: bool) -> Iterator[str]:
+    """What delays the ranks, as far as it is known."""
+    for state in lag.states[:_MAX_EXPLAINED_RANKS]:
+        yield _explanation(job, state)
+    if not has_culprits and not lag.is_minority:
+        yield (
+            "as many ranks are behind as wait: they may leave out a call, or the others make one "
+            "too many; I cannot tell which"
+        )
+
+
+def _explanation(job: JobWaitState, state: RankWaitState) -> str:
+    rank = state.rank
+    if state.end is not None and state.end.clean:
+        return (
+            f"rank {rank} came to the end of its program: it makes a call fewer, or the others "
+            "make one more"
+        )
+    if state.position is None:
+        return (
+            f"rank {rank}'s record says that it has not come there; what keeps it is not in what "
+            "I was given: take its stack"
+        )
+    text = source_line(state.frame)
+    code = f": {text}" if text else ""
+    if state.position.op == "synchronize":
+        return f"rank {rank} waits for its device{code}; the kernel before it is slow or hangs"
+    has_messages = job.evidence.ranks[rank].records_messages
+    if may_hide_a_wait(state.position.frame) and not has_messages:
+        return (
+            f"rank {rank} is in host code, or in a wait that neither its stack nor its recording "
+            f"shows{code}"
+        )
+    return (
+        f"rank {rank} is in host code, in no communication: it is the code there that hangs or "
+        f"takes its time{code}"
+    )

@@ -1,3 +1,4 @@
-"""The records of evidence by rank and group, names of operations and common phrases; no file format
-and no conclusion is known here.
+"""The evidence: records by rank and group, names of operations, and common phrases.
+
+No file format and no conclusion is known here.
 """

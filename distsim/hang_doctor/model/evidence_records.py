@@ -1,4 +1,10 @@
-"""The records of evidence: what one rank was seen to do, by which file, and how sure that is."""
+"""The records that evidence consists of: calls, stacks, process ends, groups and input files.
+
+Every record says which file it comes from. Values that a file does not contain have an explicit
+"unknown" (``UNKNOWN_NUMBER``, None or an empty text), because files are usually incomplete and the
+analysis must not mistake a missing value for a value. This module draws no conclusions and knows
+no file format.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +12,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-#: How far a call came. ``over``: it ended, well or by a timeout, and the record does not say which
-#: (Gloo).
+#: The progress of a call. ``over``: it ended, either normally or by a timeout, and the record does
+#: not say which (Gloo).
 CallState = Literal["waiting", "done", "over", "unknown"]
-#: ``proved``: the records say so. ``suspected``: they fit it. ``unknown``: they can't tell.
+#: ``proved``: the records show it. ``suspected``: they are consistent with it. ``unknown``: they
+#: cannot decide it.
 CauseGrade = Literal["proved", "suspected", "unknown"]
 
 UNKNOWN_NUMBER = -1
-#: Counters that are larger were never written (older watchdogs print uninitialised words).
+#: Larger counters were never written: older watchdogs print uninitialised memory.
 MAX_CALL_NUMBER = 1 << 48
 
 
 def int_field(given: object, key: str, most: int = MAX_CALL_NUMBER) -> int:
-    """The number that an object has under a key; NOWHERE where it has none, or one that is not
-    below ``most``.
+    """The integer under ``key`` of a dictionary.
+
+    UNKNOWN_NUMBER if there is none, if it is negative, or if it is not below ``most``.
     """
     value = given.get(key) if isinstance(given, dict) else None
     try:
@@ -30,7 +38,7 @@ def int_field(given: object, key: str, most: int = MAX_CALL_NUMBER) -> int:
 
 
 class StackFrame(NamedTuple):
-    """A line of a stack. ``values``: arguments and locals, as the tool printed them."""
+    """A line of a stack. ``values``: arguments and local variables, as the tool printed them."""
 
     name: str
     file: str
@@ -44,12 +52,13 @@ class StackFrame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EvidenceCall:
-    """A call of a rank. ``number`` counts a group's collectives (torch's sequence number), -1 where
-    nobody said it.
+    """A communication call that a rank made.
 
-    ``peer`` is the other rank of a message (a global rank), None for any or unknown. ``started``:
-    the device was at it. ``batched``: it was issued together with others, as one. Sizes are
-    elements per tensor; ``elements_in``/``elements_out`` their sums, -1 unknown.
+    ``number`` counts the collectives of a group (torch's sequence number). ``peer`` is the global
+    rank at the other end of a message; None stands for any rank, or for an unknown one.
+    ``started``: the device has begun to execute it. ``batched``: it was issued as one unit with
+    others. ``sizes`` are the shapes of its tensors; ``elements_in`` and ``elements_out`` their
+    total element counts. ``order`` sorts the calls of one source by the time of issue.
     """
 
     rank: int
@@ -71,10 +80,14 @@ class EvidenceCall:
     tag: int | None = None
     batched: bool = False
 
+    def is_collective(self, group: str, number: int) -> bool:
+        """Whether this is the collective with this number on this group."""
+        return self.group == group and self.number == number and not self.p2p
+
 
 @dataclass(slots=True)
 class GroupProgress:
-    """How far a rank is on a group: numbers of its last calls, -1 unknown."""
+    """How far a rank has come on a group: the numbers of its last calls."""
 
     enqueued: int = UNKNOWN_NUMBER
     completed: int = UNKNOWN_NUMBER
@@ -83,7 +96,7 @@ class GroupProgress:
 
 @dataclass(frozen=True, slots=True)
 class ThreadStack:
-    """A thread of a rank, innermost frame first."""
+    """The stack of one thread, innermost frame first."""
 
     thread: str
     main: bool
@@ -93,8 +106,11 @@ class ThreadStack:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
-    """How a rank's process ended. ``follows``: because of others, or of waiting; it names no
-    culprit. ``unexplained``: it ended, and why is not said.
+    """How the process of a rank ended.
+
+    ``follows``: the end is a consequence of another rank's end or of a wait, so it identifies no
+    cause. ``unexplained``: the process ended and the record does not say why. ``at``: the time at
+    which a launcher saw this end as the first of all.
     """
 
     kind: Literal["raised", "killed", "exited"]
@@ -109,8 +125,11 @@ class ProcessEnd:
 
 @dataclass(slots=True)
 class EvidenceGroup:
-    """A group of ranks. ``sure``: named by what is equal in all processes (GUID, hash, members),
-    not by a local number. ``alike``: other groups have its name.
+    """A process group.
+
+    ``sure``: its key is the same in all processes (GUID, hash, members), so calls of different
+    ranks can be compared. Otherwise the key is a number local to one process. ``shares_name``:
+    other groups have the same name.
     """
 
     key: str
@@ -119,44 +138,60 @@ class EvidenceGroup:
     members: tuple[int, ...] | None = None
     sure: bool = True
     size: int = 0
-    alike: bool = False
+    shares_name: bool = False
 
     @property
-    def of_a_split(self) -> bool:
-        """May other groups have its name? Torch counts groups; a mesh on bound devices, and
-        split_group, count once for several.
+    def is_default(self) -> bool:
+        return self.desc == "default_pg" or self.name in ("0", "world")
+
+    @property
+    def may_share_name(self) -> bool:
+        """Whether other groups may have the same name.
+
+        Torch names groups by a counter. A device mesh on bound devices, and split_group, increment
+        it once for several groups.
         """
         return self.name.isdecimal() and (self.desc.startswith("mesh_") or ":split:" in self.desc)
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
+        """The group as messages name it."""
         if not self.name:
             return "a group that the lines do not name"
-        if self.desc == "default_pg" or self.name in ("0", "world"):
+        if self.is_default:
             return "the default group"
-        desc = f" ({self.desc})" if self.desc and self.desc not in ("undefined", self.name) else ""
-        return f"group {self.name}{desc}{f' with rank {min(self.members)}' if self.alike and self.members else ''}"
+        has_own_desc = self.desc not in ("", "undefined", self.name)
+        desc = f" ({self.desc})" if has_own_desc else ""
+        # Groups of one name are told apart by their lowest rank.
+        members = f" with rank {min(self.members)}" if self.shares_name and self.members else ""
+        return f"group {self.name}{desc}{members}"
 
 
 @dataclass(slots=True)
 class RankEvidence:
-    """All that is known of a rank."""
+    """All that the files say about one rank."""
 
     rank: int
     calls: list[EvidenceCall] = field(default_factory=list)
+    #: Progress by the key of a group.
     status: dict[str, GroupProgress] = field(default_factory=dict)
     stacks: list[ThreadStack] = field(default_factory=list)
     ends: list[ProcessEnd] = field(default_factory=list)
+    #: The files that mention the rank, in order of reading.
     sources: dict[str, None] = field(default_factory=dict)
-    recorded: bool = False  # a Flight Recorder dump, or something as complete, is there
-    lapped: bool = False  # its ring buffer has dropped the oldest calls
-    messages: bool = False  # its recording has sends and receives too
-    backend: str = ""  # the library that its calls go to, as torch names it: nccl, gloo
-    longest_wait_ns: int = 0  # the longest time-out of its calls
+    #: There is a Flight Recorder dump, or something equally complete.
+    recorded: bool = False
+    #: The ring buffer of the recording has dropped the oldest calls.
+    lost_oldest_calls: bool = False
+    #: The recording contains sends and receives as well.
+    records_messages: bool = False
+    #: The library that executes its calls, as torch names it: nccl, gloo.
+    backend: str = ""
+    longest_timeout_ns: int = 0
 
 
 class InputFile(NamedTuple):
-    """A file that was given: what it is, whose, and what could not be read of it."""
+    """A file that was given: its kind, its ranks, and which part could not be read."""
 
     path: str
     kind: str
@@ -165,8 +200,9 @@ class InputFile(NamedTuple):
 
 
 class ToolReport(NamedTuple):
-    """What a tool concluded itself: a desync report, a mismatch found by torch, RAS. ``ranks`` it
-    names, ``text`` in short.
+    """A conclusion that another tool drew: torch's desync report, NCCL RAS, monitored_barrier.
+
+    ``ranks`` are those that the tool names, ``text`` is its conclusion in short.
     """
 
     tool: str
@@ -176,7 +212,7 @@ class ToolReport(NamedTuple):
 
 
 class ReportedMismatch(NamedTuple):
-    """Torch's own comparison (TORCH_DISTRIBUTED_DEBUG=DETAIL): two ranks and what each called."""
+    """Torch's own comparison (TORCH_DISTRIBUTED_DEBUG=DETAIL): two ranks and the call of each."""
 
     rank: int
     call: str

@@ -1,11 +1,15 @@
-"""Names of operations, whoever wrote them: torch's profiling names, enums, NCCL's functions."""
+"""One name for each family of operations, whatever a tool calls them.
+
+The same collective appears as torch's Python function, as torch's profiling name, as a C++ enum
+and as NCCL's function. The family is what calls of different ranks are compared by.
+"""
 
 from __future__ import annotations
 
 import re
 
 P2P_OPS = ("send", "recv")
-#: Spelled without underscores, dashes or case -> the family. Calls of one family meet.
+#: A name in lower-case letters only -> its family. Calls of one family can match each other.
 _FAMILY = {
     "allreduce": "all_reduce",
     "allreducecoalesced": "all_reduce",
@@ -55,7 +59,8 @@ _FAMILY = {
     "sendobjectlist": "send",
     "recvobjectlist": "recv",
 }
-#: Operations whose completion needs every member (a leaf of the others may have gone on).
+#: Operations that no member completes before all members have called them. (In a rooted operation,
+#: such as broadcast, some members may return earlier.)
 OPS_THAT_NEED_ALL = (
     "all_reduce",
     "all_gather",
@@ -66,16 +71,19 @@ OPS_THAT_NEED_ALL = (
     "all_gather_v",
     "reduce_scatter_v",
 )
-#: Element counts that all members of a call must share: of the input or of the output.
+#: Operations in which all members must have the same number of elements in the input (output).
 OPS_OF_EQUAL_INPUT = ("all_reduce", "broadcast", "reduce", "all_gather", "gather")
 OPS_OF_EQUAL_OUTPUT = ("reduce_scatter", "scatter")
 
 
 def operation_family(name: str) -> str:
-    """The family of an operation's name; a name that nobody knows stays as it is."""
-    plain = re.sub(r"[^a-z]", "", name.lower())
-    return _FAMILY.get(plain, name.lower())
+    """The family of an operation; an unknown name is returned in lower case."""
+    return _FAMILY.get(_plain_name(name), name.lower())
 
 
 def is_known_operation(name: str) -> bool:
-    return re.sub(r"[^a-z]", "", name.lower()) in _FAMILY
+    return _plain_name(name) in _FAMILY
+
+
+def _plain_name(name: str) -> str:
+    return re.sub(r"[^a-z]", "", name.lower())

@@ -1,20 +1,32 @@
-"""Words for ranks, calls and lines, the same in every sentence."""
+"""Phrases for ranks, calls and source lines, so that every sentence of a report names them alike.
+
+Everything here returns text (or judges the text of a source line) and changes nothing.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from distsim.hang_doctor.model.evidence import Evidence
 from distsim.hang_doctor.model.evidence_records import EvidenceCall, StackFrame
 from distsim.hang_doctor.model.operation_names import P2P_OPS
 
-#: Ranges that are written out.
+#: More ranges are not listed one by one.
 _MAX_RANGES = 6
+#: Larger source files are not searched for a line.
+_MAX_SOURCE_BYTES = 4 << 20
+#: Calls that wait in C++, so that a stack ends at the line that contains them.
 _WAIT_CALLS = re.compile(
     r"\.(wait|result|join|synchronize)\(|wait_all|\b(recv|irecv|send|isend)\w*\(|batch_isend_irecv"
 )
+
+
+class _Range(NamedTuple):
+    first: int
+    last: int
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
@@ -27,65 +39,84 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 
 def ranges_text(numbers: Sequence[int]) -> str:
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
+    """Ascending numbers as ranges: ``0-2, 5 and 7``."""
+    texts: list[str] = []
+    for first, last in _ranges(numbers):
+        if first == last:
+            texts.append(str(first))
+        elif first + 1 == last:
+            texts += [str(first), str(last)]
         else:
-            parts.append([number, number])
-    texts = [
-        text
-        for a, b in parts
-        for text in ((f"{a}-{b}",) if b > a + 1 else (str(a), str(b))[: b - a + 1])
-    ]
+            texts.append(f"{first}-{last}")
     if len(texts) > _MAX_RANGES:
         texts = [*texts[:_MAX_RANGES], f"others, {len(numbers)} in all"]
-    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
+    if len(texts) == 1:
+        return texts[0]
+    return f"{', '.join(texts[:-1])} and {texts[-1]}"
+
+
+def _ranges(numbers: Sequence[int]) -> list[_Range]:
+    found: list[_Range] = []
+    for number in numbers:
+        if found and number == found[-1].last + 1:
+            found[-1] = _Range(found[-1].first, number)
+        else:
+            found.append(_Range(number, number))
+    return found
 
 
 def verb_form(ranks: Sequence[int], one: str, many: str) -> str:
+    """``one`` for a single rank, else ``many``."""
     return one if len(set(ranks)) == 1 else many
 
 
 def call_text(evidence: Evidence, call: EvidenceCall) -> str:
     """``all_reduce, call 7 of the default group``; ``recv from rank 3``."""
     if call.op in P2P_OPS:
-        towards = "to" if call.op == "send" else "from"
-        peer = f"rank {call.peer}" if call.peer is not None else "a rank that is not told"
-        return f"{call.op} {towards} {peer}{f', tag {call.tag}' if call.tag else ''}"
+        return _message_text(call)
     op = call.op or "a call"
     if call.number < 0:
         return op
-    shown = (
-        evidence.groups[call.group].shown
-        if call.group in evidence.groups
-        else "a group that the lines do not name"
-    )
-    return f"{op}, call {call.number} of {shown}"
+    group = "a group that the lines do not name"
+    if call.group in evidence.groups:
+        group = evidence.groups[call.group].label
+    return f"{op}, call {call.number} of {group}"
+
+
+def _message_text(call: EvidenceCall) -> str:
+    towards = "to" if call.op == "send" else "from"
+    peer = f"rank {call.peer}" if call.peer is not None else "a rank that is not told"
+    tag = f", tag {call.tag}" if call.tag else ""
+    return f"{call.op} {towards} {peer}{tag}"
 
 
 def short_file(file: str) -> str:
-    """The last two parts of a path: enough to find it, whatever the machine."""
+    """The last two parts of a path, which suffice to find the file on any machine."""
     return "/".join(Path(file).parts[-2:]) if file.count("/") > 1 else file
 
 
 def source_line(frame: StackFrame | None) -> str:
-    """The text of a line of the user's code, where the file lies here as well; empty elsewhere."""
+    """The source text of a frame's line, without comment; empty if the file is not found here."""
     if frame is None or frame.line <= 0 or not frame.file.endswith(".py"):
         return ""
     try:
         path = Path(frame.file)
-        if not path.is_file() or path.stat().st_size > 4 << 20:
+        if not path.is_file() or path.stat().st_size > _MAX_SOURCE_BYTES:
             return ""
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
-    return " ".join(lines[frame.line - 1].split("#")[0].split()) if frame.line <= len(lines) else ""
+    if frame.line > len(lines):
+        return ""
+    code = lines[frame.line - 1].split("#")[0]
+    return " ".join(code.split())
 
 
 def may_hide_a_wait(frame: StackFrame | None) -> bool:
-    """Could the rank be in a wait that its stack does not show? Functions in C do not; the line's
-    text tells, where it is here.
+    """Whether the rank may be in a wait that its stack does not show.
+
+    Stacks do not show functions in C++. If the source line is available, its text decides;
+    otherwise a hidden wait is possible.
     """
     text = source_line(frame)
     return not text or bool(_WAIT_CALLS.search(text))

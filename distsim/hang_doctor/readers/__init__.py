@@ -1,3 +1,4 @@
-"""One module per file format, and the code that lists, unpacks and recognises files; readers fill
-the Evidence and draw no conclusion.
+"""Readers of evidence: one module per file format, and the code that lists and recognises files.
+
+Readers fill an ``Evidence`` and draw no conclusions.
 """

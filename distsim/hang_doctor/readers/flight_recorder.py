@@ -53,18 +53,18 @@ def read_flight_recorder(
         max(len(entries) - _MAX_ENTRIES, 0),
         _drop_destroyed_groups(entries[-_MAX_ENTRIES:]),
     )
-    evidence.rank(rank, source).recorded |= not _is_recorder_off(data, entries)
+    evidence.records_of(rank, source).recorded |= not _is_recorder_off(data, entries)
     lapped = lost > 0 or (bool(entries) and int_field(entries[0], "record_id") > 0)
-    evidence.rank(rank, source).lapped |= lapped
+    evidence.records_of(rank, source).lost_oldest_calls |= lapped
     gloo = any(
         str(e.get("profiling_name", "")).startswith("gloo") for e in entries if isinstance(e, dict)
     )
-    evidence.rank(rank, source).messages = bool(entries) and not gloo
+    evidence.records_of(rank, source).records_messages = bool(entries) and not gloo
     titles = (str(e.get("profiling_name", "")) for e in entries if isinstance(e, dict))
-    evidence.rank(rank, source).backend = next(
+    evidence.records_of(rank, source).backend = next(
         (title.partition(":")[0][:40] for title in titles if ":" in title), ""
     )
-    evidence.rank(rank, source).longest_wait_ns = (
+    evidence.records_of(rank, source).longest_timeout_ns = (
         max((int_field(e, "timeout_ms") for e in entries), default=0) * 10**6
     )
     groups = _DumpGroups(evidence, _named_groups(evidence, data, entries))
@@ -77,8 +77,8 @@ def read_flight_recorder(
     idle = _idle_groups(status, entries)
     found = UnbatchedCalls(entries, lapped)
     for name in found.uneven:
-        evidence.group(name, members=groups.named.get(name), sure=False)
-        evidence.note(
+        evidence.add_group(name, members=groups.named.get(name), sure=False)
+        evidence.add_note(
             f"on group {name} batches of messages took numbers of collectives (torch before 2.6), and the first of them are no "
             "longer recorded: its calls can't be told by number"
         )
@@ -88,7 +88,7 @@ def read_flight_recorder(
     ]
     for call in calls:
         if call is not None:
-            evidence.call(call)
+            evidence.add_call(call)
     _check_rank(groups, rank, found.operations, source)
     unread = calls.count(None) + sum(not isinstance(e, dict) for e in entries)
     _read_status(evidence, rank, status, pairs, entries, source)
@@ -142,7 +142,7 @@ def _named_groups(
         name = str(given.get("name") or key)
         if name:
             found[name] = members
-            evidence.group(name, str(given.get("desc") or ""), members)
+            evidence.add_group(name, str(given.get("desc") or ""), members)
             continue
         names = {_group_name(e)[0] for e in entries if isinstance(e, dict)}
         if len(names) == 1 and members:
@@ -190,7 +190,7 @@ class _DumpGroups:
         if not name:
             return None
         if (name, desc, sure) not in self.keys:
-            self.keys[name, desc, sure] = self.evidence.group(
+            self.keys[name, desc, sure] = self.evidence.add_group(
                 name, desc, self.named.get(name), sure
             )
         return self.keys[name, desc, sure]
@@ -211,7 +211,7 @@ def _check_rank(
         why = f"its messages are of rank {min(own - {rank})}"
     else:
         return
-    groups.evidence.disputed.add(rank)
+    groups.evidence.disputed_ranks.add(rank)
     groups.evidence.disputes.append(
         f"{source} is of rank {rank} by its name, and {why}: it is of another rank, or of another job"
     )
@@ -360,7 +360,7 @@ def _stack_frames(evidence: Evidence, given: object) -> tuple[StackFrame, ...]:
         if isinstance(frame, dict) and isinstance(frame.get("line"), int)
     )
     key = tuple(frame[:3] for frame in found)
-    return evidence.callers.setdefault(key, found)
+    return evidence.call_stacks.setdefault(key, found)
 
 
 def _read_status(
@@ -382,7 +382,7 @@ def _read_status(
     for key, given in status.items():
         group = pairs.get(str(key))
         if group is not None and str(key) not in carried:
-            evidence.status(
+            evidence.add_progress(
                 rank,
                 group,
                 int_field(given, "last_enqueued_collective"),

@@ -17,6 +17,7 @@ from distsim.common.errors import UsageError
 from distsim.common.file_io import escape_control_characters
 from distsim.hang_doctor.model.evidence import MAX_RANKS, Evidence
 from distsim.hang_doctor.model.evidence_records import InputFile
+from distsim.hang_doctor.model.reconcile import reconcile
 from distsim.hang_doctor.readers import archives, ras, safe_pickle
 from distsim.hang_doctor.readers.flight_recorder import is_flight_recorder, read_flight_recorder
 from distsim.hang_doctor.readers.log_lines import LogReader
@@ -87,7 +88,7 @@ def read_evidence(paths: Sequence[str]) -> Evidence:
                     f"{shown}/{escape_control_characters(name, one_line=True)}" if name else shown,
                     name or path,
                 )
-    evidence.settle()
+    reconcile(evidence)
     drop_stale_ranks(evidence)
     return evidence
 
@@ -144,7 +145,7 @@ def _last_attempts(evidence: Evidence, files: list[str]) -> list[str]:
     for folder, number in starts.values():
         last[folder] = max(last.get(folder, 0), number)
     for folder, number in sorted({start for start in starts.values() if start[1] < last[start[0]]}):
-        evidence.note(
+        evidence.add_note(
             f"{escape_control_characters(folder, one_line=True)}attempt_{number} is of an earlier start of the job, and left out: name it alone to "
             "look at it"
         )
@@ -312,7 +313,7 @@ def _read_json(
         return _read_flight_recorder(evidence, parsed, rank, shown)
     if is_pyspy_json(parsed):
         for stack in read_pyspy_json(parsed, shown):
-            evidence.stack(rank, stack)
+            evidence.add_stack(rank, stack)
         return (
             "py-spy stacks",
             set() if rank is None else {rank},
@@ -372,7 +373,7 @@ def _read_text(
     if (
         start := max((at + 1 for at, line in enumerate(lines) if _RESTART.search(line)), default=0)
     ) > 0:
-        evidence.note(
+        evidence.add_note(
             f"{shown} has several starts of the job: read from line {start + 1} on, after the last restart"
         )
         lines = lines[start:]

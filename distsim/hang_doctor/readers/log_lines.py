@@ -226,9 +226,9 @@ class LogReader:
         self.found.add("stacks")
         if rank is not None and rank < MAX_RANKS:
             self.ranks.add(rank)
-            self.evidence.stack(rank, stack)
+            self.evidence.add_stack(rank, stack)
         else:
-            self.evidence.stack(None, stack)
+            self.evidence.add_stack(None, stack)
 
     # --- torch's watchdog ---
 
@@ -236,7 +236,7 @@ class LogReader:
         work, last = _WORK.search(line), _LAST_WORK.search(line)
         if work is None and last is None:
             if "watchdog got stuck" in line and rank is not None:
-                self.evidence.note(
+                self.evidence.add_note(
                     f"rank {rank}'s watchdog thread made no progress: a CUDA call or the GIL holds it"
                 )
             return
@@ -257,11 +257,11 @@ class LogReader:
             else self.rank
         )
         if who is None or who >= MAX_RANKS:
-            self.evidence.note("lines of a watchdog name no rank")
+            self.evidence.add_note("lines of a watchdog name no rank")
             return
         self.found.add("watchdog lines")
         self.ranks.add(who)
-        self.evidence.rank(who, self.source).backend = "nccl"
+        self.evidence.records_of(who, self.source).backend = "nccl"
         if work is not None:
             self._works[who, _work_number(work)] = (operation_family(work["op"]), "")
             self._last_work = (who, _work_number(work))
@@ -278,20 +278,20 @@ class LogReader:
         if group is None:
             return ""
         name = group["name"] if group["guid"] or group["desc"] else f"PG {group['name']}"
-        return self.evidence.group(name, group["desc"] or "", None, sure)
+        return self.evidence.add_group(name, group["desc"] or "", None, sure)
 
     def _status(self, line: str, who: int, key: str, last: re.Match[str]) -> None:
         enqueued, completed = int(last["enqueued"]), int(last["completed"])
         if enqueued < 0:
-            self.evidence.note(f"rank {who} had enqueued no collective on {self._shown(key)}")
+            self.evidence.add_note(f"rank {who} had enqueued no collective on {self._shown(key)}")
         if 0 <= enqueued == completed and "from this local rank" in line:
-            self.evidence.note(
+            self.evidence.add_note(
                 f"rank {who} ran out of time on another group: on {self._shown(key)} it has finished all {completed} calls"
             )
         if 0 <= enqueued < completed < MAX_CALL_NUMBER and key:
-            self.evidence.mixed.add(key)
-        key = key or self.evidence.group("", sure=False)
-        self.evidence.status(who, key, enqueued, completed, self.source)
+            self.evidence.groups_counting_messages.add(key)
+        key = key or self.evidence.add_group("", sure=False)
+        self.evidence.add_progress(who, key, enqueued, completed, self.source)
         at = _TIMED_OUT_WORK.search(line)
         number = int(at[1]) if at else None
         known = self._works.pop((who, number), None) if number is not None else None
@@ -299,7 +299,7 @@ class LogReader:
             self._rename(who, number, key)
 
     def _shown(self, key: str) -> str:
-        return self.evidence.groups[key].shown if key else "its group"
+        return self.evidence.groups[key].label if key else "its group"
 
     def _rename(self, who: int, number: int, key: str) -> None:
         """The call of the line before, which named no group, is this group's."""
@@ -308,13 +308,13 @@ class LogReader:
             if call.group == "" and call.number == number and call.source == self.source:
                 calls[at] = replace(call, group=key)
                 if key and (call.p2p or (call.op == "coalesced" and call.elements_in < 0)):
-                    self.evidence.mixed.add(key)
+                    self.evidence.groups_counting_messages.add(key)
 
     def _work(self, who: int, key: str, work: re.Match[str]) -> None:
-        key = key or self.evidence.group("", sure=False)
+        key = key or self.evidence.add_group("", sure=False)
         op = operation_family(work["op"])
         sizes = _elements(work["in"]), _elements(work["out"])
-        self.evidence.call(
+        self.evidence.add_call(
             EvidenceCall(
                 who,
                 key,
@@ -358,15 +358,15 @@ class LogReader:
                 ],
             )
             known = ReportedMismatch(a, x, b, y, self.source)
-            if known not in self.evidence.mismatched:
-                self.evidence.mismatched.append(known)
+            if known not in self.evidence.reported_mismatches:
+                self.evidence.reported_mismatches.append(known)
 
     def _say(self, tool: str, ranks: str, text: str) -> None:
         self.found.add(tool)
         named = tuple(sorted({int(r) for r in re.findall(r"\d{1,7}", ranks)}))
         said = ToolReport(tool, named, text, self.source)
-        if said not in self.evidence.said:
-            self.evidence.said.append(said)
+        if said not in self.evidence.tool_reports:
+            self.evidence.tool_reports.append(said)
 
     # --- ends ---
 
@@ -392,7 +392,7 @@ class LogReader:
         self.found.add("torchrun's summary")
         self.ranks.add(int(rank[1]))
         text = f"ended first of all by torchrun's count, {f'by signal {-number}' if number < 0 else f'with exit status {number}'}"
-        self.evidence.end(
+        self.evidence.add_end(
             int(rank[1]),
             ProcessEnd(
                 "killed" if number < 0 else "raised",
@@ -426,7 +426,7 @@ class LogReader:
             del self._traces[rank]
             if trace.harmless:
                 where = "a process" if rank is None else f"rank {rank}"
-                self.evidence.note(
+                self.evidence.add_note(
                     f"{where} raised {line.strip()[:160]} where it ends a thread at most, and no process"
                 )
             else:
@@ -435,14 +435,14 @@ class LogReader:
     def _raised(self, rank: int | None, text: str, trace: _PythonTraceback) -> None:
         if rank is None or rank >= MAX_RANKS:
             if not any(word in text for word in CONSEQUENCE_TEXTS):
-                self.evidence.note(
+                self.evidence.add_note(
                     f"a process raised {text[:160]}, and its lines do not say which rank it was"
                 )
             return
         self.found.add("tracebacks")
         self.ranks.add(rank)
         follows = any(word in text for word in CONSEQUENCE_TEXTS)
-        self.evidence.end(
+        self.evidence.add_end(
             rank,
             ProcessEnd(
                 "raised", text[:300], follows, tuple(reversed(trace.frames)), source=self.source

@@ -105,10 +105,10 @@ class NcclDebugReader:
         }
         for rank in ranks.values():
             self.ranks.add(rank)
-            self.evidence.rank(rank, self.source)
+            self.evidence.records_of(rank, self.source)
         for where, call, told, order in self._calls:
             size = int(call["size"] or 0)
-            key = keys.get(where) or self.evidence.group(
+            key = keys.get(where) or self.evidence.add_group(
                 f"comm of {size}" if size else "", "", None, False, size
             )
             who = ranks.get(where[:2], told)
@@ -116,8 +116,8 @@ class NcclDebugReader:
                 self._call(who, key, call, order)
             if operation_family(call["op"]) in P2P_OPS and self.evidence.groups[key].sure:
                 self.evidence.groups[key].sure = False
-                self.evidence.note(
-                    f"{self.evidence.groups[key].shown} carries messages, of which each rank makes another number: its "
+                self.evidence.add_note(
+                    f"{self.evidence.groups[key].label} carries messages, of which each rank makes another number: its "
                     "operation counts don't tell who is behind"
                 )
 
@@ -126,7 +126,7 @@ class NcclDebugReader:
         for it, if it is the only one.
         """
         if shared:
-            return self.evidence.group(
+            return self.evidence.add_group(
                 f"comm {shared}",
                 "",
                 tuple(sorted(members)) if len(members) == size else None,
@@ -134,7 +134,7 @@ class NcclDebugReader:
                 size,
             )
         alone = len({(s, i) for _, s, i in self._comms.values()}) == 1
-        return self.evidence.group(
+        return self.evidence.add_group(
             f"comm of {size}", "", tuple(range(size)) if alone else None, alone, size
         )
 
@@ -145,7 +145,7 @@ class NcclDebugReader:
         dtype = _NCCL_DTYPES[kind] if kind < len(_NCCL_DTYPES) else str(kind)
         count = int(call["count"])
         op = operation_family(call["op"])
-        self.evidence.call(
+        self.evidence.add_call(
             EvidenceCall(
                 rank,
                 key,
@@ -164,7 +164,7 @@ class NcclDebugReader:
             )
         )
         if op not in P2P_OPS:
-            self.evidence.status(rank, key, number, -1, self.source)
+            self.evidence.add_progress(rank, key, number, -1, self.source)
 
 
 def is_ras_text(text: str) -> bool:
@@ -192,7 +192,7 @@ def read_ras_text(evidence: Evidence, lines: list[str], source: str) -> set[int]
         head, count, rank = _RAS_GROUP.match(line), _RAS_COUNT.match(line), _RAS_RANK.match(line)
         if head is not None:
             flush()
-            group = evidence.group(f"comm {head[3]}")
+            group = evidence.add_group(f"comm {head[3]}")
         elif (named := _RAS_KIND.search(line)) is not None:
             flush()
             kind = named[1]
@@ -205,8 +205,8 @@ def read_ras_text(evidence: Evidence, lines: list[str], source: str) -> set[int]
             fresh = False
             listed.append(int(rank[1]))
             seen.add(int(rank[1]))
-            evidence.rank(int(rank[1]), source)
-            evidence.status(int(rank[1]), f"{group}", counts[-1][1], -1, source)
+            evidence.records_of(int(rank[1]), source)
+            evidence.add_progress(int(rank[1]), f"{group}", counts[-1][1], -1, source)
     flush()
     return seen
 
@@ -228,6 +228,6 @@ def _report_ras_counts(
         return
     at = next((number for many, number in counts if many == len(listed)), counts[-1][1])
     behind = at == low
-    where = evidence.groups[group].shown if group in evidence.groups else "a communicator"
+    where = evidence.groups[group].label if group in evidence.groups else "a communicator"
     text = f"on {where}: {parts}; those it lists are {'behind' if behind else 'ahead, and those behind are not listed'}"
-    evidence.said.append(ToolReport("NCCL RAS", tuple(sorted(listed)), text, source))
+    evidence.tool_reports.append(ToolReport("NCCL RAS", tuple(sorted(listed)), text, source))

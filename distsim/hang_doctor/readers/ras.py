@@ -45,7 +45,7 @@ def read_ras_json(evidence: Evidence, data: dict[str, Any], source: str) -> set[
 
 def _read_communicator(evidence: Evidence, comm: dict[str, Any], source: str) -> set[int]:
     size = non_negative_int(comm.get("size"))
-    key = evidence.group(
+    key = evidence.add_group(
         f"comm {comm.get('hash')}",
         "",
         tuple(range(size)) if 0 < size < MAX_RANKS else None,
@@ -57,15 +57,15 @@ def _read_communicator(evidence: Evidence, comm: dict[str, Any], source: str) ->
         counts = rank.get("collective_counts") if isinstance(rank, dict) else None
         if 0 <= number < MAX_RANKS and isinstance(counts, dict):
             totals[number] = {str(k): non_negative_int(v) for k, v in counts.items()}
-            evidence.rank(number, source)
-            evidence.status(number, key, sum(totals[number].values()), -1, source)
+            evidence.records_of(number, source)
+            evidence.add_progress(number, key, sum(totals[number].values()), -1, source)
     for rank in _as_list(comm.get("missing_ranks")):
         number = non_negative_int(rank.get("rank"), -1) if isinstance(rank, dict) else -1
         if 0 <= number < MAX_RANKS:
             dead = isinstance(rank.get("status"), dict) and bool(
                 rank["status"].get("considered_dead")
             )
-            evidence.said.append(
+            evidence.tool_reports.append(
                 ToolReport(
                     "NCCL RAS",
                     (number,),
@@ -90,8 +90,8 @@ def _report_count_difference(
     low, high = min(counts.values()), max(counts.values())
     if low != high:
         behind = tuple(sorted(r for r, n in counts.items() if n < high))
-        text = f"on {evidence.groups[key].shown}: at {kind} {low} where others are at {high}"
-        evidence.said.append(ToolReport("NCCL RAS", behind, text, source))
+        text = f"on {evidence.groups[key].label}: at {kind} {low} where others are at {high}"
+        evidence.tool_reports.append(ToolReport("NCCL RAS", behind, text, source))
 
 
 def _as_list(given: Any) -> list[Any]:
@@ -122,7 +122,7 @@ def read_kineto(
         evidence.world = max(
             evidence.world, min(non_negative_int(info.get("world_size")), MAX_RANKS)
         )
-    evidence.rank(who, source)
+    evidence.records_of(who, source)
     order = 0
     numbers: dict[str, int] = {}
     for event in data["traceEvents"][:_MAX_EVENTS]:
@@ -148,14 +148,14 @@ def _kineto_call(
         return 0
     name = args.get("Process Group Name")
     key = (
-        evidence.group(str(name), str(args.get("Process Group Description") or ""))
+        evidence.add_group(str(name), str(args.get("Process Group Description") or ""))
         if name is not None
-        else evidence.group("", sure=False)
+        else evidence.add_group("", sure=False)
     )
     numbers[key] = numbers.get(key, 0) + 1
     number = non_negative_int(args.get("Seq"), -1)
     kind = operation_family(op)
-    evidence.call(
+    evidence.add_call(
         EvidenceCall(
             rank,
             key,
@@ -190,7 +190,9 @@ def read_distsim_trace(evidence: Evidence, trace: Trace, source: str) -> set[int
     numbers: dict[tuple[int, str, bool], int] = {}
     seen = set(range(trace.world_size))
     for rank in seen:
-        evidence.rank(rank, source).recorded = evidence.rank(rank, source).messages = True
+        evidence.records_of(rank, source).recorded = evidence.records_of(
+            rank, source
+        ).records_messages = True
     for order, row in enumerate(trace.rows()):
         if (
             row.op in ("compute", "wait", "sleep", "assign", "new_group", "wait_stream")
@@ -199,7 +201,7 @@ def read_distsim_trace(evidence: Evidence, trace: Trace, source: str) -> set[int
         ):
             continue
         once = named.count(row.group) <= 1
-        key = evidence.group(
+        key = evidence.add_group(
             row.group,
             "default_pg" if row.group == "world" else "",
             members.get(row.group) if once else None,
@@ -209,7 +211,7 @@ def read_distsim_trace(evidence: Evidence, trace: Trace, source: str) -> set[int
         number = numbers[row.rank, key, p2p] = numbers.get((row.rank, key, p2p), 0) + 1
         state: CallState = "done" if row.finished_ns != NEVER else "waiting"
         frame = StackFrame(row.op, row.place.file, row.place.line)
-        evidence.call(
+        evidence.add_call(
             EvidenceCall(
                 row.rank,
                 key,
@@ -232,7 +234,7 @@ def read_distsim_trace(evidence: Evidence, trace: Trace, source: str) -> set[int
         )
     for end in trace.header.get("ends") or ():
         if end[0] in seen and end[1] not in ("blocked", "ended"):
-            evidence.end(
+            evidence.add_end(
                 end[0],
                 ProcessEnd(
                     "killed" if end[1] in ("killed", "crashed") else "raised",
@@ -248,19 +250,19 @@ def read_progress_file(evidence: Evidence, board: ProgressSnapshot, source: str)
     """A progress board: how far a rank of `run --real` came. Its call's number is the position in
     the program, not on a group.
     """
-    evidence.rank(board.rank, source)
+    evidence.records_of(board.rank, source)
     if board.phase == RankPhase.RAISED:
         follows = bool(re.search(r"Connection closed|Timed out|timed out", board.message))
-        evidence.end(
+        evidence.add_end(
             board.rank, ProcessEnd("raised", board.message or "raised", follows, source=source)
         )
     elif board.phase == RankPhase.STRUCK:
-        evidence.end(
+        evidence.add_end(
             board.rank,
             ProcessEnd("killed", "killed by a fault of the scenario", False, source=source),
         )
     elif board.phase in (RankPhase.WRITING, RankPhase.ENDED):
-        evidence.end(
+        evidence.add_end(
             board.rank,
             ProcessEnd(
                 "exited", "came to the end of its program", False, source=source, clean=True

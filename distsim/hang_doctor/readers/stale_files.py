@@ -28,7 +28,7 @@ def drop_stale_ranks(evidence: Evidence) -> None:
     if len(evidence.ranks) < 2:
         return
     patience = max(
-        _DEFAULT_TIMEOUT_NS, *(given.longest_wait_ns for given in evidence.ranks.values())
+        _DEFAULT_TIMEOUT_NS, *(given.longest_timeout_ns for given in evidence.ranks.values())
     )
     away = {
         rank: ns for rank, ns in _time_offsets(evidence, patience).items() if abs(ns) > patience

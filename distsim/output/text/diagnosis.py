@@ -6,8 +6,8 @@ import re
 import textwrap
 from collections.abc import Iterator
 
-from distsim.hang_doctor.analysis.causes import HangCause
 from distsim.hang_doctor.analysis.diagnosis import Diagnosis
+from distsim.hang_doctor.analysis.hang_cause import HangCause
 from distsim.hang_doctor.analysis.wait_chains import wait_edges
 from distsim.hang_doctor.model.evidence_records import InputFile, StackFrame
 from distsim.hang_doctor.model.phrases import (

@@ -1,25 +1,20 @@
-"""The application: every command, in the order in which `distsim --help` lists them, and the
-arguments that several of them take.
+"""The typer application: all commands, and the layout of ``distsim --help``.
+
+A command is the function ``command`` of the module ``distsim.cli.commands.NAME``. Modules are
+imported by name, so that a command line loads only the command that it runs. No command imports
+another command or this module; what they share is in `distsim.cli.shared`.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
-from enum import StrEnum
+from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-if TYPE_CHECKING:
-    from distsim.scenario import Scenario
-
-
-#: Every command, in the order in which they are listed; each is the function `command` of the
-#: module of that name.
+#: All commands, in the order of docs/cli.md.
 COMMANDS = (
     "simulate",
     "check",
@@ -43,7 +38,7 @@ COMMANDS = (
     "learn",
     "new",
 )
-#: What the commands are for: title -> their names, as `distsim --help` lists them.
+#: The sections of `distsim --help`: title -> commands.
 COMMAND_GROUPS = {
     "Predict": ("simulate", "check", "test", "render", "report"),
     "Plan": ("plan", "sweep"),
@@ -55,17 +50,14 @@ COMMAND_GROUPS = {
 
 
 class _GroupedCommandList(TyperGroup):
-    """Lists the commands by what they are for."""
+    """Lists the commands by purpose; a command of no group is listed under "More"."""
 
     def format_commands(self, ctx: object, formatter: Any) -> None:
-        named = {name for names in COMMAND_GROUPS.values() for name in names}
-        rest = tuple(name for name in self.commands if name not in named)
-        for title, names in (*COMMAND_GROUPS.items(), ("More", rest)):
-            rows = [
-                (name, self.commands[name].get_short_help_str(limit=400))
-                for name in names
-                if name in self.commands
-            ]
+        grouped = {name for names in COMMAND_GROUPS.values() for name in names}
+        others = tuple(name for name in self.commands if name not in grouped)
+        for title, names in (*COMMAND_GROUPS.items(), ("More", others)):
+            loaded = [name for name in names if name in self.commands]
+            rows = [(name, self.commands[name].get_short_help_str(limit=400)) for name in loaded]
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
@@ -75,9 +67,10 @@ _CONTEXT_CLASS: Any = TyperCommand.context_class
 
 
 class _NarrowHelpFormatter(_CONTEXT_CLASS.formatter_class):  # type: ignore[misc]
-    """Where there is little room, what an option does stands below it, and no word is cut."""
+    """On narrow terminals, prints the help of an option below it instead of cutting words."""
 
     def write_dl(self, rows: object, col_max: int = 30, col_spacing: int = 2) -> None:
+        # The formatter moves the help to the next line if the first column exceeds `col_max`.
         super().write_dl(rows, col_max if self.width >= 60 else 12, col_spacing)
 
 
@@ -121,8 +114,10 @@ def _global_options(
 
 
 def application(words: Sequence[str] = ()) -> typer.Typer:
-    """The application. Where the words of a command line begin with a command's name, it has that
-    command alone: the others need not be loaded then."""
+    """The application with all commands, or with the one that ``words`` begin with.
+
+    ``words``: the command line. If its first word is a command, the others are not even loaded.
+    """
     app = typer.Typer(
         name="distsim",
         cls=_GroupedCommandList,
@@ -132,119 +127,7 @@ def application(words: Sequence[str] = ()) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 200},
     )
     app.callback()(_global_options)
-    for name in words[:1] if words and words[0] in COMMANDS else COMMANDS:
+    runs_one_command = bool(words) and words[0] in COMMANDS
+    for name in words[:1] if runs_one_command else COMMANDS:
         app.command(name)(import_module(f"distsim.cli.commands.{name}").command)
     return app
-
-
-# --- arguments, and how a scenario file becomes a scenario ---
-
-
-class BackendName(StrEnum):
-    """The back ends that have a profile."""
-
-    gloo = "gloo"
-    nccl = "nccl"
-    mpi = "mpi"
-
-
-ScenarioArgument = Annotated[
-    str, typer.Argument(metavar="FILE", help="A scenario; - reads standard input.")
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change a var or a key of the file. Repeatable."
-    ),
-]
-BackendOption = Annotated[
-    BackendName | None, typer.Option("--backend", help="Whose rules hold, in place of the file's.")
-]
-ClusterOption = Annotated[
-    str | None,
-    typer.Option(
-        "--cluster",
-        metavar="NAME",
-        help="What it costs: a preset or a file, in place of the file's.",
-    ),
-]
-NoFoldOption = Annotated[
-    bool, typer.Option("--no-fold", help="Every rank by itself, those that do the same as well.")
-]
-MaxCallsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--max-calls",
-        metavar="N",
-        min=1,
-        help="Calls that may be simulated (5000000, on 131072 ranks).",
-    ),
-]
-ReportOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--report", metavar="F.html", help="Write a report to open in a browser, in one file."
-    ),
-]
-
-
-def command_with_arguments(*records: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a function of records a command of typer's: each field of each record (a dataclass) is
-    an argument or an option of it.
-    """
-
-    def made(function: Callable[..., None]) -> Callable[..., None]:
-        hints = {record: get_type_hints(record, include_extras=True) for record in records}
-        parameters = [
-            parameter.replace(
-                annotation=hints[record][parameter.name], kind=inspect.Parameter.KEYWORD_ONLY
-            )
-            for record in records
-            for parameter in inspect.signature(record).parameters.values()
-        ]
-
-        def command(**given: object) -> None:
-            function(
-                *(record(**{name: given[name] for name in hints[record]}) for record in records)
-            )
-
-        command.__doc__ = function.__doc__
-        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        return command
-
-    return made
-
-
-def read_scenario(file: str, sets: list[str] | None) -> Scenario:
-    """The scenario in a file, or on standard input when ``file`` is ``-``. Raises
-    ScenarioErrors.
-    """
-    from distsim.scenario import load, load_stdin
-
-    if file != "-":
-        return load(file, sets=tuple(sets or ()))
-    import sys
-
-    if sys.stdin.isatty():
-        from distsim.cli.shared.console import note
-
-        note("reading a scenario from the terminal; Ctrl-D ends it")
-    return load_stdin(tuple(sets or ()))
-
-
-def is_trace(file: str) -> bool:
-    """Whether a file is a trace, where a scenario may be named as well."""
-    return file.endswith((".jsonl", ".jsonl.gz", ".jsonl.partial", ".jsonl.gz.partial"))
-
-
-def check_scenario_suffix(file: Path | None) -> None:
-    """Raises UsageError where a scenario that is to be written has another ending than a
-    scenario's.
-    """
-    from distsim.common.errors import UsageError
-
-    if file is not None and file.suffix not in (".yaml", ".yml"):
-        raise UsageError(
-            f"-o {file}: a scenario's file ends in .yaml", f"-o {file.with_suffix('.yaml')}"
-        )

@@ -1,5 +1,6 @@
-"""The generated pages of the manual: `python -m distsim.cli.generate_docs` writes them into docs/;
-a test holds them fresh.
+"""The generated pages of the manual: `python -m distsim.cli.generate_docs` writes them into docs/.
+
+A test compares the pages in docs/ with what this module would write.
 """
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distsim.cli.shared.console import note, write_file
 
@@ -20,28 +21,27 @@ GENERATED_NOTICE = (
 
 
 def cli_page() -> str:
-    """docs/cli.md: what each command's --help says, in 80 columns."""
+    """docs/cli.md: the --help of each command, in 80 columns."""
     from typer.main import get_command
 
     from distsim.cli.application import application
 
-    root = get_command(application())
-    top = root.make_context(
-        "distsim", [], resilient_parsing=True, terminal_width=80, max_content_width=80
-    )
-    parts = ["# The command line", GENERATED_NOTICE, f"```text\n{top.get_help().strip()}\n```"]
-    for name, command in root.commands.items():  # type: ignore[attr-defined]  # a typer app with several commands is a group
-        context = command.make_context(
-            f"distsim {name}", [], resilient_parsing=True, terminal_width=80, max_content_width=80
-        )
-        parts += [f"## distsim {name}", f"```text\n{context.get_help().strip()}\n```"]
+    app = get_command(application())
+    parts = ["# The command line", GENERATED_NOTICE, _help_block(app, "distsim")]
+    for name, command in app.commands.items():  # type: ignore[attr-defined]  # this app is a group
+        parts += [f"## distsim {name}", _help_block(command, f"distsim {name}")]
     return "\n\n".join(parts) + "\n"
 
 
+def _help_block(command: Any, name: str) -> str:
+    context = command.make_context(
+        name, [], resilient_parsing=True, terminal_width=80, max_content_width=80
+    )
+    return f"```text\n{context.get_help().strip()}\n```"
+
+
 def findings_page() -> str:
-    """docs/findings.md: every code with what it is, what happens, what to do and a scenario that
-    has it.
-    """
+    """docs/findings.md: for each code its meaning, consequence, remedy and an example."""
     return "\n\n".join(_finding_lines()) + "\n"
 
 
@@ -62,7 +62,7 @@ def _finding_lines() -> Iterator[str]:
 
 
 def operations_page() -> str:
-    """docs/operations.md: every operation with its words, from its row."""
+    """docs/operations.md: every operation with its description."""
     return "\n\n".join(_operation_lines()) + "\n"
 
 
@@ -72,33 +72,34 @@ def _operation_lines() -> Iterator[str]:
     yield from (
         "# Operations",
         GENERATED_NOTICE,
-        "Names and arguments are those of torch.distributed. `distsim explain all_gather` prints the same.",
+        "Names and arguments are those of torch.distributed. "
+        "`distsim explain all_gather` prints the same.",
     )
-    for name, row in OPERATIONS.items():
-        words = row.words
+    for name, operation in OPERATIONS.items():
+        words = operation.words
         yield f"## {name}"
-        yield f"`{words.signature}`" + (
-            f" (also written {', '.join(f'`{a}`' for a in row.aliases)})" if row.aliases else ""
-        )
-        yield from (
-            f"**{title}.** {text}"
-            for title, text in (
-                ("Before", words.before),
-                ("After", words.after),
-                ("Who waits", words.waits),
-            )
-            if text
-        )
+        yield _signature_line(operation)
+        descriptions = {"Before": words.before, "After": words.after, "Who waits": words.waits}
+        yield from (f"**{title}.** {text}" for title, text in descriptions.items() if text)
         yield from words.notes
-        yield _torch_argument_text(row)
+        yield _torch_argument_text(operation)
         yield f"In the file, and in torch:\n\n```yaml\n{words.example.rstrip()}\n```"
         yield f"```python\n{words.torch}\n```"
-        drawn = name if name in PICTURED_OPERATIONS else PICTURE_OF_OPERATION.get(name)
-        if drawn is not None:
-            yield f"![{drawn}: what each rank holds before and after](../viz/{drawn}_op.svg)"
+        pictured = name if name in PICTURED_OPERATIONS else PICTURE_OF_OPERATION.get(name)
+        if pictured is not None:
+            alt_text = f"{pictured}: what each rank holds before and after"
+            yield f"![{alt_text}](../viz/{pictured}_op.svg)"
 
 
-#: Operations that the gallery has a picture of.
+def _signature_line(operation: type[Operation]) -> str:
+    signature = f"`{operation.words.signature}`"
+    if not operation.aliases:
+        return signature
+    aliases = ", ".join(f"`{alias}`" for alias in operation.aliases)
+    return f"{signature} (also written {aliases})"
+
+
+#: Operations with a picture of their own in the gallery.
 PICTURED_OPERATIONS = (
     "all_gather",
     "all_reduce",
@@ -110,7 +111,7 @@ PICTURED_OPERATIONS = (
     "scatter",
     "send",
 )
-#: Operations that leave the same where another one does.
+#: Operations with the same picture as another one.
 PICTURE_OF_OPERATION = {
     "recv": "send",
     "isend": "send",
@@ -125,41 +126,55 @@ PICTURE_OF_OPERATION = {
 }
 
 
-def _torch_argument_text(row: type[Operation]) -> str:
-    """The fields of the file, each with torch's argument where that is called otherwise."""
+def _torch_argument_text(operation: type[Operation]) -> str:
+    """A table of the fields, each with the argument of torch if that has another name."""
     from distsim.operations.core.field_help import torch_argument_names
     from distsim.scenario.format.schema.key_reference import format_keys
 
-    fields = {info.alias or key for key, info in row.model_fields.items()}
+    fields = {info.alias or key for key, info in operation.model_fields.items()}
     if not fields:
         return "It has no fields."
-    other: dict[str, str] = {}
-    for argument, field in torch_argument_names(row.op, fields).items():
-        if argument in row.words.signature:
-            other.setdefault(field, argument)
+    torch_names: dict[str, str] = {}
+    for argument, field in torch_argument_names(operation.op, fields).items():
+        if argument in operation.words.signature:
+            torch_names.setdefault(field, argument)
     lines = ["| field | torch | says | default |", "|---|---|---|---|"]
-    for field in fields_in_order(row):
-        key = format_keys()[f"{row.op}.{field}"]
-        own = row.kind not in ("local", "batch") and (
-            f"{field}=" in row.words.signature or f"{field}," in row.words.signature
-        )
-        torch = other.get(field, field if own else "")
-        default = "needed" if key.required else f"`{key.default}`" if key.default else ""
-        lines.append(f"| `{field}` | {f'`{torch}`' if torch else ''} | {key.about} | {default} |")
+    for field in fields_in_order(operation):
+        key = format_keys()[f"{operation.op}.{field}"]
+        torch_name = torch_names.get(field)
+        if torch_name is None and _is_torch_argument(operation, field):
+            torch_name = field
+        torch_cell = f"`{torch_name}`" if torch_name else ""
+        default = f"`{key.default}`" if key.default else ""
+        if key.required:
+            default = "needed"
+        lines.append(f"| `{field}` | {torch_cell} | {key.about} | {default} |")
     return "\n".join(lines)
 
 
-def fields_in_order(row: type[Operation]) -> list[str]:
-    """What must stand first, then what may."""
-    found = sorted(row.model_fields.items(), key=lambda item: not item[1].is_required())
-    return [info.alias or key for key, info in found]
+def _is_torch_argument(operation: type[Operation], field: str) -> bool:
+    """Whether the function of torch has an argument with the name of the field."""
+    if operation.kind in ("local", "batch"):
+        return False
+    signature = operation.words.signature
+    return f"{field}=" in signature or f"{field}," in signature
+
+
+def fields_in_order(operation: type[Operation]) -> list[str]:
+    """The names of the fields in the file, required ones first."""
+    fields = sorted(operation.model_fields.items(), key=lambda item: not item[1].is_required())
+    return [info.alias or key for key, info in fields]
 
 
 def backends_manual() -> str:
     """docs/backends.md: the support table."""
     from distsim.output.text.explain.operation_pages import backends_page
 
-    return f"# Back ends\n\n{GENERATED_NOTICE}\n\n`distsim explain backends` prints the same.\n\n```text\n{backends_page()}\n```\n"
+    return (
+        f"# Back ends\n\n{GENERATED_NOTICE}\n\n"
+        "`distsim explain backends` prints the same.\n\n"
+        f"```text\n{backends_page()}\n```\n"
+    )
 
 
 def format_page() -> str:
@@ -179,7 +194,7 @@ def schema_text() -> str:
     return json.dumps(json_schema(), ensure_ascii=False) + "\n"
 
 
-#: File in docs/ -> its text.
+#: A file in docs/ -> the function that writes its text.
 PAGES: dict[str, Callable[[], str]] = {
     "backends.md": backends_manual,
     "cli.md": cli_page,

@@ -1,8 +1,7 @@
-"""The process around a command: its three streams, Ctrl-C, how much memory it may take, and its
-exit status.
+"""The process around a command: standard streams, Ctrl-C, the memory limit, and the exit status.
 
-From exceptions to exit statuses: 2 bad input, 3 our own fault, 4 the surroundings; a command itself
-ends with 0 or 1.
+Exceptions become exit statuses: 2 for bad input, 3 for a bug of distsim, 4 for a fault of the
+environment. A command itself ends with 0 or 1. The commands are in `distsim.cli.commands`.
 """
 
 from __future__ import annotations
@@ -15,26 +14,43 @@ import sys
 import time
 from contextlib import suppress
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from distsim.cli.shared import console
 
 if TYPE_CHECKING:
     from distsim.common.errors import DistsimError
 
-#: What a process ends with that Ctrl-C has ended.
+#: The exit status of a process that Ctrl-C (SIGINT, 2) has ended.
 INTERRUPTED = 130
-#: After Ctrl-C, work that does not end by itself is ended.
+#: The time that a command has after Ctrl-C to end by itself.
 INTERRUPT_GRACE_S = 0.4
-#: Memory that a command may take whatever is free, and what it leaves to others.
-_MIN_MEMORY, _MEMORY_LEFT_FREE = 512 << 20, 0.05
-#: Memory kept for the handling of "no more memory", and how often a look is taken (Python fills
-#: some 100 MB a second).
-_RESERVED_MEMORY, _MEMORY_CHECK_INTERVAL_S = 12 << 20, 0.02
-#: Where a control group (version 2, version 1) says its limit and what it holds.
-_CGROUP_MEMORY_FILES = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.stat", "anon "),
-    (
+#: Words of a command line that starts processes of its own.
+_COMMANDS_WITH_PROCESSES = {"--real", "bench", "capture"}
+#: Memory that a command may always take, whatever is free.
+_MIN_MEMORY = 512 << 20
+#: The share of the free memory that is left to other processes.
+_MEMORY_LEFT_FREE = 0.05
+#: Memory that is kept for handling MemoryError. Python fills about 100 MB in a second, so a check
+#: every 20 ms notices the limit in time.
+_RESERVED_MEMORY = 12 << 20
+_MEMORY_CHECK_INTERVAL_S = 0.02
+#: The stack of the checking thread; it counts as data and must be small.
+_CHECK_STACK_BYTES = 256 << 10
+
+
+class _CgroupFiles(NamedTuple):
+    """Where a control group reports its memory limit and the memory in use."""
+
+    limit: str
+    usage: str
+    usage_key: str
+
+
+_CGROUP_FILES = (
+    # version 2, version 1
+    _CgroupFiles("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.stat", "anon "),
+    _CgroupFiles(
         "/sys/fs/cgroup/memory/memory.limit_in_bytes",
         "/sys/fs/cgroup/memory/memory.stat",
         "total_rss ",
@@ -72,38 +88,38 @@ def main() -> None:
     """Run the command line and end the process with its exit status."""
     try:
         prepare_streams()
-        if not {"--real", "bench", "capture"} & set(
-            sys.argv[1:]
-        ):  # those start processes, which take what memory they need
+        # Processes that a command starts inherit limits, and Ctrl-C is theirs to handle.
+        if not _COMMANDS_WITH_PROCESSES & set(sys.argv[1:]):
             exit_on_interrupt()
             limit_memory()
-            gc.set_threshold(
-                100_000, 50, 100
-            )  # modules and models are made by the ten thousand, and all live on
+            # Tens of thousands of modules and models are made, and all stay alive: frequent
+            # collections would find nothing.
+            gc.set_threshold(100_000, 50, 100)
         status = _run_command()
     except KeyboardInterrupt:
         with suppress(OSError, ValueError):
             sys.stdout.flush()
-        os._exit(INTERRUPTED)  # a large heap takes seconds to tear down
-    with suppress(ValueError):  # not the main thread
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is said
-    gc.freeze()  # the process ends: nothing is worth a last round of the collector
+        # Without cleaning up: a large heap takes seconds to tear down.
+        os._exit(INTERRUPTED)
+    with suppress(ValueError):  # raised outside of the main thread
+        # The report is complete, so a late Ctrl-C must not change the exit status.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Skips the last collection before the exit.
+    gc.freeze()
     sys.exit(status)
 
 
 def _run_command() -> str | int | None:
-    """Run the command; its status, or that of what it failed with."""
+    """Run the command; return its exit status, or that of the error that ended it."""
     from distsim.cli.application import application
     from distsim.common.errors import RESOURCE_ERRORS, DistsimError, resource_error
 
+    words = sys.argv[2:] if sys.argv[1:2] == ["--debug"] else sys.argv[1:]
+    help_width = min(max(console.terminal_columns() or 80, 40), 200) - 2
     try:
-        words = sys.argv[2:] if sys.argv[1:2] == ["--debug"] else sys.argv[1:]
-        application(words)(
-            prog_name="distsim",
-            terminal_width=min(max(console.terminal_columns() or 80, 40), 200) - 2,
-        )
+        application(words)(prog_name="distsim", terminal_width=help_width)
     except SystemExit as end:
-        return end.code  # typer's own
+        return end.code  # raised by typer
     except DistsimError as error:
         return _report_error(error)
     except RESOURCE_ERRORS as error:
@@ -125,24 +141,26 @@ def _report_error(error: DistsimError) -> int:
 
 
 def _input_files() -> str:
-    """The files that the command was given, to say where."""
-    found = [word for word in sys.argv[2:] if not word.startswith("-") and os.path.isfile(word)]
-    return ", ".join(found)
+    """The files on the command line: one of them caused a resource error."""
+    names = [word for word in sys.argv[2:] if not word.startswith("-")]
+    return ", ".join(name for name in names if os.path.isfile(name))
 
 
 def _report_os_error(error: OSError) -> int:
-    """Say what the machine refused; what is still to be written to standard output is lost."""
+    """Report what the operating system refused."""
+    # Standard output may be the broken file: its buffer must not fail again at exit.
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     where = f": {error.filename}" if error.filename else ""
     console.note(
-        f"error: the system says: {error.strerror or error}{where}\n  help: see that files and streams are there and take data"
+        f"error: the system says: {error.strerror or error}{where}\n"
+        "  help: see that files and streams are there and take data"
     )
     return 4
 
 
 def _report_internal_error(error: Exception) -> int:
-    """Say that distsim is wrong, not the user; the traceback only when it was asked for."""
+    """Report a bug of distsim, with the traceback only after ``--debug``."""
     console.note(f"distsim failed, and it is not your fault: {type(error).__name__}: {error}")
     if "--debug" in sys.argv[1:2]:
         import traceback
@@ -153,17 +171,22 @@ def _report_internal_error(error: Exception) -> int:
     return 3
 
 
-# --- streams, Ctrl-C, memory ---
+# --- streams ---
+
+
 def prepare_streams() -> None:
-    """Closed streams get a stand-in, so that no file takes their number; what an encoding lacks
-    becomes plain characters.
+    """Make the standard streams safe to use.
+
+    A closed stream gets a replacement, so that no file that is opened later takes its descriptor.
+    Characters that the encoding of a stream lacks are written as ASCII.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             setattr(sys, name, _replacement_stream(number))
     codecs.register_error("distsim", _ascii_replacement)
     for stream in (sys.stdout, sys.stderr):
-        if not isinstance(stream, TextIOWrapper):  # a stream that a test put there
+        if not isinstance(stream, TextIOWrapper):
+            # A test has replaced the stream.
             continue
         with suppress(ValueError, OSError):
             if codecs.lookup(stream.encoding).name != "utf-8" or stream.errors == "strict":
@@ -171,10 +194,13 @@ def prepare_streams() -> None:
 
 
 def _replacement_stream(number: int) -> TextIO:
-    """A stream for a closed one: reading gives nothing, writing fails as it would there; notes go
-    nowhere.
+    """A stream for the closed descriptor ``number``.
+
+    Reading finds nothing, and writing data fails as it would on the closed stream. Notes to
+    standard error vanish.
     """
-    handle = os.open(os.devnull, os.O_WRONLY if number == 2 else os.O_RDONLY)
+    mode = os.O_WRONLY if number == 2 else os.O_RDONLY
+    handle = os.open(os.devnull, mode)
     if handle != number:
         os.dup2(handle, number)
         os.close(handle)
@@ -182,22 +208,26 @@ def _replacement_stream(number: int) -> TextIO:
 
 
 def _ascii_replacement(error: UnicodeError) -> tuple[str, int]:
-    """Plain characters for those that an encoding lacks."""
+    """An error handler of codecs: ASCII text for characters that an encoding lacks."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text = error.object[error.start : error.end]
-    return "".join(
-        _ASCII_REPLACEMENTS.get(c) or c.encode("ascii", "backslashreplace").decode("ascii")
-        for c in text
-    ), error.end
+    return "".join(map(_ascii_text, text)), error.end
+
+
+def _ascii_text(character: str) -> str:
+    replacement = _ASCII_REPLACEMENTS.get(character)
+    return replacement or character.encode("ascii", "backslashreplace").decode("ascii")
+
+
+# --- Ctrl-C ---
 
 
 def exit_on_interrupt() -> None:
-    """See to it that Ctrl-C ends this process soon with 130, even where some library keeps the
-    exception to itself.
+    """Make Ctrl-C end this process soon with status 130, even if a library swallows the exception.
 
-    The interpreter writes the signal's number into a pipe at once; a thread reads it there and ends
-    the process after a while. Not for commands that start processes of their own.
+    The interpreter writes the number of the signal into a pipe at once. A thread reads it and ends
+    the process after `INTERRUPT_GRACE_S`. This is not for commands that start processes.
     """
     from threading import Thread, current_thread, main_thread
 
@@ -210,90 +240,101 @@ def exit_on_interrupt() -> None:
 
 
 def _exit_after_interrupt(reader: int) -> None:
-    while True:
-        if signal.SIGINT in os.read(reader, 64):
-            break
+    while signal.SIGINT not in os.read(reader, 64):
+        pass
     time.sleep(INTERRUPT_GRACE_S)
     with suppress(OSError):
         if os.isatty(2):
-            os.write(2, b"\x1b[?25h")  # a bar may have hidden the cursor
+            # Show the cursor, which a progress bar may have hidden.
+            os.write(2, b"\x1b[?25h")
     os._exit(INTERRUPTED)
 
 
+# --- memory ---
+
+
 def limit_memory() -> None:
-    """Let this process take the memory that is free, and no more: MemoryError in place of the
-    kernel's killer (Linux).
+    """Limit this process to the free memory (Linux).
+
+    Exceeding it then raises MemoryError, instead of making the kernel kill some process.
     """
     try:
         import resource
     except ImportError:
         return
-    free = _available_bytes()
-    if free is None:
+    available = _available_bytes()
+    if available is None:
         return
-    bound = max(_MIN_MEMORY, int(free * (1 - _MEMORY_LEFT_FREE)))
+    limit = max(_MIN_MEMORY, int(available * (1 - _MEMORY_LEFT_FREE)))
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    for other in (soft, hard):
-        bound = bound if other == resource.RLIM_INFINITY else min(bound, other)
+    for present_limit in (soft, hard):
+        if present_limit != resource.RLIM_INFINITY:
+            limit = min(limit, present_limit)
     with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_DATA, (bound, hard))
-    _raise_before_limit(bound)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    _raise_before_limit(limit)
 
 
-def _raise_before_limit(bound: int) -> None:
-    """MemoryError in the main thread while there is still memory to handle it with.
+def _raise_before_limit(limit: int) -> None:
+    """Raise MemoryError in the main thread while there is still memory to handle it.
 
-    Where the last page is taken by an object of Python, CPython may find no room for the exception
-    either, and aborts ("Cannot recover from MemoryErrors while normalizing exceptions"). So a
-    thread looks now and then at what is taken.
+    If a Python object takes the last page, CPython may find no room for the exception either, and
+    aborts ("Cannot recover from MemoryErrors while normalizing exceptions"). So a thread checks
+    the memory in use periodically.
     """
     import threading
 
     with suppress(OSError, RuntimeError, ValueError):
-        taken = os.open("/proc/self/statm", os.O_RDONLY)
-        before = threading.stack_size(256 << 10)  # a stack counts as data
+        statm = os.open("/proc/self/statm", os.O_RDONLY)
+        stack_size = threading.stack_size(_CHECK_STACK_BYTES)
         threading.Thread(
-            target=_check_memory, args=(taken, bound - _RESERVED_MEMORY), daemon=True
+            target=_check_memory, args=(statm, limit - _RESERVED_MEMORY), daemon=True
         ).start()
-        threading.stack_size(before)
+        threading.stack_size(stack_size)
 
 
-def _check_memory(taken: int, most: int) -> None:
-    """Raise MemoryError in the main thread each time that the process comes to hold more bytes of
-    data than `most`.
+def _check_memory(statm: int, threshold: int) -> None:
+    """Raise MemoryError in the main thread each time that its data grows beyond ``threshold``.
+
+    ``statm``: a descriptor of /proc/self/statm, whose sixth number is the size of the data in
+    pages.
     """
     import threading
 
-    main, page, was_above = threading.main_thread().ident, os.sysconf("SC_PAGESIZE"), False
+    main_thread = threading.main_thread().ident
+    page_bytes = os.sysconf("SC_PAGESIZE")
+    was_above = False
     while True:
         time.sleep(_MEMORY_CHECK_INTERVAL_S)
-        above = int(os.pread(taken, 128, 0).split()[5]) * page > most
-        if above and not was_above:
+        data_pages = int(os.pread(statm, 128, 0).split()[5])
+        is_above = data_pages * page_bytes > threshold
+        if is_above and not was_above:
             import ctypes
 
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(main or 0), ctypes.py_object(MemoryError)
+                ctypes.c_ulong(main_thread or 0), ctypes.py_object(MemoryError)
             )
-        was_above = above
+        was_above = is_above
 
 
 def _available_bytes() -> int | None:
-    """What the machine and this process's control group have left."""
-    found: list[int] = []
+    """The memory that the machine and the control group of this process have left."""
+    left: list[int] = []
     with suppress(OSError, ValueError, StopIteration):
-        found.append(_number_after("/proc/meminfo", "MemAvailable:") * 1024)
-    for limit, stat, word in _CGROUP_MEMORY_FILES:
+        left.append(_number_after("/proc/meminfo", "MemAvailable:") * 1024)
+    for files in _CGROUP_FILES:
+        # ValueError: the limit is "max".
         with suppress(OSError, ValueError, StopIteration):
-            with open(limit, encoding="ascii") as file:
-                most = int(file.read())
-            found.append(most - _number_after(stat, word))
-    return max(min(found), 0) if found else None
+            with open(files.limit, encoding="ascii") as file:
+                limit = int(file.read())
+            left.append(limit - _number_after(files.usage, files.usage_key))
+    return max(min(left), 0) if left else None
 
 
-def _number_after(path: str, word: str) -> int:
-    """The number behind a word at the start of a line."""
+def _number_after(path: str, key: str) -> int:
+    """The number after a key at the start of a line."""
     with open(path, encoding="ascii") as lines:
-        return int(next(line for line in lines if line.startswith(word)).split()[1])
+        return int(next(line for line in lines if line.startswith(key)).split()[1])
 
 
 __all__ = ["main"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from distsim.backends import BACKEND_PROFILES, DEVICE_BACKEND
 from distsim.common.errors import DistsimError, UsageError
 from distsim.common.file_io import escape_control_characters
 from distsim.hang_doctor.analysis.diagnosis import Diagnosis
@@ -21,7 +22,6 @@ from distsim.simulation.simulate_scenario import simulate
 _MAX_RANKS = 8
 #: Tensors are cut to so many elements; what differs keeps its ratio.
 _MAX_ELEMENTS = 1024
-_BACKENDS = ("gloo", "nccl", "mpi")
 
 
 class _ScenarioRank(NamedTuple):
@@ -65,7 +65,9 @@ def _backends_to_try(found: Diagnosis, parts: list[_ScenarioRank]) -> tuple[str,
     nccl = any("ccl" in backend for backend in used) or any(
         "cuda" in c.source for p in parts for c in p.calls
     )
-    return ("nccl", "gloo", "mpi") if nccl else _BACKENDS
+    backends = tuple(BACKEND_PROFILES)
+    # Each backend once, in the order of the registry, but NCCL first.
+    return tuple(dict.fromkeys((DEVICE_BACKEND, *backends))) if nccl else backends
 
 
 def _hangs(text: str) -> bool:

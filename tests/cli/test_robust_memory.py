@@ -105,7 +105,9 @@ def test_what_is_free_is_the_least_that_machine_and_control_group_leave(
     (tmp_path / "max").write_text(f"{5 << 30}\n", encoding="ascii")
     (tmp_path / "stat").write_text(f"file 7\nanon {2 << 30}\n", encoding="ascii")
     monkeypatch.setattr(
-        process, "_CGROUP_MEMORY_FILES", ((str(tmp_path / "max"), str(tmp_path / "stat"), "anon "),)
+        process,
+        "_CGROUP_FILES",
+        (process._CgroupFiles(str(tmp_path / "max"), str(tmp_path / "stat"), "anon "),),
     )
     monkeypatch.setattr(process, "_number_after", _of_line_with(200 << 20, process._number_after))
 

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from distsim.analysis.run_comparison import compare_runs
-from distsim.cli.commands.report import check_report_path
-from distsim.cli.commands.run import RunArguments, _refuse_impossible_report
+from distsim.cli.commands.run import RunArguments, _check_report_options
+from distsim.cli.shared.html_report import check_report_path
 from distsim.common.errors import UsageError
 from distsim.common.file_io import escape_control_characters
 from distsim.output.page import (
@@ -328,7 +328,7 @@ def test_a_report_that_can_not_be_written_is_refused_before_anything_runs(tmp_pa
     with pytest.raises(UsageError, match="there is no folder"):
         check_report_path(tmp_path / "no" / "a.html")
     with pytest.raises(UsageError, match="this is the plan of one"):
-        _refuse_impossible_report(RunArguments("a.yaml", report=tmp_path / "a.html"))
+        _check_report_options(RunArguments("a.yaml", report=tmp_path / "a.html"))
 
 
 # --- the script ---

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from distsim.cli.commands.run import check_trace_path, write_recording
 from distsim.cli.shared import console
+from distsim.cli.shared.trace_output import check_trace_path, write_recording
 from distsim.common.errors import EnvironmentFault, UsageError
 from distsim.output.text.real_run import real_run_text
 from distsim.real.launch.coordinator import LaunchCoordinator, StoreCoordinator

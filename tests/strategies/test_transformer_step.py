@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from distsim.cli.commands.simulate import simulation_exit_status
+from distsim.cli.shared.exit_status import simulation_exit_status
 from distsim.common.errors import ScenarioErrors
 from distsim.operations.registry import OPERATIONS
 from distsim.program.lower import lower

@@ -1,4 +1,4 @@
-"""`distsim bench`: what communication costs on this machine."""
+"""`distsim bench`: measure the time of communication on this machine."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Annotated
 
 import typer
 
-from distsim.cli.commands.simulate import FormatOption, OutputFormat
 from distsim.cli.shared import console
+from distsim.cli.shared.arguments import FormatOption, OutputFormat
 
-Ranks = Annotated[str, typer.Option("--ranks", metavar="N,…", help="Numbers of processes.")]
-Sizes = Annotated[
+RanksOption = Annotated[str, typer.Option("--ranks", metavar="N,…", help="Numbers of processes.")]
+SizesOption = Annotated[
     str | None,
     typer.Option(
         "--sizes", metavar="SIZE,…", help="As 4KiB,1MiB; left out: 4 KiB to 16 MiB by fours."
     ),
 ]
-Ops = Annotated[
+OpsOption = Annotated[
     str | None,
     typer.Option(
         "--ops", metavar="OP,…", help="As send,all_reduce; left out: messages and every collective."
     ),
 ]
-Rounds = Annotated[int, typer.Option("--rounds", min=1, max=10000, help="Samples of each.")]
-Timeout = Annotated[
+RoundsOption = Annotated[int, typer.Option("--rounds", min=1, max=10000, help="Samples of each.")]
+TimeoutOption = Annotated[
     str, typer.Option("--timeout", metavar="TIME", help="It is broken off after so long.")
 ]
-Output = Annotated[
+OutputOption = Annotated[
     Path | None,
     typer.Option(
         "--out", "-o", metavar="F.json", help="Write the measurement, for `distsim calibrate`."
@@ -36,12 +36,12 @@ Output = Annotated[
 
 
 def command(
-    ranks: Ranks = "2,4",
-    sizes: Sizes = None,
-    ops: Ops = None,
-    rounds: Rounds = 15,
-    timeout: Timeout = "10 min",
-    output: Output = None,
+    ranks: RanksOption = "2,4",
+    sizes: SizesOption = None,
+    ops: OpsOption = None,
+    rounds: RoundsOption = 15,
+    timeout: TimeoutOption = "10 min",
+    output: OutputOption = None,
     format: FormatOption = OutputFormat.text,
 ) -> None:
     """Measure this machine with Gloo over loopback: messages and every collective.
@@ -53,17 +53,28 @@ def command(
     from distsim.output.text.calibration_tables import bench_text
     from distsim.real.bench.measurement import BENCH_OPS, BENCH_SIZES, bench_to_json, run_bench
 
-    found = run_bench(
-        [_parse_rank_count(word) for word in ranks.split(",")],
-        BENCH_SIZES if sizes is None else [_parse_size(word) for word in sizes.split(",")],
-        BENCH_OPS if ops is None else [word.strip() for word in ops.split(",")],
+    measured = run_bench(
+        _parse_rank_counts(ranks),
+        BENCH_SIZES if sizes is None else _parse_sizes(sizes),
+        BENCH_OPS if ops is None else _parse_names(ops),
         rounds=rounds,
-        timeout_s=_duration_s(timeout),
+        timeout_s=_parse_timeout_s(timeout),
     )
     if output is not None:
-        console.write_file(output, bench_to_json(found))
+        console.write_file(output, bench_to_json(measured))
         console.note(f"wrote {output}")
-    console.out(bench_to_json(found) if format is OutputFormat.json else bench_text(found))
+    if format is OutputFormat.json:
+        console.out(bench_to_json(measured))
+    else:
+        console.out(bench_text(measured))
+
+
+def _parse_rank_counts(text: str) -> list[int]:
+    return [_parse_rank_count(word) for word in text.split(",")]
+
+
+def _parse_names(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",")]
 
 
 def _parse_rank_count(word: str) -> int:
@@ -72,6 +83,10 @@ def _parse_rank_count(word: str) -> int:
     if not word.strip().isdigit():
         raise UsageError(f"expected numbers of ranks, found `{word}`", "as --ranks 2,4")
     return int(word)
+
+
+def _parse_sizes(text: str) -> list[int]:
+    return [_parse_size(word) for word in text.split(",")]
 
 
 def _parse_size(word: str) -> int:
@@ -89,7 +104,7 @@ def _parse_size(word: str) -> int:
     return size
 
 
-def _duration_s(text: str) -> float:
+def _parse_timeout_s(text: str) -> float:
     from distsim.common.errors import UsageError
     from distsim.common.units import parse_timeout_ns
 

@@ -1,4 +1,4 @@
-"""`distsim clusters`: the presets."""
+"""`distsim clusters`: list the cluster presets, or print one."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import typer
 
 from distsim.cli.shared import console
 
-Name = Annotated[
+NameArgument = Annotated[
     str | None,
     typer.Argument(metavar="NAME", help="Print this one whole, as `cluster:` may have it."),
 ]
 
 
-def command(name: Name = None) -> None:
+def command(name: NameArgument = None) -> None:
     """List the cluster presets, or print one.
 
     \b
@@ -23,6 +23,7 @@ def command(name: Name = None) -> None:
     from distsim.hardware.cluster import PRESETS, preset
     from distsim.output.text.calibration_tables import cluster_table, cluster_yaml
 
-    console.out(
-        cluster_table([preset(n) for n in PRESETS]) if name is None else cluster_yaml(preset(name))
-    )
+    if name is None:
+        console.out(cluster_table([preset(each) for each in PRESETS]))
+    else:
+        console.out(cluster_yaml(preset(name)))

@@ -1,4 +1,4 @@
-"""`distsim doctor`: from what a hung job left to its cause."""
+"""`distsim doctor`: find the cause of a hang from the files that the job left, or live ranks."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from distsim.cli.commands.simulate import FormatOption, OutputFormat
 from distsim.cli.shared import console
+from distsim.cli.shared.arguments import FormatOption, OutputFormat
 
 if TYPE_CHECKING:
     from distsim.hang_doctor import Diagnosis, Evidence
 
-Paths = Annotated[
+PathsArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="PATH…",
         help="Dumps, logs, stacks, traces; folders of them. Each is recognised by what it holds.",
     ),
 ]
-Pids = Annotated[
+PidsOption = Annotated[
     list[int] | None,
     typer.Option("--pid", metavar="PID", help="Take the stack of a live rank. Repeatable."),
 ]
-Torchrun = Annotated[
+TorchrunOption = Annotated[
     int | None,
     typer.Option(
         "--torchrun", metavar="PID", help="Take the stacks of all ranks that this launcher started."
     ),
 ]
-View = Annotated[
+ViewOption = Annotated[
     str | None,
     typer.Option("--view", metavar="VIEW", help="waitfor: who waits for whom, as a picture."),
 ]
-Output = Annotated[
+OutputOption = Annotated[
     Path | None,
     typer.Option(
         "--output",
@@ -43,19 +43,19 @@ Output = Annotated[
         help="F.yaml: the smallest scenario with this standstill; F.svg: the picture.",
     ),
 ]
-Width = Annotated[
+WidthOption = Annotated[
     int | None, typer.Option("--width", metavar="N", min=40, max=200, help="Columns of the report.")
 ]
 
 
 def command(
-    paths: Paths = None,
-    pid: Pids = None,
-    torchrun: Torchrun = None,
+    paths: PathsArgument = None,
+    pid: PidsOption = None,
+    torchrun: TorchrunOption = None,
     format: FormatOption = OutputFormat.text,
-    view: View = None,
-    output: Output = None,
-    width: Width = None,
+    view: ViewOption = None,
+    output: OutputOption = None,
+    width: WidthOption = None,
 ) -> None:
     """Say why a job hangs, from what it left: who waits for whom, who is behind or went another
     way, and at which line.
@@ -79,15 +79,23 @@ def command(
         )
     if view not in (None, "waitfor"):
         raise UsageError(f"there is no view {view}", "there is waitfor")
-    found = diagnose_hang(_collect_evidence(paths or [], pid or [], torchrun))
+    diagnosis = diagnose_hang(_collect_evidence(paths or [], pid or [], torchrun))
     if output is not None:
-        _write_scenario(found, output)
+        _write_output(diagnosis, output)
     if view is not None and output is None:
-        console.out(str(_wait_for_picture(found, "svg")).rstrip("\n"))
+        console.out(str(_wait_for_picture(diagnosis, "svg")).rstrip("\n"))
     else:
-        _print_diagnosis(found, format, width)
-    unread = not found.evidence.ranks and any(file.problem for file in found.evidence.files)
-    raise typer.Exit(1 if found.causes else 2 if unread else 0)
+        _print_diagnosis(diagnosis, format, width)
+    raise typer.Exit(_exit_status(diagnosis))
+
+
+def _exit_status(diagnosis: Diagnosis) -> int:
+    """1: a cause was found; 2: no rank is known and a file could not be read; 0: no hang found."""
+    if diagnosis.causes:
+        return 1
+    evidence = diagnosis.evidence
+    nothing_read = not evidence.ranks and any(file.problem for file in evidence.files)
+    return 2 if nothing_read else 0
 
 
 def _collect_evidence(paths: list[str], pids: list[int], torchrun: int | None) -> Evidence:
@@ -102,25 +110,26 @@ def _collect_evidence(paths: list[str], pids: list[int], torchrun: int | None) -
     return evidence
 
 
-def _print_diagnosis(found: Diagnosis, format: OutputFormat, width: int | None) -> None:
+def _print_diagnosis(diagnosis: Diagnosis, format: OutputFormat, width: int | None) -> None:
     from distsim.output.text.diagnosis import doctor_json, doctor_text
     from distsim.output.text_layout import page_width
 
     if format is OutputFormat.json:
-        console.out(console.to_json(doctor_json(found)))
+        console.out(console.to_json(doctor_json(diagnosis)))
         return
-    console.out(doctor_text(found, width or page_width()))
+    console.out(doctor_text(diagnosis, width or page_width()))
 
 
-def _write_scenario(found: Diagnosis, output: Path) -> None:
+def _write_output(diagnosis: Diagnosis, output: Path) -> None:
+    """Write a minimal scenario or the wait-for picture, as the suffix of the file asks for."""
     from distsim.common.errors import UsageError
     from distsim.hang_doctor.minimal_scenario import minimal_scenario_text
 
     suffix = output.suffix.lower()
     if suffix in (".yaml", ".yml"):
-        console.write_file(output, minimal_scenario_text(found))
+        console.write_file(output, minimal_scenario_text(diagnosis))
     elif suffix in (".svg", ".png", ".pdf", ".dot"):
-        console.write_file(output, _wait_for_picture(found, suffix[1:]))
+        console.write_file(output, _wait_for_picture(diagnosis, suffix[1:]))
     else:
         raise UsageError(
             f"-o {output}: what is to be written there?",
@@ -129,13 +138,13 @@ def _write_scenario(found: Diagnosis, output: Path) -> None:
     console.note(f"wrote {output}")
 
 
-def _wait_for_picture(found: Diagnosis, fmt: str) -> str | bytes:
+def _wait_for_picture(diagnosis: Diagnosis, format: str) -> str | bytes:
     from distsim.output.pictures.drawing.dot import dot_text, render_dot
     from distsim.output.text.diagnosis import doctor_picture
 
-    picture = doctor_picture(found)
+    picture = doctor_picture(diagnosis)
     text = dot_text(picture)
-    if fmt == "dot":
+    if format == "dot":
         return text
-    image = render_dot(text, fmt, picture.engine)
-    return image.decode() if fmt == "svg" else image
+    image = render_dot(text, format, picture.engine)
+    return image.decode() if format == "svg" else image

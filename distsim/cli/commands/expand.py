@@ -1,9 +1,10 @@
-"""`distsim expand`: the plain operations behind a scenario's training strategies."""
+"""`distsim expand`: replace a scenario's training strategies by the operations they stand for."""
 
 from __future__ import annotations
 
-from distsim.cli.application import ScenarioArgument, SetOption, read_scenario
 from distsim.cli.shared import console
+from distsim.cli.shared.arguments import ScenarioArgument, SetOption
+from distsim.cli.shared.input_files import read_scenario
 
 
 def command(file: ScenarioArgument, sets: SetOption = None) -> None:

@@ -1,24 +1,24 @@
-"""`distsim explain`: a finding, an operation, a key of the scenario file or the back ends on a
-page.
-"""
+"""`distsim explain`: one page about a finding, an operation, a key of the file, or a cost."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from distsim.cli.shared import console
+from distsim.cli.shared.input_files import read_cluster
 
 if TYPE_CHECKING:
     from distsim.hardware.cluster import Cluster
 
-Name = Annotated[
+NameArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="NAME",
-        help="A finding's code, an operation, a key of the file, `scenario`, `expressions` or `backends`.",
+        help="A finding's code, an operation, a key of the file, "
+        "`scenario`, `expressions` or `backends`.",
     ),
 ]
 ClusterOption = Annotated[
@@ -29,19 +29,19 @@ ClusterOption = Annotated[
         help="Tell an operation's price here, term by term: a preset or a file.",
     ),
 ]
-Bytes = Annotated[
+BytesOption = Annotated[
     str,
     typer.Option(
         "--bytes", metavar="SIZE", help="Of that price: the buffer, as nccl-tests counts."
     ),
 ]
-Ranks = Annotated[
+RanksOption = Annotated[
     int,
     typer.Option(
         "--ranks", metavar="N", min=2, max=1 << 17, help="Of that price: how many take part."
     ),
 ]
-PerNode = Annotated[
+PerNodeOption = Annotated[
     int | None,
     typer.Option(
         "--ranks-per-node",
@@ -51,21 +51,23 @@ PerNode = Annotated[
         help="Of it: ranks on a machine; left out, the preset's GPUs, or 8.",
     ),
 ]
-ClusterSets = Annotated[
+ClusterSetsOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set", metavar="KEY=VALUE", help="Change a key of that cluster: nics.count=4. Repeatable."
     ),
 ]
 
+_PRICED_KINDS = ("collective", "p2p")
+
 
 def command(
-    name: Name = None,
+    name: NameArgument = None,
     cluster: ClusterOption = None,
-    nbytes: Bytes = "16 MiB",
-    ranks: Ranks = 8,
-    per_node: PerNode = None,
-    sets: ClusterSets = None,
+    nbytes: BytesOption = "16 MiB",
+    ranks: RanksOption = 8,
+    per_node: PerNodeOption = None,
+    sets: ClusterSetsOption = None,
 ) -> None:
     """Explain a finding (DS301), an operation (all_gather), a key of the file (world.nodes); with
     --cluster, a price.
@@ -99,8 +101,10 @@ def cost_page(
     per_node: int | None,
     sets: Sequence[str] = (),
 ) -> str:
-    """The price of an operation, term by term. Raises UsageError for another word, and for what is
-    not priced by NCCL's forms.
+    """The cost of an operation on a cluster, term by term.
+
+    Raises UsageError for a name that is no operation, and for operations whose cost is not chosen
+    among the algorithms of NCCL.
     """
     from distsim.common.errors import UsageError
     from distsim.common.message_text import did_you_mean
@@ -111,8 +115,10 @@ def cost_page(
     from distsim.operations.registry import OPERATION_ALIASES, OPERATIONS
     from distsim.output.text.explain.cost_terms import cost_explanation_text
 
-    row = OPERATIONS.get(OPERATION_ALIASES.get(name or "", name or ""))
-    if row is None or row.signals or row.kind not in ("collective", "p2p"):
+    operation = OPERATIONS.get(OPERATION_ALIASES.get(name or "", name or ""))
+    if operation is not None and (operation.signals or operation.kind not in _PRICED_KINDS):
+        operation = None
+    if operation is None:
         raise UsageError(
             f"no operation is called {name}{did_you_mean(name, OPERATIONS)}",
             "as `distsim explain all_reduce --cluster dgx-h100`",
@@ -121,48 +127,44 @@ def cost_page(
         size = parse_size_bytes(nbytes)
     except ValueError as fault:
         raise UsageError(f"--bytes: {fault}", "as --bytes 16MiB") from None
-    described = changed_cluster(cluster, sets)
-    cost = CostModel(described, ranks, min(per_node or gpus_per_machine(described.name), ranks))
-    found = explain_cost(
-        cost, row, (0, ranks - 1) if row.kind == "p2p" else tuple(range(ranks)), size, ways=True
-    )
-    if found is None:
-        remedy = (
-            "GPU presets have `collectives: nccl`; others are priced by their schedule, see `distsim explain "
-            + row.op
-            + "`"
+    machine = changed_cluster(cluster, sets)
+    cost = CostModel(machine, ranks, min(per_node or gpus_per_machine(machine.name), ranks))
+    # A message goes from the first to the last rank: the farthest that there is.
+    members = (0, ranks - 1) if operation.kind == "p2p" else tuple(range(ranks))
+    explanation = explain_cost(cost, operation, members, size, ways=True)
+    if explanation is None:
+        raise UsageError(
+            f"{operation.op} has no forms to choose among on {cost.name}",
+            "GPU presets have `collectives: nccl`; others are priced by their schedule, "
+            f"see `distsim explain {operation.op}`",
         )
-        raise UsageError(f"{row.op} has no forms to choose among on {cost.name}", remedy)
-    return cost_explanation_text(row.op, cost.name, found)
+    return cost_explanation_text(operation.op, cost.name, explanation)
 
 
 def changed_cluster(name: str, sets: Sequence[str]) -> Cluster:
-    """A preset or a file's cluster, with keys of it changed, as `--set cluster.KEY=VALUE` changes
-    those of a scenario's.
+    """The cluster of a preset or a file, with some keys changed.
+
+    The keys are those of ``--set cluster.KEY=VALUE`` for scenarios. Therefore a scenario around
+    the cluster is read: it validates keys and values with the same messages.
     """
     import json
 
-    from distsim.cli.commands.replay import read_cluster
     from distsim.hardware.cluster import PRESETS, cluster_from
     from distsim.scenario import loads
 
-    found = cluster_from(read_cluster(name) or name)
+    cluster = cluster_from(read_cluster(name) or name)
     if not sets:
-        return found
-    written = json.dumps(name if name in PRESETS else found.to_mapping())
-    under = [text if text.startswith("cluster.") else f"cluster.{text}" for text in sets]
+        return cluster
+    cluster_yaml = json.dumps(name if name in PRESETS else cluster.to_mapping())
     scenario = loads(
-        f"{{name: price, world: 2, cluster: {written}, program: [barrier]}}", sets=under
+        f"{{name: price, world: 2, cluster: {cluster_yaml}, program: [barrier]}}",
+        sets=[text if text.startswith("cluster.") else f"cluster.{text}" for text in sets],
     )
-    return found if scenario.cluster is None else cluster_from(scenario.cluster)
+    return cluster if scenario.cluster is None else cluster_from(scenario.cluster)
 
 
 def explain_page(name: str) -> str:
-    """The page of a finding, an operation, a key, or the back ends. Raises UsageError, with the
-    nearest name, for any other word.
-    """
-    from distsim.common.errors import UsageError
-    from distsim.common.message_text import did_you_mean
+    """The page about a name. Raises UsageError, with the nearest name, for an unknown one."""
     from distsim.findings.codes import CODES, explain_code
     from distsim.operations.registry import OPERATION_ALIASES, OPERATIONS
     from distsim.output.text.explain.format_pages import expressions_page, key_page, scenario_page
@@ -172,7 +174,7 @@ def explain_page(name: str) -> str:
         strategy_page,
     )
     from distsim.output.text_layout import page_width
-    from distsim.scenario.format.schema.key_reference import find_key, format_keys
+    from distsim.scenario.format.schema.key_reference import find_key
     from distsim.scenario.strategies import STRATEGIES
 
     if name == "backends":
@@ -183,24 +185,37 @@ def explain_page(name: str) -> str:
         return expressions_page()
     if name.upper() in CODES:
         return explain_code(name, page_width())
+    # Operations and strategies come before keys: `all_reduce` is also a key of the file.
     if name in STRATEGIES:
         return strategy_page(STRATEGIES[name])
-    row = OPERATIONS.get(OPERATION_ALIASES.get(name, name))
-    if row is None:
-        if (key := find_key(name)) is not None:
-            return key_page(key)
-        known = [
-            *OPERATIONS,
-            *OPERATION_ALIASES,
-            *STRATEGIES,
-            *CODES,
-            "backends",
-            "scenario",
-            "expressions",
-            *format_keys(),
-        ]
-        raise UsageError(
-            f"nothing is called {name}{did_you_mean(name, known)}",
-            "`distsim explain` lists all names",
-        )
-    return operation_page(row)
+    operation = OPERATIONS.get(OPERATION_ALIASES.get(name, name))
+    if operation is not None:
+        return operation_page(operation)
+    key = find_key(name)
+    if key is not None:
+        return key_page(key)
+    _raise_unknown_name(name)
+
+
+def _raise_unknown_name(name: str) -> NoReturn:
+    from distsim.common.errors import UsageError
+    from distsim.common.message_text import did_you_mean
+    from distsim.findings.codes import CODES
+    from distsim.operations.registry import OPERATION_ALIASES, OPERATIONS
+    from distsim.scenario.format.schema.key_reference import format_keys
+    from distsim.scenario.strategies import STRATEGIES
+
+    known = [
+        *OPERATIONS,
+        *OPERATION_ALIASES,
+        *STRATEGIES,
+        *CODES,
+        "backends",
+        "scenario",
+        "expressions",
+        *format_keys(),
+    ]
+    raise UsageError(
+        f"nothing is called {name}{did_you_mean(name, known)}",
+        "`distsim explain` lists all names",
+    )

@@ -1,4 +1,4 @@
-"""`distsim learn`: the lessons, and their scenarios into a folder."""
+"""`distsim learn`: list the lessons, or write their scenarios into a folder."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from distsim.cli.shared import console
 if TYPE_CHECKING:
     from distsim.scenario.lessons import Lesson
 
-Name = Annotated[str | None, typer.Argument(metavar="LESSON", help="One lesson; left out: all.")]
-Output = Annotated[
+NameArgument = Annotated[
+    str | None, typer.Argument(metavar="LESSON", help="One lesson; left out: all.")
+]
+OutputOption = Annotated[
     Path | None,
     typer.Option(
         "-o",
@@ -25,7 +27,7 @@ Output = Annotated[
 ]
 
 
-def command(name: Name = None, output: Output = None) -> None:
+def command(name: NameArgument = None, output: OutputOption = None) -> None:
     """List the lessons, or write their scenarios into a folder to try and change.
 
     \b
@@ -35,20 +37,22 @@ def command(name: Name = None, output: Output = None) -> None:
     """
     from distsim.scenario.lessons import LESSONS, find_lesson
 
-    chosen = LESSONS if name is None else (find_lesson(name),)
+    lessons = LESSONS if name is None else (find_lesson(name),)
     if output is None:
-        console.out(_lesson_list(chosen) if name is None else _lesson_text(chosen[0]))
+        console.out(_lesson_list(lessons) if name is None else _lesson_text(lessons[0]))
         return
-    files = dict.fromkeys(file for one in chosen for file in one.files)
-    new = sum(_write(output / f"{file}.yaml", file) for file in files)
-    kept = (
-        f"; {len(files) - new} were there already and stay as they are" if new < len(files) else ""
-    )
-    console.note(f"wrote {new} scenario{'' if new == 1 else 's'} into {output}{kept}")
+    # Lessons share scenarios.
+    files = dict.fromkeys(file for lesson in lessons for file in lesson.files)
+    written = sum(_write_if_new(output / f"{file}.yaml", file) for file in files)
+    kept = len(files) - written
+    message = f"wrote {written} scenario{'' if written == 1 else 's'} into {output}"
+    if kept:
+        message += f"; {kept} were there already and stay as they are"
+    console.note(message)
 
 
-def _write(path: Path, file: str) -> bool:
-    """Write a scenario where there is none of that name yet; was it written?"""
+def _write_if_new(path: Path, file: str) -> bool:
+    """Write a scenario unless the path exists; return whether it was written."""
     from distsim.common.errors import EnvironmentFault
     from distsim.scenario.lessons import lesson_scenario_text
 
@@ -65,8 +69,8 @@ def _write(path: Path, file: str) -> bool:
 
 
 def _lesson_list(lessons: Sequence[Lesson]) -> str:
-    width = max(len(one.name) for one in lessons)
-    lines = [f"  {one.name.ljust(width)}  {one.title}" for one in lessons]
+    width = max(len(lesson.name) for lesson in lessons)
+    lines = [f"  {lesson.name.ljust(width)}  {lesson.title}" for lesson in lessons]
     return "\n".join(
         [
             "Lessons, in order",
@@ -78,10 +82,11 @@ def _lesson_list(lessons: Sequence[Lesson]) -> str:
     )
 
 
-def _lesson_text(one: Lesson) -> str:
+def _lesson_text(lesson: Lesson) -> str:
     lines = [
-        f"{one.title}: at its end you can {one.able}.",
+        f"{lesson.title}: at its end you can {lesson.able}.",
         "",
-        f"`distsim learn {one.name} -o scenarios` writes its files:",
+        f"`distsim learn {lesson.name} -o scenarios` writes its files:",
     ]
-    return "\n".join([*lines, *(f"  distsim simulate scenarios/{file}.yaml" for file in one.files)])
+    lines += [f"  distsim simulate scenarios/{file}.yaml" for file in lesson.files]
+    return "\n".join(lines)

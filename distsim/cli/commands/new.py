@@ -1,4 +1,4 @@
-"""`distsim new`: a starter scenario."""
+"""`distsim new`: write a starter scenario."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import typer
 
 from distsim.cli.shared import console
 
-File = Annotated[
+FileArgument = Annotated[
     Path, typer.Argument(metavar="FILE", help="The file to write; it must not be there yet.")
 ]
-Kind = Annotated[
+KindOption = Annotated[
     str, typer.Option("--kind", metavar="KIND", help="Which one: plain, ring, ddp or pipeline.")
 ]
 
 
-def command(file: File = Path("scenario.yaml"), kind: Kind = "plain") -> None:
+def command(file: FileArgument = Path("scenario.yaml"), kind: KindOption = "plain") -> None:
     """Write a starter scenario to a new file.
 
     \b

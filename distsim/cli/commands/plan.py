@@ -1,4 +1,4 @@
-"""`distsim plan`: which layout of a training step is fastest, and which fit."""
+"""`distsim plan`: find the fastest layout of a training step that fits in memory."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from distsim.cli.application import command_with_arguments
-from distsim.cli.commands.simulate import FormatOption, OutputFormat
-from distsim.cli.commands.sweep import WorkerArguments, comma_separated_names
 from distsim.cli.shared import console
+from distsim.cli.shared.arguments import FormatOption, OutputFormat, command_with_arguments
+from distsim.cli.shared.input_files import read_cluster
+from distsim.cli.shared.worker_arguments import WorkerArguments, comma_separated_names
 
 if TYPE_CHECKING:
-    from distsim.hardware.cluster import Cluster as Machines
+    from distsim.hardware.cluster import Cluster
     from distsim.planning.layouts import PlanRequest
     from distsim.planning.ranking import LayoutPlan
 
-Model = Annotated[
+ModelArgument = Annotated[
     str,
     typer.Argument(metavar="MODEL", help="A preset (llama3-8b), or sizes as '{layers: 32, …}'."),
 ]
-Gpus = Annotated[str, typer.Option("--gpus", metavar="N,M", help="How many GPUs there are.")]
-ClusterNames = Annotated[
+GpusOption = Annotated[str, typer.Option("--gpus", metavar="N,M", help="How many GPUs there are.")]
+ClusterNamesOption = Annotated[
     str, typer.Option("--cluster", metavar="A,B", help="Which: presets or files.")
 ]
-Batch = Annotated[
+BatchOption = Annotated[
     int,
     typer.Option(
         "--global-batch", metavar="N", min=1, help="Sequences of a step, whatever the layout."
     ),
 ]
-SequenceLength = Annotated[
+SequenceOption = Annotated[
     int | None,
     typer.Option(
         "--sequence", metavar="N", min=1, help="Tokens of a sequence; left out: the model's."
     ),
 ]
-PerNode = Annotated[
+PerNodeOption = Annotated[
     int | None,
     typer.Option(
         "--ranks-per-node",
@@ -56,13 +56,13 @@ OnlyOption = Annotated[
         help="Look at these values only: tp, pp, chunks, cp, ep, zero, recompute, micro_batch.",
     ),
 ]
-StepFields = Annotated[
+StepFieldsOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set", metavar="KEY=VALUE", help="A field of `transformer:`, as launch=0 ns. Repeatable."
     ),
 ]
-Outputs = Annotated[
+OutputsOption = Annotated[
     list[Path] | None,
     typer.Option(
         "--output",
@@ -71,7 +71,8 @@ Outputs = Annotated[
         help="F.csv, F.parquet: all layouts; F.svg: a plot; F.yaml: the best as a scenario.",
     ),
 ]
-#: Fields of a step that layouts decide.
+
+#: Fields of `transformer:` that the layout decides, so that --set may not.
 _LAYOUT_FIELDS = (
     "model",
     "micro_batch",
@@ -82,28 +83,31 @@ _LAYOUT_FIELDS = (
     "chunks",
     "sequence",
 )
-#: Endings of outputs.
-_OUTPUT_SUFFIXES = (".csv", ".parquet", ".svg", ".yaml", ".yml")
+_TABLE_SUFFIXES = (".csv", ".parquet")
+_OUTPUT_SUFFIXES = (*_TABLE_SUFFIXES, ".svg", ".yaml", ".yml")
+_MAX_GPUS = 2**17
+_RECOMPUTE_CHOICES = ("none", "selective", "op", "full")
+_MAX_ZERO_STAGE = 3
 
 
 @dataclass(frozen=True)
 class PlanArguments:
     """The arguments of `plan`."""
 
-    model: Model
-    gpus: Gpus
-    cluster: ClusterNames
-    global_batch: Batch
-    sequence: SequenceLength = None
-    ranks_per_node: PerNode = None
+    model: ModelArgument
+    gpus: GpusOption
+    cluster: ClusterNamesOption
+    global_batch: BatchOption
+    sequence: SequenceOption = None
+    ranks_per_node: PerNodeOption = None
     only: OnlyOption = None
-    sets: StepFields = None
-    output: Outputs = None
+    sets: StepFieldsOption = None
+    output: OutputsOption = None
     format: FormatOption = OutputFormat.text
 
 
 @command_with_arguments(PlanArguments, WorkerArguments)
-def command(given: PlanArguments, workers: WorkerArguments) -> None:
+def command(arguments: PlanArguments, workers: WorkerArguments) -> None:
     """Find the fastest layout of a transformer's training step.
 
     Every layout of tensor, pipeline (1F1B, interleaved), context, expert and data parallelism, ZeRO
@@ -117,33 +121,39 @@ def command(given: PlanArguments, workers: WorkerArguments) -> None:
     from distsim.output.text.layout_plan import layout_plan_json, layout_plan_text
     from distsim.planning.ranking import PlanOptions, plan_layouts
 
-    outputs = _check_outputs(given.output or [])
-    questions = [
-        _plan_request(given, gpus, name)
-        for gpus in _parse_counts(given.gpus)
-        for name in _parse_cluster_names(given.cluster)
+    outputs = arguments.output or []
+    _check_outputs(outputs)
+    requests = [
+        _plan_request(arguments, gpus, cluster)
+        for gpus in _parse_gpu_counts(arguments.gpus)
+        for cluster in _parse_cluster_names(arguments.cluster)
     ]
-    tables = [path for path in outputs if path.suffix in (".csv", ".parquet")]
-    how = PlanOptions(
-        workers.jobs,
-        workers.address,
-        tables[0] if tables else None,
-        workers.budget,
-        workers.seed,
-        workers.top,
+    # Rows of the table are written as they are computed; the other outputs follow at the end.
+    table = next((path for path in outputs if path.suffix in _TABLE_SUFFIXES), None)
+    options = PlanOptions(
+        jobs=workers.jobs,
+        address=workers.address,
+        output=table,
+        budget=workers.budget,
+        seed=workers.seed,
+        exact=workers.top,
     )
-    with progress_bar("timing layouts") as tell:
-        found = plan_layouts(questions, how, tell)
-    _write_outputs(found, [path for path in outputs if path not in tables], _cluster_labels(given))
-    console.out(
-        console.to_json(layout_plan_json(found))
-        if given.format is OutputFormat.json
-        else layout_plan_text(found, workers.top)
-    )
-    raise typer.Exit(int(found.best is None))
+    with progress_bar("timing layouts") as show_progress:
+        plan = plan_layouts(requests, options, show_progress)
+    others = [path for path in outputs if path != table]
+    _write_outputs(plan, others, _cluster_labels(arguments))
+    if arguments.format is OutputFormat.json:
+        console.out(console.to_json(layout_plan_json(plan)))
+    else:
+        console.out(layout_plan_text(plan, workers.top))
+    raise typer.Exit(int(plan.best is None))
 
 
-def _check_outputs(paths: list[Path]) -> list[Path]:
+# --- arguments ---
+
+
+def _check_outputs(paths: list[Path]) -> None:
+    """Raises UsageError for an unknown suffix, or for several tables."""
     from distsim.common.errors import UsageError
 
     for path in paths:
@@ -151,18 +161,23 @@ def _check_outputs(paths: list[Path]) -> list[Path]:
             raise UsageError(
                 f"-o {path}: what is it to be?", "end it in .csv, .parquet, .svg or .yaml"
             )
-    if sum(path.suffix in (".csv", ".parquet") for path in paths) > 1:
+    if sum(path.suffix in _TABLE_SUFFIXES for path in paths) > 1:
         raise UsageError("-o: one table is kept", "name one file that ends in .csv or .parquet")
-    return paths
 
 
-def _parse_counts(text: str) -> list[int]:
+def _is_number(word: str, low: int, high: int) -> bool:
+    """Whether a word is a decimal number between two bounds (inclusive)."""
+    return word.isascii() and word.isdigit() and low <= int(word) <= high
+
+
+def _parse_gpu_counts(text: str) -> list[int]:
     from distsim.common.errors import UsageError
 
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdigit() and 0 < int(word) <= 2**17 for word in words):
+    if not all(_is_number(word, 1, _MAX_GPUS) for word in words):
         raise UsageError(
-            f"--gpus {text}: expected numbers from 1 to 131072", "as --gpus 64 or --gpus 64,128"
+            f"--gpus {text}: expected numbers from 1 to {_MAX_GPUS}",
+            "as --gpus 64 or --gpus 64,128",
         )
     return list(dict.fromkeys(map(int, words)))
 
@@ -178,109 +193,126 @@ def _parse_cluster_names(text: str) -> tuple[str, ...]:
     return names
 
 
-def _cluster_labels(given: PlanArguments) -> dict[str, str]:
-    """Names of clusters -> what the command called them."""
-    return {_load_cluster(name).name: name for name in _parse_cluster_names(given.cluster)}
+def _cluster_labels(arguments: PlanArguments) -> dict[str, str]:
+    """The name of each cluster -> the preset or file that the command names it by."""
+    names = _parse_cluster_names(arguments.cluster)
+    return {_load_cluster(name).name: name for name in names}
 
 
-def _load_cluster(name: str) -> Machines:
-    from distsim.cli.commands.replay import read_cluster
+def _load_cluster(name: str) -> Cluster:
     from distsim.hardware.cluster import cluster_from
 
     return cluster_from(read_cluster(name) or name)
 
 
-def _plan_request(given: PlanArguments, gpus: int, cluster: str) -> PlanRequest:
+def _plan_request(arguments: PlanArguments, gpus: int, cluster_name: str) -> PlanRequest:
     from distsim.common.errors import UsageError
     from distsim.hardware.cluster.presets import gpus_per_machine
     from distsim.planning.layouts import PlanRequest
 
-    fields = _parse_step_fields(given.sets or [])
-    decided = [key for key in fields if key in _LAYOUT_FIELDS]
+    step = _parse_step_fields(arguments.sets or [])
+    decided = [key for key in step if key in _LAYOUT_FIELDS]
     if decided:
-        remedy = "--only zero=1 looks at some values alone; --sequence has its own option"
-        raise UsageError(f"--set {decided[0]}: the layouts decide that", remedy)
-    model, choices = _parse_model(given.model), _parse_choices(given.only or [])
-    machines = _load_cluster(cluster)
-    per_node = _gpus_per_node(gpus, given.ranks_per_node or gpus_per_machine(machines.name))
+        raise UsageError(
+            f"--set {decided[0]}: the layouts decide that",
+            "--only zero=1 looks at some values alone; --sequence has its own option",
+        )
+    model = _parse_model(arguments.model)
+    choices = _parse_choices(arguments.only or [])
+    cluster = _load_cluster(cluster_name)
+    per_node = arguments.ranks_per_node or gpus_per_machine(cluster.name)
+    _check_whole_machines(gpus, per_node)
     return PlanRequest(
-        model, gpus, given.global_batch, machines, given.sequence, per_node, fields, choices
+        model,
+        gpus,
+        arguments.global_batch,
+        cluster,
+        sequence=arguments.sequence,
+        per_node=per_node,
+        step=step,
+        choices=choices,
     )
 
 
-def _gpus_per_node(gpus: int, per_node: int) -> int:
-    """The GPUs of a machine, of which there have to be whole ones, or a part of one."""
+def _check_whole_machines(gpus: int, per_node: int) -> None:
+    """Raises UsageError if several machines are needed and one of them would be used in part."""
     from distsim.common.errors import UsageError
 
-    if gpus > per_node and gpus % per_node:
-        least, most = gpus // per_node * per_node, -(-gpus // per_node) * per_node
-        others = [n for n in range(per_node, 1, -1) if gpus % n == 0]
-        remedy = f"--gpus {least} or {most}" + (
-            f", or --ranks-per-node {others[0]}" if others else ""
-        )
-        raise UsageError(f"--gpus {gpus}: these are no whole machines of {per_node} GPUs", remedy)
-    return per_node
+    if gpus <= per_node or gpus % per_node == 0:
+        return
+    fewer = gpus // per_node * per_node
+    more = fewer + per_node
+    remedy = f"--gpus {fewer} or {more}"
+    divisors = [n for n in range(per_node, 1, -1) if gpus % n == 0]
+    if divisors:
+        remedy += f", or --ranks-per-node {divisors[0]}"
+    raise UsageError(f"--gpus {gpus}: these are no whole machines of {per_node} GPUs", remedy)
 
 
 def _parse_model(text: str) -> str | Mapping[str, object]:
-    """A preset's name, or a mapping's text."""
+    """The name of a preset, or the sizes in a YAML mapping."""
     if not text.lstrip().startswith("{"):
         return text
     from distsim.scenario import load_raw
 
-    found: dict[str, object] = load_raw(f"model: {text}", "MODEL")["model"]
-    return dict(found)
+    sizes: dict[str, object] = load_raw(f"model: {text}", "MODEL")["model"]
+    return dict(sizes)
 
 
 def _parse_step_fields(sets: list[str]) -> dict[str, object]:
+    """The values of ``--set``, read as YAML."""
     from distsim.common.errors import UsageError
     from distsim.scenario import load_raw
 
-    found: dict[str, object] = {}
+    step: dict[str, object] = {}
     for text in sets:
         name, equals, value = text.partition("=")
         if not equals:
             raise UsageError(f"expected name=value, found `{text}`", "as --set 'launch=0 ns'")
-        found[name.strip()] = load_raw(f"value: {value}", "--set")["value"]
-    return found
+        step[name.strip()] = load_raw(f"value: {value}", "--set")["value"]
+    return step
 
 
-def _parse_choices(given: list[str]) -> dict[str, tuple[str | int, ...]]:
+def _parse_choices(texts: list[str]) -> dict[str, tuple[str | int, ...]]:
+    """The values of ``--only``: a field of the layout -> the values to try."""
     from distsim.common.errors import UsageError
     from distsim.common.message_text import did_you_mean, name_list
     from distsim.planning.layouts import ParallelLayout
 
-    found: dict[str, tuple[str | int, ...]] = {}
     known = [name for name in ParallelLayout._fields if name != "gpus"]
-    for text in given:
+    choices: dict[str, tuple[str | int, ...]] = {}
+    for text in texts:
         name, _, values = text.partition("=")
         words = comma_separated_names(values)
         if name not in known or not words:
             raise UsageError(
-                f"--only {text}: expected one of {name_list(known)} and its values{did_you_mean(name, known)}",
+                f"--only {text}: expected one of {name_list(known)} and its values"
+                f"{did_you_mean(name, known)}",
                 "as --only tp=1,2",
             )
-        if name == "recompute":
-            wrong = [word for word in words if word not in ("none", "selective", "op", "full")]
-            found[name] = words
-        else:
-            least, most = (0, 3) if name == "zero" else (1, 2**17)
-            wrong = [
-                word
-                for word in words
-                if not (word.isascii() and word.isdigit() and least <= int(word) <= most)
-            ]
-            found[name] = () if wrong else tuple(map(int, words))
-        if wrong:
-            raise UsageError(
-                f"--only {text}: {wrong[0]} is no value of {name}",
-                "as --only tp=1,2 or --only recompute=none",
-            )
-    return found
+        for word in words:
+            if not _is_choice(name, word):
+                raise UsageError(
+                    f"--only {text}: {word} is no value of {name}",
+                    "as --only tp=1,2 or --only recompute=none",
+                )
+        choices[name] = words if name == "recompute" else tuple(map(int, words))
+    return choices
 
 
-def _write_outputs(plan: LayoutPlan, paths: list[Path], names: Mapping[str, str]) -> None:
-    """Pictures, and the best layout as a scenario."""
+def _is_choice(field: str, word: str) -> bool:
+    if field == "recompute":
+        return word in _RECOMPUTE_CHOICES
+    if field == "zero":
+        return _is_number(word, 0, _MAX_ZERO_STAGE)
+    return _is_number(word, 1, _MAX_GPUS)
+
+
+# --- output ---
+
+
+def _write_outputs(plan: LayoutPlan, paths: list[Path], labels: Mapping[str, str]) -> None:
+    """Write the plot, and the best layout as a scenario."""
     from distsim.output.text.layout_plan import layout_plan_svg
     from distsim.scenario.format.source.document import dump_yaml
 
@@ -288,10 +320,9 @@ def _write_outputs(plan: LayoutPlan, paths: list[Path], names: Mapping[str, str]
         if path.suffix == ".svg":
             console.write_file(path, layout_plan_svg(plan))
         elif plan.best is not None:
-            question = plan.question(plan.best)
-            console.write_file(
-                path, dump_yaml(question.scenario(plan.best.layout, names[plan.best.cluster]))
-            )
+            request = plan.question(plan.best)
+            scenario = request.scenario(plan.best.layout, labels[plan.best.cluster])
+            console.write_file(path, dump_yaml(scenario))
         else:
             console.note(f"{path} is not written: no layout fits")
             continue

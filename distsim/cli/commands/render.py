@@ -1,4 +1,4 @@
-"""`distsim render`: pictures."""
+"""`distsim render`: draw a picture of a scenario, a trace or one operation."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from distsim.cli.application import (
-    BackendName,
+from distsim.cli.shared import console
+from distsim.cli.shared.arguments import (
     BackendOption,
     ClusterOption,
     SetOption,
     command_with_arguments,
-    is_trace,
-    read_scenario,
 )
-from distsim.cli.shared import console
+from distsim.cli.shared.input_files import is_trace, read_scenario
 from distsim.output.pictures.views import view_names
 
 if TYPE_CHECKING:
@@ -27,23 +25,22 @@ if TYPE_CHECKING:
         PictureInput,
         PictureView,
     )
-    from distsim.scenario import Scenario
 
 _VIEW_NAMES = view_names()
 VIEW_LIST = f"{', '.join(_VIEW_NAMES[:-1])} or {_VIEW_NAMES[-1]}"
-#: What distsim.output.pictures.render knows, named here so that --help need not load it; a test
-#: compares the two.
+#: The formats of `distsim.output.pictures.render`, repeated here so that --help need not load it; a
+#: test compares the two.
 FORMAT_LIST = "svg, png, pdf, dot or mermaid"
 
-File = Annotated[
+FileArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="FILE",
         help="A scenario, or a trace (.jsonl); - reads standard input. The view op needs none.",
     ),
 ]
-ViewName = Annotated[str, typer.Option("--view", metavar="VIEW", help=f"One of {VIEW_LIST}.")]
-Format = Annotated[
+ViewOption = Annotated[str, typer.Option("--view", metavar="VIEW", help=f"One of {VIEW_LIST}.")]
+FormatOption = Annotated[
     str | None,
     typer.Option(
         "--format",
@@ -51,15 +48,15 @@ Format = Annotated[
         help=f"One of {FORMAT_LIST}; left out: by the name after -o, else svg.",
     ),
 ]
-Output = Annotated[
+OutputOption = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="F", help="Write there; left out: to standard output."),
 ]
-OpName = Annotated[
+OpOption = Annotated[
     str | None,
     typer.Option("--op", metavar="NAME", help="The operation that the views op and rounds draw."),
 ]
-Algorithm = Annotated[
+AlgorithmOption = Annotated[
     str | None,
     typer.Option(
         "--algorithm",
@@ -67,7 +64,7 @@ Algorithm = Annotated[
         help="Of the view rounds: ring, tree, …; left out: the usual one.",
     ),
 ]
-Ranks = Annotated[
+RanksOption = Annotated[
     str | None,
     typer.Option(
         "--ranks",
@@ -75,23 +72,21 @@ Ranks = Annotated[
         help="Only these ranks, as 0-7,12; of op and rounds: how many, or which. [default: all; 4]",
     ),
 ]
-Steps = Annotated[
+StepsOption = Annotated[
     str | None,
     typer.Option("--steps", metavar="LIST", help="Only these training iterations, as 0-2,9."),
 ]
-Time = Annotated[
+TimeOption = Annotated[
     str | None,
     typer.Option(
         "--time", metavar="FROM..TO", help="Only this stretch of time, as '1 ms..2.5 ms'."
     ),
 ]
-GroupName = Annotated[
+GroupOption = Annotated[
     str | None,
     typer.Option("--group", metavar="NAME", help="Only this group, or all groups of this axis."),
 ]
-
-
-MeasuredFile = Annotated[
+MeasuredOption = Annotated[
     Path | None,
     typer.Option(
         "--measured",
@@ -101,28 +96,32 @@ MeasuredFile = Annotated[
 ]
 
 
+_SUFFIX_FORMATS = {"": "svg", "mmd": "mermaid", "gv": "dot"}
+_DEFAULT_OPERATION_RANKS = 4
+
+
 @dataclass(frozen=True)
 class RenderArguments:
     """The arguments of `render`."""
 
-    file: File = None
-    view: ViewName = "dataflow"
-    format: Format = None
-    output: Output = None
-    op: OpName = None
-    algorithm: Algorithm = None
-    ranks: Ranks = None
-    steps: Steps = None
-    time: Time = None
-    group: GroupName = None
-    measured: MeasuredFile = None
+    file: FileArgument = None
+    view: ViewOption = "dataflow"
+    format: FormatOption = None
+    output: OutputOption = None
+    op: OpOption = None
+    algorithm: AlgorithmOption = None
+    ranks: RanksOption = None
+    steps: StepsOption = None
+    time: TimeOption = None
+    group: GroupOption = None
+    measured: MeasuredOption = None
     backend: BackendOption = None
     cluster: ClusterOption = None
     sets: SetOption = None
 
 
 @command_with_arguments(RenderArguments)
-def command(given: RenderArguments) -> None:
+def command(arguments: RenderArguments) -> None:
     """Draw a picture of a scenario, or of one operation.
 
     \b
@@ -131,75 +130,118 @@ def command(given: RenderArguments) -> None:
     Example: distsim render --view op --op all_gather -o all_gather.svg
     Example: distsim render --view rounds --op all_reduce --ranks 8 -o ring.svg
     """
+    from distsim.output.pictures.render import load_view, render_picture
+
+    format = arguments.format or _format_from_suffix(arguments.output)
+    view = load_view(arguments.view)
+    if view.of == "operation":
+        picture_input = _input_of_operation(arguments)
+    else:
+        picture_input = _input_of_file(view, arguments)
+    picture = render_picture(arguments.view, format, picture_input)
+    _note_missing_ranks(picture_input)
+    _write_picture(picture, arguments.output, format)
+
+
+def _format_from_suffix(output: Path | None) -> str:
+    suffix = output.suffix.lstrip(".").lower() if output is not None else ""
+    return _SUFFIX_FORMATS.get(suffix, suffix)
+
+
+# --- the input of a view ---
+
+
+def _input_of_operation(arguments: RenderArguments) -> PictureInput:
+    """One operation on N ranks, or on the ranks of a list. Raises UsageError."""
+    from distsim.output.pictures.render import PictureInput
+    from distsim.output.trace_data.selection import parse_number_ranges
+
+    algorithm = arguments.algorithm or ""
+    text = arguments.ranks
+    if text is None or text.strip().isdecimal():
+        count = int(text or _DEFAULT_OPERATION_RANKS)
+        return PictureInput(op=arguments.op, ranks=count, members=(), algorithm=algorithm)
+    members = parse_number_ranges(text, "ranks")
+    return PictureInput(op=arguments.op, ranks=len(members), members=members, algorithm=algorithm)
+
+
+def _input_of_file(view: PictureView, arguments: RenderArguments) -> PictureInput:
+    """A scenario or a trace, with the part of it to draw. Raises UsageError if none is named."""
     from distsim.common.errors import UsageError
-    from distsim.output.pictures.render import PictureInput, load_view, render_picture
     from distsim.output.trace_data.selection import parse_selection
 
-    fmt, kind = given.format or _format_from_suffix(given.output), load_view(given.view)
-    if kind.of == "operation":
-        ranks, members = _parse_operation_ranks(given.ranks)
-        subject = PictureInput(
-            op=given.op, ranks=ranks, members=members, algorithm=given.algorithm or ""
-        )
-    elif given.file is None:
+    if arguments.file is None:
         raise UsageError(
-            f"the view {given.view} draws a scenario and none was named",
-            f"`distsim render scenarios/hybrid.yaml --view {given.view}`",
+            f"the view {arguments.view} draws a scenario and none was named",
+            f"`distsim render scenarios/hybrid.yaml --view {arguments.view}`",
         )
+    part = parse_selection(arguments.ranks, arguments.steps, arguments.time, arguments.group)
+    if is_trace(arguments.file):
+        picture_input = _input_of_trace(view, arguments.file, arguments)
     else:
-        part = parse_selection(given.ranks, given.steps, given.time, given.group)
-        subject = _subject_of_file(kind, given.file, given)._replace(
-            part=part, measured=_read_measurements(given.measured)
-        )
-    picture = render_picture(given.view, fmt, subject)
-    _note_missing_ranks(subject)
-    _write_picture(picture, given.output, fmt)
+        picture_input = _input_of_scenario(view, arguments.file, arguments)
+    measured = _read_measurements(arguments.measured)
+    return picture_input._replace(part=part, measured=measured)
 
 
-def _note_missing_ranks(subject: PictureInput) -> None:
-    """Ranks that were named and are not there."""
-    from distsim.output.trace_data.selection import absent_ranks_text
-
-    size = (
-        subject.program.world_size
-        if subject.program is not None
-        else subject.trace.world_size
-        if subject.trace is not None
-        else 0
-    )
-    missing = absent_ranks_text(subject.part, size) if size else ""
-    if missing:
-        console.note(missing)
-
-
-def _subject_of_file(view: PictureView, file: str, given: RenderArguments) -> PictureInput:
-    """A scenario or a trace: as it was recorded where the view can draw that, else what its calls
-    come to when simulated.
-    """
+def _input_of_trace(view: PictureView, file: str, arguments: RenderArguments) -> PictureInput:
+    """The trace as recorded if the view can draw that, else its calls simulated."""
     from distsim.cli.shared.trace_input import simulate_trace
     from distsim.output.pictures.components.view_interface import PictureInput
     from distsim.trace.jsonl import read_trace
 
-    if not is_trace(file):
-        return _simulate_for_view(
-            view, read_scenario(file, given.sets), given.backend, given.cluster
-        )
-    if view.accepts_trace and given.backend is None and given.cluster is None:
+    # Another backend or cluster changes the times, so the calls must be simulated.
+    as_recorded = arguments.backend is None and arguments.cluster is None
+    if view.accepts_trace and as_recorded:
         return PictureInput(trace=read_trace(file))
-    done = simulate_trace(file, backend=given.backend, cluster=given.cluster)
-    return PictureInput(done.program, done.run, None, done.verdict, cost=done.cost)
+    simulation = simulate_trace(file, backend=arguments.backend, cluster=arguments.cluster)
+    return PictureInput(
+        simulation.program, simulation.run, None, simulation.verdict, cost=simulation.cost
+    )
+
+
+def _input_of_scenario(view: PictureView, file: str, arguments: RenderArguments) -> PictureInput:
+    """The scenario simulated, with verdict and values only if the view uses them."""
+    from distsim.output.pictures.components.view_interface import PictureInput
+    from distsim.simulation.simulate_scenario import simulate
+    from distsim.values import compute_values
+
+    scenario = read_scenario(file, arguments.sets)
+    simulation = simulate(
+        scenario,
+        backend=arguments.backend,
+        cluster=arguments.cluster,
+        with_verdict="verdict" in view.uses,
+        with_values=False,
+    )
+    values = None
+    if "values" in view.uses:
+        values = compute_values(simulation.program, simulation.run.trace, at_calls=True)
+    picture_input = PictureInput(
+        simulation.program,
+        simulation.run,
+        values,
+        simulation.verdict,
+        cost=simulation.cost,
+        scenario=simulation.scenario,
+    )
+    launch = scenario.launch
+    if launch.master_addr and launch.master_port:
+        return picture_input._replace(master=f"{launch.master_addr}:{launch.master_port}")
+    return picture_input
 
 
 def _read_measurements(file: Path | None) -> tuple[OperationMeasurement, ...]:
-    """What a file of measurements has. Raises UsageError."""
+    """The measured times in a file. Raises UsageError."""
+    if file is None:
+        return ()
     from distsim.common.errors import UsageError
     from distsim.common.file_io import read_bytes
     from distsim.output.pictures.components.view_interface import OperationMeasurement
+    from distsim.real.bench.measurement import bench_from_json
     from distsim.real.calibrate.measured_points import points_from_bench
     from distsim.real.calibrate.nccl_tests import points_from_nccl_tests
 
-    if file is None:
-        return ()
     try:
         text = read_bytes(file).decode(errors="replace")
     except OSError as error:
@@ -207,65 +249,30 @@ def _read_measurements(file: Path | None) -> tuple[OperationMeasurement, ...]:
             f"can't read {file}: {error.strerror}",
             "an output of nccl-tests, or of `distsim bench --out F`",
         ) from None
-    from distsim.real.bench.measurement import bench_from_json
-
-    points = (
-        points_from_bench(bench_from_json(text, str(file)))
-        if '"distsim' in text[:400]
-        else points_from_nccl_tests(text, str(file))[0]
-    )
+    if '"distsim' in text[:400]:
+        points = points_from_bench(bench_from_json(text, str(file)))
+    else:
+        points, _device = points_from_nccl_tests(text, str(file))
     return tuple(OperationMeasurement(p.op, p.group, p.nbytes, p.ns) for p in points)
 
 
-def _parse_operation_ranks(ranks: str | None) -> tuple[int, tuple[int, ...]]:
-    """For how many ranks an operation is drawn, or for which. Raises UsageError."""
-    from distsim.output.trace_data.selection import parse_number_ranges
-
-    if ranks is None or ranks.strip().isdecimal():
-        return int(ranks or 4), ()
-    found = parse_number_ranges(ranks, "ranks")
-    return len(found), found
+# --- output ---
 
 
-def _format_from_suffix(output: Path | None) -> str:
-    """The format that a file's name asks for."""
-    suffix = output.suffix.lstrip(".").lower() if output is not None else ""
-    return {"": "svg", "mmd": "mermaid", "gv": "dot"}.get(suffix, suffix)
+def _note_missing_ranks(picture_input: PictureInput) -> None:
+    """Warn about ranks that were asked for and do not exist."""
+    from distsim.output.trace_data.selection import absent_ranks_text
+
+    source = picture_input.program or picture_input.trace
+    if source is None or not source.world_size:
+        return
+    message = absent_ranks_text(picture_input.part, source.world_size)
+    if message:
+        console.note(message)
 
 
-def _simulate_for_view(
-    view: PictureView, scenario: Scenario, backend: BackendName | None, cluster: str | None
-) -> PictureInput:
-    """What the view needs and uses, and no more."""
-    from distsim.output.pictures.components.view_interface import PictureInput
-    from distsim.simulation.simulate_scenario import simulate
-    from distsim.values import compute_values
-
-    done = simulate(
-        scenario,
-        backend=backend,
-        cluster=cluster,
-        with_verdict="verdict" in view.uses,
-        with_values=False,
-    )
-    values = (
-        compute_values(done.program, done.run.trace, at_calls=True)
-        if "values" in view.uses
-        else None
-    )
-    found = PictureInput(
-        done.program, done.run, values, done.verdict, cost=done.cost, scenario=done.scenario
-    )
-    launch = scenario.launch
-    at = (
-        f"{launch.master_addr}:{launch.master_port}"
-        if launch.master_addr and launch.master_port
-        else found.master
-    )
-    return found._replace(master=at)
-
-
-def _write_picture(picture: str | bytes, output: Path | None, fmt: str) -> None:
+def _write_picture(picture: str | bytes, output: Path | None, format: str) -> None:
+    """Write to the file, else to standard output; binary formats are refused on a terminal."""
     from distsim.common.errors import UsageError
 
     if output is not None:
@@ -274,8 +281,9 @@ def _write_picture(picture: str | bytes, output: Path | None, fmt: str) -> None:
     elif isinstance(picture, str) and sys.stdout.isatty():
         console.out(picture.rstrip("\n"))
     elif isinstance(picture, str):
+        # Bytes, because `out` would escape control characters and lines that CI systems obey.
         console.out_bytes(f"{picture.rstrip()}\n".encode())
     elif sys.stdout.isatty():
-        raise UsageError(f"a {fmt} is no text for a terminal", f"add `-o picture.{fmt}`")
+        raise UsageError(f"a {format} is no text for a terminal", f"add `-o picture.{format}`")
     else:
         console.out_bytes(picture)

@@ -1,33 +1,39 @@
-"""`distsim replay`: a trace again, on the simulator or on torch.distributed."""
+"""`distsim replay`: run the calls of a trace again, on the simulator or on torch.distributed."""
 
 from __future__ import annotations
 
+import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from distsim.cli.application import ClusterOption, check_scenario_suffix, command_with_arguments
-from distsim.cli.commands.run import (
-    RealBackendName,
-    RealRunArguments,
+from distsim.cli.shared import console
+from distsim.cli.shared.arguments import (
+    ClusterOption,
+    FormatOption,
+    OutputFormat,
+    command_with_arguments,
+)
+from distsim.cli.shared.backend_names import RealBackendName
+from distsim.cli.shared.input_files import check_scenario_suffix, read_cluster
+from distsim.cli.shared.real_run_arguments import RealRunArguments
+from distsim.cli.shared.trace_output import (
     check_trace_path,
     report_refused_run,
     with_trace_path,
     write_recording,
     write_trace_by_suffix,
 )
-from distsim.cli.commands.simulate import FormatOption, OutputFormat
-from distsim.cli.shared import console
 
 if TYPE_CHECKING:
-    from distsim.hardware.cluster import Cluster
-    from distsim.real.run import RealRunOptions
+    from distsim.real.run import RealRun, RealRunOptions
     from distsim.trace.model import Trace
     from distsim.trace_replay import ReplayScale
 
-TraceFile = Annotated[
+TraceArgument = Annotated[
     Path,
     typer.Argument(
         metavar="TRACE", help="A trace, as `simulate --trace F.jsonl` and `run --real` write it."
@@ -45,13 +51,13 @@ ScaleOption = Annotated[
         help="Multiply durations: compute, or gaps (a host between its calls).",
     ),
 ]
-Output = Annotated[
+TraceOption = Annotated[
     Path | None,
     typer.Option(
         "--trace", metavar="F", help="Write the replay: F.jsonl native, F.json for Perfetto."
     ),
 ]
-ScenarioFile = Annotated[
+ScenarioOption = Annotated[
     Path | None,
     typer.Option(
         "-o",
@@ -59,7 +65,7 @@ ScenarioFile = Annotated[
         help="Write the calls as a scenario: loops, and one program for equal ranks.",
     ),
 ]
-Real = Annotated[
+RealOption = Annotated[
     bool,
     typer.Option("--real", help="Run it on torch.distributed; the options below are for that."),
 ]
@@ -69,18 +75,18 @@ Real = Annotated[
 class ReplayArguments:
     """The arguments of `replay` besides those of a real run."""
 
-    trace: TraceFile
+    trace: TraceArgument
     cluster: ClusterOption = None
     backend: BackendOption = None
     scale: ScaleOption = None
-    output: Output = None
-    scenario: ScenarioFile = None
+    output: TraceOption = None
+    scenario: ScenarioOption = None
     format: FormatOption = OutputFormat.text
-    real: Real = False
+    real: RealOption = False
 
 
 @command_with_arguments(ReplayArguments, RealRunArguments)
-def command(given: ReplayArguments, how: RealRunArguments) -> None:
+def command(arguments: ReplayArguments, real: RealRunArguments) -> None:
     """Run the calls of a trace again: simulated, at another speed, elsewhere, or for real.
 
     \b
@@ -89,19 +95,16 @@ def command(given: ReplayArguments, how: RealRunArguments) -> None:
     Example: distsim replay run.jsonl --real --trace again.jsonl
     Example: distsim replay run.jsonl -o run.yaml
     """
-    if given.scenario is not None:
-        _write_scenario(given.trace, given.scenario)
-    factors = _parse_scale(given.scale)
-    if given.output is not None:
-        check_trace_path(given.output)
-    if given.real:
-        raise typer.Exit(
-            _replay_real(given, with_trace_path(how.wish(given.backend), given.output), factors)
-        )
-    _refuse_real_options(
-        [*how.given(), *(["--backend auto"] if given.backend is RealBackendName.auto else [])]
-    )
-    raise typer.Exit(_replay_simulated(given, factors))
+    if arguments.scenario is not None:
+        _write_scenario(arguments.trace, arguments.scenario)
+    scale = _parse_scale(arguments.scale)
+    if arguments.output is not None:
+        check_trace_path(arguments.output)
+    if arguments.real:
+        options = with_trace_path(real.options(arguments.backend), arguments.output)
+        raise typer.Exit(_replay_real(arguments, options, scale))
+    _refuse_real_options(arguments, real)
+    raise typer.Exit(_replay_simulated(arguments, scale))
 
 
 def _write_scenario(trace: Path, file: Path) -> None:
@@ -117,87 +120,127 @@ def _write_scenario(trace: Path, file: Path) -> None:
         raise UsageError(f"{trace}: {error.message}", error.remedy) from None
 
 
-def _refuse_real_options(given: list[str]) -> None:
-    """Raises UsageError for options that say something about a real run where there is none."""
+def _parse_scale(texts: list[str] | None) -> ReplayScale:
+    from distsim.common.errors import UsageError
+    from distsim.trace_replay import ReplayScale
+
+    factors: dict[str, float] = {}
+    for text in texts or ():
+        name, _, value = text.partition("=")
+        factor = _number_or_nan(value)
+        if name not in ReplayScale._fields or not 0 <= factor < 1e9:
+            raise UsageError(
+                f"--scale {text} is not understood", "as --scale compute=0.5 or --scale gaps=0"
+            )
+        factors[name] = factor
+    return ReplayScale(**factors)
+
+
+def _number_or_nan(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+# --- on the simulator ---
+
+
+def _refuse_real_options(arguments: ReplayArguments, real: RealRunArguments) -> None:
+    """Raises UsageError for options of a real run, if the replay is simulated."""
     from distsim.common.errors import UsageError
 
-    if given:
+    options = real.changed_options()
+    if arguments.backend is RealBackendName.auto:
+        options.append("--backend auto")
+    if options:
         raise UsageError(
-            f"{', '.join(given)}: for a run on torch.distributed only",
+            f"{', '.join(options)}: for a run on torch.distributed only",
             "add --real, or leave it out",
         )
 
 
-def _replay_simulated(given: ReplayArguments, scale: ReplayScale) -> int:
+def _replay_simulated(arguments: ReplayArguments, scale: ReplayScale) -> int:
+    """Simulate the calls, write the trace, print the report; return the exit status."""
     from distsim.common.errors import UsageError
     from distsim.output.text.replay_report import replay_json, replay_text
     from distsim.trace.jsonl import read_trace
     from distsim.trace_replay import replay_trace
 
-    trace, backend = given.trace, given.backend
-    source, prices = read_trace(trace), read_cluster(given.cluster)
+    name = str(arguments.trace)
+    source = read_trace(arguments.trace)
+    cluster = read_cluster(arguments.cluster)
+    backend = arguments.backend and arguments.backend.value
     try:
-        found = replay_trace(source, cluster=prices, backend=backend and backend.value, scale=scale)
+        replay = replay_trace(source, cluster=cluster, backend=backend, scale=scale)
     except UsageError as error:
-        raise UsageError(f"{trace}: {error.message}", error.remedy) from None
-    if given.output is not None:
-        write_trace_by_suffix(given.output, found.trace)
-    in_json = given.format is OutputFormat.json
-    console.out(
-        console.to_json(replay_json(found, str(trace)))
-        if in_json
-        else replay_text(found, str(trace))
-    )
-    return int(found.outcome != "completes")
+        raise UsageError(f"{name}: {error.message}", error.remedy) from None
+    if arguments.output is not None:
+        write_trace_by_suffix(arguments.output, replay.trace)
+    if arguments.format is OutputFormat.json:
+        console.out(console.to_json(replay_json(replay, name)))
+    else:
+        console.out(replay_text(replay, name))
+    return int(replay.outcome != "completes")
 
 
-def _replay_real(given: ReplayArguments, wish: RealRunOptions, scale: ReplayScale) -> int:
-    """Run it, write the recording, print the report; the exit status."""
-    import os
+# --- on torch.distributed ---
+
+
+def _replay_real(arguments: ReplayArguments, options: RealRunOptions, scale: ReplayScale) -> int:
+    """Run the calls, write the recording, print the report; return the exit status."""
     from dataclasses import replace
 
-    from distsim.output.text.real_run import real_run_text
-    from distsim.output.text.replay_report import real_replay_json, real_replay_lines
+    from distsim.output.text.replay_report import real_replay_lines
     from distsim.real.launch.external_launchers import external_rank
     from distsim.real.run import RealRunRefused, chosen_backend, run_simulation
     from distsim.trace.jsonl import read_trace
     from distsim.trace_replay import prepare_real_replay
 
-    trace, format, source = given.trace, given.format, read_trace(given.trace)
-    if not wish.force:
-        _refuse_partial_trace(trace, source)
-    started = external_rank(os.environ, wish.master_addr or "127.0.0.1", wish.master_port or 29500)
-    backend = chosen_backend(
-        wish, str(source.header.get("backend") or "gloo"), source.world_size, started
+    name = str(arguments.trace)
+    source = read_trace(arguments.trace)
+    if not options.force:
+        _refuse_partial_trace(arguments.trace, source)
+    started_by_launcher = external_rank(
+        os.environ, options.master_addr or "127.0.0.1", options.master_port or 29500
     )
-    ready = prepare_real_replay(
-        source, str(trace), backend=backend, cluster=read_cluster(given.cluster), scale=scale
-    )
+    trace_backend = str(source.header.get("backend") or "gloo")
+    backend = chosen_backend(options, trace_backend, source.world_size, started_by_launcher)
+    cluster = read_cluster(arguments.cluster)
+    prepared = prepare_real_replay(source, name, backend=backend, cluster=cluster, scale=scale)
     try:
-        run, status = run_simulation(ready.simulation, wish, started, ready.program)
+        run, status = run_simulation(
+            prepared.simulation, options, started_by_launcher, prepared.program
+        )
     except RealRunRefused as refused:
-        report_refused_run(refused, format)
+        report_refused_run(refused, arguments.format)
         return 1
-    if run is None:  # the first launcher reports
+    if run is None:
+        # One of several launchers: the first one reports.
         return status
-    told = real_replay_lines(source, str(trace), ready.rebuilt.untimed)
-    run = replace(run, trace=ready.rows_of(run.trace), notes=(*told, *run.notes))
-    done = run
+    notes = real_replay_lines(source, name, prepared.rebuilt.untimed)
+    recorded = replace(run, trace=prepared.rows_of(run.trace), notes=(*notes, *run.notes))
     write_recording(
-        given.output,
-        done.trace,
-        lambda: (
-            console.to_json(real_replay_json(done, source, str(trace)))
-            if format is OutputFormat.json
-            else real_run_text(done)
-        ),
+        arguments.output,
+        recorded.trace,
+        lambda: _real_report(recorded, source, name, arguments.format),
     )
     return status
 
 
+def _real_report(run: RealRun, source: Trace, name: str, format: OutputFormat) -> str:
+    from distsim.output.text.real_run import real_run_text
+    from distsim.output.text.replay_report import real_replay_json
+
+    if format is OutputFormat.json:
+        return console.to_json(real_replay_json(run, source, name))
+    return real_run_text(run)
+
+
 def _refuse_partial_trace(file: Path, source: Trace) -> None:
-    """Raises UsageError for a trace whose last calls are missing: ranks that made them would wait
-    for ranks that don't.
+    """Raises UsageError for a trace that lacks the last calls of some ranks.
+
+    The other ranks would wait for those calls.
     """
     from distsim.common.errors import UsageError
     from distsim.output.trace_data.partial_run import partial_run_text
@@ -207,30 +250,3 @@ def _refuse_partial_trace(file: Path, source: Trace) -> None:
             f"{file} is not run: {partial_run_text(source)}",
             "--force runs the calls that are there",
         )
-
-
-def _parse_scale(given: list[str] | None) -> ReplayScale:
-    from distsim.common.errors import UsageError
-    from distsim.trace_replay import ReplayScale
-
-    factors: dict[str, float] = {}
-    for text in given or ():
-        name, _, value = text.partition("=")
-        try:
-            factors[name] = float(value)
-        except ValueError:
-            factors[name] = -1.0
-        if name not in ReplayScale._fields or not 0 <= factors[name] < 1e9:
-            raise UsageError(
-                f"--scale {text} is not understood", "as --scale compute=0.5 or --scale gaps=0"
-            )
-    return ReplayScale(**factors)
-
-
-def read_cluster(name: str | None) -> str | Cluster | None:
-    """A preset's name as it is; what a file holds."""
-    if name is None or Path(name).suffix not in (".yaml", ".yml"):
-        return name
-    from distsim.simulation.simulate_scenario import load_cluster
-
-    return load_cluster(name)

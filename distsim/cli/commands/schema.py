@@ -1,6 +1,4 @@
-"""`distsim schema`: the JSON Schema of scenario files and of what commands print; settings of
-editors.
-"""
+"""`distsim schema`: the JSON Schema of scenario files and of command output; editor settings."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from distsim.cli.shared import console
 
 
 class SchemaKind(StrEnum):
-    """What has a schema."""
+    """The things that have a schema."""
 
     scenario = "scenario"
     simulate = "simulate"
@@ -27,19 +25,21 @@ SchemaKindOption = Annotated[
     SchemaKind,
     typer.Option("--of", help="The scenario file, or what a command prints with --format json."),
 ]
-Install = Annotated[
+InstallOption = Annotated[
     bool,
     typer.Option(
         "--install", help="Write the schema and editors' settings into a folder, the current one."
     ),
 ]
-Folder = Annotated[
+FolderArgument = Annotated[
     str, typer.Argument(metavar="FOLDER", help="Where --install writes.", show_default=False)
 ]
 
 
 def command(
-    folder: Folder = ".", of: SchemaKindOption = SchemaKind.scenario, install: Install = False
+    folder: FolderArgument = ".",
+    of: SchemaKindOption = SchemaKind.scenario,
+    install: InstallOption = False,
 ) -> None:
     """Print the JSON Schema of scenario files, or of a command's output; with --install set up
     editors.
@@ -69,8 +69,9 @@ def command(
 
 
 def _install_schema(folder: Path) -> None:
-    """The schema under .distsim/, and what VS Code (redhat.vscode-yaml) and other users of
-    yaml-language-server read.
+    """Write the schema under .distsim/ and enter it in the settings of VS Code.
+
+    Readers are the extension redhat.vscode-yaml and other users of yaml-language-server.
     """
     import json
 
@@ -87,25 +88,28 @@ def _install_schema(folder: Path) -> None:
     console.write_file(settings, _merged_settings(settings))
     console.note(f"wrote {target} and {settings}")
     console.note(
-        "other editors: `# yaml-language-server: $schema=.distsim/scenario.schema.json` as a file's first line"
+        "other editors: `# yaml-language-server: $schema=.distsim/scenario.schema.json` "
+        "as a file's first line"
     )
 
 
 def _merged_settings(settings: Path) -> str:
-    """The settings with the schema's entry; others stay. Raises UsageError where they can't be
-    read.
+    """The settings with an entry for the schema added; all others stay.
+
+    Raises UsageError if they cannot be read.
     """
     import json
 
     from distsim.common.errors import UsageError
 
     try:
-        found = json.loads(settings.read_text(encoding="utf-8")) if settings.exists() else {}
-        schemas = found.setdefault("yaml.schemas", {})
+        content = json.loads(settings.read_text(encoding="utf-8")) if settings.exists() else {}
+        schemas = content.setdefault("yaml.schemas", {})
     except (ValueError, AttributeError):
-        remedy = 'add `"yaml.schemas": {".distsim/scenario.schema.json": "scenarios/**/*.yaml"}` to it by hand'
+        entry = '"yaml.schemas": {".distsim/scenario.schema.json": "scenarios/**/*.yaml"}'
         raise UsageError(
-            f"{settings} is not plain JSON (comments?); it is left as it is", remedy
+            f"{settings} is not plain JSON (comments?); it is left as it is",
+            f"add `{entry}` to it by hand",
         ) from None
     schemas.setdefault("./.distsim/scenario.schema.json", ["scenarios/**/*.yaml", "*.distsim.yaml"])
-    return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"

@@ -1,4 +1,4 @@
-"""`distsim shrink`: the smallest scenario that fails in the same way."""
+"""`distsim shrink`: reduce a failing scenario to a minimal one that fails in the same way."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Annotated
 
 import typer
 
-from distsim.cli.application import BackendOption, ScenarioArgument, SetOption, read_scenario
 from distsim.cli.shared import console
+from distsim.cli.shared.arguments import BackendOption, ScenarioArgument, SetOption
+from distsim.cli.shared.input_files import read_scenario
 
-Output = Annotated[
+OutputOption = Annotated[
     Path | None,
     typer.Option(
         "--output", "-o", metavar="S.yaml", help="Where it is written; else to the terminal."
     ),
 ]
-Tries = Annotated[
+TriesOption = Annotated[
     int | None,
     typer.Option("--tries", metavar="N", min=1, help="Smaller scenarios tried at most (3000)."),
 ]
@@ -24,9 +25,9 @@ Tries = Annotated[
 
 def command(
     file: ScenarioArgument,
-    output: Output = None,
+    output: OutputOption = None,
     backend: BackendOption = None,
-    tries: Tries = None,
+    tries: TriesOption = None,
     sets: SetOption = None,
 ) -> None:
     """Make a failing scenario as small as it can be.
@@ -40,17 +41,19 @@ def command(
     """
     from distsim.repair.shrink import MAX_SHRINK_TRIALS, shrink_scenario
 
-    found = shrink_scenario(
+    shrunk = shrink_scenario(
         read_scenario(file, sets), backend=backend and str(backend), most=tries or MAX_SHRINK_TRIALS
     )
     if output is None:
-        console.out(found.text.rstrip("\n"))
+        console.out(shrunk.text.rstrip("\n"))
     else:
-        console.write_file(output, found.text)
+        console.write_file(output, shrunk.text)
         console.note(f"wrote {output}")
-    (before, after), (ranks, left) = found.calls, found.ranks
+    calls_before, calls_after = shrunk.calls
+    ranks_before, ranks_after = shrunk.ranks
     console.note(
-        f"{before:,} calls of {ranks:,} ranks became {after:,} of {left:,}: {found.failure} ({found.tried:,} tried)"
+        f"{calls_before:,} calls of {ranks_before:,} ranks became "
+        f"{calls_after:,} of {ranks_after:,}: {shrunk.failure} ({shrunk.tried:,} tried)"
     )
-    if not found.whole:
+    if not shrunk.whole:
         console.note("the tries are used up, so that more might be left out: raise --tries")

@@ -3,130 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from distsim.cli.application import (
-    BackendOption,
-    ClusterOption,
-    MaxCallsOption,
-    NoFoldOption,
-    ReportOption,
-    ScenarioArgument,
-    SetOption,
-    command_with_arguments,
-    is_trace,
-    read_scenario,
-)
 from distsim.cli.shared import console
+from distsim.cli.shared.arguments import OutputFormat, command_with_arguments
+from distsim.cli.shared.exit_status import simulation_exit_status
+from distsim.cli.shared.html_report import check_report_path, write_simulation_report
+from distsim.cli.shared.input_files import is_trace, read_scenario
+from distsim.cli.shared.simulate_arguments import SimulateArguments, WhatIfArguments
+from distsim.cli.shared.trace_output import trace_writer
 
 if TYPE_CHECKING:
     from distsim.checker.replay_schedule import ReplaySchedule
     from distsim.simulation.simulate_scenario import Simulation
 
 
-class OutputFormat(StrEnum):
-    """How the report is printed."""
-
-    text = "text"
-    json = "json"
-
-
-TraceOutputs = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--trace", metavar="F", help="Write the run: F.jsonl native, F.json for Perfetto."
-    ),
-]
-FormatOption = Annotated[
-    OutputFormat, typer.Option("--format", help="A report to read, or JSON for programs.")
-]
-NoVerdict = Annotated[bool, typer.Option("--no-verdict", help="Skip the verdict: this run alone.")]
-NoValues = Annotated[bool, typer.Option("--no-values", help="Skip what the tensors hold.")]
-Strict = Annotated[
-    bool,
-    typer.Option(
-        "--strict",
-        help="A leak counts as an error, and a search that stopped at its bound as a failure.",
-    ),
-]
-ScheduleOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--schedule",
-        metavar="F",
-        help="Follow the order of events in F, which `check --format json` wrote.",
-    ),
-]
-
-AgainstOption = Annotated[
-    str | None,
-    typer.Option(
-        "--against",
-        metavar="B",
-        help="Beside the scenario B as it stands: one table of differences.",
-    ),
-]
-WhatIfOption = Annotated[
-    bool,
-    typer.Option(
-        "--what-if", help="Every resource twice as fast, in turn; the critical path by kind."
-    ),
-]
-DrawsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--draws",
-        metavar="N",
-        min=2,
-        help="As many runs with seeds from the file's on: the spread.",
-    ),
-]
-StragglersOption = Annotated[
-    str | None,
-    typer.Option(
-        "--stragglers",
-        metavar="SHARExFACTOR",
-        help="With --draws: ranks that are slow by chance, as 1%x1.3.",
-    ),
-]
-
-
-@dataclass(frozen=True)
-class SimulateArguments:
-    """The arguments of `simulate`."""
-
-    file: ScenarioArgument
-    trace: TraceOutputs = None
-    report: ReportOption = None
-    format: FormatOption = OutputFormat.text
-    backend: BackendOption = None
-    cluster: ClusterOption = None
-    sets: SetOption = None
-    schedule: ScheduleOption = None
-    no_verdict: NoVerdict = False
-    no_values: NoValues = False
-    strict: Strict = False
-    max_calls: MaxCallsOption = None
-    no_fold: NoFoldOption = False
-
-
-@dataclass(frozen=True)
-class WhatIfArguments:
-    """The further questions of `simulate`."""
-
-    against: AgainstOption = None
-    what_if: WhatIfOption = False
-    draws: DrawsOption = None
-    stragglers: StragglersOption = None
-
-
 @command_with_arguments(SimulateArguments, WhatIfArguments)
-def command(given: SimulateArguments, more: WhatIfArguments) -> None:
+def command(arguments: SimulateArguments, what_if: WhatIfArguments) -> None:
     """Simulate a scenario: outcome, verdict, findings, times, values.
 
     \b
@@ -136,119 +32,53 @@ def command(given: SimulateArguments, more: WhatIfArguments) -> None:
     Example: distsim simulate a.yaml --against b.yaml
     Example: distsim simulate scenarios/hybrid.yaml --what-if
     """
-    asked = more != WhatIfArguments()
-    if asked:
-        from distsim.cli.shared import what_if_report
+    asks_what_if = what_if != WhatIfArguments()
+    if asks_what_if:
+        from distsim.cli.shared.what_if_report import check_what_if_arguments
 
-        what_if_report.check_what_if_arguments(given, more)
-    traces, file = given.trace or (), given.file
-    writers = [trace_writer(path) for path in traces]
-    if given.report is not None:
-        from distsim.cli.commands.report import check_report_path
+        check_what_if_arguments(arguments, what_if)
+    trace_paths = arguments.trace or ()
+    writers = [trace_writer(path) for path in trace_paths]
+    check_report_path(arguments.report)
 
-        check_report_path(given.report)
-    with console.progress_phases(file != "-") as tell:
-        tell(f"reading {file}")
-        simulation = _simulate_input(given, tell)
-        tell("the report")
-        for path, write in zip(traces, writers, strict=True):
-            write(simulation, path)
-        if given.report is not None:
-            from distsim.cli.commands.report import write_simulation_report
+    with console.progress_phases(arguments.file != "-") as show_phase:
+        show_phase(f"reading {arguments.file}")
+        simulation = _simulate_input(arguments, show_phase)
+        show_phase("the report")
+        for path, write_trace in zip(trace_paths, writers, strict=True):
+            write_trace(simulation, path)
+        write_simulation_report(arguments.report, simulation)
+        if asks_what_if:
+            from distsim.cli.shared.what_if_report import what_if_report
 
-            write_simulation_report(given.report, simulation)
-        report = (
-            what_if_report.what_if_report(given, more, simulation, tell)
-            if asked
-            else _report_text(simulation, given.format)
-        )
+            report = what_if_report(arguments, what_if, simulation, show_phase)
+        else:
+            report = _report_text(simulation, arguments.format)
     console.out(report)
-    raise typer.Exit(simulation_exit_status(simulation, given.strict))
+    raise typer.Exit(simulation_exit_status(simulation, arguments.strict))
 
 
-def _simulate_input(given: SimulateArguments, tell: Callable[[str], None]) -> Simulation:
-    """Of a scenario, or of the calls that a trace tells of."""
-    file, backend = given.file, given.backend
-    if is_trace(file):
+def _simulate_input(arguments: SimulateArguments, show_phase: Callable[[str], None]) -> Simulation:
+    """Simulate the scenario, or the calls that a trace recorded."""
+    if is_trace(arguments.file):
         from distsim.cli.shared.trace_input import simulate_trace
 
-        return simulate_trace(file, backend=backend and str(backend), cluster=given.cluster)
+        backend = arguments.backend and str(arguments.backend)
+        return simulate_trace(arguments.file, backend=backend, cluster=arguments.cluster)
     from distsim.simulation.simulate_scenario import simulate
 
+    # None lets the simulation decide; the options can only switch values and folding off.
     return simulate(
-        read_scenario(file, given.sets),
-        backend=backend,
-        cluster=given.cluster,
-        with_verdict=not given.no_verdict,
-        with_values=False if given.no_values else None,
-        schedule=_schedule_or_none(given.schedule, file),
-        max_calls=given.max_calls,
-        fold=False if given.no_fold else None,
-        tell=tell,
+        read_scenario(arguments.file, arguments.sets),
+        backend=arguments.backend,
+        cluster=arguments.cluster,
+        with_verdict=not arguments.no_verdict,
+        with_values=False if arguments.no_values else None,
+        schedule=_schedule_of(arguments),
+        max_calls=arguments.max_calls,
+        fold=False if arguments.no_fold else None,
+        tell=show_phase,
     )
-
-
-def _schedule_or_none(schedule: Path | None, file: str) -> ReplaySchedule | None:
-    if schedule is None:
-        return None
-    return read_schedule(schedule, file)
-
-
-def simulation_exit_status(simulation: Simulation, strict: bool = False) -> int:
-    """The exit status: 0 when the outcome is `completes`, no finding is an error (``strict``: nor a
-    leak, and all orders were looked at), and what ranks hold fits their device (DS806); else 1."""
-    verdict = simulation.verdict
-    leaks = strict and verdict is not None and (verdict.verdict == "leak" or not verdict.complete)
-    errors = any(
-        finding.severity == "error" or finding.code == "DS806" for finding in simulation.findings
-    )
-    return int(errors or leaks or simulation.outcome != "completes")
-
-
-def trace_writer(path: Path) -> Callable[[Simulation, Path], None]:
-    """How a trace is written, by the file's name. Raises UsageError for a name that says neither,
-    before anything runs.
-    """
-    from distsim.common.errors import UsageError
-    from distsim.common.file_io import is_stream
-
-    writers = {".jsonl": _write_native, ".json": _write_chrome}
-    ending = Path(path.name.removesuffix(".gz")).suffix
-    if is_stream(path):
-        return writers.get(ending, _write_native)
-    if not path.parent.is_dir():
-        raise UsageError(
-            f"there is no folder {path.parent} for the trace", "name a file in a folder that exists"
-        )
-    if ending not in writers:
-        raise UsageError(
-            f"{path} is no name for a trace",
-            "end it in .jsonl (distsim's own form) or .json (for Perfetto)",
-        )
-    return writers[ending]
-
-
-def _write_native(simulation: Simulation, path: Path) -> None:
-    from distsim.output.json.tensor_values import trace_header_values
-    from distsim.trace.jsonl import encode_pieces, trace_lines
-    from distsim.trace.model import Trace
-
-    trace = simulation.run.trace
-    whole = Trace({**trace.header, **trace_header_values(simulation)}, trace.tables, trace.columns)
-    console.write_file(path, encode_pieces(path, trace_lines(whole)))
-
-
-def _write_chrome(simulation: Simulation, path: Path) -> None:
-    from distsim.checker.detectors.peak_memory import peak_memory
-    from distsim.output.json.chrome_trace import chrome_trace_lines
-    from distsim.output.trace_data.memory_over_time import memory_profiles
-    from distsim.trace.jsonl import encode_pieces
-
-    trace = simulation.run.trace
-    memory = memory_profiles(
-        peak_memory(simulation.scenario, simulation.program), trace, range(trace.world_size)
-    )
-    console.write_file(path, encode_pieces(path, chrome_trace_lines(trace, memory)))
 
 
 def _report_text(simulation: Simulation, format: OutputFormat) -> str:
@@ -262,14 +92,23 @@ def _report_text(simulation: Simulation, format: OutputFormat) -> str:
 
 
 # --- the order of events that `check --format json` wrote ---
-_SCHEDULE_REMEDY = "write it with `distsim check FILE --format json > F`: a verdict that depends on the order of events has a `schedule`"
+_SCHEDULE_REMEDY = (
+    "write it with `distsim check FILE --format json > F`: "
+    "a verdict that depends on the order of events has a `schedule`"
+)
+
+
+def _schedule_of(arguments: SimulateArguments) -> ReplaySchedule | None:
+    if arguments.schedule is None:
+        return None
+    return read_schedule(arguments.schedule, arguments.file)
 
 
 def read_schedule(path: Path, scenario: str) -> ReplaySchedule:
-    """The schedule for a scenario file: the whole output of a check, one file's part of it, or the
-    schedule alone.
+    """The schedule for a scenario file.
 
-    Raises UsageError where there is none.
+    The file may hold the whole output of a check, the part about one scenario, or the schedule
+    alone. Raises UsageError if there is none.
     """
     import json
 
@@ -287,21 +126,29 @@ def read_schedule(path: Path, scenario: str) -> ReplaySchedule:
 
 
 def _schedule_in_json(data: object, path: Path, scenario: str) -> object:
+    """The schedule alone, taken out of the JSON of a check if there is one around it."""
     from distsim.common.errors import UsageError
 
     if isinstance(data, dict) and isinstance(data.get("files"), list):
-        files = [one for one in data["files"] if isinstance(one, dict)]
-        named = [one for one in files if one.get("file") == scenario] or (
-            files if len(files) == 1 else []
+        data = _result_of_file(data["files"], path, scenario)
+    if not isinstance(data, dict) or "schedule" not in data:
+        return data
+    if data["schedule"] is None:
+        raise UsageError(
+            f"{path} has no schedule: any order of events leads to its verdict",
+            "simulate without --schedule",
         )
-        if not named:
-            raise UsageError(f"{path} says nothing of {scenario}", _SCHEDULE_REMEDY)
-        data = named[0]
-    if isinstance(data, dict) and "schedule" in data:
-        if data["schedule"] is None:
-            raise UsageError(
-                f"{path} has no schedule: any order of events leads to its verdict",
-                "simulate without --schedule",
-            )
-        data = data["schedule"]
-    return data
+    return data["schedule"]
+
+
+def _result_of_file(files: list[object], path: Path, scenario: str) -> object:
+    """The result for a scenario; if the check was of one file, its name need not match."""
+    from distsim.common.errors import UsageError
+
+    results = [one for one in files if isinstance(one, dict)]
+    for result in results:
+        if result.get("file") == scenario:
+            return result
+    if len(results) == 1:
+        return results[0]
+    raise UsageError(f"{path} says nothing of {scenario}", _SCHEDULE_REMEDY)

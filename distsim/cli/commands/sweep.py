@@ -1,4 +1,4 @@
-"""`distsim sweep`: every point of a grid, on all cores or a cluster."""
+"""`distsim sweep`: simulate every point of a grid, on all cores or a cluster of workers."""
 
 from __future__ import annotations
 
@@ -8,33 +8,37 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from distsim.cli.application import (
+from distsim.cli.shared import console
+from distsim.cli.shared.arguments import (
     BackendOption,
+    FormatOption,
     MaxCallsOption,
+    OutputFormat,
     ScenarioArgument,
     SetOption,
     command_with_arguments,
 )
-from distsim.cli.commands.simulate import FormatOption, OutputFormat
-from distsim.cli.shared import console
+from distsim.cli.shared.worker_arguments import WorkerArguments, comma_separated_names
 
 if TYPE_CHECKING:
     from distsim.planning.sweep.run_sweep import SweepRequest, SweepResult
     from distsim.scenario.format.models.sections import SweepDecl as SweepBlock
 
-Grid = Annotated[
+_PLOT_SUFFIXES = (".svg", ".png", ".pdf")
+
+GridOption = Annotated[
     list[str] | None,
     typer.Option(
         "--grid", metavar="KEY=A,B", help="A var or a key of the file, and its values. Repeatable."
     ),
 ]
-Clusters = Annotated[
+ClustersOption = Annotated[
     str | None,
     typer.Option(
         "--cluster", metavar="A,B", help="Clusters: presets or files, in place of the file's."
     ),
 ]
-Output = Annotated[
+OutputOption = Annotated[
     Path | None,
     typer.Option(
         "--output",
@@ -43,7 +47,7 @@ Output = Annotated[
         help="Keep the rows there as they come (.csv, .parquet); go on from it.",
     ),
 ]
-Plot = Annotated[
+PlotOption = Annotated[
     Path | None,
     typer.Option(
         "--plot",
@@ -51,39 +55,6 @@ Plot = Annotated[
         help="Draw time over what was swept, and over memory (.svg, .png, .pdf).",
     ),
 ]
-Jobs = Annotated[
-    int | None,
-    typer.Option("--jobs", "-j", metavar="N", min=1, help="Processes; left out: one a core."),
-]
-Address = Annotated[
-    str | None,
-    typer.Option(
-        "--address",
-        metavar="ADDR",
-        help="Workers elsewhere: tcp://… of a Dask scheduler, or ray://….",
-    ),
-]
-Budget = Annotated[
-    int | None,
-    typer.Option(
-        "--budget", metavar="N", min=1, help="A guided search that tries N points (Optuna)."
-    ),
-]
-Seed = Annotated[
-    int, typer.Option("--seed", metavar="N", min=0, help="Where the guided search starts.")
-]
-Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="Rows that the table shows.")]
-
-
-@dataclass(frozen=True)
-class WorkerArguments:
-    """Who computes, and what is tried."""
-
-    jobs: Jobs = None
-    address: Address = None
-    budget: Budget = None
-    seed: Seed = 0
-    top: Top = 15
 
 
 @dataclass(frozen=True)
@@ -91,18 +62,18 @@ class SweepArguments:
     """The arguments of `sweep`."""
 
     file: ScenarioArgument
-    grid: Grid = None
-    cluster: Clusters = None
-    output: Output = None
+    grid: GridOption = None
+    cluster: ClustersOption = None
+    output: OutputOption = None
     format: FormatOption = OutputFormat.text
     backend: BackendOption = None
     sets: SetOption = None
     max_calls: MaxCallsOption = None
-    plot: Plot = None
+    plot: PlotOption = None
 
 
 @command_with_arguments(SweepArguments, WorkerArguments)
-def command(given: SweepArguments, workers: WorkerArguments) -> None:
+def command(arguments: SweepArguments, workers: WorkerArguments) -> None:
     """Simulate a scenario at every point of a grid; the fastest first.
 
     Without --grid and --cluster the grid is the file's `sweep:`. Equal points are computed once,
@@ -117,89 +88,86 @@ def command(given: SweepArguments, workers: WorkerArguments) -> None:
     from distsim.output.text.sweep_table import sweep_json, sweep_text
     from distsim.planning.sweep.run_sweep import run_sweep
 
-    if given.plot is not None:
-        check_plot_path(given.plot)
-    with progress_bar("simulating") as tell:
-        found = run_sweep(_sweep_request(given, workers), tell)
-    console.out(
-        console.to_json(sweep_json(found))
-        if given.format is OutputFormat.json
-        else sweep_text(found, workers.top)
-    )
-    if given.plot is not None:
-        _write_plot(given, given.plot, found)
-    raise typer.Exit(int(not any(row["outcome"] == "completes" for row in found.rows)))
+    if arguments.plot is not None:
+        check_plot_path(arguments.plot)
+    request = _sweep_request(arguments, workers)
+    with progress_bar("simulating") as show_progress:
+        result = run_sweep(request, show_progress)
+    if arguments.format is OutputFormat.json:
+        console.out(console.to_json(sweep_json(result)))
+    else:
+        console.out(sweep_text(result, workers.top))
+    if arguments.plot is not None:
+        _write_plot(arguments, arguments.plot, result)
+    some_point_completes = any(row["outcome"] == "completes" for row in result.rows)
+    raise typer.Exit(0 if some_point_completes else 1)
 
 
 def check_plot_path(path: Path) -> None:
-    """Raises UsageError for a name that says no format, before anything runs."""
+    """Check the suffix of a plot before anything runs. Raises UsageError."""
     from distsim.common.errors import UsageError
 
-    if path.suffix not in (".svg", ".png", ".pdf"):
+    if path.suffix not in _PLOT_SUFFIXES:
         raise UsageError(f"--plot {path}: what is it to be?", "end it in .svg, .png or .pdf")
 
 
-def _write_plot(given: SweepArguments, path: Path, found: SweepResult) -> None:
-    from distsim.output.pictures.drawing.svg_conversion import convert_svg
-    from distsim.output.pictures.sweep_plot import sweep_svg
+def _sweep_request(arguments: SweepArguments, workers: WorkerArguments) -> SweepRequest:
+    """The grid of the command line, or that of the file if the command line has none.
 
-    svg = sweep_svg(found, "" if given.file == "-" else Path(given.file).stem)
-    picture = (
-        svg
-        if path.suffix == ".svg"
-        else convert_svg(svg, "png" if path.suffix == ".png" else "pdf")
-    )
-    console.write_file(path, picture)
-    console.note(f"wrote {path}")
-
-
-def _sweep_request(given: SweepArguments, workers: WorkerArguments) -> SweepRequest:
-    """Raises UsageError where neither the command nor the file has a grid."""
+    Raises UsageError if neither has one.
+    """
     from distsim.common.errors import UsageError
     from distsim.planning.sweep.grid import parse_grid
     from distsim.planning.sweep.run_sweep import SweepRequest, grid_from_block
     from distsim.scenario import read_text
 
-    text = read_text(given.file)
-    grid, clusters = parse_grid(given.grid or ()), comma_separated_names(given.cluster)
+    text = read_text(arguments.file)
+    grid = parse_grid(arguments.grid or ())
+    clusters = comma_separated_names(arguments.cluster)
     budget = workers.budget
     if not grid and not clusters:
-        block = _sweep_block(text, given.file, given.sets)
+        block = _sweep_block(text, arguments)
         if block is not None:
-            grid, clusters, budget = (
-                grid_from_block(block.grid),
-                tuple(block.cluster),
-                budget or block.budget,
-            )
+            grid = grid_from_block(block.grid)
+            clusters = tuple(block.cluster)
+            budget = budget or block.budget
     if not grid and not clusters:
         raise UsageError(
-            f"{given.file}: there is nothing to sweep",
+            f"{arguments.file}: there is nothing to sweep",
             "add --grid mesh.dp=1,2,4 or --cluster a,b, or `sweep:` in the file",
         )
-    file = "<stdin>" if given.file == "-" else given.file
+    file = "<stdin>" if arguments.file == "-" else arguments.file
     return SweepRequest(
         text,
         file,
         grid,
-        clusters,
-        tuple(given.sets or ()),
-        given.backend and str(given.backend),
-        given.max_calls,
-        given.output,
-        workers.jobs,
-        workers.address,
-        budget,
-        workers.seed,
+        clusters=clusters,
+        sets=tuple(arguments.sets or ()),
+        backend=arguments.backend and str(arguments.backend),
+        max_calls=arguments.max_calls,
+        output=arguments.output,
+        jobs=workers.jobs,
+        address=workers.address,
+        budget=budget,
+        seed=workers.seed,
     )
 
 
-def _sweep_block(text: str, file: str, sets: list[str] | None) -> SweepBlock | None:
-    """The file's `sweep:`, checked. Raises ScenarioErrors."""
+def _sweep_block(text: str, arguments: SweepArguments) -> SweepBlock | None:
+    """The validated `sweep:` of the file. Raises ScenarioErrors."""
     from distsim.scenario import loads
 
-    return loads(text, file, tuple(sets or ())).sweep
+    return loads(text, arguments.file, tuple(arguments.sets or ())).sweep
 
 
-def comma_separated_names(text: str | None) -> tuple[str, ...]:
-    """`a,b` as names."""
-    return tuple(dict.fromkeys(word.strip() for word in (text or "").split(",") if word.strip()))
+def _write_plot(arguments: SweepArguments, path: Path, result: SweepResult) -> None:
+    from distsim.output.pictures.drawing.svg_conversion import convert_svg
+    from distsim.output.pictures.sweep_plot import sweep_svg
+
+    title = "" if arguments.file == "-" else Path(arguments.file).stem
+    svg = sweep_svg(result, title)
+    if path.suffix == ".svg":
+        console.write_file(path, svg)
+    else:
+        console.write_file(path, convert_svg(svg, "png" if path.suffix == ".png" else "pdf"))
+    console.note(f"wrote {path}")

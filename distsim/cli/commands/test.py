@@ -1,9 +1,9 @@
-"""`distsim test`: scenarios as tests."""
+"""`distsim test`: run scenarios as tests of their own expectations."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,12 +14,12 @@ from distsim.cli.shared import console
 if TYPE_CHECKING:
     from distsim.simulation.expectations import ScenarioTestResult
 
-Paths = Annotated[
+PathsArgument = Annotated[
     list[Path], typer.Argument(metavar="PATHS", help="Scenario files, or folders that hold some.")
 ]
 
 
-def command(paths: Paths) -> None:
+def command(paths: PathsArgument) -> None:
     """Run scenarios and compare with what each says under `expect`.
 
     Ends with 0 when all came out as expected, with 1 when one did not, with 2 when one can't be
@@ -32,22 +32,24 @@ def command(paths: Paths) -> None:
     from distsim.simulation.expectations import check_expectations, scenario_files
 
     files = scenario_files(paths)
-    checked = [check_expectations(path) for path in _files_with_progress(files)]
-    console.out(expectations_table(checked))
-    for one in checked:
-        if one.error is not None:
-            console.note(str(one.error))
-    console.note(expectations_summary(checked))
-    raise typer.Exit(_exit_status(checked))
+    results = [check_expectations(path) for path in _files_with_progress(files)]
+    console.out(expectations_table(results))
+    for result in results:
+        if result.error is not None:
+            console.note(str(result.error))
+    console.note(expectations_summary(results))
+    raise typer.Exit(_exit_status(results))
 
 
-def _exit_status(checked: list[ScenarioTestResult]) -> int:
-    statuses = {one.status for one in checked}
-    return 2 if "unreadable" in statuses else int("failed" in statuses)
+def _exit_status(results: list[ScenarioTestResult]) -> int:
+    statuses = {result.status for result in results}
+    if "unreadable" in statuses:
+        return 2
+    return 1 if "failed" in statuses else 0
 
 
-def _files_with_progress(files: tuple[Path, ...]) -> Iterator[Path] | Iterable[Path]:
-    """A bar on a terminal that goes away when all is done; elsewhere nothing."""
+def _files_with_progress(files: tuple[Path, ...]) -> Iterable[Path]:
+    """The files, with a bar on a terminal that disappears after the last one."""
     if not console.uses_colour(sys.stderr) or len(files) < 2:
         return files
     from rich.console import Console

@@ -1,5 +1,7 @@
-"""What the command line writes: data to standard output, notes to standard error; files as
-`distsim.common.file_io` writes them.
+"""The streams of the command line: data goes to standard output, notes go to standard error.
+
+Texts may contain strings of untrusted files. Everything that is printed is therefore freed of
+control characters, and of lines that the log of a CI system would take for commands.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from distsim.common.file_io import (
     escape_control_characters,
@@ -18,17 +20,27 @@ from distsim.common.file_io import (
     write_file,
 )
 
-#: The reader of a pipe has gone, the terminal has been closed.
-_CLOSED_OUTPUT_ERRORS = (errno.EPIPE, errno.EIO)
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
+#: Errors of a write after the reader of the pipe or the terminal has closed.
+_CLOSED_OUTPUT_ERRORS = (errno.EPIPE, errno.EIO)
+#: The exit status of a process that SIGPIPE (13) has ended.
+_SIGPIPE_STATUS = 128 + 13
+#: Columns of notes on a terminal.
+_MIN_NOTE_COLUMNS = 40
+_MAX_NOTE_COLUMNS = 200
+
+#: A line that GitHub Actions takes for a command (`::error …`).
 _CI_COMMAND = re.compile(r"^([ \t]*)::", re.MULTILINE)
-#: Work shorter than this shows no bar and no line.
+#: Progress is shown only for work that takes longer.
 PROGRESS_DELAY_S = 2.0
-#: Words that are coloured on a terminal: pattern -> style.
+#: Patterns that are coloured on a terminal, and their styles.
 HIGHLIGHTS = (
     (r"(?m)^passed\b|\bcompletes(?= in \d)|(?<=verdict )ok\b", "green"),
     (
-        r"(?m)^(failed|unreadable|error)\b|\b(hangs|raises|crashes|wrong-data|undefined)(?= after| at once)",
+        r"(?m)^(failed|unreadable|error)\b"
+        r"|\b(hangs|raises|crashes|wrong-data|undefined)(?= after| at once)",
         "bold red",
     ),
     (r"(?<=verdict )(invalid|mismatch|deadlock|race)\b", "bold red"),
@@ -39,19 +51,17 @@ HIGHLIGHTS = (
 
 
 def out(text: str, commands: bool = False) -> None:
-    """Write data to standard output, with its last line ended; control characters in it are shown.
-    A reader that has gone away is no error.
+    """Write data to standard output, with a final newline and control characters escaped.
 
-    ``commands``: the text is meant for GitHub, whose log takes lines that begin with `::` for
-    commands.
+    ``commands``: the text contains commands for GitHub's log (lines that begin with `::`), which
+    are escaped otherwise.
 
-    Raises EnvironmentFault where it can't be written, as on a full disk.
+    A reader that has closed the pipe is no error. Raises EnvironmentFault if the text cannot be
+    written, for example on a full disk.
     """
-    text = (
-        escape_control_characters(text)
-        if commands
-        else _escape_ci_commands(escape_control_characters(text))
-    )
+    text = escape_control_characters(text)
+    if not commands:
+        text = _escape_ci_commands(text)
     try:
         if uses_colour(sys.stdout):
             _out_in_colour(text)
@@ -63,7 +73,7 @@ def out(text: str, commands: bool = False) -> None:
 
 
 def out_bytes(data: bytes) -> None:
-    """Write a picture to standard output. Raises EnvironmentFault where it can't be written."""
+    """Write a picture to standard output. Raises EnvironmentFault if that is impossible."""
     try:
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
@@ -73,23 +83,20 @@ def out_bytes(data: bytes) -> None:
 
 
 def _escape_ci_commands(text: str) -> str:
-    """No text of a file gives orders to the log of a CI job: a line that would be one gets a
-    blank.
-    """
-    return (
-        _CI_COMMAND.sub(r"\1: :", text).replace("##[", "## [")
-        if "::" in text or "##[" in text
-        else text
-    )
+    """Insert a space into text that the log of a CI job would obey: `::error`, `##[error]`."""
+    if "::" in text or "##[" in text:
+        return _CI_COMMAND.sub(r"\1: :", text).replace("##[", "## [")
+    return text
 
 
 def _raise_output_error(error: OSError) -> NoReturn:
-    """Standard output takes nothing more; Python's own flush at exit then finds an open file."""
+    """Raise the error of a failed write to standard output."""
     import typer
 
+    # Python flushes standard output once more at exit, and would report the same error again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if error.errno in _CLOSED_OUTPUT_ERRORS:
-        raise typer.Exit(128 + 13)  # as a process ends that SIGPIPE ends
+        raise typer.Exit(_SIGPIPE_STATUS)
     from distsim.common.errors import EnvironmentFault
 
     if error.errno == errno.EBADF:
@@ -103,10 +110,10 @@ def _raise_output_error(error: OSError) -> NoReturn:
 
 
 def terminal_columns() -> int | None:
-    """How wide the terminal is that is written to, or what COLUMNS says; None where nobody says."""
-    given = os.environ.get("COLUMNS", "")
-    if given.isascii() and given.isdigit() and int(given):
-        return int(given)
+    """The width of the terminal on standard output, or of COLUMNS; None if there is neither."""
+    variable = os.environ.get("COLUMNS", "")
+    if variable.isascii() and variable.isdigit() and int(variable):
+        return int(variable)
     try:
         return os.get_terminal_size(sys.stdout.fileno()).columns or None
     except (OSError, ValueError):
@@ -114,15 +121,21 @@ def terminal_columns() -> int | None:
 
 
 def note_columns() -> int | None:
-    """How wide notes may be, 40 to 200: as the terminal is, and None where another program reads
-    them, line by line.
+    """The width of notes; None if standard error is no terminal.
+
+    Programs that read notes line by line get them unwrapped.
     """
-    given = terminal_columns() if sys.stderr.isatty() else None
-    return None if given is None else min(max(given, 40), 200)
+    columns = terminal_columns() if sys.stderr.isatty() else None
+    if columns is None:
+        return None
+    return min(max(columns, _MIN_NOTE_COLUMNS), _MAX_NOTE_COLUMNS)
 
 
 def uses_colour(stream: TextIO) -> bool:
-    """https://no-color.org: any non-empty NO_COLOR switches colour off."""
+    """Whether a stream is a terminal with colours.
+
+    Any non-empty NO_COLOR switches colour off (https://no-color.org).
+    """
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -137,48 +150,36 @@ def _out_in_colour(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Write to standard error, where it does not mix with data."""
+    """Write to standard error, so that it does not mix with data."""
     try:
         print(_escape_ci_commands(escape_control_characters(text)), file=sys.stderr, flush=True)
-    except OSError:  # nobody can be told
+    except OSError:
+        # There is no stream left to report this on. Python's flush at exit must not fail either.
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def to_json(record: object) -> str:
-    """JSON as all commands print it: UTF-8 (ASCII where the stream is not), two blanks of indent,
-    keys in the order given.
+    """JSON as all commands print it: indented by two, keys in the given order.
+
+    Characters beyond ASCII are escaped only if the encoding of the stream is no UTF.
     """
     import json
 
-    plain = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
-    text = json.dumps(record, indent=2, ensure_ascii=plain, allow_nan=False)
+    ascii_only = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    text = json.dumps(record, indent=2, ensure_ascii=ascii_only, allow_nan=False)
     return escape_json_control_characters(text).replace("##[", "##\\u005b")
-
-
-__all__ = [
-    "HIGHLIGHTS",
-    "uses_colour",
-    "terminal_columns",
-    "note",
-    "note_columns",
-    "out",
-    "out_bytes",
-    "to_json",
-    "write_file",
-]
 
 
 @contextmanager
 def progress_phases(shown: bool = True) -> Iterator[Callable[[str], None]]:
-    """Gives a function that says what is being done, beside the time it has taken, for work whose
-    length nobody knows.
+    """Give a function that shows the current phase and the elapsed time on a terminal.
+
+    This is for work of unknown length; `distsim.cli.shared.progress` has bars for known lengths.
     """
     if not shown or not uses_colour(sys.stderr):
         yield lambda _: None
         return
-    from threading import Timer
-
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -190,11 +191,35 @@ def progress_phases(shown: bool = True) -> Iterator[Callable[[str], None]]:
         transient=True,
     )
     task = line.add_task("", total=None)
-    start = Timer(PROGRESS_DELAY_S, line.start)
+    with shown_after_delay(line):
+        yield lambda phase: line.update(task, description=phase)
+
+
+@contextmanager
+def shown_after_delay(bar: Progress) -> Iterator[None]:
+    """Show a bar while the block runs, from `PROGRESS_DELAY_S` after its start on."""
+    from threading import Timer
+
+    start = Timer(PROGRESS_DELAY_S, bar.start)
     start.daemon = True
     start.start()
     try:
-        yield lambda words: line.update(task, description=words)
+        yield
     finally:
         start.cancel()
-        line.stop()
+        bar.stop()
+
+
+__all__ = [
+    "HIGHLIGHTS",
+    "note",
+    "note_columns",
+    "out",
+    "out_bytes",
+    "progress_phases",
+    "shown_after_delay",
+    "terminal_columns",
+    "to_json",
+    "uses_colour",
+    "write_file",
+]

@@ -1,5 +1,7 @@
-"""A bar on standard error for work that takes more than two seconds; nothing where there is no
-terminal.
+"""Progress bars on standard error for work whose length is known.
+
+A bar appears only on a terminal, and only if the work takes longer than `PROGRESS_DELAY_S`.
+`console.progress_phases` is for work of unknown length.
 """
 
 from __future__ import annotations
@@ -7,47 +9,45 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from distsim.cli.shared import console
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 T = TypeVar("T")
 
 
-def with_progress_bar(items: Sequence[T], what: str) -> Iterator[T]:
-    """The items one by one, with a bar that goes away when all are done."""
+def with_progress_bar(items: Sequence[T], description: str) -> Iterator[T]:
+    """Yield the items, with a bar that disappears after the last one."""
     if not console.uses_colour(sys.stderr):
         yield from items
         return
-    from threading import Timer
-
     from rich.console import Console
     from rich.progress import Progress
 
     bar = Progress(console=Console(stderr=True), transient=True)
-    task = bar.add_task(what, total=len(items))
-    start = Timer(console.PROGRESS_DELAY_S, bar.start)
-    start.daemon = True
-    start.start()
-    try:
+    task = bar.add_task(description, total=len(items))
+    with console.shown_after_delay(bar):
         for item in items:
             yield item
             bar.advance(task)
-    finally:
-        start.cancel()
-        bar.stop()
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Gives a function that says how many of how many are done, shown as a bar with the time
-    left.
-    """
+def progress_bar(description: str) -> Iterator[Callable[[int, int], None]]:
+    """Give a function of (items done, items in all) that moves a bar with the remaining time."""
     if not console.uses_colour(sys.stderr):
-        yield lambda done, whole: None
+        yield lambda done, total: None
         return
-    from threading import Timer
+    bar = _bar_with_remaining_time()
+    task = bar.add_task(description, total=None)
+    with console.shown_after_delay(bar):
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
+
+def _bar_with_remaining_time() -> Progress:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -57,19 +57,11 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
         TimeRemainingColumn,
     )
 
-    columns = (
+    return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
     )
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    task = bar.add_task(what, total=None)
-    start = Timer(console.PROGRESS_DELAY_S, bar.start)
-    start.daemon = True
-    start.start()
-    try:
-        yield lambda done, whole: bar.update(task, completed=done, total=whole)
-    finally:
-        start.cancel()
-        bar.stop()

@@ -1,59 +1,75 @@
-"""`distsim check --fix`: repairs of the files that fail, as patches."""
+"""`distsim check --fix`: repairs of the files that fail, printed as patches."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distsim.cli.application import is_trace
 from distsim.cli.shared import console
+from distsim.cli.shared.input_files import is_trace
 
 if TYPE_CHECKING:
     from distsim.repair.search import ScenarioRepair
     from distsim.simulation.check_scenario import CheckResult
 
+#: By `ScenarioRepair.kind`.
 _REPAIR_KINDS = ("order", "arguments", "calls added", "a call left out: look whether it is needed")
 
 
-def print_repairs(results: list[CheckResult], backend: str | None, file: Path | None) -> None:
-    """Print the repairs of each file that fails, the best with its patch; all best patches go to
-    ``file``, if there is one.
-    """
-    from distsim.repair.search import find_repairs
-    from distsim.repair.text_patch import unified_diff
+def print_repairs(results: list[CheckResult], backend: str | None, patch_file: Path | None) -> None:
+    """Print the repairs of each file that fails; the best one is shown as a patch.
 
-    inside = all(Path(result.file).resolve().is_relative_to(Path.cwd()) for result in results)
+    The best patches of all files go to ``patch_file``, if it is given.
+    """
+    # `patch` refuses absolute names. The patches are relative to the current folder if it
+    # contains all files, else to the root.
+    all_below_here = all(
+        Path(result.file).resolve().is_relative_to(Path.cwd()) for result in results
+    )
     patches = []
     for result in results:
         if result.verdict is None or result.status() == 0:
             continue
-        path = Path(result.file)
         if is_trace(result.file):
             console.out(_repairs_of_trace(result.file, backend).rstrip("\n"))
             continue
+        path = Path(result.file)
         if result.file == "-" or not path.is_file():
             console.note(f"{result.file}: no file to repair")
             continue
-        text, whole = path.read_text(encoding="utf-8"), path.resolve()
-        name = str(
-            whole.relative_to(Path.cwd() if inside else whole.anchor)
-        )  # `patch` takes no absolute name
-        found = tuple(
-            f._replace(patch=unified_diff(text, f.text, name))
-            for f in find_repairs(text, result.file, backend=backend)
-        )
-        patches += [fix.patch for fix in found[:1]]
-        console.out(_repairs_text(result.file, found).rstrip("\n"))
-    if file is not None and patches:
-        console.write_file(file, "".join(patches))
-        console.note(
-            f"wrote {file}; now `patch -p1 {'' if inside else '-d / '}< {file}`{' or `git apply`' if inside else ''}"
-        )
+        repairs = _repairs_with_patches(path, result.file, backend, all_below_here)
+        patches += [repair.patch for repair in repairs[:1]]
+        console.out(_repairs_text(result.file, repairs).rstrip("\n"))
+    if patch_file is None or not patches:
+        return
+    console.write_file(patch_file, "".join(patches))
+    if all_below_here:
+        command = f"`patch -p1 < {patch_file}` or `git apply`"
+    else:
+        command = f"`patch -p1 -d / < {patch_file}`"
+    console.note(f"wrote {patch_file}; now {command}")
+
+
+def _repairs_with_patches(
+    path: Path, file: str, backend: str | None, below_here: bool
+) -> tuple[ScenarioRepair, ...]:
+    """The repairs of a scenario file, each with its patch."""
+    from distsim.repair.search import find_repairs
+    from distsim.repair.text_patch import unified_diff
+
+    text = path.read_text(encoding="utf-8")
+    absolute = path.resolve()
+    base = Path.cwd() if below_here else absolute.anchor
+    name = str(absolute.relative_to(base))
+    repairs = find_repairs(text, file, backend=backend)
+    return tuple(repair._replace(patch=unified_diff(text, repair.text, name)) for repair in repairs)
 
 
 def _repairs_of_trace(file: str, backend: str | None) -> str:
-    """The repairs of a trace's calls, at the script's lines; the patch shows them as a scenario,
-    for it is the script that changes.
+    """The repairs of the calls of a trace.
+
+    They name lines of the recorded script, which distsim cannot patch. So the patch shows the
+    calls as a scenario.
     """
     from distsim.cli.shared.trace_input import without_file_name
     from distsim.common.errors import UsageError
@@ -63,28 +79,31 @@ def _repairs_of_trace(file: str, backend: str | None) -> str:
 
     try:
         trace = read_trace(file)
-        found = find_trace_repairs(trace, file, backend=backend)
+        repairs = find_trace_repairs(trace, file, backend=backend)
     except UsageError as error:
         return f"\n{file}: {without_file_name(error.message, file)}"
-    if found or not is_partial(trace):
+    if repairs or not is_partial(trace):
         return _repairs_text(
             file,
-            found,
+            repairs,
             "\nIts calls as a scenario, and what changes; the comments name the script's lines:\n",
         )
-    return f"\n{file}: no other order and no other arguments of these calls check ok; which calls were still to come is not known"
+    return (
+        f"\n{file}: no other order and no other arguments of these calls check ok; "
+        "which calls were still to come is not known"
+    )
 
 
-def _repairs_text(file: str, found: tuple[ScenarioRepair, ...], before: str = "") -> str:
+def _repairs_text(file: str, repairs: tuple[ScenarioRepair, ...], before_patch: str = "") -> str:
+    """The list of repairs, and the patch of the first one."""
     from distsim.common.units import show_ns
 
-    if not found:
+    if not repairs:
         return f"\n{file}: no repair found that checks ok"
-    lines = [
-        f"\n{file}: {len(found)} {'repair checks' if len(found) == 1 else 'repairs check'} ok under every reading"
-    ]
-    for k, fix in enumerate(found, 1):
-        where = ", ".join(fix.completes)
-        lines.append(f"  {k}. {'; then '.join(fix.words)} ({_REPAIR_KINDS[fix.kind]})")
-        lines.append(f"     completes on {where}; {show_ns(fix.makespan_ns)} simulated")
-    return "\n".join([*lines, before, found[0].patch])
+    noun_and_verb = "repair checks" if len(repairs) == 1 else "repairs check"
+    lines = [f"\n{file}: {len(repairs)} {noun_and_verb} ok under every reading"]
+    for number, repair in enumerate(repairs, 1):
+        lines.append(f"  {number}. {'; then '.join(repair.words)} ({_REPAIR_KINDS[repair.kind]})")
+        backends = ", ".join(repair.completes)
+        lines.append(f"     completes on {backends}; {show_ns(repair.makespan_ns)} simulated")
+    return "\n".join([*lines, before_patch, repairs[0].patch])

@@ -1,78 +1,98 @@
-"""Traces where a scenario is expected: the calls that a trace tells of, judged as a scenario's are,
-at the places that it names.
+"""Traces where a command expects a scenario: the recorded calls are checked or simulated.
+
+The calls are rebuilt as a program, so that the verdict and the findings are those of a scenario
+with the same calls. Findings name the places that the trace recorded.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from distsim.common.file_io import escape_control_characters
 
 if TYPE_CHECKING:
+    from distsim.program.code import Program
     from distsim.simulation.check_scenario import CheckResult
     from distsim.simulation.simulate_scenario import Simulation
     from distsim.trace.model import Trace
 
 
+class _RebuiltProgram(NamedTuple):
+    """The calls of a trace as a program under a backend."""
+
+    trace: Trace
+    backend: str
+    program: Program
+
+
 def check_trace(file: str, *, backend: str | None, max_states: int) -> CheckResult:
-    """What `check` says of a trace's calls. A file that can't be read is no exception but a result
-    with ``errors``.
+    """The result of `check` for the calls of a trace.
+
+    A file that cannot be read gives a result with ``errors``, like an unreadable scenario.
     """
     from dataclasses import replace
 
     from distsim.common.errors import ScenarioProblem, UsageError
     from distsim.simulation.check_scenario import CheckResult, check_program
-    from distsim.trace_replay import rebuild_program
 
     try:
-        trace = _read_nonempty_trace(file)
-        chosen = _backend_of_trace(file, backend or trace.header.get("backend"))
-        program = rebuild_program(trace, backend=chosen, resolve=False).program
+        rebuilt = _rebuild_program(file, backend)
     except UsageError as error:
-        return CheckResult(
-            file,
-            (
-                ScenarioProblem(
-                    file, 0, 0, without_file_name(error.message, file), hint=error.remedy
-                ),
-            ),
-        )
-    _note_partial_trace(file, trace)
-    return replace(check_program(program, max_states=max_states), file=file)
-
-
-def without_file_name(message: str, file: str) -> str:
-    """The message of a refusal behind whose place it stands, without the name it begins with."""
-    return re.sub(f"^{re.escape(escape_control_characters(file, one_line=True))}:? ", "", message)
+        message = without_file_name(error.message, file)
+        return CheckResult(file, (ScenarioProblem(file, 0, 0, message, hint=error.remedy),))
+    _note_partial_trace(file, rebuilt.trace)
+    return replace(check_program(rebuilt.program, max_states=max_states), file=file)
 
 
 def simulate_trace(file: str, *, backend: str | None, cluster: str | None) -> Simulation:
-    """What `simulate` says of a trace's calls. Raises UsageError for a file that is no trace."""
-    from distsim.cli.commands.replay import read_cluster
+    """The calls of a trace simulated. Raises UsageError for a file that is no trace."""
+    from distsim.cli.shared.input_files import read_cluster
     from distsim.scenario import Scenario
     from distsim.simulation.simulate_scenario import cost_model, simulate_program
+
+    trace, chosen_backend, program = _rebuild_program(file, backend)
+    _note_partial_trace(file, trace)
+    world: object = program.world_size
+    if program.nodes > 1:
+        world = {"nodes": program.nodes, "ranks_per_node": program.local_size}
+    scenario = Scenario(
+        name=program.name,
+        world=world,
+        backend=chosen_backend,
+        program=[],
+        file=program.file or file,
+    )
+    # The header has the cluster that the trace was simulated on. Under another backend, the default
+    # cluster of that backend is right instead.
+    cluster_name = cluster or None
+    if cluster_name is None and not backend:
+        cluster_name = trace.header.get("prices")
+    if isinstance(cluster_name, str):
+        costs = cost_model(scenario, program, read_cluster(cluster_name))
+    else:
+        costs = cost_model(scenario, program, cluster_name)
+    return simulate_program(scenario, program, costs, with_values=False)
+
+
+def without_file_name(message: str, file: str) -> str:
+    """A message without the file name that it begins with, for a place that already names it."""
+    name = re.escape(escape_control_characters(file, one_line=True))
+    return re.sub(f"^{name}:? ", "", message)
+
+
+def _rebuild_program(file: str, backend: str | None) -> _RebuiltProgram:
+    """Read a trace, and rebuild its calls under ``backend`` or its own. Raises UsageError."""
     from distsim.trace_replay import rebuild_program
 
     trace = _read_nonempty_trace(file)
-    chosen = _backend_of_trace(file, backend or trace.header.get("backend"))
-    program = rebuild_program(trace, backend=chosen, resolve=False).program
-    _note_partial_trace(file, trace)
-    world = (
-        {"nodes": program.nodes, "ranks_per_node": program.local_size}
-        if program.nodes > 1
-        else program.world_size
-    )
-    scenario = Scenario(
-        name=program.name, world=world, backend=chosen, program=[], file=program.file or file
-    )
-    named = cluster or (None if backend else trace.header.get("prices"))
-    prices = cost_model(scenario, program, read_cluster(named) if isinstance(named, str) else named)
-    return simulate_program(scenario, program, prices, with_values=False)
+    chosen_backend = _backend_of_trace(file, backend or trace.header.get("backend"))
+    rebuilt = rebuild_program(trace, backend=chosen_backend, resolve=False)
+    return _RebuiltProgram(trace, chosen_backend, rebuilt.program)
 
 
 def _read_nonempty_trace(file: str) -> Trace:
-    """A trace that tells of calls. Raises UsageError."""
+    """Read a trace. Raises UsageError for a partial trace without calls."""
     from distsim.common.errors import UsageError
     from distsim.trace.jsonl import read_trace
     from distsim.trace.model import is_partial
@@ -98,13 +118,14 @@ def _note_partial_trace(file: str, trace: Trace) -> None:
 
 
 def _backend_of_trace(file: str, named: object) -> str:
+    """The backend of that name, or the default. Raises UsageError for an unknown one."""
     from distsim.backends import BACKEND_PROFILES, DEFAULT_BACKEND
     from distsim.common.errors import UsageError
 
-    chosen = str(named or DEFAULT_BACKEND)
-    if chosen not in BACKEND_PROFILES:
+    backend = str(named or DEFAULT_BACKEND)
+    if backend not in BACKEND_PROFILES:
         raise UsageError(
-            f"{file}: the trace is of back end `{chosen}`, which has no profile",
+            f"{file}: the trace is of back end `{backend}`, which has no profile",
             "name one with --backend",
         )
-    return chosen
+    return backend

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from distsim.common.file_io import escape_control_characters
 
 if TYPE_CHECKING:
-    from distsim.program.code import Program
+    from distsim.program.model import Program
     from distsim.simulation.check_scenario import CheckResult
     from distsim.simulation.simulate_scenario import Simulation
     from distsim.trace.model import Trace

@@ -143,7 +143,7 @@ def test_a_device_over_cpu_memory_does_what_a_gpu_does() -> None:
     """62 checks (tests/support/cuda_checks.py): devices that must not be mixed, views, out=,
     convolutions, recurrent cells, attention, autocast and scaler, optimizers, checkpoints,
     generators, streams, memory, pinning, forked processes, and that each patch has its reason."""
-    done = in_a_process(str(ROOT / "tests" / "cuda_checks.py"))
+    done = in_a_process(str(ROOT / "tests" / "support" / "cuda_checks.py"))
 
     assert done.stdout, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])

@@ -112,7 +112,7 @@ def _compare_log_with_cluster(log: str, cluster: str | None, format: OutputForma
         if format is OutputFormat.json
         else residuals_text(found, known.name, log)
     )
-    raise typer.Exit(int(any(b.parts for b in found)))
+    raise typer.Exit(int(any(b.is_outside_range for b in found)))
 
 
 def _parse_share(text: str) -> float:

@@ -1,4 +1,12 @@
-"""A scenario on torch.distributed, from the first look at the machine to the record of the run."""
+"""Runs a scenario on torch.distributed, from the choice of the backend to the record of the run.
+
+A run has three stages: `launch_session` decides what this launcher runs, `_run` starts the ranks
+and watches them, and `results` turns the files that they left into a `RealRun`. On several machines
+each has a launcher; the first one decides when the run ends and reports it.
+
+Invariant: whatever happens, no rank process is left when `_run` returns, and the run's folder is
+removed.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +17,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from distsim.common.errors import EnvironmentFault, UsageError
@@ -17,43 +26,53 @@ from distsim.program.model import Program
 from distsim.real.launch.coordinator import LaunchCoordinator, StoreCoordinator
 from distsim.real.launch.external_launchers import ExternalRank, real_run_notes
 from distsim.real.launch.monitor import MonitorResult, RankMonitor
-from distsim.real.launch.start_methods import START_METHODS, ElasticLauncher, ProcessLauncher
+from distsim.real.launch.session import LaunchSession, RealRunOptions
+from distsim.real.launch.session_setup import launch_session
+from distsim.real.launch.start_methods import ElasticLauncher, ProcessLauncher
 from distsim.real.launch.startup_faults import inject_startup_faults
 from distsim.real.results import collect
 from distsim.real.results.partial_trace import write_partial_trace
-from distsim.real.results.real_run import LaunchSession, RealRun, RealRunOptions
+from distsim.real.results.real_run import RealRun
 from distsim.real.shared import device_selection, rendezvous
 from distsim.real.shared.device_selection import (
-    RankDevices,
     check_device_support,
     choose_backend,
-    choose_devices,
     require_torch,
 )
-from distsim.real.shared.job import FOLDER_PREFIX, LOOPBACK, WorkerJob
-from distsim.real.worker.compute_load import ComputeTimes, simulated_compute_times
+from distsim.real.shared.job import FOLDER_PREFIX, LOOPBACK, ComputeTimes, WorkerJob
+from distsim.real.worker.compute_load import simulated_compute_times
 from distsim.real.worker.rank_tensors import check_memory
 from distsim.scenario import Scenario
 from distsim.simulation.simulate_scenario import Simulation, simulate
 
-#: So long may ranks that load be seen to do nothing, and launchers of other machines be waited for.
-#: Loading itself may take longer.
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
+#: How long ranks that are loading may make no progress, and how long to wait for the launchers of
+#: other machines. Loading itself may take longer.
 _STARTUP_LIMIT_NS = 60_000_000_000
+
+#: Exit statuses of `distsim run`.
+_EXIT_COMPLETED = 0
+_EXIT_SCENARIO_FAILED = 1
+_EXIT_ENVIRONMENT_FAILED = 4
+
+_OUTCOME_TEXTS = {"wrong-data": "ends with wrong data", "undefined": "has no defined outcome"}
 
 
 class RealRunRefused(UsageError):
-    """The simulation says that the run would not complete. ``simulation`` has the diagnosis."""
+    """The simulation predicts that the run will not complete; ``simulation`` has the diagnosis."""
 
-    exit_code = 1
+    exit_code = _EXIT_SCENARIO_FAILED
 
     def __init__(self, simulation: Simulation) -> None:
-        words = {"wrong-data": "ends with wrong data", "undefined": "has no defined outcome"}
-        outcome = (
-            f"{words.get(simulation.outcome, simulation.outcome)} under {simulation.run.profile}"
-        )
-        said = "is invalid" if _is_invalid(simulation) else outcome
+        if _is_invalid(simulation):
+            reason = "is invalid"
+        else:
+            outcome = _OUTCOME_TEXTS.get(simulation.outcome, simulation.outcome)
+            reason = f"{outcome} under {simulation.run.profile}"
         super().__init__(
-            f"not run: the simulation says that it {said}", "--force runs it all the same"
+            f"not run: the simulation says that it {reason}", "--force runs it all the same"
         )
         self.simulation = simulation
 
@@ -63,320 +82,149 @@ def _is_invalid(simulation: Simulation) -> bool:
 
 
 def run_scenario(
-    scenario: Scenario, wish: RealRunOptions, started: ExternalRank | None = None
+    scenario: Scenario, options: RealRunOptions, external_rank: ExternalRank | None = None
 ) -> tuple[RealRun | None, int]:
-    """Run a scenario for real: (the record, None on all launchers but the first; the exit status).
+    """Run a scenario for real; return the record and the exit status.
 
-    ``started``: what `place.found` says of this process. Raises Refused, EnvironmentFault,
-    UsageError, ScenarioErrors.
+    The record is None on all launchers but the first. ``external_rank``: the rank that this process
+    is if another launcher started it. Raises RealRunRefused, EnvironmentFault, UsageError and
+    ScenarioErrors.
     """
-    chosen = chosen_backend(wish, scenario.backend, scenario.world.size, started)
-    return run_simulation(simulate(scenario, backend=chosen), wish, started)
+    backend = chosen_backend(options, scenario.backend, scenario.world.size, external_rank)
+    return run_simulation(simulate(scenario, backend=backend), options, external_rank)
 
 
 def chosen_backend(
-    wish: RealRunOptions, written: str, ranks: int, started: ExternalRank | None = None
+    options: RealRunOptions,
+    scenario_backend: str,
+    ranks: int,
+    external_rank: ExternalRank | None = None,
 ) -> str:
-    """The back end that a run uses: the wish's, else the ``written`` one. Raises EnvironmentFault
-    where it can't run here.
+    """The backend of the run: that of the options, else the scenario's.
+
+    Raises EnvironmentFault if it cannot run here.
     """
     require_torch()
-    return choose_backend(wish.backend, written, 1 if started else ranks // max(wish.nnodes, 1))
+    local_ranks = 1 if external_rank else ranks // max(options.nnodes, 1)
+    return choose_backend(options.backend, scenario_backend, local_ranks)
 
 
 def run_simulation(
     simulation: Simulation,
-    wish: RealRunOptions,
-    started: ExternalRank | None = None,
+    options: RealRunOptions,
+    external_rank: ExternalRank | None = None,
     program: Program | None = None,
 ) -> tuple[RealRun | None, int]:
-    """Run for real what was simulated under the back end that is to be used; see `run_scenario`.
+    """Run for real what was simulated with the backend that is to be used; see `run_scenario`.
 
-    ``program``: in place of the simulated one, the same calls with other buffers.
+    ``program`` replaces the simulated program; it must have the same calls with other buffers.
     """
-    if not wish.force and (simulation.outcome != "completes" or _is_invalid(simulation)):
+    expected_to_fail = simulation.outcome != "completes" or _is_invalid(simulation)
+    if expected_to_fail and not options.force:
         raise RealRunRefused(simulation)
-    chosen = simulation.program.backend
-    session = _session(simulation, wish, chosen, started)
+    backend = simulation.program.backend
+    session = launch_session(simulation, options, backend, external_rank)
     session.program = program
-    check_device_support(simulation.program, chosen, session.devices)
+    check_device_support(simulation.program, backend, session.devices)
     session.notes += real_run_notes(simulation.scenario)
-    if session.devices.apart:
+    if session.devices.separate_hosts:
         session.notes.append(
-            "ranks share a GPU: NCCL takes each for a machine of its own (NCCL_HOSTID) and uses sockets"
+            "ranks share a GPU: NCCL takes each for a machine of its own (NCCL_HOSTID) "
+            "and uses sockets"
         )
     if session.devices.kind == "cpu":
         check_memory(program or simulation.program, session.ranks)
     _remove_stale_folders()
+    session.directory = _run_folder()
+    startup = simulation.program.startup
     try:
-        session.directory = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-")
-    except OSError as fault:
-        raise EnvironmentFault(
-            f"can't write into {tempfile.gettempdir()}: {fault.strerror}",
-            "set TMPDIR to another folder",
-        ) from None
-    try:
-        with inject_startup_faults(
-            simulation.scenario, simulation.program.startup, session.address
-        ):
+        with inject_startup_faults(simulation.scenario, startup, session.address):
             return _run(session)
     finally:
         shutil.rmtree(session.directory, ignore_errors=True)
 
 
-def _session(
-    simulation: Simulation, wish: RealRunOptions, chosen: str, started: ExternalRank | None
-) -> LaunchSession:
-    program, given = simulation.program, simulation.scenario.launch
-    address = wish.master_addr or given.master_addr
-    port = wish.master_port if wish.master_port is not None else given.master_port
-    size = program.world_size
-    devices = _rank_devices(simulation, wish, chosen, started)
-    launcher = _start_method(simulation.scenario, wish, devices)
-    if started is not None:
-        if started.world_size != size:
-            raise EnvironmentFault(
-                f"{started.launcher} started {started.world_size} ranks, the scenario has {size}",
-                f"start {size} ranks",
-            )
-        one = (started.rank,)
-        return LaunchSession(
-            simulation,
-            wish,
-            chosen,
-            _default_start_method(devices),
-            one,
-            started.master_addr,
-            started.master_port,
-            started.rank,
-            size,
-            started,
-            devices=devices,
-        )
-    if wish.nnodes < 1 or size % wish.nnodes or not 0 <= wish.node_rank < wish.nnodes:
-        raise UsageError(
-            f"{size} ranks can't be cut into --nnodes {wish.nnodes}, machine {wish.node_rank} of them",
-            "give --nnodes that divides the world, and --node-rank from 0 on",
-        )
-    if launcher == "elastic" and wish.nnodes > 1:
-        raise UsageError(
-            "--launcher elastic is for one machine",
-            "for several, start torchrun on each: see `distsim run FILE`",
-        )
-    here = size // wish.nnodes
-    first = wish.node_rank * here
-    return LaunchSession(
-        simulation,
-        wish,
-        chosen,
-        launcher,
-        tuple(range(first, first + here)),
-        address,
-        port,
-        wish.node_rank,
-        wish.nnodes,
-        devices=devices,
-    )
+# --- the folder of a run ---
 
 
-def _rank_devices(
-    simulation: Simulation, wish: RealRunOptions, chosen: str, started: ExternalRank | None
-) -> RankDevices:
-    """What the ranks of this machine work on; a task that another launcher started counts those
-    beside it too.
-    """
-    visible, program = simulation.scenario.launch.visible_devices, simulation.program
-    hidden = visible is not None and "CUDA_VISIBLE_DEVICES" not in os.environ
-    count = (
-        min(device_selection.visible_gpus(), len(visible))
-        if visible is not None and hidden
-        else device_selection.visible_gpus()
-    )
-    here = program.local_size if started else program.world_size // max(wish.nnodes, 1)
-    return choose_devices(wish.device, chosen, count, here, started.launcher if started else None)
+def _run_folder() -> str:
+    try:
+        return tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-")
+    except OSError as fault:
+        raise EnvironmentFault(
+            f"can't write into {tempfile.gettempdir()}: {fault.strerror}",
+            "set TMPDIR to another folder",
+        ) from None
 
 
-def _start_method(scenario: Scenario, wish: RealRunOptions, devices: RankDevices) -> str:
-    name = wish.launcher or (
-        scenario.launch.start if "start" in scenario.launch.model_fields_set else None
-    )
-    if name is None:
-        return _default_start_method(devices)
-    if name not in START_METHODS:
-        raise UsageError(f"there is no launcher {name}", f"one of {', '.join(START_METHODS)}")
-    if name == "fork" and _default_start_method(devices) != "fork":
-        raise UsageError(
-            "--launcher fork can't be used with CUDA here: a forked process can't use a CUDA context that its parent has made",
-            "use --launcher spawn or forkserver",
-        )
-    return name
+def _remove_stale_folders() -> None:
+    """Remove the folders of launchers that were killed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
+        pid = path.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
+        if pid.isdigit() and not _process_exists(int(pid)):
+            shutil.rmtree(path, ignore_errors=True)
 
 
-def _default_start_method(devices: RankDevices) -> str:
-    """fork, which loads torch once, wherever a forked rank can use its device."""
-    return "fork" if devices.kind != "cuda" or device_selection.cuda_survives_fork() else "spawn"
+def _process_exists(pid: int) -> bool:
+    with suppress(PermissionError):  # the process exists, and belongs to another user
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+    return True
 
 
 # --- the run itself ---
 
 
 def _run(session: LaunchSession) -> tuple[RealRun | None, int]:
-    door = _listening_socket(session)
+    listening = _listening_socket(session)
     job = _job(session)
-    absent = {f.rank for f in job.program.faults if f.kind == "absent"}
+    absent = {fault.rank for fault in job.program.faults if fault.kind == "absent"}
     present = [rank for rank in session.ranks if rank not in absent]
-    launcher = (
-        ElasticLauncher(job) if session.launcher == "elastic" else ProcessLauncher(session.launcher)
-    )
-    watch = RankMonitor(
+    launcher = _rank_launcher(session, job)
+    monitor = RankMonitor(
         job,
         session.ranks,
         launcher,
         LaunchCoordinator(),
-        session.wish.timeout_ns,
-        max(session.wish.timeout_ns, _STARTUP_LIMIT_NS),
+        session.options.timeout_ns,
+        max(session.options.timeout_ns, _STARTUP_LIMIT_NS),
     )
     clean = False
-    with watch.signals():
+    with monitor.signals():
         try:
             _preload_torch(session)
-            launcher.start(job, present)  # before the store: a process with threads should not fork
-            watch.coordinator = coordinator = _coordinator(session, door, lambda: watch.ended_by)
-            before = coordinator.offset("start")
-            with write_partial_trace(session, job, watch.starts):
-                watched = watch.run()
+            # Before the store is made, because a process with threads should not fork.
+            launcher.start(job, present)
+            coordinator = _coordinator(session, listening, lambda: monitor.ended_by)
+            monitor.coordinator = coordinator
+            offset_at_start = coordinator.offset("start")
+            with write_partial_trace(session, job, monitor.starts):
+                watched = monitor.run()
             clean = watched.reason == "done"
-            after = coordinator.offset("end")
-            left = collect.local_records(session, job, watched, (before, after))
-            return _report(session, job, watched, coordinator, coordinator.gather(left))
+            offset_at_end = coordinator.offset("end")
+            records = collect.local_records(session, job, watched, (offset_at_start, offset_at_end))
+            return _report(session, job, watched, coordinator, coordinator.gather(records))
         finally:
-            watch.finish(clean)
+            monitor.finish(clean)
             session.store = None
 
 
-def _listening_socket(session: LaunchSession) -> socket.socket | None:
-    """The store's port, taken before anything starts; None where somebody else serves the store."""
-    startup = session.simulation.program.startup
-    failing = startup is not None and startup.failed
-    if not failing:
-        rendezvous.check_host(session.address, "--master-addr")
-    if failing and session.hosts > 1:
-        raise UsageError(
-            "a start-up that fails is run for real by one launcher",
-            "leave out --nnodes, and other launchers",
-        )
-    if failing and startup is not None and not startup.entrances[0].agent:
-        return None  # a rank serves the store, or none does
-    if (
-        session.number
-        or (session.started and session.started.agent_store)
-        or session.launcher == "elastic"
-    ):
-        return None
-    alone = session.hosts == 1
-    door, port = rendezvous.listen(
-        session.address,
-        session.port,
-        allow_other_port=alone and not failing and session.wish.master_port is None,
-    )
-    if port != session.port:
-        session.notes.append(f"port {session.port} is taken; {port} was used")
-        session.port = port
-    return door
+def _rank_launcher(session: LaunchSession, job: WorkerJob) -> ProcessLauncher:
+    if session.launcher == "elastic":
+        return ElasticLauncher(job)
+    return ProcessLauncher(session.launcher)
 
 
 def _preload_torch(session: LaunchSession) -> None:
-    """What forked ranks would otherwise each import for themselves."""
+    """Import what forked ranks would otherwise each import for themselves."""
     if session.launcher == "fork":
         import torch.distributed  # noqa: F401
 
         import distsim.real.worker.runner  # noqa: F401
 
-        numpy_dtype("bfloat16")
-
-
-def _coordinator(
-    session: LaunchSession, door: socket.socket | None, ended: Callable[[], str]
-) -> LaunchCoordinator:
-    wait_s = max(session.wish.timeout_ns, _STARTUP_LIMIT_NS) / 1e9
-    store = session.store = (
-        rendezvous.serve_store(door, session.address, session.port)
-        if door is not None
-        else rendezvous.connect_store(session.address, session.port, wait_s, ended)
-        if session.hosts > 1
-        else None
-    )
-    if store is None or session.hosts == 1:
-        return LaunchCoordinator()
-    coordinator = StoreCoordinator(store, session.number, session.hosts, wait_s)
-    coordinator.meet(ended)
-    return coordinator
-
-
-def _job(session: LaunchSession) -> WorkerJob:
-    simulation, wish = session.simulation, session.wish
-    program = session.program or simulation.program
-    init = _init_method(session, simulation.scenario.options.init_method)
-    per = max(program.world_size // session.hosts if session.hosts > 1 else program.local_size, 1)
-    local = (
-        (session.started.local_rank,)
-        if session.started
-        else tuple(rank % per for rank in session.ranks)
-    )
-    return WorkerJob(
-        program,
-        session.backend,
-        session.directory,
-        session.address,
-        session.port,
-        init,
-        True,
-        group_timeout_ns=wish.timeout_ns * 6 + 60_000_000_000,
-        repeats=wish.repeat + (wish.repeat > 1),
-        busy=len(session.ranks) * (session.hosts if session.address in LOOPBACK else 1)
-        <= device_selection.usable_cores(),
-        threads=simulation.scenario.launch.omp_threads,
-        local_ranks=local,
-        first_rank=session.ranks[0],
-        devices=session.devices,
-        visible=tuple(simulation.scenario.launch.visible_devices or ()),
-        prices=_compute_times(session),
-    )
-
-
-def _compute_times(session: LaunchSession) -> ComputeTimes:
-    found = simulated_compute_times(session.simulation, session.ranks, session.devices.kind)
-    if found:
-        session.notes.append(
-            "compute takes the time of the scenario's cluster: this machine is too slow for its flops"
-        )
-    return found
-
-
-def _init_method(session: LaunchSession, written: str | None) -> str:
-    wanted = session.wish.init
-    if wanted == "env":
-        found = written or "env://"
-    elif wanted == "tcp":
-        found = f"tcp://{session.address}:{session.port}"
-    elif wanted == "file":
-        if session.hosts > 1:
-            raise UsageError(
-                "--init file needs a file that all machines share",
-                "give it: --init file:///shared/folder/name",
-            )
-        found = Path(session.directory, "rendezvous").as_uri()
-    elif wanted.startswith(("env://", "tcp://", "file://")):
-        found = wanted
-    else:
-        raise UsageError(
-            f"there is no --init {wanted}", "env, tcp, file, or a URL such as file:///tmp/name"
-        )
-    rendezvous.check_rendezvous_file(found)
-    startup = session.simulation.program.startup
-    if found.startswith("tcp://") and not (startup is not None and startup.failed):
-        rendezvous.check_host(urlsplit(found).hostname or "", f"--init {found}")
-    return found
+        numpy_dtype("bfloat16")  # loads ml_dtypes
 
 
 def _report(
@@ -386,6 +234,7 @@ def _report(
     coordinator: LaunchCoordinator,
     records: Sequence[Mapping[str, bytes]],
 ) -> tuple[RealRun | None, int]:
+    """The record on the first launcher, and the exit status on which all launchers agree."""
     if not coordinator.first:
         return None, coordinator.agree_on(0)
     session.notes += [f"the launcher of machine {number} is gone" for number in coordinator.gone]
@@ -393,39 +242,162 @@ def _report(
         collect.check_environment_faults(session, job, watched)
         run = collect.build_real_run(session, job, watched, records)
     except EnvironmentFault:
-        coordinator.agree_on(4)
+        # The other launchers wait for the status and must not time out.
+        coordinator.agree_on(_EXIT_ENVIRONMENT_FAILED)
         raise
-    return run, coordinator.agree_on(4 if coordinator.gone else _exit_status(run))
+    status = _EXIT_ENVIRONMENT_FAILED if coordinator.gone else _exit_status(run)
+    return run, coordinator.agree_on(status)
 
 
 def _exit_status(run: RealRun) -> int:
-    """0 completes, 1 the scenario fails, 4 it was ended from outside."""
     if run.reason == "interrupted":
-        return 4
-    return 0 if run.outcome == "completes" else 1
+        return _EXIT_ENVIRONMENT_FAILED
+    return _EXIT_COMPLETED if run.outcome == "completes" else _EXIT_SCENARIO_FAILED
 
 
-def _remove_stale_folders() -> None:
-    """Remove what launchers that were killed have left in the temporary folder."""
-    for path in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
-        pid = path.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
-        if pid.isdigit() and not _process_exists(int(pid)):
-            shutil.rmtree(path, ignore_errors=True)
+# --- store and coordinator ---
 
 
-def _process_exists(pid: int) -> bool:
-    with suppress(PermissionError):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-    return True
+def _startup_fails(session: LaunchSession) -> bool:
+    """The scenario is about a start-up that fails."""
+    startup = session.simulation.program.startup
+    return startup is not None and startup.failed
+
+
+def _listening_socket(session: LaunchSession) -> socket.socket | None:
+    """The store's port, taken before anything starts; None if another process serves the store."""
+    fails = _startup_fails(session)
+    if not fails:
+        rendezvous.check_host(session.address, "--master-addr")
+    if fails and session.hosts > 1:
+        raise UsageError(
+            "a start-up that fails is run for real by one launcher",
+            "leave out --nnodes, and other launchers",
+        )
+    if _other_process_serves_store(session):
+        return None
+    may_move = session.hosts == 1 and not fails and session.options.master_port is None
+    listening, port = rendezvous.listen(session.address, session.port, allow_other_port=may_move)
+    if port != session.port:
+        session.notes.append(f"port {session.port} is taken; {port} was used")
+        session.port = port
+    return listening
+
+
+def _other_process_serves_store(session: LaunchSession) -> bool:
+    startup = session.simulation.program.startup
+    if startup is not None and startup.failed and not startup.entrances[0].agent:
+        return True  # a rank serves the store, or no process does
+    if session.number != 0 or session.launcher == "elastic":
+        return True
+    return session.external_rank is not None and session.external_rank.agent_store
+
+
+def _coordinator(
+    session: LaunchSession, listening: socket.socket | None, ended: Callable[[], str]
+) -> LaunchCoordinator:
+    """Connect to the store and, if there are several launchers, wait for them."""
+    wait_s = max(session.options.timeout_ns, _STARTUP_LIMIT_NS) / 1e9
+    store: TCPStore | None = None
+    if listening is not None:
+        store = rendezvous.serve_store(listening, session.address, session.port)
+    elif session.hosts > 1:
+        store = rendezvous.connect_store(session.address, session.port, wait_s, ended)
+    session.store = store  # it must live as long as the ranks use it
+    if store is None or session.hosts == 1:
+        return LaunchCoordinator()
+    coordinator = StoreCoordinator(store, session.number, session.hosts, wait_s)
+    coordinator.meet(ended)
+    return coordinator
+
+
+# --- the job description ---
+
+
+def _job(session: LaunchSession) -> WorkerJob:
+    simulation, options = session.simulation, session.options
+    launch = simulation.scenario.launch
+    # The first repetition of several is a warm-up.
+    repeats = options.repeat + 1 if options.repeat > 1 else options.repeat
+    return WorkerJob(
+        program=session.program or simulation.program,
+        backend=session.backend,
+        directory=session.directory,
+        master_addr=session.address,
+        master_port=session.port,
+        init_method=_init_method(session, simulation.scenario.options.init_method),
+        agent_store=True,
+        # Far above `timeout_ns`, after which the launcher itself calls a run hung.
+        group_timeout_ns=options.timeout_ns * 6 + 60_000_000_000,
+        repeats=repeats,
+        busy=_ranks_on_this_machine(session) <= device_selection.usable_cores(),
+        threads=launch.omp_threads,
+        local_ranks=_local_ranks(session),
+        first_rank=session.ranks[0],
+        devices=session.devices,
+        visible=tuple(launch.visible_devices or ()),
+        compute_times=_compute_times(session),
+    )
+
+
+def _ranks_on_this_machine(session: LaunchSession) -> int:
+    """Launchers that meet at the loopback address are all on this machine."""
+    launchers = session.hosts if session.address in LOOPBACK else 1
+    return len(session.ranks) * launchers
+
+
+def _local_ranks(session: LaunchSession) -> tuple[int, ...]:
+    if session.external_rank:
+        return (session.external_rank.local_rank,)
+    program = session.program or session.simulation.program
+    local_size = program.local_size
+    if session.hosts > 1:
+        local_size = program.world_size // session.hosts
+    return tuple(rank % max(local_size, 1) for rank in session.ranks)
+
+
+def _compute_times(session: LaunchSession) -> ComputeTimes:
+    times = simulated_compute_times(session.simulation, session.ranks, session.devices.kind)
+    if times:
+        session.notes.append(
+            "compute takes the time of the scenario's cluster: "
+            "this machine is too slow for its flops"
+        )
+    return times
+
+
+def _init_method(session: LaunchSession, scenario_init: str | None) -> str:
+    """The init_method of the run as a URL, checked where that is possible before the start."""
+    url = _init_url(session, session.options.init, scenario_init)
+    rendezvous.check_rendezvous_file(url)
+    if url.startswith("tcp://") and not _startup_fails(session):
+        rendezvous.check_host(urlsplit(url).hostname or "", f"--init {url}")
+    return url
+
+
+def _init_url(session: LaunchSession, wanted: str, scenario_init: str | None) -> str:
+    if wanted == "env":
+        return scenario_init or "env://"
+    if wanted == "tcp":
+        return f"tcp://{session.address}:{session.port}"
+    if wanted == "file":
+        if session.hosts > 1:
+            raise UsageError(
+                "--init file needs a file that all machines share",
+                "give it: --init file:///shared/folder/name",
+            )
+        return Path(session.directory, "rendezvous").as_uri()
+    if wanted.startswith(("env://", "tcp://", "file://")):
+        return wanted
+    raise UsageError(
+        f"there is no --init {wanted}", "env, tcp, file, or a URL such as file:///tmp/name"
+    )
 
 
 __all__ = [
     "RealRun",
-    "RealRunRefused",
     "RealRunOptions",
+    "RealRunRefused",
     "chosen_backend",
     "run_scenario",
     "run_simulation",

@@ -201,7 +201,7 @@ def test_a_dropped_send_whose_receiver_surely_waits_always_arrives() -> None:
 
 
 def test_a_real_run_that_took_another_order_of_events_agrees() -> None:
-    from distsim.real.results.postmortem import compare_with_simulation
+    from distsim.real.results.simulated_vs_real import compare_with_simulation
     from distsim.scenario import load
     from distsim.simulation.simulate_scenario import simulate
 

@@ -212,8 +212,8 @@ def test_a_trace_that_was_cut_anywhere_is_read_up_to_its_last_whole_line(tmp_pat
 
 def test_the_progress_board_of_a_rank_is_evidence(tmp_path: Path) -> None:
     board = ProgressFile(tmp_path / "board_rank_1", create=True)
-    board.step(RankPhase.RAISED, 3, 10)
-    board.say("ValueError: the batch is empty")
+    board.advance(RankPhase.RAISED, 3, 10)
+    board.write_message("ValueError: the batch is empty")
     board.close()
 
     found = diagnose_hang(read_evidence([str(tmp_path)]))

@@ -425,11 +425,11 @@ def test_a_rank_whose_wait_ends_by_the_signal_that_asks_for_its_stack_stands_sti
     rank.start()
     try:
         assert begun.wait(300)
-        for board in watch.boards.values():
-            board.step(RankPhase.IN_CALL, 0, time.monotonic_ns())
-        watch.boards[0].words[ProgressField.PID] = rank.pid
+        for board in watch.progress_files.values():
+            board.advance(RankPhase.IN_CALL, 0, time.monotonic_ns())
+        watch.progress_files[0].words[ProgressField.PID] = rank.pid
         watched = watch.run()
-        until(lambda: watch.boards[0].see(0).phase == RankPhase.RAISED)
+        until(lambda: watch.progress_files[0].snapshot(0).phase == RankPhase.RAISED)
     finally:
         rank.kill()
         rank.join(300)
@@ -441,10 +441,10 @@ def test_a_rank_whose_wait_ends_by_the_signal_that_asks_for_its_stack_stands_sti
 
 def _woken(begun: Event, job: WorkerJob) -> None:
     """A rank that raises at once when it is asked for its stack."""
-    board = ProgressFile(job.board(0))
+    board = ProgressFile(job.progress_path(0))
 
     def woken(number: int, frame: object) -> None:
-        board.step(RankPhase.RAISED, 0, time.monotonic_ns())
+        board.advance(RankPhase.RAISED, 0, time.monotonic_ns())
         job.stack(0).write_text("connect")
 
     signal.signal(signal.SIGUSR1, woken)
@@ -514,7 +514,7 @@ def test_a_store_of_the_users_own_is_served_by_rank_0():
     done = run(scenario("group_sum"), init=f"tcp://127.0.0.1:{free_port()}")
 
     assert done.outcome == "completes"
-    assert done.held("differs") == []
+    assert done.buffers_in_state("differs") == []
 
 
 def test_a_way_to_meet_that_torch_does_not_know_is_refused_before_anything_starts():

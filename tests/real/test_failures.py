@@ -94,7 +94,7 @@ def kill_somebody(seed: int, killed: list[int]) -> threading.Thread:
                 path = folder / f"board-{victim}"
                 if path.exists() and path.stat().st_size:
                     board = ProgressFile(path)
-                    seen = board.see(victim)
+                    seen = board.snapshot(victim)
                     board.close()
                     if (
                         seen.phase in (RankPhase.RUNNING, RankPhase.IN_CALL)
@@ -248,7 +248,7 @@ def _stuck(folder: Path) -> int:
     for path in folder.glob("distsim-run-*/board-*"):
         if path.stat().st_size:
             board = ProgressFile(path)
-            count += board.see(0).phase == RankPhase.IN_CALL
+            count += board.snapshot(0).phase == RankPhase.IN_CALL
             board.close()
     return count
 

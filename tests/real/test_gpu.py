@@ -21,7 +21,7 @@ from distsim.common.errors import EnvironmentFault, UsageError
 from distsim.findings.final_state import FinalState
 from distsim.program.lower import lower
 from distsim.real import run as real
-from distsim.real.launch import external_launchers
+from distsim.real.launch import external_launchers, session_setup
 from distsim.real.results.merge_tables import RankTimeTable, merge_rank_tables
 from distsim.real.results.postmortem import postmortem
 from distsim.real.shared import device_selection
@@ -58,7 +58,7 @@ def test_nccl_takes_gpus_and_everything_else_the_cpu_unless_asked_otherwise():
 
 
 def test_ranks_take_gpus_in_turn():
-    assert [RankDevices("cuda", 2, True).of(rank) for rank in range(4)] == [0, 1, 0, 1]
+    assert [RankDevices("cuda", 2, True).gpu_of(rank) for rank in range(4)] == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_ranks_that_share_a_gpu_ask_nccl_for_it_from_2_30_on_and_pass_for_machin
 ):
     monkeypatch.setattr(device_selection, "nccl_version", lambda: version)
     devices = choose_devices("auto", "nccl", 1, 2)
-    assert devices == RankDevices("cuda", 1, shared=True, apart=not asked)
+    assert devices == RankDevices("cuda", 1, shared=True, separate_hosts=not asked)
     said = [backend_variables("nccl", devices, {}, "/where", rank) for rank in (0, 1)]
     hosts = {one.get("NCCL_HOSTID") for one in said}
     assert ("NCCL_MULTI_RANK_GPU_ENABLE" in said[0]) is asked
@@ -131,7 +131,9 @@ def test_gpu_ranks_are_forked_where_this_process_has_left_cuda_alone(
 ):
     import torch
 
-    launcher = partial(real._start_method, scenario("all_reduce"), devices=RankDevices("cuda", 1))
+    launcher = partial(
+        session_setup.start_method, scenario("all_reduce"), devices=RankDevices("cuda", 1)
+    )
     monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: 1, raising=False)
     assert (
         launcher(real.RealRunOptions()) == launcher(real.RealRunOptions(launcher="fork")) == "fork"
@@ -164,18 +166,20 @@ def test_gpus_that_the_file_hides_do_not_count(one_gpu: None, monkeypatch: pytes
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     one = written("world: 2\nlaunch: {visible_devices: [3, 5]}\nprogram: [barrier: {}]\n")
     simulation = simulate(one, backend="nccl")
-    assert real._rank_devices(
+    assert session_setup.rank_devices(
         simulation, real.RealRunOptions(backend="nccl"), "nccl", None
     ) == RankDevices("cuda", 2, False)
     job = job_of(simulation.program, devices=RankDevices("cuda", 2), visible=(3, 5))
-    assert job.switches()["CUDA_VISIBLE_DEVICES"] == "3,5"
+    assert job.device_variables()["CUDA_VISIBLE_DEVICES"] == "3,5"
 
 
 def test_a_process_of_srun_takes_the_gpu_that_it_sees(one_gpu: None):
     started = external_launchers.ExternalRank("srun", 3, 4, 3, "127.0.0.1", 29500, False)
     simulation = simulate(scenario("all_gather"), backend="nccl")
-    found = real._rank_devices(simulation, real.RealRunOptions(backend="nccl"), "nccl", started)
-    assert (found.of(3), found.shared) == (0, False)
+    found = session_setup.rank_devices(
+        simulation, real.RealRunOptions(backend="nccl"), "nccl", started
+    )
+    assert (found.gpu_of(3), found.shared) == (0, False)
 
 
 def test_the_plan_has_devices_for_gloo_on_gpus(cli: Cli):
@@ -206,8 +210,8 @@ def test_flops_go_into_the_largest_squares_that_fit_on_a_gpu_and_into_small_ones
     done: list[tuple[int, bool]] = []
 
     class Counted(ComputeLoad):
-        def _multiply(self, dtype: str | None, side: int, gpu: bool) -> None:
-            done.append((side, gpu))
+        def _multiply(self, dtype: str | None, side: int, on_gpu: bool) -> None:
+            done.append((side, on_gpu))
 
     load = Counted(ProgressFile(tmp_path / "board", create=True), True, 1.0, "cpu", FakeCuda())
     program = lower(
@@ -380,7 +384,7 @@ def test_a_device_that_stands_still_is_shown_with_the_call_it_is_at_and_earlier_
     ran.cuda.patience_s = 0.5
     with pytest.raises(TimeoutError):
         ran.run()
-    seen = ran.board.see(0)
+    seen = ran.board.snapshot(0)
     finished = ran.times("finished")
 
     assert (seen.position, seen.device) == (

@@ -44,7 +44,7 @@ def test_ranks_meet_through_the_environment_a_port_or_a_file(init: str):
     done = run(scenario("group_sum"), init=init)
 
     assert done.outcome == "completes"
-    assert done.held("differs") == []
+    assert done.buffers_in_state("differs") == []
 
 
 @pytest.mark.slow

@@ -17,7 +17,8 @@ from distsim.real.results.posted_calls import (
     analyze_waits,
     diverging_receives,
 )
-from distsim.real.results.postmortem import compare_with_simulation, outcome_of, postmortem
+from distsim.real.results.postmortem import postmortem
+from distsim.real.results.simulated_vs_real import compare_with_simulation, outcome_of
 from distsim.real.results.value_check import BufferCheck
 from distsim.real.shared.job import pack_record, unpack_record
 from distsim.real.shared.progress_file import (
@@ -51,18 +52,18 @@ def test_a_board_says_what_was_last_written_on_it(tmp_path):
     mine = ProgressFile(tmp_path / "b", create=True)
     theirs = ProgressFile(tmp_path / "b")
     mine.words[ProgressField.PID] = 77
-    mine.step(RankPhase.IN_CALL, 3, 123)
-    mine.say("lost — ü")
+    mine.advance(RankPhase.IN_CALL, 3, 123)
+    mine.write_message("lost — ü")
 
-    assert theirs.see(2)[:6] == (2, 77, RankPhase.IN_CALL, 3, 1, 123)
-    assert theirs.see(2).message == "lost — ü"
-    assert parse_snapshot(theirs.raw(), 2) == mine.see(2)
+    assert theirs.snapshot(2)[:6] == (2, 77, RankPhase.IN_CALL, 3, 1, 123)
+    assert theirs.snapshot(2).message == "lost — ü"
+    assert parse_snapshot(theirs.raw(), 2) == mine.snapshot(2)
 
 
 def test_a_repetition_starts_when_the_bulletin_says_so(tmp_path):
     control_file, reader = ControlFile(tmp_path / "b", create=True), ControlFile(tmp_path / "b")
     assert reader.started_ns(0) == 0
-    control_file.go(0, 55)
+    control_file.start_repetition(0, 55)
     assert (reader.started_ns(0), reader.started_ns(1), reader.stopped) == (55, 0, False)
     control_file.stop()
     assert reader.stopped

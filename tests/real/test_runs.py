@@ -93,7 +93,7 @@ def _wrong(done: RealRun) -> list[object]:
     left = [*sorted(children()), *folders()]
     return [
         *([] if done.outcome == "completes" else [real_run_text(done)]),
-        *done.held("differs"),
+        *done.buffers_in_state("differs"),
         *done.differences,
         *left,
     ]
@@ -127,7 +127,7 @@ def test_integers_and_moved_floats_are_equal_bit_for_bit_and_sums_of_three_withi
         if (r, label) in states
     } == {"equal"}
     assert {states[r, "s"] for r in range(3)} <= {"equal", "close"}
-    assert len(done.held("equal")) >= 9
+    assert len(done.buffers_in_state("equal")) >= 9
 
 
 NEW_GROUP = """
@@ -148,7 +148,7 @@ def test_groups_made_on_the_way_and_a_world_made_and_ended_by_the_file_work():
     done = run(written(NEW_GROUP))
 
     assert done.outcome == "completes"
-    assert len(done.held("equal")) == 4
+    assert len(done.buffers_in_state("equal")) == 4
 
 
 def test_a_recording_has_the_rows_of_the_simulated_trace_and_times_in_order(tmp_path):
@@ -193,7 +193,7 @@ def test_repetitions_start_from_the_same_values_and_give_a_spread():
 
     assert len(done.makespans_ns) == 3
     assert min(done.makespans_ns) <= done.trace.makespan_ns <= max(done.makespans_ns)
-    assert done.held("differs") == []
+    assert done.buffers_in_state("differs") == []
 
 
 def test_the_command_writes_a_trace_and_prints_a_report(cli: Cli, tmp_path: Path):

@@ -17,7 +17,7 @@ from distsim.output.pictures.views.startup import startup_diagram
 from distsim.output.text.launch_plan import launch_plan_text
 from distsim.program.lower import lower
 from distsim.real.launch.external_launchers import launch_plan
-from distsim.real.results.postmortem import compare_with_simulation
+from distsim.real.results.simulated_vs_real import compare_with_simulation
 from distsim.scenario import load, loads
 from distsim.scenario.startup.init_method import rendezvous_info
 from distsim.scenario.startup.records import (

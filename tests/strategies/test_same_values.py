@@ -165,5 +165,7 @@ def test_on_gloo_processes_the_program_ends_with_the_same_weights(
 
     done = run(make(2))
     assert done.outcome == "completes"
-    assert done.held("differs") == []
-    assert {one.label for one in done.held("equal") + done.held("close")} >= {"x", "y", *weights}
+    assert done.buffers_in_state("differs") == []
+    assert {
+        one.label for one in done.buffers_in_state("equal") + done.buffers_in_state("close")
+    } >= {"x", "y", *weights}

@@ -347,7 +347,11 @@ def test_on_gloo_processes_the_weights_are_those_of_the_simulation_bit_for_bit(n
     make, weights = REAL[name]
     scenario = make()
     done = run(scenario)
-    equal = {(one.rank, one.label) for one in done.held("equal")}
+    equal = {(one.rank, one.label) for one in done.buffers_in_state("equal")}
 
-    assert (done.outcome, done.held("differs"), done.held("close")) == ("completes", [], [])
+    assert (done.outcome, done.buffers_in_state("differs"), done.buffers_in_state("close")) == (
+        "completes",
+        [],
+        [],
+    )
     assert {(rank, label) for rank in range(scenario.world.size) for label in weights} <= equal

@@ -84,8 +84,10 @@ def _rank(job: WorkerJob) -> None:
     rank = int(os.environ["RANK"])
     if any(f.rank == rank and f.kind == "absent" for f in job.program.faults):
         return
-    runner = RankRunner(job, rank, ProgressFile(job.board(rank), create=True))
-    runner._kinds = {kind: _lined(job.program, do) for kind, do in runner._kinds.items()}
+    runner = RankRunner(job, rank, ProgressFile(job.progress_path(rank), create=True))
+    runner._run_by_kind = {
+        kind: _lined(job.program, do) for kind, do in runner._run_by_kind.items()
+    }
     runner.load.compute = runner.load.spend = lambda *args, **kwargs: None  # type: ignore[method-assign]  # what is alone takes no time
     runner.memory._fill = lambda tensor, numbers: None  # type: ignore[method-assign]  # nor have its numbers
     runner.memory.assign = lambda call: None  # type: ignore[method-assign]

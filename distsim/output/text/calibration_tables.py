@@ -157,7 +157,7 @@ def _yaml_lines(mapping: Mapping[str, object], indent: str) -> Iterator[str]:
 def residuals_text(found: Sequence[CostResidual], cluster: str, log: str) -> str:
     """How far off the cluster is, where the log first leaves its band, and every size."""
     off = statistics.median(abs(1 / b.ratio - 1) for b in found)
-    outside = sum(b.parts for b in found)
+    outside = sum(b.is_outside_range for b in found)
     told = [
         f"{cluster} beside {log}: {len(found)} measured times, the price {100 * off:.0f} % off in the median"
     ]
@@ -188,7 +188,7 @@ def residuals_text(found: Sequence[CostResidual], cluster: str, log: str) -> str
             f"{b.ratio:.2f}",
             "-"
             if b.band is None
-            else f"{b.band[0]:.2f} to {b.band[1]:.2f}{' *' if b.parts else ''}",
+            else f"{b.band[0]:.2f} to {b.band[1]:.2f}{' *' if b.is_outside_range else ''}",
         )
         for b in found
     ]
@@ -210,7 +210,7 @@ def residuals_text(found: Sequence[CostResidual], cluster: str, log: str) -> str
 
 def _residual_summary(same: list[CostResidual], what: str) -> str:
     """Where an operation's times first leave the band, and the furthest one."""
-    away = [b for b in same if b.parts]
+    away = [b for b in same if b.is_outside_range]
     if not away:
         return ""
     first, most = away[0], max(away, key=lambda b: max(b.ratio, 1 / b.ratio))
@@ -231,7 +231,7 @@ def residuals_json(found: Sequence[CostResidual]) -> dict[str, object]:
             "measured_ns": b.point.ns,
             "priced_ns": b.priced_ns,
             "band": b.band,
-            "parts": b.parts,
+            "parts": b.is_outside_range,
         }
         for b in found
     ]

@@ -20,7 +20,7 @@ from distsim.output.text_layout import (
     wrapped_lines,
 )
 from distsim.real.results.posted_calls import DivergingReceive
-from distsim.real.results.postmortem import is_consequence
+from distsim.real.results.rank_ends import is_consequence
 from distsim.real.results.real_run import RealRun
 from distsim.real.results.value_check import BufferCheck
 
@@ -233,14 +233,17 @@ def _output_lines(run: RealRun) -> list[str]:
 def _value_check_lines(run: RealRun) -> list[str]:
     if not run.values:
         return []
-    count = {state: len(run.held(state)) for state in ("equal", "close", "differs", "unknown")}
+    count = {
+        state: len(run.buffers_in_state(state))
+        for state in ("equal", "close", "differs", "unknown")
+    }
     text = f"Values: {count['equal']} of {len(run.values)} buffers equal to the simulated ones, bit for bit"
     if count["close"]:
         text += f"; {count['close']} within rounding (more than two terms are added in the back end's own order)"
     if count["unknown"]:
         text += f"; {count['unknown']} without simulated numbers"
     lines = wrapped_lines(text, "", "  ")
-    for one in run.held("differs")[:_MAX_BUFFERS]:
+    for one in run.buffers_in_state("differs")[:_MAX_BUFFERS]:
         lines += wrapped_lines(f"rank {one.rank}, {one.label}: {one.detail}", "  ", "    ")
     more = count["differs"] - _MAX_BUFFERS
     return [*lines, f"  … and {more} more buffers that differ"] if more > 0 else lines

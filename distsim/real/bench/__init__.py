@@ -1,3 +1,4 @@
-"""Measures messages and collectives on this machine with Gloo (`distsim bench`); fitting a hardware
-model to the times belongs to calibrate.
+"""Measures messages and collectives on this machine with Gloo (`distsim bench`).
+
+Fitting a hardware model to the times belongs to calibrate.
 """

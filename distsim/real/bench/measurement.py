@@ -1,9 +1,8 @@
-"""What communication costs on this machine: messages and every collective, over sizes and numbers
-of ranks, with Gloo on loopback.
+"""Measures the cost of messages and collectives with Gloo over loopback.
 
-Each size is a sample of its own after a common start, as the simulator prices it. Rounds go through
-the whole plan, and sessions with few and many ranks take turns, so that a slow minute of the
-machine touches everything alike.
+Each sample is one operation after a common start, as the cost model defines its time. A round goes
+through the whole plan, and sessions with few and with many ranks take turns, so that a slow minute
+of the machine affects all results in the same way. `sampling` runs the ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import platform
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
 
 BENCH_FORMAT: Final = "distsim-bench"
 SCHEMA_VERSION: Final = 1
-#: What is measured when nothing else is asked for: one message, two that cross, and each collective
-#: that gloo has. A coalesced launch costs what one of its parts would at the size of all.
+#: The default: one message, two crossing messages, and each collective that gloo has. A coalesced
+#: launch is not measured; it costs as much as one part of the size of all parts.
 BENCH_OPS: Final = (
     "send",
     "batch_isend_irecv",
@@ -44,8 +43,9 @@ SESSIONS: Final = 3
 
 
 class BenchRow(NamedTuple):
-    """One operation at one size; ns. ``group`` ranks in each group, ``ranks`` on the machine.
-    Quartiles are the spread.
+    """One operation at one size. ``low_ns`` and ``high_ns`` are the quartiles.
+
+    ``group``: ranks in each group; ``ranks``: ranks on the machine.
     """
 
     op: str
@@ -65,7 +65,7 @@ class BenchRow(NamedTuple):
 
 @dataclass(frozen=True)
 class BenchResult:
-    """A whole measurement. ``machine`` says what it was made on, without names."""
+    """A whole measurement. ``machine`` describes the machine, without names."""
 
     rows: tuple[BenchRow, ...]
     machine: Mapping[str, object]
@@ -81,43 +81,53 @@ def run_bench(
     warmup: int = 2,
     timeout_s: float = 600.0,
 ) -> BenchResult:
-    """Measure with Gloo. ``rounds`` are shared out among the sessions.
+    """Measure with Gloo. ``rounds`` are distributed over the sessions.
 
-    Raises UsageError for an unknown operation or fewer than two ranks, EnvironmentFault when torch
-    is missing or time runs out.
+    Raises UsageError for an unknown operation or fewer than two ranks, EnvironmentFault if torch is
+    missing or the time runs out.
     """
-    from distsim.real.bench.sampling import BenchItem, sample_durations
+    from distsim.real.bench.sampling import sample_durations
 
     _check_request(ranks, ops)
-    began = time.monotonic()
+    began_s = time.monotonic()
     sessions = min(SESSIONS, rounds)
-    found: dict[tuple[int, BenchItem], list[int]] = {}
+    durations: dict[tuple[int, BenchItem], list[int]] = {}
     for session in range(sessions):
-        for n in ranks:
-            plan = [
-                BenchItem(op, nbytes, group)
-                for group in _group_sizes(n)
-                for op in ops
-                if OPERATIONS[op].kind == "collective" or group == 2
-                for nbytes in (
-                    sizes
-                    if OPERATIONS[op].busbw_factor(2) or OPERATIONS[op].kind != "collective"
-                    else (0,)
-                )
-            ]
-            left = timeout_s - (time.monotonic() - began)
-            times = sample_durations(
-                n, plan, len(range(session, rounds, sessions)), warmup, max(left, 1.0)
-            )
-            for k, item in enumerate(plan):
-                found.setdefault((n, item), []).extend(times[:, k].tolist())
-    rows = tuple(_row(n, item, np.array(ns)) for (n, item), ns in found.items())
-    return BenchResult(rows, _machine_facts(), time.monotonic() - began)
+        session_rounds = len(range(session, rounds, sessions))
+        for world_size in ranks:
+            plan = _bench_plan(world_size, sizes, ops)
+            remaining_s = max(timeout_s - (time.monotonic() - began_s), 1.0)
+            times = sample_durations(world_size, plan, session_rounds, warmup, remaining_s)
+            for column, item in enumerate(plan):
+                samples = durations.setdefault((world_size, item), [])
+                samples.extend(times[:, column].tolist())
+    rows = tuple(
+        _row(world_size, item, np.array(samples))
+        for (world_size, item), samples in durations.items()
+    )
+    return BenchResult(rows, _machine_facts(), time.monotonic() - began_s)
 
 
-def _group_sizes(n: int) -> list[int]:
-    """Groups of all ranks, and pairs."""
-    return [n] if n == 2 else [n, 2]
+def _bench_plan(world_size: int, sizes: Sequence[int], ops: Sequence[str]) -> list[BenchItem]:
+    """What is measured in a world: collectives of all ranks and of pairs, messages in pairs."""
+    from distsim.real.bench.sampling import BenchItem
+
+    plan = []
+    for group in _group_sizes(world_size):
+        for op in ops:
+            operation = OPERATIONS[op]
+            is_collective = operation.kind == "collective"
+            if not is_collective and group != 2:
+                continue
+            # A barrier moves no bytes, so it has a single size.
+            has_size = bool(operation.busbw_factor(2)) or not is_collective
+            plan += [BenchItem(op, nbytes, group) for nbytes in (sizes if has_size else (0,))]
+    return plan
+
+
+def _group_sizes(world_size: int) -> list[int]:
+    """All ranks, and pairs."""
+    return [2] if world_size == 2 else [world_size, 2]
 
 
 def _check_request(ranks: Sequence[int], ops: Sequence[str]) -> None:
@@ -131,9 +141,9 @@ def _check_request(ranks: Sequence[int], ops: Sequence[str]) -> None:
             )
 
 
-def _row(n: int, item: BenchItem, ns: NDArray[np.int64]) -> BenchRow:
-    low, median, high = (int(q) for q in np.percentile(ns, (25, 50, 75)))
-    return BenchRow(item.op, item.group, n, item.nbytes, median, low, high, len(ns))
+def _row(world_size: int, item: BenchItem, samples: NDArray[np.int64]) -> BenchRow:
+    low, median, high = (int(quartile) for quartile in np.percentile(samples, (25, 50, 75)))
+    return BenchRow(item.op, item.group, world_size, item.nbytes, median, low, high, len(samples))
 
 
 def _machine_facts() -> dict[str, object]:
@@ -150,16 +160,14 @@ def _machine_facts() -> dict[str, object]:
 # --- files ---
 
 
-def bench_to_json(found: BenchResult) -> str:
-    """A bench as a file: a JSON object with a row per operation, group, number of ranks and
-    size.
-    """
-    rows = [row._asdict() for row in found.rows]
+def bench_to_json(result: BenchResult) -> str:
+    """The file of a bench: JSON with a line per operation, group, number of ranks and size."""
+    rows = [row._asdict() for row in result.rows]
     head = {
         "format": BENCH_FORMAT,
         "schema_version": SCHEMA_VERSION,
-        "machine": dict(found.machine),
-        "seconds": round(found.seconds, 1),
+        "machine": dict(result.machine),
+        "seconds": round(result.seconds, 1),
     }
     lines = ",\n  ".join(json.dumps(row) for row in rows)
     return json.dumps(head)[:-1] + f', "rows": [\n  {lines}\n]}}\n'
@@ -176,16 +184,24 @@ def bench_from_json(text: str, file: str = "<bench>") -> BenchResult:
         raise UsageError(f"{file} is no output of distsim bench", remedy)
     if data.get("schema_version") != SCHEMA_VERSION:
         raise UsageError(
-            f"{file} has schema version {data.get('schema_version')}, this distsim reads {SCHEMA_VERSION}",
+            f"{file} has schema version {data.get('schema_version')}, "
+            f"this distsim reads {SCHEMA_VERSION}",
             remedy,
         )
-    try:
-        rows = tuple(BenchRow(**row) for row in data["rows"])
-        good = all(type(value) is int for row in rows for value in row[1:]) and all(
-            row.op in OPERATIONS for row in rows
-        )
-    except (TypeError, KeyError):
-        good, rows = False, ()
-    if not good:
+    rows = _rows_from_json(data)
+    if rows is None:
         raise UsageError(f"{file} has rows that are no measurements", remedy)
     return BenchResult(rows, data.get("machine") or {}, float(data.get("seconds") or 0.0))
+
+
+def _rows_from_json(data: dict[str, Any]) -> tuple[BenchRow, ...] | None:
+    """The rows of a bench file; None if any of them is invalid."""
+    try:
+        rows = tuple(BenchRow(**row) for row in data["rows"])
+        return rows if all(_is_valid_row(row) for row in rows) else None
+    except (TypeError, KeyError):
+        return None
+
+
+def _is_valid_row(row: BenchRow) -> bool:
+    return row.op in OPERATIONS and all(type(value) is int for value in row[1:])

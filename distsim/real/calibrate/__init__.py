@@ -1,10 +1,9 @@
-"""A cluster's file from measurements: `distsim bench` here, recorded traces, or what nccl-tests
-wrote.
+"""Derives a hardware model from measurements: `distsim bench`, recorded traces, or nccl-tests.
 
-Two things are fitted. A few parameters (what a call costs, latency and bandwidth per class of link,
-on CPUs the combining of what came) say what nobody measured. The measured times themselves go into
-the file beside them and correct the model where it was measured. The fit is judged by predicting
-each measured size from the others.
+Two things go into the file. A few fitted parameters (cost of a call, latency and bandwidth per
+class of link, on CPUs the rate of reductions) predict what was not measured. The measured times
+themselves correct the model where it was measured. The fit is judged by predicting each measured
+size from the others.
 """
 
 from __future__ import annotations

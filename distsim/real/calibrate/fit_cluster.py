@@ -1,5 +1,8 @@
-"""Fits a cluster to measured points, says how far off it is, and puts measured times beside a
-cluster's prices.
+"""Fits a cluster to measured points, estimates its errors, and compares it with measurements.
+
+Key idea: errors are relative, so the fit works on logarithms: of the parameters, and of the
+predicted time divided by the measured time. Only a few parameters are fitted. The measured times
+stay in the cluster and correct it; so its error is estimated by leaving out each size in turn.
 """
 
 from __future__ import annotations
@@ -19,22 +22,22 @@ from distsim.hardware.cost.explain import explain_cost
 from distsim.operations.registry import OPERATIONS
 from distsim.real.calibrate.measured_points import MeasuredPoint, pool_points
 
-#: Classes of sizes in which errors are told, by their upper bounds.
+#: Classes of sizes for which errors are reported, by their upper bounds.
 SIZE_CLASSES: Final = (
     (1 << 16, "to 64 KiB"),
     (1 << 20, "to 1 MiB"),
     (1 << 24, "to 16 MiB"),
     (1 << 62, "above"),
 )
-#: A fit stops after so many tries; each prices every point once.
+#: A fit stops after this many evaluations; each predicts every point once.
 _MAX_EVALUATIONS: Final = 60
 
 
 class FitError(NamedTuple):
     """Errors of one operation in one class of sizes, as shares of the measured time.
 
-    ``median``, ``worst``: each size predicted from the others. ``model_*``: by the fitted
-    parameters alone.
+    ``median``, ``worst``: each size is predicted from the other sizes. ``model_*``: predicted by
+    the fitted parameters alone.
     """
 
     op: str
@@ -48,8 +51,10 @@ class FitError(NamedTuple):
 
 @dataclass(frozen=True)
 class CalibrationResult:
-    """``spread``: median over the points of half the distance between quartiles, the noise that no
-    fit can beat.
+    """The fitted cluster and its errors, over all operations.
+
+    ``median``, ``worst``, ``model_median``: see `FitError`. ``spread``: the median of the points'
+    spreads, which is the noise that no fit can beat.
     """
 
     cluster: Cluster
@@ -62,8 +67,9 @@ class CalibrationResult:
 
 
 class _FitParameter(NamedTuple):
-    """A parameter under fit: how it is read from a cluster and put back into one. Fitted in its
-    logarithm.
+    """A parameter that is fitted, on a logarithmic scale between ``low`` and ``high``.
+
+    ``read`` gets it from a cluster; ``write`` returns a cluster with another value.
     """
 
     read: Callable[[Cluster], float]
@@ -73,42 +79,43 @@ class _FitParameter(NamedTuple):
 
 
 def _with_part(cluster: Cluster, part: str, **changes: float) -> Cluster:
+    """A copy of the cluster in which one of its parts has other values."""
     return cluster.model_copy(update={part: getattr(cluster, part).model_copy(update=changes)})
 
 
 _OVERHEAD = _FitParameter(
-    lambda c: max(c.call_overhead_ns, 1),
-    lambda c, x: c.model_copy(update={"call_overhead_ns": round(x)}),
+    lambda cluster: max(cluster.call_overhead_ns, 1),
+    lambda cluster, value: cluster.model_copy(update={"call_overhead_ns": round(value)}),
     100,
     1e9,
 )
 _LATENCY = _FitParameter(
-    lambda c: max(c.intra.latency_ns, 1),
-    lambda c, x: _with_part(c, "intra", latency_ns=round(x)),
+    lambda cluster: max(cluster.intra.latency_ns, 1),
+    lambda cluster, value: _with_part(cluster, "intra", latency_ns=round(value)),
     10,
     1e9,
 )
 _BANDWIDTH = _FitParameter(
-    lambda c: c.intra.attained,
-    lambda c, x: _with_part(c, "intra", bytes_per_ns=x, efficiency=1.0),
+    lambda cluster: cluster.intra.attained,
+    lambda cluster, value: _with_part(cluster, "intra", bytes_per_ns=value, efficiency=1.0),
     1e-3,
     1e4,
 )
 _REDUCE = _FitParameter(
-    lambda c: c.reduce_bytes_per_ns or 5.0,
-    lambda c, x: c.model_copy(update={"reduce_bytes_per_ns": x}),
+    lambda cluster: cluster.reduce_bytes_per_ns or 5.0,
+    lambda cluster, value: cluster.model_copy(update={"reduce_bytes_per_ns": value}),
     1e-2,
     1e3,
 )
 _NET_LATENCY = _FitParameter(
-    lambda c: max(c.network.latency_ns, 1),
-    lambda c, x: _with_part(c, "network", latency_ns=round(x)),
+    lambda cluster: max(cluster.network.latency_ns, 1),
+    lambda cluster, value: _with_part(cluster, "network", latency_ns=round(value)),
     10,
     1e9,
 )
 _NET_BANDWIDTH = _FitParameter(
-    lambda c: c.nics.attained,
-    lambda c, x: _with_part(c, "nics", bytes_per_ns=x, efficiency=1.0),
+    lambda cluster: cluster.nics.attained,
+    lambda cluster, value: _with_part(cluster, "nics", bytes_per_ns=value, efficiency=1.0),
     1e-3,
     1e4,
 )
@@ -117,101 +124,111 @@ _NET_BANDWIDTH = _FitParameter(
 def calibrate_cluster(
     points: Iterable[MeasuredPoint], base: Cluster, name: str, source: str
 ) -> CalibrationResult:
-    """Fit ``base`` to measured points. Raises UsageError when there are none.
+    """Fit ``base`` to measured points. Raises UsageError if there are none.
 
     Latency, bandwidth and overhead minimise the logarithm of predicted over measured time, with
-    less weight on outliers, over groups that have the machine for themselves; under ``collectives:
-    nccl`` the pooled constants of `distsim.hardware.cost.nccl_constants` stay, and the measured
-    times alone correct them. ``error_band`` of the cluster tells how well sizes left out were
-    predicted. On a flat cluster one thread of a process moves all its bytes, so what is under way
-    at once hinders each other, as much as messages that cross were measured to
-    (`Cluster.crossing`).
+    less weight on outliers, over groups that have the machine for themselves. Under ``collectives:
+    nccl`` the pooled constants of `distsim.hardware.cost.nccl_constants` stay, and only the
+    measured times correct them. ``error_band`` of the cluster states how well omitted sizes were
+    predicted.
+
+    On a flat cluster a single thread of a process moves all its bytes, so simultaneous transfers
+    slow each other down. `Cluster.crossing` is the slowdown measured with two crossing messages.
     """
-    every = pool_points(points)
-    found = tuple(p for p in every if OPERATIONS[p.op].kind != "batch")
-    if not found:
+    pooled = pool_points(points)
+    single = tuple(point for point in pooled if OPERATIONS[point.op].kind != "batch")
+    if not single:
         raise UsageError(
             "there is nothing to calibrate from: no call met another in these files",
             "`distsim bench --out FILE` measures",
         )
-    plain = base.model_copy(update={"measured": ()})
-    bare = plain if base.collectives == "nccl" else _fit_parameters(found, plain)
-    curves = _curves(found)
-    left_out = _held_out_errors(bare, found, curves)
-    model = {p: abs(predicted_ns(CostModel(bare, *world_of(p)), p) / p.ns - 1) for p in found}
-    errors = _errors(found, left_out, model)
-    spread = float(np.median([p.spread for p in found]))
-    shares = list(left_out.values()) or list(model.values())
+    fitted = base.model_copy(update={"measured": ()})
+    if base.collectives != "nccl":
+        fitted = _fit_parameters(single, fitted)
+    curves = _curves(single)
+    held_out_errors = _held_out_errors(fitted, single, curves)
+    model_errors = {point: _relative_error(fitted, point) for point in single}
+    errors = _errors(single, held_out_errors, model_errors)
+    spread = float(np.median([point.spread for point in single]))
+    shares = list(held_out_errors.values()) or list(model_errors.values())
     median, worst = float(np.median(shares)), max(shares)
-    band = f"+-{median:.0%} median, {worst:.0%} worst of {len(shares)} sizes left out; runs spread by {spread:.0%}".replace(
-        "%", " %"
+    error_band = (
+        f"+-{median:.0%} median, {worst:.0%} worst of {len(shares)} sizes left out; "
+        f"runs spread by {spread:.0%}"
+    ).replace("%", " %")
+    cluster = fitted.model_copy(
+        update={"measured": curves, "name": name, "source": source, "error_band": error_band}
     )
-    cluster = bare.model_copy(
-        update={"measured": curves, "name": name, "source": source, "error_band": band}
-    )
-    cluster = cluster.model_copy(update={"crossing": _crossing_slowdown(every, cluster)})
+    cluster = cluster.model_copy(update={"crossing": _crossing_slowdown(pooled, cluster)})
     return CalibrationResult(
+        # As it will be read from its file.
         cluster_from(cluster.to_mapping()),
         errors,
         median,
         worst,
-        float(np.median(list(model.values()))),
+        float(np.median(list(model_errors.values()))),
         spread,
-        len(found),
+        len(single),
     )
+
+
+def _relative_error(cluster: Cluster, point: MeasuredPoint) -> float:
+    """The error of a cluster's prediction, as a share of the measured time."""
+    return abs(predicted_ns(CostModel(cluster, *world_of(point)), point) / point.ns - 1)
 
 
 def predicted_ns(cost: CostModel, point: MeasuredPoint) -> int:
-    """What a cost model says of a point, in its world (see `world_of`)."""
+    """The predicted time of a point. ``cost`` must be for the point's world (see `world_of`)."""
+    operation = OPERATIONS[point.op]
+    ranks = _ranks_of(cost, point)
+    if operation.kind == "p2p":
+        sender, receiver = ranks
+        return cost.p2p_ns(sender, receiver, point.nbytes)
+    return cost.collective_ns(operation, ranks, point.nbytes, 0)
+
+
+def _ranks_of(cost: CostModel, point: MeasuredPoint) -> tuple[int, ...]:
+    """Ranks that stand for those that were measured: sender and receiver, or a group."""
     if OPERATIONS[point.op].kind == "p2p":
-        return cost.p2p_ns(0, 1 if point.nodes == 1 else cost.local_size, point.nbytes)
-    return cost.collective_ns(OPERATIONS[point.op], tuple(range(point.group)), point.nbytes, 0)
+        return 0, 1 if point.nodes == 1 else cost.local_size
+    return tuple(range(point.group))
 
 
 def world_of(point: MeasuredPoint) -> tuple[int, int]:
-    """World size and ranks per node that a point was measured in."""
-    per_node = point.ranks if point.nodes == 1 else -(-point.group // point.nodes)
-    return (
-        (max(per_node, point.group), per_node)
-        if point.nodes == 1
-        else (per_node * point.nodes, per_node)
-    )
+    """World size and ranks per node in which a point was measured."""
+    if point.nodes == 1:
+        return max(point.ranks, point.group), point.ranks
+    ranks_per_node = -(-point.group // point.nodes)
+    return ranks_per_node * point.nodes, ranks_per_node
 
 
 def _fit_parameters(points: Sequence[MeasuredPoint], base: Cluster) -> Cluster:
-    """The base with its parameters fitted to groups that fill their nodes; messages count in the
-    smallest world alone.
-    """
+    """The base cluster with parameters fitted to the points that are not disturbed by others."""
     from scipy.optimize import least_squares
 
-    fewest = min((p.ranks for p in points if OPERATIONS[p.op].kind == "p2p"), default=0)
-    used = [
-        p
-        for p in points
-        if (p.ranks == fewest if OPERATIONS[p.op].kind == "p2p" else p.group == p.ranks * p.nodes)
-    ] or list(points)
-    inside, across = any(p.nodes == 1 for p in used), any(p.nodes > 1 for p in used)
-    fitted = [_OVERHEAD]
-    fitted += [_LATENCY, _BANDWIDTH] if inside else []
-    fitted += [_REDUCE] if inside and base.collectives == "flat" else []
-    fitted += [_NET_LATENCY, _NET_BANDWIDTH] if across else []
+    used = _undisturbed_points(points)
+    parameters = _parameters_to_fit(used, base)
+    worlds = {world_of(point) for point in used}
 
-    def cluster(x: Sequence[float]) -> Cluster:
-        found = base
-        for parameter, value in zip(fitted, x, strict=True):
-            found = parameter.write(found, exp(value))
-        return found
+    def cluster_with(logarithms: Sequence[float]) -> Cluster:
+        cluster = base
+        for parameter, logarithm in zip(parameters, logarithms, strict=True):
+            cluster = parameter.write(cluster, exp(logarithm))
+        return cluster
 
-    def residuals(x: Sequence[float]) -> list[float]:
-        tried = cluster(x)
-        models = {world: CostModel(tried, *world) for world in {world_of(p) for p in used}}
-        return [log(predicted_ns(models[world_of(p)], p) / p.ns) for p in used]
+    def residuals(logarithms: Sequence[float]) -> list[float]:
+        cluster = cluster_with(logarithms)
+        models = {world: CostModel(cluster, *world) for world in worlds}
+        return [log(predicted_ns(models[world_of(point)], point) / point.ns) for point in used]
 
-    low, high = [log(k.low) for k in fitted], [log(k.high) for k in fitted]
+    low = [log(parameter.low) for parameter in parameters]
+    high = [log(parameter.high) for parameter in parameters]
     start = np.clip(
-        [log(k.read(base)) for k in fitted], np.array(low) + 0.01, np.array(high) - 0.01
+        [log(parameter.read(base)) for parameter in parameters],
+        np.array(low) + 0.01,
+        np.array(high) - 0.01,
     )
-    found = least_squares(
+    solution = least_squares(
         residuals,
         start,
         bounds=(low, high),
@@ -219,31 +236,65 @@ def _fit_parameters(points: Sequence[MeasuredPoint], base: Cluster) -> Cluster:
         diff_step=0.02,
         max_nfev=_MAX_EVALUATIONS,
     )
-    return cluster(found.x.tolist())
+    return cluster_with(solution.x.tolist())
+
+
+def _undisturbed_points(points: Sequence[MeasuredPoint]) -> list[MeasuredPoint]:
+    """Collectives of groups that fill their nodes, and messages of the smallest world.
+
+    If there are none, all points.
+    """
+    message_worlds = [point.ranks for point in points if OPERATIONS[point.op].kind == "p2p"]
+    smallest_world = min(message_worlds, default=0)
+
+    def is_undisturbed(point: MeasuredPoint) -> bool:
+        if OPERATIONS[point.op].kind == "p2p":
+            return point.ranks == smallest_world
+        return point.group == point.ranks * point.nodes
+
+    return [point for point in points if is_undisturbed(point)] or list(points)
+
+
+def _parameters_to_fit(points: Sequence[MeasuredPoint], base: Cluster) -> list[_FitParameter]:
+    """The parameters on which these points depend."""
+    parameters = [_OVERHEAD]
+    if any(point.nodes == 1 for point in points):
+        parameters += [_LATENCY, _BANDWIDTH]
+        if base.collectives == "flat":
+            parameters.append(_REDUCE)
+    if any(point.nodes > 1 for point in points):
+        parameters += [_NET_LATENCY, _NET_BANDWIDTH]
+    return parameters
 
 
 def _crossing_slowdown(points: Sequence[MeasuredPoint], cluster: Cluster) -> float:
-    """How much longer two messages that cross take than one, as a share of the moving time; median
-    over sizes that are mostly moving."""
-    both = [p for p in points if OPERATIONS[p.op].kind == "batch"]
-    fewest = min((p.ranks for p in both), default=0)
+    """How much longer two crossing messages take than one, as a share of the time of the transfer.
+
+    It is the median over the sizes for which the transfer takes most of the time.
+    """
+    crossing = [point for point in points if OPERATIONS[point.op].kind == "batch"]
+    smallest_world = min((point.ranks for point in crossing), default=0)
     shares = []
-    for point in both:
+    for point in crossing:
         cost = CostModel(cluster, *world_of(point))
-        one, moving = cost.p2p_ns(0, 1, point.nbytes), point.nbytes / cost.bytes_per_ns(0, 1)
-        if point.ranks == fewest and moving > one / 2:
-            shares.append((point.ns - one) / moving)
-    return round(min(max(float(np.median(shares)), 0.0), 2.0), 3) if shares else cluster.crossing
+        single_ns = cost.p2p_ns(0, 1, point.nbytes)
+        transfer_ns = point.nbytes / cost.bytes_per_ns(0, 1)
+        if point.ranks == smallest_world and transfer_ns > single_ns / 2:
+            shares.append((point.ns - single_ns) / transfer_ns)
+    if not shares:
+        return cluster.crossing
+    return round(min(max(float(np.median(shares)), 0.0), 2.0), 3)
 
 
 def _curves(points: Sequence[MeasuredPoint]) -> tuple[MeasuredCurve, ...]:
-    """Measured times by circumstance, as they were measured: some fall with the size, where another
-    protocol sets in.
+    """Measured times by circumstance.
+
+    They are not smoothed: some fall with the size, where another protocol takes over.
     """
-    found: dict[tuple[str, int, int, int], dict[int, int]] = defaultdict(dict)
+    times_by_key: dict[tuple[str, int, int, int], dict[int, int]] = defaultdict(dict)
     for point in points:
-        found[point[:4]][point.nbytes] = point.ns
-    return tuple(_curve(key, times) for key, times in found.items())
+        times_by_key[point[:4]][point.nbytes] = point.ns
+    return tuple(_curve(key, times) for key, times in times_by_key.items())
 
 
 def _curve(key: tuple[str, int, int, int], times: dict[int, int]) -> MeasuredCurve:
@@ -254,37 +305,42 @@ def _curve(key: tuple[str, int, int, int], times: dict[int, int]) -> MeasuredCur
 
 
 def _held_out_errors(
-    bare: Cluster, points: Sequence[MeasuredPoint], curves: Sequence[MeasuredCurve]
+    cluster: Cluster, points: Sequence[MeasuredPoint], curves: Sequence[MeasuredCurve]
 ) -> dict[MeasuredPoint, float]:
-    """For each size between two others of its curve: the error of predicting it from the others."""
-    found: dict[MeasuredPoint, float] = {}
+    """The error of predicting each size from the other sizes of its curve.
+
+    The smallest and the largest size are omitted, because they would have to be extrapolated.
+    """
+    curve_of = {(curve.op, curve.group, curve.ranks, curve.nodes): curve for curve in curves}
+    errors: dict[MeasuredPoint, float] = {}
     for point in points:
-        curve = next(c for c in curves if (c.op, c.group, c.ranks, c.nodes) == point[:4])
+        curve = curve_of[point[:4]]
         if not min(curve.times) < point.nbytes < max(curve.times):
             continue
         others = {size: ns for size, ns in curve.times.items() if size != point.nbytes}
-        without = bare.model_copy(
-            update={"measured": (curve.model_copy(update={"times": others}),)}
+        curve_without = curve.model_copy(update={"times": others})
+        errors[point] = _relative_error(
+            cluster.model_copy(update={"measured": (curve_without,)}), point
         )
-        found[point] = abs(predicted_ns(CostModel(without, *world_of(point)), point) / point.ns - 1)
-    return found
+    return errors
 
 
 def _errors(
     points: Sequence[MeasuredPoint],
-    left_out: dict[MeasuredPoint, float],
+    held_out: dict[MeasuredPoint, float],
     model: dict[MeasuredPoint, float],
 ) -> tuple[FitError, ...]:
+    """Errors by operation and class of sizes."""
     groups: dict[tuple[str, str], list[MeasuredPoint]] = defaultdict(list)
     for point in points:
-        groups[point.op, next(word for most, word in SIZE_CLASSES if point.nbytes <= most)].append(
-            point
-        )
+        groups[point.op, _size_class(point.nbytes)].append(point)
     rows = []
     for (op, sizes), same in groups.items():
-        errors = [left_out.get(p, model[p] if len(same) == 1 else None) for p in same]
-        known = [e for e in errors if e is not None] or [0.0]
-        alone = [model[p] for p in same]
+        known = [held_out[point] for point in same if point in held_out]
+        if not known:
+            # A single size cannot be predicted from others; several sizes at the ends count as 0.
+            known = [model[same[0]]] if len(same) == 1 else [0.0]
+        model_errors = [model[point] for point in same]
         rows.append(
             FitError(
                 op,
@@ -292,16 +348,26 @@ def _errors(
                 len(same),
                 float(np.median(known)),
                 max(known),
-                float(np.median(alone)),
-                max(alone),
+                float(np.median(model_errors)),
+                max(model_errors),
             )
         )
     return tuple(rows)
 
 
+def _size_class(nbytes: int) -> str:
+    return next(name for upper_bound, name in SIZE_CLASSES if nbytes <= upper_bound)
+
+
+# --- measured and predicted times ---
+
+
 class CostResidual(NamedTuple):
-    """A measured time and its price in ns. ``band``: factors on the price between which nine of ten
-    measured times lie; None where the cluster's prices have none."""
+    """A measured time and its predicted time (``priced_ns``).
+
+    ``band``: factors on the predicted time between which 90 % of measured times lie; None if the
+    cluster's predictions have no such range.
+    """
 
     point: MeasuredPoint
     priced_ns: int
@@ -309,36 +375,33 @@ class CostResidual(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Measured over priced."""
+        """Measured over predicted time."""
         return self.point.ns / self.priced_ns
 
     @property
-    def parts(self) -> bool:
-        """Whether the measured time is outside the band."""
-        return self.band is not None and not self.band[0] <= self.ratio <= self.band[1]
+    def is_outside_range(self) -> bool:
+        """Whether the measured time is outside ``band``."""
+        if self.band is None:
+            return False
+        low, high = self.band
+        return not low <= self.ratio <= high
 
 
 def cost_residuals(points: Iterable[MeasuredPoint], cluster: Cluster) -> tuple[CostResidual, ...]:
-    """Every measured size with its price, by operation, ranks, nodes and size; the median where a
-    size was measured more than once.
+    """Every measured size with its predicted time, by operation, ranks, nodes and size.
+
+    If a size was measured more than once, the median counts.
     """
     models: dict[tuple[int, int], CostModel] = {}
-    found = []
+    residuals = []
     for point in sorted(pool_points(points)):
-        at = world_of(point)
-        cost = models.setdefault(at, CostModel(cluster, *at))
-        found.append(
-            CostResidual(point, max(predicted_ns(cost, point), 1), _prediction_range(cost, point))
-        )
-    return tuple(found)
+        world = world_of(point)
+        cost = models.setdefault(world, CostModel(cluster, *world))
+        priced_ns = max(predicted_ns(cost, point), 1)
+        residuals.append(CostResidual(point, priced_ns, _prediction_range(cost, point)))
+    return tuple(residuals)
 
 
 def _prediction_range(cost: CostModel, point: MeasuredPoint) -> tuple[float, float] | None:
-    row = OPERATIONS[point.op]
-    ranks = (
-        (0, 1 if point.nodes == 1 else cost.local_size)
-        if row.kind == "p2p"
-        else tuple(range(point.group))
-    )
-    known = explain_cost(cost, row, ranks, point.nbytes)
-    return None if known is None else (known.band.low, known.band.high)
+    explained = explain_cost(cost, OPERATIONS[point.op], _ranks_of(cost, point), point.nbytes)
+    return None if explained is None else (explained.band.low, explained.band.high)

@@ -1,4 +1,4 @@
-"""Measured durations from where they come: a bench, a trace."""
+"""Measured durations of operations, from the results of a bench or from a trace."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from distsim.trace.model import Trace, TraceCall
 
 
 class MeasuredPoint(NamedTuple):
-    """``ns``: the median over ``samples``. ``group`` ranks in each group over ``nodes`` nodes,
-    ``ranks`` busy on each node.
+    """The measured time of one operation at one size.
+
+    ``group``: ranks in each group, which extends over ``nodes`` nodes; ``ranks``: busy ranks on
+    each node. ``ns``: the median over ``samples``. ``spread``: half the distance between the
+    quartiles, divided by the median.
     """
 
     op: str
@@ -24,69 +27,102 @@ class MeasuredPoint(NamedTuple):
     nodes: int
     nbytes: int
     ns: int
-    spread: float = 0.0  # half the distance between quartiles over the median
+    spread: float = 0.0
     samples: int = 1
 
 
-def points_from_bench(found: BenchResult) -> tuple[MeasuredPoint, ...]:
-    """Everything that was measured, on one node."""
+class Circumstance(NamedTuple):
+    """Under which the times of a trace are comparable."""
+
+    op: str
+    group: int
+    nodes: int
+    nbytes: int
+
+
+def points_from_bench(result: BenchResult) -> tuple[MeasuredPoint, ...]:
+    """Everything that a bench measured, on one node."""
     return tuple(
-        MeasuredPoint(r.op, r.group, r.ranks, 1, r.nbytes, r.median_ns, r.spread, r.samples)
-        for r in found.rows
-        if r.median_ns > 0
+        MeasuredPoint(
+            row.op, row.group, row.ranks, 1, row.nbytes, row.median_ns, row.spread, row.samples
+        )
+        for row in result.rows
+        if row.median_ns > 0
     )
 
 
 def points_from_trace(trace: Trace) -> tuple[MeasuredPoint, ...]:
-    """Medians over the calls that met: from when the last one was there to the last finish. Calls
-    that other work delayed are in it too."""
-    met: dict[int, list[TraceCall]] = defaultdict(list)
-    for call in trace.rows():
-        if (
-            call.match >= 0
-            and call.op in OPERATIONS
-            and OPERATIONS[call.op].kind in ("p2p", "collective")
-        ):
-            met[call.match].append(call)
-    local = int(trace.header.get("local_size") or trace.world_size) or 1
-    samples: dict[tuple[str, int, int, int], list[int]] = defaultdict(list)
-    for calls in met.values():
-        if len(calls) < 2 or min(min(c.posted_ns, c.finished_ns) for c in calls) < 0:
+    """Medians over the calls that met.
+
+    A duration lasts from the last start to the last finish. Calls that were delayed by other work
+    are included.
+    """
+    local_size = int(trace.header.get("local_size") or trace.world_size) or 1
+    samples: dict[Circumstance, list[int]] = defaultdict(list)
+    for calls in _calls_by_match(trace).values():
+        if len(calls) < 2 or not all(_has_finished(call) for call in calls):
             continue
-        op = calls[0].op if OPERATIONS[calls[0].op].kind == "collective" else "send"
-        nodes = len({c.rank // local for c in calls})
-        took = max(c.finished_ns for c in calls) - max(
-            max(c.posted_ns, c.started_ns) for c in calls
-        )
-        if took > 0:
-            samples[op, len(calls), nodes, max(c.nbytes for c in calls)].append(took)
-    busy = min(local, trace.world_size)
+        last_start_ns = max(max(call.posted_ns, call.started_ns) for call in calls)
+        duration_ns = max(call.finished_ns for call in calls) - last_start_ns
+        if duration_ns > 0:
+            samples[_circumstance(calls, local_size)].append(duration_ns)
+    busy_ranks = min(local_size, trace.world_size)
     return tuple(
-        _measured_point(op, n, busy, nodes, nbytes, took)
-        for (op, n, nodes, nbytes), took in samples.items()
+        _measured_point(circumstance, busy_ranks, durations)
+        for circumstance, durations in samples.items()
     )
 
 
+def _calls_by_match(trace: Trace) -> dict[int, list[TraceCall]]:
+    matches: dict[int, list[TraceCall]] = defaultdict(list)
+    for call in trace.rows():
+        if call.match >= 0 and _is_communication(call.op):
+            matches[call.match].append(call)
+    return matches
+
+
+def _is_communication(op: str) -> bool:
+    return op in OPERATIONS and OPERATIONS[op].kind in ("p2p", "collective")
+
+
+def _has_finished(call: TraceCall) -> bool:
+    return call.posted_ns >= 0 and call.finished_ns >= 0
+
+
+def _circumstance(calls: Sequence[TraceCall], local_size: int) -> Circumstance:
+    first = calls[0]
+    op = first.op if OPERATIONS[first.op].kind == "collective" else "send"
+    nodes = len({call.rank // local_size for call in calls})
+    return Circumstance(op, len(calls), nodes, max(call.nbytes for call in calls))
+
+
 def _measured_point(
-    op: str, group: int, ranks: int, nodes: int, nbytes: int, took: Sequence[int]
+    circumstance: Circumstance, busy_ranks: int, durations: Sequence[int]
 ) -> MeasuredPoint:
-    low, median, high = np.percentile(took, (25, 50, 75))
+    low, median, high = np.percentile(durations, (25, 50, 75))
     return MeasuredPoint(
-        op, group, ranks, nodes, nbytes, int(median), float((high - low) / 2 / median), len(took)
+        circumstance.op,
+        circumstance.group,
+        busy_ranks,
+        circumstance.nodes,
+        circumstance.nbytes,
+        int(median),
+        float((high - low) / 2 / median),
+        len(durations),
     )
 
 
 def pool_points(points: Iterable[MeasuredPoint]) -> tuple[MeasuredPoint, ...]:
-    """One point for each circumstance: the median of those that several sources have."""
-    found: dict[tuple[str, int, int, int, int], list[MeasuredPoint]] = defaultdict(list)
+    """One point for each circumstance: the median of the points that several sources have."""
+    groups: dict[tuple[str, int, int, int, int], list[MeasuredPoint]] = defaultdict(list)
     for point in points:
-        found[point[:5]].append(point)
+        groups[point[:5]].append(point)
     return tuple(
         MeasuredPoint(
-            *key,
-            int(np.median([p.ns for p in same])),
-            max(p.spread for p in same),
-            sum(p.samples for p in same),
+            *circumstance,
+            ns=int(np.median([point.ns for point in same])),
+            spread=max(point.spread for point in same),
+            samples=sum(point.samples for point in same),
         )
-        for key, same in sorted(found.items())
+        for circumstance, same in sorted(groups.items())
     )

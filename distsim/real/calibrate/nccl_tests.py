@@ -1,8 +1,9 @@
-"""What nccl-tests writes: the text that its programs print, and the JSON file of ``-J``.
+"""Reads the output of nccl-tests: the text that its programs print, and the JSON file of ``-J``.
 
 Format: src/util.cu of nccl-tests (writeResultHeader, writeBenchmarkLineBody, writePerIterReport,
-writeDeviceReport, and the JSON next to them), versions 1 to 3 of the JSON, and the older texts that
-lack columns.
+writeDeviceReport, and the JSON next to them), versions 1 to 3 of the JSON, and older texts with
+fewer columns. Each size has a row for times out of place and in place; `_without_setup_cost`
+chooses between them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from distsim.common.errors import UsageError
 from distsim.real.calibrate.measured_points import MeasuredPoint
 from distsim.real.calibrate.pasted_logs import split_runs, strip_line_prefixes
 
-#: Operations by the name of their program, as file names and logs have it; longer names first.
+#: Operations by the name of their program in file names and logs. Longer names come first, because
+#: the first one that is contained in a name counts.
 _PROGRAMS = {
     "reducescatter": "reduce_scatter_tensor",
     "allreduce": "all_reduce",
@@ -37,21 +39,29 @@ _RANK = re.compile(
     r"^#\s+Rank\s+\d+\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[\S+\]\s*(.*)$"
 )
 _STARTING = re.compile(r"^# Collective test starting: (\S+)")
-#: The program's name in a line that was typed.
+#: The program's name in the typed command.
 _TYPED = re.compile(r"\b(\w+_perf)\b")
-#: -S puts the time of day behind a row.
+#: The option -S appends the time of day to a row.
 _TIME_STAMP = re.compile(r"\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\s*$")
-#: A time out of place that is so many times the one in place has a one-time cost in it;
-#: `benchmarks/accuracy` goes by it too.
+#: A time out of place that exceeds the one in place by this factor includes a one-time cost.
+#: `benchmarks/accuracy` uses the same factor.
 SETUP_RATIO = 1.5
 _REMEDY = "give the text that all_reduce_perf and its like print, or the file of their -J"
 _Json = Mapping[str, Any]
-#: Half the distance between quartiles of a normal distribution over its standard deviation.
+#: Half the distance between the quartiles of a normal distribution / its standard deviation.
 _QUARTILE_OVER_SIGMA = 0.6745
 
 
+#: Columns of the times of one place in a row: time, algbw, busbw, wrong; newer versions add min,
+#: max, p99 and cv.
+_COLUMNS_PER_PLACE = 4
+_WIDE_COLUMNS_PER_PLACE = 8
+#: Where a wide row has the coefficient of variation, in percent.
+_CV_COLUMN = 7
+
+
 class _LogDevice(NamedTuple):
-    """``ranks``: how many ranks the entry stands for."""
+    """A GPU, or a process of several GPUs. ``ranks``: how many ranks it has."""
 
     group: int
     host: str
@@ -65,54 +75,69 @@ class _TimedRow(NamedTuple):
     spread: float = 0.0
 
 
-#: Out of place and in place; twice the same where there is but one.
-_RowPair = tuple[_TimedRow, _TimedRow]
+class _RowPair(NamedTuple):
+    """The times of one size. If there is only one, both fields are the same object."""
+
+    out_of_place: _TimedRow
+    in_place: _TimedRow
+
+
+class _LogRun(NamedTuple):
+    """One run of a program of nccl-tests. ``program``: its name, or ""."""
+
+    program: str
+    devices: list[_LogDevice]
+    rows: list[_TimedRow]
 
 
 def points_from_nccl_tests(
     text: str, file: str, op: str | None = None
 ) -> tuple[tuple[MeasuredPoint, ...], str]:
-    """(times, the GPU's name) of an output of nccl-tests, text or JSON. Lines of others in the text
-    are passed over.
+    """(points, the GPU's name) of an output of nccl-tests, text or JSON.
 
-    A text may hold several runs, with what launchers put before their lines. The operation is told
-    by ``op``, else by the output itself (since 2.17 it names its program, or the line that was
-    typed stands in it), else by the file's name. Raises UsageError for what is no such output, or
-    has times of the CPU.
+    A text may contain several runs, prefixes of launchers, and other lines, which are ignored. The
+    operation is ``op`` if given; else the output names it (since version 2.17 it contains the name
+    of its program, or it contains the typed command); else the file's name does. Raises UsageError
+    for other files, and for CPU times.
     """
     if text.lstrip().startswith("{"):
-        return _measured(*_parse_json(text, file), file, op)
+        return _points_of_run(_parse_json(text, file), file, op)
     lines = strip_line_prefixes(text)
-    rows = [k for k, line in enumerate(lines) if _row(line, 4) or _row(line, 8)]
-    parts = [_parse_text(run, file) for run in split_runs(lines, rows)]
-    every = [_measured(*part, file, op) for part in ([p for p in parts if p[2]] or parts[:1])]
-    return tuple(point for points, _ in every for point in points), every[0][1]
+    row_numbers = [number for number, line in enumerate(lines) if _is_row(line)]
+    runs = [_parse_text(run, file) for run in split_runs(lines, row_numbers)]
+    # Without any measurement, the first run serves for the error message.
+    measured_runs = [run for run in runs if run.rows] or runs[:1]
+    results = [_points_of_run(run, file, op) for run in measured_runs]
+    _, gpu_name = results[0]
+    return tuple(point for points, _ in results for point in points), gpu_name
 
 
-def _measured(
-    program: str, devices: list[_LogDevice], rows: list[_TimedRow], file: str, op: str | None
+def _points_of_run(
+    run: _LogRun, file: str, op: str | None
 ) -> tuple[tuple[MeasuredPoint, ...], str]:
     """(points, the GPU's name) of one run."""
-    name = op or _operation(program) or _operation(PurePath(file).stem)
+    name = op or _operation(run.program) or _operation(PurePath(file).stem)
     if name is None:
         raise UsageError(
             f"{file}: its name does not tell the operation that it measures",
             "add --op, as --op all_reduce",
         )
-    first = [d for d in devices if d.group == devices[0].group] if devices else []
-    group = sum(d.ranks for d in first)
-    if not rows or group < 2:
+    # All groups work at the same time; the first one gives the size of all.
+    first_group = [device for device in run.devices if device.group == run.devices[0].group]
+    group_size = sum(device.ranks for device in first_group)
+    if not run.rows or group_size < 2:
         raise UsageError(f"{file} is no log of nccl-tests over two or more ranks", _REMEDY)
-    hosts: Counter[str] = Counter()
-    for device in devices:
-        hosts[device.host] += device.ranks
-    nodes = len({d.host for d in first})
+    ranks_by_host: Counter[str] = Counter()
+    for device in run.devices:
+        ranks_by_host[device.host] += device.ranks
+    ranks = max(ranks_by_host.values())
+    nodes = len({device.host for device in first_group})
     points = [
-        MeasuredPoint(name, group, max(hosts.values()), nodes, r.nbytes, r.ns, r.spread)
-        for r in rows
-        if r.nbytes > 0 and r.ns > 0
+        MeasuredPoint(name, group_size, ranks, nodes, row.nbytes, row.ns, row.spread)
+        for row in run.rows
+        if row.nbytes > 0 and row.ns > 0
     ]
-    return tuple(points), devices[0].name
+    return tuple(points), run.devices[0].name
 
 
 def _operation(name: str) -> str | None:
@@ -123,69 +148,103 @@ def _operation(name: str) -> str | None:
 # --- text ---
 
 
-def _parse_text(lines: list[str], file: str) -> tuple[str, list[_LogDevice], list[_TimedRow]]:
-    devices = [
-        _LogDevice(int(m[1] or 0), m[2], m[3].strip())
-        for line in lines
-        if (m := _RANK.match(line.rstrip()))
-    ]
-    starting = next((m[1] for line in lines if (m := _STARTING.match(line))), "")
-    typed = next((m[1] for line in lines if (m := _TYPED.search(line))), "")
-    wide, rows = False, list[_RowPair]()
+def _parse_text(lines: list[str], file: str) -> _LogRun:
+    devices: list[_LogDevice] = []
+    pairs: list[_RowPair] = []
+    columns = _COLUMNS_PER_PLACE
     for line in lines:
-        if line.startswith("#") and "busbw" in line:
-            wide = "i_cv%" in line
+        if device := _RANK.match(line.rstrip()):
+            devices.append(_LogDevice(int(device[1] or 0), device[2], device[3].strip()))
+        if line.startswith("#") and "busbw" in line:  # the heading of the table
             if "cputime" in line:
-                raise UsageError(
-                    f"{file} has times of the CPU (-C), not of the operation", "measure without -C"
-                )
-        elif (row := _row(line, 8 if wide else 4)) is not None:
-            rows.append(row)
-    return starting or typed, devices, _without_setup_cost(rows)
+                raise _cpu_times_error(file)
+            columns = _WIDE_COLUMNS_PER_PLACE if "i_cv%" in line else _COLUMNS_PER_PLACE
+        elif (pair := _row(line, columns)) is not None:
+            pairs.append(pair)
+    program = _first_match(_STARTING, lines) or _first_match(_TYPED, lines)
+    return _LogRun(program, devices, _without_setup_cost(pairs))
 
 
-def _row(line: str, width: int) -> _RowPair | None:
-    """A line ``size count type [redop [root]] time algbw busbw wrong [min max p99 cv] [the same in
-    place] [date time]``.
+def _first_match(pattern: re.Pattern[str], lines: list[str]) -> str:
+    """The first group of the first match, or ""."""
+    for line in lines:
+        if found := pattern.search(line):
+            return found[1]
+    return ""
 
-    ``width``: columns of out-of-place. None for another line.
+
+def _cpu_times_error(file: str) -> UsageError:
+    return UsageError(
+        f"{file} has times of the CPU (-C), not of the operation", "measure without -C"
+    )
+
+
+def _is_row(line: str) -> bool:
+    return any(_row(line, columns) for columns in (_COLUMNS_PER_PLACE, _WIDE_COLUMNS_PER_PLACE))
+
+
+def _row(line: str, columns: int) -> _RowPair | None:
+    """The times in a row of the table; None for another line.
+
+    A row is ``size count type [redop [root]]``, then ``time algbw busbw wrong [min max p99 cv]``
+    once or twice (out of place, in place), then perhaps date and time. ``columns``: how many the
+    times of one place have.
     """
     words = _TIME_STAMP.sub("", line).split()
-    if len(words) < 7 or not (
-        words[0].isdigit() and words[1].isdigit() and words[2].isalnum() and not words[2].isdigit()
-    ):
+    if len(words) < 7 or not _is_row_head(words[0], words[1], words[2]):
         return None
     rest = words[3:]
-    at = next((k for k in (0, 1, 2) if len(rest) - k in (width, 2 * width)), None)
-    if at is None:
+    start = _start_of_times(len(rest), columns)
+    if start is None:
         return None
-    sides = [rest[side : side + width] for side in range(at, len(rest), width)]
+    places = [rest[k : k + columns] for k in range(start, len(rest), columns)]
     try:
-        both = [
-            _TimedRow(
-                int(words[0]),
-                round(float(s[0]) * 1000),
-                _spread_from_cv(float(s[7])) if width == 8 else 0.0,
-            )
-            for s in sides
-        ]
-        return both[0], both[-1]
+        rows = [_timed_row(words[0], place) for place in places]
     except (ValueError, OverflowError):
         return None
+    return _RowPair(rows[0], rows[-1])
 
 
-def _without_setup_cost(rows: list[_RowPair]) -> list[_TimedRow]:
-    """The times out of place; in place where the former are `SETUP_RATIO` times as long, against
-    what is usual in the run: a call of a size whose connections are not set up yet takes longer,
-    once (nccl-tests issue 309: 68 us out of place and 25 in place, right after)."""
+def _is_row_head(size: str, count: str, dtype: str) -> bool:
+    has_numbers = size.isdigit() and count.isdigit()
+    return has_numbers and dtype.isalnum() and not dtype.isdigit()
+
+
+def _start_of_times(words: int, columns: int) -> int | None:
+    """How many of the optional words (redop, root) precede the times."""
+    for start in (0, 1, 2):
+        if words - start in (columns, 2 * columns):
+            return start
+    return None
+
+
+def _timed_row(size: str, times: list[str]) -> _TimedRow:
+    spread = 0.0
+    if len(times) == _WIDE_COLUMNS_PER_PLACE:
+        spread = _spread_from_cv(float(times[_CV_COLUMN]))
+    return _TimedRow(int(size), round(float(times[0]) * 1000), spread)
+
+
+def _without_setup_cost(pairs: list[_RowPair]) -> list[_TimedRow]:
+    """The times out of place, or in place if the former include a one-time cost.
+
+    The first call of a size whose connections are not set up yet takes longer (nccl-tests issue
+    309: 68 us out of place and 25 in place, right after). It is recognised by `SETUP_RATIO`,
+    compared with the usual ratio of the run.
+    """
     ratios = [
-        out.ns / in_place.ns for out, in_place in rows if in_place is not out and in_place.ns > 0
+        pair.out_of_place.ns / pair.in_place.ns
+        for pair in pairs
+        if pair.in_place is not pair.out_of_place and pair.in_place.ns > 0
     ]
-    usual = max(float(np.median(ratios)), 1.0) if ratios else 1.0
-    return [
-        in_place if 0 < in_place.ns * usual * SETUP_RATIO <= out.ns else out
-        for out, in_place in rows
-    ]
+    usual_ratio = max(float(np.median(ratios)), 1.0) if ratios else 1.0
+    return [_representative(pair, usual_ratio) for pair in pairs]
+
+
+def _representative(pair: _RowPair, usual_ratio: float) -> _TimedRow:
+    limit_ns = pair.in_place.ns * usual_ratio * SETUP_RATIO
+    has_setup_cost = 0 < limit_ns <= pair.out_of_place.ns
+    return pair.in_place if has_setup_cost else pair.out_of_place
 
 
 def _spread_from_cv(cv_percent: float) -> float:
@@ -195,7 +254,7 @@ def _spread_from_cv(cv_percent: float) -> float:
 # --- JSON ---
 
 
-def _parse_json(text: str, file: str) -> tuple[str, list[_LogDevice], list[_TimedRow]]:
+def _parse_json(text: str, file: str) -> _LogRun:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as fault:
@@ -205,11 +264,11 @@ def _parse_json(text: str, file: str) -> tuple[str, list[_LogDevice], list[_Time
         ) from None
     try:
         arguments = data.get("args") or [""]
-        rows = [row for result in data["results"] if (row := _json_row(result, file)) is not None]
-        return (
+        pairs = [_json_row(result, file) for result in data["results"]]
+        return _LogRun(
             PurePath(str(arguments[0])).name,
             _json_devices(data["config"]),
-            _without_setup_cost(rows),
+            _without_setup_cost([pair for pair in pairs if pair is not None]),
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
         raise UsageError(
@@ -218,46 +277,43 @@ def _parse_json(text: str, file: str) -> tuple[str, list[_LogDevice], list[_Time
 
 
 def _json_devices(config: _Json) -> list[_LogDevice]:
-    """One entry for each process: the file may name only the first device of each."""
-    each = int(config["nthreads"]) * int(config["ngpus"])
-    found: dict[tuple[str, int], _LogDevice] = {}
+    """One entry for each process, because the file may name only the first device of each."""
+    ranks_per_process = int(config["nthreads"]) * int(config["ngpus"])
+    processes: dict[tuple[str, int], _LogDevice] = {}
     for device in config["devices"]:
-        key = (str(device["hostname"]), int(device["pid"]))
-        found.setdefault(
-            key, _LogDevice(int(device["group"]), key[0], str(device["device_info"]).strip(), each)
-        )
-    return list(found.values())
+        host, pid = str(device["hostname"]), int(device["pid"])
+        group, name = int(device["group"]), str(device["device_info"]).strip()
+        processes.setdefault((host, pid), _LogDevice(group, host, name, ranks_per_process))
+    return list(processes.values())
 
 
 def _json_row(result: _Json, file: str) -> _RowPair | None:
-    """Out of place and in place; a test of a recorded list of operations has only the latter."""
-    out, in_place = (_json_side(result, side, file) for side in ("out_of_place", "in_place"))
-    one = out or in_place
-    return None if one is None else (one, in_place or one)
+    """The times of one size; a test of a recorded list of operations has only those in place."""
+    out_of_place = _json_times(result, "out_of_place", file)
+    in_place = _json_times(result, "in_place", file)
+    first = out_of_place or in_place
+    if first is None:
+        return None
+    return _RowPair(first, in_place or first)
 
 
-def _json_side(result: _Json, side: str, file: str) -> _TimedRow | None:
-    measured = result.get(side)
+def _json_times(result: _Json, place: str, file: str) -> _TimedRow | None:
+    measured = result.get(place)
     if not measured:
         return None
     if "cpu_time" in measured:
-        raise UsageError(
-            f"{file} has times of the CPU (-C), not of the operation", "measure without -C"
-        )
+        raise _cpu_times_error(file)
     us = float(measured["time"])
-    return (
-        _TimedRow(
-            int(result["size"]), round(us * 1000), _json_spread(result.get(f"{side}_per_iter"))
-        )
-        if isfinite(us)
-        else None
-    )
+    if not isfinite(us):
+        return None
+    spread = _json_spread(result.get(f"{place}_per_iter"))
+    return _TimedRow(int(result["size"]), round(us * 1000), spread)
 
 
 def _json_spread(report: _Json | None) -> float:
-    """Half the distance between quartiles over the median, of the times of single iterations
-    (-I).
-    """
+    """The spread of the times of single iterations (-I), as in `MeasuredPoint`."""
     times = [float(us) for us in report.get("times_us", ())] if report else []
-    low, median, high = np.percentile(times, (25, 50, 75)) if len(times) > 1 else (0.0, 0.0, 0.0)
+    if len(times) < 2:
+        return 0.0
+    low, median, high = np.percentile(times, (25, 50, 75))
     return float((high - low) / 2 / median) if median > 0 else 0.0

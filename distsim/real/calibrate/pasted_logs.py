@@ -1,5 +1,6 @@
-"""Logs as people paste them: what launchers and terminals put before a line, and several runs in
-one text.
+"""Cleans logs as people paste them.
+
+Removes what launchers and terminals put before a line, and splits a text with several runs.
 """
 
 from __future__ import annotations
@@ -7,9 +8,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-#: Before a line: colours, mpirun's ``--tag-output`` (`[1,0]<stdout>:`) and ``--timestamp-output``,
-#: srun's ``--label`` (` 0: `), container names (`worker-0 | `), times of day, quotation marks of
-#: mails and issues.
+#: What may precede a line: colours, mpirun's ``--tag-output`` (`[1,0]<stdout>:`) and
+#: ``--timestamp-output``, srun's ``--label`` (` 0: `), container names (`worker-0 | `), times of
+#: day, quotation marks of mails and issues.
 _LINE_PREFIX: Final = re.compile(
     r"""^(?:
     (?:\x1b\[[0-9;]*[A-Za-z])+
@@ -23,43 +24,48 @@ _LINE_PREFIX: Final = re.compile(
     re.VERBOSE,
 )
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-#: Prefixes on top of each other.
+#: How many prefixes a line may have at most.
 _MAX_PREFIXES: Final = 5
 
 
 def strip_line_prefixes(text: str) -> list[str]:
     """The lines as the program wrote them."""
-    return [
-        _strip_line(line) for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    ]
+    unix_text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return [_strip_line(line) for line in unix_text.split("\n")]
 
 
 def _strip_line(line: str) -> str:
     line = _COLOUR.sub("", line)
     for _ in range(_MAX_PREFIXES):
-        found = _LINE_PREFIX.match(line)
-        if found is None or not found.end():
+        prefix = _LINE_PREFIX.match(line)
+        if prefix is None or not prefix.end():
             break
-        line = line[found.end() :]
+        line = line[prefix.end() :]
+    # nccl-tests indents its rows, but never its comments.
     stripped = line.lstrip()
     return stripped if stripped.startswith("#") else line
 
 
-#: With one of these a run of nccl-tests begins.
+#: The first line of a run of nccl-tests.
 _RUN_HEADER: Final = re.compile(r"^#\s*(?:nThread|Collective test starting)\b")
 
 
 def split_runs(lines: list[str], rows: list[int]) -> list[list[str]]:
-    """The lines of each run; ``rows``: the numbers of those that hold measurements. What stands
-    before a run's header belongs to it."""
-    cuts, measured = [0], iter(sorted(rows))
-    last, following = -1, next(measured, None)
-    for k, line in enumerate(lines):
-        if k == following:
-            last, following = k, next(measured, None)
-        elif last >= cuts[-1] and _RUN_HEADER.match(line):
-            cuts.append(last + 1)
-    return [lines[a:b] for a, b in zip(cuts, [*cuts[1:], len(lines)], strict=True)]
+    """The lines of each run. ``rows``: the numbers of the lines that hold measurements.
+
+    A new run begins at a header that follows measurements. The lines between the last measurement
+    and that header belong to the new run.
+    """
+    starts = [0]
+    row_numbers = set(rows)
+    last_row = -1
+    for number, line in enumerate(lines):
+        if number in row_numbers:
+            last_row = number
+        elif last_row >= starts[-1] and _RUN_HEADER.match(line):
+            starts.append(last_row + 1)
+    ends = [*starts[1:], len(lines)]
+    return [lines[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
 __all__ = ["strip_line_prefixes", "split_runs"]

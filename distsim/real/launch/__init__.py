@@ -1,4 +1,5 @@
-"""Starts the rank processes of a machine, watches and ends them, agrees with launchers on other
-machines, and plans torchrun, srun and mpirun command lines; reading what the ranks left belongs to
-results.
+"""Starts, watches and ends the rank processes of a machine.
+
+Also coordinates the launchers of several machines, and plans the command lines of torchrun, srun
+and mpirun. Reading what the ranks left belongs to results.
 """

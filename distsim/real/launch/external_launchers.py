@@ -1,5 +1,7 @@
-"""Other people's launchers: the plan of a scenario with the lines to type, and which rank a process
-is that torchrun, srun or mpirun started. Nothing here needs torch.
+"""Support for torchrun, srun and mpirun.
+
+Two directions: the launch plan of a scenario contains the command lines to type for each launcher;
+and a process that such a launcher started finds out which rank it is. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -14,13 +16,12 @@ from distsim.real.shared.job import LOOPBACK
 from distsim.scenario import Scenario
 from distsim.scenario.strategies import STRATEGIES
 
-#: What stands for the first machine's address where the file leaves the loopback address and has
-#: several machines.
+#: In place of the first machine's address, if the scenario has several machines and names none.
 FIRST_HOST_PLACEHOLDER = "HOST0"
 
 
 class RankLaunch(NamedTuple):
-    """One rank: the variables of its environment, and the device it works on."""
+    """Where one rank runs, and on which device."""
 
     rank: int
     node: int
@@ -29,7 +30,7 @@ class RankLaunch(NamedTuple):
 
 
 class CommandLine(NamedTuple):
-    """A command to type: by which launcher, on which machine (None: once for all), its words."""
+    """A command to type. ``node``: on which machine, None: once for all of them."""
 
     launcher: str
     node: int | None
@@ -37,11 +38,11 @@ class CommandLine(NamedTuple):
 
 
 class LaunchPlan(NamedTuple):
-    """How a scenario is started. ``sets``: (launcher, what it sets by itself). ``by``: the launcher
-    that the file asks for, else "".
+    """How a scenario is started.
 
-    ``script``: a whole batch script for Slurm, where that is asked for or several machines are
-    meant.
+    ``sets``: (launcher, the variables that it sets). ``by``: the launcher that the scenario asks
+    for, else "". ``script``: a batch script for Slurm, if the scenario asks for srun or has several
+    machines and asks for no launcher.
     """
 
     name: str
@@ -65,13 +66,13 @@ LAUNCHER_VARIABLES = (
     ("distsim", "all of them, in each rank's process"),
     (
         "torchrun",
-        "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT, OMP_NUM_THREADS=1 where it is unset; "
-        "not NODE_RANK, not CUDA_VISIBLE_DEVICES",
+        "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT, "
+        "OMP_NUM_THREADS=1 where it is unset; not NODE_RANK, not CUDA_VISIBLE_DEVICES",
     ),
     (
         "elastic",
-        "the same as torchrun; ranks are given out anew at each restart, so RANK need not be what it was; the first machine "
-        "to come serves the store",
+        "the same as torchrun; ranks are given out anew at each restart, "
+        "so RANK need not be what it was; the first machine to come serves the store",
     ),
     (
         "mp.spawn",
@@ -79,12 +80,13 @@ LAUNCHER_VARIABLES = (
     ),
     (
         "srun",
-        "SLURM_PROCID SLURM_NTASKS SLURM_LOCALID SLURM_NODEID, which distsim reads; with --gpus-per-task also "
-        "CUDA_VISIBLE_DEVICES; not MASTER_ADDR, not MASTER_PORT",
+        "SLURM_PROCID SLURM_NTASKS SLURM_LOCALID SLURM_NODEID, which distsim reads; "
+        "with --gpus-per-task also CUDA_VISIBLE_DEVICES; not MASTER_ADDR, not MASTER_PORT",
     ),
     (
         "mpirun",
-        "OMPI_COMM_WORLD_RANK, _SIZE and _LOCAL_RANK, which distsim reads; not MASTER_ADDR, not MASTER_PORT",
+        "OMPI_COMM_WORLD_RANK, _SIZE and _LOCAL_RANK, which distsim reads; "
+        "not MASTER_ADDR, not MASTER_PORT",
     ),
 )
 
@@ -92,49 +94,23 @@ LAUNCHER_VARIABLES = (
 def launch_plan(
     scenario: Scenario, command: tuple[str, ...], backend: str, device: str = "auto"
 ) -> LaunchPlan:
-    """The plan of a scenario. ``command``: the words after ``distsim`` that run it for real.
-    ``device``: auto, cpu or cuda.
+    """The plan of a scenario.
+
+    ``command``: the words after ``distsim`` that run it for real. ``device``: auto, cpu or cuda.
     """
-    gpu = device == "cuda" or (device == "auto" and backend == "nccl")
+    on_gpu = device == "cuda" or (device == "auto" and backend == "nccl")
     launch, world = scenario.launch, scenario.world
-    many = world.nodes > 1
-    first = (
-        launch.hosts[0]
-        if launch.hosts and "master_addr" not in launch.model_fields_set
-        else launch.master_addr
-    )
-    address = FIRST_HOST_PLACEHOLDER if many and first in LOOPBACK else first
-    ranks = tuple(
-        RankLaunch(
-            r,
-            r // world.ranks_per_node,
-            r % world.ranks_per_node,
-            _device(scenario, gpu, r % world.ranks_per_node),
-        )
-        for r in range(world.size)
-    )
-    notes = [
-        f"{FIRST_HOST_PLACEHOLDER} stands for the address of machine 0; give it in the file: launch: {{master_addr: …}}"
-    ] * (address == FIRST_HOST_PLACEHOLDER)
-    notes += real_run_notes(scenario)
-    if launch.env:
-        notes.append(
-            f"launch.env of the file gives ranks {', '.join(launch.env)} otherwise than the launcher does"
-        )
-    by = launch.by or ""
+    launcher = launch.by or ""
+    address = _plan_address(scenario)
+    ranks = tuple(_rank_launch(scenario, rank, on_gpu) for rank in range(world.size))
     lines = (
-        *_torchrun_lines(scenario, command, address, gpu),
-        *_elastic_lines(scenario, command, address, gpu),
-        *_srun_and_mpirun_lines(scenario, command, address, gpu),
+        *_torchrun_lines(scenario, command, address, on_gpu),
+        *_elastic_lines(scenario, command, address, on_gpu),
+        *_srun_and_mpirun_lines(scenario, command, address, on_gpu),
     )
-    if by:
-        lines = _lines_of_launcher(by, lines, scenario)
-    script = batch_script(scenario, command, gpu) if by == "srun" or (not by and many) else ()
-    sets = tuple(
-        one
-        for one in LAUNCHER_VARIABLES
-        if not by or one[0] in (by, "mp.spawn" if by == "mp.Process" else "")
-    )
+    if launcher:
+        lines = _lines_of_launcher(launcher, lines, scenario)
+    needs_script = launcher == "srun" or (not launcher and world.nodes > 1)
     return LaunchPlan(
         scenario.name,
         world.size,
@@ -145,33 +121,73 @@ def launch_plan(
         launch.master_port,
         ranks,
         lines,
-        sets,
-        tuple(notes),
-        by,
-        script,
+        sets=_variables_of_launcher(launcher),
+        notes=_plan_notes(scenario, address),
+        by=launcher,
+        script=batch_script(scenario, command, on_gpu) if needs_script else (),
     )
+
+
+def _plan_address(scenario: Scenario) -> str:
+    """The address at which ranks meet; a placeholder if several machines have only a loopback."""
+    launch = scenario.launch
+    address = launch.master_addr
+    if launch.hosts and "master_addr" not in launch.model_fields_set:
+        address = launch.hosts[0]
+    if scenario.world.nodes > 1 and address in LOOPBACK:
+        return FIRST_HOST_PLACEHOLDER
+    return address
+
+
+def _rank_launch(scenario: Scenario, rank: int, on_gpu: bool) -> RankLaunch:
+    node, local_rank = divmod(rank, scenario.world.ranks_per_node)
+    return RankLaunch(rank, node, local_rank, _device(scenario, on_gpu, local_rank))
+
+
+def _plan_notes(scenario: Scenario, address: str) -> tuple[str, ...]:
+    notes = []
+    if address == FIRST_HOST_PLACEHOLDER:
+        notes.append(
+            f"{FIRST_HOST_PLACEHOLDER} stands for the address of machine 0; "
+            "give it in the file: launch: {master_addr: …}"
+        )
+    notes += real_run_notes(scenario)
+    variables = scenario.launch.env
+    if variables:
+        notes.append(
+            f"launch.env of the file gives ranks {', '.join(variables)} "
+            "otherwise than the launcher does"
+        )
+    return tuple(notes)
+
+
+def _variables_of_launcher(launcher: str) -> tuple[tuple[str, str], ...]:
+    """The rows of `LAUNCHER_VARIABLES` for a launcher; all rows for ""."""
+    if not launcher:
+        return LAUNCHER_VARIABLES
+    names = (launcher, "mp.spawn") if launcher == "mp.Process" else (launcher,)
+    return tuple(row for row in LAUNCHER_VARIABLES if row[0] in names)
 
 
 def _lines_of_launcher(
-    by: str, lines: tuple[CommandLine, ...], scenario: Scenario
+    launcher: str, lines: tuple[CommandLine, ...], scenario: Scenario
 ) -> tuple[CommandLine, ...]:
-    """The lines of one launcher. multiprocessing's are distsim's own, with the start method."""
-    if by not in ("mp.spawn", "mp.Process"):
-        return tuple(line for line in lines if line.launcher == by)
-    method = "spawn" if by == "mp.spawn" else scenario.launch.start
-    own = tuple(line for line in lines if line.launcher == "distsim")
-    return tuple(
-        CommandLine("distsim", line.node, (*line.words, "--launcher", method)) for line in own
-    )
+    """The lines of one launcher; for multiprocessing those of distsim, with the start method."""
+    if launcher not in ("mp.spawn", "mp.Process"):
+        return tuple(line for line in lines if line.launcher == launcher)
+    method = "spawn" if launcher == "mp.spawn" else scenario.launch.start
+    distsim_lines = [line for line in lines if line.launcher == "distsim"]
+    return tuple(line._replace(words=(*line.words, "--launcher", method)) for line in distsim_lines)
 
 
 def batch_script(scenario: Scenario, command: tuple[str, ...], gpu: bool) -> tuple[str, ...]:
-    """The lines of a script for sbatch(1): the tasks, the first machine's name as MASTER_ADDR, one
-    srun. Each task finds its number in SLURM_PROCID, which distsim reads, and its GPUs in
-    CUDA_VISIBLE_DEVICES, which Slurm sets.
+    """The lines of a script for sbatch(1).
+
+    Each task finds its number in SLURM_PROCID, which distsim reads, and its GPUs in
+    CUDA_VISIBLE_DEVICES, which Slurm sets. The script itself has to set MASTER_ADDR.
     """
     world, launch = scenario.world, scenario.launch
-    asked = [
+    options = [
         f"--job-name={scenario.name}",
         f"--nodes={world.nodes}",
         f"--ntasks-per-node={world.ranks_per_node}",
@@ -188,7 +204,7 @@ def batch_script(scenario: Scenario, command: tuple[str, ...], gpu: bool) -> tup
     ]
     return (
         "#!/bin/bash",
-        *(f"#SBATCH {option}" for option in asked),
+        *(f"#SBATCH {option}" for option in options),
         "set -euo pipefail",
         *exports,
         f"srun --kill-on-bad-exit=1 distsim {shlex.join(command)}",
@@ -198,7 +214,7 @@ def batch_script(scenario: Scenario, command: tuple[str, ...], gpu: bool) -> tup
 def _elastic_lines(
     scenario: Scenario, command: tuple[str, ...], address: str, gpu: bool
 ) -> list[CommandLine]:
-    """The same line on every machine: the rendezvous gives out the machines' numbers."""
+    """The same line on every machine, because the rendezvous assigns the node ranks."""
     world = scenario.world
     words = [
         *_environment(scenario, gpu),
@@ -217,46 +233,44 @@ def _elastic_lines(
 
 
 def _shell_safe_name(name: str) -> str:
-    """A name as one word that no shell reads otherwise."""
-    return (
-        "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name).strip(
-            "-"
-        )
-        or "distsim"
-    )
+    """A name as one word without special characters of a shell."""
+    letters = [letter if letter.isalnum() or letter in "._-" else "-" for letter in name]
+    return "".join(letters).strip("-") or "distsim"
 
 
 def real_run_notes(scenario: Scenario) -> list[str]:
-    """Where a real run does otherwise than the classes of PyTorch that the scenario's strategies
-    are named after.
-    """
-    return [
-        STRATEGIES[name].real_run_note
-        for name in scenario.strategies
-        if STRATEGIES[name].real_run_note
-    ]
+    """How a real run differs from the PyTorch classes after which its strategies are named."""
+    notes = [STRATEGIES[name].for_real for name in scenario.strategies]
+    return [note for note in notes if note]
 
 
 def _device(scenario: Scenario, gpu: bool, local_rank: int) -> str:
-    """cuda:k counts among the visible devices, as torch does."""
+    """The device of a rank; cuda:k counts among the visible devices, as torch does."""
     if not gpu:
         return "cpu"
     visible = scenario.launch.visible_devices
-    return f"cuda:{local_rank % len(visible) if visible else local_rank}"
+    index = local_rank % len(visible) if visible else local_rank
+    return f"cuda:{index}"
 
 
 def _environment(scenario: Scenario, gpu: bool) -> list[str]:
-    launch, per = scenario.launch, scenario.world.ranks_per_node
-    visible = launch.visible_devices or tuple(range(per))
-    gpus = [f"CUDA_VISIBLE_DEVICES={','.join(map(str, visible))}"] if gpu else []
-    return [*gpus, f"OMP_NUM_THREADS={launch.omp_threads}"]
+    """Variables in front of a command, as NAME=VALUE."""
+    launch = scenario.launch
+    threads = f"OMP_NUM_THREADS={launch.omp_threads}"
+    if not gpu:
+        return [threads]
+    visible = launch.visible_devices or range(scenario.world.ranks_per_node)
+    return [f"CUDA_VISIBLE_DEVICES={','.join(map(str, visible))}", threads]
 
 
 def _torchrun_lines(
     scenario: Scenario, command: tuple[str, ...], address: str, gpu: bool
 ) -> list[CommandLine]:
+    """The lines of torchrun and of distsim itself, on every machine; distsim's come first."""
     world, port = scenario.world, scenario.launch.master_port
-    found = [CommandLine("distsim", None, ("distsim", *command))] if world.nodes == 1 else []
+    lines = []
+    if world.nodes == 1:
+        lines.append(CommandLine("distsim", None, ("distsim", *command)))
     for node in range(world.nodes):
         words = [
             *_environment(scenario, gpu),
@@ -270,9 +284,9 @@ def _torchrun_lines(
             "distsim",
             *command,
         ]
-        found.append(CommandLine("torchrun", node, tuple(words)))
+        lines.append(CommandLine("torchrun", node, tuple(words)))
         if world.nodes > 1:
-            own = (
+            options = (
                 "--nnodes",
                 str(world.nodes),
                 "--node-rank",
@@ -282,8 +296,8 @@ def _torchrun_lines(
                 "--master-port",
                 str(port),
             )
-            found.append(CommandLine("distsim", node, ("distsim", *command, *own)))
-    return sorted(found, key=lambda line: (line.launcher != "distsim", line.node or 0))
+            lines.append(CommandLine("distsim", node, ("distsim", *command, *options)))
+    return sorted(lines, key=lambda line: (line.launcher != "distsim", line.node or 0))
 
 
 def _srun_and_mpirun_lines(
@@ -317,42 +331,45 @@ def _srun_and_mpirun_lines(
 
 
 def wrapped_command(words: tuple[str, ...], width: int, indent: str) -> list[str]:
-    """A command in lines of at most ``width``, broken as a shell reads it; what can't be broken
-    stays whole.
+    """A command in lines of at most ``width`` columns, with the shell's line continuations.
+
+    A word that is too long for a line stays whole.
     """
-    lines, line = [], indent
-    for word in _option_units([shlex.quote(w) for w in words]):
-        if len(line) + len(word) + 3 > width and line.strip():
+    lines = []
+    line = indent
+    for unit in _option_units([shlex.quote(word) for word in words]):
+        if len(line) + len(unit) + 3 > width and line.strip():
             lines.append(f"{line.rstrip()} \\")
             line = f"{indent}    "
-        line += f"{word} "
+        line += f"{unit} "
     return [*lines, line.rstrip()]
 
 
 def _option_units(words: list[str]) -> list[str]:
-    """Options with a word of their own behind them stay together with it."""
-    found: list[str] = []
+    """Words that stay together on a line: an option and its value are one unit."""
+    units: list[str] = []
     for word in words:
-        if (
-            found
-            and found[-1].startswith("-")
-            and " " not in found[-1]
-            and "=" not in found[-1]
-            and not word.startswith("-")
-            and found[-1] != "--real"
-        ):
-            found[-1] += f" {word}"
+        if units and _takes_value(units[-1]) and not word.startswith("-"):
+            units[-1] += f" {word}"
         else:
-            found.append(word)
-    return found
+            units.append(word)
+    return units
 
 
-# --- a process that they started ---
+def _takes_value(unit: str) -> bool:
+    """The unit is an option without its value so far."""
+    if unit == "--real" or not unit.startswith("-"):
+        return False
+    return " " not in unit and "=" not in unit
+
+
+# --- a process that such a launcher started ---
 
 
 class ExternalRank(NamedTuple):
-    """This process is one rank of a world that another launcher started. ``agent_store``: it serves
-    the store already.
+    """This process is one rank of a world that another launcher started.
+
+    ``agent_store``: the launcher already serves the store.
     """
 
     launcher: str
@@ -364,40 +381,66 @@ class ExternalRank(NamedTuple):
     agent_store: bool
 
 
-#: launcher -> (a variable that only it sets, rank, world size, local rank).
+class _RankVariables(NamedTuple):
+    """The variables of a launcher. ``marker``: set by this launcher only."""
+
+    marker: str
+    rank: str
+    world_size: str
+    local_rank: str
+
+
 _RANK_VARIABLES = {
-    "torchrun": ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
-    "mpirun": (
+    "torchrun": _RankVariables("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    "mpirun": _RankVariables(
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE",
         "OMPI_COMM_WORLD_LOCAL_RANK",
     ),
-    "mpiexec": ("PMI_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
-    "srun": ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    "mpiexec": _RankVariables("PMI_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    "srun": _RankVariables("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
 }
 
 
 def external_rank(
     env: Mapping[str, str], master_addr: str, master_port: int
 ) -> ExternalRank | None:
-    """The rank that the environment gives this process; None where nobody started it as one.
+    """The rank that the environment assigns to this process; None if no launcher started it.
 
-    ``master_addr`` and ``master_port`` hold where the launcher sets none. Raises EnvironmentFault
-    for variables that are broken.
+    ``master_addr`` and ``master_port`` are used if the launcher sets none. Raises EnvironmentFault
+    for invalid variables.
     """
-    for launcher, (sign, *names) in _RANK_VARIABLES.items():
-        if sign in env and names[0] in env and names[1] in env:
-            rank, size, local = (_integer_variable(env, name) for name in names)
-            address = (
-                env.get("MASTER_ADDR")
-                or (_first_host(env) if launcher == "srun" else "")
-                or master_addr
-            )
-            port = _integer_variable(env, "MASTER_PORT") if env.get("MASTER_PORT") else master_port
-            served = launcher == "torchrun" and env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-            return ExternalRank(launcher, rank, size, local, address, port, served)
+    for launcher, names in _RANK_VARIABLES.items():
+        if all(name in env for name in (names.marker, names.rank, names.world_size)):
+            return _rank_of_launcher(env, launcher, names, master_addr, master_port)
     return None
+
+
+def _rank_of_launcher(
+    env: Mapping[str, str],
+    launcher: str,
+    names: _RankVariables,
+    master_addr: str,
+    master_port: int,
+) -> ExternalRank:
+    rank = _integer_variable(env, names.rank)
+    world_size = _integer_variable(env, names.world_size)
+    local_rank = _integer_variable(env, names.local_rank)
+    address = env.get("MASTER_ADDR") or ""
+    if not address and launcher == "srun":
+        address = _first_host(env)
+    port = _integer_variable(env, "MASTER_PORT") if env.get("MASTER_PORT") else master_port
+    uses_agent_store = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return ExternalRank(
+        launcher,
+        rank,
+        world_size,
+        local_rank,
+        address or master_addr,
+        port,
+        agent_store=launcher == "torchrun" and uses_agent_store,
+    )
 
 
 def _integer_variable(env: Mapping[str, str], name: str) -> int:

@@ -1,5 +1,11 @@
-"""Looks after the workers: lets them start together, sees when nothing moves any more, ends them
-all whatever happens.
+"""Watches the rank processes: starts repetitions, detects hangs, and ends all ranks.
+
+Key idea: a hang is a time without progress. Progress means that any rank's progress file changed,
+that a rank computes or sleeps on purpose, that it uses its core in a call of gloo (which waits
+without using a core), or that it loads torch. `moved_ns` is the time of the last
+progress.
+
+The monitor only decides that a run is over and why; `results` finds out what went wrong.
 """
 
 from __future__ import annotations
@@ -28,24 +34,27 @@ from distsim.real.shared.progress_file import (
     parse_snapshot,
 )
 
-#: How often the boards are looked at.
+#: How often the progress files are read.
 _POLL_S = 0.01
-#: Once a rank has died, so long without progress is a standstill: a peer's error shows within
+#: After a rank has died, this time without progress is a hang: an error of a peer shows within
 #: milliseconds (semantics 2.4).
 _GRACE_AFTER_DEATH_NS = 1_500_000_000
-#: How often the ranks' use of their cores is looked at.
+#: How often the CPU time of the ranks is read.
 _CPU_CHECK_INTERVAL_NS = 500_000_000
-#: Until the common start, so that every rank has seen the word.
+#: The common start lies this far in the future, so that every rank learns of it in time.
 _START_LEAD_NS = 2_000_000
+#: Phases of a rank that will not continue, although its process may still live.
+_FINAL_PHASES = (RankPhase.RAISED, RankPhase.EXITED, RankPhase.STRUCK, RankPhase.BROKEN)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class MonitorResult(NamedTuple):
-    """How a run came to its end. ``reason``: done, standstill, start (not all came), interrupted.
+    """How a run ended. ``reason``: done, standstill, start (ranks are missing), interrupted.
 
-    ``seen``: the last board of every rank; ``exits``: exit statuses of those whose process was over
-    before the end was decided; ``starts_ns``: the common start of each repetition. ``still_ns``:
-    how long nothing had moved then. ``ended_by``: the signal that interrupted this launcher.
+    ``seen``: the last progress of every rank. ``exits``: exit statuses of the ranks whose process
+    had ended before the end of the run was decided. ``starts_ns``: the common start of each
+    repetition. ``still_ns``: the time without progress at the end. ``ended_by``: the signal that
+    interrupted this launcher.
     """
 
     reason: str
@@ -57,8 +66,23 @@ class MonitorResult(NamedTuple):
     ended_by: str = ""
 
 
+class _RankState(NamedTuple):
+    """What the monitor knows of a rank. ``exit_code`` is None while its process lives."""
+
+    progress: ProgressSnapshot
+    exit_code: int | None
+
+    @property
+    def is_over(self) -> bool:
+        return self.progress.phase == RankPhase.ENDED or self.exit_code is not None
+
+    @property
+    def has_failed_or_exited(self) -> bool:
+        return self.exit_code is not None or self.progress.phase in _FINAL_PHASES
+
+
 class RankMonitor:
-    """Watches the ranks of this machine, and through ``coordinator`` those of the others."""
+    """Watches the ranks of this machine and, through ``coordinator``, those of the others."""
 
     def __init__(
         self,
@@ -69,176 +93,202 @@ class RankMonitor:
         timeout_ns: int,
         start_ns: int,
     ) -> None:
-        self.job, self.ranks, self.launcher, self.coordinator = (
-            job,
-            tuple(ranks),
-            launcher,
-            coordinator,
-        )
-        self.timeout_ns, self.start_limit_ns = timeout_ns, start_ns
-        self.boards = {rank: ProgressFile(job.board(rank), create=True) for rank in self.ranks}
+        self.job = job
+        self.ranks = tuple(ranks)
+        self.launcher = launcher
+        self.coordinator = coordinator
+        self.timeout_ns = timeout_ns
+        self.start_limit_ns = start_ns
+        self.progress_files = {
+            rank: ProgressFile(job.progress_path(rank), create=True) for rank in self.ranks
+        }
         self.control_file = ControlFile(job.control_file, create=True)
-        absent = {f.rank for f in job.program.faults if f.kind == "absent"}
-        self.everyone = [r for r in range(job.program.world_size) if r not in absent]
+        absent = {fault.rank for fault in job.program.faults if fault.kind == "absent"}
+        self.expected = [rank for rank in range(job.program.world_size) if rank not in absent]
         self.ended_by = ""  # the name of a signal
         self.began_ns = self.moved_ns = time.monotonic_ns()
-        self._marks: dict[int, tuple[int, bool, int]] = {}
         self.starts: list[int] = []
-        self.all: dict[int, tuple[ProgressSnapshot, int | None]] = {}
-        self._worked: dict[int, int] = {}
-        self._worked_ns = self.began_ns
+        self.states: dict[int, _RankState] = {}
+        self._marks: dict[int, tuple[int, bool, int]] = {}  # what counts as progress, by rank
+        self._cpu_ticks: dict[int, int] = {}
+        self._cpu_checked_ns = self.began_ns
         self._loading_ticks = 0
-        self._loading_ns = self.began_ns
+        self._loading_checked_ns = self.began_ns
 
     # --- the loop ---
     def run(self) -> MonitorResult:
-        """Until all is over, or nothing moves, or somebody wants an end. The workers are still
-        there afterwards.
-        """
+        """Watch until the run is over. The processes still exist afterwards; see `finish`."""
         while True:
             self._look()
-            self._start()
+            self._start_repetition()
             reason = self.coordinator.decide(self._reason())
             if reason:
                 break
             time.sleep(_POLL_S)
         still_ns = time.monotonic_ns() - self.moved_ns
         self._look()
-        self._look_at_stopped()  # before its stack is asked for: the signal may end a wait of torch's sockets with an error
+        # Before the stacks are requested: their signal may interrupt a wait of torch's sockets,
+        # which then raises an error.
+        self._mark_stopped_processes()
         stacks = self._stacks() if reason in ("standstill", "interrupted") else {}
-        seen_, exits = (
-            {r: s for r, (s, _) in self.all.items()},
-            {r: code for r, (_, code) in self.all.items()},
-        )
         return MonitorResult(
-            reason, seen_, exits, tuple(self.starts), stacks, still_ns, self.ended_by
+            reason,
+            {rank: state.progress for rank, state in self.states.items()},
+            {rank: state.exit_code for rank, state in self.states.items()},
+            tuple(self.starts),
+            stacks,
+            still_ns,
+            self.ended_by,
         )
 
     def _look(self) -> None:
-        now = time.monotonic_ns()
-        here = {
-            rank: (board.raw(), self.launcher.exit_of(rank)) for rank, board in self.boards.items()
+        """Read the state of all ranks, and note whether there was progress."""
+        now_ns = time.monotonic_ns()
+        local = {
+            rank: (file.raw(), self.launcher.exit_of(rank))
+            for rank, file in self.progress_files.items()
         }
-        for rank, (data, code) in self.coordinator.share(here).items():
-            board = parse_snapshot(data, rank)
-            mark = (
-                board.progress,
-                code is None,
-                board.busy_until_ns if board.phase <= RankPhase.LOADING else 0,
-            )
-            if self._marks.get(rank) != mark:
-                self._marks[rank] = mark
-                self.moved_ns = now
-            if rank in self.boards and board.busy_until_ns > self.moved_ns and code is None:
-                self.moved_ns = min(board.busy_until_ns, now)
-            self.all[rank] = (board, code)
+        for rank, (contents, exit_code) in self.coordinator.share(local).items():
+            state = _RankState(parse_snapshot(contents, rank), exit_code)
+            self._note_progress(rank, state, now_ns)
+            self.states[rank] = state
 
-        if (
-            self.job.backend == "gloo"
-            and self.job.devices.kind == "cpu"
-            and now - self._worked_ns > _CPU_CHECK_INTERVAL_NS
-        ):
-            self._look_at_work(now)
-        if now - self._loading_ns > _CPU_CHECK_INTERVAL_NS:
-            self._look_at_loading(now)
+        is_gloo_on_cpu = self.job.backend == "gloo" and self.job.devices.kind == "cpu"
+        if is_gloo_on_cpu and now_ns - self._cpu_checked_ns > _CPU_CHECK_INTERVAL_NS:
+            self._check_cpu_use(now_ns)
+        if now_ns - self._loading_checked_ns > _CPU_CHECK_INTERVAL_NS:
+            self._check_loading(now_ns)
 
-    def _look_at_loading(self, now: int) -> None:
-        """Ranks that load torch on a busy machine take as long as they take: while they use their
-        cores, their boards say so.
+    def _note_progress(self, rank: int, state: _RankState, now_ns: int) -> None:
+        progress, is_alive = state.progress, state.exit_code is None
+        # While a rank loads, its launcher reports CPU use as "busy until" (`_check_loading`); later
+        # the rank itself writes the end of a compute there, which is in the future.
+        is_loading = progress.phase <= RankPhase.LOADING
+        mark = (progress.progress, is_alive, progress.busy_until_ns if is_loading else 0)
+        if self._marks.get(rank) != mark:
+            self._marks[rank] = mark
+            self.moved_ns = now_ns
+        is_local = rank in self.progress_files
+        if is_local and is_alive and progress.busy_until_ns > self.moved_ns:
+            self.moved_ns = min(progress.busy_until_ns, now_ns)
+
+    def _check_loading(self, now_ns: int) -> None:
+        """Note progress of ranks that load torch, by their CPU time.
+
+        On a busy machine loading may take very long. It goes through the progress file, so that
+        launchers on other machines see it too.
         """
-        self._loading_ns = now
-        loading = [
-            rank
-            for rank in self.ranks
-            if self.all[rank][0].phase <= RankPhase.LOADING and self.all[rank][1] is None
-        ]
-        others = {board.pid for board, _ in self.all.values() if board.phase > RankPhase.LOADING}
-        pids = (
-            [int(child.pid or 0) for child in multiprocessing.active_children()] if loading else []
-        )
-        ticks = sum(_cpu_ticks(pid) for pid in pids if pid not in others)
+        self._loading_checked_ns = now_ns
+        loading = [rank for rank in self.ranks if self._is_loading(rank)]
+        ticks = self._ticks_of_loading_processes() if loading else 0
         if ticks > self._loading_ticks + 1:
             for rank in loading:
-                self.boards[rank].words[ProgressField.BUSY_UNTIL_NS] = now
+                self.progress_files[rank].words[ProgressField.BUSY_UNTIL_NS] = now_ns
         self._loading_ticks = ticks
 
-    def _look_at_work(self, now: int) -> None:
-        """A rank that spends its core's time in a call moves data: gloo waits without any. (nccl,
-        mpi and CUDA wait by spinning.)
+    def _is_loading(self, rank: int) -> bool:
+        state = self.states[rank]
+        return state.exit_code is None and state.progress.phase <= RankPhase.LOADING
+
+    def _ticks_of_loading_processes(self) -> int:
+        """CPU time of all child processes but those that have finished loading.
+
+        A process that loads may not have written its process ID yet.
         """
-        self._worked_ns = now
-        for rank in self.ranks:
-            board, code = self.all[rank]
-            if code is None and board.phase == RankPhase.IN_CALL:
-                ticks = _cpu_ticks(board.pid)
-                if ticks > self._worked.get(rank, ticks) + 1:
-                    self.moved_ns = now
-                self._worked[rank] = ticks
+        snapshots = [state.progress for state in self.states.values()]
+        loaded = {snapshot.pid for snapshot in snapshots if snapshot.phase > RankPhase.LOADING}
+        pids = [int(child.pid or 0) for child in multiprocessing.active_children()]
+        return sum(_cpu_ticks(pid) for pid in pids if pid not in loaded)
 
-    def _look_at_stopped(self) -> None:
-        """Say of a rank whose process somebody has stopped that this is so."""
-        for rank in self.ranks:
-            board, code = self.all[rank]
-            if code is None and not board.message and _process_state(board.pid) in ("T", "t"):
-                self.all[rank] = board._replace(message=STOPPED_MESSAGE), code
+    def _check_cpu_use(self, now_ns: int) -> None:
+        """Note progress of ranks that use their cores inside a call, because they move data.
 
-    def _start(self) -> None:
-        """Give the word for the next repetition when every rank waits for it."""
-        turn = len(self.starts)
-        if turn >= self.job.repeats:
+        Gloo waits without using a core. nccl, mpi and CUDA spin while they wait, so this says
+        nothing about them.
+        """
+        self._cpu_checked_ns = now_ns
+        for rank in self.ranks:
+            progress, exit_code = self.states[rank]
+            if exit_code is None and progress.phase == RankPhase.IN_CALL:
+                ticks = _cpu_ticks(progress.pid)
+                if ticks > self._cpu_ticks.get(rank, ticks) + 1:
+                    self.moved_ns = now_ns
+                self._cpu_ticks[rank] = ticks
+
+    def _mark_stopped_processes(self) -> None:
+        """Give a message to ranks whose process was stopped (SIGSTOP, or by a debugger)."""
+        for rank in self.ranks:
+            state = self.states[rank]
+            if state.exit_code is not None or state.progress.message:
+                continue
+            if _process_state(state.progress.pid) in ("T", "t"):
+                stopped = state.progress._replace(message=STOPPED_MESSAGE)
+                self.states[rank] = state._replace(progress=stopped)
+
+    def _start_repetition(self) -> None:
+        """Announce the start of the next repetition when every rank waits for it."""
+        repetition = len(self.starts)
+        if repetition >= self.job.repeats:
             return
-        here = [self.all[rank][0] for rank in self.ranks]
-        if self.coordinator.ready(
-            turn, all(b.phase == RankPhase.READY and b.repetition == turn for b in here)
-        ):
+        local = [self.states[rank].progress for rank in self.ranks]
+        local_ready = all(
+            progress.phase == RankPhase.READY and progress.repetition == repetition
+            for progress in local
+        )
+        if self.coordinator.ready(repetition, local_ready):
             start_ns = time.monotonic_ns() + _START_LEAD_NS
             self.starts.append(start_ns)
-            self.control_file.go(turn, start_ns)
+            self.control_file.start_repetition(repetition, start_ns)
 
+    # --- when it is over ---
     def _reason(self) -> str:
+        """Why the run is over; empty while it continues."""
         if self.ended_by:
             return "interrupted"
-        known = [self.all[rank] for rank in self.everyone if rank in self.all]
-        if len(known) == len(self.everyone) and all(_has_ended(*one) for one in known):
+        known = [self.states[rank] for rank in self.expected if rank in self.states]
+        if len(known) == len(self.expected) and all(state.is_over for state in known):
             return "done"
-        now = time.monotonic_ns()
-        if self._starting(known):
-            return "start" if now - self.moved_ns > self.start_limit_ns else ""
-        gone = any(
-            code is not None
-            or b.phase in (RankPhase.RAISED, RankPhase.EXITED, RankPhase.STRUCK, RankPhase.BROKEN)
-            for b, code in known
-        )
-        limit_ns = min(self.timeout_ns, _GRACE_AFTER_DEATH_NS) if gone else self.timeout_ns
-        if any(
-            b.phase == RankPhase.WRITING and code is None for b, code in known
-        ):  # large tensors take their time
-            limit_ns = max(limit_ns, self.start_limit_ns)
-        return "standstill" if now - self.moved_ns > limit_ns else ""
+        still_ns = time.monotonic_ns() - self.moved_ns
+        if self._is_starting(known):
+            return "start" if still_ns > self.start_limit_ns else ""
+        return "standstill" if still_ns > self._hang_limit_ns(known) else ""
 
-    def _starting(self, known: Sequence[tuple[ProgressSnapshot, int | None]]) -> bool:
+    def _is_starting(self, known: Sequence[_RankState]) -> bool:
         """Some process is still loading, and none has failed."""
-        if any(code is not None or b.phase == RankPhase.BROKEN for b, code in known):
-            return False
-        return len(known) < len(self.everyone) or any(
-            b.phase in (RankPhase.NEW, RankPhase.LOADING) for b, _ in known
-        )
+        for state in known:
+            if state.exit_code is not None or state.progress.phase == RankPhase.BROKEN:
+                return False
+        if len(known) < len(self.expected):
+            return True
+        return any(state.progress.phase <= RankPhase.LOADING for state in known)
+
+    def _hang_limit_ns(self, known: Sequence[_RankState]) -> int:
+        """The time without progress that counts as a hang."""
+        limit_ns = self.timeout_ns
+        if any(state.has_failed_or_exited for state in known):
+            limit_ns = min(limit_ns, _GRACE_AFTER_DEATH_NS)
+        alive = [state.progress for state in known if state.exit_code is None]
+        if any(progress.phase == RankPhase.WRITING for progress in alive):
+            # Writing large tensors takes time.
+            limit_ns = max(limit_ns, self.start_limit_ns)
+        return limit_ns
 
     def _stacks(self) -> dict[int, str]:
-        """The Python stack of every rank of this machine that still lives, written by itself on a
-        signal.
-        """
+        """The Python stacks of living local ranks, which they write themselves on a signal."""
         asked = []
         for rank in self.ranks:
-            board, code = self.all[rank]
-            if code is None and board.pid and RankPhase.LOADING < board.phase < RankPhase.ENDED:
+            progress, exit_code = self.states[rank]
+            has_handler = RankPhase.LOADING < progress.phase < RankPhase.ENDED
+            if exit_code is None and progress.pid and has_handler:
                 with suppress(ProcessLookupError):
-                    os.kill(board.pid, signal.SIGUSR1)
+                    os.kill(progress.pid, signal.SIGUSR1)
                     asked.append(rank)
-        end = time.monotonic() + 0.5
-        while time.monotonic() < end and not all(_file_size(self.job.stack(r)) for r in asked):
+        deadline = time.monotonic() + 0.5
+        while time.monotonic() < deadline:
+            if all(_file_size(self.job.stack(rank)) for rank in asked):
+                break
             time.sleep(0.01)
-        time.sleep(0.02 if asked else 0)
+        time.sleep(0.02 if asked else 0)  # let the last one finish writing
         return {
             rank: self.job.stack(rank).read_text(errors="replace")
             for rank in asked
@@ -247,17 +297,17 @@ class RankMonitor:
 
     # --- the end ---
     def finish(self, clean: bool) -> None:
-        """Let the ranks go, or end them; none is left when this returns."""
+        """Release the ranks, or kill them; no rank process is left when this returns."""
         if clean:
             self.control_file.stop()
         self.launcher.end(3.0 if clean else 0.0)
-        for board in self.boards.values():
-            board.close()
+        for file in self.progress_files.values():
+            file.close()
         self.control_file.close()
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Ctrl-C, a closed terminal and SIGTERM end the run in good order."""
+        """Let Ctrl-C, a closed terminal and SIGTERM end the run in good order."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -273,25 +323,19 @@ class RankMonitor:
                 signal.signal(name, handler)
 
 
-def _has_ended(board: ProgressSnapshot, code: int | None) -> bool:
-    return board.phase == RankPhase.ENDED or code is not None
-
-
 def _cpu_ticks(pid: int) -> int:
-    """What a process has had of its cores, in clock ticks (proc(5): utime and stime); 0 where that
-    can't be told.
-    """
+    """The CPU time of a process in clock ticks (proc(5): utime and stime); 0 if unknown."""
     fields = _proc_stat(pid)
     return int(fields[11]) + int(fields[12]) if fields else 0
 
 
 def _process_state(pid: int) -> str:
-    """R, S, T, … (proc(5)); empty where that can't be told."""
+    """R, S, T, … (proc(5)); empty if unknown."""
     return next(iter(_proc_stat(pid)), "")
 
 
 def _proc_stat(pid: int) -> list[str]:
-    """The fields of proc(5) behind the command's name; none where there is no such process."""
+    """The fields of proc(5) after the command's name; none if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,5 +1,7 @@
-"""The ranks of this machine as processes: started by fork, spawn, forkserver or torch's elastic
-launcher, ended by their pid.
+"""Starts the ranks of this machine as processes, and ends them.
+
+fork, spawn and forkserver use multiprocessing (`ProcessLauncher`); elastic uses torch's elastic
+launcher (`ElasticLauncher`), which owns its processes, so they are ended by their process IDs.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _FORKSERVER_PRELOAD = [
 
 
 class ProcessLauncher:
-    """Processes by rank. ``exit_of`` is None while a rank lives."""
+    """Starts ranks with multiprocessing. ``processes``: by rank."""
 
     def __init__(self, method: str) -> None:
         self.method = method
@@ -40,47 +42,49 @@ class ProcessLauncher:
 
     def start(self, job: WorkerJob, ranks: Sequence[int]) -> None:
         """Start the ranks."""
-        self.start_each(
-            rank_process.run_rank,
-            replace(job, parent=0 if self.method == "forkserver" else os.getpid()),
-            ranks,
-        )
+        # Under forkserver the parent is the server, so ranks cannot check for this process.
+        parent = 0 if self.method == "forkserver" else os.getpid()
+        self.start_each(rank_process.run_rank, replace(job, parent=parent), ranks)
 
     def start_each(
-        self, main: Callable[[MainArgument, int], None], given: MainArgument, ranks: Sequence[int]
+        self,
+        main: Callable[[MainArgument, int], None],
+        argument: MainArgument,
+        ranks: Sequence[int],
     ) -> None:
-        """A process for each rank, which calls ``main(given, rank)``. With fork, what they import
-        is imported here first.
-        """
+        """Start a process for each rank, which calls ``main(argument, rank)``."""
         context: Any = multiprocessing.get_context(self.method)
         if self.method == "forkserver":
             context.set_forkserver_preload(_FORKSERVER_PRELOAD)
         for rank in ranks:
             process = context.Process(
-                target=main, args=(given, rank), name=f"rank {rank}", daemon=True
+                target=main, args=(argument, rank), name=f"rank {rank}", daemon=True
             )
             process.start()
             self.processes[rank] = process
 
     def exit_of(self, rank: int) -> int | None:
-        """The exit status of a rank; minus the signal's number when one ended it. A rank that was
-        never started never ends.
+        """The exit status of a rank; None while it lives.
+
+        It is minus the signal's number if a signal ended the rank. A rank that was never started
+        never ends.
         """
         process = self.processes.get(rank)
-        return None if process is None or process.is_alive() else process.exitcode
+        if process is None or process.is_alive():
+            return None
+        return process.exitcode
 
     def pid(self, rank: int) -> int:
         return int(self.processes[rank].pid or 0)
 
     def end(self, grace_s: float) -> None:
-        """Wait so long for those who are leaving, then kill the others; all are reaped when this
-        returns.
-        """
-        limit = time.monotonic() + grace_s
+        """Wait ``grace_s`` for ranks that are exiting, then kill the others; all are reaped."""
+        deadline = time.monotonic() + grace_s
         for process in self.processes.values():
-            process.join(max(limit - time.monotonic(), 0))
+            process.join(max(deadline - time.monotonic(), 0))
         for process in self.processes.values():
             if process.pid is not None and process.is_alive():
+                # A rank is the leader of its process group, except at its very beginning.
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 with suppress(ProcessLookupError):
@@ -90,8 +94,9 @@ class ProcessLauncher:
 
 
 class ElasticLauncher(ProcessLauncher):
-    """torch's own launcher with no restarts, in a thread beside the watch. It names a failed rank,
-    and ends all the others.
+    """torch's elastic launcher without restarts, in a thread next to the monitor.
+
+    It reports one failed rank, and ends all the others by SIGTERM.
     """
 
     def __init__(self, job: WorkerJob, start_method: str = "spawn") -> None:
@@ -100,17 +105,14 @@ class ElasticLauncher(ProcessLauncher):
         self.failed: dict[int, int] = {}
         self.fault: BaseException | None = None
         self.ranks: tuple[int, ...] = ()
-        self._started: dict[
-            int, BaseProcess
-        ] = {}  # processes by pid, as multiprocessing knows them
+        self._started: dict[int, BaseProcess] = {}  # multiprocessing's processes by process ID
         self._thread: threading.Thread | None = None
         self._store: object = None
 
     def start(self, job: WorkerJob, ranks: Sequence[int]) -> None:
         self.ranks = tuple(ranks)
-        self._thread = threading.Thread(
-            target=self._run, args=(replace(job, given=True, init_method="env://"),), daemon=True
-        )
+        job = replace(job, environment_is_set=True, init_method="env://")
+        self._thread = threading.Thread(target=self._run, args=(job,), daemon=True)
         self._thread.start()
 
     def _run(self, job: WorkerJob) -> None:
@@ -122,10 +124,10 @@ class ElasticLauncher(ProcessLauncher):
 
         for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        # torch's own rendezvous would listen on every address; in one process, stores of one port
-        # share the server that is there first
-        door, port = listen("127.0.0.1", 0, allow_other_port=True)
-        self._store = serve_store(door, "127.0.0.1", port, shared=True)
+        # torch's own rendezvous would listen on every address. Within one process, all stores of a
+        # port share the server that exists first, so torch will use this one.
+        listening, port = listen("127.0.0.1", 0, allow_other_port=True)
+        self._store = serve_store(listening, "127.0.0.1", port, shared=True)
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -148,14 +150,14 @@ class ElasticLauncher(ProcessLauncher):
             self.fault = error
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return self._thread is None or not self._thread.is_alive()
 
     def exit_of(self, rank: int) -> int | None:
-        """As the process says; the launcher itself names one failed rank only, and stops the others
-        by SIGTERM.
+        """The exit status by the process itself, because the launcher reports one failed rank only.
 
-        Raises EnvironmentFault where the launcher failed.
+        Ranks whose process is unknown count as ended by SIGTERM if another rank failed. Raises
+        EnvironmentFault if the launcher failed.
         """
         if rank not in self.ranks:
             return None
@@ -167,20 +169,20 @@ class ElasticLauncher(ProcessLauncher):
         process = self._started.get(self.pid(rank))
         if process is not None and process.exitcode is not None:
             return int(process.exitcode)
-        if not self.over:
+        if not self.is_over:
             return None
         return self.failed.get(rank, -signal.SIGTERM if self.failed else 0)
 
     def pid(self, rank: int) -> int:
-        """As the rank says itself on its board."""
-        return parse_snapshot(self.job.board(rank).read_bytes(), rank).pid
+        """The process ID that the rank wrote into its progress file."""
+        return parse_snapshot(self.job.progress_path(rank).read_bytes(), rank).pid
 
     def end(self, grace_s: float) -> None:
         if self._thread is None:
             return
         self._thread.join(grace_s)
         for rank in self.ranks:
-            if not self.over and self.pid(rank):
+            if not self.is_over and self.pid(rank):
                 with suppress(ProcessLookupError):
                     os.kill(self.pid(rank), signal.SIGKILL)
         self._thread.join(10)

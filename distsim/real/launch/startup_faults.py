@@ -1,5 +1,6 @@
-"""What the file says that a failing start-up meets: ports that something else has, files that an
-earlier run has left.
+"""Creates the conditions under which a scenario's start-up fails.
+
+These are ports that another process has taken, and rendezvous files of an earlier run.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from types import ModuleType
 from distsim.common.errors import EnvironmentFault
 from distsim.real.shared.rendezvous import check_rendezvous_file, listen
 from distsim.scenario import Scenario
-from distsim.scenario.startup.init_method import rendezvous_info as address_of
+from distsim.scenario.startup.init_method import rendezvous_info
 from distsim.scenario.startup.records import RendezvousInfo, StartupResult
 
 _EARLIER_RUN_TIMEOUT_S = 60
@@ -26,49 +27,46 @@ _EARLIER_RUN_TIMEOUT_S = 60
 def inject_startup_faults(
     scenario: Scenario, startup: StartupResult | None, address: str
 ) -> Iterator[None]:
-    """Ports held and files written while the run lasts; files that ranks meet in are gone
-    afterwards.
+    """Occupy ports and write files while the block runs; remove all rendezvous files afterwards.
 
-    Raises EnvironmentFault for what this machine does not let one do.
+    Raises EnvironmentFault if this machine does not allow that.
     """
+    launch = scenario.launch
+    leftover_names = launch.files_left
     fresh = sorted(
-        {
-            Path(path)
-            for path in _rendezvous_files(startup)
-            if path not in scenario.launch.files_left
-        }
+        {Path(path) for path in _rendezvous_files(startup) if path not in leftover_names}
     )
     for path in fresh:
         check_rendezvous_file(path.as_uri())
-    doors: list[socket.socket] = []
-    left: list[Path] = []
+    sockets: list[socket.socket] = []
+    leftover: list[Path] = []
     try:
-        doors.extend(
-            listen(address, port, allow_other_port=False)[0] for port in scenario.launch.ports_taken
+        # Generators, so that a failure in the middle still cleans up the earlier ones.
+        sockets.extend(
+            listen(address, port, allow_other_port=False)[0] for port in launch.ports_taken
         )
-        left.extend(
-            _write_leftover_file(Path(name), scenario.world.size)
-            for name in scenario.launch.files_left
+        leftover.extend(
+            _write_leftover_file(Path(name), scenario.world.size) for name in leftover_names
         )
         yield
     finally:
-        for door in doors:
-            door.close()
-        for path in (*left, *fresh):
+        for listening in sockets:
+            listening.close()
+        for path in (*leftover, *fresh):
             with suppress(OSError):
                 path.unlink()
 
 
 def _rendezvous_files(startup: StartupResult | None) -> Iterator[str]:
-    """The files that ranks are told to meet in."""
-    for entrance in startup.entrances if startup is not None else ():
-        here = address_of(entrance)
-        if isinstance(here, RendezvousInfo) and here.kind == "file":
-            yield here.path
+    """The files that ranks use as their rendezvous."""
+    for process in startup.entrances if startup is not None else ():
+        rendezvous = rendezvous_info(process)
+        if isinstance(rendezvous, RendezvousInfo) and rendezvous.kind == "file":
+            yield rendezvous.path
 
 
 def _write_leftover_file(path: Path, world_size: int) -> Path:
-    """A file as a run leaves it that was killed: its processes met there, and are gone."""
+    """Write a rendezvous file as a killed run leaves it, by letting processes meet in it."""
     if not path.parent.is_dir():
         raise EnvironmentFault(
             f"there is no folder {path.parent} for {path}", "name a file in a folder that exists"

@@ -1,3 +1,4 @@
-"""From the files that ranks left to a trace, findings and the comparison with the simulation;
-nothing here starts or ends a process.
+"""From the files that ranks left to a trace, findings and the comparison with the simulation.
+
+Nothing here starts or ends a process.
 """

@@ -1,4 +1,10 @@
-"""What the ranks left, brought together from all machines and judged."""
+"""Collects what the ranks of all machines left, and builds the `RealRun` from it.
+
+Each launcher packs the records of its own ranks as bytes (`local_records`), because they travel
+through the store to the first launcher. There they are merged, with the clocks of the machines
+aligned, and judged: first whether the environment failed (which is not the scenario's fault), then
+how the run ended compared with its simulation.
+"""
 
 from __future__ import annotations
 
@@ -11,152 +17,177 @@ from dataclasses import dataclass, field
 
 from distsim.checker.wording import rank_list
 from distsim.common.errors import EnvironmentFault
-from distsim.findings.final_state import FinalState
+from distsim.findings.final_state import FinalState, RankEnd
 from distsim.program.model import Program
 from distsim.real.launch.monitor import MonitorResult
+from distsim.real.launch.session import LaunchSession
 from distsim.real.results.merge_tables import RankTimeTable, merge_rank_tables
 from distsim.real.results.posted_calls import PostedRequest, diverging_receives
-from distsim.real.results.postmortem import (
-    PostmortemResult,
+from distsim.real.results.postmortem import PostmortemResult, postmortem
+from distsim.real.results.rank_ends import is_consequence
+from distsim.real.results.real_run import RealRun
+from distsim.real.results.simulated_vs_real import (
     SimulatedVsReal,
     compare_with_simulation,
-    is_consequence,
     outcome_of,
-    postmortem,
 )
-from distsim.real.results.real_run import LaunchSession, RealRun
 from distsim.real.results.value_check import BufferCheck, check_values
 from distsim.real.shared.job import WorkerJob
 from distsim.real.shared.progress_file import RankPhase, read_call_times
 from distsim.trace.model import Trace
 from distsim.trace.packed_values import RankTensorValue, header_values
 
-#: A run that was ended from outside stood still if nothing had moved for so long.
+#: An interrupted run counts as hanging if nothing had moved for this long.
 _NO_PROGRESS_NS = 1_000_000_000
+#: The last bytes of a rank's output that are kept.
+_MAX_OUTPUT_BYTES = 4000
+
+#: (what to add to the clock of a machine, largest error), at the start and at the end of the run.
+ClockOffsets = tuple[tuple[int, int], tuple[int, int]]
+
+
+# --- records of one machine ---
 
 
 def local_records(
-    session: LaunchSession,
-    job: WorkerJob,
-    watched: MonitorResult,
-    clocks: tuple[tuple[int, int], tuple[int, int]],
+    session: LaunchSession, job: WorkerJob, watched: MonitorResult, clocks: ClockOffsets
 ) -> dict[str, bytes]:
-    """All that the ranks of this machine left, as bytes that can travel."""
-    values = session.simulation.wide_values
-    left: dict[str, bytes] = {}
+    """Everything that the ranks of this machine left, as bytes that can travel."""
+    simulated_values = session.simulation.wide_values
+    records: dict[str, bytes] = {}
     buffers: list[BufferCheck] = []
-    kept: list[RankTensorValue] = []
+    known_values: list[RankTensorValue] = []
     overhead_ns = 0
     for rank in session.ranks:
         for repetition in range(len(watched.starts_ns) or 1):
             path = job.times(rank, repetition)
             if path.exists():
-                left[f"times {rank} {repetition}"] = path.read_bytes()
-        found = check_values(job.program, values, rank, job.result(rank), session.backend)
-        buffers += found.buffers
-        kept += found.kept
-        overhead_ns = max(overhead_ns, found.overhead_ns)
+                records[f"times {rank} {repetition}"] = path.read_bytes()
+        checked = check_values(
+            job.program, simulated_values, rank, job.result(rank), session.backend
+        )
+        buffers += checked.buffers
+        known_values += checked.known_values
+        overhead_ns = max(overhead_ns, checked.overhead_ns)
         if job.output(rank).exists():
-            left[f"output {rank}"] = job.output(rank).read_bytes()[-4000:]
+            records[f"output {rank}"] = job.output(rank).read_bytes()[-_MAX_OUTPUT_BYTES:]
         if rank in watched.stacks:
-            left[f"stack {rank}"] = watched.stacks[rank].encode()
-    facts = {"buffers": buffers, "kept": kept, "overhead_ns": overhead_ns, "clocks": clocks}
-    return {"facts": json.dumps(facts).encode(), **left}
+            records[f"stack {rank}"] = watched.stacks[rank].encode()
+    facts = {"buffers": buffers, "kept": known_values, "overhead_ns": overhead_ns, "clocks": clocks}
+    return {"facts": json.dumps(facts).encode(), **records}
+
+
+# --- records of all machines ---
 
 
 @dataclass
 class _GatheredRecords:
-    """The records of all launchers together."""
+    """The records of all launchers. ``tables``: by repetition, then by rank."""
 
-    tables: dict[int, dict[int, RankTimeTable]] = field(
-        default_factory=dict
-    )  # repetition -> rank -> table
+    tables: dict[int, dict[int, RankTimeTable]] = field(default_factory=dict)
     buffers: list[BufferCheck] = field(default_factory=list)
-    kept: list[RankTensorValue] = field(default_factory=list)
+    known_values: list[RankTensorValue] = field(default_factory=list)
     stacks: dict[int, str] = field(default_factory=dict)
     outputs: dict[int, str] = field(default_factory=dict)
     overhead_ns: int = 0
-    error_ns: int = 0
+    clock_error_ns: int = 0
     device_error_ns: int = 0
 
 
 def _merge_records(
     records: Sequence[Mapping[str, bytes]], starts_ns: Sequence[int]
 ) -> _GatheredRecords:
-    out = _GatheredRecords()
+    gathered = _GatheredRecords()
     for record in records:
         facts = json.loads(record["facts"])
-        (first, error), (last, later) = facts["clocks"]
-        offset = (first + last) // 2
-        out.error_ns = max(out.error_ns, error, later, abs(first - last) // 2)
-        out.overhead_ns = max(out.overhead_ns, facts["overhead_ns"])
-        out.buffers += [BufferCheck(*one) for one in facts["buffers"]]
-        out.kept += [RankTensorValue(*one) for one in facts["kept"]]
+        (first_offset, first_error), (last_offset, last_error) = facts["clocks"]
+        # Clocks drift apart during the run: use the middle, and count half the drift as an error.
+        offset = (first_offset + last_offset) // 2
+        drift = abs(first_offset - last_offset) // 2
+        gathered.clock_error_ns = max(gathered.clock_error_ns, first_error, last_error, drift)
+        gathered.overhead_ns = max(gathered.overhead_ns, facts["overhead_ns"])
+        gathered.buffers += [BufferCheck(*row) for row in facts["buffers"]]
+        gathered.known_values += [RankTensorValue(*row) for row in facts["kept"]]
         for name, data in record.items():
-            what, _, who = name.partition(" ")
-            if what == "times":
-                rank, repetition = map(int, who.split())
-                zero_ns = starts_ns[repetition] if repetition < len(starts_ns) else 0
-                out.tables.setdefault(repetition, {})[rank] = RankTimeTable(data, zero_ns - offset)
-            elif what == "stack":
-                out.stacks[int(who)] = data.decode(errors="replace")
-            elif what == "output":
-                out.outputs[int(who)] = data.decode(errors="replace")
-    return out
+            _add_record(gathered, name, data, starts_ns, offset)
+    return gathered
+
+
+def _add_record(
+    gathered: _GatheredRecords, name: str, data: bytes, starts_ns: Sequence[int], offset: int
+) -> None:
+    """Add one named piece of `local_records`. ``offset``: of the clock of its machine."""
+    kind, _, numbers = name.partition(" ")
+    if kind == "times":
+        rank, repetition = map(int, numbers.split())
+        start_ns = starts_ns[repetition] if repetition < len(starts_ns) else 0
+        table = RankTimeTable(data, start_ns - offset)
+        gathered.tables.setdefault(repetition, {})[rank] = table
+    elif kind == "stack":
+        gathered.stacks[int(numbers)] = data.decode(errors="replace")
+    elif kind == "output":
+        gathered.outputs[int(numbers)] = data.decode(errors="replace")
+
+
+# --- failures of the environment ---
 
 
 def check_environment_faults(
     session: LaunchSession, job: WorkerJob, watched: MonitorResult
 ) -> None:
-    """What is no fault of the scenario: ranks that never came or never met, or broke before their
+    """Raise EnvironmentFault for a failure that is not the scenario's.
+
+    Such failures are: ranks that never started or never met, and ranks that broke before their
     program began.
     """
-    broken = [s for s in watched.seen.values() if s.phase == RankPhase.BROKEN]
-    place = _meeting_place(session, job)
+    snapshots = sorted(watched.seen.items())
+    broken = [snapshot for snapshot in watched.seen.values() if snapshot.phase == RankPhase.BROKEN]
     if broken:
-        where = "" if watched.starts_ns else f"ranks meet {place}"
-        raise EnvironmentFault(f"rank {broken[0].rank} could not go on: {broken[0].message}", where)
-    for rank, board in sorted(watched.seen.items()):
-        code = watched.exits.get(rank)
-        if code is not None and board.phase in (RankPhase.NEW, RankPhase.LOADING):
+        hint = "" if watched.starts_ns else f"ranks meet {_meeting_place(session, job)}"
+        raise EnvironmentFault(f"rank {broken[0].rank} could not go on: {broken[0].message}", hint)
+    for rank, snapshot in snapshots:
+        exit_code = watched.exits.get(rank)
+        if exit_code is not None and snapshot.phase in (RankPhase.NEW, RankPhase.LOADING):
             raise EnvironmentFault(
-                f"rank {rank} ended before it had started, with status {code}",
+                f"rank {rank} ended before it had started, with status {exit_code}",
                 "try another --launcher",
             )
     if watched.reason == "start":
         late = [
-            r
-            for r, s in sorted(watched.seen.items())
-            if s.phase in (RankPhase.NEW, RankPhase.LOADING)
+            rank
+            for rank, snapshot in snapshots
+            if snapshot.phase in (RankPhase.NEW, RankPhase.LOADING)
         ]
         raise EnvironmentFault(
             f"too few ranks came: {late} did not start in time",
             "try again, or give a longer --timeout",
         )
-    startup, absent = (
-        job.program.startup,
-        any(fault.kind == "absent" for fault in job.program.faults),
-    )
-    if (
-        watched.reason == "standstill"
-        and not watched.starts_ns
-        and not absent
-        and not (startup is not None and startup.failed)
-    ):
-        apart = [r for r, s in sorted(watched.seen.items()) if s.phase == RankPhase.CONNECTING]
+    hung_at_startup = watched.reason == "standstill" and not watched.starts_ns
+    if hung_at_startup and not _startup_should_hang(job.program):
+        connecting = [
+            rank for rank, snapshot in snapshots if snapshot.phase == RankPhase.CONNECTING
+        ]
         raise EnvironmentFault(
-            f"{rank_list(apart)} did not meet {place}",
+            f"{rank_list(connecting)} did not meet {_meeting_place(session, job)}",
             "the host must be the one of rank 0, and its port free and open",
         )
 
 
+def _startup_should_hang(program: Program) -> bool:
+    """The scenario itself makes the start-up fail: by an absent rank, or by its settings."""
+    if any(fault.kind == "absent" for fault in program.faults):
+        return True
+    return program.startup is not None and program.startup.failed
+
+
 def _meeting_place(session: LaunchSession, job: WorkerJob) -> str:
-    """Where ranks find each other, as a user has named it."""
-    return (
-        f"at {session.address}:{session.port}"
-        if job.init_method.startswith("env://")
-        else f"through {job.init_method}"
-    )
+    """Where ranks find each other, as the user has named it."""
+    if job.init_method.startswith("env://"):
+        return f"at {session.address}:{session.port}"
+    return f"through {job.init_method}"
+
+
+# --- the result ---
 
 
 def build_real_run(
@@ -165,121 +196,146 @@ def build_real_run(
     watched: MonitorResult,
     records: Sequence[Mapping[str, bytes]],
 ) -> RealRun:
-    """What the run came to. ``records``: what `record` gave on each machine."""
-    got = _merge_records(records, watched.starts_ns)
-    got.device_error_ns = max((board.clock_error_ns for board in watched.seen.values()), default=0)
-    simulation, program = session.simulation, job.program
+    """The result of the run. ``records``: what `local_records` returned on each machine."""
+    gathered = _merge_records(records, watched.starts_ns)
+    gathered.device_error_ns = max(
+        (snapshot.clock_error_ns for snapshot in watched.seen.values()), default=0
+    )
+    simulation = session.simulation
     start_ns = watched.starts_ns[-1] if watched.starts_ns else 0
-    sources = _any_source_senders(program, got)
+    sources = _any_source_senders(job.program, gathered)
+    diverging = diverging_receives(sources, simulation.run.trace)
     left = postmortem(simulation, watched.seen, watched.exits, start_ns, sources)
-    running = watched.reason == "interrupted" and watched.still_ns < _NO_PROGRESS_NS
-    if running:
-        left = PostmortemResult(
-            left.final_state, (), ()
-        )  # it was getting on: who waited for whom just then says nothing
-    taken, ends = diverging_receives(sources, simulation.run.trace), left.final_state.ends
-    outcome = "" if running else outcome_of(ends, got.buffers, simulation.outcome, taken)
-    both = (
-        SimulatedVsReal(())
-        if running
-        else compare_with_simulation(simulation, outcome, ends, got.buffers, taken)
-    )
-    end = _end_header(watched, left, running, outcome, start_ns)
+
+    made_progress = watched.reason == "interrupted" and watched.still_ns < _NO_PROGRESS_NS
+    if made_progress:
+        # Which rank waited for which at the moment of the interruption means nothing.
+        left = PostmortemResult(left.final_state, (), ())
+        outcome = ""
+        comparison = SimulatedVsReal(())
+    else:
+        ends = left.final_state.ends
+        outcome = outcome_of(ends, gathered.buffers, simulation.outcome, diverging)
+        comparison = compare_with_simulation(simulation, outcome, ends, gathered.buffers, diverging)
+
+    end_header = _end_header(watched, left, made_progress, outcome, start_ns)
     traces = [
-        _repetition_trace(session, job, got, k, left.final_state, outcome, end)
-        for k in sorted(got.tables) or [0]
+        _repetition_trace(session, job, gathered, repetition, left.final_state, outcome, end_header)
+        for repetition in sorted(gathered.tables) or [0]
     ]
-    counted = traces[1:] if len(traces) > 1 and len(traces) == job.repeats else traces
-    ordered = sorted(counted, key=lambda t: t.makespan_ns)
-    trace = ordered[(len(ordered) - 1) // 2] if outcome == "completes" else traces[-1]
-    bad = {
-        e.rank
-        for e in left.final_state.ends
-        if e.status in ("raised", "crashed") and not is_consequence(e)
-    }
+    counted = _without_warmup(traces, job.repeats)
     return RealRun(
-        simulation,
-        session.backend,
-        session.started.launcher if session.started else session.launcher,
-        outcome,
-        watched.reason,
-        left.final_state,
-        left.findings,
-        left.culprits,
-        both.differences,
-        trace,
-        tuple(t.makespan_ns for t in counted),
-        tuple(got.buffers),
-        got.stacks,
-        {r: text for r, text in got.outputs.items() if r in bad and text.strip()},
-        got.overhead_ns,
-        got.error_ns,
-        session.wish.timeout_ns,
-        tuple(session.notes),
-        both.agreement,
-        watched.ended_by,
-        taken,
+        simulation=simulation,
+        backend=session.backend,
+        launcher=session.external_rank.launcher if session.external_rank else session.launcher,
+        outcome=outcome,
+        reason=watched.reason,
+        final_state=left.final_state,
+        findings=left.findings,
+        culprits=left.culprits,
+        differences=comparison.differences,
+        # Of a run that failed, the last repetition shows the failure.
+        trace=_median_trace(counted) if outcome == "completes" else traces[-1],
+        makespans_ns=tuple(trace.makespan_ns for trace in counted),
+        values=tuple(gathered.buffers),
+        stacks=gathered.stacks,
+        outputs=_outputs_of_failed_ranks(gathered, left.final_state.ends),
+        overhead_ns=gathered.overhead_ns,
+        clock_error_ns=gathered.clock_error_ns,
+        timeout_ns=session.options.timeout_ns,
+        notes=tuple(session.notes),
+        agreement=comparison.agreement,
+        ended_by=watched.ended_by,
+        taken=diverging,
     )
+
+
+def _any_source_senders(program: Program, gathered: _GatheredRecords) -> dict[PostedRequest, int]:
+    """The sources that receives from any source reported in the last repetition."""
+    if not gathered.tables:
+        return {}
+    last_repetition = gathered.tables[max(gathered.tables)]
+    senders = {}
+    for rank, times in last_repetition.items():
+        code = program.code(rank)
+        for row, source in enumerate(read_call_times(times.table)["source"]):
+            if source >= 0:
+                position = bisect_right(code.offsets, row) - 1
+                # The row of a call is followed by those of its parts, so this gives -1
+                # (`WHOLE_CALL`) for the call itself.
+                part = row - code.offsets[position] - 1
+                senders[PostedRequest(rank, position, part)] = source
+    return senders
+
+
+def _without_warmup(traces: list[Trace], repetitions: int) -> list[Trace]:
+    """All repetitions but the first, which is a warm-up, if the run completed all of them."""
+    completed_all = len(traces) == repetitions
+    return traces[1:] if len(traces) > 1 and completed_all else traces
+
+
+def _median_trace(traces: Sequence[Trace]) -> Trace:
+    """The trace with the median makespan, the faster one of two."""
+    by_makespan = sorted(traces, key=lambda trace: trace.makespan_ns)
+    return by_makespan[(len(by_makespan) - 1) // 2]
+
+
+def _outputs_of_failed_ranks(gathered: _GatheredRecords, ends: Sequence[RankEnd]) -> dict[int, str]:
+    failed = {
+        end.rank for end in ends if end.status in ("raised", "crashed") and not is_consequence(end)
+    }
+    return {
+        rank: text for rank, text in gathered.outputs.items() if rank in failed and text.strip()
+    }
 
 
 def _end_header(
-    watched: MonitorResult, left: PostmortemResult, running: bool, outcome: str, start_ns: int
+    watched: MonitorResult,
+    left: PostmortemResult,
+    made_progress: bool,
+    outcome: str,
+    start_ns: int,
 ) -> dict[str, object]:
-    """What the header says of a run that did not come to its end: why it was over, when, and whom
-    to blame.
-    """
+    """Header fields of a run that did not come to its end: why it was over, when, and the blame."""
     if outcome in ("completes", "wrong-data") and watched.reason == "done":
         return {}
     until_ns = max(time.monotonic_ns() - start_ns, 0) if start_ns else 0
-    signalled = {"ended_by": watched.ended_by} if watched.ended_by else {}
-    return {
-        "reason": watched.reason,
-        **signalled,
-        "until_ns": until_ns,
-        "culprits": [] if running else list(left.culprits),
-    }
-
-
-def _any_source_senders(program: Program, got: _GatheredRecords) -> dict[PostedRequest, int]:
-    """Whom receives from any source met in the last repetition, as they say themselves."""
-    found = {}
-    for rank, times in (got.tables[max(got.tables)] if got.tables else {}).items():
-        code, column = program.code(rank), read_call_times(times.table)["source"]
-        for row, source in enumerate(column):
-            if source >= 0:
-                position = bisect_right(code.offsets, row) - 1
-                found[PostedRequest(rank, position, row - code.offsets[position] - 1)] = source
-    return found
+    header: dict[str, object] = {"reason": watched.reason}
+    if watched.ended_by:
+        header["ended_by"] = watched.ended_by
+    header["until_ns"] = until_ns
+    header["culprits"] = [] if made_progress else list(left.culprits)
+    return header
 
 
 def _repetition_trace(
     session: LaunchSession,
     job: WorkerJob,
-    got: _GatheredRecords,
+    gathered: _GatheredRecords,
     repetition: int,
-    left: FinalState,
+    final_state: FinalState,
     outcome: str,
-    end: Mapping[str, object],
+    end_header: Mapping[str, object],
 ) -> Trace:
+    """The trace of one repetition. The order of the header fields is the order in the file."""
     import torch
 
-    device = (
-        {"times": "device", "device_clock_error_ns": got.device_error_ns}
-        if job.devices.kind == "cuda"
-        else {}
-    )
-    header = {
-        "backend": session.backend,
-        **device,
+    header: dict[str, object] = {"backend": session.backend}
+    if job.devices.kind == "cuda":
+        header["times"] = "device"
+        header["device_clock_error_ns"] = gathered.device_error_ns
+    header |= {
         "cluster": "",
         "launcher": session.launcher,
         "torch": torch.__version__,
         "repetition": repetition,
-        "clock_error_ns": got.error_ns,
-        "recording_ns_per_call": got.overhead_ns,
+        "clock_error_ns": gathered.clock_error_ns,
+        "recording_ns_per_call": gathered.overhead_ns,
         "compute": "busy" if job.busy else "asleep",
         "cores": os.cpu_count(),
-        **(header_values(got.kept) if session.simulation.has_values else {}),
-        **end,
     }
-    return merge_rank_tables(job.program, got.tables.get(repetition, {}), left, outcome, header)
+    if session.simulation.has_values:
+        header |= header_values(gathered.known_values)
+    header |= end_header
+    tables = gathered.tables.get(repetition, {})
+    return merge_rank_tables(job.program, tables, final_state, outcome, header)

@@ -1,11 +1,13 @@
-"""From the tables of all ranks to one trace: clocks brought together, calls that met matched,
-starts worked out.
+"""Merges the time tables of all ranks into one trace.
+
+Three things have to be derived, because no rank knows them: times relative to the common start on
+one clock, which calls met (by posting order, see `posted_calls`), and when each transfer started.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +22,14 @@ from distsim.real.results.posted_calls import CallMatching
 from distsim.real.shared.progress_file import read_call_times
 from distsim.trace.model import NEVER, Trace
 
-PostedRows = list[tuple[int, ResolvedCall]]  # (row of the trace, call)
+_TIME_COLUMNS = ("posted", "returned", "finished", "waited")
+
+
+class PostedRow(NamedTuple):
+    """A row of the trace whose call, or part of a batch, was posted."""
+
+    row: int
+    call: ResolvedCall
 
 
 class RankTimeTable(NamedTuple):
@@ -33,48 +42,61 @@ class RankTimeTable(NamedTuple):
 def merge_rank_tables(
     program: Program,
     tables: Mapping[int, RankTimeTable],
-    left: FinalState,
+    final_state: FinalState,
     outcome: str,
     header: Mapping[str, object],
 ) -> Trace:
-    """One trace of a recorded run. ``header``: what the recording adds to the header, ``backend``
-    and ``cluster`` among it.
+    """One trace of a recorded run.
+
+    ``header``: what the recording adds to the header; it must contain ``backend`` and ``cluster``.
     """
+    backend = str(header["backend"])
     columns = RunColumns(program)
     sources: dict[int, int] = {}
     launched: dict[int, int] = {}
-    for rank, times in tables.items():
-        _add_rank_table(columns, rank, times, sources, launched)
+    for rank, rank_times in tables.items():
+        _add_rank_table(columns, rank, rank_times, sources, launched)
     rows = _posted_rows(program, columns)
     _number_matches(columns, rows, sources)
-    _set_starts(columns, rows, str(header["backend"]), launched)
-    makespan_ns = max(
-        (int(max(c, default=0)) for c in (columns.returned, columns.finished, columns.posted)),
-        default=0,
-    )
+    _set_starts(columns, rows, backend, launched)
     trace = build_trace(
         program,
         columns,
-        left,
-        profile=str(header["backend"]),
+        final_state,
+        profile=backend,
         outcome=outcome,
-        makespan_ns=max(makespan_ns, 0),
+        makespan_ns=_makespan_ns(columns),
         cluster=str(header["cluster"]),
     )
-    complete = (
-        bool(left.ends) and not left.blocked and all(end.status == "ended" for end in left.ends)
-    )
-    said = {
-        str(end.rank): end.message for end in left.ends if end.message and end.status != "ended"
-    }
     facts = {
         **trace.header,
         **header,
         "source": "recorded",
-        "complete": complete,
-        **({"said": said} if said else {}),
+        "complete": _is_complete(final_state),
     }
+    messages = {
+        str(end.rank): end.message
+        for end in final_state.ends
+        if end.message and end.status != "ended"
+    }
+    if messages:
+        facts["said"] = messages
     return Trace(facts, trace.tables, trace.columns)
+
+
+def _makespan_ns(columns: RunColumns) -> int:
+    last_times = [
+        int(max(column, default=0))
+        for column in (columns.returned, columns.finished, columns.posted)
+    ]
+    return max(*last_times, 0)
+
+
+def _is_complete(final_state: FinalState) -> bool:
+    """All ranks came to the end of their programs."""
+    if not final_state.ends or final_state.blocked:
+        return False
+    return all(end.status == "ended" for end in final_state.ends)
 
 
 def _add_rank_table(
@@ -84,84 +106,96 @@ def _add_rank_table(
     sources: dict[int, int],
     launched: dict[int, int],
 ) -> None:
-    """A rank's table into the columns; ``launched``: row -> when its device came to it."""
+    """Copy a rank's table into the columns, with times relative to the common start.
+
+    ``sources`` gets the reported sources of receives, ``launched`` the times at which a device came
+    to a call; both by row.
+    """
     base, zero_ns = columns.base[rank], rank_times.zero_ns
     table = read_call_times(rank_times.table)
     size = min(len(table["posted"]), columns.base[rank + 1] - base)
-    for name in ("posted", "returned", "finished", "waited"):
+    for name in _TIME_COLUMNS:
         times = np.array(table[name][:size], dtype=np.int64)
         shifted = np.where(times >= 0, np.maximum(times - zero_ns, 0), NEVER)
         np.frombuffer(getattr(columns, name), dtype=np.int64)[base : base + size] = shifted
-    for i in range(size):
-        if table["source"][i] >= 0:
-            sources[base + i] = table["source"][i]
-        if table["launched"][i] >= 0:
-            launched[base + i] = max(table["launched"][i] - zero_ns, 0)
+    for index in range(size):
+        if table["source"][index] >= 0:
+            sources[base + index] = table["source"][index]
+        if table["launched"][index] >= 0:
+            launched[base + index] = max(table["launched"][index] - zero_ns, 0)
 
 
-def _posted_rows(program: Program, columns: RunColumns) -> PostedRows:
-    """Every row that was posted, with its call; batches by their parts."""
-    found: PostedRows = []
+def _posted_rows(program: Program, columns: RunColumns) -> list[PostedRow]:
+    """Every row that was posted, with its call; the parts of a batch instead of the batch."""
+    found: list[PostedRow] = []
     for rank in range(program.world_size):
         for position, call in program.calls_of(rank):
             row = columns.row(program, rank, position)
-            pieces = (
-                [(row + 1 + k, part) for k, part in enumerate(call.parts)]
-                if call.parts
-                else [(row, call)]
-            )
-            found += [(r, c) for r, c in pieces if columns.posted[r] >= 0]
+            if call.parts:
+                pieces = [PostedRow(row + 1 + k, part) for k, part in enumerate(call.parts)]
+            else:
+                pieces = [PostedRow(row, call)]
+            found += [piece for piece in pieces if columns.posted[piece.row] >= 0]
     return found
 
 
-def _number_matches(columns: RunColumns, rows: PostedRows, sources: Mapping[int, int]) -> None:
-    """Number what met. A receive from any source took the next message of the rank that it says
-    itself; one that took none has no match.
+def _number_matches(
+    columns: RunColumns, rows: Sequence[PostedRow], sources: Mapping[int, int]
+) -> None:
+    """Give the rows that met a common number.
+
+    A receive from any source took the next message of the source that it reported; one that took no
+    message reported none and has no match.
     """
     calls = CallMatching[int]()
     for row, call in rows:
         if OPERATIONS[call.op].kind in ("p2p", "collective"):
             calls.post(row, call, sources.get(row))
-    for number, met in enumerate(calls.met()):
-        for row in met:
+    for number, matched_rows in enumerate(calls.matches()):
+        for row in matched_rows:
             columns.match[row] = number
 
 
 def _set_starts(
-    columns: RunColumns, rows: PostedRows, backend: str, launched: Mapping[int, int]
+    columns: RunColumns,
+    rows: Sequence[PostedRow],
+    backend: str,
+    launched: Mapping[int, int],
 ) -> None:
-    """A transfer starts when the last one it needs has come; work of one rank's own when it is
-    posted, or its device comes to it.
+    """Derive when work started.
+
+    A transfer starts when the last rank that it needs has posted its call. Work of a single rank
+    starts when it is posted. On a GPU the launch on the device counts instead of the post.
     """
-    members: dict[int, list[tuple[int, ResolvedCall]]] = defaultdict(list)
-    for row, call in rows:
+    matches: dict[int, list[PostedRow]] = defaultdict(list)
+    for posted_row in rows:
+        row, call = posted_row
         match = columns.match[row]
         if match >= 0:
-            members[match].append((row, call))
+            matches[match].append(posted_row)
         elif OPERATIONS[call.op].kind in ("local", "group"):
             columns.started[row] = launched.get(row, columns.posted[row])
-    for met in members.values():
-        posted = {call.rank: launched.get(row, columns.posted[row]) for row, call in met}
-        for row, call in met:
-            needed = _awaited_ranks(call, backend)
-            if all(rank in posted for rank in needed):
-                start = max(posted[rank] for rank in needed)
-                end = columns.finished[row]
-                columns.started[row] = start if end < 0 else min(start, end)
+    for matched_rows in matches.values():
+        ready_ns = {call.rank: launched.get(row, columns.posted[row]) for row, call in matched_rows}
+        for row, call in matched_rows:
+            needed = _needed_ranks(call, backend)
+            if all(rank in ready_ns for rank in needed):
+                start_ns = max(ready_ns[rank] for rank in needed)
+                finish_ns = columns.finished[row]
+                columns.started[row] = start_ns if finish_ns < 0 else min(start_ns, finish_ns)
 
 
-def _awaited_ranks(call: ResolvedCall, backend: str) -> tuple[int, ...]:
-    """Whom a call waits for, itself included."""
-    if OPERATIONS[call.op].kind != "collective":
-        peers = OPERATIONS[call.op].parties(call)
-        return peers if call.peer is not None else (call.rank,)
-    profile, group = BACKEND_PROFILES.get(backend), call.group
+def _needed_ranks(call: ResolvedCall, backend: str) -> tuple[int, ...]:
+    """The ranks whose posts a call needs before it can start, including its own."""
+    operation = OPERATIONS[call.op]
+    if operation.kind != "collective":
+        return operation.parties(call) if call.peer is not None else (call.rank,)
+    group = call.group
+    profile = BACKEND_PROFILES.get(backend)
+    if profile is None:
+        return group.ranks
     root = group.group_rank(call.root) if call.root is not None else 0
-    needs = (
-        profile.needs(call.op, group.size, root, call.group_rank) if profile is not None else None
-    )
-    return (
-        group.ranks
-        if needs is None
-        else tuple(sorted({call.rank, *(group.ranks[i] for i in needs)}))
-    )
+    needs = profile.needs(call.op, group.size, root, call.group_rank)
+    if needs is None:  # all members
+        return group.ranks
+    return tuple(sorted({call.rank, *(group.ranks[i] for i in needs)}))

@@ -1,5 +1,8 @@
-"""The recording of a run while it is still under way, beside the file that it is to become: a
-launcher that is killed leaves it.
+"""Writes the recording of a run while the run is still going on.
+
+A launcher that is killed cannot write its recording any more. So a thread writes the current state
+of the ranks' tables from time to time, next to the file that the recording will become. The thread
+has a low priority and rests in proportion to its own cost, so that the ranks keep their cores.
 """
 
 from __future__ import annotations
@@ -17,18 +20,18 @@ import numpy as np
 from distsim.common.errors import DistsimError
 from distsim.common.file_io import is_stream
 from distsim.findings.final_state import FinalState, RankEnd, RankEndStatus
+from distsim.real.launch.session import LaunchSession
 from distsim.real.results.merge_tables import RankTimeTable, merge_rank_tables
-from distsim.real.results.real_run import LaunchSession
 from distsim.real.shared.job import WorkerJob
 from distsim.real.shared.progress_file import RankPhase, parse_snapshot
 from distsim.trace.jsonl import PARTIAL_SUFFIX, TRACE_SUFFIXES, write_trace
 from distsim.trace.model import Trace
 
-#: Seconds between two writings; and how many times what the last one took of a core, so that it
-#: costs the ranks little of theirs.
+#: The shortest rest between two writes, in seconds.
 _WRITE_INTERVAL_S: Final = 0.5
+#: The rest after a write, in multiples of the CPU time of that write: at most 5 % of a core.
 _REST_FACTOR: Final = 20
-#: Of a thread, as of a process: it works when nobody else wants to.
+#: Niceness of the writing thread: it works when no other process wants the core.
 _NICENESS: Final = 15
 _FAILED_PHASES: Final[dict[int, RankEndStatus]] = {
     RankPhase.STRUCK: "killed",
@@ -38,46 +41,40 @@ _FAILED_PHASES: Final[dict[int, RankEndStatus]] = {
 
 
 def partial_trace_path(trace: str | os.PathLike[str]) -> Path | None:
-    """Where a recording is while it is under way; None where its file is no trace of distsim's
-    own.
-    """
+    """The file of a partial recording; None if the recording is not in distsim's own format."""
     path = Path(trace)
-    return (
-        None
-        if is_stream(path) or not path.name.endswith(TRACE_SUFFIXES)
-        else Path(f"{path}{PARTIAL_SUFFIX}")
-    )
+    if is_stream(path) or not path.name.endswith(TRACE_SUFFIXES):
+        return None
+    return Path(f"{path}{PARTIAL_SUFFIX}")
 
 
 @contextmanager
 def write_partial_trace(
     session: LaunchSession, job: WorkerJob, starts_ns: Sequence[int]
 ) -> Iterator[None]:
-    """Write what the ranks of this machine have recorded, now and again, until the block is left.
+    """Write what the ranks of this machine have recorded, repeatedly, until the block ends.
 
-    ``starts_ns`` grows: the common start of each repetition. The file stays; whoever writes the
-    whole recording removes it.
+    ``starts_ns`` grows: the common start of each repetition. The file stays; the code that writes
+    the whole recording removes it.
     """
-    path = (
-        partial_trace_path(session.wish.trace)
-        if session.wish.trace and not session.number
-        else None
-    )
+    trace = session.options.trace
+    is_first_launcher = session.number == 0
+    path = partial_trace_path(trace) if trace and is_first_launcher else None
     if path is None:
         yield
         return
-    over = threading.Event()
-    write_trace(
-        _trace_so_far(session, job, starts_ns), path
-    )  # a launcher that is killed at once leaves one too
+
+    # The first write is immediate, so that a launcher that is killed at once leaves a file too.
+    write_trace(_trace_so_far(session, job, starts_ns), path)
+    is_over = threading.Event()
     thread = threading.Thread(
-        target=_keep_writing, args=(session, job, starts_ns, path, over), daemon=True
+        target=_keep_writing, args=(session, job, starts_ns, path, is_over), daemon=True
     )
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        is_over.set()
         thread.join()
 
 
@@ -86,57 +83,56 @@ def _keep_writing(
     job: WorkerJob,
     starts_ns: Sequence[int],
     path: Path,
-    over: threading.Event,
+    is_over: threading.Event,
 ) -> None:
     with suppress(OSError, AttributeError):
-        os.setpriority(
-            os.PRIO_PROCESS, threading.get_native_id(), _NICENESS
-        )  # Linux: of this thread alone
-    took_s = 0.0
-    while not over.wait(max(_WRITE_INTERVAL_S, _REST_FACTOR * took_s)):
-        began = (
-            time.thread_time()
-        )  # of a core: on a busy machine the same work takes longer and costs no more
+        # On Linux this applies to the calling thread alone.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+    cpu_s = 0.0
+    while not is_over.wait(max(_WRITE_INTERVAL_S, _REST_FACTOR * cpu_s)):
+        # CPU time, not wall time: on a busy machine the same work takes longer but costs no more.
+        began_s = time.thread_time()
         with suppress(OSError, DistsimError):  # a full disk costs this recording, not the run
             write_trace(_trace_so_far(session, job, starts_ns), path)
-        took_s = time.thread_time() - began
+        cpu_s = time.thread_time() - began_s
 
 
 def _trace_so_far(session: LaunchSession, job: WorkerJob, starts_ns: Sequence[int]) -> Trace:
-    """What the tables hold by now, of the repetition that is under way."""
-    turn, now_ns = max(len(starts_ns) - 1, 0), time.monotonic_ns()
-    start_ns = starts_ns[turn] if starts_ns else now_ns
+    """The content of the tables now, for the repetition that is going on."""
+    repetition = max(len(starts_ns) - 1, 0)
+    now_ns = time.monotonic_ns()
+    start_ns = starts_ns[repetition] if starts_ns else now_ns
     tables = {}
     for rank in session.ranks if starts_ns else ():
         with suppress(FileNotFoundError):
-            tables[rank] = RankTimeTable(job.times(rank, turn).read_bytes(), start_ns)
+            tables[rank] = RankTimeTable(job.times(rank, repetition).read_bytes(), start_ns)
     header = {
         "backend": session.backend,
         "cluster": "",
         "launcher": session.launcher,
-        "repetition": turn,
+        "repetition": repetition,
         "compute": "busy" if job.busy else "asleep",
         "reason": "under way",
         "until_ns": now_ns - start_ns,
     }
-    trace = merge_rank_tables(
-        job.program, tables, FinalState(_failed_ends(session, job, start_ns), ()), "", header
-    )
-    here = np.isin(trace["rank"], session.ranks)
-    columns = {name: column[here] for name, column in trace.columns.items()}
+    final_state = FinalState(_failed_ends(session, job, start_ns), ())
+    trace = merge_rank_tables(job.program, tables, final_state, "", header)
+    is_local = np.isin(trace["rank"], session.ranks)
+    columns = {name: column[is_local] for name, column in trace.columns.items()}
     return Trace({**trace.header, "complete": False}, trace.tables, columns)
 
 
 def _failed_ends(session: LaunchSession, job: WorkerJob, start_ns: int) -> tuple[RankEnd, ...]:
-    """Of ranks that say on their boards that they have failed."""
-    found = []
+    """The ends of local ranks whose progress files say that they have failed."""
+    ends = []
     for rank in session.ranks:
         with suppress(OSError):
-            data = job.board(rank).read_bytes()
-            board = parse_snapshot(data, rank) if data else None
-            if board is not None and board.phase in _FAILED_PHASES:
-                at_ns = max(board.since_ns - start_ns, 0)
-                found.append(
-                    RankEnd(rank, _FAILED_PHASES[board.phase], board.position, at_ns, board.message)
-                )
-    return tuple(found)
+            data = job.progress_path(rank).read_bytes()
+            if not data:
+                continue
+            snapshot = parse_snapshot(data, rank)
+            status = _FAILED_PHASES.get(snapshot.phase)
+            if status is not None:
+                at_ns = max(snapshot.since_ns - start_ns, 0)
+                ends.append(RankEnd(rank, status, snapshot.position, at_ns, snapshot.message))
+    return tuple(ends)

@@ -1,12 +1,21 @@
-"""Which posted calls meet, by the order in which each rank posted them, and what ranks that got no
-further therefore wait for.
+"""Matches posted calls across ranks, and derives what each stuck rank waits for.
+
+Key idea: torch.distributed matches by order. The k-th message of a channel (group, sender,
+receiver, tag) meets the k-th receive of this channel, and the n-th collective of a group on one
+rank meets the n-th on the others. So it is enough to know how many calls each rank has posted; no
+clock is needed.
+
+Only a receive from any source is ambiguous. If it reported its source, that source is taken;
+otherwise it takes the first available message in the order of senders, which is a guess.
+
+The same matching numbers the matches of a recorded trace (`merge_tables`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from distsim.findings.final_state import WaitDependency
 from distsim.operations.core.resolved_call import ResolvedCall
@@ -15,58 +24,95 @@ from distsim.program.model import Program
 from distsim.trace.model import Trace
 
 Key = TypeVar("Key", bound=Hashable)
-MessageChannel = tuple[int, int, int, int]  # group, sender, receiver, tag
-CollectiveKey = tuple[str, int, int]  # kind of operation, group, how many-th of its sequence
+
+#: In place of the number of a part of a batch: the call itself.
+WHOLE_CALL: Final = -1
+
+
+class MessageChannel(NamedTuple):
+    """Messages of one channel are received in the order in which they were sent."""
+
+    group: int
+    sender: int
+    receiver: int
+    tag: int
+
+
+class AnySourceChannel(NamedTuple):
+    """The receives from any source that compete for the same messages."""
+
+    group: int
+    receiver: int
+    tag: int
+
+
+class CollectiveKey(NamedTuple):
+    """One collective of a group: the ``number``-th of its kind on each member."""
+
+    kind: str
+    group: int
+    number: int
 
 
 class CallMatching(Generic[Key]):
-    """Posted calls under keys of the caller's. The k-th message of a channel meets its k-th
-    receive, a group's n-th collective the n-th.
+    """Posted calls, registered under keys of the caller's choice.
+
+    Invariant: the lists hold the keys in posting order, so equal indices of ``sends`` and
+    ``receives`` in one channel have met. ``any_source`` holds receives whose source is unknown;
+    `_match_any_source` moves them to ``receives``.
     """
 
     def __init__(self) -> None:
         self.sends: dict[MessageChannel, list[Key]] = defaultdict(list)
         self.receives: dict[MessageChannel, list[Key]] = defaultdict(list)
-        self.open: dict[tuple[int, int, int], list[Key]] = defaultdict(
-            list
-        )  # (group, receiver, tag): from a source nobody knows
-        self.joined: dict[CollectiveKey, dict[int, Key]] = defaultdict(dict)  # by rank
-        self.meeting: dict[Key, CollectiveKey] = {}
-        self._count: dict[tuple[str, int, int], int] = defaultdict(int)
+        self.any_source: dict[AnySourceChannel, list[Key]] = defaultdict(list)
+        self.participants: dict[CollectiveKey, dict[int, Key]] = defaultdict(dict)  # by rank
+        self.collective_of: dict[Key, CollectiveKey] = {}
+        self._posted: dict[tuple[str, int, int], int] = defaultdict(int)  # (kind, group, rank)
 
     def post(self, key: Key, call: ResolvedCall, source: int | None) -> None:
-        """A message, a receive or a collective. ``source``: whom a receive from any source met,
-        where it says so.
-        """
-        row, group, me = OPERATIONS[call.op], call.group.id, call.rank
-        peer = call.peer if call.peer is not None else source
-        if row.kind != "p2p":
-            n = self._count[row.kind, group, me]
-            self._count[row.kind, group, me] = n + 1
-            self.meeting[key] = row.kind, group, n
-            self.joined[row.kind, group, n][me] = key
-        elif row.direction == "send":
-            self.sends[group, me, call.peer or 0, call.tag].append(key)
-        elif peer is None:
-            self.open[group, me, call.tag].append(key)
-        else:
-            self.receives[group, peer, me, call.tag].append(key)
+        """Register a send, a receive or a collective.
 
-    def met(self) -> list[tuple[Key, ...]]:
-        """The keys of calls that met."""
-        pairs = [
-            pair
-            for channel, sent in self.sends.items()
-            for pair in zip(sent, self.receives.get(channel, ()), strict=False)
-        ]
-        return [*pairs, *(tuple(keys.values()) for keys in self.joined.values() if len(keys) > 1)]
+        ``source``: the rank whose message a receive from any source took, if the receive reported
+        it.
+        """
+        operation = OPERATIONS[call.op]
+        group, rank = call.group.id, call.rank
+        if operation.kind != "p2p":
+            self._post_collective(key, operation.kind, group, rank)
+            return
+        if operation.direction == "send":
+            self.sends[MessageChannel(group, rank, call.peer or 0, call.tag)].append(key)
+            return
+        sender = call.peer if call.peer is not None else source
+        if sender is None:
+            self.any_source[AnySourceChannel(group, rank, call.tag)].append(key)
+        else:
+            self.receives[MessageChannel(group, sender, rank, call.tag)].append(key)
+
+    def _post_collective(self, key: Key, kind: str, group: int, rank: int) -> None:
+        number = self._posted[kind, group, rank]
+        self._posted[kind, group, rank] = number + 1
+        collective = CollectiveKey(kind, group, number)
+        self.collective_of[key] = collective
+        self.participants[collective][rank] = key
+
+    def message_pairs(self) -> Iterator[tuple[Key, Key]]:
+        """(send, receive) of every message that was received."""
+        for channel, sends in self.sends.items():
+            yield from zip(sends, self.receives.get(channel, ()), strict=False)
+
+    def matches(self) -> list[tuple[Key, ...]]:
+        """The keys of calls that met: messages first, then collectives."""
+        collectives = [tuple(keys.values()) for keys in self.participants.values() if len(keys) > 1]
+        return [*self.message_pairs(), *collectives]
 
 
 # --- what is missing ---
 
 
 class PostedRequest(NamedTuple):
-    """A posted call: the rank, the call's position and its part of a batch (-1: none)."""
+    """A posted call, or a part of a posted batch (``part`` is `WHOLE_CALL` otherwise)."""
 
     rank: int
     position: int
@@ -74,8 +120,10 @@ class PostedRequest(NamedTuple):
 
 
 class RankWait(NamedTuple):
-    """``needs``: what nobody has posted. ``others``: the other ranks of the calls that are waited
-    for.
+    """What a rank that is blocked in a call waits for.
+
+    ``needs``: counterparts that no rank has posted. ``others``: the other ranks of the calls whose
+    completion is awaited, whether they have posted or not.
     """
 
     needs: tuple[WaitDependency, ...] = ()
@@ -83,9 +131,12 @@ class RankWait(NamedTuple):
 
 
 class WaitAnalysis(NamedTuple):
-    """``at``: what a rank that stands in a call waits for, by rank and position. ``unreceived``:
-    messages without a receive. ``taken``: which message each receive from any source took that says
-    whom it met."""
+    """Who waits for whom.
+
+    ``at``: the wait of a rank that is in a call, by (rank, position). ``unreceived``: messages
+    without a receive. ``taken``: the message that each receive from any source took, as far as
+    these receives reported their source.
+    """
 
     at: dict[tuple[int, int], RankWait]
     unreceived: tuple[PostedRequest, ...]
@@ -98,12 +149,26 @@ def analyze_waits(
     stuck: Collection[tuple[int, int]],
     sources: Mapping[PostedRequest, int],
 ) -> WaitAnalysis:
-    """Who waits for whom. ``posted``: how many calls of its program each rank has posted.
-    ``stuck``: (rank, position) of interest.
+    """Match all posted calls and find what the stuck ones lack.
 
-    ``sources``: whom receives from any source met, where they say so; the others take what is
-    there, in order of senders.
+    ``posted``: how many calls of its program each rank has posted. ``stuck``: the (rank, position)
+    of interest. ``sources``: the reported sources of receives from any source; the other receives
+    take the available messages in the order of senders.
     """
+    calls = _matched_calls(program, posted, sources)
+    taken = {receive: send for send, receive in calls.message_pairs() if receive in sources}
+    served = _match_any_source(calls)
+    missing = _MissingCalls(program, calls, sources, served)
+    unreceived: list[PostedRequest] = []
+    for channel, sends in calls.sends.items():
+        unreceived += sends[len(calls.receives[channel]) :]
+    waits = {(rank, position): missing.wait(rank, position) for rank, position in stuck}
+    return WaitAnalysis(waits, tuple(sorted(unreceived)), taken)
+
+
+def _matched_calls(
+    program: Program, posted: Sequence[int], sources: Mapping[PostedRequest, int]
+) -> CallMatching[PostedRequest]:
     calls = CallMatching[PostedRequest]()
     for rank, count in enumerate(posted):
         for position, call in program.calls_of(rank):
@@ -111,49 +176,54 @@ def analyze_waits(
                 break
             for request, piece in _requests(rank, position, call):
                 calls.post(request, piece, sources.get(request))
-    both = [
-        zip(sent, calls.receives.get(channel, ()), strict=False)
-        for channel, sent in calls.sends.items()
-    ]
-    taken = {receive: sent for pairs in both for sent, receive in pairs if receive in sources}
-    missing = _MissingCalls(program, calls, sources, _match_any_source(calls))
-    left = [
-        request
-        for channel, sent in calls.sends.items()
-        for request in sent[len(calls.receives[channel]) :]
-    ]
-    return WaitAnalysis(
-        {where: missing.wait(*where) for where in stuck}, tuple(sorted(left)), taken
-    )
+    return calls
 
 
 def _requests(
     rank: int, position: int, call: ResolvedCall
 ) -> list[tuple[PostedRequest, ResolvedCall]]:
-    """What of a call meets calls of other ranks."""
+    """The requests of a call that meet calls of other ranks: the parts of a batch, or itself."""
     if call.parts:
         return [
             (PostedRequest(rank, position, part), piece) for part, piece in enumerate(call.parts)
         ]
-    meets = OPERATIONS[call.op].kind in ("p2p", "collective") or call.op == "new_group"
-    return [(PostedRequest(rank, position, -1), call)] if meets else []
+    if OPERATIONS[call.op].kind in ("p2p", "collective") or call.op == "new_group":
+        return [(PostedRequest(rank, position, WHOLE_CALL), call)]
+    return []
 
 
 def _match_any_source(calls: CallMatching[PostedRequest]) -> set[PostedRequest]:
-    """Receives from any source that nobody has told of, and that a message is there for."""
-    found = set()
-    for (group, me, tag), waiting in calls.open.items():
-        channels = sorted(c for c in calls.sends if (c[0], c[2], c[3]) == (group, me, tag))
-        for request in waiting:
-            free = next((c for c in channels if len(calls.sends[c]) > len(calls.receives[c])), None)
-            if free is not None:
-                calls.receives[free].append(request)
-                found.add(request)
-    return found
+    """Give available messages to receives whose source is unknown; return the served receives."""
+    served = set[PostedRequest]()
+    for competing, requests in calls.any_source.items():
+        channels = sorted(
+            channel
+            for channel in calls.sends
+            if AnySourceChannel(channel.group, channel.receiver, channel.tag) == competing
+        )
+        for request in requests:
+            channel = _first_channel_with_message(calls, channels)
+            if channel is not None:
+                calls.receives[channel].append(request)
+                served.add(request)
+    return served
+
+
+def _first_channel_with_message(
+    calls: CallMatching[PostedRequest], channels: Sequence[MessageChannel]
+) -> MessageChannel | None:
+    """The first of these channels with more messages than receives."""
+    for channel in channels:
+        if len(calls.sends[channel]) > len(calls.receives[channel]):
+            return channel
+    return None
 
 
 class _MissingCalls(NamedTuple):
-    """What calls lack to go on. ``served``: receives from any source that took a message."""
+    """What the stuck calls need.
+
+    ``served``: receives from any source, without a reported source, that took a message.
+    """
 
     program: Program
     calls: CallMatching[PostedRequest]
@@ -161,58 +231,70 @@ class _MissingCalls(NamedTuple):
     served: set[PostedRequest]
 
     def wait(self, rank: int, position: int) -> RankWait:
-        """Of a rank that stands in a call: of the call itself, or of the requests that it waits
-        for.
-        """
+        """The wait of a rank that is in a call: for the call itself, or for its requests."""
         if position >= len(self.program.code(rank).calls):
             return RankWait()
-        at = [position - distance for distance in self.program.code_call(rank, position).waits] or [
-            position
-        ]
-        calls = [(p, self.program.call(rank, p)) for p in at]
-        others = {
-            r
-            for _, call in calls
-            for piece in call.parts or (call,)
-            for r in OPERATIONS[piece.op].parties(piece)
-        } - {rank}
-        needs = tuple(need for p, call in calls for need in self._needs(rank, p, call))
-        return RankWait(needs, tuple(sorted(r for r in others if 0 <= r < self.program.world_size)))
+        distances = self.program.code_call(rank, position).waits
+        awaited = [position - distance for distance in distances] or [position]
+        needs: list[WaitDependency] = []
+        others = set[int]()
+        for awaited_position in awaited:
+            call = self.program.call(rank, awaited_position)
+            needs += self._needs(rank, awaited_position, call)
+            for piece in call.parts or (call,):
+                others.update(OPERATIONS[piece.op].parties(piece))
+        others.discard(rank)
+        world_size = self.program.world_size
+        # A call may name an invalid peer; such a rank cannot be waited for.
+        valid = sorted(other for other in others if 0 <= other < world_size)
+        return RankWait(tuple(needs), tuple(valid))
 
     def _needs(self, rank: int, position: int, call: ResolvedCall) -> Iterator[WaitDependency]:
         for request, piece in _requests(rank, position, call):
-            if OPERATIONS[piece.op].kind == "p2p":
-                ranks, any_one = self._peers(request, piece)
+            if OPERATIONS[piece.op].kind != "p2p":
+                ranks, any_one = self._missing_members(request, call), False
+            elif piece.peer is None and request not in self.sources:
+                ranks, any_one = self._possible_senders(request, piece), True
             else:
-                there = self.calls.joined[self.calls.meeting[request]]
-                members = call.ranks if call.op == "new_group" else call.group.ranks
-                ranks, any_one = tuple(r for r in members if r not in there), False
+                ranks, any_one = self._missing_peer(request, piece), False
             if ranks:
                 yield WaitDependency(position, request.part, ranks, any_one)
 
-    def _peers(self, request: PostedRequest, call: ResolvedCall) -> tuple[tuple[int, ...], bool]:
-        """Whose message or receive is missing, and whether any one of them would do."""
-        me, calls = call.rank, self.calls
-        if call.peer is None and request not in self.sources:
-            return () if request in self.served else tuple(
-                r for r in call.group.ranks if r != me
-            ), True
-        peer = self.sources.get(request, call.peer if call.peer is not None else me)
-        sending = OPERATIONS[call.op].direction == "send"
-        channel = (
-            (call.group.id, me, peer, call.tag) if sending else (call.group.id, peer, me, call.tag)
-        )
-        mine, theirs = (calls.sends, calls.receives) if sending else (calls.receives, calls.sends)
-        done = request in mine[channel] and mine[channel].index(request) < len(theirs[channel])
-        return () if done or not 0 <= peer < self.program.world_size else (peer,), False
+    def _missing_members(self, request: PostedRequest, call: ResolvedCall) -> tuple[int, ...]:
+        """The members of a collective's group that have not posted it."""
+        arrived = self.calls.participants[self.calls.collective_of[request]]
+        members = call.ranks if call.op == "new_group" else call.group.ranks
+        return tuple(rank for rank in members if rank not in arrived)
+
+    def _possible_senders(self, request: PostedRequest, call: ResolvedCall) -> tuple[int, ...]:
+        """The ranks whose message would complete a receive from any source."""
+        if request in self.served:
+            return ()
+        return tuple(rank for rank in call.group.ranks if rank != call.rank)
+
+    def _missing_peer(self, request: PostedRequest, call: ResolvedCall) -> tuple[int, ...]:
+        """The peer of a message, if it has not posted the counterpart."""
+        rank, group, tag = call.rank, call.group.id, call.tag
+        peer = self.sources.get(request, call.peer if call.peer is not None else rank)
+        if not 0 <= peer < self.program.world_size:
+            return ()
+        if OPERATIONS[call.op].direction == "send":
+            channel = MessageChannel(group, rank, peer, tag)
+            own, counterparts = self.calls.sends[channel], self.calls.receives[channel]
+        else:
+            channel = MessageChannel(group, peer, rank, tag)
+            own, counterparts = self.calls.receives[channel], self.calls.sends[channel]
+        has_met = request in own and own.index(request) < len(counterparts)
+        return () if has_met else (peer,)
 
 
 # --- receives from any source ---
 
 
 class DivergingReceive(NamedTuple):
-    """A receive from any source that took a message of ``source``, and in the simulation one of
-    ``simulated``.
+    """A receive from any source that took another rank's message than in the simulation.
+
+    ``source``: the sender in the real run; ``simulated``: the sender in the simulation.
     """
 
     request: PostedRequest
@@ -223,26 +305,32 @@ class DivergingReceive(NamedTuple):
 def diverging_receives(
     sources: Mapping[PostedRequest, int], simulated: Trace
 ) -> tuple[DivergingReceive, ...]:
-    """Which receives from any source met another rank than in a simulated run of the same program.
-    Those that met nobody there are left out."""
+    """The receives from any source that took another rank's message than in the simulated run.
+
+    Receives that took no message in the simulation are omitted.
+    """
     if not sources:
         return ()
+    simulated_sources = _simulated_sources(simulated)
+    found = []
+    for request, source in sorted(sources.items()):
+        simulated_source = simulated_sources.get(request)
+        if simulated_source is not None and simulated_source != source:
+            found.append(DivergingReceive(request, source, simulated_source))
+    return tuple(found)
+
+
+def _simulated_sources(trace: Trace) -> dict[PostedRequest, int]:
+    """The sender for every matched message of a trace, by request (sends included)."""
+    columns = [trace[name].tolist() for name in ("rank", "position", "part", "op", "match")]
+    rows = [row for row in zip(*columns, strict=True) if row[-1] >= 0]
     senders = {
-        m: rank
-        for m, rank, op in zip(
-            *(simulated[name].tolist() for name in ("match", "rank", "op")), strict=True
-        )
-        if m >= 0 and OPERATIONS[simulated.text("op", op)].direction == "send"
+        match: rank
+        for rank, _, _, op, match in rows
+        if OPERATIONS[trace.text("op", op)].direction == "send"
     }
-    columns = (simulated[name].tolist() for name in ("rank", "position", "part", "match"))
-    there = {
-        PostedRequest(rank, position, part): senders[m]
-        for rank, position, part, m in zip(*columns, strict=True)
-        if m in senders
+    return {
+        PostedRequest(rank, position, part): senders[match]
+        for rank, position, part, _, match in rows
+        if match in senders
     }
-    opened = ((request, source, there.get(request)) for request, source in sorted(sources.items()))
-    return tuple(
-        DivergingReceive(request, source, other)
-        for request, source, other in opened
-        if other not in (None, source)
-    )

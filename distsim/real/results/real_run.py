@@ -1,4 +1,8 @@
-"""A real run: how it is wanted, what its launcher has in hand, what it leaves behind."""
+"""The record of a finished real run, with its simulation.
+
+This is what the text, JSON and HTML outputs of real runs read. How a run is requested, and the
+state of its launcher, are in `distsim.real.launch.session`.
+"""
 
 from __future__ import annotations
 
@@ -9,74 +13,30 @@ from distsim.findings.final_state import FinalState
 from distsim.findings.finding_types import Finding
 from distsim.real.results.posted_calls import DivergingReceive
 from distsim.real.results.value_check import BufferCheck
-from distsim.real.shared.device_selection import RankDevices
 from distsim.trace.model import Trace
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import TCPStore
-
-    from distsim.program.model import Program
-    from distsim.real.launch.external_launchers import ExternalRank
     from distsim.simulation.simulate_scenario import Simulation
 
 
 @dataclass(frozen=True)
-class RealRunOptions:
-    """How a run is wanted. ``launcher``: None takes fork, or spawn where a forked rank can't use
-    its GPU. ``init``: env, tcp, file, or a URL of torch's. ``device``: auto (GPUs for nccl, else
-    the CPU), cpu or cuda. ``trace``: the file of the recording, beside which it is written as it
-    goes.
-    """
-
-    backend: str | None = None
-    launcher: str | None = None
-    init: str = "env"
-    timeout_ns: int = 10_000_000_000
-    repeat: int = 1
-    nnodes: int = 1
-    node_rank: int = 0
-    master_addr: str | None = None
-    master_port: int | None = None
-    force: bool = False
-    device: str = "auto"
-    trace: str | None = None
-
-
-@dataclass
-class LaunchSession:
-    """What one launcher has in hand."""
-
-    simulation: Simulation
-    wish: RealRunOptions
-    backend: str
-    launcher: str
-    ranks: tuple[int, ...]
-    address: str
-    port: int
-    number: int = 0
-    hosts: int = 1
-    started: ExternalRank | None = None
-    notes: list[str] = field(default_factory=list)
-    store: TCPStore | None = None
-    directory: str = ""
-    devices: RankDevices = field(default_factory=RankDevices)
-    program: Program | None = (
-        None  # in place of the simulation's: the same calls with other buffers
-    )
-
-
-@dataclass(frozen=True)
 class RealRun:
-    """A run on torch.distributed beside its simulation.
+    """A run on torch.distributed, compared with its simulation.
 
-    ``makespans_ns``: one per repetition that counted, the warm-up left out. ``findings``,
-    ``culprits``: of the real standstill. ``differences``: where simulated and real ends differ, in
-    words; empty where they agree. ``stacks``: Python stack by rank of those that were stuck;
-    ``outputs``: what a failed rank printed last. ``overhead_ns``: what recording a call cost.
-    ``reason``: done, standstill, start, interrupted. ``outcome`` is empty where the run was ended
-    from outside while it got on. ``agreement``: where there are no differences and the ends are not
-    alike, how the two go together. ``ended_by``: the signal that interrupted it. ``taken``:
-    receives from any source that took another rank's message than in the simulation.
+    How it ended: ``outcome`` (empty if the run was interrupted while it made progress), ``reason``
+    (done, standstill, start, interrupted), ``ended_by`` (the signal that interrupted it),
+    ``findings`` and ``culprits`` of the real hang.
+
+    Compared with the simulation: ``differences`` between simulated and real ends, in words, empty
+    if they agree; ``agreement``: if there are no differences but the ends are not the same, how the
+    two go together; ``taken``: receives from any source that took another rank's message than in
+    the simulation.
+
+    Measurements: ``makespans_ns``, one per repetition that counts (without the warm-up);
+    ``overhead_ns``, the cost of recording one call; ``clock_error_ns``.
+
+    Per rank: ``stacks``, Python stacks of ranks that were stuck; ``outputs``, what a failed rank
+    printed last.
     """
 
     simulation: Simulation
@@ -103,9 +63,9 @@ class RealRun:
 
     @property
     def agrees(self) -> bool:
-        """The run ended as the simulation said."""
+        """The run ended as the simulation predicted."""
         return not self.differences
 
-    def held(self, state: str) -> list[BufferCheck]:
-        """The buffers that are equal, close, that differ, or are unknown."""
-        return [one for one in self.values if one.state == state]
+    def buffers_in_state(self, state: str) -> list[BufferCheck]:
+        """The buffers in one state: equal, close, differs or unknown."""
+        return [check for check in self.values if check.state == state]

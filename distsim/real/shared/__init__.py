@@ -1,3 +1,4 @@
-"""What launchers and rank processes both use: the job description, the progress file, devices, the
-rendezvous; nothing here imports the other subpackages of real.
+"""What launchers and rank processes both use: job description, progress file, devices, rendezvous.
+
+Nothing here imports the other subpackages of real.
 """

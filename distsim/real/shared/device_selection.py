@@ -1,5 +1,7 @@
-"""On what a real run works: which back end, the CPU or CUDA devices, which of them a rank takes,
-and what a back end can do there.
+"""Chooses the backend and the devices of a real run, and the environment variables that they need.
+
+Sources: torch/cuda/__init__.py and torch/csrc/cuda/Module.cpp (CUDA and fork), ProcessGroupNCCL.hpp
+and ProcessGroupGloo.cpp, NCCL's `init.cc`, `env.rst` and `nccl.h`.
 """
 
 from __future__ import annotations
@@ -15,20 +17,20 @@ from distsim.common.errors import EnvironmentFault, UsageError
 from distsim.operations.registry import OPERATIONS
 from distsim.program.model import Program
 
-#: The first NCCL that lets ranks share a GPU on request (NCCL 2.30, `init.cc` and `env.rst`:
+#: The first NCCL that allows ranks to share a GPU on request (NCCL 2.30, `init.cc` and `env.rst`:
 #: NCCL_MULTI_RANK_GPU_ENABLE).
 SHARED_GPU_NCCL_VERSION: Final = (2, 30)
-#: What a task that srun or mpirun started with one visible GPU has for itself; torchrun shows every
-#: process all of them.
+#: If one of these launchers shows a task a single GPU, the task has that GPU for itself; torchrun
+#: shows all GPUs to every process.
 _GPU_PER_TASK_LAUNCHERS: Final = ("srun", "mpirun", "mpiexec")
 _INSTALL_HINT: Final = "pip install 'distsim[real]' brings it"
 
 
-# --- back ends ---
+# --- backends ---
 
 
 def require_torch() -> None:
-    """Raises EnvironmentFault where torch is not installed, or has no torch.distributed."""
+    """Raise EnvironmentFault if torch is not installed or has no torch.distributed."""
     if find_spec("torch") is None:
         raise EnvironmentFault("a real run needs torch, which is not installed here", _INSTALL_HINT)
     import torch.distributed
@@ -38,8 +40,9 @@ def require_torch() -> None:
 
 
 def visible_gpus() -> int:
-    """GPUs that torch sees. It asks the driver's management library where it can, which leaves CUDA
-    alone.
+    """The number of GPUs that torch sees.
+
+    torch asks the driver's management library (NVML) if it can, which does not initialise CUDA.
     """
     import torch
 
@@ -47,10 +50,10 @@ def visible_gpus() -> int:
 
 
 def cuda_survives_fork() -> bool:
-    """Forked ranks can use the GPUs: nothing in this process has begun to use CUDA.
+    """Forked ranks can use the GPUs, because this process has not begun to use CUDA.
 
-    torch.cuda.device_count counts without CUDA where NVML answers; else it asks CUDA itself,
-    after which no child may use it (torch/cuda/__init__.py; torch/csrc/cuda/Module.cpp,
+    torch.cuda.device_count counts without CUDA if NVML answers. Otherwise it asks CUDA itself, and
+    after that no child may use CUDA (torch/cuda/__init__.py; torch/csrc/cuda/Module.cpp,
     `poison_fork`).
     """
     import torch
@@ -59,30 +62,31 @@ def cuda_survives_fork() -> bool:
     return not torch.cuda.is_initialized() and by_nvml() > 0  # type: ignore[no-untyped-call]
 
 
-def choose_backend(wanted: str | None, scenario: str, ranks_here: int) -> str:
-    """gloo, nccl or mpi: the one asked for (``auto``: nccl where every rank has a GPU, else gloo),
-    else the scenario's.
+def choose_backend(wanted: str | None, scenario_backend: str, local_ranks: int) -> str:
+    """gloo, nccl or mpi: the one that is asked for, else the scenario's.
 
-    Raises EnvironmentFault where it can't run here, with what can.
+    ``wanted`` may be ``auto``: nccl if every rank has a GPU, else gloo. Raises EnvironmentFault if
+    the backend cannot run here, with one that can.
     """
     import torch.distributed as dist
 
     gpus = visible_gpus()
     if wanted == "auto":
-        return "nccl" if dist.is_nccl_available() and gpus >= ranks_here else "gloo"
-    name = wanted or scenario
-    built_in = {
+        return "nccl" if dist.is_nccl_available() and gpus >= local_ranks else "gloo"
+    name = wanted or scenario_backend
+    is_available = {
         "gloo": dist.is_gloo_available,
         "nccl": dist.is_nccl_available,
         "mpi": dist.is_mpi_available,
-    }[name]()
-    said = "" if wanted else ", which the scenario asks for,"
+    }[name]
+    is_built_in = is_available()
     if name == "nccl" and not gpus:
+        origin = "" if wanted else ", which the scenario asks for,"
         raise EnvironmentFault(
-            f"nccl{said} needs a GPU, and torch sees none here",
+            f"nccl{origin} needs a GPU, and torch sees none here",
             "run it on the CPU: add --backend gloo",
         )
-    if not built_in:
+    if not is_built_in:
         raise EnvironmentFault(
             f"this build of torch has no {name}",
             "add --backend gloo" if name != "gloo" else "install another build of torch",
@@ -95,88 +99,88 @@ def choose_backend(wanted: str | None, scenario: str, ranks_here: int) -> str:
 
 def usable_cores() -> int:
     """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class RankDevices(NamedTuple):
-    """What the ranks of this machine work on: cpu or cuda, how many GPUs are visible, whether
-    several ranks share one.
+    """The devices of the ranks on this machine.
 
-    ``apart``: ranks that share one tell NCCL that they are on machines of their own, since it would
-    refuse them otherwise.
+    ``kind``: cpu or cuda. ``gpus``: how many are visible. ``shared``: several ranks share a GPU.
+    ``separate_hosts``: these ranks pretend to NCCL that each is on its own machine, because NCCL
+    would refuse them otherwise.
     """
 
     kind: str = "cpu"
     gpus: int = 0
     shared: bool = False
-    apart: bool = False
+    separate_hosts: bool = False
 
-    def of(self, local_rank: int) -> int:
-        """The visible GPU that a local rank takes: its own, or in turn where ranks outnumber
-        GPUs.
-        """
+    def gpu_of(self, local_rank: int) -> int:
+        """The visible GPU of a local rank; ranks take turns if they outnumber the GPUs."""
         return local_rank % max(self.gpus, 1)
 
 
 def choose_devices(
-    wanted: str, backend: str, count: int, ranks_here: int, launcher: str | None = None
+    wanted: str, backend: str, gpus: int, local_ranks: int, launcher: str | None = None
 ) -> RankDevices:
-    """The devices of a run. ``wanted``: auto (GPUs for nccl, else the CPU), cpu or cuda.
-    ``launcher``: who started this process, if anybody did. Raises UsageError for a back end that
-    can't work there, EnvironmentFault where the machine can't.
+    """The devices of a run.
+
+    ``wanted``: auto (GPUs for nccl, else the CPU), cpu or cuda. ``launcher``: the external launcher
+    of this process, if any. Raises UsageError if the backend cannot work there, EnvironmentFault if
+    the machine has no such device.
     """
     if backend == "nccl" and wanted == "cpu":
         raise UsageError(
             "nccl works on GPUs only, not on the CPU", "leave --device out, or add --backend gloo"
         )
     if wanted == "cpu" or (wanted == "auto" and backend != "nccl"):
-        return RankDevices("cpu", count)
-    if not count:
+        return RankDevices("cpu", gpus)
+    if not gpus:
         raise EnvironmentFault(
             "--device cuda needs a GPU, and torch sees none here", "run it on the CPU: --device cpu"
         )
-    own = count == 1 and launcher in _GPU_PER_TASK_LAUNCHERS
-    found = RankDevices("cuda", count, ranks_here > count and not own)
-    return (
-        found._replace(apart=nccl_version() < SHARED_GPU_NCCL_VERSION)
-        if backend == "nccl" and found.shared
-        else found
-    )
+    has_own_gpu = gpus == 1 and launcher in _GPU_PER_TASK_LAUNCHERS
+    devices = RankDevices("cuda", gpus, shared=local_ranks > gpus and not has_own_gpu)
+    if backend == "nccl" and devices.shared:
+        return devices._replace(separate_hosts=nccl_version() < SHARED_GPU_NCCL_VERSION)
+    return devices
 
 
 def nccl_version() -> tuple[int, ...]:
-    """The version of the NCCL that is loaded, else of the one torch was built with; empty where
-    there is none.
-    """
+    """The version of the loaded NCCL, else of the NCCL that torch was built with; empty if none."""
     import torch
 
     try:
         built: tuple[int | str, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
     except (AttributeError, RuntimeError):
         return ()
-    return _loaded_version() or tuple(int(n) for n in built[:3])
+    return _loaded_nccl_version() or tuple(int(number) for number in built[:3])
 
 
-def _loaded_version() -> tuple[int, ...]:
-    """What ncclGetVersion of the library in this process says: major * 10000 + minor * 100 + patch
-    (nccl.h, since 2.9).
+def _loaded_nccl_version() -> tuple[int, ...]:
+    """The version that ncclGetVersion of the library in this process returns.
+
+    It is major * 10000 + minor * 100 + patch (nccl.h, since 2.9); older codes are not understood.
     """
     try:
         library = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-        found = ctypes.c_int()
-        if library.ncclGetVersion(ctypes.byref(found)) or found.value < 20900:
-            return ()
+        code = ctypes.c_int()
+        error = library.ncclGetVersion(ctypes.byref(code))
     except (AttributeError, OSError):
         return ()
-    return found.value // 10000, found.value // 100 % 100, found.value % 100
+    if error or code.value < 20900:
+        return ()
+    return code.value // 10000, code.value // 100 % 100, code.value % 100
 
 
 def check_device_support(program: Program, backend: str, devices: RankDevices) -> None:
-    """Raises UsageError for operations that gloo can't do with CUDA tensors, by their names.
+    """Raise UsageError with the operations that gloo does not support for CUDA tensors.
 
-    Its collectives go by way of the CPU; its messages read and write the tensor's memory directly,
-    which must be the CPU's (torch's table of back ends; ProcessGroupGloo.cpp, `send` and `recv`).
-    Barriers hold no tensor.
+    Gloo's collectives copy the tensors to the CPU. Its messages read and write the tensor's memory
+    directly, which must be CPU memory (torch's table of backends; ProcessGroupGloo.cpp, `send` and
+    `recv`). Barriers have no tensor.
     """
     if backend != "gloo" or devices.kind != "cuda":
         return
@@ -192,44 +196,45 @@ def check_device_support(program: Program, backend: str, devices: RankDevices) -
 def backend_variables(
     backend: str, devices: RankDevices, options: Mapping[str, object], folder: str, rank: int = 0
 ) -> dict[str, str]:
-    """Variables of a rank's environment that torch and NCCL read: the file's options, and what
-    keeps a hang from being silent.
+    """Environment variables of a rank for torch and NCCL; empty for other backends.
 
-    Sources: torch, ProcessGroupNCCL.hpp (TORCH_NCCL_…, TORCH_FR_…); NCCL's guide, "Environment
-    Variables". NCCL calls two ranks on one GPU a duplicate where host and bus are the same
-    (`init.cc`, "Duplicate GPU detected"); NCCL_HOSTID says which host it is.
+    They carry out the scenario's options, and make NCCL report a hang. Sources: torch,
+    ProcessGroupNCCL.hpp (TORCH_NCCL_..., TORCH_FR_...); NCCL's guide, "Environment Variables".
     """
     if devices.kind != "cuda" or backend != "nccl":
         return {}
-    found = {
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",  # the watchdog ends a process whose collective failed or outlasted its timeout
-        "TORCH_NCCL_ENABLE_MONITORING": "1",  # and the monitor one whose watchdog is stuck
+    variables = {
+        # The watchdog ends a process whose collective failed or exceeded its timeout.
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+        # The monitor ends a process whose watchdog is stuck.
+        "TORCH_NCCL_ENABLE_MONITORING": "1",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "TORCH_FR_DUMP_TEMP_FILE": f"{folder}/fr-",
         "TORCH_NCCL_BLOCKING_WAIT": "1" if options.get("blocking_wait") else "0",
     }
     if options.get("launch_order_implicit"):
-        found["NCCL_LAUNCH_ORDER_IMPLICIT"] = "1"
+        variables["NCCL_LAUNCH_ORDER_IMPLICIT"] = "1"
     if "buffsize" in options:
-        found["NCCL_BUFFSIZE"] = str(int(str(options["buffsize"])) // MIN_CHANNELS_PER_PEER)
-    if devices.shared:
-        found |= (
-            {"NCCL_HOSTID": f"distsim-{rank}"}
-            if devices.apart
-            else {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
-        )
-    return found
+        bytes_per_channel = int(str(options["buffsize"])) // MIN_CHANNELS_PER_PEER
+        variables["NCCL_BUFFSIZE"] = str(bytes_per_channel)
+    if devices.shared and devices.separate_hosts:
+        # NCCL refuses two ranks with the same host and bus ID (`init.cc`, "Duplicate GPU
+        # detected"); NCCL_HOSTID replaces the host.
+        variables["NCCL_HOSTID"] = f"distsim-{rank}"
+    elif devices.shared:
+        variables["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+    return variables
 
 
 def default_variables(backend: str, devices: RankDevices) -> dict[str, str]:
-    """Variables that a rank gets where nobody has set them.
-
-    CUDA_DEVICE_MAX_CONNECTIONS: with more hardware queues, what one stream waits for does not hold
-    up another. NCCL_MAX_CTAS: ranks that share a GPU must all find room on it.
-    """
+    """Environment variables that a rank gets unless they are set already."""
     if devices.kind != "cuda":
         return {}
-    found = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+    # With more hardware queues, a stream that waits does not hold up the other streams.
+    variables = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
     if backend == "nccl":
-        found |= {"NCCL_DEBUG": "WARN", "TORCH_FR_BUFFER_SIZE": "2000"}
-    return found | ({"NCCL_MAX_CTAS": "8"} if devices.shared and backend == "nccl" else {})
+        variables |= {"NCCL_DEBUG": "WARN", "TORCH_FR_BUFFER_SIZE": "2000"}
+        if devices.shared:
+            # The kernels of all ranks that share a GPU must fit on it at the same time.
+            variables["NCCL_MAX_CTAS"] = "8"
+    return variables

@@ -1,4 +1,8 @@
-"""Where ranks find each other: a port that is free, the store on it, a file for file://."""
+"""Where ranks find each other: a free port, the store on it, a file for file://.
+
+torch's own rendezvous would listen on every address of the machine. Here the socket is bound first,
+to one address, and handed over to torch's store.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +24,23 @@ if TYPE_CHECKING:
 
 
 def listen(address: str, port: int, allow_other_port: bool) -> tuple[socket.socket, int]:
-    """A listening socket on the port; where that is taken and ``may_move``, on another one. Raises
-    EnvironmentFault.
+    """A listening socket on the port, and the port.
+
+    If the port is taken and ``allow_other_port``, another one is used. Raises EnvironmentFault.
     """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for wanted in (port, 0) if allow_other_port else (port,):
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        door = socket.socket(family, socket.SOCK_STREAM)
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            door.bind((address, wanted))
-            door.listen(128)
+            listening.bind((address, wanted))
+            listening.listen(128)
         except OSError as fault:
-            door.close()
-            number, reason = fault.errno, fault.strerror
+            listening.close()
+            error_number, reason = fault.errno, fault.strerror
             continue
-        return door, int(door.getsockname()[1])
-    if number == errno.EADDRNOTAVAIL:
+        return listening, int(listening.getsockname()[1])
+    if error_number == errno.EADDRNOTAVAIL:
         raise EnvironmentFault(
             f"{address} is no address of this machine, so ranks can't meet at it here",
             "give one with --master-addr",
@@ -51,11 +56,13 @@ def _torch_distributed() -> ModuleType:
     return torch.distributed
 
 
-def serve_store(door: socket.socket, address: str, port: int, shared: bool = False) -> TCPStore:
-    """The store, served from this process on a socket that already listens. The socket belongs to
-    the store from now on.
+def serve_store(
+    listening: socket.socket, address: str, port: int, shared: bool = False
+) -> TCPStore:
+    """The store, served from this process on a socket that already listens.
 
-    ``shared``: further stores of this process on the same port use its server.
+    The store owns the socket from now on. ``shared``: further stores of this process on the same
+    port use its server.
     """
     store: TCPStore = _torch_distributed().TCPStore(
         address,
@@ -65,7 +72,7 @@ def serve_store(door: socket.socket, address: str, port: int, shared: bool = Fal
         timeout=timedelta(seconds=60),
         wait_for_workers=False,
         multi_tenant=shared,
-        master_listen_fd=door.detach(),
+        master_listen_fd=listening.detach(),
     )
     return store
 
@@ -73,12 +80,17 @@ def serve_store(door: socket.socket, address: str, port: int, shared: bool = Fal
 def connect_store(
     address: str, port: int, timeout_s: float, ended: Callable[[], str] = str
 ) -> TCPStore:
-    """The store that another process serves. Raises EnvironmentFault when nobody answers in time,
-    or once ``ended``, which names the signal."""
-    dist, why = _torch_distributed(), ""
+    """The store that another process serves.
+
+    Raises EnvironmentFault if it cannot be reached in time, or once ``ended`` returns the name of a
+    signal.
+    """
+    dist = _torch_distributed()
+    reason = ""
     with suppress(dist.DistError, RuntimeError):
-        why = _wait_for_listener(address, port, timeout_s, ended)
-        if not why:  # torch itself can't be interrupted while it waits
+        # torch itself cannot be interrupted while it waits, so it connects only to a listener.
+        reason = _wait_for_listener(address, port, timeout_s, ended)
+        if not reason:
             store: TCPStore = dist.TCPStore(
                 address,
                 port,
@@ -90,29 +102,29 @@ def connect_store(
             return store
     if ended():
         raise EnvironmentFault(f"ended by {ended()}; nobody had answered at {address}:{port} yet")
+    detail = f" ({reason})" if reason else ""
     raise EnvironmentFault(
-        f"nobody answered at {address}:{port} within {timeout_s:.0f} s{why and f' ({why})'}",
+        f"nobody answered at {address}:{port} within {timeout_s:.0f} s{detail}",
         "start the machine of rank 0 too; --master-addr and --master-port must name it",
     )
 
 
 def _wait_for_listener(address: str, port: int, timeout_s: float, ended: Callable[[], str]) -> str:
-    """Wait until somebody listens there, and give nothing; else the last reason why nobody was
-    reached.
-    """
-    limit, why = time.monotonic() + timeout_s, "ended"
-    while time.monotonic() < limit and not ended():
+    """Wait for a listener and return ""; otherwise return the last reason of the failure."""
+    deadline = time.monotonic() + timeout_s
+    reason = "ended"
+    while time.monotonic() < deadline and not ended():
         try:
             with socket.create_connection((address, port), timeout=1):
                 return ""
         except OSError as fault:
-            why = fault.strerror or str(fault)
+            reason = fault.strerror or str(fault)
         time.sleep(0.05)
-    return why
+    return reason
 
 
 def check_host(host: str, option: str) -> None:
-    """Raises EnvironmentFault where nobody knows the host that ranks are to meet at."""
+    """Raise EnvironmentFault if the host at which ranks are to meet cannot be resolved."""
     try:
         socket.getaddrinfo(host, None)
     except OSError as fault:  # gaierror
@@ -122,8 +134,9 @@ def check_host(host: str, option: str) -> None:
 
 
 def check_rendezvous_file(init_method: str) -> None:
-    """A file that an earlier run left would make this one hang or mix with it. Raises
-    EnvironmentFault naming it.
+    """Raise EnvironmentFault for a rendezvous file of an earlier run.
+
+    With such a file, ranks would hang or mix with those of the earlier run.
     """
     url = urlparse(init_method)
     if url.scheme != "file":

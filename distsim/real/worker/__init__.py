@@ -1,3 +1,4 @@
-"""What runs inside the process of one rank: process groups, stores, tensors, compute, clocks and
-the program itself; starting and watching processes belongs to launch.
+"""What runs inside the process of one rank: groups, stores, tensors, compute, clocks, the program.
+
+Starting and watching these processes belongs to launch.
 """

@@ -1,16 +1,20 @@
-"""compute and sleep for real: busy for the stated time, asleep where ranks outnumber cores, or a
-matmul of the stated flops.
+"""Executes `compute` and `sleep` for real.
+
+A compute that states a time spins (or sleeps if ranks outnumber cores). A compute that states flops
+or bytes does matrix products and copies of that size. If the scenario's cluster is much faster than
+this machine, that would take far too long; then such computes take their simulated time instead.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from distsim.operations.core.resolved_call import ResolvedCall
+from distsim.real.shared.job import ComputeTimes, compute_key
 from distsim.real.shared.progress_file import ProgressField, ProgressFile
 
 if TYPE_CHECKING:
@@ -18,185 +22,205 @@ if TYPE_CHECKING:
 
     from distsim.simulation.simulate_scenario import Simulation
 
-#: Sides of the square matrices that flops are spent on; the CPU takes the smallest.
-_SIDES = (4096, 2048, 1024, 512, 256)
-#: Sleeping longer than this at a stretch would miss the end; the rest is spun.
+#: Sides of the square matrices that are multiplied, largest first; the CPU uses the smallest.
+_MATRIX_SIDES = (4096, 2048, 1024, 512, 256)
+_SMALLEST_SIDE = _MATRIX_SIDES[-1]
+#: Bytes that are copied at a time.
+_COPY_BLOCK_BYTES = 1 << 22
+#: A longer sleep might end too late, so the last part of a wait is spun.
 _SLEEP_MARGIN_NS = 200_000
-#: Clock cycles of a GPU that are timed to learn its rate.
-_CYCLES = 20_000_000
+#: GPU clock cycles that are timed to learn the clock rate.
+_TIMED_CYCLES = 20_000_000
 
 
-#: Flops, and bytes to move, that a rank of a run does for real: some ten seconds of a core (a GPU:
-#: of the GPU).
-_MAX_REAL_WORK = {"cpu": (2e11, 4e10), "cuda": (2e15, 2e13)}
-#: (flops, bytes, dtype, kernels) of a compute -> ns.
-ComputeTimes = Mapping[tuple[float, float, str | None, int], int]
+class _RealWork(NamedTuple):
+    """Work of all computes of one rank."""
+
+    flops: float
+    nbytes: float
+
+
+#: What a rank does for real at most: about ten seconds of a core or of a GPU.
+_MAX_REAL_WORK = {"cpu": _RealWork(2e11, 4e10), "cuda": _RealWork(2e15, 2e13)}
 
 
 def simulated_compute_times(
-    simulation: Simulation, ranks: Sequence[int], kind: str
+    simulation: Simulation, ranks: Sequence[int], device_kind: str
 ) -> ComputeTimes:
-    """What computes that state flops take on the scenario's cluster, where this machine is too slow
-    to do them; else nothing.
+    """The simulated times of computes that state flops, if this machine is too slow to do them.
+
+    Empty if every rank can do its flops and copies for real.
     """
-    program, found = simulation.program, dict[tuple[float, float, str | None, int], int]()
-    heaviest = [0.0, 0.0]
+    limit = _MAX_REAL_WORK[device_kind]
+    times: dict[tuple[float, float, str | None, int], int] = {}
+    is_too_much = False
     for rank in ranks:
-        priced = [
-            call
-            for _, call in program.calls_of(rank)
-            if call.op == "compute" and (call.flops or call.mem_bytes)
-        ]
-        heaviest = [
-            max(heaviest[0], sum(c.flops for c in priced)),
-            max(heaviest[1], sum(c.mem_bytes for c in priced)),
-        ]
-        for call in priced:
-            if compute_key(call) not in found:
-                found[compute_key(call)] = simulation.cost.compute_ns(
+        computes = _computes_with_work(simulation, rank)
+        work = _RealWork(
+            sum(call.flops for call in computes), sum(call.mem_bytes for call in computes)
+        )
+        is_too_much |= work.flops > limit.flops or work.nbytes > limit.nbytes
+        for call in computes:
+            key = compute_key(call)
+            if key not in times:
+                times[key] = simulation.cost.compute_ns(
                     0, call.flops, call.mem_bytes, call.dtype or "float32", call.kernels
                 )
-    return (
-        found
-        if any(amount > most for amount, most in zip(heaviest, _MAX_REAL_WORK[kind], strict=True))
-        else {}
-    )
+    return times if is_too_much else {}
 
 
-def compute_key(call: ResolvedCall) -> tuple[float, float, str | None, int]:
-    return call.flops, call.mem_bytes, call.dtype, call.kernels
+def _computes_with_work(simulation: Simulation, rank: int) -> list[ResolvedCall]:
+    calls = [call for _, call in simulation.program.calls_of(rank) if call.op == "compute"]
+    return [call for call in calls if _states_work(call)]
+
+
+def _states_work(call: ResolvedCall) -> bool:
+    """The compute states flops or bytes instead of a time."""
+    return bool(call.flops or call.mem_bytes)
 
 
 def wait_until(end_ns: int, spin_ns: float) -> None:
-    """Until CLOCK_MONOTONIC shows the time: asleep, and for the last part, which a sleep would
-    miss, spinning.
+    """Wait until CLOCK_MONOTONIC shows ``end_ns``.
+
+    The last ``spin_ns`` are spun, because a sleep would end too late.
     """
-    while (left := end_ns - time.monotonic_ns()) > 0:
-        if left > spin_ns:
-            time.sleep((left - spin_ns) / 1e9)
+    while (remaining_ns := end_ns - time.monotonic_ns()) > 0:
+        if remaining_ns > spin_ns:
+            time.sleep((remaining_ns - spin_ns) / 1e9)
 
 
 class ComputeLoad:
-    """Works for one rank. ``factor``: a straggler takes so much longer (fault `slow`)."""
+    """Does the computes of one rank.
+
+    ``slowdown``: factor on all durations (fault `slow`). ``compute_times``: simulated times that
+    replace all real work; empty if the work is done for real.
+    """
 
     def __init__(
         self,
-        board: ProgressFile,
+        progress: ProgressFile,
         busy: bool,
-        factor: float,
+        slowdown: float,
         device: str = "cpu",
         cuda: ModuleType | None = None,
-        prices: ComputeTimes | None = None,
+        compute_times: ComputeTimes | None = None,
     ) -> None:
-        self.board, self.busy, self.factor, self.device, self.cuda = (
-            board,
-            busy,
-            factor,
-            device,
-            cuda,
-        )
-        self.prices = prices or {}
-        self._matrices: dict[tuple[str, int, bool], Sequence[Tensor]] = {}
+        self.progress = progress
+        self.busy = busy
+        self.slowdown = slowdown
+        self.device = device
+        self.cuda = cuda
+        self.compute_times = compute_times or {}
+        self._operands: dict[tuple[str, int, bool], Sequence[Tensor]] = {}
         self._cycles_per_ns = 0.0
 
     def prepare(self, calls: Iterable[ResolvedCall]) -> None:
-        """Make what the computes of a program need of a GPU, so that no time of a run goes into
-        it.
-        """
+        """Allocate and measure on the GPU what the computes need, before the run is timed."""
         for call in calls:
             cuda = self._gpu_of(call)
             if call.op == "compute" and cuda is not None:
-                if self.prices or not (call.flops or call.mem_bytes):
-                    if not self._cycles_per_ns:
-                        self._measure(cuda)
-                    continue
-                for side in _SIDES:
-                    if call.flops * self.factor >= 2 * side**3 or (
-                        call.flops and side == _SIDES[-1]
-                    ):
-                        self._multiply(call.dtype, side, gpu=True)
-                self._bytes(min(int(call.mem_bytes), 1), gpu=True)
+                self._prepare_gpu(call, cuda)
+
+    def _prepare_gpu(self, call: ResolvedCall, cuda: ModuleType) -> None:
+        if self.compute_times or not _states_work(call):
+            if not self._cycles_per_ns:
+                self._cycles_per_ns = _measure_clock_rate(cuda)
+            return
+        for side in _MATRIX_SIDES:
+            is_used = call.flops * self.slowdown >= 2 * side**3
+            if is_used or (call.flops and side == _SMALLEST_SIDE):
+                self._multiply(call.dtype, side, on_gpu=True)
+        self._copy(min(int(call.mem_bytes), 1), on_gpu=True)
 
     def _gpu_of(self, call: ResolvedCall) -> ModuleType | None:
-        """torch.cuda, or a stand-in; None where the host does the work."""
+        """torch.cuda (or a replacement in tests); None if the host does the work."""
         return None if call.queue == "host" else self.cuda
 
     def compute(self, call: ResolvedCall) -> None:
-        """Take the time that the call states, or do the flops and move the bytes that it states."""
-        time_ns = round(self.prices.get(compute_key(call), call.time_ns) * self.factor)
+        """Take the stated time, or do the stated flops and copies."""
         cuda = self._gpu_of(call)
-        if not self.prices and (call.flops or call.mem_bytes):
-            self._flops(call.flops * self.factor, call.dtype, cuda is not None)
-            self._bytes(int(call.mem_bytes * self.factor), cuda is not None)
-        elif cuda is not None:
-            cuda._sleep(max(1, round(time_ns * self._cycles_per_ns)))
+        if not self.compute_times and _states_work(call):
+            self._do_flops(call.flops * self.slowdown, call.dtype, cuda is not None)
+            self._copy(int(call.mem_bytes * self.slowdown), cuda is not None)
+            return
+        stated_ns = self.compute_times.get(compute_key(call), call.time_ns)
+        duration_ns = round(stated_ns * self.slowdown)
+        if cuda is not None:
+            cuda._sleep(max(1, round(duration_ns * self._cycles_per_ns)))
         else:
-            self.spend(time_ns, self.busy)
+            self.spend(duration_ns, self.busy)
 
     def spend(self, duration_ns: int, busy: bool) -> None:
-        """Pass the time, spinning or asleep; the board says until when, so that it is not taken for
-        a standstill.
+        """Pass the time, spinning or sleeping.
+
+        The progress file says until when, so that the launcher does not take it for a hang.
         """
         end_ns = time.monotonic_ns() + duration_ns
-        self.board.words[ProgressField.BUSY_UNTIL_NS] = end_ns
+        self.progress.words[ProgressField.BUSY_UNTIL_NS] = end_ns
         wait_until(end_ns, inf if busy else _SLEEP_MARGIN_NS)
 
-    def _flops(self, flops: float, dtype: str | None, gpu: bool) -> None:
-        """n³ matmuls of 2n³ flops each; every one counts as progress. A GPU gets the largest that
-        fit.
-        """
-        left = flops
-        for side in _SIDES if gpu else _SIDES[-1:]:
-            while left >= 2 * side**3 or (side == _SIDES[-1] and left > 0):
-                self._multiply(dtype, side, gpu)
-                left -= 2 * side**3
-                self.board.words[ProgressField.PROGRESS] += 1
+    def _do_flops(self, flops: float, dtype: str | None, on_gpu: bool) -> None:
+        """Matrix products of 2n³ flops, on a GPU the largest that fit; each one counts as progress."""
+        remaining = flops
+        for side in _MATRIX_SIDES if on_gpu else (_SMALLEST_SIDE,):
+            while remaining >= 2 * side**3 or (side == _SMALLEST_SIDE and remaining > 0):
+                self._multiply(dtype, side, on_gpu)
+                remaining -= 2 * side**3
+                self.progress.words[ProgressField.PROGRESS] += 1
 
-    def _multiply(self, dtype: str | None, side: int, gpu: bool) -> None:
-        """Matrices of the dtype; in float32 where it is none or one that a GPU's torch can't
-        multiply.
-        """
+    def _multiply(self, dtype: str | None, side: int, on_gpu: bool) -> None:
+        """Multiply two matrices of the dtype, or of float32 if a GPU cannot multiply the dtype."""
         import torch
 
-        kind = getattr(torch, dtype or "float32")
-        name = (
-            "float32"
-            if gpu and (not kind.is_floating_point or kind.itemsize < 2)
-            else dtype or "float32"
-        )
-        pair = self._matrices.get((name, side, gpu))
-        if pair is None:
-            one = torch.ones(side, side, device=self.device if gpu else "cpu").to(
-                getattr(torch, name)
+        name = dtype or "float32"
+        if on_gpu and not _gpu_can_multiply(getattr(torch, name)):
+            name = "float32"
+        operands = self._operands.get((name, side, on_gpu))
+        if operands is None:
+            ones = torch.ones(side, side, device=self.device if on_gpu else "cpu")
+            matrix = ones.to(getattr(torch, name))
+            operands = self._operands[name, side, on_gpu] = (matrix, matrix.clone())
+        operands[0] @ operands[1]
+
+    def _copy(self, nbytes: int, on_gpu: bool) -> None:
+        """Copy blocks; a byte that is read and written counts as two bytes moved."""
+        if nbytes <= 0:
+            return
+        import torch
+
+        key = ("bytes", 0, on_gpu)
+        if key not in self._operands:
+            blocks = torch.ones(
+                2, _COPY_BLOCK_BYTES, dtype=torch.uint8, device=self.device if on_gpu else "cpu"
             )
-            pair = self._matrices[name, side, gpu] = (one, one.clone())
-        pair[0] @ pair[1]
-
-    def _bytes(self, nbytes: int, gpu: bool) -> None:
-        """Copies: a byte read and a byte written count as two moved."""
-        import torch
-
-        block, key = 1 << 22, ("bytes", 0, gpu)
-        if nbytes > 0 and key not in self._matrices:
-            self._matrices[key] = torch.ones(
-                2, block, dtype=torch.uint8, device=self.device if gpu else "cpu"
-            ).unbind()
-        while nbytes > 0:
-            source, target = self._matrices[key]
+            self._operands[key] = blocks.unbind()
+        source, target = self._operands[key]
+        remaining = nbytes
+        while remaining > 0:
             target.copy_(source)
-            nbytes -= 2 * block
-            self.board.words[ProgressField.PROGRESS] += 1
+            remaining -= 2 * _COPY_BLOCK_BYTES
+            self.progress.words[ProgressField.PROGRESS] += 1
 
-    def _measure(self, cuda: ModuleType) -> None:
-        """torch.cuda._sleep counts clock cycles: how many are a nanosecond, at speed and with the
-        device to itself.
-        """
-        for _ in range(4):
-            start, end = (cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            cuda._sleep(_CYCLES)
-            end.record()
-            cuda.synchronize()
-            self._cycles_per_ns = max(
-                self._cycles_per_ns, _CYCLES / (start.elapsed_time(end) * 1e6)
-            )
+
+def _gpu_can_multiply(dtype: object) -> bool:
+    """torch multiplies matrices on a GPU in floating-point types of two bytes and more."""
+    import torch
+
+    assert isinstance(dtype, torch.dtype)
+    return dtype.is_floating_point and dtype.itemsize >= 2
+
+
+def _measure_clock_rate(cuda: ModuleType) -> float:
+    """Clock cycles per ns of `torch.cuda._sleep`, which counts cycles.
+
+    The highest of several rates, that is with the device at full speed and otherwise idle.
+    """
+    rate = 0.0
+    for _ in range(4):
+        start, end = (cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        cuda._sleep(_TIMED_CYCLES)
+        end.record()
+        cuda.synchronize()
+        rate = max(rate, _TIMED_CYCLES / (start.elapsed_time(end) * 1e6))
+    return rate

@@ -1,10 +1,14 @@
-"""Process groups of one rank: torch's groups for the program's, made in the program's order with
-explicit timeouts.
+"""The process groups of one rank: creates torch's groups for those of the program.
+
+Groups are created in the program's order, with explicit timeouts. The difficult part is a
+`new_group` step: torch pairs such calls across ranks by a counter, so ranks may give one group
+different names. `_numbered_groups` finds the program's group for the n-th call.
 """
 
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -25,54 +29,57 @@ if TYPE_CHECKING:
 
 
 class RankProcessGroups:
-    """``of(group)`` is what torch takes as ``group``: None for the world."""
+    """``of(group)`` is what torch takes as ``group``: None for the world.
+
+    ``generation``: how often init_process_group was called. ``connected``: the world exists now.
+    """
 
     def __init__(self, job: WorkerJob, rank: int) -> None:
         import torch.distributed
 
         self.dist: ModuleType = torch.distributed
-        self.job, self.rank, self.program = job, rank, job.program
-        self._made: dict[int, ProcessGroup] = {}
-        self._by_step = group_ids_from_steps(job.program)
-        self._bound: set[int] = set()
-        self._count = 0
+        self.job = job
+        self.rank = rank
+        self.program = job.program
+        self._groups: dict[int, ProcessGroup] = {}  # torch's groups by the program's ids
+        self._ids_from_steps = group_ids_from_steps(job.program)
+        self._used_ids: set[int] = set()  # groups that a new_group step has created
+        self._new_group_count = 0  # as torch counts: without use_local_synchronization
         self.generation = 0
         self.connected = False
         self._store: TCPStore | None = None
 
     def of(self, group: RankGroup) -> ProcessGroup | None:
-        return None if group.id == 0 else self._made.get(group.id)
+        return None if group.id == 0 else self._groups.get(group.id)
 
     def start(self, call: ResolvedCall | None = None) -> None:
-        """init_process_group, as the file writes it or implied, then the file's groups in their
-        order.
+        """Call init_process_group, then create the scenario's groups in their order.
+
+        ``call``: the init_process_group step of the program; None if the program has none.
         """
-        options, world = self.program.options, self.program.groups[0]
-        call = call or ResolvedCall(op="init_process_group", rank=self.rank, group=world)
+        options = self.program.options
+        startup = self.program.startup
+        startup_fails = startup is not None and startup.failed and not self.generation
+        if call is None:
+            world = self.program.groups[0]
+            call = ResolvedCall(op="init_process_group", rank=self.rank, group=world)
         timeout_ns = call.timeout_ns or options.get("timeout_ns") or self.job.group_timeout_ns
-        failing = (
-            self.program.startup is not None and self.program.startup.failed and not self.generation
-        )
-        method = call.init_method or (
-            None if call.store else options.get("init_method") or self.job.init_method
-        )
-        if failing:
-            method = self._as_written(call)
-        if self.generation:  # the store still has the last world's keys
-            method = Path(self.job.directory, f"again-{self.generation}").as_uri()
+        method = self._init_method(call, startup_fails)
         self.generation += 1
-        if method is not None and not failing:
+        if method is not None and not startup_fails:
             self._serve(method)
-        store = (
-            rank_stores.serve_startup_store(self.dist, self.program, self.rank) if failing else None
-        )
+
+        store = None
+        if startup_fails:
+            store = rank_stores.serve_startup_store(self.dist, self.program, self.rank)
         if store is not None:
             method = None
         elif call.store is not None:
             store = rank_stores.create_store(self.dist, call, timeout_ns)
         backend = self.job.backend
-        eager = self.job.backend == "nccl" and options.get("init") == "eager"
-        device = self.job.devices.of(self.job.local_rank(self.rank)) if eager else call.device_id
+        device = call.device_id
+        if backend == "nccl" and options.get("init") == "eager":
+            device = self.job.devices.gpu_of(self.job.local_rank(self.rank))
         call = replace(
             call, timeout_ns=timeout_ns, backend=backend, init_method=method, device_id=device
         )
@@ -84,102 +91,122 @@ class RankProcessGroups:
         OPERATIONS["init_process_group"].torch_call(self.dist, call, {}, store)
         self.connected = True
         for group in groups_from_file(self.program):
-            self._new(group)
+            self._create_group(group)
 
-    def _as_written(self, call: ResolvedCall) -> str | None:
-        """The init_method of a start-up that fails: as the file says it, nothing else."""
-        entrance = (
-            self.program.startup.entrance(self.rank) if self.program.startup is not None else None
-        )
-        return entrance.init_method if entrance is not None else call.init_method
+    def _init_method(self, call: ResolvedCall, startup_fails: bool) -> str | None:
+        if self.generation:
+            # A file of its own, because the store still has the keys of the last world.
+            return Path(self.job.directory, f"again-{self.generation}").as_uri()
+        if startup_fails:
+            return self._init_method_in_file(call)
+        if call.init_method or call.store:
+            return call.init_method or None
+        method: str = self.program.options.get("init_method") or self.job.init_method
+        return method
+
+    def _init_method_in_file(self, call: ResolvedCall) -> str | None:
+        """The init_method of a start-up that fails: exactly that of the scenario."""
+        startup = self.program.startup
+        process = startup.entrance(self.rank) if startup is not None else None
+        return process.init_method if process is not None else call.init_method
 
     def _serve(self, method: str) -> None:
-        """A store for the ranks at a tcp:// address where the launcher's is not. Rank 0 serves it,
-        on a machine's loopback by itself: torch would listen on every address of the machine.
+        """Provide a store at a tcp:// address other than that of the launcher's store.
+
+        At a loopback address rank 0 serves it itself, because torch would listen on every address
+        of the machine.
         """
-        url, launchers = urlsplit(method), urlsplit(f"//{self.job.master_addr}")
-        if url.scheme != "tcp" or (url.hostname, url.port) == (
-            launchers.hostname,
-            self.job.master_port,
-        ):
+        url = urlsplit(method)
+        launcher_url = urlsplit(f"//{self.job.master_addr}")
+        is_launchers = (url.hostname, url.port) == (launcher_url.hostname, self.job.master_port)
+        if url.scheme != "tcp" or is_launchers:
             return
         if url.hostname not in LOOPBACK or not url.port:
-            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(False)  # as torch does it
+            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(False)  # torch serves it on rank 0
         elif self.rank == 0:
-            door, port = listen(url.hostname, url.port, allow_other_port=False)
-            self._store = serve_store(door, url.hostname, port)
+            listening, port = listen(url.hostname, url.port, allow_other_port=False)
+            self._store = serve_store(listening, url.hostname, port)
 
-    def _new(self, group: RankGroup, call: ResolvedCall | None = None) -> None:
-        """Make a group; who is no member gets torch's sign for that, which its calls then refuse or
-        ignore.
+    def _create_group(self, group: RankGroup, call: ResolvedCall | None = None) -> None:
+        """Create a group; a rank that is no member gets torch's marker for non-members.
+
+        The group's calls then refuse or ignore that marker.
         """
-        timeout_ns = (
-            group.timeout_ns or self.job.group_timeout_ns
-        )  # new_group does not inherit the world's
-        call = call or ResolvedCall(
-            op="new_group",
-            rank=self.rank,
-            group=self.program.groups[0],
-            name=group.name,
-            ranks=group.ranks,
-        )
+        # new_group does not inherit the timeout of the world.
+        timeout_ns = group.timeout_ns or self.job.group_timeout_ns
+        if call is None:
+            world = self.program.groups[0]
+            call = ResolvedCall(
+                op="new_group", rank=self.rank, group=world, name=group.name, ranks=group.ranks
+            )
         backend = group.backend or call.backend
         call = replace(call, timeout_ns=call.timeout_ns or timeout_ns, backend=backend)
         made: Any = OPERATIONS["new_group"].torch_call(self.dist, call, {}, None)
-        self._made[group.id] = made
+        self._groups[group.id] = made
 
     def step(self, call: ResolvedCall) -> None:
-        """A new_group step: the group that later calls of this rank mean by its name."""
-        ranks = tuple(sorted(call.ranks))
-        numbered = None if call.local_sync else self._numbered.get((self._count, ranks))
-        self._count += not call.local_sync
-        found = (
-            [numbered]
-            if numbered is not None
-            else [
-                g
-                for g in self.program.groups
-                if g.id in self._by_step and (g.name, g.ranks) == (call.name, ranks)
-            ]
-        )
-        group = next((g for g in found if g.id not in self._bound), found[0] if found else None)
-        if group is None:  # no valid group: torch is to say so
-            OPERATIONS["new_group"].torch_call(
-                self.dist, replace(call, timeout_ns=self.job.group_timeout_ns), {}, None
-            )
+        """A new_group step: creates the group that later calls of this rank mean by its name."""
+        candidates = self._candidates(call)
+        group = next((g for g in candidates if g.id not in self._used_ids), None)
+        if group is None and candidates:
+            group = candidates[0]
+        if group is None:
+            # No valid group: torch itself has to refuse the call.
+            call = replace(call, timeout_ns=self.job.group_timeout_ns)
+            OPERATIONS["new_group"].torch_call(self.dist, call, {}, None)
             return
-        self._bound.add(group.id)
-        self._new(group, call)
+        self._used_ids.add(group.id)
+        self._create_group(group, call)
+
+    def _candidates(self, call: ResolvedCall) -> list[RankGroup]:
+        """The program's groups that a new_group step may create; counts the step."""
+        ranks = tuple(sorted(call.ranks))
+        if not call.local_sync:
+            numbered = self._numbered_groups.get((self._new_group_count, ranks))
+            self._new_group_count += 1
+            if numbered is not None:
+                return [numbered]
+        return [g for g in self._groups_from_steps(ranks) if g.name == call.name]
+
+    def _groups_from_steps(self, ranks: tuple[int, ...]) -> list[RankGroup]:
+        groups = [g for g in self.program.groups if g.id in self._ids_from_steps]
+        return [g for g in groups if g.ranks == ranks]
 
     @cached_property
-    def _numbered(self) -> dict[tuple[int, tuple[int, ...]], RankGroup]:
-        """What the how-manieth new_group of a rank makes, by its members: torch counts, and ranks
-        that give these groups other names, in another order, are still in one."""
-        numbers: dict[tuple[int, ...], set[int]] = {}
-        for code in self.program.codes:
-            for rank in code.ranks if any(call.op == "new_group" for call in code.calls) else ():
-                made = [
-                    call
-                    for _, call in self.program.calls_of(rank)
-                    if call.op == "new_group" and not call.local_sync
-                ]
-                for number, one in enumerate(made):
-                    numbers.setdefault(tuple(sorted(one.ranks)), set()).add(number)
-        found = dict[tuple[int, tuple[int, ...]], RankGroup]()
-        for ranks, those in numbers.items():
-            groups = [g for g in self.program.groups if g.id in self._by_step and g.ranks == ranks]
-            if len(groups) == len(
-                those
-            ):  # else some are made by their members alone, and go by name
-                found |= {
-                    (number, ranks): group
-                    for number, group in zip(sorted(those), groups, strict=True)
-                }
+    def _numbered_groups(self) -> dict[tuple[int, tuple[int, ...]], RankGroup]:
+        """The group that the n-th new_group call of a rank creates, by (n, members).
+
+        torch counts the calls, so ranks that give these groups other names, in another order, are
+        still in one group.
+        """
+        found: dict[tuple[int, tuple[int, ...]], RankGroup] = {}
+        for ranks, numbers in self._call_numbers().items():
+            groups = self._groups_from_steps(ranks)
+            # Otherwise some groups are created by their members alone, and are found by name.
+            if len(groups) == len(numbers):
+                for number, group in zip(sorted(numbers), groups, strict=True):
+                    found[number, ranks] = group
         return found
 
+    def _call_numbers(self) -> dict[tuple[int, ...], set[int]]:
+        """For each set of members: at which numbers any rank calls new_group with it."""
+        numbers: dict[tuple[int, ...], set[int]] = defaultdict(set)
+        for code in self.program.codes:
+            if not any(call.op == "new_group" for call in code.calls):
+                continue
+            for rank in code.ranks:
+                new_groups = [
+                    call for _, call in self.program.calls_of(rank) if call.op == "new_group"
+                ]
+                counted = [call for call in new_groups if not call.local_sync]
+                for number, call in enumerate(counted):
+                    numbers[tuple(sorted(call.ranks))].add(number)
+        return numbers
+
     def destroy(self, call: ResolvedCall | None = None) -> None:
+        """Destroy a group; by default the world, which destroys all groups."""
         call = call or ResolvedCall("destroy_process_group", self.rank, self.program.groups[0])
         OPERATIONS["destroy_process_group"].torch_call(self.dist, call, {}, self.of(call.group))
         if not call.group.id:
-            self._made.clear()
+            self._groups.clear()
             self.connected = False

@@ -1,5 +1,7 @@
-"""Stores of one rank's process: the one that a file's `store:` means, and the one that rank 0 of a
-failing start-up serves.
+"""The stores that one rank's process creates itself.
+
+They are the store that a scenario's `store:` names, and the store that rank 0 serves in a start-up
+that fails.
 """
 
 from __future__ import annotations
@@ -22,42 +24,43 @@ if TYPE_CHECKING:
 
 
 def create_store(dist: ModuleType, call: ResolvedCall, timeout_ns: int) -> Store | None:
-    """The store that `store:` names; None for one that distsim does not know, which torch is to
-    refuse.
-    """
-    url, limit = urlsplit(call.store or ""), timedelta(microseconds=timeout_ns // 1000)
-    world = call.world_size_argument or call.group.size
-    found: Store | None = None
+    """The store that `store:` names; None for an unknown kind, which torch itself has to refuse."""
+    url = urlsplit(call.store or "")
+    timeout = timedelta(microseconds=timeout_ns // 1000)
+    world_size = call.world_size_argument or call.group.size
+    store: Store | None = None
     if call.store == "hash":
-        found = dist.HashStore()
+        store = dist.HashStore()
     elif url.scheme == "file":
-        found = dist.FileStore(url.path, world)
+        store = dist.FileStore(url.path, world_size)
     elif url.scheme == "tcp" and url.hostname and url.port:
-        found = _tcp_store(dist, url.hostname, url.port, world, call.rank_argument == 0, limit)
-    if found is not None:
-        found.set_timeout(limit)
-    return found
+        serves = call.rank_argument == 0
+        store = _tcp_store(dist, url.hostname, url.port, world_size, serves, timeout)
+    if store is not None:
+        store.set_timeout(timeout)
+    return store
 
 
 def serve_startup_store(dist: ModuleType, program: Program, rank: int) -> Store | None:
-    """The store of the rank that serves it in a start-up that fails, at a loopback address there
-    alone: torch itself would listen on every address of the machine. None where this rank serves
-    none, or where the port is taken: torch is to say so."""
-    entrance = program.startup.entrance(rank) if program.startup is not None else None
-    here = rendezvous_info(entrance) if entrance is not None else None
-    if (
-        entrance is None
-        or not isinstance(here, RendezvousInfo)
-        or here.kind != "tcp"
-        or here.rank != 0
-        or entrance.agent
-    ):
+    """The store of the rank that serves it in a start-up that fails.
+
+    It listens at a loopback address only; torch itself would listen on every address of the
+    machine. None if this rank serves no store, or if the port is taken: then torch itself has to
+    report it.
+    """
+    process = program.startup.entrance(rank) if program.startup is not None else None
+    if process is None or process.agent or process.store is not None:
         return None
-    if here.host not in LOOPBACK or entrance.store is not None or here.world_size < 1:
+    rendezvous = rendezvous_info(process)
+    if not isinstance(rendezvous, RendezvousInfo):
         return None
-    limit = timedelta(microseconds=entrance.timeout_ns // 1000)
+    is_server = rendezvous.kind == "tcp" and rendezvous.rank == 0
+    if not is_server or rendezvous.host not in LOOPBACK or rendezvous.world_size < 1:
+        return None
+    timeout = timedelta(microseconds=process.timeout_ns // 1000)
+    host, port, world_size = rendezvous.host, rendezvous.port, rendezvous.world_size
     try:
-        store = _tcp_store(dist, here.host, here.port, here.world_size, True, limit)
+        store = _tcp_store(dist, host, port, world_size, True, timeout)
     except EnvironmentFault:
         return None
     prefixed: Store = dist.PrefixStore("default_pg", store)
@@ -65,24 +68,27 @@ def serve_startup_store(dist: ModuleType, program: Program, rank: int) -> Store 
 
 
 def _tcp_store(
-    dist: ModuleType, host: str, port: int, world: int, serves: bool, limit: timedelta
+    dist: ModuleType, host: str, port: int, world_size: int, serves: bool, timeout: timedelta
 ) -> Store:
     if not serves or host not in LOOPBACK:
-        found: Store = dist.TCPStore(host, port, world, serves, timeout=limit)
-        return found
-    door, _ = listen(host, port, allow_other_port=False)
-    found = dist.TCPStore(host, port, world, True, timeout=limit, master_listen_fd=door.detach())
-    return found
+        store: Store = dist.TCPStore(host, port, world_size, serves, timeout=timeout)
+        return store
+    listening, _ = listen(host, port, allow_other_port=False)
+    store = dist.TCPStore(
+        host, port, world_size, True, timeout=timeout, master_listen_fd=listening.detach()
+    )
+    return store
 
 
 def stated_rank_and_world(program: Program, rank: int, call: ResolvedCall) -> tuple[int, int]:
-    """Rank and world size of a call that is given a store, as its init_method would have had
-    them.
+    """Rank and world size for a call that is given a store.
+
+    They are those that its init_method would have supplied; -1 if they are not stated.
     """
-    entrance = program.startup.entrance(rank) if program.startup is not None else None
-    here = rendezvous_info(entrance) if entrance is not None else None
-    if isinstance(here, RendezvousInfo):
-        return here.rank, here.world_size
+    process = program.startup.entrance(rank) if program.startup is not None else None
+    rendezvous = rendezvous_info(process) if process is not None else None
+    if isinstance(rendezvous, RendezvousInfo):
+        return rendezvous.rank, rendezvous.world_size
     return (
         -1 if call.rank_argument is None else call.rank_argument,
         -1 if call.world_size_argument is None else call.world_size_argument,

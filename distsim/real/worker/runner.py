@@ -1,4 +1,10 @@
-"""The program of one rank, call by call, each through its own row's torch call."""
+"""Runs the program of one rank, call by call, and records when each call was posted and finished.
+
+Each call goes through the `torch_call` of its row in the operation table. Nothing is decided during
+the run: the calls are resolved and the tensors created before, so that the measured times are those
+of torch. The loop in `run` writes to mapped memory directly, because every function call per event
+would be measured too.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +45,7 @@ _now = time.monotonic_ns
 
 
 class RankExit(Exception):
-    """The rank leaves here: an `exit` step or fault, with its status."""
+    """The rank exits here, with a status: an `exit` step or fault."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -47,18 +53,16 @@ class RankExit(Exception):
 
 
 class PlannedCall(NamedTuple):
-    """A call with all that running it needs."""
+    """A resolved call. ``cell``: offset of the first cell of its row in the time table."""
 
     position: int
-    cell: int  # of its line in the table
+    cell: int
     code_call: CodeCall
     call: ResolvedCall
 
 
 class PendingRequests(NamedTuple):
-    """Requests of a call that are not waited for yet, with the lines of the table they belong
-    to.
-    """
+    """Requests of a call that were not waited for yet, with the cells of their rows."""
 
     works: Sequence[Work]
     cells: Sequence[int]
@@ -68,35 +72,36 @@ class PendingRequests(NamedTuple):
 class RankRunner:
     """Runs one rank's program. `prepare` first, then `ready` and `run` once per repetition.
 
-    ``device``: where its tensors lie, as torch names it. ``cuda``: torch.cuda, or None on the
-    CPU.
+    ``device``: where its tensors are, as torch names it. ``cuda``: torch.cuda, or None on the CPU.
     """
 
     def __init__(
         self,
         job: WorkerJob,
         rank: int,
-        board: ProgressFile,
+        progress: ProgressFile,
         device: str = "cpu",
         cuda: ModuleType | None = None,
     ) -> None:
         import torch.distributed
 
         self.dist: ModuleType = torch.distributed
-        self.job, self.rank, self.board = job, rank, board
-        self.clock = _completion_clock(job, board, cuda)
+        self.job = job
+        self.rank = rank
+        self.progress = progress
+        self.clock = _completion_clock(job, progress, cuda)
         self.program = job.program
         self.memory = RankTensors(job.program, rank, device)
         self.groups = RankProcessGroups(job, rank)
-        self.faults = [f for f in job.program.faults if f.rank == rank]
-        slowness = prod(f.factor for f in self.faults if f.kind == "slow")
-        self.load = ComputeLoad(board, job.busy, slowness, device, cuda, job.prices)
-        self.open: dict[int, PendingRequests] = {}
-        self.spent: PendingRequests | None = None
+        self.faults = [fault for fault in job.program.faults if fault.rank == rank]
+        slowdown = prod(fault.factor for fault in self.faults if fault.kind == "slow")
+        self.load = ComputeLoad(progress, job.busy, slowdown, device, cuda, job.compute_times)
+        self.pending: dict[int, PendingRequests] = {}  # by the position of the call
+        self.last_waited: PendingRequests | None = None
         self.cells = memoryview(b"")
         self._eager = job.program.options.get("init") == "eager"
         self.plan = self._plan()
-        self._kinds: dict[str, Callable[[PlannedCall], None]] = {
+        self._run_by_kind: dict[str, Callable[[PlannedCall], None]] = {
             "p2p": self._communicate,
             "remote": self._communicate,
             "collective": self._communicate,
@@ -107,26 +112,27 @@ class RankRunner:
         }
 
     def _plan(self) -> list[PlannedCall]:
+        """All calls of the rank; each one in the code is resolved once, however often it runs."""
         code = self.program.code(self.rank)
-        known: dict[int, ResolvedCall] = {}
+        resolved: dict[int, ResolvedCall] = {}
         plan = []
         for position in code.positions(self.program.row_of[self.rank]):
             code_call = code.calls[position]
-            call = known.get(id(code_call))
+            call = resolved.get(id(code_call))
             if call is None:
-                call = known[id(code_call)] = self.program.resolve(self.rank, code_call)
+                call = resolved[id(code_call)] = self.program.resolve(self.rank, code_call)
             plan.append(PlannedCall(position, code.offsets[position] * ROW_WIDTH, code_call, call))
         return plan
 
     @property
     def calls_init_process_group(self) -> bool:
-        """The program writes its own init_process_group."""
+        """The program contains its own init_process_group."""
         return any(
             call.op == "init_process_group" for code in self.program.codes for call in code.calls
         )
 
     def prepare(self) -> None:
-        """Make every tensor now, so that no time of the run goes into it."""
+        """Create every tensor now, so that this is not measured."""
         for planned in self.plan:
             for buffer in buffers_of(planned.call):
                 if buffer.name:
@@ -135,140 +141,125 @@ class RankRunner:
         self.clock.synchronize()
 
     def ready(self, times: CallTimeTable) -> None:
-        """What a repetition needs and must not be counted in it: the table, the clocks
-        synchronised.
-        """
+        """Prepare a repetition: its time table, and the synchronisation of the clocks."""
         self.cells = times.cells
-        self.open.clear()
+        self.pending.clear()
         self.clock.start(times.cells)
 
     # --- one repetition ---
     def run(self) -> None:
-        """The whole program once. Raises whatever torch raises, and `RankExit`."""
-        board, cells = self.board, self.cells
-        timers = self._timed_faults()
-        strikes = {
-            f.position: f
-            for f in self.faults
-            if f.kind in ("kill", "raise", "exit") and f.at_ns is None
-        }
-        late_ns = sum(f.delay_ns for f in self.faults if f.kind == "late")
+        """Run the whole program once. Raises whatever torch raises, and `RankExit`."""
+        progress, cells = self.progress, self.cells
+        timers = self._start_timed_faults()
+        strikes = self._faults_by_position()
+        late_ns = sum(fault.delay_ns for fault in self.faults if fault.kind == "late")
         if late_ns:
             self.load.spend(late_ns, busy=False)
         for planned in self.plan:
             if strikes and planned.position in strikes:
                 self._strike(strikes[planned.position], planned.position)
             now = _now()
-            board.step(RankPhase.IN_CALL, planned.position, now)
+            progress.advance(RankPhase.IN_CALL, planned.position, now)
             cells[planned.cell] = now
             with self.clock.stream(planned.call.queue):
-                self._kinds[OPERATIONS[planned.call.op].kind](planned)
+                self._run_by_kind[OPERATIONS[planned.call.op].kind](planned)
             if cells[planned.cell + RETURNED] < 0:
                 cells[planned.cell + RETURNED] = _now()
         end = len(self.program.code(self.rank).calls)
         if end in strikes or (None in strikes and not self.plan):
             self._strike(strikes.get(end) or strikes[None], end)
         if self.clock.on_device:
-            board.step(
-                RankPhase.IN_CALL, end, _now()
-            )  # the program's end is where the host waits for its device
+            # At the end of the program the host waits for its device, so it may hang there.
+            progress.advance(RankPhase.IN_CALL, end, _now())
             self.clock.finish()
-        board.step(RankPhase.RUNNING, end, _now())
+        progress.advance(RankPhase.RUNNING, end, _now())
         for timer in timers:
             timer.cancel()
 
     # --- calls ---
     def _communicate(self, planned: PlannedCall) -> None:
         call, cell, cells = planned.call, planned.cell, self.cells
-        row, began = OPERATIONS[call.op], self.clock.before()
-        got = row.torch_call(self.dist, call, self.memory, self.groups.of(call.group))
+        operation = OPERATIONS[call.op]
+        began = self.clock.before()
+        result = operation.torch_call(self.dist, call, self.memory, self.groups.of(call.group))
         cells[cell + RETURNED] = _now()
-        if not (row.nonblocking or call.is_async):
+        if not (operation.nonblocking or call.is_async):
             self.clock.done(began, planned.position, [cell], ("stream", call.queue))
-            if call.peer is None and row.direction == "recv" and isinstance(got, int):
-                cells[cell + SOURCE] = got
+            is_any_source_receive = call.peer is None and operation.direction == "recv"
+            if is_any_source_receive and isinstance(result, int):
+                cells[cell + SOURCE] = result
             return
-        works: Any = [] if got is None else [got]
-        if row.kind == "collective" or self.clock.on_device:
-            quick = call.op not in _HOST_BLOCKING_OPS
-            self.clock.follow(
-                began,
-                planned.position,
-                [cell],
-                works if quick else [],
-                _launch_queue(call, self._eager),
-            )
-        self._keep(planned, works, [cell], [call])
+        works: Any = [] if result is None else [result]
+        if operation.kind == "collective" or self.clock.on_device:
+            followed = [] if call.op in _HOST_BLOCKING_OPS else works
+            queue = _launch_queue(call, self._eager)
+            self.clock.follow(began, planned.position, [cell], followed, queue)
+        self._keep_requests(planned, works, [cell], [call])
 
-    def _keep(
+    def _keep_requests(
         self,
         planned: PlannedCall,
         works: Sequence[Work],
         cells: Sequence[int],
         calls: Sequence[ResolvedCall],
     ) -> None:
-        """Bind the request, and let go of what its handle held before, as Python does."""
+        """Keep the request, and release what its variable held before, as Python does."""
         for distance in planned.code_call.drops:
-            self.open.pop(planned.position - distance, None)
+            self.pending.pop(planned.position - distance, None)
         if planned.code_call.handled:
-            self.open[planned.position] = PendingRequests(works, cells, calls)
+            self.pending[planned.position] = PendingRequests(works, cells, calls)
 
     def _batch(self, planned: PlannedCall) -> None:
         call, cell, cells = planned.call, planned.cell, self.cells
-        parts = [cell + ROW_WIDTH * (1 + k) for k in range(len(call.parts))]
-        for part in parts:
-            cells[part] = cells[cell]
+        part_cells = [cell + ROW_WIDTH * (1 + k) for k in range(len(call.parts))]
+        for part_cell in part_cells:
+            cells[part_cell] = cells[cell]
         began = self.clock.before()
+        group = call.parts[0].group if call.parts else call.group
         works: Any = OPERATIONS[call.op].torch_call(
-            self.dist,
-            call,
-            self.memory,
-            self.groups.of(call.parts[0].group if call.parts else call.group),
+            self.dist, call, self.memory, self.groups.of(group)
         )
         now = _now()
-        for part in parts:
-            cells[part + RETURNED] = now
-        opened = PendingRequests(works or [], parts, call.parts)
+        for part_cell in part_cells:
+            cells[part_cell + RETURNED] = now
+        requests = PendingRequests(works or [], part_cells, call.parts)
         if self.clock.on_device:
-            self.clock.follow(
-                began,
-                planned.position,
-                parts,
-                opened.works,
-                _launch_queue(call.parts[0], eager=True) if parts else "",
-            )
+            queue = _launch_queue(call.parts[0], eager=True) if call.parts else ""
+            self.clock.follow(began, planned.position, part_cells, requests.works, queue)
         if planned.code_call.handled:
             cells[cell + RETURNED] = now
-            self._keep(planned, *opened)
+            self._keep_requests(planned, *requests)
         else:
-            self._finish(planned.position, opened)
+            self._finish(planned.position, requests)
             cells[cell + RETURNED] = _now()
         cells[cell + FINISHED] = cells[cell + RETURNED]
 
     def _wait(self, planned: PlannedCall) -> None:
         invalid = planned.code_call.invalid
         if invalid is not None and not planned.code_call.waits:
-            if not invalid[1].startswith("DS105") or self.spent is None:
+            is_second_wait = invalid[1].startswith("DS105")
+            if not is_second_wait or self.last_waited is None:
                 raise RuntimeError(invalid[1].partition(" ")[2].splitlines()[0])
-            self._finish(
-                planned.position, self.spent
-            )  # a second wait for a request, to see what the back end makes of it
+            # Wait again for the same request, to see how the backend reacts.
+            self._finish(planned.position, self.last_waited)
         for distance in planned.code_call.waits:
-            opened = self.open.pop(planned.position - distance, None)
-            if opened is not None:
-                self._finish(planned.position, opened)
-                self.spent = opened
+            requests = self.pending.pop(planned.position - distance, None)
+            if requests is not None:
+                self._finish(planned.position, requests)
+                self.last_waited = requests
         self.cells[planned.cell + FINISHED] = _now()
 
-    def _finish(self, position: int, opened: PendingRequests) -> None:
-        cells, one_each = self.cells, len(opened.works) == len(opened.cells)
-        for k, work in enumerate(opened.works):
+    def _finish(self, position: int, requests: PendingRequests) -> None:
+        """Wait for requests. The backend may have returned a single Work for all of them."""
+        cells = self.cells
+        one_each = len(requests.works) == len(requests.cells)
+        for index, work in enumerate(requests.works):
             work.wait()
             now = _now()
-            mine = (k,) if one_each else range(len(opened.cells))
-            self.clock.waited(position, [opened.cells[n] for n in mine])
-            for n in mine:
-                cell, call = opened.cells[n], opened.calls[n]
+            finished = (index,) if one_each else range(len(requests.cells))
+            self.clock.waited(position, [requests.cells[k] for k in finished])
+            for k in finished:
+                cell, call = requests.cells[k], requests.calls[k]
                 cells[cell + WAITED] = now
                 if call.peer is None and OPERATIONS[call.op].direction == "recv":
                     cells[cell + SOURCE] = call.group.ranks[work._source_rank()]
@@ -309,7 +300,15 @@ class RankRunner:
         self.cells[planned.cell + FINISHED] = _now()
 
     # --- faults ---
-    def _timed_faults(self) -> list[threading.Timer]:
+    def _faults_by_position(self) -> dict[int | None, RankFault]:
+        """The faults that end the rank before it makes a certain call."""
+        return {
+            fault.position: fault
+            for fault in self.faults
+            if fault.kind in ("kill", "raise", "exit") and fault.at_ns is None
+        }
+
+    def _start_timed_faults(self) -> list[threading.Timer]:
         timers = []
         for fault in self.faults:
             if fault.at_ns is not None:
@@ -320,22 +319,22 @@ class RankRunner:
         return timers
 
     def _strike_at(self, fault: RankFault) -> None:
-        """A fault at a time ends the rank wherever it is, as in the simulation."""
-        position = self.board.words[ProgressField.POSITION]
+        """A timed fault ends the rank wherever it is, as in the simulation."""
+        position = self.progress.words[ProgressField.POSITION]
         if fault.kind == "raise":
-            self.board.say("raised by a fault")
-            self.board.step(RankPhase.RAISED, position, _now())
+            self.progress.write_message("raised by a fault")
+            self.progress.advance(RankPhase.RAISED, position, _now())
             os._exit(1)
         if fault.kind == "exit":
-            exit_rank(self.board, position, fault.code)
+            exit_rank(self.progress, position, fault.code)
         self._strike(fault, position)
 
     def _strike(self, fault: RankFault, position: int) -> None:
         if fault.kind == "kill":
-            self.board.say("killed by a fault")
-            self.board.step(RankPhase.STRUCK, position, _now())
+            self.progress.write_message("killed by a fault")
+            self.progress.advance(RankPhase.STRUCK, position, _now())
             os.kill(os.getpid(), signal.SIGKILL)
-        self.board.step(RankPhase.RUNNING, position, _now())
+        self.progress.advance(RankPhase.RUNNING, position, _now())
         if fault.kind == "exit":
             raise RankExit(fault.code)
         raise RuntimeError("raised by a fault")
@@ -345,27 +344,32 @@ class RankRunner:
 _HOST_BLOCKING_OPS = ("barrier", "monitored_barrier")
 
 
-def _completion_clock(job: WorkerJob, board: ProgressFile, cuda: ModuleType | None) -> HostClock:
-    """What tells when work was done. Futures of gloo tell it of collectives; nccl's are done when
-    the operation is enqueued.
+def _completion_clock(job: WorkerJob, progress: ProgressFile, cuda: ModuleType | None) -> HostClock:
+    """The clock that records when work was finished.
+
+    On the CPU the futures of gloo's collectives do; nccl's futures are done when the operation is
+    enqueued, so a GPU needs events.
     """
     if cuda is None:
         return HostClock(tracks_futures=job.backend == "gloo")
-    return DeviceClock(
-        board, cuda, probes=job.backend == "nccl" and not job.program.options.get("blocking_wait")
-    )
+    wait_blocks_host = job.backend != "nccl" or job.program.options.get("blocking_wait")
+    return DeviceClock(progress, cuda, probes=not wait_blocks_host)
 
 
 def _launch_queue(call: ResolvedCall, eager: bool) -> tuple[int, ...]:
-    """What a call's launch follows on its device: its group's communicator. Under lazy init a
-    message outside a batch has its pair's own (ProcessGroupNCCL.cpp, `pointToPoint`)."""
-    own = call.peer is not None and not eager
-    return (call.group.id, *sorted((call.rank, call.peer or 0))) if own else (call.group.id,)
+    """The communicator of a call; its launches run one after the other.
+
+    It is that of the group. Under lazy init, a message outside a batch uses a communicator of its
+    pair of ranks (ProcessGroupNCCL.cpp, `pointToPoint`).
+    """
+    if call.peer is None or eager:
+        return (call.group.id,)
+    return (call.group.id, *sorted((call.rank, call.peer)))
 
 
-def exit_rank(board: ProgressFile, position: int, code: int) -> None:
-    """End the process as sys.exit does, at once."""
-    board.say(f"exit {code}")
-    board.words[ProgressField.CODE] = code
-    board.step(RankPhase.EXITED, position, _now())
+def exit_rank(progress: ProgressFile, position: int, code: int) -> None:
+    """End the process as sys.exit does, but at once."""
+    progress.write_message(f"exit {code}")
+    progress.words[ProgressField.CODE] = code
+    progress.advance(RankPhase.EXITED, position, _now())
     os._exit(code)

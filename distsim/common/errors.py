@@ -86,10 +86,14 @@ def _visible_window(line: str, column: int, widest: int = _MAX_LINE_WIDTH) -> tu
     """
     start = max(0, column - 1 - widest * 3 // 4) if len(line) > widest else 0
     before, text = line[start : column - 1], line[start : start + widest]
-    visible = "".join(
-        c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text
-    )
-    return visible, "".join("\t" if c == "\t" else " " for c in before)
+    visible = "".join(map(_visible_character, text))
+    return visible, "".join("\t" if character == "\t" else " " for character in before)
+
+
+def _visible_character(character: str) -> str:
+    if character.isprintable() or character == "\t":
+        return character
+    return "\N{REPLACEMENT CHARACTER}"
 
 
 class DistsimError(Exception):

@@ -94,8 +94,11 @@ class ComputeDevice(_ClusterPart):
         """The data sheet's rate for a dtype, in FLOP per ns; where it has none, that of float32, in
         which the device then computes.
         """
-        rates = self.peak
-        return rates.get(dtype) or rates.get("float32") or (min(rates.values()) if rates else 1.0)
+        for name in (dtype, "float32"):
+            rate = self.peak.get(name)
+            if rate:
+                return rate
+        return min(self.peak.values(), default=1.0)
 
     def flop_per_ns(self, dtype: str) -> float:
         """Attainable rate for a dtype, in FLOP per ns."""
@@ -247,11 +250,10 @@ class Cluster(_ClusterPart):
         one.
         """
         data = self.model_dump(by_alias=True)
-        return {
-            key: value
-            for key, value in data.items()
-            if value or key not in ("measured", "reduce_bandwidth", "algorithms")
-        }
+        for key in ("measured", "reduce_bandwidth", "algorithms"):
+            if not data[key]:
+                del data[key]
+        return data
 
     @property
     def inter_latency_ns(self) -> int:

@@ -37,11 +37,12 @@ class MeasuredCorrection:
         self._first = self._ns[0] if points else 0.0
         self._ns[:1] = [min(self._ns[:2])] if points else []  # fewer bytes cost no more
         self._at = [log(max(nbytes, 1)) for nbytes, _ in points]
-        self._nbytes, self._told = (
-            [float(nbytes) for nbytes, _ in points],
-            [max(modelled(nbytes), 1.0) for nbytes, _ in points],
-        )
-        self._ratio = [log(ns / told) for ns, told in zip(self._ns, self._told, strict=True)]
+        self._nbytes = [float(nbytes) for nbytes, _ in points]
+        self._predicted = [max(modelled(nbytes), 1.0) for nbytes, _ in points]
+        self._ratio = [
+            log(measured / predicted)
+            for measured, predicted in zip(self._ns, self._predicted, strict=True)
+        ]
         self._slopes = _monotone_slopes(self._at, self._ratio)
 
     def factor(self, nbytes: int) -> float:
@@ -55,11 +56,11 @@ class MeasuredCorrection:
         if i == 0 or i == len(at):
             return exp(ratio[0] if i == 0 else ratio[-1])
         if x == at[i - 1]:
-            return exp(ratio[i - 1]) if i > 1 else self._first / self._told[0]
+            return exp(ratio[i - 1]) if i > 1 else self._first / self._predicted[0]
         modelled = max(self._modelled(nbytes), 1.0)
         ways = (
             modelled * exp(self._cubic(i, x)),
-            self._along(i, modelled, self._told),
+            self._along(i, modelled, self._predicted),
             self._along(i, nbytes, self._nbytes),
         )
         low, high = sorted((self._ns[i - 1], self._ns[i]))
@@ -133,33 +134,52 @@ def weighted_curves(
     Their weights add up to 1; beyond both of them one is negative. Else the nearest alone, and
     nothing where the operation has no curve.
     """
-    one = nearest_curve(curves, op, group, ranks, nodes)
-    if one is None or one.group == group:
-        return [] if one is None else [(one, 1.0)]
-    across = nodes > 1
-    alike = {
-        c.group: c
-        for c in curves
-        if c.op == op
-        and (c.nodes > 1) == across
-        and c.group == c.ranks * c.nodes
-        and (not across or c.ranks == ranks)
+    nearest = nearest_curve(curves, op, group, ranks, nodes)
+    if nearest is None:
+        return []
+    if nearest.group == group:
+        return [(nearest, 1.0)]
+
+    comparable = {
+        curve.group: curve for curve in curves if _is_comparable(curve, op, ranks, nodes > 1)
     }
-    alike |= {one.group: one} if one.group == one.ranks * one.nodes else {}
-    if group != ranks * nodes or one.group not in alike or len(alike) < 2:
-        return [(one, 1.0)]
-    two = sorted(sorted(alike), key=lambda n: abs(log(n / group)))[:2]
-    around = [
-        max((n for n in alike if n < group), default=0),
-        min((n for n in alike if n > group), default=0),
-    ]
-    low, high = around if all(around) else sorted(two)
+    if _fills_its_nodes(nearest):
+        comparable[nearest.group] = nearest
+    group_fills_nodes = group == ranks * nodes
+    if not group_fills_nodes or nearest.group not in comparable or len(comparable) < 2:
+        return [(nearest, 1.0)]
+
+    low, high = _two_rank_counts(sorted(comparable), group)
     share = log(group / low) / log(high / low)
     if share > 1:
         share = 1 + _EXTRAPOLATED_SHARE * (share - 1)
     elif share < 0:
         share *= _EXTRAPOLATED_SHARE
-    return [(alike[low], 1 - share), (alike[high], share)]
+    return [(comparable[low], 1 - share), (comparable[high], share)]
+
+
+def _fills_its_nodes(curve: MeasuredCurve) -> bool:
+    return curve.group == curve.ranks * curve.nodes
+
+
+def _is_comparable(curve: MeasuredCurve, op: str, ranks: int, across_nodes: bool) -> bool:
+    """Whether a curve differs from the group only in the number of ranks or nodes."""
+    if curve.op != op or not _fills_its_nodes(curve):
+        return False
+    if across_nodes:
+        return curve.nodes > 1 and curve.ranks == ranks
+    return curve.nodes == 1
+
+
+def _two_rank_counts(counts: Sequence[int], group: int) -> tuple[int, int]:
+    """The measured rank counts on both sides of ``group``; else the two nearest on one side."""
+    below = [count for count in counts if count < group]
+    above = [count for count in counts if count > group]
+    if below and above:
+        return below[-1], above[0]
+    nearest = sorted(counts, key=lambda count: abs(log(count / group)))
+    low, high = sorted(nearest[:2])
+    return low, high
 
 
 __all__ = ["MeasuredCorrection", "weighted_curves", "nearest_curve"]

@@ -80,13 +80,10 @@ def _cluster(
 ) -> PresetData:
     """Of GPUs. A hop through the network takes 4 us (NCCL tuning.cc: ring, LL128), a call's launch
     3.1 us (`distsim.hardware.cost.nccl_constants`)."""
-    band = (
-        _FITTED_RANGE
-        if device["architecture"] in _FITTED_ARCHITECTURES
-        and transport == "ib"
-        and intra["kind"] == "nvlink"
-        else _UNFITTED_RANGE
-    )
+    # The prediction range was fitted to NVLink machines on InfiniBand of these generations only.
+    on_fitted_network = transport == "ib" and intra["kind"] == "nvlink"
+    is_fitted = on_fitted_network and device["architecture"] in _FITTED_ARCHITECTURES
+    band = _FITTED_RANGE if is_fitted else _UNFITTED_RANGE
     return {
         "name": name,
         "source": source,

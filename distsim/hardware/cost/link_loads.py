@@ -153,19 +153,23 @@ def schedule_load(place: GroupPlacement, algorithm: CollectiveAlgorithm, root: i
         return ScheduleLoad(((place.all_pairs_load(), 1),), 0)
     if algorithm.rotations is None:
         return written_load(place, algorithm.rounds(place.n, root))
-    rotations = algorithm.rotations(place.n)
+    rotations = list(algorithm.rotations(place.n))
     rounds = _count_equal_rounds(
         (place.rotation_load(r.distance, r.chunks), r.rounds) for r in rotations
     )
-    return ScheduleLoad(rounds, sum(r.rounds * r.chunks for r in rotations if r.reduce))
+    combined = sum(r.rounds * r.chunks for r in rotations if r.reduce)
+    return ScheduleLoad(rounds, combined)
 
 
 def written_load(place: GroupPlacement, rounds: Sequence[Round]) -> ScheduleLoad:
     """Of rounds as they are written."""
-    combined = Counter(t.dst for round_ in rounds for t in round_ if t.reduce)
-    loads = (
-        (place.round_load([t.src for t in round_], [t.dst for t in round_]), 1) for round_ in rounds
-    )
+    combined: Counter[int] = Counter()
+    loads: list[tuple[RoundLoad, int]] = []
+    for transfers in rounds:
+        sources = [transfer.src for transfer in transfers]
+        destinations = [transfer.dst for transfer in transfers]
+        loads.append((place.round_load(sources, destinations), 1))
+        combined.update(transfer.dst for transfer in transfers if transfer.reduce)
     return ScheduleLoad(_count_equal_rounds(loads), max(combined.values(), default=0))
 
 

@@ -99,20 +99,16 @@ class CostModel:
     ) -> None:
         self.machine_size = max(local_size, 1)
         self._written = cluster
-        self.cluster, self.local_size = (
-            merge_nvlink_domains(cluster, self.machine_size)
-            if cluster.intra.domain
-            else (cluster, self.machine_size)
-        )
+        self.cluster, self.local_size = cluster, self.machine_size
+        if cluster.intra.domain:
+            self.cluster, self.local_size = merge_nvlink_domains(cluster, self.machine_size)
         self.world_size = world_size
         self.name, self.source, self.error_band = cluster.name, cluster.source, cluster.error_band
         self.nccl = cluster.collectives == "nccl"
-        self.call_overhead_ns = (
-            cluster.call_overhead_ns
-        )  # of a communication call, part of its price
-        self.launch_ns = (
-            cluster.device.launch_ns
-        )  # of a kernel priced by roofline, part of its price
+        # Part of the cost of a communication call.
+        self.call_overhead_ns = cluster.call_overhead_ns
+        # Part of the cost of a kernel whose cost is computed by the roofline model.
+        self.launch_ns = cluster.device.launch_ns
         nodes = -(-max(world_size, 1) // self.local_size)
         self._slow_intra = [1.0] * nodes
         self._slow_inter = [1.0] * nodes
@@ -121,9 +117,8 @@ class CostModel:
         self.link_faults = tuple(link_faults)
         check_algorithm_names(cluster)
         self._p2p: dict[tuple[int, int, int], int] = {}
-        self._by_class: dict[
-            tuple[LinkClass, int], int
-        ] = {}  # of messages under NCCL, where links are sound
+        # Costs of messages under NCCL, used while no link is faulty.
+        self._by_class: dict[tuple[LinkClass, int], int] = {}
         self._prices: dict[tuple[str, tuple[int, ...], int, int | None], int] = {}
         self._placements: dict[tuple[int, ...], GroupPlacement] = {}
         self._loads: dict[tuple[GroupPlacement, RoundsFunction, int], ScheduleLoad] = {}
@@ -143,7 +138,8 @@ class CostModel:
     # --- links ---
 
     def _slow_down(self, fault: SlowLink, nodes: int) -> None:
-        inter, intra = ("nic", "network", "inter"), (self.cluster.intra.kind, "intra")
+        inter = ("nic", "network", "inter")
+        intra = (self.cluster.intra.kind, "intra")
         if fault.link not in inter + intra:
             known = ("nic", "network", self.cluster.intra.kind)
             message = (
@@ -151,9 +147,9 @@ class CostModel:
             )
             raise UsageError(message, f"links of this cluster: {name_list(known)}")
         factors = self._slow_inter if fault.link in inter else self._slow_intra
-        for node in {node * self.machine_size // self.local_size for node in fault.nodes} or range(
-            nodes
-        ):
+        # Machines that share an NVLink domain are one node here.
+        named = {node * self.machine_size // self.local_size for node in fault.nodes}
+        for node in named or range(nodes):
             if 0 <= node < nodes:
                 factors[node] *= fault.factor
 
@@ -232,17 +228,15 @@ class CostModel:
     def _nccl_ns(self, kind: NcclOperation, place: GroupPlacement, nbytes: int) -> int:
         """NCCL's price; a ``call_overhead`` other than the launch of
         `distsim.hardware.cost.nccl_constants` makes all of them as much dearer."""
-        at = (context_of_message if kind == _MESSAGE else context_of_group)(self.cluster, place)
-        other = self.call_overhead_ns - LAUNCH_NS
-        return (
-            nccl_curves.cost_ns(kind, at, nbytes)
-            if not other
-            else max(
-                nccl_curves.cost_ns(kind, at, nbytes) + other,
-                nccl_curves.lower_bound_ns(kind, at, nbytes),
-                1,
-            )
-        )
+        if kind == _MESSAGE:
+            at = context_of_message(self.cluster, place)
+        else:
+            at = context_of_group(self.cluster, place)
+        cost = nccl_curves.cost_ns(kind, at, nbytes)
+        extra = self.call_overhead_ns - LAUNCH_NS
+        if not extra:
+            return cost
+        return max(cost + extra, nccl_curves.lower_bound_ns(kind, at, nbytes), 1)
 
     def p2p_latency_ns(self, src: int, dst: int) -> int:
         """The part of a message's price that does not depend on its size."""
@@ -313,27 +307,17 @@ class CostModel:
         with ``collectives: nccl``.
         """
         kind = nccl_operation_of(row)
-        plain = (
-            self.nccl
-            and kind is not None
-            and len(ranks) > 1
-            and not self.cluster.measured
-            and not self.cluster.algorithms
-        )
-        plain = plain and not self.pools.levels
-        if (
-            not plain
-            or kind is None
-            or self.call_overhead_ns != LAUNCH_NS
-            or nbytes.min(initial=1) < 1
-        ):
-            return np.array(
-                [self.collective_ns(row, ranks, int(size), ranks[0]) for size in nbytes],
-                dtype=np.int64,
-            )
-        return nccl_curves.cost_ns_by_size(
-            kind, context_of_group(self.cluster, self.placement(ranks)), nbytes
-        )
+        if kind is None or not self._has_plain_nccl_costs(ranks) or nbytes.min(initial=1) < 1:
+            costs = [self.collective_ns(row, ranks, int(size), ranks[0]) for size in nbytes]
+            return np.array(costs, dtype=np.int64)
+        at = context_of_group(self.cluster, self.placement(ranks))
+        return nccl_curves.cost_ns_by_size(kind, at, nbytes)
+
+    def _has_plain_nccl_costs(self, ranks: tuple[int, ...]) -> bool:
+        """Whether NCCL's curves apply as they are: nothing corrects, replaces or limits them."""
+        if not self.nccl or len(ranks) < 2 or self.call_overhead_ns != LAUNCH_NS:
+            return False
+        return not (self.cluster.measured or self.cluster.algorithms or self.pools.levels)
 
     # --- measured times ---
 
@@ -382,26 +366,30 @@ class CostModel:
     ) -> int:
         if len(ranks) < 2:
             return self.call_overhead_ns
-        place, chosen = (
-            self.placement(ranks),
-            self.cluster.algorithms.get(implemented_collective(row), ""),
-        )
+        place = self.placement(ranks)
+        chosen = self.cluster.algorithms.get(implemented_collective(row), "")
         kind = nccl_operation_of(row) if self.nccl and not chosen else None
         if kind is not None:
             return self._nccl_ns(kind, place, nbytes if row.busbw_factor(2) else 4)
+
         every = tuple(row.algorithms.values())
-        named = every if chosen == CHEAPEST else (row.algorithms[chosen],) if chosen else every[:1]
-        best = min(self.flat_ns(row, ranks, nbytes, root, algorithm) for algorithm in named)
+        if chosen == CHEAPEST:
+            named = every
+        elif chosen:
+            named = (row.algorithms[chosen],)
+        else:
+            named = every[:1]
+        costs = [self.flat_ns(row, ranks, nbytes, root, algorithm) for algorithm in named]
         if self.cluster.collectives == "flat":
-            return best
-        forms = [
-            self._in_form(algorithm, place, nbytes) for algorithm in (named if chosen else every)
-        ]
-        extra = [
-            *forms,
-            self._two_level(every, place, nbytes) if chosen in ("", CHEAPEST) else None,
-        ]
-        return min([best, *(self.call_overhead_ns + ceil(ns) for ns in extra if ns is not None)])
+            return min(costs)
+
+        # Without a chosen algorithm, every form that NCCL might lay over the cards competes.
+        candidates = named if chosen else every
+        forms = [self._in_form(algorithm, place, nbytes) for algorithm in candidates]
+        if chosen in ("", CHEAPEST):
+            forms.append(self._two_level(every, place, nbytes))
+        costs += [self.call_overhead_ns + ceil(ns) for ns in forms if ns is not None]
+        return min(costs)
 
     def schedule_ns(
         self, rounds: Iterable[Round], chunk_nbytes: int, ranks: tuple[int, ...]
@@ -481,7 +469,8 @@ class CostModel:
         """
         passes = max((algorithm.ring_passes(place.n) for algorithm in every), default=0)
         g, nodes = place.per_node, place.nodes
-        if not passes or nodes < 2 or g is None or g < 2:
+        has_two_levels = nodes > 1 and g is not None and g > 1
+        if not passes or not has_two_levels or g is None:
             return None
         inside = (g - 1) * self.latency_ns("intra") + (
             g - 1

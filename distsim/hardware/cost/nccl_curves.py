@@ -160,12 +160,8 @@ def lower_bound_us(kind: NcclOperation, at: NcclContext, nbytes: Array | float) 
 
 def switch_reduces(at: NcclContext) -> bool:
     """Whether the switch inside reduces (NVLS)."""
-    return (
-        at.switch
-        and at.link == "nvlink"
-        and at.architecture in ("hopper", "blackwell")
-        and at.per_node > 2
-    )
+    has_nvls = at.architecture in ("hopper", "blackwell") and at.link == "nvlink"
+    return has_nvls and at.switch and at.per_node > 2
 
 
 def lower_bound_ns(kind: NcclOperation, at: NcclContext, nbytes: int) -> int:

@@ -23,15 +23,16 @@ _DEFAULT_PEER_CHANNELS: Final = (82.0, 64 << 20)
 _LL_EFFICIENCY: Final = 0.5  # of what is sent, half is flags
 
 
+def _peers(kind: NcclOperation, at: NcclContext) -> tuple[int, int]:
+    """How many peers a rank sends to: on its own node, and on other nodes."""
+    if kind != "send":
+        return at.per_node - 1, at.n - at.per_node
+    return (0, 1) if at.nodes > 1 else (1, 0)
+
+
 def message_forms(kind: NcclOperation, at: NcclContext, nbytes: Array) -> Iterator[NcclForm]:
     """LL and Simple for a message, or for the messages that make up an exchange among all."""
-    local, remote = (
-        (0, 1)
-        if kind == "send" and at.nodes > 1
-        else (1, 0)
-        if kind == "send"
-        else (at.per_node - 1, at.n - at.per_node)
-    )
+    local, remote = _peers(kind, at)
     share = 1.0 if kind == "send" else 1.0 / at.n  # of the bytes, to each peer
     seconds_inside = local * share / at.intra_gbs
     seconds_between = remote * share / at.nic_gbs if remote else 0.0

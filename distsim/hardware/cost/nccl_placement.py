@@ -47,28 +47,31 @@ def context_of_group(cluster: Cluster, place: GroupPlacement) -> NcclContext:
 
 
 def _new_context(cluster: Cluster, place: GroupPlacement) -> NcclContext:
-    intra, nics, network, between = cluster.intra, cluster.nics, cluster.network, place.worst_inter
+    intra, nics, network = cluster.intra, cluster.nics, cluster.network
     cards = min(nics.count, place.least)
     reach = intra.reach(place.most)
-    one, sheet = (
-        cluster.rank_inter_bytes_per_ns / between,
-        nics.bytes_per_ns / network.narrowed / between,
-    )
+    architecture = cluster.device.architecture or "ampere"
+    inter_gbs, nic_gbs, sheet_inter = 0.0, 0.0, float("inf")
+    if place.nodes > 1:
+        attained = cluster.rank_inter_bytes_per_ns / place.worst_inter
+        inter_gbs = attained * cards
+        nic_gbs = attained * min(1.0, nics.count / place.most)
+        sheet_inter = nics.bytes_per_ns / network.narrowed / place.worst_inter * cards
     return NcclContext(
-        cluster.device.architecture or "ampere",
-        place.n,
-        place.nodes,
-        place.most,
-        reach * intra.attained / place.worst_intra,
-        one * cards if place.nodes > 1 else 0.0,
-        one * min(1.0, nics.count / place.most) if place.nodes > 1 else 0.0,
-        reach * intra.bytes_per_ns / place.worst_intra,
-        sheet * cards if place.nodes > 1 else float("inf"),
-        "pcie" if intra.kind == "pcie" else "nvlink",
-        intra.peer_access,
-        intra.switch,
-        network.transport,
-        min(cluster.gpus_per_process, place.most),
-        "amd" if cluster.host == "amd" else "intel",
-        network.reduces,
+        architecture=architecture,
+        n=place.n,
+        nodes=place.nodes,
+        per_node=place.most,
+        intra_gbs=reach * intra.attained / place.worst_intra,
+        inter_gbs=inter_gbs,
+        nic_gbs=nic_gbs,
+        sheet_intra=reach * intra.bytes_per_ns / place.worst_intra,
+        sheet_inter=sheet_inter,
+        intra="pcie" if intra.kind == "pcie" else "nvlink",
+        peer_access=intra.peer_access,
+        switch=intra.switch,
+        transport=network.transport,
+        driven=min(cluster.gpus_per_process, place.most),
+        cpu="amd" if cluster.host == "amd" else "intel",
+        reducing=network.reduces,
     )

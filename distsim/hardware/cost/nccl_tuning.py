@@ -196,39 +196,47 @@ def _protocols(at: NcclContext) -> tuple[str, ...]:
     (tuning.cc: PXB), where Slingshot's hang on the CPU. LL and LL128 need what arrives in order:
     over EFA before P5 its plugin takes Simple alone (aws-ofi-nccl, src/platform-aws.cpp:
     ``NCCL_PROTO``), as Google's settings for GPUDirect-TCPX and TCPXO do."""
-    if at.transport in _GOOGLE_TRANSPORTS or (
-        at.nodes > 1 and at.transport == "efa" and at.architecture in ("volta", "ampere")
-    ):
+    on_old_efa = at.transport == "efa" and at.architecture in ("volta", "ampere")
+    if at.transport in _GOOGLE_TRANSPORTS or (at.nodes > 1 and on_old_efa):
         return ("Simple",)
-    whole = (
-        at.link == "nvlink" and (at.per_node > 1 or at.nodes == 1) and at.architecture != "cdna3"
-    )
-    return (
-        PROTOCOLS if whole and (at.nodes == 1 or at.transport != "slingshot") else ("LL", "Simple")
-    )
+
+    passes_inside = at.per_node > 1 or at.nodes == 1
+    stores_arrive_whole = at.link == "nvlink" and at.architecture != "cdna3"
+    card_behind_switch = at.nodes == 1 or at.transport != "slingshot"
+    if stores_arrive_whole and passes_inside and card_behind_switch:
+        return PROTOCOLS
+    return ("LL", "Simple")
 
 
 def _hop_latencies(at: NcclContext, algorithm: str, protocol: str) -> tuple[float, float]:
     """(inside, between nodes) us of a hop."""
-    inside = _HOP_US[
-        "pcie" if at.link != "nvlink" else "xgmi" if at.architecture == "cdna3" else "nvlink"
-    ][algorithm]
-    between = _HOP_US["rccl's network" if at.architecture == "cdna3" else "network"]
-    across = between["tree" if at.per_node == 1 and algorithm == "ring" else algorithm]
-    k = PROTOCOLS.index(protocol)
-    return inside[k], across[k]
+    is_amd = at.architecture == "cdna3"
+    if at.link != "nvlink":
+        link = "pcie"
+    else:
+        link = "xgmi" if is_amd else "nvlink"
+    inside = _HOP_US[link][algorithm]
+    network = _HOP_US["rccl's network" if is_amd else "network"]
+    one_per_node = at.per_node == 1 and algorithm == "ring"
+    between = network["tree" if one_per_node else algorithm]
+    column = PROTOCOLS.index(protocol)
+    return inside[column], between[column]
 
 
 def ring_gbs(at: NcclContext) -> float:
     """busbw of a ring over all links and cards."""
-    return min(
-        [at.intra_gbs] * (at.per_node > 1 or at.nodes == 1) + [at.inter_gbs] * (at.nodes > 1)
-    )
+    rates = []
+    if at.per_node > 1 or at.nodes == 1:
+        rates.append(at.intra_gbs)
+    if at.nodes > 1:
+        rates.append(at.inter_gbs)
+    return min(rates)
 
 
 def _cards_limit_suffix(at: NcclContext) -> str:
-    """``x`` where the cards are narrower than the links."""
-    return "x" if at.nodes > 1 and (at.per_node == 1 or at.inter_gbs < at.intra_gbs) else ""
+    """``x`` if the network cards are slower than the links inside a node."""
+    cards_are_slower = at.per_node == 1 or at.inter_gbs < at.intra_gbs
+    return "x" if at.nodes > 1 and cards_are_slower else ""
 
 
 def _ll_gbs(at: NcclContext, total: float) -> float:
@@ -270,9 +278,8 @@ def _ring_forms(kind: NcclOperation, at: NcclContext, nbytes: Array) -> Iterator
         inside, between = _hop_latencies(at, "ring", protocol)
         hops = max(count - across, 0) if not rooted else max(min(at.per_node, n) - 1, 0)
         bus = {"LL": _ll_gbs(at, total), "LL128": 0.92 * total, "Simple": total}[protocol]
-        plateau = (
-            _PLATEAU if kind == "all_reduce" and protocol == "Simple" and at.nodes > 1 else 1.0
-        )
+        is_simple_all_reduce = kind == "all_reduce" and protocol == "Simple"
+        plateau = _PLATEAU if is_simple_all_reduce and at.nodes > 1 else 1.0
         parts = [
             *_start_terms("ring", protocol, at),
             *_channel_starts(at, nbytes, protocol, at.n),
@@ -390,13 +397,8 @@ _ALL_PAIRS_LIMITS: Final = {
 def runs_all_pairs(kind: NcclOperation, at: NcclContext) -> bool:
     """Whether RCCL runs its exchange of all pairs where the size allows: the whole node of eight
     MI300X, a process for each (its README, MSCCL)."""
-    return (
-        kind == "all_reduce"
-        and at.architecture == "cdna3"
-        and at.nodes == 1
-        and at.n == 8
-        and at.driven == 1
-    )
+    whole_node = at.nodes == 1 and at.n == 8 and at.driven == 1
+    return whole_node and kind == "all_reduce" and at.architecture == "cdna3"
 
 
 def _all_pairs_forms(at: NcclContext, nbytes: Array) -> Iterator[NcclForm]:
@@ -425,14 +427,10 @@ def _all_pairs_forms(at: NcclContext, nbytes: Array) -> Iterator[NcclForm]:
 def _nvls_forms(kind: NcclOperation, at: NcclContext, nbytes: Array) -> Iterator[NcclForm]:
     """NVLS: the switch reduces and multiplies; between nodes a tree of switches."""
     efficiency = _NVLS_EFFICIENCY.get(at.architecture)
-    if (
-        efficiency is None
-        or not at.switch
-        or at.link != "nvlink"
-        or at.per_node < 3
-        or at.transport in _GOOGLE_TRANSPORTS
-    ):
+    if efficiency is None or at.transport in _GOOGLE_TRANSPORTS:
         return  # Google's settings for TCPX and TCPXO: NCCL_NVLS_ENABLE=0
+    if not at.switch or at.link != "nvlink" or at.per_node < 3:
+        return
     inside = efficiency * at.intra_gbs
     if at.nodes == 1:
         gbs = inside if kind == "all_reduce" else inside * at.n / (at.n - 1)

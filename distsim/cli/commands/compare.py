@@ -115,7 +115,7 @@ def _compare_log_with_cluster(log: str, cluster: str | None, format: OutputForma
         console.out(console.to_json(residuals_json(residuals)))
     else:
         console.out(residuals_text(residuals, known.name, log))
-    return int(any(residual.parts for residual in residuals))
+    return int(any(residual.is_outside_range for residual in residuals))
 
 
 def _parse_tolerance(text: str) -> float:

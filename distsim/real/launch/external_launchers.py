@@ -240,7 +240,7 @@ def _shell_safe_name(name: str) -> str:
 
 def real_run_notes(scenario: Scenario) -> list[str]:
     """How a real run differs from the PyTorch classes after which its strategies are named."""
-    notes = [STRATEGIES[name].for_real for name in scenario.strategies]
+    notes = [STRATEGIES[name].real_run_note for name in scenario.strategies]
     return [note for note in notes if note]
 
 

@@ -37,7 +37,7 @@ _ELEMENTS_PER_SCALE = 128
 _SCALE_BYTES = 4
 
 
-def uniform_or_by_rank(numbers: list[T]) -> T | dict[int, T]:
+def uniform_or_by_rank(numbers: Sequence[T]) -> T | dict[int, T]:
     """One number if all are equal, else a mapping of ranks."""
     return numbers[0] if all(n == numbers[0] for n in numbers) else dict(enumerate(numbers))
 

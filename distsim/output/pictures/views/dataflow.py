@@ -1,5 +1,9 @@
-"""Which data go where: ranks as columns, time downwards, calls as boxes, messages as arrows,
+"""The data flow of a run: ranks as columns, time downwards, calls as boxes, messages as arrows,
 collectives as bands.
+
+Rows show the order of calls, not their durations; the timeline view has those. A large run is
+reduced to some ranks and rows (`distsim.output.pictures.components.dataflow_selection`), and notes
+count the rest.
 """
 
 from __future__ import annotations
@@ -96,30 +100,35 @@ class _DataflowBuilder:
         most: tuple[int, int],
         part: RunSelection,
     ) -> None:
-        self.program, self.run, self.values = program, run, values
+        self.program = program
+        self.run = run
+        self.values = values
         most_ranks, most_rows = most
-        self.hangs = bool(run.final_state.blocked)
-        gone = [end.rank for end in run.final_state.ends if end.status not in ("ended", "blocked")]
-        stuck = sorted(build_wait_for_graph(run.final_state).core) if self.hangs else []
-        self.chosen = select_ranks_and_rows(
-            run.trace, part, most_ranks, most_rows, [*gone, *stuck][:most_ranks]
-        )
+        final_state = run.final_state
+        self.hangs = bool(final_state.blocked)
+        failed = [end.rank for end in final_state.ends if end.status not in ("ended", "blocked")]
+        stuck = sorted(build_wait_for_graph(final_state).core) if self.hangs else []
+        preferred = [*failed, *stuck][:most_ranks]
+        self.chosen = select_ranks_and_rows(run.trace, part, most_ranks, most_rows, preferred)
         self.ranks = self.chosen.ranks
         self.column = {rank: i for i, rank in enumerate(self.ranks)}
-        columns = [
-            _rank_events(program, run, rank, i, self.chosen.rows, (most_rows, self.hangs))
-            for i, rank in enumerate(self.ranks)
-        ]
-        link_partners([event for events, _ in columns for event in events])
-        assign_rows([events for events, _ in columns])
-        self.events = [
-            events if self.hangs else [e for e in events if e.row < most_rows]
-            for events, _ in columns
-        ]
-        self.hidden = [
-            count - len(shown) for (_, count), shown in zip(columns, self.events, strict=True)
-        ]
-        self.shown = {event for column in self.events for event in column}
+
+        calls_of_rank: list[list[DrawnCall]] = []
+        counts: list[int] = []
+        for column, rank in enumerate(self.ranks):
+            limits = (most_rows, self.hangs)
+            calls, count = _rank_events(program, run, rank, column, self.chosen.rows, limits)
+            calls_of_rank.append(calls)
+            counts.append(count)
+        link_partners([call for calls in calls_of_rank for call in calls])
+        assign_rows(calls_of_rank)
+        self.events = calls_of_rank
+        if not self.hangs:
+            self.events = [
+                [call for call in calls if call.row < most_rows] for calls in calls_of_rank
+            ]
+        self.hidden = [count - len(calls) for count, calls in zip(counts, self.events, strict=True)]
+        self.shown = {call for calls in self.events for call in calls}
         self.items: list[SequenceBox] = []
         self.bands: list[SequenceBand] = []
         self.arrows: list[SequenceArrow] = []
@@ -135,7 +144,8 @@ class _DataflowBuilder:
             SequenceParticipant(self._header(rank), f"rank {rank}", PALE_FILL)
             for rank in self.ranks
         )
-        subtitle = f"{self.run.outcome}, {show_ns(self.run.makespan_ns)}; {self.program.backend}; time runs down, not to scale"
+        result = f"{self.run.outcome}, {show_ns(self.run.makespan_ns)}; {self.program.backend}"
+        subtitle = f"{result}; time runs down, not to scale"
         title = f"{clipped(self.program.name, 60)}: who sends what to whom"
         drawn = (tuple(self.items), tuple(self.bands), tuple(self.arrows))
         return SequenceDiagram(title, subtitle, columns, *drawn, self._legend(), self._notes())
@@ -161,24 +171,15 @@ class _DataflowBuilder:
             if event is min(met, key=lambda e: e.column) or event.row != met[1].row:
                 self._band([e for e in met if e.row == event.row])
             return
-        fill = (
-            RED_FILL
-            if event.red
-            else PALE_FILL
-            if event.kind == "wait"
-            else lightened(OPERATIONS[event.call.op].colour)
-        )
+        fill = RED_FILL if event.red else _fill(event)
         lines = [TextLine(operation_text(event.call), bold=True, colour=RED if event.red else INK)]
-        detail = (
-            wait_text(self.program, event.rank, event.position)
-            if event.kind == "wait"
-            else detail_text(event.call)
-        )
-        lines += [TextLine(detail, size=11)] if detail else []
-        alone = _unmatched_text(event)
-        lines += [TextLine(alone, size=11)] if alone else []
-        side = "in" if event.sends else "out"
-        lines += [TextLine(v, size=11) for v in [self._value(event, side)] if v]
+        if event.kind == "wait":
+            detail = wait_text(self.program, event.rank, event.position)
+        else:
+            detail = detail_text(event.call)
+        value = self._value(event, "in" if event.sends else "out")
+        details = filter(None, (detail, _unmatched_text(event), value))
+        lines += [TextLine(text, size=11) for text in details]
         arrow = self._arrow(event) if event.receives else None
         in_arrow = event.kind == "p2p" and bool(event.partners) and event.partners[0] in self.shown
         border = RED if event.red else LINE_COLOUR
@@ -233,8 +234,11 @@ class _DataflowBuilder:
             )
         cells: dict[int, tuple[TextLine, ...]] = {}
         for e in party:
-            own = [operation_text(e.call)] if len(heads) > 1 else []
-            own += [_event_details(e)] if len(abouts) > 1 else []
+            own: list[str] = []
+            if len(heads) > 1:
+                own.append(operation_text(e.call))
+            if len(abouts) > 1:
+                own.append(_event_details(e))
             cells[e.column] = tuple(TextLine(text, size=11) for text in (*own, *self._change(e)))
         fill = RED_FILL if red else lightened(OPERATIONS[event.call.op].colour)
         columns = tuple(sorted(e.column for e in party))
@@ -262,9 +266,10 @@ class _DataflowBuilder:
     def _ends(self) -> None:
         """A box under the last call of a rank that left early, or has more calls than are drawn."""
         ends = {end.rank: end for end in self.run.final_state.ends}
-        awaited = {
-            rank for b in self.run.final_state.blocked for need in b.needs for rank in need.ranks
-        }
+        awaited: set[int] = set()
+        for blocked in self.run.final_state.blocked:
+            for need in blocked.needs:
+                awaited.update(need.ranks)
         for rank, events in zip(self.ranks, self.events, strict=True):
             row = events[-1].row + 1 if events else 0
             status = ends[rank].status if rank in ends else "ended"
@@ -304,16 +309,13 @@ class _DataflowBuilder:
         for blocked in self.run.final_state.blocked:
             if blocked.rank not in self.ranks:
                 continue
-            needed = sorted({r for need in blocked.needs for r in need.ranks if r != blocked.rank})
+            awaited: set[int] = set()
+            for need in blocked.needs:
+                awaited.update(need.ranks)
+            needed = sorted(awaited - {blocked.rank})
             any_of = "any of " if any(need.any for need in blocked.needs) else ""
-            said = (
-                TextLine(
-                    f"waits for {any_of}{ranks_in_words(needed, 3)}" if needed else "waits",
-                    bold=True,
-                    colour=RED,
-                    size=11,
-                ),
-            )
+            text = f"waits for {any_of}{ranks_in_words(needed, 3)}" if needed else "waits"
+            said = (TextLine(text, bold=True, colour=RED, size=11),)
             name = f"stuck_r{blocked.rank}"
             self.items.append(
                 SequenceBox(
@@ -349,16 +351,13 @@ class _DataflowBuilder:
             return
         row = self._bottom()
         for rank in self.ranks:
-            mine = [
-                (label, text)
-                for (r, label), text in self.values.final.items()
-                if r == rank and _is_known(text)
-            ]
             texts = [
                 f"{clipped(label, 20)} = {clipped(text, _MAX_VALUE_WIDTH)}"
-                for label, text in mine[:_MAX_VALUES]
+                for (owner, label), text in self.values.final.items()
+                if owner == rank and _is_known(text)
             ]
-            texts += [f"and {len(mine) - _MAX_VALUES} more"] if len(mine) > _MAX_VALUES else []
+            if len(texts) > _MAX_VALUES:
+                texts[_MAX_VALUES:] = [f"and {len(texts) - _MAX_VALUES} more"]
             if texts:
                 lines = (
                     TextLine("in the end", bold=True, colour=GREY, size=11),
@@ -370,24 +369,19 @@ class _DataflowBuilder:
 
     # --- around the picture ---
     def _legend(self) -> tuple[LegendKey, ...]:
-        ops: dict[str, list[str]] = {}
-        for event in (e for column in self.events for e in column if not e.red):
-            names = ops.setdefault(
-                PALE_FILL if event.kind == "wait" else lightened(OPERATIONS[event.call.op].colour),
-                [],
-            )
-            names += [event.call.op] if event.call.op not in names else []
-        keys = [LegendKey(colour, ", ".join(names[:3])) for colour, names in ops.items()]
-        keys += (
-            [LegendKey(MESSAGE_COLOUR, "message", "solid")]
-            if any(not a.dashed for a in self.arrows)
-            else []
-        )
-        keys += (
-            [LegendKey(RED, "waits in vain, or does not fit", "dashed")]
-            if any(e.red for column in self.events for e in column)
-            else []
-        )
+        # Calls in column order: the legend names operations in the order in which they appear.
+        calls = [call for column in self.events for call in column]
+        ops_by_colour: dict[str, dict[str, None]] = {}
+        for call in calls:
+            if not call.red:
+                ops_by_colour.setdefault(_fill(call), {})[call.call.op] = None
+        keys = [
+            LegendKey(colour, ", ".join(list(ops)[:3])) for colour, ops in ops_by_colour.items()
+        ]
+        if not all(arrow.dashed for arrow in self.arrows):
+            keys.append(LegendKey(MESSAGE_COLOUR, "message", "solid"))
+        if any(call.red for call in calls):
+            keys.append(LegendKey(RED, "waits in vain, or does not fit", "dashed"))
         return tuple(keys)
 
     def _notes(self) -> tuple[str, ...]:
@@ -408,11 +402,15 @@ class _DataflowBuilder:
 
 def _event_details(event: DrawnCall) -> str:
     """``grad (4 MiB)``."""
-    return " ".join(
-        t
-        for t in (detail_text(event.call), f"({show_bytes(event.nbytes)})" if event.nbytes else "")
-        if t
-    )
+    size = f"({show_bytes(event.nbytes)})" if event.nbytes else ""
+    return f"{detail_text(event.call)} {size}".strip()
+
+
+def _fill(event: DrawnCall) -> str:
+    """The background of a call's box."""
+    if event.kind == "wait":
+        return PALE_FILL
+    return lightened(OPERATIONS[event.call.op].colour)
 
 
 def _collective_title(heads: set[str], event: DrawnCall) -> str:
@@ -507,7 +505,8 @@ VIEW = PictureView(
     examples=(
         GalleryExample(
             "hybrid",
-            "A model cut in two, two replicas of it: activations go right, gradients come back, weight gradients are averaged.",
+            "A model cut in two, two replicas of it: activations go right, gradients come back, "
+            "weight gradients are averaged.",
         ),
         GalleryExample("head_to_head_sends", "Two sends that wait for each other."),
         GalleryExample(

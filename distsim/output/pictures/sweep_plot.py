@@ -121,13 +121,11 @@ def _draw_frame(draw: SvgDrawing, left: float, y: _PlotAxis, words: tuple[str, s
 
 def _round_values(low: float, high: float) -> list[float]:
     """A few round numbers between two."""
+    factors = (1, 2, 5) if high / low < 50 else (1,)
     found: list[float] = []
     for power in range(int(log10(low)) - 1, int(log10(high)) + 2):
-        found += [
-            f * 10.0**power
-            for f in ((1, 2, 5) if high / low < 50 else (1,))
-            if low <= f * 10.0**power <= high
-        ]
+        values = [factor * 10.0**power for factor in factors]
+        found += [value for value in values if low <= value <= high]
     return found if len(found) > 1 else [low, high]
 
 
@@ -316,13 +314,10 @@ def _draw_pareto_plot(draw: SvgDrawing, rows: Sequence[SweepRow], names: Sequenc
     draw.path(_path_through([points[i] for i in best]), "", "", INK, 1.8)
     for i, row in enumerate(rows):
         tip = f"{name_list([f'{name} {row[name]}' for name in names], 6)}: {show_ns(_time_ns(row))}, {100 * float(row['memory']):.0f} %"
-        draw.circle(
-            *points[i],
-            5 if i in best else 3.5,
-            STROKES[1] if i in best else "#B8C4D0",
-            tip,
-            INK if i in best else LINE_COLOUR,
-        )
+        if i in best:
+            draw.circle(*points[i], 5, STROKES[1], tip, INK)
+        else:
+            draw.circle(*points[i], 3.5, "#B8C4D0", tip, LINE_COLOUR)
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:

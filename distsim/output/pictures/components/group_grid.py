@@ -83,17 +83,8 @@ class _GroupGrid:
         panels = list(self.families.items()) or [("", [])]
         wide = self.machine[0] * self.per_row
         titles = [self._titles(name, groups) for name, groups in panels]
-        step = (
-            max(
-                wide,
-                *(
-                    text_width(t, 13 if i == 0 else 11, i == 0)
-                    for lines in titles
-                    for i, t in enumerate(lines)
-                ),
-            )
-            + 36
-        )
+        title_widths = [_title_width(lines) for lines in titles]
+        step = max(wide, *title_widths) + 36
         columns = max(int((max(_PAGE_WIDTH, step) - _MARGIN) / step), 1)
         rows = ceil(program.nodes / self.per_row)
         high = rows * self.machine[1] + 44 + _PANEL_GAP
@@ -262,3 +253,9 @@ class _GroupGrid:
             used[pick] += 1
             chosen.append(pick)
         return [FILLS[i] for i in chosen]
+
+
+def _title_width(lines: Sequence[str]) -> float:
+    """The first line of a title is larger and bold."""
+    first, *rest = lines
+    return max([text_width(first, 13, True), *(text_width(line, 11) for line in rest)])

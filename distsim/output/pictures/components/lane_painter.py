@@ -213,7 +213,7 @@ class LanePainter:
         nbytes = int(trace["nbytes"][row])
         label = clipped(name or trace.text("op", int(trace["op"][row])), 40)
         return label, ", ".join(
-            t for t in (label, show_bytes(nbytes) if nbytes else "", show_ns(end - start)) if t
+            filter(None, (label, show_bytes(nbytes) if nbytes else "", show_ns(end - start)))
         )
 
 

@@ -121,10 +121,13 @@ def plain_text(text: object) -> str:
     """Text that is safe to draw: control characters, line breaks and half surrogates become a
     replacement mark.
     """
-    return "".join(
-        c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}"
-        for c in str(text)
-    )
+    return "".join(map(_printable_character, str(text)))
+
+
+def _printable_character(character: str) -> str:
+    if character.isprintable():
+        return character
+    return " " if character.isspace() else "\N{REPLACEMENT CHARACTER}"
 
 
 def clipped(text: object, width: int) -> str:

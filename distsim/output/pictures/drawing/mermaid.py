@@ -27,6 +27,14 @@ from distsim.output.pictures.drawing.sequence_diagram import (
 #: (https://mermaid.js.org/syntax/flowchart.html#entity-codes-to-escape-characters).
 _UNSAFE_CHARACTERS = re.compile(r'["#;<>&%`{}|\\]')
 
+#: (dashed, with an arrowhead) -> Mermaid's link.
+_STROKES = {
+    (False, True): "-->",
+    (True, True): "-.->",
+    (False, False): "---",
+    (True, False): "-.-",
+}
+
 
 def flowchart_text(picture: BoxDiagram) -> str:
     """The picture as a flowchart, laid out by whoever shows it."""
@@ -110,7 +118,7 @@ def _cell_text(cell: TableCell) -> str:
 
 
 def _link_line(edge: DiagramEdge, joined: dict[str, str]) -> str:
-    line = ("-.->" if edge.dashed else "-->") if edge.arrow else ("-.-" if edge.dashed else "---")
+    line = _STROKES[bool(edge.dashed), bool(edge.arrow)]
     label = f'|"{_escaped_text(edge.label)}"|' if edge.label else ""
     return f"{joined[edge.tail]} {line}{label} {joined[edge.head]}"
 

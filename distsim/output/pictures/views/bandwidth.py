@@ -144,21 +144,16 @@ def _bandwidth_curves(
     curves = []
     for (op, n), calls in used.items():
         group = calls[0][2]
-        points = [
-            (m.nbytes, m.nbytes / m.ns)
-            for m in measured
-            if (m.op, m.group) == (op, n) and m.ns > 0 and m.nbytes > 0
-        ]
+        comparable = [m for m in measured if (m.op, m.group) == (op, n)]
+        points = [(m.nbytes, m.nbytes / m.ns) for m in comparable if m.ns > 0 < m.nbytes]
         sent = [nbytes for nbytes, *_ in calls] + [nbytes for nbytes, _ in points]
         top = max(30, *(int(nbytes).bit_length() for nbytes in sent))
         sizes = 2 ** np.arange(_MIN_SIZE_LOG2, min(top, 40) + 1, dtype=np.int64)
         times = cost.collectives_ns(OPERATIONS[op], group.ranks, sizes)
         at = context_of_group(cost.cluster, cost.placement(group.ranks)) if cost.nccl else None
-        bands = (
-            tuple(range_of_prediction(at, int(size)) for size in sizes)
-            if at is not None and not cost.cluster.measured
-            else ()
-        )
+        bands: tuple[PredictionRange, ...] = ()
+        if at is not None and not cost.cluster.measured:
+            bands = tuple(range_of_prediction(at, int(size)) for size in sizes)
         dots = tuple(dict.fromkeys((nbytes, rate) for nbytes, rate, _ in calls if rate > 0))
         curves.append(
             _BandwidthCurve(

@@ -36,10 +36,8 @@ def groups_picture(program: Program) -> BoxDiagram:
     line.
     """
     families = _group_families(program)
-    colours = {
-        group.id: fill_colour(i)
-        for i, group in enumerate(g for family in families.values() for g in family)
-    }
+    groups = [group for family in families.values() for group in family]
+    colours = {group.id: fill_colour(i) for i, group in enumerate(groups)}
     machines = [_ranks_on(program, m) for m in range(min(program.nodes, _MAX_MACHINES))]
     nodes, clusters, edges, rows = [], [], [], []
     above = None

@@ -126,21 +126,19 @@ def _collective_diagram(
 ) -> BoxDiagram:
     effect = row.effect(n, root)
     moves = any(effect)
-    holders = [
-        _RankContents(
-            f"rank {members[r] if members else r}",
-            _repeated_per_tensor(row, _input_table(row, r, n, root))
-            if moves
-            else _single_cell_table(_plain_cell("arrives")),
-            _repeated_per_tensor(row, _output_table(row, effect[r], r, n))
-            if moves
-            else _single_cell_table(_plain_cell("goes on")),
-            not moves or row.gives == "all" or r == root,
-            not moves or effect[r] is not None,
-            _role_text(row, r, root, bool(members)),
-        )
-        for r in range(n)
-    ]
+    holders: list[_RankContents] = []
+    for r in range(n):
+        name = f"rank {members[r] if members else r}"
+        role = _role_text(row, r, root, bool(members))
+        if not moves:  # a barrier: nothing but arrivals
+            arrives = _single_cell_table(_plain_cell("arrives"))
+            goes_on = _single_cell_table(_plain_cell("goes on"))
+            holders.append(_RankContents(name, arrives, goes_on, True, True, role))
+            continue
+        before = _repeated_per_tensor(row, _input_table(row, r, n, root))
+        after = _repeated_per_tensor(row, _output_table(row, effect[r], r, n))
+        gives = row.gives == "all" or r == root
+        holders.append(_RankContents(name, before, after, gives, effect[r] is not None, role))
     about = f"all {n} ranks of the group call it"
     about += (
         f"; rank {members[root] if members else root} is the root ({row.root_field})"
@@ -148,11 +146,8 @@ def _collective_diagram(
         else ""
     )
     about += "; one colour for each rank's data" if moves else ""
-    about += (
-        f", a1 is part 1 of rank {members[0] if members else 0}'s"
-        if moves and row.input_parts == "n"
-        else ""
-    )
+    if moves and row.input_parts == "n":
+        about += f", a1 is part 1 of rank {members[0] if members else 0}'s"
     about += "; the same happens to every tensor of its list, x and y here" if row.coalesces else ""
     return _before_after_diagram(row, holders, about)
 

@@ -74,10 +74,10 @@ class _RoundsDrawing:
         for one in self.rounds:
             held = apply_rounds([one], held)
             self.frames.append(held)
-        count = (
-            max((chunk for frame in self.frames for chunks in frame for chunk in chunks), default=0)
-            + 1
-        )
+        chunks: set[int] = set()
+        for frame in self.frames:
+            chunks.update(*frame)
+        count = max(chunks, default=0) + 1
         self.chunks = count
         self.cell = 32.0 if count <= 8 else 22.0 if count <= 16 else 10.0
         self.sums = row.reduces or self.algorithm.chunking == "token"

@@ -60,6 +60,8 @@ _NUMBER_WIDTH, _MIN_WIDTH, _MAX_WIDTH = 22.0, 900.0, 3200.0
 #: CIE L* 83, 66, 66, 89: what differs in print, too.
 _PASS_FILLS = {"F": "#B4D3EA", "B": "#6DAE8E", "I": "#6DAE8E", "W": "#F3DFA2"}
 _PASS_NAMES = {"F": "forward", "B": "backward", "I": "backward, inputs", "W": "backward, weights"}
+#: Passes whose letter the legend adds: it is not the first letter of their name.
+_LETTERED_PASSES = ("I", "W")
 _CHUNK_PATTERN = re.compile(r"of chunk (\d+)")
 
 
@@ -235,12 +237,7 @@ class _ScheduleGrid:
         kinds = dict.fromkeys(p.kind for row in self.passes for p in row)
         chunks = sorted({p.chunk for row in self.passes for p in row})
         keys = [
-            (
-                _pass_fill(kind, 0, 1),
-                f"{_PASS_NAMES[kind]} ({kind})" if kind in "IW" else _PASS_NAMES[kind],
-            )
-            for kind in "FBIW"
-            if kind in kinds
+            (_pass_fill(kind, 0, 1), _pass_legend(kind)) for kind in _PASS_NAMES if kind in kinds
         ]
         keys += (
             [(_pass_fill("F", chunk, len(chunks)), f"chunk {chunk}") for chunk in chunks]
@@ -346,6 +343,11 @@ def _gallery_examples() -> Iterable[GalleryExample]:
         "strategies/pipeline_zb1p",
         "Zero bubble: gradients of the weights (W), which nobody waits for, fill what was empty.",
     )
+
+
+def _pass_legend(kind: str) -> str:
+    name = _PASS_NAMES[kind]
+    return f"{name} ({kind})" if kind in _LETTERED_PASSES else name
 
 
 VIEW = PictureView(

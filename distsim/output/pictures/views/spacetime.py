@@ -78,11 +78,9 @@ def spacetime_svg(
     """The diagram as SVG text; arguments as of `timeline_svg`. Raises UsageError, where no rank
     sends to another too.
     """
-    waits = (
-        [stop.rank for stop in stopped_ranks(trace) if stop.status == "blocked"]
-        if stuck is None
-        else stuck
-    )
+    if stuck is None:
+        stuck = [stop.rank for stop in stopped_ranks(trace) if stop.status == "blocked"]
+    waits = stuck
     return _SpacetimeDrawing(
         trace, part, name or str(trace.header.get("name") or "run"), set(waits)
     ).svg()
@@ -412,13 +410,9 @@ class _SpacetimeDrawing:
                 self.lane_of.get(int(trace["rank"][row]), -1) for row in (choice.send, choice.recv)
             )
             left = int(trace["posted_ns"][choice.send])
-            if (
-                min(a, b) < 0
-                or a == b
-                or came[choice.recv] <= start
-                or left >= end
-                or len(drawn) >= MAX_LINES
-            ):
+            between_two_shown = min(a, b) >= 0 and a != b
+            in_window = came[choice.recv] > start and left < end
+            if not between_two_shown or not in_window or len(drawn) >= MAX_LINES:
                 continue
             drawn.append(choice)
             y1, y2 = (
@@ -467,7 +461,8 @@ class _SpacetimeDrawing:
                 or not self.window[0] <= posted < self.window[1]
             ):
                 continue
-            way = (1 if b > a else -1) if b >= 0 and b != a else 1
+            leads_up = b >= 0 and b < a
+            way = -1 if leads_up else 1
             x, y, drawn = self.chart.x(posted), self._y(a), True
             end = (min(x + 14, _LEFT + _WIDTH), y + way * min(self.pitch / 2 - 3, 24))
             self.chart.line((x, y + way * _HALF_TRACK), end, RED, 1.6, dash="4 3")

@@ -92,11 +92,9 @@ def timeline_svg(
     ``name`` and ``stuck`` (ranks that wait for ever): what the trace says where left out. Raises
     UsageError.
     """
-    waits = (
-        [stop.rank for stop in stopped_ranks(trace) if stop.status == "blocked"]
-        if stuck is None
-        else stuck
-    )
+    if stuck is None:
+        stuck = [stop.rank for stop in stopped_ranks(trace) if stop.status == "blocked"]
+    waits = stuck
     return _TimelineDrawing(
         trace, part, name or str(trace.header.get("name") or "run"), set(waits)
     ).svg()
@@ -146,11 +144,10 @@ class _TimelineDrawing:
         return gone + sorted(on_path, key=lambda rank: (-on_path[rank], rank))[:_MAX_CRITICAL_RANKS]
 
     def _drawn_ranks(self) -> list[int]:
-        return [
-            r
-            for lane in self.lanes
-            for r in (lane.ranks if lane.like != "equal" else lane.ranks[:1])
-        ]
+        ranks: list[int] = []
+        for lane in self.lanes:
+            ranks += lane.ranks[:1] if lane.like == "equal" else lane.ranks
+        return ranks
 
     def _row(self, lane: RankLane) -> LaneRow:
         members = lane.ranks[:1] if lane.like == "equal" else lane.ranks
@@ -289,12 +286,9 @@ class _TimelineDrawing:
                 lane_of.get(int(trace["rank"][recv]), -1),
             )
             start, end = int(trace["started_ns"][send]), int(trace["finished_ns"][recv])
-            if (
-                a != b
-                and min(a, b, start, end) >= 0
-                and start < chart.end_ns
-                and end > chart.start_ns
-            ):
+            is_known = a != b and min(a, b, start, end) >= 0
+            in_window = start < chart.end_ns and end > chart.start_ns
+            if is_known and in_window:
                 found[a, b, start, end] = None
         if len(found) > MAX_ARROWS:
             self.arrows_left_out = max(self.arrows_left_out, len(found))

@@ -4,6 +4,7 @@ there. At any size.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from math import ceil, log
 
 import numpy as np
@@ -73,14 +74,17 @@ def traffic_svg(trace: Trace, part: RunSelection = WHOLE_RUN, name: str = "") ->
     return _TrafficDrawing(trace, found, part, name or str(trace.header.get("name") or "run")).svg()
 
 
+#: Up to so many rows a cell has the size (in px) at the same place below; beyond, the last one.
+_CELL_COUNTS = (8, 16, 32)
+_CELL_SIZES = (58.0, 30.0, 18.0, 12.0)
+
+
 class _TrafficDrawing:
     def __init__(self, trace: Trace, found: TrafficMatrix, part: RunSelection, name: str) -> None:
         self.trace, self.found, self.part, self.name = trace, found, part, name
         self.n, self.most = len(found.sent), int(found.sent.max())
         self.least = int(found.sent[found.sent > 0].min())
-        self.cell = (
-            58.0 if self.n <= 8 else 30.0 if self.n <= 16 else 18.0 if self.n <= 32 else 12.0
-        )
+        self.cell = _CELL_SIZES[bisect_left(_CELL_COUNTS, self.n)]
         self.draw = SvgDrawing()
         self.local = max(int(trace.header.get("local_size") or trace.world_size), 1)
 

@@ -203,7 +203,7 @@ def test_marks_between_statements_tell_the_lines_that_a_call_reaches_and_change_
 @pytest.mark.slow
 def test_the_command_tells_what_is_noticed_and_fails_where_too_little_is() -> None:
     """A rank's node is pinned down by many tests."""
-    command = [sys.executable, ROOT / "tests" / "mutation.py", "cost", "--only", "CostModel.node:"]
+    command = [sys.executable, ROOT / "tests" / "support" / "mutation.py", "cost", "--only", "CostModel.node:"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
 
     assert done.returncode == 0, done.stderr

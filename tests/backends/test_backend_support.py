@@ -132,7 +132,7 @@ def test_gloo_itself_takes_and_refuses_what_the_table_says() -> None:
     """All operations, dtypes and reduce ops, on two processes."""
     pytest.importorskip("torch", reason="needs torch, to ask gloo itself")
     found = subprocess.run(
-        [sys.executable, ROOT / "tests" / "gloo_support.py"],
+        [sys.executable, ROOT / "tests" / "support" / "gloo_support.py"],
         capture_output=True,
         text=True,
         timeout=900,
@@ -155,7 +155,7 @@ def test_gloo_itself_takes_and_refuses_the_shapes_that_the_table_says() -> None:
     """
     pytest.importorskip("torch", reason="needs torch, to ask gloo itself")
     found = subprocess.run(
-        [sys.executable, ROOT / "tests" / "gloo_support.py", "shapes"],
+        [sys.executable, ROOT / "tests" / "support" / "gloo_support.py", "shapes"],
         capture_output=True,
         text=True,
         timeout=900,

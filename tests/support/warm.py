@@ -142,7 +142,7 @@ def serve(folder: str, alive: int, more: str) -> None:
             importlib.import_module(module.name)
     importlib.import_module(
         "distsim.scenario.format.schema.key_reference"
-    ).keys()  # what answers to mistakes are taken from
+    ).format_keys()  # what answers to mistakes are taken from
     gc.freeze()  # else the collector of each child copies every page
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listener = socket.socket(socket.AF_UNIX)

@@ -238,8 +238,9 @@ def _choose_devices(cuda: bool | None, file: str, capture_options: CaptureRunOpt
     """Let torch have a GPU for each rank of a node, where the script asks for some, else none.
     Before torch is loaded.
     """
-    from distsim.script_capture.cuda import CPU_BACKED, script_mentions_cuda, select_emulation
+    from distsim.script_capture.cuda.emulation import CPU_BACKED, select_emulation
     from distsim.script_capture.cuda.hide_gpus import hide_gpus
+    from distsim.script_capture.cuda.script_scan import script_mentions_cuda
 
     if cuda or (cuda is None and script_mentions_cuda(file)):
         layer, each = (

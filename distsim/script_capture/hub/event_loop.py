@@ -110,9 +110,11 @@ class Hub:
         """
         started = quiet_since = time.monotonic()
         pause_s = _FIRST_PAUSE_S
+        store_polls = self.quiescence.store_polls
         while True:
             # A message that is only a polling loop's next question does not interrupt a silence.
-            if self.listen(pause_s) and not self.quiescence.is_only_polling():
+            has_message = self.listen(pause_s)
+            if has_message and not store_polls.polling_loops(self.state.progress):
                 pause_s = _FIRST_PAUSE_S
                 quiet_since = time.monotonic()
                 self.quiescence.after_message(quiet_since)

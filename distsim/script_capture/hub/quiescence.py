@@ -66,10 +66,6 @@ class QuiescenceHandler:
         self._idle_threads_requests = 0
         self._next_request_s = 0.0
 
-    def is_only_polling(self) -> bool:
-        """Whether all that happens is that processes poll the store: no reason to be patient."""
-        return bool(self.store_polls.polling_loops(self.state.progress))
-
     def after_message(self, now_s: float) -> None:
         """Ask for calls that were not sent yet, now and then, although there is no silence.
 

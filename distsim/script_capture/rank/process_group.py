@@ -10,26 +10,27 @@ follow are known too, and the evaluation says which backend refuses it.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import cache
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from distsim.script_capture.errors import UnsupportedError
 from distsim.script_capture.protocol.message_types import timeout_in_ns
 from distsim.script_capture.protocol.wire import PayloadLocation, encoded_call_number
 from distsim.script_capture.rank.client import HubClient
-from distsim.script_capture.rank.tensor_payloads import dtype_of, is_fake, pack_tensors
+from distsim.script_capture.rank.profiler_events import is_profiling, record_profiler_event
+from distsim.script_capture.rank.reduce_ops import (
+    PREMUL_SUM,
+    premultiplied_inputs,
+    reduce_op_name,
+)
+from distsim.script_capture.rank.tensor_payloads import dtype_of, pack_tensors
 from distsim.script_capture.rank.work import CombinedWork, HubRequest
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 TorchOptions = Any
-#: NCCL's reduce op that multiplies before it adds; FSDP2 uses it to divide gradients.
-PREMUL_SUM: Final = "premul_sum"
 _P2P_OPS: Final = frozenset({"isend", "irecv"})
 #: Names of events in a profile, where they differ from the operation's.
 _PROFILER_NAMES: Final = {"isend": "send", "irecv": "recv"}
@@ -82,39 +83,6 @@ class _BatchEntry(NamedTuple):
     @property
     def is_message(self) -> bool:
         return self.message[_OP_FIELD] in _P2P_OPS
-
-
-def reduce_op_name(opts: TorchOptions) -> str:
-    """The reduce op as distsim names it, or `PREMUL_SUM`."""
-    op = getattr(opts, "reduceOp", opts)
-    kind = getattr(op, "op", None)
-    return _lowercase_name(op) if kind is None else _cached_reduce_op_name(kind)
-
-
-@cache
-def _cached_reduce_op_name(kind: object) -> str:
-    return _lowercase_name(kind)
-
-
-def _lowercase_name(kind: object) -> str:
-    return str(getattr(kind, "name", kind)).rsplit(".", 1)[-1].lower()
-
-
-def premultiplied_inputs(
-    tensors: Sequence[Tensor], opts: TorchOptions, backend: str
-) -> list[Tensor]:
-    """What PREMUL_SUM adds: each input times the factor of the reduce op.
-
-    Raises RuntimeError as torch does for backends other than NCCL.
-    """
-    if "nccl" not in backend:
-        raise RuntimeError(f"Cannot use ReduceOp.PREMUL_SUM with {backend.capitalize()}")
-    dispatch = import_module("torch.utils._python_dispatch")
-    reduce_op = opts.reduceOp if hasattr(opts, "reduceOp") else opts
-    factor = reduce_op.__getstate__()[1]
-    # Without the modes that count kernels: NCCL's kernel multiplies on the way, and not the script.
-    with dispatch._disable_current_modes():
-        return [t if is_fake(t) else t.detach() * factor for t in tensors]
 
 
 def _is_synchronous(opts: TorchOptions) -> bool:
@@ -241,8 +209,8 @@ class ProcessGroupMethods:
         client = self.client
         is_sync = _is_synchronous(opts)
         buffers = [*inputs, *outputs]
-        if extra.get("reduce_op") is not None and any(buffer.is_sparse for buffer in buffers):
-            raise UnsupportedError(f"distsim capture does not support sparse tensors in {op}")
+        if "reduce_op" in extra:
+            _refuse_sparse(op, buffers)
         if self._has_backend_per_device() and buffers:
             extra["on"] = buffers[0].device.type
         sent = inputs if transfer.sent is None else transfer.sent
@@ -254,16 +222,9 @@ class ProcessGroupMethods:
         pieces, blobs = pack_tensors(client, sent, op)
         request = HubRequest(client, client.next_number(), received, transfer.completes_locally)
         site = client.site(4)
-        facts = CallFacts(
-            op,
-            peer,
-            tag,
-            not is_sync,
-            [buffer.shape for buffer in inputs],
-            [buffer.shape for buffer in outputs],
-            dtype_of(buffers[0]) if buffers else "uint8",
-            extra,
-        )
+        dtype = dtype_of(buffers[0]) if buffers else "uint8"
+        shapes = _shapes(inputs), _shapes(outputs)
+        facts = CallFacts(op, peer, tag, not is_sync, *shapes, dtype, extra)
         if transfer.profiled and is_profiling():
             record_profiler_event(self._profiler_name(op, peer), inputs or outputs)
         work = self.make_work(request, outputs)
@@ -273,10 +234,11 @@ class ProcessGroupMethods:
         batch = self.__dict__.get("batch")
         if batch is not None:
             request.in_open_batch = True
-            message = self._message(request.number, site, facts._replace(is_async=True), pieces)
+            # In a batch, even a call with asyncOp=False does not wait.
+            facts = facts._replace(is_async=True)
+            message = self._message(request.number, site, facts, pieces)
             batch.append(_BatchEntry(message, blobs, work))
             return work
-
         encoded, blobs = self._encoded_call(request.number, site, facts, pieces, blobs)
         if is_sync and not transfer.completes_locally:
             request.waited = True
@@ -366,7 +328,8 @@ class ProcessGroupMethods:
 
     def needs_full_call(self) -> bool:
         """Whether a call must go through `call`: in a batch, or with a backend for each device."""
-        return self._has_backend_per_device() or self.__dict__.get("batch") is not None
+        # Runs for each message of the fast path, so `_has_backend_per_device` is written out.
+        return ":" in self.requested_backend or self.__dict__.get("batch") is not None
 
     # --- messages ---
     def send(self, tensors: Sequence[Tensor], dstRank: int, tag: int = 0) -> object:  # noqa: N803
@@ -600,28 +563,13 @@ class ProcessGroupMethods:
         return self.call("scatter", parts if is_root else (), outputs[:1], opts, peer=peer)
 
 
-# --- torch's profiler ---
-@cache
-def _profiler_query() -> Callable[[], bool]:
-    autograd = import_module("torch.autograd")
-    found: Callable[[], bool] = autograd._profiler_enabled
-    return found
+def _shapes(tensors: Sequence[Tensor]) -> list[Any]:
+    return [tensor.shape for tensor in tensors]
 
 
-def is_profiling() -> bool:
-    return _profiler_query()()
-
-
-def record_profiler_event(name: str, tensors: Sequence[Tensor]) -> None:
-    """Record the event that torch's profiler would have for a call.
-
-    It ends on another thread, as an event of a backend's worker thread does.
-    """
-    autograd = import_module("torch.autograd")
-    event = autograd._record_function_with_args_enter(name, *tensors)
-    worker = threading.Thread(target=autograd._record_function_with_args_exit, args=(event,))
-    worker.start()
-    worker.join()
+def _refuse_sparse(op: str, tensors: Sequence[Tensor]) -> None:
+    if any(tensor.is_sparse for tensor in tensors):
+        raise UnsupportedError(f"distsim capture does not support sparse tensors in {op}")
 
 
 def _as_list(tensors: Any) -> list[Any]:

@@ -45,6 +45,7 @@ class ExtensionDevice(EmulatedDevice):
         self.resize(count)
 
     def resize(self, count: int) -> None:
+        """Change the number of devices."""
         self.count = count
         self._library.distsim_set_device_count(count)
 
@@ -203,6 +204,7 @@ def stream_event_patches() -> list[CudaPatch]:
 
 
 def _stream_class() -> type:
+    """A `torch.cuda.Stream` on torch's generic stream, which the extension supports."""
     import torch
 
     class Stream(torch.Stream):
@@ -237,6 +239,7 @@ def _stream_class() -> type:
 
 
 def _event_class() -> type:
+    """A `torch.cuda.Event` on torch's generic event, which the extension supports."""
     import torch
 
     class Event(torch.Event):

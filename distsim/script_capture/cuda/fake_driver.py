@@ -154,6 +154,8 @@ def make_constant(value: object) -> Callable[..., object]:
 
 
 def _memory_stats_function(device: EmulatedDevice) -> Callable[..., dict[str, object]]:
+    """A replacement for `torch._C._cuda_memoryStats`, whose result torch.cuda flattens."""
+
     def stats(*args: object) -> dict[str, object]:
         in_use, peak, allocations = device.memory()
         found: dict[str, object] = {}
@@ -178,6 +180,8 @@ def _statistic_by_pool(current: int, peak: int) -> dict[str, dict[str, int]]:
 
 
 def _stream_functions(device: EmulatedDevice) -> dict[str, tuple[Callable[..., object], str]]:
+    """Functions of streams by name, with the reason for each."""
+
     def current(index: int) -> tuple[int, int, int]:
         return device.get_stream(index), index, _CUDA_DEVICE_TYPE
 
@@ -203,6 +207,8 @@ def _stream_functions(device: EmulatedDevice) -> dict[str, tuple[Callable[..., o
 
 
 def _device_functions(device: EmulatedDevice) -> dict[str, tuple[Callable[..., object], str]]:
+    """Functions of devices by name, with the reason for each."""
+
     def count() -> int:
         return device.count
 

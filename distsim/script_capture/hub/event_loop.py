@@ -134,6 +134,7 @@ class Hub:
                 pause_s = min(pause_s * _PAUSE_GROWTH, _MAX_PAUSE_S)
 
     def _all_ended(self) -> bool:
+        """Whether all processes have ended; False before the first was started."""
         processes = self.state.processes.values()
         return bool(processes) and all(process.disconnected for process in processes)
 
@@ -149,17 +150,19 @@ class Hub:
         return bool(ready)
 
     def _accept(self) -> None:
+        """Accept a connection; its first message says whose it is."""
         sock, _ = self.listener.accept()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self._connections[sock.fileno()] = HubConnection(sock)
         self._epoll.register(sock.fileno(), select.EPOLLIN)
 
     def _receive(self, connection: HubConnection) -> None:
+        """Handle what one read gives; `epoll` reports the connection again if there is more."""
         try:
             data = connection.socket.recv(READ_SIZE, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
-        except OSError:
+        except OSError:  # the process was killed
             data = b""
         if not data:
             self._close_connection(connection)
@@ -175,6 +178,7 @@ class Hub:
                     self._handle(connection.process, submessage, blobs)
 
     def _close_connection(self, connection: HubConnection) -> None:
+        """A process closes its out connection only by ending: from here on it does not count."""
         self._epoll.unregister(connection.socket.fileno())
         del self._connections[connection.socket.fileno()]
         connection.socket.close()
@@ -191,6 +195,7 @@ class Hub:
         process.register_connection(connection, message)
 
     def _handle(self, process: RankProcess, message: list[Any], blobs: PayloadReader) -> None:
+        """Call the handler of a message, and count progress."""
         pending = None
         if message[0] == "ask":
             connection = process.connections[message[1]]
@@ -258,10 +263,12 @@ class Hub:
 
     # --- definitions: what later messages refer to by number ---
     def _on_site(self, process: RankProcess, message: list[Any], *_: object) -> None:
+        """Defines the number of a call site."""
         _, number, file, line, function, via = message
         process.sites[number] = CallOrigin(file, line, function, via)
 
     def _on_group(self, process: RankProcess, message: list[Any], *_: object) -> None:
+        """Defines the number of a group. Its ranks share it by name, ranks and generation."""
         _, number, *facts = message
         name, ranks, backend = facts[:3]
         generation = process.next_count((name, tuple(ranks)))
@@ -274,6 +281,7 @@ class Hub:
         register_template(process, message)
 
     def _on_thread(self, process: RankProcess, message: list[Any], *_: object) -> None:
+        """The messages from here on are those of another thread."""
         process.thread = message[1]
 
     # --- calls ---
@@ -284,6 +292,7 @@ class Hub:
         blobs: PayloadReader,
         pending: PendingReply | None,
     ) -> None:
+        """A posted call; with a pending reply, its rank waits for it at once."""
         _, number, site, group, op, peer, tag, is_async, facts, pieces, *batch = message
         payloads = [blobs.take(piece[0]) if len(piece) == 1 else piece for piece in pieces]
         contribution = CallContribution(payloads, facts)
@@ -301,6 +310,7 @@ class Hub:
         blobs: PayloadReader,
         pending: PendingReply | None,
     ) -> None:
+        """As `_on_call`, for a call that has a template."""
         template, call = call_from_template(process, message[1], blobs)
         event = HubEvent(
             call.number,
@@ -316,6 +326,7 @@ class Hub:
     def _post(
         self, process: RankProcess, call: RankCall, site: int, pending: PendingReply | None
     ) -> None:
+        """Match a call, and send the results of all calls that are done because of it."""
         call.timeout_ns = call.contribution.extra.get("timeout_ns")
         process.calls[call.number] = call
         if pending is not None:
@@ -334,6 +345,7 @@ class Hub:
         blobs: PayloadReader,
         pending: PendingReply | None,
     ) -> None:
+        """A wait for an earlier call; without a timeout it takes that of the group."""
         _, number, site, target, timeout_ns = message
         process.add_event(HubEvent(number, "wait", site, targets=(target,)))
         call = process.calls[target]
@@ -368,6 +380,10 @@ class Hub:
             process.waiting[number] = pending
 
     def _on_future(self, process: RankProcess, message: list[Any], *_: object) -> None:
+        """A future was requested.
+
+        Only a future for which C++ waits is an event: for others, the script reports its wait.
+        """
         _, target, number, site, in_backward = message
         process.futures.add(target)
         if in_backward:
@@ -376,6 +392,7 @@ class Hub:
             self.state.deliver(process.calls[target])
 
     def _on_dropped(self, process: RankProcess, message: list[Any], *_: object) -> None:
+        """The script has lost a request, and will never read its result."""
         _, number, target = message
         process.add_event(HubEvent(number, "drop", 0, targets=(target,)))
         call = process.calls.get(target)
@@ -383,19 +400,23 @@ class Hub:
             self.state.matcher.release(call)
 
     def _on_read(self, process: RankProcess, message: list[Any], *_: object) -> None:
+        """The rank has copied a result from shared memory."""
         self.state.matcher.release(process.calls[message[1]])
 
     # --- other events ---
     def _on_event(self, process: RankProcess, message: list[Any], *_: object) -> None:
+        """Something that needs no match: it only becomes part of the program."""
         _, number, site, kind, group, facts = message
         process.add_event(
             HubEvent(number, kind, site, group=process.groups.get(group), facts=facts)
         )
 
     def _on_heard(self, process: RankProcess, *_: object) -> None:
+        """A notice has been handled; until then, the process does not count as waiting."""
         process.unread_notices -= 1
 
     def _on_threads(self, process: RankProcess, message: list[Any], *_: object) -> None:
+        """The threads that run no user code, and need not be blocked in a hang."""
         process.idle_threads = frozenset(message[1])
 
     def _on_end(
@@ -426,6 +447,7 @@ class Hub:
         blobs: PayloadReader,
         pending: PendingReply | None,
     ) -> None:
+        """An operation of the store. Waits are answered once the keys exist."""
         _, number, site, verb, space, *arguments = message
         assert pending is not None
         if verb in ("wait", "pop"):
@@ -450,6 +472,7 @@ class Hub:
         self._answer_store_waits()
 
     def _answer_store_waits(self) -> None:
+        """Answer waits for keys that exist now."""
         for process in self.state.processes.values():
             for number, pending in list(process.waiting.items()):
                 if pending.keys is None:

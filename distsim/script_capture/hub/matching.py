@@ -315,11 +315,8 @@ class CallMatcher:
             if not all(calls_agree(call, other) for other in others):
                 return []
             return [arrived[group_rank] for group_rank in range(size)]
-        return [
-            other
-            for group_rank, other in sorted(arrived.items())
-            if not other.done and self._can_complete(other, group_rank)
-        ]
+        open_calls = [(k, other) for k, other in sorted(arrived.items()) if not other.done]
+        return [other for k, other in open_calls if self._can_complete(other, k)]
 
     def _can_complete(self, call: RankCall, group_rank: int) -> bool:
         """Whether all members that the call's result needs have arrived, with calls that agree."""

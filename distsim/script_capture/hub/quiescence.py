@@ -104,6 +104,7 @@ class QuiescenceHandler:
         """Whether no process can run: two equal snapshots, with no message in between."""
         state = self.state
         polling = self.store_polls.polling_loops(state.progress)
+        # A process that only polls the store does not wait for the hub.
         expected_to_wait = [
             process
             for process in state.running_processes()

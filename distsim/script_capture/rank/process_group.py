@@ -86,6 +86,7 @@ class _BatchEntry(NamedTuple):
 
 
 def _is_synchronous(opts: TorchOptions) -> bool:
+    """Whether the call waits itself (``asyncOp=False``), without a `Work` for the script."""
     return opts is not None and getattr(opts, "asyncOp", True) is False
 
 
@@ -162,6 +163,7 @@ class ProcessGroupMethods:
         return self.__dict__.setdefault("held_options", default)
 
     def _get_backend(self, device: object) -> object:
+        """The group is its own backend, so calls through either arrive here."""
         return self
 
     def _has_hooks(self) -> bool:
@@ -253,6 +255,7 @@ class ProcessGroupMethods:
         return ":" in self.requested_backend
 
     def _profiler_name(self, op: str, peer: int) -> str:
+        """The name that the backend gives to the event of a call."""
         name = _PROFILER_NAMES.get(op, op)
         if op == "irecv" and peer < 0:
             name = "recvAnySource"
@@ -345,6 +348,7 @@ class ProcessGroupMethods:
         return self.call("irecv", (), tensors, tag=tag)
 
     def _global_rank(self, group_rank: int) -> int:
+        """Raises ValueError, from which `exit_reason` derives the finding for an invalid rank."""
         if not 0 <= group_rank < len(self.members):
             raise ValueError(
                 f"Invalid rank {group_rank}: the group has ranks 0 to {len(self.members) - 1}"
@@ -573,4 +577,5 @@ def _refuse_sparse(op: str, tensors: Sequence[Tensor]) -> None:
 
 
 def _as_list(tensors: Any) -> list[Any]:
+    """torch passes one tensor or a list of one, depending on the function."""
     return list(tensors) if isinstance(tensors, list | tuple) else [tensors]

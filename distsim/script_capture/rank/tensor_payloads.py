@@ -87,6 +87,7 @@ def pack_tensors(
     pieces: list[PayloadLocation] = []
     blobs: list[bytes] = []
     for tensor in tensors:
+        # Only its size matters, and the hub knows that from the shapes.
         if is_fake(tensor):
             pieces.append([0])
             blobs.append(b"")
@@ -131,6 +132,7 @@ def unpack_into(
 def _copy_payloads(
     client: HubClient, target: Tensor, pieces: Sequence[PayloadLocation], blobs: PayloadReader
 ) -> None:
+    """Copy payloads from the frame and from shared memory, at most the size of the tensor."""
     address = target.data_ptr()
     room = target.numel() * target.element_size()
     for piece in pieces:

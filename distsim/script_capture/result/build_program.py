@@ -158,6 +158,7 @@ class _CapturedProgramBuilder:
         return self.group_numbers.get(key, _WORLD_GROUP)
 
     def build(self, name: str, file: str) -> Program:
+        """The program, with a code of its own for each rank."""
         codes = []
         faults = []
         future = assumed_future_calls(self.processes)
@@ -222,6 +223,7 @@ class _CapturedRankBuilder:
         self._known: dict[Hashable, CodeCall] = {}
 
     def build(self, calls: Sequence[CapturedCall]) -> SharedCode:
+        """The code of all calls of the rank, in order."""
         self.changed_buffers = _changed_buffer_names(calls)
         for call in calls:
             if call.op == "non_member" and call.event is not None:
@@ -233,6 +235,10 @@ class _CapturedRankBuilder:
         return self.builder.finish()
 
     def _append(self, call: CapturedCall) -> None:
+        """Append a call. Waits and drops refer to earlier calls by the distance to them.
+
+        A wait for calls that are not part of the program is omitted.
+        """
         position = len(self.builder.calls)
         waits = [position - self.positions[n] for n in call.waits if n in self.positions]
         if call.op == "wait" and not waits:
@@ -270,6 +276,7 @@ class _CapturedRankBuilder:
         return self._known[key]
 
     def _site(self, place: CallOrigin, op: str) -> int:
+        """The number of a call site. Its column is that of the first character of the line."""
         column = 0
         if place.line:
             text = linecache.getline(place.file, place.line)
@@ -278,6 +285,7 @@ class _CapturedRankBuilder:
 
     # --- drafts ---
     def _draft(self, call: CapturedCall) -> CallDraft:
+        """The call with the fields of its operation."""
         if call.op == "changed" and call.event is not None:
             return self._change_draft(call, call.event)
         operation = OPERATIONS[call.op]
@@ -327,6 +335,7 @@ class _CapturedRankBuilder:
         return CallDraft(OPERATIONS["compute"], site, 0, fields=fields)
 
     def _group_of(self, call: CapturedCall) -> int:
+        """The number of a call's group; creating a group is a call on the world."""
         if call.op == "new_group":
             return _WORLD_GROUP
         if call.calls:
@@ -335,6 +344,7 @@ class _CapturedRankBuilder:
         return self.owner.group_number(call.event.group if call.event is not None else None)
 
     def _message_draft(self, posted: RankCall, op: str, call: CapturedCall) -> CallDraft:
+        """A message, alone or in a batch. It has one buffer, which is input or output."""
         operation = OPERATIONS[op]
         group = self.owner.group_number(posted.group, posted.device)
         draft = CallDraft(operation, self._site(call.place, op), group)
@@ -401,6 +411,7 @@ def _changed_buffer_names(calls: Sequence[CapturedCall]) -> dict[int, str]:
 def _buffers(
     shapes: Sequence[Sequence[int]], dtype: str, name: str = ""
 ) -> tuple[BufferVector, ...]:
+    """Buffers of these shapes. An unknown dtype becomes one of the same width."""
     if dtype not in DTYPE_BYTES:
         dtype = _SUBSTITUTE_DTYPES.get(dtype, "uint8")
     return tuple(BufferVector(name, 0, tuple(shape), dtype) for shape in shapes)

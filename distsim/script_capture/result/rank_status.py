@@ -50,6 +50,7 @@ def rank_statuses(captured: CapturedRun, world_size: int) -> tuple[CapturedRankS
 
 
 def _ended_status(rank: int, process: RankProcess) -> CapturedRankStatus:
+    """How a rank ended: the error, the signal or the exit code."""
     ended = process.ended
     assert ended is not None
     code = f"with code {ended.code}" if ended.how == "exited" else ""
@@ -67,6 +68,7 @@ def _thread_statuses(rank: int, process: RankProcess) -> list[CapturedRankStatus
 
 
 def _waiting_status(rank: int, process: RankProcess, pending: PendingReply) -> CapturedRankStatus:
+    """What a thread waits for: keys of the store, a call, or the start-up of all ranks."""
     place = process.sites.get(pending.site, NO_CALL_SITE)
     if pending.keys is not None:
         what = f"{STORE_KEY}: {', '.join(pending.keys)}"
@@ -91,6 +93,7 @@ def _status_without_waits(rank: int, process: RankProcess) -> CapturedRankStatus
 
 
 def _call_site_of(process: RankProcess, number: int) -> CallOrigin:
+    """The place of the event with this number."""
     for event in process.events:
         if event.number == number:
             return process.sites.get(event.site, NO_CALL_SITE)

@@ -62,6 +62,7 @@ def as_cpu_device(value: Any) -> Any:
 
 
 def _names_cuda_device(text: str) -> bool:
+    """``cuda`` or ``cuda:1``, but not an invalid name, which must still fail."""
     kind, _, index = text.partition(":")
     return kind == "cuda" and (text == "cuda" or index.isdigit())
 
@@ -196,6 +197,7 @@ def _constructor_patches() -> list[CudaPatch]:
             return plain(as_cpu_device(device))
 
     def restore(storage: Any, location: str) -> Any:
+        """Where torch.load puts a storage that was saved on a device."""
         return plain_restore(storage, "cpu" if location.startswith("cuda") else location)
 
     return [

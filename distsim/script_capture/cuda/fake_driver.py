@@ -81,6 +81,7 @@ class EmulatedDeviceProperties(SimpleNamespace):
 
 
 def device_properties() -> EmulatedDeviceProperties:
+    """Numbers of an A100, under a name that says what the device is."""
     return EmulatedDeviceProperties(
         name="distsim (CPU memory)",
         major=8,

@@ -59,6 +59,7 @@ def payload_slice(payload: Payload, start: int, count: int) -> Payload:
 
 
 def payload_size(payload: Payload) -> int:
+    """The number of its bytes."""
     return len(payload) if isinstance(payload, bytes) else payload[2]
 
 
@@ -199,6 +200,7 @@ class CollectiveExecutor:
 
 
 def _reduced_by_numpy(payloads: Sequence[bytes], dtype: str, op: str) -> bytes:
+    """Reduce payloads in order. Like torch, overflow and NaN cause no warning."""
     reduce = _NUMPY_REDUCTIONS[op]
     total = np.frombuffer(payloads[0], dtype).copy()
     with np.errstate(all="ignore"):
@@ -251,6 +253,7 @@ def reduce_into(total: Tensor, others: Sequence[Tensor], op: str) -> None:
 
 
 def _divide(tensor: Tensor, count: int) -> None:
+    """Divide in place; integers round towards zero."""
     if tensor.is_floating_point() or tensor.is_complex():
         tensor.div_(count)
     else:

@@ -305,6 +305,7 @@ class HubState:
         return [process for process in processes.values() if not process.disconnected]
 
     def start_next_world(self) -> None:
+        """Put the current world aside; groups, messages and keys of the store are not shared."""
         self.past_worlds.append((self.world_size, self.ranks))
         self.ranks = {}
         self.world_size = 0

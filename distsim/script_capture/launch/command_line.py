@@ -115,6 +115,7 @@ def _parse_accelerate(words: list[str]) -> LaunchCommand:
 
 
 def _parse_launcher(words: list[str], launcher: _Launcher) -> LaunchCommand:
+    """Parse the words behind a launcher: its options, the program, and the program's arguments."""
     options: dict[str, str] = {}
     while words and words[0].startswith("-") and words[0] not in _MODULE_OPTIONS:
         name, equals, value = words.pop(0).lstrip("-").partition("=")
@@ -140,6 +141,7 @@ def _process_count(text: str | None) -> int | None:
 
 
 def _module_target(words: Sequence[str]) -> CaptureTarget:
+    """The module and its arguments behind ``-m``."""
     if not words:
         raise UsageError(
             "-m is given no module", "for example: distsim capture --nproc 2 -- -m package.train"
@@ -164,6 +166,7 @@ def _file_target(words: Sequence[str]) -> CaptureTarget:
 
 
 def _script_on_path(name: str) -> str:
+    """The file of a program on the search path, if it is a Python script."""
     found = shutil.which(name)
     if found is None:
         problem = "is no Python file" if os.path.exists(name) else "is not there"

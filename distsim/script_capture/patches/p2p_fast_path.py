@@ -133,6 +133,7 @@ class P2PFastPath:
         return template
 
     def _register_template(self, op: str, tensor: Tensor, key: tuple[Any, ...]) -> int:
+        """Define a call that is waited for at once. Only a send has a payload."""
         site, group_number, _, peer, tag, *_ = key
         shapes = [list(tensor.shape)]
         dtype = dtype_of(tensor)

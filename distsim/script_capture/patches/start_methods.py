@@ -81,6 +81,8 @@ def _report_killed_children(client: HubClient) -> None:
 
 
 def _start_by_fork(original: Callable[..., object]) -> Callable[..., object]:
+    """torch's start_processes, which forks whatever start method is asked for."""
+
     def start_processes(
         fn: object,
         args: object = (),
@@ -96,6 +98,8 @@ def _start_by_fork(original: Callable[..., object]) -> Callable[..., object]:
 
 
 def _spawn_replacement(client: HubClient) -> Callable[..., object]:
+    """The replacement for `torch.multiprocessing.spawn`."""
+
     def spawn(
         fn: Any,
         args: Any = (),

@@ -196,6 +196,8 @@ class CombinedWork:
 
 
 class _OpenFuture(NamedTuple):
+    """A future whose call is not done."""
+
     request: HubRequest
     results: list[Tensor]
     future: Any
@@ -216,6 +218,7 @@ class HubFutures:
         client.on_done = self._set_result
 
     def future_of(self, request: HubRequest, results: list[Tensor]) -> Future[Any]:
+        """The future of a request, created and reported at the first call."""
         if request.future is not None:
             return request.future  # type: ignore[no-any-return]
         request.guarded = ()
@@ -237,6 +240,7 @@ class HubFutures:
         return future  # type: ignore[no-any-return]
 
     def _set_result(self, message: list[Any], blobs: PayloadReader) -> None:
+        """Handle a ``done`` notice; callbacks of the future run in this thread."""
         number = message[3]
         request, results, future = self._open.pop(number)
         request.complete(message, blobs)

@@ -132,4 +132,5 @@ def _missing_startup_calls(
 
 
 def _last_event(process: RankProcess, number: int) -> HubEvent:
+    """The event with this number, searched from the end: it is one of the last."""
     return next(event for event in reversed(process.events) if event.number == number)

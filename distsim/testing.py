@@ -1,5 +1,4 @@
-"""Tests of distributed code: a function on N ranks under the hub, from Python or as
-``@pytest.mark.ranks(4)``.
+"""Test distributed code: run a function on N ranks, from Python or with ``@pytest.mark.ranks(4)``.
 
 ::
 
@@ -12,8 +11,8 @@
         assert x.item() == 4
 
 The group exists when the function starts, unless ``init=False``. A hang fails at once, with its
-diagnosis; so does a call that the back end's rules do not let through. Loaded by pytest as a
-plugin; torch and the rest of distsim are loaded when a test needs them.
+diagnosis; so does a call that the backend's rules reject. pytest loads this module as a plugin;
+torch and the rest of distsim are loaded when a test needs them.
 """
 
 from __future__ import annotations
@@ -24,14 +23,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from distsim.script_capture.result.evaluation import CaptureResult
 
-#: How the plugin's marker is described by ``pytest --markers``.
-_MARKER = "ranks(n, backend='gloo', init=True, timeout=600): run the test on n ranks of torch.distributed, without network or GPU"
+#: The description of the marker in ``pytest --markers``.
+_MARKER = (
+    "ranks(n, backend='gloo', init=True, timeout=600): run the test on n ranks of"
+    " torch.distributed, without network or GPU"
+)
 _BACKEND_FIXTURE = "distsim_backend"
 
 
 class RanksFailed(AssertionError):
-    """A function did not come through on all ranks; the text is the report. ``judged``: what `run`
-    would have returned.
+    """A function did not complete on all ranks; the text is the report.
+
+    ``judged`` is what `run` would have returned.
     """
 
     def __init__(self, text: str, judged: CaptureResult) -> None:
@@ -50,49 +53,36 @@ def run(
     timeout: float | None = 600.0,
     check: bool = True,
 ) -> CaptureResult:
-    """Run a function on ``nproc`` ranks and judge what it called by the rules of ``backend``.
+    """Run a function on ``nproc`` ranks and evaluate its calls by the rules of ``backend``.
 
-    ``init``: make the process group before it and destroy it afterwards. ``timeout``: seconds of
-    real time that it may run; hangs need none. Raises RanksFailed with the report where a rank
+    ``init``: create the process group before, and destroy it afterwards. ``timeout``: seconds that
+    the function may run; hangs are found without it. Raises RanksFailed with the report if a rank
     raised or the program does not complete, unless ``check`` is false.
     """
     from distsim.backends import DEFAULT_BACKEND
+    from distsim.script_capture.launch.function_target import function_target
     from distsim.script_capture.launch.parent_process import CaptureRunOptions, run_capture
-    from distsim.script_capture.launch.rank_process import function_target
     from distsim.script_capture.result.evaluation import evaluate_capture
 
     backend = backend or DEFAULT_BACKEND
     target = function_target(function, backend, args, kwargs or {}, init)
-    judged = evaluate_capture(
-        run_capture(
-            CaptureRunOptions(target, nproc, backend=backend, timeout_s=timeout, keep_output=True)
-        ),
-        backend=backend,
-    )
-    failed = [s for s in judged.stands if s.state in ("raised", "exited", "killed")]
-    if check and (failed or judged.outcome != "completes"):
+    options = CaptureRunOptions(target, nproc, backend=backend, timeout_s=timeout, keep_output=True)
+    judged = evaluate_capture(run_capture(options), backend=backend)
+    has_failed = any(status.state in ("raised", "exited", "killed") for status in judged.stands)
+    if check and (has_failed or judged.outcome != "completes"):
         raise RanksFailed(failure_text(judged), judged)
     return judged
 
 
 def failure_text(judged: CaptureResult) -> str:
-    """The report, with the traceback of the first rank that raised and what each rank wrote."""
+    """The report, after the traceback of the first rank that raised."""
     from distsim.output.text.capture_report import capture_text
 
-    first = next(
-        (
-            m
-            for m in judged.captured.ranks.values()
-            if m.ended is not None and m.ended.how == "raised"
-        ),
-        None,
-    )
-    parts = (
-        [f"rank {first.rank} raised\n{first.ended.trace}"]
-        if first is not None and first.ended is not None
-        else []
-    )
-    return "\n".join([*parts, capture_text(judged)])
+    report = capture_text(judged)
+    for process in judged.captured.ranks.values():
+        if process.ended is not None and process.ended.how == "raised":
+            return f"rank {process.rank} raised\n{process.ended.trace}\n{report}"
+    return report
 
 
 def outputs_by_rank(judged: CaptureResult) -> dict[int, str]:
@@ -106,7 +96,7 @@ def pytest_configure(config: Any) -> None:
 
 
 def pytest_generate_tests(metafunc: Any) -> None:
-    """One test for each back end of a list."""
+    """One test for each backend of a list."""
     marker = metafunc.definition.get_closest_marker("ranks")
     backends = marker.kwargs.get("backend") if marker is not None else None
     if isinstance(backends, Iterable) and not isinstance(backends, str):
@@ -116,18 +106,14 @@ def pytest_generate_tests(metafunc: Any) -> None:
 
 
 def pytest_pyfunc_call(pyfuncitem: Any) -> bool | None:
-    """Run a marked test on its ranks; all others as ever."""
+    """Run a marked test on its ranks; pytest runs all others."""
     marker = pyfuncitem.get_closest_marker("ranks")
     if marker is None:
         return None
-    given = {"nproc": 2, **({"nproc": marker.args[0]} if marker.args else {}), **marker.kwargs}
-    given["nproc"] = given.pop("n", given["nproc"])
-    params = getattr(getattr(pyfuncitem, "callspec", None), "params", {})
-    given["backend"] = params.get(_BACKEND_FIXTURE, given.get("backend"))
-    named = pyfuncitem._fixtureinfo.argnames
-    values = {name: pyfuncitem.funcargs[name] for name in named}
+    names = pyfuncitem._fixtureinfo.argnames
+    fixtures = {name: pyfuncitem.funcargs[name] for name in names}
     try:
-        judged = run(pyfuncitem.obj, kwargs=values, **given)
+        judged = run(pyfuncitem.obj, kwargs=fixtures, **_run_arguments(pyfuncitem, marker))
     except RanksFailed as failed:
         _add_report_sections(pyfuncitem, failed.judged)
         raise _FailureReport(str(failed)) from None
@@ -135,8 +121,20 @@ def pytest_pyfunc_call(pyfuncitem: Any) -> bool | None:
     return True
 
 
+def _run_arguments(item: Any, marker: Any) -> dict[str, Any]:
+    """The arguments of `run` that a marker gives; the number of ranks may be called ``n``."""
+    arguments: dict[str, Any] = {"nproc": 2, **marker.kwargs}
+    if marker.args and "nproc" not in marker.kwargs:
+        arguments["nproc"] = marker.args[0]
+    if "n" in arguments:
+        arguments["nproc"] = arguments.pop("n")
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    arguments["backend"] = params.get(_BACKEND_FIXTURE, arguments.get("backend"))
+    return arguments
+
+
 class _FailureReport(AssertionError):
-    """A failure whose text says all; pytest need not show distsim's own frames."""
+    """A failure whose text is complete; pytest need not show distsim's own frames."""
 
     __tracebackhide__ = True
 
@@ -147,6 +145,6 @@ def _add_report_sections(item: Any, judged: CaptureResult) -> None:
 
 
 def pytest_exception_interact(node: object, call: Any, report: Any) -> None:
-    """Show the report alone."""
+    """Show only the report."""
     if call.excinfo is not None and isinstance(call.excinfo.value, _FailureReport):
         report.longrepr = str(call.excinfo.value)

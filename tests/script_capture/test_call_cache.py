@@ -122,12 +122,12 @@ def in_a_thread() -> None:
 
 
 def test_messages_of_another_thread_are_that_threads() -> None:
-    """Its calls keep their lane, so that nobody is said to hang."""
+    """Its calls keep their thread, so that nobody is said to hang."""
     judged = testing.run(in_a_thread, 2, check=False)
 
     assert judged.outcome == "completes"
     assert {
-        e.lane
+        e.thread
         for e in judged.captured.ranks[0].events
         if e.call is not None and e.call.op == "isend"
     } == {1}

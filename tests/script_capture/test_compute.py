@@ -9,9 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from distsim.script_capture.compute.kernel_counter import count_kernels, duration_ns
+from distsim.script_capture.launch.function_target import function_target
 from distsim.script_capture.launch.parent_process import CaptureRunOptions, run_capture
 from distsim.script_capture.launch.preload import module_file
-from distsim.script_capture.launch.rank_process import ChildOptions, function_target
+from distsim.script_capture.launch.rank_process import ChildOptions
 from distsim.script_capture.protocol.blocked_threads import is_supported
 from distsim.script_capture.result.evaluation import CaptureResult, evaluate_capture
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from distsim.script_capture import cuda
-from distsim.script_capture.cuda import build_extension
+from distsim.script_capture.cuda import build_extension, emulation
 from distsim.script_capture.cuda.build_extension import ExtensionUnavailable
+from distsim.script_capture.cuda.script_scan import script_mentions_cuda
 
 pytest.importorskip("torch")
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TRAINS = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import distsim.script_capture.cuda as dc
+import distsim.script_capture.cuda.emulation as dc
 layer = dc.select_emulation({"PATH": "/nowhere", "XDG_CACHE_HOME": sys.argv[2]})
 layer.install(2)
 import torch
@@ -91,7 +91,7 @@ def test_the_gpus_of_a_machine_are_hidden_from_what_is_captured() -> None:
 CAPTURE = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))
-import distsim.script_capture.cuda as dc
+import distsim.script_capture.cuda.emulation as dc
 layer = dc.select_emulation()
 assert layer.name == dc.CPU_BACKED, layer
 layer.install(2)
@@ -147,7 +147,7 @@ def test_a_device_over_cpu_memory_does_what_a_gpu_does() -> None:
 
     assert done.stdout, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert (found["layer"], found["failed"]) == (cuda.CPU_BACKED, {})
+    assert (found["layer"], found["failed"]) == (emulation.CPU_BACKED, {})
     assert found["held"] >= 62
 
 
@@ -257,11 +257,11 @@ def test_a_script_asks_for_cuda_where_it_or_a_file_beside_it_says_so(tmp_path: P
     plain, other = tmp_path / "train.py", tmp_path / "model.py"
     plain.write_text("import torch\nx = 'barracuda'\n", encoding="utf-8")
 
-    assert not cuda.script_mentions_cuda(plain)
+    assert not script_mentions_cuda(plain)
     for line in ("device = 'cuda'", "device = torch.accelerator.current_accelerator()"):
         other.write_text(f"{line}\n", encoding="utf-8")
-        assert cuda.script_mentions_cuda(plain)
-    assert not cuda.script_mentions_cuda(tmp_path / "nowhere" / "train.py")
+        assert script_mentions_cuda(plain)
+    assert not script_mentions_cuda(tmp_path / "nowhere" / "train.py")
 
 
 def test_a_script_asks_for_cuda_where_a_package_beside_it_that_it_imports_says_so(
@@ -272,9 +272,9 @@ def test_a_script_asks_for_cuda_where_a_package_beside_it_that_it_imports_says_s
     module.write_text("model.cuda()\n", encoding="utf-8")
     script.write_text("import torch\n", encoding="utf-8")
 
-    assert not cuda.script_mentions_cuda(script), "nobody imports it"
+    assert not script_mentions_cuda(script), "nobody imports it"
     script.write_text("def main():\n    from engine.loops import step\n", encoding="utf-8")
-    assert cuda.script_mentions_cuda(script)
+    assert script_mentions_cuda(script)
 
 
 def test_a_librarys_thread_on_a_timer_hides_no_standstill(tmp_path: Path) -> None:
@@ -429,12 +429,12 @@ def test_a_torch_without_headers_gives_the_other_layer_with_its_reason(
 ) -> None:
     torch_folder(tmp_path, monkeypatch)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    monkeypatch.setattr(cuda, "_loaded", [])
+    monkeypatch.setattr(emulation, "_loaded", [])
 
-    layer = cuda.select_emulation({"XDG_CACHE_HOME": str(tmp_path)})
+    layer = emulation.select_emulation({"XDG_CACHE_HOME": str(tmp_path)})
 
     assert (layer.name, layer.reason) == (
-        cuda.CPU_ALIASED,
+        emulation.CPU_ALIASED,
         "torch 9.9.0+test is installed without its headers",
     )
 
@@ -442,10 +442,10 @@ def test_a_torch_without_headers_gives_the_other_layer_with_its_reason(
 def test_torch_that_was_imported_before_keeps_the_devices_it_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cuda, "_loaded", [])
+    monkeypatch.setattr(emulation, "_loaded", [])
     monkeypatch.setitem(sys.modules, "torch", sys)
 
-    assert cuda.select_emulation().reason.startswith("torch was imported before")
+    assert emulation.select_emulation().reason.startswith("torch was imported before")
 
 
 def test_a_compiler_that_fails_leaves_nothing_behind_and_its_first_error_is_told(

@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 warnings.simplefilter("ignore")
 
-import distsim.script_capture.cuda as dc
+import distsim.script_capture.cuda.emulation as dc
 
 layer = dc.select_emulation()
 layer.install(2)

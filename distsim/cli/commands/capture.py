@@ -214,8 +214,9 @@ def _require_torch() -> None:
 
 def _choose_devices(cuda: bool | None, script: str, options: CaptureRunOptions) -> None:
     """Give torch one emulated GPU per rank of a node if the script uses CUDA, else none."""
-    from distsim.script_capture.cuda import CPU_BACKED, script_mentions_cuda, select_emulation
+    from distsim.script_capture.cuda.emulation import CPU_BACKED, select_emulation
     from distsim.script_capture.cuda.hide_gpus import hide_gpus
+    from distsim.script_capture.cuda.script_scan import script_mentions_cuda
 
     uses_cuda = script_mentions_cuda(script) if cuda is None else cuda
     if not uses_cuda:

@@ -9,11 +9,8 @@ from collections.abc import Sequence
 from distsim.output.json.simulation_result import simulation_json
 from distsim.output.text.simulation_report import simulation_report_text
 from distsim.output.text_layout import ranks_label, truncated, wrapped_lines
-from distsim.script_capture.result.evaluation import (
-    CapturedRankStatus,
-    CaptureResult,
-    has_mismatched_collective,
-)
+from distsim.script_capture.result.evaluation import CaptureResult, has_mismatched_collective
+from distsim.script_capture.result.rank_status import CapturedRankStatus
 
 SCHEMA_VERSION = 1
 #: Groups of ranks that stand alike which are shown.

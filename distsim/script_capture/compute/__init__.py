@@ -1,3 +1,4 @@
-"""Counts FLOP and bytes of the kernels that a captured script runs and predicts their duration on a
-cluster; communication cost belongs to distsim.cost.
+"""Count FLOP and bytes of the kernels that a captured script runs, and predict their duration.
+
+The cost of communication belongs to `distsim.hardware.cost`.
 """

@@ -1,9 +1,10 @@
-"""RMS normalisation, counted as a GPU runs it: one kernel forward, two backward (torch's
-`_fused_rms_norm`). On the CPU, where scripts are captured, torch makes it of eight operators and
-some thirty backward: on an H100 8 times as long as what a profile of it shows.
+"""Count RMS normalisation as a GPU runs it: one kernel forward, two backward (`_fused_rms_norm`).
 
-Only `torch.nn.functional.rms_norm`, and with it `torch.nn.RMSNorm`, is fused there; a norm written
-out in Python is not.
+On the CPU, where scripts are captured, torch composes it of eight operators forward and some thirty
+backward. Counted one by one they would take, on an H100, 8 times as long as a profile of it shows.
+
+Only `torch.nn.functional.rms_norm`, and with it `torch.nn.RMSNorm`, is fused on a GPU. A norm that
+is written out in Python is not, and is counted operator by operator.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
-#: Under this word nodes of autograd's graph know the norm that they are of.
+#: The key in the metadata of an autograd node of a norm.
 _METADATA_KEY: Final = "distsim.fused"
+#: Where a node is in the backward graph of a norm: its backward pass begins at the head, and the
+#: tail computes the gradient of its input.
+_HEAD: Final = "head"
+_INNER: Final = "inner"
+_TAIL: Final = "tail"
 
 
 class FusedNormWork(NamedTuple):
-    """Bytes that the fused kernels touch, and in which dtype."""
+    """Bytes that each fused kernel reads and writes, and their dtype."""
 
     forward: int
     backward: tuple[int, ...]
@@ -26,43 +32,51 @@ class FusedNormWork(NamedTuple):
 
 
 class _FusedNormCall:
-    """One call. ``head``: the node where its backward pass begins. ``last``: the node whose
-    operators were met last.
-    """
+    """One call. ``last_position``: that of the node whose operators ran last, "" before all."""
 
     def __init__(self, work: FusedNormWork) -> None:
-        self.work, self.last = work, ""
+        self.work = work
+        self.last_position = ""
 
 
 class FusedNormCounter:
-    """Knows which operators belong to a norm: asked at each one."""
+    """Knows which operators belong to a norm. ``count_kernel`` counts a kernel: bytes, dtype."""
 
-    def __init__(self, add: Callable[[int, str], None]) -> None:
-        """``add`` counts a kernel: bytes, dtype."""
-        self._add, self._here = add, threading.local()
+    def __init__(self, count_kernel: Callable[[int, str], None]) -> None:
+        self._count_kernel = count_kernel
+        self._thread = threading.local()
 
     def covers(self, func: Any) -> bool:
-        """Is this operator a part of a norm, whose kernels are counted elsewhere? Those of its
-        backward pass are counted at the first.
+        """Whether this operator is part of a norm, and so must not be counted by itself.
+
+        Called for each operator. The kernels of a norm's backward pass are counted when its first
+        operator runs.
         """
         import torch
 
-        if getattr(self._here, "inside", False):
+        if getattr(self._thread, "in_norm", False):
             return True
-        if torch.is_grad_enabled():  # a forward pass, a recomputed one too, though some node of the backward pass asked for it
+        # A forward pass. It may be a recomputed one, for which a node of the backward pass asked.
+        if torch.is_grad_enabled():
             return False
         node: Any = torch._C._current_autograd_node()
-        known = None if node is None else node.metadata.get(_METADATA_KEY)
-        if known is None:
+        if node is None:
             return False
-        norm, place = known
-        if place == "head" != norm.last:
-            for nbytes in norm.work.backward:
-                self._add(nbytes, norm.work.dtype)
-        norm.last = place
-        return not (
-            place == "tail" and func is torch.ops.aten.add.Tensor
-        )  # the sum with what else the input's gradient is
+        marked = node.metadata.get(_METADATA_KEY)
+        if marked is None:
+            return False
+        call, position = marked
+        if position == _HEAD and call.last_position != _HEAD:
+            self._count_backward(call.work)
+        call.last_position = position
+        # The tail may also add its gradient to those of other uses of the input, in a kernel of its
+        # own.
+        is_sum = position == _TAIL and func is torch.ops.aten.add.Tensor
+        return not is_sum
+
+    def _count_backward(self, work: FusedNormWork) -> None:
+        for nbytes in work.backward:
+            self._count_kernel(nbytes, work.dtype)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -70,63 +84,68 @@ class FusedNormCounter:
         import torch
 
         functional: Any = torch.nn.functional
-        plain = functional.rms_norm
+        original = functional.rms_norm
 
         def rms_norm(x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
-            self._here.inside = True
+            self._thread.in_norm = True
             try:
-                out = plain(x, shape, weight, eps)
+                out = original(x, shape, weight, eps)
             finally:
-                self._here.inside = False
+                self._thread.in_norm = False
             work = _norm_work(x, weight, out)
-            self._add(work.forward, work.dtype)
+            self._count_kernel(work.forward, work.dtype)
             if out.grad_fn is not None:
-                _mark_backward_nodes(
-                    out.grad_fn,
-                    [t.grad_fn for t in (x, weight) if t is not None and t.grad_fn is not None],
-                    _FusedNormCall(work),
-                )
+                inputs = [x] if weight is None else [x, weight]
+                before = [tensor.grad_fn for tensor in inputs if tensor.grad_fn is not None]
+                _mark_backward_nodes(out.grad_fn, before, _FusedNormCall(work))
             return out
 
         functional.rms_norm = rms_norm
         try:
             yield
         finally:
-            functional.rms_norm = plain
+            functional.rms_norm = original
 
 
 def _norm_work(x: Any, weight: Any, out: Any) -> FusedNormWork:
-    """Forward: reads the input, writes the output. Backward: the input's gradient from the output's
-    and the input; the weight's too.
+    """The forward kernel reads the input and writes the output.
+
+    One backward kernel reads the output's gradient and the input, and writes the input's gradient.
+    The other one reads both again for the weight's gradient.
     """
-    here = [getattr(t, "_local_tensor", t) for t in (x, out)]
-    read, written = (t.numel() * t.element_size() for t in here)
-    once = (read + written + read,)
-    more = (read + written,) if weight is not None and weight.requires_grad else ()
-    return FusedNormWork(read + written, (*once, *more), str(here[1].dtype).removeprefix("torch."))
+    x = getattr(x, "_local_tensor", x)  # the part of a DTensor on this rank
+    out = getattr(out, "_local_tensor", out)
+    input_bytes = x.numel() * x.element_size()
+    output_bytes = out.numel() * out.element_size()
+    both = input_bytes + output_bytes
+    backward: tuple[int, ...] = (both + input_bytes,)
+    if weight is not None and weight.requires_grad:
+        backward = (both + input_bytes, both)
+    return FusedNormWork(both, backward, str(out.dtype).removeprefix("torch."))
 
 
-def _mark_backward_nodes(head: Any, ends: Sequence[Any], norm: _FusedNormCall) -> None:
-    """The nodes from the output back to what was there before."""
-    waiting, seen = [head], set[Any]()
+def _mark_backward_nodes(head: Any, before: Sequence[Any], call: _FusedNormCall) -> None:
+    """Mark the nodes from the output (``head``) back to the nodes ``before`` the norm.
+
+    ``before[0]`` is that of the input, if it has one.
+    """
+    pending = [head]
+    seen: set[Any] = set()
     tails = []
-    while waiting:
-        node = waiting.pop()
-        if (
-            node in seen
-            or node.name().endswith("AccumulateGrad")
-            or any(node is end for end in ends)
-        ):
+    while pending:
+        node = pending.pop()
+        if node in seen or node.name().endswith("AccumulateGrad"):
+            continue
+        if any(node is end for end in before):
             continue
         seen.add(node)
-        node.metadata[_METADATA_KEY] = norm, "head" if node is head else "inner"
-        before = [other for other, _ in node.next_functions if other is not None]
-        tails += (
-            [node] if any(other is ends[0] for other in before if ends) and node is not head else []
-        )
-        waiting += before
+        node.metadata[_METADATA_KEY] = call, _HEAD if node is head else _INNER
+        next_nodes = [other for other, _ in node.next_functions if other is not None]
+        if node is not head and before and any(other is before[0] for other in next_nodes):
+            tails.append(node)
+        pending += next_nodes
     if len(tails) == 1:
-        tails[0].metadata[_METADATA_KEY] = norm, "tail"
+        tails[0].metadata[_METADATA_KEY] = call, _TAIL
 
 
 __all__ = ["FusedNormCounter", "FusedNormWork"]

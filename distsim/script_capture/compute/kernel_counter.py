@@ -1,11 +1,11 @@
-"""What a script computes, counted as it runs: FLOP and bytes of each operator, priced by a
-cluster's roofline.
+"""Count what a script computes while it runs: FLOP and bytes of each operator.
 
-FLOP by the formulas of `torch.utils.flop_counter` (a multiply and an add are two), with those that
-it lacks: attention on the CPU, grouped products, fused LSTMs, products with vectors. Bytes: what an
-operator reads and what it writes, each tensor once; views move none. Kernels are kept apart,
-because a roofline holds for one kernel: a step's price is the sum of its kernels' prices, launch
-included.
+FLOP come from the formulas of `torch.utils.flop_counter` (a multiply and an add are two), and from
+formulas for what it lacks: attention on the CPU, grouped products, fused LSTMs, products with
+vectors. Bytes are what an operator reads and writes, each tensor once; views move none.
+
+Kernels are kept apart, because a roofline holds for one kernel. The predicted time of a step is the
+sum of the times of its kernels, launches included (`distsim.hardware.cost`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from distsim.script_capture.compute.fused_norms import FusedNormCounter
 if TYPE_CHECKING:
     import torch
 
-#: Operators that make room and write nothing.
+#: Operators that allocate memory and write nothing.
 _ALLOCATION_OPS: Final = (
     "empty",
     "empty_like",
@@ -35,7 +35,9 @@ _ALLOCATION_OPS: Final = (
     "empty_permuted",
     "lift_fresh",
 )
-#: Operators without a kernel of their own; `_unsafe_view` is a view that its schema says nothing of
+#: Namespaces of communication, and of the emulated device.
+_OTHER_NAMESPACES: Final = ("c10d", "_c10d", "distsim::")
+#: Operators without a kernel of their own. `_unsafe_view` is a view, but its schema does not say so
 #: (every product of more than two axes ends in one).
 _KERNEL_FREE_OPS: Final = (
     "detach",
@@ -51,9 +53,7 @@ _KERNEL_FREE_OPS: Final = (
 
 
 class ComputeKernel(NamedTuple):
-    """One operator's work: ``flops``, ``nbytes`` read and written, and the dtype that it computes
-    in.
-    """
+    """The work of one operator: FLOP, bytes read and written, and the dtype it computes in."""
 
     flops: int
     nbytes: int
@@ -61,7 +61,7 @@ class ComputeKernel(NamedTuple):
 
 
 class ComputeInterval(NamedTuple):
-    """What was computed between two points: each kind of kernel, and how often."""
+    """What was computed between two points: each distinct kernel, and how often."""
 
     kernels: tuple[tuple[ComputeKernel, int], ...] = ()
 
@@ -75,7 +75,7 @@ class ComputeInterval(NamedTuple):
 
     @property
     def dtype(self) -> str:
-        """In which most FLOP were done; float32 where there were none."""
+        """The dtype of most FLOP; float32 if there were none."""
         by_dtype: Counter[str] = Counter()
         for kernel, count in self.kernels:
             by_dtype[kernel.dtype] += kernel.flops * count
@@ -87,107 +87,109 @@ class ComputeInterval(NamedTuple):
 
 
 class KernelCounter:
-    """The count while it goes on. ``take`` may be called from any thread."""
+    """Counts kernels, for `count_kernels`. Its methods may be called from any thread."""
 
     def __init__(self, site: Callable[[], str] | None) -> None:
-        self._site, self._lock = site, threading.Lock()
-        self._now: Counter[ComputeKernel] = Counter()
-        self._sites: dict[str, Counter[ComputeKernel]] = {}
+        self._site = site
+        self._lock = threading.Lock()
+        self._current: Counter[ComputeKernel] = Counter()
+        self._by_site: dict[str, Counter[ComputeKernel]] = {}
 
     def add(self, kernel: ComputeKernel) -> None:
-        where = self._site() if self._site is not None else None
+        site = self._site() if self._site is not None else None
         with self._lock:
-            self._now[kernel] += 1
-            if where is not None:
-                self._sites.setdefault(where, Counter())[kernel] += 1
+            self._current[kernel] += 1
+            if site is not None:
+                self._by_site.setdefault(site, Counter())[kernel] += 1
 
     def take(self) -> ComputeInterval:
-        """What was computed since the last time, or since the beginning."""
+        """What was computed since the last call, or since the start."""
         with self._lock:
-            found, self._now = self._now, Counter()
-        return ComputeInterval(tuple(found.items()))
+            kernels = self._current
+            self._current = Counter()
+        return ComputeInterval(tuple(kernels.items()))
 
     def sites(self) -> dict[str, ComputeInterval]:
-        """All of it, by call site, where `counting` was given a ``site``."""
+        """Everything by call site, if `count_kernels` was given a ``site``."""
         with self._lock:
             return {
-                where: ComputeInterval(tuple(kernels.items()))
-                for where, kernels in self._sites.items()
+                site: ComputeInterval(tuple(kernels.items()))
+                for site, kernels in self._by_site.items()
             }
 
 
 @contextmanager
 def count_kernels(site: Callable[[], str] | None = None) -> Iterator[KernelCounter]:
-    """Count what torch computes inside; backward passes of other threads included. ``site`` names
-    who calls, for `KernelCounter.sites`.
+    """Count what torch computes inside, backward passes in other threads included.
+
+    ``site`` returns the current call site, for `KernelCounter.sites`.
     """
-    counted = KernelCounter(site)
-    fused = FusedNormCounter(lambda nbytes, dtype: counted.add(ComputeKernel(0, nbytes, dtype)))
-    with fused.watched(), _counting_mode(counted, fused):
-        yield counted
+    counter = KernelCounter(site)
+    fused = FusedNormCounter(lambda nbytes, dtype: counter.add(ComputeKernel(0, nbytes, dtype)))
+    with fused.watched(), _counting_mode(counter, fused):
+        yield counter
 
 
-def duration_ns(stretch: ComputeInterval, cluster: Cluster | str | Mapping[str, object]) -> int:
-    """How long one rank's device takes, kernel by kernel: see
-    `distsim.hardware.cost.CostModel.compute_ns`.
-    """
-    return duration_with_model_ns(
-        stretch, CostModel(cluster if isinstance(cluster, Cluster) else cluster_from(cluster), 1, 1)
-    )
+def duration_ns(interval: ComputeInterval, cluster: Cluster | str | Mapping[str, object]) -> int:
+    """How long one rank's device takes (`distsim.hardware.cost.CostModel.compute_ns`)."""
+    resolved = cluster if isinstance(cluster, Cluster) else cluster_from(cluster)
+    return duration_with_model_ns(interval, CostModel(resolved, 1, 1))
 
 
-def duration_with_model_ns(stretch: ComputeInterval, model: CostModel) -> int:
-    """`duration_ns` by a cost model that is there already."""
+def duration_with_model_ns(interval: ComputeInterval, model: CostModel) -> int:
+    """`duration_ns` with an existing cost model."""
     return sum(
         model.compute_ns(0, kernel.flops, kernel.nbytes, kernel.dtype) * count
-        for kernel, count in stretch.kernels
+        for kernel, count in interval.kernels
     )
 
 
 # --- counting ---
 
 
-def _counting_mode(counted: KernelCounter, fused: FusedNormCounter) -> Any:
+def _counting_mode(counter: KernelCounter, fused: FusedNormCounter) -> Any:
+    """A mode that sees each operator on its way to its kernel."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode as Untyped
 
     mode: Any = Untyped
 
     kinds: dict[object, _OperatorKind] = {}
-    _flop_formulas()  # now, because imports fail inside of some of torch's questions
+    # Now, because imports fail while torch asks an operator some of its questions.
+    _flop_formulas()
 
-    class Count(mode):  # type: ignore[misc]
+    class KernelCountingMode(mode):  # type: ignore[misc]
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             kwargs = kwargs or {}
-            if (
-                getattr(func, "namespace", "prim") == "prim"
-            ):  # a question about a tensor, from where nothing may go wrong
+            if getattr(func, "namespace", "prim") == "prim":
+                # A question about a tensor, from which no exception may come.
                 return func(*args, **kwargs)
-            if any(
-                _is_tensor_wrapper(t) for t in types
-            ):  # what it makes of its parts is what is computed
+            if any(_is_tensor_wrapper(kind) for kind in types):
+                # What is computed are the operators on its parts, which arrive here next.
                 return NotImplemented
             kind = kinds.get(func)
             if kind is None:
                 kind = kinds[func] = _operator_kind(func)
-            if kind.composite and torch.is_inference_mode_enabled():
+            if kind.is_composite and torch.is_inference_mode_enabled():
+                # Otherwise such operators arrive here decomposed.
                 with self:
                     found = func.decompose(*args, **kwargs)
                 if found is not NotImplemented:
                     return found
             out = func(*args, **kwargs)
-            if not kind.free and not fused.covers(func):
-                counted.add(_kernel_of_call(kind, out, args, kwargs))
+            if not kind.is_free and not fused.covers(func):
+                counter.add(_kernel_of_call(kind, out, args, kwargs))
             return out
 
-    return Count()
+    return KernelCountingMode()
 
 
 def _is_tensor_wrapper(kind: type) -> bool:
-    """Is this a tensor that computes with other tensors: a DTensor, one that waits for a
-    collective, a quantized one?
+    """Whether such a tensor computes with other tensors.
+
+    For example a DTensor, a tensor that waits for a collective, or a quantized one.
     """
     import torch
     from torch._subclasses.fake_tensor import FakeTensor
@@ -197,14 +199,24 @@ def _is_tensor_wrapper(kind: type) -> bool:
 
 
 class _OperatorKind(NamedTuple):
-    """``free``: no kernel runs. ``formula``: FLOP, of the arguments and the result. ``composite``:
-    it is made of other operators. ``causal``: of attention, where `is_causal`, the queries and the
-    keys stand among the arguments."""
+    """What is known about an operator.
 
-    free: bool
+    ``is_free``: no kernel runs. ``formula``: FLOP from the arguments and the result.
+    ``is_composite``: it consists of other operators. ``causal``: None unless it is attention.
+    """
+
+    is_free: bool
     formula: Callable[..., int] | None
-    composite: bool
-    causal: tuple[int, int, int] | None = None
+    is_composite: bool
+    causal: _AttentionArguments | None = None
+
+
+class _AttentionArguments(NamedTuple):
+    """Positions of an attention operator's arguments."""
+
+    is_causal: int
+    query: int
+    key: int
 
 
 def _operator_kind(func: object) -> _OperatorKind:
@@ -212,62 +224,77 @@ def _operator_kind(func: object) -> _OperatorKind:
 
     if not isinstance(func, torch._ops.OpOverload):
         return _OperatorKind(True, None, False)
-    name = func._schema.name.partition("::")[2]
-    results = func._schema.returns
-    view = bool(results) and all(
-        r.alias_info is not None and not r.alias_info.is_write for r in results
-    )
-    free = (
-        view
-        or not results
-        or name in _ALLOCATION_OPS
-        or name in _KERNEL_FREE_OPS
-        or func._schema.name.startswith(("c10d", "_c10d", "distsim::"))
-    )
-    composite = func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    schema = func._schema
     return _OperatorKind(
-        free,
+        _is_free(schema),
         _flop_formulas().get(func._overloadpacket),
-        composite,
-        _causal_argument_positions(func._schema),
+        func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd),
+        _attention_arguments(schema),
     )
 
 
-def _causal_argument_positions(schema: Any) -> tuple[int, int, int] | None:
-    names = [argument.name for argument in schema.arguments]
-    asked = ("is_causal", "query", "key")
-    if not schema.name.startswith("aten::_scaled_dot_product_") or not all(
-        name in names for name in asked
-    ):
+def _is_free(schema: Any) -> bool:
+    """Whether an operator runs no kernel that computes."""
+    if not schema.returns or schema.name.startswith(_OTHER_NAMESPACES):
+        return True
+    name = schema.name.partition("::")[2]
+    if name in _ALLOCATION_OPS or name in _KERNEL_FREE_OPS:
+        return True
+    aliases = [result.alias_info for result in schema.returns]
+    is_view = all(alias is not None and not alias.is_write for alias in aliases)
+    return is_view
+
+
+def _attention_arguments(schema: Any) -> _AttentionArguments | None:
+    if not schema.name.startswith("aten::_scaled_dot_product_"):
         return None
-    where = [names.index(name) for name in asked]
-    return where[0], where[1], where[2]
+    names = [argument.name for argument in schema.arguments]
+    try:
+        return _AttentionArguments(*map(names.index, _AttentionArguments._fields))
+    except ValueError:  # an attention operator without such an argument
+        return None
 
 
-def _computed_share(where: tuple[int, int, int] | None, args: Any, kwargs: Any) -> float:
-    """Share of the scores that fused attention computes: tiles above the diagonal are skipped (Dao,
-    arXiv:2307.08691, section 3.1.1). On an H100 causal attention over 8192 tokens takes 0.55 of the
-    time without (`benchmarks/gpu`)."""
-    if where is None or not (
-        args[where[0]] if where[0] < len(args) else kwargs.get("is_causal", False)
-    ):
+def _computed_share(arguments: _AttentionArguments | None, args: Any, kwargs: Any) -> float:
+    """The share of the scores that fused attention computes.
+
+    Causal attention skips tiles above the diagonal (Dao, arXiv:2307.08691, section 3.1.1). On an
+    H100 causal attention over 8192 tokens takes 0.55 of the time of full attention
+    (`benchmarks/gpu`).
+    """
+    if arguments is None:
         return 1.0
-    queries, keys = (int(args[index].shape[-2]) for index in where[1:])
+    if arguments.is_causal < len(args):
+        is_causal = args[arguments.is_causal]
+    else:
+        is_causal = kwargs.get("is_causal", False)
+    if not is_causal:
+        return 1.0
+    queries = int(args[arguments.query].shape[-2])
+    keys = int(args[arguments.key].shape[-2])
     rows = min(queries, keys)
-    return (rows * (rows + 1) / 2 + (queries - rows) * keys) / max(queries * keys, 1)
+    below_diagonal = rows * (rows + 1) / 2 + (queries - rows) * keys
+    return below_diagonal / max(queries * keys, 1)
 
 
 def _kernel_of_call(
     kind: _OperatorKind, out: object, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> ComputeKernel:
-    read, written = list(_tensors((*args, *kwargs.values()))), list(_tensors((out,)))
+    read = list(_tensors((*args, *kwargs.values())))
+    written = list(_tensors((out,)))
     flops = int(kind.formula(*args, **kwargs, out_val=out)) if kind.formula is not None else 0
-    flops = round(flops * _computed_share(kind.causal, args, kwargs)) if flops else 0
-    nbytes = sum(_nbytes(t) for t in read) + sum(_nbytes(t) for t in written)
-    first = next((t for t in (*written, *read) if t.is_floating_point() or t.is_complex()), None)
-    return ComputeKernel(
-        flops, nbytes, "float32" if first is None else str(first.dtype).removeprefix("torch.")
-    )
+    if flops:
+        flops = round(flops * _computed_share(kind.causal, args, kwargs))
+    nbytes = sum(_nbytes(tensor) for tensor in (*read, *written))
+    return ComputeKernel(flops, nbytes, _compute_dtype((*written, *read)))
+
+
+def _compute_dtype(tensors: Iterable[torch.Tensor]) -> str:
+    """The dtype of the first tensor that is not of integers."""
+    for tensor in tensors:
+        if tensor.is_floating_point() or tensor.is_complex():
+            return str(tensor.dtype).removeprefix("torch.")
+    return "float32"
 
 
 def _tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
@@ -280,14 +307,12 @@ def _tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
             yield from _tensors(value)
 
 
-def _nbytes(t: torch.Tensor) -> int:
-    """Bytes that a kernel touches: an axis that was expanded lies in memory once."""
-    if t.layout is not _strided():
+def _nbytes(tensor: torch.Tensor) -> int:
+    """Bytes that a kernel touches: an expanded axis (of stride 0) is in memory only once."""
+    if tensor.layout is not _strided():
         return 0
-    return (
-        prod(n for n, step in zip(t.shape, t.stride(), strict=True) if step or n == 0)
-        * t.element_size()
-    )
+    axes = zip(tensor.shape, tensor.stride(), strict=True)
+    return prod(n for n, stride in axes if stride or n == 0) * tensor.element_size()
 
 
 def _strided() -> torch.layout:
@@ -300,14 +325,14 @@ _formula_table: Final[dict[object, Callable[..., int]]] = {}
 
 
 def _flop_formulas() -> dict[object, Callable[..., int]]:
-    """FLOP of operators, of torch and of ours."""
+    """FLOP formulas by operator: torch's, and those of this module."""
     if not _formula_table:
         import logging
 
         import torch
 
-        logger = logging.getLogger("torch.utils.flop_counter")
-        logger.setLevel(logging.ERROR)  # else it says of each rank that there is no Triton
+        # Otherwise each rank logs that there is no Triton.
+        logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)
         known = import_module("torch.utils.flop_counter")
 
         aten = torch.ops.aten
@@ -360,8 +385,9 @@ def _addbmm_flops(
 
 
 def _grouped_mm_flops(a: torch.Tensor, b: torch.Tensor, *args: object, **more: object) -> int:
-    """A product for each group of rows, or of columns: together as many as in one product of a with
-    one of b's.
+    """A product for each group of rows or of columns.
+
+    Together they have as many FLOP as one product of ``a`` with one of the matrices of ``b``.
     """
     return 2 * int(a.numel()) * int(b.shape[-1])
 
@@ -369,14 +395,14 @@ def _grouped_mm_flops(a: torch.Tensor, b: torch.Tensor, *args: object, **more: o
 def _lstm_flops(
     x: torch.Tensor, w_in: torch.Tensor, w_hidden: torch.Tensor, *args: object, **more: object
 ) -> int:
-    """Each step of each sequence is multiplied with both weights."""
+    """Each time step of each sequence is multiplied with both weights."""
     return 2 * int(x.shape[0]) * int(x.shape[1]) * (int(w_in.numel()) + int(w_hidden.numel()))
 
 
 def _lstm_backward_flops(
     x: torch.Tensor, w_in: torch.Tensor, w_hidden: torch.Tensor, *args: object, **more: object
 ) -> int:
-    """The products of the forward pass, for the gradients of inputs and of weights."""
+    """The products of the forward pass twice: for the gradients of inputs and of weights."""
     return 2 * _lstm_flops(x, w_in, w_hidden)
 
 

@@ -1,12 +1,13 @@
-"""The smaller layer: ``cuda`` in a script is read as ``cpu``.
+"""The simpler emulation: ``cuda`` in a script is read as ``cpu``.
 
-It takes what names a device where tensors and modules are made or moved, and answers torch.cuda's
-questions. What it can't do: a script that insists on ``device.type == "cuda"`` fails, and a mistake
-of mixed devices goes unseen.
+Names of devices are replaced wherever tensors and modules are created or moved, and torch.cuda's
+questions are answered as if there were GPUs. It has limits: a script that insists on
+``device.type == "cuda"`` fails, and a mistake of mixed devices is not noticed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from distsim.script_capture.cuda.fake_driver import (
@@ -19,7 +20,9 @@ from distsim.script_capture.cuda.fake_driver import (
 )
 from distsim.script_capture.cuda.hide_gpus import hide_gpus
 
+#: The device, once the patches are installed.
 _installed_devices: Final[list[EmulatedDevice]] = []
+_CUDA_MODULES: Final = ("torch.cuda", "torch.cuda.streams")
 
 
 def install(count: int) -> None:
@@ -48,95 +51,104 @@ def install(count: int) -> None:
 
 
 def as_cpu_device(value: Any) -> Any:
-    """A device of the CPU in place of one of CUDA's; everything else as it is."""
+    """The CPU in place of a CUDA device; any other value as it is."""
     import torch
 
-    if isinstance(value, str) and (
-        value == "cuda" or (value.startswith("cuda:") and value[5:].isdigit())
-    ):
+    if isinstance(value, str) and _names_cuda_device(value):
         return "cpu"
     if isinstance(value, torch._C.device) and value.type == "cuda":
         return torch._C.device("cpu")
     return value
 
 
+def _names_cuda_device(text: str) -> bool:
+    """``cuda`` or ``cuda:1``, but not an invalid name, which must still fail."""
+    kind, _, index = text.partition(":")
+    return kind == "cuda" and (text == "cuda" or index.isdigit())
+
+
+def _is_gpu_number(value: object) -> bool:
+    """A bare number names a GPU. A bool is an int too, but the value of another argument."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _with_cpu_devices(values: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(as_cpu_device(value) for value in values)
+
+
+def _with_cpu_keywords(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: as_cpu_device(value) for name, value in values.items()}
+
+
 def _aliasing_mode() -> Any:
-    """Takes devices out of the arguments of everything that torch lets pass by, `torch.empty` as
-    well as `Tensor.to`.
+    """A mode that replaces devices in the arguments of every torch function.
+
+    It sees `torch.empty` as well as `Tensor.to`, but not what bypasses `__torch_function__`.
     """
     import torch
     from torch.overrides import TorchFunctionMode
 
-    class OnCpu(TorchFunctionMode):
+    class CpuAliasingMode(TorchFunctionMode):
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            kwargs = {name: as_cpu_device(value) for name, value in (kwargs or {}).items()}
-            if isinstance(kwargs.get("device"), int) and not isinstance(kwargs["device"], bool):
-                kwargs["device"] = "cpu"  # a bare number is a GPU's
-            if (
-                func is torch.Tensor.to
-                and len(args) > 1
-                and isinstance(args[1], int)
-                and not isinstance(args[1], bool)
-            ):
+            kwargs = _with_cpu_keywords(kwargs or {})
+            if _is_gpu_number(kwargs.get("device")):
+                kwargs["device"] = "cpu"
+            if func is torch.Tensor.to and len(args) > 1 and _is_gpu_number(args[1]):
                 args = (args[0], "cpu", *args[2:])
-            return func(*(as_cpu_device(value) for value in args), **kwargs)
+            return func(*_with_cpu_devices(args), **kwargs)
 
-    return OnCpu()
+    return CpuAliasingMode()
 
 
 def _device_class() -> type:
-    """`torch.device`, which makes devices of the CPU; `isinstance` holds for them as before."""
+    """A `torch.device` that creates CPU devices; `isinstance` holds for them as before."""
     import torch
 
     plain = torch._C.device
 
-    class Kind(type):
+    class DeviceMeta(type):
         def __instancecheck__(cls, value: object) -> bool:
             return isinstance(value, plain)
 
-    class device(metaclass=Kind):  # noqa: N801 - torch's name
+    class device(metaclass=DeviceMeta):  # noqa: N801 - torch's name
         def __new__(cls, *args: Any, **more: Any) -> Any:
-            if args and isinstance(args[0], int) and not isinstance(args[0], bool):
+            if args and _is_gpu_number(args[0]):
                 return plain("cpu")
-            args, more = (
-                tuple(as_cpu_device(value) for value in args),
-                {name: as_cpu_device(value) for name, value in more.items()},
-            )
-            named = more.get("type", args[0] if args else None)
-            return plain("cpu") if named == "cpu" else plain(*args, **more)
+            args = _with_cpu_devices(args)
+            more = _with_cpu_keywords(more)
+            kind = more.get("type", args[0] if args else None)
+            # Without an index, which may be that of a GPU.
+            return plain("cpu") if kind == "cpu" else plain(*args, **more)
 
     return device
 
 
 def _device_argument_patches() -> list[CudaPatch]:
-    """Where devices are named outside of torch functions."""
+    """Where devices are named in calls that are no torch functions."""
     import torch
 
     plain_to: Any = torch.nn.Module.to
     plain_autocast: Any = torch.amp.autocast.__init__
     plain_ddp: Any = torch.nn.parallel.DistributedDataParallel.__init__
 
-    def moved(self: Any, *args: Any, **more: Any) -> Any:
+    # Three functions, not one: dynamo complains if two names share a function.
+    def tensor_cuda(self: Any, *args: Any, **more: Any) -> Any:
         return self
 
-    def pinned(self: Any, *args: Any, **more: Any) -> Any:
+    def pin_memory(self: Any, *args: Any, **more: Any) -> Any:
         return self
 
-    def module_moved(self: Any, *args: Any, **more: Any) -> Any:
+    def module_cuda(self: Any, *args: Any, **more: Any) -> Any:
         return self
+
+    def as_cpu_target(value: Any) -> Any:
+        return "cpu" if type(value) is int else as_cpu_device(value)
 
     def module_to(self: Any, *args: Any, **more: Any) -> Any:
-        args = tuple("cpu" if type(value) is int else as_cpu_device(value) for value in args)
-        return plain_to(
-            self,
-            *args,
-            **{
-                name: "cpu" if type(value) is int else as_cpu_device(value)
-                for name, value in more.items()
-            },
-        )
+        named = {name: as_cpu_target(value) for name, value in more.items()}
+        return plain_to(self, *(as_cpu_target(value) for value in args), **named)
 
     def ddp(
         self: Any,
@@ -153,9 +165,9 @@ def _device_argument_patches() -> list[CudaPatch]:
 
     return [
         CudaPatch("torch", "device", _device_class(), "scripts make devices by name and number"),
-        CudaPatch("torch:Tensor", "cuda", moved, "x.cuda()"),
-        CudaPatch("torch:Tensor", "pin_memory", pinned, "a CPU's torch has no memory to pin"),
-        CudaPatch("torch.nn:Module", "cuda", module_moved, "model.cuda()"),
+        CudaPatch("torch:Tensor", "cuda", tensor_cuda, "x.cuda()"),
+        CudaPatch("torch:Tensor", "pin_memory", pin_memory, "a CPU's torch has no memory to pin"),
+        CudaPatch("torch.nn:Module", "cuda", module_cuda, "model.cuda()"),
         CudaPatch(
             "torch.nn:Module", "to", module_to, "model.to(local_rank): a bare number is a GPU's"
         ),
@@ -170,23 +182,22 @@ def _device_argument_patches() -> list[CudaPatch]:
 
 
 def _constructor_patches() -> list[CudaPatch]:
-    """What takes a device's name in C, past all that torch lets pass by; and files that were
-    written on a GPU.
-    """
+    """What reads a device's name in C, where no mode sees it, and files written on a GPU."""
     import torch
 
     plain: Any = torch._C.Generator
     plain_restore: Any = torch.serialization.default_restore_location
 
-    class Kind(type):
+    class GeneratorMeta(type):
         def __instancecheck__(cls, value: object) -> bool:
             return isinstance(value, plain)
 
-    class Generator(metaclass=Kind):
+    class Generator(metaclass=GeneratorMeta):
         def __new__(cls, device: Any = "cpu") -> Any:
             return plain(as_cpu_device(device))
 
     def restore(storage: Any, location: str) -> Any:
+        """Where torch.load puts a storage that was saved on a device."""
         return plain_restore(storage, "cpu" if location.startswith("cuda") else location)
 
     return [
@@ -203,19 +214,20 @@ def _constructor_patches() -> list[CudaPatch]:
 
 
 def _accelerator_patches(device: EmulatedDevice) -> list[CudaPatch]:
-    """The C half of `torch.accelerator`, which a build with CUDA has for the GPU alone, and one
-    without it for nothing.
+    """The C half of `torch.accelerator`.
+
+    A build with CUDA has it only for GPUs, and one without CUDA for nothing.
     """
     import torch
 
-    exchange = {patch.name: patch.value for patch in common_patches(device)}
+    cuda_functions = {patch.name: patch.value for patch in common_patches(device)}
     cuda: Any = torch.cuda
     answers = {
         "getAccelerator": make_constant(torch._C.device("cuda")),
-        "setDeviceIndex": exchange["_cuda_setDevice"],
-        "getDeviceIndex": exchange["_cuda_getDevice"],
-        "exchangeDevice": exchange["_cuda_exchangeDevice"],
-        "maybeExchangeDevice": exchange["_cuda_maybeExchangeDevice"],
+        "setDeviceIndex": cuda_functions["_cuda_setDevice"],
+        "getDeviceIndex": cuda_functions["_cuda_getDevice"],
+        "exchangeDevice": cuda_functions["_cuda_exchangeDevice"],
+        "maybeExchangeDevice": cuda_functions["_cuda_maybeExchangeDevice"],
         "synchronizeDevice": make_no_op(),
         "setStream": make_no_op(),
         "getStream": lambda index: cuda.Stream(),
@@ -231,8 +243,9 @@ def _accelerator_patches(device: EmulatedDevice) -> list[CudaPatch]:
 
 
 def _device_index_patches(device: EmulatedDevice) -> list[CudaPatch]:
-    """The number in what names a device: torch's own function refuses one of the CPU, which all
-    devices are here.
+    """The index of a device.
+
+    torch's own function refuses CPU devices, which all devices are here.
     """
 
     def index(named: Any, optional: bool = False, allow_cpu: bool = False) -> int:
@@ -254,9 +267,9 @@ def _device_index_patches(device: EmulatedDevice) -> list[CudaPatch]:
 
 
 def _idle_class_patches() -> list[CudaPatch]:
-    """Streams and events of nothing."""
+    """Streams and events without a device: every method exists and does nothing."""
 
-    class Idle:
+    class IdleObject:
         stream_id = cuda_stream = device_index = priority = 0
 
         def __init__(self, *args: Any, **more: Any) -> None:
@@ -279,17 +292,13 @@ def _idle_class_patches() -> list[CudaPatch]:
         def __exit__(self, *error: object) -> None:
             """Nothing was entered."""
 
-    class Stream(Idle):
+    class Stream(IdleObject):
         pass
 
-    class Event(Idle):
+    class Event(IdleObject):
         pass
 
     reason = "torch's own stands on a C class that only a build with CUDA has"
-    found = [
-        CudaPatch(where, "Stream", Stream, reason) for where in ("torch.cuda", "torch.cuda.streams")
-    ]
-    found += [
-        CudaPatch(where, "Event", Event, reason) for where in ("torch.cuda", "torch.cuda.streams")
-    ]
+    found = [CudaPatch(where, "Stream", Stream, reason) for where in _CUDA_MODULES]
+    found += [CudaPatch(where, "Event", Event, reason) for where in _CUDA_MODULES]
     return found

@@ -1,5 +1,8 @@
-"""The extension that gives torch a device: built once for a torch and a compiler, and kept in the
-user's cache.
+"""Build the extension that gives torch a CUDA device in CPU memory.
+
+It is compiled once for each version of torch, and kept in the user's cache. Before it is kept it
+must pass a smoke test in a process of its own, because a faulty library would end the process that
+loads it. The source is ``device.cpp``.
 """
 
 from __future__ import annotations
@@ -19,13 +22,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 SOURCE: Final = Path(__file__).with_name("device.cpp")
-#: A build that takes longer is given up; 40 s of CPU is usual.
+#: A build that takes longer is stopped; 40 s of CPU time is usual.
 _BUILD_TIMEOUT_S: Final = 900
 _COMPILER_FLAGS: Final = ("-O1", "-fPIC", "-shared", "-std=c++20", "-w")
 
 
-#: What the extension must do before it is kept: an error in its first lines would end the process
-#: that loads it.
+#: What the extension must do before it is kept.
 _SMOKE_TEST: Final = """
 import ctypes, os, sys
 ctypes.CDLL(sys.argv[1])
@@ -33,24 +35,25 @@ import torch
 x = torch.ops.distsim.from_cpu(torch.ones(2, requires_grad=True).detach()).requires_grad_()
 (x + x).sum().backward()
 assert x.device.type == "cuda" and x.grad.sum().item() == 4
-os._exit(0)  # as ranks leave: torch's own end, with autograd's threads about, ends in std::terminate at times
+# As ranks exit: torch's own exit, with autograd's threads running, calls std::terminate at times.
+os._exit(0)
 """
 
 
 class TorchInstallation(NamedTuple):
-    """An installed torch, as its files tell: torch itself is not imported."""
+    """An installed torch, from its files: torch itself is not imported."""
 
     folder: Path
     version: str
-    has_cuda: bool  # brings kernels for CUDA
+    has_cuda: bool  # it contains kernels for CUDA
 
 
 class ExtensionUnavailable(Exception):
-    """Why there is no extension. The text is a reason in words."""
+    """There is no extension; the text says why."""
 
 
 def find_torch() -> TorchInstallation:
-    """Raises NoBuild where torch is not installed."""
+    """Raises ExtensionUnavailable if torch is not installed."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise ExtensionUnavailable("torch is not installed")
@@ -60,41 +63,46 @@ def find_torch() -> TorchInstallation:
     except OSError:
         raise ExtensionUnavailable("torch's version can't be read") from None
     found = re.search(r"__version__\s*=\s*'([^']+)'", text)
-    return TorchInstallation(
-        folder, found.group(1) if found else "unknown", any((folder / "lib").glob("libtorch_cuda*"))
-    )
+    version = found.group(1) if found else "unknown"
+    has_cuda = any((folder / "lib").glob("libtorch_cuda*"))
+    return TorchInstallation(folder, version, has_cuda)
 
 
 def find_compiler(environ: Mapping[str, str]) -> str:
-    """CXX, else g++, c++ or clang++. Raises NoBuild where there is none."""
-    named = environ.get("CXX")
-    for name in (named,) if named else ("g++", "c++", "clang++"):
-        if name and (found := shutil.which(name, path=environ.get("PATH"))):
+    """CXX, else g++, c++ or clang++. Raises ExtensionUnavailable if there is none."""
+    requested = environ.get("CXX")
+    candidates = (requested,) if requested else ("g++", "c++", "clang++")
+    for name in candidates:
+        found = shutil.which(name, path=environ.get("PATH"))
+        if found:
             return found
-    raise ExtensionUnavailable(
-        f"CXX names {named}, which is not there" if named else "there is no C++ compiler (g++) here"
-    )
+    if requested:
+        raise ExtensionUnavailable(f"CXX names {requested}, which is not there")
+    raise ExtensionUnavailable("there is no C++ compiler (g++) here")
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """``$XDG_CACHE_HOME/distsim``, where that is not set ``~/.cache/distsim`` (XDG Base Directory
-    Specification).
+    """``$XDG_CACHE_HOME/distsim``, by default ``~/.cache/distsim``.
+
+    A relative path is ignored (XDG Base Directory Specification).
     """
     base = environ.get("XDG_CACHE_HOME") or ""
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "distsim"
+    cache = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+    return cache / "distsim"
 
 
 def extension_library(environ: Mapping[str, str] | None = None) -> Path:
-    """The path of the built extension. Raises NoBuild where this torch, or this machine, gives
-    none.
+    """The path of the extension, which is built if necessary.
+
+    Raises ExtensionUnavailable if this torch or this machine lacks something.
     """
     environ = os.environ if environ is None else environ
     torch = find_torch()
     if not (torch.folder / "include" / "ATen" / "ATen.h").is_file():
         raise ExtensionUnavailable(f"torch {torch.version} is installed without its headers")
     source = SOURCE.read_bytes()
-    name = f"device-{re.sub(r'[^A-Za-z0-9.]', '_', torch.version)}-{_cache_key(source, torch)}.so"
-    target = cache_folder(environ) / name
+    version = re.sub(r"[^A-Za-z0-9.]", "_", torch.version)
+    target = cache_folder(environ) / f"device-{version}-{_cache_key(source, torch)}.so"
     if not target.is_file():
         _compile_extension(find_compiler(environ), torch, target)
     return target
@@ -107,17 +115,17 @@ def _cache_key(source: bytes, torch: TorchInstallation) -> str:
 
 
 def _compile_extension(compiler: str, torch: TorchInstallation, target: Path) -> None:
-    """Compile into the cache; nobody ever sees half a file. Raises NoBuild."""
+    """Compile into the cache, under another name until it works. Raises ExtensionUnavailable."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, half = tempfile.mkstemp(suffix=".so", prefix=".device-", dir=target.parent)
+        handle, unfinished = tempfile.mkstemp(suffix=".so", prefix=".device-", dir=target.parent)
         os.close(handle)
-    except OSError as fault:
-        raise ExtensionUnavailable(f"{target.parent} can't be written: {fault.strerror}") from None
-    include, libraries = torch.folder / "include", torch.folder / "lib"
-    cuda = (
-        ("-Wl,--no-as-needed", "-ltorch_cuda") if torch.has_cuda else ()
-    )  # linked, so that it starts before
+    except OSError as error:
+        raise ExtensionUnavailable(f"{target.parent} can't be written: {error.strerror}") from None
+    include = torch.folder / "include"
+    libraries = torch.folder / "lib"
+    # Linked although nothing refers to it, so that its initialisation runs before the extension's.
+    cuda = ("-Wl,--no-as-needed", "-ltorch_cuda") if torch.has_cuda else ()
     command = [
         compiler,
         *_COMPILER_FLAGS,
@@ -125,7 +133,7 @@ def _compile_extension(compiler: str, torch: TorchInstallation, target: Path) ->
         f"-I{include / 'torch' / 'csrc' / 'api' / 'include'}",
         str(SOURCE),
         "-o",
-        half,
+        unfinished,
         f"-L{libraries}",
         "-lc10",
         "-ltorch_cpu",
@@ -134,16 +142,17 @@ def _compile_extension(compiler: str, torch: TorchInstallation, target: Path) ->
     ]
     try:
         _run(command, f"{compiler} could not build it")
-        _run([sys.executable, "-c", _SMOKE_TEST, half], "what was built does not run")
-        os.replace(half, target)
+        _run([sys.executable, "-c", _SMOKE_TEST, unfinished], "what was built does not run")
+        os.replace(unfinished, target)
     finally:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(half)
+            os.unlink(unfinished)
 
 
 def _run(command: list[str], failure: str) -> None:
-    """Run a program in a session of its own, so that all of it ends with this process's patience.
-    Raises NoBuild.
+    """Run a program, in a session of its own so that all its processes can be ended.
+
+    Raises ExtensionUnavailable with ``failure`` and the first error that the program printed.
     """
     with subprocess.Popen(
         command,
@@ -155,15 +164,18 @@ def _run(command: list[str], failure: str) -> None:
     ) as process:
         try:
             errors = process.communicate(timeout=_BUILD_TIMEOUT_S)[1]
-        except BaseException as fault:
+        except BaseException as error:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            if isinstance(fault, subprocess.TimeoutExpired):
+            if isinstance(error, subprocess.TimeoutExpired):
                 raise ExtensionUnavailable(f"{failure} within {_BUILD_TIMEOUT_S} s") from None
             raise
     if process.returncode:
-        first = next(
-            (line for line in errors.splitlines() if "rror" in line),
-            errors.strip()[:200] or "no message",
-        )
-        raise ExtensionUnavailable(f"{failure}: {first.strip()}")
+        raise ExtensionUnavailable(f"{failure}: {_first_error(errors)}")
+
+
+def _first_error(output: str) -> str:
+    for line in output.splitlines():
+        if "rror" in line:  # "error" or "Error"
+            return line.strip()
+    return output.strip()[:200].strip() or "no message"

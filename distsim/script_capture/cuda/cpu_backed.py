@@ -1,12 +1,17 @@
-"""Real CUDA tensors: the extension does the work, and torch.cuda is told of it."""
+"""The fuller emulation: real CUDA tensors in CPU memory, by the extension.
+
+The extension registers device, allocator and kernels with torch's C++. This module adds what torch
+asks in Python, and refuses what cannot be captured on such a device (CUDA graphs).
+"""
 
 from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, Final
 
-from distsim.script_capture.cuda import sync_batchnorm, wide_outputs
 from distsim.script_capture.cuda.fake_driver import (
     CudaPatch,
     EmulatedDevice,
@@ -15,18 +20,20 @@ from distsim.script_capture.cuda.fake_driver import (
     make_constant,
 )
 from distsim.script_capture.cuda.hide_gpus import temporary_environment
-from distsim.script_capture.patches.dynamo import run_traced_graph
-from distsim.script_capture.rank.tensor_payloads import UnsupportedError
+from distsim.script_capture.cuda.sync_batchnorm import register as register_sync_batchnorm
+from distsim.script_capture.cuda.wide_outputs import register as register_wide_outputs
+from distsim.script_capture.errors import UnsupportedError
 
+#: The device, once the patches are installed.
 _installed_devices: Final[list[ExtensionDevice]] = []
 
 
 class ExtensionDevice(EmulatedDevice):
-    """The state of the extension, by its C functions."""
+    """The state of the extension, through its C functions."""
 
     def __init__(self, library: ctypes.CDLL, count: int) -> None:
         super().__init__(count)
-        self._c = library
+        self._library = library
         for name in (
             "distsim_allocated",
             "distsim_peak",
@@ -38,36 +45,37 @@ class ExtensionDevice(EmulatedDevice):
         self.resize(count)
 
     def resize(self, count: int) -> None:
+        """Change the number of devices."""
         self.count = count
-        self._c.distsim_set_device_count(count)
+        self._library.distsim_set_device_count(count)
 
     def get(self) -> int:
-        return int(self._c.distsim_get_device())
+        return int(self._library.distsim_get_device())
 
     def set(self, index: int) -> None:
         if index >= 0:
-            self._c.distsim_set_device(index)
+            self._library.distsim_set_device(index)
 
     def get_stream(self, index: int) -> int:
-        return int(self._c.distsim_get_stream(index))
+        return int(self._library.distsim_get_stream(index))
 
     def set_stream(self, index: int, stream: int) -> None:
-        self._c.distsim_set_stream(index, stream)
+        self._library.distsim_set_stream(index, stream)
 
     def memory(self) -> tuple[int, int, int]:
         return (
-            int(self._c.distsim_allocated()),
-            int(self._c.distsim_peak()),
-            int(self._c.distsim_allocations()),
+            int(self._library.distsim_allocated()),
+            int(self._library.distsim_peak()),
+            int(self._library.distsim_allocations()),
         )
 
     def reset_peak(self) -> None:
-        self._c.distsim_reset_peak()
+        self._library.distsim_reset_peak()
 
 
 def install(library: ctypes.CDLL, count: int) -> None:
     """Let torch.cuda have so many devices."""
-    # While torch is imported: a build with CUDA overrides operators by kernels that Triton compiles
+    # When it is imported, a torch with CUDA overrides operators by kernels that Triton compiles
     # (torch/_native, since 2.13).
     with temporary_environment("TORCH_DISABLE_NATIVE_JIT", "1"):
         import torch
@@ -83,21 +91,24 @@ def install(library: ctypes.CDLL, count: int) -> None:
             *compile_patches(),
         ]:
             apply_patch(patch)
-        sync_batchnorm.register()
-        wide_outputs.register()
+        register_sync_batchnorm()
+        register_wide_outputs()
         _installed_devices.append(device)
     torch.cuda._cached_device_count = None
     torch.cuda.default_generators = tuple(
         torch.ops.distsim.default_generator(k) for k in range(count)
     )
-    torch.cuda._initialized = (
-        False  # as ever: until a device is used or chosen, a DeviceMesh chooses it by LOCAL_RANK
-    )
+    # As usual before a device is used or selected: until then, a DeviceMesh selects it by
+    # LOCAL_RANK.
+    torch.cuda._initialized = False
 
 
 def compile_patches() -> list[CudaPatch]:
-    """torch.compile, whose code for a GPU could be neither built nor run."""
-    reason = "torch.compile writes Triton and C++ for the GPU that is not there: litgpt's and torchtitan's models"
+    """torch.compile, whose code for a GPU could neither be built nor run, and CUDA graphs."""
+    reason = (
+        "torch.compile writes Triton and C++ for the GPU that is not there: litgpt's and"
+        " torchtitan's models"
+    )
     return [
         CudaPatch("torch:_TorchCompileInductorWrapper", "__call__", run_traced_graph, reason),
         CudaPatch(
@@ -115,36 +126,49 @@ def compile_patches() -> list[CudaPatch]:
     ]
 
 
+def run_traced_graph(wrapper: object, model: Any, inputs: Sequence[Any], **more: object) -> Any:
+    """Run what torch.compile makes of a graph as it was traced: operator by operator.
+
+    Replaces the compiler, for the forward and for the backward pass.
+    """
+    aot_eager: Any = import_module("torch._dynamo.backends.debugging").aot_eager
+    return aot_eager(model, inputs)
+
+
 def refuse_cuda_graphs(cls: type, *args: object, **more: object) -> None:
-    """Raises Unsupported, with what it is by name."""
+    """Raises UnsupportedError."""
     raise UnsupportedError(
-        "distsim capture does not support CUDA graphs (torch.cuda.CUDAGraph): turn them off in the program"
+        "distsim capture does not support CUDA graphs (torch.cuda.CUDAGraph):"
+        " turn them off in the program"
     )
 
 
 def storage_patches() -> list[CudaPatch]:
-    """Storages, of which torch's C half knows those of a GPU only in a build with CUDA."""
+    """Storages: torch's C half knows those of a GPU only in a build with CUDA."""
     import torch
 
-    plain_new, plain_resize = torch.UntypedStorage.__new__, torch.UntypedStorage.resize_
+    plain_new = torch.UntypedStorage.__new__
+    plain_resize = torch.UntypedStorage.resize_
 
     def make(cls: Any, *args: Any, **more: Any) -> Any:
-        device = torch.device(more["device"]) if more.get("device") is not None else None
+        """The argument is a number of bytes, or a sequence of their values."""
+        named = more.get("device")
+        device = torch.device(named) if named is not None else None
         if device is None or device.type != "cuda":
             return plain_new(cls, *args, **more)
-        size = args[0] if args and isinstance(args[0], int) else len(args[0]) if args else 0
-        found = torch.empty(size, dtype=torch.uint8, device=device)
-        if args and not isinstance(args[0], int):
-            found.copy_(torch.tensor(list(args[0]), dtype=torch.uint8))
-        return found.untyped_storage()
+        content = args[0] if args else 0
+        if isinstance(content, int):
+            return torch.empty(content, dtype=torch.uint8, device=device).untyped_storage()
+        tensor = torch.empty(len(content), dtype=torch.uint8, device=device)
+        tensor.copy_(torch.tensor(list(content), dtype=torch.uint8))
+        return tensor.untyped_storage()
 
     def resize(self: Any, size: int) -> Any:
         if self.device.type != "cuda":
             return plain_resize(self, size)
         with torch.no_grad():
-            torch.ops.distsim.resize_storage(
-                torch.empty(0, dtype=torch.uint8, device=self.device).set_(self), size
-            )
+            view = torch.empty(0, dtype=torch.uint8, device=self.device).set_(self)
+            torch.ops.distsim.resize_storage(view, size)
         return self
 
     return [
@@ -164,7 +188,7 @@ def storage_patches() -> list[CudaPatch]:
 
 
 def stream_event_patches() -> list[CudaPatch]:
-    """Streams and events, which torch without CUDA has as classes that can't be made."""
+    """Streams and events: those of a torch without CUDA cannot be created."""
     stream, event = _stream_class(), _event_class()
     reason = "torch's own stands on a C class that only a build with CUDA has"
     places = (
@@ -180,10 +204,11 @@ def stream_event_patches() -> list[CudaPatch]:
 
 
 def _stream_class() -> type:
+    """A `torch.cuda.Stream` on torch's generic stream, which the extension supports."""
     import torch
 
     class Stream(torch.Stream):
-        """A stream: what is launched on it is done when the call returns."""
+        """A stream. The CPU has done the work when a call returns, so all streams are idle."""
 
         def __new__(cls, device: Any = None, priority: int = 0, **given: Any) -> Any:
             if given:
@@ -192,7 +217,8 @@ def _stream_class() -> type:
             return super().__new__(cls, torch.device("cuda", index), priority=priority)
 
         def record_event(self, event: Any = None) -> Any:
-            event = getattr(torch.cuda, "Event")() if event is None else event  # noqa: B009 - ours, not torch's
+            if event is None:
+                event = getattr(torch.cuda, "Event")()  # noqa: B009 - ours, not torch's
             event.record(self)
             return event
 
@@ -213,10 +239,11 @@ def _stream_class() -> type:
 
 
 def _event_class() -> type:
+    """A `torch.cuda.Event` on torch's generic event, which the extension supports."""
     import torch
 
     class Event(torch.Event):
-        """An event, with the time at which it was recorded."""
+        """An event that knows when it was recorded."""
 
         def __new__(
             cls,
@@ -234,15 +261,15 @@ def _event_class() -> type:
             )
 
         def __init__(self, *args: object, **more: object) -> None:
-            """The rest is done in __new__."""
-            self.at_ns = 0
+            """`__new__` has done the rest."""
+            self.recorded_ns = 0
 
         def record(self, stream: Any = None) -> None:
             super().record(stream or torch.cuda.current_stream())
-            self.at_ns = time.perf_counter_ns()
+            self.recorded_ns = time.perf_counter_ns()
 
         def elapsed_time(self, end_event: Any) -> float:
-            return (int(end_event.at_ns) - self.at_ns) / 1e6
+            return (int(end_event.recorded_ns) - self.recorded_ns) / 1e6
 
     Event.__module__ = "torch.cuda.streams"
     return Event

@@ -1,10 +1,12 @@
-"""What torch.cuda asks of its C half, answered without CUDA. Every answer has a reason; each name
-has a function of its own.
+"""Answer what torch.cuda asks its C half, without CUDA.
+
+Each patch has a reason: which code would fail without it. Each name has a function of its own,
+because dynamo complains if two names share one. Both kinds of emulation install these patches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from types import SimpleNamespace
@@ -13,18 +15,25 @@ from typing import Any, Final, NamedTuple
 #: Memory of a device in `torch.cuda.mem_get_info` and its properties: that of an A100 (NVIDIA data
 #: sheet, 80 GB).
 _DEVICE_MEMORY_BYTES: Final = 80 * 10**9
-#: nccl's version as torch packs it: major, minor, patch. That of torch 2.8's wheels.
+#: NCCL's version as torch packs it: major, minor, patch. That of torch 2.8's wheels.
 NCCL_VERSION: Final = (2 << 32) | (27 << 16) | 3
 #: Kinds of memory statistics, in bytes and as counts.
 _BYTE_STATISTICS: Final = ("allocated", "reserved", "active", "inactive_split", "requested")
 _COUNT_STATISTICS: Final = ("allocation", "segment", "active", "inactive_split")
+_ZERO_STATISTICS: Final = (
+    "num_alloc_retries",
+    "num_ooms",
+    "num_sync_all_streams",
+    "num_device_alloc",
+    "num_device_free",
+)
 CUDA_VERSION: Final = "12.8"
+#: DeviceType::CUDA in C++.
+_CUDA_DEVICE_TYPE: Final = 1
 
 
 class CudaPatch(NamedTuple):
-    """``where``: a dotted module, or ``module:Class``; ``name``: what is put there. ``reason``: who
-    would fail without it.
-    """
+    """Set ``name`` to ``value`` in ``where``: a dotted module, or ``module:Class``."""
 
     where: str
     name: str
@@ -34,7 +43,10 @@ class CudaPatch(NamedTuple):
 
 @dataclass
 class EmulatedDevice:
-    """The state behind the answers. The extension keeps its own; this one is for `SPELLED`."""
+    """The state behind the answers if ``cuda`` is an alias of the CPU.
+
+    The extension has a state of its own (`distsim.script_capture.cuda.cpu_backed`).
+    """
 
     count: int = 1
     index: int = 0
@@ -54,20 +66,22 @@ class EmulatedDevice:
         self.stream = stream
 
     def memory(self) -> tuple[int, int, int]:
-        """Bytes in use, the most so far, allocations so far."""
+        """Bytes in use, their peak, and the number of allocations."""
         return 0, 0, 0
 
     def reset_peak(self) -> None:
-        """The most so far is what is in use."""
+        """Let the peak be what is in use."""
 
 
 class EmulatedDeviceProperties(SimpleNamespace):
-    """What `torch.cuda.get_device_properties` gives: capability 8.0, so that code for newer cards
-    is not chosen.
+    """The result of `torch.cuda.get_device_properties`.
+
+    Capability 8.0 (A100), so that libraries do not select code for newer GPUs.
     """
 
 
 def device_properties() -> EmulatedDeviceProperties:
+    """Numbers of an A100, under a name that says what the device is."""
     return EmulatedDeviceProperties(
         name="distsim (CPU memory)",
         major=8,
@@ -96,7 +110,7 @@ def device_properties() -> EmulatedDeviceProperties:
 
 
 class FakeCudaRuntime:
-    """torch.cuda.cudart(): calls that succeed and do nothing."""
+    """torch.cuda.cudart(): its functions succeed and do nothing."""
 
     class cudaError:  # noqa: N801 - torch's name
         success = 0
@@ -114,7 +128,7 @@ class FakeCudaRuntime:
 
 
 class FakeNvtx:
-    """torch._C._nvtx: ranges of a profiler that nobody looks at."""
+    """torch._C._nvtx: marks for a profiler; they do nothing."""
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         if not name.startswith(("range", "mark", "deviceRange")):
@@ -123,9 +137,7 @@ class FakeNvtx:
 
 
 def make_no_op() -> Callable[..., None]:
-    """A new function that takes anything and does nothing: two names must not share one, or dynamo
-    complains of a duplicate.
-    """
+    """A new function that takes any arguments and does nothing."""
 
     def ignored(*args: object, **more: object) -> None:
         return None
@@ -134,7 +146,7 @@ def make_no_op() -> Callable[..., None]:
 
 
 def make_constant(value: object) -> Callable[..., object]:
-    """A new function that always answers the same."""
+    """A new function that takes any arguments and returns ``value``."""
 
     def answer(*args: object, **more: object) -> object:
         return value
@@ -143,45 +155,44 @@ def make_constant(value: object) -> Callable[..., object]:
 
 
 def _memory_stats_function(device: EmulatedDevice) -> Callable[..., dict[str, object]]:
+    """A replacement for `torch._C._cuda_memoryStats`, whose result torch.cuda flattens."""
+
     def stats(*args: object) -> dict[str, object]:
-        now, most, times = device.memory()
-        kinds: dict[str, object] = {}
-        for name, amounts in (("bytes", (now, most)), ("", (times, times))):
-            amount = {
-                "current": amounts[0],
-                "peak": amounts[1],
-                "allocated": amounts[1],
-                "freed": amounts[1] - amounts[0],
-            }
-            for kind in _BYTE_STATISTICS if name else _COUNT_STATISTICS:
-                kinds[f"{kind}_{name}" if name else kind] = {
-                    pool: dict(amount) for pool in ("all", "small_pool", "large_pool")
-                }
+        in_use, peak, allocations = device.memory()
+        found: dict[str, object] = {}
+        for kind in _BYTE_STATISTICS:
+            found[f"{kind}_bytes"] = _statistic_by_pool(in_use, peak)
+        for kind in _COUNT_STATISTICS:
+            found[kind] = _statistic_by_pool(allocations, allocations)
         for kind in ("oversize_allocations", "oversize_segments"):
-            kinds[kind] = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
-        none = (
-            "num_alloc_retries",
-            "num_ooms",
-            "num_sync_all_streams",
-            "num_device_alloc",
-            "num_device_free",
-        )
-        return {**kinds, "max_split_size": -1, **dict.fromkeys(none, 0)}
+            found[kind] = _statistic(0, 0)
+        return {**found, "max_split_size": -1, **dict.fromkeys(_ZERO_STATISTICS, 0)}
 
     return stats
 
 
+def _statistic(current: int, peak: int) -> dict[str, int]:
+    """As if what is the peak had been allocated once, and the rest freed since."""
+    return {"current": current, "peak": peak, "allocated": peak, "freed": peak - current}
+
+
+def _statistic_by_pool(current: int, peak: int) -> dict[str, dict[str, int]]:
+    return {pool: _statistic(current, peak) for pool in ("all", "small_pool", "large_pool")}
+
+
 def _stream_functions(device: EmulatedDevice) -> dict[str, tuple[Callable[..., object], str]]:
+    """Functions of streams by name, with the reason for each."""
+
     def current(index: int) -> tuple[int, int, int]:
-        return device.get_stream(index), index, 1  # 1: DeviceType::CUDA
+        return device.get_stream(index), index, _CUDA_DEVICE_TYPE
 
     def default(index: int) -> tuple[int, int, int]:
-        return 0, index, 1
+        return 0, index, _CUDA_DEVICE_TYPE
 
     def raw(index: int) -> int:
         return device.get_stream(index)
 
-    def choose(stream_id: int, device_index: int, device_type: int) -> None:
+    def select(stream_id: int, device_index: int, device_type: int) -> None:
         device.set(device_index)
         device.set_stream(device_index, stream_id)
 
@@ -192,23 +203,24 @@ def _stream_functions(device: EmulatedDevice) -> dict[str, tuple[Callable[..., o
         ),
         "_cuda_getDefaultStream": (default, "torch.cuda.default_stream"),
         "_cuda_getCurrentRawStream": (raw, "dynamo's device interface imports it by name"),
-        "_cuda_setStream": (choose, "torch.cuda.stream(…) and set_stream"),
+        "_cuda_setStream": (select, "torch.cuda.stream(…) and set_stream"),
     }
 
 
 def _device_functions(device: EmulatedDevice) -> dict[str, tuple[Callable[..., object], str]]:
+    """Functions of devices by name, with the reason for each."""
+
     def count() -> int:
         return device.count
 
     def get() -> int:
         return device.get()
 
-    def choose(index: int) -> None:
+    def select(index: int) -> None:
         if index >= device.count:
-            raise RuntimeError("CUDA error: invalid device ordinal")  # torch's own words
-        import_module(
-            "torch.cuda"
-        ).init()  # as torch's C half does: who has chosen a device is not given another
+            raise RuntimeError("CUDA error: invalid device ordinal")  # torch's own text
+        # As torch's C half does: a DeviceMesh must not select another device afterwards.
+        import_module("torch.cuda").init()
         device.set(index)
 
     def exchange(index: int) -> int:
@@ -216,7 +228,7 @@ def _device_functions(device: EmulatedDevice) -> dict[str, tuple[Callable[..., o
         device.set(index)
         return before
 
-    def maybe(index: int) -> int:
+    def maybe_exchange(index: int) -> int:
         before = device.get()
         device.set(index)
         return before
@@ -228,15 +240,18 @@ def _device_functions(device: EmulatedDevice) -> dict[str, tuple[Callable[..., o
         ),
         "_cuda_getDevice": (get, "torch.cuda.current_device"),
         "_cuda_setDevice": (
-            choose,
+            select,
             "torch.cuda.set_device(local_rank), nearly every script's first line",
         ),
         "_cuda_exchangeDevice": (exchange, "with torch.cuda.device(…)"),
-        "_cuda_maybeExchangeDevice": (maybe, "with torch.cuda.device(…) where the index may be -1"),
+        "_cuda_maybeExchangeDevice": (
+            maybe_exchange,
+            "with torch.cuda.device(…) where the index may be -1",
+        ),
     }
 
 
-#: Functions of torch._C that do nothing here, and why somebody calls them.
+#: Functions of torch._C that do nothing here, and which code calls them.
 _NO_OP_FUNCTIONS: Final = {
     "_cuda_init": "torch.cuda.init, at the first use of a device",
     "_cuda_synchronize": "torch.cuda.synchronize: the CPU has done its work when a call returns",
@@ -256,7 +271,7 @@ _NO_OP_FUNCTIONS: Final = {
     "_cuda_lock_mutex": "torch.cuda.FreeMutex",
     "_cuda_unlock_mutex": "torch.cuda.FreeMutex",
 }
-#: Functions of torch._C with one answer: the answer, and who asks.
+#: Functions of torch._C with a constant result: the result, and which code calls them.
 _CONSTANT_FUNCTIONS: Final[dict[str, tuple[object, str]]] = {
     "_cuda_isInBadFork": (False, "ranks are forked, and there is nothing that a fork breaks"),
     "_cuda_canDeviceAccessPeer": (True, "torch.cuda.can_device_access_peer"),
@@ -278,17 +293,16 @@ _CONSTANT_FUNCTIONS: Final[dict[str, tuple[object, str]]] = {
 
 
 def common_patches(device: EmulatedDevice) -> list[CudaPatch]:
-    """Everything that both layers put in place."""
+    """The patches of both kinds of emulation."""
+    c_functions = _c_function_patches(device)
+    return [*c_functions, *_c_value_patches(device), *_python_patches(device, c_functions)]
 
-    def reset(*args: object) -> None:
-        device.reset_peak()
 
-    def of_device(index: int) -> EmulatedDeviceProperties:
-        return device_properties()
-
+def _c_function_patches(device: EmulatedDevice) -> list[CudaPatch]:
+    """Functions of torch._C."""
+    functions = _device_functions(device) | _stream_functions(device)
     found = [
-        CudaPatch("torch._C", name, value, reason)
-        for name, (value, reason) in (_device_functions(device) | _stream_functions(device)).items()
+        CudaPatch("torch._C", name, value, reason) for name, (value, reason) in functions.items()
     ]
     found += [
         CudaPatch("torch._C", name, make_no_op(), reason)
@@ -298,9 +312,16 @@ def common_patches(device: EmulatedDevice) -> list[CudaPatch]:
         CudaPatch("torch._C", name, make_constant(value), reason)
         for name, (value, reason) in _CONSTANT_FUNCTIONS.items()
     ]
-    table = {patch.name: patch.value for patch in found}
+    return found
+
+
+def _c_value_patches(device: EmulatedDevice) -> list[CudaPatch]:
+    """Further names of torch._C, and the version."""
+
+    def reset(*args: object) -> None:
+        device.reset_peak()
+
     return [
-        *found,
         CudaPatch(
             "torch._C",
             "_cuda_memoryStats",
@@ -329,6 +350,17 @@ def common_patches(device: EmulatedDevice) -> list[CudaPatch]:
             CUDA_VERSION,
             "libraries read CUDA's version to choose what they import",
         ),
+    ]
+
+
+def _python_patches(device: EmulatedDevice, c_functions: Iterable[CudaPatch]) -> list[CudaPatch]:
+    """Names of torch.cuda, among them those that it took from its C half when it was imported."""
+
+    def properties_of(index: int) -> EmulatedDeviceProperties:
+        return device_properties()
+
+    functions = {patch.name: patch.value for patch in c_functions}
+    return [
         CudaPatch(
             "torch.cuda",
             "_cudart",
@@ -338,7 +370,7 @@ def common_patches(device: EmulatedDevice) -> list[CudaPatch]:
         CudaPatch(
             "torch.cuda",
             "_get_device_properties",
-            of_device,
+            properties_of,
             "get_device_properties: torch's C half defines it at its start",
         ),
         CudaPatch(
@@ -356,13 +388,13 @@ def common_patches(device: EmulatedDevice) -> list[CudaPatch]:
         CudaPatch(
             "torch.cuda",
             "_exchange_device",
-            table["_cuda_exchangeDevice"],
+            functions["_cuda_exchangeDevice"],
             "looked up when torch.cuda was imported",
         ),
         CudaPatch(
             "torch.cuda",
             "_maybe_exchange_device",
-            table["_cuda_maybeExchangeDevice"],
+            functions["_cuda_maybeExchangeDevice"],
             "looked up when torch.cuda was imported",
         ),
         CudaPatch(
@@ -390,14 +422,11 @@ def common_patches(device: EmulatedDevice) -> list[CudaPatch]:
 
 
 def patch_owner(patch: CudaPatch) -> object:
-    """The module or class that the patch is for."""
-    import importlib
-
-    module, _, owner = patch.where.partition(":")
-    found = importlib.import_module(module)
-    return getattr(found, owner) if owner else found
+    """The module or class that the patch changes."""
+    module_name, _, class_name = patch.where.partition(":")
+    module = import_module(module_name)
+    return getattr(module, class_name) if class_name else module
 
 
 def apply_patch(patch: CudaPatch) -> None:
-    """Set it, wherever it is."""
     setattr(patch_owner(patch), patch.name, patch.value)

@@ -1,5 +1,6 @@
-"""GPUs of this machine, which no captured program gets: ranks may be more than there are, and what
-they compute is not judged.
+"""Hide the GPUs of this machine from a captured program.
+
+There may be more ranks than GPUs, and what ranks compute does not matter for their calls.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def temporary_environment(name: str, value: str) -> Iterator[None]:
-    """A variable of this process's environment, for as long as it takes."""
+    """Set an environment variable of this process meanwhile."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -25,11 +26,11 @@ def temporary_environment(name: str, value: str) -> Iterator[None]:
 
 
 def hide_gpus() -> None:
-    """Let this process's torch, and those forked from it, find no GPU. Imports torch, of which
-    nobody may have asked for one before.
+    """Let torch find no GPU, in this process and those forked from it.
 
-    torch's C half counts devices once, also for the threads that autograd starts for each
-    (c10/cuda/CUDAFunctions.cpp); so it counts here, while the driver shows none.
+    Imports torch. No code may have asked torch for a GPU before: its C half counts devices once,
+    also for the threads that autograd starts for each (c10/cuda/CUDAFunctions.cpp). So it counts
+    here, while the driver shows none.
     """
     import torch
 
@@ -39,15 +40,16 @@ def hide_gpus() -> None:
     with temporary_environment("CUDA_VISIBLE_DEVICES", ""), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         count()
-    setattr(torch.cuda, "_device_count_nvml", lambda: -1)  # noqa: B010 - NVML counts by itself, unless it fails
-    # To have counted and be forked is, to torch, a CUDA that was used and can't be in a child; a
-    # rank is told what it would be told alone.
+    # NVML counts by itself; -1 means that it failed.
+    setattr(torch.cuda, "_device_count_nvml", lambda: -1)  # noqa: B010
+    # For torch, CUDA has been used now, and cannot be used after a fork. A rank must get the same
+    # error as on a machine without a GPU instead.
     setattr(torch.cuda, "_is_in_bad_fork", lambda: False)  # noqa: B010
     setattr(torch._C, "_cuda_init", _raise_no_gpu)  # noqa: B010
 
 
 def _raise_no_gpu() -> None:
-    """Raises what torch raises where the driver shows no device (c10/cuda/CUDAFunctions.cpp)."""
+    """Raises what torch raises if the driver shows no device (c10/cuda/CUDAFunctions.cpp)."""
     raise RuntimeError("No CUDA GPUs are available")
 
 

@@ -1,5 +1,7 @@
-"""The parts of SyncBatchNorm that torch has for GPUs alone, by formula (Ioffe and Szegedy, 2015;
-variances joined as Chan et al., 1983).
+"""The kernels of SyncBatchNorm, which torch has only for GPUs, by their formulas.
+
+Sources: Ioffe and Szegedy, 2015; variances of several ranks are combined as in Chan et al., 1983.
+They are correct, not fast.
 """
 
 from __future__ import annotations
@@ -9,21 +11,22 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from torch import Tensor
 
+#: Kept, because torch removes the kernels of a library that is garbage-collected.
 _registered_libraries: Final[list[Any]] = []
 
 
 def _non_channel_axes(x: Tensor) -> list[int]:
-    """All axes but that of the channels."""
+    """All axes except that of the channels."""
     return [axis for axis in range(x.dim()) if axis != 1]
 
 
-def _broadcast_channels(x: Tensor, of: Tensor) -> Tensor:
-    """A vector of channels, to be combined with a whole tensor."""
-    return of.reshape([1, -1] + [1] * (x.dim() - 2))
+def _broadcast_channels(x: Tensor, per_channel: Tensor) -> Tensor:
+    """A vector with one element per channel, in a shape that broadcasts with ``x``."""
+    return per_channel.reshape([1, -1] + [1] * (x.dim() - 2))
 
 
 def channel_stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Mean and 1 / standard deviation of each channel, in float32 at least."""
+    """Mean and 1 / standard deviation of each channel, at least in float32."""
     import torch
 
     x = x if x.dtype == torch.float64 else x.float()
@@ -41,17 +44,18 @@ def gather_stats(
     eps: float,
     counts: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Mean and 1 / standard deviation over all ranks, from those of each."""
+    """Mean and 1 / standard deviation over all ranks, from those of each rank."""
     weights = counts.reshape(-1, 1).to(mean.dtype)
     total = weights.sum()
-    joined = (mean * weights).sum(0) / total
-    variance = ((invstd.pow(-2) - eps + (mean - joined) ** 2) * weights).sum(0) / total
+    total_mean = (mean * weights).sum(0) / total
+    variances = invstd.pow(-2) - eps
+    variance = ((variances + (mean - total_mean) ** 2) * weights).sum(0) / total
     if running_mean is not None:
-        running_mean.mul_(1 - momentum).add_(joined.to(running_mean.dtype), alpha=momentum)
+        running_mean.mul_(1 - momentum).add_(total_mean.to(running_mean.dtype), alpha=momentum)
     if running_var is not None:
         unbiased = variance * total / (total - 1).clamp(min=1)
         running_var.mul_(1 - momentum).add_(unbiased.to(running_var.dtype), alpha=momentum)
-    return joined, (variance + eps).rsqrt()
+    return total_mean, (variance + eps).rsqrt()
 
 
 def normalize(
@@ -59,8 +63,11 @@ def normalize(
 ) -> Tensor:
     """The normalized tensor, scaled and shifted."""
     found = (x - _broadcast_channels(x, mean)) * _broadcast_channels(x, invstd)
-    found = found if weight is None else found * _broadcast_channels(x, weight)
-    return (found if bias is None else found + _broadcast_channels(x, bias)).to(x.dtype)
+    if weight is not None:
+        found = found * _broadcast_channels(x, weight)
+    if bias is not None:
+        found = found + _broadcast_channels(x, bias)
+    return found.to(x.dtype)
 
 
 def backward_reduce(
@@ -73,19 +80,19 @@ def backward_reduce(
     for_weight: bool,
     for_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Sums of the gradient, and of it times the centred input, by channel; gradients of weight and
-    bias.
+    """Sums by channel, and the gradients of weight and bias.
+
+    The sums are those of the gradient, and of the gradient times the centred input.
     """
-    wide = grad.to(mean.dtype)
-    total = wide.sum(_non_channel_axes(x))
-    product = (wide * (x.to(mean.dtype) - _broadcast_channels(x, mean))).sum(_non_channel_axes(x))
+    grad = grad.to(mean.dtype)
+    axes = _non_channel_axes(x)
+    centred = x.to(mean.dtype) - _broadcast_channels(x, mean)
+    total = grad.sum(axes)
+    product = (grad * centred).sum(axes)
     dtype = mean.dtype if weight is None else weight.dtype
-    return (
-        total,
-        product,
-        (product * invstd).to(dtype) if for_weight else None,
-        total.to(dtype) if for_bias else None,
-    )
+    weight_grad = (product * invstd).to(dtype) if for_weight else None
+    bias_grad = total.to(dtype) if for_bias else None
+    return total, product, weight_grad, bias_grad
 
 
 def backward_element(
@@ -111,7 +118,7 @@ def backward_element(
 
 
 def register() -> None:
-    """Give torch these as the kernels of its device."""
+    """Register these functions as kernels of the CUDA device."""
     import torch
 
     make: Any = torch.library.Library

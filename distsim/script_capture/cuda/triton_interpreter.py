@@ -1,5 +1,7 @@
-"""Kernels in Triton where there is no GPU: Triton's own interpreter runs them on the CPU, and asks
-a driver that knows none.
+"""Run Triton kernels without a GPU: Triton's own interpreter runs them on the CPU.
+
+Triton asks its driver for a device, and finds none. So it gets a driver that describes the emulated
+device, for which nothing is compiled.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any, Final
 from distsim.script_capture.cuda.fake_driver import device_properties
 
 _DRIVER_MODULE: Final = "triton.runtime.driver"
-#: Triton's names for what a device has -> those of `pretend.properties`.
+#: Triton's names of properties -> those of `fake_driver.device_properties`.
 _PROPERTY_NAMES: Final = {
     "max_shared_mem": "shared_memory_per_block_optin",
     "max_num_regs": "regs_per_multiprocessor",
@@ -29,15 +31,17 @@ _PROPERTY_NAMES: Final = {
 
 
 def enable_interpreter() -> None:
-    """For this process and those forked from it, from Triton's import on. Who sets TRITON_INTERPRET
-    is obeyed.
+    """Interpret kernels in this process and those forked from it, once Triton is imported.
+
+    Unless the user has set TRITON_INTERPRET to something else.
     """
-    if os.environ.setdefault("TRITON_INTERPRET", "1") == "1" and _DRIVER_MODULE not in sys.modules:
+    is_wanted = os.environ.setdefault("TRITON_INTERPRET", "1") == "1"
+    if is_wanted and _DRIVER_MODULE not in sys.modules:
         sys.meta_path.insert(0, _TritonDriverFinder())
 
 
 class _TritonDriverFinder(MetaPathFinder):
-    """Finds one module, as it is found without this, and gives it the driver when it is loaded."""
+    """Finds Triton's driver module as usual, and activates our driver when it is loaded."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -64,22 +68,21 @@ class _TritonDriverLoader(Loader):
 
 
 def _interpreter_driver() -> object:
-    """A driver of Triton's (backends/driver.py) for the device of `pretend.properties`, that
-    nothing is compiled for.
-    """
+    """A driver with the methods of Triton's DriverBase (triton/backends/driver.py)."""
     known = device_properties()
 
-    class Utils:
+    class DriverUtils:
         def get_device_properties(self, device: int) -> dict[str, int]:
             return {name: getattr(known, ours) for name, ours in _PROPERTY_NAMES.items()}
 
         def __getattr__(self, name: str) -> Any:
             raise RuntimeError(
-                f"there is no GPU here for Triton's {name}: under distsim capture its kernels are interpreted"
+                f"there is no GPU here for Triton's {name}:"
+                " under distsim capture its kernels are interpreted"
             )
 
-    class Driver:
-        utils = Utils()
+    class InterpreterDriver:
+        utils = DriverUtils()
 
         def get_current_device(self) -> int:
             return int(import_module("torch.cuda").current_device())
@@ -91,9 +94,9 @@ def _interpreter_driver() -> object:
             return known.major, known.minor
 
         def get_current_target(self) -> object:
-            return import_module("triton.backends.compiler").GPUTarget(
-                "cuda", 10 * known.major + known.minor, known.warp_size
-            )
+            capability = 10 * known.major + known.minor
+            compiler = import_module("triton.backends.compiler")
+            return compiler.GPUTarget("cuda", capability, known.warp_size)
 
         def get_active_torch_device(self) -> object:
             return import_module("torch").device("cuda", self.get_current_device())
@@ -104,13 +107,13 @@ def _interpreter_driver() -> object:
         def get_benchmarker(self) -> Any:
             return _constant_timings
 
-    return Driver()
+    return InterpreterDriver()
 
 
 def _constant_timings(
     kernel_call: object, quantiles: Sequence[float] = (0.5,), **more: object
 ) -> list[float]:
-    """What `triton.autotune` measures each configuration by: the first is taken, on all ranks."""
+    """What `triton.autotune` measures: equal times, so all ranks take the first configuration."""
     return [0.0] * len(quantiles)
 
 

@@ -1,8 +1,7 @@
-"""Results that are wider than what they are made of, which torch has for GPUs alone: matrix
-products (``out_dtype``), softmax of halves.
+"""Operators whose result has a wider dtype than their arguments, which torch has only for GPUs.
 
-The factors are widened before they are multiplied, as a tensor core adds up in the result's width;
-so is what softmax is taken of (autocast asks for that).
+Matrix products with ``out_dtype``, and softmax of half-precision tensors (autocast uses it). The
+arguments are widened first: a tensor core adds in the result's width, too.
 """
 
 from __future__ import annotations
@@ -12,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from torch import Tensor, dtype
 
+#: Kept, because torch removes the kernels of a library that is garbage-collected.
 _registered_libraries: Final[list[Any]] = []
 
 
 def matmul(a: Tensor, b: Tensor, out_dtype: dtype) -> Tensor:
-    """`mm` and `bmm`."""
+    """For `mm` and `bmm`."""
     return a.to(out_dtype) @ b.to(out_dtype)
 
 
@@ -27,9 +27,9 @@ def matmul_out(a: Tensor, b: Tensor, out_dtype: dtype, *, out: Tensor) -> Tensor
 def addmm(
     x: Tensor, a: Tensor, b: Tensor, out_dtype: dtype, *, beta: float = 1, alpha: float = 1
 ) -> Tensor:
-    """`addmm` and `baddbmm`."""
-    found = matmul(a, b, out_dtype) * alpha
-    return found + x.to(out_dtype) * beta if beta else found
+    """For `addmm` and `baddbmm`. With ``beta`` 0, ``x`` may hold anything, NaN included."""
+    product = matmul(a, b, out_dtype) * alpha
+    return product + x.to(out_dtype) * beta if beta else product
 
 
 def addmm_out(
@@ -54,33 +54,36 @@ def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 
 
 def softmax_backward(grad: Tensor, found: Tensor, dim: int, input_dtype: dtype) -> Tensor:
-    """Of `softmax`: the gradient has the dtype of what it was taken of."""
+    """The backward of `softmax`: the gradient has the dtype of its input."""
     return _run_cpu_kernel("_softmax_backward_data", grad, found, dim, found.dtype).to(input_dtype)
 
 
 def log_softmax_backward(grad: Tensor, found: Tensor, dim: int, input_dtype: dtype) -> Tensor:
-    """Of `log_softmax`."""
+    """The backward of `log_softmax`."""
     return _run_cpu_kernel("_log_softmax_backward_data", grad, found, dim, found.dtype).to(
         input_dtype
     )
 
 
-def _run_cpu_kernel(name: str, x: Tensor, *given: Any) -> Tensor:
-    """The CPU's kernel on the same memory; its result is on the device of ``x``, which need not be
-    the current one.
+def _run_cpu_kernel(name: str, x: Tensor, *others: Any) -> Tensor:
+    """Run the CPU's kernel on the same memory.
+
+    The result is on the device of ``x``, which need not be the current one.
     """
     import torch
 
-    own: Any = torch.ops.distsim
-    made = getattr(torch.ops.aten, name)(
-        *(own.as_cpu(a) if isinstance(a, torch.Tensor) else a for a in (x, *given))
-    )
-    found: Tensor = own.from_cpu(made, x.device.index)
+    extension: Any = torch.ops.distsim
+    arguments = [
+        extension.as_cpu(value) if isinstance(value, torch.Tensor) else value
+        for value in (x, *others)
+    ]
+    result = getattr(torch.ops.aten, name)(*arguments)
+    found: Tensor = extension.from_cpu(result, x.device.index)
     return found
 
 
 def register() -> None:
-    """Give torch these as the kernels of its device."""
+    """Register these functions as kernels of the CUDA device."""
     import torch
 
     make: Any = torch.library.Library

@@ -1,78 +1,138 @@
-"""Blocking messages of small tensors that a rank sends and receives in a loop: their frames come
-again, but for numbers and payloads.
+"""Repeated calls: templates of calls, and a fast path for frames that only repeat calls.
 
-What such a frame says is looked up once. What is done then is what the hub does for each of its
-calls by itself, and nothing else.
+A rank describes a call that it will make again once, in a ``template`` message. From then on it
+sends the template's number; the call's own number and payloads follow the text of the frame.
+
+Loops of blocking messages with small tensors send the same few frames again and again. For them,
+`cached_call_frame` looks up once what a frame does, and `replay_cached_calls` does it, with the
+same effect as the handlers of the event loop. It is dense on purpose: it runs for each message.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from distsim.script_capture.hub.call_templates import CALL_NUMBER_BYTES, CallTemplate
 from distsim.script_capture.hub.collective_results import CallContribution
-from distsim.script_capture.hub.matching import RankCall
-from distsim.script_capture.hub.state import HubConnection, HubEvent, PendingReply, RankProcess
+from distsim.script_capture.hub.matching import CallTemplate, RankCall
+from distsim.script_capture.hub.state import (
+    HubConnection,
+    HubEvent,
+    HubState,
+    PendingReply,
+    RankProcess,
+)
+from distsim.script_capture.protocol.wire import CALL_NUMBER_BYTES, PayloadReader
 
-if TYPE_CHECKING:
-    from distsim.script_capture.hub.event_loop import Hub
-
+#: Shared by all events of repeated calls; they have no facts of their own.
 _NO_FACTS: Final[dict[str, Any]] = {}
 
 
+def register_template(process: RankProcess, message: list[Any]) -> None:
+    """Handle a ``template`` message."""
+    _, name, site, group, op, peer, tag, is_async, waited, facts, counts = message
+    process.templates[name] = CallTemplate(
+        site,
+        process.groups[group],
+        op,
+        peer,
+        tag,
+        is_async,
+        waited,
+        facts,
+        counts,
+        CallContribution((), facts),
+    )
+
+
+def call_from_template(
+    process: RankProcess, name: int, blobs: PayloadReader
+) -> tuple[CallTemplate, RankCall]:
+    """The call of a ``repeat`` message."""
+    template = process.templates[name]
+    number = int.from_bytes(blobs.take(CALL_NUMBER_BYTES), "little")
+    payloads = [blobs.take(count) for count in template.counts]
+    contribution = CallContribution(payloads, template.facts)
+    call = RankCall(
+        process.rank,
+        number,
+        template.op,
+        template.group,
+        template.peer,
+        template.tag,
+        contribution,
+    )
+    return template, call
+
+
 class CachedCallFrame(tuple[tuple[HubConnection | None, CallTemplate], ...]):
-    """What a frame says, in order: sends, and receives for which a line waits."""
+    """The calls of a frame, in order: sends (None), and receives with the connection that waits."""
 
     __slots__ = ()
 
 
-def cached_call_frame(member: RankProcess, message: list[Any]) -> CachedCallFrame | list[Any]:
-    """What a member's frame says; the frame itself where there is more in it."""
+def cached_call_frame(process: RankProcess, message: list[Any]) -> CachedCallFrame | list[Any]:
+    """The calls of a frame if it contains nothing else; otherwise the message itself."""
     parts: list[tuple[HubConnection | None, CallTemplate]] = []
-    for said in message:
-        line = member.lines[said[1]] if said[0] == "ask" else None
-        shape = member.shapes.get(said[-1]) if said[-2:-1] == ["again"] else None
-        if shape is None or not shape.waited or shape.op != ("isend" if line is None else "irecv"):
+    for submessage in message:
+        # ["repeat", name], or ["ask", token, "repeat", name] with a reply connection
+        connection = None
+        if submessage[0] == "ask":
+            connection = process.connections[submessage[1]]
+        if submessage[-2:-1] != ["repeat"]:
             return message
-        parts.append((line, shape))
+        template = process.templates.get(submessage[-1])
+        expected_op = "isend" if connection is None else "irecv"
+        if template is None or not template.waited or template.op != expected_op:
+            return message
+        parts.append((connection, template))
     return CachedCallFrame(parts)
 
 
-def replay_cached_calls(hub: Hub, plan: CachedCallFrame, member: RankProcess, blob: bytes) -> None:
-    """Do what a plan says. ``blob``: the numbers of its calls, each with its payload behind it."""
-    at = 0
-    hub.progress += len(plan)
-    hub.polls = 0
-    for line, shape in plan:
-        site, team, op, peer, tag, _, _, facts, counts, bare = shape
-        number = int.from_bytes(blob[at : at + CALL_NUMBER_BYTES], "little")
-        at += CALL_NUMBER_BYTES
-        call = member.calls[number] = RankCall(member.rank, number, op, team, peer, tag, bare)
+def replay_cached_calls(
+    state: HubState, frame: CachedCallFrame, process: RankProcess, blob: bytes
+) -> None:
+    """Make the calls of a frame. ``blob``: for each call its number, then its payload."""
+    position = 0
+    state.progress += len(frame)
+    state.polls = 0
+    for connection, template in frame:
+        site, group, op, peer, tag, _, _, facts, counts, contribution = template
+        number = int.from_bytes(blob[position : position + CALL_NUMBER_BYTES], "little")
+        position += CALL_NUMBER_BYTES
+        call = RankCall(process.rank, number, op, group, peer, tag, contribution)
+        process.calls[number] = call
         event = HubEvent(
-            number, "call", site, call, True, 0, (), None, _NO_FACTS, member.lane, True
+            number, "call", site, call, True, 0, (), None, _NO_FACTS, process.thread, True
         )
-        member.events.append(event)
-        if line is None:
-            end = at + counts[0]
-            _deliver_message(hub, call, facts, blob[at:end])
-            at = end
+        process.events.append(event)
+        if connection is None:
+            end = position + counts[0]
+            _deliver_message(state, call, facts, blob[position:end])
+            position = end
         else:
-            line.owed = member.waiting[number] = PendingReply(line, call, site=site, event=event)
-            for done in hub.matching.post_receive(call):
-                hub.tell(done)
+            pending = PendingReply(connection, call, site=site, event=event)
+            connection.pending = process.waiting[number] = pending
+            for done in state.matcher.post_receive(call):
+                state.deliver(done)
 
 
-def _deliver_message(hub: Hub, call: RankCall, facts: list[Any], payload: bytes) -> None:
-    """A message: most often somebody waits for it, and it goes there at once."""
-    taker = hub.matching.match_waiting_receive(call)
-    question = hub.ranks[taker.rank].waiting.pop(taker.number, None) if taker is not None else None
-    if taker is not None and question is not None:
-        taker.outs = []
-        question.line.gives(call.rank, payload)
+def _deliver_message(state: HubState, send: RankCall, facts: list[Any], payload: bytes) -> None:
+    """Post a send. Most often a receive waits for it, and its payload is forwarded at once."""
+    receive = state.matcher.match_waiting_receive(send)
+    pending = None
+    if receive is not None:
+        pending = state.ranks[receive.rank].waiting.pop(receive.number, None)
+    if receive is not None and pending is not None:
+        receive.results = []
+        pending.connection.send_payload(send.rank, payload)
         return
-    call.side = CallContribution([payload], facts)
-    if taker is not None:
-        taker.outs, taker.origin = [[payload]], call
-    for done in [taker] if taker is not None else hub.matching.post(call):
-        if done is not call:
-            hub.tell(done)
+    send.contribution = CallContribution([payload], facts)
+    if receive is not None:
+        # It matched, but no thread waits for it yet: keep the payload.
+        receive.results = [[payload]]
+        receive.matched_send = send
+        state.deliver(receive)
+        return
+    for done in state.matcher.post(send):
+        if done is not send:
+            state.deliver(done)

@@ -1,6 +1,9 @@
-"""What a collective moves: the payloads of its members in, those of one member's outputs out.
+"""Compute what a collective returns to a member from the payloads of all members.
 
-Reductions add in the order of group ranks, in the memory of the first.
+Moves only rearrange payloads. Reductions add in the order of group ranks; a result in shared memory
+overwrites the input of the first member, so no further memory is needed.
+
+Which members must have arrived is decided in `distsim.script_capture.hub.matching`.
 """
 
 from __future__ import annotations
@@ -18,154 +21,12 @@ from distsim.script_capture.protocol.wire import PayloadLocation, SharedMemoryRe
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Bytes themselves, or where they lie.
+#: The bytes themselves, or where they are in shared memory.
 Payload = bytes | PayloadLocation
 
-
-class CallContribution:
-    """What one member brought: its payloads, the shapes of its buffers, its dtype."""
-
-    __slots__ = ("dtype", "extra", "ins", "outs", "payloads")
-
-    def __init__(self, payloads: Sequence[Payload], facts: Sequence[Any]) -> None:
-        self.payloads = payloads
-        self.ins, self.outs, self.dtype, self.extra = facts
-
-    def width(self) -> int:
-        return max(1, DTYPE_BYTES.get(self.dtype, _EXTRA_DTYPE_BYTES.get(self.dtype, 1)))
-
-
-_EXTRA_DTYPE_BYTES = {"uint16": 2, "uint32": 4, "uint64": 8, "complex32": 4}
-
-
-def payload_slice(payload: Payload, start: int, count: int) -> Payload:
-    """A stretch of a payload, in bytes."""
-    if isinstance(payload, bytes):
-        return payload[start : start + count]
-    return [payload[0], payload[1] + start, count]
-
-
-def payload_size(payload: Payload) -> int:
-    return len(payload) if isinstance(payload, bytes) else payload[2]
-
-
-class CollectiveExecutor:
-    """Works out results, with torch for what is added."""
-
-    def __init__(self, regions: SharedMemoryRegions) -> None:
-        self.regions = regions
-
-    def outputs(
-        self, op: str, sides: Sequence[CallContribution], me: int, root: int
-    ) -> list[list[Payload]]:
-        """The outputs of group rank ``me``; ``sides`` in group order, None for members that nobody
-        needs to have come.
-        """
-        name = op.removesuffix("_coalesced")
-        made = getattr(self, f"_{name}", None)
-        return made(sides, me, root) if made is not None else []
-
-    # --- what is only moved ---
-    def _broadcast(
-        self, sides: Sequence[CallContribution], me: int, root: int
-    ) -> list[list[Payload]]:
-        return [] if me == root else [[sides[root].payloads[0]]]
-
-    def _scatter(
-        self, sides: Sequence[CallContribution], me: int, root: int
-    ) -> list[list[Payload]]:
-        return [[sides[root].payloads[me]]]
-
-    def _gather(self, sides: Sequence[CallContribution], me: int, root: int) -> list[list[Payload]]:
-        return [[side.payloads[0]] for side in sides] if me == root else []
-
-    def _all_gather(
-        self, sides: Sequence[CallContribution], me: int, root: int
-    ) -> list[list[Payload]]:
-        return [[side.payloads[0]] for side in sides]
-
-    def _all_gather_into_tensor(
-        self, sides: Sequence[CallContribution], me: int, root: int
-    ) -> list[list[Payload]]:
-        return [[side.payloads[k] for side in sides] for k in range(len(sides[me].payloads))]
-
-    def _all_to_all(
-        self, sides: Sequence[CallContribution], me: int, root: int
-    ) -> list[list[Payload]]:
-        return [[side.payloads[me]] for side in sides]
-
-    def _all_to_all_single(
-        self, sides: Sequence[CallContribution], me: int, root: int
-    ) -> list[list[Payload]]:
-        return [[_all_to_all_share(side, me, len(sides)) for side in sides]]
-
-    # --- what is added ---
-    def _all_reduce(
-        self, sides: Sequence[CallContribution], me: int, root: int
-    ) -> list[list[Payload]]:
-        return [
-            [self._reduced([s.payloads[k] for s in sides], sides[0])]
-            for k in range(len(sides[0].payloads))
-        ]
-
-    def _reduce(self, sides: Sequence[CallContribution], me: int, root: int) -> list[list[Payload]]:
-        return self._all_reduce(sides, me, root) if me == root else []
-
-    def _reduce_scatter(
-        self, sides: Sequence[CallContribution], me: int, root: int
-    ) -> list[list[Payload]]:
-        return [[self._reduced([s.payloads[me] for s in sides], sides[0])]]
-
-    def _reduce_scatter_tensor(
-        self, sides: Sequence[CallContribution], me: int, root: int
-    ) -> list[list[Payload]]:
-        n, found = len(sides), []
-        for k in range(len(sides[0].payloads)):
-            each = payload_size(sides[0].payloads[k]) // n
-            found.append(
-                [
-                    self._reduced(
-                        [payload_slice(s.payloads[k], me * each, each) for s in sides], sides[0]
-                    )
-                ]
-            )
-        return found
-
-    def _reduced(self, payloads: Sequence[Payload], side: CallContribution) -> Payload:
-        first, op = payloads[0], str(side.extra.get("reduce_op") or "sum")
-        if (
-            side.dtype in _NUMPY_DTYPES
-            and op in _NUMPY_REDUCTIONS
-            and all(isinstance(p, bytes) for p in payloads)
-        ):
-            return _reduced_by_numpy(payloads, side.dtype, op)  # type: ignore[arg-type]
-        held = bytearray(first) if isinstance(first, bytes) else None
-        total = self._tensor(held if held is not None else first, side)
-        if total.numel():
-            reduce_into(total, [self._tensor(p, side) for p in payloads[1:]], op)
-        return bytes(held) if held is not None else first
-
-    def _tensor(self, payload: Payload | bytearray, side: CallContribution) -> Tensor:
-        import torch
-
-        dtype = getattr(torch, side.dtype)
-        if isinstance(payload, list):
-            return torch.frombuffer(
-                self.regions.maps[payload[0]],
-                dtype=dtype,
-                count=payload[2] // side.width(),
-                offset=payload[1],
-            )
-        return (
-            torch.frombuffer(
-                bytearray(payload) if isinstance(payload, bytes) else payload, dtype=dtype
-            )
-            if payload
-            else torch.empty(0)
-        )
-
-
-#: What numpy adds as torch does, at a fraction of the cost of a call.
+#: Dtypes of torch that distsim's operations do not have.
+_EXTRA_DTYPE_BYTES: Final = {"uint16": 2, "uint32": 4, "uint64": 8, "complex32": 4}
+#: What numpy reduces with the same result as torch, at a fraction of the cost of a call.
 _NUMPY_DTYPES: Final = frozenset({"float32", "float64", "int32", "int64"})
 _NUMPY_REDUCTIONS: Final[Mapping[str, np.ufunc]] = {
     "sum": np.add,
@@ -175,27 +36,195 @@ _NUMPY_REDUCTIONS: Final[Mapping[str, np.ufunc]] = {
 }
 
 
+class CallContribution:
+    """What one rank brings to a call: payloads, shapes of its buffers, dtype, further arguments."""
+
+    __slots__ = ("dtype", "extra", "input_shapes", "output_shapes", "payloads")
+
+    def __init__(self, payloads: Sequence[Payload], facts: Sequence[Any]) -> None:
+        """``facts``: shapes of inputs and of outputs, dtype, and a dict of further arguments."""
+        self.payloads = payloads
+        self.input_shapes, self.output_shapes, self.dtype, self.extra = facts
+
+    def element_size(self) -> int:
+        return DTYPE_BYTES.get(self.dtype) or _EXTRA_DTYPE_BYTES.get(self.dtype, 1)
+
+
+def payload_slice(payload: Payload, start: int, count: int) -> Payload:
+    """``count`` bytes of a payload."""
+    if isinstance(payload, bytes):
+        return payload[start : start + count]
+    region, offset = payload[0], payload[1]
+    return [region, offset + start, count]
+
+
+def payload_size(payload: Payload) -> int:
+    """The number of its bytes."""
+    return len(payload) if isinstance(payload, bytes) else payload[2]
+
+
+class CollectiveExecutor:
+    """Computes results, one method for each operation.
+
+    Each method takes the contributions by group rank (None where the result does not depend on a
+    member that has not arrived), the group rank whose outputs are wanted, and the root's. It
+    returns for each output the payloads that it consists of.
+    """
+
+    def __init__(self, regions: SharedMemoryRegions) -> None:
+        self.regions = regions
+
+    def outputs(
+        self, op: str, contributions: Sequence[CallContribution], group_rank: int, root: int
+    ) -> list[list[Payload]]:
+        """The outputs of one member; none for an operation without data, such as barrier."""
+        name = op.removesuffix("_coalesced")
+        compute = getattr(self, f"_{name}", None)
+        if compute is None:
+            return []
+        found: list[list[Payload]] = compute(contributions, group_rank, root)
+        return found
+
+    # --- moves ---
+    def _broadcast(
+        self, contributions: Sequence[CallContribution], group_rank: int, root: int
+    ) -> list[list[Payload]]:
+        return [] if group_rank == root else [[contributions[root].payloads[0]]]
+
+    def _scatter(
+        self, contributions: Sequence[CallContribution], group_rank: int, root: int
+    ) -> list[list[Payload]]:
+        return [[contributions[root].payloads[group_rank]]]
+
+    def _gather(
+        self, contributions: Sequence[CallContribution], group_rank: int, root: int
+    ) -> list[list[Payload]]:
+        if group_rank != root:
+            return []
+        return [[member.payloads[0]] for member in contributions]
+
+    def _all_gather(
+        self, contributions: Sequence[CallContribution], group_rank: int, root: int
+    ) -> list[list[Payload]]:
+        return [[member.payloads[0]] for member in contributions]
+
+    def _all_gather_into_tensor(
+        self, contributions: Sequence[CallContribution], group_rank: int, root: int
+    ) -> list[list[Payload]]:
+        tensors = range(len(contributions[group_rank].payloads))
+        return [[member.payloads[k] for member in contributions] for k in tensors]
+
+    def _all_to_all(
+        self, contributions: Sequence[CallContribution], group_rank: int, root: int
+    ) -> list[list[Payload]]:
+        return [[member.payloads[group_rank]] for member in contributions]
+
+    def _all_to_all_single(
+        self, contributions: Sequence[CallContribution], group_rank: int, root: int
+    ) -> list[list[Payload]]:
+        size = len(contributions)
+        return [[_all_to_all_share(member, group_rank, size) for member in contributions]]
+
+    # --- reductions ---
+    def _all_reduce(
+        self, contributions: Sequence[CallContribution], group_rank: int, root: int
+    ) -> list[list[Payload]]:
+        tensors = range(len(contributions[0].payloads))
+        inputs = ([member.payloads[k] for member in contributions] for k in tensors)
+        return [[self._reduced(payloads, contributions[0])] for payloads in inputs]
+
+    def _reduce(
+        self, contributions: Sequence[CallContribution], group_rank: int, root: int
+    ) -> list[list[Payload]]:
+        return self._all_reduce(contributions, group_rank, root) if group_rank == root else []
+
+    def _reduce_scatter(
+        self, contributions: Sequence[CallContribution], group_rank: int, root: int
+    ) -> list[list[Payload]]:
+        payloads = [member.payloads[group_rank] for member in contributions]
+        return [[self._reduced(payloads, contributions[0])]]
+
+    def _reduce_scatter_tensor(
+        self, contributions: Sequence[CallContribution], group_rank: int, root: int
+    ) -> list[list[Payload]]:
+        first = contributions[0]
+        found: list[list[Payload]] = []
+        for k, payload in enumerate(first.payloads):
+            share = payload_size(payload) // len(contributions)
+            start = group_rank * share
+            slices = [payload_slice(member.payloads[k], start, share) for member in contributions]
+            found.append([self._reduced(slices, first)])
+        return found
+
+    def _reduced(self, payloads: Sequence[Payload], first: CallContribution) -> Payload:
+        """Reduce payloads; ``first`` is the contribution that ``payloads[0]`` belongs to."""
+        op = str(first.extra.get("reduce_op") or "sum")
+        inline = [payload for payload in payloads if isinstance(payload, bytes)]
+        is_simple = first.dtype in _NUMPY_DTYPES and op in _NUMPY_REDUCTIONS
+        if is_simple and len(inline) == len(payloads):
+            return _reduced_by_numpy(inline, first.dtype, op)
+        if not isinstance(payloads[0], bytes):
+            self._reduce_with_torch(payloads[0], payloads[1:], first, op)
+            return payloads[0]
+        total = bytearray(payloads[0])
+        self._reduce_with_torch(total, payloads[1:], first, op)
+        return bytes(total)
+
+    def _reduce_with_torch(
+        self,
+        total: bytearray | PayloadLocation,
+        others: Sequence[Payload],
+        first: CallContribution,
+        op: str,
+    ) -> None:
+        """Reduce in place, into the memory of ``total``."""
+        tensor = self._tensor(total, first)
+        if tensor.numel():
+            reduce_into(tensor, [self._tensor(other, first) for other in others], op)
+
+    def _tensor(self, payload: Payload | bytearray, contribution: CallContribution) -> Tensor:
+        """A tensor over the memory of a payload; over a copy for bytes, which are read-only."""
+        import torch
+
+        dtype = getattr(torch, contribution.dtype)
+        if isinstance(payload, list):
+            region, offset, nbytes = payload
+            count = nbytes // contribution.element_size()
+            return torch.frombuffer(
+                self.regions.maps[region], dtype=dtype, count=count, offset=offset
+            )
+        if not payload:
+            return torch.empty(0)  # frombuffer refuses an empty buffer
+        writable = bytearray(payload) if isinstance(payload, bytes) else payload
+        return torch.frombuffer(writable, dtype=dtype)
+
+
 def _reduced_by_numpy(payloads: Sequence[bytes], dtype: str, op: str) -> bytes:
-    way, total = _NUMPY_REDUCTIONS[op], np.frombuffer(payloads[0], dtype).copy()
+    """Reduce payloads in order. Like torch, overflow and NaN cause no warning."""
+    reduce = _NUMPY_REDUCTIONS[op]
+    total = np.frombuffer(payloads[0], dtype).copy()
     with np.errstate(all="ignore"):
         for payload in payloads[1:]:
-            way(total, np.frombuffer(payload, dtype), out=total)
+            reduce(total, np.frombuffer(payload, dtype), out=total)
     return total.tobytes()
 
 
-def _all_to_all_share(side: CallContribution, me: int, n: int) -> Payload:
-    """What a member of an all_to_all_single has for another."""
-    shape, payload = side.ins[0], side.payloads[0]
-    splits = side.extra.get("input_splits") or []
+def _all_to_all_share(contribution: CallContribution, receiver: int, size: int) -> Payload:
+    """The part of a member's input to all_to_all_single that goes to group rank ``receiver``."""
+    shape = contribution.input_shapes[0]
+    payload = contribution.payloads[0]
+    splits = contribution.extra.get("input_splits") or []
     if not splits:
-        each = payload_size(payload) // n
-        return payload_slice(payload, me * each, each)
-    row = prod(shape[1:]) * side.width()
-    return payload_slice(payload, sum(splits[:me]) * row, splits[me] * row)
+        share = payload_size(payload) // size
+        return payload_slice(payload, receiver * share, share)
+    row_bytes = prod(shape[1:]) * contribution.element_size()
+    start = sum(splits[:receiver]) * row_bytes
+    return payload_slice(payload, start, splits[receiver] * row_bytes)
 
 
 @cache
 def _torch_reductions() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+    """In-place functions by reduce op; ``avg`` is divided afterwards."""
     import torch
 
     return {
@@ -211,17 +240,21 @@ def _torch_reductions() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
 
 
 def reduce_into(total: Tensor, others: Sequence[Tensor], op: str) -> None:
-    """Reduce tensors into the first, in order."""
-    way = _torch_reductions()[op]
-    narrow = total.dtype.is_floating_point and total.element_size() == 1
-    work = total.float() if narrow else total
+    """Reduce tensors into ``total``, in order. Floats of 8 bits are reduced as float32."""
+    reduce = _torch_reductions()[op]
+    is_float8 = total.dtype.is_floating_point and total.element_size() == 1
+    work = total.float() if is_float8 else total
     for other in others:
-        way(work, other.float() if narrow else other)
+        reduce(work, other.float() if is_float8 else other)
     if op == "avg":
-        count = len(others) + 1
-        if work.is_floating_point() or work.is_complex():
-            work.div_(count)
-        else:
-            work.div_(count, rounding_mode="trunc")
-    if narrow:
+        _divide(work, len(others) + 1)
+    if is_float8:
         total.copy_(work)
+
+
+def _divide(tensor: Tensor, count: int) -> None:
+    """Divide in place; integers round towards zero."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        tensor.div_(count)
+    else:
+        tensor.div_(count, rounding_mode="trunc")

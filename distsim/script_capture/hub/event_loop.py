@@ -1,5 +1,9 @@
-"""The hub: hears all ranks, lets calls meet, and tells waits when they end. What it does in a
-silence: `distsim.script_capture.hub.quiescence`.
+"""The hub: receives the messages of all ranks, matches calls and answers waits.
+
+One thread, one `epoll`. Each message has a handler here; the messages are listed in
+`distsim.script_capture.protocol.message_types`. What happens when no message arrives is in
+`distsim.script_capture.hub.quiescence`, the fast path for repeated calls in
+`distsim.script_capture.hub.call_cache`.
 """
 
 from __future__ import annotations
@@ -17,31 +21,42 @@ from distsim.backends.profile import BackendProfile
 from distsim.script_capture.hub.call_cache import (
     CachedCallFrame,
     cached_call_frame,
+    call_from_template,
+    register_template,
     replay_cached_calls,
 )
-from distsim.script_capture.hub.call_templates import call_from_template, register_template
 from distsim.script_capture.hub.collective_results import CallContribution
-from distsim.script_capture.hub.matching import CallMatcher, RankCall
+from distsim.script_capture.hub.matching import RankCall
 from distsim.script_capture.hub.quiescence import QuiescenceHandler
 from distsim.script_capture.hub.state import (
     HubConnection,
     HubEvent,
+    HubState,
     PendingReply,
-    ProcessExit,
     RankProcess,
 )
+from distsim.script_capture.hub.store_server import StoreValueError
+from distsim.script_capture.protocol.message_types import CallOrigin, ProcessExit
 from distsim.script_capture.protocol.wire import READ_SIZE, PayloadReader, SharedMemoryRegions
-from distsim.script_capture.rank.store_client import StoreServer, StoreValueError
 
-#: Seconds of silence after which the hub looks whether all are stuck; it doubles up to the second
-#: number.
+#: Seconds of silence after which the hub checks whether all processes are blocked. The pause grows
+#: up to the second number while some process is at work.
 _FIRST_PAUSE_S: Final = 0.002
 _MAX_PAUSE_S: Final = 0.1
+_PAUSE_GROWTH: Final = 1.5
+_SEND_BUFFER_BYTES: Final = 1 << 20
+#: Messages that do not count as progress: the program is where it was before.
+_VERBS_WITHOUT_PROGRESS: Final = frozenset({"poll", "heard", "site", "threads", "thread"})
+
+#: Handles one message. The pending reply is None if the sender does not wait for one.
+_Handler = Callable[[RankProcess, list[Any], PayloadReader, PendingReply | None], None]
 
 
 class Hub:
-    """``profile``: whose rules say which messages meet; ``choose`` takes another once the first
-    group's back end is known.
+    """Sockets and message handlers around one `HubState`.
+
+    Messages are matched by the rules of ``profile``. If ``choose_profile`` is given, it chooses
+    another profile once the backend of the first group is known.
     """
 
     def __init__(
@@ -49,428 +64,445 @@ class Hub:
         listener: socket.socket,
         regions: SharedMemoryRegions,
         profile: BackendProfile,
-        choose: Callable[[str], BackendProfile] | None = None,
+        choose_profile: Callable[[str], BackendProfile] | None = None,
     ) -> None:
-        self.choose = choose
-        self.listener, self.matching, self.shelf = (
-            listener,
-            CallMatcher(regions, profile),
-            StoreServer(),
-        )
-        self.members: dict[int, RankProcess] = {}  # by pid
-        self.ranks: dict[int, RankProcess] = {}
-        self.world = 0
-        self.past: list[
-            tuple[int, dict[int, RankProcess]]
-        ] = []  # worlds that ended before: sizes and ranks
-        self.progress = self.polls = 0
-        self.silence = QuiescenceHandler(self)
+        self.listener = listener
+        self.state = HubState(regions, profile)
+        self.quiescence = QuiescenceHandler(self.state, self.listen)
+        self._choose_profile = choose_profile
+        self._connections: dict[int, HubConnection] = {}  # by descriptor
+        #: Start-up calls that wait, by how many start-up calls their ranks have made.
+        self._startup_waits: dict[int, list[tuple[RankProcess, int]]] = defaultdict(list)
         self._epoll = select.epoll()
-        self._lines: dict[int, HubConnection] = {}
-        self._meetings: dict[int, list[tuple[RankProcess, int]]] = defaultdict(list)
         self._epoll.register(listener.fileno(), select.EPOLLIN)
-        self._handlers: dict[
-            str, Callable[[RankProcess, list[Any], PayloadReader, PendingReply | None], None]
-        ] = {
-            "call": self._call,
-            "again": self._again,
-            "shape": lambda member, message, *_: register_template(member, message),
-            "wait": self._wait,
-            "waited": self._event,
-            "dropped": self._dropped,
-            "poll": self._poll,
-            "future": self._future,
-            "store": self._store,
-            "meet": self._meet,
-            "mark": self._event,
-            "rank": self._rank,
-            "site": self._site,
-            "group": self._group,
-            "read": self._read,
-            "heard": RankProcess.heard,
-            "threads": RankProcess.threads,
-            "end": self._end,
-            "ended": self._event,
-            "lane": lambda member, message, *_: setattr(member, "lane", message[1]),
-            "killed": self._killed,
+        self._handlers: dict[str, _Handler] = {
+            "call": self._on_call,
+            "dropped": self._on_dropped,
+            "end": self._on_end,
+            "event": self._on_event,
+            "future": self._on_future,
+            "group": self._on_group,
+            "heard": self._on_heard,
+            "killed": self._on_killed,
+            "meet": self._on_meet,
+            "poll": self._on_poll,
+            "rank": self._on_rank,
+            "read": self._on_read,
+            "repeat": self._on_repeat,
+            "site": self._on_site,
+            "store": self._on_store,
+            "template": self._on_template,
+            "thread": self._on_thread,
+            "threads": self._on_threads,
+            "wait": self._on_wait,
+            "waited": self._on_waited,
         }
 
     def expect(self, pid: int, rank: int) -> None:
-        """A process that was started; ``rank``: which one it is, -1 where it starts the ranks
-        itself.
-        """
-        self.members[pid] = RankProcess(pid, planned=rank)
+        """Register a process that was started as ``rank``; -1 if it starts the ranks itself."""
+        self.state.processes[pid] = RankProcess(pid, planned=rank)
 
     # --- the loop ---
     def run(self, deadline_s: float | None = None, reap: Callable[[], None] = lambda: None) -> str:
-        """Until all have ended ("ended"), nothing can go on ("stalled"), or time is over
-        ("late").
+        """Run until all processes have ended ("ended"), none can run ("stalled"), or "late".
+
+        ``reap`` is called in silence, to note which processes have ended.
         """
-        pause, started, quiet_since = _FIRST_PAUSE_S, time.monotonic(), time.monotonic()
+        started = quiet_since = time.monotonic()
+        pause_s = _FIRST_PAUSE_S
+        store_polls = self.quiescence.store_polls
         while True:
-            heard = self.listen(pause)
-            if heard and not self.silence.asking.over(self.progress):
-                pause, quiet_since = _FIRST_PAUSE_S, time.monotonic()
-                self.silence.interrupted(quiet_since)
+            # A message that is only a polling loop's next question does not interrupt a silence.
+            has_message = self.listen(pause_s)
+            if has_message and not store_polls.polling_loops(self.state.progress):
+                pause_s = _FIRST_PAUSE_S
+                quiet_since = time.monotonic()
+                self.quiescence.after_message(quiet_since)
                 continue
             reap()
             if self._all_ended():
                 return "ended"
-            came = self.silence.after(time.monotonic() - quiet_since)
-            if came == "stalled":
+            outcome = self.quiescence.after_silence(time.monotonic() - quiet_since)
+            if outcome == "stalled":
                 return "stalled"
-            if came == "moved":
-                pause, quiet_since = _FIRST_PAUSE_S, time.monotonic()
+            if outcome == "moved":
+                pause_s = _FIRST_PAUSE_S
+                quiet_since = time.monotonic()
             elif deadline_s is not None and time.monotonic() - started > deadline_s:
                 return "late"
             else:
-                pause = min(pause * 1.5, _MAX_PAUSE_S)
-
-    def living(self) -> list[RankProcess]:
-        """Who counts: the ranks once all are there, else every process that was started."""
-        if self.world and len(self.ranks) == self.world:
-            return [m for m in self.ranks.values() if not m.over]
-        return [m for m in self.members.values() if not m.over]
+                pause_s = min(pause_s * _PAUSE_GROWTH, _MAX_PAUSE_S)
 
     def _all_ended(self) -> bool:
-        return bool(self.members) and all(m.over for m in self.members.values())
+        """Whether all processes have ended; False before the first was started."""
+        processes = self.state.processes.values()
+        return bool(processes) and all(process.disconnected for process in processes)
 
-    def listen(self, wait_s: float) -> bool:
-        """Hear what is there, or comes within so many seconds. Was there anything?"""
-        ready = self._epoll.poll(wait_s)
-        for fd, _ in ready:
-            line = self._lines.get(fd)
-            if line is not None:
-                self._hear(line)
-            elif fd == self.listener.fileno():
+    def listen(self, seconds: float) -> bool:
+        """Handle what has arrived, or arrives within so many seconds. Returns whether it did."""
+        ready = self._epoll.poll(seconds)
+        for descriptor, _ in ready:
+            connection = self._connections.get(descriptor)
+            if connection is not None:
+                self._receive(connection)
+            elif descriptor == self.listener.fileno():
                 self._accept()
         return bool(ready)
 
     def _accept(self) -> None:
+        """Accept a connection; its first message says whose it is."""
         sock, _ = self.listener.accept()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        self._lines[sock.fileno()] = HubConnection(sock)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        self._connections[sock.fileno()] = HubConnection(sock)
         self._epoll.register(sock.fileno(), select.EPOLLIN)
 
-    def _hear(self, line: HubConnection) -> None:
+    def _receive(self, connection: HubConnection) -> None:
+        """Handle what one read gives; `epoll` reports the connection again if there is more."""
         try:
-            data = line.socket.recv(READ_SIZE, socket.MSG_DONTWAIT)
+            data = connection.socket.recv(READ_SIZE, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
-        except OSError:
+        except OSError:  # the process was killed
             data = b""
         if not data:
-            self._close(line)
+            self._close_connection(connection)
             return
-        for message, blob in line.frames.feed(data):
-            if line.member is None:
-                self._introduce(line, message)
+        for message, blob in connection.decoder.feed(data):
+            if connection.process is None:
+                self._introduce(connection, message)
             elif type(message) is CachedCallFrame:
-                replay_cached_calls(self, message, line.member, blob)
+                replay_cached_calls(self.state, message, connection.process, blob)
             else:
                 blobs = PayloadReader(blob)
-                for said in message:
-                    self._take(line.member, said, blobs)
+                for submessage in message:
+                    self._handle(connection.process, submessage, blobs)
 
-    def _close(self, line: HubConnection) -> None:
-        self._epoll.unregister(line.socket.fileno())
-        del self._lines[line.socket.fileno()]
-        line.socket.close()
-        if line.member is not None and line.kind == "out":
-            line.member.gone = True
+    def _close_connection(self, connection: HubConnection) -> None:
+        """A process closes its out connection only by ending: from here on it does not count."""
+        self._epoll.unregister(connection.socket.fileno())
+        del self._connections[connection.socket.fileno()]
+        connection.socket.close()
+        if connection.process is not None and connection.kind == "out":
+            connection.process.disconnected = True
 
-    def _introduce(self, line: HubConnection, message: list[Any]) -> None:
-        member = line.member = self.members.setdefault(message[1], RankProcess(message[1]))
-        line.frames.learnt = lambda message: cached_call_frame(member, message)
-        member.opens(line, message)
+    def _introduce(self, connection: HubConnection, message: list[Any]) -> None:
+        """Handle the first message of a connection."""
+        pid = message[1]
+        process = self.state.processes.setdefault(pid, RankProcess(pid))
+        connection.process = process
+        # Not the function itself: a test replaces it.
+        connection.decoder.on_repeated = lambda repeated: cached_call_frame(process, repeated)
+        process.register_connection(connection, message)
 
-    def _take(self, member: RankProcess, message: list[Any], blobs: PayloadReader) -> None:
-        question = None
+    def _handle(self, process: RankProcess, message: list[Any], blobs: PayloadReader) -> None:
+        """Call the handler of a message, and count progress."""
+        pending = None
         if message[0] == "ask":
-            question = PendingReply(member.lines[message[1]])
-            question.line.owed = question
+            connection = process.connections[message[1]]
+            pending = connection.pending = PendingReply(connection)
             message = message[2:]
         verb = message[0]
-        if verb not in ("poll", "heard", "site", "threads", "lane") and not (
-            verb == "store" and message[3] == "check"
-        ):
-            self.progress += 1
-            self.polls = 0
-        self._handlers[verb](member, message, blobs, question)
+        is_store_check = verb == "store" and message[3] == "check"
+        if verb not in _VERBS_WITHOUT_PROGRESS and not is_store_check:
+            self.state.progress += 1
+            self.state.polls = 0
+        self._handlers[verb](process, message, blobs, pending)
 
-    # --- what ranks say ---
-    def _rank(
+    # --- start-up ---
+    def _on_rank(
         self,
-        member: RankProcess,
+        process: RankProcess,
         message: list[Any],
         blobs: PayloadReader,
-        question: PendingReply | None,
+        pending: PendingReply | None,
     ) -> None:
-        rank, world = message[1], message[2]
-        assert question is not None
-        self._next_world(member)
-        taken = rank in self.ranks and self.ranks[rank] is not member and not self.ranks[rank].ended
-        if fault := rank_conflict(rank, world, self.world, taken):
-            question.refuse("error", f"distsim capture: {fault}")
+        """A process joins the world."""
+        _, rank, world_size = message
+        state = self.state
+        assert pending is not None
+        if self._starts_next_world(process):
+            state.start_next_world()
+            self._startup_waits.clear()
+        holder = state.ranks.get(rank)
+        is_taken = holder is not None and holder is not process and not holder.ended
+        conflict = rank_conflict(rank, world_size, state.world_size, is_taken)
+        if conflict:
+            pending.reply_error("error", f"distsim capture: {conflict}")
             return
-        self.world = world
-        member.rank = rank
-        self.ranks[rank] = member
-        question.answer(["ok"])
+        state.world_size = world_size
+        process.rank = rank
+        state.ranks[rank] = process
+        pending.reply(["ok"])
 
-    def _next_world(self, member: RankProcess) -> None:
-        """Where all ranks of a world have ended and another process becomes one, a script has
-        started its next.
-        """
-        if (
-            self.ranks
-            and all(m.ended is not None or m.gone for m in self.ranks.values())
-            and member not in self.ranks.values()
-        ):
-            self.past.append((self.world, self.ranks))
-            self.ranks, self.world, self.shelf = {}, 0, StoreServer()
-            self.matching = CallMatcher(self.matching.regions, self.matching.profile)
-            self._meetings.clear()
+    def _starts_next_world(self, process: RankProcess) -> bool:
+        """Whether all ranks of the current world have ended and the process is none of them."""
+        ranks = list(self.state.ranks.values())
+        if not ranks or process in ranks:
+            return False
+        return all(rank.ended is not None or rank.disconnected for rank in ranks)
 
-    def _site(self, member: RankProcess, message: list[Any], *_: object) -> None:
-        member.sites[message[1]] = tuple(message[2:])
-
-    def _group(self, member: RankProcess, message: list[Any], *_: object) -> None:
-        number, facts = message[1], message[2:]
-        key = (facts[0], tuple(facts[1]))
-        count = member.made[key] = member.made.get(key, 0) + 1
-        member.group_instances[number] = self.matching.team(facts, count)
-        if self.choose is not None:
-            self.matching.profile, self.choose = self.choose(facts[2]), None
-            self.matching.matcher.specific_first = self.matching.profile.specific_first
-
-    def _call(
+    def _on_meet(
         self,
-        member: RankProcess,
+        process: RankProcess,
         message: list[Any],
         blobs: PayloadReader,
-        question: PendingReply | None,
+        pending: PendingReply | None,
     ) -> None:
+        """A start-up call, which returns once all ranks have made it equally often."""
+        _, number, site, op, ranks, facts = message
+        process.add_event(HubEvent(number, op, site, facts=facts))
+        assert pending is not None
+        pending.site = site
+        pending.startup_op = op
+        process.waiting[number] = pending
+        waits = self._startup_waits[process.next_count(op)]
+        waits.append((process, number))
+        if {waiting.rank for waiting, _ in waits} >= set(ranks):
+            for waiting, wait_number in waits:
+                waiting.waiting.pop(wait_number).reply(["ok"])
+
+    # --- definitions: what later messages refer to by number ---
+    def _on_site(self, process: RankProcess, message: list[Any], *_: object) -> None:
+        """Defines the number of a call site."""
+        _, number, file, line, function, via = message
+        process.sites[number] = CallOrigin(file, line, function, via)
+
+    def _on_group(self, process: RankProcess, message: list[Any], *_: object) -> None:
+        """Defines the number of a group. Its ranks share it by name, ranks and generation."""
+        _, number, *facts = message
+        name, ranks, backend = facts[:3]
+        generation = process.next_count((name, tuple(ranks)))
+        process.groups[number] = self.state.matcher.group(facts, generation)
+        if self._choose_profile is not None:
+            self.state.matcher.use_profile(self._choose_profile(backend))
+            self._choose_profile = None
+
+    def _on_template(self, process: RankProcess, message: list[Any], *_: object) -> None:
+        register_template(process, message)
+
+    def _on_thread(self, process: RankProcess, message: list[Any], *_: object) -> None:
+        """The messages from here on are those of another thread."""
+        process.thread = message[1]
+
+    # --- calls ---
+    def _on_call(
+        self,
+        process: RankProcess,
+        message: list[Any],
+        blobs: PayloadReader,
+        pending: PendingReply | None,
+    ) -> None:
+        """A posted call; with a pending reply, its rank waits for it at once."""
         _, number, site, group, op, peer, tag, is_async, facts, pieces, *batch = message
-        payloads = [blobs.take(p[0]) if len(p) == 1 else p for p in pieces]
-        call = RankCall(
-            member.rank,
-            number,
-            op,
-            member.group_instances[group],
-            peer,
-            tag,
-            CallContribution(payloads, facts),
-        )
-        member.note(
-            HubEvent(
-                number, "call", site, call=call, is_async=is_async, batch=batch[0] if batch else 0
-            )
-        )
-        self._post(member, call, site, question)
+        payloads = [blobs.take(piece[0]) if len(piece) == 1 else piece for piece in pieces]
+        contribution = CallContribution(payloads, facts)
+        call = RankCall(process.rank, number, op, process.groups[group], peer, tag, contribution)
+        event = HubEvent(number, "call", site, call=call, is_async=is_async)
+        if batch:
+            event.batch = batch[0]
+        process.add_event(event)
+        self._post(process, call, site, pending)
 
-    def _again(
+    def _on_repeat(
         self,
-        member: RankProcess,
+        process: RankProcess,
         message: list[Any],
         blobs: PayloadReader,
-        question: PendingReply | None,
+        pending: PendingReply | None,
     ) -> None:
-        shape, call = call_from_template(member, message[1], blobs)
-        member.note(
-            HubEvent(
-                call.number,
-                "call",
-                shape.site,
-                call=call,
-                is_async=shape.is_async,
-                waited=shape.waited,
-            )
+        """As `_on_call`, for a call that has a template."""
+        template, call = call_from_template(process, message[1], blobs)
+        event = HubEvent(
+            call.number,
+            "call",
+            template.site,
+            call=call,
+            is_async=template.is_async,
+            waited=template.waited,
         )
-        self._post(member, call, shape.site, question)
+        process.add_event(event)
+        self._post(process, call, template.site, pending)
 
     def _post(
-        self, member: RankProcess, call: RankCall, site: int, question: PendingReply | None
+        self, process: RankProcess, call: RankCall, site: int, pending: PendingReply | None
     ) -> None:
-        call.limit_ns = call.side.extra.get("timeout_ns")
-        member.calls[call.number] = call
-        if question is not None:
-            member.asks(question, call, site)
-            question.limit_ns = call.limit_ns
-        for done in self.matching.post(call):
-            if done is not call or question is not None:  # else nobody asks yet
-                self.tell(done)
+        """Match a call, and send the results of all calls that are done because of it."""
+        call.timeout_ns = call.contribution.extra.get("timeout_ns")
+        process.calls[call.number] = call
+        if pending is not None:
+            process.wait_for(pending, call, site)
+            pending.timeout_ns = call.timeout_ns
+        for done in self.state.matcher.post(call):
+            # The call itself may be done before any thread waits for it.
+            if done is not call or pending is not None:
+                self.state.deliver(done)
 
-    def _wait(
+    # --- waits ---
+    def _on_wait(
         self,
-        member: RankProcess,
+        process: RankProcess,
         message: list[Any],
         blobs: PayloadReader,
-        question: PendingReply | None,
+        pending: PendingReply | None,
     ) -> None:
-        _, number, site, target, limit = message
-        member.note(HubEvent(number, "wait", site, targets=(target,)))
-        call = member.calls[target]
-        assert question is not None
-        member.asks(question, call, site)
-        question.limit_ns = limit
+        """A wait for an earlier call; without a timeout it takes that of the group."""
+        _, number, site, target, timeout_ns = message
+        process.add_event(HubEvent(number, "wait", site, targets=(target,)))
+        call = process.calls[target]
+        assert pending is not None
+        process.wait_for(pending, call, site)
+        pending.timeout_ns = timeout_ns
         if call.done:
-            self.tell(call)
+            self.state.deliver(call)
 
-    def tell(self, call: RankCall) -> None:
-        """A call is done: whoever waits for it goes on."""
-        member = self.ranks[call.rank]
-        question = member.waiting.pop(call.number, None)
-        if question is not None:
-            question.result(call)
-            self.matching.forget(call)
-        elif call.number in member.futures and member.notices is not None:
-            member.futures.discard(call.number)
-            member.unread_notices += 1
-            member.notices.result(call, "done")
-            self.matching.forget(call)
+    def _on_waited(self, process: RankProcess, message: list[Any], *_: object) -> None:
+        """A wait that needed no reply."""
+        _, number, site, targets = message
+        process.add_event(HubEvent(number, "wait", site, targets=tuple(targets)))
 
-    def _event(self, member: RankProcess, message: list[Any], *_: object) -> None:
-        kind = message[0]
-        if kind == "mark":
-            _, number, site, op, group, facts = message
-            member.note(
-                HubEvent(number, op, site, team=member.group_instances.get(group), facts=facts)
-            )
-        else:
-            member.note(HubEvent(message[1], "wait", message[2], targets=tuple(message[3])))
-
-    def _dropped(self, member: RankProcess, message: list[Any], *_: object) -> None:
-        member.note(HubEvent(message[1], "drop", 0, targets=(message[2],)))
-        call = member.calls.get(message[2])
-        if call is not None:
-            self.matching.release(call)
-
-    def _read(self, member: RankProcess, message: list[Any], *_: object) -> None:
-        self.matching.release(member.calls[message[1]])
-
-    def _poll(
+    def _on_poll(
         self,
-        member: RankProcess,
+        process: RankProcess,
         message: list[Any],
         blobs: PayloadReader,
-        question: PendingReply | None,
+        pending: PendingReply | None,
     ) -> None:
-        assert question is not None
-        call = member.calls[message[1]]
+        """A poll of a call that is not done is answered in silence, see `quiescence`."""
+        _, target, number, site = message
+        assert pending is not None
+        call = process.calls[target]
         if call.done:
-            self.polls = 0
-            question.result(call)
+            self.state.polls = 0
+            pending.reply_result(call)
         else:
-            question.poll, question.site = call, message[3]
-            member.waiting[message[2]] = question
+            pending.polled_call = call
+            pending.site = site
+            process.waiting[number] = pending
 
-    def _future(self, member: RankProcess, message: list[Any], *_: object) -> None:
+    def _on_future(self, process: RankProcess, message: list[Any], *_: object) -> None:
+        """A future was requested.
+
+        Only a future for which C++ waits is an event: for others, the script reports its wait.
+        """
         _, target, number, site, in_backward = message
-        member.futures.add(target)
+        process.futures.add(target)
         if in_backward:
-            member.note(HubEvent(number, "future", site, targets=(target,)))
-        if member.calls[target].done:
-            self.tell(member.calls[target])
+            process.add_event(HubEvent(number, "future", site, targets=(target,)))
+        if process.calls[target].done:
+            self.state.deliver(process.calls[target])
 
-    def _store(
+    def _on_dropped(self, process: RankProcess, message: list[Any], *_: object) -> None:
+        """The script has lost a request, and will never read its result."""
+        _, number, target = message
+        process.add_event(HubEvent(number, "drop", 0, targets=(target,)))
+        call = process.calls.get(target)
+        if call is not None:
+            self.state.matcher.release(call)
+
+    def _on_read(self, process: RankProcess, message: list[Any], *_: object) -> None:
+        """The rank has copied a result from shared memory."""
+        self.state.matcher.release(process.calls[message[1]])
+
+    # --- other events ---
+    def _on_event(self, process: RankProcess, message: list[Any], *_: object) -> None:
+        """Something that needs no match: it only becomes part of the program."""
+        _, number, site, kind, group, facts = message
+        process.add_event(
+            HubEvent(number, kind, site, group=process.groups.get(group), facts=facts)
+        )
+
+    def _on_heard(self, process: RankProcess, *_: object) -> None:
+        """A notice has been handled; until then, the process does not count as waiting."""
+        process.unread_notices -= 1
+
+    def _on_threads(self, process: RankProcess, message: list[Any], *_: object) -> None:
+        """The threads that run no user code, and need not be blocked in a hang."""
+        process.idle_threads = frozenset(message[1])
+
+    def _on_end(
         self,
-        member: RankProcess,
+        process: RankProcess,
         message: list[Any],
         blobs: PayloadReader,
-        question: PendingReply | None,
+        pending: PendingReply | None,
     ) -> None:
-        _, number, site, verb, space, *given = message
-        assert question is not None
+        """A process reports how it ends."""
+        _, how, code, text, site, trace, refused = message
+        process.ended = ProcessExit(how, code, text, CallOrigin(*site), trace, refused)
+        if pending is not None:
+            pending.reply(["ok"])
+
+    def _on_killed(self, process: RankProcess, message: list[Any], *_: object) -> None:
+        """A process reports that a signal ended a process that it had started."""
+        child = self.state.processes.get(message[1])
+        if child is not None and not child.ended:
+            how, code, text = message[2:5]
+            child.ended = ProcessExit(how, code, text)
+
+    # --- the store ---
+    def _on_store(
+        self,
+        process: RankProcess,
+        message: list[Any],
+        blobs: PayloadReader,
+        pending: PendingReply | None,
+    ) -> None:
+        """An operation of the store. Waits are answered once the keys exist."""
+        _, number, site, verb, space, *arguments = message
+        assert pending is not None
         if verb in ("wait", "pop"):
-            question.keys, question.space, question.site, question.limit_ns = (
-                given[0],
-                space,
-                site,
-                given[1],
-            )
-            question.pops = verb == "pop"
-            member.waiting[number] = question
+            pending.keys, pending.timeout_ns = arguments
+            pending.space = space
+            pending.site = site
+            pending.pops = verb == "pop"
+            process.waiting[number] = pending
         else:
             try:
-                found = self.shelf.do(verb, space, given)
+                found = self.state.store.execute(verb, space, arguments)
             except StoreValueError as error:
-                question.refuse("store", str(error))
+                pending.reply_error("store", str(error))
                 return
-            if verb == "check" and not found:
-                self.silence.asking.heard(
-                    member, replace(question, keys=given[0], space=space, site=site), self.progress
-                )
-            self.progress += verb == "check" and bool(found)
-            question.answer(["ok", found])
-        self._serve_store()
+            if verb == "check":
+                if found:
+                    self.state.progress += 1
+                else:
+                    question = replace(pending, keys=arguments[0], space=space, site=site)
+                    self.quiescence.store_polls.add(process, question, self.state.progress)
+            pending.reply(["ok", found])
+        self._answer_store_waits()
 
-    def _serve_store(self) -> None:
-        for member in self.members.values():
-            for number, question in list(member.waiting.items()):
-                if question.keys is None:
+    def _answer_store_waits(self) -> None:
+        """Answer waits for keys that exist now."""
+        for process in self.state.processes.values():
+            for number, pending in list(process.waiting.items()):
+                if pending.keys is None:
                     continue
-                if (
-                    found := self.shelf.found(question.space, question.keys, question.pops)
-                ) is not None:
-                    del member.waiting[number]
-                    question.answer(["ok", found])
-
-    def _meet(
-        self,
-        member: RankProcess,
-        message: list[Any],
-        blobs: PayloadReader,
-        question: PendingReply | None,
-    ) -> None:
-        """The world comes to be: all its ranks wait for each other, each time."""
-        _, number, site, op, parties, facts = message
-        member.note(HubEvent(number, op, site, facts=facts))
-        assert question is not None
-        count = member.made[op] = member.made.get(op, 0) + 1
-        question.site, question.meeting = site, op
-        member.waiting[number] = question
-        there = self._meetings[count]
-        there.append((member, number))
-        if {m.rank for m, _ in there} >= set(parties):
-            for other, asked in there:
-                other.waiting.pop(asked).answer(["ok"])
-
-    def _end(
-        self,
-        member: RankProcess,
-        message: list[Any],
-        blobs: PayloadReader,
-        question: PendingReply | None,
-    ) -> None:
-        """A process says how it ends."""
-        _, how, code, text, site, trace, refused = message
-        member.ended = ProcessExit(how, code, text, tuple(site), trace, refused)
-        if question is not None:
-            question.answer(["ok"])
-
-    def _killed(self, member: RankProcess, message: list[Any], *_: object) -> None:
-        """Of a process that the script started: a signal ended it."""
-        child = self.members.get(message[1])
-        if child is not None:
-            child.ended = child.ended or ProcessExit(*message[2:5])
+                read = self.state.store.pop if pending.pops else self.state.store.values
+                found = read(pending.space, pending.keys)
+                if found is not None:
+                    del process.waiting[number]
+                    pending.reply(["ok", found])
 
     def close(self) -> None:
-        for line in list(self._lines.values()):
+        for connection in list(self._connections.values()):
             with suppress(OSError):
-                line.socket.close()
+                connection.socket.close()
         self._epoll.close()
         self.listener.close()
 
 
-def rank_conflict(rank: int, world: int, known: int, taken: bool) -> str:
-    """Why a process can't be this rank of this world; "" where it can. ``known``: the world's size,
-    0 before anybody said it.
+def rank_conflict(rank: int, world_size: int, known_size: int, is_taken: bool) -> str:
+    """Why a process cannot be this rank of this world; "" if it can.
+
+    ``known_size`` is the size that other ranks named, 0 for the first rank.
     """
-    if known not in (0, world):
-        return f"rank {rank} says that the world has {world} ranks, others said {known}"
-    if not 0 <= rank < world:
-        return f"rank {rank} is outside a world of {world}"
-    if not taken:
+    if known_size not in (0, world_size):
+        return f"rank {rank} says that the world has {world_size} ranks, others said {known_size}"
+    if not 0 <= rank < world_size:
+        return f"rank {rank} is outside a world of {world_size}"
+    if not is_taken:
         return ""
-    return f"two processes say that they are rank {rank}; one that a rank starts can't make a world of its own here"
+    return (
+        f"two processes say that they are rank {rank}; one that a rank starts can't make a world"
+        " of its own here"
+    )

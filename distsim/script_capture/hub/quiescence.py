@@ -1,16 +1,25 @@
-"""When no rank says anything: whether all stand still, what only time would bring about then, and
-time-outs that pass.
+"""What the hub does when no rank says anything: the only place where time passes.
+
+If every process is blocked (`distsim.script_capture.protocol.blocked_threads`), nothing but time
+can change that. So the hub lets happen, at once, what time would bring about: a receive from any
+source takes a message, a poll is answered "not yet", or the shortest timeouts expire. If there is
+nothing of the kind, the program hangs. A hang is therefore detected immediately, and no timeout has
+to be waited for.
+
+Processes that only sleep now and then never count as blocked. For them the same things happen after
+a longer silence, but timeouts expire by the clock.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final, Literal
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, Literal, NamedTuple
 
 from distsim.backends.gloo import monitored_barrier_error
 from distsim.backends.profile import BackendProfile
-from distsim.script_capture.hub.state import PendingReply, RankProcess
+from distsim.script_capture.hub.matching import RankCall
+from distsim.script_capture.hub.state import HubState, PendingReply, RankProcess
 from distsim.script_capture.hub.store_polling import (
     StorePollTracker,
     all_blocked_or_asleep,
@@ -18,189 +27,247 @@ from distsim.script_capture.hub.store_polling import (
     request_held_calls,
 )
 
-if TYPE_CHECKING:
-    from distsim.script_capture.hub.event_loop import Hub
-
-#: Seconds of silence after which what time would decide is decided, although some process is not
-#: done with its sleeps.
+#: Seconds of silence after which time passes although some process sleeps now and then.
 _LONG_QUIET_S: Final = 0.3
-#: As many answers "not yet" in a row, to ranks that only ask, are a standstill.
+#: So many polls in a row answered "not yet", without any progress, are a hang.
 _MAX_POLLS: Final = 400
-#: Seconds of silence after which ranks are asked for calls that they have not said; between two
-#: such questions where others go on.
+#: Seconds of silence after which processes are asked for calls that they have not sent yet, and
+#: between two such requests if others make progress.
 _HELD_CALLS_DELAY_S: Final = 0.01
 _HELD_CALLS_INTERVAL_S: Final = 0.05
-#: Seconds after which threads are asked whether a line of the user's runs in them.
+#: After every so many seconds of silence, processes are asked which threads run no user code.
 _IDLE_THREADS_INTERVAL_S: Final = 1.0
+_MAX_IDLE_THREADS_REQUESTS: Final = 20
+#: Seconds for which the hub listens between two snapshots of the processes.
+_SNAPSHOT_INTERVAL_S: Final = 0.0005
+
+
+class TimedWait(NamedTuple):
+    """A wait that has a timeout: its number in `RankProcess.waiting`."""
+
+    timeout_ns: int
+    process: RankProcess
+    number: int
 
 
 class QuiescenceHandler:
-    """Of one hub. ``asking``: who asks again and again for a key; ``stood``: the ranks before the
-    first time-out passed.
+    """Decides what happens in silence.
+
+    ``listen`` handles messages that arrive within so many seconds, and returns whether there were
+    any. ``store_polls`` tracks processes that poll the store. ``ranks_before_timeout`` has the
+    ranks as they were before the first timeout expired.
     """
 
-    def __init__(self, hub: Hub) -> None:
-        self.hub = hub
-        self.asking = StorePollTracker()
-        self.stood: dict[int, RankProcess] | None = None
-        self._asked_threads, self._next_ask_s = 0, 0.0
+    def __init__(self, state: HubState, listen: Callable[[float], bool]) -> None:
+        self.state = state
+        self.listen = listen
+        self.store_polls = StorePollTracker()
+        self.ranks_before_timeout: dict[int, RankProcess] | None = None
+        self._idle_threads_requests = 0
+        self._next_request_s = 0.0
 
-    def interrupted(self, now_s: float) -> None:
-        """Somebody said something. Who may hold calls back is asked for them all the same, now and
-        then.
+    def after_message(self, now_s: float) -> None:
+        """Ask for calls that were not sent yet, now and then, although there is no silence.
+
+        Otherwise a rank could wait for such a call for as long as others are busy.
         """
-        if now_s > self._next_ask_s:
-            self._ask_held()
+        if now_s > self._next_request_s:
+            self._request_held_calls()
 
-    def after(self, quiet_s: float) -> Literal["moved", "stalled", "busy"]:
-        """What comes of so many seconds of silence: something happens that waited for nothing else,
-        nothing can go on, or somebody is at work."""
+    def after_silence(self, quiet_s: float) -> Literal["moved", "stalled", "busy"]:
+        """What follows from so many seconds of silence.
+
+        "moved": something happened that only needed time. "stalled": nothing can happen any more.
+        "busy": some process is at work.
+        """
         if quiet_s > _HELD_CALLS_DELAY_S:
-            self._ask_held()
-        if self._is_still(quiet_s):
-            if self._decide():
+            self._request_held_calls()
+        if self._all_blocked(quiet_s):
+            if self._advance_time():
                 return "moved"
-            self._stand()
+            self._record_loops_as_waits()
             return "stalled"
-        return (
-            "moved"
-            if quiet_s > _LONG_QUIET_S
-            and all_blocked_or_asleep(self.hub.living())
-            and self._go_on()
-            else "busy"
+        if quiet_s <= _LONG_QUIET_S:
+            return "busy"
+        if not all_blocked_or_asleep(self.state.running_processes()):
+            return "busy"
+        return "moved" if self._advance_by_clock() else "busy"
+
+    def _request_held_calls(self) -> bool:
+        self._next_request_s = time.monotonic() + _HELD_CALLS_INTERVAL_S
+        state = self.state
+        return request_held_calls(
+            state.processes.values(), state.running_processes(), state.progress
         )
 
-    def _ask_held(self) -> bool:
-        self._next_ask_s = time.monotonic() + _HELD_CALLS_INTERVAL_S
-        return request_held_calls(self.hub.members.values(), self.hub.living(), self.hub.progress)
+    def _all_blocked(self, quiet_s: float) -> bool:
+        """Whether no process can run: two equal snapshots, with no message in between."""
+        state = self.state
+        polling = self.store_polls.polling_loops(state.progress)
+        # A process that only polls the store does not wait for the hub.
+        expected_to_wait = [
+            process
+            for process in state.running_processes()
+            if process.pid not in polling or process.waiting
+        ]
+        if not expected_to_wait and not polling:
+            return False
+        if not all(process.is_waiting() for process in expected_to_wait):
+            return False
+        if self._request_held_calls():
+            return False
+        self._request_idle_threads(expected_to_wait, quiet_s)
 
-    def _is_still(self, quiet_s: float) -> bool:
-        asked = self.asking.over(self.hub.progress)
-        living = [m for m in self.hub.living() if m.pid not in asked or m.waiting]
-        if not (living or asked) or not all(m.is_waiting() for m in living):
+        progress = state.progress
+        before = process_snapshots(state.running_processes(), polling)
+        if any(snapshot is None for snapshot in before):
             return False
-        if self._ask_held():
+        has_message = self.listen(_SNAPSHOT_INTERVAL_S)
+        # With polling loops, the message may be one of their questions, which is no progress.
+        if has_message and (not polling or state.progress != progress):
             return False
-        if (
-            quiet_s > _IDLE_THREADS_INTERVAL_S * (1 + self._asked_threads)
-            and self._asked_threads < 20
-        ):
-            self._asked_threads += 1
-            for member in living:
-                member.ask("threads")
-        looks, progress = process_snapshots(self.hub.living(), asked), self.hub.progress
-        if any(found is None for found in looks):
+        if before != process_snapshots(state.running_processes(), polling):
             return False
-        if self.hub.listen(0.0005) and (not asked or self.hub.progress != progress):
-            return False
-        return looks == process_snapshots(self.hub.living(), asked) and all(
-            m.is_waiting() for m in living
-        )
+        return all(process.is_waiting() for process in expected_to_wait)
 
-    def _decide(self) -> bool:
-        """All stand still: let the one thing happen that time would bring about. False where there
-        is none.
+    def _request_idle_threads(self, processes: Iterable[RankProcess], quiet_s: float) -> None:
+        """Ask which threads run no user code: a library's own thread may never block."""
+        next_request_s = _IDLE_THREADS_INTERVAL_S * (1 + self._idle_threads_requests)
+        if quiet_s <= next_request_s or self._idle_threads_requests >= _MAX_IDLE_THREADS_REQUESTS:
+            return
+        self._idle_threads_requests += 1
+        for process in processes:
+            process.notify("threads")
+
+    def _advance_time(self) -> bool:
+        """All are blocked: let the first thing happen that time would bring about, if any.
+
+        The order matters: a message that can be received comes before an unsuccessful poll, and
+        both come before a timeout.
         """
-        hub = self.hub
-        taken = hub.matching.match_any_source()
-        if taken:
-            for call in taken:
-                hub.tell(call)
+        state = self.state
+        received = state.matcher.match_any_source()
+        if received:
+            for call in received:
+                state.deliver(call)
             return True
-        polling = sorted(
-            (m.rank, n) for m in hub.living() for n, q in m.waiting.items() if q.poll is not None
-        )
-        if polling and hub.polls < _MAX_POLLS:
-            hub.polls += 1
-            hub.ranks[polling[0][0]].waiting.pop(polling[0][1]).answer(["not yet"])
+        polls = sorted((process.rank, number) for process, number in self._open_polls())
+        if polls and state.polls < _MAX_POLLS:
+            state.polls += 1
+            rank, number = polls[0]
+            state.ranks[rank].waiting.pop(number).reply(["not yet"])
             return True
-        waits = sorted(
-            waits_with_timeout(hub.living(), hub.matching.profile),
-            key=lambda wait: (wait[0], wait[1].rank, wait[1].pid, wait[2]),
+        waits = list(waits_with_timeout(state.running_processes(), state.matcher.profile))
+        waits.sort(
+            key=lambda wait: (wait.timeout_ns, wait.process.rank, wait.process.pid, wait.number)
         )
-        for limit_ns, member, number in waits:
-            if limit_ns == waits[0][0]:
-                self._expire(limit_ns, member, number)
+        for wait in waits:
+            if wait.timeout_ns == waits[0].timeout_ns:
+                self._expire(wait)
         return bool(waits)
 
-    def _go_on(self) -> bool:
-        """Who needs no more than time goes on. Time-outs pass that are over on the clock."""
-        hub = self.hub
-        taken = hub.matching.match_any_source()
-        for call in taken:
-            hub.tell(call)
-        polling = [(m, n) for m in hub.living() for n, q in m.waiting.items() if q.poll is not None]
-        for member, number in polling:
-            member.waiting.pop(number).answer(["not yet"])
+    def _advance_by_clock(self) -> bool:
+        """Some process sleeps: let everything happen that needs no more than time.
+
+        Only timeouts expire that have passed on the clock. Returns whether anything happened.
+        """
+        state = self.state
+        received = state.matcher.match_any_source()
+        for call in received:
+            state.deliver(call)
+        polls = list(self._open_polls())
+        for process, number in polls:
+            process.waiting.pop(number).reply(["not yet"])
         now = time.monotonic()
-        waits = waits_with_timeout(hub.living(), hub.matching.profile)
-        late = [(limit, m, n) for limit, m, n in waits if (now - m.waiting[n].since) * 1e9 > limit]
-        for limit, member, number in late:
-            self._expire(limit, member, number)
-        return bool(taken or polling or late)
+        expired = []
+        for wait in waits_with_timeout(state.running_processes(), state.matcher.profile):
+            waited_s = now - wait.process.waiting[wait.number].since
+            if waited_s * 1e9 > wait.timeout_ns:
+                expired.append(wait)
+        for wait in expired:
+            self._expire(wait)
+        return bool(received or polls or expired)
 
-    def _expire(self, limit_ns: int, member: RankProcess, number: int) -> None:
-        """A time-out passes. How all stood before is kept: that is what there is to explain."""
-        if self.stood is None:
-            self.stood = {r: m.snapshot() for r, m in self.hub.ranks.items()}
-        question = member.waiting.pop(number)
-        question.refuse(
-            "store" if question.keys is not None else "error",
-            timeout_message(question, member.rank, limit_ns),
-        )
+    def _open_polls(self) -> Iterator[tuple[RankProcess, int]]:
+        """Polls of calls that are not done: the process, and the poll's number."""
+        for process in self.state.running_processes():
+            for number, pending in process.waiting.items():
+                if pending.polled_call is not None:
+                    yield process, number
 
-    def _stand(self) -> None:
-        """Who asks again and again whether a call is done, or a key is there, waits for it."""
-        for each in self.asking.over(self.hub.progress).values():
-            if not each.member.waiting:
-                each.member.waiting[0] = each.question
-        for member in self.hub.ranks.values():
-            member.record_polls_as_waits()
+    def _expire(self, wait: TimedWait) -> None:
+        """Let a timeout expire. The state before the first one is kept: it explains the rest."""
+        if self.ranks_before_timeout is None:
+            self.ranks_before_timeout = {
+                rank: process.snapshot() for rank, process in self.state.ranks.items()
+            }
+        pending = wait.process.waiting.pop(wait.number)
+        kind = "error" if pending.keys is None else "store"
+        text = timeout_message(pending, wait.process.rank, wait.timeout_ns)
+        pending.reply_error(kind, text)
+
+    def _record_loops_as_waits(self) -> None:
+        """Treat a process that polls for a call or for a key in a loop as one that waits for it."""
+        for check in self.store_polls.polling_loops(self.state.progress).values():
+            if not check.process.waiting:
+                check.process.waiting[0] = check.question
+        for process in self.state.ranks.values():
+            process.record_polls_as_waits()
 
 
-def timeout_of(question: PendingReply, profile: BackendProfile) -> int | None:
-    """A wait's own time-out in ns; else that of its group, where the script gave one and the back
-    end then raises.
+def timeout_of(pending: PendingReply, profile: BackendProfile) -> int | None:
+    """The timeout of a wait in ns, None if it never expires.
+
+    The wait's own timeout comes first. That of its group counts only if the script set it and the
+    backend then raises.
     """
-    if question.limit_ns is not None or question.call is None:
-        return question.limit_ns
-    return question.call.team.timeout_ns if profile.timed_out == "raises" else None
+    if pending.timeout_ns is not None or pending.call is None:
+        return pending.timeout_ns
+    return pending.call.group.timeout_ns if profile.timed_out == "raises" else None
 
 
 def waits_with_timeout(
-    members: Iterable[RankProcess], profile: BackendProfile
-) -> Iterator[tuple[int, RankProcess, int]]:
-    """Waits that have a time-out, in ns: whose, and under which number."""
-    for member in members:
-        for number, question in member.waiting.items():
-            limit = timeout_of(question, profile)
-            if limit is not None:
-                yield limit, member, number
+    processes: Iterable[RankProcess], profile: BackendProfile
+) -> Iterator[TimedWait]:
+    for process in processes:
+        for number, pending in process.waiting.items():
+            timeout_ns = timeout_of(pending, profile)
+            if timeout_ns is not None:
+                yield TimedWait(timeout_ns, process, number)
 
 
-def timeout_message(question: PendingReply, rank: int, limit_ns: int) -> str:
-    """What gloo says of a wait that outlasts its time-out (ProcessGroupGloo.cpp,
-    unbound_buffer.cc).
-    """
-    call, ms = question.call, limit_ns // 10**6
-    if question.keys is not None:
-        return f"wait timeout after {ms}ms, keys: {', '.join(question.keys)}"
-    if call is None or call.op != "monitored_barrier" or call.gathering is None:
-        return f"[distsim] Timed out waiting {ms}ms for {call.op if call is not None else 'operation'} to complete"
-    ranks = call.team.ranks
-    there = {
-        k for k, other in call.gathering.there.items() if other.op == call.op
-    }  # elsewhere is not here
-    if rank == ranks[0] and not ms:
-        return f"Rank {rank} timed out in monitoredBarrier after 0 ms."
+def timeout_message(pending: PendingReply, rank: int, timeout_ns: int) -> str:
+    """The text that gloo raises when a wait times out (ProcessGroupGloo.cpp, unbound_buffer.cc)."""
+    call = pending.call
+    timeout_ms = timeout_ns // 10**6
+    if pending.keys is not None:
+        return f"wait timeout after {timeout_ms}ms, keys: {', '.join(pending.keys)}"
+    if call is not None and call.op == "monitored_barrier" and call.collective is not None:
+        arrived = {
+            group_rank
+            for group_rank, other in call.collective.arrived.items()
+            if other.op == call.op  # a rank that called something else has not arrived
+        }
+        return _monitored_barrier_message(call, arrived, rank, timeout_ns)
+    op = call.op if call is not None else "operation"
+    return f"[distsim] Timed out waiting {timeout_ms}ms for {op} to complete"
+
+
+def _monitored_barrier_message(
+    call: RankCall, arrived: set[int], rank: int, timeout_ns: int
+) -> str:
+    """Group rank 0 names the missing ranks; the others only know whether group rank 0 arrived."""
+    ranks = call.group.ranks
+    timeout_ms = timeout_ns // 10**6
     if rank == ranks[0]:
-        missing = [r for k, r in enumerate(ranks) if k not in there]
-        return monitored_barrier_error(
-            rank, missing, bool(call.side.extra.get("wait_all_ranks")), limit_ns
-        )
-    if 0 not in there:
-        return f"Rank {rank} timed out in monitoredBarrier after {ms} ms."
+        if not timeout_ms:
+            return f"Rank {rank} timed out in monitoredBarrier after 0 ms."
+        missing = [r for group_rank, r in enumerate(ranks) if group_rank not in arrived]
+        wait_all_ranks = bool(call.contribution.extra.get("wait_all_ranks"))
+        return monitored_barrier_error(rank, missing, wait_all_ranks, timeout_ns)
+    if 0 not in arrived:
+        return f"Rank {rank} timed out in monitoredBarrier after {timeout_ms} ms."
     return (
-        f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank"
-        f" {ranks[0]}. Please check rank {ranks[0]} logs for faulty rank."
+        f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting"
+        f" for send/recv from rank {ranks[0]}. Please check rank {ranks[0]} logs for faulty rank."
     )

@@ -1,60 +1,45 @@
-"""Records of the hub: a process, its lines, what it asked, what it said it did."""
+"""What the hub knows: processes, their connections, what they did, and what they wait for.
+
+The event loop, the cache of repeated calls and the handling of quiescence all work on one
+`HubState`, so that none of them has to import another.
+"""
 
 from __future__ import annotations
 
-import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from distsim.script_capture.hub.call_templates import CallTemplate
-from distsim.script_capture.hub.matching import GroupInstance, RankCall
+from distsim.backends.profile import BackendProfile
+from distsim.script_capture.hub.matching import CallMatcher, CallTemplate, GroupInstance, RankCall
+from distsim.script_capture.hub.store_server import StoreServer
+from distsim.script_capture.protocol.message_types import CallOrigin, ProcessExit
 from distsim.script_capture.protocol.wire import (
     EncodingCache,
     FrameDecoder,
+    SharedMemoryRegions,
     encode_frame,
     encode_repeated_frame,
     result_frame_prefix,
 )
 
-Place = tuple[str, int, str, str]
-#: Answers of the hub, but for the numbers of their tensors.
+#: Texts of results, which the shapes of their payloads determine.
 _RESULT_ENCODINGS: Final = EncodingCache()
-
-
-class ProcessExit(NamedTuple):
-    """How a process ended: ``how`` is ended, raised, exited or killed.
-
-    ``refused``: where torch took exception to an argument, the code of the finding that says so.
-    """
-
-    how: str
-    code: int = 0
-    text: str = ""
-    place: Place = ("", 0, "", "")
-    trace: str = ""
-    refused: str = ""
-
-
-def exit_of_status(code: int) -> ProcessExit:
-    """Of a process that said nothing itself. ``code``: its exit status, or the negative number of
-    the signal that ended it.
-    """
-    if code < 0:
-        with suppress(ValueError):
-            return ProcessExit("killed", code, signal.Signals(-code).name)
-        return ProcessExit("killed", code, f"signal {-code}")
-    return ProcessExit("exited" if code else "ended", code)
+#: `RankProcess.rank` of a process that has not joined the world.
+NO_RANK: Final = -1
 
 
 @dataclass(slots=True)
 class HubEvent:
-    """Something that a rank did, in the order of ``number``. ``targets``: the calls that a wait or
-    a drop is about.
+    """Something that a rank did. ``number`` orders the events of a rank.
+
+    ``targets`` are the numbers of the calls that a wait or a drop is about. ``thread`` numbers the
+    rank's threads; 0 is the main thread, and C++ threads that work for it. ``waited`` marks a call
+    together with the wait for it, which has the next number.
     """
 
     number: int
@@ -64,205 +49,278 @@ class HubEvent:
     is_async: bool = False
     batch: int = 0
     targets: tuple[int, ...] = ()
-    team: GroupInstance | None = None
+    group: GroupInstance | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
-    lane: int = (
-        0  # which of the rank's threads; 0 is the main one and those of C++ that work for it
-    )
-    waited: bool = False  # a call, and the wait for it, which has the next number
+    thread: int = 0
+    waited: bool = False
 
     def wait(self) -> HubEvent:
-        """The wait for it, of a call that is waited for at once; itself of any other."""
-        return (
-            HubEvent(self.number + 1, "wait", self.site, targets=(self.number,), lane=self.lane)
-            if self.waited
-            else self
+        """The wait of a call that is waited for at once; the event itself for any other."""
+        if not self.waited:
+            return self
+        return HubEvent(
+            self.number + 1, "wait", self.site, targets=(self.number,), thread=self.thread
         )
 
 
 def with_separate_waits(events: Sequence[HubEvent]) -> list[HubEvent]:
-    """Events in order, each wait by itself."""
-    waits = [e.wait() for e in events if e.waited]
+    """Events in order, each wait as an event of its own."""
+    waits = [event.wait() for event in events if event.waited]
     return sorted([*events, *waits], key=attrgetter("number"))
 
 
 @dataclass(eq=False)
 class HubConnection:
-    """A connection. ``remote``: its descriptor on the other side, where thread ``tid`` reads it."""
+    """A connection to a process.
+
+    ``kind`` is "out", "line" (a reply connection) or "notices". ``remote_descriptor`` is its
+    descriptor in the process, where thread ``thread_id`` reads it. ``pending`` is the reply that is
+    still to be sent on it.
+    """
 
     socket: socket.socket
     kind: str = ""
-    member: RankProcess | None = None
-    tid: int = 0
-    remote: int = -1
-    owed: PendingReply | None = None
-    frames: FrameDecoder = field(default_factory=FrameDecoder)
+    process: RankProcess | None = None
+    thread_id: int = 0
+    remote_descriptor: int = -1
+    pending: PendingReply | None = None
+    decoder: FrameDecoder = field(default_factory=FrameDecoder)
 
     def send(self, data: bytes) -> None:
-        with suppress(OSError):  # the rank has ended; its end is told elsewhere
+        with suppress(OSError):  # the rank has ended, which the out connection reports
             self.socket.sendall(data)
 
-    def gives(self, source: int, payload: bytes) -> None:
-        """A result of one payload."""
-        self.owed = None
+    def send_payload(self, source: int, payload: bytes) -> None:
+        """Reply with a result of one payload. The hot path, hence no call of `send`."""
+        self.pending = None
         try:
             self.socket.sendall(result_frame_prefix(source, len(payload)) + payload)
         except OSError:  # as in `send`
             return
 
-    def result(self, call: RankCall, verb: str = "result") -> None:
-        found = call.outs or []
-        if (
-            verb == "result"
-            and len(found) == 1
-            and len(found[0]) == 1
-            and isinstance(found[0][0], bytes)
-        ):  # as most are
-            self.gives(call.source, found[0][0])
-            return
-        outs, blobs = encoded_outputs(found)
-        if verb == "done":
-            self.send(encode_frame([verb, outs, call.source, call.number], blobs))
-            return
-        key = (call.source, *[tuple([tuple(piece) for piece in pieces]) for pieces in outs])
-        self.send(
-            encode_repeated_frame(
-                _RESULT_ENCODINGS.of(key, lambda: [verb, outs, call.source]), blobs
-            )
-        )
+    def send_result(self, call: RankCall) -> None:
+        """Reply with the result of a call."""
+        results = call.results or []
+        if len(results) == 1 and len(results[0]) == 1:
+            payload = results[0][0]
+            if isinstance(payload, bytes):
+                self.send_payload(call.source, payload)
+                return
+        locations, blobs = encoded_outputs(results)
+        key = (call.source, *[tuple([tuple(piece) for piece in pieces]) for pieces in locations])
+        text = _RESULT_ENCODINGS.of(key, lambda: ["result", locations, call.source])
+        self.send(encode_repeated_frame(text, blobs))
+
+    def send_done_notice(self, call: RankCall) -> None:
+        """Send the result of a call that a future waits for."""
+        locations, blobs = encoded_outputs(call.results or [])
+        self.send(encode_frame(["done", locations, call.source, call.number], blobs))
 
 
 @dataclass(eq=False, slots=True)
 class PendingReply:
-    """A thread that waits for an answer, and for what."""
+    """A thread of a rank that waits for a reply.
 
-    line: HubConnection
+    It waits for one of: a call (``call``), the answer to a poll (``polled_call``), keys of the
+    store (``keys``; with ``pops`` for elements of their queues), or all ranks in a start-up call
+    (``startup_op``). ``event`` is the call or the wait that the thread is in.
+    """
+
+    connection: HubConnection
     call: RankCall | None = None
-    poll: RankCall | None = None
+    polled_call: RankCall | None = None
     keys: Sequence[str] | None = None
-    pops: bool = False  # what comes next out of the queues of these names
+    pops: bool = False
     space: str = ""
-    meeting: str = ""
+    startup_op: str = ""
     site: int = 0
-    limit_ns: int | None = None
+    timeout_ns: int | None = None
     since: float = field(default_factory=time.monotonic)
-    event: HubEvent | None = None  # the call or the wait that it is
+    event: HubEvent | None = None
 
-    def answer(self, message: Sequence[object]) -> None:
-        self.line.owed = None
-        self.line.send(encode_frame(message))
+    def reply(self, message: Sequence[object]) -> None:
+        self.connection.pending = None
+        self.connection.send(encode_frame(message))
 
-    def result(self, call: RankCall) -> None:
-        self.line.owed = None
-        self.line.result(call)
+    def reply_result(self, call: RankCall) -> None:
+        self.connection.pending = None
+        self.connection.send_result(call)
 
-    def refuse(self, kind: str, text: str) -> None:
-        self.answer(["raise", kind, text])
+    def reply_error(self, kind: str, text: str) -> None:
+        """Let the thread raise: ``kind`` "store" is a DistStoreError, "error" a RuntimeError."""
+        self.reply(["raise", kind, text])
 
 
 @dataclass(eq=False)
 class RankProcess:
-    """A process of the program."""
+    """A process of the program.
+
+    ``rank`` is `NO_RANK` until it joins the world. ``planned`` is the rank that it was started as,
+    -1 if the script starts its ranks itself. ``waiting`` has the threads that wait, by the number
+    of the call, of the poll or of the store operation. ``futures`` are numbers of calls that a
+    future waits for. ``counts`` says how often the process created a group or made a start-up call.
+    ``asked_at_progress`` is the hub's progress when it last asked for calls that were not sent yet.
+    """
 
     pid: int
-    rank: int = -1
+    rank: int = NO_RANK
     planned: int = -1
-    lines: dict[int, HubConnection] = field(default_factory=dict)
+    connections: dict[int, HubConnection] = field(default_factory=dict)
     notices: HubConnection | None = None
     unread_notices: int = 0
-    idle: frozenset[int] = frozenset()
-    sites: dict[int, Place] = field(default_factory=dict)
-    group_instances: dict[int, GroupInstance] = field(default_factory=dict)
-    shapes: dict[int, CallTemplate] = field(default_factory=dict)
-    made: dict[Any, int] = field(default_factory=dict)
+    idle_threads: frozenset[int] = frozenset()
+    sites: dict[int, CallOrigin] = field(default_factory=dict)
+    groups: dict[int, GroupInstance] = field(default_factory=dict)
+    templates: dict[int, CallTemplate] = field(default_factory=dict)
+    counts: dict[Any, int] = field(default_factory=dict)
     calls: dict[int, RankCall] = field(default_factory=dict)
     events: list[HubEvent] = field(default_factory=list)
     waiting: dict[int, PendingReply] = field(default_factory=dict)
     futures: set[int] = field(default_factory=set)
-    lane: int = 0  # the thread that speaks
+    #: The thread that made the messages that arrive now.
+    thread: int = 0
     ended: ProcessExit | None = None
-    gone: bool = False
-    asked_at_progress: int = (
-        -1
-    )  # the hub's progress when it last asked for what this member has not said yet
-
-    @property
-    def over(self) -> bool:
-        return self.gone
+    disconnected: bool = False
+    asked_at_progress: int = -1
 
     def snapshot(self) -> RankProcess:
-        """A copy that stays as this one is now."""
+        """A copy that stays as this record is now."""
         return replace(
             self, events=list(self.events), waiting=dict(self.waiting), futures=set(self.futures)
         )
 
-    def opens(self, line: HubConnection, message: Sequence[Any]) -> None:
-        """A connection of this process says what it is for."""
-        line.kind = message[0]
-        if line.kind == "line":
-            line.tid, line.remote = message[3], message[4]
-            self.lines[message[2]] = line
-            line.send(encode_frame(["ok"]))
-        elif line.kind == "notices":
-            line.tid, line.remote = message[2], message[3]
-            self.notices = line
+    def register_connection(self, connection: HubConnection, message: Sequence[Any]) -> None:
+        """Handle the first message of a connection, which says what the connection is for."""
+        connection.kind = message[0]
+        if connection.kind == "line":
+            _, _, token, connection.thread_id, connection.remote_descriptor = message
+            self.connections[token] = connection
+            connection.send(encode_frame(["ok"]))
+        elif connection.kind == "notices":
+            _, _, connection.thread_id, connection.remote_descriptor = message
+            self.notices = connection
 
-    def heard(self, *_: object) -> None:
-        """It has read a notice."""
-        self.unread_notices -= 1
+    def next_count(self, key: object) -> int:
+        """How often this key has been counted, this time included."""
+        count = self.counts[key] = self.counts.get(key, 0) + 1
+        return count
 
-    def threads(self, message: Sequence[Any], *_: object) -> None:
-        """Which of its threads run no line of the user's."""
-        self.idle = frozenset(message[1])
-
-    def record_polls_as_waits(self) -> None:
-        """Who asks whether a call is done waits for it."""
-        for number, question in self.waiting.items():
-            if question.poll is not None:
-                self.events.append(
-                    HubEvent(number, "wait", question.site, targets=(question.poll.number,))
-                )
-
-    def note(self, event: HubEvent) -> None:
-        event.lane = self.lane
+    def add_event(self, event: HubEvent) -> None:
+        event.thread = self.thread
         self.events.append(event)
 
-    def asks(self, question: PendingReply, call: RankCall, site: int) -> None:
-        """A thread waits for a call, by what it did last."""
-        question.call, question.site, question.event = call, site, self.events[-1]
-        self.waiting[call.number] = question
+    def wait_for(self, pending: PendingReply, call: RankCall, site: int) -> None:
+        """Note that a thread waits for a call, in the event that was added last."""
+        pending.call = call
+        pending.site = site
+        pending.event = self.events[-1]
+        self.waiting[call.number] = pending
+
+    def record_polls_as_waits(self) -> None:
+        """Add a wait for each poll: a thread that polls until a call is done waits for it."""
+        for number, pending in self.waiting.items():
+            if pending.polled_call is not None:
+                targets = (pending.polled_call.number,)
+                self.events.append(HubEvent(number, "wait", pending.site, targets=targets))
 
     def is_waiting(self) -> bool:
-        """It waits for the hub in some thread, and has read all that was said to it."""
-        return self.unread_notices == 0 and (
-            bool(self.futures) or any(line.owed is not None for line in self.lines.values())
+        """Whether one of its threads waits for the hub, and it has handled all notices."""
+        if self.unread_notices:
+            return False
+        return bool(self.futures) or any(
+            connection.pending is not None for connection in self.connections.values()
         )
 
     def hub_descriptors(self) -> set[int]:
-        """Descriptors on which a wait is one for the hub: of lines that are owed an answer, and
-        that of notices.
-        """
-        found = {line.remote for line in self.lines.values() if line.owed is not None}
-        return found | ({self.notices.remote} if self.notices is not None else set())
+        """Descriptors in the process on which a read is a wait for the hub."""
+        found = {
+            connection.remote_descriptor
+            for connection in self.connections.values()
+            if connection.pending is not None
+        }
+        if self.notices is not None:
+            found.add(self.notices.remote_descriptor)
+        return found
 
     def may_hold_calls(self) -> bool:
-        """Can there be calls that it made and has not said? Not where its main thread has asked
-        something.
+        """Whether it can have made calls that it has not sent yet.
+
+        A process sends its calls before its main thread waits for a reply.
         """
-        return self.notices is not None and not any(
-            line.owed is not None and line.tid == self.pid for line in self.lines.values()
+        if self.notices is None:
+            return False
+        return not any(
+            connection.pending is not None and connection.thread_id == self.pid
+            for connection in self.connections.values()
         )
 
-    def ask(self, what: str) -> None:
-        """``threads``: which of them run no line of the user's. ``held``: to say what it has not
-        said; any answer does that.
-        """
+    def notify(self, verb: str) -> None:
+        """Send a notice: "threads" or "held" (`distsim.script_capture.protocol.message_types`)."""
         if self.notices is not None:
             self.unread_notices += 1
-            self.notices.send(encode_frame([what]))
+            self.notices.send(encode_frame([verb]))
 
 
-def encoded_outputs(outs: Sequence[Sequence[Any]]) -> tuple[list[list[list[int]]], list[bytes]]:
-    """A result as a frame carries it, and the bytes beside it."""
-    blobs = [payload for out in outs for payload in out if isinstance(payload, bytes)]
-    return [[[len(p)] if isinstance(p, bytes) else p for p in out] for out in outs], blobs
+def encoded_outputs(
+    outputs: Sequence[Sequence[Any]],
+) -> tuple[list[list[list[int]]], list[bytes]]:
+    """A result as a frame carries it: locations of the payloads, and the inline payloads."""
+    blobs: list[bytes] = []
+    locations: list[list[list[int]]] = []
+    for output in outputs:
+        pieces: list[list[int]] = []
+        for payload in output:
+            if isinstance(payload, bytes):
+                pieces.append([len(payload)])
+                blobs.append(payload)
+            else:
+                pieces.append(payload)
+        locations.append(pieces)
+    return locations, blobs
+
+
+class HubState:
+    """One hub's processes, worlds and calls.
+
+    A script may start several worlds, one after the other. ``ranks``, ``world_size``, ``matcher``
+    and ``store`` are those of the current one; ``past_worlds`` has sizes and ranks of earlier ones.
+    ``progress`` counts everything that ranks did, apart from polls and unsuccessful checks.
+    ``polls`` counts the polls answered since then.
+    """
+
+    def __init__(self, regions: SharedMemoryRegions, profile: BackendProfile) -> None:
+        self.processes: dict[int, RankProcess] = {}  # by process id
+        self.ranks: dict[int, RankProcess] = {}
+        self.world_size = 0
+        self.past_worlds: list[tuple[int, dict[int, RankProcess]]] = []
+        self.matcher = CallMatcher(regions, profile)
+        self.store = StoreServer()
+        self.progress = 0
+        self.polls = 0
+
+    def running_processes(self) -> list[RankProcess]:
+        """The ranks that have not ended; before all have joined, every process."""
+        all_joined = self.world_size and len(self.ranks) == self.world_size
+        processes = self.ranks if all_joined else self.processes
+        return [process for process in processes.values() if not process.disconnected]
+
+    def start_next_world(self) -> None:
+        """Put the current world aside; groups, messages and keys of the store are not shared."""
+        self.past_worlds.append((self.world_size, self.ranks))
+        self.ranks = {}
+        self.world_size = 0
+        self.store = StoreServer()
+        self.matcher = CallMatcher(self.matcher.regions, self.matcher.profile)
+
+    def deliver(self, call: RankCall) -> None:
+        """Send the result of a call that is done to the thread or the future that waits for it."""
+        process = self.ranks[call.rank]
+        pending = process.waiting.pop(call.number, None)
+        if pending is not None:
+            pending.reply_result(call)
+            self.matcher.forget(call)
+        elif call.number in process.futures and process.notices is not None:
+            process.futures.discard(call.number)
+            process.unread_notices += 1
+            process.notices.send_done_notice(call)
+            self.matcher.forget(call)

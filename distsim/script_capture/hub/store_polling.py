@@ -1,8 +1,11 @@
-"""Ranks that ask again and again whether a key of the store is there: a wait that no system call
-shows, for there is a sleep in it.
+"""Recognise ranks that ask again and again whether a key of the store exists.
 
-Where nobody has done anything else since the first of many equal questions, and all others stand,
-the answer stays the same for ever.
+Such a loop is a wait that no system call shows, because the rank sleeps between two questions. If
+no rank has done anything else since the first of many equal questions, and all others are blocked,
+then the answer will never change.
+
+The module also has two questions about all processes: are they blocked or asleep, and may they hold
+calls that they have not sent yet.
 """
 
 from __future__ import annotations
@@ -10,8 +13,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from distsim.script_capture.hub.state import PendingReply, RankProcess
 from distsim.script_capture.protocol.blocked_threads import (
     SLEEP_CALLS,
     ProcessSnapshot,
@@ -19,83 +23,90 @@ from distsim.script_capture.protocol.blocked_threads import (
     process_snapshot,
 )
 
-if TYPE_CHECKING:
-    from distsim.script_capture.hub.state import PendingReply, RankProcess
-
-#: So many equal questions, over at least so many seconds.
+#: A loop is recognised after so many equal questions over at least so many seconds.
 _MIN_REPEATS: Final = 10
 _MIN_SECONDS: Final = 1.0
 
 
 @dataclass
 class RepeatedStoreCheck:
-    """What a member asked last, and how often in a row."""
+    """The last question of a process, and how often it was asked in a row."""
 
-    member: RankProcess
+    process: RankProcess
     question: PendingReply
     since: float
     count: int = 1
 
     @property
-    def is_over(self) -> bool:
+    def is_polling_loop(self) -> bool:
         return self.count >= _MIN_REPEATS and time.monotonic() - self.since > _MIN_SECONDS
+
+    def is_same_question(self, question: PendingReply) -> bool:
+        return (self.question.keys, self.question.space) == (question.keys, question.space)
 
 
 class StorePollTracker:
-    """Questions since the last thing that anybody did. ``progress`` counts these things."""
+    """Unsuccessful questions for keys since the hub's last progress."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, RepeatedStoreCheck] = {}
+        self._checks: dict[int, RepeatedStoreCheck] = {}  # by process id
         self._progress = -1
 
-    def heard(self, member: RankProcess, question: PendingReply, progress: int) -> None:
-        """A member was told that its keys are not there."""
+    def add(self, process: RankProcess, question: PendingReply, progress: int) -> None:
+        """A process was told that its keys do not exist."""
         if progress != self._progress:
-            self._asked, self._progress = {}, progress
-        last = self._asked.get(member.pid)
-        if last is None or (last.question.keys, last.question.space) != (
-            question.keys,
-            question.space,
-        ):
-            self._asked[member.pid] = RepeatedStoreCheck(member, question, time.monotonic())
-        else:
+            self._checks = {}
+            self._progress = progress
+        last = self._checks.get(process.pid)
+        if last is not None and last.is_same_question(question):
             last.count += 1
+        else:
+            self._checks[process.pid] = RepeatedStoreCheck(process, question, time.monotonic())
 
-    def over(self, progress: int) -> dict[int, RepeatedStoreCheck]:
-        """By process: who has asked often enough."""
+    def polling_loops(self, progress: int) -> dict[int, RepeatedStoreCheck]:
+        """The recognised loops, by process id."""
         if progress != self._progress:
             return {}
-        return {pid: asked for pid, asked in self._asked.items() if asked.is_over}
+        return {pid: check for pid, check in self._checks.items() if check.is_polling_loop}
 
 
 def process_snapshots(
-    members: Sequence[RankProcess], asked: Mapping[int, RepeatedStoreCheck]
+    processes: Sequence[RankProcess], polling: Mapping[int, RepeatedStoreCheck]
 ) -> list[ProcessSnapshot]:
-    """One look at each; the thread that asks for a key does not count."""
-    aside = {
-        m.pid: m.idle | {asked[m.pid].question.line.tid} if m.pid in asked else m.idle
-        for m in members
-    }
-    return [process_snapshot(m.pid, m.hub_descriptors(), aside[m.pid]) for m in members]
+    """A snapshot of each process, without idle threads and threads that ask for a key."""
+    snapshots = []
+    for process in processes:
+        ignored = process.idle_threads
+        if process.pid in polling:
+            ignored |= {polling[process.pid].question.connection.thread_id}
+        snapshots.append(process_snapshot(process.pid, process.hub_descriptors(), ignored))
+    return snapshots
 
 
-def all_blocked_or_asleep(members: Iterable[RankProcess]) -> bool:
-    """Nobody computes, reads or waits for a child: all stand, or sleep from one look at something
-    to the next.
-    """
-    return all(set(active_system_calls(m.pid, m.hub_descriptors())) <= SLEEP_CALLS for m in members)
+def all_blocked_or_asleep(processes: Iterable[RankProcess]) -> bool:
+    """Whether no thread computes, reads or waits for a child: each is blocked or sleeps."""
+    for process in processes:
+        active = active_system_calls(process.pid, process.hub_descriptors())
+        if not set(active) <= SLEEP_CALLS:
+            return False
+    return True
 
 
 def request_held_calls(
-    all_members: Iterable[RankProcess], members: Iterable[RankProcess], progress: int
+    all_processes: Iterable[RankProcess], running: Iterable[RankProcess], progress: int
 ) -> bool:
-    """Where somebody waits: ask those who may have made calls and not said them since the last
-    thing that anybody did. Was one asked?
+    """If some thread waits, ask each process that may hold calls to send them.
+
+    A process is asked only once for the same progress. Returns whether one was asked.
     """
-    if not any(m.waiting or m.futures for m in all_members):
+    if not any(process.waiting or process.futures for process in all_processes):
         return False
-    silent = [m for m in members if m.asked_at_progress != progress and m.may_hold_calls()]
-    for member in silent:
-        member.asked_at_progress = progress
-        member.ask("held")
+    silent = [
+        process
+        for process in running
+        if process.asked_at_progress != progress and process.may_hold_calls()
+    ]
+    for process in silent:
+        process.asked_at_progress = progress
+        process.notify("held")
     return bool(silent)

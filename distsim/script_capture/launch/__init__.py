@@ -1,3 +1,4 @@
-"""Command lines, preloading, forking, signals and cleaning up: how ranks are started and ended;
-also the main function of a rank's process.
+"""How ranks are started and ended: command lines, preloading, forking, signals, cleaning up.
+
+The main function of a rank's process is here too, because it installs the patches.
 """

@@ -1,5 +1,8 @@
-"""What a user types to start a program, as what has to run: ``python train.py``, ``-m module``,
-``torchrun --nproc-per-node 4 …``.
+"""Parse the command that starts a program.
+
+For example ``python train.py`` or ``torchrun --nproc-per-node 4 train.py``. Only what says which
+program runs, with which arguments and on how many ranks, is evaluated; other options of a launcher
+are skipped.
 """
 
 from __future__ import annotations
@@ -8,39 +11,60 @@ import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final, NamedTuple, NoReturn
 
 from distsim.common.errors import UsageError
 from distsim.script_capture.launch.preload import module_file
 from distsim.script_capture.launch.rank_process import CaptureTarget
 
-_EXAMPLE = "distsim capture --nproc 4 -- python train.py --epochs 1"
-#: Options of torchrun that take no value (torch/distributed/run.py); of all others the next word is
-#: the value.
-_TORCHRUN_FLAGS = frozenset(
-    {"standalone", "no-python", "run-path", "virtual-local-rank", "signals-to-handle-none"}
+_EXAMPLE: Final = "distsim capture --nproc 4 -- python train.py --epochs 1"
+_MODULE_OPTIONS: Final = ("-m", "--module")
+
+
+class _Launcher(NamedTuple):
+    """Options of a launcher, without leading hyphens.
+
+    ``flags`` take no value; for any other option, the next word is its value.
+    """
+
+    flags: frozenset[str]
+    processes_option: str
+    nodes_option: str
+
+
+#: The flags are complete (torch/distributed/run.py).
+_TORCHRUN: Final = _Launcher(
+    frozenset(
+        {"standalone", "no-python", "run-path", "virtual-local-rank", "signals-to-handle-none"}
+    ),
+    "nproc-per-node",
+    "nnodes",
 )
-#: Options of accelerate launch that take no value and are often given
-#: (accelerate/commands/launch.py).
-_ACCELERATE_FLAGS = frozenset(
-    {
-        "cpu",
-        "multi-gpu",
-        "tpu",
-        "use-fsdp",
-        "use-deepspeed",
-        "debug",
-        "quiet",
-        "no-python",
-        "ipex",
-        "use-megatron-lm",
-        "use-parallelism-config",
-    }
+#: Only flags that are often given (accelerate/commands/launch.py).
+_ACCELERATE: Final = _Launcher(
+    frozenset(
+        {
+            "cpu",
+            "multi-gpu",
+            "tpu",
+            "use-fsdp",
+            "use-deepspeed",
+            "debug",
+            "quiet",
+            "no-python",
+            "ipex",
+            "use-megatron-lm",
+            "use-parallelism-config",
+        }
+    ),
+    "num-processes",
+    "num-machines",
 )
 
 
 @dataclass(frozen=True)
 class LaunchCommand:
-    """``ranks`` of a node and ``nodes``: as a launcher among the words has them, else None."""
+    """What to run. ``ranks`` per node and ``nodes`` are None if no launcher says them."""
 
     target: CaptureTarget
     ranks: int | None = None
@@ -48,27 +72,27 @@ class LaunchCommand:
 
 
 def parse_command(words: Sequence[str]) -> LaunchCommand:
-    """The target of a command line. Raises UsageError for one that starts no Python program."""
+    """Parse a command line. Raises UsageError if it starts no Python program."""
     if not words:
         raise UsageError("there is no program to capture", f"for example: {_EXAMPLE}")
-    first, rest = os.path.basename(words[0]), list(words[1:])
-    if first.startswith(("python", "pypy")):
-        return _parse_python(rest)
-    if first == "torchrun":
-        return _parse_launcher(rest, _TORCHRUN_FLAGS, "nproc-per-node", "nnodes")
-    if first == "accelerate" and rest[:1] == ["launch"]:
-        found = _parse_launcher(rest[1:], _ACCELERATE_FLAGS, "num-processes", "num-machines")
-        per_node = found.ranks // found.nodes if found.ranks and found.nodes else found.ranks
-        return LaunchCommand(found.target, per_node, found.nodes)
-    if first == "-m":
-        return LaunchCommand(_module_target(rest))
+    program = os.path.basename(words[0])
+    arguments = list(words[1:])
+    if program.startswith(("python", "pypy")):
+        return _parse_python(arguments)
+    if program == "torchrun":
+        return _parse_launcher(arguments, _TORCHRUN)
+    if program == "accelerate" and arguments[:1] == ["launch"]:
+        return _parse_accelerate(arguments[1:])
+    if program == "-m":
+        return LaunchCommand(_module_target(arguments))
     return LaunchCommand(_file_target(words))
 
 
 def _parse_python(words: list[str]) -> LaunchCommand:
-    """The words behind ``python``."""
+    """Parse the words behind ``python``."""
     while words and words[0].startswith("-") and words[0] not in ("-m", "-c"):
-        words = words[2:] if words[0] in ("-W", "-X") else words[1:]
+        has_value = words[0] in ("-W", "-X")
+        words = words[2:] if has_value else words[1:]
     if not words:
         raise UsageError("python is given no program", f"for example: {_EXAMPLE}")
     if words[0] == "-c":
@@ -78,35 +102,46 @@ def _parse_python(words: list[str]) -> LaunchCommand:
     if words[0] != "-m":
         return LaunchCommand(_file_target(words))
     if words[1:2] and words[1] in ("torch.distributed.run", "torch.distributed.launch"):
-        return _parse_launcher(words[2:], _TORCHRUN_FLAGS, "nproc-per-node", "nnodes")
+        return _parse_launcher(words[2:], _TORCHRUN)
     return LaunchCommand(_module_target(words[1:]))
 
 
-def _parse_launcher(
-    words: list[str], flags: frozenset[str], ranks: str, nodes: str
-) -> LaunchCommand:
-    found: dict[str, str] = {}
-    while words and words[0].startswith("-") and words[0] not in ("-m", "--module"):
+def _parse_accelerate(words: list[str]) -> LaunchCommand:
+    """accelerate counts the processes of all nodes."""
+    command = _parse_launcher(words, _ACCELERATE)
+    if command.ranks and command.nodes:
+        return LaunchCommand(command.target, command.ranks // command.nodes, command.nodes)
+    return command
+
+
+def _parse_launcher(words: list[str], launcher: _Launcher) -> LaunchCommand:
+    """Parse the words behind a launcher: its options, the program, and the program's arguments."""
+    options: dict[str, str] = {}
+    while words and words[0].startswith("-") and words[0] not in _MODULE_OPTIONS:
         name, equals, value = words.pop(0).lstrip("-").partition("=")
         name = name.replace("_", "-")
-        if not equals and name not in flags and words:
+        if not equals and name not in launcher.flags and words:
             value = words.pop(0)
-        found[name] = value
+        options[name] = value
     if not words:
         raise UsageError("the launcher is given no program", f"for example: {_EXAMPLE}")
-    target = _module_target(words[1:]) if words[0] in ("-m", "--module") else _file_target(words)
-    return LaunchCommand(target, _process_count(found.get(ranks)), _process_count(found.get(nodes)))
+    target = _module_target(words[1:]) if words[0] in _MODULE_OPTIONS else _file_target(words)
+    ranks = _process_count(options.get(launcher.processes_option))
+    nodes = _process_count(options.get(launcher.nodes_option))
+    return LaunchCommand(target, ranks, nodes)
 
 
 def _process_count(text: str | None) -> int | None:
-    """Of processes; ``1:4`` (elastic) counts with its largest; ``gpu`` and the like are not
-    known.
+    """A number of processes or nodes; None for ``gpu`` and the like.
+
+    An elastic range (``1:4``) counts with its largest number.
     """
     last = (text or "").rpartition(":")[2]
     return int(last) if last.isdigit() and int(last) else None
 
 
 def _module_target(words: Sequence[str]) -> CaptureTarget:
+    """The module and its arguments behind ``-m``."""
     if not words:
         raise UsageError(
             "-m is given no module", "for example: distsim capture --nproc 2 -- -m package.train"
@@ -121,24 +156,32 @@ def _module_target(words: Sequence[str]) -> CaptureTarget:
 
 
 def _file_target(words: Sequence[str]) -> CaptureTarget:
+    """A script, or a program on the search path that is a script."""
     name = words[0]
     if not os.path.isfile(name):
-        found = shutil.which(name)
-        if found is None or not _has_python_shebang(found):
-            what = (
-                "is no Python file" if found is not None or os.path.exists(name) else "is not there"
-            )
-            raise UsageError(f"{name} {what}", f"give the script, for example: {_EXAMPLE}")
-        name = found
+        name = _script_on_path(name)
     elif not name.endswith(".py") and not _has_python_shebang(name):
-        raise UsageError(
-            f"{name} is no Python program", f"give the script, for example: {_EXAMPLE}"
-        )
+        _refuse_file(f"{name} is no Python program")
     return CaptureTarget(name, tuple(words[1:]))
 
 
+def _script_on_path(name: str) -> str:
+    """The file of a program on the search path, if it is a Python script."""
+    found = shutil.which(name)
+    if found is None:
+        problem = "is no Python file" if os.path.exists(name) else "is not there"
+        _refuse_file(f"{name} {problem}")
+    if not _has_python_shebang(found):
+        _refuse_file(f"{name} is no Python file")
+    return found
+
+
+def _refuse_file(message: str) -> NoReturn:
+    raise UsageError(message, f"give the script, for example: {_EXAMPLE}")
+
+
 def _has_python_shebang(path: str) -> bool:
-    """Does the file's first line start Python?"""
+    """Whether the file's first line starts Python."""
     with open(path, "rb") as file:
         line = file.readline(200)
     return line.startswith(b"#!") and b"python" in line

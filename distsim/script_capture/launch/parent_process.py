@@ -1,5 +1,7 @@
-"""The parent: loads what all need, forks the ranks, is their hub until nothing can go on, and
-leaves no process behind.
+"""The parent of the ranks: loads what they share, forks them, and runs the hub.
+
+When nothing can go on, it ends every process that descends from the capture, whoever started it:
+no process may be left behind.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 from distsim.backends import BACKEND_PROFILES
 from distsim.backends.profile import BackendProfile
 from distsim.common.records import gc_paused
 from distsim.script_capture.hub.event_loop import Hub
-from distsim.script_capture.hub.state import RankProcess, exit_of_status
+from distsim.script_capture.hub.state import RankProcess
 from distsim.script_capture.launch.rank_process import (
     CaptureTarget,
     ChildOptions,
@@ -33,20 +35,26 @@ from distsim.script_capture.launch.reaper import (
     OrphanReaper,
     processes_started_by,
 )
-from distsim.script_capture.patches import rebind
 from distsim.script_capture.patches.dynamo import exclude_from_dynamo
+from distsim.script_capture.patches.rebind import find_references
+from distsim.script_capture.protocol.message_types import exit_of_status
 from distsim.script_capture.protocol.wire import SharedMemoryRegions, listen_for_ranks
 
-#: Ranks that a script which starts them itself may have.
-_MAX_SPAWNED_RANKS = 64
+#: Regions of shared memory for a script that starts its ranks itself; further ranks have none.
+_MAX_SPAWNED_RANKS: Final = 64
+#: Rounds of killing all descendants, since processes may fork meanwhile.
+_MAX_KILL_ROUNDS: Final = 50
+_ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
+#: prctl(2).
+_PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 @dataclass(frozen=True)
 class CaptureRunOptions:
-    """How a program is captured. ``ranks``: 0 starts one process, which starts the ranks itself.
+    """How a program is captured. ``ranks`` is 0 if the script starts the ranks itself.
 
-    ``backend``: whose rules choose between messages; None takes the one that the script asks for,
-    of which the hub knows only then.
+    The rules of ``backend`` choose between messages; None takes the backend that the script asks
+    for, which the hub learns only then.
     """
 
     target: CaptureTarget
@@ -61,12 +69,11 @@ class CaptureRunOptions:
 
 @dataclass(frozen=True)
 class CapturedRun:
-    """What came of it. ``ended``: "ended", "stalled" or "late". ``ranks``: by rank, those who
-    joined.
+    """What the ranks did. ``ended`` is "ended", "stalled" or "late" (`Hub.run`).
 
-    ``outputs``: what they wrote, where it was kept. ``stood``: the ranks before the first time-out
-    passed. ``past``: worlds that the script started before and that came to their end, one after
-    the other.
+    ``ranks`` are those that joined, ``others`` processes that did not. ``outputs`` is what the
+    ranks wrote, if it was kept. ``ranks_before_timeout`` are the ranks as they were before the
+    first timeout expired. ``past`` are worlds that the script started before, and that ended.
     """
 
     capture_options: CaptureRunOptions
@@ -75,26 +82,31 @@ class CapturedRun:
     ranks: Mapping[int, RankProcess]
     others: tuple[RankProcess, ...]
     outputs: Mapping[int, str] = field(default_factory=dict)
-    stood: Mapping[int, RankProcess] | None = None
+    ranks_before_timeout: Mapping[int, RankProcess] | None = None
     past: tuple[CapturedRun, ...] = ()
 
     @property
     def evaluated_ranks(self) -> Mapping[int, RankProcess]:
-        """The ranks as they are to be judged: where a time-out ended one, as all stood before."""
-        late = any(m.ended is not None and m.ended.how == "raised" for m in self.ranks.values())
-        return self.stood if self.stood is not None and late else self.ranks
+        """The ranks to evaluate: if a timeout ended one, the ranks as they were before.
+
+        What ranks do after a timeout does not explain why it expired.
+        """
+        exits = [rank.ended for rank in self.ranks.values() if rank.ended is not None]
+        if self.ranks_before_timeout is not None and any(end.how == "raised" for end in exits):
+            return self.ranks_before_timeout
+        return self.ranks
 
 
 def run_capture(
     capture_options: CaptureRunOptions, meanwhile: Callable[[], object] | None = None
 ) -> CapturedRun:
-    """Run a program under the hub. The caller has imported what its ranks need. ``meanwhile``: done
-    in a thread, once they have started.
+    """Run a program under the hub. The caller has imported what its ranks need.
+
+    ``meanwhile`` is called in a thread, once the ranks have started.
     """
-    keeper = OrphanReaper()
-    regions = SharedMemoryRegions(
-        max(capture_options.ranks, 1) if capture_options.ranks else _MAX_SPAWNED_RANKS
-    )
+    # First of all: whatever is started from here on is cleaned up.
+    reaper = OrphanReaper()
+    regions = SharedMemoryRegions(capture_options.ranks or _MAX_SPAWNED_RANKS)
     listener, address = listen_for_ranks(os.urandom(4).hex())
     hub = Hub(
         listener,
@@ -102,102 +114,113 @@ def run_capture(
         BACKEND_PROFILES[capture_options.backend or "gloo"],
         None if capture_options.backend else _profile_of_request,
     )
-    parent = _RankLauncher(hub, keeper)
+    launcher = _RankLauncher(hub, reaper)
     _become_subreaper()
-    before = _install_signal_handlers()
+    previous_handlers = _install_signal_handlers()
     _load_shared_modules()
     try:
         for rank in range(max(capture_options.ranks, 1)):
-            parent.start(capture_options, rank, address, regions)
+            launcher.start(capture_options, rank, address, regions)
         if meanwhile is not None:
             threading.Thread(target=meanwhile, daemon=True).start()
         with gc_paused():
-            ended = hub.run(capture_options.timeout_s, parent.reap)
-            if (
-                ended == "stalled"
-                and len(hub.ranks) < hub.world
-                and processes_started_by(keeper.token)
-            ):
+            ended = hub.run(capture_options.timeout_s, launcher.reap)
+            is_incomplete = len(hub.state.ranks) < hub.state.world_size
+            if ended == "stalled" and is_incomplete and processes_started_by(reaper.token):
                 ended = "late"  # a rank that is missing may be a program without the hub
     finally:
-        parent.end_all()
+        launcher.end_all()
         hub.close()
-        keeper.let_go()
-        _restore_signal_handlers(before)
-    others = tuple(m for m in hub.members.values() if m.rank < 0)
-    written, past = (
-        parent.written(),
-        tuple(
-            CapturedRun(capture_options, "ended", n, dict(sorted(ranks.items())), ())
-            for n, ranks in hub.past
-        ),
-    )
-    ranks = dict(sorted(hub.ranks.items()))
+        reaper.release()
+        _restore_signal_handlers(previous_handlers)
+    return _captured_run(capture_options, hub, ended, launcher.outputs_by_rank())
+
+
+def _captured_run(
+    capture_options: CaptureRunOptions, hub: Hub, ended: str, outputs: Mapping[int, str]
+) -> CapturedRun:
+    state = hub.state
+    past = [
+        CapturedRun(capture_options, "ended", size, dict(sorted(ranks.items())), ())
+        for size, ranks in state.past_worlds
+    ]
     return CapturedRun(
         capture_options,
         ended,
-        hub.world or capture_options.ranks,
-        ranks,
-        others,
-        written,
-        hub.silence.stood,
-        past,
+        world=state.world_size or capture_options.ranks,
+        ranks=dict(sorted(state.ranks.items())),
+        others=tuple(process for process in state.processes.values() if process.rank < 0),
+        outputs=outputs,
+        ranks_before_timeout=hub.quiescence.ranks_before_timeout,
+        past=tuple(past),
     )
 
 
 def _load_shared_modules() -> None:
-    """Do here, once, what each rank would do in memory of its own. Not where the script alone
-    brings torch.
+    """Do once, here, what each rank would do in memory of its own.
+
+    Not if torch is not loaded: then only the script brings it.
     """
     if "torch" in sys.modules:
         for name in ("install", "start_methods"):
             import_module(f"distsim.script_capture.patches.{name}")
         exclude_from_dynamo()
-        rebind.find_references()
+        find_references()
 
 
-def _install_signal_handlers() -> dict[signal.Signals, Any]:
-    """Signals that end a process end what it started first; what was set before. One that is
-    ignored stays so (nohup).
+# --- backends ---
+def _profile_of_request(requested: str) -> BackendProfile:
+    return BACKEND_PROFILES[known_backend(requested)]
+
+
+def known_backend(requested: str, device: str = "") -> str:
+    """The backend of distsim for what a script asks for.
+
+    ``device`` selects one of ``cpu:gloo,cuda:nccl``; "" is the CPU.
     """
-    before = {}
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    if ":" in requested:
+        by_device = dict(pair.split(":", 1) for pair in requested.split(","))
+        requested = by_device.get(device or "cpu", next(iter(by_device.values())))
+    return requested if requested in BACKEND_PROFILES else "gloo"
+
+
+# --- signals ---
+def _install_signal_handlers() -> dict[signal.Signals, Any]:
+    """Let signals that end this process first end what it started. Returns what was set before.
+
+    A signal that is ignored (nohup) stays ignored.
+    """
+    previous = {}
+    for number in _ENDING_SIGNALS:
         if signal.getsignal(number) is signal.SIG_DFL:
             with suppress(ValueError):  # not the main thread
-                before[number] = signal.signal(number, _exit_on_signal)
-    return before
+                previous[number] = signal.signal(number, _exit_on_signal)
+    return previous
 
 
 def _exit_on_signal(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-def _restore_signal_handlers(before: Mapping[signal.Signals, Any]) -> None:
-    for number, action in before.items():
+def _restore_signal_handlers(previous: Mapping[signal.Signals, Any]) -> None:
+    for number, action in previous.items():
         signal.signal(number, action)
 
 
-def _profile_of_request(asked: str) -> BackendProfile:
-    return BACKEND_PROFILES[known_backend(asked)]
-
-
-def known_backend(asked: str, on: str = "") -> str:
-    """A back end that distsim knows, of what a script asks for. ``on``: which of
-    ``cpu:gloo,cuda:nccl``; "" is the CPU's.
-    """
-    if ":" in asked:
-        pairs = dict(pair.split(":", 1) for pair in asked.split(","))
-        asked = pairs.get(on or "cpu", next(iter(pairs.values())))
-    return asked if asked in BACKEND_PROFILES else "gloo"
-
-
+# --- processes ---
 class _RankLauncher:
-    def __init__(self, hub: Hub, keeper: OrphanReaper) -> None:
-        self.hub, self.keeper = hub, keeper
-        self.before = set(_descendants(os.getpid(), set()))
-        self.started: list[int] = []
+    """Starts and ends the ranks.
+
+    ``open`` are the processes that were started and have not been waited for. ``earlier`` are
+    processes that existed before, and must not be ended.
+    """
+
+    def __init__(self, hub: Hub, reaper: OrphanReaper) -> None:
+        self.hub = hub
+        self.reaper = reaper
+        self.earlier = set(_descendants(os.getpid(), set()))
         self.open: set[int] = set()
-        self.outputs: dict[int, int] = {}
+        self.output_descriptors: dict[int, int] = {}
 
     def start(
         self,
@@ -206,62 +229,64 @@ class _RankLauncher:
         address: str,
         regions: SharedMemoryRegions,
     ) -> None:
+        """Fork a rank."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         if capture_options.keep_output:
-            self.outputs[rank] = os.memfd_create(f"rank {rank}")
-        mine, pid = os.getpid(), os.fork()
+            self.output_descriptors[rank] = os.memfd_create(f"rank {rank}")
+        parent = os.getpid()
+        pid = os.fork()
         if pid == 0:
             status = 1
             try:
-                gc.freeze()  # what all ranks share stays shared: no collection walks it
-                die_with_parent(mine)
-                for number in (signal.SIGTERM, signal.SIGHUP):
-                    if signal.getsignal(number) is _exit_on_signal:
-                        signal.signal(number, signal.SIG_DFL)
-                self.hub.close()
-                self.keeper.close_in_child()
-                status = self._child(capture_options, rank, address, regions)
+                self._prepare_child(parent)
+                status = self._run_child(capture_options, rank, address, regions)
             finally:
                 os._exit(status)
-        self.started.append(pid)
         self.open.add(pid)
         self.hub.expect(pid, rank if capture_options.ranks else -1)
 
-    def _child(
+    def _prepare_child(self, parent: int) -> None:
+        """Undo in a rank what only the parent needs."""
+        gc.freeze()  # what all ranks share stays shared: no collection touches it
+        die_with_parent(parent)
+        for number in _ENDING_SIGNALS:
+            if signal.getsignal(number) is _exit_on_signal:
+                signal.signal(number, signal.SIG_DFL)
+        self.hub.close()
+        self.reaper.close_in_child()
+
+    def _run_child(
         self,
         capture_options: CaptureRunOptions,
         rank: int,
         address: str,
         regions: SharedMemoryRegions,
     ) -> int:
-        environment = {**capture_options.environment, CAPTURE_VARIABLE: self.keeper.token}
-        if capture_options.ranks:
-            environment |= torchrun_environment(
-                rank,
-                capture_options.ranks,
-                capture_options.ranks // capture_options.nodes,
-                capture_options.nodes,
-            )
-            environment |= {"DISTSIM_RANKS": str(capture_options.ranks)}
+        environment = {**capture_options.environment, CAPTURE_VARIABLE: self.reaper.token}
+        ranks = capture_options.ranks
+        if ranks:
+            nodes = capture_options.nodes
+            environment |= torchrun_environment(rank, ranks, ranks // nodes, nodes)
+            environment["DISTSIM_RANKS"] = str(ranks)
         if capture_options.keep_output:
-            _redirect_output(self.outputs[rank])
+            _redirect_output(self.output_descriptors[rank])
         faulthandler.enable()
         return run_rank_process(
             capture_options.target, environment, address, regions, capture_options.child_options
         )
 
-    def written(self) -> dict[int, str]:
-        """What the ranks wrote, where it was kept."""
-        found = {}
-        for rank, fd in self.outputs.items():
-            os.lseek(fd, 0, os.SEEK_SET)
-            with os.fdopen(fd, encoding="utf-8", errors="replace") as file:
-                found[rank] = file.read()
-        return found
+    def outputs_by_rank(self) -> dict[int, str]:
+        """What the ranks wrote, if it was kept."""
+        outputs = {}
+        for rank, descriptor in self.output_descriptors.items():
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            with os.fdopen(descriptor, encoding="utf-8", errors="replace") as file:
+                outputs[rank] = file.read()
+        return outputs
 
     def reap(self) -> None:
-        """Note who has ended."""
+        """Note which processes have ended."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -270,20 +295,21 @@ class _RankLauncher:
             if pid == 0:
                 return
             self.open.discard(pid)
-            member = self.hub.members.get(pid)
-            if member is not None:
-                member.gone = True
-                member.ended = member.ended or exit_of_status(os.waitstatus_to_exitcode(status))
+            process = self.hub.state.processes.get(pid)
+            if process is not None:
+                process.disconnected = True
+                if process.ended is None:  # it could not report anything itself
+                    process.ended = exit_of_status(os.waitstatus_to_exitcode(status))
 
     def end_all(self) -> None:
         """End every process that descends from this capture, and wait for them."""
-        for _ in range(50):
-            found = set(self.open) | set(_descendants(os.getpid(), self.before))
-            for pid in found:
+        for _ in range(_MAX_KILL_ROUNDS):
+            pids = set(self.open) | set(_descendants(os.getpid(), self.earlier))
+            for pid in pids:
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
-            self._wait(found)
-            if not found:
+            self._wait(pids)
+            if not pids:
                 return
 
     def _wait(self, pids: set[int]) -> None:
@@ -293,46 +319,47 @@ class _RankLauncher:
             self.open.discard(pid)
 
 
-def _redirect_output(fd: int) -> None:
-    """Let this process write there."""
+def _redirect_output(descriptor: int) -> None:
+    """Let this process write its standard output and error there."""
     for number, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(fd, number)
+        os.dup2(descriptor, number)
         setattr(sys, name, os.fdopen(number, "w", buffering=1, encoding="utf-8", closefd=False))
 
 
 def _become_subreaper() -> None:
-    """Become the parent of processes whose own parent ends (prctl(2), PR_SET_CHILD_SUBREAPER), to
-    end them as well.
-    """
+    """Become the parent of descendants whose own parent ends, to be able to end them as well."""
     import ctypes
 
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _descendants(root: int, others: set[int]) -> list[int]:
-    """Processes below ``root``, but for ``others`` and those below them."""
+def _descendants(root: int, excluded: set[int]) -> list[int]:
+    """Processes below ``root``, without those in ``excluded`` and what is below them."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             with suppress(OSError, ValueError, IndexError):
-                parents[int(name)] = int(_read_stat(name).rpartition(b")")[2].split()[1])
+                parents[int(name)] = _parent_of(name)
     found = []
     for pid in parents:
-        above = pid
-        while above in parents and above != root and above not in others:
-            above = parents[above]
-        if above == root and pid != root:
+        ancestor = pid
+        while ancestor in parents and ancestor != root and ancestor not in excluded:
+            ancestor = parents[ancestor]
+        if ancestor == root and pid != root:
             found.append(pid)
     return found
 
 
+def _parent_of(pid: str) -> int:
+    """The parent's process id: the second field behind the name in parentheses (proc(5))."""
+    return int(_read_stat(pid).rpartition(b")")[2].split()[1])
+
+
 def _read_stat(pid: str) -> bytes:
-    """The line of a process in proc(5), read without a buffer: a machine has hundreds of them, and
-    a report waits.
-    """
-    fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+    """Read /proc/PID/stat without a buffer: a machine has hundreds, and a report waits for it."""
+    descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
     try:
-        return os.read(fd, 1 << 10)
+        return os.read(descriptor, 1 << 10)
     finally:
-        os.close(fd)
+        os.close(descriptor)

@@ -1,8 +1,8 @@
-"""A process that outlives the hub's by a moment: where that one is killed, nobody else could end
-what its ranks have started.
+"""A helper process that cleans up if the hub's process is killed.
 
 Ranks and what they fork die with their parent (prctl(2), PR_SET_PDEATHSIG). Programs that they
-start do not; they are known by a word in their environment.
+start do not, and if the hub's process is killed, no other process could end them. They are
+recognised by a variable in their environment.
 """
 
 from __future__ import annotations
@@ -12,56 +12,61 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
-#: The variable whose value tells a capture's programs from all others.
-CAPTURE_VARIABLE = "DISTSIM_CAPTURE"
-#: Looks at what is left, and seconds between two.
-_LOOKS, _PAUSE_S = 40, 0.05
+#: The environment variable whose value identifies the programs of one capture.
+CAPTURE_VARIABLE: Final = "DISTSIM_CAPTURE"
+#: How often the helper looks for programs that are left, and the seconds in between.
+_MAX_ATTEMPTS: Final = 40
+_PAUSE_S: Final = 0.05
 
 
 class OrphanReaper:
-    """Starts with the first line of a capture, ends with `let_go`. ``token``: what its ranks have
-    as `CAPTURE_VARIABLE`.
+    """The helper process: it runs from here until `release`.
+
+    It waits on a pipe whose other end only the hub's process has. If the pipe is closed without a
+    message, that process has died. ``token`` is the value of `CAPTURE_VARIABLE` for the ranks.
     """
 
     def __init__(self) -> None:
         self.token = f"{os.getpid()}-{os.urandom(4).hex()}"
-        reads, self._writes = os.pipe()
+        read_end, self._write_end = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
             try:
-                _reap_when_hub_dies(reads, self.token)
+                _reap_when_hub_dies(read_end, self.token)
             finally:
                 os._exit(0)
-        os.close(reads)
+        os.close(read_end)
 
     def close_in_child(self) -> None:
-        """In a rank: the pipe must end with the hub alone."""
-        os.close(self._writes)
+        """In a rank: close its copy of the pipe, which must end with the hub's process."""
+        os.close(self._write_end)
 
-    def let_go(self) -> None:
-        """The hub has ended everything itself."""
+    def release(self) -> None:
+        """The hub's process has ended everything itself."""
         with suppress(OSError):
-            os.write(self._writes, b"x")
-        os.close(self._writes)
+            os.write(self._write_end, b"x")
+        os.close(self._write_end)
         with suppress(OSError):
             os.waitpid(self._pid, 0)
 
 
-def _reap_when_hub_dies(reads: int, token: str) -> None:
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(name, signal.SIG_IGN)
+def _reap_when_hub_dies(read_end: int, token: str) -> None:
+    """The main function of the helper process."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
     os.setsid()
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        if fd != reads:
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor != read_end:
             with suppress(OSError):
-                os.close(fd)
-    if not os.read(reads, 1):
+                os.close(descriptor)
+    if not os.read(read_end, 1):
         _kill_started(token)
 
 
 def _kill_started(token: str) -> None:
-    for _ in range(_LOOKS):
+    for _ in range(_MAX_ATTEMPTS):
         for pid in processes_started_by(token):
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -71,10 +76,11 @@ def _kill_started(token: str) -> None:
 
 
 def processes_started_by(token: str) -> list[int]:
-    """Programs that were started from a capture's ranks."""
-    word, found = f"{CAPTURE_VARIABLE}={token}".encode(), list[int]()
+    """Programs that the ranks of a capture have started."""
+    variable = f"{CAPTURE_VARIABLE}={token}".encode()
+    found: list[int] = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if word in (folder / "environ").read_bytes().split(b"\0"):
+            if variable in (folder / "environ").read_bytes().split(b"\0"):
                 found.append(int(folder.name))
     return found

@@ -1,3 +1,5 @@
-"""Replacements of names in torch, multiprocessing and subprocess that a rank installs before the
-script is loaded, each with its reason; emulating a GPU is capture.cuda.
+"""Replacements of names in torch, multiprocessing and subprocess, each with its reason.
+
+A rank installs them before the script is loaded. Emulating a GPU is not done here but in
+`distsim.script_capture.cuda`.
 """

@@ -1,8 +1,9 @@
-"""Which line of the forward pass a call of the backward pass comes from.
+"""Find the line of the forward pass that a call of the backward pass is for.
 
-A node of autograd keeps the line on which it was made, in its own metadata: nodes of Python
-functions (sequence and tensor parallelism, FSDP's), of what a module returns, and those that
-collect a module's parameters' gradients (DDP's buckets).
+Each node of autograd's graph can carry metadata. While a forward pass runs, nodes are given the
+user's line: nodes of Python functions (sequence and tensor parallelism, FSDP), nodes of what a
+module returns, and those that collect the gradients of a module's parameters (DDP's buckets). When
+a call is made in a backward pass, the node that is running knows the line.
 """
 
 from __future__ import annotations
@@ -11,81 +12,87 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any, Final
 
-from distsim.script_capture.rank.call_sites import NO_CALL_SITE, CallOrigin, CallSiteFinder
+from distsim.script_capture.protocol.message_types import NO_CALL_SITE, CallOrigin
+from distsim.script_capture.rank.call_sites import CallSiteFinder
 
 #: Nodes behind a module's result that are given its line; a layer has fewer.
 _MAX_NODES: Final = 24
-#: Under which name a node keeps its line.
+#: The key in a node's metadata.
 _METADATA_KEY: Final = "distsim.line"
 
 
 class ForwardLineRecorder:
-    """Notes lines as a forward pass goes on. ``sites``: whose frames are the user's."""
+    """Records lines while forward passes run. ``sites`` finds the user's frames."""
 
     def __init__(self, sites: CallSiteFinder) -> None:
         torch = import_module("torch")
         self.sites = sites
         self._tensor = torch.Tensor
-        self._current: Callable[[], Any] = torch._C._current_autograd_node
-        self._enabled: Callable[[], bool] = torch.is_grad_enabled
-        self._compiling: Callable[[], bool] = torch.compiler.is_compiling
+        self._current_node: Callable[[], Any] = torch._C._current_autograd_node
+        self._is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
+        self._is_compiling: Callable[[], bool] = torch.compiler.is_compiling
 
-    def lay(self) -> None:
-        """Watch functions of Python and modules, whose nodes would not know their line."""
+    def install(self) -> None:
+        """Hook Python functions and modules, whose nodes would not know their line."""
         function: Any = import_module("torch.autograd").Function
-        original, note, compiling = function.apply.__func__, self._note, self._compiling
+        original = function.apply.__func__
+        record = self._record
+        is_compiling = self._is_compiling
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             found = original(cls, *args, **kwargs)
-            if not compiling():
-                note(found)
+            if not is_compiling():
+                record(found)
             return found
 
         apply.__doc__ = original.__doc__
         function.apply = classmethod(apply)
-        import_module("torch.nn.modules.module").register_module_forward_hook(self._after)
+        modules = import_module("torch.nn.modules.module")
+        modules.register_module_forward_hook(self._after_module)
 
-    def _after(self, module: object, args: object, found: object) -> None:
-        """Behind a module's forward: what it did since those of its parts, down to its own
-        parameters.
+    def _after_module(self, module: object, args: object, result: object) -> None:
+        """After a module's forward: record what it did since its submodules' forwards.
+
+        That includes the nodes of its own parameters.
         """
-        if not self._compiling():
-            self._note(found, _MAX_NODES)
+        if not self._is_compiling():
+            self._record(result, _MAX_NODES)
 
-    def _note(self, found: object, most: int = 0) -> None:
-        """Give the nodes that made these tensors the line of the user's that is running, unless an
-        inner call did.
+    def _record(self, result: object, nodes_behind: int = 0) -> None:
+        """Give the nodes that made these tensors the user's line that is running.
 
-        ``most``: how many nodes behind them as well.
+        Nodes that have a line keep it: an inner call gave it to them. ``nodes_behind`` limits how
+        many of the nodes behind them get it too.
         """
-        if not self._enabled():
+        if not self._is_grad_enabled():
             return
-        waiting = [node for node in self._nodes(found) if _METADATA_KEY not in node.metadata]
-        line = self.sites.running(2) if waiting else NO_CALL_SITE
-        for node in waiting:
+        pending = [node for node in self._nodes(result) if _METADATA_KEY not in node.metadata]
+        line = self.sites.running(2) if pending else NO_CALL_SITE
+        for node in pending:  # grows while it is iterated
             node.metadata[_METADATA_KEY] = line
-            if most > 0:
-                behind = [
-                    n
-                    for n, _ in node.next_functions
-                    if n is not None and _METADATA_KEY not in n.metadata
-                ]
-                most -= len(behind)
-                waiting += behind
+            if nodes_behind > 0:
+                behind = _nodes_without_line(node.next_functions)
+                nodes_behind -= len(behind)
+                pending += behind
 
-    def _nodes(self, found: object) -> Iterator[Any]:
-        if isinstance(found, self._tensor):
-            node: Any = found.grad_fn
+    def _nodes(self, result: object) -> Iterator[Any]:
+        if isinstance(result, self._tensor):
+            node: Any = result.grad_fn
             if node is not None:
                 yield node
-        elif isinstance(found, tuple | list):
-            for part in found:
+        elif isinstance(result, tuple | list):
+            for part in result:
                 yield from self._nodes(part)
 
     def line(self) -> CallOrigin:
-        """That of the node whose backward is running in this thread."""
-        node = self._current()
-        found: CallOrigin = (
-            node.metadata.get(_METADATA_KEY, NO_CALL_SITE) if node is not None else NO_CALL_SITE
-        )
+        """The forward line of the node whose backward is running in this thread."""
+        node = self._current_node()
+        if node is None:
+            return NO_CALL_SITE
+        found: CallOrigin = node.metadata.get(_METADATA_KEY, NO_CALL_SITE)
         return found
+
+
+def _nodes_without_line(next_functions: Any) -> list[Any]:
+    nodes = (node for node, _ in next_functions if node is not None)
+    return [node for node in nodes if _METADATA_KEY not in node.metadata]

@@ -1,9 +1,10 @@
-"""Sizes in place of numbers: a rank under torch's FakeTensorMode, whose calls go to the hub all the
-same.
+"""Run a rank under torch's FakeTensorMode: tensors with sizes but without values.
 
-Tensors have shape, dtype and device and no memory, so that a model far larger than this machine
-runs through. Three things must stay real or be seen: meshes and objects, which are numbers of ranks
-and bytes; and functional collectives, which the mode would answer by itself.
+Fake tensors have a shape, a dtype and a device, and no memory. So a script whose model is far
+larger than this machine can run, and its calls go to the hub as always. Three things need care:
+
+- Meshes and Python objects must stay real: they are made of ranks and of bytes.
+- Functional collectives must be seen: the mode would compute their results by itself.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from contextlib import contextmanager
 from functools import wraps
 from importlib import import_module
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-#: Functions of torch.distributed that send Python objects, in tensors of their bytes.
-_OBJECT_COLLECTIVES: Final = (
+from distsim.script_capture.errors import UnsupportedError
+
+#: Functions of torch.distributed that run with real tensors: those that send Python objects (as
+#: tensors of their bytes), and barriers.
+_FUNCTIONS_WITH_REAL_TENSORS: Final = (
     "all_gather_object",
     "gather_object",
     "broadcast_object_list",
@@ -27,30 +31,11 @@ _OBJECT_COLLECTIVES: Final = (
     "monitored_barrier",
     "barrier",
 )
-#: What an error of FakeTensorMode comes to, for people.
-NEEDS_VALUES: Final = (
-    "this line needs the numbers of a tensor, of which --fake keeps the size alone"
-)
-
-
-def is_fake(tensor: object) -> bool:
-    """Has it a size and no numbers?"""
-    return type(tensor).__name__ == "FakeTensor"
-
-
-def fake_tensor_error(error: BaseException) -> str:
-    """The text of an error where it says that numbers were needed; else nothing."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    return (
-        NEEDS_VALUES
-        if names & {"DataDependentOutputException", "DynamicOutputShapeException"}
-        else ""
-    )
 
 
 @contextmanager
 def fake_tensor_mode() -> Iterator[None]:
-    """Everything inside has sizes alone. The patches of torch.distributed are laid before."""
+    """Everything inside has sizes only. Call it after torch.distributed has been patched."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     mode: Any = FakeTensorMode
@@ -60,7 +45,7 @@ def fake_tensor_mode() -> Iterator[None]:
 
 
 def _with_real_tensors(function: Callable[..., object]) -> Callable[..., object]:
-    """The function with real tensors inside."""
+    """The function, with real tensors inside."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     @wraps(function)
@@ -72,112 +57,107 @@ def _with_real_tensors(function: Callable[..., object]) -> Callable[..., object]
 
 
 def _exempt_from_fake_mode() -> None:
-    """Meshes are made of numbers of ranks, objects of bytes."""
-    c10d, dist = (
-        import_module("torch.distributed.distributed_c10d"),
-        import_module("torch.distributed"),
-    )
-    for name in _OBJECT_COLLECTIVES:
+    """Let object collectives and device meshes use real tensors."""
+    c10d = import_module("torch.distributed.distributed_c10d")
+    dist = import_module("torch.distributed")
+    for name in _FUNCTIONS_WITH_REAL_TENSORS:
         if hasattr(c10d, name):
-            made = _with_real_tensors(getattr(c10d, name))
+            function = _with_real_tensors(getattr(c10d, name))
             for module in (c10d, dist):
-                setattr(module, name, made)
-    meshes = import_module("torch.distributed.device_mesh")
-    for name, value in list(vars(meshes.DeviceMesh).items()):
-        if (
-            callable(value)
-            and not isinstance(value, type | staticmethod)
-            and name not in ("__hash__", "__eq__")
-        ):
-            setattr(meshes.DeviceMesh, name, _with_real_tensors(value))
-    plain, made = meshes.init_device_mesh, _with_real_tensors(meshes.init_device_mesh)
-    for module in list(sys.modules.values()):  # torch's own modules have it by name
-        if getattr(module, "__dict__", {}).get("init_device_mesh") is plain:
-            module.init_device_mesh = made  # type: ignore[attr-defined]
+                setattr(module, name, function)
+    device_mesh: Any = import_module("torch.distributed.device_mesh")
+    for name, value in list(vars(device_mesh.DeviceMesh).items()):
+        if not callable(value) or isinstance(value, type | staticmethod):
+            continue
+        if name not in ("__hash__", "__eq__"):
+            setattr(device_mesh.DeviceMesh, name, _with_real_tensors(value))
+    original = device_mesh.init_device_mesh
+    replacement = _with_real_tensors(original)
+    # Modules of torch have imported the function by name.
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get("init_device_mesh") is original:
+            setattr(module, "init_device_mesh", replacement)  # noqa: B010 - not in their types
 
 
 # --- functional collectives ---
+class _OpenCollective(NamedTuple):
+    """A functional collective that is not waited for.
+
+    It keeps its tensor, so that no other tensor gets the id by which it is looked up.
+    """
+
+    work: Any
+    tensor: Any
+
+
 def _functional_collectives_mode() -> Any:
+    """A mode above FakeTensorMode that makes each functional collective a call of its group."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode as Untyped
 
     mode: Any = Untyped
-    open_works: dict[int, Any] = {}
+    open_collectives: dict[int, _OpenCollective] = {}
 
-    class Collectives(mode):  # type: ignore[misc]
-        """Above the mode of sizes: what goes to other ranks is called as the group's, and its wait
-        as that call's.
-        """
+    def is_wrapper(kind: Any) -> bool:
+        is_plain = kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+        return not is_plain and kind.__name__ != "FakeTensor"
 
+    class FunctionalCollectivesMode(mode):  # type: ignore[misc]
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             kwargs = kwargs or {}
-            if any(
-                t.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-                and t.__name__ != "FakeTensor"
-                for t in types
-            ):
-                return NotImplemented  # a DTensor first becomes its parts, here where its collectives are seen
-            if getattr(func, "namespace", "") != "_c10d_functional":
-                return func(*args, **kwargs)
-            name = func._schema.name.partition("::")[2]
+            if any(is_wrapper(kind) for kind in types):
+                # A DTensor first splits into its parts; then its collectives arrive here.
+                return NotImplemented
             out = func(*args, **kwargs)
-            if name == "wait_tensor":
-                for work in [open_works.pop(id(args[0]), None)]:
-                    if work is not None:
-                        work[0].wait()
+            if getattr(func, "namespace", "") != "_c10d_functional":
                 return out
-            outs = list(out) if isinstance(out, list | tuple) else [out]
-            work = _call_group(name, outs, args)
-            for tensor in outs:
-                open_works[id(tensor)] = (
-                    work,
-                    tensor,
-                )  # held, so that no other tensor takes its id
+            name = func._schema.name.partition("::")[2]
+            if name == "wait_tensor":
+                collective = open_collectives.pop(id(args[0]), None)
+                if collective is not None:
+                    collective.work.wait()
+                return out
+            outputs = list(out) if isinstance(out, list | tuple) else [out]
+            work = _call_group(name, outputs, args)
+            for tensor in outputs:
+                open_collectives[id(tensor)] = _OpenCollective(work, tensor)
             return out
 
-    return Collectives()
+    return FunctionalCollectivesMode()
 
 
-def _call_group(name: str, outs: Sequence[Any], args: Sequence[Any]) -> Any:
-    """Make the call of the group that the operator stands for. Raises Unsupported for one that has
-    none here.
+def _call_group(name: str, outputs: Sequence[Any], args: Sequence[Any]) -> Any:
+    """Make the call of the group that a functional operator is for.
+
+    Raises UnsupportedError for an operator that has none here.
     """
-    from distsim.script_capture.rank.tensor_payloads import UnsupportedError
-
     resolve: Any = import_module("torch.distributed.distributed_c10d")._resolve_process_group
-    plain = name.removesuffix("_").removesuffix("_out").removesuffix("_coalesced")
-    ins = list(args[0]) if isinstance(args[0], list | tuple) else [args[0]]
     group = resolve(args[-1])
-    reducing = (
-        SimpleNamespace(reduceOp=SimpleNamespace(name=args[1]))
-        if plain in ("all_reduce", "reduce_scatter_tensor")
-        else None
-    )
-    if plain == "all_reduce":
-        return (
-            group.allreduce_coalesced(outs, reducing)
-            if "coalesced" in name
-            else group.allreduce(outs, reducing)
-        )
-    if plain == "all_gather_into_tensor":
-        return (
-            group.all_gather_single_coalesced(outs, ins)
-            if "coalesced" in name
-            else group.all_gather_single(outs[0], ins[0])
-        )
-    if plain == "reduce_scatter_tensor":
-        many = group.reduce_scatter_single_coalesced
-        return (
-            many(outs, ins, reducing)
-            if "coalesced" in name
-            else group.reduce_scatter_single(outs[0], ins[0], reducing)
-        )
-    if plain == "all_to_all_single":
-        return group.all_to_all_single(outs[0], ins[0], args[1], args[2])
-    if plain == "broadcast":
-        return group.broadcast(outs, SimpleNamespace(rootRank=args[1]))
+    op = name.removesuffix("_").removesuffix("_out").removesuffix("_coalesced")
+    is_coalesced = "coalesced" in name
+    inputs = list(args[0]) if isinstance(args[0], list | tuple) else [args[0]]
+    if op == "all_reduce":
+        call = group.allreduce_coalesced if is_coalesced else group.allreduce
+        return call(outputs, _reduce_options(args[1]))
+    if op == "all_gather_into_tensor":
+        if is_coalesced:
+            return group.all_gather_single_coalesced(outputs, inputs)
+        return group.all_gather_single(outputs[0], inputs[0])
+    if op == "reduce_scatter_tensor":
+        if is_coalesced:
+            return group.reduce_scatter_single_coalesced(outputs, inputs, _reduce_options(args[1]))
+        return group.reduce_scatter_single(outputs[0], inputs[0], _reduce_options(args[1]))
+    if op == "all_to_all_single":
+        return group.all_to_all_single(outputs[0], inputs[0], args[1], args[2])
+    if op == "broadcast":
+        return group.broadcast(outputs, SimpleNamespace(rootRank=args[1]))
     raise UnsupportedError(
         f"distsim capture --fake does not support {name} as a functional collective"
     )
+
+
+def _reduce_options(reduce_op: str) -> object:
+    """Options with the attributes that `ProcessGroupMethods` reads."""
+    return SimpleNamespace(reduceOp=SimpleNamespace(name=reduce_op))

@@ -1,7 +1,7 @@
-"""Blocking sends and receives of small plain tensors in the world's group, past torch's own Python,
-which took most of their time.
+"""A fast path for blocking sends and receives of small tensors in the world's group.
 
-Whatever is not plain, wrong arguments first, goes torch's way.
+torch's own Python took most of their time. Only plain calls take the fast path; everything else,
+wrong arguments first of all, goes through torch's function.
 """
 
 from __future__ import annotations
@@ -24,120 +24,126 @@ if TYPE_CHECKING:
 
 
 class P2PFastPath:
-    """``send`` and ``recv`` of a process. ``world``: torch's record of its groups."""
+    """Replacements for ``send`` and ``recv`` of a process. ``world``: torch's record of its groups.
+
+    It is dense where it runs for each message; `_template` must be called by `send` and `recv`
+    directly, because it looks at the frame of their caller.
+    """
 
     def __init__(self, client: HubClient, world: Any) -> None:
         torch: Any = import_module("torch")
-        self.client, self.world = client, world
-        self._compiling: Callable[[], bool] = torch.compiler.is_compiling
-        self._watched: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
-        self._profiled: Callable[[], bool] = torch.autograd._profiler_enabled
+        self.client = client
+        self.world = world
+        self._is_compiling: Callable[[], bool] = torch.compiler.is_compiling
+        self._has_function_mode: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
+        self._is_profiling: Callable[[], bool] = torch.autograd._profiler_enabled
 
     def send(self, original: Callable[..., None]) -> Callable[..., None]:
-        """What stands for `torch.distributed.send`."""
+        """The replacement for `torch.distributed.send`."""
 
         @wraps(original)
         def send(
             tensor: Any, dst: Any = None, group: Any = None, tag: int = 0, group_dst: Any = None
         ) -> None:
-            own = (
-                None
-                if group_dst is not None or self._compiling()
-                else self._group(tensor, dst, group)
-            )
-            if own is None:
+            world_group = None
+            if group_dst is None and not self._is_compiling():
+                world_group = self._group_of_plain_call(tensor, dst, group)
+            if world_group is None:
                 return original(tensor, dst, group, tag, group_dst)
-            name = self._name(own, "isend", tensor, dst, tag)
-            self.client.send_cached(name, string_at(tensor.data_ptr(), tensor.nbytes))
+            template = self._template(world_group, "isend", tensor, dst, tag)
+            self.client.send_cached(template, string_at(tensor.data_ptr(), tensor.nbytes))
             return None
 
         return send
 
     def recv(self, original: Callable[..., int]) -> Callable[..., int]:
-        """What stands for `torch.distributed.recv`."""
+        """The replacement for `torch.distributed.recv`."""
 
         @wraps(original)
         def recv(
             tensor: Any, src: Any = None, group: Any = None, tag: int = 0, group_src: Any = None
         ) -> int:
-            own = (
-                None
-                if group_src is not None or self._compiling()
-                else self._group(tensor, src, group)
-            )
-            if own is None:
+            world_group = None
+            if group_src is None and not self._is_compiling():
+                world_group = self._group_of_plain_call(tensor, src, group)
+            if world_group is None:
                 return original(tensor, src, group, tag, group_src)
-            count: int = tensor.nbytes
-            number, address, answer = self.client.receive_cached(
-                self._name(own, "irecv", tensor, src, tag), src, count
-            )
-            if answer is None:
-                memmove(tensor.data_ptr(), address, count)
+            nbytes: int = tensor.nbytes
+            template = self._template(world_group, "irecv", tensor, src, tag)
+            number, address, reply = self.client.receive_cached(template, src, nbytes)
+            if reply is None:
+                memmove(tensor.data_ptr(), address, nbytes)
             else:
-                store_results(self.client, number, (tensor,), *answer)
+                store_results(self.client, number, (tensor,), *reply)
             return int(src)
 
         return recv
 
-    def _group(self, tensor: Any, peer: Any, group: Any) -> ProcessGroupMethods | None:
-        """The group of a plain call; None where it is another."""
-        own = self.world.default_pg
-        if (
-            (group is not None and group is not own)
-            or type(peer) is not int
-            or not isinstance(own, ProcessGroupMethods)
-        ):
+    def _group_of_plain_call(
+        self, tensor: Any, peer: Any, group: Any
+    ) -> ProcessGroupMethods | None:
+        """The world's group if the call can take the fast path, else None."""
+        world_group = self.world.default_pg
+        if group is not None and group is not world_group:
             return None
-        if (
-            not 0 <= peer < len(own.members) or peer == own.me or own.is_special()
-        ):  # the world's ranks are 0, 1, 2 …
+        if type(peer) is not int or not isinstance(world_group, ProcessGroupMethods):
             return None
-        if (
-            self._profiled()
-            or self._watched()
-            or not has_plain_memory(tensor)
-            or tensor.is_complex()
-        ):
+        # The world's global ranks are its group ranks.
+        if not 0 <= peer < len(world_group.members) or peer == world_group.me:
             return None
-        return own if 0 < tensor.nbytes <= INLINE_LIMIT else None
+        if world_group.needs_full_call():
+            return None
+        if self._is_profiling() or self._has_function_mode():
+            return None
+        if not has_plain_memory(tensor) or tensor.is_complex():
+            return None
+        return world_group if 0 < tensor.nbytes <= INLINE_LIMIT else None
 
-    def _name(self, own: ProcessGroupMethods, op: str, tensor: Tensor, peer: int, tag: int) -> int:
-        """The name of a call whose wait is the next: by where the script makes it, looked at once
-        for a place of the script's own.
+    def _template(
+        self, group: ProcessGroupMethods, op: str, tensor: Tensor, peer: int, tag: int
+    ) -> int:
+        """The template of a call together with the wait for it.
+
+        Looked up by the position in the script's code that makes the call, so that the stack need
+        not be searched for the call site again. This holds only if that code is the user's own, and
+        not in a backward pass, whose call sites name the forward line.
         """
         client = self.client
-        frame, here = _getframe(2), not client.sites.passes
-        shapes, place = (
-            client.shapes,
-            (
-                id(frame.f_code),
-                frame.f_lasti,
-                op,
-                own.number,
-                peer,
-                tag,
-                tensor.shape,
-                tensor.dtype,
-            ),
+        templates = client.templates
+        frame = _getframe(2)
+        in_backward = client.sites.backward_passes
+        position = (
+            id(frame.f_code),
+            frame.f_lasti,
+            op,
+            group.number,
+            peer,
+            tag,
+            tensor.shape,
+            tensor.dtype,
         )
-        name = shapes.get(place) if here else None
-        if name is None:
+        template = None if in_backward else templates.get(position)
+        if template is None:
             site = client.site(4)
-            key = (site, own.number, op, peer, tag, tensor.shape, tensor.dtype)
-            name = shapes.get(key) or self._learnt(op, tensor, key)
-            if here and client.sites.is_own(
-                frame.f_code.co_filename
-            ):  # `sites` keeps its code, so that no other gets its number
-                shapes[place] = name
-        return name
+            key = (site, group.number, op, peer, tag, tensor.shape, tensor.dtype)
+            template = templates.get(key) or self._register_template(op, tensor, key)
+            if not in_backward and client.sites.is_own(frame.f_code.co_filename):
+                # `CallSiteFinder` keeps the code object, so no other gets its id.
+                templates[position] = template
+        return template
 
-    def _learnt(self, op: str, tensor: Tensor, key: tuple[Any, ...]) -> int:
-        site, number, _, peer, tag, *_ = key
-        sides: list[list[int]] = [list(tensor.shape)]
-        facts = (
-            [sides, [], dtype_of(tensor), {}]
-            if op == "isend"
-            else [[], sides, dtype_of(tensor), {}]
-        )
-        counts = [tensor.nbytes] if op == "isend" else []
-        return self.client.learn(key, (site, number, op, peer, tag, True, True, facts, counts))
+    def _register_template(self, op: str, tensor: Tensor, key: tuple[Any, ...]) -> int:
+        """Define a call that is waited for at once. Only a send has a payload."""
+        site, group_number, _, peer, tag, *_ = key
+        shapes = [list(tensor.shape)]
+        dtype = dtype_of(tensor)
+        contribution: list[object]
+        if op == "isend":
+            contribution = [shapes, [], dtype, {}]
+            counts = [tensor.nbytes]
+        else:
+            contribution = [[], shapes, dtype, {}]
+            counts = []
+        is_async = waited = True
+        facts = (site, group_number, op, peer, tag, is_async, waited, contribution, counts)
+        return self.client.register_template(key, facts)

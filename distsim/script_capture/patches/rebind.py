@@ -1,9 +1,8 @@
-"""Names of torch.distributed that packages have imported for themselves before a rank replaces
-them.
+"""Replace names of torch.distributed in packages that were imported before the ranks were forked.
 
-What a script imports is loaded once, before its ranks part, so a package's `from torch.distributed
-import TCPStore` has torch's own. The places are found once, by whoever starts the ranks; each rank
-lays its own there.
+What a script imports is loaded once, by the process that starts the ranks. So a package that has
+``from torch.distributed import TCPStore`` has torch's own class. Such references are found once, in
+that process; each rank then replaces them by its own.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 from types import ModuleType
-from typing import Final
+from typing import Final, NamedTuple
 
-#: What of torch.distributed `distsim.script_capture.patches.install` replaces under its name.
+#: The names that `distsim.script_capture.patches.install` replaces in torch.distributed.
 REPLACED_NAMES: Final = (
     "init_process_group",
     "new_group",
@@ -28,34 +27,40 @@ REPLACED_NAMES: Final = (
     "PrefixStore",
 )
 
-_references: list[tuple[ModuleType, str, str]] = []
+
+class _Reference(NamedTuple):
+    """``module.name`` is torch.distributed's ``original``."""
+
+    module: ModuleType
+    name: str
+    original: str
+
+
+_references: list[_Reference] = []
 _scanned_modules: set[str] = set()
 
 
 def find_references() -> None:
-    """Look through all that is loaded, and was not when somebody last looked."""
+    """Scan all modules that were loaded since the last call."""
     dist = import_module("torch.distributed")
-    wanted = {id(getattr(dist, name)): name for name in REPLACED_NAMES}
+    name_by_id = {id(getattr(dist, name)): name for name in REPLACED_NAMES}
     modules = [module for name, module in list(sys.modules.items()) if name not in _scanned_modules]
     _scanned_modules.update(sys.modules)
-    _references.extend(_references_in(modules, wanted))
+    _references.extend(_references_in(modules, name_by_id))
 
 
-def _references_in(
-    modules: Iterable[object], wanted: dict[int, str]
-) -> Iterator[tuple[ModuleType, str, str]]:
+def _references_in(modules: Iterable[object], name_by_id: dict[int, str]) -> Iterator[_Reference]:
     for module in modules:
-        if isinstance(module, ModuleType) and not module.__name__.startswith("torch._C"):
-            found = [
-                (name, wanted[id(value)])
-                for name, value in list(vars(module).items())
-                if id(value) in wanted
-            ]
-            yield from ((module, name, which) for name, which in found)
+        if not isinstance(module, ModuleType) or module.__name__.startswith("torch._C"):
+            continue
+        for name, value in list(vars(module).items()):
+            original = name_by_id.get(id(value))
+            if original is not None:
+                yield _Reference(module, name, original)
 
 
 def rebind_references() -> None:
-    """Put what torch.distributed has now in the place of what they took."""
+    """Let each reference be what torch.distributed has now."""
     dist = import_module("torch.distributed")
-    for module, name, which in _references:
-        setattr(module, name, getattr(dist, which))
+    for module, name, original in _references:
+        setattr(module, name, getattr(dist, original))

@@ -1,5 +1,7 @@
-"""The stores that scripts make: TCPStore, FileStore and PrefixStore, as classes over the hub's own
-store.
+"""The stores that scripts create: TCPStore, FileStore and PrefixStore over the hub's store.
+
+A store of the hub has a ``space``; stores with the same space share their keys. So a TCPStore is
+known by its host and port, and a FileStore by its file.
 """
 
 from __future__ import annotations
@@ -11,13 +13,15 @@ from typing import Any, Final, NamedTuple
 from distsim.script_capture.rank.client import HubClient
 from distsim.script_capture.rank.store_client import DEFAULT_TIMEOUT, INIT_KEY, StoreClientMethods
 
-#: Ports that a TCPStore gets that asks for any (port 0) come behind this one: the dynamic ports of
-#: RFC 6335.
+#: A TCPStore that asks for any port (port 0) gets one of the dynamic ports (RFC 6335), the first
+#: behind this one.
 _FIRST_DYNAMIC_PORT: Final = 49152
+#: The space in which servers of TCPStores announce themselves.
+_SERVERS_SPACE: Final = "servers of TCPStore"
 
 
 class _TCPStoreArguments(NamedTuple):
-    """What a TCPStore is given, as torch names it."""
+    """The arguments of a TCPStore, with torch's names."""
 
     host_name: str
     port: int
@@ -31,91 +35,101 @@ class _TCPStoreArguments(NamedTuple):
 
 
 class StoreClasses:
-    """The classes of one process. ``kept``: torch keeps only the C++ half of a Python store, and
-    dies without the other.
+    """The classes of one process, by name.
+
+    ``kept_stores``: torch keeps only the C++ half of a store that is written in Python, and crashes
+    if the other half is gone.
     """
 
     def __init__(self, client: HubClient, dist: Any) -> None:
         self.client = client
-        self.kept: list[object] = []
-        self.type: Any = type("HubStore", (StoreClientMethods, dist.Store), {})
-        self.kinds: dict[str, Any] = {
-            "TCPStore": self._class("TCPStore", self._tcp),
-            "FileStore": self._class("FileStore", self._file),
-            "PrefixStore": type(
-                "PrefixStore",
-                (_PrefixStoreMethods, dist.PrefixStore),
-                {"__module__": "torch.distributed"},
-            ),
+        self.kept_stores: list[object] = []
+        self.base: Any = type("HubStore", (StoreClientMethods, dist.Store), {})
+        prefix_store = type(
+            "PrefixStore",
+            (_PrefixStoreMethods, dist.PrefixStore),
+            {"__module__": "torch.distributed"},
+        )
+        self.classes: dict[str, Any] = {
+            "TCPStore": self._store_class("TCPStore", self._init_tcp_store),
+            "FileStore": self._store_class("FileStore", self._init_file_store),
+            "PrefixStore": prefix_store,
         }
 
     def make(self, space: str) -> object:
         """A store of the hub."""
-        store = self.type()
-        self._begin(store, space, None)
+        store = self.base()
+        self._init_store(store, space, None)
         return store
 
-    def _class(self, name: str, begin: Callable[..., None]) -> type:
+    def _store_class(self, name: str, init: Callable[..., None]) -> type:
         def __init__(store: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-            self.type.__init__(store)
-            begin(store, *args, **kwargs)
+            self.base.__init__(store)
+            init(store, *args, **kwargs)
 
-        return type(name, (self.type,), {"__init__": __init__, "__module__": "torch.distributed"})
+        return type(name, (self.base,), {"__init__": __init__, "__module__": "torch.distributed"})
 
-    def _begin(self, store: Any, space: str, limit: timedelta | None) -> None:
-        store.client, store.space, store.limit = self.client, space, limit
-        self.kept.append(store)
+    def _init_store(self, store: Any, space: str, timeout: timedelta | None) -> None:
+        store.client = self.client
+        store.space = space
+        store.explicit_timeout = timeout
+        self.kept_stores.append(store)
 
-    def _file(self, store: Any, file_name: str, world_size: int = -1, *_: object) -> None:
-        self._begin(store, f"FileStore {file_name}", None)
+    def _init_file_store(
+        self, store: Any, file_name: str, world_size: int = -1, *_: object
+    ) -> None:
+        self._init_store(store, f"FileStore {file_name}", None)
         store.path = file_name
 
-    def _tcp(self, store: Any, *args: Any, **kwargs: Any) -> None:
-        """Whoever is not the server waits for it, and the server for all (TCPStore.cpp,
-        `waitForWorkers`).
+    def _init_tcp_store(self, store: Any, *args: Any, **kwargs: Any) -> None:
+        """Wait as torch does: clients for the server, and the server for all workers.
+
+        (TCPStore.cpp, `waitForWorkers`.)
         """
-        given = _TCPStoreArguments(*args, **kwargs)
-        self._begin(
-            store,
-            "servers of TCPStore",
-            given.timeout if given.timeout != DEFAULT_TIMEOUT else None,
-        )
-        port = given.port or (_FIRST_DYNAMIC_PORT + store.add("ports", 1) if given.is_master else 0)
-        store.host, store.port = given.host_name, port
-        server = f"{given.host_name}:{port}"
-        if given.is_master:
+        arguments = _TCPStoreArguments(*args, **kwargs)
+        timeout = arguments.timeout if arguments.timeout != DEFAULT_TIMEOUT else None
+        self._init_store(store, _SERVERS_SPACE, timeout)
+        port = arguments.port
+        if not port and arguments.is_master:
+            port = _FIRST_DYNAMIC_PORT + store.add("ports", 1)
+        store.host = arguments.host_name
+        store.port = port
+        server = f"{arguments.host_name}:{port}"
+        if arguments.is_master:
             store.set(f"the server of {server}", "")
         else:
             store.wait([f"the server of {server}"])
         store.space = f"TCPStore {server}"
-        if given.world_size and given.wait_for_workers:
-            self._gather(
-                store,
-                f"all {given.world_size} workers of {server}",
-                given.world_size,
-                given.is_master,
-            )
+        if arguments.world_size and arguments.wait_for_workers:
+            all_workers = f"all {arguments.world_size} workers of {server}"
+            self._wait_for_workers(store, all_workers, arguments.world_size, arguments.is_master)
 
     @staticmethod
-    def _gather(store: Any, everybody: str, world_size: int, is_master: bool) -> None:
-        """Count who has come. Only the server waits for all."""
-        own, come = store.space, store.add(INIT_KEY, 1)
-        store.space = "servers of TCPStore"
-        if come >= world_size:
-            store.set(everybody, "")
+    def _wait_for_workers(store: Any, all_workers: str, world_size: int, is_master: bool) -> None:
+        """Count the workers; the last one sets the key ``all_workers``, for which the server waits.
+
+        The key has a readable name because a finding names it if the server waits for ever.
+        """
+        space = store.space
+        arrived = store.add(INIT_KEY, 1)
+        store.space = _SERVERS_SPACE
+        if arrived >= world_size:
+            store.set(all_workers, "")
         if is_master:
-            store.wait([everybody])
-        store.space = own
+            store.wait([all_workers])
+        store.space = space
 
 
 class _PrefixStoreMethods:
-    """What C++ does not hand on to a store that is written in Python. ``inner``: the store
-    below.
+    """What torch's C++ PrefixStore does not forward to a store that is written in Python.
+
+    ``inner`` is the store below.
     """
 
     def __init__(self, prefix: str, store: Any) -> None:
         super().__init__(prefix, store)  # type: ignore[call-arg]
-        self.prefix, self.inner = prefix, store
+        self.prefix = prefix
+        self.inner = store
 
     def _key(self, key: str) -> str:
         return f"{self.prefix}/{key}"
@@ -138,10 +152,9 @@ class _PrefixStoreMethods:
         return int(self.inner.queue_len(self._key(key)))
 
     def list_keys(self) -> list[str]:
+        prefix = self._key("")
         return [
-            key.removeprefix(self._key(""))
-            for key in self.inner.list_keys()
-            if key.startswith(self._key(""))
+            key.removeprefix(prefix) for key in self.inner.list_keys() if key.startswith(prefix)
         ]
 
     def set_timeout(self, timeout: timedelta) -> None:

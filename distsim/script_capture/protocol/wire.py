@@ -1,8 +1,14 @@
-"""What ranks and the hub say to each other: frames over a local socket, and memory that both see
-for what is large.
+"""How ranks and the hub exchange messages: frames over a local socket, and shared memory.
 
-A frame is a JSON list and the bytes of its small payloads; nothing in it is code. Memory is
-anonymous and shared by fork, so that it has no name and ends with the processes.
+A frame is a JSON list plus the bytes of its small payloads; nothing in it is code. Large payloads
+lie in shared memory. That memory is anonymous and inherited by fork, so it has no name and ends
+with the processes.
+
+Ranks often send the same message, for example in a training loop. The header of such a frame has
+`REPEATED_FLAG` set, and the receiver decodes its text only once. So that the text stays the same,
+what differs between two frames (numbers of calls, payloads) is in the bytes behind it.
+
+This module knows no verbs; `distsim.script_capture.protocol.message_types` lists them.
 """
 
 from __future__ import annotations
@@ -20,41 +26,47 @@ from typing import Any, Final
 
 #: Payloads up to this many bytes travel in the frame.
 INLINE_LIMIT: Final = 16 << 10
-#: What is read at once; more would be mapped and unmapped for each message.
+#: Bytes per read. With a larger buffer the allocator maps and unmaps memory for each message.
 READ_SIZE: Final = 1 << 16
-#: Address space of one rank's memory; pages that nobody touches take none.
+#: Address space of one rank's memory; pages that are never touched take none.
 REGION_SIZE: Final = 1 << 32
+#: Bytes of a call's number, which precede its payloads.
+CALL_NUMBER_BYTES: Final = 8
+#: Length of the text, length of the payloads.
 _FRAME_HEADER: Final = struct.Struct("<II")
-#: In the length of a text: it will come again, so who decodes it keeps what it found.
+#: Set in the length of a text that will be sent again: the receiver caches what it decodes to.
 REPEATED_FLAG: Final = 1 << 31
-#: Texts that are kept.
+#: Entries of each cache of texts.
 _MAX_CACHED: Final = 1 << 9
 _ALIGN: Final = 4096
 
-#: A payload on its way: ``[n]`` is the next n bytes of the frame, ``[region, offset, n]`` lies in
-#: the memory of a rank.
+#: Where a payload is: ``[n]`` means the next n bytes of the frame, ``[region, offset, n]`` a slot
+#: in the shared memory of a rank.
 PayloadLocation = list[int]
 
 
-#: Of numbers that are no int of Python, as numpy's in the ranks of a group, the int that they are.
+# `default` turns integers that are not Python's, such as numpy's in the ranks of a group, into int.
 _encode_json = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=index).encode
 _decode_json = json.JSONDecoder().raw_decode
 
 
+# --- frames ---
 def encode_frame(message: Sequence[object], blobs: Sequence[bytes] = ()) -> bytes:
     """A message and its small payloads as bytes."""
-    text, blob = encode_message(message), b"".join(blobs)
+    text = encode_message(message)
+    blob = b"".join(blobs)
     return _FRAME_HEADER.pack(len(text), len(blob)) + text + blob
 
 
 def encode_message(message: object) -> bytes:
-    """A message alone."""
+    """The text of a frame alone."""
     return _encode_json(message).encode()
 
 
 def encode_repeated_frame(text: bytes, blobs: Sequence[bytes] = ()) -> bytes:
-    """A frame of a message that is encoded already, and often said. Who hears it must not change
-    it.
+    """A frame with an encoded text that is sent often.
+
+    Its receiver shares one decoded message among all such frames, and must not change it.
     """
     blob = b"".join(blobs)
     return _FRAME_HEADER.pack(len(text) | REPEATED_FLAG, len(blob)) + text + blob
@@ -62,84 +74,101 @@ def encode_repeated_frame(text: bytes, blobs: Sequence[bytes] = ()) -> bytes:
 
 @lru_cache(_MAX_CACHED)
 def result_frame_prefix(source: int, count: int) -> bytes:
-    """The frame of an answer up to its one payload, of ``count`` bytes: as most answers are."""
+    """A result with one payload of ``count`` bytes, up to the payload: what most replies are."""
     text = encode_message(["result", [[[count]]], source])
     return _FRAME_HEADER.pack(len(text) | REPEATED_FLAG, count) + text
 
 
+def encoded_call_number(number: int) -> bytes:
+    """A call's number as its frame carries it: in the payloads, so that the text stays the same."""
+    return number.to_bytes(CALL_NUMBER_BYTES, "little")
+
+
 class EncodingCache:
-    """Encodings of what is said again and again, by what it says."""
+    """Texts of messages that are sent often, by a key that determines them."""
 
     def __init__(self) -> None:
         self._known: dict[object, bytes] = {}
 
     def of(self, key: object, make: Callable[[], object] | None) -> bytes:
-        """The text of ``make()``, which is all that ``key`` says; without it that of the key."""
+        """The text of the message ``make()``; without ``make``, that of the key itself."""
         text = self._known.get(key)
         if text is None:
             if len(self._known) >= _MAX_CACHED:
                 self._known.clear()
-            text = self._known[key] = encode_message(make() if make is not None else key)
+            message = key if make is None else make()
+            text = self._known[key] = encode_message(message)
         return text
 
 
 class FrameDecoder:
-    """Cuts a stream of bytes into frames. ``learnt``: what is kept of a message that will come
-    again, which is what `feed` gives then.
+    """Cuts a stream of bytes into frames.
+
+    ``on_repeated`` converts a message that will be repeated into what `feed` returns for it, each
+    time it arrives.
     """
 
     def __init__(self) -> None:
-        self._held: list[bytes] = []
-        self._missing = 0  # bytes until the first frame can be whole
+        self._incomplete: list[bytes] = []
+        #: Bytes until the first frame of `_incomplete` can be complete.
+        self._missing = 0
         self._known: dict[bytes, Any] = {}
-        self.learnt: Callable[[list[Any]], Any] = _unchanged
+        self.on_repeated: Callable[[list[Any]], Any] = _unchanged
 
     def feed(self, data: bytes) -> Sequence[tuple[Any, bytes]]:
-        """Every frame that is whole now."""
-        if self._held:
-            self._held.append(data)
+        """Every frame that is now complete: its message and its payloads.
+
+        This runs for each message of a captured program, hence no helper calls on the way.
+        """
+        if self._incomplete:
+            self._incomplete.append(data)
             self._missing -= len(data)
             if self._missing > 0:
                 return []
-            data, self._held = b"".join(self._held), []
-        elif len(data) >= _FRAME_HEADER.size:  # one frame that came before, as in a loop
-            text, blob = _FRAME_HEADER.unpack_from(data)
-            known = (
-                self._known.get(data[_FRAME_HEADER.size : len(data) - blob])
-                if text & REPEATED_FLAG
-                else None
-            )
-            if known is not None and _FRAME_HEADER.size + (text & ~REPEATED_FLAG) + blob == len(
-                data
-            ):
-                return ((known, data[len(data) - blob :]),)
-        found, at, have = list[tuple[Any, bytes]](), 0, len(data)
-        while have - at >= _FRAME_HEADER.size:
-            text, blob = _FRAME_HEADER.unpack_from(data, at)
-            middle = at + _FRAME_HEADER.size + (text & ~REPEATED_FLAG)
-            if have < middle + blob:
+            data = b"".join(self._incomplete)
+            self._incomplete = []
+        elif len(data) >= _FRAME_HEADER.size:
+            # Fast path for loops: the data is exactly one frame, and its text is known.
+            text_length, blob_length = _FRAME_HEADER.unpack_from(data)
+            if text_length & REPEATED_FLAG:
+                known = self._known.get(data[_FRAME_HEADER.size : len(data) - blob_length])
+                whole = _FRAME_HEADER.size + (text_length & ~REPEATED_FLAG) + blob_length
+                if known is not None and whole == len(data):
+                    return ((known, data[len(data) - blob_length :]),)
+        return self._split(data)
+
+    def _split(self, data: bytes) -> list[tuple[Any, bytes]]:
+        """The complete frames of ``data``; the rest is kept for the next call of `feed`."""
+        frames: list[tuple[Any, bytes]] = []
+        start = 0
+        end = len(data)
+        while end - start >= _FRAME_HEADER.size:
+            text_length, blob_length = _FRAME_HEADER.unpack_from(data, start)
+            text_end = start + _FRAME_HEADER.size + (text_length & ~REPEATED_FLAG)
+            if end < text_end + blob_length:
                 break
-            raw = data[at + _FRAME_HEADER.size : middle]
-            found.append(
-                (
-                    self._repeated(raw) if text & REPEATED_FLAG else _decode_json(raw.decode())[0],
-                    data[middle : middle + blob],
-                )
-            )
-            at = middle + blob
-        if at < have:
-            self._held, self._missing = [data[at:]], 1
-            if have - at >= _FRAME_HEADER.size:
-                text, blob = _FRAME_HEADER.unpack_from(data, at)
-                self._missing = _FRAME_HEADER.size + (text & ~REPEATED_FLAG) + blob - (have - at)
-        return found
+            text = data[start + _FRAME_HEADER.size : text_end]
+            if text_length & REPEATED_FLAG:
+                message = self._repeated(text)
+            else:
+                message = _decode_json(text.decode())[0]
+            frames.append((message, data[text_end : text_end + blob_length]))
+            start = text_end + blob_length
+        if start < end:
+            self._incomplete = [data[start:]]
+            self._missing = 1
+            if end - start >= _FRAME_HEADER.size:
+                text_length, blob_length = _FRAME_HEADER.unpack_from(data, start)
+                whole = _FRAME_HEADER.size + (text_length & ~REPEATED_FLAG) + blob_length
+                self._missing = whole - (end - start)
+        return frames
 
     def _repeated(self, text: bytes) -> Any:
         found = self._known.get(text)
         if found is None:
             if len(self._known) >= _MAX_CACHED:
                 self._known.clear()
-            found = self._known[text] = self.learnt(_decode_json(text.decode())[0])
+            found = self._known[text] = self.on_repeated(_decode_json(text.decode())[0])
         return found
 
 
@@ -148,19 +177,25 @@ def _unchanged(message: list[Any]) -> list[Any]:
 
 
 class PayloadReader:
-    """Takes the small payloads of a frame one after the other."""
+    """Reads the small payloads of a frame one after the other."""
 
     def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 0
+        self._data = data
+        self._position = 0
 
     def take(self, count: int) -> bytes:
-        start = self._at
-        self._at += count
-        return self._data[start : self._at]
+        start = self._position
+        self._position += count
+        return self._data[start : self._position]
 
 
+# --- shared memory ---
 class SharedMemoryRegions:
-    """Shared memory, one region for each rank."""
+    """Shared memory, one region for each rank.
+
+    A region consists of slots. The first page of a slot holds only the byte that says whether the
+    slot is in use; the payload is on the pages behind it.
+    """
 
     def __init__(self, ranks: int, size: int = REGION_SIZE) -> None:
         flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
@@ -168,39 +203,40 @@ class SharedMemoryRegions:
         self.maps = [mmap.mmap(-1, size, flags) for _ in range(ranks)]
         self.address = [ctypes.addressof(ctypes.c_char.from_buffer(m)) for m in self.maps]
 
-    def busy(self, region: int, offset: int) -> bool:
-        """Is the slot at this place still needed?"""
+    def is_in_use(self, region: int, offset: int) -> bool:
+        """Whether the slot that starts at ``offset`` is still needed."""
         return self.maps[region][offset] != 0
 
-    def mark(self, region: int, offset: int, busy: bool) -> None:
-        self.maps[region][offset] = int(busy)
+    def mark(self, region: int, offset: int, in_use: bool) -> None:
+        self.maps[region][offset] = int(in_use)
 
 
 class SharedMemoryAllocator:
-    """The slots of one rank's own region. It takes them; the hub says when a slot is no longer
-    needed.
-    """
+    """The slots of one rank's own region. The rank takes slots; the hub frees them."""
 
     def __init__(self, regions: SharedMemoryRegions, region: int) -> None:
-        self.regions, self.region = regions, region
-        self._live: list[tuple[int, int]] = []  # offset, end; by offset
+        self.regions = regions
+        self.region = region
+        self._live: list[tuple[int, int]] = []  # (start, end) of each slot, ordered
 
     def take(self, count: int) -> int | None:
-        """The offset of ``count`` free bytes behind a page of their own; None where there is no
-        room.
+        """The offset of ``count`` free bytes; None if there is no room.
+
+        First fit: the slot lies in the first gap between the live slots that is large enough.
         """
         need = -(-count // _ALIGN) * _ALIGN + _ALIGN
-        self._live = [slot for slot in self._live if self.regions.busy(self.region, slot[0])]
-        start = at = 0
-        for at, (offset, end) in enumerate(self._live):  # noqa: B007
-            if offset - start >= need:
+        self._live = [slot for slot in self._live if self.regions.is_in_use(self.region, slot[0])]
+        start = 0
+        position = len(self._live)
+        for k, (next_start, next_end) in enumerate(self._live):
+            if next_start - start >= need:
+                position = k
                 break
-            start = end
+            start = next_end
         else:
-            at = len(self._live)
             if self.regions.size - start < need:
                 return None
-        self._live.insert(at, (start, start + need))
+        self._live.insert(position, (start, start + need))
         self.regions.mark(self.region, start, True)
         return start + _ALIGN
 
@@ -208,21 +244,25 @@ class SharedMemoryAllocator:
         return self.regions.address[self.region] + offset
 
 
-def free_payload(regions: SharedMemoryRegions, piece: PayloadLocation) -> None:
-    """Give a slot back to its rank."""
-    if len(piece) == 3:
-        regions.mark(piece[0], piece[1] - _ALIGN, False)
+def free_payload(regions: SharedMemoryRegions, location: PayloadLocation) -> None:
+    """Give a slot back to its rank; nothing for a payload that is in a frame."""
+    if len(location) == 3:
+        region, offset, _ = location
+        regions.mark(region, offset - _ALIGN, False)
 
 
+# --- sockets ---
 def connect_to_hub(address: str) -> socket.socket:
-    """A line to the hub."""
-    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    line.connect(address)
-    return line
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect(address)
+    return connection
 
 
 def listen_for_ranks(name: str) -> tuple[socket.socket, str]:
-    """A socket that has no file: it ends with its process."""
+    """A listening socket and its address.
+
+    The address is in the abstract namespace: it has no file, and ends with its process.
+    """
     address = f"\0distsim-{os.getpid()}-{name}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(address)

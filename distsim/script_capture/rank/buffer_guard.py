@@ -1,8 +1,8 @@
-"""Tensors of a call under way: does the script change them before it waits?
+"""Detect a tensor that the script changes while a request still uses it.
 
-torch counts in-place changes of a tensor (`Tensor._version`), of all views of one memory together.
-So where the count has moved, some of the bytes decide: another part of a flat buffer may be
-written.
+torch counts the in-place changes of a tensor (`Tensor._version`), for all views of one memory
+together. So a changed count is only a hint: the script may have written another part of a flat
+buffer. Then a comparison of some of the bytes decides.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from ctypes import string_at
 from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from distsim.script_capture.rank.call_sites import CallOrigin
+from distsim.script_capture.protocol.message_types import CallOrigin
 from distsim.script_capture.rank.tensor_payloads import has_plain_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Tensors of a call that are looked at; bytes of each: all where they are few, else that many
-#: stretches of so many.
+#: Tensors of a call that are guarded.
 _MAX_TENSORS: Final = 8
+#: Tensors up to this size are compared as a whole, larger ones by samples.
 _FULL_COMPARE_BYTES: Final = 2048
 _SAMPLE_COUNT: Final = 16
 _SAMPLE_BYTES: Final = 64
@@ -37,44 +37,50 @@ class TensorSnapshot(NamedTuple):
     sample: tuple[bytes, ...]
 
 
-def snapshot_tensors(ins: Sequence[Tensor], outs: Sequence[Tensor]) -> tuple[TensorSnapshot, ...]:
-    """What a call uses, now. Tensors that torch does not count, or whose bytes lie elsewhere, are
-    left out.
+def snapshot_tensors(
+    inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> tuple[TensorSnapshot, ...]:
+    """What a call uses, now.
+
+    Without tensors whose changes torch does not count, or whose bytes cannot be read.
     """
-    tensors = ins if outs is ins else [*ins, *outs]
+    tensors = inputs if outputs is inputs else [*inputs, *outputs]
     return tuple(
-        TensorSnapshot(t, t._version, _sampled_bytes(t))
-        for t in tensors[:_MAX_TENSORS]
-        if has_plain_memory(t) and not t.is_inference()
+        TensorSnapshot(tensor, tensor._version, _sampled_bytes(tensor))
+        for tensor in tensors[:_MAX_TENSORS]
+        if has_plain_memory(tensor) and not tensor.is_inference()
     )
 
 
-def tensors_changed(tensors: Sequence[TensorSnapshot]) -> bool:
-    """Was one of them changed since?"""
+def tensors_changed(snapshots: Sequence[TensorSnapshot]) -> bool:
+    """Whether one of the tensors was changed since."""
     return any(
-        one.tensor._version != one.version and _sampled_bytes(one.tensor) != one.sample
-        for one in tensors
+        snapshot.tensor._version != snapshot.version
+        and _sampled_bytes(snapshot.tensor) != snapshot.sample
+        for snapshot in snapshots
     )
 
 
 def _sampled_bytes(tensor: Tensor) -> tuple[bytes, ...]:
-    at, count = tensor.data_ptr(), tensor.numel() * tensor.element_size()
-    if count <= _FULL_COMPARE_BYTES:
-        return (string_at(at, count) if count else b"",)
-    step = (count - _SAMPLE_BYTES) / (_SAMPLE_COUNT - 1)
-    return tuple(string_at(at + int(k * step), _SAMPLE_BYTES) for k in range(_SAMPLE_COUNT))
+    address = tensor.data_ptr()
+    size = tensor.numel() * tensor.element_size()
+    if size <= _FULL_COMPARE_BYTES:
+        return (string_at(address, size) if size else b"",)
+    step = (size - _SAMPLE_BYTES) / (_SAMPLE_COUNT - 1)
+    return tuple(string_at(address + int(k * step), _SAMPLE_BYTES) for k in range(_SAMPLE_COUNT))
 
 
-# --- which line did it ---
+# --- which line changed the tensor ---
 def changing_line(call: CallOrigin, wait: CallOrigin) -> tuple[CallOrigin, str]:
-    """The line between a call and its wait that changes what the call was given, and its name
-    there. Else the wait's line and "".
+    """The line between a call and its wait that changes an argument of the call, and its name.
+
+    If none is found in the source, the wait's line and "".
     """
-    names = set(_argument_names(_syntax_tree(call[0]), call[1]))
-    if call[0] == wait[0] and call[2] == wait[2]:
-        for line, name in _in_place_writes(_syntax_tree(call[0])):
-            if name in names and call[1] < line <= wait[1]:
-                return (call[0], line, call[2], ""), name
+    arguments = set(_argument_names(_syntax_tree(call.file), call.line))
+    if call.file == wait.file and call.function == wait.function:
+        for line, name in _in_place_writes(_syntax_tree(call.file)):
+            if name in arguments and call.line < line <= wait.line:
+                return CallOrigin(call.file, line, call.function, ""), name
     return wait, ""
 
 
@@ -89,32 +95,47 @@ def _syntax_tree(file: str) -> ast.Module:
 def _argument_names(tree: ast.Module, line: int) -> Iterator[str]:
     """Names in the arguments of calls on a line."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or node.lineno):
-            for given in (*node.args, *(k.value for k in node.keywords)):
-                yield from (name for name in (_base_name(part) for part in ast.walk(given)) if name)
+        if not isinstance(node, ast.Call):
+            continue
+        if not node.lineno <= line <= (node.end_lineno or node.lineno):
+            continue
+        for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+            for part in ast.walk(argument):
+                name = _base_name(part)
+                if name:
+                    yield name
 
 
 def _in_place_writes(tree: ast.Module) -> list[tuple[int, str]]:
-    """Lines that change something in place, and what: ``x += 1``, ``x[0] = 1``, ``x.zero_()``,
-    ``out=x``.
+    """Lines that change a variable in place, and its name.
+
+    Recognised are ``x += 1``, ``x[0] = 1``, ``x.zero_()`` and ``out=x``.
     """
     found = []
     for node in ast.walk(tree):
-        targets: list[ast.expr] = []
-        if isinstance(node, ast.AugAssign):
-            targets = [node.target]
-        elif isinstance(node, ast.Assign):
-            targets = [target for target in node.targets if isinstance(target, ast.Subscript)]
-        elif isinstance(node, ast.Call):
-            targets = [keyword.value for keyword in node.keywords if keyword.arg == "out"]
-            if (
-                isinstance(node.func, ast.Attribute)
-                and node.func.attr.endswith("_")
-                and not node.func.attr.startswith("_")
-            ):
-                targets.append(node.func.value)
-        found += [(target.lineno, name) for target in targets if (name := _base_name(target))]
+        for target in _written_expressions(node):
+            name = _base_name(target)
+            if name:
+                found.append((target.lineno, name))
     return sorted(found)
+
+
+def _written_expressions(node: ast.AST) -> list[ast.expr]:
+    if isinstance(node, ast.AugAssign):
+        return [node.target]
+    if isinstance(node, ast.Assign):
+        return [target for target in node.targets if isinstance(target, ast.Subscript)]
+    if isinstance(node, ast.Call):
+        written = [keyword.value for keyword in node.keywords if keyword.arg == "out"]
+        if isinstance(node.func, ast.Attribute) and _is_in_place_method(node.func.attr):
+            written.append(node.func.value)
+        return written
+    return []
+
+
+def _is_in_place_method(name: str) -> bool:
+    """By torch's convention; a leading underscore marks an internal or a special method."""
+    return name.endswith("_") and not name.startswith("_")
 
 
 def _base_name(node: ast.AST) -> str:

@@ -1,4 +1,8 @@
-"""Where in the user's own files a call was made, and through which library."""
+"""Find where in the user's own files a call was made, and through which library.
+
+The search walks up the stack to the innermost frame of a file that the user wrote. It runs for each
+call of the script, so kinds of files and places of code are cached.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,15 @@ from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Final
 
-#: Files of torch and of distsim that only hand a call on; they are no "via".
-_PASS_THROUGH_FILES: Final = (
+from distsim.script_capture.folders import PACKAGE_FOLDER
+from distsim.script_capture.protocol.message_types import (
+    BACKWARD_PREFIX,
+    NO_CALL_SITE,
+    CallOrigin,
+)
+
+#: Files of torch and of distsim that only forward a call, and are never its ``via``.
+_FORWARDING_FILES: Final = (
     "distributed_c10d.py",
     "c10d_logger.py",
     "_functional_collectives.py",
@@ -22,190 +33,187 @@ _PASS_THROUGH_FILES: Final = (
     "_contextlib.py",
     "contextlib.py",
 )
+_PACKAGE_FOLDERS: Final = ("site-packages", "dist-packages")
 
-#: What a file is: the user's, one that only hands a call on, any other.
-_OWN, _PASSES, _LIBRARY = range(3)
-#: File, line, function and the library's frame in between ("" where the script calls by itself).
-CallOrigin = tuple[str, int, str, str]
-#: How "via" speaks of the line that a backward pass is for.
-BACKWARD_PREFIX: Final = "backward of "
-NO_CALL_SITE: Final[CallOrigin] = ("", 0, "", "")
+
+# Kinds of files. Plain constants, because looking up an enum's member costs more for each frame.
+_USER: Final = "user"
+_FORWARDING: Final = "forwarding"
+_LIBRARY: Final = "library"
 
 
 def library_folders() -> tuple[str, ...]:
-    """Folders whose files nobody wrote for this program: the standard library, installed packages,
-    distsim itself.
+    """Folders of files that were not written for this program.
+
+    The standard library, installed packages, and distsim itself; each with and without symbolic
+    links.
     """
     paths = sysconfig.get_paths()
-    found = {
-        paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib") if name in paths
-    }
-    found |= {
-        *site.getsitepackages(),
-        site.getusersitepackages(),
-        os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))),
-    }
-    found |= {
-        path
-        for path in sys.path
-        if path.rstrip(os.sep).endswith(("site-packages", "dist-packages"))
-    }
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    folders = {paths[name] for name in names if name in paths}
+    folders.update(site.getsitepackages())
+    folders.add(site.getusersitepackages())
+    folders.add(os.path.dirname(PACKAGE_FOLDER))
+    folders.update(p for p in sys.path if p.rstrip(os.sep).endswith(_PACKAGE_FOLDERS))
     torch = sys.modules.get("torch")
     if torch is not None and torch.__file__:
-        found.add(os.path.dirname(torch.__file__))
-    return tuple(
-        sorted(
-            {os.path.join(folder, "") for folder in found}
-            | {os.path.realpath(f) + os.sep for f in found}
-        )
-    )
+        folders.add(os.path.dirname(torch.__file__))
+    as_named = {os.path.join(folder, "") for folder in folders}
+    resolved = {os.path.realpath(folder) + os.sep for folder in folders}
+    return tuple(sorted(as_named | resolved))
 
 
 class CallSiteFinder:
-    """Call sites of one process. ``main`` is the user's file wherever it lies."""
+    """Call sites of one process. ``main`` is a file of the user's wherever it lies.
+
+    ``forward_line`` returns the forward line whose backward is running in this thread.
+    ``backward_passes`` counts the backward passes that are running in the process.
+    """
 
     def __init__(self, main: str = "") -> None:
         self.main = os.path.abspath(main) if main else ""
-        self._folders = library_folders()
-        self._kinds: dict[str, int] = {}
+        self.forward_line: Callable[[], CallOrigin] | None = None
+        self.backward_passes = 0
+        self._backward_lock = threading.Lock()
+        self._library_folders = library_folders()
+        self._working_folder = os.getcwd()
+        self._kinds: dict[str, str] = {}
         self._shown: dict[str, str] = {}
-        self._places: dict[tuple[object, ...], tuple[CallOrigin, CodeType, CodeType | None]] = {}
-        self.forward: Callable[[], CallOrigin] | None = (
-            None  # the line whose backward is running in this thread
-        )
-        self.passes = 0  # backward passes that are running
-        self._counts = threading.Lock()
-        self._here = os.getcwd()
+        #: Origins by code position. The code objects are kept too, because a key has only their
+        #: ids, which Python would give to new objects.
+        self._origins: dict[tuple[object, ...], tuple[CallOrigin, CodeType, CodeType | None]] = {}
 
     def is_own(self, file: str) -> bool:
-        """Did the user write this file?"""
-        return self._kind(file) == _OWN
+        """Whether the user wrote this file."""
+        return self._kind(file) == _USER
 
-    def _kind(self, file: str) -> int:
+    def _kind(self, file: str) -> str:
         known = self._kinds.get(file)
         if known is None:
-            path = os.path.abspath(file)
-            if path == self.main or not (file.startswith("<") or path.startswith(self._folders)):
-                known = _OWN
-            else:
-                known = (
-                    _PASSES if file.endswith(_PASS_THROUGH_FILES) or "distsim" in file else _LIBRARY
-                )
-            self._kinds[file] = known
+            known = self._kinds[file] = self._determine_kind(file)
         return known
 
+    def _determine_kind(self, file: str) -> str:
+        path = os.path.abspath(file)
+        is_library = file.startswith("<") or path.startswith(self._library_folders)
+        if path == self.main or not is_library:
+            return _USER
+        if file.endswith(_FORWARDING_FILES) or "distsim" in file:
+            return _FORWARDING
+        return _LIBRARY
+
     def where(self, depth: int = 2) -> CallOrigin:
-        """The innermost frame of the user's; of a thread that has none, that of the main thread. A
-        call of a backward pass says which line of the forward pass it is for."""
+        """The innermost frame of the user's, ``depth`` frames up or more.
+
+        In a thread that has none, that of the main thread. A call of a backward pass also names the
+        line of the forward pass that it is for.
+        """
         found = self.running(depth + 1)
-        made = NO_CALL_SITE
-        if self.passes and self.forward is not None:  # torch takes long to say that none is running
-            made = self.forward()
-        if made is NO_CALL_SITE or made[:3] == found[:3]:
+        forward = NO_CALL_SITE
+        # The count comes first: torch takes long to say that no backward is running.
+        if self.backward_passes and self.forward_line is not None:
+            forward = self.forward_line()
+        if forward is NO_CALL_SITE or forward[:3] == found[:3]:
             return found
-        file, line, function, via = found
-        return (
-            file,
-            line,
-            function,
-            f"{via}{', ' if via else ''}{BACKWARD_PREFIX}{made[0]}:{made[1]} {made[2]}",
-        )
+        origin = f"{BACKWARD_PREFIX}{forward.file}:{forward.line} {forward.function}"
+        via = f"{found.via}, {origin}" if found.via else origin
+        return found._replace(via=via)
 
     @contextmanager
     def backward(self) -> Iterator[None]:
         """While a backward pass runs, in any thread."""
-        with self._counts:
-            self.passes += 1
+        with self._backward_lock:
+            self.backward_passes += 1
         try:
             yield
         finally:
-            with self._counts:
-                self.passes -= 1
+            with self._backward_lock:
+                self.backward_passes -= 1
 
     def running(self, depth: int = 2) -> CallOrigin:
         """As `where`, without the forward pass."""
         frame: FrameType | None = sys._getframe(1)
-        for _ in range(depth - 1):  # a device's autograd thread has no Python below the call
-            frame = frame.f_back if frame is not None else None
-        found = self._from(frame)
+        for _ in range(depth - 1):
+            if frame is None:  # autograd's thread of a device has no Python below the call
+                break
+            frame = frame.f_back
+        found = self._innermost_own(frame)
         if found is NO_CALL_SITE and threading.current_thread() is not threading.main_thread():
-            main = sys._current_frames().get(threading.main_thread().ident or 0)
-            found = self._from(main) if main is not None else found
+            main_frame = sys._current_frames().get(threading.main_thread().ident or 0)
+            if main_frame is not None:
+                found = self._innermost_own(main_frame)
         return found
 
-    def _from(self, frame: FrameType | None) -> CallOrigin:
-        via: FrameType | None = None
+    def _innermost_own(self, frame: FrameType | None) -> CallOrigin:
+        library_frame: FrameType | None = None
         while frame is not None:
             file = frame.f_code.co_filename
-            kind = self._kinds.get(file)
+            kind = self._kinds.get(file)  # inlined `_kind`: this is the hot loop
             if kind is None:
                 kind = self._kind(file)
-            if kind == _OWN:
-                return self._place(frame, via)
-            if via is None and kind == _LIBRARY:
-                via = frame
+            if kind == _USER:
+                return self._origin(frame, library_frame)
+            if library_frame is None and kind == _LIBRARY:
+                library_frame = frame
             frame = frame.f_back
         return NO_CALL_SITE
 
-    def _place(self, frame: FrameType, via: FrameType | None) -> CallOrigin:
-        """What is said of a frame: made once, as loops come back to it."""
-        code, through = frame.f_code, via.f_code if via is not None else None
-        key = (id(code), frame.f_lasti, id(through), via and via.f_lasti)
-        known = self._places.get(key)
+    def _origin(self, frame: FrameType, library_frame: FrameType | None) -> CallOrigin:
+        """The origin of a frame: made once, since loops come back to the same place."""
+        code = frame.f_code
+        library_code = None
+        library_position = None
+        if library_frame is not None:
+            library_code = library_frame.f_code
+            library_position = library_frame.f_lasti
+        key = (id(code), frame.f_lasti, id(library_code), library_position)
+        known = self._origins.get(key)
         if known is None:
-            where = (
-                self.shown(code.co_filename),
-                frame.f_lineno,
-                code.co_name,
-                _library_caller(via),
-            )
-            known = self._places[key] = (
-                where,
-                code,
-                through,
-            )  # kept, so that no other code gets its number
+            via = _library_caller(library_frame)
+            origin = CallOrigin(self.shown(code.co_filename), frame.f_lineno, code.co_name, via)
+            known = self._origins[key] = (origin, code, library_code)
         return known[0]
 
     def of_traceback(self, error: BaseException) -> CallOrigin:
-        """Where an exception left the user's code."""
-        found, trace = NO_CALL_SITE, error.__traceback__
+        """The user's innermost line that an exception passed."""
+        found = NO_CALL_SITE
+        trace = error.__traceback__
         while trace is not None:
             code = trace.tb_frame.f_code
             if self.is_own(code.co_filename):
-                found = (self.shown(code.co_filename), trace.tb_lineno, code.co_name, "")
+                file = self.shown(code.co_filename)
+                found = CallOrigin(file, trace.tb_lineno, code.co_name, "")
             trace = trace.tb_next
         return found
 
     def shown(self, file: str) -> str:
-        """A path as the user would type it from here."""
+        """A path as the user would type it in the working folder."""
         known = self._shown.get(file)
         if known is None:
-            path = os.path.abspath(file)
-            known = self._shown[file] = (
-                os.path.relpath(path, self._here) if path.startswith(self._here + os.sep) else path
-            )
+            known = os.path.abspath(file)
+            if known.startswith(self._working_folder + os.sep):
+                known = os.path.relpath(known, self._working_folder)
+            self._shown[file] = known
         return known
 
     def is_busy(self, frame: FrameType | None) -> bool:
-        """Is a frame of the user's on this stack?"""
-        return frame is not None and self._from(frame) is not NO_CALL_SITE
+        """Whether a frame of the user's is on this stack."""
+        return frame is not None and self._innermost_own(frame) is not NO_CALL_SITE
 
 
 def _library_caller(frame: FrameType | None) -> str:
+    """The frame of a library, its file from the package's folder on."""
     if frame is None:
         return ""
     parts = frame.f_code.co_filename.split(os.sep)
-    start = next(
-        (
-            k + 1
-            for k in range(len(parts) - 1, -1, -1)
-            if parts[k] in ("site-packages", "dist-packages")
-        ),
-        len(parts) - 1,
-    )
+    start = len(parts) - 1
+    for k in range(len(parts) - 1, -1, -1):
+        if parts[k] in _PACKAGE_FOLDERS:
+            start = k + 1
+            break
     return f"{os.sep.join(parts[start:])}:{frame.f_lineno} {frame.f_code.co_name}"
 
 
 def source_text(file: str, line: int) -> str:
-    """The source text of a line, without what surrounds it."""
+    """The stripped source text of a line; "" for line 0, which means no place."""
     return linecache.getline(file, line).strip() if line else ""

@@ -1,5 +1,11 @@
-"""A rank's side of the hub: one line out, on which calls keep their order, and a line for the
-answers of each thread.
+"""A rank's side of the connection to the hub.
+
+One connection goes out. It carries what all threads of the rank report, so the order of calls is
+kept. Each thread that waits has a reply connection of its own. One more thread reads notices.
+
+Messages for which no thread waits are collected, and sent with the next message that needs a reply
+or when the hub asks for them: a system call per message would dominate the run. The messages are
+listed in `distsim.script_capture.protocol.message_types`.
 """
 
 from __future__ import annotations
@@ -11,10 +17,10 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from distsim.script_capture.hub.call_templates import encoded_call_number
-from distsim.script_capture.protocol import blocked_threads
+from distsim.script_capture.protocol.blocked_threads import threads_on_timer
+from distsim.script_capture.protocol.message_types import NO_CALL_SITE, CallOrigin
 from distsim.script_capture.protocol.wire import (
     READ_SIZE,
     EncodingCache,
@@ -26,362 +32,407 @@ from distsim.script_capture.protocol.wire import (
     connect_to_hub,
     encode_frame,
     encode_repeated_frame,
+    encoded_call_number,
     result_frame_prefix,
 )
-from distsim.script_capture.rank.call_sites import NO_CALL_SITE, CallOrigin, CallSiteFinder
+from distsim.script_capture.rank.call_sites import CallSiteFinder
 
 if TYPE_CHECKING:
     from distsim.script_capture.compute.kernel_counter import KernelCounter
 
-#: What is collected before a thread asks for an answer; more goes at once.
+#: More collected messages than this are sent at once.
 _MAX_HELD_MESSAGES: Final = 64
+_MAIN_THREAD: Final = 0
+_NO_SITE: Final = 0
+_NO_GROUP: Final = 0
 
+#: The message, and its inline payloads.
 HubReply = tuple[list[Any], PayloadReader]
 
 
+class CachedResult(NamedTuple):
+    """The result of a repeated receive.
+
+    Its bytes are at ``address`` of the thread's buffer. If the reply has another form, ``address``
+    is 0 and ``reply`` holds it.
+    """
+
+    number: int
+    address: int
+    reply: HubReply | None
+
+
 class _ReplyConnection(threading.local):
-    """The answering line of this thread."""
+    """The reply connection of the current thread."""
 
     def __init__(self) -> None:
         self.socket: socket.socket | None = None
         self.token = 0
-        self.frames = FrameDecoder()
-        self.room = bytearray(READ_SIZE)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.room))
+        self.decoder = FrameDecoder()
+        self.buffer = bytearray(READ_SIZE)
+        self.buffer_address = ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))
 
 
 class HubClient:
-    """One process. ``rank``: its global rank, -1 before it is known; its region of shared memory
-    has that number.
+    """The connections of one process.
+
+    ``rank`` is its global rank, -1 before it is known. Its region of shared memory has that number,
+    and ``arena`` is None if there is no such region. ``templates`` are the numbers of calls that
+    are made repeatedly. ``in_backward`` says that a future was requested for which C++ waits at the
+    end of the backward pass.
     """
 
     def __init__(self, address: str, regions: SharedMemoryRegions, sites: CallSiteFinder) -> None:
-        self.address, self.regions, self.sites = address, regions, sites
+        self.address = address
+        self.regions = regions
+        self.sites = sites
         self.rank = -1
         self.arena: SharedMemoryAllocator | None = None
-        self.on_notice: Callable[[list[object], PayloadReader], None] | None = None
-        self.counted: KernelCounter | None = None
+        self.on_done: Callable[[list[object], PayloadReader], None] | None = None
+        self.counter: KernelCounter | None = None
         self._reset()
-        os.register_at_fork(after_in_child=self._forked)
+        os.register_at_fork(after_in_child=self._after_fork)
 
     def _reset(self) -> None:
-        self._lock, self._main = threading.RLock(), threading.get_ident()
-        self._speaker, self._lane, self._hears = self._main, 0, 0
-        self._lanes = {self._main: 0}
+        """Everything that a forked process must not share with its parent."""
+        self._lock = threading.RLock()
         self._out: socket.socket | None = None
-        self._held: list[Sequence[object]] = []
-        self._held_blobs: list[bytes] = []
-        self._texts = EncodingCache()
-        self.shapes: dict[object, int] = {}  # names of calls that are made again
-        self._line = _ReplyConnection()
         self._sockets: list[socket.socket] = []
-        self._known: dict[CallOrigin, int] = {}
-        self._places = [NO_CALL_SITE]
+        self._reply_connection = _ReplyConnection()
         self._tokens = itertools.count(1)
-        self._numbers = itertools.count(1)
-        self.in_backward = False  # futures were asked for that C++ waits for when the pass ends
-        self.groups: dict[object, int] = {}
-        self._coming: Iterator[tuple[list[Any], bytes]] = iter(())
 
-    def _forked(self) -> None:
-        """A child is no rank until it says so; its parent's lines are not its own."""
-        for line in self._sockets:
-            line.close()
-        self.rank, self.arena = -1, None
-        if self.counted is not None:
-            self.counted.take()
+        self._held_messages: list[Sequence[object]] = []
+        self._held_blobs: list[bytes] = []
+        self._encodings = EncodingCache()
+        self.templates: dict[object, int] = {}
+        self.groups: dict[object, int] = {}
+        self.in_backward = False
+        self._numbers = itertools.count(1)
+        self._site_numbers: dict[CallOrigin, int] = {}
+        self._sites = [NO_CALL_SITE]
+
+        # Threads by Python's ident; their numbers count from the main thread.
+        self._main_ident = threading.get_ident()
+        self._speaking_ident = self._main_ident
+        self._speaking_thread = _MAIN_THREAD
+        self._thread_numbers = {self._main_ident: _MAIN_THREAD}
+        #: The thread that reads notices; 0 while another one is about to take over.
+        self._notice_ident = 0
+        self._incoming_notices: Iterator[tuple[list[Any], bytes]] = iter(())
+
+    def _after_fork(self) -> None:
+        """A child is not a rank until it joins, and must not use its parent's connections."""
+        for connection in self._sockets:
+            connection.close()
+        self.rank = -1
+        self.arena = None
+        if self.counter is not None:
+            self.counter.take()
         self._reset()
 
-    # --- joining ---
+    # --- connections ---
     @property
     def joined(self) -> bool:
         return self._out is not None
 
-    def join(self, rank: int, world: int) -> None:
-        """Become a rank of the program. Raises RuntimeError where the hub has no place for it."""
+    def join(self, rank: int, world_size: int) -> None:
+        """Connect to the hub, and become a rank unless ``rank`` is negative.
+
+        Raises RuntimeError if the process cannot be this rank.
+        """
         if self._out is None:
-            self._out = self._open()
+            self._out = self._connect()
             self._out.sendall(encode_frame(["out", os.getpid()]))
-            self._listen()
+            self._start_notice_thread()
         if rank >= 0 and self.rank < 0:
             self.rank = rank
-            self.arena = (
-                SharedMemoryAllocator(self.regions, rank) if rank < len(self.regions.maps) else None
-            )
-            self.ask(["rank", rank, world])
+            has_region = rank < len(self.regions.maps)
+            self.arena = SharedMemoryAllocator(self.regions, rank) if has_region else None
+            self.request(["rank", rank, world_size])
 
-    def _open(self) -> socket.socket:
-        line = connect_to_hub(self.address)
-        self._sockets.append(line)
-        return line
+    def _connect(self) -> socket.socket:
+        connection = connect_to_hub(self.address)
+        self._sockets.append(connection)
+        return connection
 
-    def _answers(self) -> _ReplyConnection:
-        """This thread's line, open."""
-        line = self._line
-        if line.socket is None:
-            line.socket, line.token = self._open(), next(self._tokens)
-            line.socket.sendall(
-                encode_frame(
-                    [
-                        "line",
-                        os.getpid(),
-                        line.token,
-                        threading.get_native_id(),
-                        line.socket.fileno(),
-                    ]
-                )
-            )
-            self._read(line)
-        return line
+    def _open_reply_connection(self) -> _ReplyConnection:
+        """This thread's reply connection, opened if necessary."""
+        connection = self._reply_connection
+        if connection.socket is None:
+            connection.socket = self._connect()
+            connection.token = next(self._tokens)
+            thread_id = threading.get_native_id()
+            descriptor = connection.socket.fileno()
+            introduction = ["line", os.getpid(), connection.token, thread_id, descriptor]
+            connection.socket.sendall(encode_frame(introduction))
+            self._read_reply(connection)
+        return connection
 
-    def _read(self, line: _ReplyConnection, data: bytes = b"") -> HubReply:
-        """The next answer. ``data``: what of it was read."""
-        assert line.socket is not None
+    def _read_reply(self, connection: _ReplyConnection, data: bytes = b"") -> HubReply:
+        """The next reply. ``data``: its first bytes, if they have been read already."""
+        assert connection.socket is not None
         while True:
-            data = data or line.socket.recv(READ_SIZE)
+            data = data or connection.socket.recv(READ_SIZE)
             if not data:
-                os._exit(1)  # the hub is gone, and with it everybody whom this rank could meet
-            for message, blob in line.frames.feed(data):
+                os._exit(1)  # the hub has ended, and no other rank can be reached without it
+            for message, blob in connection.decoder.feed(data):
                 return message, PayloadReader(blob)
             data = b""
 
-    # --- saying ---
-    def hold(self, message: Sequence[object], blobs: Sequence[bytes] = ()) -> None:
-        """Say it with the next thing that is said: nobody waits for it."""
+    # --- sending ---
+    def queue(self, message: Sequence[object], blobs: Sequence[bytes] = ()) -> None:
+        """Send it with the next message: no thread waits for it."""
         with self._lock:
-            if threading.get_ident() != self._speaker:
-                self._speaks()
-            self._held.append(message)
+            if threading.get_ident() != self._speaking_ident:
+                self._announce_thread()
+            self._held_messages.append(message)
             self._held_blobs += blobs
-            if len(self._held) > _MAX_HELD_MESSAGES:
+            if len(self._held_messages) > _MAX_HELD_MESSAGES:
                 self.flush()
 
-    def _speaks(self) -> None:
-        """Another thread goes on: say which. Those that C++ made work for the main thread, as
-        autograd's do in a backward pass.
+    def _announce_thread(self) -> None:
+        """Report that the following messages are those of another thread.
+
+        Threads that C++ started count as the main thread: they work for it, as autograd's do in a
+        backward pass.
         """
-        self._speaker = threading.get_ident()
-        lane = self._lanes.get(self._speaker)
-        if lane is None:
-            made_by_cpp = isinstance(threading.current_thread(), threading._DummyThread)
-            lane = self._lanes[self._speaker] = 0 if made_by_cpp else len(self._lanes)
-        if lane != self._lane:
-            self._lane = lane
-            self._held.append(["lane", lane])
+        self._speaking_ident = threading.get_ident()
+        thread = self._thread_numbers.get(self._speaking_ident)
+        if thread is None:
+            started_by_cpp = isinstance(threading.current_thread(), threading._DummyThread)
+            thread = _MAIN_THREAD if started_by_cpp else len(self._thread_numbers)
+            self._thread_numbers[self._speaking_ident] = thread
+        if thread != self._speaking_thread:
+            self._speaking_thread = thread
+            self._held_messages.append(["thread", thread])
 
     def post(self, message: Sequence[object], blobs: Sequence[bytes] = ()) -> None:
-        """A call for which nobody here waits yet. The main thread says it with its next question,
-        or where the hub asks for it.
-        """
-        (self.hold if threading.get_ident() == self._main else self.say)(message, blobs)
+        """Send a call for which this rank does not wait yet.
 
-    def say(self, message: Sequence[object], blobs: Sequence[bytes] = ()) -> None:
-        """Say it now."""
+        The hub asks only for calls that a main thread holds back, so other threads send at once.
+        """
+        if threading.get_ident() == self._main_ident:
+            self.queue(message, blobs)
+        else:
+            self.send(message, blobs)
+
+    def send(self, message: Sequence[object], blobs: Sequence[bytes] = ()) -> None:
+        """Send it now."""
         with self._lock:
-            if threading.get_ident() not in (self._speaker, self._hears):
-                self._speaks()
-            self._held.append(message)
+            if threading.get_ident() not in (self._speaking_ident, self._notice_ident):
+                self._announce_thread()
+            self._held_messages.append(message)
             self._held_blobs += blobs
             self.flush()
 
     def flush(self) -> None:
+        """Send everything that was collected."""
         with self._lock:
-            if self._out is not None and self._held:
-                if list in map(type, self._held):
-                    held = encode_frame(self._held, self._held_blobs)
-                else:
-                    held = encode_repeated_frame(
-                        self._texts.of(tuple(self._held), None), self._held_blobs
-                    )
-                self._held, self._held_blobs = [], []
-                try:
-                    self._out.sendall(held)
-                except OSError:
-                    os._exit(1)
+            if self._out is None or not self._held_messages:
+                return
+            if list in map(type, self._held_messages):
+                frame = encode_frame(self._held_messages, self._held_blobs)
+            else:
+                # Messages that will be repeated are tuples, so they can be the key of the cache.
+                text = self._encodings.of(tuple(self._held_messages), None)
+                frame = encode_repeated_frame(text, self._held_blobs)
+            self._held_messages = []
+            self._held_blobs = []
+            try:
+                self._out.sendall(frame)
+            except OSError:
+                os._exit(1)
 
-    def ask(self, message: Sequence[object], blobs: Sequence[bytes] = ()) -> HubReply:
-        """Say it and wait for the answer. Raises what the hub answers with."""
+    def request(self, message: Sequence[object], blobs: Sequence[bytes] = ()) -> HubReply:
+        """Send it and wait for the reply. Raises the error that the hub replies with."""
         self.hand_over_notices()
-        line = self._answers()
-        self.say(
-            ("ask", line.token, *message)
-            if type(message) is tuple
-            else ["ask", line.token, *message],
-            blobs,
-        )
-        return self._heard(line)
+        connection = self._open_reply_connection()
+        if type(message) is tuple:
+            self.send(("ask", connection.token, *message), blobs)
+        else:
+            self.send(["ask", connection.token, *message], blobs)
+        return self._checked_reply(connection)
 
-    def _heard(self, line: _ReplyConnection, data: bytes = b"") -> HubReply:
-        answer, found = self._read(line, data)
-        if answer[0] == "raise":
-            raise _exception_from_reply(answer[1], answer[2])
-        return answer, found
+    def _checked_reply(self, connection: _ReplyConnection, data: bytes = b"") -> HubReply:
+        message, payloads = self._read_reply(connection, data)
+        if message[0] == "raise":
+            _, kind, text = message
+            raise _exception_from_reply(kind, text)
+        return message, payloads
 
-    # --- saying again ---
-    def send_cached(self, name: int, payload: bytes) -> None:
-        """Make a call that is known by this name and waits for nobody, as `post` does."""
+    # --- repeated calls ---
+    def register_template(self, key: object, facts: Sequence[object]) -> int:
+        """Define a call that will be made repeatedly. Returns its number.
+
+        ``facts`` are the first fields of `distsim.script_capture.hub.matching.CallTemplate`.
+        """
         with self._lock:
-            thread = threading.get_ident()
-            if thread != self._speaker:
-                self._speaks()
-            self._held_blobs += (encoded_call_number(self._pair()), payload)
-            self._held.append(("again", name))
-            if thread != self._main or len(self._held) > _MAX_HELD_MESSAGES:
+            template = self.templates[key] = len(self.templates) + 1
+            self.queue(["template", template, *facts])
+        return template
+
+    def send_cached(self, template: int, payload: bytes) -> None:
+        """Make a repeated call that no thread waits for, as `post` does."""
+        with self._lock:
+            ident = threading.get_ident()
+            if ident != self._speaking_ident:
+                self._announce_thread()
+            self._held_blobs += (encoded_call_number(self._next_two_numbers()), payload)
+            self._held_messages.append(("repeat", template))
+            if ident != self._main_ident or len(self._held_messages) > _MAX_HELD_MESSAGES:
                 self.flush()
 
-    def receive_cached(
-        self, name: int, source: int, count: int
-    ) -> tuple[int, int, HubReply | None]:
-        """Make a call that is known by this name, and wait for its ``count`` bytes.
+    def receive_cached(self, template: int, source: int, count: int) -> CachedResult:
+        """Make a repeated call, and wait for its ``count`` bytes from rank ``source``.
 
-        Returns its number, and where the bytes lie; or the answer, where it is another.
+        The expected reply is recognised by its first bytes, without decoding it.
         """
-        line = self._answers()
+        connection = self._open_reply_connection()
         with self._lock:
-            if threading.get_ident() != self._speaker:
-                self._speaks()
-            number = self._pair()
+            if threading.get_ident() != self._speaking_ident:
+                self._announce_thread()
+            number = self._next_two_numbers()
             self._held_blobs.append(encoded_call_number(number))
-            self._held.append(("ask", line.token, "again", name))
+            self._held_messages.append(("ask", connection.token, "repeat", template))
             self.flush()
-        head, room = result_frame_prefix(source, count), line.room
-        assert line.socket is not None
-        got = line.socket.recv_into(room)
-        if got == len(head) + count and room.startswith(head):
-            return number, line.address + len(head), None
-        return number, 0, self._heard(line, bytes(room[:got]) or line.socket.recv(READ_SIZE))
+        prefix = result_frame_prefix(source, count)
+        buffer = connection.buffer
+        assert connection.socket is not None
+        received = connection.socket.recv_into(buffer)
+        if received == len(prefix) + count and buffer.startswith(prefix):
+            return CachedResult(number, connection.buffer_address + len(prefix), None)
+        data = bytes(buffer[:received]) or connection.socket.recv(READ_SIZE)
+        return CachedResult(number, 0, self._checked_reply(connection, data))
 
-    def number(self) -> int:
-        """The next number in the order of what this rank does; what it computed until now has the
-        one before.
+    # --- numbers of events ---
+    def next_number(self) -> int:
+        """The next number in the order of events of this rank.
+
+        What was computed until now is reported first, so its event has the number before.
         """
-        if self.counted is not None and self.rank >= 0:
+        if self.counter is not None and self.rank >= 0:
             self.report_computed()
         return next(self._numbers)
 
-    def _pair(self) -> int:
-        """As `number`, under the lock; the one behind it is the caller's as well."""
-        first = next(self._numbers) if self.counted is None else self.number()
+    def _next_two_numbers(self) -> int:
+        """As `next_number`, for a call and the wait for it. The caller holds the lock."""
+        first = next(self._numbers) if self.counter is None else self.next_number()
         next(self._numbers)
         return first
 
-    def learn(self, key: object, facts: Sequence[object]) -> int:
-        """A name for calls that are alike but for their numbers; ``facts`` as `repeats.Shape` has
-        them. Told to the hub once.
-        """
-        with self._lock:
-            name = self.shapes[key] = len(self.shapes) + 1
-            self.hold(["shape", name, *facts])
-        return name
-
-    def aside(self) -> int:
-        """A number for what may come at any time, as the end of a request that nobody holds."""
+    def unordered_number(self) -> int:
+        """A number for what can happen at any time, such as the end of an unused request."""
         return next(self._numbers)
 
     def report_computed(self, at_end: bool = False) -> None:
-        """Say what was computed since the last time, if anything was. ``at_end``: there is no
-        script any more whose line it could have.
-        """
-        stretch = self.counted.take() if self.counted is not None else None
-        if stretch is not None and stretch.kernels:
-            kernels = [[*kernel, count] for kernel, count in stretch.kernels]
-            self.hold(
-                [
-                    "mark",
-                    next(self._numbers),
-                    0 if at_end else self.site(4),
-                    "compute",
-                    0,
-                    {"kernels": kernels},
-                ]
-            )
+        """Report what was computed since the last time, if anything.
 
+        ``at_end``: the script has ended, so there is no line that it could have.
+        """
+        if self.counter is None:
+            return
+        interval = self.counter.take()
+        if not interval.kernels:
+            return
+        number = next(self._numbers)
+        site = _NO_SITE if at_end else self.site(4)
+        kernels = [[*kernel, count] for kernel, count in interval.kernels]
+        self.queue(["event", number, site, "compute", _NO_GROUP, {"kernels": kernels}])
+
+    # --- call sites ---
     def site(self, depth: int = 3) -> int:
-        """The number of the call site, told to the hub once."""
+        """The number of the call site, searched from ``depth`` frames up."""
         return self.site_of(self.sites.where(depth))
 
-    def site_of(self, where: CallOrigin) -> int:
-        """The number of a place."""
-        number = self._known.get(where)
+    def site_of(self, origin: CallOrigin) -> int:
+        """The number of a place; the hub is told once what it means."""
+        number = self._site_numbers.get(origin)
         if number is None:
             with self._lock:
-                number = self._known[where] = len(self._known) + 1
-                self._places.append(where)
-                self.hold(["site", number, *where])
+                number = self._site_numbers[origin] = len(self._site_numbers) + 1
+                self._sites.append(origin)
+                self.queue(["site", number, *origin])
         return number
 
-    def place(self, site: int) -> CallOrigin:
-        """Of a call site, by its number."""
-        return self._places[site]
+    def origin_of(self, site: int) -> CallOrigin:
+        return self._sites[site]
 
     # --- notices ---
-    def _listen(self) -> None:
+    def _start_notice_thread(self) -> None:
         started = threading.Event()
-        threading.Thread(target=self._notices, args=(started,), name="distsim", daemon=True).start()
+        threading.Thread(
+            target=self._run_notice_thread, args=(started,), name="distsim", daemon=True
+        ).start()
         started.wait()
 
-    def _notices(self, started: threading.Event) -> None:
-        line = self._open()
-        line.sendall(
-            encode_frame(["notices", os.getpid(), threading.get_native_id(), line.fileno()])
-        )
-        self._coming = _incoming_messages(line)
-        self._hears = threading.get_ident()
+    def _run_notice_thread(self, started: threading.Event) -> None:
+        connection = self._connect()
+        thread_id = threading.get_native_id()
+        connection.sendall(encode_frame(["notices", os.getpid(), thread_id, connection.fileno()]))
+        self._incoming_notices = _incoming_messages(connection)
+        self._notice_ident = threading.get_ident()
         started.set()
-        self._hear()
+        self._handle_notices()
 
-    def _hear(self) -> None:
-        """Take one notice after the other, until another thread does it."""
-        me = self._hears = threading.get_ident()
-        for message, blob in self._coming:
+    def _handle_notices(self) -> None:
+        """Handle one notice after the other, until another thread takes over."""
+        own_ident = self._notice_ident = threading.get_ident()
+        for message, blob in self._incoming_notices:
             if message[0] == "threads":
-                self.say(["threads", self.idle_threads()])
-            elif message[0] == "done" and self.on_notice is not None:
-                self.on_notice(message, PayloadReader(blob))
-            if self._hears != me:
-                return
-            self.say(["heard"])
+                self.send(["threads", self.idle_threads()])
+            elif message[0] == "done" and self.on_done is not None:
+                self.on_done(message, PayloadReader(blob))
+            if self._notice_ident != own_ident:
+                return  # a callback of the future waited: see `hand_over_notices`
+            self.send(["heard"])
 
     def hand_over_notices(self) -> None:
-        """Before a wait. In a callback of a future, another thread takes what comes from here on:
-        it may be what the callback waits for.
+        """Call this before a wait: the thread that handles notices must not wait itself.
+
+        A callback of a future runs in that thread. If it waits, another thread handles the notices
+        from here on, because one of them may be what the callback waits for.
         """
-        if threading.get_ident() == self._hears:
-            self._hears = 0
-            self.say(["heard"])
-            threading.Thread(target=self._hear, name="distsim", daemon=True).start()
+        if threading.get_ident() == self._notice_ident:
+            self._notice_ident = 0
+            self.send(["heard"])
+            threading.Thread(target=self._handle_notices, name="distsim", daemon=True).start()
 
     def idle_threads(self) -> list[int]:
-        """Native ids of daemon threads in which no line of the user's is running, and of a
-        library's own threads that sleep on a timer, as Kineto's does while a profiler runs."""
-        frames, known = sys._current_frames(), threading.enumerate()
-        daemons = [
-            t.native_id or 0
-            for t in known
-            if t.daemon and t.native_id and not self.sites.is_busy(frames.get(t.ident or 0))
-        ]
-        return [
-            *daemons,
-            *set(blocked_threads.threads_on_timer(os.getpid())).difference(
-                t.native_id for t in known
-            ),
-        ]
+        """Native ids of threads that never make a call of the script.
+
+        Daemon threads without a frame of the user's, and threads of libraries that sleep on a
+        timer, as Kineto's does while a profiler runs.
+        """
+        frames = sys._current_frames()
+        python_threads = threading.enumerate()
+        idle_daemons = []
+        for thread in python_threads:
+            is_busy = self.sites.is_busy(frames.get(thread.ident or 0))
+            if thread.daemon and thread.native_id and not is_busy:
+                idle_daemons.append(thread.native_id)
+        on_timer = set(threads_on_timer(os.getpid()))
+        on_timer.difference_update(thread.native_id for thread in python_threads)
+        return [*idle_daemons, *on_timer]
 
     # --- payloads ---
     def allocate_payload(self, count: int) -> tuple[int, PayloadLocation] | None:
-        """(address, piece) of room in this rank's region; None where the payload travels in the
-        frame.
+        """Address and location of room in this rank's region.
+
+        None if there is none; then the payload travels in the frame.
         """
-        if self.arena is None or (offset := self.arena.take(count)) is None:
+        if self.arena is None:
+            return None
+        offset = self.arena.take(count)
+        if offset is None:
             return None
         return self.arena.address(offset), [self.arena.region, offset, count]
 
 
-def _incoming_messages(line: socket.socket) -> Iterator[tuple[list[Any], bytes]]:
-    """What comes on a line, until it is closed."""
-    frames = FrameDecoder()
-    while data := line.recv(READ_SIZE):
-        yield from frames.feed(data)
+def _incoming_messages(connection: socket.socket) -> Iterator[tuple[list[Any], bytes]]:
+    """What arrives on a connection, until it is closed."""
+    decoder = FrameDecoder()
+    while data := connection.recv(READ_SIZE):
+        yield from decoder.feed(data)
 
 
 def _exception_from_reply(kind: str, text: str) -> BaseException:
@@ -389,6 +440,4 @@ def _exception_from_reply(kind: str, text: str) -> BaseException:
         from torch.distributed import DistStoreError
 
         return DistStoreError(text)
-    if kind == "refused":
-        return SystemExit(text)
     return RuntimeError(text)

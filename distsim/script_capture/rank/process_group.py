@@ -1,91 +1,102 @@
-"""A process group of the hub: every operation that torch's Python and C++ ask of one, as a call
-with its call site.
+"""The hub's process group: each operation that torch asks of a group becomes a call to the hub.
+
+`distsim.script_capture.patches.install` combines `ProcessGroupMethods` with torch's own class, so
+names and signatures of its methods are torch's (ProcessGroup.hpp, and its Python bindings in
+torch/csrc/distributed/c10d/init.cpp).
+
+Whether a backend accepts a call is not decided here: every call is made, so that the calls that
+follow are known too, and the evaluation says which backend refuses it.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import cache
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from distsim.script_capture.hub.call_templates import encoded_call_number
-from distsim.script_capture.patches.fake_tensors import is_fake
-from distsim.script_capture.protocol.wire import PayloadLocation
+from distsim.script_capture.errors import UnsupportedError
+from distsim.script_capture.protocol.message_types import timeout_in_ns
+from distsim.script_capture.protocol.wire import PayloadLocation, encoded_call_number
 from distsim.script_capture.rank.client import HubClient
-from distsim.script_capture.rank.tensor_payloads import UnsupportedError, dtype_of, pack_tensors
+from distsim.script_capture.rank.profiler_events import is_profiling, record_profiler_event
+from distsim.script_capture.rank.reduce_ops import (
+    PREMUL_SUM,
+    premultiplied_inputs,
+    reduce_op_name,
+)
+from distsim.script_capture.rank.tensor_payloads import dtype_of, pack_tensors
 from distsim.script_capture.rank.work import CombinedWork, HubRequest
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 TorchOptions = Any
-#: A call: op, peer, tag, is_async; shapes of inputs and outputs, dtype, what else it says.
-CallFacts = tuple[str, int, int, bool, list[Any], list[Any], str, dict[str, Any]]
-#: The reduce op of nccl that multiplies before it adds; FSDP2 takes it to divide gradients.
-PREMUL_SUM = "premul_sum"
-_P2P_OPS = frozenset({"isend", "irecv"})
-#: Names of events in a profile, where they differ.
-_PROFILER_NAMES = {"isend": "send", "irecv": "recv"}
+_P2P_OPS: Final = frozenset({"isend", "irecv"})
+#: Names of events in a profile, where they differ from the operation's.
+_PROFILER_NAMES: Final = {"isend": "send", "irecv": "recv"}
+#: Positions in a ``call`` message.
+_NUMBER_FIELD: Final = 1
+_OP_FIELD: Final = 4
+
+
+class CallFacts(NamedTuple):
+    """What a call says, apart from its number, its site and its payloads."""
+
+    op: str
+    peer: int
+    tag: int
+    is_async: bool
+    input_shapes: list[Any]
+    output_shapes: list[Any]
+    dtype: str
+    extra: dict[str, Any]
+
+    @property
+    def contribution(self) -> tuple[object, ...]:
+        """The facts of a `distsim.script_capture.hub.collective_results.CallContribution`."""
+        return (self.input_shapes, self.output_shapes, self.dtype, self.extra)
 
 
 class TensorTransfer(NamedTuple):
-    """Which numbers of a call travel: ``given`` and ``taken``, None for all of its inputs and
-    outputs.
+    """Which data of a call travel: ``sent`` and ``received``, None for all inputs and outputs.
 
-    ``kept``: it needs nobody, so its rank goes on at once. ``shown``: it is an event of torch's
-    profiler.
+    ``completes_locally``: the call depends on no other rank, so its rank continues at once.
+    ``profiled``: the call is an event of torch's profiler.
     """
 
-    given: Sequence[Tensor] | None = None
-    taken: Sequence[Tensor] | None = None
-    kept: bool = False
-    shown: bool = True
+    sent: Sequence[Tensor] | None = None
+    received: Sequence[Tensor] | None = None
+    completes_locally: bool = False
+    profiled: bool = True
 
 
 DEFAULT_TRANSFER = TensorTransfer()
 
 
-def reduce_op_name(opts: TorchOptions) -> str:
-    """The reduce op as distsim names it, or `PREMUL_SUM`."""
-    op = getattr(opts, "reduceOp", opts)
-    kind = getattr(op, "op", None)
-    return _lowercase_name(op) if kind is None else _cached_reduce_op_name(kind)
+class _BatchEntry(NamedTuple):
+    """A call of an open batch, not yet sent."""
 
+    message: list[Any]
+    blobs: list[bytes]
+    work: Any
 
-@cache
-def _cached_reduce_op_name(kind: object) -> str:
-    return _lowercase_name(kind)
-
-
-def _lowercase_name(kind: object) -> str:
-    return str(getattr(kind, "name", kind)).rsplit(".", 1)[-1].lower()
-
-
-def premultiplied_inputs(
-    tensors: Sequence[Tensor], opts: TorchOptions, backend: str
-) -> list[Tensor]:
-    """What is summed up under PREMUL_SUM: each input times the op's factor. Raises RuntimeError as
-    torch does where it is not nccl's.
-    """
-    if "nccl" not in backend:
-        raise RuntimeError(f"Cannot use ReduceOp.PREMUL_SUM with {backend.capitalize()}")
-    python = import_module("torch.utils._python_dispatch")
-    factor = (opts.reduceOp if hasattr(opts, "reduceOp") else opts).__getstate__()[1]
-    with (
-        python._disable_current_modes()
-    ):  # nccl's kernel does it on the way: nothing of the script's to count
-        return [t if is_fake(t) else t.detach() * factor for t in tensors]
+    @property
+    def is_message(self) -> bool:
+        return self.message[_OP_FIELD] in _P2P_OPS
 
 
 def _is_synchronous(opts: TorchOptions) -> bool:
+    """Whether the call waits itself (``asyncOp=False``), without a `Work` for the script."""
     return opts is not None and getattr(opts, "asyncOp", True) is False
 
 
 class ProcessGroupMethods:
-    """What a `ProcessGroup` of the hub does. `patches` lays it over torch's class."""
+    """Methods of the hub's `ProcessGroup`.
+
+    ``number`` is the group's number in messages to the hub, ``members`` its global ranks, ``me``
+    the group rank of this process, and ``requested_backend`` what the script asked for.
+    ``__dict__["batch"]`` exists only while a batch is open.
+    """
 
     client: HubClient
     number: int
@@ -108,8 +119,9 @@ class ProcessGroupMethods:
     _get_backend_name = name
 
     def getBackendName(self) -> str:  # noqa: N802
-        """What C++ is told: under the name of a back end it would look for that one's own class
-        (`reducer`, `logger`).
+        """What C++ sees (`reducer`, `logger`).
+
+        Not the name of a real backend: C++ would look for that backend's own class.
         """
         return "distsim"
 
@@ -141,19 +153,17 @@ class ProcessGroupMethods:
 
         if not torch.cuda.is_available():
             return [torch.device("cpu")]
-        return [
-            torch.device(kind)
-            for kind in ("cpu", "cuda")
-            if kind == "cuda" or self.requested_backend != "nccl"
-        ]
+        if self.requested_backend == "nccl":
+            return [torch.device("cuda")]
+        return [torch.device("cpu"), torch.device("cuda")]
 
     @property
     def options(self) -> object:
-        return self.__dict__.setdefault(
-            "held_options", type("Options", (), {"_timeout": timedelta(minutes=30)})()
-        )
+        default = type("Options", (), {"_timeout": timedelta(minutes=30)})()
+        return self.__dict__.setdefault("held_options", default)
 
     def _get_backend(self, device: object) -> object:
+        """The group is its own backend, so calls through either arrive here."""
         return self
 
     def _has_hooks(self) -> bool:
@@ -161,101 +171,114 @@ class ProcessGroupMethods:
 
     supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False
 
-    def _nothing(self, *args: object, **kwargs: object) -> None:
-        """Asked for by torch, of no meaning here."""
+    def _no_op(self, *args: object, **kwargs: object) -> None:
+        """torch calls it; it has no meaning here."""
 
-    abort = shutdown = set_timeout = setTimeout = _set_sequence_number_for_group = (
-        _wait_for_pending_works
-    ) = _nothing  # noqa: N815
-    _set_default_timeout = _add_ephemeral_timeout = _register_on_completion_hook = (
-        eager_connect_single_device
-    ) = _nothing
-    _enable_collectives_timing = perform_nocolor_split = _nothing
+    abort = _no_op
+    shutdown = _no_op
+    set_timeout = _no_op
+    setTimeout = _no_op  # noqa: N815
+    perform_nocolor_split = _no_op
+    eager_connect_single_device = _no_op
+    _set_sequence_number_for_group = _no_op
+    _wait_for_pending_works = _no_op
+    _set_default_timeout = _no_op
+    _add_ephemeral_timeout = _no_op
+    _register_on_completion_hook = _no_op
+    _enable_collectives_timing = _no_op
 
     def _get_sequence_number_for_group(self) -> int:
         return 0
 
-    # --- saying a call ---
+    # --- making a call ---
     def call(
         self,
         op: str,
-        ins: Sequence[Tensor],
-        outs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
         opts: TorchOptions = None,
         *,
         peer: int = -1,
         tag: int = 0,
-        flow: TensorTransfer = DEFAULT_TRANSFER,
+        transfer: TensorTransfer = DEFAULT_TRANSFER,
         **extra: object,
     ) -> Any:
-        """Make a call: ``ins`` and ``outs`` are its buffers, ``flow`` says which of their numbers
-        travel.
+        """Make a call with these buffers. Returns torch's Work.
 
-        ``peer`` is a global rank: the other side, or the root. Returns torch's Work.
+        ``peer`` is a global rank: that of the other side, or of the root. ``extra`` has further
+        arguments, such as ``reduce_op``.
         """
-        given, taken, kept, shown = flow
-        client, is_sync = self.client, _is_synchronous(opts)
-        some = [*ins, *outs]
-        if extra.get("reduce_op") is not None and any(t.is_sparse for t in some):
-            raise UnsupportedError(f"distsim capture does not support sparse tensors in {op}")
-        if ":" in self.requested_backend and some:  # a back end for each device
-            extra["on"] = some[0].device.type
-        given = ins if given is None else given
+        client = self.client
+        is_sync = _is_synchronous(opts)
+        buffers = [*inputs, *outputs]
+        if "reduce_op" in extra:
+            _refuse_sparse(op, buffers)
+        if self._has_backend_per_device() and buffers:
+            extra["on"] = buffers[0].device.type
+        sent = inputs if transfer.sent is None else transfer.sent
+        received = outputs if transfer.received is None else transfer.received
         if extra.get("reduce_op") == PREMUL_SUM:
-            given, extra["reduce_op"] = (
-                premultiplied_inputs(given, opts, self.requested_backend),
-                "sum",
-            )
-        pieces, blobs = pack_tensors(client, given, op)
-        request = HubRequest(client, client.number(), outs if taken is None else taken, kept)
-        dtype = dtype_of(some[0]) if some else "uint8"
+            sent = premultiplied_inputs(sent, opts, self.requested_backend)
+            extra["reduce_op"] = "sum"
+
+        pieces, blobs = pack_tensors(client, sent, op)
+        request = HubRequest(client, client.next_number(), received, transfer.completes_locally)
         site = client.site(4)
-        facts = (
-            op,
-            peer,
-            tag,
-            not is_sync,
-            [t.shape for t in ins],
-            [t.shape for t in outs],
-            dtype,
-            extra,
-        )
-        if shown and is_profiling():
-            record_profiler_event(
-                f"{self.requested_backend}:{_PROFILER_NAMES.get(op, op) if peer >= 0 or op != 'irecv' else 'recvAnySource'}",
-                ins or outs,
-            )
-        work = self.make_work(request, outs)
+        dtype = dtype_of(buffers[0]) if buffers else "uint8"
+        shapes = _shapes(inputs), _shapes(outputs)
+        facts = CallFacts(op, peer, tag, not is_sync, *shapes, dtype, extra)
+        if transfer.profiled and is_profiling():
+            record_profiler_event(self._profiler_name(op, peer), inputs or outputs)
+        work = self.make_work(request, outputs)
         if not is_sync:
-            request.watch(site, ins, outs)
+            request.guard(site, inputs, outputs)
+
         batch = self.__dict__.get("batch")
         if batch is not None:
             request.in_open_batch = True
-            batch.append(
-                (
-                    self._message(request.number, site, (op, peer, tag, True, *facts[4:]), pieces),
-                    blobs,
-                    work,
-                )
-            )
+            # In a batch, even a call with asyncOp=False does not wait.
+            facts = facts._replace(is_async=True)
+            message = self._message(request.number, site, facts, pieces)
+            batch.append(_BatchEntry(message, blobs, work))
             return work
-        message, blobs = self._said(request.number, site, facts, pieces, blobs)
-        if is_sync and not kept:
+        encoded, blobs = self._encoded_call(request.number, site, facts, pieces, blobs)
+        if is_sync and not transfer.completes_locally:
             request.waited = True
-            request.take(*client.ask(message, blobs))
+            request.complete(*client.request(encoded, blobs))
         else:
-            client.post(message, blobs)
+            client.post(encoded, blobs)
             request.waited = request.done = is_sync
         return work
+
+    def _has_backend_per_device(self) -> bool:
+        """Whether it was created with ``cpu:gloo,cuda:nccl`` or the like."""
+        return ":" in self.requested_backend
+
+    def _profiler_name(self, op: str, peer: int) -> str:
+        """The name that the backend gives to the event of a call."""
+        name = _PROFILER_NAMES.get(op, op)
+        if op == "irecv" and peer < 0:
+            name = "recvAnySource"
+        return f"{self.requested_backend}:{name}"
 
     def _message(
         self, number: int, site: int, facts: CallFacts, pieces: Sequence[PayloadLocation]
     ) -> list[object]:
-        """A call in full."""
-        op, peer, tag, is_async, *sides = facts
-        return ["call", number, site, self.number, op, peer, tag, is_async, sides, pieces]
+        """The ``call`` message, in full."""
+        return [
+            "call",
+            number,
+            site,
+            self.number,
+            facts.op,
+            facts.peer,
+            facts.tag,
+            facts.is_async,
+            facts.contribution,
+            pieces,
+        ]
 
-    def _said(
+    def _encoded_call(
         self,
         number: int,
         site: int,
@@ -263,99 +286,110 @@ class ProcessGroupMethods:
         pieces: Sequence[PayloadLocation],
         blobs: list[bytes],
     ) -> tuple[Sequence[object], list[bytes]]:
-        """A call as it is said: in full, or by the name of those that are alike. Payloads in shared
-        memory lie elsewhere each time.
+        """A call as it is sent: by the number of its template if possible, else in full.
+
+        Payloads in shared memory have another location each time, so such calls have no template.
         """
         if len(blobs) < len(pieces):
             return self._message(number, site, facts, pieces), blobs
         client = self.client
-        op, peer, tag, is_async, ins, outs, dtype, extra = facts
         counts = tuple(map(len, blobs))
         key = (
             site,
             self.number,
-            op,
-            peer,
-            tag,
-            is_async,
-            tuple(ins),
-            tuple(outs),
-            dtype,
+            facts.op,
+            facts.peer,
+            facts.tag,
+            facts.is_async,
+            tuple(facts.input_shapes),
+            tuple(facts.output_shapes),
+            facts.dtype,
             counts,
-            *extra.items(),
+            *facts.extra.items(),
         )
         try:
-            name = client.shapes.get(key)
-        except TypeError:  # lists among what is said, as the splits of an all_to_all
+            template = client.templates.get(key)
+        except TypeError:  # a list among the arguments, such as the splits of an all_to_all
             return self._message(number, site, facts, pieces), blobs
-        if name is None:
-            name = client.learn(
-                key, (site, self.number, op, peer, tag, is_async, False, facts[4:], counts)
+        if template is None:
+            waited = False
+            template = client.register_template(
+                key,
+                (
+                    site,
+                    self.number,
+                    facts.op,
+                    facts.peer,
+                    facts.tag,
+                    facts.is_async,
+                    waited,
+                    facts.contribution,
+                    counts,
+                ),
             )
-        return ("again", name), [encoded_call_number(number), *blobs]
+        return ("repeat", template), [encoded_call_number(number), *blobs]
 
-    def is_special(self) -> bool:
-        """Does a call need more than to be said: is it part of a batch, or is there a back end for
-        each device?
-        """
+    def needs_full_call(self) -> bool:
+        """Whether a call must go through `call`: in a batch, or with a backend for each device."""
+        # Runs for each message of the fast path, so `_has_backend_per_device` is written out.
         return ":" in self.requested_backend or self.__dict__.get("batch") is not None
 
     # --- messages ---
     def send(self, tensors: Sequence[Tensor], dstRank: int, tag: int = 0) -> object:  # noqa: N803
-        return self.call(
-            "isend",
-            tensors,
-            (),
-            peer=self._global(dstRank),
-            tag=tag,
-            flow=TensorTransfer(kept=True),
-        )
+        transfer = TensorTransfer(completes_locally=True)
+        peer = self._global_rank(dstRank)
+        return self.call("isend", tensors, (), peer=peer, tag=tag, transfer=transfer)
 
     def recv(self, tensors: Sequence[Tensor], srcRank: int, tag: int = 0) -> object:  # noqa: N803
-        return self.call("irecv", (), tensors, peer=self._global(srcRank), tag=tag)
+        return self.call("irecv", (), tensors, peer=self._global_rank(srcRank), tag=tag)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> object:
-        """It is received under every back end, so that what follows is known; the judgement says
-        which of them refuses it.
-        """
+        """Received under every backend; the evaluation says which of them refuses it."""
         return self.call("irecv", (), tensors, tag=tag)
 
-    def _global(self, rank: int) -> int:
-        if not 0 <= rank < len(self.members):
+    def _global_rank(self, group_rank: int) -> int:
+        """Raises ValueError, from which `exit_reason` derives the finding for an invalid rank."""
+        if not 0 <= group_rank < len(self.members):
             raise ValueError(
-                f"Invalid rank {rank}: the group has ranks 0 to {len(self.members) - 1}"
+                f"Invalid rank {group_rank}: the group has ranks 0 to {len(self.members) - 1}"
             )
-        return self.members[rank]
+        return self.members[group_rank]
 
-    # --- a batch as one unit ---
+    # --- batches ---
     def start_batch(self) -> None:
+        """Collect the calls that follow, until `end_batch`."""
         self.__dict__["batch"] = []
 
     def end_batch(self) -> list[Any]:
-        """Hand all of it over at once. Returns the works.
+        """Send all calls of the batch at once. Returns their works.
 
-        Messages are one call; collectives among them, as nccl's coalesced ones, follow each as
-        its own, since between them and messages there is no order in one launch of nccl
+        Messages are one call. Collectives among them (NCCL's coalesced ones) follow as calls of
+        their own: in one launch of NCCL there is no order between them and messages
         (ncclGroupEnd).
         """
-        held = self.__dict__.pop("batch", None) or []
-        numbers = [message[1] for message, _, _ in held]
-        first = sorted(held, key=lambda one: one[0][4] not in _P2P_OPS)
-        for number, (message, blobs, work) in zip(numbers, first, strict=True):
-            message[1] = work.request.number = number
-            work.request.in_open_batch = False
-            self.client.hold([*message, numbers[0]] if message[4] in _P2P_OPS else message, blobs)
+        entries: list[_BatchEntry] = self.__dict__.pop("batch", None) or []
+        numbers = [entry.message[_NUMBER_FIELD] for entry in entries]
+        # A stable sort: messages first, each kind in its own order.
+        messages_first = sorted(entries, key=lambda entry: not entry.is_message)
+        for number, entry in zip(numbers, messages_first, strict=True):
+            request = entry.work.request
+            request.number = entry.message[_NUMBER_FIELD] = number
+            request.in_open_batch = False
+            if entry.is_message:
+                batch_number = numbers[0]
+                self.client.queue([*entry.message, batch_number], entry.blobs)
+            else:
+                self.client.queue(entry.message, entry.blobs)
         self.client.flush()
-        return [work for _, _, work in held]
+        return [entry.work for entry in entries]
 
     def _start_coalescing(self, device: Any) -> None:
-        """Raises RuntimeError as torch does where the device's back end has none (Backend.hpp,
-        `startCoalescing`): all but nccl.
-        """
-        pairs = dict(
-            pair.split(":", 1) for pair in self.requested_backend.split(",") if ":" in pair
-        )
-        backend = pairs.get(device.type, self.requested_backend)
+        """Raises RuntimeError as torch does for all backends but NCCL (Backend.hpp)."""
+        backend = self.requested_backend
+        for part in backend.split(","):
+            device_type, colon, device_backend = part.partition(":")
+            if colon and device_type == device.type:
+                backend = device_backend
         if backend != "nccl":
             raise RuntimeError(f"Backend {backend} does not implement startCoalescing")
         self.start_batch()
@@ -364,29 +398,23 @@ class ProcessGroupMethods:
         works = self.end_batch()
         return works[0] if len(works) == 1 else CombinedWork(works)
 
-    # --- collectives in which all play the same part ---
+    # --- collectives without a root ---
     def allreduce(self, tensors: Any, opts: TorchOptions = None, timeout: object = None) -> object:
-        tensors = _as_list(tensors)
-        return self.call(
-            "all_reduce",
-            tensors[:1],
-            tensors[:1],
-            opts,
-            reduce_op=reduce_op_name(opts) if opts is not None else "sum",
-        )
+        tensors = _as_list(tensors)[:1]
+        reduce_op = reduce_op_name(opts) if opts is not None else "sum"
+        return self.call("all_reduce", tensors, tensors, opts, reduce_op=reduce_op)
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: TorchOptions = None) -> object:
-        return self.call(
-            "all_reduce_coalesced", tensors, tensors, opts, reduce_op=reduce_op_name(opts)
-        )
+        reduce_op = reduce_op_name(opts)
+        return self.call("all_reduce_coalesced", tensors, tensors, opts, reduce_op=reduce_op)
 
     def allgather(
         self, output_tensors: Any, input_tensors: Any, opts: TorchOptions = None
     ) -> object:
-        outs, ins = output_tensors, _as_list(input_tensors)
-        return self.call(
-            "all_gather", ins[:1], outs[0] if isinstance(outs[0], list | tuple) else outs, opts
-        )
+        inputs = _as_list(input_tensors)[:1]
+        is_nested = isinstance(output_tensors[0], list | tuple)
+        outputs = output_tensors[0] if is_nested else output_tensors
+        return self.call("all_gather", inputs, outputs, opts)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: TorchOptions = None) -> object:
         return self.call("all_gather_into_tensor", [input], [output], opts)
@@ -406,12 +434,13 @@ class ProcessGroupMethods:
         inputs: Sequence[Tensor],
         opts: TorchOptions = None,
     ) -> object:
+        """One all_gather for each tensor, but one event of the profiler."""
         if is_profiling():
             record_profiler_event(f"{self.requested_backend}:all_gather", inputs)
-        works = [
-            self.call("all_gather", [one], outs, None, flow=TensorTransfer(shown=False))
-            for one, outs in zip(inputs, zip(*outputs, strict=True), strict=True)
-        ]
+        transfer = TensorTransfer(profiled=False)
+        works = []
+        for tensor, gathered in zip(inputs, zip(*outputs, strict=True), strict=True):
+            works.append(self.call("all_gather", [tensor], gathered, None, transfer=transfer))
         if _is_synchronous(opts):
             CombinedWork(works).wait()
         return works[0] if len(works) == 1 else CombinedWork(works)
@@ -419,26 +448,24 @@ class ProcessGroupMethods:
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: TorchOptions = None, timeout: object = None
     ) -> object:
-        ins = inputs[0] if isinstance(inputs[0], list | tuple) else inputs
-        return self.call(
-            "reduce_scatter", ins, _as_list(outputs)[:1], opts, reduce_op=reduce_op_name(opts)
-        )
+        parts = inputs[0] if isinstance(inputs[0], list | tuple) else inputs
+        output = _as_list(outputs)[:1]
+        reduce_op = reduce_op_name(opts)
+        return self.call("reduce_scatter", parts, output, opts, reduce_op=reduce_op)
 
     def reduce_scatter_single(
         self, output: Tensor, input: Tensor, opts: TorchOptions = None
     ) -> object:
-        return self.call(
-            "reduce_scatter_tensor", [input], [output], opts, reduce_op=reduce_op_name(opts)
-        )
+        reduce_op = reduce_op_name(opts)
+        return self.call("reduce_scatter_tensor", [input], [output], opts, reduce_op=reduce_op)
 
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: TorchOptions = None
     ) -> object:
-        return self.call(
-            "reduce_scatter_tensor_coalesced", inputs, outputs, opts, reduce_op=reduce_op_name(opts)
-        )
+        op = "reduce_scatter_tensor_coalesced"
+        return self.call(op, inputs, outputs, opts, reduce_op=reduce_op_name(opts))
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -450,11 +477,14 @@ class ProcessGroupMethods:
         input_splits: Sequence[int],
         opts: TorchOptions = None,
     ) -> object:
-        splits: dict[str, Any] = {
-            "output_splits": list(output_splits),
-            "input_splits": list(input_splits),
-        }
-        return self.call("all_to_all_single", [input], [output], opts, **splits)
+        return self.call(
+            "all_to_all_single",
+            [input],
+            [output],
+            opts,
+            output_splits=list(output_splits),
+            input_splits=list(input_splits),
+        )
 
     alltoall_base = all_to_all_single
 
@@ -469,30 +499,41 @@ class ProcessGroupMethods:
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        limit = None if timeout is None else round(timeout.total_seconds() * 1e9)
-        sync = type("Opts", (), {"asyncOp": False})
+        synchronous = type("Opts", (), {"asyncOp": False})
         self.call(
-            "monitored_barrier", (), (), sync, timeout_ns=limit, wait_all_ranks=wait_all_ranks
+            "monitored_barrier",
+            (),
+            (),
+            synchronous,
+            timeout_ns=timeout_in_ns(timeout),
+            wait_all_ranks=wait_all_ranks,
         )
 
     # --- collectives with a root ---
     def broadcast(self, tensors: Any, opts: TorchOptions = None, timeout: object = None) -> object:
         tensors = _as_list(tensors)[:1]
         root = opts.rootRank if hasattr(opts, "rootRank") else int(opts or 0)
-        mine = root == self.me
-        flow = TensorTransfer(
-            given=tensors if mine else (), taken=() if mine else tensors, kept=mine
-        )
-        return self.call("broadcast", tensors, tensors, opts, peer=self._global(root), flow=flow)
+        if root == self.me:
+            transfer = TensorTransfer(sent=tensors, received=(), completes_locally=True)
+        else:
+            transfer = TensorTransfer(sent=(), received=tensors)
+        peer = self._global_rank(root)
+        return self.call("broadcast", tensors, tensors, opts, peer=peer, transfer=transfer)
 
     def reduce(self, tensors: Any, opts: TorchOptions = None, *_: object) -> object:
-        tensors, mine = _as_list(tensors)[:1], opts.rootRank == self.me
-        flow, root = (
-            TensorTransfer(taken=tensors if mine else (), kept=not mine),
-            self._global(opts.rootRank),
-        )
+        tensors = _as_list(tensors)[:1]
+        if opts.rootRank == self.me:
+            transfer = TensorTransfer(received=tensors)
+        else:
+            transfer = TensorTransfer(received=(), completes_locally=True)
         return self.call(
-            "reduce", tensors, tensors, opts, peer=root, flow=flow, reduce_op=reduce_op_name(opts)
+            "reduce",
+            tensors,
+            tensors,
+            opts,
+            peer=self._global_rank(opts.rootRank),
+            transfer=transfer,
+            reduce_op=reduce_op_name(opts),
         )
 
     def gather(
@@ -501,15 +542,16 @@ class ProcessGroupMethods:
         inputs: Sequence[Tensor],
         opts: TorchOptions = None,
     ) -> object:
-        outs: Any = outputs[0] if outputs and isinstance(outputs[0], list | tuple) else outputs
-        mine = opts.rootRank == self.me
+        is_nested = outputs and isinstance(outputs[0], list | tuple)
+        gathered: Any = outputs[0] if is_nested else outputs
+        is_root = opts.rootRank == self.me
         return self.call(
             "gather",
             inputs[:1],
-            outs if mine else (),
+            gathered if is_root else (),
             opts,
-            peer=self._global(opts.rootRank),
-            flow=TensorTransfer(kept=not mine),
+            peer=self._global_rank(opts.rootRank),
+            transfer=TensorTransfer(completes_locally=not is_root),
         )
 
     def scatter(
@@ -518,34 +560,22 @@ class ProcessGroupMethods:
         inputs: Sequence[Sequence[Tensor]],
         opts: TorchOptions = None,
     ) -> object:
-        ins: Any = inputs[0] if inputs and isinstance(inputs[0], list | tuple) else inputs
-        mine = opts.rootRank == self.me
-        return self.call(
-            "scatter", ins if mine else (), outputs[:1], opts, peer=self._global(opts.rootRank)
-        )
+        is_nested = inputs and isinstance(inputs[0], list | tuple)
+        parts: Any = inputs[0] if is_nested else inputs
+        is_root = opts.rootRank == self.me
+        peer = self._global_rank(opts.rootRank)
+        return self.call("scatter", parts if is_root else (), outputs[:1], opts, peer=peer)
 
 
-@cache
-def _profiler_query() -> Callable[[], bool]:
-    autograd = import_module("torch.autograd")
-    found: Callable[[], bool] = autograd._profiler_enabled
-    return found
+def _shapes(tensors: Sequence[Tensor]) -> list[Any]:
+    return [tensor.shape for tensor in tensors]
 
 
-def is_profiling() -> bool:
-    return _profiler_query()()
-
-
-def record_profiler_event(name: str, tensors: Sequence[Tensor]) -> None:
-    """The event that torch's profiler would have of a call. It ends on another thread, as that of a
-    back end's worker does.
-    """
-    autograd = import_module("torch.autograd")
-    event = autograd._record_function_with_args_enter(name, *tensors)
-    ends = threading.Thread(target=autograd._record_function_with_args_exit, args=(event,))
-    ends.start()
-    ends.join()
+def _refuse_sparse(op: str, tensors: Sequence[Tensor]) -> None:
+    if any(tensor.is_sparse for tensor in tensors):
+        raise UnsupportedError(f"distsim capture does not support sparse tensors in {op}")
 
 
 def _as_list(tensors: Any) -> list[Any]:
+    """torch passes one tensor or a list of one, depending on the function."""
     return list(tensors) if isinstance(tensors, list | tuple) else [tensors]

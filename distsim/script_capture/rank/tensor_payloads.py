@@ -1,5 +1,6 @@
-"""Tensors as bytes and back: through a frame where they are small, through shared memory where they
-are large.
+"""Convert tensors to payloads and back.
+
+Small payloads travel in a frame, large ones through shared memory.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from distsim.script_capture.cuda import cuda_is_emulated
-from distsim.script_capture.patches.fake_tensors import is_fake
+from distsim.script_capture.cuda.emulation import cuda_is_emulated
+from distsim.script_capture.errors import UnsupportedError
 from distsim.script_capture.protocol.wire import INLINE_LIMIT, PayloadLocation, PayloadReader
 from distsim.script_capture.rank.client import HubClient
 
@@ -18,13 +19,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class UnsupportedError(RuntimeError):
-    """A call that distsim can't capture. It says which."""
+def is_fake(tensor: object) -> bool:
+    """Whether a tensor has a size but no values (torch's FakeTensorMode)."""
+    return type(tensor).__name__ == "FakeTensor"
 
 
 @cache
 def _dtype_name(dtype: object) -> str:
-    return str(dtype)[6:]
+    return str(dtype).removeprefix("torch.")
 
 
 def dtype_of(tensor: Tensor) -> str:
@@ -33,7 +35,7 @@ def dtype_of(tensor: Tensor) -> str:
 
 
 def readable_tensor(tensor: Tensor, op: str) -> Tensor:
-    """A tensor whose memory can be read. Raises Unsupported for one that has none."""
+    """A tensor whose memory the CPU can read. Raises UnsupportedError for one without memory."""
     if tensor.is_sparse or tensor.layout != _strided():
         raise UnsupportedError(f"distsim capture does not support sparse tensors in {op}")
     if tensor.device.type == "meta":
@@ -42,12 +44,16 @@ def readable_tensor(tensor: Tensor, op: str) -> Tensor:
         )
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    tensor = tensor.detach() if tensor.requires_grad else tensor
-    return tensor if _in_host_memory(tensor) else tensor.cpu()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    return tensor if _is_in_host_memory(tensor) else tensor.cpu()
 
 
-def _in_host_memory(tensor: Tensor) -> bool:
-    """Can the CPU read its memory? Not that of a GPU which is there, as tests may use one."""
+def _is_in_host_memory(tensor: Tensor) -> bool:
+    """Whether the CPU can read its memory.
+
+    It cannot read that of a real GPU, which the tests of distsim may use.
+    """
     return tensor.is_cpu or (tensor.is_cuda and cuda_is_emulated())
 
 
@@ -66,44 +72,46 @@ def _tensor_type() -> type:
 
 
 def has_plain_memory(tensor: Tensor) -> bool:
-    """Is its memory what it says, byte for byte?"""
-    return (
-        type(tensor) is _tensor_type()
-        and tensor.layout is _strided()
-        and tensor.is_contiguous()
-        and (tensor.is_cpu or _in_host_memory(tensor))
-        and not (tensor.is_conj() or tensor.is_neg())
-    )
+    """Whether the bytes of its memory are its values, in order. Runs for each call."""
+    if type(tensor) is not _tensor_type() or tensor.layout is not _strided():
+        return False
+    if not tensor.is_contiguous() or not (tensor.is_cpu or _is_in_host_memory(tensor)):
+        return False
+    return not (tensor.is_conj() or tensor.is_neg())
 
 
 def pack_tensors(
     client: HubClient, tensors: Sequence[Tensor], op: str
 ) -> tuple[list[PayloadLocation], list[bytes]]:
-    """The payloads of tensors, and what of them travels in the frame."""
+    """The locations of the tensors' payloads, and the payloads that travel in the frame."""
     pieces: list[PayloadLocation] = []
     blobs: list[bytes] = []
     for tensor in tensors:
+        # Only its size matters, and the hub knows that from the shapes.
         if is_fake(tensor):
             pieces.append([0])
             blobs.append(b"")
             continue
         dense = tensor if has_plain_memory(tensor) else readable_tensor(tensor, op).contiguous()
         count = dense.numel() * dense.element_size()
-        room = client.allocate_payload(count) if count > INLINE_LIMIT else None
-        if room is None:
+        slot = client.allocate_payload(count) if count > INLINE_LIMIT else None
+        if slot is None:
             pieces.append([count])
             blobs.append(ctypes.string_at(dense.data_ptr(), count) if count else b"")
         else:
-            ctypes.memmove(room[0], dense.data_ptr(), count)
-            pieces.append(room[1])
+            address, location = slot
+            ctypes.memmove(address, dense.data_ptr(), count)
+            pieces.append(location)
     return pieces, blobs
 
 
 def unpack_into(
     client: HubClient, tensor: Tensor, pieces: Sequence[PayloadLocation], blobs: PayloadReader
 ) -> None:
-    """Fill a tensor with payloads, one behind the other. What is too much is left out, as what is
-    too little stays as it was.
+    """Fill a tensor with payloads, one behind the other.
+
+    If they are larger than the tensor, the rest is ignored; if smaller, the rest of the tensor
+    keeps its values.
     """
     if has_plain_memory(tensor):
         _copy_payloads(client, tensor, pieces, blobs)
@@ -114,7 +122,8 @@ def unpack_into(
 
     with torch.no_grad():
         dense = tensor.detach()
-        target = dense.contiguous() if _in_host_memory(dense) else dense.cpu().contiguous()
+        host = dense if _is_in_host_memory(dense) else dense.cpu()
+        target = host.contiguous()
         _copy_payloads(client, target, pieces, blobs)
         if target is not dense:
             dense.copy_(target)
@@ -123,11 +132,15 @@ def unpack_into(
 def _copy_payloads(
     client: HubClient, target: Tensor, pieces: Sequence[PayloadLocation], blobs: PayloadReader
 ) -> None:
-    at, left = target.data_ptr(), target.numel() * target.element_size()
+    """Copy payloads from the frame and from shared memory, at most the size of the tensor."""
+    address = target.data_ptr()
+    room = target.numel() * target.element_size()
     for piece in pieces:
-        count = min(piece[-1], left)
+        count = min(piece[-1], room)
         if len(piece) == 1:
-            ctypes.memmove(at, blobs.take(piece[0]), count)
+            ctypes.memmove(address, blobs.take(piece[0]), count)
         else:
-            ctypes.memmove(at, client.regions.address[piece[0]] + piece[1], count)
-        at, left = at + count, left - count
+            region, offset, _ = piece
+            ctypes.memmove(address, client.regions.address[region] + offset, count)
+        address += count
+        room -= count

@@ -1,11 +1,14 @@
-"""A captured run as a `Program`, which all of distsim takes."""
+"""Convert a captured run into a `Program`, which all of distsim works on.
+
+Equal calls of a rank share one object of the program, so that a training loop stays small.
+"""
 
 from __future__ import annotations
 
 import linecache
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 from distsim.hardware.cluster import Cluster
 from distsim.hardware.cost import CostModel
@@ -23,8 +26,9 @@ from distsim.script_capture.compute.kernel_counter import (
 )
 from distsim.script_capture.hub.collective_results import CallContribution
 from distsim.script_capture.hub.matching import GroupInstance, RankCall
-from distsim.script_capture.hub.state import HubEvent, Place, RankProcess
+from distsim.script_capture.hub.state import HubEvent, RankProcess
 from distsim.script_capture.launch.parent_process import CapturedRun, known_backend
+from distsim.script_capture.protocol.message_types import CallOrigin
 from distsim.script_capture.result.future_calls import assumed_future_calls
 from distsim.script_capture.result.recorded_calls import (
     CapturedCall,
@@ -34,8 +38,8 @@ from distsim.script_capture.result.recorded_calls import (
 )
 from distsim.script_capture.result.thread_order import ThreadOrder, events_in_order
 
-#: Dtypes that distsim has no name for, as one of the same width.
-_SUBSTITUTE_DTYPES = {
+#: A dtype of the same width for those that distsim has no name for.
+_SUBSTITUTE_DTYPES: Final = {
     "uint16": "int16",
     "uint32": "int32",
     "uint64": "int64",
@@ -44,6 +48,9 @@ _SUBSTITUTE_DTYPES = {
     "float8_e8m0fnu": "uint8",
     "complex32": "float32",
 }
+#: Number of the world's group in a program.
+_WORLD_GROUP: Final = 0
+_MAX_ERROR_TEXT: Final = 200
 
 
 def build_program(
@@ -52,91 +59,121 @@ def build_program(
     name: str,
     file: str,
     cluster: Cluster | None = None,
-    threads: ThreadOrder = "met",
+    order: ThreadOrder = "met",
 ) -> Program:
-    """The program that the ranks ran, under the rules of ``backend``. ``cluster``: whose devices
-    compute what was counted.
+    """The program that the ranks ran, under the rules of ``backend``.
 
-    ``threads``: how the calls of a rank's threads follow each other, see
-    `distsim.script_capture.result.thread_order`.
+    ``cluster`` has the devices that compute what was counted. ``order`` is that of the calls of a
+    rank's threads (`distsim.script_capture.result.thread_order`).
     """
-    return _CapturedProgramBuilder(captured, backend, cluster, threads).build(name, file)
+    return _CapturedProgramBuilder(captured, backend, cluster, order).build(name, file)
 
 
-def world_backend(members: Iterable[RankProcess]) -> str:
-    """The back end of the world's group, as its lowest rank asked for it; of one for each device,
-    that of the GPUs if they are used.
+def world_backend(processes: Iterable[RankProcess]) -> str:
+    """The backend of the world's group, as the lowest rank asked for it.
+
+    With a backend for each device, that of the GPUs if a call used them.
     """
-    there = list(members)
-    asked = next(
-        (t.backend for m in there for t in m.group_instances.values() if t.is_world), "gloo"
-    )
-    devices = {c.on for m in there for c in m.calls.values()} if ":" in asked else set()
-    return known_backend(asked, "cuda" if "cuda" in devices else "cpu")
+    processes = list(processes)
+    requested = "gloo"
+    for process in processes:
+        world = next((group for group in process.groups.values() if group.is_world), None)
+        if world is not None:
+            requested = world.backend
+            break
+    has_backend_per_device = ":" in requested
+    if has_backend_per_device and any(_uses_cuda(process) for process in processes):
+        return known_backend(requested, "cuda")
+    return known_backend(requested, "cpu")
+
+
+def _uses_cuda(process: RankProcess) -> bool:
+    return any(call.device == "cuda" for call in process.calls.values())
 
 
 class _CapturedProgramBuilder:
-    def __init__(
-        self, captured: CapturedRun, backend: str, cluster: Cluster | None, threads: ThreadOrder
-    ) -> None:
-        self.captured, self.backend, self.threads = captured, backend, threads
-        self.model = CostModel(cluster, 1, 1) if cluster is not None else None
-        self.size = captured.world
-        self.shelf = ProgramTables(self.size, backend)
-        started = {m.planned: m for m in captured.others if m.planned >= 0}
-        self.members = [
-            captured.evaluated_ranks.get(r) or started.get(r) or RankProcess(0, r)
-            for r in range(self.size)
-        ]
-        self.group_number_by_instance = self._groups()
+    """Builds the program; what ranks share (sites, groups, findings) is in ``tables``.
 
-    def _groups(self) -> dict[tuple[int, str], int]:
-        """By team and back end: the number of its group. A group with a back end for each device is
-        one group for each that is used.
+    ``group_numbers`` has the numbers of groups by instance (its id) and backend.
+    """
+
+    def __init__(
+        self, captured: CapturedRun, backend: str, cluster: Cluster | None, order: ThreadOrder
+    ) -> None:
+        self.captured = captured
+        self.backend = backend
+        self.order: ThreadOrder = order
+        self.cost_model = CostModel(cluster, 1, 1) if cluster is not None else None
+        self.size = captured.world
+        self.tables = ProgramTables(self.size, backend)
+        self.processes = self._processes()
+        self.group_numbers = self._number_groups()
+
+    def _processes(self) -> list[RankProcess]:
+        """For each rank its process; one that was started as it; or one that did nothing."""
+        started = {p.planned: p for p in self.captured.others if p.planned >= 0}
+        joined = self.captured.evaluated_ranks
+        return [
+            joined.get(rank) or started.get(rank) or RankProcess(0, rank)
+            for rank in range(self.size)
+        ]
+
+    def _number_groups(self) -> dict[tuple[int, str], int]:
+        """Add the groups to the tables.
+
+        A group with a backend for each device becomes one group for each backend that is used.
         """
-        world, main = tuple(range(self.size)), world_backend(self.members)
-        used: dict[int, set[str]] = {}
-        for call in (c for m in self.members for c in m.calls.values()):
-            used.setdefault(id(call.team), set()).add(known_backend(call.team.backend, call.on))
+        world_ranks = tuple(range(self.size))
+        main_backend = world_backend(self.processes)
+        used = self._used_backends()
         numbers: dict[tuple[int, str], int] = {}
-        for team in groups_in_order(self.members):
-            for backend in sorted(
-                used.get(id(team)) or {main if team.is_world else known_backend(team.backend)}
-            ):
-                if team.ranks == world and team.is_world and backend == main:
-                    numbers[id(team), backend] = 0
+        for group in groups_in_order(self.processes):
+            backends = used.get(id(group))
+            if not backends:
+                backends = {main_backend if group.is_world else known_backend(group.backend)}
+            for backend in sorted(backends):
+                is_world = group.is_world and group.ranks == world_ranks
+                if is_world and backend == main_backend:
+                    numbers[id(group), backend] = _WORLD_GROUP
                     continue
-                numbers[id(team), backend] = number = len(self.shelf.groups)
-                own = backend if backend != main else None
-                self.shelf.groups.append(
-                    RankGroup(number, team.title, team.ranks, own, team.timeout_ns)
+                number = numbers[id(group), backend] = len(self.tables.groups)
+                own_backend = backend if backend != main_backend else None
+                self.tables.groups.append(
+                    RankGroup(number, group.title, group.ranks, own_backend, group.timeout_ns)
                 )
         return numbers
 
-    def number_of(self, team: GroupInstance | None, on: str = "") -> int:
-        """The group of a call; the world where there is none."""
-        return (
-            self.group_number_by_instance.get((id(team), known_backend(team.backend, on)), 0)
-            if team is not None
-            else 0
-        )
+    def _used_backends(self) -> dict[int, set[str]]:
+        """The backends that calls of each group use, by the group's id."""
+        used: dict[int, set[str]] = {}
+        for process in self.processes:
+            for call in process.calls.values():
+                backend = known_backend(call.group.backend, call.device)
+                used.setdefault(id(call.group), set()).add(backend)
+        return used
+
+    def group_number(self, group: GroupInstance | None, device: str = "") -> int:
+        """The number of a group; that of the world for None."""
+        if group is None:
+            return _WORLD_GROUP
+        key = (id(group), known_backend(group.backend, device))
+        return self.group_numbers.get(key, _WORLD_GROUP)
 
     def build(self, name: str, file: str) -> Program:
-        codes, faults = [], []
-        later, events = (
-            assumed_future_calls(self.members),
-            events_in_order(self.members, self.threads),
-        )
-        for rank, member in enumerate(self.members):
-            steps, never = (
-                recorded_calls_of(member, events[rank]),
-                missing_startup_calls(member, self.members),
-            )
-            codes.append(
-                _CapturedRankBuilder(self, rank).code([*steps, *never, *later.get(rank, ())])
-            )
-            if member.ended is not None and member.ended.how == "killed":
-                faults.append(RankFault(rank, "kill", position=len(codes[-1].calls) - len(never)))
+        """The program, with a code of its own for each rank."""
+        codes = []
+        faults = []
+        future = assumed_future_calls(self.processes)
+        events = events_in_order(self.processes, self.order)
+        for rank, process in enumerate(self.processes):
+            recorded = recorded_calls_of(process, events[rank])
+            missing = missing_startup_calls(process, self.processes)
+            calls = [*recorded, *missing, *future.get(rank, ())]
+            code = _CapturedRankBuilder(self, rank).build(calls)
+            codes.append(code)
+            if process.ended is not None and process.ended.how == "killed":
+                position = len(code.calls) - len(missing)
+                faults.append(RankFault(rank, "kill", position=position))
         nodes = self.captured.capture_options.nodes
         return Program(
             name=name,
@@ -146,250 +183,269 @@ class _CapturedProgramBuilder:
             local_size=-(-self.size // nodes),
             backend=self.backend,
             options=self._options(),
-            sites=self.shelf.sites,
-            groups=self.shelf.groups,
+            sites=self.tables.sites,
+            groups=self.tables.groups,
             tensors={},
             codes=codes,
             code_of=list(range(self.size)),
             row_of=[0] * self.size,
-            findings=self.shelf.findings(),
+            findings=self.tables.findings(),
             faults=tuple(faults),
         )
 
     def _options(self) -> dict[str, object]:
-        """``init: eager`` where each rank gave init_process_group its device (torch:
-        ``device_id``).
-        """
-        begun = [e.facts for m in self.members for e in m.events if e.kind == "init_process_group"]
-        return (
-            {"init": "eager"}
-            if self.backend == "nccl" and begun and all(facts["eager"] for facts in begun)
-            else {}
-        )
+        """``init: eager`` if every rank passed ``device_id`` to init_process_group."""
+        startups = []
+        for process in self.processes:
+            startups += [e.facts for e in process.events if e.kind == "init_process_group"]
+        is_eager = bool(startups) and all(facts["eager"] for facts in startups)
+        return {"init": "eager"} if is_eager and self.backend == "nccl" else {}
 
-    def price(self, kernels: Sequence[Sequence[Any]]) -> int:
-        """Nanoseconds of what a rank counted; 0 where nobody said on which device."""
-        stretch = ComputeInterval(
-            tuple((ComputeKernel(*kernel), count) for *kernel, count in kernels)
-        )
-        return duration_with_model_ns(stretch, self.model) if self.model is not None else 0
+    def compute_ns(self, kernels: Sequence[Sequence[Any]]) -> int:
+        """How long counted kernels take; 0 without a cluster."""
+        if self.cost_model is None:
+            return 0
+        counted = tuple((ComputeKernel(*kernel), count) for *kernel, count in kernels)
+        return duration_with_model_ns(ComputeInterval(counted), self.cost_model)
 
 
 class _CapturedRankBuilder:
-    """Builds one rank's code."""
+    """Builds the code of one rank.
+
+    ``positions`` has for each posted call its position in the code. ``changed_buffers`` has names
+    of buffers that the script changes while a request uses them; all other buffers have no name.
+    """
 
     def __init__(self, owner: _CapturedProgramBuilder, rank: int) -> None:
-        self.owner, self.rank = owner, rank
-        self.builder = CodeBuilder(owner.shelf, [rank])
-        self.at: dict[int, int] = {}  # number of a posted call -> position
-        self.known: dict[Hashable, CodeCall] = {}
-        self.names: dict[
-            int, str
-        ] = {}  # of what a call was given and the script changed before it waited
+        self.owner = owner
+        self.rank = rank
+        self.builder = CodeBuilder(owner.tables, [rank])
+        self.positions: dict[int, int] = {}
+        self.changed_buffers: dict[int, str] = {}
+        self._known: dict[Hashable, CodeCall] = {}
 
-    def code(self, steps: Sequence[CapturedCall]) -> SharedCode:
-        self.names = _changed_buffer_names(steps)
-        for step in steps:
-            if step.op == "stranger" and step.event is not None:
-                if not step.place[
-                    3
-                ]:  # a library that calls for everybody knows that the others' calls do nothing
-                    self._report_stranger(step, str(step.event.facts["op"]))
+    def build(self, calls: Sequence[CapturedCall]) -> SharedCode:
+        """The code of all calls of the rank, in order."""
+        self.changed_buffers = _changed_buffer_names(calls)
+        for call in calls:
+            if call.op == "non_member" and call.event is not None:
+                # A library that calls on all ranks knows that the call does nothing on some.
+                if not call.place.via:
+                    self._report_non_member(call, str(call.event.facts["op"]))
                 continue
-            here = len(self.builder.calls)
-            back = [here - self.at[n] for n in step.waits if n in self.at]
-            if step.op == "wait" and not back:
-                continue
-            drops = [here - self.at[n] for n in step.drops if n in self.at]
-            for call in step.calls:
-                self.at[call.number] = here
-            requests = CallRequests(
-                waits=tuple(dict.fromkeys(back)),
-                drops=tuple(drops),
-                handled=step.is_async and step.handled,
-            )
-            self.builder.append(self._made(step, requests))
+            self._append(call)
         return self.builder.finish()
 
-    def _report_stranger(self, step: CapturedCall, op: str) -> None:
-        known = op if op in OPERATIONS else "barrier"
-        words = f"{op} on a group that the caller is not in: torch warns and does nothing"
-        self.owner.shelf.report("DS104", self._site(step.place, known), words, [self.rank])
+    def _append(self, call: CapturedCall) -> None:
+        """Append a call. Waits and drops refer to earlier calls by the distance to them.
 
-    def _made(self, step: CapturedCall, requests: CallRequests) -> CodeCall:
-        """The call; equal calls are one object."""
-        if step.failure is not None and step.failure.refused:
-            self.owner.shelf.report(
-                step.failure.refused,
-                self._site(step.place, step.op),
-                step.failure.text,
-                [self.rank],
-            )
-        key = (
-            (
-                step.op,
-                step.place,
-                step.is_async,
-                requests,
-                tuple((_call_key(c), self.names.get(c.number)) for c in step.calls),
-            )
-            if step.event is None
-            else id(step)
+        A wait for calls that are not part of the program is omitted.
+        """
+        position = len(self.builder.calls)
+        waits = [position - self.positions[n] for n in call.waits if n in self.positions]
+        if call.op == "wait" and not waits:
+            return
+        drops = [position - self.positions[n] for n in call.drops if n in self.positions]
+        for posted in call.calls:
+            self.positions[posted.number] = position
+        requests = CallRequests(
+            waits=tuple(dict.fromkeys(waits)),
+            drops=tuple(drops),
+            handled=call.is_async and call.handled,
         )
-        if key not in self.known or step.failure is not None:
-            self.known[key] = self.builder.make(self._draft(step), requests)
-        return self.known[key]
+        self.builder.append(self._code_call(call, requests))
 
-    def _site(self, place: Place, op: str) -> int:
-        file, line = place[0], place[1]
-        text = linecache.getline(file, line) if line else ""
-        return self.owner.shelf.site(
-            CallSite(file, line, len(text) - len(text.lstrip()) + 1 if line else 0, op)
-        )
+    def _report_non_member(self, call: CapturedCall, op: str) -> None:
+        site_op = op if op in OPERATIONS else "barrier"
+        text = f"{op} on a group that the caller is not in: torch warns and does nothing"
+        self.owner.tables.report("DS104", self._site(call.place, site_op), text, [self.rank])
 
-    def _draft(self, step: CapturedCall) -> CallDraft:
-        if step.op == "changed" and step.event is not None:
-            return self._change(step, step.event)
-        row, site = OPERATIONS[step.op], self._site(step.place, step.op)
-        draft = CallDraft(row, site, self._group(step), is_async=step.is_async)
-        if row.kind == "batch":
-            draft.parts = tuple(self.builder.make(self._message(c, c.op, step)) for c in step.calls)
-        elif row.kind == "p2p":
-            return self._message(step.calls[0], step.op, step)
-        elif row.kind == "collective":
-            draft.fields = _collective_fields(
-                step.calls[0], self.names.get(step.calls[0].number, "")
+    def _code_call(self, call: CapturedCall, requests: CallRequests) -> CodeCall:
+        """The call of the program; equal calls are one object."""
+        failure = call.failure
+        if failure is not None and failure.refused:
+            site = self._site(call.place, call.op)
+            self.owner.tables.report(failure.refused, site, failure.text, [self.rank])
+        key: Hashable = id(call)
+        if call.event is None:
+            posted = tuple(
+                (_call_key(posted), self.changed_buffers.get(posted.number))
+                for posted in call.calls
             )
-        elif step.op == "new_group" and step.event is not None:
-            facts = step.event.facts
-            team = step.event.team
-            draft.fields = {
-                "name": team.title if team is not None else _group_name(self.owner, facts),
+            key = (call.op, call.place, call.is_async, requests, posted)
+        if key not in self._known or failure is not None:
+            self._known[key] = self.builder.make(self._draft(call), requests)
+        return self._known[key]
+
+    def _site(self, place: CallOrigin, op: str) -> int:
+        """The number of a call site. Its column is that of the first character of the line."""
+        column = 0
+        if place.line:
+            text = linecache.getline(place.file, place.line)
+            column = len(text) - len(text.lstrip()) + 1
+        return self.owner.tables.site(CallSite(place.file, place.line, column, op))
+
+    # --- drafts ---
+    def _draft(self, call: CapturedCall) -> CallDraft:
+        """The call with the fields of its operation."""
+        if call.op == "changed" and call.event is not None:
+            return self._change_draft(call, call.event)
+        operation = OPERATIONS[call.op]
+        if operation.kind == "p2p":
+            return self._message_draft(call.calls[0], call.op, call)
+        site = self._site(call.place, call.op)
+        draft = CallDraft(operation, site, self._group_of(call), is_async=call.is_async)
+        if operation.kind == "batch":
+            messages = [self._message_draft(posted, posted.op, call) for posted in call.calls]
+            draft.parts = tuple(self.builder.make(message) for message in messages)
+        elif operation.kind == "collective":
+            posted = call.calls[0]
+            buffer_name = self.changed_buffers.get(posted.number, "")
+            draft.fields = _collective_fields(posted, buffer_name)
+        elif call.event is not None:
+            draft.fields = self._event_fields(call.op, call.event)
+        elif call.failure is not None:
+            if call.op == "exit":
+                draft.fields = {"code": call.failure.code}
+            else:
+                draft.fields = {"message": call.failure.text[:_MAX_ERROR_TEXT]}
+        return draft
+
+    def _event_fields(self, op: str, event: HubEvent) -> dict[str, object]:
+        """The fields of a call that is an event of its own; none for destroy_process_group."""
+        facts = event.facts
+        if op == "new_group":
+            title = _group_name(self.owner, facts) if event.group is None else event.group.title
+            return {
+                "name": title,
                 "ranks": tuple(facts["ranks"]),
                 "timeout_ns": facts["timeout_ns"],
                 "local_sync": facts["local_sync"],
             }
-        elif step.op == "init_process_group" and step.event is not None:
-            draft.fields = {
-                "timeout_ns": step.event.facts["timeout_ns"],
-                "backend": self.owner.backend,
-            }
-        elif step.op == "compute" and step.event is not None:
-            draft.fields = {
-                "time_ns": self.owner.price(step.event.facts["kernels"]),
-                "name": "compute",
-            }
-        elif step.failure is not None:
-            draft.fields = (
-                {"code": step.failure.code}
-                if step.op == "exit"
-                else {"message": step.failure.text[:200]}
-            )
-        return draft
+        if op == "init_process_group":
+            return {"timeout_ns": facts["timeout_ns"], "backend": self.owner.backend}
+        if op == "compute":
+            return {"time_ns": self.owner.compute_ns(facts["kernels"]), "name": "compute"}
+        return {}
 
-    def _change(self, step: CapturedCall, event: HubEvent) -> CallDraft:
+    def _change_draft(self, call: CapturedCall, event: HubEvent) -> CallDraft:
         """What the script wrote, as a computation that takes no time."""
-        buffer = BufferVector(self.names[event.facts["call"]], 0, (), "uint8")
+        name = self.changed_buffers[event.facts["call"]]
+        buffer = BufferVector(name, 0, (), "uint8")
         fields = {"time_ns": 0, "name": "compute", "writes": (buffer,)}
-        return CallDraft(OPERATIONS["compute"], self._site(step.place, "compute"), 0, fields=fields)
+        site = self._site(call.place, "compute")
+        return CallDraft(OPERATIONS["compute"], site, 0, fields=fields)
 
-    def _group(self, step: CapturedCall) -> int:
-        if step.op == "new_group":
-            return 0
-        if step.calls:
-            return self.owner.number_of(step.calls[0].team, step.calls[0].on)
-        return self.owner.number_of(step.event.team if step.event is not None else None)
+    def _group_of(self, call: CapturedCall) -> int:
+        """The number of a call's group; creating a group is a call on the world."""
+        if call.op == "new_group":
+            return _WORLD_GROUP
+        if call.calls:
+            posted = call.calls[0]
+            return self.owner.group_number(posted.group, posted.device)
+        return self.owner.group_number(call.event.group if call.event is not None else None)
 
-    def _message(self, call: RankCall, op: str, step: CapturedCall) -> CallDraft:
-        draft = CallDraft(
-            OPERATIONS[op], self._site(step.place, op), self.owner.number_of(call.team, call.on)
-        )
-        draft.peer, draft.tag, draft.is_async = call.peer, call.tag, OPERATIONS[op].nonblocking
-        buffer = _buffers(
-            call.side.ins or call.side.outs, call.side.dtype, self.names.get(call.number, "")
-        )[:1]
-        draft.fields = {"inputs": buffer, "outputs": buffer}
+    def _message_draft(self, posted: RankCall, op: str, call: CapturedCall) -> CallDraft:
+        """A message, alone or in a batch. It has one buffer, which is input or output."""
+        operation = OPERATIONS[op]
+        group = self.owner.group_number(posted.group, posted.device)
+        draft = CallDraft(operation, self._site(call.place, op), group)
+        draft.peer = posted.peer
+        draft.tag = posted.tag
+        draft.is_async = operation.nonblocking
+        contribution = posted.contribution
+        shapes = contribution.input_shapes or contribution.output_shapes
+        name = self.changed_buffers.get(posted.number, "")
+        buffers = _buffers(shapes, contribution.dtype, name)[:1]
+        draft.fields = {"inputs": buffers, "outputs": buffers}
         return draft
 
 
 def _group_name(owner: _CapturedProgramBuilder, facts: Mapping[str, Any]) -> str:
-    """Of a group that this rank is no member of: the name that its members know."""
+    """The name of a group that this rank is not a member of, as its members know it."""
     ranks = tuple(facts["ranks"])
-    return next(
-        (g.name for g in owner.shelf.groups[1:] if g.ranks == ranks), f"ranks {list(ranks)}"
-    )
+    for group in owner.tables.groups[1:]:
+        if group.ranks == ranks:
+            return group.name
+    return f"ranks {list(ranks)}"
 
 
 def _call_key(call: RankCall) -> Hashable:
-    side = call.side
+    """Equal for calls that are equal in a program."""
+    contribution = call.contribution
     return (
         call.op,
-        id(call.team),
+        id(call.group),
         call.peer,
         call.tag,
-        str(side.ins),
-        str(side.outs),
-        side.dtype,
-        str(side.extra),
+        str(contribution.input_shapes),
+        str(contribution.output_shapes),
+        contribution.dtype,
+        str(contribution.extra),
     )
 
 
-def _changed_buffer_names(steps: Sequence[CapturedCall]) -> dict[int, str]:
-    """By call: what the script changed of it. While several are open, each has a name of its
-    own.
+def _changed_buffer_names(calls: Sequence[CapturedCall]) -> dict[int, str]:
+    """By number of a posted call: the name of its buffer, if the script changes it meanwhile.
+
+    A name is that in the script. Requests that are open at the same time have different names.
     """
-    changed = {
-        s.event.facts["call"]: str(s.event.facts["name"])
-        for s in steps
-        if s.op == "changed" and s.event is not None
-    }
-    found: dict[int, str] = {}
-    if changed:
-        held: dict[int, str] = {}
-        for step in steps:
-            for number in step.waits:
-                held.pop(number, None)
-            for call in step.calls:
-                if call.number in changed:
-                    name = changed[call.number] or f"the tensor of {call.op}"
-                    while name in held.values():
-                        name += "'"
-                    found[call.number] = held[call.number] = name
-    return found
+    changed: dict[int, str] = {}
+    for call in calls:
+        if call.op == "changed" and call.event is not None:
+            changed[call.event.facts["call"]] = str(call.event.facts["name"])
+    if not changed:
+        return {}
+    names: dict[int, str] = {}
+    open_names: dict[int, str] = {}
+    for call in calls:
+        for number in call.waits:
+            open_names.pop(number, None)
+        for posted in call.calls:
+            if posted.number in changed:
+                name = changed[posted.number] or f"the tensor of {posted.op}"
+                while name in open_names.values():
+                    name += "'"
+                names[posted.number] = open_names[posted.number] = name
+    return names
 
 
 def _buffers(
     shapes: Sequence[Sequence[int]], dtype: str, name: str = ""
 ) -> tuple[BufferVector, ...]:
-    known = dtype if dtype in DTYPE_BYTES else _SUBSTITUTE_DTYPES.get(dtype, "uint8")
-    return tuple(BufferVector(name, 0, tuple(shape), known) for shape in shapes)
+    """Buffers of these shapes. An unknown dtype becomes one of the same width."""
+    if dtype not in DTYPE_BYTES:
+        dtype = _SUBSTITUTE_DTYPES.get(dtype, "uint8")
+    return tuple(BufferVector(name, 0, tuple(shape), dtype) for shape in shapes)
 
 
 def _collective_fields(call: RankCall, name: str = "") -> dict[str, object]:
-    """The fields of a collective, by its row. ``name``: of its buffers, where that matters."""
-    row, side = OPERATIONS[call.op], call.side
-    fields: dict[str, object] = {
-        k: side.extra[k] for k in ("timeout_ns", "wait_all_ranks", "reduce_op") if k in side.extra
-    }
-    if row.root_field is not None:
+    """The fields of a collective. ``name`` is that of its buffers, if it matters."""
+    operation = OPERATIONS[call.op]
+    contribution = call.contribution
+    fields: dict[str, object] = {}
+    for key in ("timeout_ns", "wait_all_ranks", "reduce_op"):
+        if key in contribution.extra:
+            fields[key] = contribution.extra[key]
+    if operation.root_field is not None:
         fields["root"] = call.peer
-    if row.gives == "none":
+    if operation.gives == "none":
         return fields
     if call.op == "all_to_all_single":
-        return fields | _all_to_all_fields(side)
-    fields["inputs"], fields["outputs"] = (
-        _buffers(side.ins, side.dtype, name),
-        _buffers(side.outs, side.dtype, name),
-    )
+        return fields | _all_to_all_fields(contribution)
+    fields["inputs"] = _buffers(contribution.input_shapes, contribution.dtype, name)
+    fields["outputs"] = _buffers(contribution.output_shapes, contribution.dtype, name)
     return fields
 
 
-def _all_to_all_fields(side: CallContribution) -> dict[str, object]:
-    """Splits count rows in torch, elements here."""
+def _all_to_all_fields(contribution: CallContribution) -> dict[str, object]:
+    """The fields of all_to_all_single, whose splits count rows in torch and elements here."""
     fields: dict[str, object] = {}
-    for name, shape in (("input", side.ins[0]), ("output", side.outs[0])):
-        splits = side.extra.get(f"{name}_splits")
+    shapes = {"input": contribution.input_shapes[0], "output": contribution.output_shapes[0]}
+    for name, shape in shapes.items():
+        splits = contribution.extra.get(f"{name}_splits")
         if splits:
-            fields[f"{name}_splits"] = tuple(k * prod(shape[1:]) for k in splits)
-        fields[f"{name}s"] = _buffers([[prod(shape)]], side.dtype)
+            row = prod(shape[1:])
+            fields[f"{name}_splits"] = tuple(rows * row for rows in splits)
+        fields[f"{name}s"] = _buffers([[prod(shape)]], contribution.dtype)
     return fields

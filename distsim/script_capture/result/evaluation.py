@@ -1,10 +1,15 @@
-"""From a captured run to what `simulate` says of it, and to what only the run itself knows."""
+"""Evaluate a captured run: simulate its calls, and add what only the run itself knows.
+
+The simulation says what a backend makes of the calls. The run knows which process raised, exited or
+was killed outside of all calls, which rank waits for a key of the store, and whether time ran out.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from distsim.backends import default_cluster
 from distsim.checker.verdict import Verdict
@@ -14,12 +19,15 @@ from distsim.hardware.cluster import PRESETS, Cluster, cluster_from
 from distsim.program.model import Program
 from distsim.scenario import Scenario
 from distsim.script_capture.hub.matching import calls_agree
-from distsim.script_capture.hub.state import PendingReply, RankProcess
-from distsim.script_capture.hub.state import Place as Where
+from distsim.script_capture.hub.state import RankProcess
 from distsim.script_capture.launch.parent_process import CapturedRun
-from distsim.script_capture.rank.call_sites import NO_CALL_SITE, source_text
+from distsim.script_capture.protocol.message_types import CallOrigin
 from distsim.script_capture.result.build_program import build_program, world_backend
-from distsim.script_capture.result.recorded_calls import BLOCKING_NAMES
+from distsim.script_capture.result.rank_status import (
+    STORE_KEY,
+    CapturedRankStatus,
+    rank_statuses,
+)
 from distsim.script_capture.result.thread_order import (
     ThreadOrder,
     calling_threads,
@@ -33,36 +41,20 @@ from distsim.simulation.simulate_scenario import (
     simulate_program,
 )
 
-#: Steps of a rank that it does not call.
-_UNCALLED_OPS = ("compute", "fail", "exit")
-#: What a rank waits for that is no call.
-STORE_KEY = "a key of the store"
-#: Orders of calls of threads that are tried where the one in which they met does not come through.
-_RELAXED_ORDERS: tuple[ThreadOrder, ThreadOrder] = ("early", "apart")
+#: What a user may name as a cluster.
+ClusterArgument = str | Mapping[str, object] | Cluster | None
 
-
-@dataclass(frozen=True)
-class CapturedRankStatus:
-    """Where a rank is when all is over. ``state``: ended, raised, exited, killed, waits, runs."""
-
-    rank: int
-    state: str
-    what: str
-    place: Where
-
-    @property
-    def source(self) -> str:
-        """The text of the line."""
-        return source_text(self.place[0], self.place[1])
+#: Steps of a program that are no call of the script.
+_UNCALLED_OPS: Final = ("compute", "fail", "exit")
 
 
 @dataclass(frozen=True)
 class CaptureResult:
-    """``simulation``: the calls under the back end's rules. ``calls``: how many the ranks made.
+    """``simulation`` has the calls under the backend's rules, ``calls`` is how many ranks made.
 
-    ``threaded``: ranks of which several threads made calls; one order of these was judged.
-    ``worlds``: how many the script started, one after the other; this is the first that does not
-    come through, or the last.
+    ``stands`` is where each rank is. ``threaded`` are ranks of which several threads made calls;
+    one order of these was evaluated. ``worlds`` is how many the script started, one after the
+    other; the result is that of the first world that does not complete, or of the last.
     """
 
     captured: CapturedRun
@@ -77,264 +69,221 @@ class CaptureResult:
         return self.simulation.outcome
 
 
-def _capture_outcome(captured: CapturedRun, simulation: Simulation) -> str:
-    """The simulation's, unless the run came to no end for a reason that is no call."""
-    if captured.ended == "late":
-        return "undecided"
-    if simulation.outcome != "completes":
-        return simulation.outcome
-    ends = {
-        m.ended.how for m in (*captured.ranks.values(), *captured.others) if m.ended is not None
-    }
-    if "raised" in ends or "exited" in ends:  # outside of all calls, as on an import
-        return "raises"
-    stuck = captured.ended == "stalled" and not has_mismatched_collective(captured)
-    return "crashes" if "killed" in ends else "hangs" if stuck else "completes"
-
-
-def has_mismatched_collective(captured: CapturedRun) -> bool:
-    """Did the run stop where members of a collective made calls that do not fit? A back end may go
-    on there with data that nobody knows.
-    """
-    waiting = (
-        question.call for member in captured.ranks.values() for question in member.waiting.values()
-    )
-    return any(
-        not calls_agree(call, other)
-        for call in waiting
-        if call is not None and call.gathering is not None
-        for other in call.gathering.there.values()
-    )
-
-
-def _all_exited_normally(captured: CapturedRun, outcome: str) -> bool:
-    """Did every process come to its end by itself, or stand where the back end's refusal
-    (`outcome`) had ended a rank before?
-    """
-    ends = [m.ended for m in (*captured.ranks.values(), *captured.others)]
-    refused = captured.ended == "stalled" and outcome == "raises"
-    return (captured.ended == "ended" or refused) and all(
-        end is None or end.how == "ended" for end in ends
-    )
-
-
 def evaluate_capture(
     captured: CapturedRun,
     *,
     backend: str | None = None,
-    cluster: str | Mapping[str, object] | Cluster | None = None,
+    cluster: ClusterArgument = None,
 ) -> CaptureResult:
-    """What the back end makes of the captured calls. ``backend``: None takes the one that the
-    script asked for.
+    """Evaluate the captured calls under the rules of ``backend``.
+
+    By default, the backend is the one that the script asked for.
     """
+    worlds = len(captured.past) + 1
     for world in captured.past:
-        judged = evaluate_capture(world, backend=backend, cluster=cluster)
-        if judged.outcome != "completes" or not _completes(judged.simulation):
-            return replace(judged, worlds=len(captured.past) + 1)
+        result = evaluate_capture(world, backend=backend, cluster=cluster)
+        if result.outcome != "completes" or not _completes(result.simulation):
+            return replace(result, worlds=worlds)
+
+    backend = backend or world_backend(captured.ranks.values())
     with gc_paused():
-        simulation = _simulate_capture(
-            captured, backend or world_backend(captured.ranks.values()), cluster
-        )
-    program = simulation.program
-    made = sum(
-        bool(program.sites[call.site].line) and call.op not in _UNCALLED_OPS
-        for code in program.codes
-        for call in code.calls
-    )
-    found = replace(simulation, findings=in_torch_terms(simulation.findings))
-    outcome, verdict = _capture_outcome(captured, simulation), simulation.verdict
-    if outcome != simulation.outcome or (
-        not _all_exited_normally(captured, simulation.outcome)
-        and verdict is not None
-        and verdict.verdict == "ok"
-    ):
-        found = replace(
-            found, outcome=outcome, verdict=None
-        )  # what no rule knows of ended a rank or held it, or time ran out
-    where = rank_statuses(captured, program)
-    found = replace(found, findings=with_backward_explanation(found.findings, where))
+        simulation = _simulate_capture(captured, backend, cluster)
+    outcome = _capture_outcome(captured, simulation)
+    statuses = rank_statuses(captured, simulation.program.world_size)
+
+    findings = with_backward_explanation(in_torch_terms(simulation.findings), statuses)
+    found = replace(simulation, findings=findings)
+    if _contradicts_verdict(captured, simulation, outcome):
+        found = replace(found, outcome=outcome, verdict=None)
     if outcome == "hangs":
-        found = with_store_key_findings(found, where)
-    return CaptureResult(
-        captured, found, where, made, _multithreaded_ranks(captured), len(captured.past) + 1
-    )
+        found = with_store_key_findings(found, statuses)
+    calls = _count_calls(simulation.program)
+    return CaptureResult(captured, found, statuses, calls, _multithreaded_ranks(captured), worlds)
 
 
-def _simulate_capture(
-    captured: CapturedRun, backend: str, cluster: str | Mapping[str, object] | Cluster | None
-) -> Simulation:
-    """The calls of each rank in the order in which they met. Where that does not come through, but
-    the run did and threads made them: in one that does, unless some thread would stand even if no
-    other ever waited."""
-    first = _simulate_in_order(captured, backend, cluster, "met")
-    if captured.ended != "ended" or _completes(first) or not _multithreaded_ranks(captured):
-        return first
-    early, apart = (
-        _simulate_in_order(captured, backend, cluster, order) for order in _RELAXED_ORDERS
-    )
-    if _completes(early) or not _completes(apart):
-        return early if _completes(early) else first
-    alone = (
-        _simulate_in_order(captured, backend, cluster, lane)
-        for lane in calling_threads(captured.evaluated_ranks.values())
-    )
-    return apart if all(_completes(one) for one in alone) else first
+# --- outcome ---
+def _capture_outcome(captured: CapturedRun, simulation: Simulation) -> str:
+    """The simulation's, unless the run did not complete for a reason that is no call."""
+    if captured.ended == "late":
+        return "undecided"
+    if simulation.outcome != "completes":
+        return simulation.outcome
+    processes = _all_processes(captured)
+    exits = {process.ended.how for process in processes if process.ended is not None}
+    if "raised" in exits or "exited" in exits:  # outside of all calls, for example on import
+        return "raises"
+    if "killed" in exits:
+        return "crashes"
+    if captured.ended == "stalled" and not has_mismatched_collective(captured):
+        return "hangs"
+    return "completes"
+
+
+def has_mismatched_collective(captured: CapturedRun) -> bool:
+    """Whether the run stopped where the calls of a collective do not agree.
+
+    A real backend may continue there, with undefined data.
+    """
+    for process in captured.ranks.values():
+        for pending in process.waiting.values():
+            call = pending.call
+            if call is None or call.collective is None:
+                continue
+            arrived = call.collective.arrived.values()
+            if not all(calls_agree(call, other) for other in arrived):
+                return True
+    return False
+
+
+def _contradicts_verdict(captured: CapturedRun, simulation: Simulation, outcome: str) -> bool:
+    """Whether the simulation's verdict says nothing about this run.
+
+    A cause that no rule knows ended a rank or blocked it, or time ran out.
+    """
+    if outcome != simulation.outcome:
+        return True
+    if _all_exited_normally(captured, simulation.outcome):
+        return False
+    return simulation.verdict is not None and simulation.verdict.verdict == "ok"
+
+
+def _all_exited_normally(captured: CapturedRun, outcome: str) -> bool:
+    """Whether every process reached its end by itself.
+
+    Or is blocked where the backend would have raised (``outcome``) before, and ended a rank.
+    """
+    is_refused = captured.ended == "stalled" and outcome == "raises"
+    if captured.ended != "ended" and not is_refused:
+        return False
+    exits = [process.ended for process in _all_processes(captured)]
+    return all(end is None or end.how == "ended" for end in exits)
+
+
+def _all_processes(captured: CapturedRun) -> tuple[RankProcess, ...]:
+    return (*captured.ranks.values(), *captured.others)
+
+
+def _count_calls(program: Program) -> int:
+    """The calls of all ranks that have a line in the script."""
+    count = 0
+    for code in program.codes:
+        for call in code.calls:
+            if program.sites[call.site].line and call.op not in _UNCALLED_OPS:
+                count += 1
+    return count
+
+
+# --- simulation ---
+def _simulate_capture(captured: CapturedRun, backend: str, cluster: ClusterArgument) -> Simulation:
+    """Simulate the calls of each rank in the order in which they matched.
+
+    With threads, that order is one of many. If it does not complete although the run did, another
+    order is used that does complete. It must not hide a hang of a single thread: the order
+    "apart" counts only if no thread would be blocked if no other thread ever waited.
+    """
+    as_matched = _simulate_in_order(captured, backend, cluster, "met")
+    if captured.ended != "ended" or _completes(as_matched):
+        return as_matched
+    if not _multithreaded_ranks(captured):
+        return as_matched
+    early = _simulate_in_order(captured, backend, cluster, "early")
+    if _completes(early):
+        return early
+    apart = _simulate_in_order(captured, backend, cluster, "apart")
+    if not _completes(apart):
+        return as_matched
+    for thread in calling_threads(captured.evaluated_ranks.values()):
+        if not _completes(_simulate_in_order(captured, backend, cluster, thread)):
+            return as_matched
+    return apart
 
 
 def _completes(simulation: Simulation) -> bool:
-    return simulation.outcome != "hangs" and (
-        simulation.verdict is None or simulation.verdict.verdict != "deadlock"
-    )
+    if simulation.outcome == "hangs":
+        return False
+    return simulation.verdict is None or simulation.verdict.verdict != "deadlock"
 
 
 def _multithreaded_ranks(captured: CapturedRun) -> tuple[int, ...]:
-    return tuple(
-        rank for rank, member in captured.evaluated_ranks.items() if is_multithreaded(member)
-    )
+    ranks = captured.evaluated_ranks
+    return tuple(rank for rank, process in ranks.items() if is_multithreaded(process))
 
 
 def _simulate_in_order(
-    captured: CapturedRun,
-    backend: str,
-    cluster: str | Mapping[str, object] | Cluster | None,
-    threads: ThreadOrder,
+    captured: CapturedRun, backend: str, cluster: ClusterArgument, order: ThreadOrder
 ) -> Simulation:
-    file, nodes = script_name(captured), captured.capture_options.nodes
-    priced = (
-        _compute_cluster(backend, cluster)
-        if captured.capture_options.child_options.counts
-        else None
-    )
-    program = build_program(captured, backend, os.path.basename(file), file, priced, threads)
-    world: object = (
-        {"nodes": nodes, "ranks_per_node": program.local_size} if nodes > 1 else program.world_size
-    )
+    options = captured.capture_options
+    file = script_name(captured)
+    compute_cluster = None
+    if options.child_options.counts:
+        compute_cluster = _compute_cluster(backend, cluster)
+    program = build_program(captured, backend, os.path.basename(file), file, compute_cluster, order)
+    world: object = program.world_size
+    if options.nodes > 1:
+        world = {"nodes": options.nodes, "ranks_per_node": program.local_size}
     scenario = Scenario(name=program.name, world=world, backend=backend, program=[], file=file)
     return simulate_program(
         scenario, program, cost_model(scenario, program, cluster), with_values=False
     )
 
 
-def with_store_key_findings(
-    simulation: Simulation, where: Sequence[CapturedRankStatus]
-) -> Simulation:
-    """With a finding for each line on which ranks wait for a key that nobody sets. They are the
-    cause: others stand behind them.
-    """
-    groups: dict[tuple[str, Where], list[int]] = {}
-    for stand in where:
-        if stand.state == "waits" and stand.what.startswith(STORE_KEY):
-            groups.setdefault((stand.what.removeprefix(f"{STORE_KEY}: "), stand.place), []).append(
-                stand.rank
-            )
-    if not groups:
-        return simulation
-    held = tuple(dict.fromkeys(s.rank for s in where if s.state == "waits"))
-    found = tuple(
-        _store_key_finding(keys, place, tuple(ranks), held)
-        for (keys, place), ranks in groups.items()
-    )
-    core = tuple(sorted({r for ranks in groups.values() for r in ranks}))
-    verdict = simulation.verdict or Verdict("deadlock", ranks=held, core=core)
-    return replace(simulation, findings=(*found, *simulation.findings), verdict=verdict)
-
-
-def _store_key_finding(
-    keys: str, place: Where, ranks: tuple[int, ...], held: tuple[int, ...]
-) -> Finding:
-    who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} wait{'s' * (len(ranks) == 1)}"
-    behind = sorted(set(held) - set(ranks))
-    more = (
-        f"\n  behind {'them' if len(ranks) > 1 else 'it'}: rank{'s' * (len(behind) > 1)} {', '.join(map(str, behind))}"
-        if behind
-        else ""
-    )
-    return Finding(
-        "DS306",
-        "error",
-        f"{who} for the store's key {keys}, which nobody sets{more}",
-        held,
-        ranks,
-        ("set it before anything that waits for the rank that reads it",),
-        tuple(
-            SourceLocation(place[0], place[1], 1, "store", rank) for rank in ranks[:1] if place[1]
-        ),
-    )
-
-
-def _compute_cluster(backend: str, asked: str | Mapping[str, object] | Cluster | None) -> Cluster:
-    """Whose devices compute: those of the cluster that the calls are priced by."""
-    if isinstance(asked, str) and asked not in PRESETS and asked.endswith((".yaml", ".yml")):
-        return load_cluster(asked)
-    return default_cluster(backend) if asked is None else cluster_from(asked)
+def _compute_cluster(backend: str, cluster: ClusterArgument) -> Cluster:
+    """The cluster whose devices compute: the one by which the calls are costed."""
+    if cluster is None:
+        return default_cluster(backend)
+    is_file = isinstance(cluster, str) and cluster.endswith((".yaml", ".yml"))
+    if isinstance(cluster, str) and is_file and cluster not in PRESETS:
+        return load_cluster(cluster)
+    return cluster_from(cluster)
 
 
 def script_name(captured: CapturedRun) -> str:
     return captured.capture_options.target.name
 
 
-def rank_statuses(captured: CapturedRun, program: Program) -> tuple[CapturedRankStatus, ...]:
-    """Where each rank came to."""
-    planned = {m.planned: m for m in captured.others if m.planned >= 0}
-    found = []
-    for rank in range(program.world_size):
-        member = captured.ranks.get(rank) or planned.get(rank)
-        found += (
-            _thread_statuses(rank, member)
-            if member is not None and member.ended is None
-            else [_process_status(rank, member)]
-        )
-    return tuple(found)
+# --- keys of the store ---
+def with_store_key_findings(
+    simulation: Simulation, statuses: Sequence[CapturedRankStatus]
+) -> Simulation:
+    """Add a finding for each line on which ranks wait for a key that no rank sets.
 
-
-def _thread_statuses(rank: int, member: RankProcess) -> list[CapturedRankStatus]:
-    """One for each place at which a thread of it waits."""
-    waits = [
-        _waiting_status(rank, member, member.waiting[number]) for number in sorted(member.waiting)
+    They come first, since they are the cause: other ranks wait for these.
+    """
+    ranks_by_wait: dict[tuple[str, CallOrigin], list[int]] = {}
+    for status in statuses:
+        if status.state == "waits" and status.what.startswith(STORE_KEY):
+            keys = status.what.removeprefix(f"{STORE_KEY}: ")
+            ranks_by_wait.setdefault((keys, status.place), []).append(status.rank)
+    if not ranks_by_wait:
+        return simulation
+    blocked = tuple(dict.fromkeys(s.rank for s in statuses if s.state == "waits"))
+    findings = [
+        _store_key_finding(keys, place, tuple(ranks), blocked)
+        for (keys, place), ranks in ranks_by_wait.items()
     ]
-    return list(dict.fromkeys(waits)) or [_process_status(rank, member)]
+    core = {rank for ranks in ranks_by_wait.values() for rank in ranks}
+    verdict = simulation.verdict
+    if verdict is None:
+        verdict = Verdict("deadlock", ranks=blocked, core=tuple(sorted(core)))
+    return replace(simulation, findings=(*findings, *simulation.findings), verdict=verdict)
 
 
-def _waiting_status(rank: int, member: RankProcess, question: PendingReply) -> CapturedRankStatus:
-    place = member.sites.get(question.site, NO_CALL_SITE)
-    if question.keys is not None:
-        return CapturedRankStatus(rank, "waits", f"{STORE_KEY}: {', '.join(question.keys)}", place)
-    call = question.call or question.poll
-    return CapturedRankStatus(
-        rank,
-        "waits",
-        BLOCKING_NAMES.get(call.op, call.op) if call is not None else question.meeting,
-        place,
-    )
+def _store_key_finding(
+    keys: str, place: CallOrigin, ranks: tuple[int, ...], blocked: tuple[int, ...]
+) -> Finding:
+    message = f"{_ranks_label(ranks)} {'wait' if len(ranks) > 1 else 'waits'} for the store's key"
+    message += f" {keys}, which nobody sets"
+    others = sorted(set(blocked) - set(ranks))
+    if others:
+        pronoun = "them" if len(ranks) > 1 else "it"
+        message += f"\n  behind {pronoun}: {_ranks_label(others)}"
+    locations: tuple[SourceLocation, ...] = ()
+    if place.line:
+        locations = (SourceLocation(place.file, place.line, 1, "store", ranks[0]),)
+    remedy = "set it before anything that waits for the rank that reads it"
+    return Finding("DS306", "error", message, blocked, ranks, (remedy,), locations)
 
 
-def _process_status(rank: int, member: RankProcess | None) -> CapturedRankStatus:
-    if member is None:
-        return CapturedRankStatus(rank, "absent", "never called init_process_group", NO_CALL_SITE)
-    if member.ended is not None:
-        code = f"with code {member.ended.code}" if member.ended.how == "exited" else ""
-        return CapturedRankStatus(
-            rank, member.ended.how, member.ended.text or code, member.ended.place
-        )
-    if member.futures:
-        number = min(member.futures)
-        return CapturedRankStatus(
-            rank,
-            "waits",
-            BLOCKING_NAMES.get(member.calls[number].op, member.calls[number].op),
-            _call_site_of(member, number),
-        )
-    last = member.events[-1] if member.events else None
-    return CapturedRankStatus(
-        rank,
-        "runs",
-        "its own code",
-        member.sites.get(last.site, NO_CALL_SITE) if last is not None else NO_CALL_SITE,
-    )
-
-
-def _call_site_of(member: RankProcess, number: int) -> Where:
-    return next(
-        (member.sites.get(e.site, NO_CALL_SITE) for e in member.events if e.number == number),
-        NO_CALL_SITE,
-    )
+def _ranks_label(ranks: Sequence[int]) -> str:
+    numbers = ", ".join(map(str, ranks))
+    return f"ranks {numbers}" if len(ranks) > 1 else f"rank {numbers}"

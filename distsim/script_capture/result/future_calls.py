@@ -1,14 +1,14 @@
-"""What a rank that stands still would have done later, as far as others wait for it.
+"""Calls that a blocked rank is assumed to make later, because other ranks wait for them.
 
-A captured program ends where its ranks stand; what would have come is not known. Of a rank that
-stands itself, others' waits are no fault of its: it is taken to come to all of them, after the call
-in which it stands. So the diagnosis speaks of who holds whom, and not of calls that are missing. A
-rank that has ended comes to nothing any more.
+A captured program ends where its ranks are blocked; what they would have called next is not known.
+If other ranks wait for a blocked rank, that is not its fault: it is assumed to make the missing
+calls after the call in which it is blocked. So the findings say which rank waits for which, and not
+that calls are missing. A rank that has ended makes no more calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -16,121 +16,121 @@ from distsim.operations.registry import OPERATIONS
 from distsim.script_capture.hub.collective_results import CallContribution
 from distsim.script_capture.hub.matching import RankCall
 from distsim.script_capture.hub.state import HubEvent, RankProcess
-from distsim.script_capture.rank.call_sites import NO_CALL_SITE
+from distsim.script_capture.protocol.message_types import NO_CALL_SITE
 from distsim.script_capture.result.recorded_calls import CapturedCall
 
-
-def incomplete_calls(member: RankProcess) -> list[RankCall]:
-    """What a rank waits for and has not got."""
-    asked = [q.call or q.poll for q in member.waiting.values()]
-    found = {c.number: c for c in asked if c is not None and not c.done}
-    found |= {n: member.calls[n] for n in member.futures if not member.calls[n].done}
-    return [found[n] for n in sorted(found)]
+#: The incomplete calls that each blocked rank waits for.
+BlockedRanks = Mapping[int, list[RankCall]]
 
 
-def assumed_future_calls(members: Sequence[RankProcess]) -> dict[int, list[CapturedCall]]:
-    """By rank: the calls that it is taken to make after the one in which it stands."""
-    standing = {
-        rank: incomplete_calls(m)
-        for rank, m in enumerate(members)
-        if m.ended is None and (m.waiting or m.futures)
-    }
-    found: dict[int, list[CapturedCall]] = {rank: [] for rank in standing}
-    seen: set[tuple[int, int]] = set()
-    for rank, calls in standing.items():
+def incomplete_calls(process: RankProcess) -> list[RankCall]:
+    """The calls that a rank waits for and that are not done, in order."""
+    waited = [pending.call or pending.polled_call for pending in process.waiting.values()]
+    waited += [process.calls[number] for number in process.futures]
+    found = {call.number: call for call in waited if call is not None and not call.done}
+    return [found[number] for number in sorted(found)]
+
+
+def assumed_future_calls(processes: Sequence[RankProcess]) -> dict[int, list[CapturedCall]]:
+    """For each blocked rank, the calls that it is assumed to make."""
+    blocked: dict[int, list[RankCall]] = {}
+    for rank, process in enumerate(processes):
+        if process.ended is None and (process.waiting or process.futures):
+            blocked[rank] = incomplete_calls(process)
+
+    found: dict[int, list[CapturedCall]] = {rank: [] for rank in blocked}
+    assumed_collectives: set[tuple[int, int]] = set()
+    for rank, calls in blocked.items():
         for call in calls:
             if OPERATIONS[call.op].kind == "p2p":
-                if call.peer in standing and not _has_unmatched_send(members, standing, call, rank):
-                    found[call.peer].append(
-                        CapturedCall("send", NO_CALL_SITE, (_matching_send(call, rank),))
-                    )
-            else:
-                for other in _missing_ranks(call):
-                    if other in standing and (id(call.gathering), other) not in seen:
-                        seen.add((id(call.gathering), other))
-                        found[other].append(
-                            CapturedCall(call.op, NO_CALL_SITE, (_call_of_peer(call, other),))
-                        )
-    for rank, step in _missing_startup_calls(members, standing):
-        found[rank].append(step)
+                if call.peer in blocked and not _has_unmatched_send(processes, blocked, call, rank):
+                    send = _matching_send(call, rank)
+                    found[call.peer].append(CapturedCall("send", NO_CALL_SITE, (send,)))
+                continue
+            for other in _missing_ranks(call):
+                key = (id(call.collective), other)
+                if other in blocked and key not in assumed_collectives:
+                    assumed_collectives.add(key)
+                    other_call = _call_of_peer(call, other)
+                    found[other].append(CapturedCall(call.op, NO_CALL_SITE, (other_call,)))
+    for rank, startup_call in _missing_startup_calls(processes, blocked):
+        found[rank].append(startup_call)
     return found
 
 
 def _has_unmatched_send(
-    members: Sequence[RankProcess],
-    standing: dict[int, list[RankCall]],
-    call: RankCall,
-    receiver: int,
+    processes: Sequence[RankProcess], blocked: BlockedRanks, receive: RankCall, receiver: int
 ) -> bool:
-    """Did the peer of a receive send it something already that nobody takes, and go on? Then that
-    is its message: its tag is wrong.
+    """Whether the peer of a receive has sent a message to it that no receive takes.
+
+    Then that is its message, with a wrong tag. A send in which the peer is blocked does not count.
     """
-    return any(
-        c.op in ("send", "isend")
-        and c.peer == receiver
-        and c.team is call.team
-        and c.on == call.on
-        and not c.met
-        for c in members[call.peer].calls.values()
-        if c not in standing[call.peer]
-    )
+    for call in processes[receive.peer].calls.values():
+        if call in blocked[receive.peer] or call.op not in ("send", "isend"):
+            continue
+        is_same_route = call.peer == receiver and call.group is receive.group
+        if is_same_route and call.device == receive.device and not call.match_number:
+            return True
+    return False
 
 
-def _matching_send(call: RankCall, receiver: int) -> RankCall:
+def _matching_send(receive: RankCall, receiver: int) -> RankCall:
+    """The send that a receive waits for, with a number that no real call has."""
+    side = receive.contribution
+    contribution = CallContribution((), [side.output_shapes, [], side.dtype, {}])
     return RankCall(
-        call.peer,
-        -call.number,
+        receive.peer,
+        -receive.number,
         "isend",
-        call.team,
+        receive.group,
         receiver,
-        call.tag,
-        CallContribution((), [call.side.outs, [], call.side.dtype, {}]),
+        receive.tag,
+        contribution,
     )
 
 
 def _missing_ranks(call: RankCall) -> list[int]:
-    there = call.gathering.there if call.gathering is not None else {}
-    return [rank for k, rank in enumerate(call.team.ranks) if k not in there]
+    """The global ranks that have not arrived at a collective."""
+    arrived = call.collective.arrived if call.collective is not None else {}
+    return [rank for position, rank in enumerate(call.group.ranks) if position not in arrived]
 
 
 def _call_of_peer(call: RankCall, rank: int) -> RankCall:
-    """The call as another member makes it. Its root has a list where the others have none."""
-    side, n = call.side, len(call.team.ranks)
-    ins, outs = side.ins, side.outs
+    """A collective as another member calls it: its root has a list where others have none."""
+    side = call.contribution
+    size = len(call.group.ranks)
+    is_root = rank == call.peer
+    inputs = side.input_shapes
+    outputs = side.output_shapes
     if call.op == "scatter":
-        ins = outs * n if rank == call.peer else []
+        inputs = outputs * size if is_root else []
     elif call.op == "gather":
-        outs = ins * n if rank == call.peer else []
+        outputs = inputs * size if is_root else []
     elif call.op == "all_to_all_single" and side.extra.get("input_splits"):
-        ins = outs = [[prod(ins[0])]]
-    extra = {k: v for k, v in side.extra.items() if not k.endswith("_splits")}
-    return replace(
-        call,
-        rank=rank,
-        number=-call.number,
-        side=CallContribution((), [ins, outs, side.dtype, extra]),
-        outs=None,
-    )
+        # How the peer would split its tensor is not known.
+        inputs = outputs = [[prod(inputs[0])]]
+    extra = {key: value for key, value in side.extra.items() if not key.endswith("_splits")}
+    contribution = CallContribution((), [inputs, outputs, side.dtype, extra])
+    return replace(call, rank=rank, number=-call.number, contribution=contribution, results=None)
 
 
 def _missing_startup_calls(
-    members: Sequence[RankProcess], standing: dict[int, list[RankCall]]
+    processes: Sequence[RankProcess], blocked: BlockedRanks
 ) -> Iterator[tuple[int, CapturedCall]]:
-    """init_process_group, where others stand in it."""
-    events = {
-        q.meeting: next(e for e in reversed(m.events) if e.number == n)
-        for m in members
-        for n, q in m.waiting.items()
-        if q.meeting
-    }
+    """init_process_group on each blocked rank that is not in it, if others wait in it."""
+    events: dict[str, HubEvent] = {}
+    for process in processes:
+        for number, pending in process.waiting.items():
+            if pending.startup_op:
+                events[pending.startup_op] = _last_event(process, number)
     for op, event in events.items():
-        for rank in standing:
-            if not any(q.meeting == op for q in members[rank].waiting.values()):
-                yield (
-                    rank,
-                    CapturedCall(
-                        op,
-                        NO_CALL_SITE,
-                        event=HubEvent(0, op, 0, team=event.team, facts=event.facts),
-                    ),
-                )
+        for rank in blocked:
+            waiting = processes[rank].waiting.values()
+            if not any(pending.startup_op == op for pending in waiting):
+                startup = HubEvent(0, op, 0, group=event.group, facts=event.facts)
+                yield rank, CapturedCall(op, NO_CALL_SITE, event=startup)
+
+
+def _last_event(process: RankProcess, number: int) -> HubEvent:
+    """The event with this number, searched from the end: it is one of the last."""
+    return next(event for event in reversed(process.events) if event.number == number)

@@ -1,29 +1,38 @@
-"""What a rank did, call by call, as the calls of a program: requests with their waits, batches as
-one, blocking calls as such.
+"""The events of a rank as calls of a program.
+
+A program has batches as one call, blocking calls as such, and requests with the waits for them. The
+events of a rank have each message of a batch, and each call and each wait, by itself. The order of
+the events is that of `distsim.script_capture.result.thread_order`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from distsim.script_capture.hub.matching import GroupInstance, RankCall
-from distsim.script_capture.hub.state import HubEvent, Place, ProcessExit, RankProcess
-from distsim.script_capture.rank.call_sites import NO_CALL_SITE
+from distsim.script_capture.hub.state import HubEvent, RankProcess
+from distsim.script_capture.protocol.message_types import NO_CALL_SITE, CallOrigin, ProcessExit
 
-#: Blocking calls by what they are when somebody waits at once.
-BLOCKING_NAMES = {"isend": "send", "irecv": "recv"}
-_STARTUP_OP = "init_process_group"
+#: Names of requests that are waited for at once.
+BLOCKING_NAMES: Final = {"isend": "send", "irecv": "recv"}
+_STARTUP_OP: Final = "init_process_group"
+#: `HubEvent.batch` of a call outside of all batches.
+_NO_BATCH: Final = 0
 
 
 @dataclass
 class CapturedCall:
-    """A call of the program. ``calls``: what was posted (several: a batch). ``waits`` and ``drops``
-    are numbers of earlier calls.
+    """A call of the program.
+
+    ``calls`` are the posted calls; several are a batch. ``waits`` and ``drops`` are numbers of
+    earlier calls: those that this call waits for, and those whose requests are dropped before it.
+    ``handled`` says that the script kept the request.
     """
 
     op: str
-    place: Place
+    place: CallOrigin
     calls: tuple[RankCall, ...] = ()
     is_async: bool = False
     handled: bool = True
@@ -32,190 +41,238 @@ class CapturedCall:
     event: HubEvent | None = None
     failure: ProcessExit | None = None
 
+    @property
+    def call_numbers(self) -> set[int]:
+        return {call.number for call in self.calls}
 
-def groups_in_order(members: Sequence[RankProcess]) -> list[GroupInstance]:
-    """Every group that a call used or a rank made, in the order in which ranks came to them, rank
-    by rank.
-    """
+
+def groups_in_order(processes: Sequence[RankProcess]) -> list[GroupInstance]:
+    """Every group, in the order in which the ranks came to know it, rank by rank."""
     found: dict[int, GroupInstance] = {}
-    for member in members:
-        for team in member.group_instances.values():
-            found.setdefault(id(team), team)
+    for process in processes:
+        for group in process.groups.values():
+            found.setdefault(id(group), group)
     return list(found.values())
 
 
-def recorded_calls_of(member: RankProcess, done: Sequence[HubEvent]) -> list[CapturedCall]:
-    """The program of one rank. It ends in the call in which the rank stands, if it does. ``done``:
-    its events, one after the other.
+def recorded_calls_of(process: RankProcess, ordered: Sequence[HubEvent]) -> list[CapturedCall]:
+    """The program of one rank, from its events in order.
+
+    If the rank is blocked, it ends with the call in which it is.
     """
-    events = _with_buffer_changes(_with_backward_waits(member, done))
-    batches = _whole_batches(events)
-    steps: list[CapturedCall] = []
+    events = _with_buffer_changes(_with_backward_waits(process, ordered))
+    batches = _single_call_batches(events)
+    calls: list[CapturedCall] = []
     for chunk in _call_chunks(events, batches):
-        _append_call(member, steps, chunk)
-    return steps + _final_call(member)
+        _append_call(process, calls, chunk)
+    return calls + _final_call(process)
 
 
-def _call_chunks(events: Sequence[HubEvent], batches: set[int]) -> Iterator[list[HubEvent]]:
-    """Events that are one call: a batch, the waits of one batch, or one event."""
-    parts = {e.number: e.batch for e in events if e.batch in batches}
-    held: list[HubEvent] = []
-    key: object = None
-    for event in events:
-        own = _chunk_key(event, parts)
-        if held and (own is None or own != key):
-            yield held
-            held = []
-        held.append(event)
-        key = own
-    if held:
-        yield held
+# --- waits that C++ makes ---
+def _with_backward_waits(process: RankProcess, ordered: Sequence[HubEvent]) -> list[HubEvent]:
+    """Events with the waits of torch's C++ for futures that were requested in a backward pass.
 
-
-def _chunk_key(event: HubEvent, parts: dict[int, int]) -> object:
-    if event.kind == "call" and event.number in parts:
-        return "batch", parts[event.number]
-    if event.kind == "wait" and event.targets[0] in parts:
-        return "wait", parts[event.targets[0]]
-    return None
-
-
-def _whole_batches(events: Sequence[HubEvent]) -> set[int]:
-    """Batches whose messages are all waited for in one go, or not at all: they are one call with
-    one request.
+    C++ waits at the end of the pass. If its end was not reported, it is before the next call that
+    is not part of it.
     """
-    sizes: dict[int, set[int]] = {}
-    batch_of: dict[int, int] = {}
-    for event in events:
-        if event.batch:
-            sizes.setdefault(event.batch, set()).add(event.number)
-            batch_of[event.number] = event.batch
-    runs: dict[int, list[set[int]]] = {}
-    last = 0
-    for event in events:
-        batch = batch_of.get(event.targets[0], 0) if event.kind == "wait" else 0
-        if batch:
-            run = runs.setdefault(batch, [])
-            if last != batch:
-                run.append(set())
-            run[-1] |= set(event.targets)
-        if event.kind != "drop":
-            last = batch
-    return {b for b, numbers in sizes.items() if len(runs.get(b, [])) <= 1 or runs[b][0] == numbers}
-
-
-def _with_backward_waits(member: RankProcess, ordered: Sequence[HubEvent]) -> list[HubEvent]:
-    """Events in order, with the waits that torch's C++ makes at the end of a backward pass for what
-    was called in it.
-    """
-    open_ones: list[HubEvent] = []
-    found: list[HubEvent] = []
-    inside = {t for e in ordered if e.kind == "future" for t in e.targets}
+    in_backward: set[int] = set()
     for event in ordered:
         if event.kind == "future":
-            open_ones.append(event)
+            in_backward.update(event.targets)
+
+    open_futures: list[HubEvent] = []
+    found: list[HubEvent] = []
+    for event in ordered:
+        if event.kind == "future":
+            open_futures.append(event)
             continue
-        over = event.kind == "backward"
-        if (over or (event.kind == "call" and event.number not in inside)) and open_ones:
-            found += [_as_wait(e) for e in open_ones]
-            open_ones = []
-        if not over:
+        is_end = event.kind == "backward"
+        is_later_call = event.kind == "call" and event.number not in in_backward
+        if is_end or is_later_call:
+            found += [_as_wait(future) for future in open_futures]
+            open_futures = []
+        if not is_end:
             found.append(event)
-    raised = member.ended is not None and member.ended.how == "raised"
-    return found if raised else found + [_as_wait(e) for e in open_ones]
-
-
-def _with_buffer_changes(events: list[HubEvent]) -> list[HubEvent]:
-    """Events with what changed a call's tensors behind that call, or behind the batch that it is
-    part of.
-    """
-    changes = {e.facts["call"]: e for e in events if e.kind == "changed"}
-    if not changes:
-        return events
-    found, held, batch = list[HubEvent](), list[HubEvent](), 0
-    for event in events:
-        if held and (event.kind != "call" or event.batch != batch or not batch):
-            found, held = [*found, *held], []
-        if event.kind == "changed":
-            continue
-        found.append(event)
-        if event.number in changes and event.kind == "call":
-            held.append(changes[event.number])
-            batch = event.batch
-    return [*found, *held]
+    raised = process.ended is not None and process.ended.how == "raised"
+    if not raised:
+        found += [_as_wait(future) for future in open_futures]
+    return found
 
 
 def _as_wait(event: HubEvent) -> HubEvent:
     return HubEvent(event.number, "wait", event.site, targets=event.targets)
 
 
-def _append_call(member: RankProcess, steps: list[CapturedCall], chunk: Sequence[HubEvent]) -> None:
+# --- changed buffers ---
+def _with_buffer_changes(events: list[HubEvent]) -> list[HubEvent]:
+    """Events with each change of a buffer right behind the call, or the batch, that uses it.
+
+    A change is only noticed, and reported, at the wait.
+    """
+    changes = {event.facts["call"]: event for event in events if event.kind == "changed"}
+    if not changes:
+        return events
+    found: list[HubEvent] = []
+    pending: list[HubEvent] = []
+    batch = _NO_BATCH
+    for event in events:
+        is_in_batch = event.kind == "call" and event.batch == batch != _NO_BATCH
+        if not is_in_batch:
+            found += pending
+            pending = []
+        if event.kind == "changed":
+            continue
+        found.append(event)
+        if event.kind == "call" and event.number in changes:
+            pending.append(changes[event.number])
+            batch = event.batch
+    return [*found, *pending]
+
+
+# --- batches ---
+def _single_call_batches(events: Sequence[HubEvent]) -> set[int]:
+    """Batches whose messages are all waited for in one go, or not at all.
+
+    Such a batch is one call with one request. The messages of any other are calls of their own.
+    """
+    members: dict[int, set[int]] = {}
+    batch_of: dict[int, int] = {}
+    for event in events:
+        if event.batch:
+            members.setdefault(event.batch, set()).add(event.number)
+            batch_of[event.number] = event.batch
+    runs = _runs_of_waits(events, batch_of)
+    found = set()
+    for batch, numbers in members.items():
+        batch_runs = runs.get(batch, [])
+        if len(batch_runs) <= 1 or batch_runs[0] == numbers:
+            found.add(batch)
+    return found
+
+
+def _runs_of_waits(
+    events: Sequence[HubEvent], batch_of: Mapping[int, int]
+) -> dict[int, list[set[int]]]:
+    """For each batch the calls that are waited for, by runs of consecutive waits."""
+    runs: dict[int, list[set[int]]] = {}
+    last_batch = _NO_BATCH
+    for event in events:
+        batch = _NO_BATCH
+        if event.kind == "wait":
+            batch = batch_of.get(event.targets[0], _NO_BATCH)
+        if batch:
+            batch_runs = runs.setdefault(batch, [])
+            if last_batch != batch:
+                batch_runs.append(set())
+            batch_runs[-1].update(event.targets)
+        if event.kind != "drop":
+            last_batch = batch
+    return runs
+
+
+def _call_chunks(events: Sequence[HubEvent], batches: set[int]) -> Iterator[list[HubEvent]]:
+    """Events that are one call: a batch, the waits for one batch, or a single event."""
+    batch_of = {event.number: event.batch for event in events if event.batch in batches}
+    chunk: list[HubEvent] = []
+    chunk_key: object = None
+    for event in events:
+        key = _chunk_key(event, batch_of)
+        if chunk and (key is None or key != chunk_key):
+            yield chunk
+            chunk = []
+        chunk.append(event)
+        chunk_key = key
+    if chunk:
+        yield chunk
+
+
+def _chunk_key(event: HubEvent, batch_of: Mapping[int, int]) -> object:
+    """Consecutive events with the same key are one call; None is never the same."""
+    if event.kind == "call" and event.number in batch_of:
+        return "batch", batch_of[event.number]
+    if event.kind == "wait" and event.targets[0] in batch_of:
+        return "wait", batch_of[event.targets[0]]
+    return None
+
+
+# --- calls ---
+def _append_call(
+    process: RankProcess, calls: list[CapturedCall], chunk: Sequence[HubEvent]
+) -> None:
     first = chunk[0]
-    place = member.sites.get(first.site, NO_CALL_SITE)
-    last = steps[-1] if steps else None
+    place = process.sites.get(first.site, NO_CALL_SITE)
     if first.kind == "drop":
-        _record_drop(steps, first.targets[0])
+        _record_drop(calls, first.targets[0])
     elif first.kind == "wait":
-        targets = tuple(t for e in chunk for t in e.targets)
-        if (
-            last is not None
-            and last.is_async
-            and last.calls
-            and {c.number for c in last.calls} == set(targets)
-            and _same_line(last, place)
-        ):
-            last.is_async, last.op = False, BLOCKING_NAMES.get(last.op, last.op)
+        targets = tuple(target for event in chunk for target in event.targets)
+        last = calls[-1] if calls else None
+        if last is not None and _is_blocking(last, targets, place):
+            last.is_async = False
+            last.op = BLOCKING_NAMES.get(last.op, last.op)
         else:
-            steps.append(CapturedCall("wait", place, waits=targets))
+            calls.append(CapturedCall("wait", place, waits=targets))
     elif first.kind == "call":
-        calls = tuple(e.call for e in chunk if e.call is not None)
-        op = "batch_isend_irecv" if first.batch and _is_batch(chunk) else calls[0].op
-        steps.append(CapturedCall(op, place, calls, is_async=first.is_async))
+        posted = tuple(event.call for event in chunk if event.call is not None)
+        op = "batch_isend_irecv" if first.batch else posted[0].op
+        calls.append(CapturedCall(op, place, posted, is_async=first.is_async))
     else:
-        steps.append(CapturedCall(first.kind, place, event=first))
+        calls.append(CapturedCall(first.kind, place, event=first))
 
 
-def _is_batch(chunk: Sequence[HubEvent]) -> bool:
-    return len(chunk) > 1 or chunk[0].batch != 0
+def _is_blocking(call: CapturedCall, waited: Sequence[int], place: CallOrigin) -> bool:
+    """Whether a request and the wait that follows it are a blocking call: both on one line."""
+    if not call.is_async or not call.calls:
+        return False
+    is_same_line = (call.place.file, call.place.line) == (place.file, place.line)
+    return is_same_line and call.call_numbers == set(waited)
 
 
-def _same_line(step: CapturedCall, place: Place) -> bool:
-    return step.place[:2] == place[:2]
+def _record_drop(calls: list[CapturedCall], number: int) -> None:
+    """Record that the script can no longer wait for a request.
 
-
-def _record_drop(steps: list[CapturedCall], number: int) -> None:
-    """A request that nobody can wait for any more: at once, or later, by the next call."""
-    for back, step in enumerate(reversed(steps)):
-        if step.is_async and any(c.number == number for c in step.calls):
-            if back == 0:
-                step.handled = False
+    Either it never kept the request, or it dropped the request before the call that is now last.
+    """
+    for distance, call in enumerate(reversed(calls)):
+        if call.is_async and number in call.call_numbers:
+            if distance == 0:
+                call.handled = False
             else:
-                steps[-1].drops.append(number)
+                calls[-1].drops.append(number)
             return
 
 
-def _final_call(member: RankProcess) -> list[CapturedCall]:
-    """A rank that raised or left with a status does so in its last call."""
-    ended = member.ended
+def _final_call(process: RankProcess) -> list[CapturedCall]:
+    """A rank that raised, or exited with a status, does so in a last call."""
+    ended = process.ended
     if ended is None or ended.how not in ("raised", "exited"):
         return []
-    return [CapturedCall("fail" if ended.how == "raised" else "exit", ended.place, failure=ended)]
+    op = "fail" if ended.how == "raised" else "exit"
+    return [CapturedCall(op, ended.place, failure=ended)]
 
 
 def missing_startup_calls(
-    member: RankProcess, members: Sequence[RankProcess]
+    process: RankProcess, processes: Sequence[RankProcess]
 ) -> list[CapturedCall]:
-    """For a rank that ended before it began, where others began: the beginning that it did not come
-    to. A program without one would begin by itself."""
-    began = [{e.kind: e for e in m.events}.get(_STARTUP_OP) for m in (member, *members)]
-    if began[0] is not None or not any(began) or member.ended is None:
+    """The start-up call that a rank did not reach before it ended, if others made it.
+
+    Without it, a program would start up by itself.
+    """
+    if process.ended is None or _startup_event(process) is not None:
         return []
-    event = next(e for e in began if e is not None)
-    begins = CapturedCall(
-        _STARTUP_OP, NO_CALL_SITE, event=HubEvent(0, _STARTUP_OP, 0, facts=event.facts)
-    )
-    return (
-        [CapturedCall("exit", NO_CALL_SITE, failure=member.ended), begins]
-        if member.ended.how == "ended"
-        else [begins]
-    )
+    events = [_startup_event(other) for other in processes]
+    event = next((event for event in events if event is not None), None)
+    if event is None:
+        return []
+    startup = HubEvent(0, _STARTUP_OP, 0, facts=event.facts)
+    missing = CapturedCall(_STARTUP_OP, NO_CALL_SITE, event=startup)
+    if process.ended.how != "ended":
+        return [missing]
+    return [CapturedCall("exit", NO_CALL_SITE, failure=process.ended), missing]
+
+
+def _startup_event(process: RankProcess) -> HubEvent | None:
+    """The last one."""
+    for event in reversed(process.events):
+        if event.kind == _STARTUP_OP:
+            return event
+    return None

@@ -1,236 +1,322 @@
-"""Calls of a rank's threads in one order, which is what a program has.
+"""Put the calls of a rank's threads into one order, which is what a program has.
 
-Threads do not wait for each other's calls. So where the run came through there is an order that
-does: each call where all had come whom it is for, on every rank. It is one of many.
+Threads do not wait for each other's calls. So if the run completed, there is an order of the calls
+that completes: each call at the point where all calls that it needs had arrived, on every rank. It
+is one of many.
+
+If that order hangs under the rules of a backend, others are tried (`ThreadOrder`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Final, Literal
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal, NamedTuple
 
 from distsim.operations.registry import OPERATIONS
 from distsim.script_capture.hub.matching import RankCall
 from distsim.script_capture.hub.state import HubEvent, RankProcess, with_separate_waits
 
-#: Where a call stands that its thread had not to wait for, as a small message: where it met its
-#: other side ("met"), or was made ("early"). "apart": as they were made, and nobody waits before
-#: all are. A number: so, but for the waits of the thread of that number.
+#: Where to place a call for which its thread did not have to wait, such as a small message.
+#:
+#: - "met": where it matched its partner.
+#: - "early": where it was made.
+#: - "apart": all calls as they were made, and all waits after all calls.
+#: - a number: as "apart", but the waits of the thread of that number stay where they were.
 ThreadOrder = Literal["met", "early", "apart"] | int
+#: Sorts after all numbers of matches.
 _NEVER: Final = 1 << 62
-#: Threads of a rank that are looked at one by one.
+#: `_required_matches` of a call that is not done.
+_NOT_DONE: Final = -1
+#: Threads that are tried one by one.
 _MAX_THREADS: Final = 8
 
 
-def is_multithreaded(member: RankProcess) -> bool:
-    """Did several of its threads do something?"""
-    return len({e.lane for e in member.events if e.kind != "drop"}) > 1
+class _EventKey(NamedTuple):
+    """An event of any rank."""
+
+    rank: int
+    number: int
 
 
-def calling_threads(members: Iterable[RankProcess]) -> list[int]:
-    """The threads that made calls."""
-    return sorted({e.lane for m in members for e in m.events if e.kind == "call"})[:_MAX_THREADS]
+def is_multithreaded(process: RankProcess) -> bool:
+    """Whether several of its threads made calls or waits."""
+    return len({event.thread for event in process.events if event.kind != "drop"}) > 1
 
 
-def events_in_order(members: Sequence[RankProcess], order: ThreadOrder) -> list[list[HubEvent]]:
-    """By rank what it did, one after the other, up to where its threads stand."""
-    made = [with_separate_waits(m.events) for m in members]
-    if not any(map(is_multithreaded, members)):
-        return made
-    made = [
-        _without_unfinished(member, events) for member, events in zip(members, made, strict=True)
-    ]
-    ends = _ThreadSchedule(members, made, order).run() if order in ("met", "early") else {}
-    return [
-        _ordered_thread_events(rank, member, events, order, ends)
-        if is_multithreaded(member)
-        else events
-        for rank, (member, events) in enumerate(zip(members, made, strict=True))
-    ]
+def calling_threads(processes: Iterable[RankProcess]) -> list[int]:
+    """The threads that made calls, at most `_MAX_THREADS`."""
+    threads: set[int] = set()
+    for process in processes:
+        threads.update(event.thread for event in process.events if event.kind == "call")
+    return sorted(threads)[:_MAX_THREADS]
 
 
-def _without_unfinished(member: RankProcess, events: list[HubEvent]) -> list[HubEvent]:
-    """What a thread was in when its rank ended came to nothing."""
-    if member.ended is None or not is_multithreaded(member):
-        return events
-    over = [q.event.wait() for q in member.waiting.values() if q.event is not None]
-    gone = {n for e in over for n in (e.number, *e.targets)}
-    return [e for e in events if e.number not in gone]
-
-
-def _ordered_thread_events(
-    rank: int,
-    member: RankProcess,
-    events: list[HubEvent],
-    order: ThreadOrder,
-    ends: Mapping[tuple[int, int], int],
-) -> list[HubEvent]:
+def events_in_order(processes: Sequence[RankProcess], order: ThreadOrder) -> list[list[HubEvent]]:
+    """For each rank its events in one order, up to the calls in which its threads are blocked."""
+    events_by_rank = [with_separate_waits(process.events) for process in processes]
+    if not any(map(is_multithreaded, processes)):
+        return events_by_rank
+    for rank, process in enumerate(processes):
+        if is_multithreaded(process):
+            events_by_rank[rank] = _without_unfinished(process, events_by_rank[rank])
+    ends: Mapping[_EventKey, int] = {}
     if order in ("met", "early"):
-        waits = [
-            q.event.wait()
-            for q in member.waiting.values()
-            if q.event is not None and member.ended is None
-        ]
-        stands = {e.number: e for e in waits}
-        events = sorted(events, key=lambda e: (ends[rank, e.number], e.lane, e.number))
-        return _with_final_wait(events, stands) if len(stands) > 1 else events
-    late = {
-        e.number: e
-        for e in events
-        if e.lane != order and (e.kind == "wait" or _is_blocking_call(e))
-    }
-    return _with_final_wait(
-        _isolate_thread(events, order) if isinstance(order, int) else events, late
+        ends = _ThreadSchedule(processes, events_by_rank, order).run()
+    for rank, process in enumerate(processes):
+        if is_multithreaded(process):
+            events = events_by_rank[rank]
+            if order in ("met", "early"):
+                events_by_rank[rank] = _ordered_by_end(rank, process, events, ends)
+            else:
+                events_by_rank[rank] = _with_late_waits(events, order)
+    return events_by_rank
+
+
+def _without_unfinished(process: RankProcess, events: list[HubEvent]) -> list[HubEvent]:
+    """Without the calls that a thread was in when its rank ended: they had no effect."""
+    if process.ended is None:
+        return events
+    unfinished: set[int] = set()
+    for pending in process.waiting.values():
+        if pending.event is not None:
+            wait = pending.event.wait()
+            unfinished.update((wait.number, *wait.targets))
+    return [event for event in events if event.number not in unfinished]
+
+
+def _ordered_by_end(
+    rank: int,
+    process: RankProcess,
+    events: Sequence[HubEvent],
+    ends: Mapping[_EventKey, int],
+) -> list[HubEvent]:
+    """Events in the order in which they end.
+
+    If several threads are blocked, all their calls become requests with one wait at the end. Only
+    so are all of them blocked.
+    """
+    ordered = sorted(
+        events, key=lambda event: (ends[_EventKey(rank, event.number)], event.thread, event.number)
     )
+    if process.ended is not None:
+        return ordered
+    blocked: dict[int, HubEvent] = {}
+    for pending in process.waiting.values():
+        if pending.event is not None:
+            wait = pending.event.wait()
+            blocked[wait.number] = wait
+    return _with_final_wait(ordered, blocked) if len(blocked) > 1 else ordered
+
+
+def _with_late_waits(events: list[HubEvent], order: ThreadOrder) -> list[HubEvent]:
+    """Events with all waits at the end, except those of the thread ``order``."""
+    late: dict[int, HubEvent] = {}
+    for event in events:
+        if event.thread != order and (event.kind == "wait" or _is_blocking_call(event)):
+            late[event.number] = event
+    if isinstance(order, int):
+        events = _isolate_thread(events, order)
+    return _with_final_wait(events, late)
 
 
 def _is_blocking_call(event: HubEvent) -> bool:
     return event.kind == "call" and not event.is_async
 
 
+# --- the schedule ---
+@dataclass
 class _ThreadEvents:
-    """A thread of a rank. ``at``: how far it has come."""
+    """The events of one thread; the first ``position`` of them are scheduled."""
 
-    def __init__(self, rank: int) -> None:
-        self.rank, self.at, self.events = rank, 0, list[HubEvent]()
+    rank: int
+    events: list[HubEvent] = field(default_factory=list)
+    position: int = 0
 
-    def ahead(self) -> list[HubEvent]:
-        """What it does next: a call and the wait for it are one."""
-        here, then = self.events[self.at], self.events[self.at + 1 : self.at + 2]
-        waits = here.kind == "call" and any(
-            e.kind == "wait" and here.number in e.targets for e in then
-        )
-        return [here, *then] if waits else [here]
+    @property
+    def is_finished(self) -> bool:
+        return self.position == len(self.events)
+
+    def next_step(self) -> list[HubEvent]:
+        """The next event; a call and the wait that follows it are one step."""
+        event = self.events[self.position]
+        following = self.events[self.position + 1 : self.position + 2]
+        if event.kind == "call" and following:
+            wait = following[0]
+            if wait.kind == "wait" and event.number in wait.targets:
+                return [event, wait]
+        return [event]
 
 
 class _ThreadSchedule:
-    """How it goes if every thread goes on as soon as those have come whom it waits for."""
+    """Schedule the threads of all ranks: each continues once the matches that it needs happened.
+
+    Time is the number of matches so far. A match happens when the last of its calls has arrived.
+    """
 
     def __init__(
-        self, members: Sequence[RankProcess], made: Sequence[Sequence[HubEvent]], order: ThreadOrder
+        self,
+        processes: Sequence[RankProcess],
+        events_by_rank: Sequence[Sequence[HubEvent]],
+        order: ThreadOrder,
     ) -> None:
-        self.members, self.order = members, order
-        self.ends: dict[tuple[int, int], int] = {}
-        self.lanes: dict[tuple[int, int], _ThreadEvents] = {}
-        self._missing: dict[int, int] = {}  # by meeting: calls that have not come
-        self._come: set[int] = set()
-        self._met: dict[int, int] = {0: 0}
-        for rank, events in enumerate(made):
+        self.processes = processes
+        self.order = order
+        self.ends: dict[_EventKey, int] = {}
+        self._threads: dict[tuple[int, int], _ThreadEvents] = {}
+        self._arrived: set[int] = set()  # ids of calls
+        #: For each match, how many of its calls have not arrived.
+        self._missing: dict[int, int] = {}
+        #: For each match that has happened, its time. Calls without a match need none.
+        self._match_times: dict[int, int] = {0: 0}
+        for rank, events in enumerate(events_by_rank):
             for event in events:
-                self.lanes.setdefault((rank, event.lane), _ThreadEvents(rank)).events.append(event)
+                thread = self._threads.setdefault((rank, event.thread), _ThreadEvents(rank))
+                thread.events.append(event)
                 if event.call is not None:
-                    self._missing[event.call.met] = self._missing.get(event.call.met, 0) + 1
+                    match = event.call.match_number
+                    self._missing[match] = self._missing.get(match, 0) + 1
 
-    def run(self) -> dict[tuple[int, int], int]:
-        """By rank and number: when an event is over. Threads that stand come last."""
-        while sum(self._goes(lane) for lane in self.lanes.values()):
-            pass
-        for lane in self.lanes.values():
-            for event in lane.events[lane.at :]:
-                self.ends[lane.rank, event.number] = _NEVER
+    def run(self) -> dict[_EventKey, int]:
+        """When each event ends; those of blocked threads never."""
+        has_progress = True
+        while has_progress:
+            has_progress = False
+            for thread in self._threads.values():
+                if self._advance(thread):
+                    has_progress = True
+        for thread in self._threads.values():
+            for event in thread.events[thread.position :]:
+                self.ends[_EventKey(thread.rank, event.number)] = _NEVER
         return self.ends
 
-    def _goes(self, lane: _ThreadEvents) -> bool:
-        """Let a thread go on. Did it come to anything?"""
-        before = lane.at, len(self._come)
-        while lane.at < len(lane.events):
-            parts = lane.ahead()
-            for event in parts:
-                self._comes(event.call)
-            needed = _required_matches(parts, self.members[lane.rank].calls, self.order)
-            if not needed <= self._met.keys():
-                break
-            over = max((self._met[n] for n in needed), default=len(self._met))
-            self.ends.update({(lane.rank, e.number): over for e in parts})
-            lane.at += len(parts)
-        return before != (lane.at, len(self._come))
+    def _advance(self, thread: _ThreadEvents) -> bool:
+        """Advance a thread as far as possible. Returns whether anything happened.
 
-    def _comes(self, call: RankCall | None) -> None:
-        if call is None or not call.met or id(call) in self._come:
+        A step that cannot end yet still makes its call arrive.
+        """
+        before = (thread.position, len(self._arrived))
+        calls = self.processes[thread.rank].calls
+        while not thread.is_finished:
+            step = thread.next_step()
+            for event in step:
+                self._arrive(event.call)
+            needed = _required_matches(step, calls, self.order)
+            if not needed <= self._match_times.keys():
+                break
+            end = max((self._match_times[match] for match in needed), default=self._now())
+            for event in step:
+                self.ends[_EventKey(thread.rank, event.number)] = end
+            thread.position += len(step)
+        return before != (thread.position, len(self._arrived))
+
+    def _now(self) -> int:
+        return len(self._match_times)
+
+    def _arrive(self, call: RankCall | None) -> None:
+        if call is None or not call.match_number or id(call) in self._arrived:
             return
-        self._come.add(id(call))
-        self._missing[call.met] -= 1
-        if not self._missing[call.met]:
-            self._met[call.met] = len(self._met)
+        self._arrived.add(id(call))
+        match = call.match_number
+        self._missing[match] -= 1
+        if not self._missing[match]:
+            self._match_times[match] = self._now()
 
 
 def _required_matches(
-    parts: Sequence[HubEvent], calls: Mapping[int, RankCall], order: ThreadOrder
+    step: Sequence[HubEvent], calls: Mapping[int, RankCall], order: ThreadOrder
 ) -> set[int]:
-    """The meetings that a thread waits for here."""
-    waited = [calls[t] for e in parts if e.kind == "wait" for t in e.targets if t in calls]
-    waited += [e.call for e in parts if e.call is not None and _is_blocking_call(e)]
-    return {c.met if c.done else -1 for c in waited if not (order == "early" and _needs_no_peer(c))}
+    """The numbers of the matches that a thread waits for in a step."""
+    waited: list[RankCall] = []
+    for event in step:
+        if event.kind == "wait":
+            waited += [calls[target] for target in event.targets if target in calls]
+        if event.call is not None and _is_blocking_call(event):
+            waited.append(event.call)
+    if order == "early":
+        waited = [call for call in waited if not _needs_no_peer(call)]
+    return {call.match_number if call.done else _NOT_DONE for call in waited}
 
 
 def _needs_no_peer(call: RankCall) -> bool:
-    """Need it nobody to have come?"""
-    row = OPERATIONS[call.op]
-    root = call.team.ranks.index(call.peer) if call.peer in call.team.ranks else 0
-    me = call.team.ranks.index(call.rank)
-    return call.op == "isend" or (
-        row.kind == "collective"
-        and set(row.takes_from(len(call.team.ranks), root, me) or (-1,)) <= {me}
-    )
+    """Whether a call can complete although no other rank has arrived."""
+    if call.op == "isend":
+        return True
+    operation = OPERATIONS[call.op]
+    if operation.kind != "collective":
+        return False
+    group = call.group
+    group_rank = group.group_rank(call.rank)
+    needed = operation.takes_from(len(group.ranks), group.root_of(call), group_rank)
+    if not needed:  # None means all members
+        return False
+    return set(needed) <= {group_rank}
 
 
-def _isolate_thread(events: Iterable[HubEvent], lane: int) -> list[HubEvent]:
-    """A thread's waits right before what it did next; what the others called as early as the order
-    within a group allows.
+# --- other orders ---
+def _isolate_thread(events: Iterable[HubEvent], thread: int) -> list[HubEvent]:
+    """Move the waits of one thread as late, and the calls of the others as early, as possible.
+
+    A wait of the thread comes right before what the thread did next. Calls of other threads come as
+    early as the order within their group, and the creation of groups, allow. If the thread still
+    waits for ever, it would so in any order.
     """
     events = list(events)
-    own = {_ordering_key(e) for e in events if e.lane == lane and e.kind == "call"}
+    own_keys = {
+        _ordering_key(event) for event in events if event.thread == thread and event.kind == "call"
+    }
     found: list[HubEvent] = []
-    held: list[HubEvent] = []
-    made = 0  # behind the last group that was made
+    waits: list[HubEvent] = []
+    insertion = 0  # behind the last creation of a group, and the calls inserted there
     for event in events:
-        if event.lane != lane and event.kind == "call" and _ordering_key(event) not in own:
-            found.insert(made, event)
-            made += 1
+        is_own = event.thread == thread
+        if not is_own and event.kind == "call" and _ordering_key(event) not in own_keys:
+            found.insert(insertion, event)
+            insertion += 1
             continue
-        if event.lane == lane and event.kind != "drop":
-            found += held
-            held = []
-        if event.lane == lane and event.kind == "wait":
-            held.append(event)
-        elif event.lane == lane and _is_blocking_call(event):
+        if is_own and event.kind != "drop":
+            found += waits
+            waits = []
+        if is_own and event.kind == "wait":
+            waits.append(event)
+        elif is_own and _is_blocking_call(event):
             found.append(replace(event, is_async=True))
-            held.append(
-                HubEvent(event.number, "wait", event.site, targets=(event.number,), lane=event.lane)
-            )
+            waits.append(_wait_for(event))
         else:
             found.append(event)
-            made = made if event.kind in ("call", "wait", "drop", "future") else len(found)
-    return found + held
+            if event.kind not in ("call", "wait", "drop", "future"):
+                insertion = len(found)
+    return found + waits
+
+
+def _wait_for(call: HubEvent) -> HubEvent:
+    return HubEvent(call.number, "wait", call.site, targets=(call.number,), thread=call.thread)
 
 
 def _ordering_key(event: HubEvent) -> tuple[int, str]:
-    """Calls of one way meet in the order in which they are made."""
+    """Calls with the same key match in the order in which they are made."""
     call = event.call
-    return (
-        (0, "")
-        if call is None
-        else (id(call.team), call.op if OPERATIONS[call.op].kind == "p2p" else "")
-    )
+    if call is None:
+        return (0, "")
+    # Sends, receives and collectives of a group do not match each other.
+    kind = call.op if OPERATIONS[call.op].kind == "p2p" else ""
+    return (id(call.group), kind)
 
 
 def _with_final_wait(events: Iterable[HubEvent], late: Mapping[int, HubEvent]) -> list[HubEvent]:
-    """These calls as requests, and one wait for all of them at the end."""
-    found = [
-        replace(e, is_async=True) if e.number in late else e
-        for e in events
-        if e.number not in late or e.kind == "call"
-    ]
-    targets = tuple(
-        t for e in late.values() for t in (e.targets if e.kind == "wait" else (e.number,))
-    )
-    first = next(iter(late.values()), None)
-    if first is None:
+    """The late calls as requests, and one wait for all that is late at the end."""
+    found: list[HubEvent] = []
+    for event in events:
+        if event.number not in late:
+            found.append(event)
+        elif event.kind == "call":
+            found.append(replace(event, is_async=True))
+    if not late:
         return found
-    return [
-        *found,
-        HubEvent(
-            max(e.number for e in found), "wait", first.site, targets=targets, lane=first.lane
-        ),
-    ]
+    targets: list[int] = []
+    for event in late.values():
+        targets += event.targets if event.kind == "wait" else (event.number,)
+    first = next(iter(late.values()))
+    number = max(event.number for event in found)
+    wait = HubEvent(number, "wait", first.site, targets=tuple(targets), thread=first.thread)
+    return [*found, wait]

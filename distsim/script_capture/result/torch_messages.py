@@ -1,20 +1,22 @@
-"""Findings speak of scenarios; of a script they speak in torch's words."""
+"""Phrase findings in torch's terms, and explain hangs in a backward pass.
+
+Findings are worded for scenario files. The user of a captured script has no file with handles and
+`as:`, but `Work` and `wait()`.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Final
 
 from distsim.findings.finding_types import Finding
+from distsim.script_capture.result.rank_status import CapturedRankStatus
 
-if TYPE_CHECKING:
-    from distsim.script_capture.result.evaluation import CapturedRankStatus
-
-#: What a finding says of a file, and what it says of a script. In order: the first that is found in
-#: a place counts.
-_REPLACEMENTS = (
+#: What a finding says for a file, and for a script. In this order: the first that matches a place
+#: counts.
+_REPLACEMENTS: Final = (
     (
         "give each request a handle of its own, `as: h@i` in a loop, and wait for each",
         "keep each Work, and call wait() on it",
@@ -32,67 +34,69 @@ _REPLACEMENTS = (
     ("stands under a selector that leaves out", "stands on a branch that leaves out"),
 )
 
+#: Findings about members of a group whose calls differ.
+_DIVERGENCE_CODES: Final = ("DS201", "DS202", "DS203", "DS302")
+#: The operations by which DDP and FSDP reduce gradients.
+_GRADIENT_REDUCTIONS: Final = (
+    "all_reduce",
+    "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced",
+)
+#: torch's function that runs a backward pass.
+_BACKWARD_FUNCTION: Final = "_engine_run_backward"
+
 
 def in_torch_terms(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The findings in words of torch, and without what is not known of calls that were never
-    reached.
-    """
-    return tuple(
-        replace(
-            f,
-            message=_text_in_torch_terms(f.message),
-            help=tuple(_text_in_torch_terms(text) for text in f.help),
-        )
-        for f in findings
-    )
+    """The findings in torch's terms."""
+    return tuple(_finding_in_torch_terms(finding) for finding in findings)
+
+
+def _finding_in_torch_terms(finding: Finding) -> Finding:
+    remedies = tuple(_text_in_torch_terms(text) for text in finding.help)
+    return replace(finding, message=_text_in_torch_terms(finding.message), help=remedies)
 
 
 def _text_in_torch_terms(text: str) -> str:
-    for written, said in _REPLACEMENTS:
-        text = text.replace(written, said)
+    for for_file, for_script in _REPLACEMENTS:
+        text = text.replace(for_file, for_script)
     text = re.sub(
         r"^compute of (.*) writes (.*) while", r"the script, on \1, changes \2 in place while", text
     )
     text = re.sub(r"\bcompute\(\) (?= )", "the script", text)
+    # The line of a call that was never reached is not known.
     return re.sub(r"\blater,$", "later", text, flags=re.MULTILINE)
 
 
-#: Findings about members of a group that part, and the operations by which DDP and FSDP reduce
-#: gradients.
-_DIVERGENCE_CODES = ("DS201", "DS202", "DS203", "DS302")
-_GRADIENT_REDUCTIONS = ("all_reduce", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced")
-#: The frame of torch that runs a backward pass.
-_BACKWARD_FRAME = "_engine_run_backward"
-
-
 def with_backward_explanation(
-    findings: Sequence[Finding], stands: Sequence[CapturedRankStatus]
+    findings: Sequence[Finding], statuses: Sequence[CapturedRankStatus]
 ) -> tuple[Finding, ...]:
-    """With what makes ranks part in a backward pass, where some stand in its reduction of gradients
-    and others don't.
+    """Explain why only some ranks reduce gradients in a backward pass.
+
+    The first finding about ranks whose calls differ gets the explanation.
     """
-    reducing = {
-        s.rank
-        for s in stands
-        if s.state == "waits" and s.what in _GRADIENT_REDUCTIONS and _BACKWARD_FRAME in s.place[3]
-    }
-    found = list(findings)
-    for k, finding in enumerate(found):
-        inside = sorted(reducing & set(finding.ranks))
-        if (
-            finding.code in _DIVERGENCE_CODES
-            and inside
-            and any(s.rank not in reducing for s in stands)
-        ):
-            who = (
-                f"ranks {', '.join(map(str, inside))} reduce"
-                if len(inside) > 1
-                else f"rank {inside[0]} reduces"
-            )
-            why = f"{who} gradients in backward() and the others do not: parameters that they did not use"
-            rest = (
-                "(DDP: find_unused_parameters=True), no_sync() on some ranks only, or a batch less"
-            )
-            found[k] = replace(finding, help=(f"{why} {rest}", *finding.help))
+    reducing = {status.rank for status in statuses if _reduces_gradients(status)}
+    if all(status.rank in reducing for status in statuses):
+        return tuple(findings)
+    explained = list(findings)
+    for position, finding in enumerate(findings):
+        ranks = sorted(reducing & set(finding.ranks))
+        if ranks and finding.code in _DIVERGENCE_CODES:
+            remedies = (_backward_explanation(ranks), *finding.help)
+            explained[position] = replace(finding, help=remedies)
             break
-    return tuple(found)
+    return tuple(explained)
+
+
+def _reduces_gradients(status: CapturedRankStatus) -> bool:
+    if status.state != "waits" or status.what not in _GRADIENT_REDUCTIONS:
+        return False
+    return _BACKWARD_FUNCTION in status.place.via
+
+
+def _backward_explanation(ranks: Sequence[int]) -> str:
+    numbers = ", ".join(map(str, ranks))
+    who = f"ranks {numbers} reduce" if len(ranks) > 1 else f"rank {numbers} reduces"
+    return (
+        f"{who} gradients in backward() and the others do not: parameters that they did not use"
+        " (DDP: find_unused_parameters=True), no_sync() on some ranks only, or a batch less"
+    )

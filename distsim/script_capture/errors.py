@@ -1,0 +1,13 @@
+"""The error for programs that capture cannot handle, and texts that several modules need for it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SYMMETRIC_MEMORY_UNSUPPORTED: Final = (
+    "distsim capture does not support symmetric memory (torch.distributed._symmetric_memory)"
+)
+
+
+class UnsupportedError(RuntimeError):
+    """The script uses something that distsim cannot capture; the text names it."""

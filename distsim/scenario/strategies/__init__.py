@@ -39,7 +39,7 @@ STRATEGIES = _StrategyRegistry(
         "fsdp": "fsdp.strategy Fsdp",
         "deepspeed": "deepspeed.strategy DeepSpeed",
         "megatron_ddp": "megatron.ddp MegatronDdp",
-        "pipeline": "pipeline.fields Pipeline",
+        "pipeline": "pipeline.strategy Pipeline",
         "tensor_parallel": "intra_layer.tensor_parallel TensorParallel",
         "context_parallel": "intra_layer.context_parallel ContextParallel",
         "ulysses": "intra_layer.ulysses Ulysses",

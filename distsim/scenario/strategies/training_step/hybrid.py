@@ -33,7 +33,7 @@ from distsim.scenario.strategies.intra_layer.context_parallel import ContextPara
 from distsim.scenario.strategies.intra_layer.expert_parallel import ExpertParallel
 from distsim.scenario.strategies.intra_layer.tensor_parallel import TensorParallel
 from distsim.scenario.strategies.layers import IntraLayerStrategy, repeat_entries
-from distsim.scenario.strategies.pipeline.fields import Pipeline
+from distsim.scenario.strategies.pipeline.strategy import Pipeline
 
 #: Axes from the outermost in. Megatron-LM core/parallel_state.py, initialize_model_parallel: the
 #: default order "tp-cp-ep-dp-pp" is given from the innermost out. torchtitan

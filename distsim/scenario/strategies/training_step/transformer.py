@@ -64,7 +64,7 @@ class TransformerStepWriter(TransformerLayerWriter):
     @cached_property
     def schedule(self) -> PipelineSchedule:
         """Who computes what when, and which rank has which stages."""
-        return self.train.pipeline_strategy(self.context).made(self.context)
+        return self.train.pipeline_strategy(self.context).build_schedule(self.context)
 
     # --- the whole ---
     def expansion(self) -> Expansion:

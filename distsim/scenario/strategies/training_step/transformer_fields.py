@@ -21,7 +21,7 @@ from distsim.scenario.strategies.field_types import (
     NonNegativeInt,
     PositiveInt,
 )
-from distsim.scenario.strategies.pipeline.fields import Pipeline
+from distsim.scenario.strategies.pipeline.strategy import Pipeline
 from distsim.scenario.strategies.training_step.micro_batch_cost import (
     MicroBatchCost,
     RecomputePolicy,

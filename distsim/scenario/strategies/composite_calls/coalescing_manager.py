@@ -80,7 +80,8 @@ def _parse_one_collective(item: object) -> CoalescedCollective:
         found = names[0] if len(names) == 1 else value_text(item)
         raise ValueError(
             f"a coalesced launch holds {name_list(_COALESCED_OPERATIONS)}; torch issues any other "
-            f"call at once and on its own, found {found}{did_you_mean(found, _COALESCED_OPERATIONS)}"
+            "call at once and on its own, found "
+            f"{found}{did_you_mean(found, _COALESCED_OPERATIONS)}"
         )
     return CoalescedCollective(names[0], fields, _rank_condition(entry.get("ranks")))
 

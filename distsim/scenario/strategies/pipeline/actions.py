@@ -192,7 +192,8 @@ def parse_rows(lines: Iterable[str]) -> ScheduleRows:
         _parse_row(rank, [cell for cell in cells if cell.strip()])
         for rank, cells in enumerate(csv.reader(lines))
     ]
-    kinds = {part.kind for row in rows for action in row for part in action.each}
+    actions = [action for row in rows for action in row]
+    kinds = {part.kind for action in actions for part in action.each}
     if "BW" in kinds or ("W" in kinds and "I" not in kinds):
         rows = [tuple(_with_new_kind(action) for action in row) for row in rows]
     return tuple(row for row in rows if row)

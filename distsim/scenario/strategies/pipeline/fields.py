@@ -278,7 +278,8 @@ class PipelineFields(Strategy):
         elif schedule in EVEN_ROUND_SCHEDULES and not micro_batches_per_round(ranks, count):
             rounds = count // ranks
             text = (
-                f"{schedule} deals {count} micro-batches out in {rounds} rounds of {ranks} or more, "
+                f"{schedule} deals {count} micro-batches out in {rounds} rounds of {ranks} or "
+                "more, "
                 f"and {rounds} does not divide {count}{nearest_micro_batches(ranks, count)}"
             )
             yield ("micro_batches",), text

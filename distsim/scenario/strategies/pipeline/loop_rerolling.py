@@ -22,7 +22,7 @@ from distsim.scenario.strategies.layers import repeat_entries
 
 #: All bodies of up to this many entries are tried.
 _MAX_SHORT_BODY = 24
-#: Of longer bodies, up to this many entries, only the few sizes at which templates recur most often.
+#: Of longer bodies, up to this many entries, only the few sizes at which most templates recur.
 _MAX_LONG_BODY = 600
 _LONG_BODIES_TRIED = 3
 #: A template with more numbers is treated as different from all others.

@@ -259,7 +259,7 @@ def _overlap_partner(pair: PipelineAction, one: PipelineAction) -> PipelineActio
 
 
 def computes_before_recv(schedule: PipelineSchedule) -> Iterator[str]:
-    """Computations before their input is received, as sentences; PyTorch's runtime raises at them."""
+    """A sentence for each computation before its input is received; PyTorch's runtime raises."""
     if schedule.issue != "runtime":
         return
     for rank, row in enumerate(schedule.rows):

@@ -45,7 +45,7 @@ def with_send_recv(schedule: PipelineSchedule, defer: bool = False) -> PipelineS
 
 
 class _SendRecvInserter:
-    """Walks through the rows and builds new ones; ``done`` are the actions that a rank has taken."""
+    """Walks through the rows and builds new ones; ``done`` are the actions taken by each rank."""
 
     def __init__(self, schedule: PipelineSchedule) -> None:
         self.schedule = schedule

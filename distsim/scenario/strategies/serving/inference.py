@@ -9,8 +9,8 @@ axis), `vllm/distributed/parallel_state.py` (send_tensor_dict: hidden states and
 to stage), `vllm/v1/worker/dp_utils.py` (_run_ar: an all_reduce of 4 int32 per rank before each
 step, whose largest count all pad to), `vllm/v1/engine/core.py` (DPEngineCoreProc: a rank without
 requests runs a dummy batch; every 32 steps, by `sync_every` here, an all_reduce finds out
-whether any rank has requests left), `vllm/distributed/device_communicators/all2all.py` (all_gather of tokens
-before the experts, reduce_scatter after them).
+whether any rank has requests left), `vllm/distributed/device_communicators/all2all.py` (all_gather
+of tokens before the experts, reduce_scatter after them).
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Inference(Strategy):
     hidden: PositiveInt
     vocabulary: PositiveInt
     dtype: Dtype = "bfloat16"
-    #: Tokens of the prompts of a rank's batch (0: no prefill), and its sequences, each of which gets
-    #: a token in every step.
+    #: Tokens of the prompts of a rank's batch (0: no prefill), and its sequences, each of which
+    #: gets a token in every step.
     prompt: NonNegativeInt = 0
     batch: PositiveInt = 1
     #: Steps of decoding, by coordinate of the data axis if they differ.

@@ -47,7 +47,8 @@ class KvTransfer(Strategy):
 
     name: ClassVar[str] = "kv_transfer"
     about: ClassVar[str] = (
-        "Prefill and decode on ranks of their own: keys and values of each layer are sent while the "
+        "Prefill and decode on ranks of their own: keys and values of each layer are sent while "
+        "the "
         "next one computes."
     )
 

@@ -191,7 +191,8 @@ class DiLoCo(LocalStepStrategy):
 
     name: ClassVar[str] = "diloco"
     about: ClassVar[str] = (
-        "Every rank steps on its own; now and then the mean change of the weights is a gradient for "
+        "Every rank steps on its own; now and then the mean change of the weights is a gradient "
+        "for "
         "an outer optimizer."
     )
 

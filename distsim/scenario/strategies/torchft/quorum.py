@@ -73,7 +73,8 @@ class FaultTolerant(LayeredModelStrategy):
 
     name: ClassVar[str] = "fault_tolerant"
     about: ClassVar[str] = (
-        "Data parallel replicas whose number changes (torchft): a group for each quorum, weights to "
+        "Data parallel replicas whose number changes (torchft): a group for each quorum, weights "
+        "to "
         "those who join."
     )
 
@@ -128,7 +129,7 @@ class _Quorum(NamedTuple):
 
 
 class QuorumWriter(EntryWriter):
-    """Entries of every quorum: its group, the healing of ranks that join, and its training steps."""
+    """Entries of every quorum: its group, the healing of new ranks, and its training steps."""
 
     def __init__(self, fields: FaultTolerant, context: ExpansionContext) -> None:
         super().__init__(context.unused_prefix(fields.name), fields.dtype)

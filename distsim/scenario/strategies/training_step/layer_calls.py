@@ -304,34 +304,31 @@ class TransformerLayerWriter(TransformerTensorWriter):
                 "group": group,
                 **async_fields(None if handle is None else f"{handle}_{word}@{index}"),
             }
-            part, dtype = -(-elements // self.ranks[group]), self.train.gradient_dtype
-            if (
-                self.train.zero == 0 or self.train.autocast
-            ):  # ZeroRedundancyOptimizer stands behind DDP
+            part = -(-elements // self.ranks[group])
+            dtype = self.train.gradient_dtype
+            # With autocast, ZeRO is ZeroRedundancyOptimizer, which works on top of DDP.
+            if self.train.zero == 0 or self.train.autocast:
                 found.append(
                     step("all_reduce", tensor=tensor_declaration(elements, dtype), **fields)
                 )
             else:
-                full, shard = (
-                    tensor_declaration(part * self.ranks[group], dtype),
-                    tensor_declaration(part, dtype),
-                )
+                full = tensor_declaration(part * self.ranks[group], dtype)
+                shard = tensor_declaration(part, dtype)
                 found.append(step("reduce_scatter_tensor", input=full, output=shard, **fields))
         return found
 
     def gather_weights(
         self, weights: ParameterCounts, handle: str | None = None, index: str = ""
     ) -> list[Entry]:
-        """Parameters of all; ZeroRedundancyOptimizer's broadcasts, of each rank's part, are told as
-        one call.
+        """Gather the parameters of all ranks.
+
+        ZeroRedundancyOptimizer broadcasts each rank's part; here that is one call.
         """
-        return [
-            self.gathered(
-                -(-elements // self.ranks[group]),
-                group,
-                None if handle is None else f"{handle}_{word}@{index}",
-                self.weights_dtype,
-            )
-            for word, elements, group in self.kinds(weights)
-            if elements and group is not None
-        ]
+        gathers: list[Entry] = []
+        for word, elements, group in self.kinds(weights):
+            if group is None or not elements:
+                continue
+            part = -(-elements // self.ranks[group])
+            name = None if handle is None else f"{handle}_{word}@{index}"
+            gathers.append(self.gathered(part, group, name, self.weights_dtype))
+        return gathers

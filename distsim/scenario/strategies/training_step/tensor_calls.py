@@ -189,14 +189,16 @@ class TransformerTensorWriter(EntryWriter):
         return found
 
     def hidden_rows(self, word: str) -> int:
-        """FLOPs of the product by rows that ends a block, forward; 0 where none travels beside it
-        (`tensor_overlap`; experts have none).
+        """FLOPs of the product by rows that ends a block, forward.
+
+        0 if no communication overlaps it (`tensor_overlap`; with experts there is none).
         """
-        if not (self.train.tensor_overlap and self.cut and self.one.sequence_parallel) or (
-            word == "mlp" and self.model.experts
-        ):
+        overlaps = self.train.tensor_overlap and self.cut and self.one.sequence_parallel
+        if not overlaps:
             return 0
-        return self.one.mlp_flops // self.model.matrices if word == "mlp" else self.one.output_flops
+        if word != "mlp":
+            return self.one.output_flops
+        return 0 if self.model.experts else self.one.mlp_flops // self.model.matrices
 
     def pieces(
         self, word: str, flops: int, first: int, last: int, inner: list[Entry] | None = None

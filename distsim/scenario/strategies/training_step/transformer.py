@@ -74,47 +74,52 @@ class TransformerStepWriter(TransformerLayerWriter):
         )
 
     def pipelined(self) -> Expansion:
-        there, back = (
-            [one(s) for s in range(self.stages)]
-            for one in (self.stage_forward, self.stage_backward)
-        )
-        early = self.train.overlap_grad_reduce and any(
-            group is not None for group in (self.shared, self.apart)
-        )
-        last = [self.reducing_stage(s) for s in range(self.stages)] if early else []
-        inner = self.train.pipeline_strategy(self.context, there, back, last)
-        found = inner.expand(self.context)
-        mine = [self.schedule.stages_of(r) for r in range(self.context.mesh[inner.axis])]
-        waits: list[Entry] = [wait("all")]
-        ends = [
-            (waits if early else [e for s in stages for e in self.reduce(self.stage_weights(s))])
-            + self.update(stages)
-            for stages in mine
-        ]
-        return found._replace(
-            steps=[*found.steps, *blocks_by_rank(ends, inner.axis)],
-            groups={**found.groups, **self.ends()},
+        """The passes of all stages as a pipeline; then each rank reduces and updates its stages."""
+        stages = range(self.stages)
+        forward = [self.stage_forward(stage) for stage in stages]
+        backward = [self.stage_backward(stage) for stage in stages]
+        has_gradient_group = self.shared is not None or self.apart is not None
+        overlaps = self.train.overlap_grad_reduce and has_gradient_group
+        last_backward = [self.reducing_stage(stage) for stage in stages] if overlaps else []
+        pipeline = self.train.pipeline_strategy(self.context, forward, backward, last_backward)
+        expansion = pipeline.expand(self.context)
+        ends: list[list[Entry]] = []
+        for rank in range(self.context.mesh[pipeline.axis]):
+            own_stages = self.schedule.stages_of(rank)
+            end: list[Entry] = []
+            if overlaps:
+                end.append(wait("all"))
+            else:
+                for stage in own_stages:
+                    end += self.reduce(self.stage_weights(stage))
+            ends.append(end + self.update(own_stages))
+        return expansion._replace(
+            steps=[*expansion.steps, *blocks_by_rank(ends, pipeline.axis)],
+            groups={**expansion.groups, **self.ends()},
         )
 
     def alone(self) -> Expansion:
-        """Without a pipeline: layer by layer, gradients (and with ZeRO 3 parameters) on their way
-        meanwhile.
+        """Without a pipeline: layer by layer, while gradients are reduced.
+
+        With ZeRO 3 parameters are gathered meanwhile, too.
         """
         return Expansion([*self.without_pipeline(), *self.update((0,))], {})
 
     def without_pipeline(self) -> list[Entry]:
-        """All micro-batches of a step. ZeRO 3 gathers and reduces in each (fully_shard); else
-        gradients are reduced in the last.
+        """All micro-batches of a step.
+
+        ZeRO 3 gathers and reduces in each of them (fully_shard); otherwise gradients are reduced in
+        the last one.
         """
         count = self.train.micro_batches
         if self.train.zero == 3 and self.shared is not None:
             return self.times(count, [*self.sharded_forward(), *self.sharded_backward()])
-        early = [*self.stage_forward(0), *self.stage_backward(0)]
+        plain = [*self.stage_forward(0), *self.stage_backward(0)]
         if not self.train.overlap_grad_reduce:
-            return [*self.times(count, early), *self.reduce(self.stage_weights(0))]
+            return [*self.times(count, plain), *self.reduce(self.stage_weights(0))]
         backward, ends = self.reducing_backward(0)
         waits: list[Entry] = [wait("all")] if ends else []
-        return [*self.times(count - 1, early), *self.stage_forward(0), *backward, *waits]
+        return [*self.times(count - 1, plain), *self.stage_forward(0), *backward, *waits]
 
     def reducing_backward(self, stage: int, first: int = 0) -> tuple[list[Entry], list[Entry]]:
         """The last backward pass: each layer's gradients go out as soon as they are there; what
@@ -156,10 +161,11 @@ class TransformerStepWriter(TransformerLayerWriter):
 
     def came(self, weights: ParameterCounts, index: str) -> list[Entry]:
         """Waits for gathered parameters."""
-        words = [
-            word for word, elements, group in self.kinds(weights) if elements and group is not None
-        ]
-        return [wait(f"{self.prefix}_gathered_{word}@{index}") for word in words]
+        waits: list[Entry] = []
+        for word, elements, group in self.kinds(weights):
+            if group is not None and elements:
+                waits.append(wait(f"{self.prefix}_gathered_{word}@{index}"))
+        return waits
 
     def sharded_forward(self) -> list[Entry]:
         """Embeddings, norm and head stay gathered from here to the end of the backward pass, as the
@@ -232,7 +238,7 @@ class TransformerStepWriter(TransformerLayerWriter):
             if not self.train.autocast and (self.train.zero < 2 or not self.one.gathered):
                 return {"rank": _nonzero_sizes(told)}
             most = (
-                self.under_autocast() if self.train.autocast else self.at_once()
+                self.autocast_peak_bytes() if self.train.autocast else self.fully_shard_peak_bytes()
             )  # more than the parts where a layer's whole gradients are: no fit is judged by less
             told += MemoryFootprint(gathered=max(most - told.total, 0))
             return {"rank": {**_nonzero_sizes(told), "allocated": units.size_text(most)}}
@@ -268,7 +274,7 @@ class TransformerStepWriter(TransformerLayerWriter):
             gradients=self.partial_sums(stages), activations=activations, gathered=gathered
         )
 
-    def at_once(self) -> int:
+    def fully_shard_peak_bytes(self) -> int:
         """Bytes that torch's tensors hold at the fullest moment under fully_shard, whose parameters
         at rest are Adam's float32 copy.
 
@@ -323,7 +329,7 @@ class TransformerStepWriter(TransformerLayerWriter):
             else 0
         )
 
-    def under_autocast(self) -> int:
+    def autocast_peak_bytes(self) -> int:
         """Bytes that torch's tensors hold at the fullest moment under DDP and torch.autocast: while
         the loss is passed backward, or the layer that is left last, when all gradients are there
         beside DDP's buckets (benchmarks/gpu/memory_h100.json)."""

@@ -68,12 +68,12 @@ class TransformerStepWriter(TransformerLayerWriter):
 
     # --- the whole ---
     def expansion(self) -> Expansion:
-        found = self.pipelined() if self.stages > 1 else self.alone()
+        found = self.pipeline_step() if self.stages > 1 else self.alone()
         return found._replace(
             memory={f"{self.prefix}_{name}": value for name, value in self.memory().items()}
         )
 
-    def pipelined(self) -> Expansion:
+    def pipeline_step(self) -> Expansion:
         """The passes of all stages as a pipeline; then each rank reduces and updates its stages."""
         stages = range(self.stages)
         forward = [self.stage_forward(stage) for stage in stages]
@@ -145,7 +145,7 @@ class TransformerStepWriter(TransformerLayerWriter):
         chunk = self.schedule.stages_of(self.schedule.rank_of[stage]).index(stage)
         return self.reducing_backward(stage, chunk * (max(self.split) + 1))[0]
 
-    def ahead(self, layer: list[Entry]) -> list[Entry]:
+    def with_gathers_ahead(self, layer: list[Entry]) -> list[Entry]:
         """Layer by layer, the next layer's parameters on their way meanwhile."""
         layers, weights, index = self.split[0], self.layer_weights(), f"{self.prefix}_l"
         more = {"ranks": f"{index} + 1 < {layers}"}
@@ -153,13 +153,13 @@ class TransformerStepWriter(TransformerLayerWriter):
             {**entry, **more}
             for entry in self.gather_weights(weights, f"{self.prefix}_gathered", f"({index} + 1)")
         ]
-        body = [*following, *self.came(weights, index), *layer]
+        body = [*following, *self.wait_gathers(weights, index), *layer]
         return [
             *self.gather_weights(weights, f"{self.prefix}_gathered", "0"),
             *repeat_entries(layers, body, index),
         ]
 
-    def came(self, weights: ParameterCounts, index: str) -> list[Entry]:
+    def wait_gathers(self, weights: ParameterCounts, index: str) -> list[Entry]:
         """Waits for gathered parameters."""
         waits: list[Entry] = []
         for word, elements, group in self.kinds(weights):
@@ -174,18 +174,18 @@ class TransformerStepWriter(TransformerLayerWriter):
         layers, root = str(self.split[0]), self.ends_weights(0)
         begin = [
             *self.gather_weights(root, f"{self.prefix}_gathered", layers),
-            *self.came(root, layers),
+            *self.wait_gathers(root, layers),
         ]
         return [
             *begin,
             *self.embedding_forward(),
-            *self.ahead(self.layer_forward()),
+            *self.with_gathers_ahead(self.layer_forward()),
             *self.head_forward(),
         ]
 
     def sharded_backward(self) -> list[Entry]:
         handle = f"{self.prefix}_reduced"
-        layers = self.ahead(
+        layers = self.with_gathers_ahead(
             [*self.layer_backward(), *self.reduce(self.layer_weights(), handle, f"{self.prefix}_l")]
         )
         ends = [

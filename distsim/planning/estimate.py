@@ -171,7 +171,7 @@ class StepEstimator(TransformerStepWriter):
             made = (
                 self.train.model_copy(update={"micro_batches": count})
                 .pipeline_strategy(self.context)
-                .made(self.context)
+                .build_schedule(self.context)
             )
             self.schedules[key] = (made, calls_by_rank(made))
         return cast("tuple[PipelineSchedule, list[list[PipelineCall]]]", self.schedules[key])

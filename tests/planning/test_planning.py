@@ -34,7 +34,7 @@ from distsim.planning.pipeline_timer import (
 from distsim.planning.ranking import PlanOptions, pareto_front, plan_layouts
 from distsim.planning.simulate_layout import LayoutToSimulate, simulate_layout
 from distsim.scenario import Scenario
-from distsim.scenario.strategies.pipeline.fields import Pipeline
+from distsim.scenario.strategies.pipeline.strategy import Pipeline
 from distsim.simulation.simulate_scenario import simulate
 from distsim.simulation.training_metrics import training_metrics
 from tests.support.harness import Cli, draws
@@ -189,7 +189,7 @@ def test_a_schedule_that_hangs_is_found() -> None:
         "forward": "1 ms",
         "activation": {"shape": [8]},
     }
-    made = Pipeline.model_validate({**fields, "backward": "1 ms"}).made(
+    made = Pipeline.model_validate({**fields, "backward": "1 ms"}).build_schedule(
         question(SMALL, 2, 2).context(ParallelLayout(2, pp=2))
     )
     calls = calls_by_rank(made)

@@ -60,7 +60,7 @@ def played(schedule: PipelineSchedule) -> list[tuple[int, str, int]]:
         for row in rows:
             while row:
                 stage, kind, m, _ = row[0]
-                start, end = schedule.beside(stage, -1), schedule.beside(stage, 1)
+                start, end = schedule.adjacent_stage(stage, -1), schedule.adjacent_stage(stage, 1)
                 before_f = start is None or (start, "F", m) in done
                 before_b = (stage, "F", m) in done and (
                     end is None or {(end, "B", m), (end, "I", m)} & done.keys()

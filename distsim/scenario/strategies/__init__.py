@@ -1,4 +1,8 @@
-"""Training strategies: entries of a program that expand into plain operations."""
+"""Training strategies: entries of a program that expand into plain operations.
+
+``STRATEGIES`` maps the name of an entry to its class. Each strategy is a package or module below;
+the base modules next to this file import none of them.
+"""
 
 from __future__ import annotations
 
@@ -9,29 +13,32 @@ from distsim.scenario.strategies.base import Strategy
 
 
 class _StrategyRegistry(Mapping[str, type[Strategy]]):
-    """Name of the entry -> the class of its fields, whose module is loaded when it is asked for:
-    most files name no strategy.
+    """Name of an entry -> its class.
+
+    A module is imported when its class is first requested, because most scenario files have no
+    strategy.
     """
 
-    def __init__(self, where: dict[str, str]) -> None:
-        self._where = where
+    def __init__(self, locations: dict[str, str]) -> None:
+        self._locations = locations
 
     def __getitem__(self, name: str) -> type[Strategy]:
-        module, _, row = self._where[name].partition(" ")
-        found: type[Strategy] = getattr(import_module(f"distsim.scenario.strategies.{module}"), row)
-        return found
+        module_name, _, class_name = self._locations[name].partition(" ")
+        module = import_module(f"distsim.scenario.strategies.{module_name}")
+        strategy: type[Strategy] = getattr(module, class_name)
+        return strategy
 
     def __contains__(self, name: object) -> bool:
-        return name in self._where
+        return name in self._locations
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._where)
+        return iter(self._locations)
 
     def __len__(self) -> int:
-        return len(self._where)
+        return len(self._locations)
 
 
-#: Every strategy, in the order in which they are listed: name -> its module here and its class.
+#: Every strategy, in the order in which they are listed: name -> its module and its class.
 STRATEGIES = _StrategyRegistry(
     {
         "data_parallel": "ddp.data_parallel DataParallel",
@@ -39,7 +46,7 @@ STRATEGIES = _StrategyRegistry(
         "fsdp": "fsdp.strategy Fsdp",
         "deepspeed": "deepspeed.strategy DeepSpeed",
         "megatron_ddp": "megatron.ddp MegatronDdp",
-        "pipeline": "pipeline.fields Pipeline",
+        "pipeline": "pipeline.strategy Pipeline",
         "tensor_parallel": "intra_layer.tensor_parallel TensorParallel",
         "context_parallel": "intra_layer.context_parallel ContextParallel",
         "ulysses": "intra_layer.ulysses Ulysses",

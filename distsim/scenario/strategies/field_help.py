@@ -13,7 +13,8 @@ from distsim.scenario.strategies.field_help_serving import SERVING_FIELD_HELP as
 _DEFAULT_AXIS_HELP = "left out, the axis that is usually called so, where the mesh has it"
 FIELD_HELP: dict[str, FieldHelp] = {
     "layers": FieldHelp(
-        "The model: layers by parameters and times, `count` equal ones at once; one layer or a list.",
+        "The model: layers by parameters and times, `count` equal ones at once; one layer or a "
+        "list.",
         [{"params": 1048576, "forward": "1 ms", "backward": "2 ms", "count": 4}],
     ),
     "tensor_parallel.layers": FieldHelp("How many equal layers.", 4),
@@ -44,7 +45,8 @@ FIELD_HELP: dict[str, FieldHelp] = {
         "Look for parameters that a pass leaves out, and tell the others.", True
     ),
     "buffers": FieldHelp(
-        "Elements of all buffers (running means and the like) by dtype, broadcast before every forward pass.",
+        "Elements of all buffers (running means and the like) by dtype, broadcast before every "
+        "forward pass.",
         {"float32": 2048, "int64": 16},
     ),
     "forward_sync_buffers": FieldHelp(
@@ -55,7 +57,8 @@ FIELD_HELP: dict[str, FieldHelp] = {
         True,
     ),
     "comm_hook": FieldHelp(
-        "What reduces a bucket: allreduce, fp16_compress, bf16_compress, or PowerSGD's rank and first iteration.",
+        "What reduces a bucket: allreduce, fp16_compress, bf16_compress, or PowerSGD's rank and "
+        "first iteration.",
         {"powersgd": 1, "start": 10},
     ),
     "zero_redundancy_optimizer": FieldHelp(
@@ -111,7 +114,8 @@ FIELD_HELP: dict[str, FieldHelp] = {
         "With construction: the broadcast of the model and the first iteration's buckets.", False
     ),
     "shard": FieldHelp(
-        "The ranks that share one copy of the model; left out: the axis `dp_shard` or `dp`, else all ranks.",
+        "The ranks that share one copy of the model; left out: the axis `dp_shard` or `dp`, else "
+        "all ranks.",
         "dp",
     ),
     "replicate": FieldHelp("HSDP: the axis along which sharded copies are repeated.", "replica"),
@@ -119,7 +123,8 @@ FIELD_HELP: dict[str, FieldHelp] = {
         "What is sharded: 3 parameters too, 2 gradients too, 1 optimizer states alone.", 3
     ),
     "root": FieldHelp(
-        "What the outermost module holds itself: gathered first, kept. `at`: when it computes, first, last or both.",
+        "What the outermost module holds itself: gathered first, kept. `at`: when it computes, "
+        "first, last or both.",
         {"params": 1048576, "forward": "1 ms", "backward": "2 ms", "at": "last"},
     ),
     "reshard_after_forward": FieldHelp(
@@ -196,7 +201,8 @@ FIELD_HELP: dict[str, FieldHelp] = {
     ),
     "defer_pp_recv": FieldHelp("Post a receive only when its stage comes to it.", True),
     "megatron": FieldHelp(
-        "1f1b with Megatron-LM's calls: batches that are waited for; fewer micro-batches than stages may be.",
+        "1f1b with Megatron-LM's calls: batches that are waited for; fewer micro-batches than "
+        "stages may be.",
         True,
     ),
     "numbered": FieldHelp(
@@ -210,7 +216,8 @@ FIELD_HELP: dict[str, FieldHelp] = {
         "Width of the feed-forward part, which must divide among the ranks; 0: not checked.", 14336
     ),
     "columns": FieldHelp(
-        "Matrices by columns in each pair, each with an all_reduce in the backward pass (DTensor); 1: fused.",
+        "Matrices by columns in each pair, each with an all_reduce in the backward pass "
+        "(DTensor); 1: fused.",
         [3, 2],
     ),
     "ends": FieldHelp(
@@ -224,7 +231,8 @@ FIELD_HELP: dict[str, FieldHelp] = {
         "Shard activations along the sequence between the matrices.", True
     ),
     "tensor_calls": FieldHelp(
-        "dtensor: calls of PyTorch's DTensor; megatron: those of fused matrices, with gradients beside.",
+        "dtensor: calls of PyTorch's DTensor; megatron: those of fused matrices, with gradients "
+        "beside.",
         "megatron",
     ),
     "loss_parallel": FieldHelp(
@@ -236,7 +244,8 @@ FIELD_HELP: dict[str, FieldHelp] = {
     ),
     "rotate": FieldHelp("How keys and values go round.", "allgather"),
     "causal": FieldHelp(
-        "Later positions do not see earlier ones' future: parts that come after its own are left out.",
+        "Later positions do not see earlier ones' future: parts that come after its own are left "
+        "out.",
         True,
     ),
     "load_balance": FieldHelp(

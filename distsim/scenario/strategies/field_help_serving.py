@@ -11,7 +11,8 @@ SERVING_FIELD_HELP: dict[str, FieldHelp] = {
         "The axis of machines: tokens go between these first, then inside along `axis`.", "machine"
     ),
     "once_per_machine": FieldHelp(
-        "A token crosses to a machine once, whatever number of its experts is there, as DeepEP has it.",
+        "A token crosses to a machine once, whatever number of its experts is there, as DeepEP "
+        "has it.",
         True,
     ),
     "expert_parallel.pieces": FieldHelp(
@@ -48,7 +49,8 @@ SERVING_FIELD_HELP: dict[str, FieldHelp] = {
     ),
     "symm_mem_barrier.group": FieldHelp("Who takes part; left out, all ranks.", "tp"),
     "channel": FieldHelp(
-        "Which cells of the signal pad it uses; put_signal and wait_signal of the same channel use them too.",
+        "Which cells of the signal pad it uses; put_signal and wait_signal of the same channel "
+        "use them too.",
         1,
     ),
     "ulysses.layers": FieldHelp("How many equal layers.", 4),
@@ -67,12 +69,14 @@ SERVING_FIELD_HELP: dict[str, FieldHelp] = {
         {4: "machine", 16: "world"},
     ),
     "per_parameter": FieldHelp(
-        "One all_reduce for each parameter, after every so many steps, as torchft has it; else one for all.",
+        "One all_reduce for each parameter, after every so many steps, as torchft has it; else "
+        "one for all.",
         True,
     ),
     "skips_average": FieldHelp("Ranks that leave out the average of one iteration.", {1: 4}),
     "pseudogradient": FieldHelp(
-        "What it takes to subtract the weights from those before the local steps: a time, or entries.",
+        "What it takes to subtract the weights from those before the local steps: a time, or "
+        "entries.",
         "1 ms",
     ),
     "outer": FieldHelp("What the outer optimizer's step takes: a time, or entries.", "1 ms"),
@@ -138,7 +142,8 @@ SERVING_FIELD_HELP: dict[str, FieldHelp] = {
         "The trainers hold shards; else whole copies, and nothing is gathered.", False
     ),
     "stages": FieldHelp(
-        "Stages of the trainers' pipeline, each with a part of the parameters and a group of its own.",
+        "Stages of the trainers' pipeline, each with a part of the parameters and a group of its "
+        "own.",
         2,
     ),
     "packed": FieldHelp("Parameters in one broadcast.", 8),

@@ -1,9 +1,8 @@
-"""Quantities in a strategy's fields: by their unit, or by an expression over what is the same on
-every rank.
+"""Quantities in a strategy's fields: with a unit, or as an expression.
 
-An expression is worked out when the file is read, and stands as a plain quantity from there on:
-`micro * 1 ms` as `4 ms`. The validation's context has the names that are known (``quantities``) and
-what the quantities among them are (``kinds``).
+An expression may use values that are the same on every rank. It is evaluated when the file is read,
+and is a plain quantity from there on: `micro * 1 ms` becomes `4 ms`. The validation's context has
+the known names (``quantities``) and the kinds of those that are quantities (``kinds``).
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ _PARSERS: dict[str, Callable[[object], int | float]] = {
 
 
 def quantity_text(kind: str, value: object, info: ValidationInfo) -> object:
-    """A quantity as a plain text: as it stands where it is one, else what its expression comes to.
-    Raises ValueError.
+    """A quantity as plain text: unchanged if it is one, else the value of its expression.
 
-    Sizes and operations may also be counted without a unit, as a compute step takes them.
+    Raises ValueError. Sizes and operations may also be numbers without a unit, as in a compute
+    step.
     """
     if not isinstance(value, str):
         _PARSERS[kind](value)
@@ -47,7 +46,8 @@ def quantity_text(kind: str, value: object, info: ValidationInfo) -> object:
         _PARSERS[kind](value)
         return value
     context: Mapping[str, Mapping[str, object]] = info.context or {}
-    names, kinds = context.get("quantities", {}), context.get("kinds", {})
+    names = context.get("quantities", {})
+    kinds = context.get("kinds", {})
     if kind != "a duration" and not has_units(value):
         return _FORMATTERS[kind](_evaluate_expression(kind, value, names, kinds))
     return _FORMATTERS[kind](read_quantity(value, kind, names, kinds))  # type: ignore[arg-type]
@@ -56,12 +56,13 @@ def quantity_text(kind: str, value: object, info: ValidationInfo) -> object:
 def _evaluate_expression(
     kind: str, value: str, names: Mapping[str, object], kinds: Mapping[str, object]
 ) -> int | float:
-    """An expression in which no unit stands: a count, or a var that is such a quantity."""
-    plain = ValueError(f"expected {kind}")
+    """The value of an expression without units: a count, or a var that is such a quantity."""
+    syntax_error = ValueError(f"expected {kind}")
     with suppress(ValueError):
-        found = parse_quantity_expression(value, ANY_QUANTITY, plain)
-        if not any(kinds.get(name) for name in found.names) and found.names <= names.keys():
-            return bounded_quantity(found.evaluate(dict(names)), kind, value)
+        expression = parse_quantity_expression(value, ANY_QUANTITY, syntax_error)
+        is_count = not any(kinds.get(name) for name in expression.names)
+        if is_count and expression.names <= names.keys():
+            return bounded_quantity(expression.evaluate(dict(names)), kind, value)
     return read_quantity(value, kind, names, kinds)  # type: ignore[arg-type]
 
 

@@ -1,8 +1,8 @@
 """Field types of strategies: plain numbers and quantities, known when the file is read.
 
-A number may be an expression over what is the same on every rank (vars, axis sizes, `world_size`):
-a strategy lays out its calls before any rank is looked at, so that a number that differs by rank
-has no place here. The validation's context holds the names.
+A number may be an expression over values that are the same on every rank (vars, axis sizes,
+`world_size`). Numbers that differ by rank are impossible, because a strategy is expanded before any
+rank is considered. The validation's context has the known names (``names``).
 """
 
 from __future__ import annotations
@@ -25,34 +25,36 @@ _QUANTITY = re.compile(r"\s*[+-]?\d[\d_.,]*\s*(?:%|[a-zA-Zµμ][\w/]*)\s*", re.A
 
 
 def parse_number(value: object, info: ValidationInfo) -> int | float:
-    """A number, or an expression's value, which may be a truth. Raises ValueError for names that
-    are not the same on every rank.
+    """A number, or the value of an expression, which may be a bool.
+
+    Raises ValueError for names that are not the same on every rank.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"expected a number or an expression, found {value_text(value)}")
     if isinstance(value, str) and _QUANTITY.fullmatch(value):
         raise ValueError(f"expected a number without a unit, found {value_text(value)}")
     names: Mapping[str, object] = (info.context or {}).get("names", {})
-    found = parse_expression(value)
-    unknown = [name for name in sorted(found.names) if name not in names]
+    expression = parse_expression(value)
+    unknown = [name for name in sorted(expression.names) if name not in names]
     if unknown:
         known = f"known here are {name_list(names, 20)}{did_you_mean(unknown[0], names)}"
         raise ValueError(f"{unknown[0]} is no number that is the same on every rank; {known}")
     try:
-        number: int | float = found.evaluate(names)
+        number: int | float = expression.evaluate(names)
         return number
     except ExpressionError as error:
         raise ValueError(str(error)) from None
 
 
 def integer_at_least(low: int, what: str = "an integer") -> Callable[[object, ValidationInfo], int]:
-    """Validator of an integer of at least ``low``, alone or by expression."""
+    """Validator of an integer of at least ``low``, given as a number or by an expression."""
 
     def check(value: object, info: ValidationInfo) -> int:
-        found = parse_number(value, info)
-        if isinstance(found, bool) or found != int(found) or not low <= found <= MAX_INTEGER:
-            raise ValueError(f"expected {what} of at least {low}, found {value_text(found)}")
-        return int(found)
+        number = parse_number(value, info)
+        is_integer = not isinstance(number, bool) and number == int(number)
+        if not is_integer or not low <= number <= MAX_INTEGER:
+            raise ValueError(f"expected {what} of at least {low}, found {value_text(number)}")
+        return int(number)
 
     return check
 
@@ -64,19 +66,19 @@ def _parse_param_shapes(value: object, info: ValidationInfo) -> tuple[tuple[int,
     """`params`: one number, or a list of parameters, each a number or a shape."""
     if not isinstance(value, list | tuple):
         return ((_parse_size(value, info),),)
-    if not value or any(isinstance(item, list | tuple) and not item for item in value):
+    shapes = [item if isinstance(item, list | tuple) else [item] for item in value]
+    if not shapes or not all(shapes):
         raise ValueError(
-            "expected parameters, each a number of elements or a shape with at least one size, found an empty list"
+            "expected parameters, each a number of elements or a shape with at least one size, "
+            "found an empty list"
         )
-    shapes = (item if isinstance(item, list | tuple) else [item] for item in value)
     return tuple(tuple(_parse_size(n, info) for n in shape) for shape in shapes)
 
 
 def _parse_shape(value: object, info: ValidationInfo) -> tuple[int, ...]:
     if not isinstance(value, list | tuple) or not value:
-        raise ValueError(
-            f"expected a list of sizes, as [8, 1024], found {value_text(value) if value != [] else 'an empty list'}"
-        )
+        found = "an empty list" if value == [] else value_text(value)
+        raise ValueError(f"expected a list of sizes, as [8, 1024], found {found}")
     return tuple(_parse_size(n, info) for n in value)
 
 
@@ -90,17 +92,16 @@ def _parse_nonnegative(value: object, info: ValidationInfo) -> float:
 def parse_keyed(
     value: Mapping[object, object], parsed: Callable[[object], T], key: str
 ) -> dict[int | str, T]:
-    """`{0: …, 1: …, else: …}` with every entry parsed; ``key`` is what the message calls a number
-    that may stand as a key.
-    """
-    for found in value:
-        if found != "else" and (isinstance(found, bool) or not isinstance(found, int) or found < 0):
-            raise ValueError(f"expected {key}, found {value_text(found)}")
-    return {found: parsed(item) for found, item in value.items() if isinstance(found, int | str)}
+    """`{0: …, 1: …, else: …}` with every value parsed; ``key`` names the keys in messages."""
+    for given in value:
+        is_number = isinstance(given, int) and not isinstance(given, bool)
+        if given != "else" and not (is_number and cast("int", given) >= 0):
+            raise ValueError(f"expected {key}, found {value_text(given)}")
+    return {given: parsed(item) for given, item in value.items() if isinstance(given, int | str)}
 
 
 def parse_by_rank(value: object, parsed: Callable[[object], T]) -> dict[int | str, T]:
-    """`{0: 3, else: 2}`; a lone value is everybody's."""
+    """`{0: 3, else: 2}`; a lone value is for all ranks."""
     if not isinstance(value, Mapping):
         return {"else": parsed(value)}
     return parse_keyed(value, parsed, "a rank or `else` as the key of a per-rank mapping")
@@ -114,7 +115,7 @@ _COMPUTE_COST_KEYS = ("time", "flops", "bytes", "dtype")
 
 
 def parse_compute_cost(value: object, info: ValidationInfo) -> ComputeCost:
-    """What a compute step takes as its price: a time, or flops and bytes."""
+    """The cost of a compute step: a time, or flops and bytes."""
     if isinstance(value, str):
         return {"time": cast("str", quantity_text("a duration", value, info))}
     if not isinstance(value, Mapping):
@@ -123,9 +124,8 @@ def parse_compute_cost(value: object, info: ValidationInfo) -> ComputeCost:
         )
     for key in value:
         if key not in _COMPUTE_COST_KEYS:
-            raise ValueError(
-                f"unknown key {key}; expected {name_list(_COMPUTE_COST_KEYS)}{did_you_mean(key, _COMPUTE_COST_KEYS)}"
-            )
+            advice = did_you_mean(key, _COMPUTE_COST_KEYS)
+            raise ValueError(f"unknown key {key}; expected {name_list(_COMPUTE_COST_KEYS)}{advice}")
     found = dict(value)
     if "time" in value:
         found["time"] = quantity_text("a duration", value["time"], info)
@@ -140,7 +140,7 @@ def parse_compute_cost(value: object, info: ValidationInfo) -> ComputeCost:
 
 
 def parse_cost_or_entries(value: object, info: ValidationInfo) -> CostOrEntries:
-    """A price, or the entries that stand in its place."""
+    """A cost, or entries that replace the compute step."""
     if not isinstance(value, list | tuple):
         return parse_compute_cost(value, info)
     for item in value:
@@ -154,12 +154,13 @@ def parse_cost_or_entries(value: object, info: ValidationInfo) -> CostOrEntries:
 def _parse_dtype(value: object) -> str:
     if not isinstance(value, str) or value not in FLOAT_DTYPE_BYTES:
         raise ValueError(
-            f"expected a dtype of torch ({', '.join(FLOAT_DTYPE_BYTES)}), found {value_text(value)}{did_you_mean(value, FLOAT_DTYPE_BYTES)}"
+            f"expected a dtype of torch ({', '.join(FLOAT_DTYPE_BYTES)}), "
+            f"found {value_text(value)}{did_you_mean(value, FLOAT_DTYPE_BYTES)}"
         )
     return value
 
 
-#: Bytes of an element, for the dtypes that parameters have.
+#: Bytes per element of the dtypes that parameters can have.
 FLOAT_DTYPE_BYTES = {
     "float64": 8,
     "float32": 4,
@@ -179,11 +180,9 @@ def _parse_axis(value: object) -> str:
 
 
 def _parse_group(value: object) -> GroupRef:
-    return (
-        tuple(_parse_axis(item) for item in value)
-        if isinstance(value, list | tuple) and value
-        else _parse_axis(value)
-    )
+    if isinstance(value, list | tuple) and value:
+        return tuple(_parse_axis(item) for item in value)
+    return _parse_axis(value)
 
 
 _EXPRESSION_SCHEMA: dict[str, object] = {"x-def": "formula"}
@@ -269,7 +268,7 @@ def _parse_zero_stage(value: object, info: ValidationInfo) -> int:
     return found
 
 
-#: How much of a model ZeRO shards.
+#: The stage of ZeRO: how much of a model is sharded.
 ZeroStage = Annotated[int, PlainValidator(_parse_zero_stage), WithJsonSchema({"enum": [1, 2, 3]})]
 #: An integer per rank; `else` is the rest.
 IntByRank = Annotated[
@@ -301,25 +300,30 @@ AxesOrGroup = Annotated[
 ]
 
 
-# --- Pydantic's errors in the words of a scenario file, for fields that a strategy validates itself ---
+# --- texts of Pydantic's errors, for fields that a strategy validates itself ---
 def field_error_text(error: ErrorDetails, model: type[BaseModel], name: str) -> str:
-    """What one error of `ValidationError.errors()` says about a field of ``model``, which the file
-    calls ``name``.
+    """The message for one error of `ValidationError.errors()`.
+
+    ``model`` has the fields; the scenario file calls it ``name``.
     """
-    loc, kind = error["loc"], error["type"]
+    loc = error["loc"]
+    kind = error["type"]
     if kind == "missing":
         return f"{name} needs `{loc[-1]}`"
     if kind == "extra_forbidden" and len(loc) == 1:
         known = model.model_fields
-        return f"unknown key {loc[0]} in {name}; expected {name_list(known, 16)}{did_you_mean(str(loc[0]), known)}"
+        advice = did_you_mean(str(loc[0]), known)
+        return f"unknown key {loc[0]} in {name}; expected {name_list(known, 16)}{advice}"
     if kind == "literal_error":
         return choice_error_text(error["ctx"]["expected"], error.get("input"))
     return str(error["msg"]).removeprefix("Value error, ")
 
 
 def choice_error_text(expected: str, found: object) -> str:
-    """Of a value that is none of some words; ``expected`` is `'none', 'selective' or 'full'`, as
-    pydantic has it.
+    """The message for a value that is none of some words.
+
+    ``expected`` is pydantic's text, such as `'none', 'selective' or 'full'`.
     """
     words = [word.strip("'") for word in expected.replace(" or ", ", ").split(", ")]
-    return f"expected {expected.replace(chr(39), '')}, found {value_text(found)}{did_you_mean(str(found), words)}"
+    unquoted = expected.replace("'", "")
+    return f"expected {unquoted}, found {value_text(found)}{did_you_mean(str(found), words)}"

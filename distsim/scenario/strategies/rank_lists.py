@@ -14,19 +14,18 @@ from distsim.scenario.strategies.field_types import integer_at_least
 
 def _parse_rank_list(value: object, info: ValidationInfo) -> tuple[int, ...]:
     if not isinstance(value, list | tuple) or not value:
-        raise ValueError(
-            f"expected a list of ranks, as [0, 1], found {value_text(value) if value != [] else 'an empty list'}"
-        )
-    found = tuple(integer_at_least(0, "a rank")(rank, info) for rank in value)
-    twice = next((rank for k, rank in enumerate(found) if rank in found[:k]), None)
-    if twice is not None:
-        raise ValueError(f"rank {twice} is named twice")
-    return found
+        found = "an empty list" if value == [] else value_text(value)
+        raise ValueError(f"expected a list of ranks, as [0, 1], found {found}")
+    ranks = tuple(integer_at_least(0, "a rank")(rank, info) for rank in value)
+    duplicate = next((rank for k, rank in enumerate(ranks) if rank in ranks[:k]), None)
+    if duplicate is not None:
+        raise ValueError(f"rank {duplicate} is named twice")
+    return ranks
 
 
 _RANK_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 0}, {"x-def": "formula"}]}
 RANK_LIST_SCHEMA = {"type": "array", "minItems": 1, "items": _RANK_SCHEMA}
-#: Global ranks in an order that counts, none twice.
+#: Global ranks without duplicates, whose order matters.
 RankList = Annotated[
     tuple[int, ...], PlainValidator(_parse_rank_list), WithJsonSchema(RANK_LIST_SCHEMA)
 ]
@@ -35,24 +34,25 @@ RankList = Annotated[
 def refuse_ranks_outside_world(
     context: ExpansionContext, field: str, ranks: Iterable[int]
 ) -> list[Refusal]:
-    """A refusal where a field names a rank that the world lacks."""
+    """A refusal for the first rank of a field that is outside the world."""
     n = context.world_size
-    strange = next((rank for rank in ranks if rank >= n), None)
-    return [] if strange is None else [((field,), f"rank {strange} is outside the world of {n}")]
+    outside = next((rank for rank in ranks if rank >= n), None)
+    return [] if outside is None else [((field,), f"rank {outside} is outside the world of {n}")]
 
 
 def refuse_overlapping_ranks(
     first: tuple[str, Sequence[int]], second: tuple[str, Sequence[int]]
 ) -> list[Refusal]:
-    """A refusal where a rank stands in two fields that are for different ranks."""
-    both = sorted({*first[1]} & {*second[1]})
-    return (
-        [((second[0],), f"rank {both[0]} stands in {first[0]} too: each rank does one of the two")]
-        if both
-        else []
-    )
+    """A refusal if a rank is in two fields, each given as (name, ranks)."""
+    first_field, first_ranks = first
+    second_field, second_ranks = second
+    both = sorted({*first_ranks} & {*second_ranks})
+    if not both:
+        return []
+    text = f"rank {both[0]} stands in {first_field} too: each rank does one of the two"
+    return [((second_field,), text)]
 
 
 def group_declaration(ranks: Sequence[int]) -> Entry:
-    """The declaration of a group of these ranks, whose order torch sorts."""
+    """The declaration of a group of some ranks; torch sorts their order."""
     return {"ranks": sorted(ranks)}

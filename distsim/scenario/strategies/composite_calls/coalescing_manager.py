@@ -1,4 +1,7 @@
-"""`with dist._coalescing_manager():`, several collectives of one kind as one launch.
+"""The strategy `coalescing_manager`: several collectives of one kind as one launch.
+
+It is `with dist._coalescing_manager():`. If some collectives are only for some ranks, there is a
+launch for each combination of their conditions.
 
 Source: torch 2.13, `torch/distributed/distributed_c10d.py` (_coalescing_manager): all_reduce,
 all_gather_single and reduce_scatter_single are collected, and become one call at the end of the
@@ -28,7 +31,7 @@ from distsim.scenario.strategies.base import (
     step,
 )
 
-#: What torch collects, by all its names: the operation that the launch is.
+#: The collectives that torch collects, by all their names, and the operation of their launch.
 _COALESCED_OPERATIONS = {
     "all_reduce": "all_reduce_coalesced",
     "all_gather_into_tensor": "all_gather_into_tensor_coalesced",
@@ -45,14 +48,12 @@ _TENSOR_FIELDS = {
 _LAUNCH_FIELDS = ("async", "as", "on")
 #: Each further condition doubles the calls that the file expands to.
 _MAX_CONDITIONS = 4
-#: Up to so many ranks it is worked out which combinations of conditions no rank has.
+#: The largest world for which combinations of conditions without a rank are found.
 _MAX_RANKS_ENUMERATED = 4096
 
 
 class CoalescedCollective(NamedTuple):
-    """One of the collectives: its name and fields, and the condition of the ranks that make it
-    (empty: all do).
-    """
+    """One of the collectives; ``ranks`` is the condition of the ranks that make it (empty: all)."""
 
     name: str
     fields: Mapping[str, object]
@@ -78,8 +79,9 @@ def _parse_one_collective(item: object) -> CoalescedCollective:
     if not isinstance(fields, Mapping) or names[0] not in _COALESCED_OPERATIONS:
         found = names[0] if len(names) == 1 else value_text(item)
         raise ValueError(
-            f"a coalesced launch holds {name_list(_COALESCED_OPERATIONS)}; torch issues any other call at once and on its own, "
-            f"found {found}{did_you_mean(found, _COALESCED_OPERATIONS)}"
+            f"a coalesced launch holds {name_list(_COALESCED_OPERATIONS)}; torch issues any other "
+            "call at once and on its own, found "
+            f"{found}{did_you_mean(found, _COALESCED_OPERATIONS)}"
         )
     return CoalescedCollective(names[0], fields, _rank_condition(entry.get("ranks")))
 
@@ -88,11 +90,9 @@ def _rank_condition(ranks: object) -> str:
     """A selector as an expression; empty: all ranks."""
     if isinstance(ranks, int) and not isinstance(ranks, bool):
         ranks = [ranks]
-    return (
-        " or ".join(f"rank == {rank}" for rank in ranks)
-        if isinstance(ranks, list | tuple)
-        else str("" if ranks is None else ranks)
-    )
+    if isinstance(ranks, list | tuple):
+        return " or ".join(f"rank == {rank}" for rank in ranks)
+    return "" if ranks is None else str(ranks)
 
 
 CollectiveList = Annotated[
@@ -114,18 +114,20 @@ class CoalescingManager(Strategy):
 
     @property
     def conditions(self) -> list[str]:
+        """The different conditions of the parts."""
         return [text for text in dict.fromkeys(part.ranks for part in self.ops) if text]
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
-        found = [
-            refusal
-            for k, part in enumerate(self.ops)
-            for refusal in _refuse_collective(k, part, self.ops[0])
-        ]
+        refusals: list[Refusal] = []
+        for k, part in enumerate(self.ops):
+            refusals += _refuse_collective(k, part, self.ops[0])
         if len(self.conditions) > _MAX_CONDITIONS:
-            said = f"the parts have more than {_MAX_CONDITIONS} different `ranks`; write the launches out instead"
-            found.append((("ops",), said))
-        return found
+            text = (
+                f"the parts have more than {_MAX_CONDITIONS} different `ranks`; "
+                "write the launches out instead"
+            )
+            refusals.append((("ops",), text))
+        return refusals
 
     def expand(self, context: ExpansionContext) -> Expansion:
         conditions = self.conditions
@@ -134,80 +136,115 @@ class CoalescingManager(Strategy):
             holds = dict(zip(conditions, truths, strict=True))
             parts = [part for part in self.ops if holds.get(part.ranks, True)]
             if parts and not _selects_no_rank(holds, context):
-                ranks = " and ".join(
-                    text if true else f"not ({text})" for text, true in _parenthesized(holds)
-                )
-                steps.append(self._launch(parts, ranks or None))
+                steps.append(self._launch(parts, _conjunction(holds) or None))
         return Expansion(steps)
 
     def _launch(self, parts: Sequence[CoalescedCollective], ranks: str | None) -> Entry:
-        launch, first = parts[0].launch, parts[0].fields
-        lists = {side: [part.fields[side] for part in parts] for side in _TENSOR_FIELDS[launch]}
-        given = {key: first.get(key) for key in ("op", "group")}
-        async_ = True if self.is_async else None
-        return step(launch, ranks, **lists, **given, async_=async_, as_=self.handle, on=self.on)
+        launch = parts[0].launch
+        first = parts[0].fields
+        tensors = {side: [part.fields[side] for part in parts] for side in _TENSOR_FIELDS[launch]}
+        return step(
+            launch,
+            ranks,
+            **tensors,
+            op=first.get("op"),
+            group=first.get("group"),
+            async_=True if self.is_async else None,
+            as_=self.handle,
+            on=self.on,
+        )
 
 
 def _refuse_collective(
     k: int, part: CoalescedCollective, first: CoalescedCollective
 ) -> Iterator[Refusal]:
-    """What torch does not coalesce, of part k."""
-    name, fields, launch = part.name, part.fields, part.launch
-    if launch != first.launch:
-        yield (
-            ("ops", k),
-            f"all collectives of a coalesced launch are of one kind, or torch raises; found {first.name} and {name}",
+    """Why torch does not coalesce part ``k`` with the ``first`` one."""
+    name = part.name
+    fields = part.fields
+    if part.launch != first.launch:
+        text = (
+            "all collectives of a coalesced launch are of one kind, or torch raises; "
+            f"found {first.name} and {name}"
         )
+        yield ("ops", k), text
         return
-    known = [*_TENSOR_FIELDS[launch], "group", *(["op"] if "reduce" in name else [])]
+    yield from _refuse_part_fields(k, part)
+    if fields.get("group") != first.fields.get("group"):
+        text = (
+            "all collectives of a coalesced launch are on one group: "
+            "torch issues one of another group on its own"
+        )
+        yield ("ops", k), text
+    op = fields.get("op", "sum")
+    first_op = first.fields.get("op", "sum")
+    if op != first_op:
+        text = (
+            f"torch takes the reduce op of the first part, {first_op}, for all: "
+            f"give one, found {op}"
+        )
+        yield ("ops", k, name, "op"), text
+
+
+def _refuse_part_fields(k: int, part: CoalescedCollective) -> Iterator[Refusal]:
+    """Fields that a part does not have, and tensors that it lacks."""
+    name = part.name
+    fields = part.fields
+    tensor_fields = _TENSOR_FIELDS[part.launch]
+    known = [*tensor_fields, "group"]
+    if "reduce" in name:
+        known.append("op")
     for key in fields:
         if key in _LAUNCH_FIELDS:
             yield ("ops", k, name, key), f"`{key}` belongs to the launch, not to a part of it"
         elif key not in known:
-            yield (
-                ("ops", k, name, key),
-                f"unknown key `{key}`; a part has {name_list(known)}{did_you_mean(str(key), known)}",
-            )
-    for key in (
-        _TENSOR_FIELDS[launch] if all(key in (*known, *_LAUNCH_FIELDS) for key in fields) else ()
-    ):
+            advice = did_you_mean(str(key), known)
+            text = f"unknown key `{key}`; a part has {name_list(known)}{advice}"
+            yield ("ops", k, name, key), text
+    if not all(key in (*known, *_LAUNCH_FIELDS) for key in fields):
+        # A misspelt tensor would be reported twice.
+        return
+    for key in tensor_fields:
         if key not in fields or isinstance(fields[key], list | tuple):
             yield ("ops", k, name), f"a part of a coalesced launch names one tensor as `{key}`"
-    if fields.get("group") != first.fields.get("group"):
-        yield (
-            ("ops", k),
-            "all collectives of a coalesced launch are on one group: torch issues one of another group on its own",
-        )
-    op, taken = fields.get("op", "sum"), first.fields.get("op", "sum")
-    if op != taken:
-        yield (
-            ("ops", k, name, "op"),
-            f"torch takes the reduce op of the first part, {taken}, for all: give one, found {op}",
-        )
 
 
-# --- parts that not all ranks have ---
-def _parenthesized(holds: Mapping[str, bool]) -> Iterator[tuple[str, bool]]:
-    for text, true in holds.items():
-        yield (f"({text})" if true and len(holds) > 1 else text), true
+# --- parts that only some ranks have ---
+def _conjunction(holds: Mapping[str, bool]) -> str:
+    """The condition that some conditions are true and others false."""
+    terms: list[str] = []
+    for text, is_true in holds.items():
+        if not is_true:
+            terms.append(f"not ({text})")
+        elif len(holds) > 1:
+            terms.append(f"({text})")
+        else:
+            terms.append(text)
+    return " and ".join(terms)
 
 
 def _selects_no_rank(holds: Mapping[str, bool], context: ExpansionContext) -> bool:
-    """Is there surely no rank for which the conditions come out so? Those that hang on more than
-    the rank and the mesh may be true.
+    """Whether it is certain that no rank fulfils exactly these conditions.
+
+    Conditions that depend on more than the rank and the mesh may be true.
     """
     if context.world_size > _MAX_RANKS_ENUMERATED:
         return False
     with suppress(ExpressionError):
-        told = [(parse_expression(text), true) for text, true in holds.items()]
-        names = [_rank_variables(rank, context) for rank in range(context.world_size)]
-        if all(expression.names <= names[0].keys() for expression, _ in told):
-            return not any(all(bool(e.evaluate(env)) == true for e, true in told) for env in names)
+        conditions = [(parse_expression(text), is_true) for text, is_true in holds.items()]
+        ranks = [_rank_variables(rank, context) for rank in range(context.world_size)]
+        for expression, _ in conditions:
+            if not expression.names <= ranks[0].keys():
+                return False
+        for variables in ranks:
+            if all(bool(e.evaluate(variables)) == is_true for e, is_true in conditions):
+                return False
+        return True
     return False
 
 
 def _rank_variables(rank: int, context: ExpansionContext) -> dict[str, int]:
-    found = {
+    """The variables of an expression that depend only on the rank and the mesh."""
+    variables = {
         "rank": rank,
         "world_size": context.world_size,
         "node": rank // context.ranks_per_node,
@@ -215,5 +252,6 @@ def _rank_variables(rank: int, context: ExpansionContext) -> dict[str, int]:
     }
     sizes = list(context.mesh.values())
     for k, (axis, size) in enumerate(context.mesh.items()):
-        found |= {axis: rank // prod(sizes[k + 1 :]) % size, f"{axis}_size": size}
-    return found
+        stride = prod(sizes[k + 1 :])
+        variables |= {axis: rank // stride % size, f"{axis}_size": size}
+    return variables

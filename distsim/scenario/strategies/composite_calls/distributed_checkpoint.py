@@ -69,7 +69,8 @@ class _CheckpointStrategy(Strategy):
             found.append(
                 (
                     ("global_plan",),
-                    f"expected one size, or one for each of {n} ranks, found {len(self.global_plan)}",
+                    f"expected one size, or one for each of {n} ranks, found "
+                    f"{len(self.global_plan)}",
                 )
             )
         return found
@@ -123,7 +124,8 @@ class DcpSave(_CheckpointStrategy):
 
     name: ClassVar[str] = "dcp_save"
     about: ClassVar[str] = (
-        "torch.distributed.checkpoint.save: plans to rank 0 and back, each rank writes, results to rank 0, metadata to all."
+        "torch.distributed.checkpoint.save: plans to rank 0 and back, each rank writes, results to "
+        "rank 0, metadata to all."
     )
 
     #: Bytes of each rank's results of writing, and of the metadata.
@@ -152,7 +154,8 @@ class DcpAsyncSave(DcpSave):
 
     name: ClassVar[str] = "dcp_async_save"
     about: ClassVar[str] = (
-        "torch.distributed.checkpoint.async_save: the same calls on a thread and a Gloo group of their own, waited for later."
+        "torch.distributed.checkpoint.async_save: the same calls on a thread and a Gloo group of "
+        "their own, waited for later."
     )
 
     #: What copying the state to the host takes, which the rank waits for.
@@ -168,7 +171,8 @@ class DcpAsyncSave(DcpSave):
             found.append(
                 (
                     ("group",),
-                    "async_save needs a group with a CPU back end, and this one has nccl alone: name a group with "
+                    "async_save needs a group with a CPU back end, and this one has nccl alone: "
+                    "name a group with "
                     "`backend: gloo`, as init_process_group('cpu:gloo,cuda:nccl') makes",
                 )
             )
@@ -209,7 +213,8 @@ class DcpLoad(_CheckpointStrategy):
 
     name: ClassVar[str] = "dcp_load"
     about: ClassVar[str] = (
-        "torch.distributed.checkpoint.load: plans to rank 0 and back, each rank reads, and tells all that it has."
+        "torch.distributed.checkpoint.load: plans to rank 0 and back, each rank reads, and tells "
+        "all that it has."
     )
 
     #: What reading a rank's part takes.

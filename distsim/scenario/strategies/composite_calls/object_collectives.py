@@ -91,7 +91,8 @@ def _root_fields(word: str, rank: int | None, group_rank: int | None) -> dict[st
 class BroadcastObjectList(_RootedObjectList):
     name: ClassVar[str] = "broadcast_object_list"
     about: ClassVar[str] = (
-        "A list of Python objects from one rank to all: their lengths, then their bytes in one message."
+        "A list of Python objects from one rank to all: their lengths, then their bytes in one "
+        "message."
     )
 
     def expand(self, context: ExpansionContext) -> Expansion:
@@ -108,7 +109,8 @@ class BroadcastObjectList(_RootedObjectList):
 class AllGatherObject(_ObjectCollective):
     name: ClassVar[str] = "all_gather_object"
     about: ClassVar[str] = (
-        "A Python object of every rank to all: the lengths, then all objects, each padded to the longest."
+        "A Python object of every rank to all: the lengths, then all objects, each padded to the "
+        "longest."
     )
     first_field: ClassVar[str | None] = "object"
 
@@ -138,7 +140,8 @@ class AllGatherObject(_ObjectCollective):
 class GatherObject(AllGatherObject):
     name: ClassVar[str] = "gather_object"
     about: ClassVar[str] = (
-        "A Python object of every rank to one: the lengths to all, then the objects, each padded to the longest."
+        "A Python object of every rank to one: the lengths to all, then the objects, each padded "
+        "to the longest."
     )
 
     dst: NonNegativeInt | None = None
@@ -151,7 +154,8 @@ class GatherObject(AllGatherObject):
 class ScatterObjectList(_RootedObjectList):
     name: ClassVar[str] = "scatter_object_list"
     about: ClassVar[str] = (
-        "One Python object from a list for each rank: the longest length to all, the objects padded to it, the lengths."
+        "One Python object from a list for each rank: the longest length to all, the objects "
+        "padded to it, the lengths."
     )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
@@ -162,7 +166,8 @@ class ScatterObjectList(_RootedObjectList):
         return [
             (
                 ("objects",),
-                f"expected an object for each of the {n} ranks of the group, found {len(self.objects)}",
+                f"expected an object for each of the {n} ranks of the group, found "
+                f"{len(self.objects)}",
             )
         ]
 

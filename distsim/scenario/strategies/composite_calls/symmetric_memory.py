@@ -23,7 +23,8 @@ from distsim.scenario.strategies.field_types import AxesOrGroup, NonNegativeInt
 class SymmMemBarrier(Strategy):
     name: ClassVar[str] = "symm_mem_barrier"
     about: ClassVar[str] = (
-        "The barrier of symmetric memory: a signal to every other rank, then a wait for everybody's."
+        "The barrier of symmetric memory: a signal to every other rank, then a wait for "
+        "everybody's."
     )
     first_field: ClassVar[str | None] = "group"
 

@@ -96,11 +96,11 @@ class FsdpFields(LayeredModelStrategy):
     #: HSDP: the axis along which sharded copies are repeated; their gradients are reduced once more
     #: along it.
     replicate: AxesOrGroup | None = None
-    #: 3 gathers layers again for the backward pass; 2 keeps them; 1 also keeps whole gradients until
-    #: the last micro-batch.
+    #: 3 gathers layers again for the backward pass; 2 keeps them; 1 also keeps whole gradients
+    #: until the last micro-batch.
     zero: ZeroStage = 3
-    #: The outermost module's own parameters: gathered first, kept through the backward pass, reduced
-    #: last.
+    #: The outermost module's own parameters: gathered first, kept through the backward pass,
+    #: reduced last.
     root: FsdpRootFields | None = None
     #: fully_shard's argument: true, false, or the number of ranks over which layers stay sharded;
     #: default: set by `zero`.

@@ -99,11 +99,14 @@ class ExpertParallelWriter(IntraLayerWriter):
         return self.exchange(source, target, self.receives)
 
     def exchange(self, source: str, target: str, rows: list[list[int]]) -> Entry:
+        splits: list[int] | dict[int, list[int]] | None = None
+        if not self.is_even:
+            splits = uniform_or_by_rank(rows)
         return self.call(
             "all_to_all_single",
             input=f"{self.prefix}_{source}",
             output=f"{self.prefix}_{target}",
-            input_splits=None if self.is_even else uniform_or_by_rank(rows),
+            input_splits=splits,
         )
 
     def forward(self, cost: ComputeCost) -> list[Entry]:

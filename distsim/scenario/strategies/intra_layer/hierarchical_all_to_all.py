@@ -1,8 +1,8 @@
 """Expert parallelism in two stages: tokens go between machines first, then inside the machine.
 
 The first exchange is between the ranks of the same place on each machine, over the network; the
-second one is inside the machine. DeepEP's own kernels run both stages at once. `pieces` approximates
-this: one piece is exchanged inside the machine while the next one crosses the network.
+second one is inside the machine. DeepEP's own kernels run both stages at once. `pieces`
+approximates this: one piece is exchanged inside the machine while the next one crosses the network.
 
 Sources: DeepEP 2.0 (deepseek-ai/DeepEP, commit dd758ca, README: RDMA between machines, NVLink
 inside, FP8 dispatch and BF16 combine) and DeepSeek-V3 Technical Report (arXiv:2412.19437), section

@@ -14,8 +14,8 @@ Sources: Shoeybi et al., Megatron-LM (arXiv 1909.08053), section 3: one all_redu
 forward pass and one in the backward pass; Korthikanti et al. (arXiv 2205.05198), section 4.2:
 sequence parallelism puts an all_gather before and a reduce_scatter after each pair. torch 2.13 does
 the same with ColwiseParallel, RowwiseParallel and SequenceParallel
-(`torch/distributed/tensor/parallel/style.py`; the loss: `torch/distributed/tensor/parallel/loss.py`).
-Recorded in tests/support/wrapped_tp.py.
+(`torch/distributed/tensor/parallel/style.py`; the loss:
+`torch/distributed/tensor/parallel/loss.py`). Recorded in tests/support/wrapped_tp.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Pipeline parallelism: schedules as rows of actions, their SEND and RECV, the calls of each rank,
-and those calls as entries; also data parallelism of stages. Imports only base modules and
-ddp.buckets.
+"""Pipeline parallelism: schedules, their messages, the calls of each rank, and the entries.
+
+The data flows from rows of actions (`builtin_schedules`, or a CSV file through `actions`) through
+SEND and RECV (`send_recv`) and the calls of each rank (`rank_calls`) to entries (`rank_entries`,
+`loop_rerolling`); `strategy` puts them together. Data parallelism of the stages is in
+`stage_data_parallel` and `stage_ddp`. Of the other strategies, only `ddp.buckets` is imported.
 """

@@ -1,5 +1,6 @@
-"""What DualPipe needs beside its schedule: the two copies of each stage, on ranks r and P - 1 - r,
-take the same update.
+"""What DualPipe needs in addition to its schedule: a common update of both copies of each stage.
+
+The copies are on ranks r and P - 1 - r.
 
 Source: DeepSeek-V3 (arXiv:2412.19437, section 3.2.1: two copies of the parameters) and github
 deepseek-ai/DualPipe, dualpipe.py and examples/example_dualpipe.py, where each stage's gradient is
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Mapping
 
 from distsim.scenario.strategies.base import Entry, ExpansionContext, Refusal
 
-#: Fields that PyTorch's runtime has and DualPipe has not, and why.
+#: Fields that PyTorch's runtime supports and DualPipe does not, and why.
 _UNSUPPORTED_FIELDS = {
     "defer_pp_recv": "receives stand where the schedule puts them",
     "shapes_exchange": "shapes are set beforehand (set_p2p_tensor_shapes)",
@@ -23,22 +24,25 @@ _UNSUPPORTED_FIELDS = {
 def refuse_dualpipe(
     ranks: int, micro_batches: int, given: Mapping[str, object]
 ) -> Iterator[Refusal]:
-    """Why DualPipe can't be so: ``given`` are the pipeline's fields."""
+    """Why DualPipe is impossible with this layout; ``given`` are the pipeline's fields."""
     if ranks % 2:
         yield (
             ("axis",),
-            f"dualpipe pairs rank r with rank P - 1 - r and needs an even number of ranks, found {ranks}; dualpipe_v takes any",
+            "dualpipe pairs rank r with rank P - 1 - r and needs an even number of ranks, "
+            f"found {ranks}; dualpipe_v takes any",
         )
     if micro_batches % 2:
         near = f"{micro_batches - 1} or {micro_batches + 1} would do"
         yield (
             ("micro_batches",),
-            f"dualpipe starts half of the micro-batches at either end: {micro_batches} is odd; {near}",
+            "dualpipe starts half of the micro-batches at either end: "
+            f"{micro_batches} is odd; {near}",
         )
     if micro_batches < 2 * ranks:
         yield (
             ("micro_batches",),
-            f"dualpipe needs at least twice as many micro-batches as ranks, found {micro_batches} for {ranks} ranks",
+            "dualpipe needs at least twice as many micro-batches as ranks, "
+            f"found {micro_batches} for {ranks} ranks",
         )
     for field, reason in _UNSUPPORTED_FIELDS.items():
         if given[field]:
@@ -46,10 +50,13 @@ def refuse_dualpipe(
 
 
 def stage_copies_group(axis: str, context: ExpansionContext) -> Entry:
-    """The group of a stage's two copies: another for each pair, and for each place on the other
-    axes.
+    """The group of a stage's two copies.
+
+    There is one group for each pair of copies, and for each position on the other axes; the
+    expression numbers them.
     """
-    terms, stride = [f"min({axis}, {axis}_size - 1 - {axis})"], context.mesh[axis]
+    terms = [f"min({axis}, {axis}_size - 1 - {axis})"]
+    stride = context.mesh[axis]
     for other in reversed([name for name in context.mesh if name != axis]):
         terms.append(f"{stride} * {other}")
         stride *= context.mesh[other]

@@ -1,4 +1,12 @@
-"""Entries of a rank one after the other, regular runs of them written as `repeat`."""
+"""Writes regular runs of a rank's entries as `repeat`.
+
+A rank's program is a sequence of templates, each with numbers of copies. A run can be written as a
+loop if the same templates come again, and if each number grows by the same step in every round.
+For every start and every size of a loop's body the number of rounds is computed at once, with
+arrays, because pipelines with many micro-batches have long sequences. The choice is greedy: from
+each position the repeat that saves the most entries is taken. Bodies of more than
+``_MAX_SHORT_BODY`` entries are tried only for a few likely sizes, so some repeats are not found.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +20,12 @@ from numpy.typing import NDArray
 from distsim.scenario.strategies.base import Entry
 from distsim.scenario.strategies.layers import repeat_entries
 
-#: Repeats are looked for up to so many entries long.
+#: All bodies of up to this many entries are tried.
 _MAX_SHORT_BODY = 24
-#: Of longer ones, up to so many entries, those few whose pieces come again most often.
-_MAX_LONG_BODY, _LONG_BODIES_TRIED = 600, 3
-#: A piece that names more copies is taken as equal to none.
+#: Of longer bodies, up to this many entries, only the few sizes at which most templates recur.
+_MAX_LONG_BODY = 600
+_LONG_BODIES_TRIED = 3
+#: A template with more numbers is treated as different from all others.
 _MAX_NUMBERS = 8
 
 BoolArray = NDArray[np.bool_]
@@ -24,22 +33,22 @@ IntArray = NDArray[np.int64]
 
 
 class EntryTemplate(ABC):
-    """An entry without the numbers of the copies that it names; equal ones may become one in a
-    repeat.
-    """
+    """An entry without the numbers of the copies that it names; equal ones can share a repeat."""
 
     @abstractmethod
     def entries(self, numbers: Sequence[str]) -> list[Entry]:
-        """The entries with numbers, or expressions, put in."""
+        """The entries with numbers, or expressions, filled in."""
 
     def key(self) -> Hashable:
-        """The same for templates that are equal."""
+        """Equal for templates that are equal."""
         return self
 
 
 class TemplateInstance(NamedTuple):
-    """A template and the copies that it names; inside repeats, how far each number goes on with
-    each index, the outer one first.
+    """A template and the numbers of the copies that it names.
+
+    Inside repeats, ``steps`` has a tuple for each index, the outer one first: how much each number
+    grows with that index.
     """
 
     what: EntryTemplate
@@ -47,65 +56,69 @@ class TemplateInstance(NamedTuple):
     steps: tuple[tuple[int, ...], ...] = ()
 
     def entries(self, *indices: str) -> list[Entry]:
-        rows = zip(*self.steps, strict=True) if self.steps else ((),) * len(self.numbers)
-        return self.what.entries(
-            [
-                _index_expression(a, list(zip(row, indices, strict=False)))
-                for a, row in zip(self.numbers, rows, strict=True)
-            ]
-        )
+        expressions = []
+        for k, base in enumerate(self.numbers):
+            steps = [steps[k] for steps in self.steps]
+            expressions.append(_index_expression(base, list(zip(steps, indices, strict=False))))
+        return self.what.entries(expressions)
 
-    def beside(self, other: TemplateInstance) -> TemplateInstance:
-        """The piece in the body of a repeat whose next round has the other in its place."""
-        return self._replace(
-            steps=(
-                *self.steps,
-                tuple(b - a for a, b in zip(self.numbers, other.numbers, strict=True)),
-            )
-        )
+    def with_next_round(self, following: TemplateInstance) -> TemplateInstance:
+        """The instance in the body of a repeat, given its successor in the next round."""
+        steps = tuple(b - a for a, b in zip(self.numbers, following.numbers, strict=True))
+        return self._replace(steps=(*self.steps, steps))
 
 
-def reroll_loops(pieces: Sequence[TemplateInstance], *indices: str) -> list[Entry]:
-    """The pieces' entries, regular runs of them as `repeat`; those of a long body as repeats inside
-    it, where there is a second index.
+class Repeat(NamedTuple):
+    """A repeat: the number of templates in its body, and of rounds."""
+
+    size: int
+    rounds: int
+
+
+_NO_REPEAT = Repeat(1, 1)
+
+
+def reroll_loops(instances: Sequence[TemplateInstance], *indices: str) -> list[Entry]:
+    """The entries of the instances, with regular runs as `repeat`.
+
+    ``indices`` are the names of the loop counters. With a second one, a long body gets repeats
+    inside it.
     """
-    found: list[Entry] = []
-    inner = bool(pieces and pieces[0].steps)
-    index, runs, k = (
-        indices[-1 if inner else 0],
-        _RepeatFinder(pieces, wide=not inner and len(indices) > 1),
-        0,
-    )
-    while k < len(pieces):
-        size, times = runs.longest(k)
-        if times == 1:
-            found += pieces[k].entries(*indices)
+    is_inner = bool(instances and instances[0].steps)
+    index = indices[-1 if is_inner else 0]
+    finder = _RepeatFinder(instances, wide=not is_inner and len(indices) > 1)
+    steps: list[Entry] = []
+    k = 0
+    while k < len(instances):
+        size, rounds = finder.longest(k)
+        if rounds == 1:
+            steps += instances[k].entries(*indices)
         else:
-            body = [
-                one.beside(two)
-                for one, two in zip(
-                    pieces[k : k + size], pieces[k + size : k + 2 * size], strict=True
-                )
-            ]
-            long = size > _MAX_SHORT_BODY
-            found += repeat_entries(
-                times,
-                reroll_loops(body, *indices)
-                if long
-                else [e for one in body for e in one.entries(*indices)],
-                index,
-            )
-        k += size * times
-    return found
+            body = _loop_body(instances[k : k + size], instances[k + size : k + 2 * size])
+            if size > _MAX_SHORT_BODY:
+                entries = reroll_loops(body, *indices)
+            else:
+                entries = [entry for one in body for entry in one.entries(*indices)]
+            steps += repeat_entries(rounds, entries, index)
+        k += size * rounds
+    return steps
+
+
+def _loop_body(
+    first: Sequence[TemplateInstance], second: Sequence[TemplateInstance]
+) -> list[TemplateInstance]:
+    """The body of a loop from its first two rounds."""
+    return [one.with_next_round(other) for one, other in zip(first, second, strict=True)]
 
 
 def _index_expression(base: int, terms: Sequence[tuple[int, str]]) -> str:
-    """A number as an expression over the indices of repeats, from its steps over each."""
+    """A number as an expression over loop counters; ``terms`` are pairs (step, counter)."""
     terms = [(step, index) for step, index in terms if step]
     if not terms:
         return str(base)
     if len(terms) > 1:
-        return f"({' + '.join([str(base), *(index if step == 1 else f'{step} * {index}' for step, index in terms)])})"
+        products = [index if step == 1 else f"{step} * {index}" for step, index in terms]
+        return f"({' + '.join([str(base), *products])})"
     ((step, index),) = terms
     if step == 1:
         return index if base == 0 else f"({index} + {base})"
@@ -113,108 +126,117 @@ def _index_expression(base: int, terms: Sequence[tuple[int, str]]) -> str:
 
 
 class _RepeatFinder:
-    """Where the same pieces follow each other in blocks of a size, their numbers in equal steps;
-    looked up, not searched, for each start.
+    """Finds, for each position, the repeat from there on that saves the most entries.
 
-    ``same[s][k]``: from k on so many pieces are those s places on; ``steady[s][k]``: and as far
-    from them in number as from those s places before.
+    All repeats are computed by the constructor, so that a look-up costs nothing.
     """
 
-    def __init__(self, pieces: Sequence[TemplateInstance], wide: bool = False) -> None:
-        self.count = len(pieces)
-        kinds, numbers = _template_ids(pieces), _pack_rows(_number_rows(pieces))
-        sizes = [
-            *range(1, min(_MAX_SHORT_BODY, self.count // 2) + 1),
-            *(_likely_long_bodies(kinds) if wide else ()),
-        ]
-        self.best = [(1, 1)] * self.count
-        if sizes:
-            times = np.array([self._times(kinds, numbers, size) for size in sizes])
-            saved = np.where(times > 2, (times - 1) * np.array(sizes)[:, None], 0)
-            places, starts = saved.argmax(axis=0), np.flatnonzero(saved.max(axis=0) > 1)
-            rounds = times[places[starts], starts].tolist()
-            for k, place, n in zip(starts.tolist(), places[starts].tolist(), rounds, strict=True):
-                self.best[k] = sizes[place], n
+    def __init__(self, instances: Sequence[TemplateInstance], wide: bool = False) -> None:
+        self.count = len(instances)
+        self.best = [_NO_REPEAT] * self.count
+        template_ids = _template_ids(instances)
+        numbers = _pack_rows(_number_rows(instances))
+        sizes = list(range(1, min(_MAX_SHORT_BODY, self.count // 2) + 1))
+        if wide:
+            sizes += _likely_long_bodies(template_ids)
+        if not sizes:
+            return
+        rounds = np.array([self._rounds(template_ids, numbers, size) for size in sizes])
+        # A row for each size, a column for each start. Two rounds are not worth a loop.
+        saved = np.where(rounds > 2, (rounds - 1) * np.array(sizes)[:, None], 0)
+        best_rows = saved.argmax(axis=0)
+        starts = np.flatnonzero(saved.max(axis=0) > 1)
+        best_rounds = rounds[best_rows[starts], starts].tolist()
+        for start, row, count in zip(
+            starts.tolist(), best_rows[starts].tolist(), best_rounds, strict=True
+        ):
+            self.best[start] = Repeat(sizes[row], count)
 
-    def _times(self, kinds: IntArray, numbers: IntArray, size: int) -> IntArray:
-        """Of each start the blocks of a size that follow each other."""
-        found = np.ones(self.count, dtype=np.int64)
-        apart = numbers[size:] - numbers[:-size]
-        same = kinds[size:] == kinds[:-size]
-        steady = np.zeros_like(same)
-        equal = apart[size:] == apart[:-size]
-        steady[size:] = same[size:] & (equal if equal.ndim == 1 else equal.all(axis=1))
-        first, further = _run_lengths(same), _run_lengths(steady)
-        starts = np.flatnonzero(first >= size)
-        begun = starts[starts + size < len(further)]
-        found[starts] = 2
-        found[begun] += further[begun + size] // size
-        return found
+    def _rounds(self, template_ids: IntArray, numbers: IntArray, size: int) -> IntArray:
+        """For each start, the number of blocks of a size that follow each other.
 
-    def longest(self, start: int) -> tuple[int, int]:
-        """(length of the body, rounds) of the repeat from ``start`` on that saves the most entries;
-        (1, 1) where none does.
+        The second block only needs equal templates; from the third on, the numbers must also have
+        the same distance as between the two blocks before.
         """
+        rounds = np.ones(self.count, dtype=np.int64)
+        distance = numbers[size:] - numbers[:-size]
+        same = template_ids[size:] == template_ids[:-size]
+        equal = distance[size:] == distance[:-size]
+        steady = np.zeros_like(same)
+        steady[size:] = same[size:] & (equal if equal.ndim == 1 else equal.all(axis=1))
+        same_run = _run_lengths(same)
+        steady_run = _run_lengths(steady)
+        starts = np.flatnonzero(same_run >= size)
+        continued = starts[starts + size < len(steady_run)]
+        rounds[starts] = 2
+        rounds[continued] += steady_run[continued + size] // size
+        return rounds
+
+    def longest(self, start: int) -> Repeat:
+        """The repeat from ``start`` on that saves the most entries; (1, 1) if there is none."""
         return self.best[start]
 
 
-def _likely_long_bodies(kinds: IntArray) -> list[int]:
-    """Longer bodies that are worth a look: at their distance most pieces are the same."""
-    count = len(kinds)
+def _likely_long_bodies(template_ids: IntArray) -> list[int]:
+    """Sizes of longer bodies that are worth trying: at that distance most templates are equal."""
+    count = len(template_ids)
     sizes = range(_MAX_SHORT_BODY + 1, min(count // 3, _MAX_LONG_BODY) + 1)
-    alike = [(int(np.count_nonzero(kinds[size:] == kinds[:-size])), -size) for size in sizes]
-    return [
-        -size for same, size in sorted(alike, reverse=True)[:_LONG_BODIES_TRIED] if 2 * same > count
-    ]
+    matches = {
+        size: int(np.count_nonzero(template_ids[size:] == template_ids[:-size])) for size in sizes
+    }
+    most_first = sorted(sizes, key=lambda size: (-matches[size], size))
+    return [size for size in most_first[:_LONG_BODIES_TRIED] if 2 * matches[size] > count]
 
 
 def _run_lengths(flags: BoolArray) -> IntArray:
-    """From each place on, how many are true without a gap."""
-    places = np.arange(len(flags), dtype=np.int64)
-    gaps = np.where(flags, len(flags), places)
-    return np.minimum.accumulate(gaps[::-1])[::-1] - places
+    """From each position on, the number of true values without a gap."""
+    positions = np.arange(len(flags), dtype=np.int64)
+    gaps = np.where(flags, len(flags), positions)
+    return np.minimum.accumulate(gaps[::-1])[::-1] - positions
 
 
-def _template_ids(pieces: Sequence[TemplateInstance]) -> IntArray:
-    """A number for each template, the same for equal ones; most come again as the same object."""
-    known: dict[Hashable, int] = {}
-    seen: dict[tuple[int, Hashable], int] = {}
-    found = []
-    for k, (what, numbers, steps) in enumerate(pieces):
+def _template_ids(instances: Sequence[TemplateInstance]) -> IntArray:
+    """A number for each template, equal for equal ones.
+
+    Most templates recur as the same object, so objects are looked up before their keys.
+    """
+    id_of_key: dict[Hashable, int] = {}
+    id_of_object: dict[tuple[int, Hashable], int] = {}
+    ids = []
+    for k, (template, numbers, steps) in enumerate(instances):
         if len(numbers) > _MAX_NUMBERS:
-            found.append(-1 - k)
+            ids.append(-1 - k)
             continue
-        number = seen.get((id(what), steps))
+        number = id_of_object.get((id(template), steps))
         if number is None:
-            number = seen[id(what), steps] = known.setdefault((what.key(), steps), len(known))
-        found.append(number)
-    return np.array(found, dtype=np.int64)
+            number = id_of_key.setdefault((template.key(), steps), len(id_of_key))
+            id_of_object[id(template), steps] = number
+        ids.append(number)
+    return np.array(ids, dtype=np.int64)
 
 
 def _pack_rows(numbers: IntArray) -> IntArray:
-    """A number for each row where one holds them all: differences of two rows are equal where those
-    of their numbers are.
+    """One number for each row if possible, so that rows can be compared faster.
 
-    Each number is a digit in a base in which differences, of either sign, have a digit of their
-    own.
+    The difference of two packed rows equals that of two others exactly if the rows' differences are
+    equal: each number is a digit in a base in which differences, of either sign, have a digit of
+    their own. If the result does not fit into 64 bits, the rows are returned.
     """
-    if not numbers.size or numbers.shape[1] == 1:
-        return (
-            numbers.reshape(len(numbers), -1)[:, 0]
-            if numbers.size
-            else np.zeros(len(numbers), dtype=np.int64)
-        )
+    if not numbers.size:
+        return np.zeros(len(numbers), dtype=np.int64)
+    width = numbers.shape[1]
+    if width == 1:
+        return numbers[:, 0]
     base = 4 * int(np.abs(numbers).max()) + 3
-    if base ** numbers.shape[1] >= 2**62:
+    if base**width >= 2**62:
         return numbers
-    return numbers @ np.array([base**k for k in range(numbers.shape[1])], dtype=np.int64)
+    return numbers @ np.array([base**k for k in range(width)], dtype=np.int64)
 
 
-def _number_rows(pieces: Sequence[TemplateInstance]) -> IntArray:
-    """A row for each piece, filled up with zeros."""
-    kept = [one.numbers if len(one.numbers) <= _MAX_NUMBERS else () for one in pieces]
-    width = max(map(len, kept), default=0)
-    filled = [(0,) * (width - n) for n in range(width + 1)]
-    return np.array([row + filled[len(row)] for row in kept], dtype=np.int64).reshape(
-        len(pieces), width
-    )
+def _number_rows(instances: Sequence[TemplateInstance]) -> IntArray:
+    """A row of numbers for each instance, filled up with zeros."""
+    rows = [one.numbers if len(one.numbers) <= _MAX_NUMBERS else () for one in instances]
+    width = max(map(len, rows), default=0)
+    zeros = [(0,) * (width - n) for n in range(width + 1)]
+    padded = [row + zeros[len(row)] for row in rows]
+    return np.array(padded, dtype=np.int64).reshape(len(instances), width)

@@ -1,5 +1,7 @@
-"""From a schedule to the calls of a rank: which messages are single, which share a batch, and where
-the rank waits.
+"""From a schedule to the calls of a rank.
+
+The module decides which messages are single, which ones share a batch, and where the rank waits.
+How calls become entries is in `distsim.scenario.strategies.pipeline.rank_entries`.
 
 Follows torch.distributed.pipelining 2.13, schedules.py: `ScheduleGPipe` and `Schedule1F1B`
 (`_step_microbatches`), `_PipelineScheduleRuntime`, and `_batch_p2p`: a list that holds sends and
@@ -21,8 +23,10 @@ from distsim.scenario.strategies.pipeline.actions import (
 
 
 class StageMessage(NamedTuple):
-    """A message of a stage: its activation to the next stage or from the one before (``way`` F), or
-    a gradient, the other way (B).
+    """A message of a stage.
+
+    With ``way`` F it is an activation, to the next stage or from the one before; with B a gradient
+    in the other direction.
     """
 
     sends: bool
@@ -36,9 +40,12 @@ class StageMessage(NamedTuple):
 
 
 class PipelineCall(NamedTuple):
-    """One step of a rank: ``compute`` an action, ``start`` a message, ``wait`` for messages, a
-    ``batch`` that is waited for at once, or a ``silent`` action (UNSHARD, RESHARD, REDUCE_GRAD),
-    which means something where stages are sharded. ``beside``: the computation that overlaps it."""
+    """One step of a rank; ``what`` is its kind.
+
+    `compute` an action, `start` a message, `wait` for messages, a `batch` that is waited for at
+    once, or a `silent` action (UNSHARD, RESHARD, REDUCE_GRAD), which has an effect only if stages
+    are sharded. ``beside`` is the computation that overlaps the action.
+    """
 
     what: str
     messages: tuple[StageMessage, ...] = ()
@@ -48,41 +55,45 @@ class PipelineCall(NamedTuple):
 
 def calls_of_rank(schedule: PipelineSchedule, rank: int) -> list[PipelineCall]:
     """The calls of a pipeline rank. A runtime schedule must have its messages."""
-    writer = _RankCallBuilder(schedule, rank)
+    builder = _RankCallBuilder(schedule, rank)
     if schedule.issue == "fill_drain":
-        writer.fill_drain()
-        writer.reduced()
+        builder.fill_drain()
+        builder.reduce_grad()
     elif schedule.issue == "megatron":
-        writer.megatron()
+        builder.megatron()
     elif schedule.issue == "one_f_one_b":
-        writer.one_f_one_b()
-        writer.reduced()
+        builder.one_f_one_b()
+        builder.reduce_grad()
     elif schedule.issue == "batched":
-        writer.batched()
+        builder.batched()
     else:
-        writer.runtime()
-    return writer.calls
+        builder.runtime()
+    return builder.calls
 
 
 class _RankCallBuilder:
+    """Collects the calls of a rank; there is a method for each way to issue a schedule."""
+
     def __init__(self, schedule: PipelineSchedule, rank: int) -> None:
-        self.schedule, self.rank = schedule, rank
+        self.schedule = schedule
+        self.rank = rank
         self.calls: list[PipelineCall] = []
-        #: Whether a stage's neighbour on a way (1 after it, -1 before) is on another rank.
-        self.apart: dict[tuple[int, int], bool] = {}
+        #: Whether the stage before (-1) or after (1) a stage is on another rank; a cache.
+        self.is_remote: dict[tuple[int, int], bool] = {}
 
     # --- parts ---
     def message(
         self, sends: bool, way: str, m: int, stage: int | None = None
     ) -> tuple[StageMessage, ...]:
-        """The message in a tuple; empty where there is no such neighbour, or it is on this rank."""
+        """The message in a tuple; empty if there is no such neighbour, or if it is on this rank."""
         stage = self.rank if stage is None else stage
         side = stage, 1 if (way == "F") == sends else -1
-        apart = self.apart.get(side)
-        if apart is None:
-            peer = self.schedule.beside(*side)
-            apart = self.apart[side] = peer is not None and self.schedule.rank_of[peer] != self.rank
-        return (StageMessage(sends, way, stage, m),) if apart else ()
+        is_remote = self.is_remote.get(side)
+        if is_remote is None:
+            peer = self.schedule.adjacent_stage(*side)
+            is_remote = peer is not None and self.schedule.rank_of[peer] != self.rank
+            self.is_remote[side] = is_remote
+        return (StageMessage(sends, way, stage, m),) if is_remote else ()
 
     def start(self, messages: Sequence[StageMessage]) -> None:
         """`_batch_p2p` without the wait, for a list of one kind."""
@@ -103,18 +114,16 @@ class _RankCallBuilder:
     def compute(self, action: PipelineAction, beside: PipelineAction | None = None) -> None:
         self.calls.append(PipelineCall("compute", (), action, beside))
 
-    def reduced(self) -> None:
+    def reduce_grad(self) -> None:
         """`perform_reduce_grad` at the end of a schedule of one stage per rank."""
         self.calls.append(PipelineCall("silent", (), PipelineAction(self.rank, "REDUCE_GRAD")))
 
     # --- one stage per rank ---
     def fill_drain(self) -> None:
-        ways = (
-            "FB"
-            if any(action.kind != "F" for action in compute_actions(self.schedule.rows[self.rank]))
-            else "F"
-        )
-        for way in ways:
+        """GPipe: all forwards, then all backwards, if there are any."""
+        own_actions = compute_actions(self.schedule.rows[self.rank])
+        has_backward = any(action.kind != "F" for action in own_actions)
+        for way in "FB" if has_backward else "F":
             sent: tuple[StageMessage, ...] = ()
             for m in range(self.schedule.micro_batches):
                 self.exchange(self.message(False, way, m))
@@ -125,27 +134,30 @@ class _RankCallBuilder:
             self.wait(sent)
 
     def one_f_one_b(self) -> None:
+        """1F1B: a send forward shares a batch with the receive of the next gradient, and so on."""
         count = self.schedule.micro_batches
         ahead = min(count, self.schedule.stages - self.rank)
-        held = self.warm_up(ahead)
+        last_output = self.warm_up(ahead)
         for m in range(count):
             if m <= count - ahead:
-                self.exchange((*held, *self.message(False, "B", m)))
+                self.exchange((*last_output, *self.message(False, "B", m)))
             else:
                 self.exchange(self.message(False, "B", m))
             self.compute(PipelineAction(self.rank, "B", m))
             if m < count - ahead:
                 self.exchange((*self.message(True, "B", m), *self.message(False, "F", m + ahead)))
                 self.compute(PipelineAction(self.rank, "F", m + ahead))
-                held = self.message(True, "F", m + ahead)
+                last_output = self.message(True, "F", m + ahead)
             else:
-                self.wait(self.message(True, "B", m - 1) if m > count - ahead else ())
+                if m > count - ahead:
+                    self.wait(self.message(True, "B", m - 1))
                 self.start(self.message(True, "B", m))
         self.wait(self.message(True, "B", count - 1))
 
     def warm_up(self, ahead: int) -> tuple[StageMessage, ...]:
-        """The forwards before the first backward; the last one's send is left for the batch with
-        the first gradient.
+        """The forwards before the first backward.
+
+        Returns the send of the last one, which is in a batch with the first gradient.
         """
         pending: tuple[StageMessage, ...] = ()
         for m in range(ahead):
@@ -158,25 +170,28 @@ class _RankCallBuilder:
         return pending
 
     def megatron(self) -> None:
-        """Megatron-LM core/pipeline_parallel/schedules.py,
-        forward_backward_pipelining_without_interleaving, and p2p_communication.py: each exchange
-        is a batch that is waited for, and fewer micro-batches than stages are run through the
-        warm-up."""
+        """1F1B as in Megatron-LM: each exchange is a batch that is waited for.
+
+        Fewer micro-batches than stages are run through the warm-up. Source:
+        core/pipeline_parallel/schedules.py, forward_backward_pipelining_without_interleaving, and
+        p2p_communication.py.
+        """
         count = self.schedule.micro_batches
         ahead = min(count, self.schedule.stages - self.rank - 1)
         for m in range(ahead):
             self.batch(self.message(False, "F", m))
             self.compute(PipelineAction(self.rank, "F", m))
             self.batch(self.message(True, "F", m))
-        left = count - ahead
-        self.batch(self.message(False, "F", ahead) if left else ())
-        for m in range(left):
+        steady = count - ahead
+        if steady:
+            self.batch(self.message(False, "F", ahead))
+        for m in range(steady):
             self.compute(PipelineAction(self.rank, "F", m + ahead))
             self.batch((*self.message(True, "F", m + ahead), *self.message(False, "B", m)))
             self.compute(PipelineAction(self.rank, "B", m))
-            following = self.message(False, "F", m + ahead + 1) if m + 1 < left else ()
+            following = self.message(False, "F", m + ahead + 1) if m + 1 < steady else ()
             self.batch((*self.message(True, "B", m), *following))
-        for m in range(left, count):
+        for m in range(steady, count):
             self.batch(self.message(False, "B", m))
             self.compute(PipelineAction(self.rank, "B", m))
             self.batch(self.message(True, "B", m))
@@ -187,9 +202,11 @@ class _RankCallBuilder:
 
     # --- schedules with messages of their own ---
     def batched(self) -> None:
-        """github deepseek-ai/DualPipe, dualpipe.py (`_commit_and_wait_comm`): sends and receives
-        are gathered in a list, which goes out as one batch, waited for at once, before each
-        computation and at the end."""
+        """DualPipe: messages are collected, and sent as one batch before each computation.
+
+        The batch is waited for at once; what remains is sent at the end. Source: github
+        deepseek-ai/DualPipe, dualpipe.py (`_commit_and_wait_comm`).
+        """
         pending: list[StageMessage] = []
         for action in self.schedule.rows[self.rank]:
             if action.kind in MESSAGE_KINDS:
@@ -207,8 +224,10 @@ class _RankCallBuilder:
         self.batch(pending)
 
     def runtime(self) -> None:
-        """Receives are waited for by the computation that needs them, sends at the end, the last
-        one first.
+        """`_PipelineScheduleRuntime`: the rows have their own messages.
+
+        A receive is waited for by the computation that needs it; sends are waited for at the end,
+        the last one first.
         """
         open_receives: set[tuple[str, int, int]] = set()
         sent: list[StageMessage] = []
@@ -224,10 +243,10 @@ class _RankCallBuilder:
                     elif messages:
                         open_receives.add((kind[-1], stage, m))
                 elif kind in COMPUTE_KINDS:
-                    need = "F" if kind == "F" else "B", stage, m
-                    if kind != "W" and need in open_receives:
-                        self.wait((StageMessage(False, *need),))
-                        open_receives.remove(need)
+                    needed = "F" if kind == "F" else "B", stage, m
+                    if kind != "W" and needed in open_receives:
+                        self.wait((StageMessage(False, *needed),))
+                        open_receives.remove(needed)
                     self.compute(each, _overlap_partner(action, each) if action.parts else None)
                 else:
                     self.calls.append(PipelineCall("silent", (), each))
@@ -235,26 +254,26 @@ class _RankCallBuilder:
 
 
 def _overlap_partner(pair: PipelineAction, one: PipelineAction) -> PipelineAction | None:
-    """The other of an overlapped pair."""
+    """The other action of an overlapped pair; None if it is not a pair."""
     return next((part for part in pair.parts if part != one), None)
 
 
 def computes_before_recv(schedule: PipelineSchedule) -> Iterator[str]:
-    """Computations whose input is neither on their rank nor received before them there: PyTorch's
-    runtime raises at them.
-    """
+    """A sentence for each computation before its input is received; PyTorch's runtime raises."""
     if schedule.issue != "runtime":
         return
     for rank, row in enumerate(schedule.rows):
         seen: set[tuple[int, str, int]] = set()
         for action in row:
             for stage, kind, m, _ in action.each:
-                before = schedule.beside(stage, -1 if kind == "F" else 1)
-                there = (
-                    before is not None
-                    and kind in ("F", "B", "I")
-                    and schedule.rank_of[before] != rank
-                )
-                if there and (stage, f"RECV_{'F' if kind == 'F' else 'B'}", m) not in seen:
-                    yield f"rank {rank}: {stage}{kind}{m} computes before it receives its input"
+                if kind in ("F", "B", "I") and _has_remote_input(schedule, rank, stage, kind):
+                    receive = "RECV_F" if kind == "F" else "RECV_B"
+                    if (stage, receive, m) not in seen:
+                        yield f"rank {rank}: {stage}{kind}{m} computes before it receives its input"
                 seen.add((stage, kind, m))
+
+
+def _has_remote_input(schedule: PipelineSchedule, rank: int, stage: int, kind: str) -> bool:
+    """Whether the input of a computation comes from a stage on another rank."""
+    source = schedule.adjacent_stage(stage, -1 if kind == "F" else 1)
+    return source is not None and schedule.rank_of[source] != rank

@@ -1,5 +1,8 @@
-"""Where the messages of a schedule stand: rows of computations get the SEND and RECV that PyTorch
-gives them.
+"""Adds the SEND and RECV actions to a schedule's rows of computations, where PyTorch has them.
+
+All ranks are walked in turn. A rank takes its next action if its input is there; a sender's SEND
+and its partner's RECV are added at the same moment, so two ranks never have them in different
+orders.
 
 Follows torch.distributed.pipelining 2.13, schedules.py: `_add_unshard_reshard`, `_add_reduce_grad`,
 `_add_send_recv`, `_defer_recv_ops`.
@@ -11,150 +14,160 @@ from collections import Counter
 from collections.abc import Sequence
 
 from distsim.scenario.strategies.pipeline.actions import (
+    SHARDING_KINDS,
     PipelineAction,
     PipelineSchedule,
     ScheduleRows,
     has_messages,
 )
 
-#: How many stages of a rank hold their weights at once (`_add_unshard_reshard`).
+#: The number of a rank's stages that hold their weights at once (`_add_unshard_reshard`).
 _MAX_ACTIVE_STAGES = 3
+#: Offset of the neighbouring stage that gets a computation's result.
+_RESULT_STAGE_OFFSET = {"F": 1, "B": -1, "I": -1}
+
+#: (stage, kind, micro-batch) of an action.
+_ActionKey = tuple[int, str, int]
 
 
 def with_send_recv(schedule: PipelineSchedule, defer: bool = False) -> PipelineSchedule:
-    """The schedule with its messages; unchanged where it has them. Raises ValueError where the
-    ranks wait for each other in a circle.
+    """The schedule with its messages; unchanged if it has them.
 
-    All ranks are walked in turn, each taking its next action where what it needs has been received.
-    A sender's SEND and its partner's RECV are put down at the same moment, so no two ranks ever
-    have them in another order. ``defer``: receives wait until just before their use
-    (`defer_pp_recv`).
+    Raises ValueError if the ranks wait for each other in a cycle. With ``defer``, receives are
+    moved to just before their use (`defer_pp_recv`).
     """
     if schedule.issue != "runtime" or has_messages(schedule.rows):
         return schedule
-    found = _SendRecvInserter(schedule).rows()
-    return schedule._replace(rows=with_deferred_recv(schedule, found) if defer else found)
+    rows = _SendRecvInserter(schedule).rows()
+    if defer:
+        rows = with_deferred_recv(schedule, rows)
+    return schedule._replace(rows=rows)
 
 
 class _SendRecvInserter:
+    """Walks through the rows and builds new ones; ``done`` are the actions taken by each rank."""
+
     def __init__(self, schedule: PipelineSchedule) -> None:
         self.schedule = schedule
         self.todo = [_with_sharding_actions(row, schedule.micro_batches) for row in schedule.rows]
         self.out: list[list[PipelineAction]] = [[] for _ in self.todo]
-        self.done: list[set[tuple[int, str, int]]] = [set() for _ in self.todo]
+        self.done: list[set[_ActionKey]] = [set() for _ in self.todo]
 
     def rows(self) -> ScheduleRows:
-        at = [0] * len(self.todo)
-        left = [r for r, row in enumerate(self.todo) if row]
-        while left:
-            before = list(at)
-            for rank in left:
-                action = self.todo[rank][at[rank]]
-                if (
-                    self.ready(rank, action)
-                    if not action.parts
-                    else all(self.ready(rank, each) for each in action.parts)
-                ):
+        positions = [0] * len(self.todo)
+        unfinished = [rank for rank, row in enumerate(self.todo) if row]
+        while unfinished:
+            before = list(positions)
+            for rank in unfinished:
+                action = self.todo[rank][positions[rank]]
+                if self.is_ready(rank, action):
                     self.take(rank, action)
-                    at[rank] += 1
-            if at == before:
-                stuck = ", ".join(f"rank {r} at {self.todo[r][at[r]]}" for r in left[:4])
-                raise ValueError(f"the schedule can't go on: {stuck}")
-            left = [r for r in left if at[r] < len(self.todo[r])]
+                    positions[rank] += 1
+            if positions == before:
+                blocked = ", ".join(
+                    f"rank {rank} at {self.todo[rank][positions[rank]]}" for rank in unfinished[:4]
+                )
+                raise ValueError(f"the schedule can't go on: {blocked}")
+            unfinished = [r for r in unfinished if positions[r] < len(self.todo[r])]
         return tuple(tuple(row) for row in self.out)
 
-    def ready(self, rank: int, action: PipelineAction) -> bool:
+    def is_ready(self, rank: int, action: PipelineAction) -> bool:
+        """Whether the inputs of an action, or of both parts of a pair, are on the rank."""
+        if action.parts:
+            return all(self.is_ready(rank, part) for part in action.parts)
         stage, kind, m, _ = action
         done = self.done[rank]
         if kind == "F" and stage > 0:
             return (stage, "RECV_F", m) in done or (stage - 1, "F", m) in done
         if kind in ("B", "I") and stage < self.schedule.stages - 1:
-            return not done.isdisjoint(
-                ((stage, "RECV_B", m), (stage + 1, "I", m), (stage + 1, "B", m))
-            )
+            sources = ((stage, "RECV_B", m), (stage + 1, "I", m), (stage + 1, "B", m))
+            return not done.isdisjoint(sources)
         return True
 
     def take(self, rank: int, action: PipelineAction) -> None:
+        """Take an action, and add the messages that carry its result to another rank."""
         self.out[rank].append(action)
         rank_of = self.schedule.rank_of
         for stage, kind, m, _ in action.parts or (action,):
             self.done[rank].add((stage, kind, m))
-            way = _RESULT_STAGE_OFFSET.get(kind, 0)
-            if not way or not 0 <= stage + way < len(rank_of):
+            offset = _RESULT_STAGE_OFFSET.get(kind)
+            if offset is None or not 0 <= stage + offset < len(rank_of):
                 continue
-            peer, send, receive = (
-                rank_of[stage + way],
-                *(("SEND_F", "RECV_F") if way > 0 else ("SEND_B", "RECV_B")),
-            )
-            if peer != rank:
-                self.put(rank, PipelineAction(stage, send, m))
-                self.put(peer, PipelineAction(stage + way, receive, m))
+            peer = rank_of[stage + offset]
+            if peer == rank:
+                continue
+            direction = "F" if offset > 0 else "B"
+            self.add(rank, PipelineAction(stage, f"SEND_{direction}", m))
+            self.add(peer, PipelineAction(stage + offset, f"RECV_{direction}", m))
 
-    def put(self, rank: int, action: PipelineAction) -> None:
+    def add(self, rank: int, action: PipelineAction) -> None:
         self.out[rank].append(action)
         self.done[rank].add(action[:3])
-
-
-#: To which neighbouring stage a computation's result goes.
-_RESULT_STAGE_OFFSET = {"F": 1, "B": -1, "I": -1}
 
 
 # --- actions that send nothing, but take a turn ---
 def _with_sharding_actions(
     row: Sequence[PipelineAction], micro_batches: int
 ) -> list[PipelineAction]:
-    """UNSHARD, RESHARD and REDUCE_GRAD added: each is a turn of its rank, so messages stand where
-    PyTorch has them.
+    """A row with UNSHARD, RESHARD and REDUCE_GRAD added.
+
+    Each of them is a turn of its rank, so without them messages would be in other places than
+    PyTorch's.
     """
-    if any(action.kind in ("UNSHARD", "RESHARD", "REDUCE_GRAD") for action in row):
+    if any(action.kind in SHARDING_KINDS for action in row):
         return list(row)
-    found: list[PipelineAction] = []
+    actions: list[PipelineAction] = []
     active: list[int] = []
     backwards: Counter[int] = Counter()
-    last: list[int] = []
-    for action, soon in zip(row, _upcoming_stages(row), strict=True):
-        if soon is not last:
-            found += [PipelineAction(s, "RESHARD") for s in active if s not in soon]
-            found += [PipelineAction(s, "UNSHARD") for s in soon if s not in active]
-            active = [s for s in active if s in soon] + [s for s in soon if s not in active]
-        last = soon
-        found.append(action)
-        for each in action.parts or (action,):
-            if each.kind in ("B", "W"):
-                backwards[each.stage] += 1
-                if backwards[each.stage] == micro_batches:
-                    found.append(PipelineAction(each.stage, "REDUCE_GRAD"))
-    return found + [PipelineAction(s, "RESHARD") for s in active]
+    previous: list[int] = []
+    for action, upcoming in zip(row, _upcoming_stages(row), strict=True):
+        # `_upcoming_stages` returns the same list object while nothing changes.
+        if upcoming is not previous:
+            added = [stage for stage in upcoming if stage not in active]
+            actions += [PipelineAction(s, "RESHARD") for s in active if s not in upcoming]
+            actions += [PipelineAction(s, "UNSHARD") for s in added]
+            active = [stage for stage in active if stage in upcoming] + added
+        previous = upcoming
+        actions.append(action)
+        for part in action.each:
+            if part.kind in ("B", "W"):
+                backwards[part.stage] += 1
+                if backwards[part.stage] == micro_batches:
+                    actions.append(PipelineAction(part.stage, "REDUCE_GRAD"))
+    return actions + [PipelineAction(stage, "RESHARD") for stage in active]
 
 
 def _upcoming_stages(row: Sequence[PipelineAction]) -> list[list[int]]:
-    """For each place of a row the next distinct stages from there on: three, or more where the
-    third is one of a pair.
+    """For each position of a row, the next distinct stages from there on.
+
+    They are three, or more if the third is part of a pair. The row is walked from its end.
     """
-    found: list[list[int]] = []
-    ahead: list[int] = []  # all stages from here on, the next first
-    place: dict[int, int] = {}  # of a stage, where it comes next
+    upcoming: list[list[int]] = []
+    #: All stages from here on, the next first, and the position at which each comes next.
+    ahead: list[int] = []
+    next_position: dict[int, int] = {}
     for k in range(len(row) - 1, -1, -1):
-        if not row[k].parts and ahead and ahead[0] == row[k].stage:  # the same again
-            place[ahead[0]] = k
-            found.append(found[-1])
+        is_same_stage = bool(ahead) and ahead[0] == row[k].stage
+        if is_same_stage and not row[k].parts:
+            next_position[ahead[0]] = k
+            upcoming.append(upcoming[-1])
             continue
-        stages = list(dict.fromkeys(each.stage for each in row[k].each))
-        place |= dict.fromkeys(stages, k)
-        ahead = stages + [s for s in ahead if s not in stages]
+        stages = list(dict.fromkeys(part.stage for part in row[k].each))
+        next_position |= dict.fromkeys(stages, k)
+        ahead = stages + [stage for stage in ahead if stage not in stages]
         count = min(_MAX_ACTIVE_STAGES, len(ahead))
-        while count < len(ahead) and place[ahead[count]] == place[ahead[count - 1]]:
+        while count < len(ahead) and next_position[ahead[count]] == next_position[ahead[count - 1]]:
             count += 1
-        found.append(ahead[:count])
-    return found[::-1]
+        upcoming.append(ahead[:count])
+    return upcoming[::-1]
 
 
-# --- late receives ---
+# --- deferred receives ---
 def with_deferred_recv(schedule: PipelineSchedule, rows: ScheduleRows) -> ScheduleRows:
-    """Receives moved to just before their use, but on the lower rank of a pair never behind a send
-    to the same peer.
+    """Receives moved to just before their use.
 
-    Without that exception two neighbours could both send first (pytorch#172668).
+    On the lower rank of a pair a receive is never moved behind a send to the same peer. Without
+    that exception two neighbours could both send first (pytorch#172668).
     """
     return tuple(
         tuple(_row_with_deferred_recv(schedule, rank, row)) for rank, row in enumerate(rows)
@@ -164,24 +177,27 @@ def with_deferred_recv(schedule: PipelineSchedule, rows: ScheduleRows) -> Schedu
 def _row_with_deferred_recv(
     schedule: PipelineSchedule, rank: int, row: Sequence[PipelineAction]
 ) -> list[PipelineAction]:
-    found: list[PipelineAction] = []
-    held: dict[tuple[int, str, int], tuple[PipelineAction, int]] = {}
+    actions: list[PipelineAction] = []
+    deferred: dict[_ActionKey, PipelineAction] = {}
     for action in row:
         if action.kind in ("RECV_F", "RECV_B"):
-            held[action[:3]] = (
-                action,
-                schedule.rank_of[action.stage + (-1 if action.kind == "RECV_F" else 1)],
-            )
+            deferred[action[:3]] = action
             continue
         if action.kind in ("SEND_F", "SEND_B"):
-            peer = schedule.rank_of[action.stage + (1 if action.kind == "SEND_F" else -1)]
-            early = (
-                [key for key, (_, source) in held.items() if source == peer] if rank < peer else []
-            )
-            found += [held.pop(key)[0] for key in early]
+            peer = _peer_rank(schedule, action)
+            if rank < peer:
+                same_peer = [r for r in deferred.values() if _peer_rank(schedule, r) == peer]
+                actions += [deferred.pop(receive[:3]) for receive in same_peer]
         for stage, kind, m, _ in action.each:
-            key = (stage, "RECV_F" if kind == "F" else "RECV_B", m)
-            if kind in ("F", "B", "I") and key in held:
-                found.append(held.pop(key)[0])
-        found.append(action)
-    return found
+            if kind in ("F", "B", "I"):
+                key = (stage, "RECV_F" if kind == "F" else "RECV_B", m)
+                if key in deferred:
+                    actions.append(deferred.pop(key))
+        actions.append(action)
+    return actions
+
+
+def _peer_rank(schedule: PipelineSchedule, message: PipelineAction) -> int:
+    """The rank at the other end of a SEND or RECV."""
+    offset = 1 if message.kind in ("SEND_F", "RECV_B") else -1
+    return schedule.rank_of[message.stage + offset]

@@ -1,5 +1,7 @@
-"""What stages tell each other before their first micro-batch: a vote on who needs to be told
-shapes, then the shapes.
+"""The messages between stages before their first micro-batch: a vote, then shapes.
+
+In the vote every stage reports whether it needs to be sent shapes. The shapes are sent with one
+forward and one backward pass of the model.
 
 Follows torch.distributed.pipelining 2.13: schedules.py `_initialize_pp_stages`, stage.py
 `_warmup_forward_vote`, `_warmup_backward_result`, `_forward_metadata_inference`,
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import prod
+from typing import NamedTuple
 
 from distsim.scenario.strategies.base import Entry, step, tensor_declaration
 from distsim.scenario.strategies.pipeline.actions import PipelineAction, PipelineSchedule
@@ -19,86 +22,113 @@ _VOTE_TENSOR = tensor_declaration(1, "int32")
 _LENGTH_TENSOR = tensor_declaration(1, "int64")
 
 
+class _StagePass(NamedTuple):
+    """A pass of a stage: forward (F) or backward (B)."""
+
+    stage: int
+    direction: str
+
+
 def shape_vote_entries(writer: PipelineRankWriter) -> list[Entry]:
-    """One number from the first stage to the last and back: blocking messages, so that every pair's
-    communicator is made.
+    """One number from the first stage to the last and back.
+
+    The messages are blocking, so that the communicator of every pair is created.
     """
-    found = []
-    for stage, way in _forward_then_backward(writer.schedule, writer.rank):
-        for sends in (False, True):
-            peer = _peer_rank(writer.schedule, stage, way, sends)
-            if peer is not None:
-                found.append(_blocking_p2p("send" if sends else "recv", _VOTE_TENSOR, writer, peer))
-    return found
+    steps = []
+    for stage_pass in _forward_then_backward(writer.schedule, writer.rank):
+        source = _peer_rank(writer.schedule, stage_pass, sends=False)
+        if source is not None:
+            steps.append(_p2p("recv", _VOTE_TENSOR, writer, source))
+        destination = _peer_rank(writer.schedule, stage_pass, sends=True)
+        if destination is not None:
+            steps.append(_p2p("send", _VOTE_TENSOR, writer, destination))
+    return steps
 
 
 def shape_exchange_entries(
-    writer: PipelineRankWriter, shape: Sequence[int], dtype: str, ways: str = "FB"
+    writer: PipelineRankWriter, shape: Sequence[int], dtype: str, directions: str = "FB"
 ) -> list[Entry]:
-    """Forward and backward of one micro-batch with the shapes told from stage to stage: each as an
-    object, its length first.
+    """Forward and backward of one micro-batch with the shapes sent from stage to stage.
 
-    The lengths and the objects are batches of one. The two runs of the model cost what they cost
-    later; nothing is added to the gradients. ``ways`` F: without gradients, nothing is told
-    back.
+    Each shape is sent as an object, its length first. The model's two passes cost as much as later
+    ones; nothing is added to the gradients. ``directions`` F: no gradients, so no backward.
     """
-    found: list[Entry] = []
-    for stage, way in _forward_then_backward(writer.schedule, writer.rank):
-        if way not in ways:
+    steps: list[Entry] = []
+    for stage_pass in _forward_then_backward(writer.schedule, writer.rank):
+        if stage_pass.direction not in directions:
             continue
-        payload = tensor_declaration(object_nbytes(shape, dtype, way), "uint8")
-        for sends in (False, True):
-            found += _shape_inference_pass(writer, stage, way) if sends else []
-            peer = _peer_rank(writer.schedule, stage, way, sends)
-            if peer is not None:
-                row = "isend" if sends else "irecv"
-                found += [
-                    {"batch_isend_irecv": {"ops": [_blocking_p2p(row, t, writer, peer)]}}
-                    for t in (_LENGTH_TENSOR, payload)
-                ]
-    return found
+        payload = tensor_declaration(object_nbytes(shape, dtype, stage_pass.direction), "uint8")
+        source = _peer_rank(writer.schedule, stage_pass, sends=False)
+        if source is not None:
+            steps += _object_message("irecv", payload, writer, source)
+        steps += _shape_inference_pass(writer, stage_pass)
+        destination = _peer_rank(writer.schedule, stage_pass, sends=True)
+        if destination is not None:
+            steps += _object_message("isend", payload, writer, destination)
+    return steps
 
 
-def object_nbytes(shape: Sequence[int], dtype: str, way: str) -> int:
-    """Bytes of the object that describes one tensor: `_StageForwardMeta` (way F) or
-    `_StageBackwardMeta` (B) in Python's pickle 4.
+def object_nbytes(shape: Sequence[int], dtype: str, direction: str) -> int:
+    """Bytes of the object that describes one tensor, in Python's pickle protocol 4.
 
-    Its words take 146 bytes (147 backward) and the dtype's name; each number of the shape and of
-    the strides takes 2 bytes below 256, 3 below 65536, else 5; a fourth dimension makes both tuples
-    one byte longer.
+    The object is `_StageForwardMeta` (direction F) or `_StageBackwardMeta` (B). Its fixed parts
+    take 146 bytes (backward: 147) and the dtype's name; a fourth dimension makes each of the two
+    tuples, shape and strides, one byte longer.
     """
-    numbers = [*shape, *(prod(shape[k + 1 :]) for k in range(len(shape)))]
-    words = 146 + (way == "B") + len(dtype) + (2 if len(shape) > 3 else 0)
-    return words + sum(2 if n < 256 else 3 if n < 65536 else 5 for n in numbers)
+    strides = [prod(shape[k + 1 :]) for k in range(len(shape))]
+    fixed = 147 if direction == "B" else 146
+    tuple_marks = 2 if len(shape) > 3 else 0
+    numbers = sum(_pickled_int_nbytes(n) for n in [*shape, *strides])
+    return fixed + len(dtype) + tuple_marks + numbers
 
 
-def _shape_inference_pass(writer: PipelineRankWriter, stage: int, way: str) -> list[Entry]:
+def _pickled_int_nbytes(number: int) -> int:
+    if number < 256:
+        return 2
+    return 3 if number < 65536 else 5
+
+
+def _shape_inference_pass(writer: PipelineRankWriter, stage_pass: _StagePass) -> list[Entry]:
     """The model's own pass: the compute steps of an action without its tensors."""
-    found: list[Entry] = []
-    for piece in writer.computes(PipelineAction(stage, way, 0)):
-        if isinstance(piece.what, ComputeTemplate):
-            found += ComputeTemplate(f"shapes, {piece.what.name}", piece.what.cost, (), ()).entries(
-                ()
-            )
-    return found
+    steps: list[Entry] = []
+    for instance in writer.computes(PipelineAction(stage_pass.stage, stage_pass.direction, 0)):
+        template = instance.what
+        if isinstance(template, ComputeTemplate):
+            without_tensors = ComputeTemplate(f"shapes, {template.name}", template.cost, (), ())
+            steps += without_tensors.entries(())
+    return steps
 
 
-def _forward_then_backward(schedule: PipelineSchedule, rank: int) -> Iterator[tuple[int, str]]:
+def _forward_then_backward(schedule: PipelineSchedule, rank: int) -> Iterator[_StagePass]:
     stages = schedule.stages_of(rank)
-    yield from ((stage, "F") for stage in stages)
-    yield from ((stage, "B") for stage in reversed(stages))
+    for stage in stages:
+        yield _StagePass(stage, "F")
+    for stage in reversed(stages):
+        yield _StagePass(stage, "B")
 
 
-def _peer_rank(schedule: PipelineSchedule, stage: int, way: str, sends: bool) -> int | None:
-    """The stage's rank that comes before it (``sends``: after it) on the way; None where there is
-    none, or it is here.
+def _peer_rank(schedule: PipelineSchedule, stage_pass: _StagePass, sends: bool) -> int | None:
+    """The rank of the stage after a pass (``sends``) or before it.
+
+    None if there is no such stage, or if it is on the same rank.
     """
-    peer = stage + (1 if (way == "F") == sends else -1)
-    there = 0 <= peer < schedule.stages and schedule.rank_of[peer] != schedule.rank_of[stage]
-    return schedule.rank_of[peer] if there else None
+    stage, direction = stage_pass
+    peer = stage + (1 if (direction == "F") == sends else -1)
+    if not 0 <= peer < schedule.stages or schedule.rank_of[peer] == schedule.rank_of[stage]:
+        return None
+    return schedule.rank_of[peer]
 
 
-def _blocking_p2p(row: str, tensor: Entry, writer: PipelineRankWriter, peer: int) -> Entry:
-    side = "group_dst" if row in ("send", "isend") else "group_src"
-    named = {1: f"{writer.axis} + 1", -1: f"{writer.axis} - 1"}.get(peer - writer.rank, peer)
-    return step(row, tensor=dict(tensor), group=writer.axis, **{side: named})
+def _object_message(
+    operation: str, payload: Entry, writer: PipelineRankWriter, peer: int
+) -> list[Entry]:
+    """The length of an object and the object, each as a batch of one."""
+    messages = [_p2p(operation, tensor, writer, peer) for tensor in (_LENGTH_TENSOR, payload)]
+    return [{"batch_isend_irecv": {"ops": [message]}} for message in messages]
+
+
+def _p2p(operation: str, tensor: Entry, writer: PipelineRankWriter, peer: int) -> Entry:
+    side = "group_dst" if operation in ("send", "isend") else "group_src"
+    neighbours = {1: f"{writer.axis} + 1", -1: f"{writer.axis} - 1"}
+    coordinate = neighbours.get(peer - writer.rank, peer)
+    return step(operation, tensor=dict(tensor), group=writer.axis, **{side: coordinate})

@@ -1,11 +1,12 @@
-"""DistributedDataParallel around the stages of a pipeline: when it reduces, and what it does once.
+"""DistributedDataParallel around the stages of a pipeline: when it reduces, and its set-up.
+
+Each stage of a rank is a model of its own. All its micro-batches except the last backward run under
+no_sync; gradients are added up meanwhile, and the last backward reduces the buckets. As without a
+pipeline, there is a single bucket in the first iteration, and the first forward of the second
+iteration rebuilds the buckets (no_sync does not prevent that).
 
 Sources, torch 2.13: `torch/distributed/pipelining/stage.py` (forward_maybe_with_nosync,
-backward_maybe_with_nosync) and `torch/nn/parallel/distributed.py` (`_pre_forward`). Each stage of a
-rank is a model of its own. All its micro-batches but the last backward run under no_sync; gradients
-add up meanwhile, and the last backward reduces the buckets. As without a pipeline there is a single
-bucket in the first iteration, and the first forward of the second iteration rebuilds (no_sync does
-not keep it from that).
+backward_maybe_with_nosync) and `torch/nn/parallel/distributed.py` (`_pre_forward`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from distsim.scenario.strategies.base import (
+    ZERO_COST,
     ComputeCost,
     CostOrEntries,
     Entry,
@@ -24,6 +26,7 @@ from distsim.scenario.strategies.base import (
 )
 from distsim.scenario.strategies.ddp.buckets import ReplicaWriter, bucket_phases, model_parameters
 from distsim.scenario.strategies.pipeline.stage_data_parallel import (
+    GradientTarget,
     GradientTargets,
     StageDataParallelFields,
     StageDataParallelWriter,
@@ -31,83 +34,96 @@ from distsim.scenario.strategies.pipeline.stage_data_parallel import (
 
 
 class DdpStageWriter(StageDataParallelWriter):
-    """Stages that DDP replicates. Chunk c of a rank has `<prefix>_grad_<c>_<bucket>`, and
-    `<prefix>_initial_<c>_0` before.
+    """Stages that DDP replicates.
+
+    Chunk c of a rank has `<prefix>_grad_<c>_<bucket>`, and `<prefix>_initial_<c>_0` before the
+    buckets are rebuilt.
     """
 
     def __init__(
         self, fields: StageDataParallelFields, context: ExpansionContext, prefix: str, chunks: int
     ) -> None:
         self.dims = sum(len(shape) for shape in fields.params)
-        self.chunks = [
+        self.replicas = [
             ReplicaWriter(
-                f"{prefix}_chunk_{c}",
+                f"{prefix}_chunk_{chunk}",
                 fields.dtype,
                 fields.group,
                 context.size_of(fields.group),
                 model_parameters([ModelLayer("stage", fields.params, {}, {})]),
             )
-            for c in range(chunks)
+            for chunk in range(chunks)
         ]
-        self.layouts = self.chunks[0].bucket_layouts(fields.bucket_cap_mb, "grad")
+        self.layouts = self.replicas[0].bucket_layouts(fields.bucket_cap_mb, "grad")
         self.phases = bucket_phases(self.layouts, fields.setup, context.iterations)
         self.rebuilds = fields.setup and context.iterations > 1
+        # Last, because it calls `declare_tensors`.
         super().__init__(fields, context, prefix, chunks)
 
-    def declare(self, c: int) -> None:
-        for word, _ in self.phases:
-            for k, bucket in enumerate(self.layouts[word]):
-                self.tensor(f"{word}_{c}_{k}", bucket.numel)
-        made = self.chunks[c]
-        if self.f.setup:
-            made.construction(self.dims)
+    def declare_tensors(self, chunk: int) -> None:
+        for layout, _ in self.phases:
+            for k, bucket in enumerate(self.layouts[layout]):
+                self.tensor(f"{layout}_{chunk}_{k}", bucket.numel)
+        replica = self.replicas[chunk]
+        # Writing the calls declares their tensors.
+        if self.fields.setup:
+            replica.construction(self.dims)
         if self.rebuilds:
-            made.sync_layout(self.layouts["grad"])
-        self.tensors |= made.tensors
+            replica.sync_layout(self.layouts["grad"])
+        self.tensors |= replica.tensors
 
-    def names(self, word: str, c: int) -> tuple[str, ...]:
-        return tuple(f"{self.prefix}_{word}_{c}_{k}" for k in range(len(self.layouts[word])))
+    def names(self, layout: str, chunk: int) -> tuple[str, ...]:
+        """The tensors of a chunk's buckets."""
+        return tuple(
+            f"{self.prefix}_{layout}_{chunk}_{k}" for k in range(len(self.layouts[layout]))
+        )
 
-    # --- what the schedule's actions do ---
+    # --- the actions of the schedule ---
     def setup(self) -> list[Entry]:
-        return (
-            [entry for made in self.chunks for entry in made.construction(self.dims)]
-            if self.f.setup
-            else []
+        if not self.fields.setup:
+            return []
+        return [entry for replica in self.replicas for entry in replica.construction(self.dims)]
+
+    def before_first_forward(self, chunk: int) -> list[Entry]:
+        if not self.rebuilds:
+            return []
+        return [block(self.replicas[chunk].sync_layout(self.layouts["grad"]), "iteration == 1")]
+
+    def gradients(self, chunk: int) -> GradientTargets:
+        return tuple(
+            GradientTarget(self.names(layout, chunk), condition)
+            for layout, condition in self.phases
         )
 
-    def before_first_forward(self, c: int) -> list[Entry]:
-        return (
-            [block(self.chunks[c].sync_layout(self.layouts["grad"]), "iteration == 1")]
-            if self.rebuilds
-            else []
-        )
+    def last_backward(self, chunk: int, cost: CostOrEntries, fresh: bool) -> list[Entry]:
+        """Bucket by bucket, each reduced while the next is computed.
 
-    def gradients(self, c: int) -> GradientTargets:
-        return tuple((self.names(word, c), when) for word, when in self.phases)
-
-    def last_backward(self, c: int, cost: CostOrEntries, fresh: bool) -> list[Entry]:
-        """Bucket by bucket, each reduced while the next is computed; the end waits for all
-        (finalize_backward).
+        The end waits for all of them (finalize_backward). Entries instead of a cost come first.
         """
-        found: list[Entry] = [] if isinstance(cost, Mapping) else list(cost)
-        for word, when in self.phases:
-            steps = self._reduced(
-                word, c, cost if isinstance(cost, Mapping) else {"time": "0 ns"}, fresh
-            )
-            found += steps if when is None else [block(steps, when)]
-        return found
+        steps: list[Entry] = []
+        compute_cost: ComputeCost = ZERO_COST
+        if isinstance(cost, Mapping):
+            compute_cost = cost
+        else:
+            steps += cost
+        for layout, condition in self.phases:
+            backward = self._backward_of_buckets(layout, chunk, compute_cost, fresh)
+            steps += backward if condition is None else [block(backward, condition)]
+        return steps
 
-    def _reduced(self, word: str, c: int, price: ComputeCost, fresh: bool) -> list[Entry]:
-        names, made = self.names(word, c), self.chunks[c]
-        parts = self.shares([bucket.numel for bucket in self.layouts[word]], price)
-        handle = (
-            f"{self.prefix}_reduced_{c}" if word == "grad" else f"{self.prefix}_{word}_reduced_{c}"
-        )
-        found: list[Entry] = []
-        for k, (name, part) in enumerate(zip(names, parts, strict=True)):
-            found.append(
-                compute(f"backward of bucket {k}", part, **{"writes" if fresh else "adds": [name]})
-            )
-            found += [made.divide_by_size(name), made.reduce(name, handle, k)]
-        return found + waits_for_copies(handle, range(len(names)))
+    def _backward_of_buckets(
+        self, layout: str, chunk: int, cost: ComputeCost, fresh: bool
+    ) -> list[Entry]:
+        names = self.names(layout, chunk)
+        replica = self.replicas[chunk]
+        shares = self.shares([bucket.numel for bucket in self.layouts[layout]], cost)
+        handle = f"{self.prefix}_{layout}_reduced_{chunk}"
+        if layout == "grad":
+            handle = f"{self.prefix}_reduced_{chunk}"
+        effect = "writes" if fresh else "adds"
+        steps: list[Entry] = []
+        for k, (name, share) in enumerate(zip(names, shares, strict=True)):
+            steps.append(compute(f"backward of bucket {k}", share, **{effect: [name]}))
+            steps.append(replica.divide_by_size(name))
+            steps.append(replica.reduce(name, handle, k))
+        return steps + waits_for_copies(handle, range(len(names)))

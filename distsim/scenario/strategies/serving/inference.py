@@ -1,25 +1,28 @@
-"""Inference: a prompt is read, then tokens are made one at a time, on a mesh of pipeline, data,
-tensor and expert parallel ranks.
+"""The strategy `inference`: prefill of a prompt, then decoding one token at a time.
+
+The mesh has pipeline, data, tensor and expert parallel ranks. The sampled tokens go from the last
+stage to the first.
 
 Sources: vLLM, `vllm/model_executor/layers/` (VocabParallelEmbedding and RowParallelLinear: an
 all_reduce each over the tensor axis; logits_processor.py: logits gathered to the first rank of the
 axis), `vllm/distributed/parallel_state.py` (send_tensor_dict: hidden states and residual from stage
 to stage), `vllm/v1/worker/dp_utils.py` (_run_ar: an all_reduce of 4 int32 per rank before each
 step, whose largest count all pad to), `vllm/v1/engine/core.py` (DPEngineCoreProc: a rank without
-requests runs a dummy batch; every 32 steps, by `sync_every` here, an all_reduce tells whether
-anybody has requests left), `vllm/distributed/device_communicators/all2all.py` (all_gather of tokens
-before the experts, reduce_scatter after them). The sampled tokens go from the last stage to the
-first.
+requests runs a dummy batch; every 32 steps, by `sync_every` here, an all_reduce finds out
+whether any rank has requests left), `vllm/distributed/device_communicators/all2all.py` (all_gather
+of tokens before the experts, reduce_scatter after them).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import ClassVar
 
 from pydantic import StrictBool
 
 from distsim.scenario.strategies.base import (
+    ZERO_COST,
     ComputeCost,
     Entry,
     EntryWriter,
@@ -47,7 +50,8 @@ class Inference(Strategy):
 
     name: ClassVar[str] = "inference"
     about: ClassVar[str] = (
-        "Prefill and decode: activations summed over tensor ranks, handed from stage to stage; tokens to experts and back; dummy batches."
+        "Prefill and decode: activations summed over tensor ranks, handed from stage to stage; "
+        "tokens to experts and back; dummy batches."
     )
 
     tensor: AxisOrGroup | None = None
@@ -57,55 +61,50 @@ class Inference(Strategy):
     hidden: PositiveInt
     vocabulary: PositiveInt
     dtype: Dtype = "bfloat16"
-    #: Tokens of the prompts of a rank's batch; 0: no prefill. And its sequences, a token each in
-    #: every step.
+    #: Tokens of the prompts of a rank's batch (0: no prefill), and its sequences, each of which
+    #: gets a token in every step.
     prompt: NonNegativeInt = 0
     batch: PositiveInt = 1
-    #: Steps of decoding, by coordinate of the data axis where they differ.
+    #: Steps of decoding, by coordinate of the data axis if they differ.
     steps: IntByRank = {"else": 1}
-    #: Feed-forward parts are experts, spread over the data and tensor axes.
+    #: Feed-forward parts are experts, which are spread over the data and tensor axes.
     experts: StrictBool = False
-    #: A rank of the data axis that has no request left steps with a dummy batch.
+    #: A rank of the data axis without requests steps with a dummy batch.
     dummy_batches: StrictBool = True
-    #: Steps between two looks whether anybody has requests left; 0: none.
+    #: Steps between two checks whether any rank has requests left; 0: no checks.
     sync_every: NonNegativeInt = 32
-    #: What a layer takes on a rank: of the prompt, and of a step.
+    #: The cost of a layer on a rank: for the prompt, and for a step.
     prefill: ComputeCostField = {"time": "0 ns"}
     decode: ComputeCostField
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
-        found = context.refuse_groups(tensor=self.tensor, pipeline=self.pipeline, data=self.data)
         axes = {"tensor": self.tensor, "pipeline": self.pipeline, "data": self.data}
-        found += [
-            ((field,), f"{axis} is no axis of the mesh")
-            for field, axis in axes.items()
-            if axis and axis not in context.mesh
-        ]
-        if found:
-            return found
-        n, stages = self.ranks(context, self.tensor), self.ranks(context, self.pipeline)
-        if self.vocabulary % n:
-            found.append(
-                (
-                    ("vocabulary",),
-                    f"vocabulary {self.vocabulary} does not divide among the {n} ranks of {self.tensor}",
-                )
+        refusals = context.refuse_groups(**axes)
+        for field, axis in axes.items():
+            if axis and axis not in context.mesh:
+                refusals.append(((field,), f"{axis} is no axis of the mesh"))
+        return refusals or list(self._refuse_sizes(context))
+
+    def _refuse_sizes(self, context: ExpansionContext) -> Iterator[Refusal]:
+        tensor_ranks = self.ranks(context, self.tensor)
+        stages = self.ranks(context, self.pipeline)
+        copies = self.ranks(context, self.data)
+        if self.vocabulary % tensor_ranks:
+            text = (
+                f"vocabulary {self.vocabulary} does not divide among the {tensor_ranks} ranks "
+                f"of {self.tensor}"
             )
+            yield ("vocabulary",), text
         if self.layers % stages:
-            found.append(
-                (
-                    ("layers",),
-                    f"{self.layers} layers do not divide among the {stages} stages of {self.pipeline}",
-                )
+            text = (
+                f"{self.layers} layers do not divide among the {stages} stages of {self.pipeline}"
             )
+            yield ("layers",), text
         if self.experts and self.data is None:
-            found.append(
-                (("experts",), "experts are spread over the data axis: name it with `data`")
-            )
-        strange = [
-            k for k in self.steps if isinstance(k, int) and k >= self.ranks(context, self.data)
-        ]
-        return found + [(("steps",), f"the data axis has no coordinate {k}") for k in strange[:1]]
+            yield ("experts",), "experts are spread over the data axis: name it with `data`"
+        unknown = next((k for k in self.steps if isinstance(k, int) and k >= copies), None)
+        if unknown is not None:
+            yield ("steps",), f"the data axis has no coordinate {unknown}"
 
     def ranks(self, context: ExpansionContext, axis: str | None) -> int:
         return 1 if axis is None else context.size_of(axis)
@@ -115,118 +114,126 @@ class Inference(Strategy):
 
 
 class InferenceWriter(EntryWriter):
-    """Entries of all steps."""
+    """Entries of all steps; the tensor axis is the writer's group."""
 
     def __init__(self, fields: Inference, context: ExpansionContext) -> None:
         super().__init__(context.unused_prefix(fields.name), fields.dtype, fields.tensor)
-        self.f = fields
-        self.n, self.stages, self.copies = (
-            fields.ranks(context, a) for a in (fields.tensor, fields.pipeline, fields.data)
-        )
-        self.counted = [
-            fields.steps.get(k, fields.steps.get("else", 0)) for k in range(self.copies)
-        ]
+        self.fields = fields
+        self.tensor_ranks = fields.ranks(context, fields.tensor)
+        self.stages = fields.ranks(context, fields.pipeline)
+        self.copies = fields.ranks(context, fields.data)
+        default_steps = fields.steps.get("else", 0)
+        #: Steps of decoding for each coordinate of the data axis.
+        self.steps_of_copy = [fields.steps.get(k, default_steps) for k in range(self.copies)]
 
     def expansion(self) -> Expansion:
-        f = self.f
-        found = self.step("prefill", f.prompt, f.prefill) if f.prompt else []
-        most = max(self.counted)
-        spans = sorted({0, *self.counted})
-        decoded = self.step("decode", f.batch, f.decode)
-        every = f.sync_every if self.copies > 1 else 0
-        asked = list(range(every, most + 1, every)) if every else []
-        for k in asked:
-            spans = sorted({*spans, k})
-        for start, end in pairwise(spans):
-            some = [d for d in range(self.copies) if self.counted[d] > start]
-            body = repeat_entries(end - start, decoded) if decoded else []
-            alone = not f.dummy_batches and len(some) < self.copies
-            found += [block(body, " or ".join(f"{f.data} == {d}" for d in some))] if alone else body
-            found += [self.unfinished()] if end in asked else []
-        return Expansion(found, self.tensors)
+        """Prefill, then spans of steps in which the same ranks have requests."""
+        fields = self.fields
+        steps = self.step("prefill", fields.prompt, fields.prefill) if fields.prompt else []
+        decode = self.step("decode", fields.batch, fields.decode)
+        last = max(self.steps_of_copy)
+        syncs: list[int] = []
+        if self.copies > 1 and fields.sync_every:
+            syncs = list(range(fields.sync_every, last + 1, fields.sync_every))
+        bounds = sorted({0, *self.steps_of_copy, *syncs})
+        for start, end in pairwise(bounds):
+            body = repeat_entries(end - start, decode) if decode else []
+            busy = [k for k in range(self.copies) if self.steps_of_copy[k] > start]
+            if not fields.dummy_batches and len(busy) < self.copies:
+                condition = " or ".join(f"{fields.data} == {k}" for k in busy)
+                steps.append(block(body, condition))
+            else:
+                steps += body
+            if end in syncs:
+                steps.append(self.sync_unfinished())
+        return Expansion(steps, self.tensors)
 
-    def unfinished(self) -> Entry:
-        """Has anybody requests left?"""
-        return step(
-            "all_reduce", tensor=self.tensor("unfinished", 1, "int32"), op="max", group=self.f.data
-        )
+    def sync_unfinished(self) -> Entry:
+        """Does any rank have requests left?"""
+        unfinished = self.tensor("unfinished", 1, "int32")
+        return step("all_reduce", tensor=unfinished, op="max", group=self.fields.data)
 
-    def step(self, word: str, tokens: int, price: ComputeCost) -> list[Entry]:
-        """One pass of all stages, from tokens to tokens."""
-        f = self.f
-        hidden = self.tensor(f"{word}_hidden", [tokens, f.hidden])
-        sampled = self.tensor(f"{word}_sampled", f.batch, "int64")
-        found: list[Entry] = [self.agreed()] if self.copies > 1 else []
-        per_stage = f.layers // self.stages
-        layers = repeat_entries(per_stage, self.layer(word, tokens, price, hidden))
-        first = [
-            compute(f"{word}: embedding", {"time": "0 ns"}, writes=[hidden]),
-            *self.summed(hidden),
-        ]
-        last = [*self.logits(word), compute("sample", {"time": "0 ns"}, writes=[sampled])]
-        if self.stages == 1:
-            return [*found, *first, *layers, *last]
-        axis, residual = str(f.pipeline), self.tensor(f"{word}_residual", [tokens, f.hidden])
-        both = hidden, residual
-        end = self.stages - 1
-        return [
-            *found,
-            block(first, f"{axis} == 0"),
-            block(
-                [step("recv", tensor=name, group=axis, group_src=f"{axis} - 1") for name in both],
-                f"{axis} > 0",
-            ),
-            *layers,
-            block(
-                [step("send", tensor=name, group=axis, group_dst=f"{axis} + 1") for name in both],
-                f"{axis} < {end}",
-            ),
-            block(last, f"{axis} == {end}"),
-            step("broadcast", tensor=sampled, group=axis, group_src=end),
-        ]
-
-    def agreed(self) -> Entry:
+    def sync_batch_sizes(self) -> Entry:
         """All ranks of the data axis pad to the largest batch among them."""
-        return step(
-            "all_reduce",
-            tensor=self.tensor("batches", [4, self.copies], "int32"),
-            op="sum",
-            group=self.f.data,
-        )
+        sizes = self.tensor("batches", [4, self.copies], "int32")
+        return step("all_reduce", tensor=sizes, op="sum", group=self.fields.data)
 
-    def layer(self, word: str, tokens: int, price: ComputeCost, hidden: str) -> list[Entry]:
-        f = self.f
-        halves = [
-            compute(f"{word}: {part}", half, writes=[hidden])
-            for part, half in zip(("attention", "mlp"), _half_costs(price), strict=True)
+    # --- a pass of all stages ---
+    def step(self, word: str, tokens: int, cost: ComputeCost) -> list[Entry]:
+        """One pass of all stages, from tokens to tokens."""
+        fields = self.fields
+        hidden = self.tensor(f"{word}_hidden", [tokens, fields.hidden])
+        sampled = self.tensor(f"{word}_sampled", fields.batch, "int64")
+        start = [self.sync_batch_sizes()] if self.copies > 1 else []
+        layers_per_stage = fields.layers // self.stages
+        layers = repeat_entries(layers_per_stage, self.layer(word, tokens, cost, hidden))
+        embedding = [
+            compute(f"{word}: embedding", ZERO_COST, writes=[hidden]),
+            *self.sum_over_tensor_axis(hidden),
         ]
-        if not f.experts:
-            return [halves[0], *self.summed(hidden), halves[1], *self.summed(hidden)]
-        every = self.tensor(f"{word}_tokens", [self.copies * tokens, f.hidden])
-        out = self.tensor(f"{word}_results", [self.copies * tokens, f.hidden])
-        experts = compute(f"{word}: experts", _half_costs(price)[1], reads=[every], writes=[out])
+        head = [*self.logits(word), compute("sample", ZERO_COST, writes=[sampled])]
+        if self.stages == 1:
+            return [*start, *embedding, *layers, *head]
+
+        axis = str(fields.pipeline)
+        residual = self.tensor(f"{word}_residual", [tokens, fields.hidden])
+        last = self.stages - 1
+        receives = [
+            step("recv", tensor=name, group=axis, group_src=f"{axis} - 1")
+            for name in (hidden, residual)
+        ]
+        sends = [
+            step("send", tensor=name, group=axis, group_dst=f"{axis} + 1")
+            for name in (hidden, residual)
+        ]
         return [
-            halves[0],
-            *self.summed(hidden),
-            step("all_gather_into_tensor", input=hidden, output=every, group=f.data),
-            experts,
-            step("reduce_scatter_tensor", input=out, output=hidden, op="sum", group=f.data),
-            *self.summed(hidden),
+            *start,
+            block(embedding, f"{axis} == 0"),
+            block(receives, f"{axis} > 0"),
+            *layers,
+            block(sends, f"{axis} < {last}"),
+            block(head, f"{axis} == {last}"),
+            step("broadcast", tensor=sampled, group=axis, group_src=last),
         ]
 
-    def summed(self, tensor: str) -> list[Entry]:
-        return [self.call("all_reduce", tensor=tensor, op="sum")] if self.n > 1 else []
+    def layer(self, word: str, tokens: int, cost: ComputeCost, hidden: str) -> list[Entry]:
+        """Attention and feed-forward part, each with half of the cost, and their sums."""
+        fields = self.fields
+        attention_cost, mlp_cost = equal_cost_shares(cost, 2)
+        attention = compute(f"{word}: attention", attention_cost, writes=[hidden])
+        if not fields.experts:
+            mlp = compute(f"{word}: mlp", mlp_cost, writes=[hidden])
+            return [
+                attention,
+                *self.sum_over_tensor_axis(hidden),
+                mlp,
+                *self.sum_over_tensor_axis(hidden),
+            ]
+        all_tokens = self.tensor(f"{word}_tokens", [self.copies * tokens, fields.hidden])
+        results = self.tensor(f"{word}_results", [self.copies * tokens, fields.hidden])
+        return [
+            attention,
+            *self.sum_over_tensor_axis(hidden),
+            step("all_gather_into_tensor", input=hidden, output=all_tokens, group=fields.data),
+            compute(f"{word}: experts", mlp_cost, reads=[all_tokens], writes=[results]),
+            step(
+                "reduce_scatter_tensor", input=results, output=hidden, op="sum", group=fields.data
+            ),
+            *self.sum_over_tensor_axis(hidden),
+        ]
+
+    def sum_over_tensor_axis(self, tensor: str) -> list[Entry]:
+        if self.tensor_ranks == 1:
+            return []
+        return [self.call("all_reduce", tensor=tensor, op="sum")]
 
     def logits(self, word: str) -> list[Entry]:
-        """Each rank's part of the vocabulary, to the first one."""
-        f = self.f
-        part = self.tensor(f"{word}_logits", [f.batch, f.vocabulary // self.n])
-        found = [compute(f"{word}: logits", {"time": "0 ns"}, writes=[part])]
-        if self.n == 1:
-            return found
-        whole = self.tensor(f"{word}_all_logits", [self.n, f.batch, f.vocabulary // self.n])
-        return [*found, self.call("gather", input=part, output=whole, group_dst=0)]
-
-
-def _half_costs(price: ComputeCost) -> list[ComputeCost]:
-    return equal_cost_shares(price, 2)
+        """Each rank's part of the vocabulary, gathered to the first rank."""
+        fields = self.fields
+        shape = [fields.batch, fields.vocabulary // self.tensor_ranks]
+        part = self.tensor(f"{word}_logits", shape)
+        product = compute(f"{word}: logits", ZERO_COST, writes=[part])
+        if self.tensor_ranks == 1:
+            return [product]
+        whole = self.tensor(f"{word}_all_logits", [self.tensor_ranks, *shape])
+        return [product, self.call("gather", input=part, output=whole, group_dst=0)]

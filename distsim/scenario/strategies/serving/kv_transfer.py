@@ -1,16 +1,18 @@
-"""Keys and values from the ranks that read prompts to those that decode.
+"""The strategy `kv_transfer`: keys and values from ranks of prefill to ranks of decode.
+
+If prefill and decode split heads differently, each pair of ranks exchanges the heads that both
+have.
 
 Sources: vLLM, `vllm/distributed/kv_transfer/kv_connector/v1/p2p/p2p_nccl_connector.py`
 (save_kv_layer: a layer's keys and values are sent when it is computed; P2pNcclEngine: one NCCL
 communicator for each pair of ranks, sends waited for before the request ends); Zhong et al.,
 DistServe (arXiv 2401.09670); Patel et al., Splitwise (arXiv 2311.18677), section 4.2: layer by
-layer, beside the next layer's compute. Where prefill and decode cut heads differently, each pair of
-ranks exchanges the heads that both have.
+layer, during the next layer's computation.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from pydantic import StrictBool
 
@@ -32,6 +34,7 @@ from distsim.scenario.strategies.field_types import (
     NonNegativeInt,
     PositiveInt,
 )
+from distsim.scenario.strategies.layers import repeat_entries
 from distsim.scenario.strategies.rank_lists import (
     RankList,
     refuse_overlapping_ranks,
@@ -44,7 +47,9 @@ class KvTransfer(Strategy):
 
     name: ClassVar[str] = "kv_transfer"
     about: ClassVar[str] = (
-        "Prefill and decode on ranks of their own: keys and values of each layer are sent while the next one computes."
+        "Prefill and decode on ranks of their own: keys and values of each layer are sent while "
+        "the "
+        "next one computes."
     )
 
     prefill: RankList
@@ -57,127 +62,146 @@ class KvTransfer(Strategy):
     dtype: Dtype = "bfloat16"
     #: Requests, one after the other.
     requests: PositiveInt = 1
-    #: What a layer takes: of a prompt, and of one step of decoding.
+    #: The cost of a layer: for a prompt, and for one step of decoding.
     forward: ComputeCostField
     decode_forward: ComputeCostField = {"time": "0 ns"}
     #: Steps of decoding for each request.
     steps: NonNegativeInt = 1
-    #: All layers' keys and values at the end of prefill, in one message each; else as layers are
-    #: done.
+    #: Send all layers' keys and values in one message at the end of prefill; else layer by layer.
     at_once: StrictBool = False
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
-        found = refuse_ranks_outside_world(
-            context, "prefill", self.prefill
-        ) + refuse_ranks_outside_world(context, "decode", self.decode)
-        found += refuse_overlapping_ranks(("prefill", self.prefill), ("decode", self.decode))
-        many, few = len(self.prefill), len(self.decode)
-        if max(many, few) % min(many, few):
-            found.append(
-                (
-                    ("decode",),
-                    f"{few} ranks of decode and {many} of prefill: heads are split evenly where one divides the other",
-                )
+        refusals = refuse_ranks_outside_world(context, "prefill", self.prefill)
+        refusals += refuse_ranks_outside_world(context, "decode", self.decode)
+        refusals += refuse_overlapping_ranks(("prefill", self.prefill), ("decode", self.decode))
+        prefill = len(self.prefill)
+        decode = len(self.decode)
+        if max(prefill, decode) % min(prefill, decode):
+            text = (
+                f"{decode} ranks of decode and {prefill} of prefill: heads are split evenly where "
+                "one divides the other"
             )
-        elif few > many and self.kv_heads % (few // many):
-            found.append(
-                (
-                    ("kv_heads",),
-                    f"{self.kv_heads} heads of a rank of prefill do not divide among {few // many} of decode",
-                )
+            refusals.append((("decode",), text))
+        elif decode > prefill and self.kv_heads % (decode // prefill):
+            text = (
+                f"{self.kv_heads} heads of a rank of prefill do not divide among "
+                f"{decode // prefill} of decode"
             )
-        return found
+            refusals.append((("kv_heads",), text))
+        return refusals
 
     def expand(self, context: ExpansionContext) -> Expansion:
         return KvTransferWriter(self, context).expansion()
 
 
+class _RankPair(NamedTuple):
+    """A rank of prefill and a rank of decode that have heads in common."""
+
+    prefill: int
+    decode: int
+
+
 class KvTransferWriter(EntryWriter):
-    """Entries of all requests. A pair shares the heads that both have."""
+    """Entries of all requests.
+
+    A pair of ranks exchanges the heads that both have. A message's copy is numbered by request, and
+    by layer unless all layers are sent at once.
+    """
 
     def __init__(self, fields: KvTransfer, context: ExpansionContext) -> None:
         super().__init__(context.unused_prefix(fields.name), fields.dtype)
-        self.f = fields
-        many, few = len(fields.prefill), len(fields.decode)
-        wide = max(many, few)
+        self.fields = fields
+        prefill_ranks = len(fields.prefill)
+        decode_ranks = len(fields.decode)
+        count = max(prefill_ranks, decode_ranks)
         self.pairs = [
-            (fields.prefill[k * many // wide], fields.decode[k * few // wide]) for k in range(wide)
+            _RankPair(
+                fields.prefill[k * prefill_ranks // count], fields.decode[k * decode_ranks // count]
+            )
+            for k in range(count)
         ]
-        self.heads = fields.kv_heads // (wide // many)
-        self.each = {pair: k for k, pair in enumerate(self.pairs)}
+        heads = fields.kv_heads // (count // prefill_ranks)
+        shape = [2, fields.tokens, heads, fields.head_dim]
+        copies = fields.requests * fields.layers
+        if fields.at_once:
+            shape = [fields.layers, *shape]
+            copies = fields.requests
+        self.number = {pair: k for k, pair in enumerate(self.pairs)}
+        self.messages = {pair: self.tensor(f"keys_{k}", shape) for pair, k in self.number.items()}
+        for name in self.messages.values():
+            self.tensors[name]["copies"] = copies
 
     def expansion(self) -> Expansion:
-        f = self.f
-        shape = (
-            [2, f.tokens, self.heads, f.head_dim]
-            if not f.at_once
-            else [f.layers, 2, f.tokens, self.heads, f.head_dim]
-        )
-        self.messages = {pair: self.tensor(f"keys_{k}", shape) for pair, k in self.each.items()}
-        for name in self.messages.values():
-            self.tensors[name]["copies"] = f.requests * (1 if f.at_once else f.layers)
-        return Expansion(
-            [e for r in range(f.requests) for e in (*self.prefilled(r), *self.decoded(r))],
-            self.tensors,
-        )
+        steps: list[Entry] = []
+        for request in range(self.fields.requests):
+            steps += self.prefill(request)
+            steps += self.decode(request)
+        return Expansion(steps, self.tensors)
 
-    def numbers(self, request: int) -> list[int]:
-        """The copies that a request's messages are."""
-        return (
-            [request]
-            if self.f.at_once
-            else [request * self.f.layers + k for k in range(self.f.layers)]
-        )
+    def copies_of(self, request: int) -> list[int]:
+        """The copies of a request's messages."""
+        if self.fields.at_once:
+            return [request]
+        first = request * self.fields.layers
+        return list(range(first, first + self.fields.layers))
 
-    def prefilled(self, request: int) -> list[Entry]:
+    def prefill(self, request: int) -> list[Entry]:
         """Layers, each followed by its keys and values; the sender waits at the end."""
-        found: list[Entry] = []
-        numbers = self.numbers(request)
-        for layer in range(self.f.layers):
-            last = not self.f.at_once or layer == self.f.layers - 1
-            k = numbers[0] if self.f.at_once else numbers[layer]
-            for rank in self.f.prefill:
-                mine = [pair for pair in self.pairs if pair[0] == rank]
-                written = [f"{self.messages[pair]}@{k}" for pair in mine] if last else []
-                found.append(
-                    compute(f"prefill, layer {layer}", self.f.forward, [rank], writes=written)
+        fields = self.fields
+        copies = self.copies_of(request)
+        steps: list[Entry] = []
+        for layer in range(fields.layers):
+            sends = not fields.at_once or layer == fields.layers - 1
+            copy = copies[0] if fields.at_once else copies[layer]
+            for rank in fields.prefill:
+                own_pairs = [pair for pair in self.pairs if sends and pair.prefill == rank]
+                written = [f"{self.messages[pair]}@{copy}" for pair in own_pairs]
+                steps.append(
+                    compute(f"prefill, layer {layer}", fields.forward, [rank], writes=written)
                 )
-                found += [self.message("isend", pair, k, "dst", 1) for pair in mine if last]
-        return found + [
-            block([wait(f"{self.prefix}_sent_{self.each[pair]}@{k}")], [pair[0]])
-            for k in numbers
-            for pair in self.pairs
-        ]
+                steps += [self.send(pair, copy) for pair in own_pairs]
+        waits = [self.wait_send(pair, copy) for copy in copies for pair in self.pairs]
+        return steps + waits
 
-    def decoded(self, request: int) -> list[Entry]:
-        """All keys and values come before the first step."""
-        f, numbers = self.f, self.numbers(request)
-        found = [self.message("irecv", pair, k, "src", 0) for k in numbers for pair in self.pairs]
-        found += [
-            block([wait(f"{self.prefix}_came_{self.each[pair]}@{k}")], [pair[1]])
-            for k in numbers
-            for pair in self.pairs
-        ]
-        for rank in f.decode:
-            reads = [
-                f"{self.messages[pair]}@{k}"
-                for k in numbers
-                for pair in self.pairs
-                if pair[1] == rank
-            ]
-            steps = [compute("decode", f.decode_forward, reads=reads)]
-            if f.steps:
-                found.append(
-                    block([{"repeat": {"times": f.steps * f.layers, "steps": steps}}], [rank])
-                )
-        return found
+    def decode(self, request: int) -> list[Entry]:
+        """All keys and values arrive before the first step."""
+        fields = self.fields
+        copies = self.copies_of(request)
+        steps = [self.receive(pair, copy) for copy in copies for pair in self.pairs]
+        steps += [self.wait_receive(pair, copy) for copy in copies for pair in self.pairs]
+        if not fields.steps:
+            return steps
+        for rank in fields.decode:
+            own_pairs = [pair for pair in self.pairs if pair.decode == rank]
+            reads = [f"{self.messages[pair]}@{copy}" for copy in copies for pair in own_pairs]
+            layer = compute("decode", fields.decode_forward, reads=reads)
+            steps.append(block(repeat_entries(fields.steps * fields.layers, [layer]), [rank]))
+        return steps
 
-    def message(self, row: str, pair: tuple[int, int], k: int, word: str, other: int) -> Entry:
-        handle = f"{self.prefix}_{'sent' if row == 'isend' else 'came'}_{self.each[pair]}@{k}"
+    # --- messages ---
+    def send(self, pair: _RankPair, copy: int) -> Entry:
         return step(
-            row,
-            [pair[1 - other]],
-            tensor=f"{self.messages[pair]}@{k}",
-            as_=handle,
-            **{word: pair[other]},
+            "isend",
+            [pair.prefill],
+            tensor=f"{self.messages[pair]}@{copy}",
+            as_=self.handle("sent", pair, copy),
+            dst=pair.decode,
         )
+
+    def receive(self, pair: _RankPair, copy: int) -> Entry:
+        return step(
+            "irecv",
+            [pair.decode],
+            tensor=f"{self.messages[pair]}@{copy}",
+            as_=self.handle("came", pair, copy),
+            src=pair.prefill,
+        )
+
+    def wait_send(self, pair: _RankPair, copy: int) -> Entry:
+        return block([wait(self.handle("sent", pair, copy))], [pair.prefill])
+
+    def wait_receive(self, pair: _RankPair, copy: int) -> Entry:
+        return block([wait(self.handle("came", pair, copy))], [pair.decode])
+
+    def handle(self, word: str, pair: _RankPair, copy: int) -> str:
+        return f"{self.prefix}_{word}_{self.number[pair]}@{copy}"

@@ -1,4 +1,7 @@
-"""Local steps and a rare average: LocalSGD and DiLoCo.
+"""The strategies `local_sgd` and `diloco`: local steps, and now and then an average.
+
+LocalSGD averages the weights, DiLoCo the changes of the weights since the last average. torch
+divides before it sums, torchft after.
 
 Sources: torch 2.13, `torch/distributed/algorithms/model_averaging/averagers.py`
 (PeriodicModelAverager: counts steps from 0, averages at `warmup_steps` and every `period` after
@@ -9,7 +12,7 @@ done, all waited for; DiLoCo: the same of pseudogradients, the weights before th
 those after them, with which an outer optimizer goes on from the former; Streaming DiLoCo: a
 fragment of the model at a time, started `fragment_sync_delay` steps before it is used). Douillard
 et al., DiLoCo (arXiv 2311.08105) and Streaming DiLoCo (arXiv 2501.18512); Lin et al., post-local
-SGD (arXiv 1808.07217). torch divides before it sums, torchft after.
+SGD (arXiv 1808.07217).
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from pydantic import Field, PlainValidator, StrictBool, ValidationInfo, WithJson
 
 from distsim.common.message_text import value_text
 from distsim.scenario.strategies.base import (
-    CostOrEntries,
+    ZERO_COST,
     Entry,
     EntryWriter,
     Expansion,
@@ -43,23 +46,20 @@ from distsim.scenario.strategies.field_types import (
 )
 from distsim.scenario.strategies.layers import LayeredModelStrategy
 
-_ZERO_COST: CostOrEntries = {"time": "0 ns"}
-
 
 def _parse_group_by_period(value: object, info: ValidationInfo) -> dict[int, str]:
     """`{4: machine, 16: world}`: a group for each period."""
     if not isinstance(value, dict) or not value:
         raise ValueError(
-            f"expected a group for each period, as {{4: machine, 16: world}}, found {value_text(value)}"
+            "expected a group for each period, as {4: machine, 16: world}, "
+            f"found {value_text(value)}"
         )
-    found = {
-        integer_at_least(1, "a period")(period, info): str(group) for period, group in value.items()
-    }
-    if list(found) != sorted(found):
-        raise ValueError(
-            f"expected periods from the shortest to the longest, found {', '.join(map(str, found))}"
-        )
-    return found
+    parse_period = integer_at_least(1, "a period")
+    groups = {parse_period(period, info): str(group) for period, group in value.items()}
+    if list(groups) != sorted(groups):
+        periods = ", ".join(map(str, groups))
+        raise ValueError(f"expected periods from the shortest to the longest, found {periods}")
+    return groups
 
 
 _GROUP_BY_PERIOD_SCHEMA = {
@@ -77,10 +77,10 @@ class LocalStepStrategy(LayeredModelStrategy):
 
     group: AxesOrGroup | None = None
     every: PositiveInt = 1
-    optimizer: CostOrEntriesField = Field(default_factory=lambda: _ZERO_COST)
+    optimizer: CostOrEntriesField = Field(default_factory=lambda: ZERO_COST)
 
-    def local(self, weights: list[str]) -> list[Entry]:
-        """A step of one rank alone."""
+    def local_step(self, weights: list[str]) -> list[Entry]:
+        """A training step without communication."""
         forward = [
             compute(f"forward {layer.name}", layer.forward, reads=weights) for layer in self.model
         ]
@@ -93,7 +93,7 @@ class LocalStepStrategy(LayeredModelStrategy):
             compute("optimizer", self.optimizer, reads=weights, writes=weights),
         ]
 
-    def shapes(self) -> list[int]:
+    def parameter_sizes(self) -> list[int]:
         """Elements of each parameter, in the order of `module.parameters()`."""
         return [prod(shape) for layer in self.model for shape in layer.params]
 
@@ -103,75 +103,87 @@ class LocalSgd(LocalStepStrategy):
 
     name: ClassVar[str] = "local_sgd"
     about: ClassVar[str] = (
-        "Every rank steps on its own; now and then the weights are averaged: one all_reduce of the whole model."
+        "Every rank steps on its own; now and then the weights are averaged: one all_reduce of the "
+        "whole model."
     )
 
-    #: Iterations before the first average (torch's averager), which comes with the next one.
+    #: Iterations before the first average (torch's averager); the next one has it.
     warmup: NonNegativeInt = 0
-    #: A group for each period, the longest that divides the step counts; in place of `every`.
+    #: A group for each period; the longest that divides the step is used. Replaces `every`.
     levels: GroupByPeriod | None = None
-    #: One all_reduce per parameter after each `every` steps, as torchft has it.
+    #: One all_reduce per parameter after each `every` steps, as in torchft.
     per_parameter: StrictBool = False
-    #: Ranks that leave out the average of one iteration: {1: 4}.
+    #: Ranks that skip the average of one iteration: {1: 4}.
     skips_average: IntByRank = Field(default_factory=dict)
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
-        found = context.refuse_groups(group=self.group)
-        for period, group in (self.levels or {}).items():
+        refusals = context.refuse_groups(group=self.group)
+        levels = self.levels or {}
+        for period, group in levels.items():
             unknown = context.unknown_group(group)
             if unknown is not None:
-                found.append((("levels", period), unknown))
-        last = None if found or not self.levels else list(self.levels.values())[-1]
-        if last is not None and context.size_of(last) != context.size_of(self.group):
-            n = context.size_of(self.group)
-            found.append(
-                (
-                    ("levels",),
-                    f"the longest period averages over all {n} ranks, found {last} of {context.size_of(last)}",
-                )
-            )
-        return found
+                refusals.append((("levels", period), unknown))
+        if refusals or not levels:
+            return refusals
+        last = list(levels.values())[-1]
+        size = context.size_of(last)
+        n = context.size_of(self.group)
+        if size != n:
+            text = f"the longest period averages over all {n} ranks, found {last} of {size}"
+            refusals.append((("levels",), text))
+        return refusals
 
     def expand(self, context: ExpansionContext) -> Expansion:
         w = EntryWriter(context.unused_prefix(self.name), self.dtype, self.group)
-        sizes = self.shapes()
-        names = [
-            w.tensor(f"weights_{k}", size)
-            for k, size in enumerate(sizes if self.per_parameter else [sum(sizes)])
-        ]
-        return Expansion([*self.local(names), *self.averages(w, names, context)], w.tensors)
+        sizes = self.parameter_sizes()
+        if not self.per_parameter:
+            sizes = [sum(sizes)]
+        names = [w.tensor(f"weights_{k}", size) for k, size in enumerate(sizes)]
+        return Expansion([*self.local_step(names), *self.averages(w, names, context)], w.tensors)
 
     def averages(self, w: EntryWriter, names: list[str], context: ExpansionContext) -> list[Entry]:
         """The mean, in the iterations that have one."""
-        skips = [
+        participants = [
             f"not (rank == {rank} and iteration == {k})" for rank, k in self.skips_average.items()
         ]
         if self.per_parameter:
-            mean = [
-                w.call("all_reduce", tensor=n, op="sum", async_=True, as_=f"{w.prefix}_mean@{k}")
-                for k, n in enumerate(names)
-            ]
-            mean += [wait(f"{w.prefix}_mean@{k}") for k in range(len(names))]
-            mean += [mean_of_sum(name, context.size_of(self.group)) for name in names]
-            return [
-                block(mean, " and ".join([f"iteration % {self.every} == {self.every - 1}", *skips]))
-            ]
-        levels: dict[int, GroupRef | None] = (
-            {**self.levels} if self.levels else {self.every: self.group}
-        )
-        found: list[Entry] = []
-        longer: list[str] = []
+            conditions = [f"iteration % {self.every} == {self.every - 1}", *participants]
+            return [block(self.mean_per_parameter(w, names, context), " and ".join(conditions))]
+
+        levels: dict[int, GroupRef | None] = {self.every: self.group}
+        step = f"(iteration - {self.warmup})"
+        if self.levels:
+            levels = {**self.levels}
+            step = "iteration"
+        (model,) = names
+        steps: list[Entry] = []
+        #: A step has only the average of the longest period that divides it.
+        no_longer_period: list[str] = []
         for period, group in reversed(levels.items()):
-            step = "iteration" if self.levels else f"(iteration - {self.warmup})"
-            chosen = [f"iteration >= {self.warmup}", f"{step} % {period} == 0", *longer, *skips]
-            total = EntryWriter(w.prefix, w.dtype, group).call(
-                "all_reduce", tensor=names[0], op="sum"
-            )
-            found.append(
-                block([mean_of_sum(names[0], context.size_of(group)), total], " and ".join(chosen))
-            )
-            longer.append(f"{step} % {period} != 0")
-        return found
+            conditions = [
+                f"iteration >= {self.warmup}",
+                f"{step} % {period} == 0",
+                *no_longer_period,
+                *participants,
+            ]
+            divide = mean_of_sum(model, context.size_of(group))
+            total = EntryWriter(w.prefix, w.dtype, group).call("all_reduce", tensor=model, op="sum")
+            steps.append(block([divide, total], " and ".join(conditions)))
+            no_longer_period.append(f"{step} % {period} != 0")
+        return steps
+
+    def mean_per_parameter(
+        self, w: EntryWriter, names: list[str], context: ExpansionContext
+    ) -> list[Entry]:
+        """torchft: one all_reduce per parameter; all are started before the first wait."""
+        handle = f"{w.prefix}_mean"
+        size = context.size_of(self.group)
+        sums = [
+            w.call("all_reduce", tensor=name, op="sum", async_=True, as_=f"{handle}@{k}")
+            for k, name in enumerate(names)
+        ]
+        waits = [wait(f"{handle}@{k}") for k in range(len(names))]
+        return [*sums, *waits, *(mean_of_sum(name, size) for name in names)]
 
 
 class DiLoCo(LocalStepStrategy):
@@ -179,82 +191,78 @@ class DiLoCo(LocalStepStrategy):
 
     name: ClassVar[str] = "diloco"
     about: ClassVar[str] = (
-        "Every rank steps on its own; now and then the mean change of the weights is a gradient for an outer optimizer."
+        "Every rank steps on its own; now and then the mean change of the weights is a gradient "
+        "for "
+        "an outer optimizer."
     )
 
-    #: What it takes to subtract the weights from those before the local steps; and the outer step.
-    pseudogradient: CostOrEntriesField = Field(default_factory=lambda: _ZERO_COST)
-    outer: CostOrEntriesField = Field(default_factory=lambda: _ZERO_COST)
-    #: Streaming: a fragment of the layers at a time, `every` steps apart each, and started so many
-    #: steps before its outer step.
+    #: The cost of subtracting the weights from those before the local steps, and of the outer step.
+    pseudogradient: CostOrEntriesField = Field(default_factory=lambda: ZERO_COST)
+    outer: CostOrEntriesField = Field(default_factory=lambda: ZERO_COST)
+    #: Streaming: a fragment of the layers at a time, each every `every` steps; its all_reduce is
+    #: started `delay` steps before its outer step.
     fragments: PositiveInt = 1
     delay: NonNegativeInt = 0
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
-        found = context.refuse_groups(group=self.group)
+        refusals = context.refuse_groups(group=self.group)
         if self.every % self.fragments:
-            found.append(
-                (
-                    ("fragments",),
-                    f"{self.fragments} fragments do not divide the {self.every} steps between two averages",
-                )
+            text = (
+                f"{self.fragments} fragments do not divide the {self.every} steps between two "
+                "averages"
             )
-        if self.fragments > len(self.model):
-            found.append(
-                (
-                    ("fragments",),
-                    f"{self.fragments} fragments of {len(self.model)} layers: some would hold nothing",
-                )
+            refusals.append((("fragments",), text))
+        layers = len(self.model)
+        if self.fragments > layers:
+            text = f"{self.fragments} fragments of {layers} layers: some would hold nothing"
+            refusals.append((("fragments",), text))
+        interval = self.every // self.fragments
+        if not refusals and self.delay >= interval:
+            text = (
+                f"a fragment has {interval} steps until the next one starts, "
+                f"found a delay of {self.delay}"
             )
-        if not found and self.delay >= self.every // self.fragments:
-            found.append(
-                (
-                    ("delay",),
-                    f"a fragment has {self.every // self.fragments} steps until the next one starts, found a delay "
-                    f"of {self.delay}",
-                )
-            )
-        return found
+            refusals.append((("delay",), text))
+        return refusals
 
     def expand(self, context: ExpansionContext) -> Expansion:
         w = EntryWriter(context.unused_prefix(self.name), self.dtype, self.group)
-        layers, parts, each = self.model, self.fragments, self.every // self.fragments
-        bounds = [len(layers) * k // parts for k in range(parts + 1)]
-        sizes = [sum(layer.numel for layer in layers[a:b]) for a, b in pairwise(bounds)]
+        sizes = self.fragment_sizes()
+        interval = self.every // self.fragments
         weights = [w.tensor(f"weights_{k}", size) for k, size in enumerate(sizes)]
-        steps = self.local(weights)
+        steps = self.local_step(weights)
         for k, size in enumerate(sizes):
-            before, delta = w.tensor(f"before_{k}", size), w.tensor(f"delta_{k}", size)
-            last = (k + 1) * each - 1
-            start = f"iteration % {self.every} == {last - self.delay}"
-            steps.append(block(self.started(w, k, delta, [before, weights[k]]), start))
-            end = f"iteration % {self.every} == {last}"
-            mean = [wait(f"{w.prefix}_mean_{k}"), mean_of_sum(delta, context.size_of(self.group))]
-            steps.append(
-                block(
-                    [
-                        *mean,
-                        compute(
-                            f"outer optimizer {k}",
-                            self.outer,
-                            reads=[delta],
-                            writes=[before, weights[k]],
-                        ),
-                    ],
-                    end,
-                )
-            )
+            before = w.tensor(f"before_{k}", size)
+            delta = w.tensor(f"delta_{k}", size)
+            handle = f"{w.prefix}_mean_{k}"
+            start = [
+                compute(
+                    f"pseudogradient {k}",
+                    self.pseudogradient,
+                    reads=[before, weights[k]],
+                    writes=[delta],
+                ),
+                w.call("all_reduce", tensor=delta, op="sum", async_=True, as_=handle),
+            ]
+            finish = [
+                wait(handle),
+                mean_of_sum(delta, context.size_of(self.group)),
+                compute(
+                    f"outer optimizer {k}", self.outer, reads=[delta], writes=[before, weights[k]]
+                ),
+            ]
+            last = (k + 1) * interval - 1
+            steps.append(block(start, f"iteration % {self.every} == {last - self.delay}"))
+            steps.append(block(finish, f"iteration % {self.every} == {last}"))
         return Expansion(steps, w.tensors)
 
-    def started(self, w: EntryWriter, k: int, delta: str, held: list[str]) -> list[Entry]:
-        """The fragment's change, on its way to a mean."""
-        change = compute(f"pseudogradient {k}", self.pseudogradient, reads=held, writes=[delta])
-        return [
-            change,
-            w.call("all_reduce", tensor=delta, op="sum", async_=True, as_=f"{w.prefix}_mean_{k}"),
-        ]
+    def fragment_sizes(self) -> list[int]:
+        """Elements of each fragment; a fragment is a contiguous part of the layers."""
+        layers = self.model
+        bounds = [len(layers) * k // self.fragments for k in range(self.fragments + 1)]
+        return [sum(layer.numel for layer in layers[a:b]) for a, b in pairwise(bounds)]
 
 
 def mean_of_sum(tensor: str, ranks: int) -> Entry:
-    """A sum as a mean."""
+    """Divide a sum by the number of ranks; the order of both is the caller's."""
     return {"assign": {"tensor": tensor, "value": f"{tensor} * {1 / ranks!r}"}}

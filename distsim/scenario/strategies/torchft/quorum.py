@@ -1,5 +1,7 @@
-"""Membership that changes at run time: a quorum for every step, groups made anew when it changes,
-weights sent to who joins.
+"""The strategy `fault_tolerant` (torchft): replicas whose number changes at run time.
+
+Every step has a quorum. When the quorum changes, its members create a new group, and ranks that
+join are sent the weights.
 
 Source: torchft 0.1, `torchft/manager.py` (start_quorum: the process group is configured anew when
 the quorum's id changes; a replica that is behind gets the state of one that is not; allreduce: one
@@ -10,14 +12,15 @@ that has just joined gives zeros, the sum is divided by the others; should_commi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import Field, PlainValidator, StrictBool, ValidationInfo, WithJsonSchema
 
 from distsim.common.message_text import value_text
 from distsim.scenario.strategies.base import (
-    CostOrEntries,
+    ZERO_COST,
     Entry,
     EntryWriter,
     Expansion,
@@ -39,21 +42,24 @@ from distsim.scenario.strategies.rank_lists import RANK_LIST_SCHEMA, refuse_rank
 
 
 def _parse_quorums(value: object, info: ValidationInfo) -> dict[int, tuple[int, ...]]:
-    """`{0: [0, 1, 2], 3: [0, 2]}`: who takes part from an iteration on."""
+    """`{0: [0, 1, 2], 3: [0, 2]}`: the members from an iteration on."""
     if not isinstance(value, dict) or 0 not in value:
         raise ValueError(
-            f"expected the members from iteration 0 on, as {{0: [0, 1, 2], 3: [0, 2]}}, found {value_text(value)}"
+            "expected the members from iteration 0 on, as {0: [0, 1, 2], 3: [0, 2]}, "
+            f"found {value_text(value)}"
         )
-    found = {}
+    parse_iteration = integer_at_least(0, "an iteration")
+    parse_rank = integer_at_least(0, "a rank")
+    quorums = {}
     for start, members in sorted(value.items()):
         if not isinstance(members, list | tuple) or not members:
             raise ValueError(
-                f"expected the ranks of the quorum from iteration {start} on, found {value_text(members)}"
+                f"expected the ranks of the quorum from iteration {start} on, "
+                f"found {value_text(members)}"
             )
-        found[integer_at_least(0, "an iteration")(start, info)] = tuple(
-            sorted({integer_at_least(0, "a rank")(rank, info) for rank in members})
-        )
-    return found
+        iteration = parse_iteration(start, info)
+        quorums[iteration] = tuple(sorted({parse_rank(rank, info) for rank in members}))
+    return quorums
 
 
 _QUORUMS_SCHEMA = {"type": "object", "minProperties": 1, "additionalProperties": RANK_LIST_SCHEMA}
@@ -67,181 +73,209 @@ class FaultTolerant(LayeredModelStrategy):
 
     name: ClassVar[str] = "fault_tolerant"
     about: ClassVar[str] = (
-        "Data parallel replicas whose number changes (torchft): a group for each quorum, weights to those who join."
+        "Data parallel replicas whose number changes (torchft): a group for each quorum, weights "
+        "to "
+        "those who join."
     )
 
-    #: Who takes part, from an iteration on; every rank is a replica.
+    #: The members of the quorum from an iteration on; every rank is a replica.
     quorums: Quorums
     min_replicas: PositiveInt = 1
-    #: The quorum is found beside the forward pass: who joins gives zeros in its first step.
+    #: The quorum is found during the forward pass: a rank that joins contributes zeros in its first
+    #: step.
     async_quorum: StrictBool = True
-    #: What the lighthouse takes to tell a quorum, and a step's vote whether to commit.
+    #: The cost of the lighthouse's answer, and of a step's vote whether to commit.
     quorum: CostOrEntriesField = Field(default_factory=lambda: {"time": "0 ns"})
     commit: CostOrEntriesField = Field(default_factory=lambda: {"time": "0 ns"})
     optimizer: CostOrEntriesField | None = None
-    #: Ranks that go on in the quorum before, from an iteration on: {2: 3}.
+    #: Ranks that continue in the quorum before, from an iteration on: {2: 3}.
     stale: IntByRank = {}
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
-        found = [
-            r
-            for members in self.quorums.values()
-            for r in refuse_ranks_outside_world(context, "quorums", members)
-        ][:1]
+        all_members = [rank for members in self.quorums.values() for rank in members]
+        refusals = refuse_ranks_outside_world(context, "quorums", all_members)
         for start, members in self.quorums.items():
             if len(members) < self.min_replicas:
-                found.append(
-                    (
-                        ("quorums", start),
-                        f"{len(members)} replicas from iteration {start} on are fewer than min_replicas "
-                        f"{self.min_replicas}: the lighthouse gives no such quorum, and all wait",
-                    )
+                text = (
+                    f"{len(members)} replicas from iteration {start} on are fewer than "
+                    f"min_replicas {self.min_replicas}: the lighthouse gives no such quorum, "
+                    "and all wait"
                 )
-        return found
+                refusals.append((("quorums", start), text))
+        return refusals
 
     def expand(self, context: ExpansionContext) -> Expansion:
         return QuorumWriter(self, context).expansion()
 
 
+class _Quorum(NamedTuple):
+    """One quorum of the run.
+
+    ``members`` have its group; those in ``present`` train with it from iteration ``start`` on,
+    while ``late`` ranks still use the group before. ``joined`` were in no quorum just before.
+    """
+
+    number: int
+    start: int
+    end: int
+    members: tuple[int, ...]
+    present: list[int]
+    late: list[int]
+    joined: list[int]
+
+    @property
+    def span(self) -> str:
+        return f"{self.start} <= iteration < {self.end}"
+
+
 class QuorumWriter(EntryWriter):
-    """Entries of every quorum: its group, who heals, and its steps."""
+    """Entries of every quorum: its group, the healing of new ranks, and its training steps."""
 
     def __init__(self, fields: FaultTolerant, context: ExpansionContext) -> None:
         super().__init__(context.unused_prefix(fields.name), fields.dtype)
-        self.f, self.context = fields, context
-        layers = fields.model
-        self.members = [len(members) for members in fields.quorums.values()]
-        self.weights = [
-            self.tensor(f"weights_{k}", prod(shape))
-            for k, shape in enumerate(s for one in layers for s in one.params)
-        ]
+        self.fields = fields
+        self.context = context
+        self.quorums = list(self._quorums())
+        shapes = [shape for layer in fields.model for shape in layer.params]
+        self.weights = [self.tensor(f"weights_{k}", prod(s)) for k, s in enumerate(shapes)]
+        self.layers_backward = list(reversed(fields.model))
         self.grads = [
-            self.tensor(f"grad_{k}", layer.numel) for k, layer in enumerate(reversed(layers))
+            self.tensor(f"grad_{k}", layer.numel) for k, layer in enumerate(self.layers_backward)
         ]
+
+    def _quorums(self) -> Iterator[_Quorum]:
+        starts = list(self.fields.quorums)
+        ends = [*starts[1:], self.context.iterations]
+        before: tuple[int, ...] = ()
+        for k, (start, members) in enumerate(self.fields.quorums.items()):
+            late = [
+                int(rank)
+                for rank, iteration in self.fields.stale.items()
+                if k and iteration == start and rank in before
+            ]
+            present = [rank for rank in members if rank not in late]
+            joined = [rank for rank in members if rank not in before] if before else []
+            yield _Quorum(k, start, ends[k], members, present, late, joined)
+            before = members
 
     def expansion(self) -> Expansion:
-        found: list[Entry] = []
-        starts = list(self.f.quorums)
+        steps: list[Entry] = []
         before: tuple[int, ...] = ()
-        for k, (start, members) in enumerate(self.f.quorums.items()):
-            end = starts[k + 1] if k + 1 < len(starts) else self.context.iterations
-            late = [
-                rank
-                for rank, when in self.f.stale.items()
-                if k and when == start and rank in before
-            ]
-            here = [rank for rank in members if rank not in late]
-            joined = [rank for rank in members if rank not in before] if before else []
-            found.append(
-                block(
-                    self.configured(k, members, before, joined),
-                    f"iteration == {start} and ({_rank_condition(here)})",
-                )
-            )
-            span = f"{start} <= iteration < {end}"
-            found += self.steps(k, here, span, joined if self.f.async_quorum else [], start)
-            found += self.steps(k - 1, [int(rank) for rank in late], span, [], start)
-            before = members
-        return Expansion(found, self.tensors)
+        for quorum in self.quorums:
+            condition = f"iteration == {quorum.start} and ({_rank_condition(quorum.present)})"
+            steps.append(block(self.configuration(quorum, before), condition))
+            # Without async_quorum a rank heals before its first step, so it contributes gradients.
+            healing = quorum.joined if self.fields.async_quorum else []
+            steps += self.training_step(quorum.number, quorum.present, quorum, healing)
+            steps += self.training_step(quorum.number - 1, quorum.late, quorum, [])
+            before = quorum.members
+        return Expansion(steps, self.tensors)
 
-    def configured(
-        self, k: int, members: tuple[int, ...], before: tuple[int, ...], joined: list[int]
-    ) -> list[Entry]:
-        """A new group, made by its members alone; then those who joined get the weights, each from
-        one that has them.
+    # --- the group of a quorum ---
+    def configuration(self, quorum: _Quorum, before: tuple[int, ...]) -> list[Entry]:
+        """A new group, created by its members only; then ranks that joined get the weights.
 
-        Who was in one before leaves it first, as the manager aborts its group when it is configured
-        anew. Each quorum has a prefix of the store of its own (`_async_quorum`:
-        `torchft/{quorum_id}/{group_rank}`), so that nobody finds addresses of before.
+        A rank that was in a group leaves it first, as the manager aborts its group when it is
+        configured anew. Each quorum has a prefix of the store of its own (`_async_quorum`:
+        `torchft/{quorum_id}/{group_rank}`), so that no rank finds addresses of an earlier one.
         """
-        earlier = list(self.f.quorums.values())[:k]
-        last = {
-            rank: max((j for j, those in enumerate(earlier) if rank in those), default=-1)
-            for rank in members
+        steps: list[Entry] = [compute("quorum", self.fields.quorum)]
+        steps += self.destroy_earlier_groups(quorum)
+        group: Entry = {
+            "name": self.group_name(quorum.number),
+            "ranks": list(quorum.members),
+            "store": f"torchft/{quorum.number}",
         }
-        made = {"name": self.group_name(k), "ranks": list(members), "store": f"torchft/{k}"}
-        found: list[Entry] = [compute("quorum", self.f.quorum)]
-        for j in sorted(set(last.values()) - {-1}):
-            left = [rank for rank in members if last[rank] == j]
-            gone: Entry = {"destroy_process_group": {"group": self.group_name(j)}}
-            found.append(
-                gone if len(left) == len(members) else {**gone, "ranks": _rank_condition(left)}
-            )
-        found.append({"new_group": made})
-        givers = [rank for rank in members if rank in before]
-        for number, rank in enumerate(joined if givers else []):
-            giver = givers[number % len(givers)]
-            for name in self.weights:
-                found.append(step("send", [giver], tensor=name, dst=rank, group=self.group_name(k)))
-                found.append(step("recv", [rank], tensor=name, src=giver, group=self.group_name(k)))
-        return found
+        steps.append({"new_group": group})
+        return [*steps, *self.heal(quorum, before)]
 
-    def steps(
-        self, k: int, ranks: list[int], span: str, joined: list[int], start: int
+    def destroy_earlier_groups(self, quorum: _Quorum) -> list[Entry]:
+        """Each member destroys the group of its latest earlier quorum."""
+        leaving: dict[int, list[int]] = {}
+        for rank in quorum.members:
+            earlier = [q.number for q in self.quorums[: quorum.number] if rank in q.members]
+            if earlier:
+                leaving.setdefault(earlier[-1], []).append(rank)
+        steps: list[Entry] = []
+        for number, ranks in sorted(leaving.items()):
+            destroy: Entry = {"destroy_process_group": {"group": self.group_name(number)}}
+            if len(ranks) < len(quorum.members):
+                destroy["ranks"] = _rank_condition(ranks)
+            steps.append(destroy)
+        return steps
+
+    def heal(self, quorum: _Quorum, before: tuple[int, ...]) -> list[Entry]:
+        """Each rank that joined gets the weights from a rank that has them, in turn."""
+        sources = [rank for rank in quorum.members if rank in before]
+        if not sources:
+            return []
+        group = self.group_name(quorum.number)
+        steps: list[Entry] = []
+        for number, rank in enumerate(quorum.joined):
+            source = sources[number % len(sources)]
+            for name in self.weights:
+                steps.append(step("send", [source], tensor=name, dst=rank, group=group))
+                steps.append(step("recv", [rank], tensor=name, src=source, group=group))
+        return steps
+
+    # --- training ---
+    def training_step(
+        self, number: int, ranks: list[int], quorum: _Quorum, healing: list[int]
     ) -> list[Entry]:
-        """A training step of the ranks that hold this quorum's group."""
+        """A training step of ``ranks`` with the group of quorum ``number``, while ``quorum`` lasts.
+
+        ``healing`` ranks contribute zeros in the first iteration.
+        """
         if not ranks:
             return []
-        f, layers = self.f, list(reversed(self.f.model))
+        fields = self.fields
+        group = self.group_name(number)
+        handle = f"{self.prefix}_{number}_sum"
         body: list[Entry] = [
-            compute(f"forward {layer.name}", layer.forward, reads=self.weights) for layer in f.model
+            compute(f"forward {layer.name}", layer.forward, reads=self.weights)
+            for layer in fields.model
         ]
-        for number, (layer, grad) in enumerate(zip(layers, self.grads, strict=True)):
-            body += self.backward(f"backward {layer.name}", layer.backward, grad, joined, start)
-            handle = f"{self.prefix}_{max(k, 0)}_sum_{number}"
+        for k, (layer, grad) in enumerate(zip(self.layers_backward, self.grads, strict=True)):
+            body.append(compute(f"backward {layer.name}", layer.backward, writes=[grad]))
+            if healing:
+                condition = f"iteration == {quorum.start} and ({_rank_condition(healing)})"
+                body.append({"assign": {"tensor": grad, "value": 0}, "ranks": condition})
             body.append(
                 step(
                     "all_reduce",
                     tensor=grad,
                     op="sum",
-                    group=self.group_name(k),
+                    group=group,
                     async_=True,
-                    as_=handle,
+                    as_=f"{handle}_{k}",
                 )
             )
-        body += [wait(f"{self.prefix}_{max(k, 0)}_sum_{number}") for number in range(len(layers))]
-        body += self.divided(self.members[max(k, 0)], joined, start)
-        body.append(compute("commit", f.commit))
-        body.append(
-            compute(
-                "optimizer", f.optimizer or {"time": "0 ns"}, reads=self.grads, writes=self.weights
-            )
-        )
-        return [block(body, f"{span} and ({_rank_condition(ranks)})")]
+        body += [wait(f"{handle}_{k}") for k in range(len(self.grads))]
+        members = len(self.quorums[number].members)
+        body += self.average(members, len(healing), quorum.start)
+        body.append(compute("commit", fields.commit))
+        optimizer = fields.optimizer or ZERO_COST
+        body.append(compute("optimizer", optimizer, reads=self.grads, writes=self.weights))
+        return [block(body, f"{quorum.span} and ({_rank_condition(ranks)})")]
 
-    def backward(
-        self, name: str, price: CostOrEntries, grad: str, joined: list[int], start: int
-    ) -> list[Entry]:
-        """Who has just joined gives zeros in its first step."""
-        found: list[Entry] = [compute(name, price, writes=[grad])]
-        if joined:
-            zeros: Entry = {
-                "assign": {"tensor": grad, "value": 0},
-                "ranks": f"iteration == {start} and ({_rank_condition(joined)})",
-            }
-            found.append(zeros)
-        return found
-
-    def divided(self, members: int, joined: list[int], start: int) -> list[Entry]:
-        """Sums as means of those who gave something."""
-
-        def means(count: int) -> list[Entry]:
-            return [
-                {"assign": {"tensor": grad, "value": f"{grad} * {1 / count!r}"}}
-                for grad in self.grads
-            ]
-
-        if not joined or len(joined) == members:
-            return means(members)
+    def average(self, members: int, healing: int, start: int) -> list[Entry]:
+        """Sums become means over the ranks that contributed gradients."""
+        if not healing or healing == members:
+            return self.divide_by(members)
         return [
-            block(means(members - len(joined)), f"iteration == {start}"),
-            block(means(members), f"iteration > {start}"),
+            block(self.divide_by(members - healing), f"iteration == {start}"),
+            block(self.divide_by(members), f"iteration > {start}"),
         ]
 
-    def group_name(self, k: int) -> str:
-        return f"{self.prefix}_quorum_{k}"
+    def divide_by(self, count: int) -> list[Entry]:
+        return [
+            {"assign": {"tensor": grad, "value": f"{grad} * {1 / count!r}"}} for grad in self.grads
+        ]
+
+    def group_name(self, number: int) -> str:
+        return f"{self.prefix}_quorum_{number}"
 
 
 def _rank_condition(ranks: list[int] | tuple[int, ...]) -> str:
-    """A condition that these ranks meet."""
+    """A condition that selects some ranks."""
     return " or ".join(f"rank == {rank}" for rank in ranks) or "rank < 0"

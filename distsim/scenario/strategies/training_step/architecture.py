@@ -126,22 +126,27 @@ class Architecture(NamedTuple):
         """Queries, keys, values, output, in the layout of `torch.nn.Linear`: (out, in)."""
         if self.latent is not None:
             return self._latent_shapes(self.latent)
-        sides = (
+        matrices = [
             (self.q_hidden, self.hidden),
             (self.kv_hidden, self.hidden),
             (self.kv_hidden, self.hidden),
             (self.hidden, self.o_hidden),
-        )
-        found = [
-            shape
-            for out, in_ in sides
-            for shape in ((out, in_), *(((out,),) if self.bias or self.biased else ()))
         ]
-        return [
-            *found,
-            *([(self.head_width,)] * 2 if self.qk_norm else []),
-            *([(self.heads,)] if self.sinks else []),
-        ]
+        shapes = self._with_biases(matrices)
+        if self.qk_norm:
+            shapes += [(self.head_width,)] * 2
+        if self.sinks:
+            shapes.append((self.heads,))
+        return shapes
+
+    def _with_biases(self, matrices: list[tuple[int, int]]) -> list[tuple[int, ...]]:
+        """The shapes of some matrices, each followed by its bias if the layers have biases."""
+        shapes: list[tuple[int, ...]] = []
+        for out, in_ in matrices:
+            shapes.append((out, in_))
+            if self.bias or self.biased:
+                shapes.append((out,))
+        return shapes
 
     def _latent_shapes(self, latent: LatentAttention) -> list[tuple[int, ...]]:
         return [
@@ -163,28 +168,23 @@ class Architecture(NamedTuple):
         """One feed-forward layer: up (and gate), down."""
         width = self.ffn if ffn is None else ffn
         up = [(width, self.hidden)] * (self.matrices - 1)
-        pairs = [*((shape, (width,)) for shape in up), ((self.hidden, width), (self.hidden,))]
-        return [
-            shape
-            for matrix, bias in pairs
-            for shape in ((matrix, bias) if self.bias or self.biased else (matrix,))
-        ]
+        return self._with_biases([*up, (self.hidden, width)])
 
     def around_shapes(self) -> list[tuple[int, ...]]:
-        """A layer without its feed-forward part: norms, attention, what modulates them."""
-        scales = (
-            [(self.modulated * self.hidden, self.hidden), (self.modulated * self.hidden,)]
-            if self.modulated
-            else []
-        )
-        return [*self.norm_shapes() * self.norms, *self.attention_shapes(), *scales]
+        """A layer without its feed-forward part: norms, attention, and their modulation."""
+        shapes = [*self.norm_shapes() * self.norms, *self.attention_shapes()]
+        if self.modulated:
+            width = self.modulated * self.hidden
+            shapes += [(width, self.hidden), (width,)]
+        return shapes
 
     def layer_shapes(self) -> list[tuple[int, ...]]:
         """Parameters of one layer: norms, attention, router, feed-forward layers (all experts)."""
-        router: list[tuple[int, ...]] = [(self.experts, self.hidden)] if self.experts else []
-        router += (
-            [(self.experts,)] if self.experts and (self.biased or self.latent is not None) else []
-        )
+        router: list[tuple[int, ...]] = []
+        if self.experts:
+            router.append((self.experts, self.hidden))
+            if self.biased or self.latent is not None:
+                router.append((self.experts,))
         shared = self.expert_shapes(self.shared) if self.shared else []
         return [
             *self.around_shapes(),

@@ -33,7 +33,7 @@ from distsim.scenario.strategies.intra_layer.context_parallel import ContextPara
 from distsim.scenario.strategies.intra_layer.expert_parallel import ExpertParallel
 from distsim.scenario.strategies.intra_layer.tensor_parallel import TensorParallel
 from distsim.scenario.strategies.layers import IntraLayerStrategy, repeat_entries
-from distsim.scenario.strategies.pipeline.fields import Pipeline
+from distsim.scenario.strategies.pipeline.strategy import Pipeline
 
 #: Axes from the outermost in. Megatron-LM core/parallel_state.py, initialize_model_parallel: the
 #: default order "tp-cp-ep-dp-pp" is given from the innermost out. torchtitan
@@ -84,7 +84,8 @@ class Hybrid(Strategy):
 
     name: ClassVar[str] = "hybrid"
     about: ClassVar[str] = (
-        "A product on a mesh: `pipeline` over one axis; `tensor`, `context` and `experts` within a stage; gradients reduced over `data`."
+        "A product on a mesh: `pipeline` over one axis; `tensor`, `context` and `experts` within a "
+        "stage; gradients reduced over `data`."
     )
 
     #: Refuse a mesh whose axes do not stand in this order.
@@ -118,14 +119,16 @@ class Hybrid(Strategy):
                 found.append(
                     (
                         ("tensor", field),
-                        f"a product takes a stage's layers alone from `tensor`: give {field} in tensor_parallel",
+                        f"a product takes a stage's layers alone from `tensor`: give {field} in "
+                        "tensor_parallel",
                     )
                 )
         if not self.parts and self.pipeline is None:
             found.append(
                 (
                     (),
-                    "a hybrid needs a pipeline, or what a stage consists of: tensor, context, experts",
+                    "a hybrid needs a pipeline, or what a stage consists of: tensor, context, "
+                    "experts",
                 )
             )
         return found + (self._pipeline(context) if not found else [])
@@ -139,39 +142,36 @@ class Hybrid(Strategy):
             return []
         order = name_list(MESH_AXIS_ORDERS[self.order])
         sizes = ", ".join(f"{axis}: {context.mesh[axis]}" for axis in wanted)
-        said = f"{self.order} orders axes from the outermost in as {order}; the mesh has {name_list(written)}: write {{{sizes}}}"
+        said = (
+            f"{self.order} orders axes from the outermost in as {order}; the mesh has "
+            f"{name_list(written)}: write {{{sizes}}}"
+        )
         return [(("order",), said)]
 
     def _data(self, context: ExpansionContext) -> list[Refusal]:
-        found = context.refuse_groups(data=self.data)
-        unknown = context.unknown_tensor(self.gradient) if isinstance(self.gradient, str) else None
-        if unknown is not None:
-            found.append((("gradient",), unknown))
+        refusals = context.refuse_groups(data=self.data)
+        if isinstance(self.gradient, str):
+            unknown = context.unknown_tensor(self.gradient)
+            if unknown is not None:
+                refusals.append((("gradient",), unknown))
         if (self.data is None) != (self.gradient is None):
-            found.append(
-                (
-                    ("data" if self.gradient is None else "gradient",),
-                    "`data` and `gradient` belong together",
-                )
-            )
-        return found
+            given = "data" if self.gradient is None else "gradient"
+            refusals.append(((given,), "`data` and `gradient` belong together"))
+        return refusals
 
     def _pipeline(self, context: ExpansionContext) -> list[Refusal]:
         if self.pipeline is None:
             return []
-        extra = [key for key in ("forward", "backward") if key in self.pipeline and self.parts]
-        if extra:
-            return [
-                (
-                    ("pipeline", extra[0]),
-                    f"{extra[0]} is given by {name_list(word for word, _ in self.parts)}",
-                )
-            ]
+        fields = dict(self.pipeline)
+        if self.parts:
+            extra = [key for key in ("forward", "backward") if key in fields]
+            if extra:
+                text = f"{extra[0]} is given by {name_list(word for word, _ in self.parts)}"
+                return [(("pipeline", extra[0]), text)]
+            if not self.plain:
+                # The parts replace the passes; for the checks of the layout they can be empty.
+                fields |= {"forward": [], "backward": []}
         model: type[PlainPipeline | Pipeline] = PlainPipeline if self.plain else Pipeline
-        fields = {
-            **self.pipeline,
-            **({"forward": [], "backward": []} if self.parts and not self.plain else {}),
-        }
         try:
             made = model.model_validate(fields, context=dict(context.known))
         except ValidationError as errors:
@@ -180,18 +180,16 @@ class Hybrid(Strategy):
                 for error in errors.errors()
             ]
         if isinstance(made, Pipeline) and made.two_copies:
-            return [
-                (
-                    ("pipeline", "schedule"),
-                    "dualpipe has two copies of each stage, a product one: take `pipeline`, or dualpipe_v here",
-                )
-            ]
-        found = (
-            _refuse_plain_pipeline(made, context)
-            if isinstance(made, PlainPipeline)
-            else made.refuse(context)
-        )
-        return [(("pipeline", *way), text) for way, text in found]
+            text = (
+                "dualpipe has two copies of each stage, a product one: "
+                "take `pipeline`, or dualpipe_v here"
+            )
+            return [(("pipeline", "schedule"), text)]
+        if isinstance(made, PlainPipeline):
+            refusals = _refuse_plain_pipeline(made, context)
+        else:
+            refusals = made.refuse(context)
+        return [(("pipeline", *path), text) for path, text in refusals]
 
     @property
     def plain(self) -> bool:
@@ -202,15 +200,14 @@ class Hybrid(Strategy):
 
 
 def _refuse_plain_pipeline(pipeline: PlainPipeline, context: ExpansionContext) -> list[Refusal]:
-    axis = context.unknown_axis(pipeline.axis)
-    found: list[Refusal] = [] if axis is None else [(("axis",), axis)]
-    missing = [
-        name
-        for name in (pipeline.activation, f"{pipeline.activation}_grad")
-        if name not in context.tensors
-    ]
+    refusals: list[Refusal] = []
+    unknown_axis = context.unknown_axis(pipeline.axis)
+    if unknown_axis is not None:
+        refusals.append((("axis",), unknown_axis))
     known = name_list(context.tensors)
-    return found + [
+    names = (pipeline.activation, f"{pipeline.activation}_grad")
+    missing = [name for name in names if name not in context.tensors]
+    return refusals + [
         (("activation",), f"unknown tensor {name}; declared are {known}") for name in missing
     ]
 

@@ -98,15 +98,15 @@ class TransformerLayerWriter(TransformerTensorWriter):
     def layer_forward(self) -> list[Entry]:
         one = self.one
         if self.tensor_axis is None and self.cp is None and self.ep is None:
-            whole = self.priced("forward", one.layer_flops + one.padding_flops + self.lag(1))
-            return [*self.launched(1), whole, *self.scores(1), self.moved("forward")]
+            whole = self.matmul("forward", one.layer_flops + one.padding_flops + self.lag(1))
+            return [*self.launched(1), whole, *self.scores(1), self.memory_traffic("forward")]
         attention = self.block_forward(
             "attention", one.attention_flops + self.lag(1), self.keys(), self.scores(1)
         )
         experts = self.block_forward(
             "mlp", one.mlp_flops + one.padding_flops, self.routed(), self.routed()
         )
-        return [*self.launched(1), *attention, *experts, self.moved("forward")]
+        return [*self.launched(1), *attention, *experts, self.memory_traffic("forward")]
 
     def block_forward(
         self, word: str, flops: int, first: list[Entry], last: list[Entry]
@@ -115,7 +115,13 @@ class TransformerLayerWriter(TransformerTensorWriter):
         if rows := self.hidden_rows(word):
             columns = self.mlp_columns() if word == "mlp" else self.attention_columns()
             return self.pieces(f"forward {word}", flops, sum(columns), rows, [*first, *last])
-        return [*self.before(), *first, self.priced(f"forward {word}", flops), *last, *self.after()]
+        return [
+            *self.gather_input(),
+            *first,
+            self.matmul(f"forward {word}", flops),
+            *last,
+            *self.reduce_output(),
+        ]
 
     def lag(self, passes: float) -> int:
         """The floating-point operations that would take as long as attention takes beyond its own
@@ -169,8 +175,8 @@ class TransformerLayerWriter(TransformerTensorWriter):
         extra += self.lag(passes)
         again = [*again, *self.launched(2), *self.scores(passes)]
         if self.tensor_axis is None and self.cp is None and self.ep is None:
-            whole = self.priced("backward", 2 * (one.layer_flops + one.padding_flops) + extra)
-            return [*again, whole, self.moved("backward")]
+            whole = self.matmul("backward", 2 * (one.layer_flops + one.padding_flops) + extra)
+            return [*again, whole, self.memory_traffic("backward")]
         columns = self.attention_columns()
         mlp_flops = 2 * (one.mlp_flops + one.padding_flops)
         mlp = self.block_backward(
@@ -179,7 +185,7 @@ class TransformerLayerWriter(TransformerTensorWriter):
         keys = [*self.keys(), *self.key_gradients()]
         return [
             *again,
-            self.moved("backward"),
+            self.memory_traffic("backward"),
             *mlp,
             *self.block_backward("attention", 2 * one.attention_flops + extra, columns, keys, []),
         ]
@@ -188,13 +194,13 @@ class TransformerLayerWriter(TransformerTensorWriter):
         """What a policy by operation computes again: products that are not kept, and all that is
         none; inputs are gathered again.
         """
-        again = [*self.before(), *self.before()] if self.one.sequence_parallel else []
+        again = [*self.gather_input(), *self.gather_input()] if self.one.sequence_parallel else []
         products = self.one.recompute_flops
         return [
             *self.launched(1),
             *again,
-            *([self.priced("forward, again", products)] if products else []),
-            self.moved("forward"),
+            *([self.matmul("forward, again", products)] if products else []),
+            self.memory_traffic("forward"),
         ]
 
     def attention_columns(self) -> list[int]:
@@ -213,10 +219,10 @@ class TransformerLayerWriter(TransformerTensorWriter):
     # --- its messages ---
     def keys(self) -> list[Entry]:
         """Keys and values of the whole sequence."""
-        return [] if self.one.context == 1 else [self.gathered(self.one.kv_numel, self.cp)]
+        return [] if self.one.context == 1 else [self.all_gather(self.one.kv_numel, self.cp)]
 
     def key_gradients(self) -> list[Entry]:
-        return [] if self.one.context == 1 else [self.scattered(self.one.kv_numel, self.cp)]
+        return [] if self.one.context == 1 else [self.reduce_scatter(self.one.kv_numel, self.cp)]
 
     def routed(self) -> list[Entry]:
         """Tokens to their experts, or back; spread evenly."""
@@ -232,29 +238,34 @@ class TransformerLayerWriter(TransformerTensorWriter):
             )
         ]
 
-    def moved(self, word: Literal["forward", "backward"]) -> Entry:
-        """What is bound by memory: norms, sums, dropout, non-linearities, the ways to experts; what
-        matrix products write.
+    def memory_traffic(self, word: Literal["forward", "backward"]) -> Entry:
+        """The work that is bound by memory.
+
+        These are norms, sums, dropout, non-linearities, the routing to experts, and the results
+        that matrix products write.
         """
-        one, back = self.one, word == "backward"
-        total = (1 + back) * one.layer_traffic + one.products_traffic[back] + one.routing_traffic
-        total += one.casts_traffic[back] if self.products.startswith("float8") else 0
-        total += one.sums_traffic if back else 0
-        total += (
-            (4 + FLOAT_DTYPE_BYTES[self.train.dtype]) * sum(self.layer_weights())
-            if one.autocast
-            else 0
-        )  # weights cast, their gradients cast back
+        one = self.one
+        is_backward = word == "backward"
+        total = (1 + is_backward) * one.layer_traffic
+        total += one.products_traffic[is_backward] + one.routing_traffic
+        if self.products.startswith("float8"):
+            total += one.casts_traffic[is_backward]
+        if is_backward:
+            total += one.sums_traffic
+        if one.autocast:
+            # Weights are cast, and their gradients are cast back.
+            total += (4 + FLOAT_DTYPE_BYTES[self.train.dtype]) * sum(self.layer_weights())
         return compute(
             f"{word}, memory",
             {"bytes": units.size_text(total)},
-            kernels=KERNELS_PER_LAYER[self.train.tensor_calls][back],
+            kernels=KERNELS_PER_LAYER[self.train.tensor_calls][is_backward],
         )
 
     # --- weights ---
     def layer_weights(self) -> ParameterCounts:
-        """Matrices are cut among tensor ranks, experts among expert ranks too; norms and the router
-        are whole on each.
+        """Matrices are split over the tensor ranks, experts also over the expert ranks.
+
+        Norms and the router are whole on each rank.
         """
         model, t = self.model, self.one.tensor
         whole = model.norms * total_numel(model.norm_shapes()) + model.experts * model.hidden
@@ -264,7 +275,7 @@ class TransformerLayerWriter(TransformerTensorWriter):
         )
 
     def ends_weights(self, stage: int) -> ParameterCounts:
-        """Embeddings on the first stage, the head on the last (tied embeddings stand on both)."""
+        """Embeddings on the first stage, the head on the last (tied embeddings are on both)."""
         model, t = self.model, self.one.tensor
         first = model.embedding_parameters // t if stage == 0 else 0
         again = model.vocabulary * model.hidden if model.tied and self.stages > 1 else 0
@@ -304,34 +315,31 @@ class TransformerLayerWriter(TransformerTensorWriter):
                 "group": group,
                 **async_fields(None if handle is None else f"{handle}_{word}@{index}"),
             }
-            part, dtype = -(-elements // self.ranks[group]), self.train.gradient_dtype
-            if (
-                self.train.zero == 0 or self.train.autocast
-            ):  # ZeroRedundancyOptimizer stands behind DDP
+            part = -(-elements // self.ranks[group])
+            dtype = self.train.gradient_dtype
+            # With autocast, ZeRO is ZeroRedundancyOptimizer, which works on top of DDP.
+            if self.train.zero == 0 or self.train.autocast:
                 found.append(
                     step("all_reduce", tensor=tensor_declaration(elements, dtype), **fields)
                 )
             else:
-                full, shard = (
-                    tensor_declaration(part * self.ranks[group], dtype),
-                    tensor_declaration(part, dtype),
-                )
+                full = tensor_declaration(part * self.ranks[group], dtype)
+                shard = tensor_declaration(part, dtype)
                 found.append(step("reduce_scatter_tensor", input=full, output=shard, **fields))
         return found
 
     def gather_weights(
         self, weights: ParameterCounts, handle: str | None = None, index: str = ""
     ) -> list[Entry]:
-        """Parameters of all; ZeroRedundancyOptimizer's broadcasts, of each rank's part, are told as
-        one call.
+        """Gather the parameters of all ranks.
+
+        ZeroRedundancyOptimizer broadcasts each rank's part; here that is one call.
         """
-        return [
-            self.gathered(
-                -(-elements // self.ranks[group]),
-                group,
-                None if handle is None else f"{handle}_{word}@{index}",
-                self.weights_dtype,
-            )
-            for word, elements, group in self.kinds(weights)
-            if elements and group is not None
-        ]
+        gathers: list[Entry] = []
+        for word, elements, group in self.kinds(weights):
+            if group is None or not elements:
+                continue
+            part = -(-elements // self.ranks[group])
+            name = None if handle is None else f"{handle}_{word}@{index}"
+            gathers.append(self.all_gather(part, group, name, self.weights_dtype))
+        return gathers

@@ -358,15 +358,19 @@ class MicroBatchCost(NamedTuple):
         model = self.model
         attention = model.q_hidden + model.o_hidden + 2 * model.kv_hidden
         attention += model.q_hidden + model.kv_hidden if model.qk_norm else 0
-        wide = (
-            2 if model.mlp == "gelu" else 3 if self.flash and not self.gathered else 4
-        ) * model.active_ffn
-        sorted_input = (
-            model.hidden * model.active_experts * self.tensor * (1 + self.gathered)
-            if model.experts
-            else 0
-        )
-        return self.itemsize * self.tokens * (attention + wide + sorted_input)
+        ffn = self._kept_ffn_activations * model.active_ffn
+        sorted_input = 0
+        if model.experts:
+            sorted_input = model.hidden * model.active_experts * self.tensor * (1 + self.gathered)
+        return self.itemsize * self.tokens * (attention + ffn + sorted_input)
+
+    @property
+    def _kept_ffn_activations(self) -> int:
+        """Activations of the feed-forward layer's width that are kept for the backward pass."""
+        if self.model.mlp == "gelu":
+            return 2
+        fuses_gate = self.flash and not self.gathered
+        return 3 if fuses_gate else 4
 
     @property
     def _scores_bytes(self) -> int:

@@ -22,7 +22,10 @@ _LLAMA31_SOURCE = (
     "Llama model cards, github.com/meta-llama/llama-models, models/llama3_1 and llama3_3"
 )
 _LLAMA4_SOURCE = "Meta, Llama-4-{} config.json, huggingface.co/meta-llama"
-_QWEN_SOURCE = "Qwen Team, Qwen3 Technical Report, arXiv:2505.09388, tables 1 and 2, and the published config.json"
+_QWEN_SOURCE = (
+    "Qwen Team, Qwen3 Technical Report, arXiv:2505.09388, tables 1 and 2, and the published "
+    "config.json"
+)
 _GEMMA_SOURCE = (
     "Gemma Team, Gemma 3 Technical Report, arXiv:2503.19786, table 1, and the published config.json"
 )
@@ -257,6 +260,9 @@ PRESETS: Final[dict[str, Architecture]] = {
         modulated=6,
         inputs=((1152, 16), (1152,), (1152, 256), (1152,), (1152, 1152), (1152,), (1001, 1152)),
         outputs=((2304, 1152), (2304,), (32, 1152), (32,)),
-        source="Peebles and Xie, Scalable Diffusion Models with Transformers, arXiv:2212.09748, table 1",
+        source=(
+            "Peebles and Xie, Scalable Diffusion Models with Transformers, arXiv:2212.09748, "
+            "table 1"
+        ),
     ),
 }

@@ -42,8 +42,9 @@ def async_fields(handle: str | None) -> dict[str, object]:
 
 
 class TransformerTensorWriter(EntryWriter):
-    """Writes the entries of what is cut over the tensor axis. Buffers of messages are fresh
-    ones.
+    """Writes the entries of everything that is split over the tensor axis.
+
+    Messages use new buffers, declared inline.
     """
 
     def __init__(self, train: TransformerFields, context: ExpansionContext) -> None:
@@ -55,44 +56,46 @@ class TransformerTensorWriter(EntryWriter):
         self.tensor_axis = train.axis("tensor", context)
 
     @property
-    def cut(self) -> bool:
-        """Do several ranks share the matrices?"""
+    def is_tensor_parallel(self) -> bool:
+        """Whether several ranks share the matrices."""
         return self.tensor_axis is not None and self.one.tensor > 1
 
     @property
-    def vocabulary_cut(self) -> bool:
-        """Embedding and logits are cut by vocabulary."""
-        return self.cut and self.model.vocabulary > 0
+    def splits_vocabulary(self) -> bool:
+        """Whether embedding and logits are split by vocabulary."""
+        return self.is_tensor_parallel and self.model.vocabulary > 0
 
-    def priced(self, name: str, flops: int) -> Entry:
-        """Matrix products; the logits stay in ``dtype``."""
+    def matmul(self, name: str, flops: int) -> Entry:
+        """Matrix products in the dtype of the products; the logits stay in ``dtype``."""
         dtype = self.train.dtype if name.endswith(" head") else self.products
         return compute(name, {"flops": units.flops_text(float(flops)), "dtype": dtype})
 
     # --- messages ---
     @property
     def weights_dtype(self) -> str:
-        """What parameters are kept and sent in."""
+        """The dtype in which parameters are kept and sent."""
         return "float32" if self.train.autocast else self.train.dtype
 
     def buffer(self, elements: int, dtype: str | None = None) -> Entry:
         return tensor_declaration(elements, dtype or self.dtype)
 
-    def before(self) -> list[Entry]:
+    def gather_input(self) -> list[Entry]:
         return [self.gather()] if self.one.sequence_parallel else []
 
-    def after(self) -> list[Entry]:
+    def reduce_output(self) -> list[Entry]:
         if self.one.sequence_parallel:
             return [self.scatter()]
-        return [self.reduced()] if self.one.tensor > 1 else []
+        return [self.all_reduce_hidden()] if self.one.tensor > 1 else []
 
     def gather(self, handle: str | None = None) -> Entry:
-        return self.gathered(self.one.hidden_numel // self.one.tensor, self.tensor_axis, handle)
+        return self.all_gather(self.one.hidden_numel // self.one.tensor, self.tensor_axis, handle)
 
     def scatter(self, handle: str | None = None) -> Entry:
-        return self.scattered(self.one.hidden_numel // self.one.tensor, self.tensor_axis, handle)
+        return self.reduce_scatter(
+            self.one.hidden_numel // self.one.tensor, self.tensor_axis, handle
+        )
 
-    def reduced(self, handle: str | None = None) -> Entry:
+    def all_reduce_hidden(self, handle: str | None = None) -> Entry:
         return step(
             "all_reduce",
             tensor=self.buffer(self.one.hidden_numel),
@@ -100,7 +103,7 @@ class TransformerTensorWriter(EntryWriter):
             **async_fields(handle),
         )
 
-    def gathered(
+    def all_gather(
         self, part: int, group: GroupRef | None, handle: str | None = None, dtype: str | None = None
     ) -> Entry:
         shard, full = (
@@ -111,7 +114,7 @@ class TransformerTensorWriter(EntryWriter):
             "all_gather_into_tensor", input=shard, output=full, group=group, **async_fields(handle)
         )
 
-    def scattered(self, part: int, group: GroupRef | None, handle: str | None = None) -> Entry:
+    def reduce_scatter(self, part: int, group: GroupRef | None, handle: str | None = None) -> Entry:
         shard, full = self.buffer(part), self.buffer(part * self.context.size_of(group))
         return step(
             "reduce_scatter_tensor", input=full, output=shard, group=group, **async_fields(handle)
@@ -119,32 +122,32 @@ class TransformerTensorWriter(EntryWriter):
 
     # --- embedding, logits, loss ---
     def embedding_forward(self) -> list[Entry]:
-        """Each rank looks up the words of its part of the vocabulary: sums."""
-        return self.after() if self.vocabulary_cut else []
+        """Each rank looks up the tokens of its part of the vocabulary; the results are summed."""
+        return self.reduce_output() if self.splits_vocabulary else []
 
     def embedding_backward(self) -> list[Entry]:
-        return self.before() if self.vocabulary_cut else []
+        return self.gather_input() if self.splits_vocabulary else []
 
     def head_forward(self) -> list[Entry]:
-        whole = self.priced("forward head", self.one.head_flops)
-        moved = self.logits("forward")
-        return (
-            [*self.before(), whole, *self.loss(), moved] if self.vocabulary_cut else [whole, moved]
-        )
+        product = self.matmul("forward head", self.one.head_flops)
+        traffic = self.logits("forward")
+        if not self.splits_vocabulary:
+            return [product, traffic]
+        return [*self.gather_input(), product, *self.loss(), traffic]
 
     def logits(self, word: Literal["forward", "backward"]) -> Entry:
-        """What the loss moves: of cut logits a part, unless they were gathered."""
-        whole = self.one.tensor if self.vocabulary_cut and not self.train.loss_parallel else 1
+        """The memory traffic of the loss: of split logits a part, unless they were gathered."""
+        whole = self.one.tensor if self.splits_vocabulary and not self.train.loss_parallel else 1
         return compute(
             f"{word} loss",
             {"bytes": units.size_text(whole * self.one.logits_traffic[word == "backward"])},
         )
 
     def loss(self) -> list[Entry]:
-        """Of cut logits; or the logits gathered."""
+        """The reductions of a loss of split logits, or the gather of the logits."""
         if not self.train.loss_parallel:
             return [
-                self.gathered(
+                self.all_gather(
                     self.one.tokens * -(-self.model.vocabulary // self.one.tensor), self.tensor_axis
                 )
             ]
@@ -156,47 +159,56 @@ class TransformerTensorWriter(EntryWriter):
 
     def head_backward(self) -> list[Entry]:
         flops, moved = self.one.head_flops, self.logits("backward")
-        if not self.vocabulary_cut:
-            return [moved, self.priced("backward head", 2 * flops)]
+        if not self.splits_vocabulary:
+            return [moved, self.matmul("backward head", 2 * flops)]
         if self.train.tensor_calls == "megatron":
-            return [moved, *self.beside("head", 2 * flops, flops, [], [], rows=False)]
-        return [moved, self.priced("backward head", 2 * flops), *self.after()]
+            return [moved, *self.overlapped_backward("head", 2 * flops, flops, [], [], rows=False)]
+        return [moved, self.matmul("backward head", 2 * flops), *self.reduce_output()]
 
     # --- a block's backward pass ---
     def block_backward(
         self, word: str, flops: int, columns: Sequence[int], first: list[Entry], last: list[Entry]
     ) -> list[Entry]:
-        """``columns``: FLOPs of the forward product of each matrix by columns; of its gradient, and
-        of its input's, the same.
+        """A block's backward pass, with the work ``first`` before it and ``last`` after it.
+
+        ``columns`` are the FLOPs of the forward product of each matrix that is split by columns;
+        its gradient, and that of its input, cost the same.
         """
-        if not self.cut:
-            return [*first, self.priced(f"backward {word}", flops), *last]
+        if not self.is_tensor_parallel:
+            return [*first, self.matmul(f"backward {word}", flops), *last]
         if self.train.tensor_calls == "megatron":
-            return self.beside(word, flops, sum(columns), first, last)
+            return self.overlapped_backward(word, flops, sum(columns), first, last)
         if rows := self.hidden_rows(word):
             return self.pieces(f"backward {word}", flops, rows, sum(columns), [*first, *last])
         if self.one.sequence_parallel or len(columns) == 1:
             return [
-                *self.before(),
+                *self.gather_input(),
                 *first,
-                self.priced(f"backward {word}", flops),
+                self.matmul(f"backward {word}", flops),
                 *last,
-                *self.after(),
+                *self.reduce_output(),
             ]
-        found = [*first, self.priced(f"backward {word}", flops - 2 * sum(columns)), *last]
+        found = [*first, self.matmul(f"backward {word}", flops - 2 * sum(columns)), *last]
         for k, each in enumerate(columns):
-            found += [self.priced(f"backward {word}, matrix {k}", 2 * each), self.reduced()]
+            found += [
+                self.matmul(f"backward {word}, matrix {k}", 2 * each),
+                self.all_reduce_hidden(),
+            ]
         return found
 
     def hidden_rows(self, word: str) -> int:
-        """FLOPs of the product by rows that ends a block, forward; 0 where none travels beside it
-        (`tensor_overlap`; experts have none).
+        """FLOPs of the product by rows that ends a block, forward.
+
+        0 if no communication overlaps it (`tensor_overlap`; with experts there is none).
         """
-        if not (self.train.tensor_overlap and self.cut and self.one.sequence_parallel) or (
-            word == "mlp" and self.model.experts
-        ):
+        overlaps = (
+            self.train.tensor_overlap and self.is_tensor_parallel and self.one.sequence_parallel
+        )
+        if not overlaps:
             return 0
-        return self.one.mlp_flops // self.model.matrices if word == "mlp" else self.one.output_flops
+        if word != "mlp":
+            return self.one.output_flops
+        return 0 if self.model.experts else self.one.mlp_flops // self.model.matrices
 
     def pieces(
         self, word: str, flops: int, first: int, last: int, inner: list[Entry] | None = None
@@ -214,13 +226,13 @@ class TransformerTensorWriter(EntryWriter):
         )
         begin = [
             self.gather(f"{handle}_in"),
-            self.priced(f"{word}, pieces", early),
+            self.matmul(f"{word}, pieces", early),
             wait(f"{handle}_in"),
         ]
         return [
             *begin,
             *(inner or []),
-            self.priced(word, flops - early - late),
+            self.matmul(word, flops - early - late),
             *self.sent_pieces(word, handle, late, part),
         ]
 
@@ -229,15 +241,15 @@ class TransformerTensorWriter(EntryWriter):
         left = max(part // self.one.tensor, 1)
         axis = self.tensor_axis
         if left == part:
-            return [self.priced(f"{word}, pieces", flops), self.scattered(part, axis)]
+            return [self.matmul(f"{word}, pieces", flops), self.reduce_scatter(part, axis)]
         ahead = [
-            self.scattered(part - left, axis, f"{handle}_out"),
-            self.priced(f"{word}, pieces", flops),
+            self.reduce_scatter(part - left, axis, f"{handle}_out"),
+            self.matmul(f"{word}, pieces", flops),
             wait(f"{handle}_out"),
         ]
-        return [*ahead, self.scattered(left, axis)]
+        return [*ahead, self.reduce_scatter(left, axis)]
 
-    def beside(
+    def overlapped_backward(
         self,
         word: str,
         flops: int,
@@ -246,28 +258,29 @@ class TransformerTensorWriter(EntryWriter):
         last: list[Entry],
         rows: bool = True,
     ) -> list[Entry]:
-        """The input's gradient on its way beside the weights' (Megatron-LM). ``rows``: the block
-        ends in a matrix by rows.
+        """The input's gradient is sent while the weights' gradients are computed (Megatron-LM).
+
+        ``rows``: the block ends in a matrix that is split by rows.
         """
         handle = f"{self.prefix}_{word}"
         again = self.one.sequence_parallel
         gathered = [self.gather(f"{handle}_input")] if again else []
         waited: list[Entry] = [wait(f"{handle}_input")] if again else []
-        sent = self.scatter(f"{handle}_grad") if again else self.reduced(f"{handle}_grad")
+        sent = self.scatter(f"{handle}_grad") if again else self.all_reduce_hidden(f"{handle}_grad")
         begin, done = [*([self.gather()] if again and rows else []), *gathered], 0
         if hidden := self.hidden_rows(word) if rows else 0:
             done = hidden - hidden // self.one.tensor
             pieces = [
                 self.gather(f"{handle}_out"),
-                self.priced(f"backward {word}, pieces", done),
+                self.matmul(f"backward {word}, pieces", done),
                 wait(f"{handle}_out"),
             ]
             begin = [*pieces, *gathered]
-        end = [self.priced(f"weight gradients {word}", columns), wait(f"{handle}_grad")]
+        end = [self.matmul(f"weight gradients {word}", columns), wait(f"{handle}_grad")]
         return [
             *begin,
             *first,
-            self.priced(f"backward {word}", flops - columns - done),
+            self.matmul(f"backward {word}", flops - columns - done),
             *last,
             *waited,
             sent,

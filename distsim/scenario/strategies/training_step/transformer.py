@@ -64,57 +64,62 @@ class TransformerStepWriter(TransformerLayerWriter):
     @cached_property
     def schedule(self) -> PipelineSchedule:
         """Who computes what when, and which rank has which stages."""
-        return self.train.pipeline_strategy(self.context).made(self.context)
+        return self.train.pipeline_strategy(self.context).build_schedule(self.context)
 
     # --- the whole ---
     def expansion(self) -> Expansion:
-        found = self.pipelined() if self.stages > 1 else self.alone()
+        found = self.pipeline_step() if self.stages > 1 else self.alone()
         return found._replace(
             memory={f"{self.prefix}_{name}": value for name, value in self.memory().items()}
         )
 
-    def pipelined(self) -> Expansion:
-        there, back = (
-            [one(s) for s in range(self.stages)]
-            for one in (self.stage_forward, self.stage_backward)
-        )
-        early = self.train.overlap_grad_reduce and any(
-            group is not None for group in (self.shared, self.apart)
-        )
-        last = [self.reducing_stage(s) for s in range(self.stages)] if early else []
-        inner = self.train.pipeline_strategy(self.context, there, back, last)
-        found = inner.expand(self.context)
-        mine = [self.schedule.stages_of(r) for r in range(self.context.mesh[inner.axis])]
-        waits: list[Entry] = [wait("all")]
-        ends = [
-            (waits if early else [e for s in stages for e in self.reduce(self.stage_weights(s))])
-            + self.update(stages)
-            for stages in mine
-        ]
-        return found._replace(
-            steps=[*found.steps, *blocks_by_rank(ends, inner.axis)],
-            groups={**found.groups, **self.ends()},
+    def pipeline_step(self) -> Expansion:
+        """The passes of all stages as a pipeline; then each rank reduces and updates its stages."""
+        stages = range(self.stages)
+        forward = [self.stage_forward(stage) for stage in stages]
+        backward = [self.stage_backward(stage) for stage in stages]
+        has_gradient_group = self.shared is not None or self.apart is not None
+        overlaps = self.train.overlap_grad_reduce and has_gradient_group
+        last_backward = [self.reducing_stage(stage) for stage in stages] if overlaps else []
+        pipeline = self.train.pipeline_strategy(self.context, forward, backward, last_backward)
+        expansion = pipeline.expand(self.context)
+        ends: list[list[Entry]] = []
+        for rank in range(self.context.mesh[pipeline.axis]):
+            own_stages = self.schedule.stages_of(rank)
+            end: list[Entry] = []
+            if overlaps:
+                end.append(wait("all"))
+            else:
+                for stage in own_stages:
+                    end += self.reduce(self.stage_weights(stage))
+            ends.append(end + self.update(own_stages))
+        return expansion._replace(
+            steps=[*expansion.steps, *blocks_by_rank(ends, pipeline.axis)],
+            groups={**expansion.groups, **self.ends()},
         )
 
     def alone(self) -> Expansion:
-        """Without a pipeline: layer by layer, gradients (and with ZeRO 3 parameters) on their way
-        meanwhile.
+        """Without a pipeline: layer by layer, while gradients are reduced.
+
+        With ZeRO 3 parameters are gathered meanwhile, too.
         """
         return Expansion([*self.without_pipeline(), *self.update((0,))], {})
 
     def without_pipeline(self) -> list[Entry]:
-        """All micro-batches of a step. ZeRO 3 gathers and reduces in each (fully_shard); else
-        gradients are reduced in the last.
+        """All micro-batches of a step.
+
+        ZeRO 3 gathers and reduces in each of them (fully_shard); otherwise gradients are reduced in
+        the last one.
         """
         count = self.train.micro_batches
         if self.train.zero == 3 and self.shared is not None:
             return self.times(count, [*self.sharded_forward(), *self.sharded_backward()])
-        early = [*self.stage_forward(0), *self.stage_backward(0)]
+        plain = [*self.stage_forward(0), *self.stage_backward(0)]
         if not self.train.overlap_grad_reduce:
-            return [*self.times(count, early), *self.reduce(self.stage_weights(0))]
+            return [*self.times(count, plain), *self.reduce(self.stage_weights(0))]
         backward, ends = self.reducing_backward(0)
         waits: list[Entry] = [wait("all")] if ends else []
-        return [*self.times(count - 1, early), *self.stage_forward(0), *backward, *waits]
+        return [*self.times(count - 1, plain), *self.stage_forward(0), *backward, *waits]
 
     def reducing_backward(self, stage: int, first: int = 0) -> tuple[list[Entry], list[Entry]]:
         """The last backward pass: each layer's gradients go out as soon as they are there; what
@@ -140,7 +145,7 @@ class TransformerStepWriter(TransformerLayerWriter):
         chunk = self.schedule.stages_of(self.schedule.rank_of[stage]).index(stage)
         return self.reducing_backward(stage, chunk * (max(self.split) + 1))[0]
 
-    def ahead(self, layer: list[Entry]) -> list[Entry]:
+    def with_gathers_ahead(self, layer: list[Entry]) -> list[Entry]:
         """Layer by layer, the next layer's parameters on their way meanwhile."""
         layers, weights, index = self.split[0], self.layer_weights(), f"{self.prefix}_l"
         more = {"ranks": f"{index} + 1 < {layers}"}
@@ -148,18 +153,19 @@ class TransformerStepWriter(TransformerLayerWriter):
             {**entry, **more}
             for entry in self.gather_weights(weights, f"{self.prefix}_gathered", f"({index} + 1)")
         ]
-        body = [*following, *self.came(weights, index), *layer]
+        body = [*following, *self.wait_gathers(weights, index), *layer]
         return [
             *self.gather_weights(weights, f"{self.prefix}_gathered", "0"),
             *repeat_entries(layers, body, index),
         ]
 
-    def came(self, weights: ParameterCounts, index: str) -> list[Entry]:
+    def wait_gathers(self, weights: ParameterCounts, index: str) -> list[Entry]:
         """Waits for gathered parameters."""
-        words = [
-            word for word, elements, group in self.kinds(weights) if elements and group is not None
-        ]
-        return [wait(f"{self.prefix}_gathered_{word}@{index}") for word in words]
+        waits: list[Entry] = []
+        for word, elements, group in self.kinds(weights):
+            if group is not None and elements:
+                waits.append(wait(f"{self.prefix}_gathered_{word}@{index}"))
+        return waits
 
     def sharded_forward(self) -> list[Entry]:
         """Embeddings, norm and head stay gathered from here to the end of the backward pass, as the
@@ -168,18 +174,18 @@ class TransformerStepWriter(TransformerLayerWriter):
         layers, root = str(self.split[0]), self.ends_weights(0)
         begin = [
             *self.gather_weights(root, f"{self.prefix}_gathered", layers),
-            *self.came(root, layers),
+            *self.wait_gathers(root, layers),
         ]
         return [
             *begin,
             *self.embedding_forward(),
-            *self.ahead(self.layer_forward()),
+            *self.with_gathers_ahead(self.layer_forward()),
             *self.head_forward(),
         ]
 
     def sharded_backward(self) -> list[Entry]:
         handle = f"{self.prefix}_reduced"
-        layers = self.ahead(
+        layers = self.with_gathers_ahead(
             [*self.layer_backward(), *self.reduce(self.layer_weights(), handle, f"{self.prefix}_l")]
         )
         ends = [
@@ -232,7 +238,7 @@ class TransformerStepWriter(TransformerLayerWriter):
             if not self.train.autocast and (self.train.zero < 2 or not self.one.gathered):
                 return {"rank": _nonzero_sizes(told)}
             most = (
-                self.under_autocast() if self.train.autocast else self.at_once()
+                self.autocast_peak_bytes() if self.train.autocast else self.fully_shard_peak_bytes()
             )  # more than the parts where a layer's whole gradients are: no fit is judged by less
             told += MemoryFootprint(gathered=max(most - told.total, 0))
             return {"rank": {**_nonzero_sizes(told), "allocated": units.size_text(most)}}
@@ -268,7 +274,7 @@ class TransformerStepWriter(TransformerLayerWriter):
             gradients=self.partial_sums(stages), activations=activations, gathered=gathered
         )
 
-    def at_once(self) -> int:
+    def fully_shard_peak_bytes(self) -> int:
         """Bytes that torch's tensors hold at the fullest moment under fully_shard, whose parameters
         at rest are Adam's float32 copy.
 
@@ -323,7 +329,7 @@ class TransformerStepWriter(TransformerLayerWriter):
             else 0
         )
 
-    def under_autocast(self) -> int:
+    def autocast_peak_bytes(self) -> int:
         """Bytes that torch's tensors hold at the fullest moment under DDP and torch.autocast: while
         the loss is passed backward, or the layer that is left last, when all gradients are there
         beside DDP's buckets (benchmarks/gpu/memory_h100.json)."""

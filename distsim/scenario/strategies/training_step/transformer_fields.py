@@ -21,7 +21,7 @@ from distsim.scenario.strategies.field_types import (
     NonNegativeInt,
     PositiveInt,
 )
-from distsim.scenario.strategies.pipeline.fields import Pipeline
+from distsim.scenario.strategies.pipeline.strategy import Pipeline
 from distsim.scenario.strategies.training_step.micro_batch_cost import (
     MicroBatchCost,
     RecomputePolicy,
@@ -67,7 +67,8 @@ class ArchitectureFields(BaseModel):
     def _complete(self) -> ArchitectureFields:
         if self.preset is not None and self.preset not in PRESETS:
             raise ValueError(
-                f"unknown model {self.preset}; presets are {name_list(PRESETS)}{did_you_mean(self.preset, PRESETS)}"
+                f"unknown model {self.preset}; presets are "
+                f"{name_list(PRESETS)}{did_you_mean(self.preset, PRESETS)}"
             )
         missing = [
             key
@@ -97,7 +98,8 @@ class TransformerFields(Strategy):
 
     name: ClassVar[str] = "transformer"
     about: ClassVar[str] = (
-        "A training step of a transformer: tensor, sequence, pipeline, context, expert and data parallelism on a mesh."
+        "A training step of a transformer: tensor, sequence, pipeline, context, expert and data "
+        "parallelism on a mesh."
     )
     first_field: ClassVar[str | None] = "model"
 
@@ -179,7 +181,8 @@ class TransformerFields(Strategy):
     def _preset(cls, value: object) -> object:
         if not isinstance(value, str | dict | ArchitectureFields):
             raise ValueError(
-                f"expected a preset ({name_list(PRESETS)}) or the model's sizes, found {value_text(value)}"
+                f"expected a preset ({name_list(PRESETS)}) or the model's sizes, found "
+                f"{value_text(value)}"
             )
         return {"preset": value} if isinstance(value, str) else value
 
@@ -195,7 +198,7 @@ class TransformerFields(Strategy):
             else None
         )
 
-    def ways(self, field: str, context: ExpansionContext) -> int:
+    def axis_size(self, field: str, context: ExpansionContext) -> int:
         """How many ranks an axis has; 1 where there is none."""
         axis = self.axis(field, context)
         return 1 if axis is None else context.mesh.get(axis, 1)
@@ -204,11 +207,8 @@ class TransformerFields(Strategy):
         """The axes over which gradients are reduced."""
         if self.data is not None:
             return (self.data,) if isinstance(self.data, str) else self.data
-        return tuple(
-            axis
-            for axis in context.mesh
-            if axis not in (self.axis("tensor", context), self.axis("pipeline", context))
-        )
+        model_axes = (self.axis("tensor", context), self.axis("pipeline", context))
+        return tuple(axis for axis in context.mesh if axis not in model_axes)
 
     def one_pass(self, context: ExpansionContext) -> MicroBatchCost:
         """A micro-batch on one rank of this layout."""
@@ -219,10 +219,10 @@ class TransformerFields(Strategy):
             self.micro_batch,
             self.sequence or model.sequence,
             FLOAT_DTYPE_BYTES[self.dtype],
-            self.ways("tensor", context),
-            self.sequence_parallel and self.ways("tensor", context) > 1,
-            self.ways("context", context),
-            self.ways("experts", context),
+            self.axis_size("tensor", context),
+            self.sequence_parallel and self.axis_size("tensor", context) > 1,
+            self.axis_size("context", context),
+            self.axis_size("experts", context),
             self.recompute,
             flash,
             flash if self.causal is None else self.causal,
@@ -232,7 +232,7 @@ class TransformerFields(Strategy):
         )
 
     def stages(self, context: ExpansionContext) -> int:
-        return self.ways("pipeline", context) * self.chunk_count
+        return self.axis_size("pipeline", context) * self.chunk_count
 
     @property
     def chunk_count(self) -> int:
@@ -306,12 +306,14 @@ class TransformerFields(Strategy):
             if size % one.tensor:
                 yield (
                     ("model",),
-                    f"{word} {size} is not divisible by the tensor axis of {one.tensor} ranks{_nearest_divisors(size, one.tensor)}",
+                    f"{word} {size} is not divisible by the tensor axis of {one.tensor} "
+                    f"ranks{_nearest_divisors(size, one.tensor)}",
                 )
         if one.sequence % one.context:
             yield (
                 ("sequence",),
-                f"sequence {one.sequence} is not divisible by the context axis of {one.context} ranks",
+                f"sequence {one.sequence} is not divisible by the context axis of {one.context} "
+                "ranks",
             )
         elif one.sequence_parallel and one.sequence // one.context % one.tensor:
             part = one.sequence // one.context
@@ -322,21 +324,27 @@ class TransformerFields(Strategy):
             )
             yield (
                 ("sequence",),
-                f"{whole} is not divisible by the tensor axis of {one.tensor} ranks, as sequence_parallel needs",
+                f"{whole} is not divisible by the tensor axis of {one.tensor} ranks, as "
+                "sequence_parallel needs",
             )
         if self.tensor_overlap and one.tensor > 1 and not one.sequence_parallel:
             yield (
                 ("tensor_overlap",),
-                "what it hides is what sequence_parallel gathers and scatters: expected sequence_parallel: true",
+                "what it hides is what sequence_parallel gathers and scatters: expected "
+                "sequence_parallel: true",
             )
         if one.experts > 1 and model.experts == 0:
             axis = self.axis("experts", context)
             yield (
                 ("experts",),
-                f"the model has no experts for the axis {axis} of {one.experts} ranks to share: leave {axis} out of the mesh",
+                f"the model has no experts for the axis {axis} of {one.experts} ranks to share: "
+                f"leave {axis} out of the mesh",
             )
         elif model.experts % one.experts:
-            said = f"{model.experts} experts are not divisible by the expert axis of {one.experts} ranks"
+            said = (
+                f"{model.experts} experts are not divisible by the expert axis of {one.experts} "
+                "ranks"
+            )
             yield ("experts",), f"{said}{_nearest_divisors(model.experts, one.experts)}"
         if self.attention_efficiency == 0:
             yield ("attention_efficiency",), "expected a share above 0"
@@ -347,8 +355,8 @@ class TransformerFields(Strategy):
         """What does not go with autocast, or is not counted under it."""
         asked = {
             "zero 0 or 1 (fully_shard has a precision of its own)": self.zero < 2,
-            "no tensor axis and no pipeline": self.ways("tensor", context)
-            == self.ways("pipeline", context)
+            "no tensor axis and no pipeline": self.axis_size("tensor", context)
+            == self.axis_size("pipeline", context)
             == 1,
             "a model without experts": not self.model.architecture().experts,
             "attention: flash": self.attention == "flash",
@@ -369,10 +377,11 @@ class TransformerFields(Strategy):
         if self.schedule.lower() == "dualpipe":
             yield (
                 ("schedule",),
-                "dualpipe has two copies of each stage, transformer one: take dualpipe_v, or `pipeline` with dualpipe",
+                "dualpipe has two copies of each stage, transformer one: take dualpipe_v, or "
+                "`pipeline` with dualpipe",
             )
             return
-        if self.ways("pipeline", context) == 1:
+        if self.axis_size("pipeline", context) == 1:
             if self.chunk_count > 1 and self.chunks is not None:
                 yield ("chunks",), "there is no pipeline to cut into chunks"
             return
@@ -388,7 +397,8 @@ class TransformerFields(Strategy):
         if self.zero == 3:
             yield (
                 ("zero",),
-                "with a pipeline, parameters stay gathered between micro-batches: expected zero 0, 1 or 2",
+                "with a pipeline, parameters stay gathered between micro-batches: expected zero "
+                "0, 1 or 2",
             )
         for path, sentence in self.pipeline_strategy(context).refuse(context):
             field = {"axis": "pipeline"}.get(str(path[0]), str(path[0])) if path else ""

@@ -89,7 +89,9 @@ def training_metrics(simulation: Simulation) -> TrainingMetrics | None:
 def _sequences_per_step(one: Transformer, context: ExpansionContext) -> int:
     """Of a step: what each pipeline or replica takes, times their number."""
     inside = (
-        one.axis_size("tensor", context) * one.axis_size("pipeline", context) * one.axis_size("context", context)
+        one.axis_size("tensor", context)
+        * one.axis_size("pipeline", context)
+        * one.axis_size("context", context)
     )
     return one.micro_batch * one.micro_batches * (context.world_size // inside)
 

@@ -282,7 +282,7 @@ def _parse_choices(given: list[str]) -> dict[str, tuple[str | int, ...]]:
 def _write_outputs(plan: LayoutPlan, paths: list[Path], names: Mapping[str, str]) -> None:
     """Pictures, and the best layout as a scenario."""
     from distsim.output.text.layout_plan import layout_plan_svg
-    from distsim.scenario.format.source.document import dump_yaml
+    from distsim.scenario.format.source.yaml_nodes import dump_yaml
 
     for path in paths:
         if path.suffix == ".svg":

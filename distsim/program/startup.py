@@ -20,6 +20,7 @@ from distsim.scenario.format.models.launch import LaunchOptions
 from distsim.scenario.model import Scenario
 from distsim.scenario.startup.init_method import ENV_VARIABLES, is_loopback, rendezvous_info
 from distsim.scenario.startup.records import (
+    NOT_PASSED,
     RendezvousInfo,
     StartupCause,
     StartupEnvironment,
@@ -34,8 +35,6 @@ _AGENT_LAUNCHERS = ("torchrun", "elastic")
 #: Launchers that set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 _ENV_SETTING_LAUNCHERS = ("", "torchrun", "elastic")
 _INTEGER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
-#: An argument of init_process_group that is not passed (torch's own default).
-_NOT_PASSED = -1
 
 
 def scenario_startup(scenario: Scenario, program: Program, names: SymbolTable) -> StartupResult:
@@ -110,8 +109,8 @@ def _startup_process(
     implies_arguments = (
         not environment.has_init and method is not None and not method.startswith("env:")
     )
-    rank_argument = rank if implies_arguments else _NOT_PASSED
-    world_size_argument = program.world_size if implies_arguments else _NOT_PASSED
+    rank_argument = rank if implies_arguments else NOT_PASSED
+    world_size_argument = program.world_size if implies_arguments else NOT_PASSED
     if call is not None and call.rank_argument is not None:
         rank_argument = call.rank_argument
     if call is not None and call.world_size_argument is not None:

@@ -13,7 +13,7 @@ from distsim.common.errors import ScenarioErrors
 from distsim.common.expressions import ExpressionError, parse_expression
 from distsim.findings.finding_types import Finding, Severity, SourceLocation
 from distsim.operations.core.resolved_call import ResolvedCall
-from distsim.program.code import at_row
+from distsim.program.code import CodeCall, SharedCode, at_row
 from distsim.program.model import Program
 from distsim.program.symbol_table import SymbolTable
 from distsim.scenario.format.models.launch import LaunchOptions
@@ -87,7 +87,7 @@ def startup_processes(
 ) -> list[StartupProcess]:
     """What every process passes to init_process_group."""
     absent = {fault.rank for fault in program.faults if fault.kind == "absent"}
-    has_init = any(call.op == INIT_OP for code in program.codes for call in code.calls)
+    has_init = any(_first_init(code) is not None for code in program.codes)
     environment = _RankEnvironment(scenario, names, has_init)
     return [
         _startup_process(scenario, program, rank, environment, is_absent=rank in absent)
@@ -251,8 +251,12 @@ def _init_places(program: Program, ranks: tuple[int, ...]) -> tuple[SourceLocati
     """Where these ranks call init_process_group; empty if it is implied."""
     places = []
     for rank in ranks:
-        calls = program.code(rank).calls
-        site = next((call.site for call in calls if call.op == INIT_OP), None)
-        if site is not None:
-            places.append(program.sites[site].place(rank))
+        call = _first_init(program.code(rank))
+        if call is not None:
+            places.append(program.sites[call.site].place(rank))
     return tuple(places)
+
+
+def _first_init(code: SharedCode) -> CodeCall | None:
+    """The first init_process_group of a code, whether a rank reaches it or not."""
+    return next((call for call in code.calls if call.op == INIT_OP), None)

@@ -71,11 +71,8 @@ def startup_causes(facts: StartupFacts) -> StartupDiagnosis:
 
 def startup_warnings(processes: Iterable[StartupProcess]) -> tuple[StartupCause, ...]:
     """Arguments that MPI ignores (DS706)."""
-    ranks = tuple(
-        process.rank
-        for process in processes
-        if process.backend == "mpi" and _passes_numbers(process)
-    )
+    mpi_processes = [process for process in processes if process.backend == "mpi"]
+    ranks = tuple(process.rank for process in mpi_processes if _passes_numbers(process))
     if not ranks:
         return ()
     message = "rank and world_size are given, and mpi ignores them: both come from its launcher"
@@ -172,11 +169,8 @@ class _StartupCauseFinder:
 
     def missing_stores(self) -> list[StartupCause]:
         """Ranks that look for the store at an address where no process serves it."""
-        servers = [
-            rank
-            for rank, address in self.addresses.items()
-            if address.rank == 0 and address.kind == "tcp"
-        ]
+        tcp = {rank: info for rank, info in self.addresses.items() if info.kind == "tcp"}
+        servers = [rank for rank, info in tcp.items() if info.rank == 0]
         served = {self.places[rank] for rank in self.addresses if self._serves_its_address(rank)}
         astray = [rank for rank in self.outcomes if self._is_astray(rank, served)]
         return [self._missing_store(astray, servers[0])] if astray and servers else []
@@ -217,11 +211,8 @@ class _StartupCauseFinder:
 
     def stale_files(self) -> list[StartupCause]:
         """A FileStore that an earlier run left."""
-        stale = [
-            rank
-            for rank, address in self.addresses.items()
-            if address.kind == "file" and address.path in self.environment.files_left
-        ]
+        files = {rank: info.path for rank, info in self.addresses.items() if info.kind == "file"}
+        stale = [rank for rank, path in files.items() if path in self.environment.files_left]
         if not stale:
             return []
         message = (
@@ -236,11 +227,8 @@ class _StartupCauseFinder:
 
     def hash_stores(self) -> list[StartupCause]:
         """A HashStore, which no other process can reach."""
-        ranks = tuple(
-            rank
-            for rank, address in self.addresses.items()
-            if address.kind == "hash" and address.world_size > 1
-        )
+        hashes = {rank: info for rank, info in self.addresses.items() if info.kind == "hash"}
+        ranks = tuple(rank for rank, info in hashes.items() if info.world_size > 1)
         if not ranks:
             return []
         message = "a HashStore lives in one process, so no rank ever finds another there"

@@ -21,8 +21,8 @@ class StartupProcess:
     """What one process passes to init_process_group.
 
     ``rank`` is its number in the scenario, ``rank_argument`` the number that it passes. ``env``:
-    its environment variables, as far as start-up reads them. ``agent``: its launcher serves the store
-    at MASTER_ADDR:MASTER_PORT, so no rank does. ``device``: the index of an accelerator.
+    its environment variables, as far as start-up reads them. ``agent``: its launcher serves the
+    store at MASTER_ADDR:MASTER_PORT, so no rank does. ``device``: the index of an accelerator.
     ``launcher``: the value of `launch.by`.
     """
 

@@ -233,13 +233,8 @@ class _StartupSimulation:
 
     def _failed(self) -> tuple[int, ...]:
         """Processes that are absent or raised, so that the others wait for them in vain."""
-        return tuple(
-            sorted(
-                rank
-                for rank, outcome in self.outcomes.items()
-                if outcome.status in ("absent", "raises")
-            )
-        )
+        statuses = {rank: outcome.status for rank, outcome in self.outcomes.items()}
+        return tuple(sorted(r for r, status in statuses.items() if status in ("absent", "raises")))
 
     def _count_registrations(self, store: _StartupStore, ranks: list[int]) -> None:
         """The server waits for as many as its own world has; the other processes go on."""

@@ -71,7 +71,8 @@ def choice(*words: str) -> Callable[[object], str]:
     def parse(value: object) -> str:
         if not isinstance(value, str) or value not in words:
             raise ValueError(
-                f"expected one of {', '.join(words)}, found {value_text(value)}{did_you_mean(value, words)}"
+                f"expected one of {', '.join(words)}, found {value_text(value)}"
+                f"{did_you_mean(value, words)}"
             )
         return value
 

@@ -245,9 +245,7 @@ class ProgramNameChecker:
     def _check_assigned_value(self, value: Any, path: DataPath, indices: list[str]) -> None:
         """The value of `assign` may also name tensors, which mean their elements."""
         scope = self.scope
-        ambiguous = {
-            name for name in scope.tensors if name in scope.names or name in RESERVED_NAMES
-        }
+        ambiguous = scope.tensors.keys() & {*scope.names, *RESERVED_NAMES}
         scope.field(value, path, [*indices, "index", *scope.tensors])
         for leaf_path, leaf in leaf_values(value):
             for name in sorted(leaf.names & ambiguous):

@@ -97,11 +97,11 @@ class _ScenarioReader:
         }
         self._read_names_and_program(found, world_size)
         found["file"] = self.document.file
-        return {
-            key: value
-            for key, value in found.items()
-            if value is not None or key in _OPTIONAL_FIELDS
-        }
+        unreadable = [key for key, value in found.items() if value is None]
+        for key in unreadable:
+            if key not in _OPTIONAL_FIELDS:
+                del found[key]
+        return found
 
     def _report_unknown_keys(self) -> None:
         for key in self.data:

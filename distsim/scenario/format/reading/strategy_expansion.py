@@ -287,7 +287,8 @@ def _is_field_mapping(value: object) -> bool:
     """
     if not isinstance(value, Mapping):
         return False
-    return not value or not all(key == "else" or isinstance(key, int) for key in value)
+    is_per_rank = all(key == "else" or isinstance(key, int) for key in value)
+    return not value or not is_per_rank
 
 
 def _plain_ranks(selector: Any) -> tuple[int, ...]:

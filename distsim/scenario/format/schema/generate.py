@@ -114,10 +114,10 @@ def scenario_schema() -> JsonSchema:
 class _SchemaGenerator(GenerateJsonSchema):
     """Defaults that are expressions are left out without a warning."""
 
-    ignored_warning_kinds: ClassVar[set[JsonSchemaWarningKind]] = {
+    ignored_warning_kinds: ClassVar[set[JsonSchemaWarningKind]] = {  # type: ignore[misc]
         "skipped-choice",
         "non-serializable-default",
-    }  # type: ignore[misc]
+    }
 
 
 def _model_schema(model: type[BaseModel], definitions: JsonSchema | None = None) -> JsonSchema:

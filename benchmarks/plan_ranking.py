@@ -51,7 +51,7 @@ def step_s(row: dict[str, str]) -> float:
         round(number(row, "global_batch_seqs") / (number(row, "dp") * number(row, "micro_batch"))),
         1,
     )
-    one, context = validated_strategies(scenario_of(row, count))[0]
+    one, context = validated_strategies(scenario_of(row, count).written)[0]
     assert isinstance(one, Transformer)
     cost = CostModel(cluster_from(cluster_of(row)), context.world_size, context.ranks_per_node)
     return StepEstimator(one, context, EntryPrices(cost, context.mesh), {}).step().makespan_ns / 1e9

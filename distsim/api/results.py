@@ -185,7 +185,7 @@ class PlanAnswer(Answer):
 
     def best_scenario(self) -> str | None:
         """The fastest layout as the text of a scenario file; None if no layout fits."""
-        from distsim.scenario.format.source.document import dump_yaml
+        from distsim.scenario.format.source.yaml_nodes import dump_yaml
 
         best = self.raw.best
         if best is None:

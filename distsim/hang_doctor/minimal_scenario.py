@@ -16,7 +16,7 @@ from distsim.hang_doctor.analysis.wait_state import EvidenceWait, JobWaitState
 from distsim.hang_doctor.model.evidence_records import EvidenceCall
 from distsim.hang_doctor.model.operation_names import P2P_OPS
 from distsim.scenario import loads
-from distsim.scenario.format.source.document import dump_yaml
+from distsim.scenario.format.source.yaml_nodes import dump_yaml
 from distsim.simulation.simulate_scenario import simulate
 
 _MAX_RANKS = 8

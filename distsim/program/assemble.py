@@ -1,7 +1,7 @@
 """Building the code of one class of ranks, call by call.
 
-All ways to a `Program` end here: lowering a scenario (`distsim.program.lower`), plain lists of calls
-(`distsim.program.from_calls`), captured scripts and replayed traces.
+All ways to a `Program` end here: lowering a scenario (`distsim.program.lower`), plain lists of
+calls (`distsim.program.from_calls`), captured scripts and replayed traces.
 
 Key idea: validity, port, bytes and signature of a call are found once for each distinct set of
 arguments, on resolved calls, with the rules of the operation (`Operation.faults`, `nbytes`,

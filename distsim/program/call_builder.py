@@ -1,7 +1,8 @@
 """A call before it joins a code: its draft, reasons why it is invalid, and its requests.
 
-Key idea: which request a handle refers to is decided in program order, as Python binds names. Making
-a call binds its handle, waiting for it uses it up, and binding the name again drops the old request.
+Key idea: which request a handle refers to is decided in program order, as Python binds names.
+Making a call binds its handle, waiting uses the handle up, and binding the name again drops the old
+request.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Checks of a call draft: is the caller in the group, do its peer and its root exist there?
 
 Each check appends to ``draft.invalid``. They run in a fixed order, and later checks skip the rows
-that an earlier one has found invalid, so that a rank gets the first reason only. Whether buffers fit
-the operation is checked in `distsim.program.assemble`, on resolved calls.
+that an earlier one has found invalid, so that a rank gets the first reason only. Whether buffers
+fit the operation is checked in `distsim.program.assemble`, on resolved calls.
 """
 
 from __future__ import annotations

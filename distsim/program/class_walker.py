@@ -1,9 +1,9 @@
 """One walk over a scenario's program for one class of ranks: blocks, repeats and selectors.
 
 Key idea: a class is walked as a whole. Where a selector, a repeat count or a handle's index differs
-between its ranks, `RankClassSplit` ends the walk. A selector that uses a loop index is the exception:
-it stays with the call as a guard, because splitting for each round would leave classes of single
-ranks (design §3, rule 3).
+between its ranks, `RankClassSplit` ends the walk. A selector that uses a loop index is the
+exception: it stays with the call as a guard, because splitting for each round would leave classes
+of single ranks (design §3, rule 3).
 
 A repeat is walked round by round only until two rounds in a row are equal; the rest are copies.
 """

@@ -182,7 +182,7 @@ class SharedCode:
         return list(accumulate((1 + len(c.parts) for c in self.calls), initial=0))
 
     def distinct_calls(self, parts: bool = True) -> Iterator[CodeCall]:
-        """Every call object once, in order of first use; with ``parts``, a batch's parts after it."""
+        """Every call object once, in order of first use; parts follow their batch."""
         for call in self._distinct:
             yield call
             if parts:

@@ -13,11 +13,10 @@ _KINDS_WITHOUT_POSITION = ("slow", "late", "absent")
 
 def rank_faults(scenario: Scenario, program: Program, names: SymbolTable) -> tuple[RankFault, ...]:
     """One `RankFault` for each rank that a fault of the file names, in file order."""
-    return tuple(
-        _rank_fault(fault, program, rank)
-        for fault in scenario.faults
-        for rank in _faulty_ranks(fault, names)
-    )
+    found: list[RankFault] = []
+    for fault in scenario.faults:
+        found += [_rank_fault(fault, program, rank) for rank in _faulty_ranks(fault, names)]
+    return tuple(found)
 
 
 def link_faults(scenario: Scenario) -> tuple[LinkFault, ...]:

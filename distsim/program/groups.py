@@ -20,10 +20,8 @@ def groups_from_file(program: Program) -> list[RankGroup]:
     for code in program.codes:
         for ids in code.groups:
             used.update(np.atleast_1d(np.asarray(ids)).tolist())
-    made_by_steps = group_ids_from_steps(program)
-    return [
-        group for group in program.groups[1:] if group.id in used and group.id not in made_by_steps
-    ]
+    used -= group_ids_from_steps(program)
+    return [group for group in program.groups[1:] if group.id in used]
 
 
 def group_ids_from_steps(program: Program) -> set[int]:

@@ -102,7 +102,7 @@ def _tensor_specs(scenario: Scenario, names: SymbolTable) -> dict[str, TensorSpe
 
 # --- start-up ---
 def _needs_startup_simulation(scenario: Scenario, program: Program) -> bool:
-    """Whether the file contains anything that may make the first init_process_group fail or wait."""
+    """Whether anything in the file may make the first init_process_group fail or wait."""
     has_absent_rank = any(fault.kind == "absent" for fault in program.faults)
     if has_absent_rank and program.world_size <= _MAX_RANKS_FOR_ABSENT_STARTUP:
         return True
@@ -115,11 +115,8 @@ def _needs_startup_simulation(scenario: Scenario, program: Program) -> bool:
 
 def _sets_startup_field(code: SharedCode) -> bool:
     """Whether an init_process_group of the code sets a field that matters to a start-up."""
-    for call in code.calls:
-        if call.op == "init_process_group":
-            if any(name in call.fields for name in _STARTUP_CALL_FIELDS):
-                return True
-    return False
+    inits = [call for call in code.calls if call.op == "init_process_group"]
+    return any(name in call.fields for call in inits for name in _STARTUP_CALL_FIELDS)
 
 
 # --- classes of ranks ---
@@ -166,8 +163,8 @@ def _codes_of_class(names: SymbolTable, ranks: IntVector) -> list[SharedCode]:
         try:
             done.append(RankClassWalker(names, part, MAX_LOWERED_CALLS).code())
         except RankClassSplit as split:
-            for label in sorted_unique(split.labels).tolist():
-                pending.append(part[split.labels == label])
+            labels = sorted_unique(split.labels).tolist()
+            pending += [part[split.labels == label] for label in labels]
     return done
 
 

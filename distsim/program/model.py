@@ -1,4 +1,4 @@
-"""A scenario lowered to calls: the `Program` that semantics, engine, checker, values and output read.
+"""A scenario lowered to calls: the `Program` that semantics, engine, checker and values read.
 
 A `Program` holds *codes* (`distsim.program.code.SharedCode`), one for each class of ranks with the
 same list of calls, and maps each rank to its code and row. Readers that want plain calls ask

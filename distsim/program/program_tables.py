@@ -24,7 +24,7 @@ class _FindingKey(NamedTuple):
 
 
 class _GlobalRankTable(NamedTuple):
-    """``ranks[row_of_group[i], group_rank]`` is a global rank of the i-th entry of a group vector."""
+    """``ranks[row_of_group[i], r]``: global rank of group rank r in entry i of a group vector."""
 
     row_of_group: IntVector
     sizes: IntVector  # by row
@@ -115,7 +115,7 @@ class ProgramTables:
     def global_ranks(
         self, group: IntVector, group_ranks: IntVector
     ) -> tuple[IntVector, BoolVector]:
-        """Global ranks of group ranks, and a mask of those that exist (the others are given as 0)."""
+        """Global ranks of group ranks (0 if one does not exist), and a mask of those that exist."""
         key = vector_key(group)
         if key not in self._global_ranks:
             self._global_ranks[key] = self._global_rank_table(group)

@@ -4,8 +4,8 @@ A class is a set of ranks that are lowered together, as long as they make the sa
 turn out to differ, `RankClassSplit` ends the walk, and each part is walked anew as a class of its
 own.
 
-The state is shared by the walk over the entries (`distsim.program.class_walker`) and the lowering of
-single steps (`distsim.program.step_lowering`); it knows neither.
+The state is shared by the walk over the entries (`distsim.program.class_walker`) and the lowering
+of single steps (`distsim.program.step_lowering`); it knows neither.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LoopIndices = dict[str, int]
 
 
 class RankClassSplit(Exception):
-    """The ranks of a class do not make the same calls: equal ``labels`` (one per rank) may do so."""
+    """The ranks of a class do not make the same calls; only ranks with equal ``labels`` may."""
 
     def __init__(self, labels: IntVector) -> None:
         super().__init__(labels)

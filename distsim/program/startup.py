@@ -13,13 +13,14 @@ from distsim.common.errors import ScenarioErrors
 from distsim.common.expressions import ExpressionError, parse_expression
 from distsim.findings.finding_types import Finding, Severity, SourceLocation
 from distsim.operations.core.resolved_call import ResolvedCall
-from distsim.program.code import at_row
+from distsim.program.code import CodeCall, SharedCode, at_row
 from distsim.program.model import Program
 from distsim.program.symbol_table import SymbolTable
 from distsim.scenario.format.models.launch import LaunchOptions
 from distsim.scenario.model import Scenario
 from distsim.scenario.startup.init_method import ENV_VARIABLES, is_loopback, rendezvous_info
 from distsim.scenario.startup.records import (
+    NOT_PASSED,
     RendezvousInfo,
     StartupCause,
     StartupEnvironment,
@@ -34,8 +35,6 @@ _AGENT_LAUNCHERS = ("torchrun", "elastic")
 #: Launchers that set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 _ENV_SETTING_LAUNCHERS = ("", "torchrun", "elastic")
 _INTEGER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
-#: An argument of init_process_group that is not passed (torch's own default).
-_NOT_PASSED = -1
 
 
 def scenario_startup(scenario: Scenario, program: Program, names: SymbolTable) -> StartupResult:
@@ -88,7 +87,7 @@ def startup_processes(
 ) -> list[StartupProcess]:
     """What every process passes to init_process_group."""
     absent = {fault.rank for fault in program.faults if fault.kind == "absent"}
-    has_init = any(call.op == INIT_OP for code in program.codes for call in code.calls)
+    has_init = any(_first_init(code) is not None for code in program.codes)
     environment = _RankEnvironment(scenario, names, has_init)
     return [
         _startup_process(scenario, program, rank, environment, is_absent=rank in absent)
@@ -110,8 +109,8 @@ def _startup_process(
     implies_arguments = (
         not environment.has_init and method is not None and not method.startswith("env:")
     )
-    rank_argument = rank if implies_arguments else _NOT_PASSED
-    world_size_argument = program.world_size if implies_arguments else _NOT_PASSED
+    rank_argument = rank if implies_arguments else NOT_PASSED
+    world_size_argument = program.world_size if implies_arguments else NOT_PASSED
     if call is not None and call.rank_argument is not None:
         rank_argument = call.rank_argument
     if call is not None and call.world_size_argument is not None:
@@ -252,8 +251,12 @@ def _init_places(program: Program, ranks: tuple[int, ...]) -> tuple[SourceLocati
     """Where these ranks call init_process_group; empty if it is implied."""
     places = []
     for rank in ranks:
-        calls = program.code(rank).calls
-        site = next((call.site for call in calls if call.op == INIT_OP), None)
-        if site is not None:
-            places.append(program.sites[site].place(rank))
+        call = _first_init(program.code(rank))
+        if call is not None:
+            places.append(program.sites[call.site].place(rank))
     return tuple(places)
+
+
+def _first_init(code: SharedCode) -> CodeCall | None:
+    """The first init_process_group of a code, whether a rank reaches it or not."""
+    return next((call for call in code.calls if call.op == INIT_OP), None)

@@ -18,7 +18,8 @@ from distsim.repair.scenario_data import DataPath, ScenarioData, batch_part_path
 from distsim.repair.text_patch import patched_text, unified_diff
 from distsim.scenario import loads
 from distsim.scenario.format.source.construct import construct
-from distsim.scenario.format.source.document import ProblemCollector, YamlDocument, compose
+from distsim.scenario.format.source.document import YamlDocument, compose
+from distsim.scenario.format.source.problems import ProblemCollector
 from distsim.simulation.check_scenario import CheckResult, check_scenario
 from distsim.simulation.simulate_scenario import simulate
 

@@ -11,8 +11,7 @@ from distsim.common.errors import RESOURCE_ERRORS, DistsimError, UsageError
 from distsim.program.lower import lower
 from distsim.repair.shrink_candidates import ScenarioData, smaller_scenarios
 from distsim.scenario import Scenario, loads
-from distsim.scenario.format.dump import to_data
-from distsim.scenario.format.source.document import dump_yaml
+from distsim.scenario.format.source.yaml_nodes import dump_yaml
 from distsim.simulation.check_scenario import MAX_STATES, CheckResult, check_scenario
 
 #: Smaller scenarios that are tried before the smallest so far is taken.
@@ -142,7 +141,7 @@ def shrink_scenario(
         return _fails_with(loads(dump_yaml(data)), wanted, bound)
 
     search = _ShrinkSearch(shows, most)
-    start = to_data(scenario, flat=True)
+    start = scenario.to_data(flat=True)
     best = search.smallest(start)
     text = _scenario_text(best, scenario, wanted)
     after = loads(text)

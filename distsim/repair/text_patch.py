@@ -9,12 +9,8 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from distsim.scenario.format.source.document import (
-    PositionedList,
-    PositionedMap,
-    YamlDocument,
-    dump_yaml,
-)
+from distsim.scenario.format.source.document import PositionedList, PositionedMap, YamlDocument
+from distsim.scenario.format.source.yaml_nodes import dump_yaml
 
 
 class _LineSplice(NamedTuple):

@@ -1,6 +1,4 @@
-"""Starter scenarios for `distsim new`: each is a file that loads, ends well, and invites a
-change.
-"""
+"""Starter scenarios for `distsim new`: each loads, completes, and suggests a change to try."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ program:
 expect:                          # `distsim test` checks it
   verdict: ok
   values: {loss: {else: 10}}
-"""
+"""  # noqa: E501 - the text of a file
 
 _RING = """\
 # Each rank sends to the next and receives from the one before. Even ranks send first, odd ones receive first.
@@ -50,7 +48,7 @@ program:
 expect:
   verdict: ok
   values: {got: {0: 3, 1: 0, 2: 1, 3: 2}}
-"""
+"""  # noqa: E501 - the text of a file
 
 _DDP = """\
 # Data parallelism as DistributedDataParallel does it: gradients go out in buckets while the backward pass still runs.
@@ -80,7 +78,7 @@ program:
 iterations: 3
 expect:
   verdict: ok
-"""
+"""  # noqa: E501 - the text of a file
 
 _PIPELINE = """\
 # A model cut into four stages; micro-batches pass through them one after the other.
@@ -115,7 +113,8 @@ def starter(kind: str = "plain") -> str:
     """The text of a starter scenario. Raises UsageError for an unknown kind."""
     if kind not in STARTERS:
         raise UsageError(
-            f"there is no starter `{kind}` (known: {name_list(STARTERS)}){did_you_mean(kind, STARTERS)}",
+            f"there is no starter `{kind}` (known: {name_list(STARTERS)})"
+            f"{did_you_mean(kind, STARTERS)}",
             "`distsim new FILE --kind ring`",
         )
     return STARTERS[kind]

@@ -61,7 +61,7 @@ def training_metrics(simulation: Simulation) -> TrainingMetrics | None:
     """Of a scenario that is a transformer's step and completes; else None."""
     if simulation.outcome != "completes" or not simulation.makespan_ns:
         return None
-    made_of = validated_strategies(simulation.scenario)
+    made_of = validated_strategies(simulation.scenario.written)
     if not made_of:
         return None
     from distsim.scenario.strategies.training_step.transformer import Transformer

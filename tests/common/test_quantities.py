@@ -14,7 +14,6 @@ from distsim.common.errors import ScenarioErrors
 from distsim.common.expressions import ExpressionError
 from distsim.common.quantities import parse_quantity, read_quantity
 from distsim.scenario import loads
-from distsim.scenario.format.dump import to_data
 from distsim.simulation.simulate_scenario import load_cluster, simulate
 
 
@@ -184,7 +183,7 @@ def test_a_strategy_s_times_and_sizes_may_be_expressions() -> None:
     )
     plain = plain.replace("m * 4 MiB", "8 MiB").replace("m * 1 KiB", "2 KiB")
 
-    assert to_data(loads(_LAYOUT)) == to_data(loads(plain))
+    assert loads(_LAYOUT).to_data() == loads(plain).to_data()
 
 
 @pytest.mark.parametrize(

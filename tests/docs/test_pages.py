@@ -18,7 +18,7 @@ from distsim.scenario.format.models.entries import (
     VALUE_NAMES,
 )
 from distsim.scenario.format.models.sections import MEMORY_PARTS
-from distsim.scenario.format.reading.scenario_reader import TOP_LEVEL_KEYS
+from distsim.scenario.format.models.top_level import TOP_LEVEL_KEYS
 from distsim.scenario.strategies.training_step.presets import PRESETS
 from distsim.scenario.strategies.training_step.transformer import Transformer
 from distsim.scenario.strategies.training_step.transformer_fields import ArchitectureFields

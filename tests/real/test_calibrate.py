@@ -31,7 +31,7 @@ from distsim.real.calibrate import (
 )
 from distsim.real.calibrate.fit_cluster import predicted_ns
 from distsim.scenario import load, load_mapping, loads
-from distsim.scenario.format.source.document import dump_yaml
+from distsim.scenario.format.source.yaml_nodes import dump_yaml
 from distsim.simulation.simulate_scenario import simulate
 
 SIZES = tuple(4096 * 4**k for k in range(7))

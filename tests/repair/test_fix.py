@@ -14,7 +14,8 @@ from distsim.repair.search import find_repairs
 from distsim.repair.text_patch import patched_text
 from distsim.scenario import loads
 from distsim.scenario.format.source.construct import construct
-from distsim.scenario.format.source.document import ProblemCollector, YamlDocument, compose
+from distsim.scenario.format.source.document import YamlDocument, compose
+from distsim.scenario.format.source.problems import ProblemCollector
 from distsim.simulation.check_scenario import check_scenario
 from tests.support.agreed import load_cases, scenario_of
 

@@ -331,10 +331,10 @@ def test_a_large_file_loads_with_each_place() -> None:
 
 def test_the_pure_loader_reads_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without libyaml: the same scenario and the same place of a problem."""
-    from distsim.scenario.format.source import document
+    from distsim.scenario.format.source import yaml_nodes
 
     fast = load(HYBRID)
-    monkeypatch.setattr(document, "_loader_class", lambda: document._PureYamlLoader)
+    monkeypatch.setattr(yaml_nodes, "_loader_class", lambda: yaml_nodes._PureYamlLoader)
 
     assert load(HYBRID) == fast
     with pytest.raises(ScenarioErrors) as caught:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from distsim.common.expressions import ExpressionError
 from distsim.operations.registry import OPERATIONS
 from distsim.scenario import Scenario, load, loads
-from distsim.scenario.format.reading.name_scope import RESERVED_NAMES
-from distsim.scenario.format.source.document import YamlDocument, compose, dump_yaml
+from distsim.scenario.format.models.entries import RESERVED_NAMES
+from distsim.scenario.format.source.document import YamlDocument, compose
+from distsim.scenario.format.source.yaml_nodes import dump_yaml
 from tests.support.harness import draws
 
 SCENARIOS = sorted((Path(__file__).resolve().parents[2] / "scenarios").glob("*.yaml"))
@@ -248,7 +249,7 @@ def test_written_data_reads_as_itself(data: Any) -> None:
     written out, are not among them.
     """
     from distsim.scenario.format.source.construct import construct
-    from distsim.scenario.format.source.document import ProblemCollector
+    from distsim.scenario.format.source.problems import ProblemCollector
 
     document = YamlDocument("f", dump_yaml({"data": [data]}))
     problems = ProblemCollector(document)

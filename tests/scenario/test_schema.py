@@ -13,8 +13,7 @@ from distsim.common.errors import ScenarioErrors
 from distsim.operations.core.field_help import torch_argument_names
 from distsim.operations.registry import OPERATION_ALIASES, OPERATIONS
 from distsim.scenario import json_schema, load, loads
-from distsim.scenario.format.dump import to_data
-from distsim.scenario.format.source.document import dump_yaml
+from distsim.scenario.format.source.yaml_nodes import dump_yaml
 from distsim.scenario.strategies import STRATEGIES
 from tests.support.json_schema import Schema
 from tests.support.spoilt_files import as_json, data_of, files, from_json, mutants
@@ -52,7 +51,7 @@ def test_a_scenario_that_is_written_fits() -> None:
     assert [
         name
         for name in names
-        if not fits(as_json(to_data(load(files()[0].parent / f"{name}.yaml"))))
+        if not fits(as_json(load(files()[0].parent / f"{name}.yaml").to_data()))
     ] == []
 
 

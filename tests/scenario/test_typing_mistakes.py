@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from distsim.common.errors import ScenarioErrors, ScenarioProblem
 from distsim.scenario import loads
-from distsim.scenario.format.source.document import dump_yaml
+from distsim.scenario.format.source.yaml_nodes import dump_yaml
 from tests.support import typing_mistakes
 from tests.support.spoilt_files import from_json, mutants
 

@@ -16,7 +16,7 @@ import pytest
 
 from distsim.common.errors import ScenarioErrors
 from distsim.scenario import loads
-from distsim.scenario.format.source.document import dump_yaml
+from distsim.scenario.format.source.yaml_nodes import dump_yaml
 from tests.support.agreement import EXECUTORS, EXPECTED, Case, differences, rules, surprises
 from tests.support.generator import BACKENDS, CORRECT, FEATURES, program_of, scenario
 from tests.support.harness import draws

@@ -14,7 +14,8 @@ from random import Random
 from typing import Any
 
 from distsim.scenario.format.source.construct import construct
-from distsim.scenario.format.source.document import ProblemCollector, YamlDocument, compose
+from distsim.scenario.format.source.document import YamlDocument, compose
+from distsim.scenario.format.source.problems import ProblemCollector
 
 ROOT = Path(__file__).resolve().parents[2]
 ODD: tuple[Any, ...] = (

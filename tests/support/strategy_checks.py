@@ -18,8 +18,7 @@ from distsim.operations.core.algorithms import chunks_sent_and_received
 from distsim.operations.registry import OPERATIONS
 from distsim.program.lower import lower
 from distsim.scenario import Scenario, loads
-from distsim.scenario.format.dump import to_data
-from distsim.scenario.format.source.document import dump_yaml
+from distsim.scenario.format.source.yaml_nodes import dump_yaml
 from distsim.simulation.simulate_scenario import Simulation, cost_model, simulate
 from tests.support.training_arithmetic import unrolled
 
@@ -126,7 +125,7 @@ def spoiled(scenario: Scenario, number: int, rank: int, how: str) -> Scenario | 
     ``rank`` counts among those that make the call. None where there is nothing to misdirect in
     it.
     """
-    data = to_data(scenario)
+    data = scenario.to_data()
     data.pop("expect", None)
     data["program"] = unrolled(data["program"])
     chosen = [path for path, entry in entries_of(data["program"]) if _meets(entry)]

@@ -64,7 +64,7 @@ def command(
     from distsim.hardware.cluster import cluster_from
     from distsim.output.text.calibration_tables import calibration_json, calibration_text
     from distsim.real.calibrate import calibrate_cluster
-    from distsim.scenario.format.source.document import dump_yaml
+    from distsim.scenario.format.source.yaml_nodes import dump_yaml
 
     points: list[MeasuredPoint] = []
     preset = _DEFAULT_PRESET

@@ -314,7 +314,7 @@ def _is_choice(field: str, word: str) -> bool:
 def _write_outputs(plan: LayoutPlan, paths: list[Path], labels: Mapping[str, str]) -> None:
     """Write the plot, and the best layout as a scenario."""
     from distsim.output.text.layout_plan import layout_plan_svg
-    from distsim.scenario.format.source.document import dump_yaml
+    from distsim.scenario.format.source.yaml_nodes import dump_yaml
 
     for path in paths:
         if path.suffix == ".svg":

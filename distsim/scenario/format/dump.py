@@ -1,9 +1,12 @@
-"""A scenario as a file again."""
+"""The fields of a scenario as a file again: the inverse of reading.
+
+Takes the fields rather than the `Scenario`, which offers this as `Scenario.to_yaml`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distsim.common.expressions import Expression
 from distsim.operations.core.field_types import to_plain_data
@@ -16,73 +19,70 @@ from distsim.scenario.format.models.entries import (
     Selector,
 )
 from distsim.scenario.format.models.sections import GroupDecl
-from distsim.scenario.format.source.document import dump_yaml
-
-if TYPE_CHECKING:
-    from distsim.scenario.model import Scenario
+from distsim.scenario.format.source.yaml_nodes import dump_yaml
 
 
-def to_yaml(scenario: Scenario, flat: bool = False) -> str:
-    """A text that reads as an equal scenario; keys that were never given are left out.
+def to_yaml(fields: Mapping[str, Any], flat: bool = False) -> str:
+    """A text that reads as an equal scenario; keys that were never given are omitted.
 
-    ``flat``: blocks for all ranks are written as their entries, which lowers to the same calls.
+    ``fields``: those of the scenario (`dict(scenario)`). ``flat``: blocks for all ranks are written
+    as their entries, which lower to the same calls.
     """
-    return dump_yaml(to_data(scenario, flat))
+    return dump_yaml(to_data(fields, flat))
 
 
-def to_data(scenario: Scenario, flat: bool = False) -> dict[str, object]:
-    """The same as plain data: what stands in the file, key by key."""
-    data: dict[str, object] = {"name": scenario.name}
-    if scenario.about:
-        data["about"] = scenario.about
-    data["world"] = scenario.world.size if scenario.world.nodes == 1 else scenario.world.plain()
-    data["backend"] = scenario.backend
-    if scenario.cluster is not None:
-        data["cluster"] = scenario.cluster
-    data |= {
-        key: value
-        for key in ("mesh", "vars", "groups", "tensors")
-        if (value := _mapping_data(getattr(scenario, key)))
-    }
-    if scenario.memory:
+def to_data(fields: Mapping[str, Any], flat: bool = False) -> dict[str, object]:
+    """The same as plain data: the content of the file, key by key."""
+    data: dict[str, object] = {"name": fields["name"]}
+    if fields["about"]:
+        data["about"] = fields["about"]
+    world = fields["world"]
+    data["world"] = world.size if world.nodes == 1 else world.plain()
+    data["backend"] = fields["backend"]
+    if fields["cluster"] is not None:
+        data["cluster"] = fields["cluster"]
+    for key in ("mesh", "vars", "groups", "tensors"):
+        if fields[key]:
+            data[key] = _mapping_data(fields[key])
+    if fields["memory"]:
         data["memory"] = {
-            name: _data_with_own_selector(part) for name, part in scenario.memory.items()
+            name: _data_with_own_selector(memory) for name, memory in fields["memory"].items()
         }
-    program = [entry_data(entry) for entry in scenario.program]
+    program = [entry_data(entry) for entry in fields["program"]]
     data["program"] = _without_unselective_blocks(program) if flat else program
-    if scenario.iterations != 1:
-        data["iterations"] = scenario.iterations
-    data |= {
-        key: value for key in ("options", "launch") if (value := getattr(scenario, key).plain())
-    }
-    if scenario.faults:
-        data["faults"] = [_data_with_own_selector(fault) for fault in scenario.faults]
-    data |= {key: value for key in ("seed", "jitter") if (value := getattr(scenario, key))}
-    if scenario.sweep is not None:
-        data["sweep"] = scenario.sweep.plain()
-    if scenario.expect is not None:
-        data["expect"] = scenario.expect.plain()
+    if fields["iterations"] != 1:
+        data["iterations"] = fields["iterations"]
+    for key in ("options", "launch"):
+        section = fields[key].plain()
+        if section:
+            data[key] = section
+    if fields["faults"]:
+        data["faults"] = [_data_with_own_selector(fault) for fault in fields["faults"]]
+    for key in ("seed", "jitter"):
+        if fields[key]:
+            data[key] = fields[key]
+    for key in ("sweep", "expect"):
+        if fields[key] is not None:
+            data[key] = fields[key].plain()
     return data
 
 
 def _without_unselective_blocks(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The entries, at any depth, with blocks that have no selector replaced by their steps."""
     found: list[dict[str, Any]] = []
     for entry in entries:
-        inner = _without_unselective_blocks(entry["steps"]) if "steps" in entry else []
         if "repeat" in entry:
-            found.append(
-                {
-                    **entry,
-                    "repeat": {
-                        **entry["repeat"],
-                        "steps": _without_unselective_blocks(entry["repeat"]["steps"]),
-                    },
-                }
-            )
-        elif "steps" in entry and "ranks" not in entry:
-            found += inner
+            body = entry["repeat"]
+            steps = _without_unselective_blocks(body["steps"])
+            found.append({**entry, "repeat": {**body, "steps": steps}})
+        elif "steps" in entry:
+            steps = _without_unselective_blocks(entry["steps"])
+            if "ranks" in entry:
+                found.append({**entry, "steps": steps})
+            else:
+                found += steps
         else:
-            found.append({**entry, "steps": inner} if "steps" in entry else entry)
+            found.append(entry)
     return found
 
 
@@ -96,51 +96,43 @@ def _value_data(value: object) -> object:
     return value.plain() if isinstance(value, FormatModel) else to_plain_data(value)
 
 
-def _data_with_own_selector(part: Any) -> dict[str, Any]:
-    """A fault or a memory: its keys, with the selector as the file has it."""
-    data: dict[str, Any] = part.plain()
-    if part.ranks is not None:
-        data["ranks"] = _selector_data(part.ranks)
+def _data_with_own_selector(section: Any) -> dict[str, Any]:
+    """A fault or a memory: its keys, with the selector in the file's form."""
+    data: dict[str, Any] = section.plain()
+    if section.ranks is not None:
+        data["ranks"] = _selector_data(section.ranks)
     return data
 
 
 def entry_data(entry: Entry) -> dict[str, object]:
-    """One entry as a mapping of the file."""
+    """One entry as a mapping of the file; a selector comes first in a block, else last."""
+    selector = {} if entry.ranks is None else {"ranks": _selector_data(entry.ranks)}
     if isinstance(entry, ScenarioBlock):
-        return _with_selector(
-            entry.ranks, {"steps": [entry_data(e) for e in entry.steps]}, first=True
-        )
+        return {**selector, "steps": [entry_data(step) for step in entry.steps]}
     if isinstance(entry, ScenarioRepeat):
-        body: dict[str, object] = {"times": to_plain_data(entry.times)}
-        if entry.index is not None:
-            body["index"] = entry.index
-        body["steps"] = [entry_data(e) for e in entry.steps]
-        return _with_selector(entry.ranks, {"repeat": body})
-    return _with_selector(entry.ranks, {type(entry.op).op: _step_fields(entry)})
+        return {"repeat": _repeat_data(entry), **selector}
+    return {type(entry.op).op: _step_fields(entry), **selector}
+
+
+def _repeat_data(entry: ScenarioRepeat) -> dict[str, object]:
+    body: dict[str, object] = {"times": to_plain_data(entry.times)}
+    if entry.index is not None:
+        body["index"] = entry.index
+    body["steps"] = [entry_data(step) for step in entry.steps]
+    return body
 
 
 def _step_fields(step: ScenarioStep) -> dict[str, object]:
-    op = step.op
-    fields = op.model_dump(by_alias=True, exclude_unset=True, exclude={"ops"})
+    op: Any = step.op
+    fields: dict[str, object] = op.model_dump(by_alias=True, exclude_unset=True, exclude={"ops"})
     if type(op).kind == "batch":
-        fields = {"ops": [entry_data(part) for part in getattr(op, "ops")], **fields}  # noqa: B009 - a field of that row alone
+        return {"ops": [entry_data(part) for part in op.ops], **fields}
     return fields
-
-
-def _with_selector(
-    ranks: Selector, data: dict[str, object], first: bool = False
-) -> dict[str, object]:
-    if ranks is None:
-        return data
-    selector = {"ranks": _selector_data(ranks)}
-    return {**selector, **data} if first else {**data, **selector}
 
 
 def _selector_data(ranks: Selector) -> object:
     """A single rank as an integer, several as a list, a condition as its text."""
     if isinstance(ranks, Expression):
         return ranks.source
-    return ranks[0] if ranks is not None and len(ranks) == 1 else list(ranks or ())
-
-
-__all__ = ["entry_data", "to_data", "to_yaml"]
+    numbers = list(ranks or ())
+    return numbers[0] if len(numbers) == 1 else numbers

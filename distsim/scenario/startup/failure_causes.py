@@ -1,14 +1,18 @@
-"""Why a start-up fails, in words: one cause per kind of mistake, those that follow from it left
-out.
+"""Why a start-up fails, in words: one cause per kind of mistake, without those that follow from it.
+
+The simulation (`distsim.scenario.startup.rendezvous`) decides which processes fail or wait; this
+module only compares what the processes passed, and names the difference.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from distsim.scenario.startup.init_method import StoreAddress, is_loopback, resolves
 from distsim.scenario.startup.records import (
+    NOT_PASSED,
     InitFailure,
     RendezvousInfo,
     StartupCause,
@@ -18,318 +22,347 @@ from distsim.scenario.startup.records import (
 )
 
 _MAX_RANKS_SHOWN = 8
+_MAX_WAITS_SHOWN = 4
 
 
-def startup_causes(
-    entrances: Mapping[int, StartupProcess],
-    around: StartupEnvironment,
-    refused: Mapping[int, InitFailure],
-    addresses: Mapping[int, RendezvousInfo],
-    places: Mapping[int, StoreAddress],
-    clashing: Sequence[int],
-    endings: Mapping[int, StartupOutcome],
-) -> tuple[tuple[StartupCause, ...], tuple[str, ...]]:
-    """The causes, the plainest first, empty where every process that comes gets through; and who
-    waits for what, in lines.
+class StartupFacts(NamedTuple):
+    """A simulated start-up; mappings are by rank.
+
+    ``refused``: processes whose arguments torch rejects. ``addresses``: what all others look for;
+    ``places``: where that leads. ``port_conflicts``: ranks that could not listen at their port.
     """
-    told = _StartupCauseFinder(entrances, around, addresses, places, endings)
-    lines = told.waiting()
-    found = [
-        *told.refusals(refused),
-        *told.ports(clashing),
-        *told.hosts(),
-        *told.files(),
-        *told.numbers(),
-        *told.worlds(),
-        *told.apart(),
+
+    processes: Mapping[int, StartupProcess]
+    environment: StartupEnvironment
+    refused: Mapping[int, InitFailure]
+    addresses: Mapping[int, RendezvousInfo]
+    places: Mapping[int, StoreAddress]
+    port_conflicts: Sequence[int]
+    outcomes: Mapping[int, StartupOutcome]
+
+
+class StartupDiagnosis(NamedTuple):
+    """The causes of a failure, and which processes wait for what, in lines."""
+
+    causes: tuple[StartupCause, ...]
+    waits: tuple[str, ...]
+
+
+def startup_causes(facts: StartupFacts) -> StartupDiagnosis:
+    """The causes, the plainest first; empty if every process that takes part gets through."""
+    finder = _StartupCauseFinder(facts)
+    waits = finder.waits()
+    causes = [
+        *finder.refusals(),
+        *finder.taken_ports(),
+        *finder.unresolvable_hosts(),
+        *finder.missing_stores(),
+        *finder.stale_files(),
+        *finder.hash_stores(),
+        *finder.different_stores(),
+        *finder.duplicate_ranks(),
+        *finder.ranks_out_of_range(),
+        *finder.world_sizes(),
+        *finder.mpi_singletons(),
     ]
-    return tuple(
-        cause._replace(message="\n".join((cause.message, *lines))) for cause in found
-    ), lines
+    with_waits = [cause._replace(message="\n".join((cause.message, *waits))) for cause in causes]
+    return StartupDiagnosis(tuple(with_waits), waits)
 
 
-def startup_warnings(entrances: Iterable[StartupProcess]) -> tuple[StartupCause, ...]:
-    """What MPI ignores (DS706)."""
-    said = tuple(
-        e.rank
-        for e in entrances
-        if e.backend == "mpi" and (e.rank_argument != -1 or e.world_size_argument != -1)
-    )
-    if not said:
+def startup_warnings(processes: Iterable[StartupProcess]) -> tuple[StartupCause, ...]:
+    """Arguments that MPI ignores (DS706)."""
+    mpi_processes = [process for process in processes if process.backend == "mpi"]
+    ranks = tuple(process.rank for process in mpi_processes if _passes_numbers(process))
+    if not ranks:
         return ()
-    text = "rank and world_size are given, and mpi ignores them: both come from its launcher"
-    return (
-        StartupCause(
-            "DS706", said, text, "leave them out, and start the ranks with mpirun or srun"
-        ),
-    )
+    message = "rank and world_size are given, and mpi ignores them: both come from its launcher"
+    remedy = "leave them out, and start the ranks with mpirun or srun"
+    return (StartupCause("DS706", ranks, message, remedy),)
 
 
-def is_mpi_singleton(entrance: StartupProcess) -> bool:
-    """MPI outside its launcher: MPI_Init makes a world of one."""
-    return (
-        entrance.backend == "mpi"
-        and entrance.launcher not in ("", "mpirun", "srun")
-        and not entrance.absent
-    )
+def _passes_numbers(process: StartupProcess) -> bool:
+    return process.rank_argument != NOT_PASSED or process.world_size_argument != NOT_PASSED
+
+
+def is_mpi_singleton(process: StartupProcess) -> bool:
+    """MPI without its launcher: MPI_Init makes a world of one."""
+    if process.backend != "mpi" or process.absent:
+        return False
+    return process.launcher not in ("", "mpirun", "srun")
+
+
+class _StartupCauseFinder:
+    def __init__(self, facts: StartupFacts) -> None:
+        self.facts = facts
+        self.processes = facts.processes
+        self.environment = facts.environment
+        self.addresses = facts.addresses
+        self.places = facts.places
+        self.outcomes = facts.outcomes
+
+    # --- waits ---
+    def waits(self) -> tuple[str, ...]:
+        """Which ranks wait for what, and the error by which torch ends the wait."""
+        ranks_by_wait: dict[StartupOutcome, list[int]] = {}
+        for rank, outcome in self.outcomes.items():
+            if outcome.status == "waits":
+                # Ranks that wait for the same thing share a line, whichever ranks could help them.
+                ranks_by_wait.setdefault(outcome._replace(needs=()), []).append(rank)
+        lines = [_wait_line(outcome, ranks) for outcome, ranks in ranks_by_wait.items()]
+        lines = lines[:_MAX_WAITS_SHOWN]
+        apart = [rank for rank, outcome in self.outcomes.items() if outcome.status == "apart"]
+        if apart:
+            lines.append(
+                f"  {_ranks_text(apart)} may come through, and then stand{_verb_s(apart)} still "
+                "in the first communication"
+            )
+        return tuple(lines)
+
+    # --- causes ---
+    def refusals(self) -> list[StartupCause]:
+        """Arguments that torch rejects."""
+        ranks_by_refusal: dict[InitFailure, list[int]] = {}
+        for rank, refusal in self.facts.refused.items():
+            ranks_by_refusal.setdefault(refusal, []).append(rank)
+        found = []
+        for refusal, ranks in ranks_by_refusal.items():
+            raised = f"  {_ranks_text(ranks)} raise{_verb_s(ranks)} {refusal.error}: {refusal.text}"
+            message = f"{refusal.cause}\n{raised}"
+            found.append(StartupCause(refusal.code, tuple(ranks), message, refusal.help))
+        return found
+
+    def taken_ports(self) -> list[StartupCause]:
+        """A port that another program uses.
+
+        Two ranks that both pass rank 0 conflict too; `duplicate_ranks` reports that.
+        """
+        taken = [
+            rank
+            for rank in self.facts.port_conflicts
+            if self.addresses[rank].port in self.environment.ports_taken
+        ]
+        if not taken:
+            return []
+        first, outcome = taken[0], self.outcomes[taken[0]]
+        message = (
+            f"port {self.addresses[first].port} is taken on the machine of rank {first}, "
+            "where the store would listen"
+            f"\n  {_ranks_text(taken)} raise{_verb_s(taken)} {outcome.error}: {outcome.text}"
+        )
+        remedy = (
+            "give another port; `ss -ltnp` says who has this one, often a run that was not ended"
+        )
+        return [StartupCause("DS123", tuple(taken), message, remedy)]
+
+    def unresolvable_hosts(self) -> list[StartupCause]:
+        ranks = [rank for rank in self.addresses if self._is_unresolvable(rank)]
+        if not ranks:
+            return []
+        hosts = ", ".join(sorted({self.addresses[rank].host for rank in ranks}))
+        message = f"{hosts} does not resolve, and {_ranks_text(ranks)} look for the store there"
+        remedy = "`getent hosts NAME` on that machine must answer; else give an address in numbers"
+        return [StartupCause("DS122", tuple(ranks), message, remedy)]
+
+    def _is_unresolvable(self, rank: int) -> bool:
+        address = self.addresses[rank]
+        return address.kind == "tcp" and not resolves(address.host, self.environment)
+
+    def missing_stores(self) -> list[StartupCause]:
+        """Ranks that look for the store at an address where no process serves it."""
+        tcp = {rank: info for rank, info in self.addresses.items() if info.kind == "tcp"}
+        servers = [rank for rank, info in tcp.items() if info.rank == 0]
+        served = {self.places[rank] for rank in self.addresses if self._serves_its_address(rank)}
+        astray = [rank for rank in self.outcomes if self._is_astray(rank, served)]
+        return [self._missing_store(astray, servers[0])] if astray and servers else []
+
+    def _serves_its_address(self, rank: int) -> bool:
+        """Whether a process, or its launcher's agent, is to serve the store on its own machine."""
+        address, process = self.addresses[rank], self.processes[rank]
+        if address.kind != "tcp" or not (address.rank == 0 or process.agent):
+            return False
+        return self.places[rank].node in (None, process.node)
+
+    def _is_astray(self, rank: int, served: set[StoreAddress]) -> bool:
+        outcome = self.outcomes[rank]
+        if outcome.status != "waits" or outcome.error != "DistNetworkError":
+            return False
+        if self._is_unresolvable(rank):
+            return False
+        return self.places[rank] not in served or self.places[rank].node is None
+
+    def _missing_store(self, astray: list[int], server: int) -> StartupCause:
+        searched = sorted({self.addresses[rank].text for rank in astray})
+        reason = self._reason_for_missing_store(astray, server, searched)
+        message = (
+            f"{_ranks_text(astray)} look{_verb_s(astray)} for the store at {', '.join(searched)}, "
+            f"where none is: {reason}"
+        )
+        remedy = "MASTER_ADDR and MASTER_PORT name the machine of rank 0, the same on every rank"
+        return StartupCause("DS122", tuple(astray), message, remedy)
+
+    def _reason_for_missing_store(self, astray: list[int], server: int, searched: list[str]) -> str:
+        server_node = self.processes[server].node
+        host = self.addresses[astray[0]].host
+        if is_loopback(host) and any(self.processes[rank].node != server_node for rank in astray):
+            return f"{host} is each machine itself, and the store is on machine {server_node}"
+        if self.addresses[server].text in searched:
+            return f"rank {server}, which serves it, is on another machine"
+        return f"rank {server} serves it at {self.addresses[server].text}"
+
+    def stale_files(self) -> list[StartupCause]:
+        """A FileStore that an earlier run left."""
+        files = {rank: info.path for rank, info in self.addresses.items() if info.kind == "file"}
+        stale = [rank for rank, path in files.items() if path in self.environment.files_left]
+        if not stale:
+            return []
+        message = (
+            f"{self.addresses[stale[0]].path} was left by an earlier run: "
+            "ranks find addresses of processes that are gone"
+        )
+        remedy = (
+            "remove it before each run, or name a fresh one: "
+            "a run that is killed does not remove it"
+        )
+        return [StartupCause("DS126", tuple(stale), message, remedy)]
+
+    def hash_stores(self) -> list[StartupCause]:
+        """A HashStore, which no other process can reach."""
+        hashes = {rank: info for rank, info in self.addresses.items() if info.kind == "hash"}
+        ranks = tuple(rank for rank, info in hashes.items() if info.world_size > 1)
+        if not ranks:
+            return []
+        message = "a HashStore lives in one process, so no rank ever finds another there"
+        remedy = "use a TCPStore or a FileStore; a HashStore is for threads of one process"
+        return [StartupCause("DS129", ranks, message, remedy)]
+
+    def different_stores(self) -> list[StartupCause]:
+        """Ranks that use different kinds of stores, or different files."""
+        ranks_by_store: dict[str, list[int]] = {}
+        for rank, address in self.addresses.items():
+            store = address.path if address.kind == "file" else address.kind
+            ranks_by_store.setdefault(store, []).append(rank)
+        if len(ranks_by_store) < 2:
+            return []
+        counts = Counter({store: len(ranks) for store, ranks in ranks_by_store.items()})
+        rarest, _ = counts.most_common()[-1]
+        odd = tuple(
+            rank
+            for rank, address in self.addresses.items()
+            if rarest in (address.kind, address.path)
+        )
+        message = (
+            f"ranks don't look in one place: {_ranks_text(odd)} at {self.addresses[odd[0]].text}, "
+            "the others elsewhere"
+        )
+        return [StartupCause("DS122", odd, message, "give all ranks the same init_method")]
+
+    # --- ranks and world sizes ---
+    def _numbered(self) -> dict[int, RendezvousInfo]:
+        """The processes that pass their rank and world size; MPI's come from its launcher."""
+        return {rank: info for rank, info in self.addresses.items() if info.kind != "launcher"}
+
+    def duplicate_ranks(self) -> list[StartupCause]:
+        processes_by_number: dict[int, list[int]] = {}
+        for rank, info in self._numbered().items():
+            processes_by_number.setdefault(info.rank, []).append(rank)
+        found = []
+        for number, ranks in processes_by_number.items():
+            if len(ranks) < 2:
+                continue
+            message = (
+                f"{len(ranks)} processes say that they are rank {number} "
+                f"(the file counts them as {_numbers_text(ranks)})"
+            )
+            remedy = "every process needs a number of its own, 0 to world_size - 1"
+            found.append(self._cause_with_errors("DS124", ranks, message, remedy))
+        return found
+
+    def ranks_out_of_range(self) -> list[StartupCause]:
+        found = []
+        for rank, info in self._numbered().items():
+            if 0 <= info.rank < max(info.world_size, 1):
+                continue
+            message = (
+                f"rank {rank} says that it is rank {info.rank} of {info.world_size}; "
+                f"numbers run from 0 to {info.world_size - 1}"
+            )
+            remedy = "count ranks from 0; RANK is the number over all machines"
+            found.append(self._cause_with_errors("DS124", [rank], message, remedy))
+        return found
+
+    def world_sizes(self) -> list[StartupCause]:
+        """World sizes that differ, or that are not the number of processes."""
+        numbered = self._numbered()
+        sizes = Counter(info.world_size for info in numbered.values())
+        if not sizes:
+            return []
+        usual, _ = sizes.most_common(1)[0]
+        if len(sizes) > 1:
+            odd = [rank for rank, info in numbered.items() if info.world_size != usual]
+            odd_sizes = sorted({numbered[rank].world_size for rank in odd})
+            message = (
+                f"world sizes differ: {_ranks_text(odd)} say{_verb_s(odd)} "
+                f"{', '.join(map(str, odd_sizes))}, the others {usual}"
+            )
+            remedy = "give every process one and the same world_size"
+            return [self._cause_with_errors("DS125", odd, message, remedy)]
+        if usual == self.environment.world_size:
+            return []
+        message = (
+            f"every rank says that the world has {usual} ranks, "
+            f"and {self.environment.world_size} processes are started"
+        )
+        remedy = "world_size is nnodes times the processes of each machine"
+        return [StartupCause("DS125", tuple(self.addresses), message, remedy)]
+
+    def _cause_with_errors(
+        self, code: str, ranks: Sequence[int], message: str, remedy: str
+    ) -> StartupCause:
+        """A cause with the errors that its ranks raise."""
+        lines = [message]
+        for rank in ranks:
+            outcome = self.outcomes[rank]
+            if outcome.status == "raises":
+                lines.append(f"  rank {rank} raises {outcome.error}: {outcome.text}")
+        return StartupCause(code, tuple(ranks), "\n".join(lines), remedy)
+
+    def mpi_singletons(self) -> list[StartupCause]:
+        """MPI without its launcher: a world of one in each process."""
+        ranks = tuple(rank for rank, process in self.processes.items() if is_mpi_singleton(process))
+        if not ranks or self.environment.world_size == 1:
+            return []
+        message = (
+            "mpi takes rank and world size from its own launcher; "
+            f"started by {self.processes[ranks[0]].launcher}, "
+            "each process is rank 0 of a world of one"
+        )
+        remedy = "start the ranks with mpirun, or with srun --mpi=pmix"
+        return [StartupCause("DS125", ranks, message, remedy)]
+
+
+# --- texts ---
+def _wait_line(outcome: StartupOutcome, ranks: Sequence[int]) -> str:
+    line = f"  {_ranks_text(ranks)} wait{_verb_s(ranks)} for {outcome.missing}"
+    if outcome.after_ns:
+        seconds = outcome.after_ns / 1e9
+        line += f"; after {seconds:g} s torch raises {outcome.error}: {outcome.text}"
+    return line
 
 
 def _ranks_text(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {_numbers_text(ranks)}"
+    plural = "s" if len(ranks) > 1 else ""
+    return f"rank{plural} {_numbers_text(ranks)}"
 
 
 def _numbers_text(ranks: Sequence[int]) -> str:
     if len(ranks) > 3 and tuple(ranks) == tuple(range(ranks[0], ranks[-1] + 1)):
         return f"{ranks[0]}-{ranks[-1]}"
-    shown = [str(r) for r in ranks[:_MAX_RANKS_SHOWN]]
+    shown = [str(rank) for rank in ranks[:_MAX_RANKS_SHOWN]]
     if len(ranks) > _MAX_RANKS_SHOWN:
         return f"{', '.join(shown)} and {len(ranks) - _MAX_RANKS_SHOWN} more"
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def _raise_verb(ranks: Sequence[int]) -> str:
-    return "raises" if len(ranks) == 1 else "raise"
-
-
-class _StartupCauseFinder:
-    def __init__(
-        self,
-        entrances: Mapping[int, StartupProcess],
-        around: StartupEnvironment,
-        addresses: Mapping[int, RendezvousInfo],
-        places: Mapping[int, StoreAddress],
-        endings: Mapping[int, StartupOutcome],
-    ) -> None:
-        self.entrances, self.around, self.addresses, self.places, self.endings = (
-            entrances,
-            around,
-            addresses,
-            places,
-            endings,
-        )
-
-    def waiting(self) -> tuple[str, ...]:
-        """Who waits for what, and by which time-out torch ends that."""
-        lines = []
-        waiting = [rank for rank, ending in self.endings.items() if ending.status == "waits"]
-        groups: dict[tuple[str, str, str, int], list[int]] = {}
-        for rank in waiting:
-            ending = self.endings[rank]
-            groups.setdefault(
-                (ending.missing, ending.error, ending.text, ending.after_ns), []
-            ).append(rank)
-        for (missing, error, text, after_ns), ranks in list(groups.items())[:4]:
-            after = f"; after {after_ns / 1e9:g} s torch raises {error}: {text}" if after_ns else ""
-            wait = "wait" if len(ranks) > 1 else "waits"
-            lines.append(f"  {_ranks_text(ranks)} {wait} for {missing}{after}")
-        apart = [rank for rank, ending in self.endings.items() if ending.status == "apart"]
-        if apart:
-            lines.append(
-                f"  {_ranks_text(apart)} may come through, and then stand{'s' * (len(apart) == 1)} still in the first communication"
-            )
-        return tuple(lines)
-
-    def refusals(self, refused: Mapping[int, InitFailure]) -> list[StartupCause]:
-        groups: dict[InitFailure, list[int]] = {}
-        for rank, refusal in refused.items():
-            groups.setdefault(refusal, []).append(rank)
-        return [
-            StartupCause(
-                r.code,
-                tuple(ranks),
-                f"{r.cause}\n  {_ranks_text(ranks)} {_raise_verb(ranks)} {r.error}: {r.text}",
-                r.help,
-            )
-            for r, ranks in groups.items()
-        ]
-
-    def ports(self, clashing: Sequence[int]) -> list[StartupCause]:
-        """A taken port. Two ranks that both say 0 clash too: that is told of their number."""
-        taken = [r for r in clashing if self.addresses[r].port in self.around.ports_taken]
-        if not taken:
-            return []
-        port, error = self.addresses[taken[0]].port, self.endings[taken[0]]
-        text = (
-            f"port {port} is taken on the machine of rank {taken[0]}, where the store would listen"
-        )
-        raised = f"  {_ranks_text(taken)} {_raise_verb(taken)} {error.error}: {error.text}"
-        return [
-            StartupCause(
-                "DS123",
-                tuple(taken),
-                f"{text}\n{raised}",
-                "give another port; `ss -ltnp` says who has this one, often a run that was not ended",
-            )
-        ]
-
-    def hosts(self) -> list[StartupCause]:
-        """Hosts that don't resolve, and addresses where nobody serves though somebody would
-        elsewhere.
-        """
-        lost = [
-            r
-            for r, a in self.addresses.items()
-            if a.kind == "tcp" and not resolves(a.host, self.around)
-        ]
-        found = []
-        if lost:
-            hosts = ", ".join(sorted({self.addresses[r].host for r in lost}))
-            found.append(
-                StartupCause(
-                    "DS122",
-                    tuple(lost),
-                    f"{hosts} does not resolve, and {_ranks_text(lost)} look for the store there",
-                    "`getent hosts NAME` on that machine must answer; else give an address in numbers",
-                )
-            )
-        served = {
-            self.places[r]
-            for r, a in self.addresses.items()
-            if a.kind == "tcp"
-            and (a.rank == 0 or self.entrances[r].agent)
-            and self.places[r].node in (None, self.entrances[r].node)
-        }
-        astray = [
-            r
-            for r, e in self.endings.items()
-            if e.status == "waits"
-            and e.error == "DistNetworkError"
-            and r not in lost
-            and (self.places[r] not in served or self.places[r].node is None)
-        ]
-        zeros = [r for r, a in self.addresses.items() if a.rank == 0 and a.kind == "tcp"]
-        if astray and zeros:
-            found.append(self._astray(astray, zeros[0]))
-        return found
-
-    def _astray(self, astray: list[int], zero: int) -> StartupCause:
-        there = sorted({self.addresses[r].text for r in astray})
-        theirs = self.addresses[zero]
-        host = self.addresses[astray[0]].host
-        if is_loopback(host) and any(
-            self.entrances[r].node != self.entrances[zero].node for r in astray
-        ):
-            why = f"{host} is each machine itself, and the store is on machine {self.entrances[zero].node}"
-        elif theirs.text in there:
-            why = f"rank {zero}, which serves it, is on another machine"
-        else:
-            why = f"rank {zero} serves it at {theirs.text}"
-        text = f"{_ranks_text(astray)} look{'s' * (len(astray) == 1)} for the store at {', '.join(there)}, where none is: {why}"
-        return StartupCause(
-            "DS122",
-            tuple(astray),
-            text,
-            "MASTER_ADDR and MASTER_PORT name the machine of rank 0, the same on every rank",
-        )
-
-    def files(self) -> list[StartupCause]:
-        """A file that an earlier run left; ranks that meet at different stores."""
-        found = []
-        stale = [
-            r
-            for r, a in self.addresses.items()
-            if a.kind == "file" and a.path in self.around.files_left
-        ]
-        if stale:
-            path = self.addresses[stale[0]].path
-            found.append(
-                StartupCause(
-                    "DS126",
-                    tuple(stale),
-                    f"{path} was left by an earlier run: ranks find addresses of processes that are gone",
-                    "remove it before each run, or name a fresh one: a run that is killed does not remove it",
-                )
-            )
-        mine = [r for r, a in self.addresses.items() if a.kind == "hash" and a.world_size > 1]
-        if mine:
-            found.append(
-                StartupCause(
-                    "DS129",
-                    tuple(mine),
-                    "a HashStore lives in one process, so no rank ever finds another there",
-                    "use a TCPStore or a FileStore; a HashStore is for threads of one process",
-                )
-            )
-        kinds = {a.kind if a.kind != "file" else a.path for a in self.addresses.values()}
-        if len(kinds) > 1:
-            few = Counter(
-                a.kind if a.kind != "file" else a.path for a in self.addresses.values()
-            ).most_common()[-1][0]
-            odd = tuple(r for r, a in self.addresses.items() if few in (a.kind, a.path))
-            text = f"ranks don't look in one place: {_ranks_text(odd)} at {self.addresses[odd[0]].text}, the others elsewhere"
-            found.append(StartupCause("DS122", odd, text, "give all ranks the same init_method"))
-        return found
-
-    def numbers(self) -> list[StartupCause]:
-        """Ranks that are said twice, and ranks beyond the world."""
-        found = []
-        said: dict[int, list[int]] = {}
-        for rank, here in self.addresses.items():
-            if here.kind != "launcher":
-                said.setdefault(here.rank, []).append(rank)
-        for number, ranks in said.items():
-            if len(ranks) > 1:
-                text = f"{len(ranks)} processes say that they are rank {number} (the file counts them as {_numbers_text(ranks)})"
-                advice = "every process needs a number of its own, 0 to world_size - 1"
-                found.append(
-                    StartupCause("DS124", tuple(ranks), text + self._raised(ranks), advice)
-                )
-        for rank, here in self.addresses.items():
-            if here.kind != "launcher" and not 0 <= here.rank < max(here.world_size, 1):
-                text = f"rank {rank} says that it is rank {here.rank} of {here.world_size}; numbers run from 0 to {here.world_size - 1}"
-                advice = "count ranks from 0; RANK is the number over all machines"
-                found.append(StartupCause("DS124", (rank,), text + self._raised([rank]), advice))
-        return found
-
-    def _raised(self, ranks: Sequence[int]) -> str:
-        return "".join(
-            f"\n  rank {r} raises {self.endings[r].error}: {self.endings[r].text}"
-            for r in ranks
-            if self.endings[r].status == "raises"
-        )
-
-    def worlds(self) -> list[StartupCause]:
-        """World sizes that differ, or that are not the number of processes."""
-        sizes = Counter(a.world_size for a in self.addresses.values() if a.kind != "launcher")
-        if len(sizes) > 1:
-            usual = sizes.most_common()[0][0]
-            odd = tuple(
-                r
-                for r, a in self.addresses.items()
-                if a.world_size != usual and a.kind != "launcher"
-            )
-            theirs = ", ".join(str(n) for n in sorted({self.addresses[r].world_size for r in odd}))
-            text = f"world sizes differ: {_ranks_text(odd)} say{'s' * (len(odd) == 1)} {theirs}, the others {usual}"
-            return [
-                StartupCause(
-                    "DS125",
-                    odd,
-                    text + self._raised(odd),
-                    "give every process one and the same world_size",
-                )
-            ]
-        size = next(iter(sizes), self.around.world_size)
-        if size != self.around.world_size and sizes:
-            text = f"every rank says that the world has {size} ranks, and {self.around.world_size} processes are started"
-            return [
-                StartupCause(
-                    "DS125",
-                    tuple(self.addresses),
-                    text,
-                    "world_size is nnodes times the processes of each machine",
-                )
-            ]
-        return []
-
-    def apart(self) -> list[StartupCause]:
-        """MPI outside its launcher: a world of one in each process."""
-        alone = tuple(r for r, e in self.entrances.items() if is_mpi_singleton(e))
-        if not alone or self.around.world_size == 1:
-            return []
-        who = self.entrances[alone[0]].launcher
-        text = f"mpi takes rank and world size from its own launcher; started by {who}, each process is rank 0 of a world of one"
-        return [
-            StartupCause(
-                "DS125", alone, text, "start the ranks with mpirun, or with srun --mpi=pmix"
-            )
-        ]
+def _verb_s(ranks: Sequence[int]) -> str:
+    """The ending of a verb whose subject is these ranks."""
+    return "s" if len(ranks) == 1 else ""

@@ -1,9 +1,8 @@
-"""init_method, store, rank and world_size to where the store is and as whom one comes, and where a
-name leads; with torch's refusals.
+"""The arguments of init_process_group: where a process looks for the store, and as which rank.
 
-Every check and every text is torch's own, in torch's order (torch 2.13,
+Every check and every error text is torch's own, in torch's order (torch 2.13,
 torch/distributed/rendezvous.py and `init_process_group` of distributed_c10d.py);
-`tests/data/startup.json` has them from real processes.
+`tests/data/startup.json` has them from real processes. Files and sockets are not touched.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from urllib.parse import ParseResult, urlparse
 
 from distsim.common.message_text import did_you_mean
 from distsim.scenario.startup.records import (
+    NOT_PASSED,
     InitFailure,
     RendezvousInfo,
     StartupEnvironment,
@@ -24,18 +24,30 @@ INIT_METHOD_SCHEMES = ("env", "tcp", "file")
 ENV_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _ERROR_PREFIX = "Error initializing torch.distributed using"
 _INIT_METHOD_FORMS = "env://, tcp://host:port or file:///path"
+#: Variables of launchers that hold the value of torch's own.
+_VARIABLES_OF_LAUNCHERS = {
+    "srun": {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS"},
+    "mpirun": {"RANK": "OMPI_COMM_WORLD_RANK", "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE"},
+}
+
+_LOOPBACK_PREFIXES = ("localhost", "127.", "::1")
+#: Names that never resolve (RFC 6761), and addresses that no machine has (RFC 5737).
+_UNRESOLVABLE_SUFFIXES = (".invalid",)
+_TEST_NET_PREFIXES = ("192.0.2.", "198.51.100.", "203.0.113.")
 
 
 class _InvalidInit(Exception):
+    """Carries an `InitFailure` out of nested checks."""
+
     def __init__(self, refusal: InitFailure) -> None:
         super().__init__(refusal)
         self.refusal = refusal
 
 
-def rendezvous_info(entrance: StartupProcess) -> RendezvousInfo | InitFailure:
-    """Where a process goes, or why torch does not let it."""
+def rendezvous_info(process: StartupProcess) -> RendezvousInfo | InitFailure:
+    """Where a process looks for the store, or the error that torch raises."""
     try:
-        return _checked_rendezvous_info(entrance)
+        return _checked_rendezvous_info(process)
     except _InvalidInit as refused:
         return refused.refusal
 
@@ -44,16 +56,19 @@ def _reject(error: str, text: str, code: str, cause: str, help_text: str) -> NoR
     raise _InvalidInit(InitFailure(error, text, code, cause, help_text))
 
 
-def _checked_rendezvous_info(entrance: StartupProcess) -> RendezvousInfo:
-    _check_arguments(entrance)
-    if entrance.backend == "mpi":
-        return RendezvousInfo("launcher", "", 0, "", entrance.rank, -1)
-    if entrance.store is not None:
-        return _from_store(entrance)
-    method = entrance.init_method if entrance.init_method is not None else "env://"
+def _checked_rendezvous_info(process: StartupProcess) -> RendezvousInfo:
+    _check_arguments(process)
+    if process.backend == "mpi":
+        return RendezvousInfo("launcher", "", 0, "", process.rank, -1)
+    if process.store is not None:
+        return _from_store(process)
+    method = process.init_method if process.init_method is not None else "env://"
     url = urlparse(method)
-    ours = "rank" in url.query or "world_size" in url.query
-    if ours and (entrance.rank_argument != -1 or entrance.world_size_argument != -1):
+    url_has_numbers = "rank" in url.query or "world_size" in url.query
+    passes_numbers = (
+        process.rank_argument != NOT_PASSED or process.world_size_argument != NOT_PASSED
+    )
+    if url_has_numbers and passes_numbers:
         _reject(
             "AssertionError",
             f"The url: {method} has node-specific arguments(rank, world_size) already.",
@@ -62,22 +77,26 @@ def _checked_rendezvous_info(entrance: StartupProcess) -> RendezvousInfo:
             "say it once, beside a plain URL",
         )
     if url.scheme not in INIT_METHOD_SCHEMES:
-        meant = did_you_mean(url.scheme, INIT_METHOD_SCHEMES) if url.scheme else ""
+        scheme = "no scheme"
+        if url.scheme:
+            scheme = f"the scheme {url.scheme}{did_you_mean(url.scheme, INIT_METHOD_SCHEMES)}"
         _reject(
             "RuntimeError",
             f"No rendezvous handler for {url.scheme}://",
             "DS121",
-            f"init_method {method!r} has {f'the scheme {url.scheme}' if url.scheme else 'no scheme'}{meant}",
+            f"init_method {method!r} has {scheme}",
             f"write {_INIT_METHOD_FORMS}",
         )
-    return {"env": _from_environment, "tcp": _from_tcp_url, "file": _from_file_url}[url.scheme](
-        entrance, url, method
-    )
+    if url.scheme == "env":
+        return _from_environment(process, url)
+    from_url = _from_tcp_url if url.scheme == "tcp" else _from_file_url
+    return from_url(process, url, method)
 
 
-def _check_arguments(entrance: StartupProcess) -> None:
-    """What init_process_group itself checks."""
-    if entrance.store is not None and entrance.init_method is not None:
+def _check_arguments(process: StartupProcess) -> None:
+    """The checks of init_process_group itself, before the rendezvous."""
+    has_store = process.store is not None
+    if has_store and process.init_method is not None:
         _reject(
             "AssertionError",
             "Cannot specify both init_method and store.",
@@ -85,7 +104,7 @@ def _check_arguments(entrance: StartupProcess) -> None:
             "init_method and store are both given",
             "a store is where ranks meet, and so is an init_method: give one of the two",
         )
-    if entrance.store is not None and entrance.world_size_argument <= 0:
+    if has_store and process.world_size_argument <= 0:
         _reject(
             "AssertionError",
             "world_size must be positive if using store",
@@ -93,7 +112,7 @@ def _check_arguments(entrance: StartupProcess) -> None:
             "a store is given without world_size",
             "a store does not know how many ranks there are: give world_size",
         )
-    if entrance.store is not None and entrance.rank_argument < 0:
+    if has_store and process.rank_argument < 0:
         _reject(
             "AssertionError",
             "rank must be non-negative if using store",
@@ -101,46 +120,33 @@ def _check_arguments(entrance: StartupProcess) -> None:
             "a store is given without rank",
             "a store does not know who is who: give rank",
         )
-    if entrance.device is not None and entrance.backend != "nccl":
+    if process.device is not None and process.backend != "nccl":
         _reject(
             "ValueError",
-            "device_id is an int, but no accelerator support is found from the current compilation. Please use a "
-            "different compiled version that supports your accelerator.",
+            "device_id is an int, but no accelerator support is found from the current "
+            "compilation. Please use a different compiled version that supports your accelerator.",
             "DS129",
-            f"device_id is given, and {entrance.backend} runs on the CPU here",
+            f"device_id is given, and {process.backend} runs on the CPU here",
             "device_id makes nccl's communicators at once; leave it out on a CPU",
         )
 
 
-def _from_store(entrance: StartupProcess) -> RendezvousInfo:
-    url = urlparse(entrance.store or "")
-    if url.scheme == "tcp" and url.hostname and _port_of(url):
-        return RendezvousInfo(
-            "tcp",
-            url.hostname,
-            _port_of(url) or 0,
-            "",
-            entrance.rank_argument,
-            entrance.world_size_argument,
-        )
+def _from_store(process: StartupProcess) -> RendezvousInfo:
+    rank, world_size = process.rank_argument, process.world_size_argument
+    url = urlparse(process.store or "")
+    port = _port_of(url)
+    if url.scheme == "tcp" and url.hostname and port:
+        return RendezvousInfo("tcp", url.hostname, port, "", rank, world_size)
     if url.scheme == "file" and url.path:
-        return RendezvousInfo(
-            "file", "", 0, url.path, entrance.rank_argument, entrance.world_size_argument
-        )
-    if entrance.store == "hash":
-        return RendezvousInfo(
-            "hash",
-            "",
-            0,
-            f"rank {entrance.rank}'s own memory",
-            entrance.rank_argument,
-            entrance.world_size_argument,
-        )
+        return RendezvousInfo("file", "", 0, url.path, rank, world_size)
+    if process.store == "hash":
+        own_memory = f"rank {process.rank}'s own memory"
+        return RendezvousInfo("hash", "", 0, own_memory, rank, world_size)
     _reject(
         "ValueError",
-        f"no store {entrance.store}",
+        f"no store {process.store}",
         "DS121",
-        f"store {entrance.store!r} is none that distsim knows",
+        f"store {process.store!r} is none that distsim knows",
         "write tcp://host:port (a TCPStore), file:///path (a FileStore) or hash (a HashStore)",
     )
 
@@ -166,30 +172,24 @@ def _parse_number(text: str, variable: str) -> int:
 
 
 def _query_parameters(url: ParseResult) -> dict[str, str]:
-    return {
-        name: value
-        for name, mark, value in (pair.partition("=") for pair in url.query.split("&"))
-        if mark
-    }
+    parameters = {}
+    for pair in url.query.split("&"):
+        name, equals, value = pair.partition("=")
+        if equals:
+            parameters[name] = value
+    return parameters
 
 
-def _rank_and_world_size(
-    entrance: StartupProcess, url: ParseResult, scheme: str
-) -> tuple[int, int]:
-    """Rank and world size of tcp:// and file://, which have no environment to look them up in."""
+def _rank_and_world_size(process: StartupProcess, url: ParseResult, scheme: str) -> tuple[int, int]:
+    """Rank and world size of tcp:// and file://, which do not read the environment."""
     query = _query_parameters(url)
-    rank = (
-        int(query.get("rank", entrance.rank_argument))
-        if query.get("rank", "0").lstrip("-").isdigit()
-        else -1
-    )
-    world = (
-        int(query.get("world_size", entrance.world_size_argument))
-        if query.get("world_size", "0").isdigit()
-        else -1
-    )
-    for value, words, name in ((rank, "rank", "rank"), (world, "world size", "world_size")):
-        if value == -1:
+    rank = world_size = NOT_PASSED
+    if query.get("rank", "0").lstrip("-").isdigit():
+        rank = int(query.get("rank", process.rank_argument))
+    if query.get("world_size", "0").isdigit():
+        world_size = int(query.get("world_size", process.world_size_argument))
+    for value, words, name in ((rank, "rank", "rank"), (world_size, "world size", "world_size")):
+        if value == NOT_PASSED:
             _reject(
                 "ValueError",
                 f"{_ERROR_PREFIX} {scheme}:// rendezvous: {words} parameter missing",
@@ -197,10 +197,10 @@ def _rank_and_world_size(
                 f"{scheme}:// is given without {name}",
                 f"{scheme}:// reads no variables: give both as arguments",
             )
-    return rank, world
+    return rank, world_size
 
 
-def _from_tcp_url(entrance: StartupProcess, url: ParseResult, method: str) -> RendezvousInfo:
+def _from_tcp_url(process: StartupProcess, url: ParseResult, method: str) -> RendezvousInfo:
     try:
         port = url.port
     except ValueError as error:
@@ -219,7 +219,7 @@ def _from_tcp_url(entrance: StartupProcess, url: ParseResult, method: str) -> Re
             f"init_method {method!r} names no port",
             f"write {method.rstrip('/:')}:29500; any port will do that is free there",
         )
-    rank, world = _rank_and_world_size(entrance, url, "tcp")
+    rank, world_size = _rank_and_world_size(process, url, "tcp")
     if url.hostname is None:
         _reject(
             "AssertionError",
@@ -233,13 +233,14 @@ def _from_tcp_url(entrance: StartupProcess, url: ParseResult, method: str) -> Re
             "DistNetworkError",
             f"The client socket has timed out while trying to connect to ({url.hostname}, 0).",
             "DS121",
-            f"init_method {method!r} has port 0: rank 0 would listen on a port that the others can't know",
+            f"init_method {method!r} has port 0: "
+            "rank 0 would listen on a port that the others can't know",
             "write tcp://host:29500",
         )
-    return RendezvousInfo("tcp", url.hostname, port, "", rank, world)
+    return RendezvousInfo("tcp", url.hostname, port, "", rank, world_size)
 
 
-def _from_file_url(entrance: StartupProcess, url: ParseResult, method: str) -> RendezvousInfo:
+def _from_file_url(process: StartupProcess, url: ParseResult, method: str) -> RendezvousInfo:
     if not url.path:
         _reject(
             "ValueError",
@@ -248,29 +249,31 @@ def _from_file_url(entrance: StartupProcess, url: ParseResult, method: str) -> R
             f"init_method {method!r} names no file",
             "write file:///folder/name: three strokes, and a path that all share",
         )
-    rank, world = _rank_and_world_size(entrance, url, "file")
-    return RendezvousInfo("file", "", 0, posixpath.normpath(url.path), rank, world)
+    rank, world_size = _rank_and_world_size(process, url, "file")
+    return RendezvousInfo("file", "", 0, posixpath.normpath(url.path), rank, world_size)
 
 
-def _from_environment(entrance: StartupProcess, url: ParseResult, method: str) -> RendezvousInfo:
+def _from_environment(process: StartupProcess, url: ParseResult) -> RendezvousInfo:
+    """env://: arguments and the URL's parameters first, environment variables for the rest."""
     query = _query_parameters(url)
-    said = {
-        "RANK": query.get("rank") or _argument_text(entrance.rank_argument),
-        "WORLD_SIZE": query.get("world_size") or _argument_text(entrance.world_size_argument),
+    passed = {
+        "RANK": query.get("rank") or _argument_text(process.rank_argument),
+        "WORLD_SIZE": query.get("world_size") or _argument_text(process.world_size_argument),
     }
-    found = {name: said.get(name) or entrance.env.get(name, "") for name in ENV_VARIABLES}
+    found = {name: passed.get(name) or process.env.get(name, "") for name in ENV_VARIABLES}
     for name, value in found.items():
         if not value:
             _reject(
                 "ValueError",
-                f"{_ERROR_PREFIX} env:// rendezvous: environment variable {name} expected, but not set",
+                f"{_ERROR_PREFIX} env:// rendezvous: environment variable {name} expected, "
+                "but not set",
                 "DS127",
                 f"env:// reads {name}, which is not set",
-                _how_to_set_variable(name, entrance.launcher),
+                _how_to_set_variable(name, process.launcher),
             )
-    rank, world, port = (
-        _parse_number(found[name], name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")
-    )
+    rank = _parse_number(found["RANK"], "RANK")
+    world_size = _parse_number(found["WORLD_SIZE"], "WORLD_SIZE")
+    port = _parse_number(found["MASTER_PORT"], "MASTER_PORT")
     if not 0 <= port < 2**16:
         _reject(
             "ValueError",
@@ -279,39 +282,34 @@ def _from_environment(entrance: StartupProcess, url: ParseResult, method: str) -
             f"MASTER_PORT is {port}",
             "ports run from 1 to 65535",
         )
-    return RendezvousInfo("tcp", found["MASTER_ADDR"], port, "", rank, world)
+    return RendezvousInfo("tcp", found["MASTER_ADDR"], port, "", rank, world_size)
 
 
 def _argument_text(number: int) -> str:
-    return "" if number == -1 else str(number)
+    return "" if number == NOT_PASSED else str(number)
 
 
 def _how_to_set_variable(name: str, launcher: str) -> str:
-    """What sets a variable under a launcher."""
-    slurm = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS"}
-    mpi = {"RANK": "OMPI_COMM_WORLD_RANK", "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE"}
+    """The remedy for a missing variable under a launcher."""
     if launcher in ("mp.spawn", "mp.Process"):
-        return f"{launcher} sets no variables: give rank and world_size as arguments, and set MASTER_ADDR and MASTER_PORT, or use tcp://"
-    for known, names in (("srun", slurm), ("mpirun", mpi)):
-        if launcher == known:
-            how = (
-                f"export {name}=${names[name]} in each task"
-                if name in names
-                else f"export {name} before {known}: one value for all"
-            )
-            return f"{known} sets no {name}; {how}"
-    return f"torchrun sets {name}; else export it, or start with `distsim run --real`"
-
-
-_LOOPBACK_PREFIXES = ("localhost", "127.", "::1")
-#: Names that never resolve (RFC 6761), and addresses that no machine has (RFC 5737).
-_UNRESOLVABLE_SUFFIXES = (".invalid",)
-_TEST_NET_PREFIXES = ("192.0.2.", "198.51.100.", "203.0.113.")
+        return (
+            f"{launcher} sets no variables: give rank and world_size as arguments, "
+            "and set MASTER_ADDR and MASTER_PORT, or use tcp://"
+        )
+    own_variables = _VARIABLES_OF_LAUNCHERS.get(launcher)
+    if own_variables is None:
+        return f"torchrun sets {name}; else export it, or start with `distsim run --real`"
+    if name in own_variables:
+        export = f"export {name}=${own_variables[name]} in each task"
+    else:
+        export = f"export {name} before {launcher}: one value for all"
+    return f"{launcher} sets no {name}; {export}"
 
 
 class StoreAddress(NamedTuple):
-    """A store's place: a port of a machine, or a file. ``node``: None where no machine of the job
-    is meant.
+    """A store's place: a port of a machine, or a file.
+
+    ``node``: None if the address belongs to no machine of the job.
     """
 
     kind: str
@@ -320,27 +318,35 @@ class StoreAddress(NamedTuple):
     port: int
 
 
-def resolves(host: str, around: StartupEnvironment) -> bool:
-    """Has the name an address? Where the file lists its hosts, no other name has."""
-    return not host.endswith(_UNRESOLVABLE_SUFFIXES) and (
-        host in around.hosts or not around.closed or host[:1].isdigit() or is_loopback(host)
-    )
+def resolves(host: str, environment: StartupEnvironment) -> bool:
+    """Whether a name has an address. If the file lists its hosts, no other name has one."""
+    if host.endswith(_UNRESOLVABLE_SUFFIXES):
+        return False
+    if host in environment.hosts or not environment.closed:
+        return True
+    return host[:1].isdigit() or is_loopback(host)
 
 
 def is_loopback(host: str) -> bool:
     return host.startswith(_LOOPBACK_PREFIXES)
 
 
-def store_address(address: RendezvousInfo, node: int, around: StartupEnvironment) -> StoreAddress:
-    """Where a process on machine ``node`` comes to. A name that is not listed means the machine of
-    rank 0.
+def store_address(
+    address: RendezvousInfo, node: int, environment: StartupEnvironment
+) -> StoreAddress:
+    """The store that a process on machine ``node`` reaches at an address.
+
+    A name that is not listed is taken for the machine of rank 0.
     """
     if address.kind != "tcp":
         return StoreAddress(address.kind, 0, address.path, 0)
     host = address.host
-    if is_loopback(host) and host not in around.hosts:
-        return StoreAddress("tcp", node, "", address.port)
-    if host in around.hosts:
-        return StoreAddress("tcp", around.hosts[host], "", address.port)
-    elsewhere = around.closed or not resolves(host, around) or host.startswith(_TEST_NET_PREFIXES)
-    return StoreAddress("tcp", None if elsewhere else 0, "", address.port)
+    if host in environment.hosts:
+        store_node: int | None = environment.hosts[host]
+    elif is_loopback(host):
+        store_node = node
+    elif environment.closed or not resolves(host, environment):
+        store_node = None
+    else:
+        store_node = None if host.startswith(_TEST_NET_PREFIXES) else 0
+    return StoreAddress("tcp", store_node, "", address.port)

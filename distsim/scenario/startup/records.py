@@ -1,4 +1,4 @@
-"""What start-up is told about, and what comes of it."""
+"""The input of a simulated start-up (processes and machines) and its result."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-#: How a process comes out of init_process_group. "waits": nothing that may still happen frees it;
-#: torch raises once its time-out is over. "apart": it returns, in a group that is not that of the
-#: others, and stands still in its first communication.
+#: How init_process_group ends for a process. "waits": nothing that may still happen frees it;
+#: torch raises after the timeout. "apart": it returns, in another group than the others', and hangs
+#: in its first communication.
 StartupStatus = Literal["passes", "raises", "waits", "apart", "absent"]
 StoreKind = Literal["tcp", "file", "hash", "launcher"]
+
+#: An argument of init_process_group that is not passed (torch's own default).
+NOT_PASSED = -1
 
 
 @dataclass(frozen=True)
 class StartupProcess:
-    """What one process brings to init_process_group. ``rank`` counts processes as the scenario
-    does, ``rank_argument`` is what it says.
+    """What one process passes to init_process_group.
 
-    ``env``: its variables, as far as start-up reads them. ``agent``: its launcher serves a store at
-    MASTER_ADDR:MASTER_PORT, so no rank does. ``device``: the index of an accelerator. ``launcher``:
-    who started it, as `launch.by` says.
+    ``rank`` is its number in the scenario, ``rank_argument`` the number that it passes. ``env``:
+    its environment variables, as far as start-up reads them. ``agent``: its launcher serves the
+    store at MASTER_ADDR:MASTER_PORT, so no rank does. ``device``: the index of an accelerator.
+    ``launcher``: the value of `launch.by`.
     """
 
     rank: int
@@ -29,8 +32,8 @@ class StartupProcess:
     timeout_ns: int
     init_method: str | None = None
     store: str | None = None
-    rank_argument: int = -1
-    world_size_argument: int = -1
+    rank_argument: int = NOT_PASSED
+    world_size_argument: int = NOT_PASSED
     device: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     agent: bool = False
@@ -40,11 +43,10 @@ class StartupProcess:
 
 @dataclass(frozen=True)
 class StartupEnvironment:
-    """What the machines hold before the run. ``hosts``: a machine by name or address; ``closed``:
-    all others don't resolve.
+    """The machines before the run.
 
+    ``hosts``: the machine of each name or address; ``closed``: no other name resolves.
     ``ports_taken``: on every machine. ``files_left``: rendezvous files of an earlier run.
-    ``folders_missing``: no file can be made there.
     """
 
     world_size: int
@@ -55,8 +57,9 @@ class StartupEnvironment:
 
 
 class RendezvousInfo(NamedTuple):
-    """Where a process looks for the store, and as whom it comes. ``host`` is "" of a file, ``port``
-    0.
+    """Where a process looks for the store, and the rank and world size that it passes.
+
+    For a file, ``host`` is "" and ``port`` 0.
     """
 
     kind: StoreKind
@@ -69,12 +72,16 @@ class RendezvousInfo(NamedTuple):
     @property
     def text(self) -> str:
         """``host:port``, or the path."""
-        return self.path or (f"{self.host}:{self.port}" if self.host else self.kind)
+        if self.path:
+            return self.path
+        return f"{self.host}:{self.port}" if self.host else self.kind
 
 
 class InitFailure(NamedTuple):
-    """torch raises at once: the error's class and text as torch has them, the finding's code, and
-    what is wrong in a clause.
+    """torch raises at once.
+
+    ``error`` and ``text`` are the class and text of torch's error, ``code`` is the finding's code,
+    ``cause`` says in a clause what is wrong.
     """
 
     error: str
@@ -85,11 +92,11 @@ class InitFailure(NamedTuple):
 
 
 class StartupOutcome(NamedTuple):
-    """How a process comes out. ``error`` and ``text`` as torch has them, ``after_ns`` from the call
-    on (0: at once).
+    """How init_process_group ends for a process.
 
-    ``needs``: the processes that it waits for, if anybody could come. ``missing``: what it waits
-    for, in words.
+    ``error`` and ``text``: the class and text of torch's error, raised ``after_ns`` after the call
+    (0: at once). ``needs``: the processes that it waits for, if some could still arrive.
+    ``missing``: what it waits for, in words.
     """
 
     status: StartupStatus
@@ -101,8 +108,9 @@ class StartupOutcome(NamedTuple):
 
 
 class StartupEvent(NamedTuple):
-    """One step of a process, in the order that a picture shows: opens, connects, registers, sets,
-    gets, waits, raises.
+    """One step of a process, in the order in which a picture shows them.
+
+    ``kind``: opens, connects, registers, sets, gets, waits or raises.
     """
 
     rank: int
@@ -111,7 +119,7 @@ class StartupEvent(NamedTuple):
 
 
 class StartupCause(NamedTuple):
-    """Why a start-up fails: a finding's code, whom it is about, a sentence and what to do."""
+    """Why a start-up fails: a finding's code, the ranks, a sentence and the remedy."""
 
     code: str
     ranks: tuple[int, ...]
@@ -121,11 +129,11 @@ class StartupCause(NamedTuple):
 
 @dataclass(frozen=True)
 class StartupResult:
-    """A start-up. ``where``: the store's address in words; ``server``: who opens it. ``causes``:
-    empty where all come through.
+    """A simulated start-up.
 
-    ``remarks``: what torch warns about. ``entrances``: what it was made of, by rank. ``waits``: who
-    waits for what, in lines.
+    ``where``: the store's address in words; ``server``: what serves it. ``causes``: empty if all
+    ranks get through. ``remarks``: warnings. ``entrances``: the processes, by rank. ``endings``:
+    their outcomes, by rank. ``waits``: which ranks wait for what, in lines.
     """
 
     kind: StoreKind
@@ -143,9 +151,9 @@ class StartupResult:
         return bool(self.causes)
 
     def entrance(self, rank: int) -> StartupProcess | None:
-        """What a rank of a failed start-up brings; None in one that all come through."""
+        """What a rank passes in a start-up that fails; None if it succeeds."""
         return self.entrances[rank] if self.failed else None
 
     def ending(self, rank: int) -> StartupOutcome | None:
-        """How a rank of a failed start-up comes out; None in one that all come through."""
+        """The outcome of a rank in a start-up that fails; None if it succeeds."""
         return self.endings.get(rank) if self.failed else None

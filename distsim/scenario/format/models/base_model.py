@@ -1,4 +1,4 @@
-"""What the parts of a scenario have in common."""
+"""The base class of all sections of a scenario file, and parsers of mappings."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ def parse_name_key(value: object) -> str:
 
 
 def parse_mapping(value: object, what: str, parse: FieldParser[T]) -> Mapping[str, T]:
-    """A mapping of names to what ``parse`` makes of each value; ``what``: the mapping that is
-    expected, for who wrote another thing.
+    """A mapping of names, with each value parsed by ``parse``.
+
+    ``what``: the expected mapping, as messages word it.
     """
     if not isinstance(value, Mapping):
         raise expected_error(what, value)

@@ -1,8 +1,8 @@
-"""Quantities by expression in a cluster: `bandwidth: lanes * 25 GB/s`, worked out where the cluster
-is read.
+"""Quantities by expression in a cluster, such as `bandwidth: lanes * 25 GB/s`, evaluated.
 
-An inline cluster knows what is the same on every rank (vars, axis sizes, `world_size`); a file of
-its own knows numbers alone.
+The expressions of an inline cluster may use names with one value for all ranks (vars, axis sizes,
+`world_size`); those of a separate file only numbers. The cluster's own reader then finds plain
+quantities.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from distsim.hardware.cluster import Cluster
 
 
 class QuantityCodec(NamedTuple):
-    """What a field measures, in the words of messages, and how such a value is read and written."""
+    """What a field measures, as messages word it, and how such a value is read and written."""
 
     kind: str
     parse: Callable[[object], int | float]
@@ -38,7 +38,7 @@ KeyPath = tuple[str | int, ...]
 
 
 def quantity_codec_of(metadata: Any) -> QuantityCodec | None:
-    """What a field measures, by its validators; None for what is no quantity."""
+    """What a field measures, by its validators; None if it is no quantity."""
     parsers = [m.func for m in metadata if isinstance(m, BeforeValidator)]
     return next((row for row in QUANTITY_CODECS if row.parse in parsers), None)
 
@@ -46,12 +46,10 @@ def quantity_codec_of(metadata: Any) -> QuantityCodec | None:
 def evaluate_cluster_quantities(
     data: Mapping[str, Any], known: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Any], list[FieldError]]:
-    """A cluster's mapping with every quantity by expression as a plain one, and what is wrong with
-    expressions.
+    """A cluster's mapping with every expression evaluated, and the errors of expressions.
 
-    ``known``: ``names`` that expressions may use, and ``kinds`` of the quantities among them. Where
-    one is wrong, an example stands in its place, so that the cluster's own reader can look at the
-    rest.
+    ``known``: ``names`` that expressions may use, and ``kinds`` of the quantities among them. A
+    wrong expression is replaced by an example, so that the cluster's own reader can check the rest.
     """
     reader = _ClusterQuantityReader(known or {})
     return reader.mapping(Cluster, data, ()), reader.errors
@@ -63,61 +61,58 @@ class _ClusterQuantityReader:
         self.errors: list[FieldError] = []
 
     def mapping(
-        self, model: type[BaseModel], data: Mapping[str, Any], way: KeyPath
+        self, model: type[BaseModel], data: Mapping[str, Any], path: KeyPath
     ) -> dict[str, Any]:
         fields = {info.alias or key: info for key, info in model.model_fields.items()}
-        return {
-            key: self.value(fields[key].annotation, fields[key].metadata, item, (*way, key))
-            if key in fields
-            else item
-            for key, item in data.items()
-        }
+        found = dict(data)
+        for key, item in data.items():
+            if key in fields:
+                info = fields[key]
+                found[key] = self.value(info.annotation, info.metadata, item, (*path, key))
+        return found
 
-    def value(self, annotation: Any, metadata: Any, value: Any, way: KeyPath) -> Any:
+    def value(self, annotation: Any, metadata: Any, value: Any, path: KeyPath) -> Any:
         """A field's value, by its validators and its annotation."""
-        row = quantity_codec_of(metadata)
-        if row is not None:
-            return self.quantity(row, value, way) if isinstance(value, str) else value
-        if (
-            isinstance(value, Mapping)
-            and isinstance(annotation, type)
-            and issubclass(annotation, BaseModel)
-        ):
-            return self.mapping(annotation, value, way)
+        codec = quantity_codec_of(metadata)
+        if codec is not None:
+            return self.quantity(codec, value, path) if isinstance(value, str) else value
+        is_model = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+        if is_model and isinstance(value, Mapping):
+            return self.mapping(annotation, value, path)
         inner, arguments = get_origin(annotation), get_args(annotation)
         if isinstance(value, Mapping) and inner is dict:
             return {
-                key: self.nested(arguments[1], item, (*way, key)) for key, item in value.items()
+                key: self.nested(arguments[1], item, (*path, key)) for key, item in value.items()
             }
         if isinstance(value, list | tuple) and inner is tuple:
-            return [self.nested(arguments[0], item, (*way, k)) for k, item in enumerate(value)]
-        return self.nested(arguments[0], value, way) if type(None) in arguments else value
+            return [self.nested(arguments[0], item, (*path, k)) for k, item in enumerate(value)]
+        return self.nested(arguments[0], value, path) if type(None) in arguments else value
 
-    def nested(self, annotation: Any, value: Any, way: KeyPath) -> Any:
+    def nested(self, annotation: Any, value: Any, path: KeyPath) -> Any:
         return self.value(
             getattr(annotation, "__origin__", annotation),
             getattr(annotation, "__metadata__", ()),
             value,
-            way,
+            path,
         )
 
-    def quantity(self, row: QuantityCodec, value: str, way: KeyPath) -> str:
-        """The text as it stands where it is a quantity, or meant as one; else what its expression
-        comes to.
+    def quantity(self, codec: QuantityCodec, value: str, path: KeyPath) -> str:
+        """The text of a plain quantity unchanged; otherwise the value of its expression as a text.
+
+        A text that fails in the same path both times is returned too: the cluster's own reader
+        reports it.
         """
+        names, kinds = self.known.get("names", {}), self.known.get("kinds", {})
         try:
-            row.parse(value)
-        except ValueError as plain:
+            codec.parse(value)
+        except ValueError as plain_error:
             try:
-                return row.text(
-                    read_quantity(
-                        value, row.kind, self.known.get("names", {}), self.known.get("kinds", {})
-                    )
-                )
+                return codec.text(read_quantity(value, codec.kind, names, kinds))
             except ValueError as error:
-                if str(error) != str(plain):
-                    self.errors.append(FieldError(str(error), way, getattr(error, "offset", None)))
-                    return EXAMPLE_BY_KIND[row.kind]
+                if str(error) != str(plain_error):
+                    offset = getattr(error, "offset", None)
+                    self.errors.append(FieldError(str(error), path, offset))
+                    return EXAMPLE_BY_KIND[codec.kind]
         return value
 
 

@@ -24,11 +24,13 @@ FIELD_HELP: dict[str, FieldHelp] = {
         "Whose rules hold: what blocks, what is refused, what buffers.", "nccl"
     ),
     "ScenarioFileFields.cluster": FieldHelp(
-        "What it costs: a preset (`distsim clusters`), a cluster file, or a mapping: `preset` and what differs, or all of it.",
+        "What it costs: a preset (`distsim clusters`), a cluster file, or a mapping: `preset` "
+        "and what differs, or all of it.",
         "dgx-a100",
     ),
     "ScenarioFileFields.mesh": FieldHelp(
-        "Ranks as a grid, axes from the outermost in, as init_device_mesh; each axis is a group and a word of expressions.",
+        "Ranks as a grid, axes from the outermost in, as init_device_mesh; each axis is a group "
+        "and a word of expressions.",
         {"replica": 2, "stage": 2},
     ),
     "ScenarioFileFields.vars": FieldHelp(
@@ -93,14 +95,16 @@ FIELD_HELP: dict[str, FieldHelp] = {
     ),
     # --- tensors ---
     "TensorDecl.shape": FieldHelp(
-        "Its sizes, by expression, by rank where they differ; `auto`: that of what first writes it.",
+        "Its sizes, by expression, by rank where they differ; `auto`: that of what first writes "
+        "it.",
         [8, 1024],
     ),
     "TensorDecl.dtype": FieldHelp(
         "What its elements are; `torch.float32` is taken too.", "bfloat16"
     ),
     "TensorDecl.value": FieldHelp(
-        "Its numbers at the start: one that fills it, a (nested) list, or an expression over rank, `index` (of the element) and `copy`; "
+        "Its numbers at the start: one that fills it, a (nested) list, or an expression over "
+        "rank, `index` (of the element) and `copy`; "
         "left out, unknown.",
         "rank + 1",
     ),
@@ -124,7 +128,8 @@ FIELD_HELP: dict[str, FieldHelp] = {
     ),
     # --- options ---
     "ProcessGroupOptions.init": FieldHelp(
-        "nccl: communicators are made at their first use (lazy), or all at once (eager: device_id is given).",
+        "nccl: communicators are made at their first use (lazy), or all at once (eager: "
+        "device_id is given).",
         "eager",
     ),
     "ProcessGroupOptions.blocking_wait": FieldHelp(
@@ -140,7 +145,8 @@ FIELD_HELP: dict[str, FieldHelp] = {
         "init_process_group's init_method; left out, `env://`.", "env://"
     ),
     "ProcessGroupOptions.buffsize": FieldHelp(
-        "How far an nccl send may run ahead of its receive: NCCL_BUFFSIZE on each of a pair's two channels.",
+        "How far an nccl send may run ahead of its receive: NCCL_BUFFSIZE on each of a pair's "
+        "two channels.",
         "8 MiB",
     ),
     "ProcessGroupOptions.eager_limit": FieldHelp(
@@ -155,11 +161,13 @@ FIELD_HELP: dict[str, FieldHelp] = {
     "LaunchOptions.omp_threads": FieldHelp("OMP_NUM_THREADS of each rank.", 4),
     "LaunchOptions.start": FieldHelp("multiprocessing's start method.", "spawn"),
     "LaunchOptions.by": FieldHelp(
-        "What starts the ranks: it decides which variables they find, and whether its agent or rank 0 serves the store.",
+        "What starts the ranks: it decides which variables they find, and whether its agent or "
+        "rank 0 serves the store.",
         "mp.spawn",
     ),
     "LaunchOptions.env": FieldHelp(
-        "Variables that ranks find in place of the launcher's, by rank where they differ; `null`: not set.",
+        "Variables that ranks find in place of the launcher's, by rank where they differ; "
+        "`null`: not set.",
         {"MASTER_ADDR": "node0", "RANK": "rank"},
     ),
     "LaunchOptions.hosts": FieldHelp(
@@ -177,7 +185,8 @@ FIELD_HELP: dict[str, FieldHelp] = {
     "FaultDecl.rank": FieldHelp("The rank that is hit.", 3),
     "FaultDecl.ranks": FieldHelp("The ranks that are hit.", "node == 1"),
     "FaultDecl.link": FieldHelp(
-        "The kind of link that is slow: `nic`, `network`, or inside a machine `intra` (nvlink, pcie, shm).",
+        "The kind of link that is slow: `nic`, `network`, or inside a machine `intra` (nvlink, "
+        "pcie, shm).",
         "nic",
     ),
     "FaultDecl.nodes": FieldHelp("The machines whose link is slow; left out: all.", [1]),
@@ -191,7 +200,8 @@ FIELD_HELP: dict[str, FieldHelp] = {
     ),
     # --- sweeps ---
     "SweepDecl.grid": FieldHelp(
-        "Keys of the file (or vars), each with the values that it takes; every combination is a point.",
+        "Keys of the file (or vars), each with the values that it takes; every combination is a "
+        "point.",
         {"mesh.dp": [1, 2, 4]},
     ),
     "SweepDecl.cluster": FieldHelp(
@@ -230,7 +240,8 @@ FIELD_HELP: dict[str, FieldHelp] = {
     "RepeatFields.index": FieldHelp("What counts the rounds inside, from 0.", "m"),
     "RepeatFields.steps": FieldHelp("What is repeated.", ["barrier"]),
     "BlockFields.ranks": FieldHelp(
-        "Who makes these steps: a rank, a list of ranks, or a condition; left out, everybody. A step may have it too.",
+        "Who makes these steps: a rank, a list of ranks, or a condition; left out, everybody. A "
+        "step may have it too.",
         "stage == 0",
     ),
     "BlockFields.steps": FieldHelp("Their steps, in order.", ["barrier"]),
@@ -251,7 +262,8 @@ FIELD_HELP: dict[str, FieldHelp] = {
         "What a communication call costs before its first byte moves.", "8 us"
     ),
     "Cluster.collectives": FieldHelp(
-        "By NCCL's algorithms and protocols (nccl), over every card (rails), or as Gloo does (flat).",
+        "By NCCL's algorithms and protocols (nccl), over every card (rails), or as Gloo does "
+        "(flat).",
         "rails",
     ),
     "Cluster.algorithms": FieldHelp(
@@ -262,7 +274,8 @@ FIELD_HELP: dict[str, FieldHelp] = {
         "Transfers that cross a card, or a rank's link, at the same time share it.", True
     ),
     "Cluster.crossing": FieldHelp(
-        "On flat clusters: how much of a transfer's moving time a process's thread is taken up by it, 0 to 4.",
+        "On flat clusters: how much of a transfer's moving time a process's thread is taken up "
+        "by it, 0 to 4.",
         1.0,
     ),
     "Cluster.reduce_bandwidth": FieldHelp(
@@ -287,14 +300,16 @@ FIELD_HELP: dict[str, FieldHelp] = {
     ),
     "Link.domain": FieldHelp("Ranks that these links join across machines (NVL72: 72).", 72),
     "Link.mesh": FieldHelp(
-        "Ranks whose links go from each to each alike, or cube: DGX-1's. A part of them has a part of its links.",
+        "Ranks whose links go from each to each alike, or cube: DGX-1's. A part of them has a "
+        "part of its links.",
         8,
     ),
     "Link.per_switch": FieldHelp(
         "Ranks behind one PCIe switch: they share its way up. Left out: each slot has its own.", 4
     ),
     "Network.leaf": FieldHelp(
-        "Machines on one leaf switch, whose way up `oversubscription` then narrows for all that leaves it.",
+        "Machines on one leaf switch, whose way up `oversubscription` then narrows for all that "
+        "leaves it.",
         16,
     ),
     "Network.transport": FieldHelp("What the cards speak.", "ib"),

@@ -1,5 +1,6 @@
-"""Plain field types of the parts of a scenario that are no steps. They take what is meant, and
-refuse all else in plain words.
+"""Plain field types of all sections of a scenario but its steps.
+
+Each accepts what a person may mean (4.0 for 4), and refuses everything else in plain words.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def choice(*words: str) -> Callable[[object], str]:
     def parse(value: object) -> str:
         if not isinstance(value, str) or value not in words:
             raise ValueError(
-                f"expected one of {', '.join(words)}, found {value_text(value)}{did_you_mean(value, words)}"
+                f"expected one of {', '.join(words)}, found {value_text(value)}"
+                f"{did_you_mean(value, words)}"
             )
         return value
 
@@ -137,11 +139,10 @@ Backend = Annotated[str, *parsed_by(choice(*BACKEND_PROFILES), {"enum": [*BACKEN
 
 
 def quantity_field(kind: str, least: int = 0) -> object:
-    """What Annotated needs after the type of a quantity that is the same on every rank: by its
-    unit, or by an expression.
+    """The arguments of Annotated, after the type, for a quantity with one value for all ranks.
 
-    The validation's context has the names that are known (``names``) and what the quantities among
-    them are (``kinds``).
+    It is written with its unit, or as an expression. The context of the validation has the known
+    names (``names``), and what the quantities among them measure (``kinds``).
     """
 
     def parse(value: object, info: ValidationInfo) -> int:

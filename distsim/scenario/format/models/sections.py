@@ -186,12 +186,13 @@ class _ProcessGroupOptions(FormatModel):
 
 if TYPE_CHECKING:
     ProcessGroupOptions = _ProcessGroupOptions
-else:  # and what each back end's sends may run ahead by
-    _BUFFER_OPTIONS = {
-        b.name: (Size, b.default)
-        for b in (p.buffer_option for p in BACKEND_PROFILES.values())
-        if b is not None
-    }
+else:
+    # Further fields: how far the sends of each backend may run ahead of their receives.
+    _BUFFER_OPTIONS = {}
+    for _profile in BACKEND_PROFILES.values():
+        if _profile.buffer_option is not None:
+            _option = _profile.buffer_option
+            _BUFFER_OPTIONS[_option.name] = (Size, _option.default)
     ProcessGroupOptions = create_model(
         "ProcessGroupOptions",
         __base__=_ProcessGroupOptions,
@@ -331,7 +332,8 @@ def _parse_expected_values(value: object) -> Mapping[str, object]:
 def _parse_finding_code(value: object) -> str:
     if not isinstance(value, str) or value not in CODES:
         raise ValueError(
-            f"expected the code of a finding, as DS301, found {value_text(value)}{did_you_mean(str(value), CODES)}"
+            f"expected the code of a finding, as DS301, found {value_text(value)}"
+            f"{did_you_mean(str(value), CODES)}"
         )
     return value
 

@@ -1,9 +1,9 @@
 """The form of a scenario file as Pydantic fields: its top level, blocks and repeats, cluster files.
 
-`distsim.scenario.format.reading.scenario_reader` reads a file by these fields, key by key; `schema`
-and `reference` are made from them. Steps are rows of `distsim.operations`, training strategies
-those of `distsim.scenario.strategies`, all other parts those of
-`distsim.scenario.format.models.sections`.
+`distsim.scenario.format.reading.scenario_reader` reads a file by these fields, key by key;
+`distsim.scenario.format.schema` derives the JSON Schema and the key reference from them. The fields
+of steps are defined in `distsim.operations`, of training strategies in
+`distsim.scenario.strategies`, of all other sections in `distsim.scenario.format.models.sections`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from distsim.scenario.format.models.sections import (
 )
 
 MAX_REPEAT_TIMES = 10**6
-#: What a batch may hold.
+#: Operations that may be parts of a batch.
 BATCH_OPS = ("isend", "irecv")
 ENTRIES_SCHEMA: FieldSchema = {"type": "array", "items": {"x-def": "entry"}}
 _RANKS_SCHEMA: FieldSchema = {

@@ -1,4 +1,4 @@
-"""Pydantic's errors in the words of a scenario file, each at its place."""
+"""Pydantic's validation errors, reworded for a scenario file and placed in its text."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from distsim.common.message_text import did_you_mean, name_list, value_text
-from distsim.scenario.format.source.document import DataPath, ProblemCollector
+from distsim.scenario.format.source.document import DataPath
+from distsim.scenario.format.source.problems import ProblemCollector
 from distsim.scenario.strategies.field_types import choice_error_text
 
 _EXPECTED_TYPES = {
@@ -37,66 +39,76 @@ def add_validation_errors(
 ) -> None:
     """Add every error of a model that was read from the mapping at ``path``.
 
-    ``paths``: fields that stand elsewhere than under their own key; ``name``: what the mapping is
-    called in messages; ``lenient``: keys that are not known were left out, so what is missing may
-    be meant by them.
+    ``paths``: fields that are written elsewhere than under their own key. ``name``: the name of the
+    mapping in messages. ``lenient``: unknown keys were removed before validation; they may be
+    misspelt fields, so missing fields are not reported.
     """
     for error in errors.errors(include_url=False):
-        loc, kind = tuple(error["loc"]), error["type"]
-        inner = (
-            ".".join((name, *(part for part in loc[:-1] if isinstance(part, str)))) if name else ""
-        )
-        called = f" in {inner}" if inner else ""
-        where = (
-            (*paths[str(loc[0])], *loc[1:])
-            if paths and loc and str(loc[0]) in paths
-            else (*path, *loc)
-        )
-        where = _path_as_written(problems, where)
-        if lenient and (kind == "missing" or not loc):
+        location = tuple(error["loc"])
+        if lenient and (error["type"] == "missing" or not location):
             continue
-        cause = error.get("ctx", {}).get("error")
-        if isinstance(cause, ValueError):
-            problems.error(where, cause)
-        elif kind == "missing":
-            problems.add(where[:-1], f"{inner or 'the mapping'} needs `{loc[-1]}`", at_key=True)
-        elif kind == "extra_forbidden":
-            keys = _keys_at(model, loc[:-1])
-            problems.add(
-                where,
-                f"unknown key {loc[-1]}{called}; expected {name_list(keys, 16)}{did_you_mean(loc[-1], keys)}",
-                at_key=True,
-            )
-        elif kind == "literal_error":
-            problems.add(where, choice_error_text(error["ctx"]["expected"], error.get("input")))
-        elif kind in ("model_type", "model_attributes_type"):
-            problems.add(
-                where,
-                f"expected a mapping with {name_list(_keys_at(model, loc), 8)}, found {value_text(error.get('input'))}",
-            )
-        elif kind in _EXPECTED_TYPES:
-            problems.add(
-                where, f"expected {_EXPECTED_TYPES[kind]}, found {value_text(error.get('input'))}"
-            )
-        else:
-            problems.add(where, str(error["msg"]))
+        where = (*path, *location)
+        if paths and location and str(location[0]) in paths:
+            where = (*paths[str(location[0])], *location[1:])
+        _add_error(problems, error, _path_as_written(problems, where), model, name)
+
+
+def _add_error(
+    problems: ProblemCollector,
+    error: ErrorDetails,
+    where: DataPath,
+    model: type[BaseModel],
+    name: str,
+) -> None:
+    location, kind, found = tuple(error["loc"]), error["type"], error.get("input")
+    inner_name = _inner_name(name, location)
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, ValueError):  # raised by one of our own parsers
+        problems.error(where, cause)
+    elif kind == "missing":
+        message = f"{inner_name or 'the mapping'} needs `{location[-1]}`"
+        problems.add(where[:-1], message, at_key=True)
+    elif kind == "extra_forbidden":
+        keys = _keys_at(model, location[:-1])
+        called = f" in {inner_name}" if inner_name else ""
+        message = (
+            f"unknown key {location[-1]}{called}; "
+            f"expected {name_list(keys, 16)}{did_you_mean(location[-1], keys)}"
+        )
+        problems.add(where, message, at_key=True)
+    elif kind == "literal_error":
+        problems.add(where, choice_error_text(error["ctx"]["expected"], found))
+    elif kind in ("model_type", "model_attributes_type"):
+        keys = _keys_at(model, location)
+        message = f"expected a mapping with {name_list(keys, 8)}, found {value_text(found)}"
+        problems.add(where, message)
+    elif kind in _EXPECTED_TYPES:
+        problems.add(where, f"expected {_EXPECTED_TYPES[kind]}, found {value_text(found)}")
+    else:
+        problems.add(where, str(error["msg"]))
+
+
+def _inner_name(name: str, location: tuple[int | str, ...]) -> str:
+    """The name of the mapping that holds the value at ``location``: ``name`` and the keys to it."""
+    if not name:
+        return ""
+    keys = [part for part in location[:-1] if isinstance(part, str)]
+    return ".".join((name, *keys))
 
 
 def _path_as_written(problems: ProblemCollector, path: DataPath) -> DataPath:
-    """The path without the numbers of items that stand alone, where a list is meant and one item is
-    written.
-    """
+    """The path without the index of an item that is written alone, in place of a list of one."""
     value: Any = problems.document.root
-    found: list[str | int] = []
+    written: list[str | int] = []
     for part in path:
         if isinstance(part, int) and isinstance(value, Mapping) and part not in value:
             continue
-        found.append(part)
+        written.append(part)
         try:
             value = value[part]
         except (KeyError, IndexError, TypeError):
             value = None
-    return tuple(found)
+    return tuple(written)
 
 
 def _keys_at(model: type[BaseModel], loc: tuple[object, ...]) -> list[str]:

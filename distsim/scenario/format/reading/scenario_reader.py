@@ -1,5 +1,7 @@
-"""A document's data to the fields of a scenario. Every top-level key is read by itself, so that one
-problem hides no other.
+"""A document's data to the fields of a `Scenario`.
+
+Key idea: every top-level key is read by itself, and a problem is noted rather than raised, so that
+one problem hides no other. What cannot be read gets a default, on which reading goes on.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from pydantic import ValidationError
 from distsim.common.errors import UsageError
 from distsim.common.expressions import Expression
 from distsim.common.message_text import did_you_mean, name_list, value_text
-from distsim.common.quantities import has_units, parse_quantity
 from distsim.operations.core.field_types import PerRank, expression_field
 from distsim.scenario.format.models.base_model import FormatModel
+from distsim.scenario.format.models.entries import Entry
 from distsim.scenario.format.models.launch import LaunchOptions
 from distsim.scenario.format.models.scalars import MAX_WORLD, integer
 from distsim.scenario.format.models.sections import (
@@ -32,12 +34,18 @@ from distsim.scenario.format.models.sections import (
 )
 from distsim.scenario.format.models.top_level import TOP_LEVEL_KEYS, ScenarioFileFields, parser_of
 from distsim.scenario.format.reading.name_scope import NameScope
+from distsim.scenario.format.reading.program_names import ProgramNameChecker
 from distsim.scenario.format.reading.pydantic_errors import add_validation_errors
-from distsim.scenario.format.reading.step_reader import MAX_REPEAT_ROUNDS, StepReader
-from distsim.scenario.format.reading.strategy_expansion import expand_strategies, uniform_quantities
-from distsim.scenario.format.source.document import DataPath, ProblemCollector, YamlDocument
+from distsim.scenario.format.reading.step_reader import StepReader
+from distsim.scenario.format.reading.strategy_context import parse_variable, uniform_quantities
+from distsim.scenario.format.reading.strategy_expansion import expand_strategies
+from distsim.scenario.format.source.document import DataPath, YamlDocument
+from distsim.scenario.format.source.problems import ProblemCollector
 
-P = TypeVar("P", bound=FormatModel)
+Model = TypeVar("Model", bound=FormatModel)
+
+#: Fields of a scenario that may be None. Any other None is a value that could not be read.
+_OPTIONAL_FIELDS = ("cluster", "sweep", "expect")
 
 
 def read_scenario_fields(document: YamlDocument, problems: ProblemCollector) -> dict[str, Any]:
@@ -47,7 +55,8 @@ def read_scenario_fields(document: YamlDocument, problems: ProblemCollector) -> 
         if data is not None or not problems:
             problems.add(
                 (),
-                f"expected a scenario, a mapping with `world`, `program` and the like, found {value_text(data)}",
+                "expected a scenario, a mapping with `world`, `program` and the like, "
+                f"found {value_text(data)}",
             )
         problems.raise_any()
         return {}
@@ -57,48 +66,79 @@ def read_scenario_fields(document: YamlDocument, problems: ProblemCollector) -> 
 
 
 class _ScenarioReader:
+    """Reads the keys of one file, in an order in which each finds the names that it may use."""
+
     def __init__(
         self, document: YamlDocument, problems: ProblemCollector, data: Mapping[Any, Any]
     ) -> None:
-        self.document, self.problems, self.data = document, problems, data
-        self.known = uniform_quantities(data)
+        self.document = document
+        self.problems = problems
+        self.data = data
+        self.known_quantities = uniform_quantities(data)
 
     def fields(self) -> dict[str, Any]:
+        self._report_unknown_keys()
+        world = self._world()
+        world_size = world.size if world else None
+        found: dict[str, Any] = {
+            "name": self._scalar("name", PurePath(self.document.file).stem or "scenario"),
+            "about": self._scalar("about"),
+            "world": world,
+            "backend": self._scalar("backend"),
+            "cluster": self._cluster(),
+            "mesh": self._mesh(world_size),
+            "iterations": self._scalar("iterations"),
+            "options": self._section("options", ProcessGroupOptions, {}),
+            "launch": self._section("launch", LaunchOptions, {}),
+            "seed": self._scalar("seed"),
+            "jitter": self._scalar("jitter"),
+            "sweep": self._section("sweep", SweepDecl, None),
+            "expect": self._section("expect", Expectations, None),
+        }
+        self._read_names_and_program(found, world_size)
+        found["file"] = self.document.file
+        unreadable = [key for key, value in found.items() if value is None]
+        for key in unreadable:
+            if key not in _OPTIONAL_FIELDS:
+                del found[key]
+        return found
+
+    def _report_unknown_keys(self) -> None:
         for key in self.data:
             if key not in TOP_LEVEL_KEYS:
                 self.problems.add(
                     (key,),
-                    f"unknown key {key}; expected {name_list(TOP_LEVEL_KEYS, 20)}{did_you_mean(key, TOP_LEVEL_KEYS)}",
+                    f"unknown key {key}; expected {name_list(TOP_LEVEL_KEYS, 20)}"
+                    f"{did_you_mean(key, TOP_LEVEL_KEYS)}",
                     at_key=True,
                 )
-        world = self.world()
-        size = world.size if world else None
-        found: dict[str, Any] = {
-            "name": self.scalar("name", PurePath(self.document.file).stem or "scenario"),
-            "about": self.scalar("about"),
-            "world": world,
-            "backend": self.scalar("backend"),
-            "cluster": self.cluster(),
-            "mesh": self.mesh(size),
-            "iterations": self.scalar("iterations"),
-            "options": self.part("options", ProcessGroupOptions, {}),
-            "launch": self.part("launch", LaunchOptions, {}),
-            "seed": self.scalar("seed"),
-            "jitter": self.scalar("jitter"),
-            "sweep": self.part("sweep", SweepDecl, None),
-            "expect": self.part("expect", Expectations, None),
-        }
-        self.program(found, size)
-        found["file"] = self.document.file
-        return {
-            key: value
-            for key, value in found.items()
-            if value is not None or key in ("cluster", "sweep", "expect")
-        }
 
-    # --- single values ---
-    def scalar(self, key: str, default: Any = None) -> Any:
-        default = ScenarioFileFields.model_fields[key].default if default is None else default
+    def _read_names_and_program(self, found: dict[str, Any], world_size: int | None) -> None:
+        """The keys that define or use names, definitions first."""
+        scope = NameScope(self.problems, found["mesh"], world_size)
+        scope.define_axes()
+        found["vars"] = self._vars()
+        scope.define_vars(found["vars"])
+        found["groups"] = self._groups()
+        scope.define_groups(found["groups"], world_size)
+        scope.groups.update(name for name in self._names("groups") if isinstance(name, str))
+        declared = {
+            name: self._tensor(name, value) for name, value in self._names("tensors").items()
+        }
+        found["tensors"] = self._with_defaults(declared)
+        scope.define_tensors(found["tensors"])
+        scope.tensors |= dict.fromkeys(declared)
+        found["program"] = self._program(found["iterations"])
+        ProgramNameChecker(scope).check(found["program"])
+        found["memory"] = self._memory(scope)
+        found["faults"] = self._faults(scope, world_size)
+        if found["expect"] is not None:
+            self._check_expectations(found["expect"], scope, world_size, found["tensors"])
+
+    # --- values of any key ---
+    def _scalar(self, key: str, default: Any = None) -> Any:
+        if default is None:
+            default = ScenarioFileFields.model_fields[key].default
         if key not in self.data:
             return default
         try:
@@ -107,26 +147,29 @@ class _ScenarioReader:
             self.problems.error((key,), error)
             return default
 
-    def part(self, key: str, model: type[P], default: Any) -> P | None:
+    def _section(self, key: str, model: type[Model], default: Any) -> Model | None:
         value = self.data.get(key)
-        value = default if value is None else value
-        return None if value is None else self.mapping((key,), model, value)
+        if value is None:
+            value = default
+        return None if value is None else self._model((key,), model, value)
 
-    def mapping(self, path: DataPath, model: type[P], value: Any, name: str = "") -> P | None:
-        """A model from the mapping at a path; what is wrong is noted."""
+    def _model(
+        self, path: DataPath, model: type[Model], value: Any, name: str = ""
+    ) -> Model | None:
+        """A model from the mapping at a path; None, with the problems noted, if it is invalid."""
         if isinstance(value, model):
             return value
         if not isinstance(value, Mapping):
             self.problems.add(path, f"expected a mapping, found {value_text(value)}")
             return None
         try:
-            return model.model_validate(dict(value), context=self.known)
+            return model.model_validate(dict(value), context=self.known_quantities)
         except ValidationError as errors:
             add_validation_errors(self.problems, errors, path, model, name=name or str(path[-1]))
             return None
 
-    def named(self, key: str) -> Mapping[Any, Any]:
-        """A top-level mapping of names; left out or null: none."""
+    def _names(self, key: str) -> Mapping[Any, Any]:
+        """A top-level mapping of names; empty if it is missing or null."""
         value = self.data.get(key)
         if value is None:
             return {}
@@ -135,35 +178,53 @@ class _ScenarioReader:
             return {}
         return value
 
-    # --- who is there ---
-    def world(self) -> World | None:
+    # --- world, mesh and cluster ---
+    def _world(self) -> World | None:
         value = self.data.get("world")
         if value is None:
-            hint = "`world: 4`, or `world: {nodes: 2, ranks_per_node: 8}`"
-            self.problems.add(("world",), "expected `world`: how many ranks there are", hint)
+            remedy = "`world: 4`, or `world: {nodes: 2, ranks_per_node: 8}`"
+            self.problems.add(("world",), "expected `world`: how many ranks there are", remedy)
             return None
         if isinstance(value, Mapping):
-            return self.mapping(("world",), World, value)
+            return self._model(("world",), World, value)
         if isinstance(value, World):
             return value
+        parse = integer(1, MAX_WORLD, "the number of ranks, an integer")
         try:
-            return World(
-                nodes=1,
-                ranks_per_node=integer(1, MAX_WORLD, "the number of ranks, an integer")(value),
-            )
+            return World(nodes=1, ranks_per_node=parse(value))
         except ValueError as error:
             self.problems.error(("world",), error)
             return None
 
-    def cluster(self) -> Any:
-        """A preset's name, a file, or a mapping; presets and mappings are checked here, files when
-        they are needed.
+    def _mesh(self, world_size: int | None) -> dict[str, int]:
+        parse = integer(1, MAX_WORLD, "the size of an axis, an integer")
+        given = self._names("mesh")
+        mesh: dict[str, int] = {}
+        for axis, value in given.items():
+            try:
+                mesh[axis] = parse(value)
+            except ValueError as error:
+                self.problems.error(("mesh", axis), error)
+        is_complete = bool(mesh) and len(mesh) == len(given)
+        if is_complete and world_size is not None and prod(mesh.values()) != world_size:
+            product = " * ".join(str(size) for size in mesh.values())
+            total = product if len(mesh) == 1 else f"{product} = {prod(mesh.values())}"
+            self.problems.add(
+                ("mesh",),
+                f"the mesh does not give the world: it has {total} ranks, the world {world_size}",
+            )
+        return mesh
+
+    def _cluster(self) -> Any:
+        """A preset's name, a file, or a mapping.
+
+        Presets and mappings are checked here, files when they are needed.
         """
         value = self.data.get("cluster")
         if value is None:
             return None
         if isinstance(value, Mapping):
-            return self.inline_cluster(_plain_data(value))
+            return self._inline_cluster(_plain_data(value))
         if not isinstance(value, str):
             self.problems.add(
                 ("cluster",),
@@ -171,96 +232,48 @@ class _ScenarioReader:
             )
             return None
         if not _is_cluster_file(value):
-            from distsim.hardware.cluster import PRESETS
-
-            if value not in PRESETS:
-                known = name_list(PRESETS)
-                self.problems.add(
-                    ("cluster",),
-                    f"unknown cluster {value}; presets are {known}{did_you_mean(value, PRESETS)}",
-                    "a file's name ends in .yaml",
-                )
+            self._check_preset(value)
         return value
 
-    def inline_cluster(self, data: dict[str, Any]) -> dict[str, Any]:
+    def _check_preset(self, name: str) -> None:
+        from distsim.hardware.cluster import PRESETS
+
+        if name not in PRESETS:
+            self.problems.add(
+                ("cluster",),
+                f"unknown cluster {name}; presets are {name_list(PRESETS)}"
+                f"{did_you_mean(name, PRESETS)}",
+                "a file's name ends in .yaml",
+            )
+
+    def _inline_cluster(self, data: dict[str, Any]) -> dict[str, Any]:
         from distsim.hardware.cluster import cluster_from
         from distsim.scenario.format.models.cluster_quantities import evaluate_cluster_quantities
 
-        data, errors = evaluate_cluster_quantities(data, self.known)
-        for found in errors:
-            self.problems.error(("cluster",), found)
+        data, errors = evaluate_cluster_quantities(data, self.known_quantities)
+        for quantity_error in errors:
+            self.problems.error(("cluster",), quantity_error)
         try:
             cluster_from(data)
         except UsageError as error:
             for line in error.message.splitlines():
-                place, _, message = line.partition(": ")
-                keys: DataPath = (
-                    tuple(place.split("."))
-                    if message and place.startswith("cluster")
-                    else ("cluster",)
-                )
-                self.problems.add(
-                    keys, message or line, "" if message.startswith("expected") else error.remedy
-                )
+                self._add_cluster_error(line, error.remedy)
         return data
 
-    def mesh(self, size: int | None) -> dict[str, int]:
-        found: dict[str, int] = {}
-        given = self.named("mesh")
-        for axis, value in given.items():
-            try:
-                found[axis] = integer(1, MAX_WORLD, "the size of an axis, an integer")(value)
-            except ValueError as error:
-                self.problems.error(("mesh", axis), error)
-        if size is not None and found and len(found) == len(given) and prod(found.values()) != size:
-            product = " * ".join(str(n) for n in found.values())
-            total = f"{product} = {prod(found.values())}" if len(found) > 1 else product
-            self.problems.add(
-                ("mesh",),
-                f"the mesh does not give the world: it has {total} ranks, the world {size}",
-            )
-        return found
+    def _add_cluster_error(self, line: str, remedy: str) -> None:
+        """A line of the cluster's own error, ``cluster.gpu.memory: expected …``, at its key."""
+        place, _, message = line.partition(": ")
+        path: DataPath = ("cluster",)
+        if message and place.startswith("cluster"):
+            path = tuple(place.split("."))
+        # "expected …" says what to write, so it needs no remedy.
+        needs_remedy = not message.startswith("expected")
+        self.problems.add(path, message or line, remedy if needs_remedy else "")
 
-    # --- what there is to name, and the program ---
-    def tensors(self, declared: Mapping[str, TensorDecl | None]) -> dict[str, TensorDecl]:
-        """Those that can be read, with what their declarations leave out."""
-        found = {name: tensor for name, tensor in declared.items() if tensor is not None}
-        if all(tensor.like is None and tensor.shape is not None for tensor in found.values()):
-            return found
-        from distsim.scenario.format.reading.tensor_defaults import fill_in_tensors
-
-        return fill_in_tensors(found, declared.keys(), self.problems)
-
-    def program(self, found: dict[str, Any], size: int | None) -> None:
-        scope = NameScope(self.problems, found["mesh"], size)
-        scope.define_axes()
-        found["vars"] = self.vars()
-        scope.define_vars(found["vars"])
-        found["groups"] = self.groups()
-        scope.define_groups(found["groups"], size)
-        scope.groups |= {name for name in self.named("groups") if isinstance(name, str)}
-        declared = {name: self.tensor(name, value) for name, value in self.named("tensors").items()}
-        found["tensors"] = self.tensors(declared)
-        scope.define_tensors(found["tensors"])
-        scope.tensors |= dict.fromkeys(declared)
-        reader = StepReader(self.problems)
-        if "program" not in self.data:
-            self.problems.add(
-                ("program",),
-                "expected `program`: what the ranks do, a list of entries",
-                "`program: []` does nothing",
-            )
-        found["program"] = reader.entries(
-            self.data.get("program", ()), ("program",), found["iterations"]
-        )
-        scope.entries(found["program"])
-        found["memory"] = self.memory(scope)
-        found["faults"] = self.faults(scope, size)
-        self.expected(found["expect"], scope, size, found["tensors"])
-
-    def vars(self) -> dict[str, Expression]:
+    # --- declarations ---
+    def _vars(self) -> dict[str, Expression]:
         found = {}
-        for name, value in self.named("vars").items():
+        for name, value in self._names("vars").items():
             try:
                 found[name] = parse_variable(value)
             except ValueError as error:
@@ -268,42 +281,60 @@ class _ScenarioReader:
                 found[name] = expression_field(0)
         return found
 
-    def groups(self) -> dict[str, GroupDecl]:
+    def _groups(self) -> dict[str, GroupDecl]:
         found = {}
-        for name, value in self.named("groups").items():
-            short = isinstance(value, list | tuple)
-            group = self.mapping(
-                ("groups", name),
-                GroupDecl,
-                {"ranks": value} if short else value,
-                f"the group {name}",
-            )
+        for name, value in self._names("groups").items():
+            if isinstance(value, list | tuple):  # short for its ranks
+                value = {"ranks": value}
+            group = self._model(("groups", name), GroupDecl, value, f"the group {name}")
             if group is not None:
                 found[name] = group
         return found
 
-    def tensor(self, name: str, value: Any) -> TensorDecl | None:
-        return self.mapping(("tensors", name), TensorDecl, value, f"the tensor {name}")
+    def _tensor(self, name: str, value: Any) -> TensorDecl | None:
+        return self._model(("tensors", name), TensorDecl, value, f"the tensor {name}")
 
-    def memory(self, scope: NameScope) -> dict[str, MemoryDecl]:
+    def _with_defaults(self, declared: Mapping[str, TensorDecl | None]) -> dict[str, TensorDecl]:
+        """The tensors that can be read, with all their fields filled in."""
+        found = {name: tensor for name, tensor in declared.items() if tensor is not None}
+        if all(tensor.like is None and tensor.shape is not None for tensor in found.values()):
+            return found
+        from distsim.scenario.format.reading.tensor_defaults import fill_in_tensors
+
+        return fill_in_tensors(found, declared.keys(), self.problems)
+
+    def _program(self, iterations: int) -> tuple[Entry, ...]:
+        if "program" not in self.data:
+            self.problems.add(
+                ("program",),
+                "expected `program`: what the ranks do, a list of entries",
+                "`program: []` does nothing",
+            )
+        reader = StepReader(self.problems)
+        return reader.entries(self.data.get("program", ()), ("program",), iterations)
+
+    def _memory(self, scope: NameScope) -> dict[str, MemoryDecl]:
         found = {}
-        for name, value in self.named("memory").items():
+        for name, value in self._names("memory").items():
+            path: DataPath = ("memory", name)
             if not isinstance(value, Mapping | MemoryDecl):
-                hint = (
-                    f"an entry has a name of its own: `memory: {{rank: {{{name}: {value_text(value)}}}}}`"
-                    if name in MEMORY_PARTS
-                    else ""
+                remedy = ""
+                if name in MEMORY_PARTS:
+                    example = f"`memory: {{rank: {{{name}: {value_text(value)}}}}}`"
+                    remedy = f"an entry has a name of its own: {example}"
+                message = (
+                    "expected what ranks hold, as `{parameters: 4 GiB}`, "
+                    f"found {value_text(value)}"
                 )
-                said = f"expected what ranks hold, as `{{parameters: 4 GiB}}`, found {value_text(value)}"
-                self.problems.add(("memory", name), said, hint)
+                self.problems.add(path, message, remedy)
                 continue
-            made = self.mapping(("memory", name), MemoryDecl, value, f"the memory {name}")
-            if made is not None:
-                found[name] = made
-                scope.selector(made.ranks, ("memory", name), [])
+            memory = self._model(path, MemoryDecl, value, f"the memory {name}")
+            if memory is not None:
+                found[name] = memory
+                scope.selector(memory.ranks, path)
         return found
 
-    def faults(self, scope: NameScope, size: int | None) -> tuple[FaultDecl, ...]:
+    def _faults(self, scope: NameScope, world_size: int | None) -> tuple[FaultDecl, ...]:
         value = self.data.get("faults")
         if value is None:
             return ()
@@ -315,67 +346,59 @@ class _ScenarioReader:
             return ()
         found = []
         for k, item in enumerate(value):
-            fault = self.mapping(("faults", k), FaultDecl, item, "the fault")
+            path: DataPath = ("faults", k)
+            fault = self._model(path, FaultDecl, item, "the fault")
             if fault is None:
                 continue
             found.append(fault)
-            scope.selector(fault.ranks, ("faults", k), [])
+            scope.selector(fault.ranks, path)
             if fault.rank is not None:
-                self.outside(("faults", k, "rank"), (fault.rank,), size)
+                self._check_in_world((*path, "rank"), (fault.rank,), world_size)
         return tuple(found)
 
-    def expected(
+    # --- expectations ---
+    def _check_expectations(
         self,
-        expect: Expectations | None,
+        expect: Expectations,
         scope: NameScope,
-        size: int | None,
+        world_size: int | None,
         tensors: Mapping[str, TensorDecl],
     ) -> None:
-        if expect is None:
-            return
-        for name, numbers in expect.values.items():
-            tensor = tensors.get(name.partition("@")[0])
+        for reference, numbers in expect.values.items():
+            path: DataPath = ("expect", "values", reference)
+            name, _, _ = reference.partition("@")
+            tensor = tensors.get(name)
             if tensor is not None and tensor.dtype != "bool" and _expects_bool(numbers):
                 self.problems.add(
-                    ("expect", "values", name),
-                    f"{name} holds numbers; expected numbers, found true or false",
+                    path, f"{reference} holds numbers; expected numbers, found true or false"
                 )
-            if name.partition("@")[0] not in scope.tensors:
-                known = scope.tensors
-                message = f"unknown tensor {name}; declared are {name_list(known)}{did_you_mean(name, known)}"
-                self.problems.add(("expect", "values", name), message, at_key=True)
+            if name not in scope.tensors:
+                self.problems.add(path, scope.unknown_tensor_message(reference), at_key=True)
         for key in ("ranks", "core"):
-            self.outside(("expect", key), getattr(expect, key) or (), size)
+            self._check_in_world(("expect", key), getattr(expect, key) or (), world_size)
 
-    def outside(self, path: DataPath, ranks: tuple[int, ...], size: int | None) -> None:
-        strange = [rank for rank in ranks if size is not None and rank >= size]
-        if strange:
+    def _check_in_world(
+        self, path: DataPath, ranks: tuple[int, ...], world_size: int | None
+    ) -> None:
+        if world_size is None:
+            return
+        outside = [rank for rank in ranks if rank >= world_size]
+        if outside:
             self.problems.add(
                 path,
-                f"rank {strange[0]} is outside the world of {size} ranks (0 to {size - 1 if size else 0})",
+                f"rank {outside[0]} is outside the world of {world_size} ranks "
+                f"(0 to {world_size - 1})",
             )
 
 
-def parse_variable(value: Any) -> Expression:
-    """A var: a number, an expression, or a quantity with its unit. Raises ValueError."""
-    return (
-        parse_quantity(value)
-        if isinstance(value, str) and has_units(value)
-        else expression_field(value)
-    )
-
-
 def _expects_bool(numbers: object) -> bool:
-    """Is one of the expected numbers true or false?"""
+    """Whether one of the expected numbers is true or false."""
     if isinstance(numbers, PerRank):
-        return any(_expects_bool(item) for _, item in numbers.entries) or _expects_bool(
-            numbers.default
-        )
-    return (
-        any(map(_expects_bool, numbers))
-        if isinstance(numbers, tuple)
-        else isinstance(numbers, bool)
-    )
+        items = [item for _, item in numbers.entries]
+        return any(map(_expects_bool, [*items, numbers.default]))
+    if isinstance(numbers, tuple):
+        return any(map(_expects_bool, numbers))
+    return isinstance(numbers, bool)
 
 
 def _is_cluster_file(value: str) -> bool:
@@ -383,10 +406,9 @@ def _is_cluster_file(value: str) -> bool:
 
 
 def _plain_data(value: Any) -> Any:
-    """Data without its places."""
+    """Data without the places of its values."""
     if isinstance(value, Mapping):
         return {str(key): _plain_data(item) for key, item in value.items()}
-    return [_plain_data(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-__all__ = ["TOP_LEVEL_KEYS", "MAX_REPEAT_ROUNDS", "read_scenario_fields"]
+    if isinstance(value, list | tuple):
+        return [_plain_data(item) for item in value]
+    return value

@@ -1,57 +1,37 @@
-"""Training strategies of a program, expanded: plain data in, plain data out, before the file's
-entries are read.
+"""Training strategies of a program, expanded: plain data in, plain data out.
 
-An entry `- ddp: {…}` becomes a block in the same place, so that whatever is found inside it later
-is shown at the strategy's own place: the document still holds what was written, and a path that
-leads on into an expansion ends there.
+This happens before the file's entries are read. An entry `- ddp: {…}` becomes a block in the same
+place. The document still holds what was written, and a path that leads into an expansion ends at
+the strategy; so a problem that is found inside an expansion is shown at the strategy's own place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from math import prod
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from distsim.backends import DEFAULT_BACKEND
-from distsim.common.expressions import parse_expression
 from distsim.common.message_text import name_list, value_text
-from distsim.common.quantities import QuantityKind, has_units, parse_quantity, quantity_kind
-from distsim.operations.core.field_types import expression_field
-from distsim.scenario.format.models.scalars import MAX_WORLD, integer
+from distsim.scenario.format.models.entries import RESERVED_NAMES
 from distsim.scenario.format.reading.pydantic_errors import add_validation_errors
-from distsim.scenario.format.source.document import DataPath, ProblemCollector
+from distsim.scenario.format.reading.strategy_context import (
+    bound_names,
+    declared_names,
+    strategy_context,
+    uniform_quantities,
+    uniform_values,
+)
+from distsim.scenario.format.source.document import DataPath
+from distsim.scenario.format.source.problems import ProblemCollector
 from distsim.scenario.strategies import STRATEGIES
 from distsim.scenario.strategies.base import Expansion, ExpansionContext, Strategy
 
-if TYPE_CHECKING:
-    from distsim.scenario.model import Scenario
-
 #: Names that no strategy may invent.
-_RESERVED_NAMES = frozenset(
-    {
-        "rank",
-        "world_size",
-        "node",
-        "local_rank",
-        "group_rank",
-        "group_size",
-        "index",
-        "copy",
-        "iteration",
-        "all",
-        "min",
-        "max",
-        "true",
-        "false",
-        "world",
-        "else",
-    }
-)
-#: Layers, micro-batches and the like of a strategy; each becomes calls.
+_UNAVAILABLE_NAMES = frozenset({*RESERVED_NAMES, "all"})
+#: Limit for the layers, micro-batches and the like of a strategy; each becomes calls.
 MAX_EXPANDED_PARTS = 20_000
 _DECLARING_KEYS = ("tensors", "groups", "vars", "memory")
 
@@ -59,10 +39,10 @@ _DECLARING_KEYS = ("tensors", "groups", "vars", "memory")
 def expand_strategies(
     data: Mapping[object, object], problems: ProblemCollector
 ) -> Mapping[object, object]:
-    """The data with every strategy's entry replaced by its plain steps; the same object where there
-    is none.
+    """The data with every strategy's entry replaced by its plain steps.
 
-    What is wrong with a strategy is noted at its place, and its entry then does nothing.
+    Data without strategies is returned as the same object. A mistake in a strategy is noted at its
+    place, and its entry then does nothing.
     """
     program = data.get("program")
     if not isinstance(program, list | tuple) or not any(_strategy_entries(program)):
@@ -70,324 +50,263 @@ def expand_strategies(
     return _StrategyExpander(data, problems).expanded()
 
 
+def strategy_names_in(data: Any) -> tuple[str, ...]:
+    """Names of the strategies in a file's data as written, each once, in the order of entries."""
+    program = data.get("program") if isinstance(data, Mapping) else None
+    names = [
+        item if isinstance(item, str) else _strategy_name(item)
+        for item in _strategy_entries(program)
+    ]
+    return tuple(dict.fromkeys(names))
+
+
+def validated_strategies(data: Any) -> list[tuple[Strategy, ExpansionContext]]:
+    """The validated strategies in a file's data as written, each with what it may know.
+
+    Strategies inside others, and those that are invalid, are skipped.
+    """
+    context = strategy_context(data) if isinstance(data, Mapping) else None
+    if context is None:
+        return []
+    names = uniform_values(data, context)
+    found = []
+    for item in _strategy_entries(data.get("program")):
+        if not isinstance(item, Mapping):
+            continue
+        name = _strategy_name(item)
+        model, value = STRATEGIES[name], item[name]
+        fields = value if isinstance(value, Mapping) else {model.first_field: value}
+        with suppress(ValidationError):
+            strategy = model.model_validate(dict(fields), context={"names": names})
+            found.append((strategy, context))
+    return found
+
+
 def _strategy_entries(entries: Any) -> Iterator[Any]:
     """Every entry that is a strategy's, at any depth."""
-    for item in entries if isinstance(entries, list | tuple) else ():
+    if not isinstance(entries, list | tuple):
+        return
+    for item in entries:
         if isinstance(item, str):
             if item in STRATEGIES:
                 yield item
         elif isinstance(item, Mapping):
             if any(key in STRATEGIES for key in item):
                 yield item
-            inner = item.get("repeat")
             yield from _strategy_entries(item.get("steps"))
-            yield from _strategy_entries(inner.get("steps") if isinstance(inner, Mapping) else None)
+            body = item.get("repeat")
+            if isinstance(body, Mapping):
+                yield from _strategy_entries(body.get("steps"))
 
 
-def strategy_names_in(data: Any) -> tuple[str, ...]:
-    """Names of the strategies in a file's data as written, each once, in the order of their
-    entries.
-    """
-    program = data.get("program") if isinstance(data, Mapping) else None
-    words = [
-        item if isinstance(item, str) else next(key for key in item if key in STRATEGIES)
-        for item in _strategy_entries(program)
-    ]
-    return tuple(dict.fromkeys(words))
+def _strategy_name(item: Mapping[Any, Any]) -> str:
+    """The first key of an entry that is a strategy's name."""
+    return next(str(key) for key in item if key in STRATEGIES)
+
+
+class _PartialEntry(NamedTuple):
+    """An expanded entry of a strategy that has a selector with plain ranks."""
+
+    ranks: tuple[int, ...]
+    strategy: Strategy
+    block: dict[str, Any]  # changed in place by `_compare_partial_entries`
 
 
 class _StrategyExpander:
+    """Expands all strategies of one file.
+
+    ``taken_names`` grows with each expansion, so that no two of them use the same names;
+    ``declarations`` collects what the expansions declare.
+    """
+
     def __init__(self, data: Mapping[object, object], problems: ProblemCollector) -> None:
-        self.data, self.problems = data, problems
-        self.added: dict[str, dict[str, object]] = {key: {} for key in _DECLARING_KEYS}
-        self.taken = set(_RESERVED_NAMES) | set(_declared_names(data))
-        self.made: Strategy | None = None  # the entry that was expanded last
-        self.partial: list[tuple[tuple[int, ...], Strategy, dict[str, Any]]] = []
-        self.context = _strategy_context(
-            data, self.taken, str(PurePath(problems.document.file).parent)
-        )
-        known = uniform_quantities(data)
+        self.data = data
+        self.problems = problems
+        self.declarations: dict[str, dict[str, object]] = {key: {} for key in _DECLARING_KEYS}
+        self.taken_names = {*_UNAVAILABLE_NAMES, *declared_names(data)}
+        self.partial_entries: list[_PartialEntry] = []
+        folder = str(PurePath(problems.document.file).parent)
+        self.context = strategy_context(data, frozenset(self.taken_names), folder)
+        quantities = uniform_quantities(data)
         self.known = {
-            "names": {} if self.context is None else _uniform_values(data, self.context),
-            "quantities": known["names"],
-            "kinds": known["kinds"],
+            "names": {} if self.context is None else uniform_values(data, self.context),
+            "quantities": quantities["names"],
+            "kinds": quantities["kinds"],
         }
 
     def expanded(self) -> dict[object, object]:
         found = dict(self.data)
-        found["program"] = self.entries(self.data["program"], ("program",))
-        self.compare()
-        for key, added in self.added.items():
+        found["program"] = self._entries(self.data["program"], ("program",))
+        self._compare_partial_entries()
+        for key, added in self.declarations.items():
             declared = self.data.get(key)
             if added and (declared is None or isinstance(declared, Mapping)):
                 found[key] = {**(declared or {}), **added}
         return found
 
-    def entries(self, entries: Any, path: DataPath) -> Any:
+    # --- entries ---
+    def _entries(self, entries: Any, path: DataPath) -> Any:
         if not isinstance(entries, list | tuple):
             return entries
-        return [self.entry(item, (*path, k)) for k, item in enumerate(entries)]
+        return [self._entry(item, (*path, k)) for k, item in enumerate(entries)]
 
-    def entry(self, item: object, path: DataPath) -> object:
+    def _entry(self, item: object, path: DataPath) -> object:
         if isinstance(item, str):
-            return self.strategy(item, {}, path) if item in STRATEGIES else item
+            if item not in STRATEGIES:
+                return item
+            block, _ = self._expanded_strategy(item, {}, path)
+            return block
         if not isinstance(item, Mapping):
             return item
-        names = [key for key in item if key in STRATEGIES]
-        if names:
-            return self.beside(item, names[0], path)
+        if any(key in STRATEGIES for key in item):
+            return self._strategy_entry(item, _strategy_name(item), path)
         found = dict(item)
         if "steps" in item:
-            found["steps"] = self.entries(item["steps"], (*path, "steps"))
+            found["steps"] = self._entries(item["steps"], (*path, "steps"))
         body = item.get("repeat")
         if isinstance(body, Mapping) and "steps" in body:
-            found["repeat"] = {
-                **body,
-                "steps": self.entries(body["steps"], (*path, "repeat", "steps")),
-            }
+            steps = self._entries(body["steps"], (*path, "repeat", "steps"))
+            found["repeat"] = {**body, "steps": steps}
         return found
 
-    def beside(self, item: Mapping[object, object], name: str, path: DataPath) -> object:
-        """A strategy's entry; strange keys beside it are left for the reader of steps to note."""
+    def _strategy_entry(self, item: Mapping[object, object], name: str, path: DataPath) -> object:
+        """The block in place of a strategy's entry.
+
+        An entry with further keys is left as it is: the reader of steps reports them.
+        """
         if any(key not in (name, "ranks") for key in item):
             return item
-        found = self.strategy(name, item[name], (*path, name))
+        block, strategy = self._expanded_strategy(name, item[name], (*path, name))
         if "ranks" not in item:
-            return found
-        found = {"ranks": item["ranks"], **found}
-        if self.made is not None and (ranks := self.selected(item["ranks"])):
-            self.partial.append((ranks, self.made, found))
-        return found
+            return block
+        block = {"ranks": item["ranks"], **block}
+        ranks = _plain_ranks(item["ranks"])
+        if strategy is not None and ranks:
+            self.partial_entries.append(_PartialEntry(ranks, strategy, block))
+        return block
 
-    def compare(self) -> None:
-        """Entries of one strategy for some ranks each, that all ranks have one of, meet: they are
-        told of each other.
+    def _compare_partial_entries(self) -> None:
+        """Let the entries of one strategy know each other, if together they are for all ranks.
+
+        Such entries are one strategy with arguments that differ by rank; their calls meet.
         """
-        for name in {made.name for _, made, _ in self.partial}:
-            entries = [
-                (ranks, made, found) for ranks, made, found in self.partial if made.name == name
-            ]
-            if self.context is not None and sorted(
-                r for ranks, _, _ in entries for r in ranks
-            ) == list(range(self.context.world_size)):
-                models = {rank: made for ranks, made, _ in entries for rank in ranks}
-                for ranks, made, found in entries:
-                    found["steps"] = made.with_errors_between_ranks(ranks, models, found["steps"])
+        if self.context is None:
+            return
+        every_rank = list(range(self.context.world_size))
+        for name in {entry.strategy.name for entry in self.partial_entries}:
+            entries = [entry for entry in self.partial_entries if entry.strategy.name == name]
+            ranks = [rank for entry in entries for rank in entry.ranks]
+            if sorted(ranks) != every_rank:
+                continue
+            models = {rank: entry.strategy for entry in entries for rank in entry.ranks}
+            for entry in entries:
+                steps = entry.block["steps"]
+                entry.block["steps"] = entry.strategy.compared(entry.ranks, models, steps)
 
-    def selected(self, ranks: Any) -> tuple[int, ...]:
-        """The ranks of an entry that stand in the file as numbers; empty where they are no such."""
-        one = [ranks] if isinstance(ranks, int) else ranks
-        numbers = isinstance(one, list | tuple) and all(isinstance(rank, int) for rank in one)
-        return tuple(sorted(set(one))) if numbers else ()
+    # --- one strategy ---
+    def _expanded_strategy(
+        self, name: str, value: Any, path: DataPath
+    ) -> tuple[dict[str, Any], Strategy | None]:
+        """The block of a strategy, and its fields; an empty block and None if they are wrong."""
+        nothing: dict[str, Any] = {"steps": []}
+        strategy = self._validated(STRATEGIES[name], value, path)
+        if strategy is None or self.context is None:
+            return nothing, None
+        if not self._check_counts(strategy, path):
+            return nothing, None
+        context = self.context._replace(taken=frozenset(self.taken_names), known=self.known)
+        refusals = strategy.refuse(context)
+        for key_path, message in refusals:
+            self.problems.add((*path, *key_path), message)
+        if refusals:
+            return nothing, None
+        return self._block(strategy.expand(context)), strategy
 
-    def strategy(self, name: str, value: Any, here: DataPath) -> dict[str, Any]:
-        made, self.made = self.validated(STRATEGIES[name], value, here), None
-        if made is None or self.context is None:
-            return {"steps": []}
-        context = self.context._replace(taken=frozenset(self.taken), known=self.known)
-        if not self.counted(made, here):
-            return {"steps": []}
-        refusals = made.refuse(context)
-        for way, sentence in refusals:
-            self.problems.add((*here, *way), sentence)
-        self.made = None if refusals else made
-        return {"steps": []} if refusals else self.keep(made.expand(context))
-
-    def validated(self, model: type[Strategy], value: object, here: DataPath) -> Strategy | None:
+    def _validated(self, model: type[Strategy], value: Any, path: DataPath) -> Strategy | None:
         if value is None:
             value = {}
-        by_rank = (
-            isinstance(value, Mapping)
-            and value
-            and all(key == "else" or isinstance(key, int) for key in value)
-        )
-        if model.first_field is not None and (by_rank or not isinstance(value, Mapping)):
+        if model.first_field is not None and not _is_field_mapping(value):
             value = {model.first_field: value}
         if not isinstance(value, Mapping):
             known = [info.alias or key for key, info in model.model_fields.items()]
-            hint = f"`{model.name}: {{…}}`; it has {name_list(known)}"
             self.problems.add(
-                here,
+                path,
                 f"expected the fields of {model.name} as a mapping, found {value_text(value)}",
-                hint,
+                f"`{model.name}: {{…}}`; it has {name_list(known)}",
             )
             return None
-        value = {key: self.inside(item, (*here, key)) for key, item in value.items()}
+        fields = {key: self._expanded_inside(item, (*path, key)) for key, item in value.items()}
         try:
-            return model.model_validate(value, context=self.known)
+            return model.model_validate(fields, context=self.known)
         except ValidationError as errors:
-            add_validation_errors(self.problems, errors, here, model, name=model.name)
+            add_validation_errors(self.problems, errors, path, model, name=model.name)
             return None
 
-    def inside(self, value: Any, path: DataPath) -> Any:
-        """A strategy's field with the strategies in its lists of entries expanded: tensor parallel
-        layers as a stage's forward.
-        """
-        if isinstance(value, list | tuple):
-            if any(
-                isinstance(item, Mapping) and any(key in STRATEGIES for key in item)
-                for item in value
-            ):
-                return self.entries(value, path)
-            return [self.inside(item, (*path, k)) for k, item in enumerate(value)]
-        return (
-            {key: self.inside(item, (*path, key)) for key, item in value.items()}
-            if isinstance(value, Mapping)
-            else value
-        )
+    def _expanded_inside(self, value: Any, path: DataPath) -> Any:
+        """A strategy's field, with the strategies in its lists of entries expanded.
 
-    def counted(self, made: Strategy, here: DataPath) -> bool:
-        """What is laid out one by one is not too many."""
-        layers = getattr(made, "layers", 0)
-        counts = {
-            "layers": sum(one.count for one in layers) if isinstance(layers, tuple) else layers
-        }
-        counts |= {
-            key: getattr(made, key, None)
-            for key in ("micro_batches", "accumulate", "chunks", "pairs", "pieces")
-        }
-        for key, count in counts.items():
+        For example tensor parallel layers as the forward pass of a pipeline stage.
+        """
+        if isinstance(value, Mapping):
+            return {key: self._expanded_inside(item, (*path, key)) for key, item in value.items()}
+        if not isinstance(value, list | tuple):
+            return value
+        if any(_is_strategy_mapping(item) for item in value):
+            return self._entries(value, path)
+        return [self._expanded_inside(item, (*path, k)) for k, item in enumerate(value)]
+
+    def _check_counts(self, strategy: Strategy, path: DataPath) -> bool:
+        """Whether the parts that are expanded one by one are not too many."""
+        for key, count in _part_counts(strategy).items():
             if isinstance(count, int) and count > MAX_EXPANDED_PARTS:
                 self.problems.add(
-                    (*here, key),
+                    (*path, key),
                     f"{key} comes to {count}; at most {MAX_EXPANDED_PARTS} are laid out one by one",
                 )
                 return False
         return True
 
-    def keep(self, expansion: Expansion) -> dict[str, object]:
+    def _block(self, expansion: Expansion) -> dict[str, object]:
+        """The steps of an expansion as a block; its declarations and names are noted."""
         for key in _DECLARING_KEYS:
             added = getattr(expansion, key)
-            self.added[key].update(added)
-            self.taken.update(added)
-        self.taken.update(_bound_names(expansion.steps))
+            self.declarations[key].update(added)
+            self.taken_names.update(added)
+        self.taken_names.update(bound_names(expansion.steps))
         return {"steps": expansion.steps}
 
 
-def _strategy_context(
-    data: Mapping[Any, Any], taken: set[str], folder: str
-) -> ExpansionContext | None:
-    """What strategies may know; None where world or mesh can't be read (which is noted
-    elsewhere).
+def _is_strategy_mapping(item: object) -> bool:
+    return isinstance(item, Mapping) and any(key in STRATEGIES for key in item)
+
+
+def _is_field_mapping(value: object) -> bool:
+    """Whether a value holds fields; otherwise it stands for the first field.
+
+    A mapping from ranks to values is such a value too.
     """
-    try:
-        nodes, per_node = _world_shape(data.get("world"))
-        one = integer(1, MAX_WORLD)
-        mesh = {str(axis): one(size) for axis, size in dict(data.get("mesh") or {}).items()}
-        iterations = one(data.get("iterations", 1))
-    except (ValueError, TypeError, KeyError):
-        return None
-    if mesh and prod(mesh.values()) != nodes * per_node:
-        return None
-    given = [data.get(key) for key in ("tensors", "groups")]
-    named: list[Mapping[str, Any]] = [
-        value if isinstance(value, Mapping) else {} for value in given
-    ]
-    backend = data.get("backend", DEFAULT_BACKEND)
-    tensors, groups = named[0] or {}, named[1] or {}
-    return ExpansionContext(
-        nodes * per_node,
-        per_node,
-        mesh,
-        str(backend),
-        iterations,
-        tensors,
-        frozenset(taken),
-        groups,
-        folder,
-    )
+    if not isinstance(value, Mapping):
+        return False
+    is_per_rank = all(key == "else" or isinstance(key, int) for key in value)
+    return not value or not is_per_rank
 
 
-def _world_shape(value: Any) -> tuple[int, int]:
-    one = integer(1, MAX_WORLD)
-    if isinstance(value, Mapping):
-        return one(value["nodes"]), one(value["ranks_per_node"])
-    if hasattr(value, "ranks_per_node"):
-        return value.nodes, value.ranks_per_node
-    return 1, one(value)
+def _plain_ranks(selector: Any) -> tuple[int, ...]:
+    """The ranks of a selector that is a number or a list of numbers; else empty."""
+    ranks = [selector] if isinstance(selector, int) else selector
+    if not isinstance(ranks, list | tuple):
+        return ()
+    if not all(isinstance(rank, int) for rank in ranks):
+        return ()
+    return tuple(sorted(set(ranks)))
 
 
-def _uniform_values(data: Mapping[Any, Any], context: ExpansionContext) -> dict[str, Any]:
-    """Numbers that are the same on every rank: the world's size, the axes' sizes, vars made of
-    them.
-    """
-    found: dict[str, Any] = {"world_size": context.world_size}
-    found |= {f"{axis}_size": size for axis, size in context.mesh.items()}
-    given = data.get("vars")
-    for name, value in given.items() if isinstance(given, Mapping) else ():
-        with suppress(ValueError):
-            expression = value if hasattr(value, "evaluate") else parse_expression(value)
-            if expression.names <= found.keys():
-                found[str(name)] = expression.evaluate(found)
-    return found
-
-
-def validated_strategies(scenario: Scenario) -> list[tuple[Strategy, ExpansionContext]]:
-    """The strategies of a scenario as their fields say, each with what it may know; those inside
-    others are left out.
-    """
-    data = scenario.written
-    context = _strategy_context(data, set(), "") if isinstance(data, Mapping) else None
-    if context is None:
-        return []
-    names, found = _uniform_values(data, context), []
-    for item in _strategy_entries(data.get("program")):
-        if isinstance(item, Mapping):
-            word = next(key for key in item if key in STRATEGIES)
-            value, model = item[word], STRATEGIES[word]
-            fields = value if isinstance(value, Mapping) else {model.first_field: value}
-            with suppress(ValidationError):
-                found.append(
-                    (model.model_validate(dict(fields), context={"names": names}), context)
-                )
-    return found
-
-
-def uniform_quantities(data: Mapping[object, object]) -> dict[str, object]:
-    """What parts that are no steps may use in quantities: ``names`` that are the same on every
-    rank, and the ``kinds`` among them.
-    """
-    context = _strategy_context(data, set(), "")
-    names: dict[str, object] = (
-        {} if context is None else _uniform_values({**data, "vars": None}, context)
-    )
-    kinds: dict[str, QuantityKind] = {}
-    given = data.get("vars")
-    for name, value in given.items() if isinstance(given, Mapping) else ():
-        with suppress(ValueError):
-            found = (
-                parse_quantity(value)
-                if isinstance(value, str) and has_units(value)
-                else expression_field(value)
-            )
-            if found.names <= names.keys():
-                names[str(name)] = found.evaluate(names)
-                kinds[str(name)] = quantity_kind(found, kinds) or None
-    return {"names": names, "kinds": kinds}
-
-
-def _declared_names(data: Mapping[object, object]) -> Iterator[str]:
-    """Names that a file uses."""
-    for key in ("vars", "groups", "tensors", "mesh"):
-        value = data.get(key)
-        for name in value if isinstance(value, Mapping) else ():
-            yield str(name)
-            yield f"{name}_size"
-    yield from _bound_names(data.get("program"))
-
-
-def _bound_names(value: object) -> Iterator[str]:
-    """Names that steps bind: handles, indices, groups."""
-    left = [value]
-    while left:
-        one = left.pop()
-        if isinstance(one, dict):
-            for key, part in one.items():
-                if not isinstance(part, str):
-                    left.append(part)
-                elif key in ("as", "index", "name"):
-                    yield part.partition("@")[0].strip()
-        elif isinstance(one, list | tuple):
-            left += one
-        elif isinstance(one, Mapping):
-            left.append(dict(one))
+def _part_counts(strategy: Strategy) -> dict[str, object]:
+    """By field, the number of parts that a strategy lays out one by one."""
+    layers = getattr(strategy, "layers", 0)
+    if isinstance(layers, tuple):
+        layers = sum(layer.count for layer in layers)
+    counts: dict[str, object] = {"layers": layers}
+    for key in ("micro_batches", "accumulate", "chunks", "pairs", "pieces"):
+        counts[key] = getattr(strategy, key, None)
+    return counts

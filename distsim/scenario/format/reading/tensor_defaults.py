@@ -1,4 +1,4 @@
-"""What a tensor's declaration leaves out: `like` another one, a shape from a list of values."""
+"""Defaults of tensor declarations: the fields of a `like` tensor, a shape from listed values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from distsim.common.expressions import Expression
 from distsim.common.message_text import did_you_mean, name_list
 from distsim.operations.core.field_types import expression_field
 from distsim.scenario.format.models.sections import TensorDecl
-from distsim.scenario.format.source.document import ProblemCollector
+from distsim.scenario.format.source.problems import ProblemCollector
 
 _INHERITED_FIELDS = ("shape", "dtype", "copies")
 
@@ -17,45 +17,66 @@ _INHERITED_FIELDS = ("shape", "dtype", "copies")
 def fill_in_tensors(
     tensors: Mapping[str, TensorDecl], names: Collection[str], problems: ProblemCollector
 ) -> dict[str, TensorDecl]:
-    """Every tensor with its shape, dtype and copies. ``names``: all that the file declares, also
-    those with problems.
+    """Every tensor with its shape, dtype and copies.
+
+    ``names``: all tensors that the file declares, including those that cannot be read.
     """
-    found: dict[str, TensorDecl] = {}
-    for name in tensors:
-        found[name] = _fill_in_tensor(name, tensors, names, found, problems, ())
-    return found
+    return _TensorDefaults(tensors, names, problems).filled_in()
 
 
-def _fill_in_tensor(
-    name: str,
-    tensors: Mapping[str, TensorDecl],
-    names: Collection[str],
-    found: dict[str, TensorDecl],
-    problems: ProblemCollector,
-    above: tuple[str, ...],
-) -> TensorDecl:
-    if name in found:
-        return found[name]
-    tensor = tensors[name]
-    if tensor.like is None:
-        return _with_inferred_shape(name, tensor, problems)
-    other = tensor.like
-    if other not in tensors:
-        if other not in names:
-            message = f"unknown tensor {other}; declared are {name_list(names)}{did_you_mean(other, [n for n in names if n != name])}"
-            problems.add(("tensors", name, "like"), message)
-        return tensor
-    if other in (*above, name):
-        problems.add(
-            ("tensors", name, "like"),
-            f"{name} is like itself: {' -> '.join((*above, name, other))}",
-        )
-        return tensor
-    model = _fill_in_tensor(other, tensors, names, found, problems, (*above, name))
-    given = tensor.model_fields_set
-    return _copy_with(
-        tensor, {key: getattr(model, key) for key in _INHERITED_FIELDS if key not in given}
-    )
+class _TensorDefaults:
+    """Fills in tensors; a tensor that others are `like` is filled in once, before them."""
+
+    def __init__(
+        self,
+        tensors: Mapping[str, TensorDecl],
+        names: Collection[str],
+        problems: ProblemCollector,
+    ) -> None:
+        self.tensors = tensors
+        self.names = names
+        self.problems = problems
+        self.done: dict[str, TensorDecl] = {}
+
+    def filled_in(self) -> dict[str, TensorDecl]:
+        for name in self.tensors:
+            self.done[name] = self._fill_in(name, ())
+        return self.done
+
+    def _fill_in(self, name: str, dependents: tuple[str, ...]) -> TensorDecl:
+        """The tensor ``name``; ``dependents`` are those whose `like` has led to it."""
+        if name in self.done:
+            return self.done[name]
+        tensor = self.tensors[name]
+        if tensor.like is None:
+            return _with_inferred_shape(name, tensor, self.problems)
+        if not self._check_like(name, tensor.like, dependents):
+            return tensor
+        model = self._fill_in(tensor.like, (*dependents, name))
+        inherited = {
+            key: getattr(model, key)
+            for key in _INHERITED_FIELDS
+            if key not in tensor.model_fields_set
+        }
+        return _copy_with(tensor, inherited)
+
+    def _check_like(self, name: str, other: str, dependents: tuple[str, ...]) -> bool:
+        """Whether a tensor can be `like` another one; if not, the reason is noted."""
+        path = ("tensors", name, "like")
+        chain = (*dependents, name)
+        if other not in self.tensors:
+            if other not in self.names:  # else it has a problem of its own
+                candidates = [known for known in self.names if known != name]
+                self.problems.add(
+                    path,
+                    f"unknown tensor {other}; declared are {name_list(self.names)}"
+                    f"{did_you_mean(other, candidates)}",
+                )
+            return False
+        if other in chain:
+            self.problems.add(path, f"{name} is like itself: {' -> '.join((*chain, other))}")
+            return False
+        return True
 
 
 def _with_inferred_shape(name: str, tensor: TensorDecl, problems: ProblemCollector) -> TensorDecl:
@@ -82,7 +103,7 @@ def _nested_shape(value: Any) -> tuple[int, ...] | None:
 
 
 def _copy_with(tensor: TensorDecl, changes: dict[str, object]) -> TensorDecl:
-    """A copy with further fields, which `to_yaml` leaves out since the file does."""
+    """A copy with further values; `to_yaml` omits them, because the set of given fields is kept."""
     return TensorDecl.model_construct(
         _fields_set=set(tensor.model_fields_set), **{**dict(tensor), **changes}
     )

@@ -1,5 +1,6 @@
-"""The form of a cluster in a file, as JSON Schema: from `distsim.hardware.cluster`'s models, in
-people's units.
+"""The JSON Schema of a cluster in a file, from the models of `distsim.hardware.cluster`.
+
+The models count in ns and bytes; a file has quantities with units.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from distsim.operations.core.field_schemas import quantity_schema
 from distsim.scenario.format.models.cluster_quantities import quantity_codec_of
 from distsim.scenario.format.models.field_help import FIELD_HELP
 
-#: The models of a cluster file, by the name of their definition; those of a preset's changes need
-#: no key.
+#: The models inside a cluster, by the name of their definition. All their keys are optional there,
+#: because a mapping may change single keys of a preset.
 CLUSTER_MODELS: dict[str, type[BaseModel]] = {
     "Device": ComputeDevice,
     "Link": IntraNodeLink,
@@ -36,13 +37,16 @@ CLUSTER_MODELS: dict[str, type[BaseModel]] = {
 DEFINITION_NAMES: dict[type[BaseModel], str] = {
     model: name for name, model in CLUSTER_MODELS.items()
 }
+_TYPE_NAMES = {str: "string", bool: "boolean", int: "integer", float: "number"}
+#: Attributes of Pydantic's constraints, and the keywords of JSON Schema.
+_BOUND_KEYWORDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum"}
 describe_fields(Cluster, FIELD_HELP, "Cluster")
 for _name, _model in CLUSTER_MODELS.items():
     describe_fields(_model, FIELD_HELP, _name)
 
 
 def cluster_schema(name: str = "Cluster") -> dict[str, object]:
-    """A cluster, or one part of it. Whole, it needs all its parts; with `preset` none."""
+    """A cluster, or one model inside it. A cluster without `preset` needs all required keys."""
     model = CLUSTER_MODELS.get(name, Cluster)
     properties = {
         info.alias or key: _property_schema(info) for key, info in model.model_fields.items()
@@ -62,44 +66,46 @@ def cluster_schema(name: str = "Cluster") -> dict[str, object]:
 
 
 def _required_keys(model: type[BaseModel]) -> dict[str, object]:
-    """What a cluster that names no preset needs, at every depth."""
-    needed = [info.alias or key for key, info in model.model_fields.items() if info.is_required()]
-    parts = {
-        key: inner
-        for key, info in model.model_fields.items()
-        if (inner := _nested_model(info)) is not None
-    }
-    return {"required": needed} | (
-        {"properties": {key: _required_keys(part) for key, part in parts.items()}} if parts else {}
-    )
+    """The keys that a cluster without preset needs, at every depth."""
+    required: list[str] = []
+    nested: dict[str, object] = {}
+    for key, info in model.model_fields.items():
+        if info.is_required():
+            required.append(info.alias or key)
+        inner = _nested_model(info)
+        if inner is not None:
+            nested[key] = _required_keys(inner)
+    found: dict[str, object] = {"required": required}
+    if nested:
+        found["properties"] = nested
+    return found
 
 
 def _nested_model(info: FieldInfo) -> type[BaseModel] | None:
-    return (
-        info.annotation
-        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)
-        else None
-    )
+    annotation = info.annotation
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return None
 
 
 def _property_schema(info: FieldInfo) -> dict[str, object]:
-    part = _nested_model(info)
-    said: dict[str, object] = {
+    inner = _nested_model(info)
+    help_keys: dict[str, object] = {
         "description": info.description or "",
         "examples": list(info.examples or ()),
     }
     if not info.is_required() and isinstance(info.default, str | bool):
-        said["default"] = info.default
-    if part is not None:
-        return {"x-def": DEFINITION_NAMES[part], **said}
-    return {**_value_schema(info.annotation, info.metadata), **said}
+        help_keys["default"] = info.default
+    if inner is not None:
+        return {"x-def": DEFINITION_NAMES[inner], **help_keys}
+    return {**_value_schema(info.annotation, info.metadata), **help_keys}
 
 
 def _value_schema(annotation: Any, metadata: list[Any]) -> FieldSchema:
     """The schema of a field's value, by its validators and its annotation."""
-    measured = quantity_codec_of(metadata)
-    if measured is not None:
-        return quantity_schema(measured.kind)
+    codec = quantity_codec_of(metadata)
+    if codec is not None:
+        return quantity_schema(codec.kind)
     arguments: tuple[Any, ...] = getattr(annotation, "__args__", ())
     name = getattr(annotation, "__name__", "")
     if name == "dict":
@@ -110,25 +116,22 @@ def _value_schema(annotation: Any, metadata: list[Any]) -> FieldSchema:
         return {"anyOf": [_annotated_schema(arguments[0]), {"type": "null"}]}
     if name == "Literal":
         return {"enum": list(arguments)}
-    bounds = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum"}
-    found: FieldSchema = {
-        "type": {str: "string", bool: "boolean", int: "integer", float: "number"}[annotation]
-    }
-    return found | {
-        word: getattr(m, key) for m in metadata for key, word in bounds.items() if hasattr(m, key)
-    }
+    found: FieldSchema = {"type": _TYPE_NAMES[annotation]}
+    for constraint in metadata:
+        for attribute, keyword in _BOUND_KEYWORDS.items():
+            if hasattr(constraint, attribute):
+                found[keyword] = getattr(constraint, attribute)
+    return found
 
 
 def _annotated_schema(annotation: object) -> FieldSchema:
-    return _value_schema(
-        getattr(annotation, "__origin__", annotation),
-        [*_flat_constraints(getattr(annotation, "__metadata__", ()))],
-    )
+    plain = getattr(annotation, "__origin__", annotation)
+    return _value_schema(plain, _flat_constraints(getattr(annotation, "__metadata__", ())))
 
 
 def _flat_constraints(metadata: tuple[object, ...]) -> list[object]:
-    """Constraints that stand inside `Field(…)` as well."""
-    return [item for m in metadata for item in (m.metadata if isinstance(m, FieldInfo) else (m,))]
-
-
-__all__ = ["CLUSTER_MODELS", "DEFINITION_NAMES", "cluster_schema"]
+    """Constraints, including those inside `Field(…)`."""
+    found: list[object] = []
+    for item in metadata:
+        found += item.metadata if isinstance(item, FieldInfo) else [item]
+    return found

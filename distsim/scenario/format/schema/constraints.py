@@ -1,5 +1,4 @@
-"""What the keys of a mapping ask of each other, as JSON Schema: one of two, not both, one beside
-another.
+"""Constraints between keys of a mapping, as JSON Schema: one of two, not both, one with another.
 
 The models check the same when they are read (their validators); tests compare both over mutated
 files.

@@ -1,9 +1,9 @@
 """The JSON Schema of scenario files, for editors: from the models and the table of operations.
 
-An entry of a program is told apart by its key: each operation is a property, so that an editor
-speaks of that operation's fields and not of all forms that an entry could have. Where torch calls a
-field otherwise, its name is a property that nothing fits, with the file's word as the error's text
-(`errorMessage`, as VS Code's language services read it).
+Key idea: the key of an entry decides its form, so each operation is a property with a definition of
+its own. An editor then shows that operation's fields, rather than all forms of entries. torch's own
+name of a field is a property that no value fits, whose error text (`errorMessage`, which VS Code's
+language services read) is the name in a file.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from distsim.scenario.strategies.base import Strategy
 JsonSchema = dict[str, Any]
 
 SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
-#: What the schema is called, wherever a copy of it lies; the number grows where a file that was
-#: valid no longer is.
+#: The schema's name, independent of where a copy of it is kept. The number grows when files that
+#: were valid become invalid.
 SCHEMA_ID = "urn:distsim:scenario:1"
 _QUANTITY_WRITERS = {"size": units.size_text, "duration": units.duration_text}
 _EXPECTED_SCHEMA: FieldSchema = {
@@ -105,24 +105,26 @@ def _build_schema() -> JsonSchema:
 
 
 def scenario_schema() -> JsonSchema:
-    """The JSON Schema (draft 2020-12) of a scenario file. Names of groups, tensors, handles and
-    variables are beyond it.
+    """The JSON Schema (draft 2020-12) of a scenario file.
+
+    It cannot check names of groups, tensors, handles and variables.
     """
     return dict(_build_schema())
 
 
 class _SchemaGenerator(GenerateJsonSchema):
-    """Defaults that are expressions are left out without a warning."""
+    """Omits defaults that are expressions, without a warning."""
 
-    ignored_warning_kinds: ClassVar[set[JsonSchemaWarningKind]] = {
+    ignored_warning_kinds: ClassVar[set[JsonSchemaWarningKind]] = {  # type: ignore[misc]
         "skipped-choice",
         "non-serializable-default",
-    }  # type: ignore[misc]
+    }
 
 
 def _model_schema(model: type[BaseModel], definitions: JsonSchema | None = None) -> JsonSchema:
-    """A model's schema, with hover texts; the models inside it go to the definitions, or stand
-    there already.
+    """A model's schema, with hover texts.
+
+    The models inside it are added to ``definitions``; without it, they must be there already.
     """
     found = model.model_json_schema(
         ref_template="#/$defs/{model}", schema_generator=_SchemaGenerator
@@ -133,30 +135,35 @@ def _model_schema(model: type[BaseModel], definitions: JsonSchema | None = None)
     found.pop("title", None)
     for key, property in found.get("properties", {}).items():
         property.pop("title", None)
-        if property.get("default", 0) is None:
-            del property["default"]
-        if type(property.get("default")) is int and property.get("x-def") in _QUANTITY_WRITERS:
-            property["default"] = _QUANTITY_WRITERS[property["x-def"]](property["default"])
+        _write_default(property)
         if "description" in property:
             property["description"] = hover_text(key, property)
     return found
 
 
+def _write_default(property: JsonSchema) -> None:
+    """The default in the form of a file: none for None, quantities with their units."""
+    if "default" not in property:
+        return
+    default, write = property["default"], _QUANTITY_WRITERS.get(property.get("x-def", ""))
+    if default is None:
+        del property["default"]
+    elif write is not None and type(default) is int:
+        property["default"] = write(default)
+
+
 def hover_text(key: str, property: Mapping[str, Any]) -> str:
-    """What an editor shows over a key: the sentence, the default, an example."""
-    more = (
-        [f"Default: {inline_yaml(property['default'])}."]
-        if property.get("default", "") not in ("", [], {})
-        else []
-    )
-    more += [
-        f"Example: `{key}: {inline_yaml(example)}`" for example in property.get("examples", ())[:1]
-    ]
-    return "\n".join([property["description"], *more])
+    """The text that an editor shows over a key: the sentence, the default, an example."""
+    lines = [property["description"]]
+    if property.get("default", "") not in ("", [], {}):
+        lines.append(f"Default: {inline_yaml(property['default'])}.")
+    if property.get("examples"):
+        lines.append(f"Example: `{key}: {inline_yaml(property['examples'][0])}`")
+    return "\n".join(lines)
 
 
 def inline_yaml(value: object) -> str:
-    """A value as a file has it, on one line."""
+    """A value in the form of a file, on one line."""
     if isinstance(value, bool):
         return str(value).lower()
     if value is None:
@@ -169,7 +176,7 @@ def inline_yaml(value: object) -> str:
 
 
 def _with_references(value: Any) -> Any:
-    """Names of definitions and models as references."""
+    """The schema with `x-def` and `x-model`, the names of definitions, replaced by references."""
     if isinstance(value, list):
         return [_with_references(item) for item in value]
     if not isinstance(value, dict):
@@ -184,7 +191,7 @@ def _with_references(value: Any) -> Any:
 
 
 def _with_constraints(found: dict[str, object], name: str) -> dict[str, object]:
-    """With what its keys ask of each other."""
+    """The schema with the constraints between its keys."""
     return {**found, **constraints_of(name)}
 
 
@@ -193,8 +200,9 @@ def _fields_definition(name: str) -> str:
 
 
 def _entry_schema() -> JsonSchema:
-    """An entry: a bare word, or a mapping with one operation, strategy, repeat or list of steps,
-    and `ranks` beside it.
+    """An entry: a bare name, or a mapping.
+
+    A mapping has one operation, strategy, repeat or list of steps, and optionally `ranks`.
     """
     words = [*OPERATIONS, *OPERATION_ALIASES, *STRATEGIES]
     bare = sorted(name for name in words if not _has_required_field(name))
@@ -228,12 +236,12 @@ def _batch_entry_schema() -> dict[str, object]:
 
 
 def _has_required_field(name: str) -> bool:
-    """Does it need a field?"""
-    row: type[BaseModel] = (
-        OPERATIONS[OPERATION_ALIASES.get(name, name)]
-        if name not in STRATEGIES
-        else STRATEGIES[name]
-    )
+    """Whether an operation or a strategy cannot be written without fields."""
+    row: type[BaseModel]
+    if name in STRATEGIES:
+        row = STRATEGIES[name]
+    else:
+        row = OPERATIONS[OPERATION_ALIASES.get(name, name)]
     return any(info.is_required() for info in row.model_fields.values())
 
 
@@ -249,25 +257,22 @@ def _operation_schema(row: type[Operation]) -> JsonSchema:
 
 
 def _torch_name_schema(op: str, name: str, field: str) -> dict[str, object]:
-    """A name of torch that nothing fits; editors show the file's word."""
-    said = (
-        f"unknown field {name} in {op}; did you mean {field}?"
-        if field
-        else f"torch's {name} has no counterpart in {op}; leave it out"
-    )
+    """A name of torch that no value fits; editors show ``field``, the name in a file."""
+    if field:
+        message = f"unknown field {name} in {op}; did you mean {field}?"
+    else:
+        message = f"torch's {name} has no counterpart in {op}; leave it out"
     return {
         "not": {},
-        "errorMessage": said,
-        "deprecationMessage": said,
+        "errorMessage": message,
+        "deprecationMessage": message,
         "doNotSuggest": True,
-        "description": said,
+        "description": message,
     }
 
 
 def _strategy_schema(row: type[Strategy], definitions: JsonSchema) -> JsonSchema:
-    """A training strategy's fields; models inside them go to the definitions, each under its own
-    name.
-    """
+    """A training strategy's fields; models inside them are added to the definitions."""
     mapping = {**_model_schema(row, definitions), "description": row.about}
     mapping["properties"] |= {
         key: _with_short_form(key, property)
@@ -277,27 +282,26 @@ def _strategy_schema(row: type[Strategy], definitions: JsonSchema) -> JsonSchema
     return _with_alternatives(mapping, row.first_field)
 
 
-#: Fields of strategies that take something shorter in place of what the model holds.
+#: Fields of strategies that have a short form.
 _FIELDS_WITH_SHORT_FORM = ("layers", "model")
 
 
 def _with_short_form(key: str, property: dict[str, object]) -> dict[str, object]:
-    """One layer for a list of them, a preset's name for a model."""
-    said: dict[str, object] = {
+    """One layer in place of a list of them, a preset's name in place of a model."""
+    help_keys: dict[str, object] = {
         word: property.pop(word) for word in ("description", "examples") if word in property
     }
     if property.get("type") == "array":
-        return {"anyOf": [{**property, "minItems": 1}, property["items"]], **said}
-    return (
-        {"anyOf": [{"type": "string"}, property], **said}
-        if key == "model"
-        else {**property, **said}
-    )
+        return {"anyOf": [{**property, "minItems": 1}, property["items"]], **help_keys}
+    if key == "model":
+        return {"anyOf": [{"type": "string"}, property], **help_keys}
+    return {**property, **help_keys}
 
 
 def _with_alternatives(mapping: JsonSchema, first_field: str | None) -> JsonSchema:
-    """The fields as a mapping; alone, the first field's value; nothing, where no field is
-    needed.
+    """The forms of a step: its fields as a mapping, the first field's value alone, or nothing.
+
+    Nothing is allowed only if no field is required.
     """
     others: list[Any] = []
     if first_field:

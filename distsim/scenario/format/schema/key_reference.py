@@ -1,5 +1,6 @@
-"""Every key of a scenario file with its type, unit, default and example: read from the models, for
-pages and `distsim explain`.
+"""Every key of a scenario file with its type, unit, default and example.
+
+Read from the models and their JSON Schema, for pages of documentation and `distsim explain`.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from distsim.scenario.format.schema.cluster import DEFINITION_NAMES
 from distsim.scenario.format.schema.generate import inline_yaml, scenario_schema
 from distsim.scenario.strategies import STRATEGIES
 
+_MAX_CHOICES_SHOWN = 16
 #: A part of the JSON schema.
 Schema = Mapping[str, Any]
 
-#: What stands between a key and the keys of what it holds.
+#: What a path has between a key and the keys of its items.
 _NESTED_KEY_SUFFIX = {"groups": ".NAME", "tensors": ".NAME", "memory": ".NAME", "faults": "[]"}
 _TYPE_TEXTS = {
     "string": "a text",
@@ -44,8 +46,10 @@ _TYPE_TEXTS = {
 
 
 class FormatKey(NamedTuple):
-    """One key. ``path`` is where it stands (`tensors.NAME.shape`), ``default`` and ``example`` as a
-    file has them; "" is none.
+    """One key.
+
+    ``path`` is its place in a file (`tensors.NAME.shape`); ``default`` and ``example`` are written
+    as in a file, "" if there is none.
     """
 
     path: str
@@ -63,9 +67,7 @@ class FormatKey(NamedTuple):
 
 @cache
 def format_keys() -> dict[str, FormatKey]:
-    """Every key by its path, in the order of the file; the fields of steps stand under
-    ``operation.field``.
-    """
+    """Every key by its path, in the order of the file; fields of steps as ``operation.field``."""
     return {key.path: key for key in (*_top_level_keys(), *_step_keys())}
 
 
@@ -83,15 +85,11 @@ def _top_level_keys() -> Iterator[FormatKey]:
             yield from _cluster_keys("cluster", Cluster, "cluster", whole)
         elif name == "program":
             entry = whole["$defs"]["entry"]["else"]["properties"]
-            yield from (
-                _format_key(f"program[].{key}", info, entry[key])
-                for key, info in BlockFields.model_fields.items()
-            )
-            found = (
-                _format_key(f"program[].repeat.{k}", i, entry["repeat"]["properties"][k])
-                for k, i in RepeatFields.model_fields.items()
-            )
-            yield from found
+            for key, field in BlockFields.model_fields.items():
+                yield _format_key(f"program[].{key}", field, entry[key])
+            repeat = entry["repeat"]["properties"]
+            for key, field in RepeatFields.model_fields.items():
+                yield _format_key(f"program[].repeat.{key}", field, repeat[key])
 
 
 def _section_keys(path: str, model: type[BaseModel], whole: Schema) -> Iterator[FormatKey]:
@@ -173,14 +171,14 @@ def _type_text(schema: Mapping[str, object]) -> str:
 def _type_texts(schema: Schema) -> Iterator[str]:
     if "$ref" in schema:
         yield _DEFINITION_TEXTS.get(schema["$ref"].rpartition("/")[2], "a mapping")
-    for one in schema.get("anyOf", ()):
-        yield from _type_texts(one)
+    for alternative in schema.get("anyOf", ()):
+        yield from _type_texts(alternative)
     if "enum" in schema:
         yield _choices_text(schema["enum"])
     if "const" in schema:
         yield f"`{schema['const']}`"
-    given = schema.get("type")
-    for kind in [given] if isinstance(given, str) else given or ():
+    types = schema.get("type") or ()
+    for kind in [types] if isinstance(types, str) else types:
         yield _bounded_type_text(kind, schema)
 
 
@@ -209,11 +207,9 @@ _DEFINITION_TEXTS = {
 
 def _choices_text(words: list[object]) -> str:
     shown = [f"`{inline_yaml(word)}`" for word in words]
-    return (
-        " | ".join(shown)
-        if len(shown) <= 16
-        else f"{' | '.join(shown[:3])} and {len(shown) - 3} more"
-    )
+    if len(shown) <= _MAX_CHOICES_SHOWN:
+        return " | ".join(shown)
+    return f"{' | '.join(shown[:3])} and {len(shown) - 3} more"
 
 
 def _bounded_type_text(kind: str, schema: Schema) -> str:
@@ -223,36 +219,29 @@ def _bounded_type_text(kind: str, schema: Schema) -> str:
     if kind == "object" and "else" in str(schema.get("propertyNames", "")):
         return "by rank: `{0: …, else: …}`"
     low, high = schema.get("minimum"), schema.get("maximum")
-    bounds = (
-        f" from {low} to {high}"
-        if high is not None and low is not None
-        else f" of at least {low}"
-        if low is not None
-        else ""
-    )
-    return _TYPE_TEXTS[kind] + bounds
+    if low is None:
+        return _TYPE_TEXTS[kind]
+    if high is None:
+        return f"{_TYPE_TEXTS[kind]} of at least {low}"
+    return f"{_TYPE_TEXTS[kind]} from {low} to {high}"
 
 
 def _plural(words: str) -> str:
     """`an integer` as `integers`."""
-    words = words.partition(", or by rank")[0]
-    return re.sub(
-        r"\ba name, or name@index",
-        "names, or name@index",
-        re.sub(r"^an? (\w+)", r"\1s", words.replace("entry", "entrie")),
-    )
+    words, _, _ = words.partition(", or by rank")
+    plural = re.sub(r"^an? (\w+)", r"\1s", words.replace("entry", "entrie"))
+    return re.sub(r"\ba name, or name@index", "names, or name@index", plural)
 
 
 def _unit_names(schema: Mapping[str, object]) -> str:
     """The units that a quantity may have."""
-    measured = {word: kind for kind, word in QUANTITY_DEFINITIONS.items()}
+    kind_of_definition = {word: kind for kind, word in QUANTITY_DEFINITIONS.items()}
     for word in _definition_names(schema):
-        if kind := measured.get(word.removesuffix("_count")):
-            return " ".join(
-                name
-                for name, unit in units.UNIT_BY_NAME.items()
-                if unit.kind == kind and not name.startswith("μ")
-            )
+        kind = kind_of_definition.get(word.removesuffix("_count"))
+        if kind:
+            names = [name for name, unit in units.UNIT_BY_NAME.items() if unit.kind == kind]
+            # The Greek letter is the same unit as the micro sign.
+            return " ".join(name for name in names if not name.startswith("μ"))
     return str(schema.get("x-unit", ""))
 
 
@@ -260,37 +249,50 @@ def _definition_names(schema: Schema) -> Iterator[str]:
     """Names of the definitions that a value may be."""
     if "$ref" in schema:
         yield schema["$ref"].rpartition("/")[2]
-    for one in schema.get("anyOf", ()):
-        yield from _definition_names(one)
+    for alternative in schema.get("anyOf", ()):
+        yield from _definition_names(alternative)
 
 
 def find_key(path: str) -> FormatKey | None:
-    """The key that a person means by a path: `SCENARIO.world.nodes`, `tensors.x.shape`,
-    `program[2].send.dst`, `all_reduce.async`.
+    """The key that a person means by a path.
+
+    For example `SCENARIO.world.nodes`, `tensors.x.shape`, `program[2].send.dst` or
+    `all_reduce.async`.
     """
-    known = format_keys()
+    words = _key_words(path)
+    path_by_words = _paths_by_words()
+    for candidate in _path_candidates(words):
+        # A path such as `faults[].rank` has an empty word after its first one.
+        for spelling in (tuple(candidate), (*candidate[:1], "", *candidate[1:])):
+            if spelling in path_by_words:
+                return format_keys()[path_by_words[spelling]]
+    return None
+
+
+def _key_words(path: str) -> list[str]:
+    """The words of a path, without indices and what leads to a step."""
     words = [word for word in re.split(r"[.\[\]]+", path.strip()) if word and not word.isdigit()]
     if words and words[0].lower() in ("scenario", "file"):
         words = words[1:]
     if len(words) > 1 and words[0] == "program":
-        steps = [
-            k
-            for k, word in enumerate(words)
-            if k and OPERATION_ALIASES.get(word, word) in {**OPERATIONS, **STRATEGIES}
-        ]
-        repeats = [k for k, word in enumerate(words) if word == "repeat"]
-        words = (
-            words[steps[-1] :]
-            if steps
-            else ["program", *words[repeats[-1] if repeats else len(words) - 1 :]]
-        )
-    words = [OPERATION_ALIASES.get(word, word) if k == 0 else word for k, word in enumerate(words)]
-    by_words = _paths_by_words()
-    for given in _path_candidates(words):
-        for found in ((*given,), (*given[:1], "", *given[1:])):
-            if tuple(w for w in found) in by_words:
-                return known[by_words[found]]
-    return None
+        words = _words_from_step(words)
+    if words:
+        words[0] = OPERATION_ALIASES.get(words[0], words[0])
+    return words
+
+
+def _words_from_step(words: list[str]) -> list[str]:
+    """The words from the last step on; without a step, `program` and those from the last repeat."""
+    last_step = last_repeat = None
+    for position, word in enumerate(words):
+        name = OPERATION_ALIASES.get(word, word)
+        if position > 0 and (name in OPERATIONS or name in STRATEGIES):
+            last_step = position
+        if word == "repeat":
+            last_repeat = position
+    if last_step is not None:
+        return words[last_step:]
+    return ["program", *words[len(words) - 1 if last_repeat is None else last_repeat :]]
 
 
 @cache
@@ -299,7 +301,7 @@ def _paths_by_words() -> dict[tuple[str, ...], str]:
 
 
 def _path_candidates(words: list[str]) -> Iterator[list[str]]:
-    """The words as they are, and with the second one standing for a name."""
+    """The words as they are, and with the second one taken for a name."""
     yield words
     if len(words) >= 2 and words[0] in ("groups", "tensors", "memory"):
         yield [words[0], "NAME", *words[2:]]

@@ -1,7 +1,9 @@
 """A remedy for each refusal: what to write, by the message's cause and by what the key takes.
 
-`Problems` asks here where whoever noted a problem gave no advice. The examples are those of the
-reference (`distsim.scenario.format.schema.key_reference`).
+Key idea: a remedy is chosen by the message's text, so that no parser has to word it. The first
+pattern that matches wins; without one, the key's example serves. `problem_at` asks here for every
+problem that has no hint of its own. Examples are those of the reference
+(`distsim.scenario.format.schema.key_reference`).
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from distsim.scenario.strategies import STRATEGIES
 if TYPE_CHECKING:
     from distsim.scenario.format.schema.key_reference import FormatKey
 
+#: In place of a remedy: an example of the key that is missing.
+_MISSING_KEY = "needed"
 #: Messages (as a regular expression) -> the remedy, with the groups of the match.
 _REMEDIES_BY_MESSAGE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"found the unit .*did you mean (\S+)\?", "write the unit as `{1}`"),
@@ -25,7 +29,8 @@ _REMEDIES_BY_MESSAGE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ..
     (r"expected either `(\w+)`.* or `(\w+)`|found both", "give one of them, and not both"),
     (r"expected `async: true` beside `as`", "add `async: true`"),
     (
-        r"unknown (?:key|field|step) '?([^';]+?)'?(?: in [^;]*| beside [^;]*)?[;,].*did you mean ([\w.]+)\?",
+        r"unknown (?:key|field|step) '?([^';]+?)'?(?: in [^;]*| beside [^;]*)?[;,]"
+        r".*did you mean ([\w.]+)\?",
         "write `{2}` in place of `{1}`",
     ),
     (r"did you mean ([\w./-]+)\?$", "write `{1}`"),
@@ -38,7 +43,8 @@ _REMEDIES_BY_MESSAGE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ..
     (r"`([|&~^])`|`(is|is not)`", "write `and`, `or`, `not`, `==` or `!=`"),
     (
         r"allowed are numbers, names.*$",
-        "use arithmetic, comparisons, min and max alone; `distsim explain expressions` shows what there is",
+        "use arithmetic, comparisons, min and max alone; "
+        "`distsim explain expressions` shows what there is",
     ),
     (r"write (`[^`]+`)", "write {1}"),
     (r"put a dash before (\w+)", "`- {1}: …` on a line of its own is a second entry"),
@@ -47,7 +53,7 @@ _REMEDIES_BY_MESSAGE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ..
     (r": swap them$", "give `at_most` the larger of the two"),
     (r"needs its `(\w+)`, as (.*)$", "add `{1}: {2}`"),
     (r"expected one of `ranks`, `axes` and `by`", "give one of the three, as `{{ranks: [0, 1]}}`"),
-    (r"^(\S+) needs `(\w+)`", "needed"),
+    (r"^(\S+) needs `(\w+)`", _MISSING_KEY),
     (r"unknown tensor (\w+)", "declare it: `tensors: {{{1}: {{shape: [4]}}}}`"),
     (
         r"unknown group (\w+)",
@@ -98,19 +104,19 @@ _REMEDIES_BY_MESSAGE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ..
 )
 
 
+_SINGLE_EQUALS = re.compile(r"(?<![=<>!])=(?!=)")
+
+
 def _expression_remedy(text: str) -> str:
-    """What was meant by a text that is no expression."""
-    if re.search(r"(?<![=<>!])=(?!=)", text):
-        return (
-            f"`=` gives a value, `==` compares: write `{re.sub(r'(?<![=<>!])=(?!=)', '==', text)}`"
-        )
+    """The likely mistake in a text that is no expression."""
+    if _SINGLE_EQUALS.search(text):
+        return f"`=` gives a value, `==` compares: write `{_SINGLE_EQUALS.sub('==', text)}`"
     if "&&" in text or "||" in text:
         return f"write `{text.replace('&&', 'and').replace('||', 'or')}`"
     if text.startswith("!") or " !" in text:
         return f"write `{re.sub(r'!(?!=)', 'not ', text)}`"
     if text.count("(") != text.count(")"):
-        more = "(" if text.count("(") > text.count(")") else ")"
-        return f"{'close' if more == '(' else 'delete'} the {'parenthesis' if more == '(' else 'last parenthesis'}: `{_balanced(text)}`"
+        return _parenthesis_remedy(text)
     if has_units(text):
         return "this key takes a plain number: leave the unit out"
     if re.search(r"[-+*/%<>=]\s*$|\b(?:and|or|not|if|else)\s*$", text):
@@ -119,61 +125,58 @@ def _expression_remedy(text: str) -> str:
         return "something is missing before the first operator"
     if re.fullmatch(r"[\w.]+(?:\s+[\w.]+)+", text):
         return f"an operator is missing, as in `{' + '.join(text.split()[:2])}`"
-    return "write numbers, names, + - * // %, comparisons, and, or, not; `distsim explain expressions` shows more"
-
-
-def _balanced(text: str) -> str:
-    missing = text.count("(") - text.count(")")
     return (
-        text + ")" * missing
-        if missing > 0
-        else text[: text.rfind(")")] + text[text.rfind(")") + 1 :]
+        "write numbers, names, + - * // %, comparisons, and, or, not; "
+        "`distsim explain expressions` shows more"
     )
+
+
+def _parenthesis_remedy(text: str) -> str:
+    missing = text.count("(") - text.count(")")
+    if missing > 0:
+        return f"close the parenthesis: `{text + ')' * missing}`"
+    last = text.rfind(")")
+    return f"delete the last parenthesis: `{text[:last] + text[last + 1 :]}`"
 
 
 def remedy(path: tuple[str | int, ...], message: str) -> str:
-    """What to do about a problem with the value at a path; never empty."""
+    """The remedy for a problem with the value at a path; never empty."""
     key = _innermost_key(path)
     for pattern, advice in _REMEDIES_BY_MESSAGE:
         match = re.search(pattern, message)
-        if match is not None:
-            said = (
-                advice.format(match[0], *match.groups())
-                if isinstance(advice, str)
-                else advice(match)
-            )
-            return _missing_key_remedy(match, key) if said == "needed" else said
+        if match is None:
+            continue
+        if advice == _MISSING_KEY:
+            return _missing_key_remedy(match[1], match[2], key)
+        if isinstance(advice, str):
+            return advice.format(match[0], *match.groups())
+        return advice(match)
     return _key_remedy(path, key, message)
 
 
-def _missing_key_remedy(match: re.Match[str], key: FormatKey | None) -> str:
-    """An example of a key that is missing."""
+def _missing_key_remedy(parent: str, name: str, key: FormatKey | None) -> str:
+    """An example of the missing key ``name``; ``key`` is the innermost known one at the place."""
     from distsim.scenario.format.schema.key_reference import find_key, format_keys
 
-    place = (
-        key.path.rpartition(".")[0]
-        if key is not None and key.name == match[2]
-        else key.path
-        if key is not None
-        else match[1]
-    )
-    found = find_key(f"{place}.{match[2]}") or next(
-        (k for k in format_keys().values() if k.name == match[2]), None
-    )
-    return (
-        f"add `{match[2]}: {found.example}`"
-        if found is not None and found.example
-        else f"add `{match[2]}: …`"
-    )
+    if key is None:
+        place = parent
+    elif key.name == name:
+        place = key.path.rpartition(".")[0]
+    else:
+        place = key.path
+    found = find_key(f"{place}.{name}")
+    if found is None:  # any key of this name has a similar example
+        found = next((known for known in format_keys().values() if known.name == name), None)
+    example = found.example if found is not None and found.example else "…"
+    return f"add `{name}: {example}`"
 
 
 def _is_step(words: list[str]) -> bool:
-    """Does the path end with an operation or a strategy?"""
-    return (
-        words[0] == "program"
-        and (words[-1] in OPERATIONS or words[-1] in OPERATION_ALIASES or words[-1] in STRATEGIES)
-        and len(words) > 1
-    )
+    """Whether the path ends with an operation or a strategy."""
+    if len(words) < 2 or words[0] != "program":
+        return False
+    last = words[-1]
+    return last in OPERATIONS or last in OPERATION_ALIASES or last in STRATEGIES
 
 
 def _step_remedy(name: str, message: str) -> str:
@@ -186,13 +189,11 @@ def _step_remedy(name: str, message: str) -> str:
         return f"leave it out; {page}"
     if row is None:
         return page
-    if (
-        row.first_field is not None
-        and "expected" in message
-        and "`" + row.first_field not in message
-    ):
-        info = next(i for k, i in row.model_fields.items() if (i.alias or k) == row.first_field)
-        return f"as `{name}: {inline_yaml(next(iter(info.examples or ()), '…'))}`; {page}"
+    first = row.first_field
+    if first is not None and "expected" in message and "`" + first not in message:
+        info = next(i for key, i in row.model_fields.items() if (i.alias or key) == first)
+        example = next(iter(info.examples or ()), "…")
+        return f"as `{name}: {inline_yaml(example)}`; {page}"
     return f"as `{row.words.example.splitlines()[0].removeprefix('- ')}`; {page}"
 
 
@@ -204,15 +205,12 @@ def _key_remedy(path: tuple[str | int, ...], key: FormatKey | None, message: str
         return _step_remedy(words[-2], message)
     if key is None:
         return "`distsim explain scenario` lists the keys of the file"
+    page = f"`distsim explain {_explain_argument(key)}`"
     if message.startswith("unknown key"):
-        return (
-            f"leave it out; `distsim explain {_explain_argument(key)}` lists what may stand there"
-        )
+        return f"leave it out; {page} lists what may stand there"
     if key.example:
-        return (
-            f"as `{key.name}: {key.example}`; `distsim explain {_explain_argument(key)}` has more"
-        )
-    return f"`distsim explain {_explain_argument(key)}` says what may stand there"
+        return f"as `{key.name}: {key.example}`; {page} has more"
+    return f"{page} says what may stand there"
 
 
 def _explain_argument(key: FormatKey) -> str:
@@ -220,7 +218,7 @@ def _explain_argument(key: FormatKey) -> str:
 
 
 def _innermost_key(path: tuple[str | int, ...]) -> FormatKey | None:
-    """The innermost key on the way that the reference knows."""
+    """The last key on the path that the reference knows."""
     from distsim.scenario.format.schema.key_reference import find_key
 
     words = [str(part) for part in path if not isinstance(part, int)]

@@ -1,5 +1,7 @@
-"""What is wrong with a text that is no YAML, told at the line that is wrong: parsers notice an open
-bracket only far below it.
+"""The likely cause of a YAML syntax error, at the line that has to be changed.
+
+A parser notices an open bracket only far below it. This module reads the text anew, and looks for
+the few mistakes that people make most.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ _TOKEN = re.compile(
 
 
 class SyntaxDiagnosis(NamedTuple):
-    """Where (from 1), what, and what to do."""
+    """A mistake: its place (from 1), what it is, and the remedy."""
 
     line: int
     column: int
@@ -29,16 +31,14 @@ class SyntaxDiagnosis(NamedTuple):
 
 
 def diagnose_syntax(
-    lines: Sequence[str], line: int, column: int, said: str
+    lines: Sequence[str], line: int, column: int, parser_message: str
 ) -> SyntaxDiagnosis | None:
-    """The likely cause of what a parser said at a place (from 1); None where nothing plain is
-    found.
-    """
+    """The likely cause of a parser's error at a place (from 1); None if none is found."""
     line = max(1, min(line, len(lines)))
-    fault = _unbalanced_bracket(lines) or stray_comma(lines, line, column)
-    if fault is None and "mapping values" in said:
-        fault = misplaced_colon(lines, line, column)
-    return fault or _wrong_indentation(lines, line)
+    found = _unbalanced_bracket(lines) or stray_comma(lines, line, column)
+    if found is None and "mapping values" in parser_message:
+        found = misplaced_colon(lines, line, column)
+    return found or _wrong_indentation(lines, line)
 
 
 def _unbalanced_bracket(lines: Sequence[str]) -> SyntaxDiagnosis | None:
@@ -74,37 +74,34 @@ def _unbalanced_bracket(lines: Sequence[str]) -> SyntaxDiagnosis | None:
                 return _diagnosis_at(
                     lines,
                     match.start(),
-                    f"`{match[0]}` can't close the `{bracket}` of line {_line_number(text, opened)}",
+                    f"`{match[0]}` can't close the `{bracket}` "
+                    f"of line {_line_number(text, opened)}",
                     f"write `{_CLOSING_BRACKETS[bracket]}`",
                 )
     return _unclosed_bracket(lines, *stack[-1]) if stack else None
 
 
-def _starts_flow_value(text: str, at: int, inside: bool) -> bool:
-    """Does a bracket stand where a value begins, or inside another one? Elsewhere it is a part of a
-    plain text.
+def _starts_flow_value(text: str, offset: int, inside: bool) -> bool:
+    """Whether a bracket is at the start of a value, or inside another bracket.
+
+    Elsewhere it is a part of a plain text.
     """
-    before = text[text.rfind("\n", 0, at) + 1 : at].rstrip()
-    return (
-        inside
-        or text[at] in "]}"
-        or not before
-        or before[-1] in ":-?,[{"
-        or before.endswith(("- ", ": "))
-    )
+    if inside or text[offset] in "]}":
+        return True
+    before = text[text.rfind("\n", 0, offset) + 1 : offset].rstrip()
+    return not before or before[-1] in ":-?,[{"
 
 
 def _outer_bracket_is_unclosed(lines: Sequence[str], text: str, opened: int, now: int) -> bool:
-    """Is the line of the second bracket one of the block around the first, so that the first was
-    left open?
+    """Whether a line between two brackets belongs to the block around the first one.
+
+    Then the first bracket was left open.
     """
     first, second = _line_number(text, opened), _line_number(text, now)
-    if first == second:
-        return False
+    indent = _indent(lines[first - 1])
     return any(
-        _indent(lines[k]) <= _indent(lines[first - 1])
-        and re.match(r"\s*(?:- |[\w ]+:(?:\s|$))", lines[k])
-        for k in range(first, second)
+        _indent(line) <= indent and re.match(r"\s*(?:- |[\w ]+:(?:\s|$))", line)
+        for line in lines[first:second]
     )
 
 
@@ -117,8 +114,8 @@ def _unclosed_bracket(lines: Sequence[str], bracket: str, opened: int) -> Syntax
     )
 
 
-def _line_number(text: str, at: int) -> int:
-    return text.count("\n", 0, at) + 1
+def _line_number(text: str, offset: int) -> int:
+    return text.count("\n", 0, offset) + 1
 
 
 def _diagnosis_at(lines: Sequence[str], offset: int, message: str, hint: str) -> SyntaxDiagnosis:
@@ -133,46 +130,45 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip(" "))
 
 
-def _wrong_indentation(lines: Sequence[str], at: int) -> SyntaxDiagnosis | None:
-    """The first line, up to the error's, whose indentation fits none of the lines that it could
-    belong to.
-    """
-    levels: list[int] = []
+def _wrong_indentation(lines: Sequence[str], last: int) -> SyntaxDiagnosis | None:
+    """The first line, up to line ``last``, whose indentation fits none of its possible parents."""
+    levels: list[int] = []  # of the blocks around the line
     before = ""
-    for number, line in enumerate(lines[:at], 1):
+    for number, line in enumerate(lines[:last], 1):
         bare = re.sub(r"(?:^|\s)#.*", "", line).rstrip()
         if not bare:
             continue
-        blanks, left = _indent(line), [level for level in levels if level > _indent(line)]
+        blanks = _indent(line)
+        ended = [level for level in levels if level > blanks]
         levels = [level for level in levels if level <= blanks]
         if levels and blanks > levels[-1]:
-            if left:
-                return _indent_between_levels(number, blanks, levels[-1], left[0])
+            if ended:
+                return _indent_between_levels(number, blanks, levels[-1], ended[0])
             if not before.endswith((":", "-", "|", ">", ",", "[", "{")):
                 return _indented_below_value(lines, number, blanks, levels[-1])
-        levels += [blanks] * (not levels or levels[-1] != blanks)
-        if bare.lstrip().startswith("- "):
-            levels.append(blanks + len(bare.lstrip()) - len(bare.lstrip()[1:].lstrip()))
+        if not levels or levels[-1] != blanks:
+            levels.append(blanks)
+        content = bare.lstrip()
+        if content.startswith("- "):
+            # The text after a dash opens a block of its own.
+            levels.append(blanks + len(content) - len(content[1:].lstrip()))
         before = bare
     return None
 
 
 def _indent_between_levels(number: int, blanks: int, low: int, high: int) -> SyntaxDiagnosis:
-    said = f"this line is indented by {blanks} blanks, the lines around it by {low} or {high}"
-    return SyntaxDiagnosis(
-        number, blanks + 1, said, f"indent it by {high}, or by {low} if it belongs further out"
-    )
+    message = f"this line is indented by {blanks} blanks, the lines around it by {low} or {high}"
+    remedy = f"indent it by {high}, or by {low} if it belongs further out"
+    return SyntaxDiagnosis(number, blanks + 1, message, remedy)
 
 
 def _indented_below_value(
     lines: Sequence[str], number: int, blanks: int, level: int
 ) -> SyntaxDiagnosis:
     """A line that is indented further than one which holds a value, or lacks its colon."""
-    above = next(
-        k
-        for k in range(number - 2, -1, -1)
-        if lines[k].strip() and not lines[k].lstrip().startswith("#")
-    )
+    above = number - 2
+    while not lines[above].strip() or lines[above].lstrip().startswith("#"):
+        above -= 1
     word = lines[above].strip()
     if re.fullmatch(r"[\w.-]+", word):
         return SyntaxDiagnosis(
@@ -181,8 +177,10 @@ def _indented_below_value(
             f"a colon is missing after {word}",
             f"write `{word}:`",
         )
-    said = f"this line is indented by {blanks} blanks, and the line before it holds a value already"
-    return SyntaxDiagnosis(number, blanks + 1, said, f"indent it by {level}, as the line before")
+    message = (
+        f"this line is indented by {blanks} blanks, and the line before it holds a value already"
+    )
+    return SyntaxDiagnosis(number, blanks + 1, message, f"indent it by {level}, as the line before")
 
 
 def misplaced_colon(lines: Sequence[str], number: int, column: int) -> SyntaxDiagnosis | None:
@@ -198,9 +196,11 @@ def misplaced_colon(lines: Sequence[str], number: int, column: int) -> SyntaxDia
                 "a text with a colon and a blank in it needs quotes",
                 f'write `{first}: "{rest}"`',
             )
-        value, _, more = rest.partition(",")
-        apart = f"write `{first}: {value}`, and `{more.strip()}` on a line of its own"
-        remedy = f"write `{first}: {{{rest}}}`" if ":" in value else apart
+        value, _, second = rest.partition(",")
+        if ":" in value:
+            remedy = f"write `{first}: {{{rest}}}`"
+        else:
+            remedy = f"write `{first}: {value}`, and `{second.strip()}` on a line of its own"
         return SyntaxDiagnosis(
             number, column, f"two keys on one line, {first} and {keys[1][1]}", remedy
         )
@@ -235,6 +235,3 @@ def stray_comma(lines: Sequence[str], number: int, column: int) -> SyntaxDiagnos
             "delete it: entries of a list end with their line",
         )
     return None
-
-
-__all__ = ["SyntaxDiagnosis", "diagnose_syntax"]

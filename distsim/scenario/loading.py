@@ -1,0 +1,177 @@
+"""Files and texts become scenarios; files that are none are refused with a reason."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from distsim.common.errors import ScenarioErrors, ScenarioProblem
+from distsim.common.file_io import escape_control_characters, read_bytes
+from distsim.common.records import gc_paused
+from distsim.scenario.format.reading.scenario_reader import read_scenario_fields
+from distsim.scenario.format.source.construct import construct
+from distsim.scenario.format.source.document import YamlDocument, compose
+from distsim.scenario.format.source.problems import ProblemCollector
+from distsim.scenario.model import Scenario, build_scenario
+
+_STDIN = "<stdin>"
+_STDIN_DESCRIPTOR = 0
+#: The start of a Python program: its first line that is no comment, or the line that names its
+#: interpreter.
+_PYTHON_START = re.compile(
+    r"#!.*python|(?:\s*(?:#.*)?\n)*(?:import \w|from [\w.]+ import |@?def \w|class \w)"
+)
+
+
+def load(path: str | os.PathLike[str], sets: Sequence[str] = ()) -> Scenario:
+    """The scenario in a file, with ``sets`` (`name=value`, as `--set` takes them) applied.
+
+    Raises ScenarioErrors with all problems of the file, UsageError for a wrong item of ``sets``.
+    """
+    file = os.fspath(path)
+    return loads(_read_scenario_text(file), file, sets)
+
+
+def load_stdin(sets: Sequence[str] = ()) -> Scenario:
+    """The scenario on standard input. Raises as `load` does."""
+    return loads(_stdin_text(), _STDIN, sets)
+
+
+def loads(text: str, file: str = "<text>", sets: Sequence[str] = ()) -> Scenario:
+    """The scenario in a text; ``file`` is the name that its places get."""
+    document = YamlDocument(escape_control_characters(file, one_line=True), text)
+    # A file makes many small objects, and no garbage among them.
+    with gc_paused():
+        problems = _construct_root(document, sets)
+        return build_scenario(read_scenario_fields(document, problems), document)
+
+
+def load_raw(text: str, file: str = "<text>", sets: Sequence[str] = ()) -> dict[str, Any]:
+    """A scenario's data as written, with ``sets`` applied; nothing is expanded or checked.
+
+    Raises ScenarioErrors and UsageError.
+    """
+    document = YamlDocument(escape_control_characters(file, one_line=True), text)
+    _construct_root(document, sets).raise_any()
+    return dict(document.root) if isinstance(document.root, dict) else {}
+
+
+def load_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The plain mapping in a cluster's file, with quantities by expression evaluated.
+
+    Raises ScenarioErrors.
+    """
+    from distsim.scenario.format.models.cluster_quantities import evaluate_cluster_quantities
+
+    file = os.fspath(path)
+    document = YamlDocument(file, _read_scenario_text(file))
+    problems = _construct_root(document)
+    if not isinstance(document.root, dict):
+        problems.add((), "expected a mapping of keys to values")
+    problems.raise_any()
+    found, errors = evaluate_cluster_quantities(dict(document.root))
+    for error in errors:
+        problems.add(
+            error.path,
+            str(error),
+            "a cluster's file knows numbers and units alone, as `4 * 25 GB/s`",
+            offset=error.offset,
+        )
+    problems.raise_any()
+    return found
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The text of a scenario's file; `-` is standard input. Raises ScenarioErrors."""
+    return _stdin_text() if path == "-" else _read_scenario_text(os.fspath(path))
+
+
+def _construct_root(document: YamlDocument, sets: Sequence[str] = ()) -> ProblemCollector:
+    """Set the document's node and data, with ``sets`` applied; the problems found so far."""
+    root = compose(document)
+    if sets:
+        from distsim.scenario.format.source.overrides import apply_overrides
+
+        root = apply_overrides(document, root, sets)
+    document.node = root
+    problems = ProblemCollector(document)
+    document.root = construct(document, root, problems)
+    return problems
+
+
+# --- texts ---
+def _stdin_text() -> str:
+    return _decode(_read_source(_STDIN_DESCRIPTOR, _STDIN), _STDIN)
+
+
+def _read_scenario_text(file: str) -> str:
+    text = _decode(_read_source(file, file), file)
+    if file.endswith(".py") or _PYTHON_START.match(text):
+        raise _file_error(
+            file,
+            "a Python program; expected a scenario, YAML",
+            f"run it: `distsim capture --nproc 2 -- python {file}`",
+        )
+    return text
+
+
+def _read_source(source: str | int, file: str) -> bytes:
+    """The bytes of a file, or of an open descriptor."""
+    try:
+        return read_bytes(source)
+    except FileNotFoundError:
+        new_file_hint = "see how it is spelt; `distsim new FILE` writes a starter"
+        raise _file_error(file, "no such file", _similar_file_hint(file) or new_file_hint) from None
+    except IsADirectoryError:
+        raise _file_error(
+            file, "this is a directory; expected a scenario file", "name a file in it"
+        ) from None
+    except TimeoutError as error:
+        raise _file_error(
+            file, f"can't be read: {error.strerror}", "write a scenario into it, or name a file"
+        ) from None
+    except (OSError, ValueError) as error:
+        message = getattr(error, "strerror", None) or error
+        raise _file_error(
+            file,
+            f"can't be read: {message}; expected a scenario file",
+            "name a YAML file that may be read",
+        ) from None
+
+
+def _decode(data: bytes, file: str) -> str:
+    if b"\0" in data:
+        raise _file_error(
+            file,
+            "a binary file; expected a scenario, YAML in UTF-8",
+            "name a text file; `distsim new FILE` writes a starter",
+        )
+    try:
+        return data.decode("utf-8-sig")  # with or without a byte order mark
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        column = error.start - data.rfind(b"\n", 0, error.start)
+        message = (
+            f"the byte 0x{data[error.start]:02x} is not UTF-8; expected a scenario, YAML in UTF-8"
+        )
+        problem = ScenarioProblem(file, line, column, message, "", "save the file as UTF-8")
+        raise ScenarioErrors((problem,)) from None
+
+
+def _similar_file_hint(file: str) -> str:
+    from distsim.common.message_text import closest_name
+
+    folder, name = os.path.split(file)
+    try:
+        entries = os.listdir(folder or ".")
+    except OSError:
+        return ""
+    scenario_files = sorted(entry for entry in entries if entry.endswith((".yaml", ".yml")))
+    similar = closest_name(name, scenario_files)
+    return f"did you mean {os.path.join(folder, similar)}?" if similar else ""
+
+
+def _file_error(file: str, message: str, hint: str = "") -> ScenarioErrors:
+    return ScenarioErrors((ScenarioProblem(file, 0, 0, message, "", hint),))

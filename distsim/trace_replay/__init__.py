@@ -23,7 +23,8 @@ from distsim.hardware.cost import CostModel
 from distsim.program.code import Program
 from distsim.scenario import Scenario
 from distsim.simulation.simulate_scenario import Simulation, simulate_program
-from distsim.trace.model import TIME_COLUMNS, Trace, is_partial
+from distsim.trace.model import TIME_COLUMNS, Trace
+from distsim.trace.run_end import is_partial
 from distsim.trace_replay.rebuild import (
     UNSCALED,
     RebuiltProgram,

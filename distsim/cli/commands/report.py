@@ -88,7 +88,7 @@ def _report_run_of_trace(given: ReportArguments) -> tuple[ReportRun, int]:
     from distsim.common.errors import DistsimError
     from distsim.output.page import report_run_from_trace
     from distsim.trace.jsonl import read_trace
-    from distsim.trace.model import is_partial
+    from distsim.trace.run_end import is_partial
 
     trace = read_trace(given.file)
     judged: Simulation | None

@@ -75,7 +75,7 @@ def _read_nonempty_trace(file: str) -> Trace:
     """A trace that tells of calls. Raises UsageError."""
     from distsim.common.errors import UsageError
     from distsim.trace.jsonl import read_trace
-    from distsim.trace.model import is_partial
+    from distsim.trace.run_end import is_partial
 
     trace = read_trace(file)
     if not len(trace) and is_partial(trace):
@@ -88,7 +88,7 @@ def _read_nonempty_trace(file: str) -> Trace:
 
 def _note_partial_trace(file: str, trace: Trace) -> None:
     from distsim.cli.shared import console
-    from distsim.trace.model import is_partial
+    from distsim.trace.run_end import is_partial
 
     if is_partial(trace):
         console.note(

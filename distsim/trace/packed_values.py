@@ -123,7 +123,9 @@ def pack_tensor(array: NumberArray | None) -> PackedTensor:
     shape = list(array.shape)
     if len(starts) <= MAX_RUNS:
         counts = np.diff([*starts, flat.size]).tolist()
-        runs = [[count, json_number(flat[at])] for count, at in zip(counts, starts, strict=True)]
+        runs: list[PackedTensor] = [
+            [count, json_number(flat[at])] for count, at in zip(counts, starts, strict=True)
+        ]
         return {"shape": shape, "runs": runs}
     parts = [flat[start:end] for start, end in pairwise(_part_boundaries(flat.size))]
     return {

@@ -228,7 +228,9 @@ class CallItemizer:
                 "name",
                 (
                     "text",
-                    self.families.name_made(rank, ranks, str(call.fields.get("name") or "group")),
+                    self.families.name_in_step(
+                        rank, ranks, str(call.fields.get("name") or "group")
+                    ),
                 ),
             ),
             ("ranks", ("ints", len(ranks))),

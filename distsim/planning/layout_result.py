@@ -119,7 +119,7 @@ class LayoutEvaluator:
         request = self.request
         available = request.cluster.device.memory_nbytes
         estimator = self.timed(layout)
-        needed = max(estimator.held())
+        needed = max(estimator.peak_bytes())
         if needed > available:
             percent = -(-100 * needed // available)
             return RejectedLayout(

@@ -20,8 +20,9 @@ import numpy as np
 from distsim.analysis.critical_path import path_pieces
 from distsim.analysis.timeline import rank_times
 from distsim.operations.registry import OPERATIONS
-from distsim.trace.model import StoppedRank, Trace, TraceCall, is_partial, stopped_ranks
+from distsim.trace.model import Trace, TraceCall
 from distsim.trace.packed_values import EPSILON, TensorNumber, ValueDifference, compare_packed
+from distsim.trace.run_end import StoppedRank, is_partial, stopped_ranks
 
 DivergenceKind = Literal["call", "met", "value", "time"]
 #: Beyond so many calls that don't simply follow each other, difflib may pass over frequent ones.

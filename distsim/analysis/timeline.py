@@ -143,7 +143,7 @@ def rank_times(trace: Trace, makespan_ns: int) -> tuple[RankTimes, ...]:
     def add(mask: BoolArray, start: IntArray, end: IntArray) -> IntArray:
         return cover.add(mask, rank, start, end)
 
-    hosted = trace.said("queue", frozenset(("host",))) & _host_enqueues(trace)
+    hosted = trace.rows_with_text("queue", frozenset(("host",))) & _host_enqueues(trace)
     compute = add(computing & ran & ~hosted, started, till)
     exposed = add(
         ((trace["match"] >= 0) | trace.ops(*REMOTE_OPS)) & ~local & ran & (finished >= 0),

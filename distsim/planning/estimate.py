@@ -1,4 +1,9 @@
-"""A transformer's step in numbers: what a micro-batch takes on each stage, and the whole step."""
+"""Estimates the time of a transformer's step, without building its program.
+
+A micro-batch is timed once per stage by running its entries on a single rank; the whole step
+follows from these times, with the pipeline's schedule. Equal stages and schedules are shared by
+layouts through caches, because a plan evaluates hundreds of layouts.
+"""
 
 from __future__ import annotations
 
@@ -26,30 +31,31 @@ from distsim.scenario.strategies.training_step.layer_calls import ParameterCount
 from distsim.scenario.strategies.training_step.transformer import TransformerStepWriter
 from distsim.scenario.strategies.training_step.transformer_fields import TransformerFields
 
-#: What layouts share: passes of equal stages, schedules, by what they depend on.
+#: What layouts share: the passes of equal stages and schedules, by the properties that matter.
 EstimateCache = dict[object, object]
-#: Micro-batches of a step without a pipeline that are run; those beyond take as long as the last
-#: but one.
+#: How many micro-batches of a step without a pipeline are timed; each further one takes as long as
+#: the last but one.
 _SIMULATED_MICRO_BATCHES = 4
-#: Times the ranks of a pipeline: so many micro-batches fill it, and those beyond take as long as
-#: each other.
+#: This number times the ranks of a pipeline is the number of micro-batches that fill it; all
+#: further ones take the same time.
 _ROUNDS_TO_FILL = 2
-#: What a rank's time goes into beside its own work.
+#: Categories of a rank's time besides its own work.
 PIPELINE, DATA, NORM = "pipeline", "data", "norm"
 
 
 class StepTime(NamedTuple):
-    """A step of one layout. Times in ns. ``spent``: what a rank's time goes into, the mean over the
-    ranks of the pipeline; `pipeline`: it waits for other stages and their messages."""
+    """The time of a step.
+
+    ``spent``: ns by category, means over the ranks of the pipeline; `pipeline`: waiting for other
+    stages and their messages.
+    """
 
     makespan_ns: int
     spent: Counter[str]
 
 
 class EntriesTime(NamedTuple):
-    """Entries of one rank run alone: ns of the device, of the host that launches them, and what the
-    device's go into.
-    """
+    """The time of entries on one rank: of the device, of the host, and by category."""
 
     device_ns: int
     host_ns: int
@@ -57,11 +63,11 @@ class EntriesTime(NamedTuple):
 
 
 class StepEstimator(TransformerStepWriter):
-    """Times a step of a transformer on a mesh without laying out its calls rank by rank.
+    """Times a step of a transformer on a mesh without expanding its calls rank by rank.
 
-    ``cache`` is for layouts at the same prices, ``schedules`` for all. Simulated call by call the
-    step takes exactly as long where no transfer shares a link and no kernel slows one down; those
-    are priced alone here.
+    ``cache`` is shared by layouts with the same costs, ``schedules`` by all. A simulation yields
+    exactly the same time if no transfers share a link and no kernel slows a transfer down; here
+    each of them is timed alone.
     """
 
     def __init__(
@@ -73,139 +79,142 @@ class StepEstimator(TransformerStepWriter):
         schedules: EstimateCache | None = None,
     ) -> None:
         super().__init__(train, context)
-        self.prices, self.cache, self.schedules = (
-            prices,
-            cache,
-            {} if schedules is None else schedules,
-        )
+        self.prices = prices
+        self.cache = cache
+        self.schedules = {} if schedules is None else schedules
 
     @cached_property
     def schedule(self) -> PipelineSchedule:
-        """That of so many micro-batches as fill the pipeline: ranks, stages, and what a rank holds
-        at its peak are those of all.
+        """The schedule for the micro-batches that fill the pipeline.
+
+        Its ranks, stages, and the memory peak of each rank are those of all micro-batches.
         """
-        return self._calls(min(self.train.micro_batches, self._most))[0]
+        return self._calls(min(self.train.micro_batches, self._filling_count))[0]
 
     @property
-    def _most(self) -> int:
-        """Micro-batches beyond which nothing new happens; interleaved schedules deal them out in
-        rounds of as many as there are ranks.
-        """
-        ranks, name = (
-            self.context.mesh[str(self.train.axis("pipeline", self.context))],
-            self.train.schedule,
-        )
-        steady = name == "1f1b" or (
-            name == "interleaved_1f1b" and self.train.micro_batches % ranks == 0
-        )
-        return _ROUNDS_TO_FILL * ranks if steady else self.train.micro_batches
+    def _filling_count(self) -> int:
+        """The number of micro-batches after which every further one takes the same time.
 
-    def held(self) -> list[int]:
-        """Bytes at the peak of each rank of the pipeline."""
+        Interleaved schedules distribute micro-batches in rounds of as many as there are ranks, so
+        this holds only if the rounds are complete.
+        """
+        ranks = self.context.mesh[str(self.train.axis("pipeline", self.context))]
+        schedule = self.train.schedule
+        has_complete_rounds = self.train.micro_batches % ranks == 0
+        if schedule == "1f1b" or (schedule == "interleaved_1f1b" and has_complete_rounds):
+            return _ROUNDS_TO_FILL * ranks
+        return self.train.micro_batches
+
+    def peak_bytes(self) -> list[int]:
+        """The peak memory of each rank of the pipeline."""
         if self.stages == 1:
-            return [
-                self.footprint((0,), [PipelineAction(0, "F", 0), PipelineAction(0, "B", 0)]).total
-            ]
+            actions = [PipelineAction(0, "F", 0), PipelineAction(0, "B", 0)]
+            return [self.footprint((0,), actions).total]
         return [
-            self.footprint(self.schedule.stages_of(r), row).total
-            for r, row in enumerate(self.schedule.rows)
+            self.footprint(self.schedule.stages_of(rank), actions).total
+            for rank, actions in enumerate(self.schedule.rows)
         ]
 
     def step(self) -> StepTime:
-        """Raises `distsim.planning.pipeline_timer.PipelineHang` where the schedule hangs."""
-        return self._piped() if self.stages > 1 else self._alone()
+        """The time of a step. Raises PipelineHang if the schedule hangs."""
+        return self._time_with_pipeline() if self.stages > 1 else self._time_without_pipeline()
 
     # --- without a pipeline ---
-    def _alone(self) -> StepTime:
+    def _time_without_pipeline(self) -> StepTime:
         count = self.train.micro_batches
         if count <= _SIMULATED_MICRO_BATCHES:
-            return self._run_alone(count)
+            return self._run_without_pipeline(count)
         return _extrapolated(
-            self._run_alone(_SIMULATED_MICRO_BATCHES - 1),
-            self._run_alone(_SIMULATED_MICRO_BATCHES),
+            self._run_without_pipeline(_SIMULATED_MICRO_BATCHES - 1),
+            self._run_without_pipeline(_SIMULATED_MICRO_BATCHES),
             count - _SIMULATED_MICRO_BATCHES + 1,
         )
 
-    def _run_alone(self, count: int) -> StepTime:
-        self.train = self.train.model_copy(update={"micro_batches": count})
-        lane = RankTimer(self.prices).run(self.alone().steps)
-        end = max([lane.host, lane.current, *lane.comms.values()])
-        lane.spent[LAUNCH if end == lane.host else DATA] += end - lane.current
-        return StepTime(end, lane.spent)
+    def _run_without_pipeline(self, micro_batches: int) -> StepTime:
+        self.train = self.train.model_copy(update={"micro_batches": micro_batches})
+        timer = RankTimer(self.prices).run(self.alone().steps)
+        end_ns = max([timer.host, timer.current, *timer.communicators.values()])
+        # What comes after the current stream is either the host or communication.
+        last_category = LAUNCH if end_ns == timer.host else DATA
+        timer.spent[last_category] += end_ns - timer.current
+        return StepTime(end_ns, timer.spent)
 
-    # --- a pipeline ---
-    def _piped(self) -> StepTime:
-        count, few = self.train.micro_batches, self._most
-        each = 1 if self.train.schedule == "1f1b" else self.schedule.ranks
-        if count <= few + each:
-            return self._run_piped(count)
+    # --- with a pipeline ---
+    def _time_with_pipeline(self) -> StepTime:
+        count, filling = self.train.micro_batches, self._filling_count
+        round_size = 1 if self.train.schedule == "1f1b" else self.schedule.ranks
+        if count <= filling + round_size:
+            return self._run_pipeline(count)
         return _extrapolated(
-            self._run_piped(few), self._run_piped(few + each), (count - few) // each
+            self._run_pipeline(filling),
+            self._run_pipeline(filling + round_size),
+            (count - filling) // round_size,
         )
 
-    def _run_piped(self, count: int) -> StepTime:
-        schedule, calls = self._calls(count)
-        lanes = PipelineTimer(
-            calls, schedule, self.work._replace(ahead=0)
-        ).run()  # does it hang where nothing is buffered?
+    def _run_pipeline(self, micro_batches: int) -> StepTime:
+        schedule, calls = self._calls(micro_batches)
+        # First without buffers, to find out whether the schedule hangs then.
+        clocks = PipelineTimer(calls, schedule, self.work._replace(ahead=0)).run()
         if self.work.ahead:
-            lanes = PipelineTimer(calls, schedule, self.work).run()
+            clocks = PipelineTimer(calls, schedule, self.work).run()
         spent: Counter[str] = Counter()
         for stage in range(self.stages):
-            spent.update({kind: count * ns for kind, ns in self._spent(stage).items()})
-        for rank in lanes.ranks:
-            self._end(rank, schedule.stages_of(rank.number), spent)
-        self._together(lanes.ranks, spent)
-        for rank in lanes.ranks:
+            per_micro_batch = self._spent(stage)
+            spent.update({kind: micro_batches * ns for kind, ns in per_micro_batch.items()})
+        for rank in clocks.ranks:
+            self._finish_gradients(rank, schedule.stages_of(rank.number), spent)
+        self._synchronize_ranks(clocks.ranks, spent)
+        for rank in clocks.ranks:
             spent[LAUNCH] += rank.launch_ns
-            self._last(rank, schedule.stages_of(rank.number), spent)
-        makespan = max(max(rank.host, rank.current) for rank in lanes.ranks)
+            self._update_parameters(rank, schedule.stages_of(rank.number), spent)
+        makespan_ns = max(max(rank.host, rank.current) for rank in clocks.ranks)
         mean = Counter({kind: round(ns / schedule.ranks) for kind, ns in spent.items()})
-        mean[PIPELINE] = makespan - mean.total()
-        return StepTime(makespan, mean)
+        mean[PIPELINE] = makespan_ns - mean.total()
+        return StepTime(makespan_ns, mean)
 
-    def _calls(self, count: int) -> tuple[PipelineSchedule, list[list[PipelineCall]]]:
-        axis = str(self.train.axis("pipeline", self.context))
-        key = ("schedule", self.train.schedule, self.train.chunks, self.context.mesh[axis], count)
+    def _calls(self, micro_batches: int) -> tuple[PipelineSchedule, list[list[PipelineCall]]]:
+        """The schedule for a number of micro-batches, and the calls of each rank."""
+        ranks = self.context.mesh[str(self.train.axis("pipeline", self.context))]
+        key = ("schedule", self.train.schedule, self.train.chunks, ranks, micro_batches)
         if key not in self.schedules:
-            made = (
-                self.train.model_copy(update={"micro_batches": count})
-                .pipeline_strategy(self.context)
-                .build_schedule(self.context)
-            )
+            train = self.train.model_copy(update={"micro_batches": micro_batches})
+            made = train.pipeline_strategy(self.context).made(self.context)
             self.schedules[key] = (made, calls_by_rank(made))
         return cast("tuple[PipelineSchedule, list[list[PipelineCall]]]", self.schedules[key])
 
     @cached_property
     def work(self) -> PipelineWork:
-        """What happens between the messages, and what they take."""
+        """The work between the messages, and the durations of the messages."""
         stages = range(self.stages)
-        early = self.train.overlap_grad_reduce and any(
-            group is not None for group in (self.shared, self.apart)
-        )
-        last = {s: self._pieces(s) for s in stages} if early else None
-        forward, backward = (
-            {s: self._pass(word, s) for s in stages} for word in ("forward", "backward")
-        )
-        nbytes, ranks = (
-            self.one.boundary_numel * DTYPE_BYTES[self.train.dtype],
-            self.schedule.rank_of,
-        )
-        pairs = {pair for a, b in pairwise(ranks) for pair in ((a, b), (b, a)) if a != b}
-        ahead = SEND_BUFFER.limit({}) // nbytes
+        has_gradient_groups = self.shared is not None or self.apart is not None
+        last = None
+        if self.train.overlap_grad_reduce and has_gradient_groups:
+            last = {stage: self._last_backward_pieces(stage) for stage in stages}
+        nbytes = self.one.boundary_numel * DTYPE_BYTES[self.train.dtype]
+        messages: dict[tuple[int, int], int] = {}
+        for a, b in pairwise(self.schedule.rank_of):
+            if a != b:
+                messages[a, b] = self._message(a, b, nbytes)
+                messages[b, a] = self._message(b, a, nbytes)
         return PipelineWork(
-            forward, backward, last, {(a, b): self._message(a, b, nbytes) for a, b in pairs}, ahead
+            {stage: self._pass("forward", stage) for stage in stages},
+            {stage: self._pass("backward", stage) for stage in stages},
+            last,
+            messages,
+            SEND_BUFFER.limit({}) // nbytes,
         )
 
     def _message(self, a: int, b: int, nbytes: int) -> int:
-        """From one rank of the pipeline to another: the same for all that stand for them, but for
-        where machines end.
+        """The time of a message between two ranks of the pipeline.
+
+        It is taken as equal for all ranks that they represent, although machines may end between
+        some of these.
         """
         members = self.prices.members(self.train.axis("pipeline", self.context))
         return self.prices.message(members[a], members[b], nbytes)
 
-    def takes(self, word: str) -> EntriesTime:
-        """One layer's forward or backward pass; or the head's, or the embedding's."""
+    def _pass_time(self, word: str) -> EntriesTime:
+        """The forward or backward pass of one layer, of the head, or of the embedding."""
         key = (
             word,
             self.one,
@@ -218,7 +227,7 @@ class StepEstimator(TransformerStepWriter):
             self.prices.inside((self.tensor_axis, self.cp, self.ep)),
         )
         if key not in self.cache:
-            made = {
+            entries_of = {
                 "forward": self.layer_forward,
                 "backward": self.layer_backward,
                 "head forward": self.head_forward,
@@ -226,122 +235,125 @@ class StepEstimator(TransformerStepWriter):
                 "embedding forward": self.embedding_forward,
                 "embedding backward": self.embedding_backward,
             }
-            self.cache[key] = self.measured(made[word]())
+            self.cache[key] = self._time_of(entries_of[word]())
         return cast("EntriesTime", self.cache[key])
 
-    def measured(self, entries: Sequence[Entry]) -> EntriesTime:
-        """Entries run alone. What the host takes is told apart: it runs ahead."""
-        lane = RankTimer(self.prices).run(entry for entry in entries if not _is_host(entry))
-        return EntriesTime(lane.current, sum(map(_host_ns, entries)), lane.spent)
+    def _time_of(self, entries: Sequence[Entry]) -> EntriesTime:
+        """The time of entries alone. The host's time is separate, because the host runs ahead."""
+        timer = RankTimer(self.prices).run(entry for entry in entries if not _is_host(entry))
+        return EntriesTime(timer.current, sum(map(_host_ns, entries)), timer.spent)
 
     def _pass(self, word: str, stage: int) -> MicroBatchPass:
-        """The embedding comes before the first stage's layers and the head after the last one's;
-        the other way round on the way back.
+        """The pass of a micro-batch on a stage.
+
+        The embedding precedes the layers of the first stage, and the head follows those of the last
+        stage; in the backward pass it is the other way round.
         """
-        layer = self.takes(word)
-        first = self.takes(f"embedding {word}").device_ns if stage == 0 else 0
-        head = self.takes(f"head {word}").device_ns if stage == self.stages - 1 else 0
-        before, after = (first, head) if word == "forward" else (head, first)
+        layer = self._pass_time(word)
+        embedding, head = 0, 0
+        if stage == 0:
+            embedding = self._pass_time(f"embedding {word}").device_ns
+        if stage == self.stages - 1:
+            head = self._pass_time(f"head {word}").device_ns
+        before, after = (embedding, head) if word == "forward" else (head, embedding)
         return MicroBatchPass(self.split[stage], layer.device_ns, layer.host_ns, before, after)
 
     def _spent(self, stage: int) -> Counter[str]:
-        """What a micro-batch's passes on a stage go into."""
-        found: Counter[str] = Counter()
+        """The categories of time of a micro-batch's passes on a stage."""
+        spent: Counter[str] = Counter()
         for word in ("forward", "backward"):
-            parts = [(self.takes(word), self.split[stage])]
-            parts += [(self.takes(f"head {word}"), 1)] if stage == self.stages - 1 else []
-            parts += [(self.takes(f"embedding {word}"), 1)] if stage == 0 else []
+            parts = [(self._pass_time(word), self.split[stage])]
+            if stage == self.stages - 1:
+                parts.append((self._pass_time(f"head {word}"), 1))
+            if stage == 0:
+                parts.append((self._pass_time(f"embedding {word}"), 1))
             for part, times in parts:
-                found.update({kind: times * ns for kind, ns in part.spent.items()})
-        return found
+                spent.update({kind: times * ns for kind, ns in part.spent.items()})
+        return spent
 
-    def _pieces(self, stage: int) -> list[MicroBatchPass]:
-        """The last backward pass, layer by layer: gradients go out beside the next layer's."""
+    def _last_backward_pieces(self, stage: int) -> list[MicroBatchPass]:
+        """The last backward pass, layer by layer: gradients overlap with the next layer."""
         whole = self._pass("backward", stage)
         if {self.shared, self.apart} & {self.cp, self.ep} - {None}:
             return self._on_one_communicator(stage, whole)
-        layer = whole._replace(
-            layers=1, before_ns=0, after_ns=0, sent=self.sent(self.layer_weights())
-        )
-        ends = MicroBatchPass(before_ns=whole.after_ns, sent=self.sent(self.ends_weights(stage)))
-        return [MicroBatchPass(before_ns=whole.before_ns), *[layer] * whole.layers, ends]
+        layer_gradients = self._gradient_transfers(self.layer_weights())
+        layer = whole._replace(layers=1, before_ns=0, after_ns=0, sent=layer_gradients)
+        end_gradients = self._gradient_transfers(self.ends_weights(stage))
+        end = MicroBatchPass(before_ns=whole.after_ns, sent=end_gradients)
+        return [MicroBatchPass(before_ns=whole.before_ns), *[layer] * whole.layers, end]
 
     def _on_one_communicator(self, stage: int, whole: MicroBatchPass) -> list[MicroBatchPass]:
-        """The same where gradients take turns with a layer's own messages: the ranks of a sequence
-        are all replicas there are.
-        """
-        lane = RankTimer(self.prices, hosted=False).run(self.reducing_stage(stage))
-        layers = max(whole.layers, 1)
-        tail = max([lane.current, *lane.comms.values()]) - lane.current
-        each = (lane.current - whole.before_ns) // layers
-        rest = lane.current - whole.before_ns - each * layers
-        return [
-            whole._replace(layers=layers, layer_ns=each, after_ns=rest, sent=(("dense", tail),))
-        ]
+        """The last backward pass if gradients and a layer's messages share a communicator.
 
-    def sent(self, weights: ParameterCounts) -> tuple[tuple[str, int], ...]:
-        """Gradients on their way: (dense or expert, ns)."""
+        This is so if the ranks of a sequence are the only replicas; then both take turns.
+        """
+        timer = RankTimer(self.prices, with_host=False).run(self.reducing_stage(stage))
+        layers = max(whole.layers, 1)
+        tail_ns = max([timer.current, *timer.communicators.values()]) - timer.current
+        layer_ns, rest_ns = divmod(timer.current - whole.before_ns, layers)
+        piece = whole._replace(
+            layers=layers, layer_ns=layer_ns, after_ns=rest_ns, sent=(("dense", tail_ns),)
+        )
+        return [piece]
+
+    def _gradient_transfers(self, weights: ParameterCounts) -> tuple[tuple[str, int], ...]:
+        """The transfers of gradients: (dense or expert, ns)."""
         words = [
             word for word, elements, group in self.kinds(weights) if elements and group is not None
         ]
         return tuple(
-            (word, self.measured([entry]).device_ns)
+            (word, self._time_of([entry]).device_ns)
             for word, entry in zip(words, self.reduce(weights), strict=True)
         )
 
     # --- after the last micro-batch ---
-    def _end(self, rank: PipelineRankClock, stages: Sequence[int], spent: Counter[str]) -> None:
-        """Gradients that are still on their way, or all of them."""
-        before = rank.current
+    def _finish_gradients(
+        self, rank: PipelineRankClock, stages: Sequence[int], spent: Counter[str]
+    ) -> None:
+        """Wait for the gradients that are in flight, or transfer all of them."""
+        before_ns = rank.current
         rank.join()
         if self.work.last is None:
-            rank.current += sum(ns for s in stages for _, ns in self.sent(self.stage_weights(s)))
-        spent[DATA] += rank.current - before
+            for stage in stages:
+                transfers = self._gradient_transfers(self.stage_weights(stage))
+                rank.current += sum(ns for _, ns in transfers)
+        spent[DATA] += rank.current - before_ns
 
-    def _together(self, ranks: Sequence[PipelineRankClock], spent: Counter[str]) -> None:
-        """Tied embeddings, and the norm: the ranks of the pipeline meet."""
+    def _synchronize_ranks(self, ranks: Sequence[PipelineRankClock], spent: Counter[str]) -> None:
+        """Collectives among ranks of the pipeline: tied embeddings, and the norm."""
         if self.tied:
-            tied = next(entry for entry in self.embeddings((0,)) if "all_reduce" in entry)
-            pair, members = (
-                (ranks[0], ranks[-1]),
-                self.prices.members(self.train.axis("pipeline", self.context)),
-            )
-            self._meet(
-                pair,
-                self.prices.met(
-                    "all_reduce",
-                    cast("dict[str, Any]", tied["all_reduce"]),
-                    (members[0], members[-1]),
-                ),
-                spent,
-            )
+            members = self.prices.members(self.train.axis("pipeline", self.context))
+            first_and_last = (members[0], members[-1])
+            entry = next(entry for entry in self.embeddings((0,)) if "all_reduce" in entry)
+            fields = cast("dict[str, Any]", entry["all_reduce"])
+            ns = self.prices.collective_ns("all_reduce", fields, first_and_last)
+            self._meet((ranks[0], ranks[-1]), ns, spent)
         for entry in self.norm():
-            self._meet(ranks, self.measured([entry]).device_ns, spent)
+            self._meet(ranks, self._time_of([entry]).device_ns, spent)
 
     def _meet(self, ranks: Sequence[PipelineRankClock], ns: int, spent: Counter[str]) -> None:
-        start = max(max(rank.current, rank.host) for rank in ranks)
+        """A collective that starts when the last rank has arrived."""
+        start_ns = max(max(rank.current, rank.host) for rank in ranks)
         for rank in ranks:
-            rank.current = start + ns
+            rank.current = start_ns + ns
         spent[NORM] += ns * len(ranks)
 
-    def _last(self, rank: PipelineRankClock, stages: Sequence[int], spent: Counter[str]) -> None:
-        """The optimizer's update; with ZeRO the new parameters for all."""
+    def _update_parameters(
+        self, rank: PipelineRankClock, stages: Sequence[int], spent: Counter[str]
+    ) -> None:
+        """The optimizer's update; with ZeRO also the all-gather of the new parameters."""
         for entry in self.update(stages):
             if "all_reduce" not in entry:
-                ns = self.measured([entry]).device_ns
+                ns = self._time_of([entry]).device_ns
                 rank.work(MicroBatchPass(after_ns=ns))
                 spent[MEMORY if "compute" in entry else DATA] += ns
 
 
 def _extrapolated(few: StepTime, more: StepTime, rounds: int) -> StepTime:
-    """So many further rounds, each as long as what ``more`` has beyond ``few``."""
-    kinds = few.spent.keys() | more.spent.keys()
-    spent = Counter(
-        {
-            kind: few.spent[kind] + rounds * (more.spent[kind] - few.spent[kind])
-            for kind in sorted(kinds)
-        }
-    )
+    """``few`` with further rounds, each as long as the difference between ``more`` and ``few``."""
+    spent: Counter[str] = Counter()
+    for kind in sorted(few.spent.keys() | more.spent.keys()):
+        spent[kind] = few.spent[kind] + rounds * (more.spent[kind] - few.spent[kind])
     return StepTime(few.makespan_ns + rounds * (more.makespan_ns - few.makespan_ns), spent)
 
 
@@ -351,11 +363,11 @@ def _is_host(entry: Entry) -> bool:
 
 
 def _host_ns(entry: Entry) -> int:
-    return (
-        units.parse_duration_ns(cast("dict[str, object]", entry["compute"])["time"])
-        if _is_host(entry)
-        else 0
-    )
+    """The host's time of an entry; 0 for work of the device."""
+    if not _is_host(entry):
+        return 0
+    fields = cast("dict[str, object]", entry["compute"])
+    return units.parse_duration_ns(fields["time"])
 
 
 __all__ = ["DATA", "NORM", "PIPELINE", "EstimateCache", "StepTime", "StepEstimator"]

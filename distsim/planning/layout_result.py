@@ -1,7 +1,13 @@
-"""What comes of one layout: its time, band and shares, what it holds."""
+"""Evaluates one layout: the time of a step with its range and shares, and the memory.
+
+Key idea: all costs of one kind (compute, communication) are assumed to be wrong by the same factor.
+So the range of a step is the sum of the ranges of its parts, and two layouts on one cluster can be
+ordered with certainty although their ranges overlap (`is_order_certain`).
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -12,14 +18,14 @@ from distsim.planning.layouts import ParallelLayout, PlanRequest, RejectedLayout
 from distsim.planning.pipeline_timer import PipelineHang
 from distsim.planning.rank_timer import LAUNCH, MATRIX_PRODUCTS, MEMORY, EntryPrices
 
-#: Words of `LayoutResult.shares` for what a step's time goes into: matrix products; what memory's
-#: bandwidth bounds; the host's launches; waiting for other stages; exposed communication by axis
-#: (`data`: gradients and parameters among replicas).
+#: Mesh axes whose exposed communication has its own key in `LayoutResult.shares`. The other keys
+#: are matrix products, work bound by memory bandwidth, launches of the host, waiting for other
+#: stages, and `data`: exposed communication of gradients and parameters among replicas.
 _MODEL_AXES = ("tp", "cp", "ep")
 
 
 class StepTimePart(NamedTuple):
-    """What of a step goes into one kind of price, and that price's band."""
+    """The part of a step that depends on one kind of cost, and the range of that cost."""
 
     word: str
     ns: int
@@ -27,12 +33,28 @@ class StepTimePart(NamedTuple):
     high: float
 
 
+class CostRanges(NamedTuple):
+    """Factors between which costs lie, as (low, high); launches count as exact."""
+
+    compute: tuple[float, float] = (1.0, 1.0)
+    communication: tuple[float, float] = (1.0, 1.0)
+
+    def of(self, word: str) -> tuple[float, float]:
+        """The range for a key of `LayoutResult.shares`."""
+        if word in (MATRIX_PRODUCTS, MEMORY):
+            return self.compute
+        return (1.0, 1.0) if word == LAUNCH else self.communication
+
+
 class LayoutResult(NamedTuple):
-    """A layout that was timed. ``shares`` of the step add up to 1, the mean over ranks; ``parts``
-    are those without the waiting, each grown by its part of it. ``held_nbytes``: the fullest rank's
-    peak. ``timed``: `alone`, each transfer and kernel by itself, which may be a few percent short;
-    `exact`, as a simulation does; `short`, as the first, and too large to be simulated beside
-    others."""
+    """A possible layout with its predicted time and memory.
+
+    ``shares`` of the step add up to 1; they are means over the ranks. ``parts``: the shares without
+    the waiting, each increased by its share of it. ``held_nbytes``: the peak of the fullest rank;
+    ``memory``: the same as a share of the device's. ``timed``: `alone`, each transfer and kernel by
+    itself, which may be a few percent too short; `exact`, by a simulation; `short`, like `alone`,
+    for a layout that is too large to be simulated.
+    """
 
     layout: ParallelLayout
     cluster: str
@@ -40,24 +62,26 @@ class LayoutResult(NamedTuple):
     parts: tuple[StepTimePart, ...]
     shares: dict[str, float]
     held_nbytes: int
-    memory: float  # share of the device's
+    memory: float
     tokens_s_gpu: float
     mfu: float
     timed: str = "alone"
 
     @property
     def band_ns(self) -> tuple[int, int]:
-        """If all prices err alike: the shortest and the longest step."""
-        return round(sum(p.ns * p.low for p in self.parts)), round(
-            sum(p.ns * p.high for p in self.parts)
-        )
+        """The shortest and the longest step if all costs are wrong by the same factor."""
+        low_ns = sum(part.ns * part.low for part in self.parts)
+        high_ns = sum(part.ns * part.high for part in self.parts)
+        return round(low_ns), round(high_ns)
 
     def taking(self, step_ns: int) -> LayoutResult:
-        """The same with a step of another length, of which all has its share."""
-        more = step_ns / self.step_ns
-        parts = tuple(part._replace(ns=round(part.ns * more)) for part in self.parts)
+        """The same layout with another duration of the step; all parts grow in proportion."""
+        growth = step_ns / self.step_ns
         return self._replace(
-            step_ns=step_ns, parts=parts, tokens_s_gpu=self.tokens_s_gpu / more, mfu=self.mfu / more
+            step_ns=step_ns,
+            parts=tuple(part._replace(ns=round(part.ns * growth)) for part in self.parts),
+            tokens_s_gpu=self.tokens_s_gpu / growth,
+            mfu=self.mfu / growth,
         )
 
     @property
@@ -66,144 +90,131 @@ class LayoutResult(NamedTuple):
 
     @property
     def exposed(self) -> float:
-        """Communication beside which nothing computes; messages between stages are in the
-        bubble.
-        """
-        return sum(
-            share
-            for word, share in self.shares.items()
-            if word not in (MATRIX_PRODUCTS, MEMORY, LAUNCH, PIPELINE)
-        )
+        """Communication that no compute overlaps; messages between stages belong to the bubble."""
+        others = (MATRIX_PRODUCTS, MEMORY, LAUNCH, PIPELINE)
+        return sum(share for word, share in self.shares.items() if word not in others)
 
     @property
     def bound(self) -> str:
-        """What most of the step goes into."""
+        """The key of the largest share."""
         return max(self.shares, key=lambda word: self.shares[word])
 
 
 class LayoutEvaluator:
-    """Prices on one cluster, shared by the layouts of a question."""
+    """Evaluates layouts of one request; they share the costs and schedules."""
 
-    def __init__(self, question: PlanRequest) -> None:
-        self.question = question
-        self.cost = CostModel(question.cluster, question.gpus, question.node)
+    def __init__(self, request: PlanRequest) -> None:
+        self.request = request
+        self.cost = CostModel(request.cluster, request.gpus, request.node)
         self.cache: EstimateCache = {}
         self.schedules: EstimateCache = {}
-        banded = self.cost.nccl and not question.cluster.measured
-        self.bands = (
-            (COMPUTE_RANGE, communication_range(self.cost, question.gpus))
-            if banded
-            else ((1.0, 1.0), (1.0, 1.0))
-        )
+        self.ranges = CostRanges()
+        if self.cost.nccl and not request.cluster.measured:
+            communication = communication_range(self.cost, request.gpus)
+            self.ranges = CostRanges(COMPUTE_RANGE, communication)
         self._steps: dict[object, StepTime] = {}
 
     def outcome(self, layout: ParallelLayout) -> LayoutResult | RejectedLayout:
-        """A layout timed, or why it is left out: what it holds does not fit, or it hangs."""
-        question, room = self.question, self.question.cluster.device.memory_nbytes
-        timed = self.timed(layout)
-        held = max(timed.held())
-        if held > room:
+        """The evaluated layout, or the reason why it is impossible: memory, or a hang."""
+        request = self.request
+        available = request.cluster.device.memory_nbytes
+        estimator = self.timed(layout)
+        needed = max(estimator.peak_bytes())
+        if needed > available:
+            percent = -(-100 * needed // available)
             return RejectedLayout(
-                layout,
-                f"it does not fit: a rank holds {-(-100 * held // room)} % of the device's memory",
+                layout, f"it does not fit: a rank holds {percent} % of the device's memory"
             )
         try:
-            step = self.step(layout, timed)
-        except PipelineHang as stuck:
-            return RejectedLayout(
-                layout, f"it hangs: stages {', '.join(map(str, stuck.ranks))} wait for each other"
-            )
-        seconds, shares = step.makespan_ns / 1e9, _time_shares(step)
-        peak = question.cluster.device.peak_flop_per_ns(question.base.dtype)
+            step = self.step(layout, estimator)
+        except PipelineHang as hang:
+            stages = ", ".join(map(str, hang.ranks))
+            return RejectedLayout(layout, f"it hangs: stages {stages} wait for each other")
+        step_ns = step.makespan_ns
+        shares = _time_shares(step)
+        peak_flop_per_ns = request.cluster.device.peak_flop_per_ns(request.base.dtype)
+        tokens_per_s = request.global_batch * request.tokens / (step_ns / 1e9)
         return LayoutResult(
             layout,
-            question.cluster.name,
-            step.makespan_ns,
-            step_time_parts(step.makespan_ns, shares, self.bands),
+            request.cluster.name,
+            step_ns,
+            step_time_parts(step_ns, shares, self.ranges),
             shares,
-            held,
-            held / room,
-            question.global_batch * question.tokens / seconds / layout.gpus,
-            question.flops / (layout.gpus * peak * step.makespan_ns),
+            needed,
+            memory=needed / available,
+            tokens_s_gpu=tokens_per_s / layout.gpus,
+            mfu=request.flops / (layout.gpus * peak_flop_per_ns * step_ns),
         )
 
     def timed(
         self, layout: ParallelLayout, factors: tuple[float, float] = (1.0, 1.0)
     ) -> StepEstimator:
-        prices, plain = EntryPrices(self.cost, layout.mesh, factors), factors == (1.0, 1.0)
-        cache = self.cache if plain else {}
+        """The estimator of a layout. ``factors``: on the costs of compute and communication."""
+        # The cache holds times at unchanged costs.
+        cache = self.cache if factors == (1.0, 1.0) else {}
         return StepEstimator(
-            self.question.fields(layout),
-            self.question.context(layout),
-            prices,
+            self.request.fields(layout),
+            self.request.context(layout),
+            EntryPrices(self.cost, layout.mesh, factors),
             cache,
             self.schedules,
         )
 
-    def step(self, layout: ParallelLayout, timed: StepEstimator) -> StepTime:
-        """The step; layouts that differ only in what they hold (ZeRO 1 and 2) share it."""
+    def step(self, layout: ParallelLayout, estimator: StepEstimator) -> StepTime:
+        """The time of a step; layouts that differ only in memory (ZeRO 1 and 2) share it."""
         key = layout._replace(zero=1) if layout.zero == 2 else layout
         if key not in self._steps:
-            self._steps[key] = timed.step()
+            self._steps[key] = estimator.step()
         return self._steps[key]
 
 
 def step_time_parts(
-    step_ns: int,
-    shares: Mapping[str, float],
-    bands: tuple[tuple[float, float], tuple[float, float]],
+    step_ns: int, shares: Mapping[str, float], ranges: CostRanges
 ) -> tuple[StepTimePart, ...]:
-    """A step as what it goes into, each with the band of its price. ``bands``: of what computes,
-    and of what communicates.
+    """The parts of a step, each with the range of its cost.
 
-    What a rank waits for other stages is dealt out over the others: they do the same.
+    The time for which ranks wait for other stages is distributed over the other parts, because the
+    other stages spend it on these.
     """
     scale = step_ns / max(1.0 - shares.get(PIPELINE, 0.0), 1e-9)
-    found = []
-    for word, share in shares.items():
-        if word != PIPELINE:
-            band = (
-                bands[0]
-                if word in (MATRIX_PRODUCTS, MEMORY)
-                else (1.0, 1.0)
-                if word == LAUNCH
-                else bands[1]
-            )
-            found.append(StepTimePart(word, round(scale * share), *band))
-    return tuple(found)
+    return tuple(
+        StepTimePart(word, round(scale * share), *ranges.of(word))
+        for word, share in shares.items()
+        if word != PIPELINE
+    )
 
 
 def is_order_certain(a: LayoutResult, b: LayoutResult) -> bool:
-    """Does one of two layouts stay the faster, wherever in their bands the prices are?
+    """Whether one of two layouts is the faster one, whatever the true costs in their ranges are.
 
-    On one cluster a price errs alike for both, and each kind of price by itself; on two, both err
-    by themselves.
+    On one cluster the costs of a kind are wrong by the same factor for both layouts, so only the
+    difference of their parts counts. On two clusters the errors are independent.
     """
     if a.cluster != b.cluster:
         return a.band_ns[1] < b.band_ns[0] or b.band_ns[1] < a.band_ns[0]
-    bands = {part.word: (part.low, part.high) for part in (*a.parts, *b.parts)}
-    ours, theirs = ({part.word: part.ns for part in one.parts} for one in (a, b))
-    more = {word: ours.get(word, 0) - theirs.get(word, 0) for word in bands}
-    most = sum(max(n * factor for factor in bands[word]) for word, n in more.items())
-    least = sum(min(n * factor for factor in bands[word]) for word, n in more.items())
-    return most < 0 or least > 0
+    ranges = {part.word: (part.low, part.high) for part in (*a.parts, *b.parts)}
+    parts_a = {part.word: part.ns for part in a.parts}
+    parts_b = {part.word: part.ns for part in b.parts}
+    differences = {word: parts_a.get(word, 0) - parts_b.get(word, 0) for word in ranges}
+    largest = sum(max(ns * factor for factor in ranges[word]) for word, ns in differences.items())
+    smallest = sum(min(ns * factor for factor in ranges[word]) for word, ns in differences.items())
+    return largest < 0 or smallest > 0
 
 
 def _time_shares(step: StepTime) -> dict[str, float]:
-    """Shares of a step by what they go into, the largest first."""
-    found: dict[str, float] = {}
+    """The shares of a step, the largest first."""
+    shares: dict[str, float] = defaultdict(float)
     for kind, ns in step.spent.items():
-        word = (
-            kind
-            if kind in (MATRIX_PRODUCTS, MEMORY, LAUNCH, PIPELINE, *_MODEL_AXES)
-            else "norm"
-            if kind in (NORM, "world")
-            else "data"
-        )
-        found[word] = found.get(word, 0.0) + ns / step.makespan_ns
-    return dict(
-        sorted(((w, s) for w, s in found.items() if s), key=lambda item: (-item[1], item[0]))
-    )
+        shares[_share_key(kind)] += ns / step.makespan_ns
+    present = [(word, share) for word, share in shares.items() if share]
+    return dict(sorted(present, key=lambda item: (-item[1], item[0])))
+
+
+def _share_key(kind: str) -> str:
+    """The key of `LayoutResult.shares` for a category of time."""
+    if kind in (MATRIX_PRODUCTS, MEMORY, LAUNCH, PIPELINE, *_MODEL_AXES):
+        return kind
+    return "norm" if kind in (NORM, "world") else "data"
 
 
 __all__ = ["LayoutResult", "LayoutEvaluator", "StepTimePart", "is_order_certain", "step_time_parts"]

@@ -1,4 +1,9 @@
-"""The layouts of a training step on so many GPUs, and those that can't be, with the reason."""
+"""Enumerates the parallel layouts of a training step, and rejects impossible ones with a reason.
+
+The sizes of the mesh axes are chosen by the model and the machines unless the request states them.
+Whether a layout is possible, the `transformer:` strategy decides itself, by the same checks as for
+a scenario; nothing is simulated or timed here.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +29,12 @@ from distsim.scenario.strategies.training_step.transformer_fields import Archite
 #: Axes of the mesh from the outermost in, as Megatron-LM lays them out
 #: (`distsim.scenario.strategies.training_step.hybrid.MESH_AXIS_ORDERS`).
 MESH_AXES = ("pp", "dp", "ep", "cp", "tp")
-#: A context rank keeps at least so many tokens of a sequence, unless sizes of `cp` are asked for.
+#: A context rank keeps at least this many tokens of a sequence, unless sizes of `cp` are requested.
 _MIN_TOKENS = 8192
 
 
 class ParallelLayout(NamedTuple):
-    """One way to lay a step out. ``chunks`` above 1: an interleaved schedule."""
+    """One way to distribute a step. ``chunks`` above 1: an interleaved schedule."""
 
     gpus: int
     tp: int = 1
@@ -43,33 +48,36 @@ class ParallelLayout(NamedTuple):
 
     @property
     def dp(self) -> int:
-        """Replicas, but for those among which experts are dealt out."""
+        """Replicas, without those among which experts are distributed (`ep`)."""
         return self.gpus // (self.tp * self.pp * self.cp * self.ep)
 
     @property
     def mesh(self) -> dict[str, int]:
-        """The axes of more than one rank."""
-        found = {axis: int(getattr(self, axis)) for axis in MESH_AXES}
-        return {axis: size for axis, size in found.items() if size > 1} or {"dp": 1}
+        """The axes with more than one rank."""
+        sizes = {axis: int(getattr(self, axis)) for axis in MESH_AXES}
+        return {axis: size for axis, size in sizes.items() if size > 1} or {"dp": 1}
 
     def label(self) -> str:
-        """`dp8 tp4 pp2x2 z1 b2 full`: two replicas … and two stages a rank, ZeRO 1, micro-batches
-        of 2, all recomputed.
+        """A short name, such as `dp8 tp4 pp2x2 z1 b2 full`.
+
+        It means 8 replicas, tensor parallelism of 4, 2 pipeline ranks of 2 stages each, ZeRO 1,
+        micro-batches of 2, and full recomputation.
         """
-        axes = [
-            f"{axis}{getattr(self, axis)}"
-            for axis in ("dp", "tp", "cp", "ep")
-            if getattr(self, axis) > 1
-        ]
-        pipe = (
-            [f"pp{self.pp}" + (f"x{self.chunks}" if self.chunks > 1 else "")] if self.pp > 1 else []
-        )
-        again = [] if self.recompute == "none" else [self.recompute]
-        return " ".join([*axes, *pipe, f"z{self.zero}", f"b{self.micro_batch}", *again])
+        words = []
+        for axis in ("dp", "tp", "cp", "ep"):
+            size = getattr(self, axis)
+            if size > 1:
+                words.append(f"{axis}{size}")
+        if self.pp > 1:
+            words.append(f"pp{self.pp}x{self.chunks}" if self.chunks > 1 else f"pp{self.pp}")
+        words += [f"z{self.zero}", f"b{self.micro_batch}"]
+        if self.recompute != "none":
+            words.append(self.recompute)
+        return " ".join(words)
 
 
 class RejectedLayout(NamedTuple):
-    """A layout that is left out, and why."""
+    """A layout that is impossible, and why."""
 
     layout: ParallelLayout
     reason: str
@@ -77,12 +85,12 @@ class RejectedLayout(NamedTuple):
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What is to be laid out. ``model``: a preset's name, or sizes as `transformer: {model: …}`
-    takes them; ``step``: further fields of it.
+    """The training step, machines and choices for which layouts are wanted.
 
-    ``choices``: the values of a `ParallelLayout`'s fields that are looked at; those that are left
-    out are chosen by the model and the machines. Raises UsageError for a model or a field that is
-    none.
+    ``model``: a preset's name, or sizes as in `transformer: {model: …}`; ``step``: further fields
+    of `transformer:`. ``choices``: the values of fields of `ParallelLayout` that are tried; the
+    model and the machines determine those of other fields. Raises UsageError for an unknown model
+    or field.
     """
 
     model: str | Mapping[str, Any]
@@ -93,11 +101,11 @@ class PlanRequest:
     per_node: int = 8
     step: Mapping[str, Any] = field(default_factory=dict)
     choices: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    #: What was refused, by what it hinges on.
+    #: Cache of `rejection_reason`, by the properties on which a rejection depends.
     refusals: dict[object, str | None] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self.fields(ParallelLayout(1))  # is it a model?
+        self.fields(ParallelLayout(1))  # raises for an unknown model or field
 
     @cached_property
     def base(self) -> Transformer:
@@ -109,7 +117,7 @@ class PlanRequest:
 
     @property
     def tokens(self) -> int:
-        """Of a sequence."""
+        """Tokens of a sequence."""
         return self.base.sequence or self.architecture.sequence
 
     @property
@@ -129,22 +137,26 @@ class PlanRequest:
             raise _model_error(self.model, errors) from None
 
     def step_of(self, layout: ParallelLayout) -> dict[str, Any]:
-        """The fields that a layout decides, and those that were given."""
-        replicas = layout.dp * layout.ep * layout.micro_batch
-        found: dict[str, Any] = {
+        """The fields that a layout determines, and those of the request, which take precedence."""
+        sequences_per_round = layout.dp * layout.ep * layout.micro_batch
+        micro_batches = 1
+        if layout.gpus > 1:
+            micro_batches = max(self.global_batch // sequences_per_round, 1)
+        step: dict[str, Any] = {
             "micro_batch": layout.micro_batch,
-            "micro_batches": max(self.global_batch // replicas, 1) if layout.gpus > 1 else 1,
+            "micro_batches": micro_batches,
             "zero": layout.zero,
             "recompute": layout.recompute,
         }
         if self.sequence is not None:
-            found["sequence"] = self.sequence
+            step["sequence"] = self.sequence
         if layout.tp > 1 and layout.zero < 3:
-            found["tensor_calls"] = "megatron"
+            step["tensor_calls"] = "megatron"
         if layout.pp > 1:
-            found["schedule"] = "1f1b" if layout.chunks == 1 else "interleaved_1f1b"
-            found |= {"chunks": layout.chunks} if layout.chunks > 1 else {}
-        return {**found, **self.step}
+            step["schedule"] = "1f1b" if layout.chunks == 1 else "interleaved_1f1b"
+            if layout.chunks > 1:
+                step["chunks"] = layout.chunks
+        return {**step, **self.step}
 
     def context(self, layout: ParallelLayout) -> ExpansionContext:
         return ExpansionContext(
@@ -160,9 +172,9 @@ class PlanRequest:
     def scenario(self, layout: ParallelLayout, cluster: str | Mapping[str, Any]) -> dict[str, Any]:
         """The layout as the plain data of a scenario file."""
         nodes = max(layout.gpus // self.node, 1)
-        world = (
-            {"nodes": nodes, "ranks_per_node": layout.gpus // nodes} if nodes > 1 else layout.gpus
-        )
+        world: object = layout.gpus
+        if nodes > 1:
+            world = {"nodes": nodes, "ranks_per_node": layout.gpus // nodes}
         model = self.model if isinstance(self.model, str) else dict(self.model)
         step = {"model": model, **self.step_of(layout)}
         name = f"{model if isinstance(model, str) else 'model'} {layout.label()}"
@@ -177,115 +189,128 @@ class PlanRequest:
 
     @cached_property
     def flops(self) -> int:
-        """Model FLOPs of a step: three passes over every matrix, all scores counted, nothing
-        recomputed (PaLM, arXiv:2204.02311, appendix B: 6 N + 12 L H Q T per token)."""
+        """Model FLOPs of a step, without recomputation.
+
+        Three passes over every matrix, with all attention scores (PaLM, arXiv:2204.02311, appendix
+        B: 6 N + 12 L H Q T per token).
+        """
         return step_flops(MicroBatchCost(self.architecture, 1, self.tokens), self.global_batch)
 
 
-def candidate_layouts(question: PlanRequest) -> Iterator[ParallelLayout | RejectedLayout]:
-    """Every layout of a question's choices, in a fixed order. What can't be comes with its
-    reason.
-    """
+def candidate_layouts(request: PlanRequest) -> Iterator[ParallelLayout | RejectedLayout]:
+    """Every layout of a request's choices, in a fixed order; impossible ones with their reason."""
     axes = ("tp", "pp", "cp", "ep")
-    for sizes in product(*(_axis_sizes(question, axis) for axis in axes)):
-        if question.gpus % prod(sizes):
+    fields = ("chunks", "micro_batch", "zero", "recompute")
+    for sizes in product(*(_axis_sizes(request, axis) for axis in axes)):
+        if request.gpus % prod(sizes):
             continue
         tp, pp, cp, ep = sizes
-        layout = ParallelLayout(question.gpus, tp=tp, pp=pp, cp=cp, ep=ep)
-        for rest in product(
-            *(
-                _field_choices(question, word, layout)
-                for word in ("chunks", "micro_batch", "zero", "recompute")
-            )
-        ):
-            chunks, micro_batch, zero, recompute = rest
-            one = layout._replace(
+        mesh = ParallelLayout(request.gpus, tp=tp, pp=pp, cp=cp, ep=ep)
+        for choices in product(*(_field_choices(request, name, mesh) for name in fields)):
+            chunks, micro_batch, zero, recompute = choices
+            layout = mesh._replace(
                 chunks=chunks, micro_batch=micro_batch, zero=zero, recompute=recompute
             )
-            reason = rejection_reason(question, one)
-            yield one if reason is None else RejectedLayout(one, reason)
+            reason = rejection_reason(request, layout)
+            yield layout if reason is None else RejectedLayout(layout, reason)
 
 
-def rejection_reason(question: PlanRequest, layout: ParallelLayout) -> str | None:
-    """Why a layout can't be; None where it can."""
-    one = layout.dp * layout.ep * layout.micro_batch
-    if question.global_batch % one:
-        whole = f"{layout.dp * layout.ep} replicas" + (
-            f" x {layout.micro_batch} sequences" if layout.micro_batch > 1 else ""
+def rejection_reason(request: PlanRequest, layout: ParallelLayout) -> str | None:
+    """Why a layout is impossible; None if it is possible."""
+    replicas = layout.dp * layout.ep
+    sequences_per_round = replicas * layout.micro_batch
+    if request.global_batch % sequences_per_round:
+        divisor = f"{replicas} replicas"
+        if layout.micro_batch > 1:
+            divisor += f" x {layout.micro_batch} sequences"
+        return f"the global batch of {request.global_batch} is not divisible by {divisor}"
+    micro_batches = request.global_batch // sequences_per_round
+    is_interleaved = layout.pp > 1 and layout.chunks > 1
+    if is_interleaved and micro_batches % layout.pp:
+        return (
+            f"{micro_batches} micro-batches are no multiple of the {layout.pp} ranks "
+            "of an interleaved pipeline"
         )
-        return f"the global batch of {question.global_batch} is not divisible by {whole}"
-    count = question.global_batch // one
-    if layout.pp > 1 and layout.chunks > 1 and count % layout.pp:
-        return f"{count} micro-batches are no multiple of the {layout.pp} ranks of an interleaved pipeline"
-    enough = min(
-        count, layout.pp
-    )  # what else a schedule asks of their number is asked of as many as fill the pipeline
-    alike = layout._replace(micro_batch=1, recompute="none", zero=3 if layout.zero == 3 else 1)
-    key = (alike, enough if layout.pp > 1 else 1)
-    if key not in question.refusals:
-        train = question.fields(layout).model_copy(update={"micro_batches": key[1]})
-        found = train.refuse(question.context(layout))
-        question.refusals[key] = found[0][1] if found else None
-    return question.refusals[key]
+    # The strategy's own checks are slow, so their results are shared by layouts for which they are
+    # equal: the sizes of micro-batches and recomputation do not matter, of ZeRO only stage 3, and
+    # of the number of micro-batches only whether they fill the pipeline.
+    enough = min(micro_batches, layout.pp) if layout.pp > 1 else 1
+    representative = layout._replace(
+        micro_batch=1, recompute="none", zero=3 if layout.zero == 3 else 1
+    )
+    key = (representative, enough)
+    if key not in request.refusals:
+        step = request.fields(layout).model_copy(update={"micro_batches": enough})
+        refusals = step.refuse(request.context(layout))
+        request.refusals[key] = refusals[0][1] if refusals else None
+    return request.refusals[key]
 
 
-def _axis_sizes(question: PlanRequest, axis: str) -> Sequence[int]:
-    """Sizes of an axis that divide the GPUs."""
-    model = question.architecture
-    if axis in question.choices:
-        return question.choices[axis]
+# --- choices ---
+
+
+def _axis_sizes(request: PlanRequest, axis: str) -> Sequence[int]:
+    """The sizes of an axis that are tried; unless requested, divisors of the number of GPUs."""
+    if axis in request.choices:
+        return request.choices[axis]
+    model = request.architecture
+    divisors = _divisors(request.gpus)
     if axis == "tp":
-        joined = max(question.node, question.cluster.intra.domain or 1)
+        # Tensor parallelism stays inside a machine or an NVLink domain.
+        largest = max(request.node, request.cluster.intra.domain or 1)
         return [
-            n
-            for n in _divisors(question.gpus)
-            if n <= joined and model.heads % n == 0 and model.kv_heads % n == 0
+            size
+            for size in divisors
+            if size <= largest and model.heads % size == 0 and model.kv_heads % size == 0
         ]
     if axis == "pp":
-        return [n for n in _divisors(question.gpus) if n <= model.layers + 2]
+        return [size for size in divisors if size <= model.layers + 2]
     if axis == "cp":
-        return [
-            n for n in _divisors(question.gpus) if n == 1 or question.tokens // n >= _MIN_TOKENS
-        ]
-    return [
-        n for n in _divisors(question.gpus) if n == 1 or (model.experts and model.experts % n == 0)
-    ]
+        return [size for size in divisors if size == 1 or request.tokens // size >= _MIN_TOKENS]
+    return [size for size in divisors if size == 1 or _divides_experts(model, size)]
 
 
-def _field_choices(question: PlanRequest, word: str, layout: ParallelLayout) -> Sequence[Any]:
-    """What else may be chosen for a mesh."""
-    if word in question.choices:
-        return question.choices[word] if word != "chunks" or layout.pp > 1 else (1,)
-    if word == "chunks":
-        layers = question.architecture.layers
-        return (1, *(c for c in (2, 4) if layout.pp > 1 and layout.pp * c <= layers))
-    if word == "micro_batch":
+def _divides_experts(model: Architecture, size: int) -> bool:
+    return bool(model.experts) and model.experts % size == 0
+
+
+def _field_choices(request: PlanRequest, name: str, layout: ParallelLayout) -> Sequence[Any]:
+    """The values of a field that are tried for a mesh."""
+    if name == "chunks" and layout.pp == 1:
+        return (1,)
+    if name in request.choices:
+        return request.choices[name]
+    if name == "chunks":
+        layers = request.architecture.layers
+        return (1, *(chunks for chunks in (2, 4) if layout.pp * chunks <= layers))
+    if name == "micro_batch":
         return (1, 2, 4, 8)
-    if word == "zero":
+    if name == "zero":
         return (1, 2) if layout.pp > 1 else (1, 2, 3)
     return ("none", "full")
 
 
 def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def _model_error(model: object, errors: ValidationError) -> UsageError:
+    """Pydantic's first error in the words of the command line."""
     first = errors.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"])
-    if isinstance(model, str) and model not in PRESETS and where.startswith("model"):
-        said = (
-            f"unknown model {model}; presets are {name_list(PRESETS)}{did_you_mean(model, PRESETS)}"
-        )
+    is_unknown_preset = isinstance(model, str) and model not in PRESETS
+    if is_unknown_preset and where.startswith("model"):
         return UsageError(
-            said,
+            f"unknown model {model}; presets are {name_list(PRESETS)}"
+            f"{did_you_mean(str(model), PRESETS)}",
             "or sizes, as '{layers: 32, hidden: 4096, heads: 32, ffn: 14336, vocabulary: 128256}'",
         )
     if first["type"] == "extra_forbidden":
-        *inside, last = where.split(".")
-        fields = ArchitectureFields.model_fields if inside else Transformer.model_fields
+        *parents, last = where.split(".")
+        is_in_model = bool(parents)
+        fields = ArchitectureFields.model_fields if is_in_model else Transformer.model_fields
         known = [key for key in fields if key != "model"]
-        what = "a model" if inside else "a step"
+        what = "a model" if is_in_model else "a step"
         return UsageError(
             f"{what} has no field `{last}`{did_you_mean(last, known)}",
             f"{what} has {name_list(known, 40)}",

@@ -1,13 +1,13 @@
-"""The time of a pipeline's step with a rank for each of its ranks, each pass of a micro-batch as
-one piece of work.
+"""Times a pipeline's step: one rank per stage, one piece of work per pass of a micro-batch.
 
-Ranks of a stage (tensor, context, expert parallel) and replicas do the same at the same time, so
-that one of them stands for all, and what their collectives take is in the pass
-(`distsim.planning.rank_timer`), or goes on beside it on a stream of its own. Between the stages
-messages meet as `distsim.scenario.strategies.pipeline.rank_calls` issues them and
-`distsim.semantics.form.device_compiler` says. Nobody chooses whom to hear, so what completes with
-every send waiting for its receive, the strictest reading of what blocks, completes in every order
-of events.
+The ranks of a stage (tensor, context, expert parallel) and the replicas do the same at the same
+time. So one of them represents all, and the time of their collectives is part of the pass
+(`distsim.planning.rank_timer`), or overlaps with it on a stream of its own. Messages between the
+stages follow `distsim.scenario.strategies.pipeline.rank_calls` and the rules of
+`distsim.semantics.form.device_compiler`.
+
+Every send waits for its receive, which is the strictest reading of what blocks. No receive accepts
+any source, so a step that completes here completes in every order of events.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from distsim.scenario.strategies.pipeline.rank_calls import (
     calls_of_rank,
 )
 
-#: A stream beside the current one, as gradients of dense layers or of experts take.
+#: A stream next to the current one, for the gradients of dense layers or of experts.
 StreamName = str
 
 
 class MicroBatchPass(NamedTuple):
-    """What a micro-batch takes on a stage, in ns: ``layers`` alike, each launched by the host,
-    which runs ahead; what the device does ``before`` and ``after`` them."""
+    """The work of a micro-batch on a stage: equal ``layers``, and work before and after them.
+
+    The host launches each layer and runs ahead. ``host_ns``: for one layer.
+    """
 
     layers: int = 0
     layer_ns: int = 0
-    host_ns: int = 0  # of one layer
+    host_ns: int = 0
     before_ns: int = 0
     after_ns: int = 0
     #: What goes out on streams when it is done: (stream, ns).
@@ -40,8 +42,10 @@ class MicroBatchPass(NamedTuple):
 
 
 class PipelineWork(NamedTuple):
-    """What is done between messages. ``last``: a stage's last backward pass in pieces, where
-    gradients go out beside it; else None.
+    """The work between messages.
+
+    ``last``: the last backward pass of a stage in pieces if gradients are sent during it, else
+    None.
     """
 
     forward: Mapping[int, MicroBatchPass]

@@ -1,9 +1,9 @@
-"""The time of entries that all ranks run alike, on one of them: nobody is ever waited for, so one
-rank's clock is everybody's.
+"""Times entries that all ranks execute in the same way, on a single rank.
 
-The rules are those of `distsim.semantics.form.device_compiler` (a host that runs ahead, a stream, a
-communicator for each group); a test holds this clock against whole simulations. Prices are the cost
-model's, of the real groups.
+No rank ever waits for another one, so the clock of one rank is that of all. The rules are those of
+`distsim.semantics.form.device_compiler`: a host that runs ahead, a stream, and a communicator for
+each group; a test compares this clock with whole simulations. The costs are those of the cost model
+for the real groups.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from distsim.operations.core.resolved_call import DTYPE_BYTES
 from distsim.operations.registry import OPERATIONS
 from distsim.scenario.strategies.base import Entry, GroupRef
 
-#: What an instant of the device goes into, besides a group's name for exposed communication.
+#: Categories of a device's time; exposed communication has the name of its group instead.
 MATRIX_PRODUCTS, MEMORY, LAUNCH = "products", "memory", "launch"
 
 
 class PricedEntry(NamedTuple):
-    """A compute or a collective: its ns, and what they go into."""
+    """The cost of a compute or a collective. ``kind``: the category of its time."""
 
     kind: str
     ns: int
 
 
 class EntryPrices:
-    """Prices of entries on one mesh. ``mesh``: axes from the outermost in; ranks count row by row.
+    """Costs of entries on one mesh. ``mesh``: the axes, the outermost first.
 
-    ``factors``: what computes and what communication take more than their price, for bands.
+    ``factors``: on the costs of compute and of communication, to estimate ranges.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class EntryPrices:
         self._members: dict[GroupRef | None, tuple[int, ...]] = {}
 
     def inside(self, axes: Iterable[str | None]) -> tuple[object, ...]:
-        """What decides the prices of groups along these axes: their sizes and strides."""
+        """The sizes and strides of these axes, which determine the costs of groups along them."""
         found, stride = [], 1
         for axis in reversed(tuple(self.mesh)):
             if axis in axes:
@@ -54,55 +54,52 @@ class EntryPrices:
         return tuple(found)
 
     def members(self, group: GroupRef | None) -> tuple[int, ...]:
-        """The group of rank 0: along an axis, or several; None: everybody."""
+        """The group of rank 0 along an axis or several axes; None: the world."""
         if group not in self._members:
-            axes = (
-                tuple(self.mesh) if group is None else (group,) if isinstance(group, str) else group
-            )
-            found, stride = [0], 1
+            axes = self._axes(group)
+            members, stride = [0], 1
             for axis in reversed(tuple(self.mesh)):
+                size = self.mesh[axis]
                 if axis in axes:
-                    found = [rank + k * stride for k in range(self.mesh[axis]) for rank in found]
-                stride *= self.mesh[axis]
-            self._members[group] = tuple(sorted(found))
+                    members = [rank + k * stride for k in range(size) for rank in members]
+                stride *= size
+            self._members[group] = tuple(sorted(members))
         return self._members[group]
 
+    def _axes(self, group: GroupRef | None) -> tuple[str, ...]:
+        if group is None:
+            return tuple(self.mesh)
+        return (group,) if isinstance(group, str) else tuple(group)
+
     def compute(self, fields: Mapping[str, Any]) -> PricedEntry:
+        """The cost of a compute that states a time, flops or bytes."""
         if "time" in fields:
             return PricedEntry(LAUNCH, units.parse_duration_ns(fields["time"]))
         kernels = fields.get("kernels", 1)
         if "flops" in fields:
             flops = units.parse_flops(fields["flops"])
-            return PricedEntry(
-                MATRIX_PRODUCTS,
-                round(
-                    self.factors[0] * self.cost.compute_ns(0, flops, 0.0, fields["dtype"], kernels)
-                ),
-            )
+            ns = self.cost.compute_ns(0, flops, 0.0, fields["dtype"], kernels)
+            return PricedEntry(MATRIX_PRODUCTS, round(self.factors[0] * ns))
         nbytes = float(units.parse_size_bytes(fields["bytes"]))
-        return PricedEntry(
-            MEMORY, round(self.factors[0] * self.cost.compute_ns(0, 0.0, nbytes, kernels=kernels))
-        )
+        ns = self.cost.compute_ns(0, 0.0, nbytes, kernels=kernels)
+        return PricedEntry(MEMORY, round(self.factors[0] * ns))
 
     def collective(self, op: str, fields: Mapping[str, object]) -> PricedEntry:
-        """``kind`` is the group: an axis, several joined by `+`, or `world`."""
+        """The cost of a collective. ``kind``: an axis, several joined by `+`, or `world`."""
         group = _entry_group(fields.get("group"))
-        kind = "world" if group is None else group if isinstance(group, str) else "+".join(group)
-        return PricedEntry(kind, self.met(op, fields, self.members(group)))
+        kind = "world" if group is None else "+".join(self._axes(group))
+        return PricedEntry(kind, self.collective_ns(op, fields, self.members(group)))
 
-    def met(self, op: str, fields: Mapping[str, Any], ranks: tuple[int, ...]) -> int:
-        """A collective among these ranks, in ns."""
-        tensor = (
-            fields.get("tensor") or fields["output" if op.startswith("all_gather") else "input"]
-        )
+    def collective_ns(self, op: str, fields: Mapping[str, Any], ranks: tuple[int, ...]) -> int:
+        """The time of a collective among these ranks."""
+        larger_side = "output" if op.startswith("all_gather") else "input"
+        tensor = fields.get("tensor") or fields[larger_side]
         nbytes = tensor["shape"][0] * DTYPE_BYTES[tensor["dtype"]]
-        return round(
-            self.factors[1]
-            * self.cost.collective_ns(cast("type[PricedOperation]", OPERATIONS[op]), ranks, nbytes)
-        )
+        operation = cast("type[PricedOperation]", OPERATIONS[op])
+        return round(self.factors[1] * self.cost.collective_ns(operation, ranks, nbytes))
 
     def message(self, src: int, dst: int, nbytes: int) -> int:
-        """A message between two ranks, in ns."""
+        """The time of a message between two ranks."""
         return round(self.factors[1] * self.cost.p2p_ns(src, dst, nbytes))
 
 
@@ -111,23 +108,25 @@ def _entry_group(value: object) -> GroupRef | None:
 
 
 class RankTimer:
-    """A rank's clocks in ns: the host's, the current stream's, each communicator's; what the
-    current stream's time went into.
+    """The clocks of a rank in ns: of the host, the current stream, and each communicator.
 
-    ``hosted``: False leaves the host's work out.
+    ``spent``: the current stream's time by category. ``handles``: (category, end) of asynchronous
+    collectives. ``with_host=False`` ignores the host's work.
     """
 
-    def __init__(self, prices: EntryPrices, hosted: bool = True) -> None:
-        self.prices, self.hosted = prices, hosted
+    def __init__(self, prices: EntryPrices, with_host: bool = True) -> None:
+        self.prices = prices
+        self.with_host = with_host
         self.host = self.current = 0
-        self.comms: dict[str, int] = {}
+        self.communicators: dict[str, int] = {}
         self.handles: dict[str, tuple[str, int]] = {}
         self.spent: Counter[str] = Counter()
-        self._priced: dict[int, PricedEntry] = {}
-        self._kept: list[Entry] = []
+        self._costs: dict[int, PricedEntry] = {}  # by the id of the entry
+        # The ids stay valid only as long as the entries exist.
+        self._costed_entries: list[Entry] = []
 
     def run(self, entries: Iterable[Entry], names: Mapping[str, int] | None = None) -> RankTimer:
-        """Run entries after what has run; returns itself."""
+        """Run entries after those that have run already; returns itself."""
         for entry in entries:
             self.entry(entry, names or {})
         return self
@@ -138,9 +137,8 @@ class RankTimer:
         if "steps" in entry:
             self.run(cast("list[Entry]", entry["steps"]), names)
             return
-        op, fields = next(
-            (key, cast("Any", value)) for key, value in entry.items() if key != "ranks"
-        )
+        op = next(key for key in entry if key != "ranks")
+        fields = cast("Any", entry[op])
         if op == "repeat":
             self.repeat(fields, names)
         elif op == "wait":
@@ -155,67 +153,76 @@ class RankTimer:
         for k in range(fields["times"]):
             self.run(fields["steps"], {**names, index: k} if index else names)
 
-    def priced(self, entry: Entry, op: str, fields: Mapping[str, object]) -> PricedEntry:
-        found = self._priced.get(id(entry))
-        if found is None:
-            found = (
-                self.prices.compute(fields)
-                if op == "compute"
-                else self.prices.collective(op, fields)
-            )
-            self._priced[id(entry)] = found
-            self._kept.append(entry)
-        return found
+    def _cost(self, entry: Entry, op: str, fields: Mapping[str, object]) -> PricedEntry:
+        cost = self._costs.get(id(entry))
+        if cost is None:
+            if op == "compute":
+                cost = self.prices.compute(fields)
+            else:
+                cost = self.prices.collective(op, fields)
+            self._costs[id(entry)] = cost
+            self._costed_entries.append(entry)
+        return cost
 
     def compute(self, entry: Entry, fields: Mapping[str, object]) -> None:
-        kind, ns = self.priced(entry, "compute", fields)
+        cost = self._cost(entry, "compute", fields)
         if fields.get("on") == "host":
-            self.host += ns if self.hosted else 0
+            self.host += cost.ns if self.with_host else 0
             return
-        self.launched()
-        self.spent[kind] += ns
-        self.current += ns
+        self._wait_for_launch()
+        # Not `_advance`: a kernel of 0 ns must still have its category.
+        self.spent[cost.kind] += cost.ns
+        self.current += cost.ns
 
-    def launched(self) -> None:
-        """The device waits for the host, where that is behind."""
-        if self.host > self.current:
-            self.spent[LAUNCH] += self.host - self.current
-            self.current = self.host
+    def _wait_for_launch(self) -> None:
+        """A kernel cannot start before the host has launched it."""
+        self._advance(LAUNCH, self.host)
 
     def collective(
         self, op: str, entry: Entry, fields: Mapping[str, Any], names: Mapping[str, int]
     ) -> None:
-        kind, ns = self.priced(entry, op, fields)
+        cost = self._cost(entry, op, fields)
         handle = fields.get("as")
         if handle is None:
-            self.launched()
-            self.until(kind, self.comms.get(kind, 0))
-            self.until(kind, self.current + ns)
-            self.comms[kind] = self.current
-            return
-        self.comms[kind] = max(self.host, self.current, self.comms.get(kind, 0)) + ns
-        self.handles[_handle_name(handle, names)] = (kind, self.comms[kind])
+            self._run_collective(cost)
+        else:
+            self._start_collective(_handle_name(handle, names), cost)
+
+    def _run_collective(self, cost: PricedEntry) -> None:
+        """A blocking collective occupies the current stream and its communicator."""
+        self._wait_for_launch()
+        self._advance(cost.kind, self.communicators.get(cost.kind, 0))
+        self._advance(cost.kind, self.current + cost.ns)
+        self.communicators[cost.kind] = self.current
+
+    def _start_collective(self, handle: str, cost: PricedEntry) -> None:
+        """An asynchronous collective starts when its input and its communicator are ready."""
+        start_ns = max(self.host, self.current, self.communicators.get(cost.kind, 0))
+        self.communicators[cost.kind] = start_ns + cost.ns
+        self.handles[handle] = (cost.kind, start_ns + cost.ns)
 
     def wait(self, handle: str) -> None:
         if handle == "all":
             for kind, end in self.handles.values():
-                self.until(kind, end)
+                self._advance(kind, end)
         elif handle in self.handles:
-            self.until(*self.handles[handle])
+            self._advance(*self.handles[handle])
         else:
             raise InternalError(f"nothing is under way by the name {handle}")
 
-    def until(self, kind: str, end: int) -> None:
-        """The current stream waits for communication of a kind."""
-        if end > self.current:
-            self.spent[kind] += end - self.current
-            self.current = end
+    def _advance(self, kind: str, end_ns: int) -> None:
+        """The current stream waits until ``end_ns``; the time belongs to a category."""
+        if end_ns > self.current:
+            self.spent[kind] += end_ns - self.current
+            self.current = end_ns
 
 
 def _handle_name(handle: str, names: Mapping[str, int]) -> str:
-    """A handle with its number worked out."""
-    word, _, index = handle.partition("@")
-    return f"{word}@{int(_parsed_expression(index).evaluate(dict(names)))}" if index else word
+    """A handle whose index expression is evaluated."""
+    name, _, index = handle.partition("@")
+    if not index:
+        return name
+    return f"{name}@{int(_parsed_expression(index).evaluate(dict(names)))}"
 
 
 def _parsed_expression(text: str) -> Expression:

@@ -1,4 +1,8 @@
-"""Every layout of a question: left out with the reason, or timed and ranked."""
+"""Ranks the layouts of a plan: evaluates all of them (or searches with a budget), fastest first.
+
+Layouts are evaluated in chunks by worker processes, because layouts with the same schedule share
+work. Results go into a table on disk at once, so that an interrupted plan continues where it was.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +28,9 @@ from distsim.planning.sweep.grid import propose_points
 from distsim.planning.sweep.result_table import ResultTable
 from distsim.planning.sweep.worker_pool import available_cores, run_tasks
 
-#: Layouts that a worker takes at a time; they share schedules and prices.
+#: The largest number of layouts in a chunk; the layouts of a chunk share schedules and costs.
 _LAYOUTS_PER_CHUNK = 12
-#: Fewer layouts than this are not worth the start of further processes.
+#: For fewer layouts, worker processes are not worth their start.
 _MIN_LAYOUTS_FOR_WORKERS = 60
 PLAN_COLUMNS = (
     "cluster",
@@ -56,19 +60,33 @@ PLAN_COLUMNS = (
     "timed",
     "reason",
 )
+#: Called with (done, total).
 ProgressCallback = Callable[[int, int], None]
 
 
 class LayoutChunk(NamedTuple):
-    """What a worker gets."""
+    """The task of a worker: layouts of one request."""
 
-    question: PlanRequest
+    request: PlanRequest
     layouts: tuple[ParallelLayout, ...]
 
 
+class LayoutId(NamedTuple):
+    """A layout of one of several requests. ``request``: its index."""
+
+    request: int
+    layout: ParallelLayout
+
+
+ResultByLayout = dict[LayoutId, LayoutResult | RejectedLayout]
+
+
 class RankedLayout(NamedTuple):
-    """A layout and its place. ``tied``: within the band of prices it may be as fast as the first.
-    ``front``: no other is at once faster, holds less and takes fewer GPUs."""
+    """A layout in the ranking.
+
+    ``tied``: within the range of costs it may be as fast as the first one. ``front``:
+    Pareto-optimal in time, memory and number of GPUs.
+    """
 
     outcome: LayoutResult
     tied: bool
@@ -77,7 +95,7 @@ class RankedLayout(NamedTuple):
 
 @dataclass(frozen=True)
 class LayoutPlan:
-    """The layouts that fit, the fastest first, and those that are left out."""
+    """The possible layouts, the fastest first, and the impossible ones (``left``)."""
 
     questions: tuple[PlanRequest, ...]
     ranked: tuple[RankedLayout, ...]
@@ -88,19 +106,22 @@ class LayoutPlan:
         return self.ranked[0].outcome if self.ranked else None
 
     def question(self, outcome: LayoutResult) -> PlanRequest:
-        """The one that an outcome answers."""
+        """The request of an outcome."""
         return next(
-            q
-            for q in self.questions
-            if q.gpus == outcome.layout.gpus and q.cluster.name == outcome.cluster
+            request
+            for request in self.questions
+            if (request.gpus, request.cluster.name) == (outcome.layout.gpus, outcome.cluster)
         )
 
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """How it is worked out: see `distsim.planning.sweep.worker_pool.run_tasks`; ``output``: the
-    table's file; ``budget``: layouts that are tried; ``exact``: so many of the fastest are
-    simulated, where that tells another time (`distsim.planning.simulate_layout`)."""
+    """How a plan is computed.
+
+    ``jobs``, ``address``: see `distsim.planning.sweep.worker_pool.run_tasks`. ``output``: the file
+    of the table. ``budget``: how many layouts are tried (None: all). ``exact``: how many of the
+    fastest are simulated if that yields another time (`distsim.planning.simulate_layout`).
+    """
 
     jobs: int | None = None
     address: str | None = None
@@ -112,247 +133,284 @@ class PlanOptions:
 
 def plan_layouts(
     questions: Sequence[PlanRequest],
-    how: PlanOptions = PlanOptions(),
-    tell: ProgressCallback = lambda done, whole: None,
+    options: PlanOptions = PlanOptions(),
+    report_progress: ProgressCallback = lambda done, total: None,
 ) -> LayoutPlan:
-    """Time every layout of the questions (several numbers of GPUs, several clusters) and rank them.
+    """Evaluate and rank every layout of the requests (several numbers of GPUs, several clusters).
 
-    Raises UsageError where no question has any, and UsageError and EnvironmentFault as the table
-    and the back ends do.
+    Raises UsageError if no request has any layout, and UsageError and EnvironmentFault as the table
+    and the workers do.
     """
-    found: dict[tuple[int, ParallelLayout], LayoutResult | RejectedLayout] = {}
-    todo: list[tuple[int, ParallelLayout]] = []
-    for number, question in enumerate(questions):
-        for one in candidate_layouts(question):
-            if isinstance(one, RejectedLayout):
-                found[number, one.layout] = one
+    results: ResultByLayout = {}
+    candidates: list[LayoutId] = []
+    for number, request in enumerate(questions):
+        for candidate in candidate_layouts(request):
+            if isinstance(candidate, RejectedLayout):
+                results[LayoutId(number, candidate.layout)] = candidate
             else:
-                todo.append((number, one))
-    if not found and not todo:
+                candidates.append(LayoutId(number, candidate))
+    if not results and not candidates:
         raise UsageError(
             f"no layout of {questions[0].gpus} GPUs has the values of --only",
             "the product of tp, pp, cp and ep has to divide the number of GPUs",
         )
-    table = ResultTable(how.output, PLAN_COLUMNS)
+    planner = _Planner(questions, options, report_progress)
     try:
-        found |= (_guided_search if how.budget is not None else _evaluate_all)(
-            questions, todo, table, how, tell
-        )
-        _simulate_fastest(questions, found, table, how)
-    finally:
-        table.close()
-    _write_table(table, questions, found)
-    outcomes = [one for one in found.values() if isinstance(one, LayoutResult)]
-    return LayoutPlan(
-        tuple(questions),
-        rank_layouts(outcomes),
-        tuple(one for one in found.values() if isinstance(one, RejectedLayout)),
-    )
-
-
-ResultByLayout = dict[tuple[int, ParallelLayout], LayoutResult | RejectedLayout]
-
-
-def _simulate_fastest(
-    questions: Sequence[PlanRequest], found: ResultByLayout, table: ResultTable, how: PlanOptions
-) -> None:
-    """Simulate the fastest, until no other can be among them: those that are timed alone take at
-    least as long.
-    """
-    while True:
-        timed = {place: one for place, one in found.items() if isinstance(one, LayoutResult)}
-        first = sorted(timed, key=lambda place: _rank_key(timed[place]))[: how.exact]
-        todo = [place for place in first if timed[place].timed == "alone"]
-        if not todo:
-            return
-        jobs = (
-            how.jobs
-            if how.jobs is not None
-            or how.address is not None
-            or len(found) >= _MIN_LAYOUTS_FOR_WORKERS
-            else 1
-        )
-        asked = [
-            LayoutToSimulate(questions[number], timed[number, layout]) for number, layout in todo
-        ]
-        for k, one in run_tasks(simulate_layout, asked, jobs=jobs, address=how.address):
-            found[todo[k]] = one
-            table.add(
-                layout_key(questions[todo[k][0]], todo[k][1]),
-                result_row(questions[todo[k][0]], one),
-            )
-
-
-def _evaluate_all(
-    questions: Sequence[PlanRequest],
-    todo: list[tuple[int, ParallelLayout]],
-    table: ResultTable,
-    how: PlanOptions,
-    tell: ProgressCallback,
-) -> ResultByLayout:
-    found: ResultByLayout = {}
-    fresh: list[tuple[int, ParallelLayout]] = []
-    for number, layout in todo:
-        row = table.rows.get(layout_key(questions[number], layout))
-        if row is None:
-            fresh.append((number, layout))
+        if options.budget is not None:
+            results |= planner.search(candidates, options.budget)
         else:
-            found[number, layout] = _from_row(layout, row)
-    chunks = _layout_chunks(questions, fresh)
-    jobs = (
-        how.jobs
-        if how.jobs is not None or how.address is not None or len(fresh) >= _MIN_LAYOUTS_FOR_WORKERS
-        else 1
-    )
-    done = 0
-    tell(done, len(fresh))
-    for k, results in run_tasks(
-        evaluate_chunk, [chunk for _, chunk in chunks], jobs=jobs, address=how.address
-    ):
-        number, chunk = chunks[k]
-        for layout, outcome in zip(chunk.layouts, results, strict=True):
-            found[number, layout] = outcome
-            table.add(layout_key(questions[number], layout), result_row(questions[number], outcome))
-        done += len(results)
-        tell(done, len(fresh))
-    return found
+            results |= planner.evaluate_all(candidates)
+        planner.simulate_fastest(results)
+    finally:
+        planner.table.close()
+    planner.write_table(results)
+    outcomes = [result for result in results.values() if isinstance(result, LayoutResult)]
+    rejected = [result for result in results.values() if isinstance(result, RejectedLayout)]
+    return LayoutPlan(tuple(questions), rank_layouts(outcomes), tuple(rejected))
+
+
+class _Planner:
+    """Evaluates layouts of several requests, and keeps the table of results."""
+
+    def __init__(
+        self,
+        requests: Sequence[PlanRequest],
+        options: PlanOptions,
+        report_progress: ProgressCallback,
+    ) -> None:
+        self.requests = requests
+        self.options = options
+        self.report_progress = report_progress
+        self.table = ResultTable(options.output, PLAN_COLUMNS)
+
+    def evaluate_all(self, candidates: Sequence[LayoutId]) -> ResultByLayout:
+        """Evaluate the layouts that the table does not contain yet."""
+        results: ResultByLayout = {}
+        missing: list[LayoutId] = []
+        for candidate in candidates:
+            row = self.table.rows.get(self._key(candidate))
+            if row is None:
+                missing.append(candidate)
+            else:
+                results[candidate] = _from_row(candidate.layout, row)
+        chunks = _layout_chunks(self.requests, missing)
+        done = 0
+        self.report_progress(done, len(missing))
+        for index, chunk_results in run_tasks(
+            evaluate_chunk,
+            [chunk for _, chunk in chunks],
+            jobs=self._jobs(len(missing)),
+            address=self.options.address,
+        ):
+            number, chunk = chunks[index]
+            for layout, result in zip(chunk.layouts, chunk_results, strict=True):
+                self._add(results, LayoutId(number, layout), result)
+            done += len(chunk_results)
+            self.report_progress(done, len(missing))
+        return results
+
+    def search(self, candidates: Sequence[LayoutId], budget: int) -> ResultByLayout:
+        """Evaluate layouts one by one, each proposed by the results so far.
+
+        Proposals that are no candidate do not count against the budget.
+        """
+        results: ResultByLayout = {}
+        words = ("question", *(name for name in ParallelLayout._fields if name != "gpus"))
+        by_choice = {
+            (str(number), *(str(value) for value in layout[1:])): LayoutId(number, layout)
+            for number, layout in candidates
+        }
+        space = {word: sorted({key[k] for key in by_choice}) for k, word in enumerate(words)}
+        evaluators = [LayoutEvaluator(request) for request in self.requests]
+
+        def score(choice: dict[str, str]) -> float | None:
+            candidate = by_choice.get(tuple(choice[word] for word in words))
+            if candidate is None:
+                return None
+            result = evaluators[candidate.request].outcome(candidate.layout)
+            self._add(results, candidate, result)
+            self.report_progress(len(results), budget)
+            return float(result.step_ns) if isinstance(result, LayoutResult) else None
+
+        if by_choice:
+            for _ in propose_points(space, 20 * budget, self.options.seed, score):
+                if len(results) >= budget:
+                    break
+        return results
+
+    def simulate_fastest(self, results: ResultByLayout) -> None:
+        """Simulate the fastest layouts, until no other layout can be among them.
+
+        A layout whose transfers were timed alone takes at least as long as that, so the ones that
+        were not simulated cannot overtake.
+        """
+        while True:
+            timed = {
+                place: result
+                for place, result in results.items()
+                if isinstance(result, LayoutResult)
+            }
+            fastest = sorted(timed, key=lambda place: _rank_key(timed[place]))
+            inexact = [
+                place for place in fastest[: self.options.exact] if timed[place].timed == "alone"
+            ]
+            if not inexact:
+                return
+            tasks = [
+                LayoutToSimulate(self.requests[place.request], timed[place]) for place in inexact
+            ]
+            for index, result in run_tasks(
+                simulate_layout,
+                tasks,
+                jobs=self._jobs(len(results)),
+                address=self.options.address,
+            ):
+                self._add(results, inexact[index], result)
+
+    def write_table(self, results: ResultByLayout) -> None:
+        """Write the whole table in the order of the layouts, including impossible ones."""
+        if self.table.path is None:
+            return
+        order = sorted(results)
+        for place in order:
+            if self._key(place) not in self.table.rows:
+                row = result_row(self.requests[place.request], results[place])
+                self.table.add(self._key(place), row)
+        self.table.finish([(self._key(place), {}) for place in order])
+
+    def _jobs(self, layouts: int) -> int | None:
+        """The number of worker processes; None lets `run_tasks` choose."""
+        options = self.options
+        if options.jobs is not None or options.address is not None:
+            return options.jobs
+        return options.jobs if layouts >= _MIN_LAYOUTS_FOR_WORKERS else 1
+
+    def _add(
+        self, results: ResultByLayout, place: LayoutId, result: LayoutResult | RejectedLayout
+    ) -> None:
+        results[place] = result
+        self.table.add(self._key(place), result_row(self.requests[place.request], result))
+
+    def _key(self, place: LayoutId) -> str:
+        return layout_key(self.requests[place.request], place.layout)
 
 
 def _layout_chunks(
-    questions: Sequence[PlanRequest], todo: Sequence[tuple[int, ParallelLayout]]
+    requests: Sequence[PlanRequest], layouts: Sequence[LayoutId]
 ) -> list[tuple[int, LayoutChunk]]:
-    """Layouts with the same schedules together, the dearest first."""
+    """(index of the request, chunk), with equal schedules together and the longest first.
+
+    Chunks are small enough to give each core about four of them.
+    """
     chunks: list[tuple[int, LayoutChunk]] = []
-    for number, question in enumerate(questions):
-        mine = sorted(
-            (layout for n, layout in todo if n == number),
-            key=lambda one: (-one.pp * one.chunks, -one.pp, one.tp, one),
+    for number, request in enumerate(requests):
+        ordered = sorted(
+            (layout for owner, layout in layouts if owner == number),
+            key=lambda layout: (-layout.pp * layout.chunks, -layout.pp, layout.tp, layout),
         )
-        size = max(1, min(_LAYOUTS_PER_CHUNK, -(-len(mine) // (4 * available_cores()))))
+        per_core = -(-len(ordered) // (4 * available_cores()))
+        size = max(1, min(_LAYOUTS_PER_CHUNK, per_core))
         chunks += [
-            (number, LayoutChunk(question, tuple(mine[k : k + size])))
-            for k in range(0, len(mine), size)
+            (number, LayoutChunk(request, tuple(ordered[start : start + size])))
+            for start in range(0, len(ordered), size)
         ]
     return chunks
 
 
 def evaluate_chunk(chunk: LayoutChunk) -> list[LayoutResult | RejectedLayout]:
-    """What a worker does."""
-    pricing = LayoutEvaluator(chunk.question)
-    return [pricing.outcome(layout) for layout in chunk.layouts]
-
-
-def _guided_search(
-    questions: Sequence[PlanRequest],
-    todo: list[tuple[int, ParallelLayout]],
-    table: ResultTable,
-    how: PlanOptions,
-    tell: ProgressCallback,
-) -> ResultByLayout:
-    """One layout after the other, proposed by what those before came to; what can't be is no
-    proposal that counts.
-    """
-    found: ResultByLayout = {}
-    words = ("question", *(word for word in ParallelLayout._fields if word != "gpus"))
-    known = {
-        (str(number), *(str(value) for value in layout[1:])): (number, layout)
-        for number, layout in todo
-    }
-    space = {word: sorted({key[k] for key in known}) for k, word in enumerate(words)}
-    pricing = [LayoutEvaluator(question) for question in questions]
-
-    def score(choice: dict[str, str]) -> float | None:
-        place = known.get(tuple(choice[word] for word in words))
-        if place is None:
-            return None
-        one = pricing[place[0]].outcome(place[1])
-        found[place] = one
-        table.add(layout_key(questions[place[0]], place[1]), result_row(questions[place[0]], one))
-        tell(len(found), how.budget or 0)
-        return float(one.step_ns) if isinstance(one, LayoutResult) else None
-
-    if known:
-        for _ in propose_points(space, 20 * (how.budget or 0), how.seed, score):
-            if len(found) >= (how.budget or 0):
-                break
-    return found
+    """The work of a worker process."""
+    evaluator = LayoutEvaluator(chunk.request)
+    return [evaluator.outcome(layout) for layout in chunk.layouts]
 
 
 # --- ranking ---
+
+
 def rank_layouts(outcomes: Sequence[LayoutResult]) -> tuple[RankedLayout, ...]:
-    """The fastest first; of equally fast ones the one that holds less."""
+    """The fastest first; of equally fast ones the one with less memory."""
     order = sorted(outcomes, key=_rank_key)
-    front = {id(one) for one in pareto_front(order)}
-    return tuple(
-        RankedLayout(one, k == 0 or not is_order_certain(order[0], one), id(one) in front)
-        for k, one in enumerate(order)
-    )
+    front = {id(result) for result in pareto_front(order)}
+    ranked = []
+    for place, result in enumerate(order):
+        is_tied = place == 0 or not is_order_certain(order[0], result)
+        ranked.append(RankedLayout(result, is_tied, id(result) in front))
+    return tuple(ranked)
 
 
-def _rank_key(one: LayoutResult) -> tuple[int, int, ParallelLayout, str]:
-    return one.step_ns, one.held_nbytes, one.layout, one.cluster
+def _rank_key(result: LayoutResult) -> tuple[int, int, ParallelLayout, str]:
+    return result.step_ns, result.held_nbytes, result.layout, result.cluster
 
 
 def pareto_front(outcomes: Sequence[LayoutResult]) -> list[LayoutResult]:
-    """Those that no other beats in time, memory or GPUs without losing in another. Of equals the
-    first.
+    """The layouts that no other beats in time, memory or GPUs without being worse in another.
+
+    Of equal layouts the first one is kept.
     """
-    kept: list[LayoutResult] = []
-    for one in sorted(outcomes, key=lambda o: (o.step_ns, o.held_nbytes, o.layout.gpus)):
-        if not any(
-            k.held_nbytes <= one.held_nbytes and k.layout.gpus <= one.layout.gpus for k in kept
-        ):
-            kept.append(one)
-    return kept
+    front: list[LayoutResult] = []
+    by_time = sorted(
+        outcomes, key=lambda result: (result.step_ns, result.held_nbytes, result.layout.gpus)
+    )
+    for result in by_time:
+        # Those in front are at least as fast, so only memory and GPUs remain to be compared.
+        is_dominated = any(
+            better.held_nbytes <= result.held_nbytes and better.layout.gpus <= result.layout.gpus
+            for better in front
+        )
+        if not is_dominated:
+            front.append(result)
+    return front
 
 
 # --- rows of the table ---
-def layout_key(question: PlanRequest, layout: ParallelLayout) -> str:
-    """A hash of all that decides a layout's outcome."""
-    model = question.model if isinstance(question.model, str) else dict(question.model)
+
+
+def layout_key(request: PlanRequest, layout: ParallelLayout) -> str:
+    """A hash of everything on which a layout's outcome depends."""
+    model = request.model if isinstance(request.model, str) else dict(request.model)
     step = [
         model,
-        question.global_batch,
-        question.sequence,
-        question.node,
-        dict(question.step),
-        question.cluster.key,
+        request.global_batch,
+        request.sequence,
+        request.node,
+        dict(request.step),
+        request.cluster.key,
     ]
     text = json.dumps([__version__, "plan", step, list(layout)], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def result_row(question: PlanRequest, one: LayoutResult | RejectedLayout) -> dict[str, object]:
-    layout = one.layout
-    row: dict[str, object] = {**layout._asdict(), "dp": layout.dp, "cluster": question.cluster.name}
-    if isinstance(one, RejectedLayout):
-        return {**row, "status": "left out", "reason": one.reason}
-    low, high = one.band_ns
+def result_row(request: PlanRequest, result: LayoutResult | RejectedLayout) -> dict[str, object]:
+    """The row of a layout, by `PLAN_COLUMNS`."""
+    layout = result.layout
+    row: dict[str, object] = {**layout._asdict(), "dp": layout.dp, "cluster": request.cluster.name}
+    if isinstance(result, RejectedLayout):
+        return {**row, "status": "left out", "reason": result.reason}
+    low, high = result.band_ns
     return {
         **row,
         "status": "ok",
-        "step_ns": one.step_ns,
+        "step_ns": result.step_ns,
         "low_ns": low,
         "high_ns": high,
-        "tokens_s_gpu": one.tokens_s_gpu,
-        "mfu": one.mfu,
-        "memory": one.memory,
-        "bubble": one.bubble,
-        "exposed": one.exposed,
-        "bound": one.bound,
-        "held_nbytes": one.held_nbytes,
-        "shares": json.dumps(one.shares),
-        "parts": json.dumps(one.parts),
-        "timed": one.timed,
+        "tokens_s_gpu": result.tokens_s_gpu,
+        "mfu": result.mfu,
+        "memory": result.memory,
+        "bubble": result.bubble,
+        "exposed": result.exposed,
+        "bound": result.bound,
+        "held_nbytes": result.held_nbytes,
+        "shares": json.dumps(result.shares),
+        "parts": json.dumps(result.parts),
+        "timed": result.timed,
     }
 
 
 def _from_row(layout: ParallelLayout, row: Mapping[str, str]) -> LayoutResult | RejectedLayout:
+    """The result that `result_row` wrote."""
     if row["status"] != "ok":
         return RejectedLayout(layout, row["reason"])
     shares: dict[str, Any] = json.loads(row["shares"])
     parts = tuple(StepTimePart(*part) for part in json.loads(row["parts"]))
-    memory, speed, mfu = (float(row[name]) for name in ("memory", "tokens_s_gpu", "mfu"))
     return LayoutResult(
         layout,
         row["cluster"],
@@ -360,30 +418,16 @@ def _from_row(layout: ParallelLayout, row: Mapping[str, str]) -> LayoutResult | 
         parts,
         shares,
         int(row["held_nbytes"]),
-        memory,
-        speed,
-        mfu,
-        row["timed"],
+        memory=float(row["memory"]),
+        tokens_s_gpu=float(row["tokens_s_gpu"]),
+        mfu=float(row["mfu"]),
+        timed=row["timed"],
     )
 
 
-def _write_table(
-    table: ResultTable, questions: Sequence[PlanRequest], found: ResultByLayout
-) -> None:
-    """The whole table, in the order of the layouts; what can't be is in it too."""
-    if table.path is None:
-        return
-    keys = {place: layout_key(questions[place[0]], place[1]) for place in found}
-    order = sorted(found, key=lambda place: (place[0], place[1]))
-    for place in order:
-        if keys[place] not in table.rows:
-            table.add(keys[place], result_row(questions[place[0]], found[place]))
-    table.finish([(keys[place], {}) for place in order])
-
-
 def distinct_clusters(questions: Sequence[PlanRequest]) -> list[Cluster]:
-    """The clusters of the questions, each once."""
-    return list({question.cluster.name: question.cluster for question in questions}.values())
+    """The clusters of the requests, each once."""
+    return list({request.cluster.name: request.cluster for request in questions}.values())
 
 
 __all__ = [

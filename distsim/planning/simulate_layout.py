@@ -1,8 +1,8 @@
-"""The step of a layout as `distsim simulate` tells it, call by call, where what is under way at
-once shares links or a device.
+"""Simulates the step of a layout call by call, as `distsim simulate` does.
 
-A plan prices each transfer and each kernel alone (`distsim.planning.estimate`), which is never
-longer. So the fastest so timed are simulated, until those that are shown are the fastest of all.
+The estimate (`distsim.planning.estimate`) times each transfer and each kernel alone, which is never
+longer than a simulation in which simultaneous transfers share links. So it is enough to simulate
+the layouts with the fastest estimates.
 """
 
 from __future__ import annotations
@@ -16,35 +16,37 @@ from distsim.program.lower import lower
 from distsim.scenario import Scenario
 from distsim.simulation.simulate_scenario import cost_model, simulate_program
 
-#: Ranks that do the same and have a network card in common are all followed in the order of time;
-#: up to so many calls.
+#: Equal ranks that share a network card cannot be folded, so all of them are simulated in the order
+#: of time. Programs with more calls are too large for that.
 _MAX_EVENT_DRIVEN_CALLS = 60_000
 
 
 class LayoutToSimulate(NamedTuple):
-    """A layout that was timed, and of what."""
+    """A layout with its estimate, and the request that it belongs to."""
 
-    question: PlanRequest
+    request: PlanRequest
     outcome: LayoutResult
 
 
-def simulate_layout(asked: LayoutToSimulate) -> LayoutResult:
-    """The outcome with the step's time as `simulate` tells it; shares stay, what became longer is
-    dealt out over all.
+def simulate_layout(task: LayoutToSimulate) -> LayoutResult:
+    """The outcome with the simulated time of the step.
+
+    The shares stay as they were estimated; the additional time is distributed over all parts.
     """
-    question, one = asked
-    data = question.scenario(one.layout, question.cluster.name)
+    request, estimated = task
+    data = request.scenario(estimated.layout, request.cluster.name)
     scenario = Scenario(**{key: value for key, value in data.items() if key != "cluster"})
     program = lower(scenario)
-    cost = cost_model(scenario, program, question.cluster)
-    if not question.cluster.shared_links or program.call_count > MAX_SHARED_LINK_CALLS:
-        return one._replace(timed="exact")  # then a simulation prices each alone, too
+    cost = cost_model(scenario, program, request.cluster)
+    if not request.cluster.shared_links or program.call_count > MAX_SHARED_LINK_CALLS:
+        # A simulation would time each transfer alone too.
+        return estimated._replace(timed="exact")
     if not may_fold_shared_links(program, cost) and program.call_count > _MAX_EVENT_DRIVEN_CALLS:
-        return one._replace(timed="short")
-    found = simulate_program(
+        return estimated._replace(timed="short")
+    simulation = simulate_program(
         scenario, program, cost, with_verdict=False, with_values=False, fold=True
     )
-    return one.taking(found.makespan_ns)._replace(timed="exact")
+    return estimated.taking(simulation.makespan_ns)._replace(timed="exact")
 
 
 __all__ = ["LayoutToSimulate", "simulate_layout"]

@@ -1,4 +1,5 @@
-"""A run as a table of calls, simulated or recorded: the columns, tensor values in the header,
-reading and writing JSON Lines. No measurements (analysis) and no pictures (output). The package
-imports nothing by itself.
+"""A run as a table of calls, simulated or recorded: columns, tensor values, files in JSON Lines.
+
+Measurements on traces belong to analysis, pictures to output. The package imports nothing by
+itself.
 """

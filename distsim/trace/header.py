@@ -1,9 +1,13 @@
-"""The header of a trace's file: read, and refused where it is not as distsim writes it."""
+"""Reads the header of a trace file, and refuses one that distsim has not written.
+
+A trace is untrusted input: a replay, a comparison or a picture relies on the types of the header's
+values, so all of them are checked here, once. Each check names the wrong key in its message.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from distsim.common.errors import UsageError
@@ -14,9 +18,13 @@ FORMAT: Final = "distsim-trace"
 TRACE_REMEDY: Final = (
     "traces are written by `distsim simulate FILE --trace FILE.jsonl` and `distsim run --real`"
 )
-#: A trace with more ranks is taken for a damaged one.
+#: A trace with more ranks is considered damaged.
 MAX_RANKS: Final = 1 << 17
-#: Keys of a header, and what they are where they are there.
+#: Larger whole numbers would not fit into the columns.
+_MAX_COUNT: Final = 2**62
+#: The longest line that a message quotes.
+_MAX_QUOTED: Final = 60
+#: The types of optional keys of a header.
 _KEY_TYPES: Final = {
     "options": dict,
     "mesh": dict,
@@ -35,43 +43,20 @@ _KEY_TYPES: Final = {
     "cut": dict,
     "ended_by": str,
 }
+_COUNT_KEYS: Final = ("world_size", "nodes", "local_size", "makespan_ns", "calls", "until_ns")
 
 
 def read_header(line: str, file: str) -> dict[str, Any]:
-    try:
-        header = json.loads(line)
-    except (ValueError, RecursionError):
-        header = None
-    if header is None and line.startswith('{"format": "distsim-trace"') and not line.endswith("\n"):
-        raise UsageError(
-            f"{file}:1: the file is cut short in its header, so nothing can be read of it",
-            "record it again",
-        )
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        scenario = file.endswith((".yaml", ".yml"))
-        remedy = (
-            f"to run a scenario for real: `distsim run {file} --real`" if scenario else TRACE_REMEDY
-        )
-        raise UsageError(
-            f"{file}:1: expected the header of a trace, found {shortened_line(line)}", remedy
-        )
-    version = header.get("schema_version")
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise UsageError(f"{file}:1: the header has no schema_version", TRACE_REMEDY)
-    if version > TRACE_SCHEMA_VERSION:
-        raise UsageError(
-            f"{file}:1: this trace has schema version {version}, this distsim reads up to {TRACE_SCHEMA_VERSION}",
-            "use a newer distsim, or write the trace again with this one",
-        )
+    """The header from its line. Raises UsageError for a line that is no valid header."""
+    header = _parse_header(line, file)
+    _check_version(header, file)
     groups = header.get("groups", [])
-    if not isinstance(groups, list) or not all(_is_group(g) for g in groups):
+    if not isinstance(groups, list) or not all(_is_group(group) for group in groups):
         raise UsageError(f"{file}:1: expected `groups` as a list of [name, [ranks]]", TRACE_REMEDY)
-    if not all(
-        _is_count(header.get(key, 0))
-        for key in ("world_size", "nodes", "local_size", "makespan_ns", "calls", "until_ns")
-    ):
+    if not all(_is_count(header.get(key, 0)) for key in _COUNT_KEYS):
         raise UsageError(
-            f"{file}:1: expected world_size, nodes, local_size, makespan_ns and calls as whole numbers",
+            f"{file}:1: expected world_size, nodes, local_size, makespan_ns and calls "
+            "as whole numbers",
             TRACE_REMEDY,
         )
     _check_keys(header, file)
@@ -80,112 +65,148 @@ def read_header(line: str, file: str) -> dict[str, Any]:
     return header
 
 
+def _parse_header(line: str, file: str) -> dict[str, Any]:
+    try:
+        header = json.loads(line)
+    except (ValueError, RecursionError):
+        header = None
+    is_cut = line.startswith('{"format": "distsim-trace"') and not line.endswith("\n")
+    if header is None and is_cut:
+        raise UsageError(
+            f"{file}:1: the file is cut short in its header, so nothing can be read of it",
+            "record it again",
+        )
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        remedy = TRACE_REMEDY
+        if file.endswith((".yaml", ".yml")):
+            remedy = f"to run a scenario for real: `distsim run {file} --real`"
+        raise UsageError(
+            f"{file}:1: expected the header of a trace, found {shortened_line(line)}", remedy
+        )
+    return header
+
+
+def _check_version(header: Mapping[str, Any], file: str) -> None:
+    version = header.get("schema_version")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise UsageError(f"{file}:1: the header has no schema_version", TRACE_REMEDY)
+    if version > TRACE_SCHEMA_VERSION:
+        raise UsageError(
+            f"{file}:1: this trace has schema version {version}, "
+            f"this distsim reads up to {TRACE_SCHEMA_VERSION}",
+            "use a newer distsim, or write the trace again with this one",
+        )
+
+
 def _check_ranks(header: Mapping[str, Any], file: str) -> None:
-    """Raise UsageError for more ranks than anybody has, and for a rank that the world does not
-    have.
-    """
-    size = header.get("world_size")
-    if not size:
+    """Raise UsageError for too many ranks, and for a rank outside the world."""
+    world_size = header.get("world_size")
+    if not world_size:
         return
-    if size > MAX_RANKS:
+    if world_size > MAX_RANKS:
         raise UsageError(
-            f"{file}:1: {size} ranks are more than distsim reads, {MAX_RANKS}", TRACE_REMEDY
+            f"{file}:1: {world_size} ranks are more than distsim reads, {MAX_RANKS}", TRACE_REMEDY
         )
-    named = [rank for _, ranks in header.get("groups") or () for rank in ranks] + [
-        end[0] for end in header.get("ends") or ()
-    ]
-    odd = next((rank for rank in named if not 0 <= rank < size), None)
-    if odd is not None:
-        raise UsageError(
-            f"{file}:1: the header names rank {odd}, outside its world of {size}",
-            "write the trace again",
-        )
+    group_ranks = [rank for _, ranks in header.get("groups") or () for rank in ranks]
+    ended_ranks = [end[0] for end in header.get("ends") or ()]
+    for rank in (*group_ranks, *ended_ranks):
+        if not 0 <= rank < world_size:
+            raise UsageError(
+                f"{file}:1: the header names rank {rank}, outside its world of {world_size}",
+                "write the trace again",
+            )
+
+
+# --- types of values ---
 
 
 def _check_keys(header: Mapping[str, Any], file: str) -> None:
-    """Raise UsageError for keys of a header that a replay or a comparison could not read."""
-    wrong = next(
-        (
-            key
-            for key, kind in _KEY_TYPES.items()
-            if header.get(key) is not None and not isinstance(header[key], kind)
-        ),
-        None,
-    )
-    if wrong is None and not all(
-        _is_link_fault(fault) for fault in header.get("link_faults") or ()
-    ):
-        wrong = "link_faults"
-    if wrong is None and not all(_is_end(end) for end in header.get("ends") or ()):
-        wrong = "ends"
-    if wrong is None and not all(
-        _is_group_option(given) for given in (header.get("group_options") or {}).values()
-    ):
-        wrong = "group_options"
-    if wrong is None and not all(has_type(rank, int) for rank in header.get("culprits") or ()):
-        wrong = "culprits"
-    if wrong is None and not all(
-        isinstance(text, str) for text in (header.get("said") or {}).values()
-    ):
-        wrong = "said"
-    if wrong is None and not all(map(_is_count, (header.get("cut") or {}).values())):
-        wrong = "cut"
-    if wrong is None and not has_valid_values(header):
-        wrong = "values"
+    """Raise UsageError for the first key whose value a replay or a comparison could not read."""
+    wrong = _wrong_key(header)
     if wrong is not None:
         raise UsageError(
             f"{file}:1: `{wrong}` in the header is not as distsim writes it", TRACE_REMEDY
         )
 
 
-def _is_link_fault(fault: object) -> bool:
-    return (
-        isinstance(fault, list)
-        and len(fault) == 3
-        and isinstance(fault[0], str)
-        and isinstance(fault[1], list)
-        and isinstance(fault[2], (int, float))
-        and not isinstance(fault[2], bool)
-    )
+def _wrong_key(header: Mapping[str, Any]) -> str | None:
+    for key, kind in _KEY_TYPES.items():
+        value = header.get(key)
+        if value is not None and not isinstance(value, kind):
+            return key
+    for key, is_valid in _ITEM_CHECKS.items():
+        container = header.get(key) or ()
+        items = container.values() if isinstance(container, dict) else container
+        if not all(is_valid(item) for item in items):
+            return key
+    return None if has_valid_values(header) else "values"
 
 
 def has_type(value: object, kind: type) -> bool:
-    """true is no number."""
+    """Whether a value has a type; unlike for isinstance, a bool is no int."""
     return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
 
 
-def _is_end(end: object) -> bool:
-    return (
-        isinstance(end, list)
-        and len(end) == 3
-        and type(end[0]) is type(end[2]) is int
-        and isinstance(end[1], str)
-    )
+def _is_rank(value: object) -> bool:
+    return has_type(value, int)
 
 
-def _is_group_option(given: object) -> bool:
-    return (
-        isinstance(given, dict)
-        and _is_count(given.get("timeout_ns"))
-        and isinstance(given.get("backend", ""), str)
-    )
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def _is_count(value: object) -> bool:
-    return value is None or (type(value) is int and 0 <= value < 2**62)
+    """A number of zero or more, or null."""
+    return value is None or (type(value) is int and 0 <= value < _MAX_COUNT)
+
+
+def _is_link_fault(fault: object) -> bool:
+    """[link, nodes, factor]."""
+    if not isinstance(fault, list) or len(fault) != 3:
+        return False
+    link, nodes, factor = fault
+    is_number = isinstance(factor, (int, float)) and not isinstance(factor, bool)
+    return isinstance(link, str) and isinstance(nodes, list) and is_number
+
+
+def _is_end(end: object) -> bool:
+    """[rank, status, time]."""
+    if not isinstance(end, list) or len(end) != 3:
+        return False
+    rank, status, at_ns = end
+    return type(rank) is int and isinstance(status, str) and type(at_ns) is int
+
+
+def _is_group_option(options: object) -> bool:
+    """{timeout_ns, backend}, both optional."""
+    if not isinstance(options, dict):
+        return False
+    return _is_count(options.get("timeout_ns")) and isinstance(options.get("backend", ""), str)
 
 
 def _is_group(group: object) -> bool:
-    return (
-        isinstance(group, list)
-        and len(group) == 2
-        and isinstance(group[0], str)
-        and isinstance(group[1], list)
-        and all(type(rank) is int and rank >= 0 for rank in group[1])
-    )
+    """[name, ranks]."""
+    if not isinstance(group, list) or len(group) != 2:
+        return False
+    name, ranks = group
+    if not isinstance(name, str) or not isinstance(ranks, list):
+        return False
+    return all(type(rank) is int and rank >= 0 for rank in ranks)
+
+
+#: Checks of the items of lists and of the values of dictionaries. They run in this order, after all
+#: types of keys, so that a damaged header always yields the same message.
+_ITEM_CHECKS: Final[dict[str, Callable[[object], bool]]] = {
+    "link_faults": _is_link_fault,
+    "ends": _is_end,
+    "group_options": _is_group_option,
+    "culprits": _is_rank,
+    "said": _is_text,
+    "cut": _is_count,
+}
 
 
 def shortened_line(text: str) -> str:
-    """A line as a message can show it."""
+    """A line in the form in which a message quotes it."""
     text = " ".join(text.split()) or "nothing"
-    return text if len(text) <= 60 else text[:57] + "..."
+    return text if len(text) <= _MAX_QUOTED else text[: _MAX_QUOTED - 3] + "..."

@@ -1,14 +1,17 @@
-"""What tensors hold at the end of a run, as the header of a trace carries it: bounded in size, and
-two of them compared.
+"""The final values of tensors as a trace's header stores them: bounded in size, and comparable.
+
+Key idea: two traces must be comparable although large tensors are not stored. So a large tensor is
+stored as its first numbers and digests of equal parts; unequal digests prove a difference.
 
 ``values`` is tensor -> rank -> one of
 
-* a number: all elements are that (``inf``, ``nan`` and complex numbers as text);
-* a list, nested as the shape is: tensors of up to `MAX_ELEMENTS` elements;
-* ``{"shape", "runs": [[count, number], …]}``: larger ones of at most `MAX_RUNS` stretches of equal numbers;
-* ``{"shape", "first": […], "digests": […]}``: all others. They are cut into `SAMPLE_PARTS` equal parts; of each part its first number and a
-  digest of all its numbers;
-* null, or left out: not known.
+* a number: all elements have this value (``inf``, ``nan`` and complex numbers as text);
+* a list, nested like the shape: tensors of up to `MAX_ELEMENTS` elements;
+* ``{"shape", "runs": [[count, number], …]}``: larger tensors of at most `MAX_RUNS` runs of equal
+  numbers;
+* ``{"shape", "first": […], "digests": […]}``: all others. They are cut into `SAMPLE_PARTS` equal
+  parts, and each part has its first number and a digest of all its numbers;
+* null, or omitted: unknown.
 
 ``value_dtypes`` is tensor -> dtype.
 """
@@ -19,7 +22,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import prod
-from typing import Final, Literal, NamedTuple, TypedDict
+from typing import Any, Final, Literal, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +30,7 @@ from numpy.typing import NDArray
 MAX_ELEMENTS: Final = 64
 MAX_RUNS: Final = 16
 SAMPLE_PARTS: Final = 16
-#: Tensors of ranks that a header has values of; the others are counted (``values_left_out``).
+#: How many values a header stores at most; the others are counted (``values_left_out``).
 MAX_VALUES: Final = 1024
 
 #: The spacing of numbers at 1 (half of it is the largest rounding error of one operation): IEEE
@@ -45,13 +48,13 @@ EPSILON: Final = {
 
 ValueMatch = Literal["equal", "close", "differs", "unknown"]
 TensorNumber = bool | int | float | str
-#: What a header has of one tensor.
+#: The stored form of one tensor.
 PackedTensor = TensorNumber | list["PackedTensor"] | dict[str, "PackedTensor"] | None
 NumberArray = NDArray[np.generic]
 
 
 class HeaderValues(TypedDict, total=False):
-    """The keys of a header that carry values."""
+    """The keys of a header that store values."""
 
     values: dict[str, dict[str, PackedTensor]]
     value_dtypes: dict[str, str]
@@ -59,7 +62,7 @@ class HeaderValues(TypedDict, total=False):
 
 
 class RankTensorValue(NamedTuple):
-    """A tensor of one rank. ``value``: as `packed` gives it."""
+    """A tensor of one rank. ``value``: as `pack_tensor` returns it."""
 
     rank: int
     label: str
@@ -68,10 +71,10 @@ class RankTensorValue(NamedTuple):
 
 
 class ValueDifference(NamedTuple):
-    """Where two tensors first differ. ``element``: flat number of it, -1 where no one element can
-    be named; ``a``, ``b``: the numbers.
+    """Where two tensors first differ.
 
-    ``where``: in words.
+    ``element``: its flat index, -1 if no single element can be named. ``a``, ``b``: the numbers.
+    ``where``: the place in words.
     """
 
     element: int
@@ -83,34 +86,33 @@ class ValueDifference(NamedTuple):
 # --- writing ---
 
 
-def header_values(kept: Iterable[RankTensorValue]) -> HeaderValues:
-    """The keys of a header that carry these values, by tensor, copy and rank."""
-    known = sorted((one for one in kept if one.value is not None), key=_sort_key)
+def header_values(known_values: Iterable[RankTensorValue]) -> HeaderValues:
+    """The keys of a header that store these values, ordered by tensor, copy and rank."""
+    ordered = sorted((entry for entry in known_values if entry.value is not None), key=_sort_key)
+    stored = ordered[:MAX_VALUES]
     values: dict[str, dict[str, PackedTensor]] = {}
-    for one in known[:MAX_VALUES]:
-        values.setdefault(one.label, {})[str(one.rank)] = one.value
-    dtypes = {one.label: one.dtype for one in reversed(known[:MAX_VALUES])}
-    found: HeaderValues = {
-        "values": values,
-        "value_dtypes": {label: dtypes[label] for label in values},
-    }
-    if len(known) > MAX_VALUES:
-        found["values_left_out"] = len(known) - MAX_VALUES
-    return found
+    dtypes: dict[str, str] = {}
+    for entry in stored:
+        values.setdefault(entry.label, {})[str(entry.rank)] = entry.value
+        dtypes.setdefault(entry.label, entry.dtype)
+    header: HeaderValues = {"values": values, "value_dtypes": dtypes}
+    if len(ordered) > MAX_VALUES:
+        header["values_left_out"] = len(ordered) - MAX_VALUES
+    return header
 
 
-def _sort_key(one: RankTensorValue) -> tuple[str, int, int]:
-    name, _, copy = one.label.partition("@")
-    return name, int(copy or 0), one.rank
+def _sort_key(entry: RankTensorValue) -> tuple[str, int, int]:
+    name, _, copy = entry.label.partition("@")
+    return name, int(copy or 0), entry.rank
 
 
 def pack_tensor(array: NumberArray | None) -> PackedTensor:
-    """One tensor in the form that the header has."""
+    """The stored form of one tensor."""
     if array is None:
         return None
     if not array.size:
         return {"shape": list(array.shape), "runs": []}
-    if not any(array.strides):  # one number stands for all
+    if not any(array.strides):  # broadcast from a single number
         return json_number(array.reshape(-1)[:1][0])
     flat = np.ascontiguousarray(array).reshape(-1)
     starts = _run_starts(flat)
@@ -118,23 +120,23 @@ def pack_tensor(array: NumberArray | None) -> PackedTensor:
         return json_number(flat[0])
     if flat.size <= MAX_ELEMENTS:
         return _nested_list(array)
+    shape = list(array.shape)
     if len(starts) <= MAX_RUNS:
         counts = np.diff([*starts, flat.size]).tolist()
-        return {
-            "shape": list(array.shape),
-            "runs": [[n, json_number(flat[at])] for n, at in zip(counts, starts, strict=True)],
-        }
-    cuts = _part_starts(flat.size)
-    parts = [flat[a:b] for a, b in pairwise(cuts)]
+        runs: list[PackedTensor] = [
+            [count, json_number(flat[at])] for count, at in zip(counts, starts, strict=True)
+        ]
+        return {"shape": shape, "runs": runs}
+    parts = [flat[start:end] for start, end in pairwise(_part_boundaries(flat.size))]
     return {
-        "shape": list(array.shape),
-        "first": [json_number(p[0]) for p in parts],
-        "digests": [_digest(p) for p in parts],
+        "shape": shape,
+        "first": [json_number(part[0]) for part in parts],
+        "digests": [_digest(part) for part in parts],
     }
 
 
 def json_number(value: np.generic) -> TensorNumber:
-    """A Python number; what JSON has no number for (inf, nan, complex) as text."""
+    """A Python number; text for numbers that JSON lacks (inf, nan, complex)."""
     kind = value.dtype.kind
     if kind == "b":
         return bool(value)
@@ -147,33 +149,42 @@ def json_number(value: np.generic) -> TensorNumber:
 
 
 def _run_starts(flat: NumberArray) -> list[int]:
-    """Where stretches of equal numbers begin; at most one more than a header has room for."""
-    same = (flat[1:] == flat[:-1]) | (
-        (flat[1:] != flat[1:]) & (flat[:-1] != flat[:-1])
-    )  # nan is no other than nan
-    return [0, *(np.flatnonzero(~same)[:MAX_RUNS] + 1).tolist()] if not same.all() else [0]
+    """Where runs of equal numbers begin; at most one more than a header has room for."""
+    current, previous = flat[1:], flat[:-1]
+    both_nan = (current != current) & (previous != previous)
+    is_same = (current == previous) | both_nan
+    return [0, *(np.flatnonzero(~is_same)[:MAX_RUNS] + 1).tolist()]
 
 
-def _part_starts(size: int) -> list[int]:
-    return [size * k // SAMPLE_PARTS for k in range(SAMPLE_PARTS + 1)]
+def _part_boundaries(size: int) -> list[int]:
+    """The beginnings of the parts, and the end of the last one."""
+    return [size * part // SAMPLE_PARTS for part in range(SAMPLE_PARTS + 1)]
 
 
 def _digest(part: NumberArray) -> str:
-    """Of the numbers, whatever the sign of a zero is."""
-    plain = np.where(part == 0, np.zeros(1, part.dtype), part)
-    return hashlib.sha256(plain.tobytes()).hexdigest()[:16]
+    """A digest of the numbers that ignores the signs of zeros."""
+    unsigned = np.where(part == 0, np.zeros(1, part.dtype), part)
+    return hashlib.sha256(unsigned.tobytes()).hexdigest()[:16]
 
 
 def _nested_list(array: NumberArray) -> PackedTensor:
-    return [_nested_list(row) for row in array] if array.ndim else json_number(array.reshape(-1)[0])
+    if array.ndim:
+        return [_nested_list(row) for row in array]
+    return json_number(array.reshape(-1)[0])
 
 
 # --- comparing ---
 
 
+#: The size of a stored number that stands for any number of elements.
+_ANY_SIZE: Final = -1
+
+
 class _UnpackedTensor(NamedTuple):
-    """``runs``: (count, number) of all elements, None where only samples are known. ``size`` is -1
-    for any.
+    """A stored tensor.
+
+    ``runs``: (count, number) of all elements, None if only ``first`` and ``digests`` are stored.
+    ``size`` may be `_ANY_SIZE`.
     """
 
     size: int
@@ -182,36 +193,46 @@ class _UnpackedTensor(NamedTuple):
     digests: Sequence[str] = ()
 
 
+class _ElementPair(NamedTuple):
+    """The numbers of two tensors at one element."""
+
+    element: int
+    a: TensorNumber | None
+    b: TensorNumber | None
+
+
 def compare_packed(
     a: object, b: object, tolerance: float = 0.0
 ) -> tuple[ValueMatch, ValueDifference | None]:
-    """How two packed tensors compare: equal, close (no element differs by more than the tolerance,
-    relative or absolute), or not.
+    """Compare two stored tensors.
 
-    Raises ValueError for what is no packed tensor.
+    They are close if no element differs by more than the tolerance, relative or absolute. Raises
+    ValueError for anything that is no stored tensor.
     """
     if a is None or b is None:
         return "unknown", None
     left, right = _unpack(a), _unpack(b)
-    if left.size >= 0 and right.size >= 0 and left.size != right.size:
+    have_sizes = left.size != _ANY_SIZE and right.size != _ANY_SIZE
+    if have_sizes and left.size != right.size:
         return "differs", ValueDifference(-1, left.size, right.size, "the number of elements")
     if left.runs is not None and right.runs is not None:
-        pairs, unsure = list(_aligned_runs(left, right)), ""
+        pairs, differing_part = list(_aligned_runs(left, right)), ""
     else:
-        pairs, unsure = list(_aligned_samples(left, right)), _differing_part(left, right)
-    unequal = [(at, x, y) for at, x, y in pairs if x != y]
-    far = next(((at, x, y) for at, x, y in unequal if not _is_close(x, y, tolerance)), None)
-    if far is not None:
-        return "differs", ValueDifference(*far, f"element {far[0]}")
-    if not unequal and not unsure:
+        pairs, differing_part = list(_aligned_samples(left, right)), _differing_part(left, right)
+    unequal = [pair for pair in pairs if pair.a != pair.b]
+    for pair in unequal:
+        if not _is_close(pair.a, pair.b, tolerance):
+            return "differs", ValueDifference(*pair, f"element {pair.element}")
+    if not unequal and not differing_part:
         return "equal", None
+    # Digests cannot tell how far numbers differ, so with a tolerance they get the benefit of doubt.
     if tolerance > 0:
         return "close", None
-    return "differs", ValueDifference(-1, None, None, unsure)
+    return "differs", ValueDifference(-1, None, None, differing_part)
 
 
 def has_valid_values(header: Mapping[str, object]) -> bool:
-    """Whether the values of a header that was read are in the form that is said above."""
+    """Whether the values of a header have the form that this module describes."""
     values, dtypes = header.get("values"), header.get("value_dtypes")
     if not isinstance(values, dict | None) or not isinstance(dtypes, dict | None):
         return False
@@ -232,26 +253,24 @@ def _unpack(value: object) -> _UnpackedTensor:
         flat = [(1, x) for x in _flat_numbers(value)]
         return _UnpackedTensor(len(flat), flat)
     if isinstance(value, Mapping) and isinstance(value.get("shape"), list):
-        size, runs, first, digests = (
-            prod(value["shape"]),
-            *(value.get(key) for key in ("runs", "first", "digests")),
-        )
-        if isinstance(runs, list) and sum(count for count, _ in runs) == size:
-            return _UnpackedTensor(
-                size,
-                list(
-                    zip(
-                        (count for count, _ in runs), _flat_numbers(x for _, x in runs), strict=True
-                    )
-                ),
-            )
-        if (
-            isinstance(first, list)
-            and isinstance(digests, list)
-            and len(first) == len(digests) == SAMPLE_PARTS <= size
-        ):
-            return _UnpackedTensor(size, None, list(_flat_numbers(first)), digests)
+        unpacked = _unpack_large(prod(value["shape"]), value)
+        if unpacked is not None:
+            return unpacked
     raise ValueError("expected what a tensor holds as a number, a list, runs or digests")
+
+
+def _unpack_large(size: int, value: Mapping[str, Any]) -> _UnpackedTensor | None:
+    """A tensor stored as runs or as samples; None if it has neither."""
+    runs, first, digests = value.get("runs"), value.get("first"), value.get("digests")
+    if isinstance(runs, list) and sum(count for count, _ in runs) == size:
+        counts = [count for count, _ in runs]
+        numbers = _flat_numbers(number for _, number in runs)
+        return _UnpackedTensor(size, list(zip(counts, numbers, strict=True)))
+    if not isinstance(first, list) or not isinstance(digests, list):
+        return None
+    if not len(first) == len(digests) == SAMPLE_PARTS <= size:
+        return None
+    return _UnpackedTensor(size, None, list(_flat_numbers(first)), digests)
 
 
 def _flat_numbers(items: Iterable[object]) -> Iterator[TensorNumber]:
@@ -265,57 +284,56 @@ def _flat_numbers(items: Iterable[object]) -> Iterator[TensorNumber]:
             raise ValueError(f"expected a number, found {item!r}")
 
 
-def _aligned_runs(
-    a: _UnpackedTensor, b: _UnpackedTensor
-) -> Iterator[tuple[int, TensorNumber | None, TensorNumber | None]]:
-    """(element, number of a, number of b) wherever a stretch of either begins."""
+def _aligned_runs(a: _UnpackedTensor, b: _UnpackedTensor) -> Iterator[_ElementPair]:
+    """The pairs of numbers wherever a run of either tensor begins."""
     size = max(a.size, b.size, 1)
-    ends: list[list[tuple[int, TensorNumber]]] = []
-    for tensor in (a, b):
-        at, found = 0, []
-        for count, value in tensor.runs or ():
-            at = size if tensor.size < 0 else at + count
-            found.append((at, value))
-        ends.append(found)
-    i = j = at = 0
-    while i < len(ends[0]) and j < len(ends[1]):
-        yield at, ends[0][i][1], ends[1][j][1]
-        at = min(ends[0][i][0], ends[1][j][0])
-        i, j = i + (ends[0][i][0] <= at), j + (ends[1][j][0] <= at)
+    runs_a, runs_b = _run_ends(a, size), _run_ends(b, size)
+    i = j = element = 0
+    while i < len(runs_a) and j < len(runs_b):
+        (end_a, number_a), (end_b, number_b) = runs_a[i], runs_b[j]
+        yield _ElementPair(element, number_a, number_b)
+        element = min(end_a, end_b)
+        i += end_a <= element
+        j += end_b <= element
 
 
-def _aligned_samples(
-    a: _UnpackedTensor, b: _UnpackedTensor
-) -> Iterator[tuple[int, TensorNumber | None, TensorNumber | None]]:
-    """(element, number of a, number of b) at the beginnings of the parts."""
+def _run_ends(tensor: _UnpackedTensor, size: int) -> list[tuple[int, TensorNumber]]:
+    """(end, number) of each run. A number of any size is one run of all elements."""
+    ends = []
+    end = 0
+    for count, number in tensor.runs or ():
+        end = size if tensor.size == _ANY_SIZE else end + count
+        ends.append((end, number))
+    return ends
+
+
+def _aligned_samples(a: _UnpackedTensor, b: _UnpackedTensor) -> Iterator[_ElementPair]:
+    """The pairs of numbers at the beginnings of the parts."""
     size = max(a.size, b.size)
-    for at in _part_starts(size)[:-1]:
-        yield at, _number_at(a, at, size), _number_at(b, at, size)
+    for element in _part_boundaries(size)[:-1]:
+        yield _ElementPair(element, _number_at(a, element, size), _number_at(b, element, size))
 
 
 def _number_at(tensor: _UnpackedTensor, element: int, size: int) -> TensorNumber | None:
     if tensor.runs is None:
-        return tensor.first[_part_starts(size).index(element)]
-    left = element
-    for count, value in tensor.runs:
-        left -= count
-        if left < 0 or tensor.size < 0:
-            return value
+        return tensor.first[_part_boundaries(size).index(element)]
+    end = 0
+    for count, number in tensor.runs:
+        end += count
+        if element < end or tensor.size == _ANY_SIZE:
+            return number
     return None
 
 
 def _differing_part(a: _UnpackedTensor, b: _UnpackedTensor) -> str:
-    """In which elements two tensors differ whose recorded numbers are equal; empty where they
-    don't.
-    """
-    size = max(a.size, b.size)
+    """Where two tensors with equal samples differ, by their digests; empty if they are equal."""
     if a.runs is not None or b.runs is not None:
         return "one of them has more different numbers"
-    cuts = _part_starts(size)
-    unlike = next(
-        (k for k, (x, y) in enumerate(zip(a.digests, b.digests, strict=False)) if x != y), None
-    )
-    return "" if unlike is None else f"one of the elements {cuts[unlike]} to {cuts[unlike + 1] - 1}"
+    boundaries = _part_boundaries(max(a.size, b.size))
+    for part, (digest_a, digest_b) in enumerate(zip(a.digests, b.digests, strict=False)):
+        if digest_a != digest_b:
+            return f"one of the elements {boundaries[part]} to {boundaries[part + 1] - 1}"
+    return ""
 
 
 def _is_close(x: TensorNumber | None, y: TensorNumber | None, tolerance: float) -> bool:

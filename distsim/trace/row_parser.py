@@ -1,5 +1,7 @@
-"""The calls of a trace's file: from lines to columns, each line held against the header and the
-line before.
+"""Parses the calls of a trace file into columns, and checks them.
+
+Key idea: speed. A chunk of lines is parsed as one JSON array and checked column by column. Only if
+that fails, the lines are parsed one by one to find the first bad one (`_raise_for_bad_line`).
 """
 
 from __future__ import annotations
@@ -17,10 +19,9 @@ from distsim.findings.finding_types import SourceLocation
 from distsim.trace.header import MAX_RANKS, TRACE_REMEDY, has_type, shortened_line
 from distsim.trace.model import COLUMN_TYPES, OPTIONAL_COLUMNS, TEXT_COLUMNS, Trace
 
-#: What calls are in the order of: rank by rank, in a rank as its program has them, of a batch first
-#: the batch.
+#: The sort key of calls: by rank, then in program order; a batch precedes its parts.
 _ORDER_COLUMNS: Final = ("rank", "position", "part")
-#: Keys of a call's arguments, and what they are; of a list, what its items are.
+#: Types of a call's arguments; [type]: a list of items of this type.
 _ARG_TYPES: Final = {
     "waits": [int],
     "input_parts": [int],
@@ -41,7 +42,11 @@ _ARG_TYPES: Final = {
 
 @dataclass
 class TraceRowParser:
-    """Builds the columns, chunk by chunk."""
+    """Builds the columns, chunk by chunk: call `parse` for each chunk, then `trace`.
+
+    ``pieces``: the arrays of each column by chunk. ``index``: the number of each text in the table
+    of its column.
+    """
 
     file: str
     header: dict[str, Any]
@@ -54,79 +59,86 @@ class TraceRowParser:
     )
 
     def __post_init__(self) -> None:
-        #: Ranks of each group; names may repeat (one group per value of `by`), ids do not.
-        self._by_name: dict[str, list[tuple[int, frozenset[object]]]] = {}
+        #: (id, ranks) of the groups of each name. Names may repeat (one group per value of `by`).
+        self._groups_by_name: dict[str, list[tuple[int, frozenset[object]]]] = {}
         for number, (name, ranks) in enumerate(self.header.get("groups", [])):
-            self._by_name.setdefault(name, []).append((number, frozenset(ranks)))
-        self._plain: dict[object, int] = {
-            name: ids[0][0] for name, ids in self._by_name.items() if len(ids) == 1
+            self._groups_by_name.setdefault(name, []).append((number, frozenset(ranks)))
+        self._ids_of_unique_names: dict[object, int] = {
+            name: groups[0][0] for name, groups in self._groups_by_name.items() if len(groups) == 1
         }
-        self._others: dict[str, int] = {}  # groups that the header lacks
-        self.size = int(self.header.get("world_size") or 0)
-        self.last = (-1, 0, 0)  # of the last call: see `_ORDER_COLUMNS`
+        self._groups_without_header: dict[str, int] = {}
+        self._world_size = int(self.header.get("world_size") or 0)
+        #: The sort key of the last call, see `_ORDER_COLUMNS`.
+        self._last_key = (-1, 0, 0)
 
-    def take(self, lines: list[str], number: int) -> None:
-        """Add lines; ``number`` is the first one's. A chunk that can't be taken whole is gone
-        through line by line.
-        """
+    def parse(self, lines: list[str], first_number: int) -> None:
+        """Add a chunk of lines; ``first_number``: the number of its first line in the file."""
         try:
             rows = json.loads("[" + ",".join(lines) + "]")
             if len(rows) != len(lines):
                 raise ValueError("a line holds several values")
             arrays = {name: self._column(name, rows) for name in COLUMN_TYPES}
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-            self._blame(lines, number)
+            self._raise_for_bad_line(lines, first_number)
             raise UsageError(
-                f"{self.file}:{number}: these lines can't be read", TRACE_REMEDY
+                f"{self.file}:{first_number}: these lines can't be read", TRACE_REMEDY
             ) from None
-        self._check(arrays, number)
+        self._check_ranks(arrays, first_number)
+        self._check_order(arrays, first_number)
         for name, array in arrays.items():
             self.pieces[name].append(array)
         self.count += len(rows)
 
-    def _check(self, arrays: Mapping[str, NDArray[Any]], number: int) -> None:
-        """Raise UsageError for the first call of a rank that the world does not have, or that
-        stands before one it follows.
-        """
-        limit = self.size or MAX_RANKS
+    def _check_ranks(self, arrays: Mapping[str, NDArray[Any]], first_number: int) -> None:
+        """Raise UsageError for the first call that names a rank outside the world."""
+        limit = self._world_size or MAX_RANKS
         for name in ("rank", "peer"):
             outside = np.flatnonzero(arrays[name] >= limit)
             if len(outside):
-                said = f"`{name}` {arrays[name][outside[0]]} is outside the world of {limit}"
-                raise UsageError(f"{self.file}:{number + int(outside[0])}: {said}", TRACE_REMEDY)
-        keys = [
-            np.concatenate(([last], arrays[name]))
-            for name, last in zip(_ORDER_COLUMNS, self.last, strict=True)
-        ]
-        (rank, position, part), (rank_0, position_0, part_0) = (
-            [k[1:] for k in keys],
-            [k[:-1] for k in keys],
+                row = int(outside[0])
+                raise UsageError(
+                    f"{self.file}:{first_number + row}: "
+                    f"`{name}` {arrays[name][row]} is outside the world of {limit}",
+                    TRACE_REMEDY,
+                )
+
+    def _check_order(self, arrays: Mapping[str, NDArray[Any]], first_number: int) -> None:
+        """Raise UsageError for the first call that does not follow the one before it."""
+        keys = np.stack(
+            [
+                np.concatenate(([last], arrays[name]))
+                for name, last in zip(_ORDER_COLUMNS, self._last_key, strict=True)
+            ]
         )
-        follows = (position > position_0) | ((position == position_0) & (part > part_0))
-        odd = np.flatnonzero((rank < rank_0) | ((rank == rank_0) & ~follows))
-        if len(odd):
-            i = int(odd[0])
-            here, there = (
-                f"rank {r[i]}, position {p[i]}, part {q[i]}"
-                for r, p, q in ((rank, position, part), (rank_0, position_0, part_0))
-            )
+        rank, position, part = keys[:, 1:]
+        previous_rank, previous_position, previous_part = keys[:, :-1]
+        same_position = position == previous_position
+        follows = (position > previous_position) | (same_position & (part > previous_part))
+        is_wrong = (rank < previous_rank) | ((rank == previous_rank) & ~follows)
+        wrong = np.flatnonzero(is_wrong)
+        if len(wrong):
+            row = int(wrong[0])
+            call, previous = _key_text(keys[:, row + 1]), _key_text(keys[:, row])
             raise UsageError(
-                f"{self.file}:{number + i}: the calls are not in order: {here}, after {there}",
+                f"{self.file}:{first_number + row}: "
+                f"the calls are not in order: {call}, after {previous}",
                 "write the trace again",
             )
-        self.last = (int(rank[-1]), int(position[-1]), int(part[-1]))
+        self._last_key = (int(rank[-1]), int(position[-1]), int(part[-1]))
 
     def _column(self, name: str, rows: list[dict[str, Any]]) -> NDArray[Any]:
-        values: list[Any] = (
-            [row.get(name, OPTIONAL_COLUMNS[name]) for row in rows]
-            if name in OPTIONAL_COLUMNS
-            else [row[name] for row in rows]
-        )
+        """One column of a chunk. Raises ValueError, TypeError, KeyError or OverflowError."""
+        values: list[Any]
+        if name in OPTIONAL_COLUMNS:
+            default = OPTIONAL_COLUMNS[name]
+            values = [row.get(name, default) for row in rows]
+        else:
+            values = [row[name] for row in rows]
         if name == "group":
-            plain = self._plain
+            unique = self._ids_of_unique_names
             values = [
-                plain[v] if v in plain else self._group(v, row["rank"])
-                for v, row in zip(values, rows, strict=True)
+                unique[value] if value in unique else self._group_id(value, row["rank"])
+                for value, row in zip(values, rows, strict=True)
             ]
         elif name == "place":
             values = self._places(values)
@@ -148,10 +160,10 @@ class TraceRowParser:
         return array
 
     def _places(self, values: list[object]) -> list[int]:
-        known: dict[
-            tuple[object, ...], int
-        ] = {}  # of this chunk, by the values as they are written
-        table, numbers = self.index["place"], []
+        # Most places repeat, so each one is parsed once per chunk, keyed by its JSON values.
+        known: dict[tuple[object, ...], int] = {}
+        table = self.index["place"]
+        numbers = []
         for value in values:
             key = (*value.items(),) if isinstance(value, dict) else (value,)
             number = known.get(key)
@@ -160,51 +172,59 @@ class TraceRowParser:
             numbers.append(number)
         return numbers
 
-    def _group(self, name: object, rank: object) -> int:
+    def _group_id(self, name: object, rank: object) -> int:
         """The id of a group, by its name and a member."""
         if not isinstance(name, str):
             raise ValueError("expected `group` as a text")
-        namesakes = self._by_name.get(name, [])
+        namesakes = self._groups_by_name.get(name, [])
+        for number, ranks in namesakes:
+            if rank in ranks:
+                return number
         if namesakes:
-            return next((number for number, ranks in namesakes if rank in ranks), namesakes[0][0])
-        return self._others.setdefault(name, len(self.header.get("groups", [])) + len(self._others))
+            return namesakes[0][0]
+        known = len(self.header.get("groups", [])) + len(self._groups_without_header)
+        return self._groups_without_header.setdefault(name, known)
 
-    def _blame(self, lines: list[str], first: int) -> None:
-        """Raise UsageError for the first line that can't be taken."""
-        for number, line in enumerate(lines, first):
+    def _raise_for_bad_line(self, lines: list[str], first_number: int) -> None:
+        """Raise UsageError for the first line that cannot be parsed."""
+        for number, line in enumerate(lines, first_number):
+            where = f"{self.file}:{number}"
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError):
-                what = f"expected a call as a JSON object, found {shortened_line(line)}"
                 raise UsageError(
-                    f"{self.file}:{number}: {what}", "write the trace again, or remove the line"
+                    f"{where}: expected a call as a JSON object, found {shortened_line(line)}",
+                    "write the trace again, or remove the line",
                 ) from None
             if not isinstance(row, dict):
                 raise UsageError(
-                    f"{self.file}:{number}: expected a call as a JSON object, found {shortened_line(line)}",
+                    f"{where}: expected a call as a JSON object, found {shortened_line(line)}",
                     TRACE_REMEDY,
                 )
-            for name in COLUMN_TYPES:
-                if name not in row and name not in OPTIONAL_COLUMNS:
-                    raise UsageError(
-                        f"{self.file}:{number}: the call has no `{name}`", TRACE_REMEDY
-                    )
-                try:
-                    self._column(name, [row])
-                except (ValueError, TypeError, KeyError, OverflowError) as fault:
-                    known = {
-                        OverflowError: f"`{name}` is too large",
-                        TypeError: f"`{name}` is of a wrong type",
-                    }
-                    text = known.get(type(fault), str(fault))
-                    raise UsageError(
-                        f"{self.file}:{number}: {text}, found {shortened_line(json.dumps(row.get(name)))}",
-                        TRACE_REMEDY,
-                    ) from None
+            self._check_row(row, where)
+
+    def _check_row(self, row: dict[str, Any], where: str) -> None:
+        """Raise UsageError for the first value of a call that cannot be parsed."""
+        for name in COLUMN_TYPES:
+            if name not in row and name not in OPTIONAL_COLUMNS:
+                raise UsageError(f"{where}: the call has no `{name}`", TRACE_REMEDY)
+            try:
+                self._column(name, [row])
+            except (ValueError, TypeError, KeyError, OverflowError) as fault:
+                texts = {
+                    OverflowError: f"`{name}` is too large",
+                    TypeError: f"`{name}` is of a wrong type",
+                }
+                text = texts.get(type(fault), str(fault))
+                value = shortened_line(json.dumps(row.get(name)))
+                raise UsageError(f"{where}: {text}, found {value}", TRACE_REMEDY) from None
 
     def trace(self) -> Trace:
+        """The trace of all parsed chunks."""
         tables: dict[str, list[Any]] = {name: list(self.index[name]) for name in TEXT_COLUMNS}
-        tables["group"] = [name for name, _ in self.header.get("groups", [])] + list(self._others)
+        tables["group"] = [name for name, _ in self.header.get("groups", [])] + list(
+            self._groups_without_header
+        )
         empty = {name: np.empty(0, dtype=dtype) for name, dtype in COLUMN_TYPES.items()}
         columns = {
             name: np.concatenate(self.pieces[name]) if self.pieces[name] else empty[name]
@@ -213,17 +233,28 @@ class TraceRowParser:
         return Trace(self.header, tables, columns)
 
 
+def _key_text(key: NDArray[Any]) -> str:
+    rank, position, part = key
+    return f"rank {rank}, position {position}, part {part}"
+
+
 def _parse_args(value: Any) -> str:
+    """The arguments of a call, as the text in which a trace keeps them."""
     if value is not None and not isinstance(value, dict):
         raise ValueError("expected `args` as an object or null")
-    for name, given in (value or {}).items():
-        kind: Any = _ARG_TYPES.get(name, object)
-        items = given if isinstance(kind, list) else [given]
-        if not isinstance(items, list) or not all(
-            has_type(item, kind[0] if isinstance(kind, list) else kind) for item in items
-        ):
+    if not value:
+        return ""
+    for name, argument in value.items():
+        if not _is_valid_argument(name, argument):
             raise ValueError(f"expected `{name}` in `args` as distsim writes it")
-    return json.dumps(value, ensure_ascii=False) if value else ""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _is_valid_argument(name: str, value: object) -> bool:
+    kind: Any = _ARG_TYPES.get(name, object)
+    if not isinstance(kind, list):
+        return has_type(value, kind)
+    return isinstance(value, list) and all(has_type(item, kind[0]) for item in value)
 
 
 def _parse_place(value: object) -> SourceLocation:
@@ -231,11 +262,9 @@ def _parse_place(value: object) -> SourceLocation:
         raise ValueError("expected `place` as an object")
     file, op, rank = value.get("file", ""), value.get("op", ""), value.get("rank")
     line, column = value.get("line", 0), value.get("column", 0)
-    if not (
-        isinstance(file, str)
-        and isinstance(op, str)
-        and type(line) is type(column) is int
-        and (rank is None or type(rank) is int)
-    ):
+    has_texts = isinstance(file, str) and isinstance(op, str)
+    has_numbers = type(line) is int and type(column) is int
+    has_rank = rank is None or type(rank) is int
+    if not (has_texts and has_numbers and has_rank):
         raise ValueError("expected `place` as {file, line, column, op, rank}")
     return SourceLocation(file, line, column, op, rank)

@@ -1,9 +1,10 @@
-"""A trace run again: in simulated time, as it was, at another speed, on another cluster or under
-another back end; or for real.
+"""Replays a trace: simulates its calls again, or prepares them for a real run.
 
-A trace of the simulator, replayed under its own cluster, gives the same times again. A recorded one
-gives what the simulator makes of the same calls: durations of compute and the pauses between calls
-are kept, those of communication are priced anew.
+A replay may change the speed, the cluster or the backend. A simulated trace under its own cluster
+yields the same times again. A recorded trace yields the prediction for the same calls: durations of
+compute and the pauses between calls are kept, those of communication are predicted.
+
+`rebuild` turns the trace into a program; `compact` turns it into a readable scenario.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from distsim.hardware.cost import CostModel
 from distsim.program.model import Program
 from distsim.scenario import Scenario
 from distsim.simulation.simulate_scenario import Simulation, simulate_program
-from distsim.trace.model import TIME_COLUMNS, Trace, is_partial
+from distsim.trace.model import TIME_COLUMNS, Trace
+from distsim.trace.run_end import is_partial
 from distsim.trace_replay.rebuild import (
     UNSCALED,
     RebuiltProgram,
@@ -32,8 +34,8 @@ from distsim.trace_replay.rebuild import (
     rebuild_program,
 )
 
-#: Keys of a header that tell of the program, and stay those of the trace; all others are the run's.
-#: A replay works out no values.
+#: Keys of a header that describe the program and are kept from the trace; all others come from the
+#: new run. A replay computes no values.
 _PROGRAM_HEADER_KEYS = (
     "name",
     "file",
@@ -52,8 +54,10 @@ ClusterChoice = str | Mapping[str, object] | Cluster | None
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """``trace`` has the rows of ``source``, with the times of this run. ``run`` is the run of
-    ``program``, pauses included.
+    """A simulated replay.
+
+    ``trace`` has the rows of ``source`` with the times of the replay. ``run`` is the run of
+    ``program``, which has pauses too.
     """
 
     source: Trace
@@ -64,7 +68,7 @@ class ReplayResult:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """Where the time went."""
+        """How the time is spent."""
         return build_timeline(self.trace)
 
     @property
@@ -73,9 +77,7 @@ class ReplayResult:
 
     @property
     def outcome(self) -> str:
-        """The run's; of a trace that did not come to its end "partial" where the run did, or says
-        nothing of how the rest would end.
-        """
+        """The outcome of the replay; see `_replayed_outcome` for partial traces."""
         return _replayed_outcome(self.source, self.run.outcome)
 
 
@@ -89,40 +91,36 @@ def replay_trace(
 ) -> ReplayResult:
     """Simulate a trace's calls again.
 
-    ``cluster``: None takes the prices that the trace carries, else the preset it names, else the
-    back end's default. ``backend``: None takes the trace's. ``scale``: see `ReplayScale`.
-    ``ordered``: the time-ordered engine, even where the fast one is exact. Receives from any source
-    take what they took; a simulated trace under unchanged conditions needs no help for that. Raises
-    UsageError for a trace that tells of no program.
+    ``cluster``: None takes the costs that the trace contains, else the preset that it names, else
+    the backend's default. ``backend``: None takes the trace's. ``ordered``: use the event-driven
+    engine even if the fast one is exact. Receives from any source take the same messages again; a
+    simulated trace under unchanged conditions needs no help for that. Raises UsageError for a trace
+    without a program.
     """
     chosen = _choose_backend(trace, backend)
-    again = (
-        trace.header.get("source") == "simulated"
-        and cluster is None
-        and backend is None
-        and scale == UNSCALED
-    )
-    rebuilt = rebuild_program(trace, backend=chosen, scale=scale, resolve=not again)
+    is_unchanged = cluster is None and backend is None and scale == UNSCALED
+    repeats_simulation = is_unchanged and trace.header.get("source") == "simulated"
+    rebuilt = rebuild_program(trace, backend=chosen, scale=scale, resolve=not repeats_simulation)
     cost = _cost_model(trace, cluster, rebuilt.program)
-    done = run_program(rebuilt.program, BACKEND_PROFILES[chosen], cost, ordered=ordered)
-    return ReplayResult(
-        trace, rebuilt.program, done, cost, _with_source_rows(trace, rebuilt, done.trace)
-    )
+    run = run_program(rebuilt.program, BACKEND_PROFILES[chosen], cost, ordered=ordered)
+    replayed = _with_source_rows(trace, rebuilt, run.trace)
+    return ReplayResult(trace, rebuilt.program, run, cost, replayed)
 
 
 def _replayed_outcome(source: Trace, outcome: str) -> str:
-    unknown = (
-        source.header.get("cut")
-        or not source.header.get("outcome")
-        or outcome in ("completes", "wrong-data")
-    )
-    return "partial" if is_partial(source) and unknown else outcome
+    """The outcome of a replay, given the run's outcome.
+
+    It is "partial" if the trace is partial and the run does not reveal how the rest would end.
+    """
+    if not is_partial(source):
+        return outcome
+    if source.header.get("cut") or not source.header.get("outcome"):
+        return "partial"
+    return "partial" if outcome in ("completes", "wrong-data") else outcome
 
 
 def _choose_backend(trace: Trace, wanted: str | None) -> str:
-    """The back end that was asked for, else the trace's. Raises UsageError for one without a
-    profile.
-    """
+    """The wanted backend, else the trace's. Raises UsageError for one without a profile."""
     chosen = wanted or str(trace.header.get("backend") or DEFAULT_BACKEND)
     if chosen not in BACKEND_PROFILES:
         raise UsageError(
@@ -132,48 +130,44 @@ def _choose_backend(trace: Trace, wanted: str | None) -> str:
 
 
 def _cost_model(trace: Trace, wanted: ClusterChoice, program: Program) -> CostModel:
-    """Under the cluster that was asked for, else the prices that the trace carries, else the preset
-    it names, else the back end's.
-    """
-    named = trace.header.get("cluster")
-    given = (
-        wanted
-        if wanted is not None
-        else trace.header.get("prices") or (named if named in PRESETS else None)
-    )
-    cluster = default_cluster(program.backend) if given is None else cluster_from(given)
+    """The cost model of the wanted cluster, else of the trace's, else of the backend's default."""
+    choice = wanted
+    if choice is None:
+        name = trace.header.get("cluster")
+        choice = trace.header.get("prices") or (name if name in PRESETS else None)
+    cluster = default_cluster(program.backend) if choice is None else cluster_from(choice)
     return CostModel(cluster, program.world_size, program.local_size, program.link_faults)
 
 
-def _with_source_rows(source: Trace, rebuilt: RebuiltProgram, done: Trace) -> Trace:
-    """A run with the rows of the trace that it came from, and that trace's facts; times, matches
-    and queues are the run's.
+def _with_source_rows(source: Trace, rebuilt: RebuiltProgram, run: Trace) -> Trace:
+    """A run with the rows and the program's header keys of the trace that it replays.
+
+    Times, matches and queues are those of the run; its pauses are dropped.
     """
     kept = rebuilt.kept
-    number = np.cumsum(kept) - 1
-    order = np.argsort(source["rank"], kind="stable")  # the program's rows go rank by rank
+    # The rows of the program are ordered by rank: the k-th kept row is row order[k] of the source.
+    order = np.argsort(source["rank"], kind="stable")
     columns = {name: column.copy() for name, column in source.columns.items()}
     for name in (*TIME_COLUMNS, "queue"):
-        columns[name][order] = done[name][kept]
-    match = done["match"][kept]
-    if done.header["source"] == "simulated" and len(order):  # a match is the first row that has it
-        match = np.where(match >= 0, order[number[match]], match)
+        columns[name][order] = run[name][kept]
+    match = run["match"][kept]
+    is_simulated = run.header["source"] == "simulated"
+    if is_simulated and len(order):
+        # A simulated match is the number of its first row, so it has to be renumbered.
+        kept_before = np.cumsum(kept) - 1
+        match = np.where(match >= 0, order[kept_before[match]], match)
     columns["match"][order] = match
-    kept_facts = {
-        name: source.header[name] for name in _PROGRAM_HEADER_KEYS if name in source.header
+
+    header = {name: source.header[name] for name in _PROGRAM_HEADER_KEYS if name in source.header}
+    header |= {
+        name: value for name, value in run.header.items() if name not in _PROGRAM_HEADER_KEYS
     }
-    run_facts = {
-        name: value for name, value in done.header.items() if name not in _PROGRAM_HEADER_KEYS
-    }
-    if done.header["source"] == "simulated" and is_partial(source):
-        run_facts |= {
-            "outcome": _replayed_outcome(source, str(done.header.get("outcome"))),
-            "complete": False,
-        }
-        run_facts |= {"cut": source.header["cut"]} if source.header.get("cut") else {}
-    return Trace(
-        {**kept_facts, **run_facts}, {**source.tables, "queue": done.tables["queue"]}, columns
-    )
+    if is_simulated and is_partial(source):
+        header["outcome"] = _replayed_outcome(source, str(run.header.get("outcome")))
+        header["complete"] = False
+        if source.header.get("cut"):
+            header["cut"] = source.header["cut"]
+    return Trace(header, {**source.tables, "queue": run.tables["queue"]}, columns)
 
 
 # --- for real ---
@@ -181,7 +175,7 @@ def _with_source_rows(source: Trace, rebuilt: RebuiltProgram, done: Trace) -> Tr
 
 @dataclass(frozen=True)
 class RealReplay:
-    """``simulation`` is of the calls of ``source``, pauses included."""
+    """A replay that is ready for a real run. ``simulation``: of the same calls, with pauses."""
 
     source: Trace
     rebuilt: RebuiltProgram
@@ -189,11 +183,11 @@ class RealReplay:
 
     @property
     def program(self) -> Program:
-        """The simulated calls, with memory that a process can work in."""
+        """The simulated calls with named buffers, so that a process can allocate them first."""
         return self.rebuilt.program
 
     def rows_of(self, recorded: Trace) -> Trace:
-        """A recording of the run with the rows of the source: without the pauses."""
+        """A recording of the run, reduced to the rows of the source."""
         return _with_source_rows(self.source, self.rebuilt, recorded)
 
 
@@ -205,31 +199,26 @@ def prepare_real_replay(
     cluster: ClusterChoice = None,
     scale: ReplayScale = UNSCALED,
 ) -> RealReplay:
-    """Make a trace's calls a program again and simulate it under ``backend``. ``cluster``: see
-    `replay`.
+    """Rebuild the program of a trace, and simulate it with ``backend``.
 
-    ``file``: what the trace is called in a report. Raises UsageError for a trace that tells of no
-    program.
+    ``file``: the name of the trace in a report. ``cluster``: see `replay_trace`. Raises UsageError
+    for a trace without a program.
     """
     if not len(trace):
         raise UsageError(
             f"{file} has no calls, so there is nothing to run",
             "record one with `distsim run FILE --real --trace F.jsonl`",
         )
-    plain, named = (
-        rebuild_program(
-            trace, backend=_choose_backend(trace, backend), scale=scale, real=True, named=named
-        )
-        for named in (False, True)
-    )
-    program, size, nodes = plain.program, trace.world_size, node_count(trace)
+    chosen = _choose_backend(trace, backend)
+    unnamed = rebuild_program(trace, backend=chosen, scale=scale, real=True)
+    named = rebuild_program(trace, backend=chosen, scale=scale, real=True, named=True)
+    program, size, nodes = unnamed.program, trace.world_size, node_count(trace)
     world = {"nodes": nodes, "ranks_per_node": size // nodes} if size % nodes == 0 else size
     scenario = Scenario(
         name=program.name, world=world, backend=backend, program=[], file=program.file or file
     )
-    simulation = simulate_program(
-        scenario, program, _cost_model(trace, cluster, program), with_values=False
-    )
+    cost = _cost_model(trace, cluster, program)
+    simulation = simulate_program(scenario, program, cost, with_values=False)
     return RealReplay(trace, named, simulation)
 
 

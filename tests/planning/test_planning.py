@@ -97,7 +97,7 @@ def test_a_layout_takes_as_long_as_its_scenario_simulated_call_by_call(name: str
     assert found.verdict is not None
     assert (found.outcome, found.verdict.verdict) == ("completes", "ok")
     assert LayoutEvaluator(asked).timed(layout).step().makespan_ns == found.makespan_ns
-    assert max(LayoutEvaluator(asked).timed(layout).held()) == max(
+    assert max(LayoutEvaluator(asked).timed(layout).peak_bytes()) == max(
         one.total for one in peak_memory(found.scenario, found.program)
     )
 
@@ -137,7 +137,7 @@ def test_few_micro_batches_stand_for_many_exactly(pp: int, chunks: int, count: i
             ParallelLayout(pp, pp=pp, chunks=chunks)
         )
 
-        assert timed.step().makespan_ns == timed._run_piped(count).makespan_ns
+        assert timed.step().makespan_ns == timed._run_pipeline(count).makespan_ns
 
 
 def test_what_a_steps_time_goes_into_adds_up_and_agrees_with_the_simulation() -> None:

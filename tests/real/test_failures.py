@@ -22,7 +22,7 @@ from distsim.output.trace_data.partial_run import partial_run_text
 from distsim.real import run as real
 from distsim.real.shared.progress_file import ProgressFile, RankPhase
 from distsim.trace.jsonl import parse_trace, read_trace, trace_lines
-from distsim.trace.model import is_partial
+from distsim.trace.run_end import is_partial
 from tests.support.harness import Cli
 from tests.support.json_schema import Schema
 from tests.support.real_runs import ROOT, children, deaf, folders, run, scenario, until, written

@@ -18,7 +18,8 @@ from distsim.common.errors import EnvironmentFault, UsageError
 from distsim.findings.finding_types import SourceLocation
 from distsim.output.json.chrome_trace import chrome_trace_lines
 from distsim.trace.jsonl import parse_trace, read_trace, same_trace, trace_lines, write_trace
-from distsim.trace.model import COLUMN_TYPES, NEVER, NO_LOCATION, TEXT_COLUMNS, Trace, is_partial
+from distsim.trace.model import COLUMN_TYPES, NEVER, NO_LOCATION, TEXT_COLUMNS, Trace
+from distsim.trace.run_end import is_partial
 from tests.support.harness import draws
 
 PLACE = SourceLocation("ring.yaml", 9, 5, "send")
@@ -533,4 +534,4 @@ def test_the_rows_of_some_operations_are_those_that_name_one_of_them(
 ) -> None:
     trace = make([{"op": op} for op in made])
     assert trace.ops(*asked).tolist() == [op in asked for op in made]
-    assert trace.said("op", frozenset(asked)).tolist() == [op in asked for op in made]
+    assert trace.rows_with_text("op", frozenset(asked)).tolist() == [op in asked for op in made]

@@ -332,7 +332,7 @@ def test_a_killed_rank_of_a_trace_is_killed_for_real() -> None:
     run, status = run_simulation(
         ready.simulation,
         program=ready.program,
-        wish=RealRunOptions(backend="gloo", force=True, timeout_ns=5 * real_runs.SECOND),
+        options=RealRunOptions(backend="gloo", force=True, timeout_ns=5 * real_runs.SECOND),
     )
 
     assert run is not None

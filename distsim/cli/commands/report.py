@@ -84,7 +84,7 @@ def _report_run_of_trace(arguments: ReportArguments) -> tuple[ReportRun, int]:
     """A recorded run, and the exit status: 1 for a partial recording or an error finding."""
     from distsim.output.page import report_run_from_trace
     from distsim.trace.jsonl import read_trace
-    from distsim.trace.model import is_partial
+    from distsim.trace.run_end import is_partial
 
     trace = read_trace(arguments.file)
     run = report_run_from_trace(trace, arguments.file, _simulation_of_trace(arguments))

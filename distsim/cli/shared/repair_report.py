@@ -75,7 +75,7 @@ def _repairs_of_trace(file: str, backend: str | None) -> str:
     from distsim.common.errors import UsageError
     from distsim.repair.from_trace import find_trace_repairs
     from distsim.trace.jsonl import read_trace
-    from distsim.trace.model import is_partial
+    from distsim.trace.run_end import is_partial
 
     try:
         trace = read_trace(file)

@@ -95,7 +95,7 @@ def _read_nonempty_trace(file: str) -> Trace:
     """Read a trace. Raises UsageError for a partial trace without calls."""
     from distsim.common.errors import UsageError
     from distsim.trace.jsonl import read_trace
-    from distsim.trace.model import is_partial
+    from distsim.trace.run_end import is_partial
 
     trace = read_trace(file)
     if not len(trace) and is_partial(trace):
@@ -108,7 +108,7 @@ def _read_nonempty_trace(file: str) -> Trace:
 
 def _note_partial_trace(file: str, trace: Trace) -> None:
     from distsim.cli.shared import console
-    from distsim.trace.model import is_partial
+    from distsim.trace.run_end import is_partial
 
     if is_partial(trace):
         console.note(

@@ -10,7 +10,8 @@ from typing import Final
 from distsim.checker.wording import rank_list
 from distsim.common.units import show_ns
 from distsim.output.text_layout import truncated
-from distsim.trace.model import StoppedRank, Trace, is_partial, stopped_ranks
+from distsim.trace.model import Trace
+from distsim.trace.run_end import StoppedRank, is_partial, stopped_ranks
 
 #: Groups of ranks that are told, and characters of an error's words.
 MAX_STOP_LINES: Final = 8

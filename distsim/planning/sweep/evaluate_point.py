@@ -74,22 +74,25 @@ def evaluate_point(task: SweepTask) -> dict[str, object]:
 
 
 def _result_cells(found: Simulation) -> dict[str, object]:
-    band = makespan_range(found.cost, found.program, found.timeline)
-    told, room = training_metrics(found), found.cost.cluster.device.memory_nbytes
-    most = max((one.total for one in peak_memory(found.scenario, found.program)), default=None)
+    """The cells of a simulated point; None becomes an empty cell."""
+    low_ns, high_ns = makespan_range(found.cost, found.program, found.timeline) or (None, None)
+    available = found.cost.cluster.device.memory_nbytes
+    totals = [peak.total for peak in peak_memory(found.scenario, found.program)]
+    memory = round(max(totals) / available, 4) if totals and available else None
     facts: dict[str, object] = {
         "outcome": found.outcome,
         "verdict": found.verdict.verdict if found.verdict else None,
         "makespan_ns": found.makespan_ns,
-        "low_ns": band[0] if band else None,
-        "high_ns": band[1] if band else None,
+        "low_ns": low_ns,
+        "high_ns": high_ns,
         "iteration_ns": found.iteration_ns,
-        "memory": round(most / room, 4) if most is not None and room else None,
+        "memory": memory,
         "findings": " ".join(dict.fromkeys(f.code for f in found.findings)),
     }
-    if told is not None:
-        facts |= {"tokens_s_gpu": round(told.tokens_s_gpu, 3), "mfu": round(told.mfu, 5)}
-        facts |= {"bubble": round(told.bubble, 5), "exposed": round(told.exposed, 5)}
+    training = training_metrics(found)
+    if training is not None:
+        facts |= {"tokens_s_gpu": round(training.tokens_s_gpu, 3), "mfu": round(training.mfu, 5)}
+        facts |= {"bubble": round(training.bubble, 5), "exposed": round(training.exposed, 5)}
     return facts
 
 

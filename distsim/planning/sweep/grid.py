@@ -78,33 +78,23 @@ def grid_points(grid: Mapping[str, Sequence[str]], clusters: Sequence[str] = ())
 def point_key(
     text: str, file: str, point: GridPoint, sets: Sequence[str] = (), more: object = None
 ) -> str:
-    """A hash of what a point comes to: the file's data with everything set, the cluster's content,
-    the version of distsim.
+    """A hash of everything on which the result of a point depends.
 
-    Of a file that can't be read: of the texts. ``more``: what else decides the result.
+    This is the file's data with all settings, the contents of referenced files, and the version of
+    distsim. For a file that cannot be parsed, its text counts. ``more``: further influences.
     """
     try:
-        data: object = {
-            k: v
-            for k, v in load_raw(text, file, (*sets, *point.sets)).items()
-            if k not in _IGNORED_KEYS
-        }
+        raw = load_raw(text, file, (*sets, *point.sets))
+        data: object = {key: value for key, value in raw.items() if key not in _IGNORED_KEYS}
     except (ScenarioErrors, UsageError):
         data = [text, *sets, *point.sets]
-    cluster = (
-        point.cluster
-        if point.cluster is not None
-        else data.get("cluster")
-        if isinstance(data, dict)
-        else None
-    )
     if isinstance(data, dict):
-        data["cluster"] = cluster
-    beside = _referenced_file_hashes(data, Path(file).parent)
-    whole = json.dumps(
-        [__version__, data, beside, more], sort_keys=True, default=str, ensure_ascii=True
+        data["cluster"] = point.cluster if point.cluster is not None else data.get("cluster")
+    file_hashes = _referenced_file_hashes(data, Path(file).parent)
+    content = json.dumps(
+        [__version__, data, file_hashes, more], sort_keys=True, default=str, ensure_ascii=True
     )
-    return hashlib.sha256(whole.encode()).hexdigest()[:16]
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def _referenced_file_hashes(data: object, folder: Path) -> list[str]:

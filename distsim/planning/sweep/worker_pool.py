@@ -1,5 +1,7 @@
-"""Tasks on this process, on all cores, or on the workers of a Dask or Ray cluster: joblib and its
-back ends.
+"""Runs tasks in this process, on all cores, or on the workers of a Dask or Ray cluster.
+
+Parallel execution uses joblib and its backends, which is optional: without it, tasks run one after
+the other in this process.
 """
 
 from __future__ import annotations
@@ -30,11 +32,16 @@ def run_tasks(
     jobs: int | None = None,
     address: str | None = None,
 ) -> Iterator[tuple[int, R]]:
-    """(number of the task, its result), as they are done. ``jobs`` processes, left out: one a core;
-    ``address``: `tcp://…` of a Dask scheduler, `ray` or `ray://…`. Raises EnvironmentFault where a
-    package is missing or nobody answers, UsageError for another address."""
+    """Yield (number of the task, its result) as the tasks finish.
+
+    ``jobs``: the number of processes (default: one per core). ``address``: `tcp://…` of a Dask
+    scheduler, `ray` or `ray://…`. Raises EnvironmentFault if a package is missing or no scheduler
+    answers, UsageError for any other address.
+    """
     count = min(jobs or available_cores(), len(tasks))
-    if address is None and (count <= 1 or (jobs is None and not _is_installed("joblib"))):
+    # joblib is required only if the user asked for several processes.
+    may_run_here = count <= 1 or (jobs is None and not _is_installed("joblib"))
+    if address is None and may_run_here:
         for number, task in enumerate(tasks):
             yield number, function(task)
         return

@@ -140,7 +140,7 @@ def _startup_failed(program: Program, ends: Sequence[RankEnd]) -> bool:
 
 
 def _startup_result(simulation: Simulation, final_state: FinalState) -> PostmortemResult:
-    """The result if the start-up fails, as the simulation has already found; it is not diagnosed."""
+    """The result if the start-up fails; the simulation has already found why."""
     startup = simulation.program.startup
     assert startup is not None
     findings = tuple(f for f in simulation.findings if f.code.startswith("DS12"))

@@ -160,7 +160,7 @@ class ComputeLoad:
         wait_until(end_ns, inf if busy else _SLEEP_MARGIN_NS)
 
     def _do_flops(self, flops: float, dtype: str | None, on_gpu: bool) -> None:
-        """Matrix products of 2n³ flops, on a GPU the largest that fit; each one counts as progress."""
+        """Matrix products of 2n³ flops, on a GPU the largest that fit; each counts as progress."""
         remaining = flops
         for side in _MATRIX_SIDES if on_gpu else (_SMALLEST_SIDE,):
             while remaining >= 2 * side**3 or (side == _SMALLEST_SIDE and remaining > 0):

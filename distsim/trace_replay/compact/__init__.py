@@ -1,5 +1,9 @@
-"""A trace as a scenario that people can read: equal ranks as one program, what repeats as loops,
-numbers as expressions of the rank.
+"""Converts a trace into a readable scenario.
+
+The stages, each in a module: calls become items, whose form is separate from their numbers
+(`call_forms`); repetitions of a rank become loops (`loops`); the ranks are aligned into one program
+(`rank_alignment`); numbers that differ by rank become expressions (`rank_expressions`); and all is
+written as YAML (`scenario_writer`).
 """
 
 from __future__ import annotations
@@ -31,13 +35,14 @@ from distsim.trace_replay.compact.scenario_writer import (
     yaml_flow_mapping,
 )
 
-#: Steps without their lines, as a share of those with them, from which on they are preferred.
+#: If merging equal calls of different lines leaves less than this share of the steps, it is done.
 _MERGE_LINES_BELOW: Final = 0.7
 
 
 class CompactResult(NamedTuple):
-    """``text``: of the file. ``calls``: of all ranks; ``steps``: in the file. ``notes``: in what
-    the file says less than the trace.
+    """A scenario file. ``calls``: of all ranks; ``steps``: in the file.
+
+    ``notes``: what the file omits from the trace.
     """
 
     text: str
@@ -51,11 +56,10 @@ def compact_trace(
 ) -> CompactResult:
     """The scenario of a trace, simulated or recorded.
 
-    It has the calls of a replay of the trace, in each rank's order. ``exact``: durations as they
-    were, call by call; else calls that differ in durations alone become one that lasts their
-    mean (None: exact for a simulated trace). ``resolve``: a receive from any source names the
-    rank whose message it took (None: in a recording). Raises UsageError for a trace that tells
-    of no program.
+    It has the calls of a replay of the trace, in each rank's order. ``exact``: keep the duration of
+    each call; otherwise calls that differ only in durations become one that takes their mean (None:
+    exact for a simulated trace). ``resolve``: a receive from any source names the rank whose
+    message it took (None: in a recording). Raises UsageError for a trace without a program.
     """
     if not len(trace):
         raise UsageError(
@@ -63,62 +67,66 @@ def compact_trace(
         )
     simulated = trace.header.get("source") == "simulated"
     exact = simulated if exact is None else exact
+    resolve = not simulated if resolve is None else resolve
     backend = str(trace.header.get("backend") or DEFAULT_BACKEND)
     if backend not in BACKEND_PROFILES:
         raise UsageError(
             f"the trace is of back end `{backend}`, which has no profile",
             f"distsim knows {', '.join(BACKEND_PROFILES)}",
         )
-    rebuilt = rebuild_program(
-        trace, backend=backend, resolve=not simulated if resolve is None else resolve
-    )
+    rebuilt = rebuild_program(trace, backend=backend, resolve=resolve)
     program = rebuilt.program
     mesh = dict(program.mesh) or infer_mesh(program)
-    families = name_groups(program, mesh)
-    itemizer = CallItemizer(rebuilt, trace, families)
+    names = name_groups(program, mesh)
+    itemizer = CallItemizer(rebuilt, trace, names)
     items = {rank: itemizer.items(rank) for rank in range(program.world_size)}
-    entries = _aligned_entries(items, exact)
-    rounds, entries = _unwrap_iterations(entries, program.world_size, trace)
-    writer = ScenarioWriter(families, RankVariables.of(program.world_size, families.mesh), exact)
-    body = writer.program(entries)
-    head = _header_lines(trace, program, families, name)
-    iterations = [f"iterations: {rounds}"] if rounds > 1 else []
-    notes = _notes(
-        exact, program, items_of=sum(map(len, items.values())), written=_step_count(entries)
+    iterations, entries = _unwrap_iterations(
+        _aligned_entries(items, exact), program.world_size, trace
     )
+    writer = ScenarioWriter(names, RankVariables.of(program.world_size, names.mesh), exact)
+    body = writer.program(entries)
+    steps = _step_count(entries)
+    notes = _notes(exact, program, calls=sum(map(len, items.values())), steps=steps)
     lines = [
         *(f"# {note}" for note in notes),
-        *head,
+        *_header_lines(trace, program, names, name),
         "program:" if body else "program: []",
         *body,
-        *iterations,
+        *([f"iterations: {iterations}"] if iterations > 1 else []),
         *_options_and_faults(program),
     ]
-    return CompactResult("\n".join(lines) + "\n", program.call_count, _step_count(entries), notes)
+    return CompactResult("\n".join(lines) + "\n", program.call_count, steps, notes)
 
 
 def _aligned_entries(items: Mapping[int, list[CallItem]], exact: bool) -> list[AlignedEntry]:
-    """Calls of one line of the script as steps; where that says much the same over and over, calls
-    that are alike, whatever their line.
+    """The program of all ranks.
+
+    Calls of different lines of the script stay separate steps, because a reader knows the lines. If
+    that makes the program much longer, equal calls are merged whatever their lines.
     """
-    by_line = align_ranks({rank: find_loops(mine, exact) for rank, mine in items.items()})
-    bare = {
-        rank: [item._replace(form=item.form._replace(source="")) for item in mine]
-        for rank, mine in items.items()
+    by_line = _align_items(items, exact)
+    without_lines = {
+        rank: [item._replace(form=item.form._replace(source="")) for item in rank_items]
+        for rank, rank_items in items.items()
     }
-    alike = align_ranks({rank: find_loops(mine, exact) for rank, mine in bare.items()})
-    return alike if _step_count(alike) < _MERGE_LINES_BELOW * _step_count(by_line) else by_line
+    merged = _align_items(without_lines, exact)
+    is_much_shorter = _step_count(merged) < _MERGE_LINES_BELOW * _step_count(by_line)
+    return merged if is_much_shorter else by_line
 
 
-def _notes(exact: bool, program: Program, items_of: int, written: int) -> tuple[str, ...]:
-    found = [
-        f"Written from a trace: {items_of:,} calls of {program.world_size:,} ranks as {written:,} steps."
+def _align_items(items: Mapping[int, list[CallItem]], exact: bool) -> list[AlignedEntry]:
+    return align_ranks({rank: find_loops(rank_items, exact) for rank, rank_items in items.items()})
+
+
+def _notes(exact: bool, program: Program, calls: int, steps: int) -> tuple[str, ...]:
+    notes = [
+        f"Written from a trace: {calls:,} calls of {program.world_size:,} ranks as {steps:,} steps."
     ]
     if not exact:
-        found.append(
+        notes.append(
             "Durations of computes and pauses are means over the calls that a step stands for."
         )
-    return tuple(found)
+    return tuple(notes)
 
 
 def _step_count(entries: list[AlignedEntry]) -> int:
@@ -130,91 +138,94 @@ def _step_count(entries: list[AlignedEntry]) -> int:
 def _unwrap_iterations(
     entries: list[AlignedEntry], size: int, trace: Trace
 ) -> tuple[int, list[AlignedEntry]]:
-    """Where the whole program is one loop over the trace's iterations, these; and what is
-    inside.
-    """
-    told = int(trace["iteration"].max()) + 1
-    if (
-        told > 1
-        and len(entries) == 1
-        and isinstance(entries[0], AlignedLoop)
-        and entries[0].times == dict.fromkeys(range(size), told)
-    ):
-        return told, entries[0].body
+    """(iterations, body) if the whole program is one loop over the trace's iterations."""
+    iterations = int(trace["iteration"].max()) + 1
+    if iterations > 1 and len(entries) == 1:
+        loop = entries[0]
+        every_rank = dict.fromkeys(range(size), iterations)
+        if isinstance(loop, AlignedLoop) and loop.times == every_rank:
+            return iterations, loop.body
     return 1, entries
 
 
-def _header_lines(trace: Trace, program: Program, families: GroupNames, name: str) -> list[str]:
+def _header_lines(trace: Trace, program: Program, names: GroupNames, name: str) -> list[str]:
     nodes, size = program.nodes, program.world_size
-    world: object = (
-        {"nodes": nodes, "ranks_per_node": size // nodes}
-        if nodes > 1 and size % nodes == 0
-        else size
-    )
-    found: dict[str, object] = {
+    world: object = size
+    if nodes > 1 and size % nodes == 0:
+        world = {"nodes": nodes, "ranks_per_node": size // nodes}
+    header: dict[str, object] = {
         "name": name or program.name or "trace",
         "world": world,
         "backend": program.backend,
     }
-    if (cluster := _cluster_of_trace(trace)) is not None:
-        found["cluster"] = cluster
-    found |= {
-        key: value
-        for key, value in (("mesh", families.mesh), ("groups", families.declared))
-        if value
-    }
-    return [f"{key}: {yaml_flow(value)}" for key, value in found.items()]
+    cluster = _cluster_of_trace(trace)
+    if cluster is not None:
+        header["cluster"] = cluster
+    if names.mesh:
+        header["mesh"] = names.mesh
+    if names.declared:
+        header["groups"] = names.declared
+    return [f"{key}: {yaml_flow(value)}" for key, value in header.items()]
 
 
 def _cluster_of_trace(trace: Trace) -> object:
-    """The preset's name, where its prices are the trace's; else all of them."""
-    named, prices = trace.header.get("cluster"), trace.header.get("prices")
-    if named in PRESETS and (not prices or cluster_from(named).to_mapping() == prices):
-        return named
-    return dict(prices) if isinstance(prices, Mapping) and prices else None
+    """The preset's name if its costs are those of the trace, else all costs."""
+    name, costs = trace.header.get("cluster"), trace.header.get("prices")
+    if name in PRESETS and (not costs or cluster_from(name).to_mapping() == costs):
+        return name
+    return dict(costs) if isinstance(costs, Mapping) and costs else None
 
 
 def _options_and_faults(program: Program) -> list[str]:
-    """Options that are not the usual ones, and faults."""
-    given = {
-        ("timeout" if key == "timeout_ns" else key): value
-        for key, value in program.options.items()
-        if value != _default_option(key)
+    """The lines of options that differ from their defaults, and of faults."""
+    lines = []
+    options = {
+        key: value for key, value in program.options.items() if value != _default_option(key)
     }
-    if isinstance(given.get("timeout"), int):
-        given["timeout"] = duration_text(given["timeout"])
-    lines = [f"options: {yaml_flow_mapping(given)}"] if given else []
+    if options:
+        lines.append(f"options: {yaml_flow_mapping(_option_fields(options))}")
     faults = [_fault_fields(fault) for fault in program.faults]
     faults += [
-        {"link": f.link, "nodes": list(f.nodes), "kind": "slow", "factor": f.factor}
-        for f in program.link_faults
+        {
+            "link": fault.link,
+            "nodes": list(fault.nodes),
+            "kind": "slow",
+            "factor": fault.factor,
+        }
+        for fault in program.link_faults
     ]
-    return lines + (
-        ["faults:", *(f"  - {yaml_flow_mapping(fault)}" for fault in faults)] if faults else []
-    )
+    if faults:
+        lines += ["faults:", *(f"  - {yaml_flow_mapping(fault)}" for fault in faults)]
+    return lines
+
+
+def _option_fields(options: Mapping[str, object]) -> dict[str, object]:
+    """Options under their names in a scenario."""
+    fields = {("timeout" if key == "timeout_ns" else key): options[key] for key in options}
+    timeout = fields.get("timeout")
+    if isinstance(timeout, int):
+        fields["timeout"] = duration_text(timeout)
+    return fields
 
 
 def _default_option(option: str) -> object:
-    """What an option is where nobody sets it."""
-    default = (
-        ProcessGroupOptions.model_fields[option].default
-        if option in ProcessGroupOptions.model_fields
-        else None
-    )
-    return (
-        getattr(ProcessGroupOptions.model_validate({option: default}), option)
-        if isinstance(default, str)
-        else default
-    )
+    """The default of an option, in the form that a program has."""
+    if option not in ProcessGroupOptions.model_fields:
+        return None
+    default = ProcessGroupOptions.model_fields[option].default
+    if isinstance(default, str):
+        # A text such as a duration is parsed by the model.
+        return getattr(ProcessGroupOptions.model_validate({option: default}), option)
+    return default
 
 
 def _fault_fields(fault: RankFault) -> dict[str, object]:
-    found: dict[str, object] = {"rank": fault.rank, "kind": fault.kind}
+    fields: dict[str, object] = {"rank": fault.rank, "kind": fault.kind}
     if fault.at_ns is not None:
-        found["at"] = duration_text(fault.at_ns)
+        fields["at"] = duration_text(fault.at_ns)
     elif fault.position is not None:
-        found["before_call"] = fault.position
-    return found
+        fields["before_call"] = fault.position
+    return fields
 
 
 __all__ = ["CompactResult", "compact_trace"]

@@ -1,14 +1,14 @@
-"""Each rank's calls as items: what must agree for two calls to be one step, and the numbers that
-may differ.
+"""Turns the calls of each rank into items, which separate the form of a call from its numbers.
 
-A *form* is a nested tuple: an operation, its fields, and what kind of value stands in each. The
-values themselves lie flat beside it, in the order in which a walk over the form meets their
-places.
+Two calls can be one step of a scenario if their forms are equal; the numbers may differ, by rank or
+by repetition. A *form* is a nested tuple: an operation, its fields, and the kind of each value. The
+values themselves are stored in flat lists, in the order in which a walk over the form visits them.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -20,16 +20,18 @@ from distsim.trace.model import Trace
 from distsim.trace_replay.compact.group_names import GroupNames
 from distsim.trace_replay.rebuild import RebuiltProgram
 
-#: A duration of which nothing is known: the run ended before.
+#: In place of a duration that is unknown, because the run ended before.
 UNKNOWN_TIME: Final = -1
-#: ("text", words) stands for itself; ("int",), ("time",), ("peer", side), ("ints", n) and ("shape",
-#: dtype, n) take values.
+#: The kind of a value. ("text", value) contains the value; ("int",), ("time",), ("peer", side,
+#: family), ("ints", n) and ("shape", dtype, n) take values from the item.
 FieldSpec = tuple[object, ...]
 
 
 class CallForm(NamedTuple):
-    """``fields``: names and specs, in the order in which they are written. ``source``: where the
-    script has the call.
+    """The form of a call.
+
+    ``fields``: names and kinds, in the order in which they are written. ``source``: the line of the
+    script.
     """
 
     op: str
@@ -38,9 +40,7 @@ class CallForm(NamedTuple):
 
 
 class CallItem(NamedTuple):
-    """``times``: nanoseconds of pause before the call, then of every duration in it; `UNKNOWN_TIME`
-    where it never came to that.
-    """
+    """A call. ``times``: ns of the pause before it, then of every duration in it."""
 
     form: CallForm
     ints: tuple[int, ...]
@@ -55,31 +55,33 @@ class _FormValues:
 
 
 class _RequestNames:
-    """Names of one rank's requests: the lowest number that no open request has."""
+    """Names for the requests of one rank: each takes the lowest number that no open request has."""
 
     def __init__(self) -> None:
-        self.slot: dict[int, int] = {}  # position of an open request -> its number
+        self.numbers: dict[int, int] = {}  # by the position of an open request
 
-    def take(self, position: int, call: CodeCall) -> str:
-        taken = [
-            self.slot.pop(position - back) for back in call.drops if position - back in self.slot
-        ]
-        used = set(self.slot.values())
-        self.slot[position] = (
-            taken[0] if taken else next(k for k in range(len(used) + 1) if k not in used)
-        )
-        return f"h{self.slot[position]}"
+    def open(self, position: int, call: CodeCall) -> str:
+        """Name the request of a call; it takes over the name of a request that it replaces."""
+        replaced = self._close(position, call.drops)
+        used = set(self.numbers.values())
+        if replaced:
+            number = replaced[0]
+        else:
+            number = next(k for k in range(len(used) + 1) if k not in used)
+        self.numbers[position] = number
+        return f"h{number}"
 
-    def spend(self, position: int, call: CodeCall) -> list[str]:
-        return [
-            f"h{self.slot.pop(position - back)}"
-            for back in call.waits
-            if position - back in self.slot
-        ]
+    def wait(self, position: int, call: CodeCall) -> list[str]:
+        """The names of the requests for which a call waits."""
+        return [f"h{number}" for number in self._close(position, call.waits)]
+
+    def _close(self, position: int, distances: Iterable[int]) -> list[int]:
+        requests = [position - distance for distance in distances]
+        return [self.numbers.pop(request) for request in requests if request in self.numbers]
 
 
 class CallItemizer:
-    """One rank's calls to items; pauses become part of the call that follows."""
+    """Turns calls into items; a pause becomes part of the call that follows."""
 
     def __init__(self, rebuilt: RebuiltProgram, trace: Trace, families: GroupNames) -> None:
         self.program, self.families = rebuilt.program, families
@@ -109,7 +111,7 @@ class CallItemizer:
         return found
 
     def _is_pause(self, call: CodeCall) -> bool:
-        """What a replay put between two calls: a sleep that stands nowhere."""
+        """A pause that the replay has inserted: a sleep without a place in a script."""
         site = self.program.sites[call.site]
         return call.op == "sleep" and not site.file and not site.line
 
@@ -125,7 +127,7 @@ class CallItemizer:
         row = OPERATIONS[call.op]
         fields: list[tuple[str, FieldSpec]] = []
         if row.kind == "wait":
-            names = handles.spend(position, call)
+            names = handles.wait(position, call)
             if not names:
                 return None
             fields.append(("handles", ("text", names[0] if len(names) == 1 else tuple(names))))
@@ -145,7 +147,7 @@ class CallItemizer:
         if row.kind in ("collective", "batch", "p2p") and call.is_async:
             fields += [("async", ("text", True))] if row.kind == "collective" else []
             if call.handled:
-                fields.append(("as", ("text", handles.take(position, call))))
+                fields.append(("as", ("text", handles.open(position, call))))
         if (queue := str(call.fields.get("queue") or "")) and row.kind != "local":
             fields.append(("on", ("text", queue)))
         return CallForm(call.op, tuple(fields), self._source(call))
@@ -228,7 +230,9 @@ class CallItemizer:
                 "name",
                 (
                     "text",
-                    self.families.name_made(rank, ranks, str(call.fields.get("name") or "group")),
+                    self.families.name_in_step(
+                        rank, ranks, str(call.fields.get("name") or "group")
+                    ),
                 ),
             ),
             ("ranks", ("ints", len(ranks))),
@@ -283,5 +287,5 @@ def _tensor(buffer: BufferVector, values: _FormValues) -> FieldSpec:
 
 
 def _single_value(value: object) -> int:
-    """A number of a code of one rank."""
+    """A number in the code of a single rank, where vectors have one element."""
     return int(value.flat[0]) if hasattr(value, "flat") else int(value)  # type: ignore[call-overload]

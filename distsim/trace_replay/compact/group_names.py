@@ -1,30 +1,34 @@
-"""Groups of a trace as a file names them: axes of the mesh, one declaration for groups that cut the
-world into parts, or one each.
+"""Names the groups of a trace as a scenario would: by axes of a mesh, or by declarations.
+
+A trace lists each group by its ranks. A scenario uses one name for a whole *family* of disjoint
+groups, for example an axis of the mesh or `by: rank % 4`; each rank then means its own group. So
+groups are put into families first, and each family gets the most readable declaration that fits.
 """
 
 from __future__ import annotations
 
 import keyword
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from distsim.operations.core.resolved_call import RankGroup
+from distsim.program.code import CodeCall
 from distsim.program.model import Program
-from distsim.scenario.format.models.entries import RESERVED_NAMES
+from distsim.scenario.format.reading.name_scope import RESERVED_NAMES
 from distsim.trace_replay.compact.rank_expressions import RankVariables, fit_expression
 
 
 @dataclass
 class _GroupFamily:
-    """Groups without a common rank that one name stands for. ``made``: by new_group steps."""
+    """Disjoint groups that share one name. ``by_steps``: new_group steps create them."""
 
     name: str
     groups: list[RankGroup]
-    made: bool = False
+    by_steps: bool = False
     axes: tuple[str, ...] = ()
 
     @property
@@ -34,10 +38,10 @@ class _GroupFamily:
 
 @dataclass
 class GroupNames:
-    """Which name a rank has for a group. ``family_of``: by the group's number; the world is family
-    0.
+    """The names of all groups.
 
-    ``mesh``: the axes, from the outermost in. ``declared``: name -> what `groups:` says of it.
+    ``family_of``: the family of each group, by its id; the world is family 0. ``mesh``: the axes,
+    the outermost first. ``declared``: name -> its declaration in `groups:`.
     """
 
     program: Program
@@ -45,10 +49,10 @@ class GroupNames:
     families: list[_GroupFamily] = field(default_factory=list)
     family_of: dict[int, int] = field(default_factory=dict)
     declared: dict[str, object] = field(default_factory=dict)
-    _made: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)
+    _ids_of_steps: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)
 
     def name(self, group: int) -> str | tuple[str, ...] | None:
-        """None for the world."""
+        """The name of a group: a name, or several axes; None for the world."""
         if group == 0:
             return None
         family = self.families[self.family_of[group]]
@@ -56,16 +60,20 @@ class GroupNames:
             return family.axes if len(family.axes) > 1 else family.axes[0]
         return family.name
 
-    def name_made(self, rank: int, ranks: Iterable[int], given: str) -> str:
-        """What a new_group step of a rank calls the group: the name by which that rank uses it,
-        where it is in it.
+    def name_in_step(self, rank: int, ranks: Iterable[int], original: str) -> str:
+        """What a new_group step of a rank calls the group.
+
+        For a member it is the name of the family, by which the rank uses the group later.
         """
         members = tuple(sorted(ranks))
-        number = self._made.get((given, members))
-        if number is None:
-            return identifier(given, (*self.mesh, *self.declared, *(f.name for f in self.families)))
-        family = self.families[self.family_of[number]]
-        return family.name if rank in members or len(family.groups) == 1 else f"{family.name}_other"
+        group = self._ids_of_steps.get((original, members))
+        if group is None:
+            families = [family.name for family in self.families]
+            return identifier(original, (*self.mesh, *self.declared, *families))
+        family = self.families[self.family_of[group]]
+        if rank in members or len(family.groups) == 1:
+            return family.name
+        return f"{family.name}_other"
 
     def ranks_in_group(self, family: int) -> dict[int, tuple[int, ...]]:
         """rank -> the ranks of its group of a family."""
@@ -73,118 +81,131 @@ class GroupNames:
 
 
 def name_groups(program: Program, mesh: Mapping[str, int]) -> GroupNames:
-    """The groups that the calls of a program use, put together where one name can stand for
-    several.
-    """
-    found = GroupNames(program, dict(mesh))
-    found.families.append(_GroupFamily("world", [program.groups[0]]))
-    found.family_of[0] = 0
-    callers, made = _callers_and_created(program)
-    names = {"world", *mesh}
+    """Name the groups that the calls of a program use, in families where that is possible."""
+    names = GroupNames(program, dict(mesh))
+    names.families.append(_GroupFamily("world", [program.groups[0]]))
+    names.family_of[0] = 0
+    callers = _callers_by_group(program)
+    created = _groups_created_by_steps(program, callers)
+    taken = {"world", *mesh}
     for group in program.groups[1:]:
         if group.id not in callers:
-            found.family_of[group.id] = 0
+            names.family_of[group.id] = 0
             continue
-        _add_to_family(found, group, group.id in made, callers[group.id] <= set(group.ranks), names)
-    for family in found.families[1:]:
-        if family.made:
+        only_members_call = callers[group.id] <= set(group.ranks)
+        _add_to_family(names, group, group.id in created, only_members_call, taken)
+    # Over a copy: a family that no declaration fits is split, which appends families.
+    for family in names.families[1:]:
+        if family.by_steps:
             for group in family.groups:
-                found._made[group.name, group.ranks] = group.id
+                names._ids_of_steps[group.name, group.ranks] = group.id
         else:
-            _declare_family(found, family)
-    return found
+            _declare_family(names, family)
+    return names
 
 
 def _has_own_options(group: RankGroup) -> bool:
     return group.backend is not None or group.timeout_ns is not None
 
 
-def _callers_and_created(program: Program) -> tuple[dict[int, set[int]], set[int]]:
-    """Who calls on each group, and the groups that new_group steps make."""
-    callers: dict[int, set[int]] = {}
-    told: dict[tuple[str, tuple[int, ...]], int] = {}
+def _callers_by_group(program: Program) -> dict[int, set[int]]:
+    """The ranks that make calls on each group; groups without calls are missing."""
+    callers: dict[int, set[int]] = defaultdict(set)
     for rank in range(program.world_size):
         code = program.code(rank)
-        count: dict[tuple[str, tuple[int, ...]], int] = {}
         for call in code.distinct_calls():
             if call.group >= 0:
                 group = code.groups[call.group]
-                callers.setdefault(
-                    int(group if isinstance(group, int) else group.flat[0]), set()
-                ).add(rank)
-        for call in code.calls:
-            if call.op == "new_group":
-                key = (
-                    str(call.fields.get("name") or ""),
-                    tuple(sorted(call.fields.get("ranks") or ())),
-                )
-                count[key] = count.get(key, 0) + 1
-        for key, times in count.items():
-            told[key] = max(told.get(key, 0), times)
-    like = Counter((group.name, group.ranks) for group in program.groups[1:])
-    made = {
-        g.id
-        for g in program.groups[1:]
-        if g.id in callers and told.get((g.name, g.ranks)) == like[g.name, g.ranks] == 1
+                group_id = group if isinstance(group, int) else group.flat[0]
+                callers[int(group_id)].add(rank)
+    return callers
+
+
+def _groups_created_by_steps(program: Program, callers: Mapping[int, set[int]]) -> set[int]:
+    """The groups that are created by new_group steps.
+
+    A group counts only if exactly one step of any rank, and no other group, has its name and ranks:
+    otherwise it is unclear which step creates which group.
+    """
+    steps: dict[tuple[str, tuple[int, ...]], int] = defaultdict(int)
+    for rank in range(program.world_size):
+        new_groups = [call for call in program.code(rank).calls if call.op == "new_group"]
+        for key, count in Counter(map(_step_key, new_groups)).items():
+            steps[key] = max(steps[key], count)
+    namesakes = Counter((group.name, group.ranks) for group in program.groups[1:])
+    return {
+        group.id
+        for group in program.groups[1:]
+        if group.id in callers
+        and steps.get((group.name, group.ranks)) == namesakes[group.name, group.ranks] == 1
     }
-    return callers, made
+
+
+def _step_key(call: CodeCall) -> tuple[str, tuple[int, ...]]:
+    name, ranks = call.fields.get("name"), call.fields.get("ranks")
+    return str(name or ""), tuple(sorted(ranks or ()))
 
 
 def _add_to_family(
-    found: GroupNames, group: RankGroup, made: bool, only_members: bool, names: set[str]
+    names: GroupNames, group: RankGroup, by_steps: bool, only_members_call: bool, taken: set[str]
 ) -> None:
-    """Put a group to the last family that it fits, or start one."""
-    base = group.name.partition("[")[0]
-    last = found.families[-1]
-    fits = (
-        only_members
-        and len(found.families) > 1
-        and last.made == made
-        and len(last.groups[0].ranks) == len(group.ranks)
-        and not last.ranks & set(group.ranks)
-        and not _has_own_options(group)
-        and not _has_own_options(last.groups[0])
-        and ("[" not in group.name or last.groups[0].name.partition("[")[0] == base)
-    )
-    if not fits:
-        name = identifier(base, names)
-        names |= {name, f"{name}_other"}
-        found.families.append(_GroupFamily(name, [], made))
-    found.families[-1].groups.append(group)
-    found.family_of[group.id] = len(found.families) - 1
+    """Add a group to the last family if it fits there, or start a new one."""
+    last = names.families[-1]
+    can_join = only_members_call and len(names.families) > 1 and last.by_steps == by_steps
+    if not (can_join and _fits_family(group, last)):
+        name = identifier(_base_name(group), taken)
+        taken |= {name, f"{name}_other"}
+        names.families.append(_GroupFamily(name, [], by_steps))
+    names.families[-1].groups.append(group)
+    names.family_of[group.id] = len(names.families) - 1
 
 
-def _declare_family(found: GroupNames, family: _GroupFamily) -> None:
-    """Say in `groups:` what a family is: axes of the mesh, a condition, or ranks; taken apart where
-    nothing fits.
+def _base_name(group: RankGroup) -> str:
+    """The name without an index: `dp` for `dp[3]`."""
+    return group.name.partition("[")[0]
+
+
+def _fits_family(group: RankGroup, family: _GroupFamily) -> bool:
+    """Equal size, disjoint, without options; an indexed name must have the same base."""
+    first = family.groups[0]
+    if _has_own_options(group) or _has_own_options(first):
+        return False
+    if len(first.ranks) != len(group.ranks) or family.ranks & set(group.ranks):
+        return False
+    return "[" not in group.name or _base_name(first) == _base_name(group)
+
+
+def _declare_family(names: GroupNames, family: _GroupFamily) -> None:
+    """Find the axes of a family, or declare it in `groups:` by a condition or by ranks.
+
+    A family that no declaration fits is split into its groups.
     """
-    size = found.program.world_size
-    family.axes = _mesh_axes(found.mesh, size, family)
+    world_size = names.program.world_size
+    family.axes = _mesh_axes(names.mesh, world_size, family)
     if family.axes:
         return
-    options = {
-        key: value
-        for key, value in (
-            ("backend", family.groups[0].backend),
-            ("timeout", _timeout(family.groups[0])),
-        )
-        if value
-    }
+    first = family.groups[0]
     if len(family.groups) == 1:
-        ranks = list(family.groups[0].ranks)
-        found.declared[family.name] = {"ranks": ranks, **options} if options else ranks
+        options = _group_options(first)
+        ranks = list(first.ranks)
+        names.declared[family.name] = {"ranks": ranks, **options} if options else ranks
         return
-    by = _by_expression(found.mesh, size, family)
-    if by is not None:
-        found.declared[family.name] = {"by": by}
+    expression = _by_expression(names.mesh, world_size, family)
+    if expression is not None:
+        names.declared[family.name] = {"by": expression}
         return
     for number, group in enumerate(family.groups[1:], 1):
         name = f"{family.name}_{number}"
-        found.families.append(_GroupFamily(name, [group]))
-        found.family_of[group.id] = len(found.families) - 1
-        found.declared[name] = list(group.ranks)
+        names.families.append(_GroupFamily(name, [group]))
+        names.family_of[group.id] = len(names.families) - 1
+        names.declared[name] = list(group.ranks)
     del family.groups[1:]
-    found.declared[family.name] = list(family.groups[0].ranks)
+    names.declared[family.name] = list(first.ranks)
+
+
+def _group_options(group: RankGroup) -> dict[str, object]:
+    options = {"backend": group.backend, "timeout": _timeout(group)}
+    return {key: value for key, value in options.items() if value}
 
 
 def _timeout(group: RankGroup) -> str | None:
@@ -194,32 +215,36 @@ def _timeout(group: RankGroup) -> str | None:
 
 
 def _mesh_axes(mesh: Mapping[str, int], size: int, family: _GroupFamily) -> tuple[str, ...]:
-    """The axes along which the groups lie; empty where they are no sub-mesh. The name of the groups
-    tells which are meant.
+    """The axes along which the groups extend, or () if they are no sub-mesh.
+
+    The name of the groups says which axes are meant: `dp-cp` for two.
     """
-    given = tuple(family.groups[0].name.partition("[")[0].split("-"))
-    if not mesh or not set(given) <= set(mesh) or _has_own_options(family.groups[0]):
+    first = family.groups[0]
+    axes = tuple(_base_name(first).split("-"))
+    if not mesh or not set(axes) <= set(mesh) or _has_own_options(first):
         return ()
-    names = RankVariables.of(size, mesh)
+    # The ranks of a sub-mesh have the same coordinates along all other axes.
+    coordinates = RankVariables.of(size, mesh).axes
     key = np.zeros(size, dtype=np.int64)
     for axis in mesh:
-        if axis not in given:
-            key = key * mesh[axis] + names.axes[axis]
-    parts = {tuple(np.flatnonzero(key == value).tolist()) for value in np.unique(key).tolist()}
-    return given if {g.ranks for g in family.groups} <= parts else ()
+        if axis not in axes:
+            key = key * mesh[axis] + coordinates[axis]
+    sub_meshes = {tuple(np.flatnonzero(key == value).tolist()) for value in np.unique(key).tolist()}
+    return axes if all(group.ranks in sub_meshes for group in family.groups) else ()
 
 
 def _by_expression(mesh: Mapping[str, int], size: int, family: _GroupFamily) -> str | None:
-    """An expression that has one value on each group, and another on every other."""
+    """An expression that has another value on each group; None if none is found."""
     if family.ranks != set(range(size)):
         return None
+    groups = sorted(family.groups, key=lambda group: group.ranks)
     for label in (_label_by_number, _label_by_first_rank):
         values = np.zeros(size, dtype=np.int64)
-        for number, group in enumerate(sorted(family.groups, key=lambda g: g.ranks)):
+        for number, group in enumerate(groups):
             values[list(group.ranks)] = label(number, group)
-        text = fit_expression(values, np.arange(size), RankVariables.of(size, mesh))
-        if isinstance(text, str):
-            return text
+        expression = fit_expression(values, np.arange(size), RankVariables.of(size, mesh))
+        if isinstance(expression, str):
+            return expression
     return None
 
 
@@ -232,36 +257,38 @@ def _label_by_first_rank(number: int, group: RankGroup) -> int:
 
 
 def identifier(text: str, taken: Iterable[str]) -> str:
-    """A name that a file may use, like the given one."""
+    """A valid name for a scenario, similar to the text, that is not taken."""
     base = re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_") or "group"
     if base[0].isdigit():
         base = f"group_{base}"
     if base in RESERVED_NAMES or keyword.iskeyword(base):
         base = f"{base}_group"
+    taken = set(taken)
     name, number = base, 1
-    while name in set(taken):
+    while name in taken:
         number += 1
         name = f"{base}_{number}"
     return name
 
 
 def infer_mesh(program: Program) -> dict[str, int]:
-    """A mesh of which the groups are the axes; empty where they are none. Strides and sizes must
-    nest, as those of a DeviceMesh do.
+    """A mesh whose axes are the groups; empty if there is none.
+
+    Strides and sizes of the groups must nest, as those of a DeviceMesh do.
     """
     if len(program.groups) < 3:
         return {}
-    lines: dict[tuple[int, int], str] = {}
+    names: dict[tuple[int, int], str] = {}  # by (stride, size)
     for group in program.groups[1:]:
-        steps = set(np.diff(group.ranks).tolist())
-        if len(steps) == 1 and 1 < group.size < program.world_size:
-            lines.setdefault((steps.pop(), group.size), group.name.partition("[")[0])
-    below, mesh = 1, list[tuple[str, int]]()
-    taken: set[str] = set()
-    for (stride, size), name in sorted(lines.items()):
-        if stride != below:
+        strides = set(np.diff(group.ranks).tolist())
+        if len(strides) == 1 and 1 < group.size < program.world_size:
+            names.setdefault((strides.pop(), group.size), _base_name(group))
+    expected_stride = 1
+    axes: list[tuple[str, int]] = []  # the innermost first
+    for (stride, size), name in sorted(names.items()):
+        if stride != expected_stride:
             return {}
-        mesh.append((identifier(name if name.isidentifier() else f"axis_{len(mesh)}", taken), size))
-        taken.add(mesh[-1][0])
-        below *= size
-    return dict(reversed(mesh)) if below == program.world_size else {}
+        axis = name if name.isidentifier() else f"axis_{len(axes)}"
+        axes.append((identifier(axis, [taken for taken, _ in axes]), size))
+        expected_stride *= size
+    return dict(reversed(axes)) if expected_stride == program.world_size else {}

@@ -1,5 +1,7 @@
-"""Repeated stretches of one rank's items as loops: maximal tandem repeats, the shortest first, so
-that loops nest.
+"""Finds loops in the items of one rank.
+
+Loops are maximal tandem repeats. The shortest periods are replaced first, so that loops nest: after
+that an inner loop is a single item of the outer one.
 """
 
 from __future__ import annotations
@@ -12,15 +14,13 @@ import numpy as np
 
 from distsim.trace_replay.compact.call_forms import UNKNOWN_TIME, CallForm, CallItem
 
-#: A loop body of more entries is not looked for, so that long traces are done in time.
+#: Longer loop bodies are not searched for, to limit the time for long traces.
 _MAX_LOOP_BODY: Final = 4096
 
 
 @dataclass
 class CallLeaf:
-    """A call. ``times``: for each duration its sum, and over how many of the calls that it stands
-    for.
-    """
+    """A call, possibly repeated. ``times``: for each duration (sum, number of known durations)."""
 
     form: CallForm
     ints: tuple[int, ...]
@@ -28,7 +28,7 @@ class CallLeaf:
 
     @property
     def means(self) -> tuple[int, ...]:
-        """Nanoseconds; UNKNOWN where none of the calls came to that."""
+        """The mean durations in ns; `UNKNOWN_TIME` if no call reached them."""
         return tuple(round(total / count) if count else UNKNOWN_TIME for total, count in self.times)
 
 
@@ -42,8 +42,9 @@ LoopNode = CallLeaf | CallLoop
 
 
 def find_loops(items: Sequence[CallItem], exact: bool) -> list[LoopNode]:
-    """The items as calls and loops. Without ``exact`` calls that differ in durations alone are the
-    same, and last the mean of them.
+    """The items as calls and loops.
+
+    Unless ``exact``, calls that differ only in durations are equal, and take their mean.
     """
     keys: dict[Hashable, int] = {}
     items = _fill_unknown_times(items) if exact else items
@@ -66,7 +67,7 @@ def find_loops(items: Sequence[CallItem], exact: bool) -> list[LoopNode]:
 
 
 def _fill_unknown_times(items: Sequence[CallItem]) -> list[CallItem]:
-    """Calls that the run did not come to, with the durations that the same call had before."""
+    """Items in which unknown durations are those that the same call had before."""
     last: dict[Hashable, tuple[int, ...]] = {}
     found = []
     for item in items:
@@ -80,8 +81,9 @@ def _fill_unknown_times(items: Sequence[CallItem]) -> list[CallItem]:
 
 
 def _repeated_spans(ids: Sequence[int], period: int) -> list[tuple[int, int]]:
-    """(start, how often) of stretches of this period that come again at once and are worth a loop;
-    none overlaps another.
+    """(start, count) of the tandem repeats of this period that are worth a loop.
+
+    They do not overlap.
     """
     array = np.asarray(ids)
     same = np.concatenate(([False], array[period:] == array[:-period], [False]))
@@ -120,7 +122,7 @@ def _replace_with_loops(
 
 
 def _add_repetition(kept: LoopNode, other: LoopNode) -> None:
-    """Let an equal node stand for another one too."""
+    """Add the durations of an equal node to the one that represents both."""
     if isinstance(kept, CallLeaf) and isinstance(other, CallLeaf):
         kept.times = [
             (a + b, n + m) for (a, n), (b, m) in zip(kept.times, other.times, strict=True)

@@ -1,5 +1,7 @@
-"""Programs of ranks laid over each other: steps that ranks share become one, the others keep to
-whom they belong.
+"""Aligns the programs of all ranks: steps that ranks share become one step of several ranks.
+
+Ranks with equal forms are joined directly; the resulting classes are merged one after the other by
+their longest matching blocks, so the result depends on the order of ranks and may not be minimal.
 """
 
 from __future__ import annotations
@@ -12,15 +14,15 @@ from typing import Final
 from distsim.trace_replay.compact.call_forms import CallForm
 from distsim.trace_replay.compact.loops import CallLeaf, CallLoop, LoopNode
 
-#: Two programs of which the lengths multiply to more are not compared entry by entry.
+#: Programs are not compared entry by entry if the product of their lengths is larger.
 _MAX_COMPARISONS: Final = 4_000_000
-#: Share of equal entries from which two loops are taken for one.
+#: The share of equal entries from which on two loops are merged.
 _MIN_LOOP_SIMILARITY: Final = 0.5
 
 
 @dataclass
 class AlignedStep:
-    """A call of several ranks: what each of them has in its places."""
+    """A call of several ranks, with the values of each rank."""
 
     form: CallForm
     ints: dict[int, tuple[int, ...]]
@@ -33,7 +35,7 @@ class AlignedStep:
 
 @dataclass
 class AlignedLoop:
-    """A loop of several ranks, with how often each goes round."""
+    """A loop of several ranks. ``times``: the number of repetitions by rank."""
 
     times: dict[int, int]
     body: list[AlignedStep | AlignedLoop]
@@ -47,7 +49,7 @@ AlignedEntry = AlignedStep | AlignedLoop
 
 
 def align_ranks(programs: Mapping[int, list[LoopNode]]) -> list[AlignedEntry]:
-    """One program for all ranks. Each rank's calls stand in it in the rank's order."""
+    """One program for all ranks, which keeps the order of each rank's calls."""
     classes: dict[Hashable, list[int]] = {}
     for rank, nodes in programs.items():
         classes.setdefault(tuple(_shape(node) for node in nodes), []).append(rank)
@@ -107,8 +109,9 @@ def _join_entries(a: AlignedEntry, b: AlignedEntry) -> AlignedEntry:
 
 
 def _merge_unequal(a: list[AlignedEntry], b: list[AlignedEntry]) -> list[AlignedEntry]:
-    """Where no entry is equal: loops that are alike still become one, and so does a single round of
-    the other's loop.
+    """Merge entries of which none are equal.
+
+    Similar loops are still merged, and so are a loop and a single round of it.
     """
     for i, entry in enumerate(a):
         if isinstance(entry, AlignedLoop) and (pair := _matching_loop(entry, b)) is not None:
@@ -132,21 +135,23 @@ def _merge_unequal(a: list[AlignedEntry], b: list[AlignedEntry]) -> list[Aligned
 def _matching_loop(
     loop: AlignedLoop, others: Sequence[AlignedEntry]
 ) -> tuple[int, int, AlignedEntry] | None:
-    """The stretch of other entries that goes with a loop: another loop like it, or the same entries
-    once.
+    """(start, end, loop) of the other entries that match a loop.
+
+    They are another similar loop, or the same entries once, which are returned as a loop of one
+    round if all of them belong to the same ranks.
     """
-    keys = [_key(e) for e in loop.body]
-    for k, other in enumerate(others):
+    keys = [_key(entry) for entry in loop.body]
+    for start, other in enumerate(others):
         if isinstance(other, AlignedLoop):
-            theirs = [_key(e) for e in other.body]
-            if SequenceMatcher(None, keys, theirs, autojunk=False).ratio() >= _MIN_LOOP_SIMILARITY:
-                return k, k + 1, other
-        elif [_key(e) for e in others[k : k + len(keys)]] == keys:
-            ranks = set.intersection(*(e.ranks for e in others[k : k + len(keys)]))
-            if all(e.ranks == ranks for e in others[k : k + len(keys)]):
-                return (
-                    k,
-                    k + len(keys),
-                    AlignedLoop(dict.fromkeys(ranks, 1), list(others[k : k + len(keys)])),
-                )
+            other_keys = [_key(entry) for entry in other.body]
+            similarity = SequenceMatcher(None, keys, other_keys, autojunk=False).ratio()
+            if similarity >= _MIN_LOOP_SIMILARITY:
+                return start, start + 1, other
+            continue
+        end = start + len(keys)
+        once = list(others[start:end])
+        if [_key(entry) for entry in once] == keys:
+            ranks = once[0].ranks
+            if all(entry.ranks == ranks for entry in once):
+                return start, end, AlignedLoop(dict.fromkeys(ranks, 1), once)
     return None

@@ -1,26 +1,47 @@
-"""Expressions for numbers that differ by rank: tried from the plainest on, each held against all
-values before it is taken.
+"""Finds expressions for numbers that differ by rank.
+
+Key idea: guess and verify. Candidates are tried from the simplest to the most complex, and each is
+compared with all values before it is accepted. If none fits, the numbers are listed by rank. So the
+result is always correct; the search only decides how readable it is.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import combinations
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 IntVector = NDArray[np.int64]
-#: The text of an expression, a number, or what each rank has.
+#: The text of an expression, a number, or the number of each rank.
 FittedValue = str | int | dict[int | str, object]
+
+#: Larger factors are artefacts of a badly conditioned fit.
+_MAX_FACTOR: Final = 1 << 40
+
+
+class Variable(NamedTuple):
+    """A name that expressions may use.
+
+    ``values``: on the ranks in question. ``size``: how many values it can have (from 0 on), and
+    ``size_name``: the name of that number, "" if it has none.
+    """
+
+    name: str
+    values: IntVector
+    size_name: str
+    size: int
 
 
 @dataclass(frozen=True)
 class RankVariables:
-    """What expressions may count with: the rank, and its coordinates in the mesh. Vectors are over
-    the world.
+    """The variables of a world: the rank, and its coordinates in the mesh.
+
+    ``axes``: the coordinate of every rank of the world, by axis.
     """
 
     size: int
@@ -29,19 +50,26 @@ class RankVariables:
 
     @classmethod
     def of(cls, size: int, mesh: Mapping[str, int]) -> RankVariables:
-        below, axes = size, dict[str, IntVector]()
+        """The variables of a mesh, whose outermost axis comes first."""
+        axes: dict[str, IntVector] = {}
+        stride = size
         for axis, length in mesh.items():
-            below //= length
-            axes[axis] = np.arange(size, dtype=np.int64) // below % length
+            stride //= length
+            axes[axis] = np.arange(size, dtype=np.int64) // stride % length
         return cls(size, axes, dict(mesh))
 
-    def bases(self, ranks: IntVector) -> Iterator[tuple[str, IntVector, str, int]]:
-        """(name, values on the ranks, name of its number of values, that number), the rank
-        first.
-        """
-        yield "rank", ranks, "world_size", self.size
-        for axis, values in self.axes.items():
-            yield axis, values[ranks], f"{axis}_size", self.lengths[axis]
+    def rank(self, ranks: IntVector) -> Variable:
+        return Variable("rank", ranks, "world_size", self.size)
+
+    def coordinates(self, ranks: IntVector) -> list[Variable]:
+        return [
+            Variable(axis, values[ranks], f"{axis}_size", self.lengths[axis])
+            for axis, values in self.axes.items()
+        ]
+
+    def divisors(self) -> list[int]:
+        """The divisors of the world size but 1 and itself."""
+        return [number for number in range(2, self.size) if self.size % number == 0]
 
 
 def fit_expression(
@@ -50,145 +78,160 @@ def fit_expression(
     names: RankVariables,
     group: tuple[IntVector, IntVector] | None = None,
 ) -> FittedValue:
-    """An expression that has these values on these ranks, or a mapping of ranks where none is
-    found.
+    """An expression that has these values on these ranks, or a mapping of ranks if none is found.
 
-    ``group``: place in the group and its size, for what counts inside a group.
+    ``group``: the rank in its group and the size of the group, for numbers that count inside a
+    group; then only these two are used.
     """
     if not len(values):
         return 0
-    if (values == values[0]).all():
+    if _is_constant(values):
         return int(values[0])
-    bases = (
-        [("group_rank", group[0], "group_size", int(group[1][0]))]
-        if group is not None and len(set(group[1])) == 1
-        else []
-    )
     if group is None:
-        bases += list(names.bases(ranks))
-    for found in (
-        _fit_shift(values, bases),
-        _fit_affine(values, bases),
-        _fit_blocks(values, ranks, names) if group is None else None,
-    ):
-        if found is not None:
-            return found
-    chosen = _fit_conditional(values, ranks, names)
-    return chosen if chosen is not None else values_by_rank(values.tolist(), ranks.tolist())
+        variables = [names.rank(ranks), *names.coordinates(ranks)]
+        found = _fit_shift(values, variables) or _fit_affine(values, variables)
+        found = found or _fit_blocks(values, ranks, names)
+    else:
+        variables = _group_variables(*group)
+        found = _fit_shift(values, variables) or _fit_affine(values, variables)
+    found = found or _fit_conditional(values, ranks, names)
+    return found or values_by_rank(values.tolist(), ranks.tolist())
 
 
-def _fit_shift(values: IntVector, bases: Sequence[tuple[str, IntVector, str, int]]) -> str | None:
-    """``base + c``, or that modulo the number of its values."""
-    for name, base, size_name, size in bases:
-        by = values - base
-        if (by == by[0]).all():
-            return plus_constant(name, int(by[0]))
-        rest = by % size
-        if (rest == rest[0]).all() and ((values >= 0) & (values < size)).all():
-            shift = int(rest[0])
-            return f"({plus_constant(name, shift if shift <= size // 2 else shift - size)}) % {size_name}"
+def _is_constant(values: NDArray[Any]) -> bool:
+    return bool((values == values[0]).all())
+
+
+def _group_variables(group_rank: IntVector, group_size: IntVector) -> list[Variable]:
+    """The rank in the group, if all groups have the same size."""
+    if not _is_constant(group_size):
+        return []
+    return [Variable("group_rank", group_rank, "group_size", int(group_size[0]))]
+
+
+# --- forms of expressions ---
+
+
+def _fit_shift(values: IntVector, variables: Sequence[Variable]) -> str | None:
+    """``variable + c``, or ``(variable + c) % size``."""
+    for variable in variables:
+        difference = values - variable.values
+        if _is_constant(difference):
+            return plus_constant(variable.name, int(difference[0]))
+        remainder = difference % variable.size
+        is_in_range = (values >= 0) & (values < variable.size)
+        if _is_constant(remainder) and is_in_range.all():
+            shift = _nearest_shift(int(remainder[0]), variable.size)
+            return f"({plus_constant(variable.name, shift)}) % {variable.size_name}"
     return None
 
 
-def _fit_affine(values: IntVector, bases: Sequence[tuple[str, IntVector, str, int]]) -> str | None:
-    """A sum of at most two multiples of the names, and a constant."""
-    picks: list[list[tuple[str, IntVector, str, int]]] = [[a] for a in bases] + [
-        [a, b] for i, a in enumerate(bases) for b in bases[i + 1 :]
-    ]
-    for pick in picks:
-        columns = np.stack([base for _, base, _, _ in pick] + [np.ones_like(values)], axis=1)
-        if len(values) < columns.shape[1]:
+def _nearest_shift(remainder: int, size: int) -> int:
+    """The shorter way around a ring: -1 instead of size - 1."""
+    return remainder if remainder <= size // 2 else remainder - size
+
+
+def _fit_affine(values: IntVector, variables: Sequence[Variable]) -> str | None:
+    """A sum of multiples of at most two variables, and a constant."""
+    choices: list[tuple[Variable, ...]] = [(variable,) for variable in variables]
+    choices += combinations(variables, 2)
+    for chosen in choices:
+        # With as few values as unknowns, a fit always succeeds and explains nothing.
+        if len(values) <= len(chosen) + 1:
             continue
-        solved = np.rint(
-            np.linalg.lstsq(columns.astype(np.float64), values.astype(np.float64), rcond=None)[0]
-        ).astype(np.int64)
-        if (
-            (columns @ solved == values).all()
-            and np.abs(solved).max() < 1 << 40
-            and len(values) > columns.shape[1]
-        ):
-            return _sum_text(
-                [(int(k), name) for k, (name, *_) in zip(solved, pick, strict=False)],
-                int(solved[-1]),
-            )
+        solution = _integer_solution(values, [variable.values for variable in chosen])
+        if solution is not None and np.abs(solution).max() < _MAX_FACTOR:
+            factors = [int(factor) for factor in solution[:-1]]
+            names = [variable.name for variable in chosen]
+            return _sum_text(list(zip(factors, names, strict=True)), int(solution[-1]))
     return None
+
+
+def _integer_solution(values: IntVector, terms: Sequence[IntVector]) -> IntVector | None:
+    """Integer factors of the terms and a constant, whose sum is exactly these values."""
+    columns = np.stack([*terms, np.ones_like(values)], axis=1)
+    real = np.linalg.lstsq(columns.astype(np.float64), values.astype(np.float64), rcond=None)[0]
+    solution: IntVector = np.rint(real).astype(np.int64)
+    return solution if (columns @ solution == values).all() else None
 
 
 def _sum_text(terms: Sequence[tuple[int, str]], constant: int) -> str:
-    if terms and all(factor <= 0 for factor, _ in terms) and constant > 0:
-        return (
-            f"{constant} {_sum_text(terms, 0)[0]} {_sum_text(terms, 0)[1:]}"
-            if any(factor for factor, _ in terms)
-            else str(constant)
-        )
+    """The text of a sum of (factor, name) and a constant; terms with factor 0 are omitted."""
+    present = [(factor, name) for factor, name in terms if factor]
+    if not present:
+        return str(constant)
+    if constant > 0 and all(factor < 0 for factor, _ in present):
+        # 7 - rank instead of -rank + 7.
+        negative = _sum_text(present, 0)
+        return f"{constant} {negative[0]} {negative[1:]}"
     text = ""
-    for factor, name in terms:
-        if factor:
-            term = name if abs(factor) == 1 else f"{abs(factor)} * {name}"
-            text = (
-                f"{text} {'-' if factor < 0 else '+'} {term}"
-                if text
-                else (f"-{term}" if factor < 0 else term)
-            )
-    return plus_constant(text, constant) if text else str(constant)
+    for factor, name in present:
+        term = name if abs(factor) == 1 else f"{abs(factor)} * {name}"
+        if text:
+            text += f" {'-' if factor < 0 else '+'} {term}"
+        else:
+            text = f"-{term}" if factor < 0 else term
+    return plus_constant(text, constant)
 
 
 def plus_constant(text: str, constant: int) -> str:
     """``text + constant``, without a zero."""
-    return text if not constant else f"{text} {'-' if constant < 0 else '+'} {abs(constant)}"
+    if not constant:
+        return text
+    return f"{text} {'-' if constant < 0 else '+'} {abs(constant)}"
 
 
 def _fit_blocks(values: IntVector, ranks: IntVector, names: RankVariables) -> str | None:
-    """Numbers that repeat with, or step by, a divisor of the world: ``rank % k``, ``rank // k``,
-    and a ring inside blocks of k.
+    """Expressions with blocks of k ranks, where k divides the world size.
+
+    ``rank % k + c``, ``rank // k + c``, a ring inside each block, and sums of multiples of
+    ``rank % k`` and ``rank // k``.
     """
-    for k in (k for k in range(2, names.size) if names.size % k == 0):
+    for k in names.divisors():
         for text, base in ((f"rank % {k}", ranks % k), (f"rank // {k}", ranks // k)):
-            by = values - base
-            if (by == by[0]).all():
-                return plus_constant(text, int(by[0]))
-        if (values // k == ranks // k).all():
-            rest = (values - ranks) % k
-            if (rest == rest[0]).all():
-                shift = int(rest[0]) if rest[0] <= k // 2 else int(rest[0]) - k
-                return f"rank // {k} * {k} + ({plus_constant('rank', shift)}) % {k}"
-    for k in (k for k in range(2, names.size) if names.size % k == 0):
-        columns = np.stack([ranks % k, ranks // k, np.ones_like(ranks)], axis=1)
-        solved = np.rint(
-            np.linalg.lstsq(columns.astype(np.float64), values.astype(np.float64), rcond=None)[0]
-        ).astype(np.int64)
-        if len(values) > 3 and (columns @ solved == values).all():
-            return _sum_text(
-                [(int(solved[0]), f"(rank % {k})"), (int(solved[1]), f"(rank // {k})")],
-                int(solved[2]),
-            )
+            difference = values - base
+            if _is_constant(difference):
+                return plus_constant(text, int(difference[0]))
+        stays_in_block = (values // k == ranks // k).all()
+        remainder = (values - ranks) % k
+        if stays_in_block and _is_constant(remainder):
+            shift = _nearest_shift(int(remainder[0]), k)
+            return f"rank // {k} * {k} + ({plus_constant('rank', shift)}) % {k}"
+    if len(values) <= 3:
+        return None
+    for k in names.divisors():
+        solution = _integer_solution(values, [ranks % k, ranks // k])
+        if solution is not None:
+            inner, outer, constant = (int(factor) for factor in solution)
+            return _sum_text([(inner, f"(rank % {k})"), (outer, f"(rank // {k})")], constant)
     return None
 
 
 def _fit_conditional(values: IntVector, ranks: IntVector, names: RankVariables) -> str | None:
-    """``a if condition else b``, where a and b are numbers or the rank and a number."""
-    for of in (values, values - ranks):
-        kinds = np.unique(of)
-        if len(kinds) != 2:
+    """``a if condition else b``, where a and b are both numbers, or both the rank plus a number."""
+    for is_relative in (False, True):
+        numbers = values - ranks if is_relative else values
+        distinct = np.unique(numbers)
+        if len(distinct) != 2:
             continue
-        condition = fit_selector(of == kinds[0], ranks, names)
+        condition = fit_selector(numbers == distinct[0], ranks, names)
         if isinstance(condition, str):
             first, second = (
-                str(int(k)) if of is values else plus_constant("rank", int(k)) for k in kinds
+                plus_constant("rank", int(number)) if is_relative else str(int(number))
+                for number in distinct
             )
             return f"{first} if {condition} else {second}"
     return None
 
 
 def values_by_rank(values: Sequence[Any], ranks: Sequence[int]) -> dict[int | str, Any]:
-    """Each rank's own, what most of them have as ``else``."""
+    """The value of each rank; the most common one as ``else``."""
     common, count = Counter(values).most_common(1)[0]
     if count == 1:
         return dict(zip(ranks, values, strict=True))
-    found: dict[int | str, Any] = {
-        rank: value for rank, value in zip(ranks, values, strict=True) if value != common
-    }
-    return {**found, "else": common}
+    pairs = zip(ranks, values, strict=True)
+    by_rank: dict[int | str, Any] = {rank: value for rank, value in pairs if value != common}
+    return {**by_rank, "else": common}
 
 
 # --- selectors ---
@@ -197,41 +240,62 @@ def values_by_rank(values: Sequence[Any], ranks: Sequence[int]) -> dict[int | st
 def fit_selector(
     mask: NDArray[np.bool_], ranks: IntVector, names: RankVariables
 ) -> str | list[int] | int | None:
-    """Which of the ranks: None for all, a condition, a rank or a list of them."""
+    """Which of the ranks are chosen: None for all, a condition, a rank, or a list of ranks."""
     if mask.all():
         return None
     chosen = ranks[mask]
-    for name, base, size_name, size in [
-        *list(names.bases(ranks))[1:],
-        *list(names.bases(ranks))[:1],
-        *_divisor_bases(ranks, names),
-    ]:
-        inside, outside = np.unique(base[mask]), np.unique(base[~mask])
-        last = f"{size_name} - 1" if size_name else str(size - 1)
+    for variable in _selector_variables(ranks, names):
+        inside = np.unique(variable.values[mask])
+        outside = np.unique(variable.values[~mask])
         if len(inside) == 1 and inside[0] not in outside:
-            return (
-                _rank_or_list(chosen)
-                if name == "rank"
-                else f"{name} == {last if inside[0] == size - 1 > 1 else inside[0]}"
-            )
-        if len(outside) == 1 and outside[0] not in inside:
-            if outside[0] == 0:
-                return f"{name} > 0"
-            return f"{name} < {last}" if outside[0] == size - 1 else f"{name} != {outside[0]}"
-        if inside.max() < outside.min():
-            return f"{name} < {outside.min()}"
-        if inside.min() > outside.max():
-            return f"{name} > {outside.max()}"
+            if variable.name == "rank":
+                return _rank_or_list(chosen)
+            return _equality(variable, int(inside[0]))
+        condition = _condition(variable, inside, outside)
+        if condition is not None:
+            return condition
     return _rank_or_list(chosen)
+
+
+def _selector_variables(ranks: IntVector, names: RankVariables) -> Iterable[Variable]:
+    """Coordinates first, because `tp == 0` says more than `rank % 4 == 0`."""
+    yield from names.coordinates(ranks)
+    yield names.rank(ranks)
+    yield from _block_variables(ranks, names)
+
+
+def _block_variables(ranks: IntVector, names: RankVariables) -> Iterator[Variable]:
+    for k in names.divisors():
+        yield Variable(f"rank % {k}", ranks % k, "", k)
+        yield Variable(f"rank // {k}", ranks // k, "", names.size // k)
+
+
+def _last_value(variable: Variable) -> str:
+    return f"{variable.size_name} - 1" if variable.size_name else str(variable.size - 1)
+
+
+def _equality(variable: Variable, value: int) -> str:
+    is_last = value == variable.size - 1
+    # With two values, 1 is clearer than size - 1.
+    text = _last_value(variable) if is_last and value > 1 else str(value)
+    return f"{variable.name} == {text}"
+
+
+def _condition(variable: Variable, inside: IntVector, outside: IntVector) -> str | None:
+    """A condition on a variable that holds for the values inside, and for none outside."""
+    name = variable.name
+    if len(outside) == 1 and outside[0] not in inside:
+        if outside[0] == 0:
+            return f"{name} > 0"
+        if outside[0] == variable.size - 1:
+            return f"{name} < {_last_value(variable)}"
+        return f"{name} != {outside[0]}"
+    if inside.max() < outside.min():
+        return f"{name} < {outside.min()}"
+    if inside.min() > outside.max():
+        return f"{name} > {outside.max()}"
+    return None
 
 
 def _rank_or_list(chosen: IntVector) -> int | list[int]:
     return int(chosen[0]) if len(chosen) == 1 else [int(rank) for rank in chosen]
-
-
-def _divisor_bases(
-    ranks: IntVector, names: RankVariables
-) -> Iterator[tuple[str, IntVector, str, int]]:
-    for k in (k for k in range(2, names.size) if names.size % k == 0):
-        yield f"rank % {k}", ranks % k, "", k
-        yield f"rank // {k}", ranks // k, "", names.size // k

@@ -1,4 +1,8 @@
-"""The aligned program as the text of a scenario."""
+"""Writes the aligned program as the text of a scenario, in YAML's flow style.
+
+The form of a step says which values follow; `_FormReader` takes them for all ranks at once and
+replaces numbers that differ by expressions of the rank.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ from distsim.trace_replay.compact.rank_expressions import (
 )
 
 #: Durations that differ by less than this share, or by less than this many nanoseconds, are written
-#: as their mean, where that is asked.
+#: as their mean, unless exact durations are wanted.
 _MEAN_TOLERANCE: Final = 0.1
 _MEAN_TOLERANCE_NS: Final = 20_000
 _PLAIN_SCALAR: Final = re.compile(
@@ -36,7 +40,7 @@ _YAML_KEYWORDS: Final = {"true", "false", "null", "yes", "no", "on", "off", "y",
 
 @dataclass
 class ScenarioWriter:
-    """``exact``: durations as they were; else those of ranks that hardly differ are their mean."""
+    """Writes entries. Unless ``exact``, similar durations of ranks are written as their mean."""
 
     families: GroupNames
     names: RankVariables
@@ -64,7 +68,7 @@ class ScenarioWriter:
         return lines
 
     def _selector(self, ranks: frozenset[int], here: set[int]) -> str:
-        """The text of a selector; empty where all who come here are meant."""
+        """The text of a selector; empty if it selects all ranks that get here."""
         order = np.array(sorted(here), dtype=np.int64)
         found = fit_selector(np.isin(order, sorted(ranks)), order, self.names)
         return "" if found is None else yaml_flow(found)
@@ -104,22 +108,18 @@ class ScenarioWriter:
 
     # --- values ---
     def duration(self, values: Sequence[int], ranks: Sequence[int]) -> object:
+        """The duration of a step: one text, or a text for each rank."""
         known = [value for value in values if value != UNKNOWN_TIME]
-        values = [
-            round(sum(known) / len(known)) if value == UNKNOWN_TIME and known else max(value, 0)
-            for value in values
-        ]
-        spread = max(values) - min(values)
-        if (
-            spread
-            and not self.exact
-            and spread <= max(_MEAN_TOLERANCE * max(values), _MEAN_TOLERANCE_NS)
-        ):
-            self.averaged += len(values)
-            values = [round(sum(values) / len(values))] * len(values)
-        if len(set(values)) == 1:
-            return duration_text(values[0])
-        return values_by_rank([duration_text(v) for v in values], ranks)
+        mean_of_known = round(sum(known) / len(known)) if known else 0
+        durations = [mean_of_known if value == UNKNOWN_TIME else max(value, 0) for value in values]
+        spread = max(durations) - min(durations)
+        tolerance = max(_MEAN_TOLERANCE * max(durations), _MEAN_TOLERANCE_NS)
+        if spread and not self.exact and spread <= tolerance:
+            self.averaged += len(durations)
+            durations = [round(sum(durations) / len(durations))] * len(durations)
+        if len(set(durations)) == 1:
+            return duration_text(durations[0])
+        return values_by_rank([duration_text(duration) for duration in durations], ranks)
 
     def _number(self, values: Sequence[int], ranks: Sequence[int]) -> FittedValue:
         return fit_expression(
@@ -129,9 +129,7 @@ class ScenarioWriter:
     def peer(
         self, side: str, family: int, values: Sequence[int], ranks: Sequence[int]
     ) -> tuple[str, object]:
-        """The field and its value: a global rank, or a place in the group where that is said more
-        plainly.
-        """
+        """The field and its value: a global rank, or a group rank if that is simpler."""
         plain = self._number(values, ranks)
         if family <= 0 or isinstance(plain, int) or (isinstance(plain, str) and len(plain) < 12):
             return side, plain
@@ -150,7 +148,7 @@ class ScenarioWriter:
 
 
 class _FormReader:
-    """Walks a form and takes the values of its places, rank by rank."""
+    """Walks over a form, and takes the values of all ranks for each place in it."""
 
     def __init__(
         self,
@@ -196,9 +194,7 @@ class _FormReader:
         return self.writer._number(next(self.ints), self.ranks)
 
     def _ints(self, count: int) -> Any:
-        """A list of numbers; where ranks differ, an expression for each, or a list for each
-        rank.
-        """
+        """A list of numbers or expressions; if no expressions fit, a list for each rank."""
         columns = [next(self.ints) for _ in range(count)]
         fitted = [self.writer._number(column, self.ranks) for column in columns]
         if not any(isinstance(item, dict) for item in fitted):

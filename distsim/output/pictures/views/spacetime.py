@@ -50,7 +50,8 @@ from distsim.output.trace_data.selection import (
     time_window,
 )
 from distsim.output.trace_data.time_spans import spans_within
-from distsim.trace.model import Trace, stopped_ranks
+from distsim.trace.model import Trace
+from distsim.trace.run_end import stopped_ranks
 
 #: Lanes at most; from so many ranks on equal ones are folded. Lines at most: more are bundled.
 MAX_LANES, MAX_SINGLE_RANK_LANES, MAX_LINES = 40, 16, 2500

@@ -62,7 +62,8 @@ from distsim.output.trace_data.selection import (
     time_window,
 )
 from distsim.output.trace_data.time_spans import TimeSpans, merged_spans, spans_within
-from distsim.trace.model import Trace, stopped_ranks
+from distsim.trace.model import Trace
+from distsim.trace.run_end import stopped_ranks
 
 #: Lanes at most; more are folded. Arrows at most; more can't be followed.
 MAX_LANES, MAX_ARROWS = 24, 60

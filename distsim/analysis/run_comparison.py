@@ -1,10 +1,9 @@
-"""Two runs laid side by side: which calls stand opposite each other, where the runs first part, and
-what makes one of them longer.
+"""Compare two runs: align their calls, find the first divergences, and explain the makespans.
 
-Calls are aligned rank by rank in program order, by what they are (operation, group, peer, tag,
-bytes, dtype), never by when they ran. What adds to the difference in makespan is read from the two
-critical paths: each tiles its run, so the differences of their shares add up to the difference of
-the makespans, exactly.
+Calls are aligned rank by rank in program order, by their arguments (operation, group, peer, tag,
+bytes, dtype), never by their times. The two critical paths explain the difference of the makespans:
+each path covers its whole run without gaps, so the differences of their shares add up to the
+difference of the makespans exactly.
 """
 
 from __future__ import annotations

@@ -187,7 +187,8 @@ def _rejected_lines(plan: LayoutPlan) -> list[str]:
         lines += wrapped_lines(f"{count:>5}  {kind}", "  ", " " * 9)
     if not plan.ranked:
         reasons = [rejected.reason for rejected in plan.left]
-        percentages = [_first_number(r) for r in reasons if r.startswith(_OUT_OF_MEMORY)]
+        out_of_memory = [reason for reason in reasons if reason.startswith(_OUT_OF_MEMORY)]
+        percentages = [_first_number(reason) for reason in out_of_memory]
         if percentages:
             lines.append(
                 f"  the nearest that does not fit holds {min(percentages)} % of the device's memory"

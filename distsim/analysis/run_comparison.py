@@ -1,10 +1,9 @@
-"""Two runs laid side by side: which calls stand opposite each other, where the runs first part, and
-what makes one of them longer.
+"""Compare two runs: align their calls, find the first divergences, and explain the makespans.
 
-Calls are aligned rank by rank in program order, by what they are (operation, group, peer, tag,
-bytes, dtype), never by when they ran. What adds to the difference in makespan is read from the two
-critical paths: each tiles its run, so the differences of their shares add up to the difference of
-the makespans, exactly.
+Calls are aligned rank by rank in program order, by their arguments (operation, group, peer, tag,
+bytes, dtype), never by their times. The two critical paths explain the difference of the makespans:
+each path covers its whole run without gaps, so the differences of their shares add up to the
+difference of the makespans exactly.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -130,31 +129,34 @@ class RunComparison:
 
     @property
     def stops(self) -> tuple[StoppedRank, ...]:
-        """Where the ranks of the run that stopped stand, the cause first."""
-        return stopped_ranks(self.a if self.stopped == "A" else self.b) if self.stopped else ()
+        """Where the ranks of the run that stopped are, the cause first."""
+        if not self.stopped:
+            return ()
+        return stopped_ranks(self.a if self.stopped == "A" else self.b)
 
     @property
     def told(self) -> tuple[RunDivergence, ...]:
-        """The partings that do not follow from one run's having stopped: not that its calls come to
-        no end, or were never made.
-        """
-        side = {"A": 0, "B": 1}.get(self.stopped)
-        return (
-            self.divergences
-            if side is None
-            else tuple(p for p in self.divergences if not self._follows(p, side))
-        )
+        """The divergences that do not follow from the fact that one run stopped.
 
-    def _follows(self, parting: RunDivergence, side: int) -> bool:
-        trace, row = ((self.a, parting.a), (self.b, parting.b))[side]
-        if row < 0:  # only the other run has it
-            return bool(trace.header.get("cut")) and parting.kind == "call"
-        if parting.kind == "value":
+        Calls of that run that never end, or were never made, are consequences.
+        """
+        if not self.stopped:
+            return self.divergences
+        return tuple(d for d in self.divergences if not self._follows_from_stop(d))
+
+    def _follows_from_stop(self, divergence: RunDivergence) -> bool:
+        if self.stopped == "A":
+            trace, row = self.a, divergence.a
+        else:
+            trace, row = self.b, divergence.b
+        if row < 0:
+            # Only the other run has this call.
+            return bool(trace.header.get("cut")) and divergence.kind == "call"
+        if divergence.kind == "value":
             return True
-        return bool(
-            trace["posted_ns"][row] < 0
-            or max(trace["finished_ns"][row], trace["returned_ns"][row]) < 0
-        )
+        never_posted = trace["posted_ns"][row] < 0
+        never_ended = max(trace["finished_ns"][row], trace["returned_ns"][row]) < 0
+        return bool(never_posted or never_ended)
 
     @property
     def same(self) -> bool:
@@ -322,6 +324,15 @@ def _partners_text(rows: Sequence[TraceCall], members: Sequence[int], me: int) -
     return f"{rows[next(k for k in members if k != me)].op} of {word} {', '.join(map(str, others))}"
 
 
+def _recorded_values(trace: Trace) -> dict[tuple[str, int], Any]:
+    """The values in the header of a trace, by label and rank."""
+    values: dict[tuple[str, int], Any] = {}
+    for label, by_rank in trace.header["values"].items():
+        for rank, value in by_rank.items():
+            values[label, int(rank)] = value
+    return values
+
+
 def _value_divergences(
     a: Trace, b: Trace, rows: tuple[list[TraceCall], list[TraceCall]]
 ) -> tuple[list[RunDivergence], ValueMatchCounts]:
@@ -330,14 +341,8 @@ def _value_divergences(
     )
     if lacking:
         return [], ValueMatchCounts(lacking=lacking)
-    mine, theirs = (
-        {
-            (label, int(rank)): value
-            for label, ranks in t.header["values"].items()
-            for rank, value in ranks.items()
-        }
-        for t in (a, b)
-    )
+    mine = _recorded_values(a)
+    theirs = _recorded_values(b)
     both = [key for key in mine if key in theirs]
     tolerances = _RankTolerances(a, b, rows)
     count: dict[str, int] = defaultdict(int)
@@ -400,20 +405,20 @@ class _RankTolerances:
 
 
 def _reduction_terms(trace: Trace, calls: Sequence[TraceCall]) -> dict[int, int]:
-    """For each rank, the sizes of the groups of more than two ranks that it reduced over, added
-    up.
+    """For each rank, the sum of the sizes of the groups that it reduced over.
+
+    Groups of up to two ranks do not count: the order of one addition does not matter.
     """
     groups = [(name, set(ranks)) for name, ranks in trace.header.get("groups") or ()]
-    found: dict[int, int] = defaultdict(int)
+    terms: dict[int, int] = defaultdict(int)
     for call in calls:
-        if call.op in OPERATIONS and OPERATIONS[call.op].reduces:
-            members = next(
-                (ranks for name, ranks in groups if name == call.group and call.rank in ranks),
-                set(),
-            )
-            size = len(members) or trace.world_size
-            found[call.rank] += size if size > 2 else 0
-    return found
+        if call.op not in OPERATIONS or not OPERATIONS[call.op].reduces:
+            continue
+        named = (ranks for name, ranks in groups if name == call.group)
+        members: set[int] = next((ranks for ranks in named if call.rank in ranks), set())
+        size = len(members) or trace.world_size
+        terms[call.rank] += size if size > 2 else 0
+    return terms
 
 
 def _number_text(value: TensorNumber | None) -> str:
@@ -427,34 +432,26 @@ def _time_divergences(
     ends: Sequence[tuple[int, int]],
     allowed: float,
 ) -> Iterator[RunDivergence]:
+    """Calls that end only in one run, or at times that differ by more than ``allowed`` ns."""
     for (i, j), (end_a, end_b) in zip(pairs, ends, strict=True):
-        call = rows[0][i]
         if (end_a < 0) != (end_b < 0):
-            yield RunDivergence(
-                "time",
-                call.rank,
-                i,
-                j,
-                f"{call_text(call)} ends only in {'AB'[end_a < 0]}",
-                call.posted_ns,
-            )
+            what = f"ends only in {'B' if end_a < 0 else 'A'}"
         elif abs(end_a - end_b) > allowed:
-            yield RunDivergence(
-                "time", call.rank, i, j, f"{call_text(call)} ends at another time", call.posted_ns
-            )
+            what = "ends at another time"
+        else:
+            continue
+        call = rows[0][i]
+        text = f"{call_text(call)} {what}"
+        yield RunDivergence("time", call.rank, i, j, text, call.posted_ns)
 
 
 def call_text(call: TraceCall) -> str:
     """A call in a few words: ``rank 2: send to 3``."""
-    peer = (
-        ""
-        if call.peer is None
-        else f" from {call.peer}"
-        if "recv" in call.op
-        else f" to {call.peer}"
-        if "send" in call.op
-        else ""
-    )
+    peer = ""
+    if call.peer is not None and "recv" in call.op:
+        peer = f" from {call.peer}"
+    elif call.peer is not None and "send" in call.op:
+        peer = f" to {call.peer}"
     return f"rank {call.rank}: {call.name or call.op}{peer}"
 
 

@@ -1,16 +1,16 @@
 """Where the time of a run went: per rank, per collective, and along the critical path.
 
-Every instant of a rank is one of four things, the first that applies:
+Every instant of a rank belongs to the first of these categories that applies:
 
-- *compute*: a compute (or assign) runs; where the host only enqueues, what it computes itself (`on: host`) counts after communication,
-  which it hides no more than launches do;
-- *exposed communication*: a message or collective of the rank is under way, after its match;
-- *waiting*: the host is in a call that has not met its parties yet (or waits for a request), or, with a back end whose host runs
-  ahead, a launch is posted and can't start;
+- *compute*: a compute (or assign) runs. If the host only enqueues work, computes of the host itself
+  (`on: host`) come after communication: like launches, they do not hide it.
+- *exposed communication*: a message or collective of the rank is in flight, after its match.
+- *waiting*: the host is in a call that has not been matched yet, or waits for a request. On a
+  backend whose host runs ahead: a launch is posted and cannot start.
 - *idle*: asleep, not started yet, or after the end.
 
-So the four add up to the makespan, exactly. Everything is worked out on the trace's columns, for
-all ranks at once.
+Therefore the four times add up to the makespan exactly. They are computed from the columns of the
+trace, for all ranks at once.
 """
 
 from __future__ import annotations

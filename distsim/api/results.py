@@ -243,7 +243,7 @@ class DoctorAnswer(Answer):
         return doctor_text(self.raw)
 
     def to_json(self) -> Json:
-        from distsim.output.text.diagnosis import doctor_json
+        from distsim.output.json.diagnosis import doctor_json
 
         return dict(doctor_json(self.raw))
 

@@ -1,4 +1,8 @@
-"""Plain text tables and lists of ranks, for every view that writes text."""
+"""Plain text tables, wrapped lines and lists of ranks, for everything that writes text.
+
+The width of the page is set once, by the command line, and read wherever text is laid out. Widths
+are columns of a terminal, not characters.
+"""
 
 from __future__ import annotations
 
@@ -8,36 +12,37 @@ from contextvars import ContextVar
 from itertools import pairwise
 from unicodedata import category, east_asian_width
 
-#: Columns of a report that no terminal asks for; how narrow and how wide they may be.
+#: Columns without a terminal, and bounds of the columns on a terminal.
 DEFAULT_WIDTH, MIN_WIDTH, MAX_WIDTH = 80, 40, 200
 _REQUESTED_WIDTH: ContextVar[int] = ContextVar("columns", default=DEFAULT_WIDTH)
 
 
 def page_width() -> int:
-    """Columns that there are: 80, or what `set_page_width` was told."""
+    """The width of reports in columns: 80, or that of `set_page_width`."""
     return _REQUESTED_WIDTH.get()
 
 
 def set_page_width(columns: int | None) -> None:
-    """Lay everything out for so many columns, from 40 to 200; None: 80."""
+    """Lay out all text for this width, limited to 40 to 200 columns; None: 80."""
     _REQUESTED_WIDTH.set(
         DEFAULT_WIDTH if columns is None else max(MIN_WIDTH, min(MAX_WIDTH, columns))
     )
 
 
 def display_width(text: str) -> int:
-    """Columns that a text takes on a terminal: wide characters (East Asian Width W, F) two,
-    combining ones none.
+    """The columns that a text takes on a terminal.
 
-    Source: Unicode UAX #11; general categories Mn, Me and Cf take no column.
+    Source: Unicode UAX #11 (East Asian Width); general categories Mn, Me and Cf take no column.
     """
     if text.isascii():
         return len(text)
-    wide = (
-        2 if east_asian_width(c) in "WF" else 0 if category(c) in ("Mn", "Me", "Cf") else 1
-        for c in text
-    )
-    return sum(wide)
+    return sum(map(_character_width, text))
+
+
+def _character_width(character: str) -> int:
+    if east_asian_width(character) in "WF":
+        return 2
+    return 0 if category(character) in ("Mn", "Me", "Cf") else 1
 
 
 def _padded_cell(text: str, columns: int, left: bool) -> str:
@@ -51,9 +56,7 @@ def table_lines(
     left: Sequence[int] = (0,),
     indent: str = "  ",
 ) -> list[str]:
-    """Aligned lines with two blanks between columns; the columns numbered in ``left`` are flush
-    left, the others right.
-    """
+    """Aligned lines; the columns numbered in ``left`` are aligned left, the others right."""
     lines = [header, *rows]
     widths = [max(display_width(line[i]) for line in lines) for i in range(len(header))]
     padded = [
@@ -67,8 +70,7 @@ def table_lines(
 
 
 def rank_list(ranks: Sequence[int], limit: int = 4) -> str:
-    """Ranks in few characters: runs as ``0-3``, even steps as ``0, 4 … 28``, else the first
-    ``limit`` of them and ``…``.
+    """Ranks in few characters: ranges, even steps, or the first ``limit`` ranges and ``…``.
 
     >>> ranks_text([0, 1, 2, 3]), ranks_text([0, 4, 8, 12, 16]), ranks_text([1, 3])
     ('0-3', '0, 4 … 16', '1, 3')
@@ -93,7 +95,7 @@ def ranks_label(ranks: Sequence[int]) -> str:
 
 
 def consecutive_ranges(ranks: Sequence[int]) -> list[tuple[int, int]]:
-    """The first and the last of each run of neighbours."""
+    """The first and the last rank of each range of consecutive ranks."""
     runs: list[tuple[int, int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:
@@ -104,10 +106,10 @@ def consecutive_ranges(ranks: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def wrapped_lines(text: str, indent: str = "", further: str | None = None) -> list[str]:
-    """The text in lines of at most `page_width` columns, broken at blanks; ``further`` indents the
-    later ones (else as the first).
+    """The text in lines of at most `page_width` columns, broken at blanks.
 
-    A word that is wider than a line stands on one of its own: nobody can copy half a path.
+    ``further``: the indent of the lines after the first one. A word that is wider than the page
+    is not broken: half a path cannot be copied.
     """
     later = indent if further is None else further
     lines: list[str] = []
@@ -122,12 +124,12 @@ def wrapped_lines(text: str, indent: str = "", further: str | None = None) -> li
 
 
 def _words_with_blanks(text: str) -> list[str]:
-    """Words, each with the blanks that follow it."""
+    """Words, each with the blanks after it."""
     return re.findall(r"\S+\s*|^\s+", text.expandtabs().replace("\n", " "))
 
 
 def truncated(text: str, width: int) -> str:
-    """The text, shortened to ``width`` columns with a final ``…`` where it is wider."""
+    """The text, shortened to ``width`` columns with a final ``…`` if it is wider."""
     if display_width(text) <= width:
         return text
     while display_width(text) > width - 1:

@@ -111,7 +111,8 @@ def _collect_evidence(paths: list[str], pids: list[int], torchrun: int | None) -
 
 
 def _print_diagnosis(diagnosis: Diagnosis, format: OutputFormat, width: int | None) -> None:
-    from distsim.output.text.diagnosis import doctor_json, doctor_text
+    from distsim.output.json.diagnosis import doctor_json
+    from distsim.output.text.diagnosis import doctor_text
     from distsim.output.text_layout import page_width
 
     if format is OutputFormat.json:
@@ -140,7 +141,7 @@ def _write_output(diagnosis: Diagnosis, output: Path) -> None:
 
 def _wait_for_picture(diagnosis: Diagnosis, format: str) -> str | bytes:
     from distsim.output.pictures.drawing.dot import dot_text, render_dot
-    from distsim.output.text.diagnosis import doctor_picture
+    from distsim.output.pictures.hang_graph import doctor_picture
 
     picture = doctor_picture(diagnosis)
     text = dot_text(picture)

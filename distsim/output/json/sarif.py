@@ -83,7 +83,8 @@ def _sarif_rule(info: CodeInfo) -> dict[str, object]:
         "fullDescription": {"text": f"{info.what} {info.why}"},
         "help": {
             "text": info.remedy,
-            "markdown": f"{info.what}\n\n**What happens.** {info.why}\n\n**What to do.** {info.remedy}\n\n{example}",
+            "markdown": f"{info.what}\n\n**What happens.** {info.why}\n\n"
+            f"**What to do.** {info.remedy}\n\n{example}",
         },
         "defaultConfiguration": {"level": info.severity},
     }
@@ -180,7 +181,8 @@ def _workflow_command(name: str, file: str, line: int, column: int, title: str, 
         **({"line": str(line), "col": str(max(column, 1))} if line else {}),
         "title": title,
     }
-    return f"::{name} {','.join(f'{key}={_escaped_property(value)}' for key, value in where.items())}::{_escaped_data(text)}"
+    properties = ",".join(f"{key}={_escaped_property(value)}" for key, value in where.items())
+    return f"::{name} {properties}::{_escaped_data(text)}"
 
 
 def _escaped_data(text: str) -> str:

@@ -28,8 +28,9 @@ MAX_ELEMENTS = 64
 
 
 def values_lines(values: BufferValues | None) -> list[str]:
-    """A line per tensor and set of ranks that hold the same; tensors with unknown numbers
-    everywhere are left out.
+    """A line for each tensor and each set of ranks with equal values.
+
+    Tensors whose numbers are unknown on all ranks are omitted.
     """
     if values is None:
         return []
@@ -37,15 +38,14 @@ def values_lines(values: BufferValues | None) -> list[str]:
     for (rank, label), text in values.final.items():
         by_label.setdefault(label, {}).setdefault(text, []).append(rank)
     known = {label: texts for label, texts in by_label.items() if set(texts) != {"?"}}
-    width = min(24, max((len(label) for label in known), default=0))
-    lines = [
-        truncated(
-            f"  {truncated(label if i == 0 else '', width).ljust(width)}  {text}  ({ranks_label(ranks)})",
-            page_width(),
-        )
-        for label, texts in known.items()
-        for i, (text, ranks) in enumerate(texts.items())
-    ]
+    width = min(24, max(map(len, known), default=0))
+    lines = []
+    for label, texts in known.items():
+        # The label is printed once, on the first line of its tensor.
+        cell = truncated(label, width).ljust(width)
+        for text, ranks in texts.items():
+            lines.append(truncated(f"  {cell}  {text}  ({ranks_label(ranks)})", page_width()))
+            cell = " " * width
     if len(lines) > MAX_VALUE_LINES:
         lines[MAX_VALUE_LINES:] = [
             f"  … and {len(lines) - MAX_VALUE_LINES} more; --format json has all"

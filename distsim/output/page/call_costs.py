@@ -26,24 +26,26 @@ class CallCosts:
     """
 
     def __init__(self, cost: CostModel, trace: Trace, roots: Numbers) -> None:
-        self._cost, self._index = cost, dict[tuple[object, ...], int]()
-        self._known: dict[
-            tuple[object, ...], int
-        ] = {}  # by what a row says, before it is looked up where its ranks sit
+        self._cost = cost
+        self._index: dict[tuple[object, ...], int] = {}
+        #: By the arguments of a call, which are cheap to compare; `_index` goes by the placement
+        #: of its ranks.
+        self._known: dict[tuple[object, ...], int] = {}
         self._groups: list[tuple[int, ...]] = [
             tuple(ranks) for _, ranks in trace.header.get("groups", ())
         ]
         self.prices: list[dict[str, object]] = []
         names = [OPERATIONS.get(op) for op in trace.tables["op"]]
-        columns = (trace[n].tolist() for n in ("op", "rank", "group", "peer", "nbytes", "match"))
-        self.price = [
-            self._row(names[op] if op >= 0 else None, rank, group, peer, nbytes, root)
-            if match >= 0
-            else -1
-            for (op, rank, group, peer, nbytes, match), root in zip(
-                zip(*columns, strict=True), roots.tolist(), strict=True
-            )
-        ]
+        columns = [trace[n].tolist() for n in ("op", "rank", "group", "peer", "nbytes", "match")]
+        self.price: list[int] = []
+        for op, rank, group, peer, nbytes, match, root in zip(
+            *columns, roots.tolist(), strict=True
+        ):
+            operation = names[op] if op >= 0 else None
+            number = -1
+            if match >= 0:
+                number = self._row(operation, rank, group, peer, nbytes, root)
+            self.price.append(number)
 
     def _row(
         self, row: type[Operation] | None, rank: int, group: int, peer: int, nbytes: int, root: int

@@ -26,24 +26,32 @@ _MAX_TITLE_LENGTH = 80
 
 
 def report_html(runs: Sequence[ReportRun], comparison: RunComparison | None = None) -> str:
-    """The page of a run, or of two beside each other with what `compare` says of them. The same
-    runs give the same text.
+    """The page of one run, or of two runs with their comparison.
+
+    The same runs give the same text. The content security policy allows only the embedded scripts,
+    by their digests: texts of an untrusted trace can run nothing, and the page loads nothing.
     """
     scripts = [read_asset("vendor", "uPlot.iife.min.js"), bundled_script()]
-    title = " and ".join(_short_name(told.name) for told in runs)
-    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {' '.join(_csp_digest(s) for s in scripts)}"
+    digests = " ".join(map(_csp_digest, scripts))
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {digests}"
+    styles = f"{read_asset('vendor', 'uPlot.min.css')}\n{read_asset('web', 'style.css')}"
+    title = " and ".join(_short_name(run.name) for run in runs)
+    labels = ["A", "B"] if len(runs) > 1 else [""]
+    headers = [_header_html(run, label) for run, label in zip(runs, labels, strict=True)]
+    data = page_data(runs, comparison)
     return "".join(
         [
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n<meta name="color-scheme" content="light dark">\n',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
+            '<meta name="color-scheme" content="light dark">\n',
             f"<title>{_escaped_text(title)}: {_escaped_text(headline(runs[0]))}</title>\n",
-            f'<link rel="icon" href="data:,">\n<style>\n{read_asset("vendor", "uPlot.min.css")}\n{read_asset("web", "style.css")}</style>\n',
+            f'<link rel="icon" href="data:,">\n<style>\n{styles}</style>\n',
             "</head>\n<body>\n",
-            *(_header_html(told, "AB"[i] if len(runs) > 1 else "") for i, told in enumerate(runs)),
+            *headers,
             '<div id="page"></div>\n',
             _no_script_html(runs),
-            f'<script type="application/octet-stream" id="data">{page_data(runs, comparison)}</script>\n',
+            f'<script type="application/octet-stream" id="data">{data}</script>\n',
             *(f"<script>{text}</script>\n" for text in scripts),
             "</body>\n</html>\n",
         ]
@@ -51,7 +59,8 @@ def report_html(runs: Sequence[ReportRun], comparison: RunComparison | None = No
 
 
 def _csp_digest(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode('ascii')}'"
+    digest = hashlib.sha256(text.encode("utf-8")).digest()
+    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
 
 
 def _short_name(name: str) -> str:
@@ -74,22 +83,25 @@ def _header_html(told: ReportRun, side: str) -> str:
     return (
         f'<header class="verdict {state}"><div class="mark" aria-hidden="true">{mark}</div><div>'
         f'<h1 dir="auto">{tag}<bdi>{_escaped_text(_short_name(told.name))}</bdi></h1>'
-        f'<p class="outcome"><strong>{_escaped_text(headline(told))}</strong>{_escaped_text(verdict)}</p></div></header>\n'
+        f'<p class="outcome"><strong>{_escaped_text(headline(told))}</strong>'
+        f"{_escaped_text(verdict)}</p></div></header>\n"
     )
 
 
 def _no_script_html(runs: Sequence[ReportRun]) -> str:
-    """The report as text, for whoever runs no script."""
-    texts = [
-        simulation_report_text(told.simulation) for told in runs if told.simulation is not None
-    ]
-    return "".join(
-        f'<details class="plain"><summary>The report as text</summary><pre>{escape(escape_control_characters(t))}</pre></details>\n'
-        for t in texts
-    )
+    """The report as text, for browsers without scripts."""
+    parts = []
+    for run in runs:
+        if run.simulation is not None:
+            text = escape(escape_control_characters(simulation_report_text(run.simulation)))
+            parts.append(
+                '<details class="plain"><summary>The report as text</summary>'
+                f"<pre>{text}</pre></details>\n"
+            )
+    return "".join(parts)
 
 
-# --- the page's own script: the modules of `web/` as one, in the order in which they need each other ---
+# --- the script of the page: the modules of `web/` joined in the order of their imports ---
 #: What a module may say of others: `import { a, b } from "./other.js";` on lines of its own,
 #: `export` before a declaration.
 _IMPORT_LINE = re.compile(r'^import \{[^}]*\} from "\./([\w-]+)\.js";\n', re.MULTILINE)

@@ -1,4 +1,4 @@
-"""A run, or two, as the text that the page unpacks."""
+"""The data of one or two runs, encoded as the text that the script of the page decodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAX_DIVERGENCES = 500
 
 
 def page_data(runs: Sequence[ReportRun], comparison: RunComparison | None) -> str:
-    """Everything that the page shows."""
+    """All data of the page."""
     columns: dict[str, Numbers] = {}
     heads = [_run_data(told, f"{number}.", columns) for number, told in enumerate(runs)]
     files = [place.file for told in runs for place in told.trace.tables["place"]]
@@ -126,43 +126,51 @@ def animations(trace: Trace) -> list[dict[str, object]]:
     sizes: dict[str, int] = {}
     groups = trace.header.get("groups", ())
     rows = trace["match"] >= 0
-    met = set(zip(trace["op"][rows].tolist(), trace["group"][rows].tolist(), strict=True))
-    for op, group in sorted(met):
-        name, n = trace.tables["op"][op], len(groups[group][1]) if 0 <= group < len(groups) else 0
-        row = OPERATIONS.get(name)
-        if row is not None and row.kind == "collective" and row.algorithms and n > 1:
+    matched = set(zip(trace["op"][rows].tolist(), trace["group"][rows].tolist(), strict=True))
+    for op, group in sorted(matched):
+        name = trace.tables["op"][op]
+        n = len(groups[group][1]) if 0 <= group < len(groups) else 0
+        if n > 1 and _has_algorithms(name):
             sizes[name] = max(sizes.get(name, 0), n)
-    return [
-        one
-        for name, n in list(sizes.items())[:MAX_ANIMATED_OPS]
-        for one in _operation_animations(OPERATIONS[name], n)
-    ]
+    found = []
+    for name, n in list(sizes.items())[:MAX_ANIMATED_OPS]:
+        found += _operation_animations(OPERATIONS[name], n)
+    return found
+
+
+def _has_algorithms(op: str) -> bool:
+    operation = OPERATIONS.get(op)
+    if operation is None:
+        return False
+    return operation.kind == "collective" and bool(operation.algorithms)
 
 
 def _operation_animations(row: type[Operation], full: int) -> list[dict[str, object]]:
     n = min(full, MAX_ANIMATED_RANKS)
     found = []
     for name, algorithm in row.algorithms.items():
-        rounds, givers = algorithm.rounds(n, 0), range(n) if row.gives != "root" else (0,)
-        held = initial_chunks(algorithm.chunking, n, givers)
-        if _is_playable(algorithm, n, givers):
-            found.append(
-                {
-                    "op": row.op,
-                    "algorithm": name,
-                    "n": n,
-                    "full": full,
-                    "chunking": algorithm.chunking,
-                    "held": [
-                        [[chunk, [list(one) for one in what]] for chunk, what in chunks.items()]
-                        for chunks in held
-                    ],
-                    "rounds": [
-                        [[t.src, t.dst, t.chunk, int(t.reduce)] for t in round_]
-                        for round_ in rounds
-                    ],
-                }
-            )
+        givers: Iterable[int] = (0,) if row.gives == "root" else range(n)
+        if not _is_playable(algorithm, n, givers):
+            continue
+        held = [
+            [[chunk, list(map(list, parts))] for chunk, parts in chunks.items()]
+            for chunks in initial_chunks(algorithm.chunking, n, givers)
+        ]
+        rounds = [
+            [[t.src, t.dst, t.chunk, int(t.reduce)] for t in transfers]
+            for transfers in algorithm.rounds(n, 0)
+        ]
+        found.append(
+            {
+                "op": row.op,
+                "algorithm": name,
+                "n": n,
+                "full": full,
+                "chunking": algorithm.chunking,
+                "held": held,
+                "rounds": rounds,
+            }
+        )
     return found
 
 
@@ -178,7 +186,7 @@ def _is_playable(algorithm: CollectiveAlgorithm, n: int, givers: Iterable[int]) 
 # --- lines that findings and calls point to: the scenario's file and the script's, as text ---
 #: Bytes of a file and of all files together, and files, that go into a report.
 _MAX_FILE_BYTES, _MAX_TOTAL_BYTES, _MAX_FILES = 200_000, 400_000, 12
-#: A trace names the files that it likes; only those that may hold a program are read.
+#: A trace may name any file of this machine; only files that may hold a program are read.
 _SOURCE_SUFFIXES = (".yaml", ".yml", ".py")
 
 
@@ -188,10 +196,9 @@ def source_texts(main: str, named: Iterable[str]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     left = _MAX_TOTAL_BYTES
-    folders = [
-        Path.cwd().resolve(),
-        *([Path(main).resolve().parent] if main and main != "-" else []),
-    ]
+    folders = [Path.cwd().resolve()]
+    if main and main != "-":
+        folders.append(Path(main).resolve().parent)
     for name in dict.fromkeys([main, *named]):
         text = _source_text(name, folders) if len(found) < _MAX_FILES else None
         if text is not None and len(text) <= left:
@@ -203,16 +210,13 @@ def source_texts(main: str, named: Iterable[str]) -> dict[str, str]:
 def _source_text(name: str, folders: list[Path]) -> str | None:
     try:
         path = Path(name).resolve()
-        if (
-            path.suffix not in _SOURCE_SUFFIXES
-            or not any(path.is_relative_to(folder) for folder in folders)
-            or not path.is_file()
-        ):
+        if path.suffix not in _SOURCE_SUFFIXES:
             return None
-        return (
-            path.read_text(encoding="utf-8", errors="replace")
-            if path.stat().st_size <= _MAX_FILE_BYTES
-            else None
-        )
-    except (OSError, ValueError, RuntimeError):  # no file, a NUL in its name, a circle of links
+        if not any(path.is_relative_to(folder) for folder in folders):
+            return None
+        if not path.is_file() or path.stat().st_size > _MAX_FILE_BYTES:
+            return None
+        return path.read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError, RuntimeError):
+        # No such file, a NUL in its name, or a cycle of links.
         return None

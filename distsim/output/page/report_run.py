@@ -92,5 +92,6 @@ def report_run_from_trace(trace: Trace, file: str, judged: Simulation | None) ->
     )
     return replace(
         found,
-        note="Times as they were recorded; verdict and findings are those of its calls under the rules.",
+        note="Times as they were recorded; "
+        "verdict and findings are those of its calls under the rules.",
     )

@@ -35,12 +35,14 @@ def headline(told: ReportRun) -> str:
     ns = told.trace.makespan_ns
     if not ns:
         return f"{told.outcome} at once"
-    return f"{told.outcome} {'in' if told.outcome == 'completes' else 'after'} {show_ns(ns)}"
+    preposition = "in" if told.outcome == "completes" else "after"
+    return f"{told.outcome} {preposition} {show_ns(ns)}"
 
 
 def summary_data(told: ReportRun, timeline: Timeline) -> dict[str, object]:
-    """Everything but columns, prices and values."""
+    """All data of a run except columns, costs and values."""
     header = told.trace.header
+    partial = partial_run_text(told.trace)
     return {
         "name": told.name,
         "file": told.file,
@@ -57,14 +59,12 @@ def summary_data(told: ReportRun, timeline: Timeline) -> dict[str, object]:
         "local": _ranks_per_node(told.trace),
         "mesh": dict(header.get("mesh") or {}),
         "groups": [[name, list(ranks)] for name, ranks in header.get("groups", ())],
-        "ended": [partial_run_text(told.trace), *stopped_rank_lines(told.trace)]
-        if partial_run_text(told.trace)
-        else [],
+        "ended": [partial, *stopped_rank_lines(told.trace)] if partial else [],
         "ends": [list(end) for end in header.get("ends") or ()],
-        "findings": [finding_json(f) for f in told.findings[:MAX_FINDINGS]],
+        "findings": [finding_json(finding) for finding in told.findings[:MAX_FINDINGS]],
         "more_findings": max(0, len(told.findings) - MAX_FINDINGS),
-        "ranks": [list(r) for r in timeline.ranks],
-        "collectives": [c._asdict() for c in timeline.collectives],
+        "ranks": [list(times) for times in timeline.ranks],
+        "collectives": [times._asdict() for times in timeline.collectives],
         "traffic": traffic_data(told.trace),
         "steps": equal_steps_data(told.trace),
         **_simulation_data(told, timeline),
@@ -104,12 +104,11 @@ def _simulation_data(told: ReportRun, timeline: Timeline) -> dict[str, object]:
         ]
     if simulation is None:
         return found
-    cost, device = simulation.cost, simulation.cost.cluster.device
-    span = (
-        makespan_range(cost, simulation.program, timeline)
-        if told.trace.columns is simulation.run.trace.columns
-        else None
-    )
+    cost = simulation.cost
+    device = cost.cluster.device
+    # A recorded trace has no predicted times, and therefore no range of a prediction.
+    is_simulated = told.trace.columns is simulation.run.trace.columns
+    span = makespan_range(cost, simulation.program, timeline) if is_simulated else None
     stated = peak_memory(simulation.scenario, simulation.program)
     return found | {
         "about": simulation.scenario.about or "",
@@ -126,15 +125,14 @@ def _simulation_data(told: ReportRun, timeline: Timeline) -> dict[str, object]:
 
 
 def _waits_data(told: ReportRun) -> dict[str, object]:
-    """Who stands where and waits for whom: in this run, or else in an execution that the verdict
-    knows.
-    """
-    own, verdict = told.final_state, told.verdict
+    """The blocked ranks of this run, or else of the execution that the verdict found."""
+    own = told.final_state
     if own is not None and own.blocked:
         return {"waits": _blocked_ranks_data(own), "waits_of": "this run"}
-    if verdict is not None and verdict.final_state is not None and verdict.final_state.blocked:
+    of_verdict = told.verdict.final_state if told.verdict is not None else None
+    if of_verdict is not None and of_verdict.blocked:
         return {
-            "waits": _blocked_ranks_data(verdict.final_state),
+            "waits": _blocked_ranks_data(of_verdict),
             "waits_of": "an execution that the contract allows",
         }
     return {"waits": None, "waits_of": ""}
@@ -143,19 +141,13 @@ def _waits_data(told: ReportRun) -> dict[str, object]:
 def _blocked_ranks_data(found: FinalState) -> dict[str, object]:
     """``sets``: the sets of awaited ranks, each once; a need names its set by its number."""
     sets: dict[tuple[int, ...], int] = {}
-    blocked = [
-        [
-            b.rank,
-            b.position,
-            b.since_ns,
-            int(b.device),
-            [
-                [n.position, n.part, sets.setdefault(n.ranks, len(sets)), int(n.any)]
-                for n in b.needs
-            ],
+    blocked: list[object] = []
+    for b in found.blocked:
+        needs = [
+            [need.position, need.part, sets.setdefault(need.ranks, len(sets)), int(need.any)]
+            for need in b.needs
         ]
-        for b in found.blocked
-    ]
+        blocked.append([b.rank, b.position, b.since_ns, int(b.device), needs])
     ends = [
         [e.rank, e.status, e.position, e.at_ns, e.message]
         for e in found.ends
@@ -201,11 +193,9 @@ def memory_data(stated: Iterable[PeakMemory], trace: Trace) -> dict[str, object]
     """
     ranks = range(trace.world_size)
     step, words = representative_step(trace, ranks)
-    kinds = [
-        one
-        for one in memory_profiles(stated, trace, ranks, step)
-        if one.share is not None and one.parts.get("activations")
-    ]
+    profiles = memory_profiles(stated, trace, ranks, step)
+    with_curve = [profile for profile in profiles if profile.share is not None]
+    kinds = [profile for profile in with_curve if profile.parts.get("activations")]
     if not kinds:
         return None
     start, end = step or (0, max(trace.makespan_ns, 1))
@@ -223,19 +213,17 @@ def memory_data(stated: Iterable[PeakMemory], trace: Trace) -> dict[str, object]
 
 
 def _thinned_activation_curve(one: MemoryProfile) -> tuple[list[int], list[float]]:
-    """Instants and the activations' share of their peak there; of many points the highest and the
-    lowest of a stretch.
+    """Instants, and the share of the peak of the activations there.
+
+    Long curves are thinned: of each interval, the highest and the lowest point remain.
     """
     assert one.share is not None
     at, share = one.share
     if len(at) > _MAX_CURVE_POINTS:
-        parts = np.array_split(np.arange(len(at)), _MAX_CURVE_POINTS // 2)
-        kept = np.unique(
-            [
-                place
-                for part in parts
-                for place in (part[share[part].argmin()], part[share[part].argmax()])
-            ]
-        )
+        kept_points: list[int] = []
+        for interval in np.array_split(np.arange(len(at)), _MAX_CURVE_POINTS // 2):
+            levels = share[interval]
+            kept_points += [interval[levels.argmin()], interval[levels.argmax()]]
+        kept = np.unique(kept_points)
         at, share = at[kept], share[kept]
     return at.tolist(), [round(level, 4) for level in share.tolist()]

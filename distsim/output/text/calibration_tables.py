@@ -58,13 +58,15 @@ def calibration_text(found: CalibrationResult) -> str:
     """The fitted parameters, and the errors of every operation by class of sizes."""
     c = found.cluster
     lines = [
-        f"a call {show_ns(c.call_overhead_ns)}, a hop {show_ns(c.intra.latency_ns)}, {_rate_text(c.intra.attained)} in a node"
+        f"a call {show_ns(c.call_overhead_ns)}, a hop {show_ns(c.intra.latency_ns)}, "
+        f"{_rate_text(c.intra.attained)} in a node"
     ]
     if c.reduce_bytes_per_ns is not None:
         lines[0] += f", combining {_rate_text(c.reduce_bytes_per_ns)}"
     if any(curve.nodes > 1 for curve in c.measured):
         lines.append(
-            f"between nodes a hop {show_ns(c.inter_latency_ns)}, {_rate_text(c.rank_inter_bytes_per_ns)} a rank"
+            f"between nodes a hop {show_ns(c.inter_latency_ns)}, "
+            f"{_rate_text(c.rank_inter_bytes_per_ns)} a rank"
         )
     rows = [
         (
@@ -153,71 +155,68 @@ def _yaml_lines(mapping: Mapping[str, object], indent: str) -> Iterator[str]:
             yield f"{indent}{key}: {json.dumps(value, ensure_ascii=False)}"
 
 
-# --- a cluster beside measured times ---
+# --- a cluster compared with measured times ---
+
+
 def residuals_text(found: Sequence[CostResidual], cluster: str, log: str) -> str:
-    """How far off the cluster is, where the log first leaves its band, and every size."""
-    off = statistics.median(abs(1 / b.ratio - 1) for b in found)
-    outside = sum(b.is_outside_range for b in found)
-    told = [
-        f"{cluster} beside {log}: {len(found)} measured times, the price {100 * off:.0f} % off in the median"
+    """The median error, the operations outside the range, and a table of all measured times."""
+    error = statistics.median(abs(1 / residual.ratio - 1) for residual in found)
+    has_outside = any(residual.parts for residual in found)
+    summary = [
+        f"{cluster} beside {log}: {len(found)} measured times, "
+        f"the price {100 * error:.0f} % off in the median"
     ]
-    if all(b.band is None for b in found):
-        told.append("This cluster's prices have no band.")
-    elif not outside:
-        told.append("All are within the band.")
-    for (op, group, nodes), same in groupby(
-        found, key=lambda b: (b.point.op, b.point.group, b.point.nodes)
-    ):
-        told += [
-            line
-            for line in [
-                _residual_summary(
-                    list(same), f"{op} of {group} ranks on {nodes} node{'s' * (nodes > 1)}"
-                )
-            ]
-            if line
-        ]
-    rows = [
-        (
-            b.point.op,
-            str(b.point.group),
-            str(b.point.nodes),
-            show_bytes(b.point.nbytes),
-            show_ns(b.point.ns),
-            show_ns(b.priced_ns),
-            f"{b.ratio:.2f}",
-            "-"
-            if b.band is None
-            else f"{b.band[0]:.2f} to {b.band[1]:.2f}{' *' if b.is_outside_range else ''}",
-        )
-        for b in found
-    ]
+    if all(residual.band is None for residual in found):
+        summary.append("This cluster's prices have no band.")
+    elif not has_outside:
+        summary.append("All are within the band.")
+    for (op, group, nodes), same in groupby(found, key=_operation_of):
+        outside = _outside_text(list(same))
+        if outside:
+            summary.append(f"{op} of {group} ranks on {nodes} node{'s' * (nodes > 1)}: {outside}")
+    lines = [line for text in summary for line in wrapped_lines(text)]
     header = ("operation", "ranks", "nodes", "bytes", "measured", "priced", "ratio", "band")
-    end = (
-        ["* outside the band: nine of ten are inside where the cluster is right."]
-        if outside
-        else []
-    )
-    return "\n".join(
-        [
-            *(line for text in told for line in wrapped_lines(text)),
-            "",
-            *table_lines(header, rows, left=(0, 7)),
-            *end,
-        ]
+    lines += ["", *table_lines(header, [_residual_cells(r) for r in found], left=(0, 7))]
+    if has_outside:
+        lines.append("* outside the band: nine of ten are inside where the cluster is right.")
+    return "\n".join(lines)
+
+
+def _operation_of(residual: CostResidual) -> tuple[str, int, int]:
+    point = residual.point
+    return point.op, point.group, point.nodes
+
+
+def _residual_cells(residual: CostResidual) -> tuple[str, ...]:
+    point = residual.point
+    band = "-"
+    if residual.band is not None:
+        low, high = residual.band
+        band = f"{low:.2f} to {high:.2f}{' *' if residual.parts else ''}"
+    return (
+        point.op,
+        str(point.group),
+        str(point.nodes),
+        show_bytes(point.nbytes),
+        show_ns(point.ns),
+        show_ns(residual.priced_ns),
+        f"{residual.ratio:.2f}",
+        band,
     )
 
 
-def _residual_summary(same: list[CostResidual], what: str) -> str:
-    """Where an operation's times first leave the band, and the furthest one."""
-    away = [b for b in same if b.is_outside_range]
-    if not away:
+def _outside_text(residuals: list[CostResidual]) -> str:
+    """Where the times of an operation first leave the range, and the farthest; else empty."""
+    outside = [residual for residual in residuals if residual.parts]
+    if not outside:
         return ""
-    first, most = away[0], max(away, key=lambda b: max(b.ratio, 1 / b.ratio))
-    said = (
-        f"{what}: {len(away)} of {len(same)} sizes part, from {show_bytes(first.point.nbytes)} on"
+    first = outside[0]
+    farthest = max(outside, key=lambda residual: max(residual.ratio, 1 / residual.ratio))
+    return (
+        f"{len(outside)} of {len(residuals)} sizes part, from {show_bytes(first.point.nbytes)} on; "
+        f"most at {show_bytes(farthest.point.nbytes)}, "
+        f"where it took {farthest.ratio:.2f} times the price"
     )
-    return f"{said}; most at {show_bytes(most.point.nbytes)}, where it took {most.ratio:.2f} times the price"
 
 
 def residuals_json(found: Sequence[CostResidual]) -> dict[str, object]:
@@ -231,7 +230,7 @@ def residuals_json(found: Sequence[CostResidual]) -> dict[str, object]:
             "measured_ns": b.point.ns,
             "priced_ns": b.priced_ns,
             "band": b.band,
-            "parts": b.is_outside_range,
+            "parts": b.parts,
         }
         for b in found
     ]

@@ -32,28 +32,20 @@ def capture_text(judged: CaptureResult) -> str:
 
 def _capture_lines(judged: CaptureResult) -> list[str]:
     captured = judged.captured
-    through = all(s.state == "ended" for s in judged.stands)
-    ended = {
-        "ended": "all ranks came to their end"
-        if through
-        else "then all had ended, not all at their last line",
-        "stalled": "then calls met that do not fit: no data to go on with"
-        if has_mismatched_collective(captured)
-        else "then nothing could go on",
-        "late": "and it was still running when its time was over",
-    }[captured.ended]
-    lines = wrapped_lines(
-        f"captured from {' '.join((captured.capture_options.target.name, *captured.capture_options.target.args))}: {judged.calls} calls; {ended}"
-    )
+    target = captured.capture_options.target
+    command = " ".join((target.name, *target.args))
+    lines = wrapped_lines(f"captured from {command}: {judged.calls} calls; {_end_text(judged)}")
     if judged.worlds > 1:
         which = "the last" if judged.captured.past else "the first that does not come through"
         lines += wrapped_lines(
-            f"of {judged.worlds} worlds that the script started one after the other, this is {which}",
+            f"of {judged.worlds} worlds that the script started one after the other, "
+            f"this is {which}",
             "  ",
         )
     if judged.threaded and captured.ended == "ended":
         lines += wrapped_lines(
-            f"{ranks_label(judged.threaded)}: several threads made calls; another order of theirs than this one was not judged",
+            f"{ranks_label(judged.threaded)}: several threads made calls; "
+            "another order of theirs than this one was not judged",
             "  ",
         )
     if captured.ended == "late":
@@ -63,43 +55,55 @@ def _capture_lines(judged: CaptureResult) -> list[str]:
     return lines
 
 
+def _end_text(judged: CaptureResult) -> str:
+    """How the run of the script ended."""
+    captured = judged.captured
+    if captured.ended == "late":
+        return "and it was still running when its time was over"
+    if captured.ended == "stalled":
+        if has_mismatched_collective(captured):
+            return "then calls met that do not fit: no data to go on with"
+        return "then nothing could go on"
+    if all(status.state == "ended" for status in judged.stands):
+        return "all ranks came to their end"
+    return "then all had ended, not all at their last line"
+
+
 def _rank_status_lines(judged: CaptureResult) -> list[str]:
-    """Where ranks are, alike ones together; nothing where all ended."""
+    """Where the ranks are, equal ones joined; nothing if all have ended."""
     if all(s.state == "ended" for s in judged.stands):
         return []
     groups: dict[object, list[CapturedRankStatus]] = {}
-    for stand in judged.stands:
-        groups.setdefault((stand.state, stand.what, stand.place), []).append(stand)
+    for status in judged.stands:
+        groups.setdefault((status.state, status.what, status.place), []).append(status)
     lines = ["Where ranks came to"]
-    for alike in list(groups.values())[:_MAX_STATUS_GROUPS]:
-        lines += _one_status_lines(alike[0], [s.rank for s in alike])
+    for equal in list(groups.values())[:_MAX_STATUS_GROUPS]:
+        lines += _one_status_lines(equal[0], [status.rank for status in equal])
     if len(groups) > _MAX_STATUS_GROUPS:
         lines.append(f"  … and {len(groups) - _MAX_STATUS_GROUPS} more")
     return lines
 
 
-def _one_status_lines(stand: CapturedRankStatus, ranks: Sequence[int]) -> list[str]:
+def _one_status_lines(status: CapturedRankStatus, ranks: Sequence[int]) -> list[str]:
     words = {
-        "waits": f"waits in {stand.what}",
-        "runs": f"runs {stand.what}",
-        "killed": f"was killed by {stand.what}",
+        "waits": f"waits in {status.what}",
+        "runs": f"runs {status.what}",
+        "killed": f"was killed by {status.what}",
     }
-    what = words.get(stand.state, f"{stand.state} {stand.what}".strip())
+    what = words.get(status.state, f"{status.state} {status.what}".strip())
     lines = wrapped_lines(f"{ranks_label(ranks)}: {what}", "  ", "    ")
-    file, line, function, via = stand.place
+    file, line, function, via = status.place
     if line:
         lines += wrapped_lines(f"{file}:{line} in {function}", "    ", "      ")
-        if stand.source:
-            lines.append(f"      {truncated(stand.source, 72)}")
+        if status.source:
+            lines.append(f"      {truncated(status.source, 72)}")
         if via:
             lines += wrapped_lines(f"via {via}", "      ")
     return lines
 
 
 def capture_json(judged: CaptureResult) -> dict[str, object]:
-    """What `distsim capture --format json` prints: the keys of `simulate --format json`, and
-    ``captured``.
-    """
+    """The output of `distsim capture --format json`: that of `simulate`, and ``captured``."""
     captured = judged.captured
     ranks = [
         {
@@ -114,7 +118,7 @@ def capture_json(judged: CaptureResult) -> dict[str, object]:
         }
         for s in judged.stands
     ]
-    told = {
+    capture = {
         "target": captured.capture_options.target.name,
         "args": list(captured.capture_options.target.args),
         "ended": captured.ended,
@@ -122,4 +126,4 @@ def capture_json(judged: CaptureResult) -> dict[str, object]:
         "threaded": list(judged.threaded),
         "ranks": ranks,
     }
-    return {**simulation_json(judged.simulation), "outcome": judged.outcome, "captured": told}
+    return {**simulation_json(judged.simulation), "outcome": judged.outcome, "captured": capture}

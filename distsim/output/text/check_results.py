@@ -1,5 +1,6 @@
-"""What `distsim check` found, as text in 80 columns and as JSON (an interface: keys keep their
-meaning); and how tests did, as text.
+"""The results of `distsim check` as text and as JSON, and those of `distsim test` as text.
+
+The keys of the JSON are an interface: they keep their meaning.
 """
 
 from __future__ import annotations
@@ -20,68 +21,68 @@ if TYPE_CHECKING:
 
 
 # --- text ---
+
+
 def check_text(results: Sequence[CheckResult], not_covered: Sequence[str] = ()) -> str:
-    """A section per file, then what no check covers, where one was checked."""
-    sections = [_file_section(result) for result in results]
+    """A section per file, then what no check covers, if at least one file was checked."""
+    text = ""
+    was_one_line = False
+    for result in results:
+        lines = _file_section(result)
+        is_one_line = len(lines) == 1
+        if text:
+            # Files that need one line are listed without empty lines between them.
+            text += "\n" if is_one_line and was_one_line else "\n\n"
+        text += "\n".join(lines)
+        was_one_line = is_one_line
     if not_covered and not all(result.errors for result in results):
-        sections.append(wrapped_lines(f"Not covered: {'; '.join(not_covered)}."))
-    out: list[str] = []
-    for i, lines in enumerate(sections):
-        alone = len(lines) == 1 and i > 0 and len(sections[i - 1]) == 1 and i < len(results)
-        out += [*([] if not out or alone else [""]), *lines]
-    return "\n".join(out)
+        note = wrapped_lines(f"Not covered: {'; '.join(not_covered)}.")
+        text += "\n\n" + "\n".join(note)
+    return text
 
 
 def _file_section(result: CheckResult) -> list[str]:
     if result.verdict is None:
         problems = "1 problem" if len(result.errors) == 1 else f"{len(result.errors)} problems"
         return wrapped_lines(f"{result.file}: can't be read ({problems})", "", "  ")
-    outcomes = {o.outcome for o in result.profiles.values()}
     head = f"{result.file}: {_verdict_line(result.verdict)}"
+    outcomes = {outcome.outcome for outcome in result.profiles.values()}
     if outcomes == {"completes"} and not result.findings and result.verdict.verdict == "ok":
         return wrapped_lines(f"{head}; completes on {', '.join(result.profiles)}", "", "  ")
-    own = result.profiles.get(result.backend)
-    said = (
-        verdict_conflict_lines(result.verdict, own.outcome, result.backend, result.findings)
-        if own is not None
-        else []
-    )
+
+    lines = wrapped_lines(head, "", "  ")
     doubt = result.inconclusive_reason()
-    note = (
-        wrapped_lines(
-            f"Not a success: {doubt}: raise it (--max-states), or name the sources", "", "  "
+    if doubt:
+        note = f"Not a success: {doubt}: raise it (--max-states), or name the sources"
+        lines += wrapped_lines(note, "", "  ")
+    own = result.profiles.get(result.backend)
+    if own is not None:
+        lines += verdict_conflict_lines(
+            result.verdict, own.outcome, result.backend, result.findings
         )
-        if doubt
-        else []
-    )
-    lines = [
-        *wrapped_lines(head, "", "  "),
-        *note,
-        *said,
-        *_reading_lines(result.verdict),
-        *_backend_table(result),
-    ]
-    found = findings_lines(result.findings, result.file)
-    return [*lines, *(["", *found] if found else [])]
+    lines += _reading_lines(result.verdict)
+    lines += _backend_table(result)
+    finding_lines = findings_lines(result.findings, result.file)
+    if finding_lines:
+        lines += ["", *finding_lines]
+    return lines
 
 
 def _verdict_line(verdict: Verdict) -> str:
     text = verdict_text(verdict)
-    states = f", {verdict.explored} states" if verdict.explored else ""
-    return (
-        f"{text}{states}"
-        if verdict.complete
-        else f"{text} so far: the search is not complete{states}"
-    )
+    if not verdict.complete:
+        text += " so far: the search is not complete"
+    if verdict.explored:
+        text += f", {verdict.explored} states"
+    return text
 
 
 def _reading_lines(verdict: Verdict) -> list[str]:
-    """Where the verdict shows up, when that is not everywhere."""
+    """The result under each reading of the contract, unless all are equal."""
     if len(set(verdict.readings.values())) < 2:
         return []
-    return wrapped_lines(
-        "; ".join(f"{reading}: {how}" for reading, how in verdict.readings.items()), "  ", "  "
-    )
+    results = [f"{reading}: {result}" for reading, result in verdict.readings.items()]
+    return wrapped_lines("; ".join(results), "  ", "  ")
 
 
 def _backend_table(result: CheckResult) -> list[str]:
@@ -91,41 +92,41 @@ def _backend_table(result: CheckResult) -> list[str]:
     return table_lines(("", "", ""), rows, left=(0, 1, 2))[1:]
 
 
-def _outcome_details(o: BackendOutcome) -> str:
-    """What else there is to say of an outcome: other ones, the size at which it turns, the
-    ranks.
-    """
-    words = []
-    others = [p for p in o.possible if p != o.outcome]
+def _outcome_details(outcome: BackendOutcome) -> str:
+    """Other possible outcomes, the buffer size that decides, variants, and ranks."""
+    details = []
+    others = [possible for possible in outcome.possible if possible != outcome.outcome]
     if others:
-        words.append(f"or {', '.join(others)}")
-    if o.flips_at_nbytes is not None:
-        words.append(f"hinges on a buffer of {show_bytes(o.flips_at_nbytes)}")
-    if o.variants and len(set(o.variants.values())) > 1:
-        words.append(", ".join(f"{name}: {outcome}" for name, outcome in o.variants.items()))
-    if o.ranks:
-        words.append(ranks_label(sorted(o.ranks)))
-    return "; ".join(words)
+        details.append(f"or {', '.join(others)}")
+    if outcome.flips_at_nbytes is not None:
+        details.append(f"hinges on a buffer of {show_bytes(outcome.flips_at_nbytes)}")
+    if outcome.variants and len(set(outcome.variants.values())) > 1:
+        variants = [f"{name}: {result}" for name, result in outcome.variants.items()]
+        details.append(", ".join(variants))
+    if outcome.ranks:
+        details.append(ranks_label(sorted(outcome.ranks)))
+    return "; ".join(details)
 
 
 def check_summary(results: Sequence[CheckResult]) -> str:
     """``12 files: 10 ok, 1 deadlock, 1 can't be read``."""
-    counts = Counter(
-        _short_verdict(r.verdict) if r.verdict is not None else "can't be read" for r in results
-    )
-    words = ", ".join(
-        f"{n} {word}" for word, n in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    )
+    counts = Counter(_short_verdict(result.verdict) for result in results)
+    by_frequency = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    words = ", ".join(f"{count} {verdict}" for verdict, count in by_frequency)
     return f"{len(results)} file{'' if len(results) == 1 else 's'}: {words}"
 
 
-def _short_verdict(verdict: Verdict) -> str:
+def _short_verdict(verdict: Verdict | None) -> str:
+    if verdict is None:
+        return "can't be read"
     return verdict.verdict if verdict.complete else f"{verdict.verdict} so far"
 
 
 # --- JSON ---
+
+
 def check_json(results: Sequence[CheckResult]) -> dict[str, object]:
-    """What `distsim check FILE… --format json` prints."""
+    """The output of `distsim check FILE… --format json`."""
     return {
         "schema_version": SCHEMA_VERSION,
         "files": [check_file_json(result) for result in results],
@@ -163,54 +164,52 @@ def check_file_json(result: CheckResult) -> dict[str, object]:
     }
 
 
-def _backend_outcome_json(name: str, o: BackendOutcome) -> dict[str, object]:
-    found: dict[str, object] = {
-        "outcome": o.outcome,
-        "possible": list(o.possible) or [o.outcome],
-        "ranks": sorted(o.ranks),
+def _backend_outcome_json(name: str, outcome: BackendOutcome) -> dict[str, object]:
+    record: dict[str, object] = {
+        "outcome": outcome.outcome,
+        "possible": list(outcome.possible) or [outcome.outcome],
+        "ranks": sorted(outcome.ranks),
     }
-    if name != "gloo":  # gloo never buffers
-        found["flips_at_nbytes"] = o.flips_at_nbytes
-    if o.variants:
-        found["variants"] = dict(o.variants)
-    return found
+    # Gloo never buffers, so that no size decides its outcome.
+    if name != "gloo":
+        record["flips_at_nbytes"] = outcome.flips_at_nbytes
+    if outcome.variants:
+        record["variants"] = dict(outcome.variants)
+    return record
 
 
 # --- scenarios as tests ---
-#: Differences of one file that are printed; the rest is counted.
+#: Unmet expectations of one file that are printed; the others are counted.
 MAX_DIFFERENCES = 8
 
 
-def expectations_table(checked: Sequence[ScenarioTestResult]) -> str:
-    """A line per file, and under it what differs."""
-    rows = [(one.status, one.file, *_result_cells(one)) for one in checked]
+def expectations_table(results: Sequence[ScenarioTestResult]) -> str:
+    """A line per file, followed by the unmet expectations."""
+    rows = [(result.status, result.file, *_result_cells(result)) for result in results]
     lines = table_lines(
         ("", "scenario", "verdict", "outcome", "makespan"), rows, left=(0, 1, 2, 3), indent=""
     )
-    out = [lines[0]]
-    for one, line in zip(checked, lines[1:], strict=True):
-        out.append(line)
-        for difference in one.differences[:MAX_DIFFERENCES]:
-            out += wrapped_lines(str(difference), "    ", "      ")
-        if len(one.differences) > MAX_DIFFERENCES:
-            out.append(f"    … and {len(one.differences) - MAX_DIFFERENCES} more")
-    return "\n".join(out)
+    header, *result_lines = lines
+    output = [header]
+    for result, line in zip(results, result_lines, strict=True):
+        output.append(line)
+        for difference in result.differences[:MAX_DIFFERENCES]:
+            output += wrapped_lines(str(difference), "    ", "      ")
+        if len(result.differences) > MAX_DIFFERENCES:
+            output.append(f"    … and {len(result.differences) - MAX_DIFFERENCES} more")
+    return "\n".join(output)
 
 
-def _result_cells(one: ScenarioTestResult) -> tuple[str, str, str]:
-    if one.simulation is None:
+def _result_cells(result: ScenarioTestResult) -> tuple[str, str, str]:
+    simulation = result.simulation
+    if simulation is None:
         return "", "", ""
-    verdict = one.simulation.verdict
-    return (
-        verdict.verdict if verdict is not None else "-",
-        one.simulation.outcome,
-        show_ns(one.simulation.makespan_ns),
-    )
+    verdict = "-" if simulation.verdict is None else simulation.verdict.verdict
+    return verdict, simulation.outcome, show_ns(simulation.makespan_ns)
 
 
-def expectations_summary(checked: Sequence[ScenarioTestResult]) -> str:
-    """``12 passed, 1 failed`` and the like."""
-    counts = Counter(one.status for one in checked)
-    return ", ".join(
-        f"{counts[s]} {s}" for s in ("passed", "failed", "unreadable", "no expect") if counts[s]
-    )
+def expectations_summary(results: Sequence[ScenarioTestResult]) -> str:
+    """The counts, for example ``12 passed, 1 failed``."""
+    counts = Counter(result.status for result in results)
+    statuses = ("passed", "failed", "unreadable", "no expect")
+    return ", ".join(f"{counts[status]} {status}" for status in statuses if counts[status])

@@ -23,7 +23,11 @@ from distsim.trace.model import Trace
 
 SCHEMA_VERSION = 1
 #: Lines of each table.
-MAX_DIVERGENCES, MAX_CAUSES, MAX_OPS, MAX_RANKS = 6, 8, 10, 16
+MAX_DIVERGENCES = 6
+MAX_CAUSES = 8
+MAX_OPS = 10
+MAX_RANKS = 16
+_MIN_COLUMN_WIDTH = 6
 _DIVERGENCE_KINDS = {
     "call": "calls of one run alone",
     "met": "calls that met others",
@@ -33,235 +37,237 @@ _DIVERGENCE_KINDS = {
 _REASON_TEXT = {"compute": "computing", "transfer": "moving", "sleep": "asleep", "wait": "waiting"}
 
 
-def compare_text(found: RunComparison, names: tuple[str, str]) -> str:
-    """The report. ``names``: what the two runs are called."""
+def compare_text(comparison: RunComparison, names: tuple[str, str]) -> str:
+    """The report. ``names``: the names of the two runs."""
+    head = [
+        *_stop_lines(comparison),
+        *_header_lines(comparison, names),
+        *_values_lines(comparison),
+    ]
     sections = [
-        [*_stop_lines(found), *_header_lines(found, names), *_values_lines(found)],
-        _divergence_lines(found),
-        _cause_lines(found),
-        _operation_lines(found),
-        _rank_lines(found),
+        head,
+        _divergence_lines(comparison),
+        _cause_lines(comparison),
+        _operation_lines(comparison),
+        _rank_lines(comparison),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
 
-def _stop_lines(found: RunComparison) -> list[str]:
-    """Where one run stopped that the other passed: the cause, and who has come no further since."""
-    if not found.stopped:
+# --- the head: where a run stopped, makespans, verdict, values ---
+
+
+def _stop_lines(comparison: RunComparison) -> list[str]:
+    """Where one run stopped while the other went on, and which ranks stopped there as well."""
+    if not comparison.stopped:
         return []
-    trace, stops = (found.a if found.stopped == "A" else found.b), found.stops
+    trace = _stopped_trace(comparison)
+    stops = comparison.stops
     if not stops:
-        return wrapped_lines(f"{found.stopped} is {partial_run_text(trace)}")
+        return wrapped_lines(f"{comparison.stopped} is {partial_run_text(trace)}")
     first = stops[0]
-    same = [s for s in stops if stop_position_text(trace, s) == stop_position_text(trace, first)]
-    at = (
-        f" in iteration {trace['iteration'][first.row]}"
-        if first.row >= 0 and trace["iteration"].max() > 0
-        else ""
-    )
-    rest = stopped_rank_lines(trace, [s._replace(said="") for s in stops if s not in same])
-    where = stopped_rank_lines(trace, same)[0].replace(at.replace(" in ", ", "), "", 1)
-    since = f"; since then {'; '.join(rest)}" if rest else ""
-    return wrapped_lines(f"{found.stopped} stopped{at}: {where}{since}", further="  ")
+    first_position = stop_position_text(trace, first)
+    at_first_position = [s for s in stops if stop_position_text(trace, s) == first_position]
+    later = [s._replace(said="") for s in stops if s not in at_first_position]
+
+    iteration = ""
+    if first.row >= 0 and _has_iterations(trace):
+        iteration = f"iteration {trace['iteration'][first.row]}"
+    where = stopped_rank_lines(trace, at_first_position)[0]
+    text = f"{comparison.stopped} stopped"
+    if iteration:
+        # The iteration is said once, at the beginning of the sentence.
+        text += f" in {iteration}"
+        where = where.replace(f", {iteration}", "", 1)
+    text += f": {where}"
+    later_lines = stopped_rank_lines(trace, later)
+    if later_lines:
+        text += f"; since then {'; '.join(later_lines)}"
+    return wrapped_lines(text, further="  ")
 
 
-def _header_lines(found: RunComparison, names: tuple[str, str]) -> list[str]:
-    a_ns, b_ns = found.makespans_ns
-    if found.same:
-        verdict = (
-            "the same"
-            if found.tolerance == 0
-            else f"the same within {_percent(found.tolerance)} of A's makespan"
-        )
-    else:
-        verdict = "they differ"
-    sides = [
-        f"{x}: {truncated(name, 44)}, {_outcome_text(t, outcome)} {show_ns(ns)}"
-        for x, name, outcome, ns, t in zip(
-            "AB", names, found.outcomes, (a_ns, b_ns), (found.a, found.b), strict=True
-        )
-    ]
-    return [
-        *(line for side in sides for line in wrapped_lines(side, further="   ")),
-        *wrapped_lines(f"{_makespan_difference(a_ns, b_ns)}; {verdict}"),
-    ]
+def _stopped_trace(comparison: RunComparison) -> Trace:
+    return comparison.a if comparison.stopped == "A" else comparison.b
+
+
+def _has_iterations(trace: Trace) -> bool:
+    return bool(trace["iteration"].max() > 0)
+
+
+def _header_lines(comparison: RunComparison, names: tuple[str, str]) -> list[str]:
+    a_ns, b_ns = comparison.makespans_ns
+    traces = (comparison.a, comparison.b)
+    lines = []
+    for label, name, trace, outcome, makespan_ns in zip(
+        "AB", names, traces, comparison.outcomes, (a_ns, b_ns), strict=True
+    ):
+        text = f"{truncated(name, 44)}, {_outcome_text(trace, outcome)} {show_ns(makespan_ns)}"
+        lines += wrapped_lines(f"{label}: {text}", further="   ")
+    verdict = _verdict_text(comparison)
+    return [*lines, *wrapped_lines(f"{_makespan_difference(a_ns, b_ns)}; {verdict}")]
+
+
+def _verdict_text(comparison: RunComparison) -> str:
+    if not comparison.same:
+        return "they differ"
+    if comparison.tolerance == 0:
+        return "the same"
+    return f"the same within {_percent(comparison.tolerance)} of A's makespan"
 
 
 def _outcome_text(trace: Trace, outcome: str) -> str:
-    told = partial_run_text(trace).partition(";")[0]
-    return f"{told}, after" if told else f"{outcome or 'outcome unknown'} in"
-
-
-def _values_lines(found: RunComparison) -> list[str]:
-    """How the values compare, or who has none."""
-    v = found.values
-    if v.lacking:
-        return wrapped_lines(
-            f"values are not compared: {'neither' if len(v.lacking) > 1 else v.lacking} has {_any_or_none(v.lacking)} recorded"
-        )
-    parts = [
-        f"{n} {word}"
-        for n, word in (
-            (v.equal, "equal"),
-            (v.close, "equal but for the order of addition"),
-            (v.differ, "differ"),
-            (v.one_sided, "known in one run alone"),
-        )
-        if n
-    ]
-    return wrapped_lines(f"values of tensors, rank by rank: {', '.join(parts) or 'none known'}")
-
-
-def _any_or_none(lacking: str) -> str:
-    return "any" if len(lacking) > 1 else "none"
+    stop_text = partial_run_text(trace).partition(";")[0]
+    if stop_text:
+        return f"{stop_text}, after"
+    return f"{outcome or 'outcome unknown'} in"
 
 
 def _makespan_difference(a_ns: int, b_ns: int) -> str:
     if a_ns == b_ns:
         return "equal makespans"
     share = f", {_percent(abs(b_ns - a_ns) / a_ns)}" if a_ns else ""
-    return (
-        f"B takes {show_ns(abs(b_ns - a_ns))}{share} {'longer' if b_ns > a_ns else 'less'} than A"
-    )
+    direction = "longer" if b_ns > a_ns else "less"
+    return f"B takes {show_ns(abs(b_ns - a_ns))}{share} {direction} than A"
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def _divergence_lines(found: RunComparison) -> list[str]:
-    if not found.divergences:
+def _values_lines(comparison: RunComparison) -> list[str]:
+    """How many values are equal, or which run has none."""
+    values = comparison.values
+    if values.lacking:
+        both_lack = len(values.lacking) > 1
+        lacking = "neither has any" if both_lack else f"{values.lacking} has none"
+        return wrapped_lines(f"values are not compared: {lacking} recorded")
+    counts = {
+        "equal": values.equal,
+        "equal but for the order of addition": values.close,
+        "differ": values.differ,
+        "known in one run alone": values.one_sided,
+    }
+    parts = [f"{count} {meaning}" for meaning, count in counts.items() if count]
+    return wrapped_lines(f"values of tensors, rank by rank: {', '.join(parts) or 'none known'}")
+
+
+# --- divergences ---
+
+
+def _divergence_lines(comparison: RunComparison) -> list[str]:
+    if not comparison.divergences:
         return []
-    shown = found.told
-    hidden = len(found.divergences) - len(shown)
-    rest = (
-        wrapped_lines(
-            f"{hidden} differences that follow from where {found.stopped} stopped are not listed"
+    independent = comparison.told
+    hidden = len(comparison.divergences) - len(independent)
+    hidden_lines: list[str] = []
+    if hidden:
+        hidden_lines = wrapped_lines(
+            f"{hidden} differences that follow from where {comparison.stopped} stopped "
+            "are not listed"
         )
-        if hidden
-        else []
-    )
-    if not shown:
-        return rest
-    counts = Counter(p.kind for p in shown)
-    title = f"Where they part ({', '.join(f'{n} {_DIVERGENCE_KINDS[kind]}' for kind, n in counts.items())})"
-    chosen = _shown_divergences(shown)
-    told = [
-        line
-        for parting in chosen
-        for line in wrapped_lines(_divergence_text(found, parting), indent="  ", further="    ")
-    ]
-    return [*wrapped_lines(title), *told, *_more_lines(len(shown) - len(chosen)), *rest]
+    if not independent:
+        return hidden_lines
+    counts = Counter(divergence.kind for divergence in independent)
+    summary = ", ".join(f"{n} {_DIVERGENCE_KINDS[kind]}" for kind, n in counts.items())
+    lines = wrapped_lines(f"Where they part ({summary})")
+    shown = _shown_divergences(independent)
+    for divergence in shown:
+        text = _divergence_text(comparison, divergence)
+        lines += wrapped_lines(text, indent="  ", further="    ")
+    return [*lines, *_more_lines(len(independent) - len(shown)), *hidden_lines]
 
 
 def _shown_divergences(divergences: tuple[RunDivergence, ...]) -> list[RunDivergence]:
-    """The first of all, then the first of each kind, then what comes next; what is no matter of
-    time before what is.
-    """
-    firsts = [
-        next(p for p in divergences if p.kind == kind)
-        for kind in dict.fromkeys(p.kind for p in divergences)
-    ]
-    rest = [p for p in divergences if p not in firsts and p.kind != "time"]
-    return [*firsts, *rest][:MAX_DIVERGENCES]
+    """The first of each kind, then others in their order; further times are the least telling."""
+    first_of_kind: dict[str, RunDivergence] = {}
+    for divergence in divergences:
+        first_of_kind.setdefault(divergence.kind, divergence)
+    firsts = list(first_of_kind.values())
+    others = [d for d in divergences if d not in firsts and d.kind != "time"]
+    return [*firsts, *others][:MAX_DIVERGENCES]
 
 
-def _divergence_text(found: RunComparison, p: RunDivergence) -> str:
-    if p.kind != "time" or p.a < 0:
-        return (
-            f"rank {p.rank}: {p.text}"
-            if p.kind == "value"
-            else f"{p.text}{_location_text(found, p)}"
-        )
-    ends = [
-        max(int(t["finished_ns"][row]), int(t["returned_ns"][row]))
-        for t, row in ((found.a, p.a), (found.b, p.b))
-    ]
-    shown = [show_ns(ns) if ns >= 0 else "never" for ns in ends]
-    return f"{p.text.removesuffix(' at another time')} at {shown[0]} in A, {shown[1]} in B{_location_text(found, p)}"
+def _divergence_text(comparison: RunComparison, divergence: RunDivergence) -> str:
+    if divergence.kind == "value":
+        return f"rank {divergence.rank}: {divergence.text}"
+    location = _location_text(comparison, divergence)
+    if divergence.kind != "time" or divergence.a < 0:
+        return f"{divergence.text}{location}"
+    what = divergence.text.removesuffix(" at another time")
+    end_in_a = _end_text(comparison.a, divergence.a)
+    end_in_b = _end_text(comparison.b, divergence.b)
+    return f"{what} at {end_in_a} in A, {end_in_b} in B{location}"
 
 
-def _location_text(found: RunComparison, p: RunDivergence) -> str:
-    trace, row = (found.a, p.a) if p.a >= 0 else (found.b, p.b)
+def _end_text(trace: Trace, row: int) -> str:
+    """When a call was over: its work finished and the function returned."""
+    end_ns = max(int(trace["finished_ns"][row]), int(trace["returned_ns"][row]))
+    return show_ns(end_ns) if end_ns >= 0 else "never"
+
+
+def _location_text(comparison: RunComparison, divergence: RunDivergence) -> str:
+    if divergence.a >= 0:
+        trace, row = comparison.a, divergence.a
+    else:
+        trace, row = comparison.b, divergence.b
     place = trace.text("place", int(trace["place"][row]))
-    iteration = [f"iteration {trace['iteration'][row]}"] if trace["iteration"].max() > 0 else []
-    parts = [*([f"line {place.line}"] if place.line else []), *iteration]
+    parts = []
+    if place.line:
+        parts.append(f"line {place.line}")
+    if _has_iterations(trace):
+        parts.append(f"iteration {trace['iteration'][row]}")
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _cause_lines(found: RunComparison) -> list[str]:
-    causes = [c for c in found.causes if c.delta_ns]
+# --- tables ---
+
+
+def _cause_lines(comparison: RunComparison) -> list[str]:
+    """The kinds of segments of the critical paths that make one run longer."""
+    causes = [cause for cause in comparison.causes if cause.delta_ns]
     if not causes:
         return []
     rows = [
         (
-            _signed_duration(c.delta_ns),
-            show_ns(c.a_ns),
-            show_ns(c.b_ns),
-            _REASON_TEXT[c.why],
-            truncated(_cause_subject(c), 22),
-            truncated(c.group, 10),
-            _cause_reason(c),
+            _signed_duration(cause.delta_ns),
+            show_ns(cause.a_ns),
+            show_ns(cause.b_ns),
+            _REASON_TEXT[cause.why],
+            truncated(_cause_subject(cause), 22),
+            truncated(cause.group, 10),
+            _cause_reason(cause),
         )
-        for c in causes[:MAX_CAUSES]
+        for cause in causes[:MAX_CAUSES]
     ]
     lines = _table_that_fits(
         ("B - A", "A", "B", "time", "what", "group", "because"),
         rows,
         left=(3, 4, 5, 6),
-        narrower=(4, 5),
+        shrinkable=(4, 5),
     )
-    return [
-        "What makes the difference, along the critical paths",
-        *lines,
-        *_more_lines(len(causes) - len(rows)),
-    ]
+    title = "What makes the difference, along the critical paths"
+    return [title, *lines, *_more_lines(len(causes) - len(rows))]
 
 
-def _table_that_fits(
-    header: Sequence[str],
-    rows: Sequence[tuple[str, ...]],
-    left: Sequence[int],
-    narrower: Sequence[int],
-) -> list[str]:
-    """A table in 80 columns: those numbered in ``narrower`` give way, the first one first."""
-    over = max(map(len, table_lines(header, rows, left))) - page_width()
-    for column in narrower:
-        if over > 0:
-            most = max(len(row[column]) for row in rows)
-            width = max(most - over, len(header[column]), 6)
-            rows = [
-                (*row[:column], truncated(row[column], width), *row[column + 1 :]) for row in rows
-            ]
-            over -= most - width
-    return [truncated(line, page_width()) for line in table_lines(header, rows, left)]
-
-
-def _more_lines(count: int) -> list[str]:
-    return [f"  … {count} more"] if count > 0 else []
-
-
-def _signed_duration(ns: int) -> str:
-    return ("+" if ns > 0 else "-") + show_ns(abs(ns))
-
-
-def _cause_subject(c: CriticalPathDelta) -> str:
-    if not c.op:
+def _cause_subject(cause: CriticalPathDelta) -> str:
+    if not cause.op:
         return "nothing runs"
-    return (c.name or c.op) + (f" {show_bytes(c.nbytes)}" if c.nbytes else "")
+    subject = cause.name or cause.op
+    return f"{subject} {show_bytes(cause.nbytes)}" if cause.nbytes else subject
 
 
-def _cause_reason(c: CriticalPathDelta) -> str:
-    if not c.a_calls or not c.b_calls:
-        return f"only in {'B' if c.b_calls else 'A'}"
-    if c.a_calls != c.b_calls:
-        return f"{c.a_calls} → {c.b_calls} calls"
-    return f"× {c.b_ns / c.a_ns:.2f}" if c.a_ns else ""
+def _cause_reason(cause: CriticalPathDelta) -> str:
+    if not cause.a_calls or not cause.b_calls:
+        return f"only in {'B' if cause.b_calls else 'A'}"
+    if cause.a_calls != cause.b_calls:
+        return f"{cause.a_calls} → {cause.b_calls} calls"
+    return f"× {cause.b_ns / cause.a_ns:.2f}" if cause.a_ns else ""
 
 
-def _operation_lines(found: RunComparison) -> list[str]:
-    moved = [o for o in found.ops if (o.a_ns, o.a_waiting_ns) != (o.b_ns, o.b_waiting_ns)]
-    if not moved:
+def _operation_lines(comparison: RunComparison) -> list[str]:
+    """The calls whose mean duration or waiting time differs."""
+    changed = [o for o in comparison.ops if (o.a_ns, o.a_waiting_ns) != (o.b_ns, o.b_waiting_ns)]
+    if not changed:
         return []
     rows = [
         (
@@ -274,99 +280,128 @@ def _operation_lines(found: RunComparison) -> list[str]:
             show_ns(o.a_waiting_ns),
             show_ns(o.b_waiting_ns),
         )
-        for o in moved[:MAX_OPS]
+        for o in changed[:MAX_OPS]
     ]
     lines = _table_that_fits(
         ("operation", "bytes", "calls", "A", "B", "B/A", "A waits", "B waits"),
         rows,
         left=(0,),
-        narrower=(0,),
+        shrinkable=(0,),
     )
-    return [
-        "Calls, means of those that both runs have",
-        *lines,
-        *_more_lines(len(moved) - len(rows)),
-    ]
+    title = "Calls, means of those that both runs have"
+    return [title, *lines, *_more_lines(len(changed) - len(rows))]
 
 
-def _rank_lines(found: RunComparison) -> list[str]:
-    moved = [r for r in found.ranks if any(x != y for x, y in r[1:])]
-    rows = [
-        (str(r.rank), *(_signed_duration(y - x) if x != y else "-" for x, y in r[1:]))
-        for r in moved[:MAX_RANKS]
-    ]
-    lines = table_lines(("rank", "compute", "exposed", "waiting", "idle"), rows)
-    return ["Ranks, B - A", *lines, *_more_lines(len(moved) - len(rows))] if moved else []
+def _rank_lines(comparison: RunComparison) -> list[str]:
+    """The ranks whose time shares differ."""
+    rows = []
+    for rank, *shares in comparison.ranks:
+        cells = [_signed_duration(b_ns - a_ns) if a_ns != b_ns else "-" for a_ns, b_ns in shares]
+        if any(cell != "-" for cell in cells):
+            rows.append((str(rank), *cells))
+    if not rows:
+        return []
+    lines = table_lines(("rank", "compute", "exposed", "waiting", "idle"), rows[:MAX_RANKS])
+    return ["Ranks, B - A", *lines, *_more_lines(len(rows) - MAX_RANKS)]
+
+
+def _table_that_fits(
+    header: Sequence[str],
+    rows: Sequence[tuple[str, ...]],
+    left: Sequence[int],
+    shrinkable: Sequence[int],
+) -> list[str]:
+    """A table as wide as the page; the columns ``shrinkable`` are cut, the first one first."""
+    excess = max(map(len, table_lines(header, rows, left))) - page_width()
+    for column in shrinkable:
+        if excess <= 0:
+            break
+        present = max(len(row[column]) for row in rows)
+        width = max(present - excess, len(header[column]), _MIN_COLUMN_WIDTH)
+        rows = [(*row[:column], truncated(row[column], width), *row[column + 1 :]) for row in rows]
+        excess -= present - width
+    return [truncated(line, page_width()) for line in table_lines(header, rows, left)]
+
+
+def _more_lines(count: int) -> list[str]:
+    return [f"  … {count} more"] if count > 0 else []
+
+
+def _signed_duration(ns: int) -> str:
+    sign = "+" if ns > 0 else "-"
+    return sign + show_ns(abs(ns))
 
 
 # --- JSON ---
 
 
-def compare_json(found: RunComparison, names: tuple[str, str]) -> dict[str, object]:
-    """What `distsim compare --format json` prints. Times are ns; ``same`` is the exit status."""
+def compare_json(comparison: RunComparison, names: tuple[str, str]) -> dict[str, object]:
+    """The output of `distsim compare --format json`.
+
+    Times are ns. ``same`` decides the exit status.
+    """
+    stopped = None
+    if comparison.stopped:
+        stop = partial_run_json(_stopped_trace(comparison)) or {}
+        stopped = {"run": comparison.stopped, **stop}
     return {
         "schema_version": SCHEMA_VERSION,
         "a": names[0],
         "b": names[1],
-        "same": found.same,
-        "tolerance": found.tolerance,
-        "makespan_ns": list(found.makespans_ns),
-        "outcome": list(found.outcomes),
-        "aligned": len(found.pairs),
-        "only_a": len(found.only_a),
-        "only_b": len(found.only_b),
-        "worst_ns": found.worst_ns,
-        "values": found.values._asdict(),
-        "stopped": {
-            "run": found.stopped,
-            **(partial_run_json(found.a if found.stopped == "A" else found.b) or {}),
-        }
-        if found.stopped
-        else None,
-        "partings": [_divergence_json(found, p) for p in found.divergences],
-        "causes": [{**c._asdict(), "delta_ns": c.delta_ns} for c in found.causes],
-        "ops": [o._asdict() for o in found.ops],
-        "ranks": [_rank_json(r) for r in found.ranks],
+        "same": comparison.same,
+        "tolerance": comparison.tolerance,
+        "makespan_ns": list(comparison.makespans_ns),
+        "outcome": list(comparison.outcomes),
+        "aligned": len(comparison.pairs),
+        "only_a": len(comparison.only_a),
+        "only_b": len(comparison.only_b),
+        "worst_ns": comparison.worst_ns,
+        "values": comparison.values._asdict(),
+        "stopped": stopped,
+        "partings": [_divergence_json(comparison, d) for d in comparison.divergences],
+        "causes": [{**cause._asdict(), "delta_ns": cause.delta_ns} for cause in comparison.causes],
+        "ops": [operation._asdict() for operation in comparison.ops],
+        "ranks": [_rank_json(rank) for rank in comparison.ranks],
     }
 
 
-def _divergence_json(found: RunComparison, p: RunDivergence) -> dict[str, object]:
-    calls = [None if row < 0 else trace.row(row) for trace, row in ((found.a, p.a), (found.b, p.b))]
-    sides = [
-        None
-        if c is None
-        else {
-            "position": c.position,
-            "part": c.part,
-            "op": c.op,
-            "line": c.place.line,
-            "iteration": c.iteration,
-            "posted_ns": c.posted_ns,
-            "finished_ns": c.finished_ns,
-            "returned_ns": c.returned_ns,
-        }
-        for c in calls
-    ]
-    value = {
-        "tensor": p.tensor,
-        "element": p.element if p.element >= 0 else None,
-        "numbers": list(p.numbers) if p.numbers else None,
+def _divergence_json(comparison: RunComparison, divergence: RunDivergence) -> dict[str, object]:
+    record: dict[str, object] = {
+        "kind": divergence.kind,
+        "rank": divergence.rank,
+        "text": divergence.text,
+        "a": _call_json(comparison.a, divergence.a),
+        "b": _call_json(comparison.b, divergence.b),
     }
+    if divergence.kind == "value":
+        record["tensor"] = divergence.tensor
+        record["element"] = divergence.element if divergence.element >= 0 else None
+        record["numbers"] = list(divergence.numbers) if divergence.numbers else None
+    return record
+
+
+def _call_json(trace: Trace, row: int) -> dict[str, object] | None:
+    """A call of one run; None if the run has no such call."""
+    if row < 0:
+        return None
+    call = trace.row(row)
     return {
-        "kind": p.kind,
-        "rank": p.rank,
-        "text": p.text,
-        "a": sides[0],
-        "b": sides[1],
-        **(value if p.kind == "value" else {}),
+        "position": call.position,
+        "part": call.part,
+        "op": call.op,
+        "line": call.place.line,
+        "iteration": call.iteration,
+        "posted_ns": call.posted_ns,
+        "finished_ns": call.finished_ns,
+        "returned_ns": call.returned_ns,
     }
 
 
-def _rank_json(r: RankTimeShares) -> dict[str, object]:
+def _rank_json(shares: RankTimeShares) -> dict[str, object]:
     return {
-        "rank": r.rank,
-        **{
-            f"{name}_ns": list(getattr(r, name))
-            for name in ("compute", "exposed", "waiting", "idle")
-        },
+        "rank": shares.rank,
+        "compute_ns": list(shares.compute),
+        "exposed_ns": list(shares.exposed),
+        "waiting_ns": list(shares.waiting),
+        "idle_ns": list(shares.idle),
     }

@@ -1,4 +1,8 @@
-"""Findings as text: the sentence, the places with their ranks, what to do."""
+"""Findings as text: the message, the places with their ranks, and the advice.
+
+Findings that differ only in numbers are shown once, with the number of the others. The last part
+words the case that the verdict and the outcome on the backend disagree.
+"""
 
 from __future__ import annotations
 
@@ -9,59 +13,63 @@ from distsim.checker.verdict import Verdict
 from distsim.findings.finding_types import Finding, SourceLocation
 from distsim.output.text_layout import page_width, rank_list, ranks_label, wrapped_lines
 
-#: Findings and places of one finding that are shown; the rest is counted.
+#: Findings, and places of one finding, that are shown; the others are counted.
 MAX_FINDINGS = 20
 MAX_PLACES = 8
-#: From so many findings on that read alike but for their numbers, the first speaks for all.
+#: From this many findings on that differ only in numbers, only the first is shown.
 _MIN_SIMILAR = 3
 _SEVERITY_ORDER = {"error": 0, "warning": 1, "note": 2}
 
 
 def findings_lines(findings: Sequence[Finding], file: str) -> list[str]:
-    """All findings, errors first; empty when there is none. In sentences, places in ``file`` are
-    shortened to their line.
+    """All findings, errors first; empty if there is none.
+
+    In messages, places in ``file`` are shortened to their line.
     """
     lines: list[str] = []
     groups = _similar_findings(sorted(findings, key=lambda f: _SEVERITY_ORDER[f.severity]))
     for first, *others in groups[:MAX_FINDINGS]:
-        lines += [*([""] if lines else []), *_finding_lines(first, file), *_more_lines(others)]
-    left = sum(map(len, groups[MAX_FINDINGS:]))
-    return [*lines, "", f"… and {left} more findings; --format json has all"] if left else lines
+        if lines:
+            lines.append("")
+        lines += [*_finding_lines(first, file), *_more_lines(others)]
+    hidden = sum(map(len, groups[MAX_FINDINGS:]))
+    if hidden:
+        lines += ["", f"… and {hidden} more findings; --format json has all"]
+    return lines
 
 
 def _similar_findings(findings: Sequence[Finding]) -> list[list[Finding]]:
-    """Findings that read alike but for their numbers, where there are several of them; the others
-    by themselves.
+    """Groups of findings that differ only in numbers; in the order of their first findings.
+
+    Fewer than `_MIN_SIMILAR` similar findings stay in groups of one.
     """
-    alike: dict[tuple[object, ...], list[int]] = {}
-    for number, one in enumerate(findings):
-        words = tuple(re.sub(r"\d+", "0", text) for text in (one.message, *one.help))
-        places = frozenset((place.file, place.line, place.column) for place in one.places)
-        alike.setdefault((one.severity, one.code, words, places), []).append(number)
-    groups = [
-        group
-        for found in alike.values()
-        for group in ([found] if len(found) >= _MIN_SIMILAR else [[one] for one in found])
-    ]
-    return [[findings[number] for number in group] for group in sorted(groups)]
+    similar: dict[tuple[object, ...], list[int]] = {}
+    for index, finding in enumerate(findings):
+        texts = tuple(re.sub(r"\d+", "0", text) for text in (finding.message, *finding.help))
+        places = frozenset((place.file, place.line, place.column) for place in finding.places)
+        similar.setdefault((finding.severity, finding.code, texts, places), []).append(index)
+    groups: list[list[int]] = []
+    for indices in similar.values():
+        if len(indices) >= _MIN_SIMILAR:
+            groups.append(indices)
+        else:
+            groups += [[index] for index in indices]
+    return [[findings[index] for index in group] for group in sorted(groups)]
 
 
 def _more_lines(others: Sequence[Finding]) -> list[str]:
-    """How many more there are like one that was told, and on which ranks."""
-    ranks = sorted({rank for one in others for rank in one.ranks})
-    return (
-        wrapped_lines(
-            f"and {len(others)} more like it{f', on {ranks_label(ranks)}' if ranks else ''}",
-            "  ",
-            "    ",
-        )
-        if others
-        else []
-    )
+    """The number of findings like the one that is shown, and their ranks."""
+    if not others:
+        return []
+    text = f"and {len(others)} more like it"
+    ranks = sorted({rank for finding in others for rank in finding.ranks})
+    if ranks:
+        text += f", on {ranks_label(ranks)}"
+    return wrapped_lines(text, "  ", "    ")
 
 
 def verdict_text(verdict: Verdict) -> str:
-    """The verdict, what it depends on, and whom it is about."""
+    """The verdict, what it depends on, and the ranks that it concerns."""
     text = f"verdict {verdict.verdict}"
     if verdict.depends_on:
         text += f", depends on {verdict.depends_on}"
@@ -88,34 +96,37 @@ def _finding_lines(finding: Finding, file: str) -> list[str]:
 
 
 def _shorten_file_references(text: str, file: str) -> str:
-    """Lines of the file without its name; a file of the same name in another folder keeps its
-    own.
-    """
+    """Replace ``FILE:11`` by ``line 11``; not for a file of that name in another folder."""
     return re.sub(rf"(?<![\w./-]){re.escape(file)}:", "line ", text)
 
 
 def _place_lines(places: Sequence[SourceLocation], file: str) -> list[str]:
-    """One line per place, with all the ranks that are there."""
-    ranks: dict[tuple[str, int, int, str], dict[int, None]] = {}
+    """One line per place, with all ranks that are there; ``file`` stands in for an empty name."""
+    same_place: dict[tuple[str, int, int, str], list[SourceLocation]] = {}
     for place in places:
-        at = ranks.setdefault((place.file, place.line, place.column, place.op), {})
-        if place.rank is not None:
-            at[place.rank] = None
-    return [line for key, who in ranks.items() for line in _place_line(*key, sorted(who), file)]
+        key = (place.file, place.line, place.column, place.op)
+        same_place.setdefault(key, []).append(place)
+    lines = []
+    for locations in same_place.values():
+        ranks = {location.rank for location in locations if location.rank is not None}
+        lines += _place_line(locations[0], sorted(ranks), file)
+    return lines
 
 
-def _place_line(
-    file: str, line: int, column: int, op: str, ranks: list[int], main: str
-) -> list[str]:
-    where = f"{file}:{line}:{column}" if line else file or main
-    who = f"  {ranks_label(ranks)}" if ranks else ""
-    text = f"  at {where}  {op}{who}".rstrip()
+def _place_line(place: SourceLocation, ranks: list[int], main_file: str) -> list[str]:
+    where = place.file or main_file
+    if place.line:
+        where = f"{place.file}:{place.line}:{place.column}"
+    text = f"  at {where}  {place.op}"
+    if ranks:
+        text += f"  {ranks_label(ranks)}"
+    text = text.rstrip()
     return [text] if len(text) <= page_width() else wrapped_lines(text.strip(), "  ", "    ")
 
 
-# --- where the verdict and the outcome of the back end do not agree, in one sentence ---
+# --- if the verdict and the outcome of the backend disagree ---
 _HARMLESS_VERDICTS = ("ok", "leak")
-#: A `fail`, an `exit` or a fault of the file ends ranks: no back end is to blame.
+#: A `fail`, an `exit` or an injected fault ends ranks: the backend is not the cause.
 _RANK_EXIT_CODES = ("DS801", "DS802", "DS803", "DS805")
 _OUTCOME_TEXT = {
     "hangs": "it hangs",
@@ -129,37 +140,45 @@ _OUTCOME_TEXT = {
 def verdict_conflict_lines(
     verdict: Verdict | None, outcome: str, backend: str, findings: Sequence[Finding]
 ) -> list[str]:
-    """`Right by the contract, but on nccl it hangs: batch both or neither, or …`; no line where
-    verdict and outcome agree.
+    """A sentence if the verdict and the outcome on the backend disagree, else no line.
 
-    ``outcome``: what comes of the program under its own back end. The remedy is that of the first
-    finding which explains it.
+    The verdict holds for every behaviour that torch.distributed allows; the outcome is that of one
+    backend. The sentence ends with the advice of the first finding that explains it.
     """
-    if verdict is None or not verdict.complete or any(f.code in _RANK_EXIT_CODES for f in findings):
+    if verdict is None or not verdict.complete:
         return []
-    told = sorted(
-        (f for f in findings if f.severity != "note" and f.help and f.code != "DS705"),
-        key=lambda f: f.severity,
-    )
-    remedy = _final_advice(told[0].help) if told else ""
-    what = f": {remedy}" if remedy else "."
-    if verdict.verdict in _HARMLESS_VERDICTS and outcome in _OUTCOME_TEXT:
-        return wrapped_lines(
-            f"Right by what torch.distributed promises, but on {backend} {_OUTCOME_TEXT[outcome]}{what}"
+    if any(finding.code in _RANK_EXIT_CODES for finding in findings):
+        return []
+    is_harmless = verdict.verdict in _HARMLESS_VERDICTS
+    if is_harmless and outcome in _OUTCOME_TEXT:
+        text = (
+            f"Right by what torch.distributed promises, but on {backend} {_OUTCOME_TEXT[outcome]}"
         )
-    if verdict.verdict == "invalid" and outcome == "completes":
-        return wrapped_lines(
-            f"An argument that no call may have; {backend} goes on all the same{what}"
-        )
-    if verdict.verdict not in _HARMLESS_VERDICTS and outcome == "completes":
-        return wrapped_lines(
-            f"Wrong by what torch.distributed promises; that {backend} completes is luck{what}"
-        )
-    return []
+    elif verdict.verdict == "invalid" and outcome == "completes":
+        text = f"An argument that no call may have; {backend} goes on all the same"
+    elif not is_harmless and outcome == "completes":
+        text = f"Wrong by what torch.distributed promises; that {backend} completes is luck"
+    else:
+        return []
+    remedy = _first_remedy(findings)
+    return wrapped_lines(f"{text}: {remedy}" if remedy else f"{text}.")
+
+
+def _first_remedy(findings: Sequence[Finding]) -> str:
+    """The advice of the most severe finding; empty if no finding has advice."""
+    explaining = [f for f in findings if f.help and _may_explain(f)]
+    if not explaining:
+        return ""
+    # "error" sorts before "warning".
+    return _final_advice(min(explaining, key=lambda f: f.severity).help)
+
+
+def _may_explain(finding: Finding) -> bool:
+    return finding.severity != "note" and finding.code != "DS705"
 
 
 def _final_advice(lines: Sequence[str]) -> str:
-    """The last line of a help, with those that it carries on."""
+    """The last sentence of a help: its last line, with the lines that it continues."""
     first = len(lines) - 1
     while first and (lines[first - 1].endswith((",", ":")) or lines[first].startswith("or ")):
         first -= 1

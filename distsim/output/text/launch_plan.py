@@ -12,21 +12,25 @@ MAX_RANKS = 16
 
 
 def launch_plan_text(plan: LaunchPlan) -> str:
-    """What `distsim run FILE` prints."""
-    where = "1 machine" if plan.nodes == 1 else f"{plan.nodes} machines of {plan.ranks_per_node}"
+    """The output of `distsim run FILE`."""
+    machines = "1 machine"
+    if plan.nodes != 1:
+        machines = f"{plan.nodes} machines of {plan.ranks_per_node}"
+    ranks = "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks"
     sections = [
-        [
-            f"{plan.name}: {plan.world_size} rank{'s' * (plan.world_size > 1)} on {where}, back end {plan.backend}"
-        ],
+        [f"{plan.name}: {ranks} on {machines}, back end {plan.backend}"],
         [
             "Every rank",
-            f"  WORLD_SIZE={plan.world_size} MASTER_ADDR={plan.master_addr} MASTER_PORT={plan.master_port}",
+            f"  WORLD_SIZE={plan.world_size} MASTER_ADDR={plan.master_addr} "
+            f"MASTER_PORT={plan.master_port}",
         ],
         ["Each rank", *_rank_table(plan)],
         *_command_sections(plan),
-        ["By sbatch: save this as a file, and give it to sbatch", *_sbatch_lines(plan)]
-        if plan.script
-        else [],
+    ]
+    if plan.script:
+        title = "By sbatch: save this as a file, and give it to sbatch"
+        sections.append([title, *_sbatch_lines(plan)])
+    sections += [
         ["Set by the launcher itself", *_launcher_variable_lines(plan)],
         [line for note in plan.notes for line in wrapped_lines(note)],
     ]
@@ -48,31 +52,29 @@ _LAUNCHER_TITLES = {
     "srun": "By srun, once for all machines",
     "mpirun": "By mpirun, once for all machines",
 }
-#: Machines whose lines are written out; they differ in --node_rank alone.
+#: Machines whose command lines are printed; they differ only in --node_rank.
 _MAX_NODES = 4
 
 
 def _command_sections(plan: LaunchPlan) -> list[list[str]]:
     sections = []
     for launcher, title in _LAUNCHER_TITLES.items():
-        mine = [line for line in plan.lines if line.launcher == launcher]
-        if not mine:
+        commands = [line for line in plan.lines if line.launcher == launcher]
+        if not commands:
             continue
-        text = [f"{title}{', one line per machine' if len(mine) > 1 else ''}"]
-        for line in mine[:_MAX_NODES]:
-            text += wrapped_command(line.words, page_width(), "  ")
-        if len(mine) > _MAX_NODES:
-            text.append(f"  … and so on to machine {len(mine) - 1}")
-        sections.append(text)
+        section = [f"{title}, one line per machine" if len(commands) > 1 else title]
+        for command in commands[:_MAX_NODES]:
+            section += wrapped_command(command.words, page_width(), "  ")
+        if len(commands) > _MAX_NODES:
+            section.append(f"  … and so on to machine {len(commands) - 1}")
+        sections.append(section)
     return sections
 
 
 def _sbatch_lines(plan: LaunchPlan) -> list[str]:
-    """The script at the margin, as sbatch reads it."""
-    return [
-        *plan.script[:-1],
-        *wrapped_command(tuple(shlex.split(plan.script[-1])), page_width(), ""),
-    ]
+    """The script without indent, as sbatch reads it; its last line, the command, is wrapped."""
+    *head, command = plan.script
+    return [*head, *wrapped_command(tuple(shlex.split(command)), page_width(), "")]
 
 
 def _launcher_variable_lines(plan: LaunchPlan) -> list[str]:
@@ -84,30 +86,28 @@ def _launcher_variable_lines(plan: LaunchPlan) -> list[str]:
 
 
 def launch_plan_json(plan: LaunchPlan) -> dict[str, object]:
-    """The same for programs."""
+    """The plan for programs."""
     shared = {
         "WORLD_SIZE": plan.world_size,
         "MASTER_ADDR": plan.master_addr,
         "MASTER_PORT": plan.master_port,
     }
+    ranks = []
+    for r in plan.ranks:
+        own = {"RANK": r.rank, "LOCAL_RANK": r.local_rank, "NODE_RANK": r.node}
+        ranks.append({"rank": r.rank, "device": r.device, "env": {**shared, **own}})
+    commands = [
+        {"launcher": line.launcher, "node": line.node, "command": shlex.join(line.words)}
+        for line in plan.lines
+    ]
     return {
         "schema_version": 1,
         "name": plan.name,
         "backend": plan.backend,
         "world_size": plan.world_size,
         "nodes": plan.nodes,
-        "ranks": [
-            {
-                "rank": r.rank,
-                "device": r.device,
-                "env": {**shared, "RANK": r.rank, "LOCAL_RANK": r.local_rank, "NODE_RANK": r.node},
-            }
-            for r in plan.ranks
-        ],
-        "commands": [
-            {"launcher": c.launcher, "node": c.node, "command": shlex.join(c.words)}
-            for c in plan.lines
-        ],
+        "ranks": ranks,
+        "commands": commands,
         "launcher_sets": dict(plan.sets),
         "notes": list(plan.notes),
         "by": plan.by or None,

@@ -1,9 +1,10 @@
-"""Layouts as a table, as JSON, and as a picture of time against memory."""
+"""The layouts of `distsim plan` as a table, as JSON, and as a picture of time against memory."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 from distsim.common.units import show_bytes, show_ns
@@ -17,17 +18,18 @@ from distsim.output.text_layout import (
 from distsim.planning.ranking import LayoutPlan, RankedLayout
 
 SCHEMA_VERSION = 1
-#: Columns, from the most comfortable on.
+#: Columns, from wide to narrow.
 _COLUMN_SETS = (
-    (0, 1, 2, 3, 4, 5, 6, 7, 8, 9),
-    (0, 1, 2, 3, 5, 6, 7, 8, 9),
-    (0, 1, 2, 3, 6, 7, 8, 9),
-    (0, 1, 2, 3, 6, 7, 8),
-    (0, 1, 2, 6, 7),
-    (0, 1, 2, 6),
-    (0, 1, 2),
+    ("place", "layout", "step", "within", "tok/s", "MFU", "mem", "bub", "exp", "bound"),
+    ("place", "layout", "step", "within", "MFU", "mem", "bub", "exp", "bound"),
+    ("place", "layout", "step", "within", "mem", "bub", "exp", "bound"),
+    ("place", "layout", "step", "within", "mem", "bub", "exp"),
+    ("place", "layout", "step", "mem", "bub"),
+    ("place", "layout", "step", "mem"),
+    ("place", "layout", "step"),
 )
-#: What a step goes into, as people call what bounds it.
+_LEFT_ALIGNED = ("layout", "bound")
+#: The usual names of what bounds a step.
 _BOUND_NAMES = {
     "products": "FLOPs",
     "memory": "HBM",
@@ -37,148 +39,164 @@ _BOUND_NAMES = {
 }
 
 
+class _TimeUnit(NamedTuple):
+    """The unit of all times of a table."""
+
+    name: str
+    ns: float
+
+
 def layout_plan_text(plan: LayoutPlan, shown: int) -> str:
-    """The best ``shown`` layouts in a table; who is tied, who is on the front; why others are left
-    out.
-    """
-    head = _header_lines(plan)
-    if not plan.ranked:
-        return "\n\n".join(["\n".join(head), "\n".join(_rejected_lines(plan))])
-    rows = plan.ranked[:shown]
-    more = [f"  … {len(plan.ranked) - shown} more …"] if len(plan.ranked) > shown else []
-    notes = [*_legend_lines(plan, any(map(_is_estimate, rows))), *_unknown_dtype_notes(plan)]
-    legend = [line for text in notes for line in wrapped_lines(text, "  ", "  ")]
-    return "\n\n".join(
-        [
-            "\n".join(part)
-            for part in (head, [*_layout_table(plan, rows), *more], legend, _rejected_lines(plan))
-            if part
-        ]
-    )
-
-
-def _legend_lines(plan: LayoutPlan, rough: bool) -> list[str]:
-    tied = sum(one.tied for one in plan.ranked)
-    ties = (
-        f"may be as fast as the first, within the band of prices: {tied - 1} layout{'s' if tied > 2 else ''}"
-        if tied > 1
-        else "none may be as fast as the first"
-    )
-    front = "no other is faster and holds less" + (
-        " on as few GPUs" if len({q.gpus for q in plan.questions}) > 1 else ""
-    )
-    return [
-        f"=: {ties}; *: {front}",
-        "z: ZeRO stage; b: micro-batch; ppPxC: C stages a rank; full: all recomputed",
-        "within: if all prices err alike; %: MFU, memory, bubble, exposed communication",
-        "bound: what most of a rank's step goes into",
-        *(
-            ["~: each transfer timed alone; simulated it may take a few percent longer"]
-            if rough
-            else []
-        ),
-    ]
-
-
-def _unknown_dtype_notes(plan: LayoutPlan) -> Iterator[str]:
-    """Devices that are not known to compute in the step's dtype at all."""
-    for name, device in {q.cluster.name: q.cluster.device for q in plan.questions}.items():
-        dtype = plan.questions[0].base.dtype
-        if device.peak and dtype not in device.peak:
-            yield f"{name}: its device has no rate for {dtype}, and is priced as computing in float32; --set dtype=float16 asks for another"
+    """The best ``shown`` layouts in a table, a legend, and why other layouts were rejected."""
+    sections = [_header_lines(plan)]
+    if plan.ranked:
+        rows = plan.ranked[:shown]
+        table = _layout_table(plan, rows)
+        if len(plan.ranked) > shown:
+            table.append(f"  … {len(plan.ranked) - shown} more …")
+        notes = [*_legend_texts(plan, rows), *_unknown_dtype_notes(plan)]
+        legend = [line for note in notes for line in wrapped_lines(note, "  ", "  ")]
+        sections += [table, legend]
+    rejected = _rejected_lines(plan)
+    if rejected or not plan.ranked:
+        sections.append(rejected)
+    return "\n\n".join("\n".join(lines) for lines in sections)
 
 
 def _header_lines(plan: LayoutPlan) -> list[str]:
     first = plan.questions[0]
     model = first.model if isinstance(first.model, str) else "the model"
-    gpus = ", ".join(dict.fromkeys(str(q.gpus) for q in plan.questions))
-    names = ", ".join(dict.fromkeys(q.cluster.name for q in plan.questions))
-    asked = f"{model} on {gpus} GPUs of {names}, {first.global_batch} sequences of {first.tokens} tokens a step"
-    return wrapped_lines(f"{asked}: {len(plan.ranked)} layouts fit, {len(plan.left)} are left out")
+    gpus = ", ".join(dict.fromkeys(str(request.gpus) for request in plan.questions))
+    clusters = ", ".join(dict.fromkeys(request.cluster.name for request in plan.questions))
+    return wrapped_lines(
+        f"{model} on {gpus} GPUs of {clusters}, "
+        f"{first.global_batch} sequences of {first.tokens} tokens a step: "
+        f"{len(plan.ranked)} layouts fit, {len(plan.left)} are left out"
+    )
+
+
+# --- the table ---
 
 
 def _layout_table(plan: LayoutPlan, rows: Sequence[RankedLayout]) -> list[str]:
-    clusters, gpus = (
-        len(set(names)) > 1
-        for names in zip(*((q.cluster.name, q.gpus) for q in plan.questions), strict=True)
-    )
-    unit, scale = ("s", 1e9) if rows[0].outcome.step_ns >= 10**9 else ("ms", 1e6)
-    head = ("", "layout", f"step, {unit}", "within", "tok/s", "MFU", "mem", "bub", "exp", "bound")
-    lines = [
-        _layout_row(
-            k,
-            one,
-            scale,
-            (
-                f"{one.outcome.layout.gpus}:" if gpus else "",
-                f"({one.outcome.cluster})" if clusters else "",
-            ),
-        )
-        for k, one in enumerate(rows, 1)
+    """The widest table that fits the page."""
+    unit = _TimeUnit("s", 1e9) if rows[0].outcome.step_ns >= 10**9 else _TimeUnit("ms", 1e6)
+    cells = [
+        _layout_cells(place, _layout_name(plan, ranked), ranked, unit)
+        for place, ranked in enumerate(rows, 1)
     ]
-    for shown in _COLUMN_SETS:
-        left = [k for k, i in enumerate(shown) if i in (1, 9)]
-        found = table_lines(
-            [head[i] for i in shown], [[line[i] for i in shown] for line in lines], left, indent=""
+    titles = {"place": "", "step": f"step, {unit.name}"}
+    for columns in _COLUMN_SETS:
+        left = [i for i, column in enumerate(columns) if column in _LEFT_ALIGNED]
+        header = [titles.get(column, column) for column in columns]
+        body = [[row[column] for column in columns] for row in cells]
+        lines = table_lines(header, body, left, indent="")
+        if max(map(display_width, lines)) <= page_width():
+            return lines
+    return [truncated(line, page_width()) for line in lines]
+
+
+def _layout_name(plan: LayoutPlan, ranked: RankedLayout) -> str:
+    """The label of a layout, with GPUs and cluster if the plan compares several of them."""
+    outcome = ranked.outcome
+    parts = [outcome.layout.label()]
+    if len({request.gpus for request in plan.questions}) > 1:
+        parts.insert(0, f"{outcome.layout.gpus}:")
+    if len({request.cluster.name for request in plan.questions}) > 1:
+        parts.append(f"({outcome.cluster})")
+    return " ".join(part for part in parts if part)
+
+
+def _layout_cells(place: int, name: str, ranked: RankedLayout, unit: _TimeUnit) -> dict[str, str]:
+    outcome = ranked.outcome
+    tie_mark = "=" if ranked.tied and place > 1 else " "
+    front_mark = "*" if ranked.front else " "
+    estimate_mark = "~" if _is_estimate(ranked) else ""
+    low, high = (_bound_of_range(ns, unit) for ns in outcome.band_ns)
+    return {
+        "place": f"{place}{tie_mark}{front_mark}",
+        "layout": name,
+        "step": f"{estimate_mark}{outcome.step_ns / unit.ns:.4g}",
+        "within": f"{low}-{high}",
+        "tok/s": f"{outcome.tokens_s_gpu:.0f}",
+        "MFU": f"{100 * outcome.mfu:.0f}",
+        "mem": f"{100 * outcome.memory:.0f}",
+        "bub": f"{100 * outcome.bubble:.0f}",
+        "exp": f"{100 * outcome.exposed:.0f}",
+        "bound": _BOUND_NAMES.get(outcome.bound, outcome.bound),
+    }
+
+
+def _bound_of_range(ns: int, unit: _TimeUnit) -> str:
+    """Three significant digits; all digits from 1000 on, where `g` would write 1e+03."""
+    return f"{ns / unit.ns:.3g}" if ns < 1000 * unit.ns else f"{ns / unit.ns:.0f}"
+
+
+def _is_estimate(ranked: RankedLayout) -> bool:
+    return ranked.outcome.timed != "exact"
+
+
+# --- the legend ---
+
+
+def _legend_texts(plan: LayoutPlan, rows: Sequence[RankedLayout]) -> list[str]:
+    # The first layout is tied with itself.
+    others_tied = sum(ranked.tied for ranked in plan.ranked) - 1
+    ties = "none may be as fast as the first"
+    if others_tied > 0:
+        ties = (
+            "may be as fast as the first, within the band of prices: "
+            f"{others_tied} layout{'s' if others_tied > 1 else ''}"
         )
-        if max(map(display_width, found)) <= page_width():
-            return found
-    return [truncated(line, page_width()) for line in found]
+    front = "no other is faster and holds less"
+    if len({request.gpus for request in plan.questions}) > 1:
+        front += " on as few GPUs"
+    texts = [
+        f"=: {ties}; *: {front}",
+        "z: ZeRO stage; b: micro-batch; ppPxC: C stages a rank; full: all recomputed",
+        "within: if all prices err alike; %: MFU, memory, bubble, exposed communication",
+        "bound: what most of a rank's step goes into",
+    ]
+    if any(_is_estimate(ranked) for ranked in rows):
+        texts.append("~: each transfer timed alone; simulated it may take a few percent longer")
+    return texts
 
 
-def _layout_row(
-    place: int, one: RankedLayout, scale: float, where: tuple[str, str]
-) -> tuple[str, ...]:
-    found = one.outcome
-    mark = ("=" if one.tied and place > 1 else " ") + ("*" if one.front else " ")
-    name = " ".join(word for word in (where[0], found.layout.label(), where[1]) if word)
-    low, high = (
-        f"{ns / scale:.3g}" if ns < 1000 * scale else f"{ns / scale:.0f}" for ns in found.band_ns
-    )
-    percent = (found.mfu, found.memory, found.bubble, found.exposed)
-    return (
-        f"{place}{mark}",
-        name,
-        f"{'~' * _is_estimate(one)}{found.step_ns / scale:.4g}",
-        f"{low}-{high}",
-        f"{found.tokens_s_gpu:.0f}",
-        *(f"{100 * share:.0f}" for share in percent),
-        _BOUND_NAMES.get(found.bound, found.bound),
-    )
+def _unknown_dtype_notes(plan: LayoutPlan) -> Iterator[str]:
+    """A note for each device without a rate for the dtype of the step."""
+    dtype = plan.questions[0].base.dtype
+    devices = {request.cluster.name: request.cluster.device for request in plan.questions}
+    for name, device in devices.items():
+        if device.peak and dtype not in device.peak:
+            yield (
+                f"{name}: its device has no rate for {dtype}, and is priced as computing in "
+                "float32; --set dtype=float16 asks for another"
+            )
 
 
-def _is_estimate(one: RankedLayout) -> bool:
-    return one.outcome.timed != "exact"
+# --- rejected layouts ---
 
 
 def _rejected_lines(plan: LayoutPlan) -> list[str]:
-    """Why layouts are left out: reasons without their numbers, the most frequent first."""
+    """Why layouts were rejected: reasons without their numbers, the most frequent first."""
     if not plan.left:
         return []
-    reasons = Counter(rejection_kind(one.reason) for one in plan.left)
-    rows = [
-        (str(count), reason)
-        for reason, count in sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
-    ]
-    nearest = min(
-        (one.reason for one in plan.left if one.reason.startswith("it does not fit")),
-        key=_first_number,
-        default="",
-    )
-    near = (
-        [f"  the nearest that does not fit holds {_first_number(nearest)} % of the device's memory"]
-        if nearest and not plan.ranked
-        else []
-    )
-    return [
-        "Left out",
-        *(
-            line
-            for count, reason in rows
-            for line in wrapped_lines(f"{count:>5}  {reason}", "  ", " " * 9)
-        ),
-        *near,
-    ]
+    counts = Counter(rejection_kind(rejected.reason) for rejected in plan.left)
+    lines = ["Left out"]
+    for kind, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        lines += wrapped_lines(f"{count:>5}  {kind}", "  ", " " * 9)
+    if not plan.ranked:
+        reasons = [rejected.reason for rejected in plan.left]
+        out_of_memory = [reason for reason in reasons if reason.startswith(_OUT_OF_MEMORY)]
+        percentages = [_first_number(reason) for reason in out_of_memory]
+        if percentages:
+            lines.append(
+                f"  the nearest that does not fit holds {min(percentages)} % of the device's memory"
+            )
+    return lines
+
+
+_OUT_OF_MEMORY = "it does not fit"
 
 
 def _first_number(reason: str) -> int:
@@ -186,21 +204,24 @@ def _first_number(reason: str) -> int:
 
 
 def rejection_kind(reason: str) -> str:
-    """A reason without what differs from layout to layout."""
-    if reason.startswith("it does not fit"):
+    """A reason without the numbers that differ from layout to layout."""
+    if reason.startswith(_OUT_OF_MEMORY):
         return "do not fit the device's memory"
     if reason.startswith("it hangs"):
         return "hang"
     if reason.startswith("the global batch"):
         return "replicas and micro-batches do not divide the global batch"
-    return " ".join(
-        "N" if word.rstrip(",;").isdigit() else word for word in reason.partition(";")[0].split()
-    )
+    words = reason.partition(";")[0].split()
+    return " ".join("N" if word.rstrip(",;").isdigit() else word for word in words)
+
+
+# --- JSON ---
 
 
 def layout_plan_json(plan: LayoutPlan) -> dict[str, object]:
-    """What `distsim plan --format json` prints: every layout. Times are ns, sizes bytes, shares of
-    1.
+    """The output of `distsim plan --format json`: every layout.
+
+    Times are ns, sizes are bytes, shares are between 0 and 1.
     """
     first = plan.questions[0]
     return {
@@ -210,87 +231,126 @@ def layout_plan_json(plan: LayoutPlan) -> dict[str, object]:
         "sequence": first.tokens,
         "gpus": list(dict.fromkeys(q.gpus for q in plan.questions)),
         "clusters": list(dict.fromkeys(q.cluster.name for q in plan.questions)),
-        "layouts": [_layout_json(one) for one in plan.ranked],
-        "left_out": [{"layout": one.layout._asdict(), "reason": one.reason} for one in plan.left],
+        "layouts": [_layout_json(ranked) for ranked in plan.ranked],
+        "left_out": [
+            {"layout": rejected.layout._asdict(), "reason": rejected.reason}
+            for rejected in plan.left
+        ],
     }
 
 
-def _layout_json(one: RankedLayout) -> dict[str, object]:
-    found = one.outcome
+def _layout_json(ranked: RankedLayout) -> dict[str, object]:
+    outcome = ranked.outcome
     return {
-        "layout": {**found.layout._asdict(), "dp": found.layout.dp},
-        "label": found.layout.label(),
-        "cluster": found.cluster,
-        "step_ns": found.step_ns,
-        "band_ns": list(found.band_ns),
-        "tokens_s_gpu": round(found.tokens_s_gpu, 3),
-        "mfu": round(found.mfu, 6),
-        "held_nbytes": found.held_nbytes,
-        "memory": round(found.memory, 6),
-        "bubble": round(found.bubble, 6),
-        "exposed": round(found.exposed, 6),
-        "bound": found.bound,
-        "shares": {k: round(v, 6) for k, v in found.shares.items()},
-        "tied": one.tied,
-        "front": one.front,
-        "timed": found.timed,
+        "layout": {**outcome.layout._asdict(), "dp": outcome.layout.dp},
+        "label": outcome.layout.label(),
+        "cluster": outcome.cluster,
+        "step_ns": outcome.step_ns,
+        "band_ns": list(outcome.band_ns),
+        "tokens_s_gpu": round(outcome.tokens_s_gpu, 3),
+        "mfu": round(outcome.mfu, 6),
+        "held_nbytes": outcome.held_nbytes,
+        "memory": round(outcome.memory, 6),
+        "bubble": round(outcome.bubble, 6),
+        "exposed": round(outcome.exposed, 6),
+        "bound": outcome.bound,
+        "shares": {k: round(v, 6) for k, v in outcome.shares.items()},
+        "tied": ranked.tied,
+        "front": ranked.front,
+        "timed": outcome.timed,
     }
 
 
 # --- the picture ---
-_WIDTH, _HEIGHT, _LEFT_MARGIN, _BOTTOM_MARGIN = 720, 400, 70, 50
+_WIDTH = 720
+_HEIGHT = 400
+_LEFT_MARGIN = 70
+_BOTTOM_MARGIN = 50
+_RIGHT_MARGIN = 20
+#: Layouts that are slower than the best by more than this factor are not drawn.
+_MAX_SLOWDOWN = 6
+_STYLE = (
+    "text{font:12px sans-serif;fill:#333}.best{font-weight:bold}"
+    "circle{fill:#b8c4d0}circle.front{fill:#4878a8}"
+    "circle.tied{fill:#d07020}polyline{fill:none;stroke:#4878a8;stroke-width:1.5}"
+)
 
 
 def layout_plan_svg(plan: LayoutPlan) -> str:
-    """Step time over memory, a dot for each layout with its band as a title; the front joined, ties
-    filled.
+    """Step time over memory: a dot for each layout, with its range as a tooltip.
+
+    A line joins the Pareto front; layouts that may be as fast as the best have another colour.
     """
     if not plan.ranked:
         return _svg_document(['<text x="20" y="40">no layout fits</text>'])
-    found = [one.outcome for one in plan.ranked]
-    least, most = found[0].step_ns, min(found[-1].step_ns, 6 * found[0].step_ns)
-    shown = [one for one in plan.ranked if one.outcome.step_ns <= most]
+    best = plan.ranked[0].outcome
+    least_ns = best.step_ns
+    most_ns = min(plan.ranked[-1].outcome.step_ns, _MAX_SLOWDOWN * best.step_ns)
+    shown = [ranked for ranked in plan.ranked if ranked.outcome.step_ns <= most_ns]
 
-    def at(one: RankedLayout) -> tuple[float, float]:
-        x = _LEFT_MARGIN + one.outcome.memory * (_WIDTH - _LEFT_MARGIN - 20)
-        share = (one.outcome.step_ns - least) / max(most - least, 1)
+    def position(ranked: RankedLayout) -> tuple[float, float]:
+        x = _LEFT_MARGIN + ranked.outcome.memory * (_WIDTH - _LEFT_MARGIN - _RIGHT_MARGIN)
+        share = (ranked.outcome.step_ns - least_ns) / max(most_ns - least_ns, 1)
         return round(x, 1), round(20 + (1 - share) * (_HEIGHT - _BOTTOM_MARGIN - 30), 1)
 
-    front = sorted((at(one) for one in shown if one.front), key=lambda p: p[0])
+    front = sorted((position(ranked) for ranked in shown if ranked.front), key=lambda p: p[0])
     line = '<polyline class="front" points="' + " ".join(f"{x},{y}" for x, y in front) + '"/>'
-    dots = [_layout_dot(one, *at(one)) for one in reversed(shown)]
-    best = at(shown[0])
-    label = f'<text class="best" x="{best[0] - 8}" y="{best[1] + 16}" text-anchor="end">{escape(found[0].layout.label())}</text>'
-    room = plan.questions[0].cluster.device.memory_nbytes
-    axes = [
-        f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 10}" text-anchor="middle">memory of the fullest rank, % of {show_bytes(room)}</text>',
-        f'<text x="14" y="{_HEIGHT / 2}" text-anchor="middle" transform="rotate(-90 14 {_HEIGHT / 2})">step time</text>',
-        *(
-            f'<text x="{_LEFT_MARGIN + k * (_WIDTH - _LEFT_MARGIN - 20) / 4}" y="{_HEIGHT - 30}" text-anchor="middle">{25 * k}</text>'
-            for k in range(5)
-        ),
-        f'<text x="{_LEFT_MARGIN - 6}" y="{_HEIGHT - _BOTTOM_MARGIN}" text-anchor="end">{show_ns(least)}</text>',
-        f'<text x="{_LEFT_MARGIN - 6}" y="28" text-anchor="end">{show_ns(most)}</text>',
-    ]
+    # The best layouts are drawn last, above the others.
+    dots = [_layout_dot(ranked, *position(ranked)) for ranked in reversed(shown)]
+    x, y = position(shown[0])
+    label = (
+        f'<text class="best" x="{x - 8}" y="{y + 16}" text-anchor="end">'
+        f"{escape(best.layout.label())}</text>"
+    )
+    axes = _axis_elements(plan.questions[0].cluster.device.memory_nbytes, least_ns, most_ns)
     return _svg_document([*axes, line, *dots, label])
 
 
-def _layout_dot(one: RankedLayout, x: float, y: float) -> str:
-    low, high = one.outcome.band_ns
-    told = f"{one.outcome.layout.label()}: {show_ns(one.outcome.step_ns)} ({show_ns(low)} to {show_ns(high)})"
-    kind = "tied" if one.tied else "front" if one.front else "other"
-    return f'<circle class="{kind}" cx="{x}" cy="{y}" r="4"><title>{escape(told)}</title></circle>'
+def _axis_elements(capacity: int, least_ns: int, most_ns: int) -> list[str]:
+    """The titles and the labels of both axes."""
+    elements = [
+        f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 10}" text-anchor="middle">'
+        f"memory of the fullest rank, % of {show_bytes(capacity)}</text>",
+        f'<text x="14" y="{_HEIGHT / 2}" text-anchor="middle" '
+        f'transform="rotate(-90 14 {_HEIGHT / 2})">step time</text>',
+    ]
+    for k in range(5):
+        x = _LEFT_MARGIN + k * (_WIDTH - _LEFT_MARGIN - _RIGHT_MARGIN) / 4
+        elements.append(f'<text x="{x}" y="{_HEIGHT - 30}" text-anchor="middle">{25 * k}</text>')
+    elements += [
+        f'<text x="{_LEFT_MARGIN - 6}" y="{_HEIGHT - _BOTTOM_MARGIN}" text-anchor="end">'
+        f"{show_ns(least_ns)}</text>",
+        f'<text x="{_LEFT_MARGIN - 6}" y="28" text-anchor="end">{show_ns(most_ns)}</text>',
+    ]
+    return elements
 
 
-def _svg_document(parts: Sequence[str]) -> str:
-    style = (
-        "text{font:12px sans-serif;fill:#333}.best{font-weight:bold}circle{fill:#b8c4d0}circle.front{fill:#4878a8}"
-        "circle.tied{fill:#d07020}polyline{fill:none;stroke:#4878a8;stroke-width:1.5}"
+def _layout_dot(ranked: RankedLayout, x: float, y: float) -> str:
+    outcome = ranked.outcome
+    low, high = map(show_ns, outcome.band_ns)
+    tooltip = f"{outcome.layout.label()}: {show_ns(outcome.step_ns)} ({low} to {high})"
+    kind = "other"
+    if ranked.tied:
+        kind = "tied"
+    elif ranked.front:
+        kind = "front"
+    return (
+        f'<circle class="{kind}" cx="{x}" cy="{y}" r="4"><title>{escape(tooltip)}</title></circle>'
     )
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}">'
-    frame = f'<rect x="{_LEFT_MARGIN}" y="14" width="{_WIDTH - _LEFT_MARGIN - 20}" height="{_HEIGHT - _BOTTOM_MARGIN - 14}" fill="none" stroke="#bbb"/>'
-    back = f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>'
-    return "\n".join([head, f"<style>{style}</style>", back, frame, *parts, "</svg>", ""])
+
+
+def _svg_document(elements: Sequence[str]) -> str:
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" '
+        f'viewBox="0 0 {_WIDTH} {_HEIGHT}">'
+    )
+    background = f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>'
+    frame = (
+        f'<rect x="{_LEFT_MARGIN}" y="14" width="{_WIDTH - _LEFT_MARGIN - _RIGHT_MARGIN}" '
+        f'height="{_HEIGHT - _BOTTOM_MARGIN - 14}" fill="none" stroke="#bbb"/>'
+    )
+    style = f"<style>{_STYLE}</style>"
+    return "\n".join([head, style, background, frame, *elements, "</svg>", ""])
 
 
 __all__ = ["layout_plan_json", "layout_plan_svg", "layout_plan_text", "rejection_kind"]

@@ -1,5 +1,7 @@
-"""A real run as text in 80 columns and as JSON: how it ended, whether as simulated, where every
-rank was, who is to blame.
+"""A real run as text in 80 columns and as JSON.
+
+The report says how the run ended and whether that agrees with the simulation. For a run that
+failed, it shows where every rank was, and which ranks are the cause.
 """
 
 from __future__ import annotations
@@ -20,62 +22,66 @@ from distsim.output.text_layout import (
     wrapped_lines,
 )
 from distsim.real.results.posted_calls import DivergingReceive
-from distsim.real.results.rank_ends import is_consequence
+from distsim.real.results.postmortem import is_consequence
 from distsim.real.results.real_run import RealRun
 from distsim.real.results.value_check import BufferCheck
 
-#: Frames of a stack, lines of a failed rank's output, buffers, receives, that are shown; JSON has
-#: all.
-_MAX_FRAMES, _MAX_OUTPUT_LINES, _MAX_BUFFERS, _MAX_RECEIVES = 3, 3, 8, 8
+#: What is shown of a stack, of a rank's output, of buffers and of receives; JSON has all.
+_MAX_FRAMES = 3
+_MAX_OUTPUT_LINES = 3
+_MAX_BUFFERS = 8
+_MAX_RECEIVES = 8
+_LINE_WIDTH = 76
 
 
 def real_run_text(run: RealRun) -> str:
     """The report of `distsim run --real`."""
-    file = run.simulation.scenario.file
-    failed = run.outcome != "completes" or run.reason != "done"
-    sections = [
-        _header_lines(run),
-        ["Ranks", *_rank_table(run)] if failed else [],
-        _cause_lines(run) if failed else [],
-        findings_lines(run.findings, file) if failed else [],
-        _stack_lines(run) if failed else [],
-        _output_lines(run) if failed else [],
-        _different_receive_lines(run),
-        _value_check_lines(run),
-        _recording_lines(run),
-    ]
+    sections = [_header_lines(run)]
+    if run.outcome != "completes" or run.reason != "done":
+        sections += [
+            ["Ranks", *_rank_table(run)],
+            _cause_lines(run),
+            findings_lines(run.findings, run.simulation.scenario.file),
+            _stack_lines(run),
+            _output_lines(run),
+        ]
+    sections += [_different_receive_lines(run), _value_check_lines(run), _recording_lines(run)]
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
 
 def _header_lines(run: RealRun) -> list[str]:
     simulation = run.simulation
-    said = simulation.outcome
-    if run.reason == "interrupted":
-        text = f"ended {f'by {run.ended_by}' if run.ended_by else 'from outside'}; what was recorded so far is kept"
-    elif run.outcome == "completes":
-        text = f"completes in {_makespan_text(run.makespans_ns)}"
-        text += (
-            f"; simulated {show_ns(simulation.makespan_ns)}"
-            if said == "completes"
-            else f"; the simulation says {said}"
-        )
-    else:
-        text = f"{run.outcome}; the simulation says {said}"
-    agree = (
-        f"the run ended {run.agreement or 'as simulated'}"
-        if run.agrees
-        else "NOT as simulated: " + "; ".join(run.differences)
-    )
-    ranks = simulation.program.world_size
-    lines = wrapped_lines(f"{simulation.scenario.name or simulation.scenario.file}: {text}")
+    name = simulation.scenario.name or simulation.scenario.file
+    lines = wrapped_lines(f"{name}: {_outcome_text(run)}")
     lines += wrapped_lines(
-        f"{ranks} ranks for real on {run.backend}, started by {run.launcher}, compute {run.trace.header['compute']}"
+        f"{simulation.program.world_size} ranks for real on {run.backend}, "
+        f"started by {run.launcher}, compute {run.trace.header['compute']}"
     )
     if run.reason != "interrupted":
-        lines += wrapped_lines(agree)
+        lines += wrapped_lines(_agreement_text(run))
     for note in run.notes:
         lines += wrapped_lines(note)
     return lines
+
+
+def _outcome_text(run: RealRun) -> str:
+    """How the run ended, compared with the simulation."""
+    if run.reason == "interrupted":
+        by = f"by {run.ended_by}" if run.ended_by else "from outside"
+        return f"ended {by}; what was recorded so far is kept"
+    simulated = run.simulation.outcome
+    if run.outcome != "completes":
+        return f"{run.outcome}; the simulation says {simulated}"
+    text = f"completes in {_makespan_text(run.makespans_ns)}"
+    if simulated != "completes":
+        return f"{text}; the simulation says {simulated}"
+    return f"{text}; simulated {show_ns(run.simulation.makespan_ns)}"
+
+
+def _agreement_text(run: RealRun) -> str:
+    if run.agrees:
+        return f"the run ended {run.agreement or 'as simulated'}"
+    return "NOT as simulated: " + "; ".join(run.differences)
 
 
 def _makespan_text(makespans_ns: Sequence[int]) -> str:
@@ -86,84 +92,86 @@ def _makespan_text(makespans_ns: Sequence[int]) -> str:
     return f"{show_ns(median)} (median of {len(makespans_ns)}, {show_ns(low)} to {show_ns(high)})"
 
 
-# --- where everybody was ---
+# --- where each rank was, and why ---
 
 
 def _rank_table(run: RealRun) -> list[str]:
-    """The call that each rank was in, with its place."""
+    """The call that each rank was in, with its place and the message of its error."""
     ends = run.final_state.ends
-    lines = table_lines(
-        ("rank", "state", "call", "where"),
-        [
-            (str(e.rank), _state_text(e, _was_still_running(run)), *_call_cells(run, e))
-            for e in ends
-        ],
-        left=(1, 2, 3),
-    )
+    was_running = _was_still_running(run)
+    rows = [(str(end.rank), _state_text(end, was_running), *_call_cells(run, end)) for end in ends]
+    lines = table_lines(("rank", "state", "call", "where"), rows, left=(1, 2, 3))
+    # Messages get what is left of the page, but at least some words.
     width = max(map(len, lines)) + 2
-    texts = ["message" if any(e.message for e in ends) else "", *(e.message for e in ends)]
+    message_width = max(8, page_width() - width)
+    messages = [end.message for end in ends]
+    column = ["message" if any(messages) else "", *messages]
     return [
-        f"{line:<{width}}{truncated(text, max(8, page_width() - width))}".rstrip()
-        for line, text in zip(lines, texts, strict=True)
+        f"{line:<{width}}{truncated(message, message_width)}".rstrip()
+        for line, message in zip(lines, column, strict=True)
     ]
 
 
 def _call_cells(run: RealRun, end: RankEnd) -> tuple[str, str]:
+    """The operation that a rank was in, and its place."""
     program = run.simulation.program
     if end.status == "absent" or (end.status == "ended" and not end.message):
         return "", ""
     if end.position >= len(program.code(end.rank).calls):
         return "", "after its last call"
     place = program.place(end.rank, end.position)
-    started = bool(run.makespans_ns and run.makespans_ns[-1]) or end.position
-    if end.status == "blocked" and not started and run.trace.makespan_ns == 0:
+    if end.status == "blocked" and end.position == 0 and _has_recorded_nothing(run):
         return "init_process_group", "before its first call"
-    near = (
-        f"line {place.line}"
-        if place.file == run.simulation.scenario.file
-        else truncated(f"{place.file}:{place.line}", 24)
-    )
-    return place.op, near
+    if place.file == run.simulation.scenario.file:
+        return place.op, f"line {place.line}"
+    return place.op, truncated(f"{place.file}:{place.line}", 24)
+
+
+def _has_recorded_nothing(run: RealRun) -> bool:
+    last_makespan_ns = run.makespans_ns[-1] if run.makespans_ns else 0
+    return last_makespan_ns == 0 and run.trace.makespan_ns == 0
 
 
 def _was_still_running(run: RealRun) -> bool:
-    """It was ended from outside while it got on."""
+    """Whether the run was ended from outside while it made progress."""
     return run.reason == "interrupted" and not run.findings and not run.culprits
 
 
-def _state_text(end: RankEnd, ran: bool = False) -> str:
-    words = {
-        "blocked": "running" if ran else "stuck",
+def _state_text(end: RankEnd, was_running: bool = False) -> str:
+    states = {
+        "blocked": "running" if was_running else "stuck",
         "silent": "stuck",
         "ended": "ended" if not end.message else "left",
         "absent": "never started",
     }
-    return words.get(end.status, end.status)
+    return states.get(end.status, end.status)
 
 
 def _cause_lines(run: RealRun) -> list[str]:
+    """The ranks that are the cause, and what happened to the first of them."""
     if not run.culprits:
         return []
     ends = {end.rank: end for end in run.final_state.ends}
     first = ends[run.culprits[0]]
-    who = ranks_label(list(run.culprits))
-    said = (
-        first.message
-        if first.message.startswith(first.status)
-        else f"{_state_text(first)}, {first.message}".removesuffix(", ")
-    )
-    why = f": {said}" if first.status != "blocked" and not is_consequence(first) else ""
-    return wrapped_lines(f"The cause: {who}{why}. {_hang_reason(run)}", "", "  ")
+    text = f"The cause: {ranks_label(list(run.culprits))}"
+    if first.status != "blocked" and not is_consequence(first):
+        text += f": {_end_text(first)}"
+    return wrapped_lines(f"{text}. {_hang_reason(run)}", "", "  ")
+
+
+def _end_text(end: RankEnd) -> str:
+    """The state and the message of a rank, without saying the state twice."""
+    if end.message.startswith(end.status):
+        return end.message
+    return f"{_state_text(end)}, {end.message}".removesuffix(", ")
 
 
 def _hang_reason(run: RealRun) -> str:
     if run.reason != "standstill":
         return ""
-    return (
-        f"Nothing moved for {show_ns(run.timeout_ns)}."
-        if not _any_rank_failed(run)
-        else "Nothing moved after that."
-    )
+    if _any_rank_failed(run):
+        return "Nothing moved after that."
+    return f"Nothing moved for {show_ns(run.timeout_ns)}."
 
 
 def _any_rank_failed(run: RealRun) -> bool:
@@ -171,59 +179,57 @@ def _any_rank_failed(run: RealRun) -> bool:
 
 
 def _stack_lines(run: RealRun) -> list[str]:
-    """The innermost frames of the ranks that were stuck, equal ones together."""
-    groups: dict[tuple[str, ...], list[int]] = {}
+    """The innermost frames of the blocked ranks; ranks with equal frames are joined."""
+    if not run.stacks:
+        return []
+    ranks_by_frames: dict[tuple[str, ...], list[int]] = {}
     for rank, text in sorted(run.stacks.items()):
-        frames = [
-            line.strip().removeprefix("File ")
-            for line in text.splitlines()
-            if line.startswith("  File ")
-        ]
-        groups.setdefault(tuple(frames[:_MAX_FRAMES]), []).append(rank)
-    lines = ["Python stacks, innermost first"] if groups else []
-    for frames_, ranks in groups.items():
+        file_lines = [line for line in text.splitlines() if line.startswith("  File ")]
+        innermost = tuple(line.strip() for line in file_lines[:_MAX_FRAMES])
+        ranks_by_frames.setdefault(innermost, []).append(rank)
+    lines = ["Python stacks, innermost first"]
+    for frames, ranks in ranks_by_frames.items():
         lines.append(f"  {ranks_label(ranks)}")
-        lines += [f"    {_frame_tail(frame)}" for frame in frames_]
+        lines += [f"    {_frame_tail(frame.removeprefix('File '))}" for frame in frames]
     return lines
 
 
 def _different_receive_lines(run: RealRun) -> list[str]:
-    """Receives from any source that took another rank's message than in the simulation: what may
-    differ because of it does.
+    """Receives from any source that took the message of another rank than in the simulation.
+
+    They explain differences of values and of later calls.
     """
+    if not run.taken:
+        return []
     rows = []
-    for (rank, position, part), source, other in run.taken[:_MAX_RECEIVES]:
+    for (rank, position, part), source, simulated_source in run.taken[:_MAX_RECEIVES]:
         place = run.simulation.program.place(rank, position)
         call = f"{place.op}, part {part}" if part >= 0 else place.op
-        rows.append(
-            (
-                f"rank {rank}",
-                call,
-                f"line {place.line}",
-                f"took rank {source}'s message, simulated rank {other}'s",
-            )
-        )
-    more = len(run.taken) - _MAX_RECEIVES
-    lines = table_lines(("", "", "", ""), rows, left=(0, 1, 2, 3))[1:] if rows else []
-    return [
-        *(["Receives from any source"] if rows else []),
-        *lines,
-        *([f"  … and {more} more"] if more > 0 else []),
-    ]
+        what = f"took rank {source}'s message, simulated rank {simulated_source}'s"
+        rows.append((f"rank {rank}", call, f"line {place.line}", what))
+    _header, *lines = table_lines(("", "", "", ""), rows, left=(0, 1, 2, 3))
+    lines = ["Receives from any source", *lines]
+    hidden = len(run.taken) - _MAX_RECEIVES
+    if hidden > 0:
+        lines.append(f"  … and {hidden} more")
+    return lines
 
 
 def _frame_tail(frame: str) -> str:
-    """A frame in 76 columns: the end of its path says more than its beginning."""
-    return frame if len(frame) <= 76 else f"…{frame[-75:]}"
+    """A frame without the beginning of a long path: its end says more."""
+    if len(frame) <= _LINE_WIDTH:
+        return frame
+    return f"…{frame[1 - _LINE_WIDTH :]}"
 
 
 def _output_lines(run: RealRun) -> list[str]:
-    lines = ["Last output of ranks that failed"] if run.outputs else []
+    if not run.outputs:
+        return []
+    lines = ["Last output of ranks that failed"]
     for rank, text in sorted(run.outputs.items()):
         lines.append(f"  rank {rank}")
-        lines += [
-            f"    {truncated(line, 76)}" for line in text.strip().splitlines()[-_MAX_OUTPUT_LINES:]
-        ]
+        last_lines = text.strip().splitlines()[-_MAX_OUTPUT_LINES:]
+        lines += [f"    {truncated(line, _LINE_WIDTH)}" for line in last_lines]
     return lines
 
 
@@ -233,38 +239,50 @@ def _output_lines(run: RealRun) -> list[str]:
 def _value_check_lines(run: RealRun) -> list[str]:
     if not run.values:
         return []
-    count = {
-        state: len(run.buffers_in_state(state))
-        for state in ("equal", "close", "differs", "unknown")
-    }
-    text = f"Values: {count['equal']} of {len(run.values)} buffers equal to the simulated ones, bit for bit"
+    count = {state: len(run.held(state)) for state in ("equal", "close", "differs", "unknown")}
+    text = (
+        f"Values: {count['equal']} of {len(run.values)} buffers "
+        "equal to the simulated ones, bit for bit"
+    )
     if count["close"]:
-        text += f"; {count['close']} within rounding (more than two terms are added in the back end's own order)"
+        text += (
+            f"; {count['close']} within rounding "
+            "(more than two terms are added in the back end's own order)"
+        )
     if count["unknown"]:
         text += f"; {count['unknown']} without simulated numbers"
     lines = wrapped_lines(text, "", "  ")
-    for one in run.buffers_in_state("differs")[:_MAX_BUFFERS]:
-        lines += wrapped_lines(f"rank {one.rank}, {one.label}: {one.detail}", "  ", "    ")
-    more = count["differs"] - _MAX_BUFFERS
-    return [*lines, f"  … and {more} more buffers that differ"] if more > 0 else lines
+    for check in run.held("differs")[:_MAX_BUFFERS]:
+        lines += wrapped_lines(f"rank {check.rank}, {check.label}: {check.detail}", "  ", "    ")
+    hidden = count["differs"] - _MAX_BUFFERS
+    if hidden > 0:
+        lines.append(f"  … and {hidden} more buffers that differ")
+    return lines
 
 
 def _recording_lines(run: RealRun) -> list[str]:
-    calls = len(run.trace)
-    error = (
-        "one clock for all ranks"
-        if not run.clock_error_ns
-        else f"clocks agree within {show_ns(run.clock_error_ns)}"
-    )
-    part = "" if run.trace.header["complete"] else ", not complete"
-    if run.trace.header.get("times") == "device":
-        error += f"; times of the GPUs within {show_ns(run.trace.header['device_clock_error_ns'])} of them"
-    cost = f"recording took {run.overhead_ns} ns a call; " if run.overhead_ns else ""
-    return wrapped_lines(f"Trace: {calls} calls{part}; {cost}{error}.", "", "  ")
+    """The size of the recording, its overhead, and how well the clocks of the ranks agree."""
+    header = run.trace.header
+    text = f"Trace: {len(run.trace)} calls"
+    if not header["complete"]:
+        text += ", not complete"
+    if run.overhead_ns:
+        text += f"; recording took {run.overhead_ns} ns a call"
+    if run.clock_error_ns:
+        text += f"; clocks agree within {show_ns(run.clock_error_ns)}"
+    else:
+        text += "; one clock for all ranks"
+    if header.get("times") == "device":
+        error_ns = header["device_clock_error_ns"]
+        text += f"; times of the GPUs within {show_ns(error_ns)} of them"
+    return wrapped_lines(f"{text}.", "", "  ")
+
+
+# --- JSON ---
 
 
 def real_run_json(run: RealRun) -> dict[str, object]:
-    """The same for programs; a key keeps its meaning while `schema_version` stays. Times are ns."""
+    """The report for programs. Times are ns; a key keeps its meaning within a `schema_version`."""
     simulation = run.simulation
     return {
         "schema_version": 1,
@@ -282,10 +300,10 @@ def real_run_json(run: RealRun) -> dict[str, object]:
         "agreement": run.agreement,
         "ended_by": run.ended_by or None,
         "culprits": list(run.culprits),
-        "taken": [_receive_json(run, one) for one in run.taken],
+        "taken": [_receive_json(run, receive) for receive in run.taken],
         "ranks": [_rank_json(run, end) for end in run.final_state.ends],
         "findings": _findings_json(run.findings),
-        "values": [_buffer_check_json(one) for one in run.values],
+        "values": [_buffer_check_json(check) for check in run.values],
         "recording_ns_per_call": run.overhead_ns,
         "clock_error_ns": run.clock_error_ns,
         "complete": bool(run.trace.header["complete"]),
@@ -293,26 +311,26 @@ def real_run_json(run: RealRun) -> dict[str, object]:
     }
 
 
-def _findings_json(found: Sequence[Finding]) -> list[object]:
-    return [dict(finding_json(one)) for one in found]
+def _findings_json(findings: Sequence[Finding]) -> list[object]:
+    return [dict(finding_json(finding)) for finding in findings]
 
 
-def _receive_json(run: RealRun, one: DivergingReceive) -> dict[str, object]:
-    line = run.simulation.program.place(one.request.rank, one.request.position).line
-    return {**one.request._asdict(), "line": line, "source": one.source, "simulated": one.simulated}
+def _receive_json(run: RealRun, receive: DivergingReceive) -> dict[str, object]:
+    request = receive.request
+    line = run.simulation.program.place(request.rank, request.position).line
+    sources = {"source": receive.source, "simulated": receive.simulated}
+    return {**request._asdict(), "line": line, **sources}
 
 
-def _buffer_check_json(one: BufferCheck) -> dict[str, object]:
-    return {"rank": one.rank, "tensor": one.label, "state": one.state, "detail": one.detail}
+def _buffer_check_json(check: BufferCheck) -> dict[str, object]:
+    return {"rank": check.rank, "tensor": check.label, "state": check.state, "detail": check.detail}
 
 
 def _rank_json(run: RealRun, end: RankEnd) -> dict[str, object]:
     program = run.simulation.program
-    inside = end.position < len(program.code(end.rank).calls) and end.status not in (
-        "ended",
-        "absent",
-    )
-    place = program.place(end.rank, end.position) if inside else None
+    has_calls_left = end.position < len(program.code(end.rank).calls)
+    is_in_call = has_calls_left and end.status not in ("ended", "absent")
+    place = program.place(end.rank, end.position) if is_in_call else None
     return {
         "rank": end.rank,
         "status": end.status,

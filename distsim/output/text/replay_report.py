@@ -42,45 +42,54 @@ def replay_text(found: ReplayResult, file: str) -> str:
 
 
 def _header_lines(found: ReplayResult, file: str) -> list[str]:
-    source, then_ns, now_ns = found.source, found.source.makespan_ns, found.makespan_ns
-    ratio = (
-        f", {now_ns / then_ns:.3g} times that" if then_ns and now_ns != then_ns else ", the same"
-    )
-    ended = partial_run_text(source)
-    told = f"took {show_ns(then_ns)}; the replay takes{ratio[1:]}"
-    if ended:
-        told = f"goes on for {show_ns(then_ns)}{recording_length_text(source)}; {_simulated_text(found)}"
+    source = found.source
+    trace_ns = source.makespan_ns
+    partial = partial_run_text(source)
+    if partial:
+        outcome = partial
+        times = (
+            f"goes on for {show_ns(trace_ns)}{recording_length_text(source)}; "
+            f"{_simulated_text(found)}"
+        )
+    else:
+        outcome = f"{found.outcome} in {show_ns(found.makespan_ns)}"
+        ratio = "the same"
+        if trace_ns and found.makespan_ns != trace_ns:
+            ratio = f"{found.makespan_ns / trace_ns:.3g} times that"
+        times = f"took {show_ns(trace_ns)}; the replay takes {ratio}"
+    name = truncated(str(source.header.get("name") or file), 40)
     return [
+        *wrapped_lines(f"{name}: {outcome}"),
         *wrapped_lines(
-            f"{truncated(str(source.header.get('name') or file), 40)}: {ended or f'{found.outcome} in {show_ns(now_ns)}'}"
+            f"the trace, {_trace_kind(source)} under {source.header.get('backend')}, {times}"
         ),
         *wrapped_lines(
-            f"the trace, {_trace_kind(source)} under {source.header.get('backend')}, {told}"
-        ),
-        *wrapped_lines(
-            f"{found.program.world_size} ranks, back end {found.run.profile}, cluster {found.cost.name}, {len(source)} calls"
+            f"{found.program.world_size} ranks, back end {found.run.profile}, "
+            f"cluster {found.cost.name}, {len(source)} calls"
         ),
     ]
 
 
 def _simulated_text(found: ReplayResult) -> str:
-    """What the simulator makes of the calls of a trace that did not come to its end."""
+    """The simulation of the calls of a partial trace, in words."""
+    makespan = show_ns(found.makespan_ns)
     if found.source.header.get("cut"):
-        return f"what is left of its calls takes {show_ns(found.makespan_ns)}, which says nothing of the rest"
+        return f"what is left of its calls takes {makespan}, which says nothing of the rest"
     if found.run.outcome in ("completes", "wrong-data"):
-        return f"simulated, its calls take {show_ns(found.makespan_ns)}, those that it never made no time of their own"
-    return (
-        f"simulated, the same calls end so: {found.run.outcome}, after {show_ns(found.makespan_ns)}"
-    )
+        return (
+            f"simulated, its calls take {makespan}, those that it never made no time of their own"
+        )
+    return f"simulated, the same calls end so: {found.run.outcome}, after {makespan}"
 
 
 def _stop_lines(source: Trace) -> list[str]:
-    lines = stopped_rank_lines(source)
-    return (
-        ["Where it stopped", *(line for one in lines for line in wrapped_lines(one, "  ", "    "))]
-        if lines
-        else []
-    )
+    texts = stopped_rank_lines(source)
+    if not texts:
+        return []
+    lines = ["Where it stopped"]
+    for text in texts:
+        lines += wrapped_lines(text, "  ", "    ")
+    return lines
 
 
 def _rank_table(ranks: Sequence[RankTimes]) -> list[str]:
@@ -145,28 +154,31 @@ def replay_json(found: ReplayResult, file: str) -> dict[str, object]:
 
 
 def real_replay_lines(source: Trace, file: str, untimed: int) -> tuple[str, ...]:
-    """What the report of a real run says besides: of what it is a replay. ``untimed``: computes of
-    the trace that never ended.
+    """The notes about the trace in the report of a real run.
+
+    ``untimed``: the number of computes of the trace that never ended.
     """
-    told = f"a replay of {truncated(file, 40)}, {_trace_kind(source)} under {source.header.get('backend')}, which took {show_ns(source.makespan_ns)}"
-    short = (
-        (f"{untimed} computes of the trace never ended; they last no time here",) if untimed else ()
-    )
-    ended = partial_run_text(source)
-    return (told, *((f"the trace is {ended}",) if ended else ()), *short)
+    notes = [
+        f"a replay of {truncated(file, 40)}, {_trace_kind(source)} "
+        f"under {source.header.get('backend')}, which took {show_ns(source.makespan_ns)}"
+    ]
+    partial = partial_run_text(source)
+    if partial:
+        notes.append(f"the trace is {partial}")
+    if untimed:
+        notes.append(f"{untimed} computes of the trace never ended; they last no time here")
+    return tuple(notes)
 
 
 def real_replay_json(run: RealRun, source: Trace, file: str) -> dict[str, object]:
-    """What `distsim replay --real --format json` prints: the keys of `distsim run --real`, and
-    ``replay_of``.
-    """
-    told = {
+    """The output of `distsim replay --real --format json`: that of `run`, and ``replay_of``."""
+    replayed = {
         "file": file,
         "source": _trace_kind(source),
         "backend": source.header.get("backend"),
         "makespan_ns": source.makespan_ns,
     }
-    return {**real_run_json(run), "replay_of": told}
+    return {**real_run_json(run), "replay_of": replayed}
 
 
 def _trace_kind(source: Trace) -> str:

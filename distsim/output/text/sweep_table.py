@@ -26,62 +26,65 @@ _COLUMN_SETS = (
     ("makespan",),
 )
 _MAX_CELL_WIDTH = 30
+_MAX_POINTS_OF_REASON = 3
 
 
 def sweep_text(swept: SweepResult, shown: int) -> str:
-    """The fastest points in a table; what could not be, with its reason."""
+    """The fastest points in a table, and the points that failed, with their reasons."""
     rows = [row for _, row in ranked_rows(swept)]
-    good, refused = (
-        [r for r in rows if r["status"] == "ok"],
-        [r for r in rows if r["status"] != "ok"],
-    )
-    names = [name for name in (rows[0] if rows else ()) if name not in (*RESULT_COLUMNS, "key")]
-    known = f", {swept.known} known before" if swept.known else ""
+    simulated = [row for row in rows if row["status"] == "ok"]
+    failed = [row for row in rows if row["status"] != "ok"]
+    # What is no column of results is a variable of the grid.
+    columns = rows[0] if rows else {}
+    variables = [name for name in columns if name not in (*RESULT_COLUMNS, "key")]
     points = "1 point" if len(rows) == 1 else f"{len(rows)} points"
-    head = wrapped_lines(
-        f"{points}: {len(good)} simulated, {len(refused)} can't be ({swept.computed} computed{known})"
-    )
-    more = [f"  … {len(good) - shown} more …"] if len(good) > shown else []
-    parts = [
-        head,
-        [*_point_table(good[:shown], names), *more] if good else [],
-        _failed_point_lines(refused, names, shown),
+    known = f", {swept.known} known before" if swept.known else ""
+    sections = [
+        wrapped_lines(
+            f"{points}: {len(simulated)} simulated, {len(failed)} can't be "
+            f"({swept.computed} computed{known})"
+        )
     ]
-    return "\n\n".join("\n".join(part) for part in parts if part)
+    if simulated:
+        table = _point_table(simulated[:shown], variables)
+        if len(simulated) > shown:
+            table.append(f"  … {len(simulated) - shown} more …")
+        sections.append(table)
+    if failed:
+        sections.append(_failed_point_lines(failed, variables, shown))
+    return "\n\n".join("\n".join(lines) for lines in sections)
 
 
 def _point_table(rows: Sequence[dict[str, str]], names: Sequence[str]) -> list[str]:
-    lines = [
-        {**{name: truncated(row[name], _MAX_CELL_WIDTH) for name in names}, **_row_cells(row)}
-        for row in rows
-    ]
+    """The widest table that fits the page; columns without any value are omitted."""
+    lines = []
+    for row in rows:
+        variables = {name: truncated(row[name], _MAX_CELL_WIDTH) for name in names}
+        lines.append({**variables, **_row_cells(row)})
     for columns in _COLUMN_SETS:
         used = [c for c in columns if any(line[c] for line in lines)]
-        found = table_lines(
-            [*names, *used],
-            [[line[c] for c in (*names, *used)] for line in lines],
-            range(len(names)),
-        )
-        if max(map(display_width, found)) <= page_width():
-            return found
-    return [truncated(line, page_width()) for line in found]
+        header = [*names, *used]
+        body = [[line[c] for c in header] for line in lines]
+        table = table_lines(header, body, range(len(names)))
+        if max(map(display_width, table)) <= page_width():
+            return table
+    return [truncated(line, page_width()) for line in table]
 
 
 def _row_cells(row: dict[str, str]) -> dict[str, str]:
-    band = f"{show_ns(int(row['low_ns']))}-{show_ns(int(row['high_ns']))}" if row["low_ns"] else ""
-    found = {
+    """The cells of a point by their titles; empty for what is not known."""
+    range_text = ""
+    if row["low_ns"]:
+        range_text = f"{show_ns(int(row['low_ns']))}-{show_ns(int(row['high_ns']))}"
+    return {
         "outcome": row["outcome"],
         "verdict": row["verdict"],
         "makespan": show_ns(int(row["makespan_ns"])),
-        "within": band,
-    }
-    found["tok/s/GPU"] = f"{float(row['tokens_s_gpu']):.0f}" if row["tokens_s_gpu"] else ""
-    return {
-        **found,
-        **{
-            word: _percent_text(row[key])
-            for word, key in (("MFU", "mfu"), ("bubble", "bubble"), ("memory", "memory"))
-        },
+        "within": range_text,
+        "tok/s/GPU": f"{float(row['tokens_s_gpu']):.0f}" if row["tokens_s_gpu"] else "",
+        "MFU": _percent_text(row["mfu"]),
+        "bubble": _percent_text(row["bubble"]),
+        "memory": _percent_text(row["memory"]),
     }
 
 
@@ -92,29 +95,28 @@ def _percent_text(text: str) -> str:
 def _failed_point_lines(
     rows: Sequence[dict[str, str]], names: Sequence[str], shown: int
 ) -> list[str]:
-    if not rows:
-        return []
-    reasons: dict[str, list[str]] = {}
+    """Each reason once, with the first points that failed for it."""
+    points_by_reason: dict[str, list[str]] = {}
     for row in rows:
-        reasons.setdefault(row["reason"], []).append(
-            " ".join(f"{name}={row[name]}" for name in names)
-        )
-    lines = [
-        f"{'; '.join(points[:3])}{f' and {len(points) - 3} more' if len(points) > 3 else ''}: {why}"
-        for why, points in reasons.items()
-    ]
-    more = [f"  … {len(lines) - shown} more …"] if len(lines) > shown else []
-    return [
-        "Can't be",
-        *(line for text in lines[:shown] for line in wrapped_lines(text, "  ", "    ")),
-        *more,
-    ]
+        point = " ".join(f"{name}={row[name]}" for name in names)
+        points_by_reason.setdefault(row["reason"], []).append(point)
+    texts = []
+    for reason, points in points_by_reason.items():
+        text = "; ".join(points[:_MAX_POINTS_OF_REASON])
+        hidden = len(points) - _MAX_POINTS_OF_REASON
+        if hidden > 0:
+            text += f" and {hidden} more"
+        texts.append(f"{text}: {reason}")
+    lines = ["Can't be"]
+    for text in texts[:shown]:
+        lines += wrapped_lines(text, "  ", "    ")
+    if len(texts) > shown:
+        lines.append(f"  … {len(texts) - shown} more …")
+    return lines
 
 
 def sweep_json(swept: SweepResult) -> dict[str, object]:
-    """What `distsim sweep --format json` prints: the rows in the order of the points, numbers as
-    such.
-    """
+    """The output of `distsim sweep --format json`: the rows in the order of the points."""
     return {
         "schema_version": SCHEMA_VERSION,
         "computed": swept.computed,

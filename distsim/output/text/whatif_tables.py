@@ -24,16 +24,14 @@ _NEGLIGIBLE = 0.0005
 
 
 def figures_lines(found: TrainingMetrics | None) -> list[str]:
-    """What people look for first, in two lines."""
+    """The most wanted metrics of a training step, in two lines."""
     if found is None:
         return []
-    parts = ", ".join(
-        f"{kind} {_percent_text(share)}"
-        for kind, share in found.shares.items()
-        if share >= _NEGLIGIBLE
-    )
+    shares = {kind: share for kind, share in found.shares.items() if share >= _NEGLIGIBLE}
+    parts = ", ".join(f"{kind} {_percent_text(share)}" for kind, share in shares.items())
     return wrapped_lines(
-        f"{found.tokens_s_gpu:.0f} tokens/s/GPU, MFU {100 * found.mfu:.1f} %; of a rank's time: {parts}"
+        f"{found.tokens_s_gpu:.0f} tokens/s/GPU, MFU {100 * found.mfu:.1f} %; "
+        f"of a rank's time: {parts}"
     )
 
 

@@ -1,5 +1,8 @@
-"""What each rank does when: the kinds of time that the timeline shows, as spans of a rank's
-rows.
+"""The activity of ranks over time: computing, communicating and waiting, as spans.
+
+The spans of a rank are computed from its rows of the trace by set operations on columns
+(`distsim.output.trace_data.time_spans`), without a loop over calls. Several ranks are handled at
+once by laying them end to end on one axis of time.
 """
 
 from __future__ import annotations
@@ -24,17 +27,16 @@ from distsim.trace.model import Trace
 
 _NO_TRANSFER_OPS = ("sleep", "wait", "wait_stream", "synchronize", "exit", "fail")
 _WAIT_OPS = ("wait", "wait_stream", "synchronize")
-#: Streams that have a track of their own at most; the last one takes what is left.
+#: Streams with a track of their own; the last one takes all others.
 MAX_STREAMS = 4
 
 
 class RankActivity(NamedTuple):
-    """Of one rank, or of several together. ``work`` and ``backward`` are computes (backward passes
-    apart).
+    """The activity of one rank, or of ``many`` ranks together.
 
-    ``exposed`` is what moves while nothing is computed, by queue where queues overlap; ``hidden``
-    what moves beside compute. ``waiting`` is what is left of the time in calls. ``computes`` and
-    ``moves`` are the rows that have a bar.
+    ``backward``: backward passes; ``work``: all other computes. ``exposed``: transfers while
+    nothing is computed, by queue if queues overlap; ``hidden``: transfers during computes.
+    ``waiting``: the rest of the time in calls. ``computes`` and ``moves``: the rows with a bar.
     """
 
     many: int
@@ -58,71 +60,71 @@ class RankActivity(NamedTuple):
 
 
 class ActivityReader:
-    """Reads the trace once, and gives each rank's `RankActivity`. ``groups``: only what moves in
-    these is told, all when None.
+    """Reads a trace once and gives the `RankActivity` of ranks.
+
+    ``groups``: only transfers of these groups count; None: all.
     """
 
     def __init__(self, trace: Trace, end_ns: int, groups: tuple[int, ...] | None = None) -> None:
-        self.trace, self.end_ns = trace, end_ns
+        self.trace = trace
+        self.end_ns = end_ns
         names = trace.tables.get("name", [])
         self._is_backward = np.array([*(str(n).startswith("backward") for n in names), False])
-        self._compute, self._quiet = trace.ops(*COMPUTE_OPS), trace.ops(*_NO_TRANSFER_OPS)
-        self._sleep, self._waits = trace.ops("sleep"), trace.ops(*_WAIT_OPS)
+        self._compute = trace.ops(*COMPUTE_OPS)
+        self._quiet = trace.ops(*_NO_TRANSFER_OPS)
+        self._sleep = trace.ops("sleep")
+        self._waits = trace.ops(*_WAIT_OPS)
         profile = BACKEND_PROFILES.get(str(trace.header.get("backend")))
+        # On a device backend a call returns before its work starts; the rank's stream then waits.
         self._ahead = profile is not None and profile.device
-        self._chosen = (
-            np.ones(len(trace), dtype=bool) if groups is None else np.isin(trace["group"], groups)
-        )
+        if groups is None:
+            self._chosen = np.ones(len(trace), dtype=bool)
+        else:
+            self._chosen = np.isin(trace["group"], groups)
 
     def __call__(self, rows: Ints, many: int = 1) -> RankActivity:
-        """``rows``: those of one rank, or of ``many``, which are told as one."""
+        """The activity in ``rows``: those of one rank, or of ``many`` ranks together."""
         trace = self.trace
         rows = rows[trace["posted_ns"][rows] >= 0]
         lay = self._laid(rows, many)
         posted, returned, started, finished = (
             trace[f"{n}_ns"][rows] for n in ("posted", "returned", "started", "finished")
         )
-        till, ran, over = (
-            np.where(finished >= 0, finished, self.end_ns),
-            started >= 0,
-            finished >= 0,
-        )
-        compute = self._compute[rows]
-        does = compute & ran
-        back = (
-            does & self._is_backward[trace["name"][rows]]
-            if "name" in trace.columns
-            else np.zeros(len(rows), dtype=bool)
-        )
-        moves = (
-            ((trace["match"][rows] >= 0) | trace.ops("put", "get")[rows])
-            & ~compute
-            & ~self._quiet[rows]
-            & ran
-            & over
-            & self._chosen[rows]
-        )
-        calls = ~compute & ~self._sleep[rows]
-        waiting = [lay(calls, posted, np.where(returned >= 0, returned, self.end_ns))]
+        # Whatever has not ended lasts until the end of the run.
+        until = np.where(finished >= 0, finished, self.end_ns)
+        has_started = started >= 0
+        has_finished = finished >= 0
+
+        is_compute = self._compute[rows]
+        computes = is_compute & has_started
+        backward_rows = np.zeros(len(rows), dtype=bool)
+        if "name" in trace.columns:
+            backward_rows = computes & self._is_backward[trace["name"][rows]]
+        busy = lay(computes, started, until)
+
+        communicates = (trace["match"][rows] >= 0) | trace.ops("put", "get")[rows]
+        moves = communicates & ~is_compute & ~self._quiet[rows]
+        moves &= has_started & has_finished & self._chosen[rows]
+        streams = self._streams(rows, moves, lay(moves, started, finished), many)
+
+        calls = ~is_compute & ~self._sleep[rows]
+        in_calls = [lay(calls, posted, np.where(returned >= 0, returned, self.end_ns))]
         if self._ahead:
-            waiting.append(
-                lay(calls & ~self._waits[rows], posted, np.where(ran & over, started, self.end_ns))
-            )
-        busy, streams = (
-            lay(does, started, till),
-            self._streams(rows, moves, lay(moves, started, finished), many),
+            start_of_work = np.where(has_started & has_finished, started, self.end_ns)
+            in_calls.append(lay(calls & ~self._waits[rows], posted, start_of_work))
+
+        all_transfers = _concatenated_spans(tuple(streams.values()))
+        _, alone, waits = exclusive_layers(
+            [busy, all_transfers, _concatenated_spans(tuple(in_calls))]
         )
-        whole = _concatenated_spans(tuple(streams.values()))
-        _, alone, waits = exclusive_layers([busy, whole, _concatenated_spans(tuple(waiting))])
-        exposed = (
-            {"": alone}
-            if len(streams) == 1
-            else {name: spans_without(spans, busy) for name, spans in streams.items()}
-        )
+        if len(streams) == 1:
+            exposed = {"": alone}
+        else:
+            exposed = {name: spans_without(spans, busy) for name, spans in streams.items()}
         hidden = {name: spans_without(spans, exposed[name]) for name, spans in streams.items()}
         period = self.end_ns + 1
         work, backward = exclusive_layers(
-            [lay(does & ~back, started, till), lay(back, started, till)]
+            [lay(computes & ~backward_rows, started, until), lay(backward_rows, started, until)]
         )
         return RankActivity(
             many,
@@ -131,49 +133,51 @@ class ActivityReader:
             {n: s.back(period) for n, s in exposed.items()},
             {n: s.back(period) for n, s in hidden.items()},
             waits.back(period),
-            rows[does],
+            rows[computes],
             rows[moves],
         )
 
     def _laid(self, rows: Ints, many: int) -> Callable[[Mask, Ints, Ints], TimeSpans]:
-        """Spans of some of the rows, with the ranks laid end to end, so that spans of two ranks
-        never touch.
+        """A function that gives the spans of some of the rows, with the ranks laid end to end.
+
+        A rank takes one nanosecond more than the run, so that spans of two ranks never touch.
         """
-        offset = (
-            self.trace["rank"][rows].astype(np.int64) * (self.end_ns + 1)
-            if many > 1
-            else np.zeros(len(rows), dtype=np.int64)
-        )
+        offset = np.zeros(len(rows), dtype=np.int64)
+        if many > 1:
+            offset = self.trace["rank"][rows].astype(np.int64) * (self.end_ns + 1)
         return lambda some, starts, ends: TimeSpans((starts + offset)[some], (ends + offset)[some])
 
     def _streams(
         self, rows: Ints, moves: Mask, spans: TimeSpans, many: int
     ) -> dict[str, TimeSpans]:
-        """By queue where two of them overlap, else all in one, under an empty name; so too where it
-        is of many ranks.
+        """The transfers by queue, if queues overlap; else all of them under an empty name.
+
+        Transfers of many ranks are never split.
         """
-        whole = merged_spans(spans)
+        union = merged_spans(spans)
         queue = self.trace["queue"][rows[moves]]
-        apart = {
-            int(q): merged_spans(TimeSpans(spans.starts[queue == q], spans.ends[queue == q]))
-            for q in dict.fromkeys(queue.tolist())
-        }
-        if many > 1 or len(apart) < 2 or whole.total == sum(one.total for one in apart.values()):
-            return {"": whole}
-        named = {self.trace.text("queue", q): one for q, one in apart.items()}
+        by_queue: dict[int, TimeSpans] = {}
+        for number in dict.fromkeys(queue.tolist()):
+            own = queue == number
+            by_queue[int(number)] = merged_spans(TimeSpans(spans.starts[own], spans.ends[own]))
+        queues_overlap = union.total != sum(own.total for own in by_queue.values())
+        if many > 1 or len(by_queue) < 2 or not queues_overlap:
+            return {"": union}
+        named = {self.trace.text("queue", number): own for number, own in by_queue.items()}
         names = list(named)
-        shown = {name: named[name] for name in names[: MAX_STREAMS - 1]}
-        rest = names[MAX_STREAMS - 1 :]
-        if rest:
-            last = rest[0] if len(rest) == 1 else f"and {len(rest)} more"
-            shown[last] = merged_spans(_concatenated_spans(tuple(named[name] for name in rest)))
-        return shown
+        streams = {name: named[name] for name in names[: MAX_STREAMS - 1]}
+        others = names[MAX_STREAMS - 1 :]
+        if others:
+            last = others[0] if len(others) == 1 else f"and {len(others)} more"
+            joined = _concatenated_spans(tuple(named[name] for name in others))
+            streams[last] = merged_spans(joined)
+        return streams
 
 
 def _concatenated_spans(parts: tuple[TimeSpans, ...]) -> TimeSpans:
-    """All of them in one column, as they are."""
+    """All spans in one column, not merged."""
     if not parts:
         return NO_SPANS
-    return TimeSpans(
-        np.concatenate([p.starts for p in parts]), np.concatenate([p.ends for p in parts])
-    )
+    starts = np.concatenate([part.starts for part in parts])
+    ends = np.concatenate([part.ends for part in parts])
+    return TimeSpans(starts, ends)

@@ -110,21 +110,26 @@ def group_ranks_into_lanes(
     equal = classes(chosen, True)
     if len(equal) <= most:
         return tuple(sorted((RankLane(members) for members in equal), key=lambda lane: lane.first))
-    seen = set(alone)
-    apart: list[tuple[int, ...]] = []
+    wanted = set(alone)
+    single: list[tuple[int, ...]] = []
     others: list[tuple[int, ...]] = []
     for members in equal:
-        (apart if len(members) == 1 and members[0] in seen else others).append(members)
-    lanes = [RankLane(members) for members in apart[: most // 2]]
-    left = np.array(
-        sorted(r for members in [*others, *apart[most // 2 :]] for r in members), dtype=np.int64
-    )
-    alike = classes(left, False)
+        if len(members) == 1 and members[0] in wanted:
+            single.append(members)
+        else:
+            others.append(members)
+    # Ranks with a lane of their own get at most half of the lanes.
+    lanes = [RankLane(members) for members in single[: most // 2]]
+    others += single[most // 2 :]
+    remaining = sorted(rank for members in others for rank in members)
+    alike = classes(np.array(remaining, dtype=np.int64), False)
     exact = set(equal)
     lanes += [
         RankLane(m, "equal" if m in exact else "alike") for m in alike[: most - len(lanes) - 1]
     ]
-    rest = [r for m in alike if not any(m[0] == lane.first for lane in lanes) for r in m]
+    shown = {lane.first for lane in lanes}
+    unshown = [members for members in alike if members[0] not in shown]
+    rest = [rank for members in unshown for rank in members]
     if rest:
         lanes.append(RankLane(tuple(sorted(rest)), "mixed" if len(rest) > 1 else "equal"))
     return tuple(sorted(lanes, key=lambda lane: lane.first))

@@ -1,5 +1,6 @@
-"""How a run that did not come to its end ended, in words: one wording for replays, comparisons and
-pictures.
+"""How a partial run ended, in words and as data, for replays, comparisons and pictures.
+
+A run is partial if its recording stops before the run did, or if its ranks did not all finish.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from distsim.output.text_layout import truncated
 from distsim.trace.model import Trace
 from distsim.trace.run_end import StoppedRank, is_partial, stopped_ranks
 
-#: Groups of ranks that are told, and characters of an error's words.
+#: Groups of ranks that are listed, and characters of an error message.
 MAX_STOP_LINES: Final = 8
 MAX_MESSAGE_LENGTH: Final = 160
 _OUTCOME_TEXT: Final = {
@@ -33,72 +34,80 @@ _STATUS_TEXT: Final = {
 
 
 def partial_run_text(trace: Trace) -> str:
-    """In a few words; empty where the run came to its end: ``partial: it was ended from
-    outside``.
-    """
+    """``partial: it was ended from outside``; empty for a complete run."""
     if not is_partial(trace):
         return ""
+    texts = (_end_text(trace), _truncation_text(trace))
+    return "partial: " + "; ".join(text for text in texts if text)
+
+
+def _end_text(trace: Trace) -> str:
+    """Why the run stopped; empty if only the file is cut."""
     header = trace.header
-    reason, is_cut = header.get("reason"), bool(header.get("cut"))
+    outcome = header.get("outcome")
+    if header.get("cut") and (not outcome or outcome == "completes"):
+        return ""
+    reason = header.get("reason")
     if reason == "under way":
-        told = "its launcher was killed, or still runs"
-    elif reason == "interrupted":
-        told = (
-            f"it was ended by {header['ended_by']}"
-            if header.get("ended_by")
-            else "it was ended from outside"
-        )
-    else:
-        told = _OUTCOME_TEXT.get(str(header.get("outcome") or ""), "how it ended is not known")
-    if is_cut and (not header.get("outcome") or header.get("outcome") == "completes"):
-        told = ""
-    return "partial: " + "; ".join(part for part in (told, _truncation_text(trace)) if part)
+        return "its launcher was killed, or still runs"
+    if reason == "interrupted":
+        ended_by = header.get("ended_by")
+        return f"it was ended by {ended_by}" if ended_by else "it was ended from outside"
+    return _OUTCOME_TEXT.get(str(outcome or ""), "how it ended is not known")
 
 
 def _truncation_text(trace: Trace) -> str:
-    found = trace.header.get("cut")
-    if not found:
+    """How many calls are left of a file that is cut; empty for a whole file."""
+    cut = trace.header.get("cut")
+    if not cut:
         return ""
-    of = f" of {found['calls']}" if found.get("calls") is not None else ""
-    here = set(trace["rank"].tolist())
-    lost = [rank for rank in range(trace.world_size) if rank not in here]
-    return f"the file is cut, {found.get('read')}{of} calls are there" + (
-        f", none of {rank_list(sorted(lost))}" if lost else ""
-    )
+    total = f" of {cut['calls']}" if cut.get("calls") is not None else ""
+    text = f"the file is cut, {cut.get('read')}{total} calls are there"
+    present = set(trace["rank"].tolist())
+    lost = [rank for rank in range(trace.world_size) if rank not in present]
+    return f"{text}, none of {rank_list(lost)}" if lost else text
 
 
 def stopped_rank_lines(trace: Trace, found: Sequence[StoppedRank] | None = None) -> list[str]:
-    """Where the ranks stand, the cause first with its last words, equal ones as one: ``ranks 0-3 in
-    send, line 11, iteration 2``.
+    """Where ranks stopped, for example ``ranks 0-3 in send, line 11, iteration 2``.
+
+    Ranks at the same position are joined. The cause comes first, with its error message.
     """
-    chosen = stopped_ranks(trace) if found is None else found
-    groups: dict[str, list[int]] = {}
-    for stop in chosen:
-        groups.setdefault(stop_position_text(trace, stop), []).append(stop.rank)
-    lines = [f"{rank_list(sorted(ranks))} {where}" for where, ranks in groups.items()]
-    if chosen and chosen[0].said and chosen[0].status != "killed":
-        lines[0] += f": {truncated(chosen[0].said, MAX_MESSAGE_LENGTH)}"
-    more = len(lines) - MAX_STOP_LINES
-    return [*lines[:MAX_STOP_LINES], *([f"… {more} more"] if more > 0 else [])]
+    stops = stopped_ranks(trace) if found is None else found
+    ranks_by_position: dict[str, list[int]] = {}
+    for stop in stops:
+        ranks_by_position.setdefault(stop_position_text(trace, stop), []).append(stop.rank)
+    lines = [f"{rank_list(sorted(ranks))} {where}" for where, ranks in ranks_by_position.items()]
+    if stops and stops[0].said and stops[0].status != "killed":
+        lines[0] += f": {truncated(stops[0].said, MAX_MESSAGE_LENGTH)}"
+    hidden = len(lines) - MAX_STOP_LINES
+    if hidden > 0:
+        return [*lines[:MAX_STOP_LINES], f"… {hidden} more"]
+    return lines
 
 
 def stop_position_text(trace: Trace, stop: StoppedRank) -> str:
-    """Where one rank stands, without its number."""
+    """The state of a rank and its position, without its number."""
     state = _STATUS_TEXT.get(stop.status, "")
     if stop.status == "absent":
         return state
-    if stop.row < 0:
-        return " ".join([*([state] if state else []), "before its first call"])
+    position = "before its first call" if stop.row < 0 else _call_position(trace, stop)
+    return f"{state} {position}" if state else position
+
+
+def _call_position(trace: Trace, stop: StoppedRank) -> str:
     call = trace.row(stop.row)
     name = call.name if call.op == "compute" and call.name else call.op
-    where = f"{'in' if stop.inside else 'after'} {name}{f', line {call.place.line}' if call.place.line else ''}"
+    text = f"{'in' if stop.inside else 'after'} {name}"
+    if call.place.line:
+        text += f", line {call.place.line}"
     if int(trace["iteration"].max()) > 0:
-        where += f", iteration {call.iteration}"
-    return f"{state} {where}" if state else where
+        text += f", iteration {call.iteration}"
+    return text
 
 
 def partial_run_json(trace: Trace) -> dict[str, object] | None:
-    """The same as data; None for a run that came to its end. Times are ns."""
+    """The same as data; None for a complete run. Times are ns."""
     if not is_partial(trace):
         return None
     ranks = []
@@ -126,7 +135,7 @@ def partial_run_json(trace: Trace) -> dict[str, object] | None:
 
 
 def recording_length_text(trace: Trace) -> str:
-    """After how long a recording was over; empty where that is not known."""
+    """How long the run was recorded; empty if unknown."""
     until_ns = trace.header.get("until_ns")
     return f", watched for {show_ns(int(until_ns))}" if until_ns else ""
 

@@ -1,8 +1,9 @@
-"""Which part of a run a picture shows: ranks, steps, a stretch of time, a group."""
+"""The part of a run that a picture shows: ranks, steps, an interval of time, a group."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,14 +17,15 @@ from distsim.output.text_layout import rank_list
 if TYPE_CHECKING:
     from distsim.trace.model import Trace
 
-#: A list names at most so many numbers.
+#: The longest range of numbers.
 _MAX_NUMBERS = 1 << 20
 
 
 @dataclass(frozen=True)
 class RunSelection:
-    """What was asked for; None means all. ``time``: from and to in ns. ``group``: its name, or that
-    of its family (an axis).
+    """The requested part; None means all.
+
+    ``time``: start and end in ns. ``group``: the name of a group, or of an axis with groups.
     """
 
     ranks: tuple[int, ...] | None = None
@@ -45,13 +47,11 @@ def parse_selection(
     time: str | None = None,
     group: str | None = None,
 ) -> RunSelection:
-    """A part as it is written: ``0-7,12``, ``3``, ``1 ms..2 ms``, ``dp``. Raises UsageError."""
-    return RunSelection(
-        None if ranks is None else parse_number_ranges(ranks, "ranks"),
-        None if steps is None else parse_number_ranges(steps, "steps"),
-        None if time is None else _parse_time_range(time),
-        group,
-    )
+    """Parse ``0-7,12``, ``3``, ``1 ms..2 ms`` and ``dp``. Raises UsageError."""
+    rank_numbers = None if ranks is None else parse_number_ranges(ranks, "ranks")
+    step_numbers = None if steps is None else parse_number_ranges(steps, "steps")
+    interval = None if time is None else _parse_time_range(time)
+    return RunSelection(rank_numbers, step_numbers, interval, group)
 
 
 def parse_number_ranges(text: str, what: str) -> tuple[int, ...]:
@@ -86,11 +86,10 @@ def _parse_time_range(text: str) -> tuple[int, int]:
 
 
 def selected_ranks(part: RunSelection, trace: Trace) -> tuple[int, ...]:
-    """The ranks of a part: those that were named, in the groups that were named. Raises UsageError
-    where that is nobody.
-    """
+    """The existing ranks of a part that are in its groups. Raises UsageError if there is none."""
     size = trace.world_size
-    ranks = tuple(range(size)) if part.ranks is None else tuple(r for r in part.ranks if r < size)
+    ranks: Sequence[int] = range(size) if part.ranks is None else part.ranks
+    ranks = tuple(rank for rank in ranks if rank < size)
     if not ranks and size:
         raise UsageError(
             f"no rank of {rank_list(part.ranks or ())} takes part",
@@ -98,12 +97,11 @@ def selected_ranks(part: RunSelection, trace: Trace) -> tuple[int, ...]:
         )
     if part.group is None:
         return ranks
-    inside = {
-        r
-        for number in group_ids_named(part.group, trace)
-        for r in trace.header["groups"][number][1]
-    }
-    found = tuple(r for r in ranks if r in inside)
+    members: set[int] = set()
+    for group_id in group_ids_named(part.group, trace):
+        _name, group_ranks = trace.header["groups"][group_id]
+        members.update(group_ranks)
+    found = tuple(rank for rank in ranks if rank in members)
     if not found:
         raise UsageError(
             f"none of the ranks is in the group {part.group}", "leave out --ranks, or name others"
@@ -112,25 +110,23 @@ def selected_ranks(part: RunSelection, trace: Trace) -> tuple[int, ...]:
 
 
 def absent_ranks_text(part: RunSelection, world_size: int) -> str:
-    """``there is no rank 4-9: the run has the ranks 0 to 3``, where ranks were named that do not
-    take part; else empty.
-    """
-    gone = tuple(r for r in part.ranks or () if r >= world_size)
-    if not gone:
+    """A message about requested ranks that do not exist; empty if all exist."""
+    absent = tuple(rank for rank in part.ranks or () if rank >= world_size)
+    if not absent:
         return ""
-    return f"there is no rank {rank_list(gone)}: the run has the ranks 0 to {world_size - 1}"
+    return f"there is no rank {rank_list(absent)}: the run has the ranks 0 to {world_size - 1}"
 
 
 def group_ids_named(name: str, trace: Trace) -> tuple[int, ...]:
-    """The groups that go by a name: their own, or that of the axis they are of. Raises
-    UsageError.
-    """
+    """The groups with this name, or on the axis with this name. Raises UsageError."""
     groups = [str(group[0]) for group in trace.header.get("groups", ())]
-    found = tuple(i for i, own in enumerate(groups) if own == name or own.partition("[")[0] == name)
+    # The groups of an axis are named `dp[pp=0]`, `dp[pp=1]`.
+    axes = [group.partition("[")[0] for group in groups]
+    found = tuple(i for i, names in enumerate(zip(groups, axes, strict=True)) if name in names)
     if not found:
         from distsim.common.message_text import did_you_mean
 
-        families = list(dict.fromkeys(own.partition("[")[0] for own in groups))
+        families = list(dict.fromkeys(axes))
         raise UsageError(
             f"there is no group {name}{did_you_mean(name, families)}",
             f"there is {', '.join(families[:12]) or 'none'}",
@@ -139,9 +135,7 @@ def group_ids_named(name: str, trace: Trace) -> tuple[int, ...]:
 
 
 def time_window(part: RunSelection, trace: Trace, end_ns: int) -> tuple[int, int]:
-    """From when to when a part lasts: the time that was named, or that of its steps. Raises
-    UsageError where there is none.
-    """
+    """Start and end of a part: its interval, limited to its steps. Raises UsageError if empty."""
     start, end = part.time or (0, end_ns)
     if start >= end_ns > 0:
         raise UsageError(
@@ -149,43 +143,46 @@ def time_window(part: RunSelection, trace: Trace, end_ns: int) -> tuple[int, int
         )
     if part.steps is not None:
         first, last = step_time_ranges(trace)
-        steps = [s for s in part.steps if s < len(first) and last[s] >= 0]
+        existing = [step for step in part.steps if step < len(first)]
+        steps = [step for step in existing if last[step] >= 0]
         if not steps:
             raise UsageError(
                 f"no step {part.steps[0]}",
                 f"the run has the steps 0 to {len(first) - 1}" if len(first) else "",
             )
-        start, end = max(start, int(first[steps].min())), min(end, int(last[steps].max()))
+        start = max(start, int(first[steps].min()))
+        end = min(end, int(last[steps].max()))
     return start, max(min(end, end_ns), start + 1)
 
 
 def step_time_ranges(trace: Trace) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """When each iteration's first work starts and its last ends, over all ranks; -1 where it has
-    none.
-    """
+    """Start and end of each iteration over all ranks; -1 for an iteration without work."""
     iteration, started, finished = trace["iteration"], trace["started_ns"], trace["finished_ns"]
     count = int(iteration.max()) + 1 if len(trace) else 0
     inside = (iteration >= 0) & (started >= 0)
-    first, last = (
-        np.full(max(count, 0), np.iinfo(np.int64).max),
-        np.full(max(count, 0), -1, dtype=np.int64),
-    )
+    first = np.full(max(count, 0), np.iinfo(np.int64).max)
+    last = np.full(max(count, 0), -1, dtype=np.int64)
     np.minimum.at(first, iteration[inside], started[inside])
     np.maximum.at(last, iteration[inside], np.maximum(finished, started)[inside])
     return np.where(last >= 0, first, -1), last
 
 
 def selection_text(part: RunSelection, world_size: int | None = None) -> str:
-    """What was chosen, in a few words; empty for all of it. ``world_size``: what of it is not there
-    is said too.
+    """The selection in a few words; empty for the whole run.
+
+    ``world_size``: if given, requested ranks that do not exist are named as well.
     """
-    said = [f"ranks {rank_list(part.ranks)}"] if part.ranks is not None else []
-    said += (
-        [missing]
-        if world_size is not None and (missing := absent_ranks_text(part, world_size))
-        else []
-    )
-    said += [f"steps {rank_list(part.steps)}"] if part.steps is not None else []
-    said += [f"{show_ns(part.time[0])} to {show_ns(part.time[1])}"] if part.time is not None else []
-    said += [f"group {part.group}"] if part.group is not None else []
-    return ", ".join(said)
+    texts = []
+    if part.ranks is not None:
+        texts.append(f"ranks {rank_list(part.ranks)}")
+    if world_size is not None:
+        absent = absent_ranks_text(part, world_size)
+        texts += [absent] if absent else []
+    if part.steps is not None:
+        texts.append(f"steps {rank_list(part.steps)}")
+    if part.time is not None:
+        start, end = part.time
+        texts.append(f"{show_ns(start)} to {show_ns(end)}")
+    if part.group is not None:
+        texts.append(f"group {part.group}")
+    return ", ".join(texts)

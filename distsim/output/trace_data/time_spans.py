@@ -1,8 +1,7 @@
-"""Spans of time as columns: what a rank does when, each instant of one kind, and how much of a
-stretch each kind takes.
+"""Arithmetic on columns of time spans: union, difference, and the share of an interval.
 
-A span is half open, in nanoseconds. Spans of one column are sorted and disjoint once they went
-through `merged`.
+A span is half open, in nanoseconds. `merged_spans` gives sorted and disjoint spans; the other
+functions merge their arguments where they need that.
 """
 
 from __future__ import annotations
@@ -25,11 +24,12 @@ class TimeSpans(NamedTuple):
     ends: Ints
 
     def back(self, period: int) -> TimeSpans:
-        """Spans of ranks that were laid end to end, ``period`` ns each, as times of each rank
-        again.
+        """The times of each rank, of spans of ranks that were laid end to end.
+
+        ``period``: the length of one rank in ns.
         """
-        begun = self.starts // period * period
-        return TimeSpans(self.starts - begun, self.ends - begun)
+        offset = self.starts // period * period
+        return TimeSpans(self.starts - offset, self.ends - offset)
 
     @property
     def total(self) -> int:
@@ -40,7 +40,7 @@ NO_SPANS = TimeSpans(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
 def merged_spans(spans: TimeSpans) -> TimeSpans:
-    """Sorted, disjoint, nothing empty; spans that touch become one."""
+    """The union: sorted, disjoint and not empty; spans that touch become one."""
     keep = spans.starts < spans.ends
     starts, ends = spans.starts[keep], spans.ends[keep]
     if not len(starts):
@@ -52,40 +52,41 @@ def merged_spans(spans: TimeSpans) -> TimeSpans:
 
 
 def spans_within(spans: TimeSpans, start: int, end: int) -> TimeSpans:
-    """What of the spans lies between two instants."""
+    """The parts of the spans between two instants."""
     return TimeSpans(np.clip(spans.starts, start, end), np.clip(spans.ends, start, end))
 
 
 def exclusive_layers(layers: Sequence[TimeSpans]) -> list[TimeSpans]:
-    """The same layers without what an earlier one covers already: each instant is of the first
-    layer that has it.
-    """
-    whole = [merged_spans(layer) for layer in layers]
-    edges = np.unique(
-        np.concatenate([side for layer in whole for side in layer] or [NO_SPANS.starts])
-    )
-    kind = np.full(max(len(edges) - 1, 0), len(whole), dtype=np.int64)
-    for number in range(len(whole) - 1, -1, -1):
+    """Each layer without the spans of earlier layers: an instant belongs to its first layer."""
+    merged = [merged_spans(layer) for layer in layers]
+    all_edges = [NO_SPANS.starts]
+    for layer in merged:
+        all_edges += [layer.starts, layer.ends]
+    edges = np.unique(np.concatenate(all_edges))
+    # The layer of each interval between neighbouring edges. Earlier layers overwrite later ones.
+    owner = np.full(max(len(edges) - 1, 0), len(merged), dtype=np.int64)
+    for number in range(len(merged) - 1, -1, -1):
         depth = np.zeros(len(edges) + 1, dtype=np.int64)
-        depth[np.searchsorted(edges, whole[number].starts)] += 1
-        depth[np.searchsorted(edges, whole[number].ends)] -= 1
-        kind[np.cumsum(depth)[: len(kind)] > 0] = number
-    return [
-        merged_spans(TimeSpans(edges[:-1][kind == number], edges[1:][kind == number]))
-        for number in range(len(whole))
-    ]
+        depth[np.searchsorted(edges, merged[number].starts)] += 1
+        depth[np.searchsorted(edges, merged[number].ends)] -= 1
+        owner[np.cumsum(depth)[: len(owner)] > 0] = number
+    exclusive = []
+    for number in range(len(merged)):
+        owned = owner == number
+        exclusive.append(merged_spans(TimeSpans(edges[:-1][owned], edges[1:][owned])))
+    return exclusive
 
 
 def spans_without(layer: TimeSpans, other: TimeSpans) -> TimeSpans:
-    """What of a layer lies outside another."""
+    """The parts of a layer outside another one."""
     return exclusive_layers([other, layer])[1] if len(other.starts) else merged_spans(layer)
 
 
 def covered_shares(spans: TimeSpans, edges: Floats, many: int = 1) -> Floats:
-    """How much of each stretch between neighbouring ``edges`` (ns) the spans cover, 0 to 1; of an
-    empty stretch nothing.
+    """The covered share (0 to 1) of each interval between neighbouring ``edges`` (ns).
 
-    ``many``: of how many ranks the spans are, each rank's disjoint; told is the mean.
+    ``many``: the number of ranks that the spans are from; the result is their mean. The spans of
+    each rank are disjoint. The share of an empty interval is 0.
     """
     wide = np.diff(edges)
     covered = _elapsed_sums(spans.starts, edges) - _elapsed_sums(spans.ends, edges)
@@ -94,7 +95,7 @@ def covered_shares(spans: TimeSpans, edges: Floats, many: int = 1) -> Floats:
 
 
 def _elapsed_sums(instants: Ints, edges: Floats) -> Floats:
-    """How long ago the instants were at each edge, added up."""
+    """At each edge, the sum of the times since all earlier instants."""
     ordered = np.sort(instants)
     count = np.searchsorted(ordered, edges)
     found: Floats = count * edges - np.concatenate([[0], np.cumsum(ordered)])[count]

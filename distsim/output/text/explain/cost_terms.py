@@ -14,25 +14,29 @@ from distsim.output.text_layout import table_lines, wrapped_lines
 
 
 def cost_explanation_text(op: str, cluster: str, found: CostExplanation) -> str:
-    """Algorithm, protocol, floor, steps and bandwidth of a price, the other forms, and the band."""
-    at, best = found.at, found.candidates[0]
-    per_node = f" of {at.per_node}" if at.nodes > 1 else ""
-    where = f"{at.nodes} node{'s' if at.nodes > 1 else ''}{per_node}"
-    head = f"{op} of {show_bytes(found.nbytes)} among {at.n} ranks on {where}, cluster {cluster}: {show_ns(found.ns)}"
+    """The terms of the cheapest form, a table of all forms, the links, and the range."""
+    at = found.at
+    nodes = f"{at.nodes} nodes of {at.per_node}" if at.nodes > 1 else f"{at.nodes} node"
+    head = (
+        f"{op} of {show_bytes(found.nbytes)} among {at.n} ranks on {nodes}, "
+        f"cluster {cluster}: {show_ns(found.ns)}"
+    )
+    if found.busbw:
+        head += f", busbw {found.busbw:.3g} GB/s"
+    best = found.candidates[0]
+    candidates = table_lines(
+        ("algorithm", "protocol", "floor", "bandwidth", "time"),
+        [_candidate_row(candidate) for candidate in found.candidates],
+        left=(0, 1),
+    )
     sections = [
-        wrapped_lines(head + (f", busbw {found.busbw:.3g} GB/s" if found.busbw else "")),
+        wrapped_lines(head),
         [f"{_form_name(best)}, the least of {len(found.candidates)}", *_term_lines(best)],
-        [
-            "Others",
-            *table_lines(
-                ("algorithm", "protocol", "floor", "bandwidth", "time"),
-                [_candidate_row(c) for c in found.candidates],
-                left=(0, 1),
-            ),
-        ],
-        *([_link_lines(found)] if found.ways else []),
-        wrapped_lines(_closing_text(found)),
+        ["Others", *candidates],
     ]
+    if found.ways:
+        sections.append(_link_lines(found))
+    sections.append(wrapped_lines(_closing_text(found)))
     return "\n\n".join("\n".join(lines) for lines in sections)
 
 
@@ -63,7 +67,8 @@ def _term_lines(candidate: ExplainedForm) -> list[str]:
     return [
         *lines,
         *wrapped_lines(
-            f"algorithm bandwidth: {candidate.counted_gbs:.4g} GB/s counted by NCCL × {reached} ({names})",
+            f"algorithm bandwidth: {candidate.counted_gbs:.4g} GB/s counted by NCCL "
+            f"× {reached} ({names})",
             indent="  ",
         ),
     ]
@@ -93,19 +98,19 @@ def _candidate_row(candidate: ExplainedForm) -> tuple[str, str, str, str, str]:
 
 
 def _closing_text(found: CostExplanation) -> str:
-    rounded = "Where forms meet, the price is rounded off below the least of them"
-    meshed = (
-        found.at.intra == "nvlink" and not found.at.switch
-    )  # a smaller group has fewer of its links
-    fewer = (
-        "with fewer bytes"
-        if found.kind in SEND_RECV_OPERATIONS or meshed
-        else "with fewer bytes or in a group inside this one"
-    )
-    parts = [f"{rounded}; it is never less than {fewer}."]
+    # Without an NVSwitch, a smaller group has fewer of the links, and may therefore be slower.
+    is_mesh = found.at.intra == "nvlink" and not found.at.switch
+    smaller = "with fewer bytes"
+    if found.kind not in SEND_RECV_OPERATIONS and not is_mesh:
+        smaller += " or in a group inside this one"
+    parts = [
+        "Where forms meet, the price is rounded off below the least of them; "
+        f"it is never less than {smaller}."
+    ]
     if found.at.driven > 1:
         parts.append(
-            f"One process launches on {found.at.driven} GPUs in turn, which takes {_duration_text(found.issue_us)}: no call is shorter."
+            f"One process launches on {found.at.driven} GPUs in turn, "
+            f"which takes {_duration_text(found.issue_us)}: no call is shorter."
         )
     if found.measured:
         parts.append("The cluster has measured times, which correct the price.")

@@ -76,7 +76,8 @@ def scenario_page() -> str:
             *_key_lines(top),
             "",
             *wrapped_lines(
-                "`distsim explain world.nodes` and the like say more, `distsim explain all_reduce.op` of a step's field, "
+                "`distsim explain world.nodes` and the like say more, "
+                "`distsim explain all_reduce.op` of a step's field, "
                 "`distsim explain expressions` of what may stand for a number."
             ),
         ]
@@ -96,12 +97,14 @@ def expressions_page() -> str:
         [
             "expressions",
             *wrapped_lines(
-                "Wherever a number, a quantity or a condition may stand: + - * // %, comparisons, and or not, "
+                "Wherever a number, a quantity or a condition may stand: "
+                "+ - * // %, comparisons, and or not, "
                 "a if c else b, min and max, with Python's meaning.",
                 "  ",
             ),
             *wrapped_lines(
-                "A number with its unit is a quantity: `(rank + 1) * 1 ms`, `4 B * width * width`, `2 * 25 GB/s`. Units are checked: only "
+                "A number with its unit is a quantity: `(rank + 1) * 1 ms`, "
+                "`4 B * width * width`, `2 * 25 GB/s`. Units are checked: only "
                 "equals are added and compared. A var may be a quantity.",
                 "  ",
             ),
@@ -117,8 +120,10 @@ def format_manual() -> Iterator[str]:
     """docs/format.md, paragraph by paragraph."""
     yield "# Every key of a scenario file"
     yield (
-        "Made from the models that read the file, as are `distsim schema` and `distsim explain world.nodes`. Fields of steps are in "
-        "[operations.md](operations.md) and, one by one, below. `NAME` is a name of yours; `[]` an item of a list."
+        "Made from the models that read the file, as are `distsim schema` and "
+        "`distsim explain world.nodes`. Fields of steps are in "
+        "[operations.md](operations.md) and, one by one, below. "
+        "`NAME` is a name of yours; `[]` an item of a list."
     )
     top = [key for key in format_keys().values() if "." not in key.path]
     yield _markdown_table("The file", top)

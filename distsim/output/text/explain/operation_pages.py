@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from textwrap import fill, indent
 
 from distsim.backends import SUPPORT_BY_BACKEND, reduction_support
-from distsim.backends.profile import DeviceType, complex_reduction_error
+from distsim.backends.profile import BackendSupport, DeviceType, complex_reduction_error
 from distsim.findings.codes import CODES
 from distsim.operations.core.field_help import torch_argument_names
 from distsim.operations.core.operation_base import Operation
@@ -22,56 +22,62 @@ from distsim.scenario.strategies.base import Strategy
 GROUP_SIZES = (2, 4, 8, 64)
 
 
-def operation_page(row: type[Operation]) -> str:
-    """What `distsim explain NAME` says about an operation, in 80 columns: everything from its
-    row.
-    """
-    words = row.words
-    sections = [("Before", words.before), ("After", words.after), ("Who waits", words.waits)]
-    if row.kind == "collective":
-        sections += [("Bytes", _bandwidth_sentence(row)), ("Rounds", _rounds_sentence(row))]
-    sections += [("Good to know" if i == 0 else "", note) for i, note in enumerate(words.notes)]
-    also = f"  also written {', '.join(row.aliases)}\n" if row.aliases else ""
-    name = "\n".join(wrapped_lines(f"{row.op}  ({_kind_text(row)})", "", "  "))
-    head = f"{name}\n{also}" + fill(
-        words.signature, page_width(), initial_indent="  ", subsequent_indent="      "
+def operation_page(operation: type[Operation]) -> str:
+    """The page of `distsim explain NAME` about an operation; everything is from its class."""
+    words = operation.words
+    lines = wrapped_lines(f"{operation.op}  ({_kind_text(operation)})", "", "  ")
+    if operation.aliases:
+        lines.append(f"  also written {', '.join(operation.aliases)}")
+    lines.append(
+        fill(words.signature, page_width(), initial_indent="  ", subsequent_indent="      ")
     )
-    sections.append(("torch's names", _torch_argument_names(row)))
-    body = "".join(
-        f"\n\n{title}\n{_wrapped_text(text)}" if title else f"\n{_wrapped_text(text)}"
-        for title, text in sections
-        if text
-    )
-    call = f"\n\nIn torch\n{indent(words.torch, '  ')}" if words.torch else ""
-    return f"{head}{body}\n\nIn a scenario\n{indent(words.example.rstrip(), '  ')}{call}"
+    paragraphs = [("Before", words.before), ("After", words.after), ("Who waits", words.waits)]
+    if operation.kind == "collective":
+        paragraphs.append(("Bytes", _bandwidth_sentence(operation)))
+        paragraphs.append(("Rounds", _rounds_sentence(operation)))
+    # One title for all notes.
+    paragraphs += [("Good to know" if i == 0 else "", note) for i, note in enumerate(words.notes)]
+    paragraphs.append(("torch's names", _torch_argument_names(operation)))
+    for title, text in paragraphs:
+        if not text:
+            continue
+        if title:
+            lines += ["", title]
+        lines.append(_wrapped_text(text))
+    lines += ["", "In a scenario", indent(words.example.rstrip(), "  ")]
+    if words.torch:
+        lines += ["", "In torch", indent(words.torch, "  ")]
+    return "\n".join(lines)
 
 
-def _torch_argument_names(row: type[Operation]) -> str:
-    """What the file calls arguments of torch that it calls otherwise."""
-    fields = {info.alias or key for key, info in row.model_fields.items()}
-    signature = re.findall(r"\w+", row.words.signature)
+def _torch_argument_names(operation: type[Operation]) -> str:
+    """The arguments of torch whose fields in the file have other names."""
+    fields = {info.alias or key for key, info in operation.model_fields.items()}
+    words_of_signature = re.findall(r"\w+", operation.words.signature)
     pairs = [
-        (name, field)
-        for name, field in torch_argument_names(row.op, fields).items()
-        if field and name in signature
+        f"{name} is `{field}`"
+        for name, field in torch_argument_names(operation.op, fields).items()
+        if field and name in words_of_signature
     ]
-    return (
-        ", ".join(f"{name} is `{field}`" for name, field in pairs) + " in a file." if pairs else ""
-    )
+    return f"{', '.join(pairs)} in a file." if pairs else ""
 
 
 def strategy_page(row: type[Strategy]) -> str:
-    """What `distsim explain NAME` says about a training strategy: what it does, and its fields."""
-    needed = [info.alias or key for key, info in row.model_fields.items() if info.is_required()]
-    free = [info.alias or key for key, info in row.model_fields.items() if not info.is_required()]
+    """The page of `distsim explain NAME` about a training strategy, and its fields."""
+    required: list[str] = []
+    optional: list[str] = []
+    for key, info in row.model_fields.items():
+        (required if info.is_required() else optional).append(info.alias or key)
     lines = [
         f"{row.name}  (a training strategy: it expands into plain operations)",
         _wrapped_text(row.about),
         "",
         "Fields",
     ]
-    lines += [_wrapped_text(f"needed: {', '.join(needed)}")] if needed else []
-    lines += [_wrapped_text(f"may be left out: {', '.join(free)}")] if free else []
+    if required:
+        lines.append(_wrapped_text(f"needed: {', '.join(required)}"))
+    if optional:
+        lines.append(_wrapped_text(f"may be left out: {', '.join(optional)}"))
     return "\n".join(
         [
             *lines,
@@ -170,8 +176,9 @@ _BACKEND_ADVICE = (
     ),
     (
         "mpi",
-        "where a machine's fast network or GPUs are reached only through its own MPI library, or a job is started by mpirun and "
-        "shared with MPI code. torch must be built from source for it. It has no timeout.",
+        "where a machine's fast network or GPUs are reached only through its own MPI library, "
+        "or a job is started by mpirun and shared with MPI code. "
+        "torch must be built from source for it. It has no timeout.",
     ),
     (
         "to debug",
@@ -181,7 +188,8 @@ _BACKEND_ADVICE = (
 _NOTES = (
     (
         "(1)",
-        "only where torch was built against an MPI library that knows CUDA; torch asks it and refuses otherwise.",
+        "only where torch was built against an MPI library that knows CUDA; "
+        "torch asks it and refuses otherwise.",
     ),
     (
         "(2)",
@@ -189,23 +197,25 @@ _NOTES = (
     ),
     (
         "(3)",
-        "reduced with NCCL 2.24 or later on GPUs of compute capability 9.0 or later; else moved as bytes alone.",
+        "reduced with NCCL 2.24 or later on GPUs of compute capability 9.0 or later; "
+        "else moved as bytes alone.",
     ),
     (
         "(4)",
-        "torch passes complex numbers as pairs of real ones: sum and avg have a meaning then, the other reduce ops none. Gloo's "
-        "gather refuses them, as do mpi's gather, reduce and reduce_scatter.",
+        "torch passes complex numbers as pairs of real ones: sum and avg have a meaning then, "
+        "the other reduce ops none. Gloo's gather refuses them, "
+        "as do mpi's gather, reduce and reduce_scatter.",
     ),
     ("mpi", "reduce_scatter and all_gather_into_tensor came with pytorch#150162 in 2025."),
     (
         "coalesced",
-        "several collectives as one launch (_coalescing_manager). Gloo lays them end to end and compares no lists; on a GPU "
-        "it has reduce_scatter alone.",
+        "several collectives as one launch (_coalescing_manager). "
+        "Gloo lays them end to end and compares no lists; on a GPU it has reduce_scatter alone.",
     ),
     (
         "shapes",
-        "gloo wants the larger tensor of all_gather_into_tensor and reduce_scatter_tensor to be the smaller one with its first "
-        "axis n times as long; nccl counts elements.",
+        "gloo wants the larger tensor of all_gather_into_tensor and reduce_scatter_tensor "
+        "to be the smaller one with its first axis n times as long; nccl counts elements.",
     ),
     ("bool", "a sum of bools is an or: true where any is."),
     (
@@ -214,8 +224,8 @@ _NOTES = (
     ),
     (
         "gloo, GPU",
-        "collectives copy to the host and back; the numbers are right, the speed is the host's. barrier and messages know "
-        "nothing of a GPU.",
+        "collectives copy to the host and back; the numbers are right, the speed is the host's. "
+        "barrier and messages know nothing of a GPU.",
     ),
     (
         "any source",
@@ -253,46 +263,46 @@ def _term_lines(terms: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def _operation_table() -> list[str]:
-    named = [op for op, row in OPERATIONS.items() if row.kind in ("p2p", "collective", "remote")]
-    cells = {
-        op: [
-            _SUPPORT_MARKS[s.on(op, device)]
-            for s in SUPPORT_BY_BACKEND.values()
-            for device in _DEVICES
-        ]
-        for op in named
-    }
-    header = (
-        "",
-        *(
-            f"{s.backend} CPU" if device == "cpu" else "GPU"
-            for s in SUPPORT_BY_BACKEND.values()
-            for device in _DEVICES
-        ),
-    )
-    return table_lines(header, [(op, *cells[op]) for op in named])
+    """One row per operation that communicates, one column per backend and device."""
+    columns = [(support, device) for support in SUPPORT_BY_BACKEND.values() for device in _DEVICES]
+    header = [f"{support.backend} CPU" if device == "cpu" else "GPU" for support, device in columns]
+    rows = []
+    for op, operation in OPERATIONS.items():
+        if operation.kind in ("p2p", "collective", "remote"):
+            marks = [_SUPPORT_MARKS[support.on(op, device)] for support, device in columns]
+            rows.append((op, *marks))
+    return table_lines(("", *header), rows)
 
 
 def _dtype_table() -> list[str]:
-    """One row per dtype; (4) on complex, where only some collectives are gone."""
+    """One row per dtype, two columns per backend: messages and collectives."""
     rows = []
     for dtype in DTYPE_BYTES:
         cells = []
-        for one in SUPPORT_BY_BACKEND.values():
-            mark = _DTYPE_MARKS.get((one.backend, dtype), "")
-            collectives = (
-                "(4)"
-                if dtype.startswith("complex")
-                else mark or ("yes" if dtype in one.moved else "-")
-            )
-            messages = mark if mark == "(2)" else "yes" if dtype in one.messages else "-"
-            cells += [messages, collectives]
+        for support in SUPPORT_BY_BACKEND.values():
+            cells.append(_message_mark(support, dtype))
+            cells.append(_collective_mark(support, dtype))
         rows.append((dtype, *cells))
-    header = (
-        "",
-        *(word for s in SUPPORT_BY_BACKEND.values() for word in (f"{s.backend} p2p", "coll")),
-    )
+    header = [""]
+    for support in SUPPORT_BY_BACKEND.values():
+        header += [f"{support.backend} p2p", "coll"]
     return table_lines(header, rows)
+
+
+def _message_mark(support: BackendSupport, dtype: str) -> str:
+    mark = _DTYPE_MARKS.get((support.backend, dtype))
+    if mark == "(2)":
+        # Note (2) is about the types of the MPI library, so it holds for messages as well.
+        return mark
+    return "yes" if dtype in support.messages else "-"
+
+
+def _collective_mark(support: BackendSupport, dtype: str) -> str:
+    if dtype.startswith("complex"):
+        # Only some reduce operations and collectives refuse complex numbers.
+        return "(4)"
+    mark = _DTYPE_MARKS.get((support.backend, dtype))
+    return mark or ("yes" if dtype in support.moved else "-")
 
 
 def _reduction_table() -> list[str]:
@@ -301,15 +311,17 @@ def _reduction_table() -> list[str]:
 
 
 def _refusal_lines() -> Iterator[str]:
-    """Every text of the table once; OP and TYPE stand for the reduce op and for torch's name of the
-    dtype, SHAPE and ROWS for numbers.
+    """The error messages of the backends, each once.
+
+    OP and TYPE stand for the reduce op and for torch's name of the dtype, SHAPE and ROWS for
+    numbers.
     """
-    for one in SUPPORT_BY_BACKEND.values():
-        for text in one.texts():
-            yield from _quoted_refusal(
-                one.backend,
-                text.format(op="OP", type="TYPE", one="SHAPE", got="SHAPE", sizes="ROWS vs. ROWS"),
+    for support in SUPPORT_BY_BACKEND.values():
+        for template in support.texts():
+            text = template.format(
+                op="OP", type="TYPE", one="SHAPE", got="SHAPE", sizes="ROWS vs. ROWS"
             )
+            yield from _quoted_refusal(support.backend, text)
     for op in ("all_reduce", "reduce", "reduce_scatter"):
         yield from _quoted_refusal("all", complex_reduction_error(op, "op"))
 

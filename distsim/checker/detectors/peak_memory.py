@@ -77,8 +77,10 @@ def _excessive_memory_finding(
     place = _memory_place(scenario, worst.name)
     help_lines = []
     if len(excessive) > 1:
-        for peak in excessive[:_MAX_ROWS]:
-            help_lines.append(f"{peak.name}: {show_bytes(peak.total)} on {len(peak.ranks)} ranks")
+        help_lines = [
+            f"{peak.name}: {show_bytes(peak.total)} on {len(peak.ranks)} ranks"
+            for peak in excessive[:_MAX_ROWS]
+        ]
     if len(excessive) > _MAX_ROWS:
         help_lines.append(f"{len(excessive) - _MAX_ROWS} more")
     help_lines.append("shard more, recompute activations, or take smaller micro-batches")

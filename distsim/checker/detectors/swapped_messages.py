@@ -213,7 +213,7 @@ class _SwapSearch:
 
     # --- evidence ---
     def _frequency_of_kinds(self) -> Counter[PairKind]:
-        """How many distinct pairs of the whole program have each kind, with and without distance."""
+        """How many distinct pairs of the program have each kind, with and without distance."""
         found: Counter[PairKind] = Counter()
         for pairs in self.pairs.values():
             for source, target in {pair.labels for pair in pairs}:
@@ -410,7 +410,7 @@ def _crossed_names(unusual: UnusualPairs) -> Iterator[tuple[MessagePair, Message
 
 
 def _is_regular(target_of: Mapping[TensorLabel, TensorLabel]) -> bool:
-    """Whether every name goes to one name, with copies at one distance, and no two tensors cross."""
+    """Whether every name goes to one name, copies at one distance, and no two tensors cross."""
     for source, target in target_of.items():
         if source != target and target_of.get(target) == source:
             return False

@@ -18,7 +18,7 @@ class RequestLeak:
     """Requests of one place that are never waited for.
 
     ``count`` is their number on all ``ranks``; ``position`` is that of one of them.
-    ``overwritten``: the handle was bound again before it was waited for; ``dropped``: there is no handle.
+    ``overwritten``: the handle was bound again before a wait. ``dropped``: there is no handle.
     """
 
     site: int

@@ -1,5 +1,7 @@
-"""Repairs of what a call or a tensor says of itself: a root counted in the wrong list, one rank's
-own shape, requests unbatched.
+"""Repairs of the arguments of one call or tensor.
+
+A root counted in the wrong list of ranks, a shape that differs on one rank, messages that should be
+a batch. Each function yields (words, changed data).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _BATCH_OP: Final = {"isend": "isend", "irecv": "irecv", "send": "isend", "recv":
 def use_group_ranks(
     data: ScenarioData, named: list[DataPath]
 ) -> Iterator[tuple[str, ScenarioData]]:
-    """(words, data): a root or peer of a group's call counts inside the group."""
+    """A root or peer of a call on a group becomes a group rank."""
     for path in named:
         fields = fields_of(value_at(data, path))
         for key in ("src", "dst"):
@@ -40,27 +42,29 @@ def use_group_ranks(
                     op_of(value_at(data, path)), changed, ranks_of(value_at(data, path))
                 )
                 yield (
-                    f"{op_of(entry)}: group_{key}, which counts inside the group, in place of {key}",
+                    f"{op_of(entry)}: group_{key}, which counts inside the group, "
+                    f"in place of {key}",
                     with_steps_replaced(data, path, [entry]),
                 )
 
 
 def unify_shapes(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
-    """(words, data): a tensor has one shape on all ranks, that of most."""
+    """A tensor gets one shape on all ranks: the most common one."""
     declared = data.get("tensors") or {}
     for name, tensor in declared.items():
         shape = tensor.get("shape") if isinstance(tensor, dict) else None
-        if shape is not None and (alike := _common_shape(shape)) != shape:
+        common = _common_shape(shape)
+        if shape is not None and common != shape:
             yield (
                 f"the tensor {name} with one shape on all ranks",
-                {**data, "tensors": {**declared, name: {**tensor, "shape": alike}}},
+                {**data, "tensors": {**declared, name: {**tensor, "shape": common}}},
             )
 
 
 def _common_shape(shape: object) -> object:
     if isinstance(shape, list):
         return [_common_shape(item) for item in shape]
-    if not isinstance(shape, dict) or not all(str(key).isdigit() or key == "else" for key in shape):
+    if not isinstance(shape, dict) or not all(_is_rank_key(key) for key in shape):
         return shape
     if "else" in shape:
         return shape["else"]
@@ -68,57 +72,63 @@ def _common_shape(shape: object) -> object:
     return next(value for value in shape.values() if repr(value) == most)
 
 
+def _is_rank_key(key: object) -> bool:
+    return str(key).isdigit() or key == "else"
+
+
 def batch_requests(data: ScenarioData, paths: list[DataPath]) -> Iterator[tuple[str, ScenarioData]]:
-    """(words, data): messages in a row, some of them requests, and the waits for them behind,
-    become one batch: everywhere at once.
+    """Consecutive messages, some of them requests, and the waits for them become one batch.
+
+    The change is made everywhere at once.
     """
-    found, any_one = copy.deepcopy(data), False
-    for where, mine in sorted(
-        paths_by_list(paths).items(), key=lambda item: len(item[0]), reverse=True
-    ):
-        within = value_at(found, where)
-        for first, last in reversed(
-            list(_batchable_ranges(within, sorted(int(path[-1]) for path in mine)))
-        ):
-            messages = [entry for entry in within[first:last] if op_of(entry) in _BATCH_OP]
-            ops = [
-                {_BATCH_OP[op_of(entry)]: {k: v for k, v in fields_of(entry).items() if k != "as"}}
-                for entry in messages
-            ]
-            within[first:last] = [
-                make_step("batch_isend_irecv", {"ops": ops}, ranks_of(messages[0]))
-            ]
-            any_one = True
-    if any_one:
-        yield "post the messages together with batch_isend_irecv", found
+    changed, has_batches = copy.deepcopy(data), False
+    # The deepest list first, and each list from its end, so that positions stay valid.
+    by_depth = sorted(paths_by_list(paths).items(), key=lambda item: len(item[0]), reverse=True)
+    for list_path, list_paths in by_depth:
+        steps = value_at(changed, list_path)
+        positions = sorted(int(path[-1]) for path in list_paths)
+        for first, end in reversed(list(_batchable_ranges(steps, positions))):
+            steps[first:end] = [_batch_of(steps[first:end])]
+            has_batches = True
+    if has_batches:
+        yield "post the messages together with batch_isend_irecv", changed
 
 
-def _batchable_ranges(within: list[Any], at_: list[int]) -> Iterator[tuple[int, int]]:
-    """From where to where messages of the same ranks and the waits for all of their requests
-    stand.
-    """
-    k = 0
-    while k < len(at_):
-        first = end = at_[k]
-        open_: set[str] = set()
-        waits = False
-        while end in at_ and (
-            op_of(within[end]) == "wait" or (op_of(within[end]) in _BATCH_OP and not waits)
-        ):
-            if ranks_of(within[end]) != ranks_of(within[first]):
+def _batch_of(entries: list[Any]) -> ScenarioData:
+    """The batch of the messages among some steps; their waits become superfluous."""
+    messages = [entry for entry in entries if op_of(entry) in _BATCH_OP]
+    ops = []
+    for entry in messages:
+        fields = {name: value for name, value in fields_of(entry).items() if name != "as"}
+        ops.append({_BATCH_OP[op_of(entry)]: fields})
+    return make_step("batch_isend_irecv", {"ops": ops}, ranks_of(messages[0]))
+
+
+def _batchable_ranges(steps: list[Any], positions: list[int]) -> Iterator[tuple[int, int]]:
+    """(first, end) of messages of the same ranks, followed by waits for all their requests."""
+    next_free = 0
+    for first in positions:
+        if first < next_free:
+            continue
+        end = first
+        open_handles: set[str] = set()
+        has_waits = False
+        while end in positions and ranks_of(steps[end]) == ranks_of(steps[first]):
+            entry = steps[end]
+            if op_of(entry) == "wait":
+                has_waits = True
+                open_handles -= _awaited_handles(entry)
+            elif op_of(entry) in _BATCH_OP and not has_waits:
+                open_handles |= {str(fields_of(entry).get("as", ""))} - {""}
+            else:
                 break
-            waits = op_of(within[end]) == "wait"
-            open_ = (
-                open_ - _awaited_handles(within[end])
-                if waits
-                else open_ | {str(fields_of(within[end]).get("as", ""))} - {""}
-            )
             end += 1
-        messages = sum(op_of(entry) in _BATCH_OP for entry in within[first:end])
-        requests = any("as" in fields_of(entry) for entry in within[first:end])
-        if messages > 1 and requests and not open_:
+        entries = steps[first:end]
+        messages = sum(op_of(entry) in _BATCH_OP for entry in entries)
+        has_requests = any("as" in fields_of(entry) for entry in entries)
+        if messages > 1 and has_requests and not open_handles:
             yield first, end
-        k = next((i for i, place in enumerate(at_) if place >= max(end, first + 1)), len(at_))
+        next_free = max(end, first + 1)
 
 
 def _awaited_handles(entry: object) -> set[str]:

@@ -1,5 +1,7 @@
-"""Repairs of numbers that ranks must agree on: rounds of a loop, splits of an exchange, rows that
-divide evenly.
+"""Repairs of numbers on which ranks must agree.
+
+Iterations of a loop, splits of an exchange, rows that divide evenly. Each function yields (words,
+changed data).
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ _MIN_OR_MAX: Final = re.compile(r"^(max|min)\((?P<first>[^(),]+), *(?P<second>[^
 
 
 def unify_counts(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
-    """(words, data): a var that is the larger, or the smaller, of two numbers is one of them."""
+    """A var that is the larger, or the smaller, of two numbers becomes one of them."""
     variables = data.get("vars") or {}
     for name, value in variables.items():
         choice = _MIN_OR_MAX.match(str(value))
-        for part in (choice["first"], choice["second"]) if choice else ():
+        if choice is None:
+            continue
+        for part in (choice["first"], choice["second"]):
             yield (
                 f"the var {name} as {part.strip()}",
                 {**data, "vars": {**variables, name: part.strip()}},
@@ -37,24 +41,22 @@ def unify_counts(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
 def transpose_splits(
     data: ScenarioData, named: list[DataPath]
 ) -> Iterator[tuple[str, ScenarioData]]:
-    """(words, data): each rank of the world gets the rows that the others give it, in an output of
-    so many rows.
+    """Each rank of the world receives the rows that the others send it.
+
+    The output tensor gets as many rows.
     """
     declared = data.get("tensors") or {}
     for path in named:
         entry = value_at(data, path)
         fields = fields_of(entry)
-        given, output = fields.get("input_splits"), fields.get("output")
-        tensor = declared.get(output) if isinstance(output, str) else None
-        if (
-            "output_splits" not in fields
-            or "group" in fields
-            or not isinstance(tensor, dict)
-            or not _is_square(given)
-        ):
+        if "output_splits" not in fields or "group" in fields:
             continue
-        size = len(given)
-        rows = {rank: sum(given[other][rank] for other in range(size)) for rank in range(size)}
+        splits, output = fields.get("input_splits"), fields.get("output")
+        tensor = declared.get(output) if isinstance(output, str) else None
+        if not isinstance(tensor, dict) or not _is_square(splits):
+            continue
+        world = range(len(splits))
+        rows = {rank: sum(splits[other][rank] for other in world) for rank in world}
         shape = [rows, *(tensor.get("shape") or [0])[1:]]
         kept = {key: value for key, value in fields.items() if key != "output_splits"}
         changed = with_steps_replaced(data, path, [make_step(op_of(entry), kept, ranks_of(entry))])
@@ -63,48 +65,40 @@ def transpose_splits(
 
 
 def _is_square(splits: object) -> TypeGuard[dict[int, list[int]]]:
-    """A list of numbers for each rank, as many as there are ranks."""
-    return isinstance(splits, dict) and all(
-        rank in splits
-        and isinstance(splits[rank], list)
-        and len(splits[rank]) == len(splits)
-        and all(isinstance(item, int) for item in splits[rank])
-        for rank in range(len(splits))
-    )
+    """Whether each rank has a list of numbers, as many as there are ranks."""
+    if not isinstance(splits, dict):
+        return False
+    size = len(splits)
+    return all(_is_list_of_numbers(splits.get(rank), size) for rank in range(size))
+
+
+def _is_list_of_numbers(value: object, size: int) -> bool:
+    if not isinstance(value, list) or len(value) != size:
+        return False
+    return all(isinstance(item, int) for item in value)
 
 
 def pad_rows(data: ScenarioData, named: list[DataPath]) -> Iterator[tuple[str, ScenarioData]]:
-    """(words, data): the tensors of a call have so many rows that the world's ranks share them
-    evenly.
-    """
+    """The tensors of a call are padded to a number of rows that the ranks can share evenly."""
     declared, world = data.get("tensors") or {}, data.get("world")
     if not isinstance(world, int):
         return
     for path in named:
-        used = {
-            name
-            for name in fields_of(value_at(data, path)).values()
-            if isinstance(name, str) and isinstance(declared.get(name), dict)
-        }
-        uneven = {
-            name: rows
-            for name in used
-            if isinstance(rows := _row_count(declared[name]), int) and rows % world
-        }
-        if uneven:
-            whole = {
-                name: {
-                    **declared[name],
-                    "shape": [-(-rows // world) * world, *declared[name]["shape"][1:]],
-                }
-                for name, rows in uneven.items()
-            }
+        padded = {}
+        for name in fields_of(value_at(data, path)).values():
+            tensor: Any = declared.get(name) if isinstance(name, str) else None
+            rows = _row_count(tensor)
+            if isinstance(rows, int) and rows % world:
+                shape = [-(-rows // world) * world, *tensor["shape"][1:]]
+                padded[name] = {**tensor, "shape": shape}
+        if padded:
             yield (
                 f"{op_of(value_at(data, path))}: padded to rows that {world} ranks can share",
-                {**data, "tensors": {**declared, **whole}},
+                {**data, "tensors": {**declared, **padded}},
             )
 
 
-def _row_count(tensor: ScenarioData) -> Any:
-    shape = tensor.get("shape")
+def _row_count(tensor: Any) -> Any:
+    """The first dimension of a tensor's declaration; None if it has none."""
+    shape = tensor.get("shape") if isinstance(tensor, dict) else None
     return shape[0] if isinstance(shape, list) and shape else None

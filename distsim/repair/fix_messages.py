@@ -1,5 +1,6 @@
-"""Repairs of messages: the other side of one that has none, and what a send and its receive say
-differently.
+"""Repairs of messages: missing counterparts, and sends and receives whose arguments differ.
+
+Each function yields (words, changed data).
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from distsim.repair.scenario_data import (
     with_steps_replaced,
 )
 
-#: A message and its other side.
+#: A message and its counterpart.
 _COUNTERPART_OP: Final = {"send": "recv", "recv": "send", "isend": "recv", "irecv": "send"}
 _BATCH_OP: Final = {"send": "isend", "recv": "irecv"}
 _PEER_FIELD: Final = {"send": "dst", "isend": "dst", "recv": "src", "irecv": "src"}
-#: What both sides must say alike.
+#: Fields in which both sides must agree.
 _SHARED_FIELDS: Final = ("tensor", "tag", "group")
-#: Places of the other rank's steps that are tried, those nearest to where the message stands first.
+#: Places in the other rank's steps that are tried, nearest to the message's own place first.
 _MAX_PLACES: Final = 12
 
 
@@ -38,49 +39,52 @@ def is_message(entry: object) -> bool:
 def align_with_counterparts(
     data: ScenarioData, named: list[DataPath], others: list[DataPath]
 ) -> Iterator[tuple[str, ScenarioData]]:
-    """(words, data): a message says what one that goes between the same two ranks, the other way
-    round, says.
-    """
+    """A message gets the arguments of a message in the other direction between the same ranks."""
     messages = [path for path in others if is_message(value_at(data, path))]
-    for path in named if messages else ():
-        for other in messages if is_message(value_at(data, path)) else ():
+    named_messages = [path for path in named if is_message(value_at(data, path))]
+    for path in named_messages:
+        for other in messages:
             if _may_match(data, path, other):
                 yield from _with_equal_fields(data, path, other)
 
 
 def _may_match(data: ScenarioData, path: DataPath, other: DataPath) -> bool:
-    """Whether one may be the send that the other receives."""
-    mine, theirs = value_at(data, path), value_at(data, other)
-    if (_PEER_FIELD[op_of(mine)] == "dst") == (_PEER_FIELD[op_of(theirs)] == "dst"):
-        return False
-    whom, from_whom = owner_ranks(data, other), owner_ranks(data, path)
-    peer, back = (
-        fields_of(mine).get(_PEER_FIELD[op_of(mine)]),
-        fields_of(theirs).get(_PEER_FIELD[op_of(theirs)]),
-    )
-    return not (isinstance(peer, int) and whom and peer not in whom) and not (
-        isinstance(back, int) and from_whom and back not in from_whom
-    )
+    """Whether one of two messages may be the send that the other receives."""
+    peer_field = _PEER_FIELD[op_of(value_at(data, path))]
+    if peer_field == _PEER_FIELD[op_of(value_at(data, other))]:
+        return False  # both send, or both receive
+    return _may_name(data, path, other) and _may_name(data, other, path)
+
+
+def _may_name(data: ScenarioData, path: DataPath, other: DataPath) -> bool:
+    """Whether the peer of a message may be a rank that makes the other call."""
+    entry, ranks = value_at(data, path), owner_ranks(data, other)
+    peer = fields_of(entry).get(_PEER_FIELD[op_of(entry)])
+    return not isinstance(peer, int) or not ranks or peer in ranks
 
 
 def _with_equal_fields(
     data: ScenarioData, path: DataPath, other: DataPath
 ) -> Iterator[tuple[str, ScenarioData]]:
-    mine, theirs = fields_of(value_at(data, path)), fields_of(value_at(data, other))
-    differ = [key for key in _SHARED_FIELDS if mine.get(key) != theirs.get(key)]
-    for keys in [[key] for key in differ] + ([differ] if len(differ) > 1 else []):
-        fields = {k: v for k, v in mine.items() if k not in keys} | {
-            k: theirs[k] for k in keys if k in theirs
-        }
-        changed = make_step(op_of(value_at(data, path)), fields, ranks_of(value_at(data, path)))
+    """Make the fields that differ equal: one at a time, then all together."""
+    entry = value_at(data, path)
+    own, theirs = fields_of(entry), fields_of(value_at(data, other))
+    differing = [key for key in _SHARED_FIELDS if own.get(key) != theirs.get(key)]
+    choices = [[key] for key in differing]
+    if len(differing) > 1:
+        choices.append(differing)
+    for keys in choices:
+        fields = {key: value for key, value in own.items() if key not in keys}
+        fields |= {key: theirs[key] for key in keys if key in theirs}
+        changed = make_step(op_of(entry), fields, ranks_of(entry))
         yield (
-            f"{op_of(value_at(data, path))}: the {' and '.join(keys)} of its other side",
+            f"{op_of(entry)}: the {' and '.join(keys)} of its other side",
             with_steps_replaced(data, path, [changed]),
         )
 
 
 def change_peers(data: ScenarioData, named: list[DataPath]) -> Iterator[tuple[str, ScenarioData]]:
-    """(words, data): a message goes to, or comes from, another rank."""
+    """A message goes to, or comes from, another rank."""
     world = data.get("world")
     for path in named:
         entry = value_at(data, path)
@@ -96,45 +100,55 @@ def change_peers(data: ScenarioData, named: list[DataPath]) -> Iterator[tuple[st
 def add_counterparts(
     data: ScenarioData, named: list[DataPath]
 ) -> Iterator[tuple[str, ScenarioData]]:
-    """(words, data): the rank that a message names makes the other side of it, in a batch that it
-    has or between two of its steps.
+    """The rank that a message names makes the counterpart.
+
+    It goes into a batch of that rank, or between two of its steps.
     """
     for path in named:
         entry = value_at(data, path)
         if not is_message(entry):
             continue
-        fields, mine, op = fields_of(entry), owner_ranks(data, path), _COUNTERPART_OP[op_of(entry)]
+        fields, owners = fields_of(entry), owner_ranks(data, path)
         peer = fields.get(_PEER_FIELD[op_of(entry)])
-        where = step_list_of_rank(data, peer) if isinstance(peer, int) else None
-        if not isinstance(peer, int) or len(mine) != 1:
+        if not isinstance(peer, int) or len(owners) != 1:
             continue
-        said: ScenarioData = {key: fields[key] for key in _SHARED_FIELDS if key in fields}
-        if where is None:  # no step of its own yet
-            found = copy.deepcopy(data)
-            found["program"].append(make_step(op, {_PEER_FIELD[op]: mine[0], **said}, peer))
-            yield f"add the {op} on rank {peer}", found
+        op = _COUNTERPART_OP[op_of(entry)]
+        shared: ScenarioData = {key: fields[key] for key in _SHARED_FIELDS if key in fields}
+        counterpart = {_PEER_FIELD[op]: owners[0], **shared}
+        list_path = step_list_of_rank(data, peer)
+        if list_path is None:  # the peer has no list of steps of its own yet
+            changed = copy.deepcopy(data)
+            changed["program"].append(make_step(op, counterpart, peer))
+            yield f"add the {op} on rank {peer}", changed
         else:
-            yield from _insertions(data, path, where, op, {_PEER_FIELD[op]: mine[0], **said}, peer)
+            yield from _insertions(data, path, list_path, op, counterpart, peer)
 
 
 def _insertions(
-    data: ScenarioData, path: DataPath, where: DataPath, op: str, said: ScenarioData, peer: int
+    data: ScenarioData,
+    path: DataPath,
+    list_path: DataPath,
+    op: str,
+    counterpart: ScenarioData,
+    peer: int,
 ) -> Iterator[tuple[str, ScenarioData]]:
-    steps = value_at(data, where)
+    """The counterpart of the message at ``path``, at several places of the peer's steps."""
+    steps = value_at(data, list_path)
     near = _relative_position(data, path) * len(steps)
     places = sorted(range(len(steps) + 1), key=lambda k: abs(k - near))[:_MAX_PLACES]
     for k in dict.fromkeys((*places, len(steps))):
-        found = copy.deepcopy(data)
-        value_at(found, where).insert(k, {op: said})
-        yield f"add the {op} on rank {peer}", found
+        changed = copy.deepcopy(data)
+        value_at(changed, list_path).insert(k, {op: counterpart})
+        yield f"add the {op} on rank {peer}", changed
         if k < len(steps) and op_of(steps[k]) == "batch_isend_irecv":
-            found = copy.deepcopy(data)
-            value_at(found, (*where, k, "batch_isend_irecv", "ops")).append({_BATCH_OP[op]: said})
-            yield f"add the {_BATCH_OP[op]} to the batch of rank {peer}", found
+            changed = copy.deepcopy(data)
+            batch = value_at(changed, (*list_path, k, "batch_isend_irecv", "ops"))
+            batch.append({_BATCH_OP[op]: counterpart})
+            yield f"add the {_BATCH_OP[op]} to the batch of rank {peer}", changed
 
 
 def _relative_position(data: ScenarioData, path: DataPath) -> float:
-    """How far down its list of steps a call stands, from 0 to 1."""
+    """The position of a call in its list of steps, from 0 (first) to 1."""
     if "ops" in path:
         path = path[: path.index("ops") - 1]
     return int(path[-1]) / max(len(value_at(data, path[:-1])), 1)

@@ -1,5 +1,6 @@
-"""Repairs of ranks that leave calls out: collectives that others make, where they stand on the
-others.
+"""Repairs of ranks that skip collectives which other ranks make.
+
+Each function yields (words, changed data).
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from distsim.repair.scenario_data import (
     value_at,
 )
 
-#: What says how a call is waited for, not what it is.
+#: Fields that say how a call is waited for, not what it does.
 _REQUEST_FIELDS: Final = ("async", "as")
 
 
 def extend_to_all_ranks(
     data: ScenarioData, paths: list[DataPath]
 ) -> Iterator[tuple[str, ScenarioData]]:
-    """(words, data): a call that some ranks alone make is made by all."""
+    """A call that only some ranks make is made by all."""
     for path in paths:
         entry = value_at(data, path)
         if ranks_of(entry) is not None and OPERATIONS[op_of(entry)].kind != "p2p":
@@ -41,22 +42,25 @@ def extend_to_all_ranks(
 def copy_to_other_ranks(
     data: ScenarioData, named: list[DataPath]
 ) -> Iterator[tuple[str, ScenarioData]]:
-    """(words, data): a collective that one list has stands in another list of steps too."""
+    """A collective in one list of steps is copied into another list."""
     lists = [path[:-1] for path in step_paths(data)]
     for path in named:
         entry = value_at(data, path)
         if OPERATIONS[op_of(entry)].kind == "p2p":
             continue
-        for where in dict.fromkeys(lists):
-            for k in reversed(range(len(value_at(data, where)) + 1)) if where != path[:-1] else ():
+        for list_path in dict.fromkeys(lists):
+            if list_path == path[:-1]:
+                continue
+            for k in reversed(range(len(value_at(data, list_path)) + 1)):
                 found = copy.deepcopy(data)
-                value_at(found, where).insert(k, copy.deepcopy(entry))
+                value_at(found, list_path).insert(k, copy.deepcopy(entry))
                 yield f"{op_of(entry)} on the other ranks as well", found
 
 
 def complete_early_exits(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
-    """(words, data): ranks that leave early make the collectives that others make after that, at
-    the end of the program.
+    """Ranks that exit early make the collectives that others make after that.
+
+    These are added at the end of the program.
     """
     made = _collectives_by_rank(data)
     tails: dict[str, list[int]] = {}
@@ -77,7 +81,7 @@ def complete_early_exits(data: ScenarioData) -> Iterator[tuple[str, ScenarioData
 
 
 def _collectives_by_rank(data: ScenarioData) -> dict[int, list[ScenarioData]]:
-    """Each rank's collectives outside loops, where files say the ranks in numbers."""
+    """Each rank's collectives outside of loops, if the file writes ranks as numbers."""
     world = data.get("world")
     made: dict[int, list[ScenarioData]] = (
         {rank: [] for rank in range(world)} if isinstance(world, int) else {}
@@ -97,32 +101,30 @@ def _collectives_by_rank(data: ScenarioData) -> dict[int, list[ScenarioData]]:
 def _missing_tail(
     data: ScenarioData, made: dict[int, list[ScenarioData]], rank: int, other: int
 ) -> list[ScenarioData]:
-    """What the other makes of groups with both, after all that the rank makes of them; empty where
-    they differ before.
+    """The collectives on shared groups that another rank makes after all those of the rank.
+
+    Empty if their collectives differ before that.
     """
-    both = [_shared_collectives(data, made[who], rank, other) for who in (rank, other)]
-    return both[1][len(both[0]) :] if both[1][: len(both[0])] == both[0] else []
+    own = _shared_collectives(data, made[rank], rank, other)
+    theirs = _shared_collectives(data, made[other], rank, other)
+    return theirs[len(own) :] if theirs[: len(own)] == own else []
 
 
 def _shared_collectives(
     data: ScenarioData, calls: list[ScenarioData], rank: int, other: int
 ) -> list[ScenarioData]:
-    def members(call: ScenarioData) -> Any:
+    """The calls on groups that contain both ranks."""
+    found = []
+    for call in calls:
         name = next(iter(call.values())).get("group")
-        group = (data.get("groups") or {}).get(name)
-        return (
-            group.get("ranks")
-            if isinstance(group, dict)
-            else group
-            if name is not None
-            else (rank, other)
-        )
-
-    return [
-        call
-        for call in calls
-        if {rank, other} <= set(m if isinstance(m := members(call), list | tuple) else ())
-    ]
+        members: Any = (data.get("groups") or {}).get(name)
+        if isinstance(members, dict):
+            members = members.get("ranks")
+        elif name is None:
+            members = (rank, other)
+        if isinstance(members, list | tuple) and rank in members and other in members:
+            found.append(call)
+    return found
 
 
 __all__ = ["copy_to_other_ranks", "extend_to_all_ranks", "complete_early_exits"]

@@ -1,13 +1,14 @@
-"""What might make a failing program right: changes of its data, the least intrusive kinds first.
-None is right before it is checked.
+"""Propose changes that might repair a failing scenario, the least intrusive kinds first.
+
+A proposal changes the scenario's data (the parsed YAML) and is not checked here; `search` does
+that. The calls that the findings name, and those of outlier ranks, are changed first.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from distsim.operations.registry import OPERATIONS
 from distsim.repair.fix_arguments import batch_requests, unify_shapes, use_group_ranks
@@ -18,6 +19,7 @@ from distsim.repair.fix_missing import (
     copy_to_other_ranks,
     extend_to_all_ranks,
 )
+from distsim.repair.fix_order import batch_messages, make_nonblocking, move_steps, move_waits_last
 from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
@@ -26,16 +28,13 @@ from distsim.repair.scenario_data import (
     make_step,
     op_of,
     owner_ranks,
-    paths_by_list,
     ranks_of,
     step_paths,
     value_at,
     with_steps_replaced,
 )
 
-#: Blocking messages and what they are as parts of a batch.
-_NONBLOCKING_OP: Final = {"send": "isend", "recv": "irecv"}
-#: What both sides, or all members, must say alike.
+#: Fields in which both sides, or all members, must agree.
 _SHARED_FIELDS: Final = (
     "tag",
     "group",
@@ -48,22 +47,23 @@ _SHARED_FIELDS: Final = (
     "input",
     "output",
 )
-#: The kind of a proposal that leaves out a call; no repair has two of them.
+#: Kinds of proposals, from the least to the most intrusive. No repair removes calls twice.
+CHANGES_ORDER: Final = 0
+CHANGES_ARGUMENTS: Final = 1
 ADDS_CALLS: Final = 2
 REMOVES_CALLS: Final = 3
-#: In a program of at most so many steps all of them are changed, those that the findings name
+#: In a program of at most this many steps all of them are changed, those that the findings name
 #: first.
 _FEW_STEPS: Final = 24
-#: Changes of one kind that are proposed.
+#: Limit for the changes of one kind that are proposed.
 _MAX_CHANGES: Final = 150
-#: How far a step is moved.
-_MAX_DISTANCE: Final = 8
+
+#: What a change does, in words, and the changed data.
+_Change = tuple[str, ScenarioData]
 
 
 class RepairProposal(NamedTuple):
-    """``kind``: 0 order and waiting, 1 arguments, 2 calls that are missing, 3 calls left out.
-    ``words``: what it does.
-    """
+    """A change of a scenario. ``kind``: one of the constants above; ``words``: what it does."""
 
     kind: int
     words: str
@@ -71,10 +71,12 @@ class RepairProposal(NamedTuple):
 
 
 class FailureHints(NamedTuple):
-    """``lines``: of each call, by its path. ``places``: the lines that the findings name; the calls
-    there are changed. ``odd``: ranks that differ from the others, whose calls are changed first.
-    ``mismatch``: what calls say differs, or no call may say it, so that is looked at before their
-    order."""
+    """What the findings say about a failure.
+
+    ``lines``: the line of each call, by its path. ``places``: the lines that the findings name.
+    ``odd``: outlier ranks. ``mismatch``: calls have wrong or different arguments, so arguments are
+    changed before the order of calls.
+    """
 
     lines: dict[DataPath, int]
     places: frozenset[int]
@@ -82,270 +84,180 @@ class FailureHints(NamedTuple):
     mismatch: bool = False
 
 
-def propose_repairs(data: ScenarioData, fault: FailureHints) -> Iterator[RepairProposal]:
-    """What may be tried, in this order."""
-    lines, places = fault.lines, fault.places
-    paths = [path for path in step_paths(data) if op_of(value_at(data, path))]
-    named = [path for path in paths if lines[path] in places]
-    named += [path for path in _calls_awaited_by(data, paths, named) if path not in named]
-    if len(paths) <= _FEW_STEPS or not named:
-        named += [path for path in paths if path not in named][:_FEW_STEPS]
-    parts = batch_part_paths(data, paths)
-    calls = named + [
-        part for part in parts if lines.get(part, 0) in places or len(paths) <= _FEW_STEPS
-    ]
-    if fault.odd:
-        named.sort(key=lambda path: fault.odd.isdisjoint(owner_ranks(data, path)))
-        calls.sort(key=lambda path: fault.odd.isdisjoint(owner_ranks(data, path)))
-    order = (
-        _batch_messages(data, paths),
-        _with_kind(0, batch_requests(data, paths)),
-        _make_nonblocking(data, paths, named),
-        _move_waits_last(data, paths),
-    )
-    said = (
-        _with_kind(1, align_with_counterparts(data, calls, paths + parts)),
-        islice(_copy_arguments(data, named), _MAX_CHANGES),
-    )
-    declared = (
-        _with_kind(
-            1,
-            chain(
-                use_group_ranks(data, named),
-                unify_shapes(data),
-                transpose_splits(data, named),
-                pad_rows(data, named),
-            ),
-        ),
-        _copy_declarations(data, named),
-    )
-    yield from chain(*said, *declared, *order) if fault.mismatch else chain(*order, said[0])
-    yield from _with_kind(1, unify_counts(data))
-    yield from islice(_move_steps(data, named), _MAX_CHANGES)
-    yield from islice(_move_steps(data, [part for part in calls if part in parts]), _MAX_CHANGES)
-    yield from () if fault.mismatch else chain(*said[1:])
-    yield from _with_kind(1, change_peers(data, calls))
-    for changes in (
+class _Calls(NamedTuple):
+    """The calls of a scenario.
+
+    ``steps``: all steps that are calls. ``parts``: the messages in batches. ``named_steps``: the
+    steps to change first. ``named``: these, and the messages in batches to change first.
+    """
+
+    steps: list[DataPath]
+    parts: list[DataPath]
+    named_steps: list[DataPath]
+    named: list[DataPath]
+
+
+def propose_repairs(data: ScenarioData, hints: FailureHints) -> Iterator[RepairProposal]:
+    """The changes to try, in this order."""
+    calls = _calls_to_change(data, hints)
+    if hints.mismatch:
+        yield from _argument_changes(data, calls)
+        yield from _order_changes(data, calls)
+    else:
+        yield from _order_changes(data, calls)
+        yield from _alignments(data, calls)
+    yield from _of_kind(CHANGES_ARGUMENTS, islice(unify_counts(data), _MAX_CHANGES))
+    named_parts = [path for path in calls.named if path in calls.parts]
+    for moved in (calls.named_steps, named_parts):
+        yield from _of_kind(CHANGES_ORDER, islice(move_steps(data, moved), _MAX_CHANGES))
+    if not hints.mismatch:
+        copied = islice(_copy_arguments(data, calls.named_steps), _MAX_CHANGES)
+        yield from _of_kind(CHANGES_ARGUMENTS, copied)
+    peers = islice(change_peers(data, calls.named), _MAX_CHANGES)
+    yield from _of_kind(CHANGES_ARGUMENTS, peers)
+    for additions in (
         complete_early_exits(data),
-        extend_to_all_ranks(data, paths),
-        copy_to_other_ranks(data, named),
-        add_counterparts(data, calls),
+        extend_to_all_ranks(data, calls.steps),
+        copy_to_other_ranks(data, calls.named_steps),
+        add_counterparts(data, calls.named),
     ):
-        yield from _with_kind(2, changes)
-    for path in calls:
-        where = f"line {lines[path]}" if path in lines else "of the batch"
-        yield RepairProposal(
-            REMOVES_CALLS,
-            f"leave out {op_of(value_at(data, path))}, {where}",
-            with_steps_replaced(data, path, []),
-        )
+        yield from _of_kind(ADDS_CALLS, islice(additions, _MAX_CHANGES))
+    for path in calls.named:
+        where = f"line {hints.lines[path]}" if path in hints.lines else "of the batch"
+        words = f"leave out {op_of(value_at(data, path))}, {where}"
+        yield RepairProposal(REMOVES_CALLS, words, with_steps_replaced(data, path, []))
 
 
-def _with_kind(kind: int, changes: Iterator[tuple[str, ScenarioData]]) -> Iterator[RepairProposal]:
-    return (
-        RepairProposal(kind, words, changed) for words, changed in islice(changes, _MAX_CHANGES)
-    )
+def _of_kind(kind: int, changes: Iterable[_Change]) -> Iterator[RepairProposal]:
+    for words, changed in changes:
+        yield RepairProposal(kind, words, changed)
+
+
+def _calls_to_change(data: ScenarioData, hints: FailureHints) -> _Calls:
+    """Which calls to change, those that the findings name and those of outlier ranks first."""
+    steps = [path for path in step_paths(data) if op_of(value_at(data, path))]
+    has_few_steps = len(steps) <= _FEW_STEPS
+    named_steps = [path for path in steps if hints.lines[path] in hints.places]
+    awaited = _calls_awaited_by(data, steps, named_steps)
+    named_steps += [path for path in awaited if path not in named_steps]
+    if has_few_steps or not named_steps:
+        named_steps += [path for path in steps if path not in named_steps][:_FEW_STEPS]
+    parts = batch_part_paths(data, steps)
+    named_parts = [
+        path for path in parts if has_few_steps or hints.lines.get(path, 0) in hints.places
+    ]
+    named = named_steps + named_parts
+    if hints.odd:
+        # Sorting is stable: the calls of outlier ranks come first.
+        named_steps = sorted(named_steps, key=lambda path: _is_of_others(data, path, hints))
+        named.sort(key=lambda path: _is_of_others(data, path, hints))
+    return _Calls(steps, parts, named_steps, named)
+
+
+def _is_of_others(data: ScenarioData, path: DataPath, hints: FailureHints) -> bool:
+    return hints.odd.isdisjoint(owner_ranks(data, path))
 
 
 def _calls_awaited_by(
-    data: ScenarioData, paths: list[DataPath], named: list[DataPath]
+    data: ScenarioData, steps: list[DataPath], named: list[DataPath]
 ) -> list[DataPath]:
     """The calls whose requests the named waits wait for."""
-    waited: set[tuple[DataPath, str]] = set()
+    awaited: set[tuple[DataPath, str]] = set()
     for path in named:
-        handles = (
-            fields_of(value_at(data, path)).get("handles")
-            if op_of(value_at(data, path)) == "wait"
-            else None
-        )
-        waited |= {
-            (path[:-1], str(h)) for h in (handles if isinstance(handles, list) else [handles])
-        }
-    return [
-        path
-        for path in paths
-        if (path[:-1], str(fields_of(value_at(data, path)).get("as", ""))) in waited
-    ]
+        handles = None
+        if op_of(value_at(data, path)) == "wait":
+            handles = fields_of(value_at(data, path)).get("handles")
+        for handle in handles if isinstance(handles, list) else [handles]:
+            awaited.add((path[:-1], str(handle)))
+    return [path for path in steps if (path[:-1], _handle_of(data, path)) in awaited]
 
 
-def _batch_messages(data: ScenarioData, paths: list[DataPath]) -> Iterator[RepairProposal]:
-    """Sends and receives that follow each other are posted together: everywhere, or in one list of
-    steps.
-    """
-    runs = [run for mine in paths_by_list(paths).values() for run in _message_runs(data, mine)]
-    if runs:
-        yield RepairProposal(
-            0, "post the messages together with batch_isend_irecv", _with_batches(data, runs)
-        )
-    if len(runs) > 1:
-        for run in runs:
-            yield RepairProposal(
-                0,
-                "post the messages of one side together with batch_isend_irecv",
-                _with_batches(data, [run]),
-            )
+def _handle_of(data: ScenarioData, path: DataPath) -> str:
+    return str(fields_of(value_at(data, path)).get("as", ""))
 
 
-def _message_runs(data: ScenarioData, paths: list[DataPath]) -> Iterator[list[DataPath]]:
-    """Two or more blocking messages in a row on the same ranks."""
-    run: list[DataPath] = []
-    for path in [*paths, None]:
-        entry = None if path is None else value_at(data, path)
-        fits = path is not None and op_of(entry) in _NONBLOCKING_OP
-        if (
-            fits
-            and path is not None
-            and (
-                not run
-                or (
-                    path[-1] == int(run[-1][-1]) + 1
-                    and ranks_of(entry) == ranks_of(value_at(data, run[-1]))
-                )
-            )
-        ):
-            run.append(path)
-            continue
-        if len(run) > 1:
-            yield run
-        run = [path] if fits and path is not None else []
+# --- order ---
+def _order_changes(data: ScenarioData, calls: _Calls) -> Iterator[RepairProposal]:
+    changes = chain(
+        batch_messages(data, calls.steps),
+        islice(batch_requests(data, calls.steps), _MAX_CHANGES),
+        make_nonblocking(data, calls.steps, calls.named_steps),
+        move_waits_last(data, calls.steps),
+    )
+    return _of_kind(CHANGES_ORDER, changes)
 
 
-def _with_batches(data: ScenarioData, runs: list[list[DataPath]]) -> ScenarioData:
-    found = copy.deepcopy(data)
-    for run in sorted(runs, reverse=True):
-        entries = [value_at(data, path) for path in run]
-        ops = [{_NONBLOCKING_OP[op_of(entry)]: fields_of(entry)} for entry in entries]
-        within = value_at(found, run[0][:-1])
-        within[run[0][-1] : int(run[-1][-1]) + 1] = [
-            make_step("batch_isend_irecv", {"ops": ops}, ranks_of(entries[0]))
-        ]
-    return found
+# --- arguments ---
+def _alignments(data: ScenarioData, calls: _Calls) -> Iterator[RepairProposal]:
+    changes = align_with_counterparts(data, calls.named, calls.steps + calls.parts)
+    return _of_kind(CHANGES_ARGUMENTS, islice(changes, _MAX_CHANGES))
 
 
-def _make_nonblocking(
-    data: ScenarioData, paths: list[DataPath], named: list[DataPath]
-) -> Iterator[RepairProposal]:
-    """Sends, or receives, are started here and waited for at the end of their list."""
-    for op, started in _NONBLOCKING_OP.items():
-        everywhere = [path for path in paths if op_of(value_at(data, path)) == op]
-        chosen = [path for path in named if path in everywhere]
-        if not chosen:
-            continue
-        yield RepairProposal(
-            0,
-            f"{started} in place of {op}, waited for at the end",
-            _with_nonblocking_calls(data, everywhere),
-        )
-        for path in chosen if len(chosen) > 1 else ():
-            yield RepairProposal(
-                0,
-                f"{started} in place of one {op}, waited for at the end",
-                _with_nonblocking_calls(data, [path]),
-            )
+def _argument_changes(data: ScenarioData, calls: _Calls) -> Iterator[RepairProposal]:
+    yield from _alignments(data, calls)
+    declarations = chain(
+        use_group_ranks(data, calls.named_steps),
+        unify_shapes(data),
+        transpose_splits(data, calls.named_steps),
+        pad_rows(data, calls.named_steps),
+    )
+    changes = chain(
+        islice(_copy_arguments(data, calls.named_steps), _MAX_CHANGES),
+        islice(declarations, _MAX_CHANGES),
+        _copy_declarations(data, calls.named_steps),
+    )
+    yield from _of_kind(CHANGES_ARGUMENTS, changes)
 
 
-def _with_nonblocking_calls(data: ScenarioData, paths: list[DataPath]) -> ScenarioData:
-    found = copy.deepcopy(data)
-    for k, path in enumerate(sorted(paths, reverse=True)):
-        entry, within = value_at(data, path), value_at(found, path[:-1])
-        handle = f"{_NONBLOCKING_OP[op_of(entry)]}_{len(paths) - k}"
-        within[int(path[-1])] = make_step(
-            _NONBLOCKING_OP[op_of(entry)], {**fields_of(entry), "as": handle}, ranks_of(entry)
-        )
-        within.append(make_step("wait", {"handles": [handle]}, ranks_of(entry)))
-    return found
-
-
-def _move_waits_last(data: ScenarioData, paths: list[DataPath]) -> Iterator[RepairProposal]:
-    """Every request is waited for at the end of its list."""
-    found, moved = copy.deepcopy(data), False
-    lists = paths_by_list([path for path in paths if op_of(value_at(data, path)) == "wait"])
-    for where in sorted(
-        lists, key=len, reverse=True
-    ):  # what lies deepest first: the lists around it keep their numbers until then
-        within = value_at(found, where)
-        ordered = sorted(within, key=lambda entry: op_of(entry) == "wait")
-        moved = moved or ordered != within
-        within[:] = ordered
-    if moved:
-        yield RepairProposal(0, "wait for the requests at the end", found)
-
-
-def _move_steps(data: ScenarioData, named: list[DataPath]) -> Iterator[RepairProposal]:
-    """A step goes to another place of its list, near ones first."""
-    for far in range(1, _MAX_DISTANCE + 1):
-        for path in named:
-            within, k = value_at(data, path[:-1]), int(path[-1])
-            for to in (k - far, k + far):
-                if 0 <= to < len(within):
-                    found = copy.deepcopy(data)
-                    there = value_at(found, path[:-1])
-                    there.insert(to, there.pop(k))
-                    yield RepairProposal(
-                        0,
-                        f"{op_of(within[k])} {'before' if to < k else 'after'} {_step_title(within[to])}",
-                        found,
-                    )
-
-
-def _step_title(entry: object) -> str:
-    return op_of(entry) or "the steps beside it"
-
-
-def _copy_arguments(data: ScenarioData, named: list[DataPath]) -> Iterator[RepairProposal]:
-    """A step says what another one says: tag, group, root, reduction, tensor."""
+def _copy_arguments(data: ScenarioData, named: list[DataPath]) -> Iterator[_Change]:
+    """A step gets an argument of another one: tag, group, root, reduction or tensor."""
     for path in named:
-        mine = fields_of(value_at(data, path))
+        entry = value_at(data, path)
+        op, fields = op_of(entry), fields_of(entry)
         for other in named:
-            theirs = fields_of(value_at(data, other))
-            for key in _SHARED_FIELDS if other != path else ():
-                if mine.get(key) != theirs.get(key):
-                    fields = {k: v for k, v in mine.items() if k != key} | (
-                        {key: theirs[key]} if key in theirs else {}
-                    )
-                    changed = make_step(
-                        op_of(value_at(data, path)), fields, ranks_of(value_at(data, path))
-                    )
-                    yield RepairProposal(
-                        1,
-                        f"{op_of(value_at(data, path))}: the same {key} as the other call",
-                        with_steps_replaced(data, path, [changed]),
-                    )
-        for key in ("src", "dst") if OPERATIONS[op_of(value_at(data, path))].root_field else ():
-            if isinstance(mine.get(key), str | dict):
-                changed = make_step(
-                    op_of(value_at(data, path)), {**mine, key: 0}, ranks_of(value_at(data, path))
-                )
-                yield RepairProposal(
-                    1,
-                    f"{op_of(value_at(data, path))}: one root for all",
-                    with_steps_replaced(data, path, [changed]),
-                )
+            if other == path:
+                continue
+            other_fields = fields_of(value_at(data, other))
+            for key in _SHARED_FIELDS:
+                if fields.get(key) != other_fields.get(key):
+                    copied = _with_value_of(fields, key, other_fields)
+                    step = make_step(op, copied, ranks_of(entry))
+                    words = f"{op}: the same {key} as the other call"
+                    yield words, with_steps_replaced(data, path, [step])
+        if not OPERATIONS[op].root_field:
+            continue
+        for key in ("src", "dst"):
+            if isinstance(fields.get(key), str | dict):
+                step = make_step(op, {**fields, key: 0}, ranks_of(entry))
+                yield f"{op}: one root for all", with_steps_replaced(data, path, [step])
 
 
-def _copy_declarations(data: ScenarioData, named: list[DataPath]) -> Iterator[RepairProposal]:
-    """A tensor is declared with the shape and type of one that it meets."""
+def _copy_declarations(data: ScenarioData, named: list[DataPath]) -> Iterator[_Change]:
+    """A tensor is declared with the shape or dtype of one that it meets."""
     declared = data.get("tensors") or {}
-    used = [
-        n
-        for path in named
-        for n in fields_of(value_at(data, path)).values()
-        if isinstance(n, str) and n in declared
-    ]
-    for one in dict.fromkeys(used):
+    used: dict[str, None] = {}
+    for path in named:
+        for name in fields_of(value_at(data, path)).values():
+            if isinstance(name, str) and name in declared:
+                used[name] = None
+    for name in used:
         for key in ("shape", "dtype"):
-            for other in dict.fromkeys(used):
-                mine, theirs = declared[one], declared[other]
-                if (
-                    isinstance(mine, dict)
-                    and isinstance(theirs, dict)
-                    and mine.get(key) != theirs.get(key)
-                ):
-                    tensor = {k: v for k, v in mine.items() if k != key} | (
-                        {key: theirs[key]} if key in theirs else {}
-                    )
-                    changed = {**data, "tensors": {**declared, one: tensor}}
-                    yield RepairProposal(1, f"the tensor {one} with the {key} of {other}", changed)
+            for other in used:
+                tensor, other_tensor = declared[name], declared[other]
+                if not isinstance(tensor, dict) or not isinstance(other_tensor, dict):
+                    continue
+                if tensor.get(key) != other_tensor.get(key):
+                    copied = _with_value_of(tensor, key, other_tensor)
+                    words = f"the tensor {name} with the {key} of {other}"
+                    yield words, {**data, "tensors": {**declared, name: copied}}
+
+
+def _with_value_of(fields: dict[str, Any], key: str, other: dict[str, Any]) -> dict[str, Any]:
+    """The fields with one of them as in ``other``; without it, if ``other`` lacks it."""
+    changed = {name: value for name, value in fields.items() if name != key}
+    if key in other:
+        changed[key] = other[key]
+    return changed
 
 
 __all__ = ["ADDS_CALLS", "REMOVES_CALLS", "FailureHints", "RepairProposal", "propose_repairs"]

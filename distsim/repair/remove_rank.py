@@ -1,46 +1,46 @@
-"""A scenario, as plain data, without one of its ranks: those after it are called one less."""
+"""Remove a rank from the data of a scenario and renumber the ranks after it.
+
+Only ranks written as numbers are renumbered; expressions stay as they are.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-ScenarioData = dict[str, Any]
+from distsim.repair.scenario_data import ScenarioData
 
 #: Fields of a call that name a global rank.
 _RANK_FIELDS: Final = ("src", "dst", "peer", "root", "assume_src")
 
 
 def without_rank(data: ScenarioData, rank: int) -> ScenarioData:
-    """The file without a rank, its own calls and the messages that name it by number. Expressions
-    are left as they are.
-    """
+    """The data without a rank, its own calls, and the messages that name it by number."""
     found = dict(data)
     if isinstance(data.get("groups"), dict):
         found["groups"] = {
             name: _group_without(group, rank) for name, group in data["groups"].items()
         }
     if isinstance(data.get("faults"), list):
-        found["faults"] = [
-            f for f in (_fault_without(fault, rank) for fault in data["faults"]) if f is not None
-        ]
+        faults = [_fault_without(fault, rank) for fault in data["faults"]]
+        found["faults"] = [fault for fault in faults if fault is not None]
     found["program"] = _steps_without(data["program"], rank)
     return found
 
 
 def _renumbered(value: object, rank: int) -> object:
-    return (
-        value - 1
-        if isinstance(value, int) and not isinstance(value, bool) and value > rank
-        else value
-    )
+    if not isinstance(value, int) or isinstance(value, bool):
+        return value
+    return value - 1 if value > rank else value
 
 
 def _selector_without(value: object, rank: int) -> object:
-    """A selector without the rank; None where nobody is left."""
-    if isinstance(value, list):
-        left = [_renumbered(r, rank) for r in value if r != rank]
-        return (left if len(left) > 1 else left[0]) if left else None
-    return None if value == rank else _renumbered(value, rank)
+    """A selector without the rank; None if it selects no other rank."""
+    if not isinstance(value, list):
+        return None if value == rank else _renumbered(value, rank)
+    remaining = [_renumbered(each, rank) for each in value if each != rank]
+    if not remaining:
+        return None
+    return remaining if len(remaining) > 1 else remaining[0]
 
 
 def _group_without(group: Any, rank: int) -> Any:
@@ -63,7 +63,8 @@ def _fault_without(fault: ScenarioData, rank: int) -> ScenarioData | None:
 
 
 def _steps_without(entries: list[Any], rank: int) -> list[Any]:
-    return [e for e in (_step_without(entry, rank) for entry in entries) if e is not None]
+    changed = [_step_without(entry, rank) for entry in entries]
+    return [entry for entry in changed if entry is not None]
 
 
 def _step_without(entry: object, rank: int) -> object:
@@ -81,41 +82,38 @@ def _step_without(entry: object, rank: int) -> object:
         elif key == "repeat":
             found[key] = {**value, "steps": _steps_without(value["steps"], rank)}
         elif key != "ranks" and isinstance(value, dict):
-            if any(
-                value.get(peer) == rank
-                for peer in _RANK_FIELDS
-                if not isinstance(value.get(peer), bool)
-            ):
+            if any(_is_rank(value.get(name), rank) for name in _RANK_FIELDS):
                 return None
             found[key] = _fields_without(value, rank)
     return found
 
 
+def _is_rank(value: object, rank: int) -> bool:
+    # True and False equal 1 and 0, and are no ranks.
+    return value == rank and not isinstance(value, bool)
+
+
 def _fields_without(fields: ScenarioData, rank: int) -> ScenarioData:
-    found = {}
+    found: ScenarioData = {}
     for name, value in fields.items():
-        if name in _RANK_FIELDS:
-            named = _values_without(value, rank) if isinstance(value, dict) else value
-            found[name] = (
-                {k: _renumbered(v, rank) for k, v in named.items()}
-                if isinstance(named, dict)
-                else _renumbered(named, rank)
-            )
+        if name in _RANK_FIELDS and isinstance(value, dict):
+            by_rank = _values_without(value, rank)
+            found[name] = {key: _renumbered(named, rank) for key, named in by_rank.items()}
+        elif name in _RANK_FIELDS:
+            found[name] = _renumbered(value, rank)
         elif name == "ops" and isinstance(value, list):
             found[name] = _steps_without(value, rank)
         elif name in ("ranks", "members") and isinstance(value, list):
             found[name] = [_renumbered(r, rank) for r in value if r != rank]
+        elif isinstance(value, dict) and "shape" not in value:
+            found[name] = _values_without(value, rank)
         else:
-            found[name] = (
-                _values_without(value, rank)
-                if isinstance(value, dict) and "shape" not in value
-                else value
-            )
+            found[name] = value
     return found
 
 
 def _values_without(values: dict[object, object], rank: int) -> dict[object, object]:
-    """What a field says rank by rank, `{0: …, 1: …}`."""
+    """A field with a value per rank, `{0: …, 1: …}`, without the rank."""
     if not any(isinstance(key, int) for key in values):
         return values
     return {_renumbered(key, rank): value for key, value in values.items() if key != rank}

@@ -1,6 +1,4 @@
-"""The calls of a scenario's data: where they stand, what they say, and the data with others in
-their place.
-"""
+"""Access to the calls in the data of a scenario (parsed YAML): paths, arguments, replacement."""
 
 from __future__ import annotations
 
@@ -18,7 +16,9 @@ def step_paths(data: ScenarioData) -> list[DataPath]:
     found: list[DataPath] = []
 
     def walk(entries: object, path: DataPath) -> None:
-        for k, entry in enumerate(entries if isinstance(entries, list) else ()):
+        if not isinstance(entries, list):
+            return
+        for k, entry in enumerate(entries):
             here = (*path, k)
             found.append(here)
             if isinstance(entry, dict):
@@ -37,23 +37,23 @@ def value_at(data: Any, path: DataPath) -> Any:
 
 
 def op_of(entry: object) -> str:
-    """The operation of a step; empty for blocks, loops and what else is no call."""
+    """The operation of a step; empty for blocks, loops and everything else that is not a call."""
     if isinstance(entry, str):
         return entry if entry in OPERATIONS else ""
-    return next((key for key in entry if key in OPERATIONS), "") if isinstance(entry, dict) else ""
+    if not isinstance(entry, dict):
+        return ""
+    return next((key for key in entry if key in OPERATIONS), "")
 
 
 def fields_of(entry: Any) -> ScenarioData:
-    """A step's arguments, of the short form too."""
+    """A step's arguments; the short form (`op: value`) sets the operation's first field."""
     op = op_of(entry)
     given = entry.get(op) if isinstance(entry, dict) else None
     if isinstance(given, dict):
         return dict(given)
-    return (
-        {}
-        if given is None or OPERATIONS[op].first_field is None
-        else {str(OPERATIONS[op].first_field): given}
-    )
+    if given is None or OPERATIONS[op].first_field is None:
+        return {}
+    return {str(OPERATIONS[op].first_field): given}
 
 
 def ranks_of(entry: object) -> object:
@@ -65,7 +65,7 @@ def make_step(op: str, fields: ScenarioData, ranks: Any) -> ScenarioData:
 
 
 def with_steps_replaced(data: ScenarioData, path: DataPath, entries: list[Any]) -> ScenarioData:
-    """The data with these entries in place of one; a block that is left empty goes too."""
+    """The data with these entries in place of one; blocks that become empty are removed."""
     found = copy.deepcopy(data)
     within = value_at(found, path[:-1])
     within[path[-1] : int(path[-1]) + 1] = entries
@@ -87,17 +87,16 @@ def batch_part_paths(data: ScenarioData, paths: list[DataPath]) -> list[DataPath
     found: list[DataPath] = []
     for path in paths:
         entry = value_at(data, path)
-        if op_of(entry) == "batch_isend_irecv" and isinstance(
-            ops := fields_of(entry).get("ops"), list
-        ):
+        if op_of(entry) != "batch_isend_irecv":
+            continue
+        ops = fields_of(entry).get("ops")
+        if isinstance(ops, list):
             found += [(*path, "batch_isend_irecv", "ops", k) for k in range(len(ops))]
     return found
 
 
 def owner_ranks(data: ScenarioData, path: DataPath) -> tuple[int, ...]:
-    """The ranks, where they are written as numbers, that the entry or the block around it is for;
-    empty where they are not.
-    """
+    """The ranks of an entry or of the block around it; empty if they are not written as numbers."""
     for end in range(len(path), 1, -1):
         chosen = ranks_of(value_at(data, path[:end])) if isinstance(path[end - 1], int) else None
         if isinstance(chosen, int) and not isinstance(chosen, bool):
@@ -109,9 +108,9 @@ def owner_ranks(data: ScenarioData, path: DataPath) -> tuple[int, ...]:
 
 def step_list_of_rank(data: ScenarioData, rank: int) -> DataPath | None:
     """The list of steps that one rank alone has; the longest, if there are several."""
-    blocks = [
-        p
-        for p in step_paths(data)
-        if ranks_of(value_at(data, p)) == rank and isinstance(value_at(data, p).get("steps"), list)
-    ]
-    return max(((*p, "steps") for p in blocks), key=lambda p: len(value_at(data, p)), default=None)
+    lists: list[DataPath] = []
+    for path in step_paths(data):
+        entry = value_at(data, path)
+        if ranks_of(entry) == rank and isinstance(entry.get("steps"), list):
+            lists.append((*path, "steps"))
+    return max(lists, key=lambda path: len(value_at(data, path)), default=None)

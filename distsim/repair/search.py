@@ -1,5 +1,9 @@
-"""Repairs of a failing scenario: each proposal is checked as its file would be, under every reading
-and back end, and priced.
+"""Search for repairs of a failing scenario.
+
+Each proposal (`proposals`) is checked as a file of its own, under every reading and backend. The
+search is a beam search: it applies up to three proposals one after the other, and each step starts
+from the best few files of the step before. It is bounded by the number of checked files, so an
+empty result does not mean that no repair exists.
 """
 
 from __future__ import annotations
@@ -13,7 +17,13 @@ from distsim.checker.verdict import Verdict, verdict_of
 from distsim.common.errors import RESOURCE_ERRORS, DistsimError
 from distsim.findings.finding_types import Finding
 from distsim.program.lower import lower
-from distsim.repair.proposals import REMOVES_CALLS, FailureHints, RepairProposal, propose_repairs
+from distsim.repair.proposals import (
+    CHANGES_ARGUMENTS,
+    REMOVES_CALLS,
+    FailureHints,
+    RepairProposal,
+    propose_repairs,
+)
 from distsim.repair.scenario_data import DataPath, ScenarioData, batch_part_paths, step_paths
 from distsim.repair.text_patch import patched_text, unified_diff
 from distsim.scenario import loads
@@ -23,28 +33,31 @@ from distsim.scenario.format.source.problems import ProblemCollector
 from distsim.simulation.check_scenario import CheckResult, check_scenario
 from distsim.simulation.simulate_scenario import simulate
 
-#: Changed files that are checked, of all steps together; and calls of all of them, where that is
-#: less, but not under `_MIN_TRIALS` files.
+#: Limits for the changed files that are checked in all steps together: their number, and the number
+#: of their calls; but at least `_MIN_TRIALS` files.
 MAX_REPAIR_TRIALS: Final = 1000
 _MAX_CHECKED_CALLS: Final = 150_000
 _MIN_TRIALS: Final = 60
-#: Tried after the first repair that leaves out nothing.
+#: Files that are checked after the first repair that removes no call.
 _TRIALS_AFTER_FIRST: Final = 25
-#: A repair is at most so many proposals one after the other, each tried on the best few of the
-#: files before.
+#: Proposals of one repair, and files with which each step continues.
 _MAX_REPAIR_STEPS: Final = 3
 _KEPT_CANDIDATES: Final = 3
-#: Repairs that are shown.
+#: Repairs that are returned.
 _MAX_SHOWN: Final = 3
 _MAX_STATES: Final = 2_000
 _LINE_PATTERN: Final = re.compile(r"\bline (\d+)")
+#: Verdicts, the best first.
 _VERDICT_ORDER: Final = ("ok", "leak", "race", "deadlock", "mismatch", "invalid")
 
 
 class ScenarioRepair(NamedTuple):
-    """``words``: what is done, one a step. ``completes``: back ends on which it does.
-    ``makespan_ns``: under the file's back end, simulated. ``kind``: the most intrusive of its steps
-    (`RepairProposal`). ``text``: the file; ``patch``: its unified diff."""
+    """A repaired file.
+
+    ``kind`` is that of the most intrusive of its steps (see `proposals`). ``words``: what is
+    changed, one entry per step. ``completes``: backends on which it completes. ``makespan_ns``: the
+    simulated makespan under its own backend. ``text``: the file; ``patch``: its unified diff.
+    """
 
     kind: int
     words: tuple[str, ...]
@@ -55,8 +68,10 @@ class ScenarioRepair(NamedTuple):
 
 
 class _RepairCandidate(NamedTuple):
-    """``result``: None where the verdict alone says already that the file is not right. ``calls``:
-    of all ranks.
+    """A checked file.
+
+    ``result`` is None if the verdict alone shows that the file is not repaired. ``calls`` counts
+    the calls of all ranks.
     """
 
     text: str
@@ -67,18 +82,18 @@ class _RepairCandidate(NamedTuple):
     kind: int = 0
 
     @property
-    def right(self) -> bool:
-        return (
-            self.result is not None and self.verdict.verdict == "ok" and self.result.status() == 0
-        )
+    def is_repaired(self) -> bool:
+        if self.result is None or self.verdict.verdict != "ok":
+            return False
+        return self.result.status() == 0
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         return self.verdict.findings if self.result is None else self.result.findings
 
     @property
-    def worth(self) -> tuple[int, int, int]:
-        """Less is nearer to a program that is right."""
+    def distance(self) -> tuple[int, int, int]:
+        """How far the program is from a correct one; less is better."""
         return (
             len(self.verdict.ranks),
             _VERDICT_ORDER.index(self.verdict.verdict),
@@ -94,81 +109,81 @@ def find_repairs(
     most: int = MAX_REPAIR_TRIALS,
     kinds: int = REMOVES_CALLS,
 ) -> tuple[ScenarioRepair, ...]:
-    """Repairs that check `ok` and complete under the file's back end (or ``backend``), the best
-    first: on more back ends, less intrusive, sooner done. ``kinds``: the most intrusive that are
-    tried. Empty where none was found, nothing fails, or the file can't be read."""
+    """Repairs with the verdict `ok` that complete under the file's backend (or ``backend``).
+
+    The best come first: those that complete on more backends, are less intrusive, finish sooner.
+    ``most``: files to check at most. ``kinds``: the most intrusive kind of proposal to try. Empty
+    if none was found, nothing fails, or the file cannot be read.
+    """
     first = _checked_candidate(text, file, backend)
-    if first is None or first.right:
+    if first is None or first.is_repaired:
         return ()
-    search = _RepairSearch(
-        file,
-        backend,
-        min(most, max(_MIN_TRIALS, _MAX_CHECKED_CALLS // max(first.calls, 1))),
-        kinds,
-        {text},
-    )
-    states = [first]
+    affordable = max(_MIN_TRIALS, _MAX_CHECKED_CALLS // max(first.calls, 1))
+    search = _RepairSearch(file, backend, min(most, affordable), kinds, {text})
+    candidates = [first]
     for _ in range(_MAX_REPAIR_STEPS):
-        left = [after for state in states for after in search.after(state)]
-        if search.good:
-            return tuple(
-                sorted(
-                    (_finished_repair(s, text, file, backend) for s in search.good), key=_preference
-                )[:_MAX_SHOWN]
-            )
-        states = _best_candidates(left)
+        changed: list[_RepairCandidate] = []
+        for candidate in candidates:
+            changed += search.extend(candidate)
+        if search.repaired:
+            repairs = [_finished_repair(each, text, file, backend) for each in search.repaired]
+            return tuple(sorted(repairs, key=_preference)[:_MAX_SHOWN])
+        candidates = _best_candidates(changed)
     return ()
 
 
-def _best_candidates(left: list[_RepairCandidate]) -> list[_RepairCandidate]:
-    """The states to go on from: the best, and that of the fewest findings in which the calls are
-    those of the file.
+def _best_candidates(candidates: list[_RepairCandidate]) -> list[_RepairCandidate]:
+    """The files to continue with.
+
+    These are the best ones, and among those with the calls of the original file the one with the
+    fewest findings.
     """
-    ranked = sorted(left, key=lambda s: (*s.worth, s.kind))
-    same = sorted(
-        (state for state in ranked if state.kind <= 1),
-        key=lambda s: (len(s.findings), s.worth, s.kind),
-    )
-    return list(
-        {
-            state.text: state for state in (*ranked[: _KEPT_CANDIDATES - 1], *same[:1], *ranked)
-        }.values()
-    )[:_KEPT_CANDIDATES]
+    ranked = sorted(candidates, key=lambda each: (*each.distance, each.kind))
+    with_same_calls = [each for each in ranked if each.kind <= CHANGES_ARGUMENTS]
+    with_same_calls.sort(key=lambda each: (len(each.findings), each.distance, each.kind))
+    chosen = (*ranked[: _KEPT_CANDIDATES - 1], *with_same_calls[:1], *ranked)
+    by_text = {each.text: each for each in chosen}
+    return list(by_text.values())[:_KEPT_CANDIDATES]
 
 
 @dataclass
 class _RepairSearch:
-    """What was tried. ``most``: files that may still be, by proposals of ``kinds`` at most;
-    ``good``: those that are right.
+    """The state of a search.
+
+    ``trials_left``: files that may still be checked. ``max_kind``: the most intrusive kind of
+    proposal. ``seen``: the texts that were checked. ``repaired``: the repairs found.
     """
 
     file: str
     backend: str | None
-    most: int
-    kinds: int
+    trials_left: int
+    max_kind: int
     seen: set[str]
-    good: list[_RepairCandidate] = field(default_factory=list)
+    repaired: list[_RepairCandidate] = field(default_factory=list)
 
-    def after(self, state: _RepairCandidate) -> list[_RepairCandidate]:
-        """Files one proposal on that are not right yet."""
-        left: list[_RepairCandidate] = []
-        for changed, proposal in _proposed_texts(state, self.file):
-            if self.most <= 0 or len(self.good) >= 3 * _MAX_SHOWN:
+    def extend(self, candidate: _RepairCandidate) -> list[_RepairCandidate]:
+        """Check the candidate with one more proposal; return those that are not repaired yet."""
+        unrepaired: list[_RepairCandidate] = []
+        for text, proposal in _proposed_texts(candidate, self.file):
+            if self.trials_left <= 0 or len(self.repaired) >= 3 * _MAX_SHOWN:
                 break
-            if changed in self.seen or proposal.kind > self.kinds:
+            if text in self.seen or proposal.kind > self.max_kind:
                 continue
-            self.seen.add(changed)
-            self.most -= 1
-            after = _checked_candidate(changed, self.file, self.backend)
-            if after is None:
+            self.seen.add(text)
+            self.trials_left -= 1
+            changed = _checked_candidate(text, self.file, self.backend)
+            if changed is None:
                 continue
-            after = after._replace(
-                words=(*state.words, proposal.words), kind=max(state.kind, proposal.kind)
+            changed = changed._replace(
+                words=(*candidate.words, proposal.words), kind=max(candidate.kind, proposal.kind)
             )
-            (self.good if after.right else left).append(after)
-            if after.right and after.kind < REMOVES_CALLS:
-                self.most = min(self.most, _TRIALS_AFTER_FIRST)
-        return left
+            if not changed.is_repaired:
+                unrepaired.append(changed)
+                continue
+            self.repaired.append(changed)
+            if changed.kind < REMOVES_CALLS:
+                self.trials_left = min(self.trials_left, _TRIALS_AFTER_FIRST)
+        return unrepaired
 
 
 def _preference(fix: ScenarioRepair) -> tuple[int, int, int, int]:
@@ -176,7 +191,7 @@ def _preference(fix: ScenarioRepair) -> tuple[int, int, int, int]:
 
 
 def _proposed_texts(state: _RepairCandidate, file: str) -> Iterator[tuple[str, RepairProposal]]:
-    """The texts of what may be tried next."""
+    """The text of each proposal for a candidate."""
     document = _parse_document(state.text, file)
     root: ScenarioData = document.root
     lines: dict[DataPath, int] = {}
@@ -184,23 +199,29 @@ def _proposed_texts(state: _RepairCandidate, file: str) -> Iterator[tuple[str, R
     for path in (*steps, *batch_part_paths(root, steps)):
         mark = document.mark(path)
         lines[path] = mark.line + 1 if mark is not None else 0
-    found = [f for f in state.findings if f.severity != "note"]
-    places = {p.line for f in found for p in f.places} | {
-        int(n) for f in found for n in _LINE_PATTERN.findall(f.message)
-    }
-    fault = FailureHints(
+    named_lines: set[int] = set()
+    for finding in state.findings:
+        if finding.severity != "note":
+            named_lines.update(place.line for place in finding.places)
+            named_lines.update(int(line) for line in _LINE_PATTERN.findall(finding.message))
+    hints = FailureHints(
         lines,
-        frozenset(places),
+        frozenset(named_lines),
         frozenset(state.verdict.culprits),
         state.verdict.verdict in ("mismatch", "invalid"),
     )
-    for proposal in propose_repairs(_plain_data(root), fault):
-        if proposal.data["program"] and not proposal.kind == state.kind == REMOVES_CALLS:
+    for proposal in propose_repairs(_plain_data(root), hints):
+        # A repair removes at most one call.
+        removes_twice = proposal.kind == state.kind == REMOVES_CALLS
+        if proposal.data["program"] and not removes_twice:
             yield patched_text(document, proposal.data), proposal
 
 
 def _plain_data(data: ScenarioData) -> ScenarioData:
-    """Data without its nodes, which are not to be copied with every proposal."""
+    """The data as plain dictionaries and lists, without YAML nodes.
+
+    Every proposal copies the data, and copying the nodes would be slow.
+    """
 
     def plain(value: object) -> object:
         if isinstance(value, dict):
@@ -218,26 +239,26 @@ def _parse_document(text: str, file: str) -> YamlDocument:
 
 
 def _checked_candidate(text: str, file: str, backend: str | None) -> _RepairCandidate | None:
-    """The back ends are asked only where the verdict is ok. None for a file that is refused."""
+    """Check a file; None if it is refused. Backends are only run if the verdict is ok."""
     try:
         scenario = loads(text, file)
         program = lower(scenario)
         verdict = verdict_of(program, _MAX_STATES)
-        whole = (
-            check_scenario(scenario, backend=backend, max_states=_MAX_STATES)
-            if verdict.verdict == "ok"
-            else None
-        )
+        result = None
+        if verdict.verdict == "ok":
+            result = check_scenario(scenario, backend=backend, max_states=_MAX_STATES)
     except (DistsimError, *RESOURCE_ERRORS):
         return None
-    return _RepairCandidate(text, verdict, whole, program.call_count)
+    return _RepairCandidate(text, verdict, result, program.call_count)
 
 
 def _finished_repair(
     state: _RepairCandidate, before: str, file: str, backend: str | None
 ) -> ScenarioRepair:
     assert state.result is not None
-    done = simulate(loads(state.text, file), backend=backend, with_verdict=False, with_values=False)
+    simulation = simulate(
+        loads(state.text, file), backend=backend, with_verdict=False, with_values=False
+    )
     completes = tuple(
         name for name, o in state.result.profiles.items() if o.possible == ("completes",)
     )
@@ -245,7 +266,7 @@ def _finished_repair(
         state.kind,
         state.words,
         completes,
-        done.makespan_ns,
+        simulation.makespan_ns,
         state.text,
         unified_diff(before, state.text, file),
     )

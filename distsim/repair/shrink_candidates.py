@@ -1,5 +1,7 @@
-"""Scenarios, as plain data, that are smaller than one by one thing: what a shrinker tries, the
-largest steps first.
+"""Enumerate scenarios that are smaller than a given one in one respect, the largest steps first.
+
+Scenarios are plain data (parsed YAML). Some candidates are not valid scenarios; `shrink` skips
+them.
 """
 
 from __future__ import annotations
@@ -8,10 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from distsim.repair.remove_rank import without_rank
+from distsim.repair.scenario_data import ScenarioData
 
-ScenarioData = dict[str, Any]
-
-#: Keys of a file without which it is still a scenario.
+#: Keys without which a file is still a scenario.
 _OPTIONAL_KEYS: Final = (
     "about",
     "expect",
@@ -28,7 +29,7 @@ _OPTIONAL_KEYS: Final = (
     "tensors",
     "groups",
 )
-#: Fields of a call without which it is the plainer call; ``async`` goes with its handle's name.
+#: Fields of a call that may be omitted; ``async`` is omitted together with the handle's name.
 _OPTIONAL_FIELDS: Final = (
     "on",
     "tag",
@@ -42,12 +43,12 @@ _OPTIONAL_FIELDS: Final = (
     "buffer",
     "value",
 )
-#: In a world of at most so many ranks, a condition is tried as each of them.
+#: In a world of at most this many ranks, a condition is replaced by each single rank.
 _FEW_RANKS: Final = 16
 
 
 def smaller_scenarios(data: ScenarioData) -> Iterator[ScenarioData]:
-    """Smaller by one thing each; some are no scenarios any more."""
+    """The smaller scenarios; some may be invalid."""
     for key in _OPTIONAL_KEYS:
         if key in data:
             yield {k: v for k, v in data.items() if k != key}
@@ -66,9 +67,7 @@ def world_size(data: ScenarioData) -> int:
 
 
 def _smaller_worlds(data: ScenarioData) -> Iterator[ScenarioData]:
-    """Fewer ranks: an axis of the mesh is shorter, a rank is gone and those after it are called one
-    less.
-    """
+    """Fewer ranks: an axis of the mesh is shorter, or ranks are removed."""
     size, mesh = world_size(data), data.get("mesh") or {}
     for axis, length in mesh.items():
         for shorter in _smaller_numbers(length, 1):
@@ -76,28 +75,28 @@ def _smaller_worlds(data: ScenarioData) -> Iterator[ScenarioData]:
     if not isinstance(data["world"], int) or mesh:
         return
     for fewer in _smaller_numbers(size, 2)[:-1]:
-        gone = data
+        reduced = data
         for rank in reversed(range(fewer, size)):
-            gone = without_rank(gone, rank)
-        yield {**gone, "world": fewer}
-    for rank in reversed(range(size)) if 2 < size <= 4 * _FEW_RANKS else ():
-        yield {**without_rank(data, rank), "world": size - 1}
+            reduced = without_rank(reduced, rank)
+        yield {**reduced, "world": fewer}
+    if 2 < size <= 4 * _FEW_RANKS:
+        for rank in reversed(range(size)):
+            yield {**without_rank(data, rank), "world": size - 1}
 
 
 def _smaller_numbers(number: object, least: int) -> list[int]:
-    """The least, then halves upwards, and an eighth less."""
+    """The least number, the number halved repeatedly, and an eighth less; ascending."""
     if not isinstance(number, int) or isinstance(number, bool) or number <= least:
         return []
     return sorted({least, *_halves(number, least), number - max(1, number // 8)})
 
 
 def _halves(number: object, least: int) -> list[int]:
-    """Down to the least, the smallest first."""
-    return (
-        sorted(n for k in range(1, 63) if (n := number >> k) > least)
-        if isinstance(number, int)
-        else []
-    )
+    """The number halved repeatedly, down to above the least; ascending."""
+    if not isinstance(number, int):
+        return []
+    halves = [number >> k for k in range(1, 63)]
+    return sorted(half for half in halves if half > least)
 
 
 def _fewer_declarations(data: ScenarioData) -> Iterator[ScenarioData]:
@@ -117,9 +116,7 @@ def _fewer_declarations(data: ScenarioData) -> Iterator[ScenarioData]:
 
 
 def _smaller_tensors(tensor: object) -> Iterator[object]:
-    """A declared tensor or a shape in place: of one dimension, with fewer elements, without numbers
-    or type.
-    """
+    """A declared tensor or an inline shape: one dimension, fewer elements, no values or dtype."""
     if not isinstance(tensor, dict):
         return
     shape = tensor.get("shape")
@@ -136,7 +133,7 @@ def _smaller_tensors(tensor: object) -> Iterator[object]:
 
 
 def _without_chunks(items: Sequence[object]) -> Iterator[list[object]]:
-    """The list without halves of it, then quarters, down to single items."""
+    """The list without each of its halves, then quarters, down to single items."""
     length = len(items)
     while length >= 1:
         for start in range(0, len(items), length):
@@ -152,7 +149,7 @@ def _smaller_lists(entries: list[Any], size: int) -> Iterator[list[Any]]:
 
 
 def _smaller_entries(entry: object, size: int) -> Iterator[list[object]]:
-    """What may stand in place of one entry."""
+    """The lists of steps that may replace one entry."""
     if not isinstance(entry, dict):
         return
     for selector in _smaller_selectors(entry.get("ranks"), size):
@@ -173,13 +170,14 @@ def _smaller_entries(entry: object, size: int) -> Iterator[list[object]]:
 def _smaller_selectors(ranks: object, size: int) -> Iterator[object]:
     """Fewer ranks; a condition, or all ranks, as each single one."""
     if isinstance(ranks, list):
-        for left in _without_chunks(ranks):
-            if left:
-                yield left if len(left) > 1 else left[0]
+        for remaining in _without_chunks(ranks):
+            if remaining:
+                yield remaining if len(remaining) > 1 else remaining[0]
     elif not isinstance(ranks, int) and size <= _FEW_RANKS:
         yield from range(size)
-        for rank in range(size) if size > 2 else ():
-            yield [r for r in range(size) if r != rank]
+        if size > 2:
+            for rank in range(size):
+                yield [other for other in range(size) if other != rank]
 
 
 def _smaller_loops(entry: ScenarioData, size: int) -> Iterator[list[Any]]:
@@ -188,10 +186,11 @@ def _smaller_loops(entry: ScenarioData, size: int) -> Iterator[list[Any]]:
         yield [{"ranks": entry["ranks"], "steps": repeat["steps"]}]
     else:
         yield repeat["steps"]
-    for less in _smaller_numbers(repeat["times"], 1) or (
-        [1, 2] if isinstance(repeat["times"], str) else []
-    ):
-        yield [{**entry, "repeat": {**repeat, "times": less}}]
+    fewer = _smaller_numbers(repeat["times"], 1)
+    if isinstance(repeat["times"], str):
+        fewer = [1, 2]  # in place of an expression
+    for times in fewer:
+        yield [{**entry, "repeat": {**repeat, "times": times}}]
     for steps in _smaller_lists(repeat["steps"], size):
         if steps:
             yield [{**entry, "repeat": {**repeat, "steps": steps}}]
@@ -206,22 +205,30 @@ def _smaller_fields(fields: object, size: int) -> Iterator[object]:
             dropped = ("async", "as") if name == "async" else (name,)
             yield {k: v for k, v in fields.items() if k not in dropped}
     for name, value in fields.items():
-        if isinstance(value, list) and len(value) > 1 and name in ("ops", "handles"):
-            yield from ({**fields, name: left} for left in _without_chunks(value) if left)
-        if name == "ops" and isinstance(value, list):
-            yield from (
-                {**fields, name: left}
-                for left in _smaller_lists(value, size)
-                if 0 < len(left) <= len(value)
-            )
-        for smaller in _smaller_tensors(value) if name != "value" else ():
-            yield {**fields, name: smaller}
-        if (
-            isinstance(value, list)
-            and len(value) > 1
-            and all(isinstance(v, dict) and "shape" in v for v in value)
-        ):
-            yield {**fields, **{k: v[:1] for k, v in fields.items() if isinstance(v, list)}}
+        if isinstance(value, list):
+            for smaller in _smaller_list_fields(name, value, size):
+                yield {**fields, name: smaller}
+        if name != "value":
+            for tensor in _smaller_tensors(value):
+                yield {**fields, name: tensor}
+        if isinstance(value, list) and len(value) > 1 and all(map(_has_shape, value)):
+            # Inputs and outputs must have equal lengths: shorten all lists together.
+            shortened = {key: items[:1] for key, items in fields.items() if isinstance(items, list)}
+            yield {**fields, **shortened}
+
+
+def _smaller_list_fields(name: str, value: list[Any], size: int) -> Iterator[list[Any]]:
+    """A shorter list of messages or handles, or one with smaller messages."""
+    if len(value) > 1 and name in ("ops", "handles"):
+        yield from (remaining for remaining in _without_chunks(value) if remaining)
+    if name == "ops":
+        for smaller in _smaller_lists(value, size):
+            if 0 < len(smaller) <= len(value):
+                yield smaller
+
+
+def _has_shape(value: object) -> bool:
+    return isinstance(value, dict) and "shape" in value
 
 
 __all__ = ["ScenarioData", "smaller_scenarios", "world_size"]

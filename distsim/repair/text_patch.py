@@ -1,5 +1,6 @@
-"""A file's text with some of its data changed: lines of what stays are left as they are, with their
-comments.
+"""Change some data of a YAML file in its text.
+
+Lines whose data stay the same are kept as they are, with their comments.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from distsim.scenario.format.source.yaml_nodes import dump_yaml
 
 
 class _LineSplice(NamedTuple):
-    """Lines ``start`` to ``stop`` (from 0, the last excluded) become ``lines``."""
+    """Lines ``start`` to ``stop`` (from 0, exclusive) are replaced by ``lines``."""
 
     start: int
     stop: int
@@ -30,7 +31,7 @@ def patched_text(document: YamlDocument, data: object) -> str:
 
 
 def unified_diff(before: str, after: str, file: str) -> str:
-    """As `patch -p1` takes it; empty where nothing changed."""
+    """A diff for `patch -p1`; empty if nothing changed."""
     return "".join(
         difflib.unified_diff(
             before.splitlines(True), after.splitlines(True), f"a/{file}", f"b/{file}"
@@ -54,16 +55,12 @@ def _line_splices(document: YamlDocument, old: Any, new: Any) -> Iterator[_LineS
 
 
 def _both_in_block_style(old: object, new: object) -> bool:
-    """Are both written over several lines, so that parts of them can be changed?"""
+    """Whether both are written over several lines, so that parts of them can be changed."""
     if isinstance(old, PositionedMap) and isinstance(new, dict):
         return not old.node.flow_style and list(old) == list(new)
-    return (
-        isinstance(old, PositionedList)
-        and isinstance(new, list)
-        and bool(old)
-        and bool(new)
-        and not old.node.flow_style
-    )
+    if not isinstance(old, PositionedList) or not isinstance(new, list):
+        return False
+    return bool(old) and bool(new) and not old.node.flow_style
 
 
 def _list_splices(
@@ -73,29 +70,33 @@ def _list_splices(
         None, [json.dumps(x) for x in old], [json.dumps(x) for x in new], autojunk=False
     )
     indent = " " * old.node.start_mark.column
-    for tag, a, b, c, d in matcher.get_opcodes():
+    for tag, old_start, old_end, new_start, new_end in matcher.get_opcodes():
         if tag == "equal":
             continue
-        if b - a == d - c:
-            for k in range(b - a):
-                if _both_in_block_style(old[a + k], new[c + k]):
-                    yield from _line_splices(document, old[a + k], new[c + k])
+        if old_end - old_start == new_end - new_start:
+            # As many items as before: change each item on its own, which keeps more lines.
+            for old_at, new_at in zip(
+                range(old_start, old_end), range(new_start, new_end), strict=True
+            ):
+                if _both_in_block_style(old[old_at], new[new_at]):
+                    yield from _line_splices(document, old[old_at], new[new_at])
                 else:
-                    node = old.nodes[a + k]
-                    yield _replacement(document, node, node, _list_item_lines(new[c + k]))
+                    node = old.nodes[old_at]
+                    yield _replacement(document, node, node, _list_item_lines(new[new_at]))
             continue
-        start = _last_line(old.nodes[a - 1]) + 1 if a else old.nodes[0].start_mark.line
-        stop = _last_line(old.nodes[b - 1]) + 1 if b > a else start
-        lines = [
-            indent + ("- " if k == 0 else "  ") + line
-            for item in new[c:d]
-            for k, line in enumerate(_list_item_lines(item))
-        ]
+        start = old.nodes[0].start_mark.line
+        if old_start:
+            start = _last_line(old.nodes[old_start - 1]) + 1
+        stop = _last_line(old.nodes[old_end - 1]) + 1 if old_end > old_start else start
+        lines: list[str] = []
+        for item in new[new_start:new_end]:
+            first, *rest = _list_item_lines(item)
+            lines += [f"{indent}- {first}", *(f"{indent}  {line}" for line in rest)]
         yield _with_line_prefix(document, _LineSplice(start, stop, lines), old.node.start_mark)
 
 
 def _with_line_prefix(document: YamlDocument, splice: _LineSplice, mark: Any) -> _LineSplice:
-    """A list that begins on the line of what holds it, `- - x`, keeps what stands before it."""
+    """Keep the text before a list that begins on the line of its parent, as in `- - x`."""
     before = document.lines[mark.line][: mark.column]
     if splice.start == mark.line and before.strip() and splice.lines:
         return splice._replace(lines=[before + splice.lines[0].lstrip(), *splice.lines[1:]])
@@ -103,13 +104,20 @@ def _with_line_prefix(document: YamlDocument, splice: _LineSplice, mark: Any) ->
 
 
 def _mapping_entry_lines(key: object, value: object) -> list[str]:
-    """A mapping of scalars alone would be written on one line, in braces."""
+    """The lines of a mapping's entry, in block style.
+
+    A mapping with only scalars would be written on one line, in braces; the additional entry
+    prevents that.
+    """
     lines = dump_yaml({key: value, "end of it": [[]]}).splitlines()
     return lines[: lines.index(next(line for line in lines if line.startswith("end of it:")))]
 
 
 def _list_item_lines(item: object) -> list[str]:
-    """Without the dash. A list of scalars alone would be written on one line."""
+    """The lines of a list's item, in block style and without the dash.
+
+    A list with only scalars would be written on one line.
+    """
     if not isinstance(item, dict | list):
         return [dump_yaml({"k": item, "z": [[]]}).splitlines()[0].removeprefix("k: ")]
     return [line[2:] for line in dump_yaml([item]).splitlines()]
@@ -124,15 +132,16 @@ def _replacement(document: YamlDocument, at: Any, node: Any, lines: list[str]) -
 
 
 def _last_line(node: Any) -> int:
-    """The last line of a node, from 0; the end marks of blocks lie behind the blank lines after
-    them.
+    """The last line of a node, from 0.
+
+    The end mark of a block lies behind the blank lines after it, so a block ends with its last
+    child.
     """
     if isinstance(node.value, list) and node.value and not node.flow_style:
-        return max(
-            _last_line(part)
-            for child in node.value
-            for part in (child if isinstance(child, tuple) else (child,))
-        )
+        parts: list[Any] = []
+        for child in node.value:
+            parts += child if isinstance(child, tuple) else (child,)
+        return max(_last_line(part) for part in parts)
     end = node.end_mark
     return int(max(node.start_mark.line, end.line - (end.column == 0)))
 

@@ -1,8 +1,10 @@
-"""A scenario without a clock: the verdict under the contract, every back end's outcome, and all
-findings that follow.
+"""Check a scenario without a clock: verdict, outcome on every backend, and findings.
 
-What `distsim check` prints, as records. The verdict speaks of every reading of what blocks and
-every order of events; an outcome is what one back end does.
+These are the records that `distsim check` prints. The verdict covers every reading of what blocks
+and every order of events; an outcome is what one backend does.
+
+Large programs are folded: representative ranks are checked instead of all, as long as that cannot
+change the result.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from distsim.backends import BACKEND_PROFILES, BackendProfile, default_cluster
 from distsim.checker.checked_program import CheckedProgram
@@ -27,7 +30,7 @@ from distsim.checker.verdict import Verdict, verdict_of
 from distsim.common.errors import ScenarioErrors, ScenarioProblem, UsageError
 from distsim.common.records import gc_paused
 from distsim.common.units import show_bytes
-from distsim.engine import SimulatedRun, run_program
+from distsim.engine import run_program
 from distsim.engine.backend_outcomes import BackendOutcome, backend_outcome
 from distsim.engine.expand_folded import expand_blocked_state
 from distsim.findings.finding_types import Finding
@@ -55,25 +58,25 @@ __all__ = [
     "check_program",
 ]
 
-#: What `check` does not see, whatever it says.
+#: What `check` cannot detect.
 NOT_COVERED = (
     "kernels of several communicators that need one GPU at once",
     "NCCL splitting a very large batch differently on each rank",
     "faults of networks, switches and proxies",
 )
-#: Findings on these verdicts already say why another back end stands still.
+#: The findings on these verdicts already say why another backend hangs.
 _EXPLAINED_VERDICTS = ("invalid", "mismatch", "deadlock")
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What is known of one file. ``errors`` is empty unless it can't be read; then ``verdict`` is
-    None.
+    """The result of checking one file.
 
-    ``backend``: whose outcome decides the exit status, the file's own or the one asked for.
-    ``profiles``: name -> outcome. ``schedule``: the order of events that leads to the verdict, as
-    plain data; None where any order does. ``strict``: leaks count as errors, and a search that hit
-    its bound as no success.
+    ``errors`` is empty unless the file cannot be read; ``verdict`` is then None. ``backend`` is the
+    scenario's, or the one asked for; its outcome decides the exit status. ``profiles`` maps the
+    name of each backend to its outcome. ``schedule``: the event order that leads to the verdict, as
+    plain data; None if every order does. ``strict``: leaks count as errors, and a search that hit
+    its bound is no success.
     """
 
     file: str
@@ -87,31 +90,36 @@ class CheckResult:
     strict: bool = False
 
     def status(self) -> int:
-        """2: can't be read; 1: an error among the findings, an outcome other than `completes` under
-        ``backend``, or a search that is no success (`unsure`); else 0."""
+        """The exit status.
+
+        2: the file cannot be read. 1: an error among the findings, an outcome other than
+        `completes` under ``backend``, or an inconclusive search. 0 otherwise.
+        """
         if self.verdict is None:
             return 2
-        own = self.profiles[self.backend]
-        bad = any(f.severity == "error" for f in self.findings) or own.outcome != "completes"
-        return int(bad or bool(self.inconclusive_reason()))
+        if any(finding.severity == "error" for finding in self.findings):
+            return 1
+        completes = self.profiles[self.backend].outcome == "completes"
+        return 0 if completes and not self.inconclusive_reason() else 1
 
     def inconclusive_reason(self) -> str:
-        """Why a search that hit its bound is no success: a back end may hang, its own may do
-        worse than complete, or it is `strict`. Empty where it is one, or where all orders were
-        looked at."""
+        """Why a search that hit its bound is no success; empty if it is one.
+
+        Some backend may hang, the own backend may do worse than complete, or ``strict`` is set.
+        """
         if self.verdict is None or self.verdict.complete:
             return ""
-        own = self.profiles[self.backend]
-        may = [name for name, o in self.profiles.items() if "hangs" in o.possible]
-        if may:
-            return f"the search stopped at its bound, and {' and '.join(may)} may hang"
-        if own.possible != ("completes",):
+        may_hang = [name for name, outcome in self.profiles.items() if "hangs" in outcome.possible]
+        if may_hang:
+            return f"the search stopped at its bound, and {' and '.join(may_hang)} may hang"
+        if self.profiles[self.backend].possible != ("completes",):
             return f"the search stopped at its bound, and {self.backend} may do worse than complete"
-        return (
-            "the search stopped at its bound, and --strict takes no `so far`" if self.strict else ""
-        )
+        if self.strict:
+            return "the search stopped at its bound, and --strict takes no `so far`"
+        return ""
 
 
+# --- files and scenarios ---
 def check_file(
     path: str | Path,
     *,
@@ -122,9 +130,7 @@ def check_file(
     max_calls: int | None = None,
     fold: bool | None = None,
 ) -> CheckResult:
-    """Check a scenario file. A file that can't be read is no exception but a result with
-    ``errors``.
-    """
+    """Check a scenario file. If it cannot be read, the result has ``errors``."""
     try:
         return check_scenario(
             load(str(path), sets=tuple(sets)),
@@ -137,13 +143,9 @@ def check_file(
     except ScenarioErrors as error:
         return CheckResult(str(path), error.problems)
     except UsageError as error:
+        message = error.message.removeprefix(f"{path}: ")
         return CheckResult(
-            str(path),
-            (
-                ScenarioProblem(
-                    str(path), 0, 0, error.message.removeprefix(f"{path}: "), hint=error.remedy
-                ),
-            ),
+            str(path), (ScenarioProblem(str(path), 0, 0, message, hint=error.remedy),)
         )
 
 
@@ -156,117 +158,138 @@ def check_scenario(
     max_calls: int | None = None,
     fold: bool | None = None,
 ) -> CheckResult:
-    """Check a scenario. ``backend`` takes the place of the file's; ``max_states`` bounds the search
-    over orders of events; ``strict`` makes leaks errors; ``max_calls`` stands for the limits of
-    `distsim.program.features`; ``fold``: ranks that do the same are looked at once, None: where the
-    program is large. Raises ScenarioErrors, UsageError."""
+    """Check a scenario.
+
+    ``backend`` overrides the scenario's. ``max_states`` bounds the search over orders of events.
+    ``strict`` makes leaks errors. ``max_calls`` replaces the limits of
+    `distsim.program.features`. ``fold``: check ranks with equal roles once; by default, if the
+    program is large.
+
+    Raises ScenarioErrors and UsageError.
+    """
+    backend = str(backend or scenario.backend)
     with gc_paused():
         check_world_size(scenario, max_calls)
-        return _check_bounded(
-            scenario, str(backend or scenario.backend), max_states, strict, (max_calls, fold)
-        )
+        if backend != scenario.backend:
+            scenario = scenario.model_copy(update={"backend": backend})
+        program = lower(scenario)
+        cost = cost_model(scenario, program)
+        memory = memory_findings(scenario, program, cost.cluster)
+        result = None
+        if _is_folding_wanted(program, fold):
+            result = _check_folded(program, cost, max_states, memory, max_calls)
+        if result is None:
+            check_program_size(program, max_calls)
+            result = check_program(program, cost=cost, max_states=max_states, more=memory)
+        return _strictly(result) if strict else result
 
 
-def _check_bounded(
-    scenario: Scenario,
-    backend: str,
-    max_states: int,
-    strict: bool,
-    size: tuple[int | None, bool | None],
-) -> CheckResult:
-    if backend != scenario.backend:
-        scenario = scenario.model_copy(update={"backend": backend})
-    program = lower(scenario)
-    cost = cost_model(scenario, program)
-    more = memory_findings(scenario, program, cost.cluster)
-    found = _check_folded(program, cost, max_states, more, *size)
-    if found is None:
-        check_program_size(program, size[0])
-        found = check_program(program, cost=cost, max_states=max_states, more=more)
-    if strict:
-        strictly = tuple(
-            replace(f, severity="error") if f.code.startswith("DS5") else f for f in found.findings
-        )
-        found = replace(found, findings=strictly, strict=True)
-    return found
+def _strictly(result: CheckResult) -> CheckResult:
+    """The result with leaks as errors."""
+    findings = tuple(
+        replace(finding, severity="error") if finding.code.startswith("DS5") else finding
+        for finding in result.findings
+    )
+    return replace(result, findings=findings, strict=True)
+
+
+# --- folding ---
+class _Section(NamedTuple):
+    """Representative ranks, and the backends for which these do not suffice."""
+
+    program: Program | None
+    full_backends: frozenset[str]
+
+
+def _is_folding_wanted(program: Program, fold: bool | None) -> bool:
+    return program.call_count > FOLDING_THRESHOLD_CALLS if fold is None else fold
 
 
 def _check_folded(
     program: Program,
     cost: CostModel,
     max_states: int,
-    more: tuple[Finding, ...],
+    memory: tuple[Finding, ...],
     max_calls: int | None,
-    fold: bool | None,
 ) -> CheckResult | None:
-    """What the ranks that stand for all tell; None where they cannot, or where there is more to say
-    than that all is well.
+    """The result of the representative ranks, extended to all ranks.
+
+    None if they cannot represent all ranks, or if a program that is small enough is not simply
+    correct: its findings should name all ranks.
     """
-    if fold is False or (fold is None and program.call_count <= FOLDING_THRESHOLD_CALLS):
+    is_small = is_within_size_limit(program, max_calls)
+    section = _representative_section(program, cost, is_small)
+    if section.program is None:
         return None
-    small = is_within_size_limit(program, max_calls)
-    part, apart = _representative_section(program, cost, small)
-    if part is None:
-        return None
-    check_program_size(part, max_calls)
+    check_program_size(section.program, max_calls)
     try:
-        found = check_program(
-            part,
+        result = check_program(
+            section.program,
             cost=cost,
             max_states=max_states,
-            more=more,
-            whole=program if small else None,
-            apart=apart,
+            more=memory,
+            whole=program if is_small else None,
+            apart=section.full_backends,
         )
     except FoldingError:
         return None
-    if (
-        found.verdict is None
-        or found.verdict.verdict != "ok"
-        or set(found.findings) - {*more, *program.findings}
-    ):
-        return None if small else _for_all_ranks(part, found)
-    return _for_all_ranks(part, found)
+    if is_small and not _is_simply_correct(result, {*memory, *program.findings}):
+        return None
+    return _for_all_ranks(section.program, result)
 
 
-def _representative_section(
-    program: Program, cost: CostModel, small: bool
-) -> tuple[Program | None, frozenset[str]]:
-    """The ranks that stand for all, and back ends under which they do not: those whose rules go by
-    places in a group.
+def _is_simply_correct(result: CheckResult, known: set[Finding]) -> bool:
+    """Whether the verdict is ok and no finding goes beyond the known ones."""
+    is_ok = result.verdict is not None and result.verdict.verdict == "ok"
+    return is_ok and known.issuperset(result.findings)
+
+
+def _representative_section(program: Program, cost: CostModel, is_small: bool) -> _Section:
+    """Ranks that represent all others under as many backends as possible.
+
+    Backends whose rules depend on places in a group may need all ranks. If the program is small
+    enough to run there in full, they are excluded from the choice of representatives.
     """
-    costs, every = [cost, *_default_costs(program)], list(BACKEND_PROFILES.values())
-    part = representative_program(program, costs, every)
-    apart = frozenset(profile.name for profile in every if depends_on_group_rank(program, profile))
-    if part is not None or not small or not apart or program.backend in apart:
-        return part, frozenset()
-    return representative_program(
-        program, costs, [profile for profile in every if profile.name not in apart]
-    ), apart
-
-
-def _for_all_ranks(part: Program, found: CheckResult) -> CheckResult:
-    """What ranks that stand for all have told, said of all."""
-    verdict = found.verdict and replace(
-        found.verdict,
-        ranks=part.alike(found.verdict.ranks),
-        final_state=expand_blocked_state(part, found.verdict.final_state),
+    costs, profiles = [cost, *_default_costs(program)], list(BACKEND_PROFILES.values())
+    section = representative_program(program, costs, profiles)
+    if section is not None or not is_small:
+        return _Section(section, frozenset())
+    needs_all = frozenset(
+        profile.name for profile in profiles if depends_on_group_rank(program, profile)
     )
+    if not needs_all or program.backend in needs_all:
+        return _Section(None, frozenset())
+    others = [profile for profile in profiles if profile.name not in needs_all]
+    return _Section(representative_program(program, costs, others), needs_all)
+
+
+def _for_all_ranks(section: Program, result: CheckResult) -> CheckResult:
+    """The result of representative ranks, with the ranks that they represent."""
+    verdict = result.verdict
+    if verdict is not None:
+        final_state = expand_blocked_state(section, verdict.final_state)
+        verdict = replace(verdict, ranks=section.alike(verdict.ranks), final_state=final_state)
     profiles = {
-        name: replace(one, ranks=part.alike(one.ranks)) for name, one in found.profiles.items()
+        name: replace(outcome, ranks=section.alike(outcome.ranks))
+        for name, outcome in result.profiles.items()
     }
-    findings = tuple(replace(one, ranks=part.alike(one.ranks)) for one in found.findings)
-    return replace(found, verdict=verdict, profiles=profiles, findings=findings)
+    findings = tuple(
+        replace(finding, ranks=section.alike(finding.ranks)) for finding in result.findings
+    )
+    return replace(result, verdict=verdict, profiles=profiles, findings=findings)
 
 
 def _default_costs(program: Program) -> list[CostModel]:
-    """Where no cluster is named each back end's own prices count, where time decides anything."""
-    found = [default_cluster(name) for name in BACKEND_PROFILES]
-    return [
-        CostModel(one, program.world_size, program.local_size, program.link_faults) for one in found
-    ]
+    """The costs of each backend's default cluster, which count if the scenario names none."""
+    return [_default_cost(program, name) for name in BACKEND_PROFILES]
 
 
+def _default_cost(program: Program, backend: str) -> CostModel:
+    cluster = default_cluster(backend)
+    return CostModel(cluster, program.world_size, program.local_size, program.link_faults)
+
+
+# --- programs ---
 def check_program(
     program: Program,
     *,
@@ -276,54 +299,76 @@ def check_program(
     whole: Program | None = None,
     apart: frozenset[str] = frozenset(),
 ) -> CheckResult:
-    """Check a lowered program under its own back end. ``cost``: the prices there, where the order
-    of events depends on time (left out: those of the default cluster). ``more``: findings that the
-    caller has already.
+    """Check a lowered program under its own backend.
 
-    ``whole``: all ranks of a program that is cut down to some; back ends that cannot be told by
-    these, and those in ``apart``, run that.
+    ``cost``: the costs there, if the order of events depends on time (default: those of the default
+    cluster). ``more``: findings that the caller already has. ``whole``: the program with all ranks,
+    if ``program`` has only representatives; the backends in ``apart``, and those that cannot be
+    judged by representatives, run that.
     """
     subject = CheckedProgram(program)
     verdict = verdict_of(program, max_states, subject=subject)
     swaps = swap_findings(subject)
-    prices = {name: cost if name == program.backend else None for name in BACKEND_PROFILES}
-    outcomes = {
-        name: _with_swaps(
-            _backend_outcome(program, p, prices[name], whole, name in apart), bool(swaps)
-        )
-        for name, p in BACKEND_PROFILES.items()
-    }
+    outcomes: dict[str, BackendOutcome] = {}
+    for name, profile in BACKEND_PROFILES.items():
+        own_cost = cost if name == program.backend else None
+        if name in apart:
+            outcome = _outcome_of_all_ranks(whole, profile, own_cost)
+        else:
+            outcome = _backend_outcome(program, profile, own_cost, whole)
+        outcomes[name] = _with_swaps(outcome) if swaps else outcome
     found = _all_findings(subject, verdict, outcomes, cost, (*more, *swaps))
-    order = verdict.schedule
-    said = schedule_to_json(order, program) if order is not None and order.choices else None
+    schedule = None
+    if verdict.schedule is not None and verdict.schedule.choices:
+        schedule = schedule_to_json(verdict.schedule, program)
     return CheckResult(
-        program.file, (), program.backend, verdict, outcomes, found, program.name, said
+        program.file, (), program.backend, verdict, outcomes, found, program.name, schedule
     )
 
 
 def _backend_outcome(
-    program: Program,
-    profile: BackendProfile,
-    cost: CostModel | None,
-    whole: Program | None,
-    apart: bool,
+    program: Program, profile: BackendProfile, cost: CostModel | None, whole: Program | None
 ) -> BackendOutcome:
-    """The outcome under a back end. Where some ranks cannot tell that of all, and all do not simply
-    complete, raises `FoldingError`.
+    """The outcome under a backend, with all ranks if representatives do not suffice."""
+    try:
+        return backend_outcome(program, profile, cost)
+    except FoldingError:
+        if whole is None:
+            raise
+        return _outcome_of_all_ranks(whole, profile, cost)
+
+
+def _outcome_of_all_ranks(
+    whole: Program | None, profile: BackendProfile, cost: CostModel | None
+) -> BackendOutcome:
+    """The outcome with all ranks.
+
+    Raises FoldingError unless all ranks simply complete, because the findings would have to name
+    ranks that the other results do not know.
     """
-    if not apart:
-        try:
-            return backend_outcome(program, profile, cost)
-        except FoldingError:
-            if whole is None:
-                raise
     assert whole is not None
-    found = backend_outcome(whole, profile, cost)
-    if found.possible != ("completes",):
+    outcome = backend_outcome(whole, profile, cost)
+    if outcome.possible != ("completes",):
         raise FoldingError
-    return found
+    return outcome
 
 
+def _with_swaps(outcome: BackendOutcome) -> BackendOutcome:
+    """The outcome if data meet in the wrong order: wrong data instead of completion."""
+    if outcome.outcome != "completes":
+        return outcome
+    possible = tuple(dict.fromkeys(_swapped(word) for word in outcome.possible))
+    variants = outcome.variants
+    if variants:
+        variants = {init: _swapped(word) for init, word in variants.items()}
+    return replace(outcome, outcome="wrong-data", possible=possible, variants=variants)
+
+
+def _swapped(outcome: str) -> str:
+    return "wrong-data" if outcome == "completes" else outcome
+
+
+# --- findings ---
 def _all_findings(
     subject: CheckedProgram,
     verdict: Verdict,
@@ -331,31 +376,34 @@ def _all_findings(
     cost: CostModel | None,
     more: tuple[Finding, ...],
 ) -> tuple[Finding, ...]:
-    program, layout, backend = subject.program, subject.layout, subject.program.backend
-    profile, own = BACKEND_PROFILES[backend], outcomes[backend]
-    clear = verdict.verdict not in _EXPLAINED_VERDICTS
+    program, layout = subject.program, subject.layout
+    profile, outcome = BACKEND_PROFILES[program.backend], outcomes[program.backend]
     refused = backend_findings(program, profile, layout)
-    stuck = verdict.final_state is not None and bool(verdict.final_state.blocked)
-    explain = not (
-        stuck or verdict.verdict == "invalid" or any(f.severity == "error" for f in refused)
-    )
-    ran = (
-        _run_findings(program, layout, profile, explain, cost)
-        if own.outcome not in ("completes", "wrong-data")
-        else ()
-    )
-    said = (
-        *(_with_buffer_sizes(f, outcomes) if f.code == "DS603" else f for f in verdict.findings),
-        *more,
-        *refused,
-    )
-    found = (
-        *attach_consequences(said, ran),
-        *(undefined_findings(program, layout, profile) if clear and _is_undefined(own) else ()),
-        *(lint_findings(program, profile, layout) if subject.concerns("lint") else ()),
-        *(_portability_findings(program, layout, outcomes, backend) if clear else ()),
-    )
+    hangs: tuple[Finding, ...] = ()
+    if outcome.outcome not in ("completes", "wrong-data"):
+        is_refused = any(finding.severity == "error" for finding in refused)
+        explain = not is_refused and not _explains_hang(verdict)
+        hangs = _run_findings(program, layout, profile, explain, cost)
+    of_verdict = [
+        _with_buffer_sizes(finding, outcomes) if finding.code == "DS603" else finding
+        for finding in verdict.findings
+    ]
+    found = [*attach_consequences((*of_verdict, *more, *refused), hangs)]
+    is_explained = verdict.verdict in _EXPLAINED_VERDICTS
+    if not is_explained and _is_undefined(outcome):
+        found += undefined_findings(program, layout, profile)
+    if subject.concerns("lint"):
+        found += lint_findings(program, profile, layout)
+    if not is_explained:
+        found += _portability_findings(program, layout, outcomes)
     return without_repeated_findings(found)
+
+
+def _explains_hang(verdict: Verdict) -> bool:
+    """Whether the findings of the verdict already say why ranks are blocked."""
+    if verdict.verdict == "invalid":
+        return True
+    return verdict.final_state is not None and bool(verdict.final_state.blocked)
 
 
 def _run_findings(
@@ -365,77 +413,69 @@ def _run_findings(
     explain: bool,
     cost: CostModel | None = None,
 ) -> tuple[Finding, ...]:
-    """What a run under a back end tells: waits that outlast their timeout and, to ``explain``, who
-    stands where in the end.
+    """The findings on a run under a backend.
+
+    These are waits that exceed their timeout and, if ``explain``, the cause of a hang.
     """
-    priced = cost or CostModel(
-        default_cluster(profile.name), program.world_size, program.local_size, program.link_faults
-    )
-    left: SimulatedRun = run_program(program, profile, priced)
-    told = diagnose_hang(program, left.final_state, layout) if explain else ()
-    return (*left.findings, *with_host_waits(told, program, left.final_state, profile))
+    run = run_program(program, profile, cost or _default_cost(program, profile.name))
+    hangs = diagnose_hang(program, run.final_state, layout) if explain else ()
+    return (*run.findings, *with_host_waits(hangs, program, run.final_state, profile))
 
 
 def _is_undefined(outcome: BackendOutcome) -> bool:
-    """The back end leaves open what comes of it."""
-    return "undefined" in outcome.possible or (
-        "completes" in outcome.possible and "hangs" in outcome.possible and bool(outcome.variants)
-    )
-
-
-def _with_swaps(outcome: BackendOutcome, swaps: bool) -> BackendOutcome:
-    """Data that meet by order but not by name are wrong data wherever the program gets through."""
-    if not swaps or outcome.outcome != "completes":
-        return outcome
-    possible = tuple(
-        dict.fromkeys("wrong-data" if o == "completes" else o for o in outcome.possible)
-    )
-    variants = outcome.variants and {
-        init: "wrong-data" if o == "completes" else o for init, o in outcome.variants.items()
-    }
-    return replace(outcome, outcome="wrong-data", possible=possible, variants=variants)
+    """Whether the backend leaves the outcome open."""
+    if "undefined" in outcome.possible:
+        return True
+    return bool(outcome.variants) and {"completes", "hangs"} <= set(outcome.possible)
 
 
 def _with_buffer_sizes(finding: Finding, outcomes: Mapping[str, BackendOutcome]) -> Finding:
-    """DS603 with the buffer on which each back end's outcome hinges, and what it comes to with
-    it.
-    """
+    """DS603 with the buffer size at which each backend's outcome changes."""
     words = {"undefined": "is undefined", "wrong-data": "gives wrong data"}
-    hinge = {name: o for name, o in outcomes.items() if o.flips_at_nbytes}
-    turns = [
-        f"{name} buffers {show_bytes(o.flips_at_nbytes or 0)}, and it {words.get(o.outcome, o.outcome)}"
-        for name, o in hinge.items()
-    ]
-    return replace(finding, message=f"{finding.message} ({'; '.join(turns)})") if turns else finding
+    changes = []
+    for name, outcome in outcomes.items():
+        if outcome.flips_at_nbytes:
+            result = words.get(outcome.outcome, outcome.outcome)
+            changes.append(f"{name} buffers {show_bytes(outcome.flips_at_nbytes)}, and it {result}")
+    if not changes:
+        return finding
+    return replace(finding, message=f"{finding.message} ({'; '.join(changes)})")
 
 
 def _portability_findings(
-    program: Program, layout: ChannelLayout, outcomes: Mapping[str, BackendOutcome], backend: str
+    program: Program, layout: ChannelLayout, outcomes: Mapping[str, BackendOutcome]
 ) -> tuple[Finding, ...]:
-    """DS604: it completes under its own back end, and not, or not always, under others. A remark
-    where mpi alone differs.
+    """DS604: the program completes under its own backend, but not, or not always, under others.
+
+    A note if only backends differ that are not built into PyTorch (mpi).
     """
+    backend = program.backend
     others = {
-        name: o for name, o in outcomes.items() if name != backend and o.possible != ("completes",)
+        name: outcome
+        for name, outcome in outcomes.items()
+        if name != backend and outcome.possible != ("completes",)
     }
     if outcomes[backend].outcome != "completes" or not others:
         return ()
-    width = max(map(len, others))
-    lines = [
-        f"  {name.ljust(width)}  {_outcome_text(o)}: {_outcome_reason(program, layout, name, o)}"
-        for name, o in others.items()
-    ]
-    first = next(iter(others))
+    width = max(len(name) for name in others)
+    lines = [f"it completes on {backend}, but not on {' and '.join(others)}"]
+    for name, outcome in others.items():
+        reason = _outcome_reason(program, layout, name, outcome)
+        lines.append(f"  {name.ljust(width)}  {_outcome_text(outcome)}: {reason}")
+    advice = (
+        f"if it is meant for {next(iter(others))} as well, "
+        f"`distsim check --backend {next(iter(others))}` shows where and what to do"
+    )
+    concerns_built_in = any(BACKEND_PROFILES[name].built_in for name in others)
+    ranks = {rank for outcome in others.values() for rank in outcome.ranks}
     return (
         Finding(
             "DS604",
-            "warning" if any(BACKEND_PROFILES[name].built_in for name in others) else "note",
-            "\n".join([f"it completes on {backend}, but not on {' and '.join(others)}", *lines]),
-            tuple(sorted({r for o in others.values() for r in o.ranks})),
+            "warning" if concerns_built_in else "note",
+            "\n".join(lines),
+            tuple(sorted(ranks)),
             (),
-            (
-                f"if it is meant for {first} as well, `distsim check --backend {first}` shows where and what to do",
-            ),
+            (advice,),
         ),
     )
 
@@ -448,11 +488,11 @@ def _outcome_text(outcome: BackendOutcome) -> str:
 def _outcome_reason(
     program: Program, layout: ChannelLayout, name: str, outcome: BackendOutcome
 ) -> str:
-    """The first line of what there is to say about an outcome."""
+    """The first line of the first finding that explains an outcome."""
     profile = BACKEND_PROFILES[name]
     found = backend_findings(program, profile, layout)
     if not found and outcome.outcome in ("hangs", "raises", "crashes"):
-        found = _run_findings(program, layout, profile, True)
+        found = _run_findings(program, layout, profile, explain=True)
     if not found and _is_undefined(outcome):
         found = undefined_findings(program, layout, profile)
     return found[0].message.partition("\n")[0] if found else "its rules differ from the contract's"

@@ -1,6 +1,4 @@
-"""A scenario as a test: what its `expect` says, beside what came out (design: a scenario is a
-test).
-"""
+"""Compare a simulation with the `expect` section of its scenario: a scenario is a test."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class UnmetExpectation(NamedTuple):
-    """One thing that did not come out as expected, in words."""
+    """One difference between the expectations and the simulation, in words."""
 
     what: str
     expected: str
@@ -29,8 +27,9 @@ class UnmetExpectation(NamedTuple):
 
 
 class ScenarioTestResult(NamedTuple):
-    """A file and how it did. ``simulation`` is None when it could not be read; ``error`` then says
-    why.
+    """The result of testing one file.
+
+    ``simulation`` is None if the file could not be read; ``error`` then says why.
     """
 
     file: str
@@ -40,9 +39,7 @@ class ScenarioTestResult(NamedTuple):
 
     @property
     def status(self) -> str:
-        """``passed``, ``failed``, ``unreadable``, or ``no expect`` where the file says nothing to
-        check.
-        """
+        """``passed``, ``failed``, ``unreadable``, or ``no expect`` if the file expects nothing."""
         if self.simulation is None:
             return "unreadable"
         if self.simulation.scenario.expect is None:
@@ -51,17 +48,16 @@ class ScenarioTestResult(NamedTuple):
 
 
 def scenario_files(paths: list[Path]) -> tuple[Path, ...]:
-    """The files named and the ``.yaml`` files in the folders named (at any depth), each once,
-    sorted within a folder.
+    """The given files, and the ``.yaml`` files in the given folders at any depth, each once.
 
-    Raises UsageError for a path that is not there and when no file is found.
+    They are sorted within a folder. Raises UsageError for a path that does not exist, and if no
+    file is found.
     """
     found: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
-            found |= dict.fromkeys(
-                sorted(p for p in path.rglob("*") if p.suffix in (".yaml", ".yml") and p.is_file())
-            )
+            candidates = [each for each in path.rglob("*") if each.suffix in (".yaml", ".yml")]
+            found |= dict.fromkeys(sorted(each for each in candidates if each.is_file()))
         elif path.exists():
             found[path] = None
         else:
@@ -76,8 +72,9 @@ def scenario_files(paths: list[Path]) -> tuple[Path, ...]:
 
 
 def check_expectations(path: Path) -> ScenarioTestResult:
-    """Simulate a file and hold the result against its `expect`. A file that can't be read is no
-    exception but a result.
+    """Simulate a file and compare the result with its `expect`.
+
+    A file that cannot be read gives a result with an error, not an exception.
     """
     from distsim.scenario import load
     from distsim.simulation.simulate_scenario import simulate
@@ -92,9 +89,7 @@ def check_expectations(path: Path) -> ScenarioTestResult:
 
 
 def unmet_expectations(simulation: Simulation) -> tuple[UnmetExpectation, ...]:
-    """What a finished simulation has otherwise than its scenario's `expect`; empty when all is as
-    expected or nothing was.
-    """
+    """The differences between a simulation and its scenario's `expect`."""
     expect = simulation.scenario.expect
     if expect is None:
         return ()
@@ -131,30 +126,23 @@ def _check_outcome(expect: Expectations, simulation: Simulation) -> Iterator[Unm
         yield UnmetExpectation("outcome", expect.outcome, simulation.outcome)
     elif isinstance(expect.outcome, dict):
         for backend, expected in expect.outcome.items():
-            same = backend == simulation.run.profile
-            run = (
-                simulation
-                if same
-                else simulate(
+            run = simulation
+            if backend != simulation.run.profile:
+                run = simulate(
                     simulation.scenario, backend=backend, with_verdict=False, with_values=False
                 )
-            )
             if run.outcome != expected:
                 yield UnmetExpectation(f"outcome under {backend}", expected, run.outcome)
 
 
 def _check_findings(expect: Expectations, simulation: Simulation) -> Iterator[UnmetExpectation]:
-    """Every code listed must be found; an error that is not listed must not."""
+    """Every listed code must be found, and no error that is not listed."""
     if expect.findings is None:
         return
-    found = {f.code: f.severity for f in simulation.findings}
-    missing = [code for code in expect.findings if code not in found]
-    extra = sorted(
-        code
-        for code, severity in found.items()
-        if severity == "error" and code not in expect.findings
-    )
-    if missing or extra:
+    severities = {finding.code: finding.severity for finding in simulation.findings}
+    found = set(severities)
+    errors = {code for code, severity in severities.items() if severity == "error"}
+    if not found.issuperset(expect.findings) or not errors.issubset(expect.findings):
         yield UnmetExpectation(
             "findings",
             ", ".join(expect.findings) or "no errors",
@@ -164,13 +152,8 @@ def _check_findings(expect: Expectations, simulation: Simulation) -> Iterator[Un
 
 def _check_values(expect: Expectations, simulation: Simulation) -> Iterator[UnmetExpectation]:
     for label, expected in expect.values.items():
-        ranks = range(simulation.program.world_size)
-        by_rank = (
-            dict.fromkeys(ranks, expected)
-            if not isinstance(expected, PerRank)
-            else {r: expected.get(r) for r in ranks}
-        )
-        for rank, wanted in by_rank.items():
+        for rank in range(simulation.program.world_size):
+            wanted = expected.get(rank) if isinstance(expected, PerRank) else expected
             if wanted is None:
                 continue
             found, close = _value_matches(simulation, rank, label, wanted)
@@ -181,7 +164,7 @@ def _check_values(expect: Expectations, simulation: Simulation) -> Iterator[Unme
 def _value_matches(
     simulation: Simulation, rank: int, label: str, wanted: object
 ) -> tuple[str, bool]:
-    """The short form of what a buffer holds, and whether that is what is wanted."""
+    """The short form of a buffer's value, and whether it is the wanted one."""
     values = simulation.values
     if values is None:
         return "values that were not computed", False
@@ -192,11 +175,10 @@ def _value_matches(
 
 
 def _expected_text(wanted: object) -> str:
-    return (
-        str([*wanted]).replace("(", "[").replace(",)", "]").replace(")", "]")
-        if isinstance(wanted, tuple)
-        else str(wanted)
-    )
+    if not isinstance(wanted, tuple):
+        return str(wanted)
+    # Nested tuples in the notation of YAML lists.
+    return str([*wanted]).replace("(", "[").replace(",)", "]").replace(")", "]")
 
 
 def _check_bounds(

@@ -1,4 +1,10 @@
-"""The main job, in one call: a scenario in, everything that `distsim simulate` tells out."""
+"""Simulate a scenario: everything that `distsim simulate` reports, in one call.
+
+A simulation lowers the scenario, runs the program under one backend, and adds the verdict (which
+covers all backends), findings and values. Large programs are folded: ranks with equal roles are
+simulated once, and the result is extended to all ranks. Imports of detectors and values are lazy,
+because most programs need none of them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from distsim.analysis.critical_path import critical_path
 from distsim.analysis.timeline import (
-    RankTimes,
     Timeline,
     build_timeline,
     collective_totals,
@@ -51,15 +56,19 @@ from distsim.trace.model import Trace
 if TYPE_CHECKING:
     from distsim.values import BufferValues
 
-#: Values are worked out for programs of at most so many calls, unless asked for.
+#: By default, values are computed for programs of at most this many calls.
 MAX_CALLS_WITH_VALUES = 20_000
-#: Tensors of up to so many elements that differ are written out to be compared.
+#: `Simulation.wide_values` writes out differing tensors of up to this many elements.
 MAX_WIDE_ELEMENTS = 1 << 21
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """What came of a scenario. ``verdict`` and `values` are None where they were not asked for."""
+    """The result of simulating a scenario.
+
+    ``verdict`` and `values` are None if they were not asked for. After folding, ``program`` and
+    ``run`` are those of all ranks.
+    """
 
     scenario: Scenario
     program: Program
@@ -72,13 +81,11 @@ class Simulation:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """Where the time went."""
-        part = self.run.section
-        return (
-            build_timeline(self.run.trace)
-            if part is None
-            else unfolded_timeline(part.trace, part.program, self.program)
-        )
+        """Where the time was spent."""
+        section = self.run.section
+        if section is None:
+            return build_timeline(self.run.trace)
+        return unfolded_timeline(section.trace, section.program, self.program)
 
     @property
     def makespan_ns(self) -> int:
@@ -86,21 +93,18 @@ class Simulation:
 
     @cached_property
     def values(self) -> BufferValues | None:
-        """What tensors hold, worked out when it is first asked for. Raises UsageError where a
-        tensor's value has none.
+        """The contents of tensors, computed on first use.
+
+        Raises UsageError if the value of a tensor cannot be computed.
         """
         return _compute_values(self.program, self.run.trace) if self.has_values else None
 
     @cached_property
     def wide_values(self) -> BufferValues | None:
-        """The values with more numbers written out than a report needs, to be compared; None where
-        there are none.
-        """
-        return (
-            _compute_values(self.program, self.run.trace, limit_elements=MAX_WIDE_ELEMENTS)
-            if self.has_values
-            else None
-        )
+        """The values with more elements written out than reports need, for comparisons."""
+        if not self.has_values:
+            return None
+        return _compute_values(self.program, self.run.trace, limit_elements=MAX_WIDE_ELEMENTS)
 
     @property
     def iteration_ns(self) -> int | None:
@@ -108,242 +112,268 @@ class Simulation:
         return self.timeline.iteration_ns
 
 
-def _ignore_progress(_: str) -> None:
-    """Nobody watches."""
+# --- options ---
+class _RunOptions(TypedDict, total=False):
+    """The options that `simulate` and `simulate_program` share."""
 
-
-class SimulateOptions(TypedDict, total=False):
-    """What `simulate` may be told besides the scenario."""
-
-    backend: str | None
-    cluster: str | Mapping[str, Any] | Cluster | None
     with_verdict: bool
     with_values: bool | None
     ordered: bool
-    schedule: ReplaySchedule | None
     max_calls: int | None
     fold: bool | None
     tell: Callable[[str], None]
 
 
-def simulate(scenario: Scenario, **how: Unpack[SimulateOptions]) -> Simulation:
-    """Simulate a scenario under the file's back end and cluster, or under others.
+class SimulateOptions(_RunOptions, total=False):
+    """The options of `simulate`."""
 
-    ``with_verdict``: True where nothing is said. ``with_values``: None has them where the program
-    is small. ``ordered`` runs the time-ordered engine even where the fast one is exact.
-    ``schedule``: the order of events that a check wrote; receives from any source take the messages
-    it names. ``max_calls``: calls that may be simulated, in place of the limits of
-    `distsim.program.features`. ``fold``: ranks that do the same are simulated once; None: where the
-    program is large. It changes no figure. ``tell`` is called with what is done next, in words.
+    backend: str | None
+    cluster: str | Mapping[str, Any] | Cluster | None
+    schedule: ReplaySchedule | None
+
+
+class SimulateProgramOptions(_RunOptions, total=False):
+    """The options of `simulate_program`."""
+
+    follow: Mapping[Any, Any] | None
+    bounded: bool
+
+
+def _ignore_progress(_: str) -> None:
+    """The default of ``tell``."""
+
+
+# --- simulating ---
+def simulate(scenario: Scenario, **options: Unpack[SimulateOptions]) -> Simulation:
+    """Simulate a scenario under its backend and cluster, or under others.
+
+    ``with_verdict``: default True. ``with_values``: by default, values are computed if the program
+    is small. ``ordered``: use the time-ordered engine even if the fast one is exact. ``schedule``:
+    an event order that a check wrote; any-source receives take the messages it names.
+    ``max_calls``: calls that may be simulated, instead of the limits of
+    `distsim.program.features`. ``fold``: simulate ranks with equal roles once; by default, if the
+    program is large. Folding changes no figure. ``tell`` is called with a description of each
+    step.
+
     Raises ScenarioErrors and UsageError.
     """
     with gc_paused():
-        check_world_size(scenario, how.get("max_calls"))
-        return _simulate(scenario, how)
+        check_world_size(scenario, options.get("max_calls"))
+        return _simulate(scenario, options)
 
 
-def _simulate(scenario: Scenario, how: SimulateOptions) -> Simulation:
-    tell, backend, schedule = (
-        how.get("tell", _ignore_progress),
-        how.get("backend"),
-        how.get("schedule"),
-    )
-    tell("every rank's calls")
+def _simulate(scenario: Scenario, options: SimulateOptions) -> Simulation:
+    report_progress = options.get("tell", _ignore_progress)
+    backend, schedule = options.get("backend"), options.get("schedule")
+    report_progress("every rank's calls")
     if backend is not None and backend != scenario.backend:
         scenario = scenario.model_copy(update={"backend": str(backend)})
     program = lower(scenario)
-    cost = cost_model(scenario, program, how.get("cluster"))
-    follow = (
-        {(*r[:2], r[2]): (*s[:2], s[2]) for r, s in schedule.sender_of.items()}
-        if schedule is not None
-        else None
-    )
+    cost = cost_model(scenario, program, options.get("cluster"))
+    follow = None
+    if schedule is not None:
+        follow = {tuple(receive): tuple(send) for receive, send in schedule.sender_of.items()}
     return simulate_program(
         scenario,
         program,
         cost,
-        with_verdict=how.get("with_verdict", True),
-        with_values=how.get("with_values"),
-        ordered=how.get("ordered", False),
+        with_verdict=options.get("with_verdict", True),
+        with_values=options.get("with_values"),
+        ordered=options.get("ordered", False),
         follow=follow,
-        tell=tell,
-        fold=how.get("fold"),
-        max_calls=how.get("max_calls"),
+        tell=report_progress,
+        fold=options.get("fold"),
+        max_calls=options.get("max_calls"),
         bounded=True,
     )
 
 
-def unfolded_timeline(trace: Trace, section: Program, program: Program) -> Timeline:
-    """The timeline of a whole program, from the trace of the ranks that stand for all
-    (`distsim.semantics.classes.representatives`).
-    """
-    end = trace.makespan_ns
-    times, alike = (
-        {one.rank: one for one in rank_times(trace, end)},
-        equivalent_groups(section, program),
-    )
-    said = {of: one[1:] for of, one in times.items()}
-    ranks = tuple(
-        [RankTimes(rank, *said[of]) for rank, of in enumerate(representative_by_rank(section))]
-    )
-    told = [
-        (one.began_ns, rank, i, one._replace(group=group))
-        for i, one in enumerate(collective_totals(trace))
-        for rank, group in alike.get(one.group, ())
-    ]
-    found = tuple(
-        times_of_collective(trace, *one[3][:6]) for one in sorted(told, key=lambda one: one[:3])
-    )
-    return Timeline(end, iteration_ns(trace), ranks, found, critical_path(trace, end))
-
-
-class SimulateProgramOptions(TypedDict, total=False):
-    """What `simulate_program` may be told besides; see `SimulateOptions`."""
-
-    with_verdict: bool
-    with_values: bool | None
-    ordered: bool
-    follow: Mapping[Any, Any] | None
-    fold: bool | None
-    max_calls: int | None
-    bounded: bool
-    tell: Callable[[str], None]
-
-
 def simulate_program(
-    scenario: Scenario, program: Program, cost: CostModel, **more: Unpack[SimulateProgramOptions]
+    scenario: Scenario,
+    program: Program,
+    cost: CostModel,
+    **options: Unpack[SimulateProgramOptions],
 ) -> Simulation:
-    """The same for a program that is there already: lowered from ``scenario``, or made of a trace,
-    with what its file would say of it.
+    """Simulate a program that was lowered from ``scenario``, or made of a trace.
 
-    ``follow``: whose message receives from any source take. ``bounded``: refuse more calls than
-    `distsim.program.features` allows, or ``max_calls``. See `simulate` for the rest.
+    In the latter case ``scenario`` has what a scenario file would say about it. ``follow``: which
+    message each any-source receive takes. ``bounded``: refuse more calls than
+    `distsim.program.features`, or ``max_calls``, allows. See `simulate` for the other options.
     """
-    tell, most = more.get("tell", _ignore_progress), more.get("max_calls")
-    folded = _simulate_folded(scenario, program, cost, more)
-    if folded is not None and (
-        _has_no_findings(folded, program) or not is_within_size_limit(program, most)
-    ):
-        return folded
-    if more.get("bounded"):
-        check_program_size(program, most)
-    tell(f"{program.call_count:,} calls on {program.world_size:,} ranks in simulated time")
+    report_progress = options.get("tell", _ignore_progress)
+    max_calls = options.get("max_calls")
+    folded = _simulate_folded(scenario, program, cost, options)
+    if folded is not None:
+        # Findings of a folded program name only representative ranks, so a program with findings
+        # is simulated with all ranks, if that is possible.
+        is_too_large = not is_within_size_limit(program, max_calls)
+        if is_too_large or _has_no_findings(folded, program):
+            return folded
+    if options.get("bounded"):
+        check_program_size(program, max_calls)
+    report_progress(
+        f"{program.call_count:,} calls on {program.world_size:,} ranks in simulated time"
+    )
     result = run_program(
         program,
         BACKEND_PROFILES[program.backend],
         cost,
-        ordered=more.get("ordered", False),
-        follow=more.get("follow"),
+        ordered=options.get("ordered", False),
+        follow=options.get("follow"),
     )
-    return _with_values(_with_verdict(scenario, program, cost, result, more), more)
+    simulation = _with_verdict(scenario, program, cost, result, options)
+    return _with_values(simulation, options)
 
 
-def _with_values(found: Simulation, more: SimulateProgramOptions) -> Simulation:
-    """The same with its values, where they are wanted. Those that have numbers are worked out at
-    once, for they may be wrong.
+def _with_values(simulation: Simulation, options: SimulateProgramOptions) -> Simulation:
+    """The simulation with its values, if they are wanted.
+
+    Values that are numbers are computed at once, because they may be invalid.
     """
-    has = more.get("with_values") is not False and found.program.call_count <= MAX_CALLS_WITH_VALUES
-    found = replace(found, has_values=has)
-    if has and "numbers" in found.program.features:
-        more.get("tell", _ignore_progress)("values")
-        assert found.values is not None
-    return found
+    program = simulation.program
+    is_small = program.call_count <= MAX_CALLS_WITH_VALUES
+    has_values = options.get("with_values") is not False and is_small
+    simulation = replace(simulation, has_values=has_values)
+    if has_values and "numbers" in program.features:
+        options.get("tell", _ignore_progress)("values")
+        assert simulation.values is not None
+    return simulation
+
+
+# --- folding ---
+def _is_folding_allowed(program: Program, options: SimulateProgramOptions) -> bool:
+    if options.get("ordered") or options.get("follow"):
+        return False
+    wanted = options.get("fold")
+    return program.call_count > FOLDING_THRESHOLD_CALLS if wanted is None else wanted
 
 
 def _simulate_folded(
-    scenario: Scenario, program: Program, cost: CostModel, more: SimulateProgramOptions
+    scenario: Scenario, program: Program, cost: CostModel, options: SimulateProgramOptions
 ) -> Simulation | None:
-    """The simulation of ranks that stand for all; None where that does not pay, is not wanted, or
-    where order decides.
+    """The simulation of the representative ranks, extended to all ranks.
+
+    None if folding does not pay, is not wanted, or cannot reproduce the result of all ranks.
     """
-    wanted = more.get("fold")
-    if (
-        wanted is False
-        or more.get("ordered")
-        or more.get("follow")
-        or (wanted is None and program.call_count <= FOLDING_THRESHOLD_CALLS)
-    ):
+    if not _is_folding_allowed(program, options):
         return None
-    tell = more.get("tell", _ignore_progress)
-    tell(f"which of {program.world_size:,} ranks do the same")
+    report_progress = options.get("tell", _ignore_progress)
+    report_progress(f"which of {program.world_size:,} ranks do the same")
     profile = BACKEND_PROFILES[program.backend]
     shared = may_fold_shared_links(program, cost)
-    part = representative_program(program, [cost], [profile], shared=shared)
-    if part is None:
+    section = representative_program(program, [cost], [profile], shared=shared)
+    if section is None:
         return None
-    if more.get("bounded"):
-        check_program_size(part, more.get("max_calls"))
-    tell(
-        f"{part.present_calls:,} calls on {len(part.present):,} ranks, which stand for {program.world_size:,}, in simulated time"
+    if options.get("bounded"):
+        check_program_size(section, options.get("max_calls"))
+    report_progress(
+        f"{section.present_calls:,} calls on {len(section.present):,} ranks, which stand for "
+        f"{program.world_size:,}, in simulated time"
     )
     try:
-        result = run_program(part, profile, cost, shared=shared)
-        found = _with_verdict(scenario, part, cost, result, more)
+        result = run_program(section, profile, cost, shared=shared)
+        simulation = _with_verdict(scenario, section, cost, result, options)
     except FoldingError:
         return None
 
-    def every_call() -> Trace:
-        check_program_size(program, more.get("max_calls"))
+    def full_trace() -> Trace:
+        check_program_size(program, options.get("max_calls"))
         return run_program(program, profile, cost).trace
 
-    whole = expand_run(result, program, every_call)
-    left = found.verdict.final_state if found.verdict is not None else None
-    left = whole.final_state if left is result.final_state else expand_blocked_state(part, left)
-    verdict = found.verdict and replace(found.verdict, final_state=left)
-    wide = tuple(replace(f, ranks=part.alike(f.ranks)) for f in found.findings)
-    return _with_values(
-        replace(found, program=program, run=whole, verdict=verdict, findings=wide), more
+    run = expand_run(result, program, full_trace)
+    verdict = simulation.verdict
+    if verdict is not None:
+        final_state: FinalState | None = run.final_state
+        if verdict.final_state is not result.final_state:
+            final_state = expand_blocked_state(section, verdict.final_state)
+        verdict = replace(verdict, final_state=final_state)
+    findings = tuple(
+        replace(finding, ranks=section.alike(finding.ranks)) for finding in simulation.findings
     )
+    expanded = replace(simulation, program=program, run=run, verdict=verdict, findings=findings)
+    return _with_values(expanded, options)
 
 
-def _has_no_findings(found: Simulation, program: Program) -> bool:
-    """All is well, and nothing is said that names single ranks of the section."""
-    well = found.outcome == "completes" and (found.verdict is None or found.verdict.verdict == "ok")
-    of_all = {*program.findings, *_memory_findings(found.scenario, program, found.cost)}
-    return well and all(finding in of_all for finding in found.findings)
+def _has_no_findings(simulation: Simulation, program: Program) -> bool:
+    """Whether the program is correct, and no finding names single representative ranks."""
+    verdict = simulation.verdict
+    if simulation.outcome != "completes" or (verdict is not None and verdict.verdict != "ok"):
+        return False
+    memory = _memory_findings(simulation.scenario, program, simulation.cost)
+    of_all_ranks = {*program.findings, *memory}
+    return of_all_ranks.issuperset(simulation.findings)
 
 
+def unfolded_timeline(trace: Trace, section: Program, program: Program) -> Timeline:
+    """The timeline of a whole program, from the trace of its representative ranks.
+
+    See `distsim.semantics.classes.representatives`.
+    """
+    end = trace.makespan_ns
+    times_of = {times.rank: times for times in rank_times(trace, end)}
+    ranks = tuple(
+        times_of[representative]._replace(rank=rank)
+        for rank, representative in enumerate(representative_by_rank(section))
+    )
+    groups_like = equivalent_groups(section, program)
+    collectives = []
+    for index, total in enumerate(collective_totals(trace)):
+        for rank, group in groups_like.get(total.group, ()):
+            order = (total.began_ns, rank, index)
+            collectives.append((order, total._replace(group=group)))
+    collectives.sort(key=lambda entry: entry[0])
+    times = tuple(times_of_collective(trace, *total[:6]) for _, total in collectives)
+    return Timeline(end, iteration_ns(trace), ranks, times, critical_path(trace, end))
+
+
+# --- verdict and findings ---
 def _with_verdict(
     scenario: Scenario,
     program: Program,
     cost: CostModel,
     result: SimulatedRun,
-    more: SimulateProgramOptions,
+    options: SimulateProgramOptions,
 ) -> Simulation:
-    """A run with its verdict and all that there is to say of it, but the values."""
-    more.get("tell", _ignore_progress)("the verdict")
+    """A run with its verdict, outcome and findings, but without values."""
+    options.get("tell", _ignore_progress)("the verdict")
     subject = CheckedProgram(program)
-    verdict = (
-        verdict_of(program, subject=subject, ended=_strict_final_state(program, result))
-        if more.get("with_verdict", True)
-        else None
-    )
+    verdict = None
+    if options.get("with_verdict", True):
+        known_end = _strict_final_state(program, result)
+        verdict = verdict_of(program, subject=subject, ended=known_end)
     swaps = swap_findings(subject, result.trace)
-    outcome = "wrong-data" if swaps and result.outcome == "completes" else result.outcome
-    if outcome == "completes" and BACKEND_PROFILES[program.backend].device:
-        from distsim.engine.backend_outcomes import undefined_behaviour
-
-        outcome = (
-            "completes"
-            if undefined_behaviour(program, BACKEND_PROFILES[program.backend], cost) is None
-            else "undefined"
-        )
-    of_contract = (
+    found = (
         *program.findings,
         *_memory_findings(scenario, program, cost),
         *(verdict.findings if verdict else ()),
+        *result.findings,
+        *swaps,
     )
-    found = _deduplicated_findings(
-        (*of_contract, *result.findings, *swaps), _backend_findings(subject, result, verdict)
-    )
-    return Simulation(scenario, program, result, verdict, False, cost, found, outcome)
+    findings = _deduplicated_findings(found, _backend_findings(subject, result, verdict))
+    outcome = _outcome(program, cost, result, bool(swaps))
+    return Simulation(scenario, program, result, verdict, False, cost, findings, outcome)
+
+
+def _outcome(program: Program, cost: CostModel, result: SimulatedRun, has_swaps: bool) -> str:
+    if result.outcome != "completes":
+        return result.outcome
+    if has_swaps:
+        return "wrong-data"
+    profile = BACKEND_PROFILES[program.backend]
+    if not profile.device:
+        return "completes"
+    from distsim.engine.backend_outcomes import undefined_behaviour
+
+    is_defined = undefined_behaviour(program, profile, cost) is None
+    return "completes" if is_defined else "undefined"
 
 
 def swap_findings(subject: CheckedProgram, trace: Trace | None = None) -> tuple[Finding, ...]:
-    """Equal calls, and equal messages, that met by their order although others were meant.
-    ``trace``: of those that met in this run.
+    """Equal collectives and messages that met in an order other than the one meant.
+
+    ``trace``: only those that met in this run.
     """
-    found = list[Finding]()
+    found: list[Finding] = []
     if subject.concerns("swapped_collectives"):
         from distsim.checker.detectors.swapped_collectives import swapped_collective_findings
 
@@ -356,7 +386,7 @@ def swap_findings(subject: CheckedProgram, trace: Trace | None = None) -> tuple[
 
 
 def _memory_findings(scenario: Scenario, program: Program, cost: CostModel) -> tuple[Finding, ...]:
-    """What ranks hold, where the file says anything of it."""
+    """Findings on peak memory, if the scenario says anything about memory."""
     if not scenario.memory and not program.tensors:
         return ()
     from distsim.checker.detectors.peak_memory import memory_findings
@@ -365,76 +395,67 @@ def _memory_findings(scenario: Scenario, program: Program, cost: CostModel) -> t
 
 
 def _deduplicated_findings(
-    found: tuple[Finding, ...], waits: tuple[Finding, ...]
+    found: tuple[Finding, ...], hangs: tuple[Finding, ...]
 ) -> tuple[Finding, ...]:
-    if not found and not waits:
+    if not found and not hangs:
         return ()
     from distsim.checker.diagnosis.match_findings import (
         attach_consequences,
         without_repeated_findings,
     )
 
-    return without_repeated_findings(attach_consequences(found, waits))
+    return without_repeated_findings(attach_consequences(found, hangs))
 
 
-def _compute_values(program: Program, trace: Trace, **more: Any) -> BufferValues:
+def _compute_values(program: Program, trace: Trace, **options: Any) -> BufferValues:
     from distsim.values import compute_values
 
-    return compute_values(program, trace, **more)
+    return compute_values(program, trace, **options)
 
 
 def _strict_final_state(program: Program, result: SimulatedRun) -> FinalState | None:
-    """How a run ended that spares the verdict its first pass: it completed under rules at least as
-    strict as the rendezvous reading.
+    """The final state of a run that replaces the verdict's run under ``rendezvous``.
 
-    Those of gloo are: every send is a rendezvous (G1), and a collective that lets nobody leave
-    early waits for all; a new_group need not meet there, by the contract it must. The fast engine
-    has compared whatever met.
+    The run must have completed under rules at least as strict. Those of gloo are: every send is a
+    rendezvous (semantics G1), and a collective from which no rank returns early waits for all. But
+    a new_group need not meet on gloo, while by the contract it must. Only the fast engine has
+    compared everything that met.
     """
     profile = BACKEND_PROFILES[program.backend]
-    if (
-        profile.device
-        or not profile.rendezvous
-        or result.path != "fast"
-        or result.outcome != "completes"
-        or result.mismatches
-    ):
+    if profile.device or not profile.rendezvous or "new groups" in program.features:
         return None
-    if "new groups" in program.features:
+    if result.path != "fast" or result.outcome != "completes" or result.mismatches:
         return None
-    ops = {
-        call.op
-        for code in program.codes
-        for call in code.distinct_calls()
-        if OPERATIONS[call.op].kind == "collective"
-    }
-    waits_for_all = all(
-        profile.needs(op, 4, 0, me) is None for op in sorted(ops) for me in range(4)
-    )
-    return result.final_state if waits_for_all else None
+    for op in sorted(_collective_ops(program)):
+        # A group of four ranks with root 0 shows whether any member may return early.
+        if any(profile.needs(op, 4, 0, member) is not None for member in range(4)):
+            return None
+    return result.final_state
+
+
+def _collective_ops(program: Program) -> set[str]:
+    ops = {call.op for code in program.codes for call in code.distinct_calls()}
+    return {op for op in ops if OPERATIONS[op].kind == "collective"}
 
 
 def _may_refuse(program: Program, result: SimulatedRun) -> bool:
-    """Whether a back end may refuse a call: that would be the last one of its rank, and one that
-    nobody makes is asked about, too.
+    """Whether the backend may refuse a call.
+
+    A refused call is the last one of its rank. Calls that no rank makes are checked, too.
     """
-    return any(code.guards is not None for code in program.codes) or not made_all_calls(
-        program, result.final_state
-    )
+    if any(code.guards is not None for code in program.codes):
+        return True
+    return not made_all_calls(program, result.final_state)
 
 
 def _backend_findings(
     subject: CheckedProgram, result: SimulatedRun, verdict: Verdict | None
 ) -> tuple[Finding, ...]:
-    """What the back end alone makes of the program: calls it refuses or reads otherwise, and a
-    standstill that the contract has not.
-    """
-    program, profile, found = (
-        subject.program,
-        BACKEND_PROFILES[subject.program.backend],
-        tuple[Finding, ...](),
-    )
-    if _may_refuse(program, result) or (subject.concerns("swapped_messages") and not profile.tags):
+    """Findings on this backend: calls it refuses or treats differently, and hangs of its own."""
+    program, profile = subject.program, BACKEND_PROFILES[subject.program.backend]
+    found: tuple[Finding, ...] = ()
+    ignores_tags = subject.concerns("swapped_messages") and not profile.tags
+    if ignores_tags or _may_refuse(program, result):
         from distsim.checker.detectors.backend_support import backend_findings
 
         found = backend_findings(program, profile, subject.layout)
@@ -446,49 +467,54 @@ def _backend_findings(
         from distsim.checker.detectors.undefined_behavior import undefined_findings
 
         found = (*found, *undefined_findings(program, subject.layout, profile))
-    told = verdict is not None and (
-        verdict.verdict == "invalid" or bool(verdict.final_state and verdict.final_state.blocked)
-    )
-    refused = any(f.severity == "error" for f in found)
-    if told or refused or not result.final_state.blocked:
+    final_state = result.final_state
+    is_refused = any(finding.severity == "error" for finding in found)
+    if is_refused or not final_state.blocked or _explains_hang(verdict):
         return found
     from distsim.checker.diagnosis.hang_findings import diagnose_hang
     from distsim.checker.diagnosis.host_waits import with_host_waits
 
-    left = result.final_state
-    return (
-        *found,
-        *with_host_waits(diagnose_hang(program, left, subject.layout), program, left, profile),
-    )
+    hangs = diagnose_hang(program, final_state, subject.layout)
+    return (*found, *with_host_waits(hangs, program, final_state, profile))
 
 
+def _explains_hang(verdict: Verdict | None) -> bool:
+    """Whether the findings of the verdict already say why ranks are blocked."""
+    if verdict is None:
+        return False
+    if verdict.verdict == "invalid":
+        return True
+    return verdict.final_state is not None and bool(verdict.final_state.blocked)
+
+
+# --- clusters ---
 def cost_model(
     scenario: Scenario,
     program: Program,
     cluster: str | Mapping[str, object] | Cluster | None = None,
 ) -> CostModel:
-    """The prices of a scenario's cluster: the one given, else the file's, else the back end's
-    default.
-    """
+    """The costs of a cluster: the one given, or else the scenario's, or the backend's default."""
     chosen = cluster if cluster is not None else scenario.cluster
-    if (
-        isinstance(chosen, str)
-        and chosen not in PRESETS
-        and Path(chosen).suffix in (".yaml", ".yml")
-    ):
+    if isinstance(chosen, str) and _is_cluster_file(chosen):
         chosen = load_cluster(cluster_path(chosen, Path(scenario.file).parent))
     found = default_cluster(program.backend) if chosen is None else cluster_from(chosen)
     return CostModel(found, program.world_size, program.local_size, program.link_faults)
 
 
+def _is_cluster_file(name: str) -> bool:
+    return name not in PRESETS and Path(name).suffix in (".yaml", ".yml")
+
+
 def cluster_path(name: str, folder: Path) -> Path:
-    """A cluster's file: looked for beside the scenario, then here."""
+    """The path of a cluster file: next to the scenario if it exists there, else as given."""
     return folder / name if (folder / name).exists() else Path(name)
 
 
 def load_cluster(path: str | Path) -> Cluster:
-    """The cluster in a file of its own. Raises ScenarioErrors for what is no YAML, UsageError, with
-    the file, for what is no cluster.
+    """Load a cluster file.
+
+    Raises ScenarioErrors if it is not YAML, and UsageError, with the file's name, if it is not a
+    cluster.
     """
     from distsim.scenario import load_mapping
 

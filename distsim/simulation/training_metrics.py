@@ -1,5 +1,6 @@
-"""The figures that people look for first: tokens a second and GPU, MFU, the bubble, what a step
-goes into; and a makespan's band.
+"""Compute the usual figures of a training step: tokens/s/GPU, MFU, bubble, time shares.
+
+Also the range of a predicted makespan.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from distsim.simulation.simulate_scenario import Simulation
 if TYPE_CHECKING:
     from distsim.scenario.strategies.training_step.transformer import Transformer
 
-#: How computes of a transformer begin, and what they count as.
+#: How the names of a transformer's computes begin, and the kind that they count as.
 _COMPUTE_KINDS = (
     ("forward", "forward"),
     ("backward", "backward"),
@@ -33,13 +34,14 @@ LAUNCH_KIND = "launches"
 
 
 class TrainingMetrics(NamedTuple):
-    """Of one step of a transformer, the mean over ranks. ``shares`` of the step add up to 1:
-    computes by kind, `exposed communication` (beside which nothing computes), `bubble` (the rest:
-    waiting, idle, behind the host).
+    """The figures of one step of a transformer, as means over the ranks.
 
-    ``mfu``: model FLOPs, as PaLM counts them (arXiv:2204.02311, appendix B: three passes over every
-    matrix and all scores, nothing recomputed), over what the devices' data sheets say for the
-    step's dtype.
+    ``shares`` of the step add up to 1: computes by kind, `exposed communication` (during which
+    nothing computes), and `bubble` (the rest: waiting, idle, launch-bound).
+
+    ``mfu``: model FLOPs divided by the peak FLOPs of the devices' data sheets for the step's dtype.
+    Model FLOPs are counted as by PaLM (arXiv:2204.02311, appendix B): three passes over every
+    matrix and all attention scores, without recomputation.
     """
 
     step_ns: int
@@ -58,7 +60,7 @@ class TrainingMetrics(NamedTuple):
 
 
 def training_metrics(simulation: Simulation) -> TrainingMetrics | None:
-    """Of a scenario that is a transformer's step and completes; else None."""
+    """The figures of a scenario that is a transformer's step and completes; otherwise None."""
     if simulation.outcome != "completes" or not simulation.makespan_ns:
         return None
     made_of = validated_strategies(simulation.scenario.written)
@@ -87,7 +89,7 @@ def training_metrics(simulation: Simulation) -> TrainingMetrics | None:
 
 
 def _sequences_per_step(one: Transformer, context: ExpansionContext) -> int:
-    """Of a step: what each pipeline or replica takes, times their number."""
+    """The sequences of a step: those of each pipeline or replica, times their number."""
     inside = (
         one.axis_size("tensor", context)
         * one.axis_size("pipeline", context)
@@ -109,10 +111,11 @@ def _model_flops(one: Transformer, context: ExpansionContext) -> int:
 
 
 def time_shares(run: SimulatedRun, timeline: Timeline) -> dict[str, float]:
-    """What the ranks' time goes into: shares of the makespan, the largest computes first. What the
-    host launches is in the bubble.
+    """How the ranks spend the makespan, as shares; the largest computes first.
+
+    Launches by the host count as bubble.
     """
-    trace = (run.section or run).trace  # of ranks that do the same, one
+    trace = (run.section or run).trace  # after folding, that of the representative ranks
     alike = None if run.section is None else run.section.program.representative_of
     whole = timeline.makespan_ns * max(len(timeline.ranks), 1)
     ran = trace.ops(*COMPUTE_OPS) & (trace["started_ns"] >= 0) & (trace["finished_ns"] >= 0)
@@ -137,35 +140,40 @@ def time_shares(run: SimulatedRun, timeline: Timeline) -> dict[str, float]:
 
 
 def compute_kind(name: str) -> str:
-    """What a compute of this name counts as: `forward attention` as forward."""
+    """The kind of a compute with this name; `forward attention` counts as forward, for example."""
     return next(
         (kind for start, kind in _COMPUTE_KINDS if name.startswith(start)), name or "compute"
     )
 
 
 def makespan_range(cost: CostModel, program: Program, timeline: Timeline) -> tuple[int, int] | None:
-    """(shortest, longest) ns if every price on the critical path is at the end of its band; None
-    where there is no band.
+    """(shortest, longest) ns if every cost on the critical path is at the end of its range.
 
-    Compute by a given time counts as known; by FLOP and bytes it has the band of
-    `COMPUTE_RANGE`.
+    None if there is no range. Compute with a given duration counts as exact; compute given by FLOP
+    and bytes has the range `COMPUTE_RANGE`.
     """
     if not cost.nccl or not timeline.critical_path or cost.cluster.measured:
         return None
-    calls = communication_range(cost, program.world_size)
-    priced = any(
-        call.fields.get("flops") or call.fields.get("mem_bytes")
-        for code in program.codes
-        for call in code.calls
-    )
+    communication = communication_range(cost, program.world_size)
+    compute = COMPUTE_RANGE if _has_estimated_compute(program) else (1.0, 1.0)
     low, high = 0.0, 0.0
     for piece in timeline.critical_path:
         ns = piece.end_ns - piece.start_ns
-        row = OPERATIONS.get(piece.op)
-        moves = row is not None and row.kind in ("collective", "p2p", "batch")
-        below, above = calls if moves else COMPUTE_RANGE if priced else (1.0, 1.0)
-        low, high = low + ns * below, high + ns * above
+        operation = OPERATIONS.get(piece.op)
+        moves_data = operation is not None and operation.kind in ("collective", "p2p", "batch")
+        below, above = communication if moves_data else compute
+        low += ns * below
+        high += ns * above
     return (int(low), int(high)) if high > low else None
+
+
+def _has_estimated_compute(program: Program) -> bool:
+    """Whether some compute is given by FLOP or bytes instead of a duration."""
+    for code in program.codes:
+        for call in code.calls:
+            if call.fields.get("flops") or call.fields.get("mem_bytes"):
+                return True
+    return False
 
 
 __all__ = ["TrainingMetrics", "training_metrics", "compute_kind", "makespan_range", "time_shares"]

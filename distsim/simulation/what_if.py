@@ -1,5 +1,7 @@
-"""What if: the critical path by kind, every resource twice as fast, two scenarios side by side,
-many draws of chance.
+"""Answer what-if questions about a simulation.
+
+The critical path by kind of work, the effect of each resource at twice the speed, a comparison of
+two simulations, and the distribution of makespans over random draws.
 """
 
 from __future__ import annotations
@@ -20,15 +22,17 @@ from distsim.simulation.simulate_scenario import Simulation, simulate
 from distsim.simulation.training_metrics import TrainingMetrics, compute_kind, training_metrics
 from distsim.trace.model import Trace
 
-#: How much faster a resource becomes.
+#: How much faster `resource_speedups` makes a resource.
 SPEEDUP_FACTOR = 2.0
 
 
 # --- the critical path by kind ---
 class CriticalPathShare(NamedTuple):
-    """What one kind of work has of the critical path. ``slack_ns``: the least that a rank's other
-    work of this kind could take longer before the run did: what it waits or is idle; None where
-    nothing of the kind is off the path."""
+    """The share of one kind of work in the critical path.
+
+    ``slack_ns``: how much longer the other work of this kind could take without delaying the run:
+    the least time that a rank with such work waits or idles. None if no such work is off the path.
+    """
 
     kind: str
     ns: int
@@ -38,8 +42,9 @@ class CriticalPathShare(NamedTuple):
 
 
 def critical_path_by_kind(simulation: Simulation) -> tuple[CriticalPathShare, ...]:
-    """Sums over the critical path by kind, steps folded, the largest first. Shares of the makespan,
-    which they add up to.
+    """The critical path by kind of work, the largest share first.
+
+    Repeated steps are summed; the shares add up to the makespan.
     """
     trace, whole = simulation.run.trace, simulation.makespan_ns
     sums: dict[str, list[int]] = {}
@@ -48,11 +53,10 @@ def critical_path_by_kind(simulation: Simulation) -> tuple[CriticalPathShare, ..
         found[0] += piece.end_ns - piece.start_ns
         found[1] += 1
     slack = _slack_by_kind(simulation, trace)
-    rows = [
-        CriticalPathShare(kind, ns, count, ns / whole, slack.get(kind))
-        for kind, (ns, count) in sums.items()
-        if ns
-    ]
+    rows = []
+    for kind, (ns, pieces) in sums.items():
+        if ns:
+            rows.append(CriticalPathShare(kind, ns, pieces, ns / whole, slack.get(kind)))
     return tuple(sorted(rows, key=lambda row: (-row.ns, row.kind)))
 
 
@@ -65,16 +69,14 @@ def _kind_of_piece(trace: Trace, piece: CriticalPathPiece) -> str:
     if piece.why in ("wait", "sleep"):
         return "waiting" if piece.why == "wait" else "sleep"
     group = str(trace.text("group", int(trace["group"][piece.row]))).partition("[")[0]
-    row = OPERATIONS.get(op)
-    return (
-        f"{op}, {group}" if row is not None and row.kind == "collective" and group else "messages"
-    )
+    operation = OPERATIONS.get(op)
+    if operation is None or operation.kind != "collective" or not group:
+        return "messages"
+    return f"{op}, {group}"
 
 
 def _slack_by_kind(simulation: Simulation, trace: Trace) -> dict[str, int]:
-    """By kind of compute: the least time that a rank off the path waits or idles, of those that do
-    such work.
-    """
+    """By kind of compute: the least time that a rank off the path with such work waits or idles."""
     pieces = path_pieces(trace, simulation.makespan_ns)
     on_path = {piece.rank for piece in pieces}
     free = {r.rank: r.waiting_ns + r.idle_ns for r in simulation.timeline.ranks}
@@ -90,7 +92,7 @@ def _slack_by_kind(simulation: Simulation, trace: Trace) -> dict[str, int]:
 
 # --- every resource twice as fast ---
 class ResourceSpeedup(NamedTuple):
-    """A run with one resource faster. ``change``: of the makespan, negative where it is shorter."""
+    """A run with one faster resource; ``change`` of the makespan is negative if it is shorter."""
 
     resource: str
     makespan_ns: int
@@ -107,13 +109,8 @@ def _with_faster_part(cluster: Cluster, part: str, name: str) -> Cluster:
 
 def _with_faster_compute(cluster: Cluster) -> Cluster:
     device = cluster.device
-    return cluster.model_copy(
-        update={
-            "device": device.model_copy(
-                update={"peak": {k: SPEEDUP_FACTOR * v for k, v in device.peak.items()}}
-            )
-        }
-    )
+    peak = {dtype: SPEEDUP_FACTOR * rate for dtype, rate in device.peak.items()}
+    return cluster.model_copy(update={"device": device.model_copy(update={"peak": peak})})
 
 
 def _with_less_overhead(cluster: Cluster) -> Cluster:
@@ -122,7 +119,7 @@ def _with_less_overhead(cluster: Cluster) -> Cluster:
     )
 
 
-#: What is made faster: words -> the cluster with it.
+#: Resource -> function that returns a cluster in which it is faster.
 RESOURCES: dict[str, Callable[[Cluster], Cluster]] = {
     "compute (FLOP/s)": _with_faster_compute,
     "device memory (HBM)": lambda c: _with_faster_part(c, "device", "memory_bytes_per_ns"),
@@ -138,8 +135,10 @@ RESOURCES: dict[str, Callable[[Cluster], Cluster]] = {
 def resource_speedups(
     simulation: Simulation, tell: Callable[[str], None] = lambda _: None
 ) -> Iterator[ResourceSpeedup]:
-    """The run again with each resource of its cluster twice as fast, whatever the price then comes
-    to; times that were measured or are stated in the file stay as they are."""
+    """Repeat the run with each resource of its cluster twice as fast.
+
+    Times that were measured, or that the scenario states, stay as they are.
+    """
     before = simulation.makespan_ns
     for resource, faster in RESOURCES.items():
         tell(f"{resource} twice as fast")
@@ -151,16 +150,13 @@ def resource_speedups(
             with_verdict=False,
             with_values=False,
         )
-        yield ResourceSpeedup(
-            resource, found.makespan_ns, found.makespan_ns / before - 1 if before else 0.0
-        )
+        change = found.makespan_ns / before - 1 if before else 0.0
+        yield ResourceSpeedup(resource, found.makespan_ns, change)
 
 
 # --- two runs ---
 class MetricDifference(NamedTuple):
-    """One figure of two runs; ``change`` is relative, None where the first is zero, or they are
-    shares or words.
-    """
+    """One figure of two runs."""
 
     what: str
     unit: str
@@ -169,19 +165,16 @@ class MetricDifference(NamedTuple):
 
     @property
     def change(self) -> float | None:
-        if (
-            isinstance(self.a, str)
-            or isinstance(self.b, str)
-            or not self.a
-            or self.b is None
-            or self.unit == "%"
-        ):
+        """The relative change; None if the first figure is zero, or for shares and words."""
+        if isinstance(self.a, str) or isinstance(self.b, str) or self.unit == "%":
+            return None
+        if not self.a or self.b is None:
             return None
         return self.b / self.a - 1
 
 
 def metric_differences(a: Simulation, b: Simulation) -> tuple[MetricDifference, ...]:
-    """Figures of two simulations side by side; ranks' times are means."""
+    """The figures of two simulations; times of ranks are means."""
     rows = [MetricDifference("outcome", "", a.outcome, b.outcome)]
     verdicts = [one.verdict.verdict if one.verdict else "-" for one in (a, b)]
     rows += [
@@ -191,19 +184,20 @@ def metric_differences(a: Simulation, b: Simulation) -> tuple[MetricDifference, 
     if a.iteration_ns is not None or b.iteration_ns is not None:
         rows.append(MetricDifference("iteration", "ns", a.iteration_ns, b.iteration_ns))
     shares = ("compute", "exposed_comm", "waiting", "idle")
-    for word in shares:
-        means = [
-            fmean([getattr(r, f"{word}_ns") for r in one.timeline.ranks] or [0]) for one in (a, b)
-        ]
-        rows.append(
-            MetricDifference(f"{word.replace('_comm', ' communication')}, a rank", "ns", *means)
-        )
-    told = training_metrics(a), training_metrics(b)
-    for what, unit, take in _METRICS:
-        found = [None if one is None else take(one) for one in told]
+    for share in shares:
+        means = [_mean_of_ranks(each, f"{share}_ns") for each in (a, b)]
+        what = f"{share.replace('_comm', ' communication')}, a rank"
+        rows.append(MetricDifference(what, "ns", *means))
+    metrics = training_metrics(a), training_metrics(b)
+    for what, unit, value_of in _METRICS:
+        found = [None if each is None else value_of(each) for each in metrics]
         if any(value is not None for value in found):
             rows.append(MetricDifference(what, unit, *found))
     return (*rows, *_path_kind_differences(a, b))
+
+
+def _mean_of_ranks(simulation: Simulation, column: str) -> float:
+    return fmean([getattr(times, column) for times in simulation.timeline.ranks] or [0])
 
 
 _METRICS: tuple[tuple[str, str, Callable[[TrainingMetrics], float]], ...] = (
@@ -224,16 +218,14 @@ def _path_kind_differences(a: Simulation, b: Simulation) -> Iterator[MetricDiffe
 
 # --- chance ---
 class StragglerModel(NamedTuple):
-    """Each rank is slow by chance: ``share`` of them, ``factor`` times as long."""
+    """A random ``share`` of the ranks takes ``factor`` times as long."""
 
     share: float
     factor: float
 
 
 class MakespanDistribution(NamedTuple):
-    """Makespans over many draws, in ns: their mean with its confidence interval (two-sided,
-    ``level``), and quantiles.
-    """
+    """Makespans of many draws: mean with its two-sided confidence interval, and quantiles."""
 
     runs: int
     mean_ns: float
@@ -247,13 +239,15 @@ class MakespanDistribution(NamedTuple):
 
 
 def parse_stragglers(text: str) -> StragglerModel:
-    """`1%x1.3`: one rank in a hundred takes 1.3 times as long. Raises UsageError."""
+    """Parse, for example, `1%x1.3`: one rank in a hundred takes 1.3 times as long.
+
+    Raises UsageError.
+    """
     share, _, factor = text.replace("×", "x").partition("x")
+    share = share.strip()
+    divisor = 100 if share.endswith("%") else 1
     try:
-        found = StragglerModel(
-            float(share.strip().removesuffix("%")) / (100 if share.strip().endswith("%") else 1),
-            float(factor),
-        )
+        found = StragglerModel(float(share.removesuffix("%")) / divisor, float(factor))
     except ValueError:
         found = StragglerModel(-1.0, 0.0)
     if not 0 <= found.share <= 1 or not 1 <= found.factor <= 1e6:
@@ -267,28 +261,27 @@ def parse_stragglers(text: str) -> StragglerModel:
 def random_scenarios(
     scenario: Scenario, count: int, stragglers: StragglerModel | None
 ) -> Iterator[Scenario]:
-    """The scenario with seeds from its own on, each with its own slow ranks: the same scenario, the
-    same draws.
+    """The scenario with consecutive seeds, starting at its own, each with its own slow ranks.
+
+    The draws depend on the seeds only, so the same scenario always gives the same ones.
     """
     for k in range(count):
         seed = scenario.seed + k
-        chance = random.Random(f"stragglers {seed}")
-        slow = [
-            r
-            for r in range(scenario.world.size)
-            if stragglers is not None and chance.random() < stragglers.share
-        ]
-        faults = (
-            [FaultDecl(kind="slow", ranks=slow, factor=stragglers.factor)]
-            if stragglers is not None and slow
-            else []
-        )
-        yield scenario.model_copy(update={"seed": seed, "faults": (*scenario.faults, *faults)})
+        faults = list(scenario.faults)
+        if stragglers is not None:
+            draw = random.Random(f"stragglers {seed}")
+            draws = [draw.random() for _ in range(scenario.world.size)]
+            slow = [rank for rank, value in enumerate(draws) if value < stragglers.share]
+            if slow:
+                faults.append(FaultDecl(kind="slow", ranks=slow, factor=stragglers.factor))
+        yield scenario.model_copy(update={"seed": seed, "faults": tuple(faults)})
 
 
 def makespan_distribution(times: Sequence[int], level: float = 0.95) -> MakespanDistribution:
-    """Of at least two makespans. The interval of the mean is Student's for few draws by Hill's
-    expansion (CACM 13, 1970, algorithm 396).
+    """The distribution of at least two makespans.
+
+    The interval of the mean is Student's, computed by Hill's expansion (CACM 13, 1970, algorithm
+    396).
     """
     n, mean = len(times), fmean(times)
     half = _student_t_quantile(n - 1, level) * stdev(times) / sqrt(n)
@@ -299,8 +292,9 @@ def makespan_distribution(times: Sequence[int], level: float = 0.95) -> Makespan
 
 
 def _student_t_quantile(freedom: int, level: float) -> float:
-    """The quantile of Student's t, two-sided; Cornish and Fisher's expansion, exact for one and two
-    degrees of freedom.
+    """The two-sided quantile of Student's t.
+
+    By Cornish and Fisher's expansion; exact for one and two degrees of freedom.
     """
     from math import pi, tan
 

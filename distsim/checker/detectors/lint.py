@@ -1,5 +1,6 @@
-"""What a program's text lets one say beside the verdict: habits that pass now and bite later (DS606
-to DS608).
+"""Warn about habits that work now and fail later (DS606 to DS608).
+
+Only the text of a program is examined; the verdict does not depend on these findings.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from distsim.checker.wording import call_words, location_text, rank_list
 from distsim.common.units import duration_text
 from distsim.findings.final_state import FinalState, RankEnd
 from distsim.findings.finding_types import Finding
+from distsim.operations.core.resolved_call import RankGroup
 from distsim.operations.registry import OPERATIONS
 from distsim.program.code import CallSite, CodeCall
 from distsim.program.model import Program
@@ -23,9 +25,7 @@ from distsim.program.model import Program
 def lint_findings(
     program: Program, profile: BackendProfile, layout: ChannelLayout | None = None
 ) -> tuple[Finding, ...]:
-    """DS606 to DS608 of a program under a profile. ``layout``, if at hand, saves building it
-    again.
-    """
+    """DS606 to DS608 of a program under a backend. ``layout`` saves building it again."""
     layout = layout or build_channel_layout(program)
     return (
         *_default_timeout_findings(program, profile),
@@ -34,57 +34,70 @@ def lint_findings(
     )
 
 
+#: Groups that DS606 names.
+_MAX_SHOWN_GROUPS = 4
+
+
 # --- DS606 ---
 def _default_timeout_findings(program: Program, profile: BackendProfile) -> list[Finding]:
-    """Groups in use that keep the default although the world's timeout is another (semantics G12:
-    new_group does not inherit).
+    """Groups in use that keep the default although the world has another timeout.
+
+    A new group does not inherit the world's timeout (semantics G12).
     """
     world_ns = program.options.get("timeout_ns")
-    if (
-        not isinstance(world_ns, int)
-        or world_ns == profile.timeout_ns
-        or profile.timed_out == "nothing"
-    ):
+    if not isinstance(world_ns, int) or world_ns == profile.timeout_ns:
         return []
-    used = {
-        int(g)
-        for code in program.codes
-        for c in code.distinct_calls()
-        if c.group >= 0
-        for g in _group_ids(code.groups[c.group])
-    }
-    bare = [
-        g for g in program.groups if g.id in used and g.id and g.timeout_ns is None and g.size > 1
+    if profile.timed_out == "nothing":
+        return []
+    used = _used_group_ids(program)
+    groups = [
+        group for group in program.groups if group.id in used and _keeps_default_timeout(group)
     ]
-    if not bare:
+    if not groups:
         return []
-    names = ", ".join(g.name for g in bare[:4]) + (
-        f" and {len(bare) - 4} more" if len(bare) > 4 else ""
-    )
-    are = ("group {} is", "its") if len(bare) == 1 else ("groups {} are", "their")
-    default = duration_text(profile.timeout_ns)
-    message = (
-        f"the world gives up after {duration_text(world_ns)}, but {are[0].format(names)} made without a timeout and"
-        f" wait{'s' if len(bare) == 1 else ''} {default}, {are[1]} default under {profile.name}"
-    )
-    advice = f"say `timeout: {duration_text(world_ns)}` where {names if len(bare) < 5 else 'they'} {'is' if len(bare) == 1 else 'are'} made"
+    group_names = {group.name for group in groups}
     sites = [
-        s
-        for s, call in _new_group_calls(program)
-        if call.fields.get("name") in {g.name for g in bare}
+        site for site, call in _new_group_calls(program) if call.fields.get("name") in group_names
     ]
-    ranks = tuple(sorted({r for g in bare for r in g.ranks}))
-    return [
-        Finding(
-            "DS606",
-            "warning",
-            message,
-            ranks,
-            (),
-            (advice,),
-            tuple(dict.fromkeys(s.place() for s in sites)),
-        )
-    ]
+    ranks = tuple(sorted({rank for group in groups for rank in group.ranks}))
+    places = tuple(dict.fromkeys(site.place() for site in sites))
+    message, advice = _default_timeout_words(groups, world_ns, profile)
+    return [Finding("DS606", "warning", message, ranks, (), (advice,), places)]
+
+
+def _default_timeout_words(
+    groups: list[RankGroup], world_ns: int, profile: BackendProfile
+) -> tuple[str, str]:
+    """Message and advice."""
+    names = ", ".join(group.name for group in groups[:_MAX_SHOWN_GROUPS])
+    hidden = len(groups) - _MAX_SHOWN_GROUPS
+    if hidden > 0:
+        names += f" and {hidden} more"
+    default, world = duration_text(profile.timeout_ns), duration_text(world_ns)
+    if len(groups) == 1:
+        subject, wait, their, are = f"group {names} is", "waits", "its", "is"
+    else:
+        subject, wait, their, are = f"groups {names} are", "wait", "their", "are"
+    message = (
+        f"the world gives up after {world}, but {subject} made without a timeout and {wait} "
+        f"{default}, {their} default under {profile.name}"
+    )
+    where = "they" if hidden > 0 else names
+    return message, f"say `timeout: {world}` where {where} {are} made"
+
+
+def _keeps_default_timeout(group: RankGroup) -> bool:
+    is_world = group.id == 0
+    return not is_world and group.timeout_ns is None and group.size > 1
+
+
+def _used_group_ids(program: Program) -> set[int]:
+    found: set[int] = set()
+    for code in program.codes:
+        for call in code.distinct_calls():
+            if call.group >= 0:
+                found.update(int(group) for group in _group_ids(code.groups[call.group]))
+    return found
 
 
 def _group_ids(groups: object) -> Iterable[int]:
@@ -93,9 +106,9 @@ def _group_ids(groups: object) -> Iterable[int]:
 
 def _new_group_calls(program: Program) -> Iterable[tuple[CallSite, CodeCall]]:
     for code in program.codes:
-        yield from (
-            (program.sites[c.site], c) for c in code.distinct_calls() if c.op == "new_group"
-        )
+        for call in code.distinct_calls():
+            if call.op == "new_group":
+                yield program.sites[call.site], call
 
 
 # --- DS607 ---
@@ -106,31 +119,25 @@ _DROPPED_REQUEST_EFFECT = {
 
 
 def _dropped_request_findings(program: Program, profile: BackendProfile) -> list[Finding]:
-    """Messages whose request nobody can wait for any more, where the profile minds (semantics G4,
-    2.1).
-    """
+    """Messages for whose request no call can wait, if the backend minds (semantics G4, 2.1)."""
     if profile.dropped == "nothing":
         return []
     ends = tuple(RankEnd(r, "ended", len(program.code(r).calls)) for r in program.present)
     found = []
     for leak in request_leaks(program, FinalState(ends, ())):
         call = program.call(leak.ranks[0], leak.position)
-        if not (leak.dropped or leak.overwritten) or OPERATIONS[call.op].kind not in (
-            "p2p",
-            "batch",
-        ):
+        is_message = OPERATIONS[call.op].kind in ("p2p", "batch")
+        if not is_message or not (leak.dropped or leak.overwritten):
             continue
         place = program.place(leak.ranks[0], leak.position)
-        why = (
-            "keeps no handle"
-            if leak.dropped
-            else "loses its handle, which is bound again before a wait"
-        )
-        message = f"{call_words(call)} of {rank_list(leak.ranks)}, {location_text(place)}, {why}: {profile.name} {_DROPPED_REQUEST_EFFECT[profile.dropped]}"
-        advice = (
-            "write `as: h` and `wait: h`"
-            if leak.dropped
-            else "index the handle, `as: h@i`, and wait for each"
+        if leak.dropped:
+            why, advice = "keeps no handle", "write `as: h` and `wait: h`"
+        else:
+            why = "loses its handle, which is bound again before a wait"
+            advice = "index the handle, `as: h@i`, and wait for each"
+        message = (
+            f"{call_words(call)} of {rank_list(leak.ranks)}, {location_text(place)}, {why}: "
+            f"{profile.name} {_DROPPED_REQUEST_EFFECT[profile.dropped]}"
         )
         found.append(Finding("DS607", "warning", message, leak.ranks, (), (advice,), (place,)))
     return found
@@ -138,55 +145,56 @@ def _dropped_request_findings(program: Program, profile: BackendProfile) -> list
 
 # --- DS608 ---
 def _excluded_member_findings(program: Program, layout: ChannelLayout) -> list[Finding]:
-    """Collectives under a selector that shuts members out who have no other call in its place.
+    """Collectives under a selector that excludes members which make no other call instead.
 
-    Groups of one name and the same members are one that its ranks made in another order: what each
-    of them lacks says nothing.
+    Several groups with one name and the same members are one group whose ranks made it in another
+    order; what members lack on each of them has no meaning.
     """
-    where = CallIndex(layout)
-    made = Counter((group.name, group.ranks) for group in program.groups)
-    cut = _ranks_that_stop_early(program)
+    call_index = CallIndex(layout)
+    group_counts = Counter((group.name, group.ranks) for group in program.groups)
+    stopped = _ranks_that_stop_early(program)
     found: dict[int, Finding] = {}
     for sequence, group in enumerate(program.groups):
         members = layout.sequence_ranks[sequence]
-        plain = {program.code_of[r] for r in members}
-        if len(members) < 2 or (
-            len(plain) == 1 and program.codes[next(iter(plain))].guards is None
-        ):
+        if group_counts[group.name, group.ranks] > 1 or _run_same_calls(program, members):
             continue
-        counts = {rank: _call_counts(program, where, rank, sequence) for rank in members}
-        if (
-            made[group.name, group.ranks] > 1
-            or len({sum(count.values()) for count in counts.values()}) == 1
-        ):
+        counts = {rank: _call_counts(program, call_index, rank, sequence) for rank in members}
+        if len({count.total() for count in counts.values()}) == 1:
             continue
-        for op in sorted({op for count in counts.values() for op, _ in count}):
-            found |= _excluded_members(program, sequence, op, counts, cut)
+        ops: set[str] = set()
+        for count in counts.values():
+            ops.update(op for op, _ in count)
+        for op in sorted(ops):
+            found |= _excluded_members(program, sequence, op, counts, stopped)
     return [found[site] for site in sorted(found)]
 
 
+def _run_same_calls(program: Program, members: tuple[int, ...]) -> bool:
+    """Whether all members run one code without guards, or there is only one member."""
+    codes = {program.code_of[rank] for rank in members}
+    if len(members) < 2:
+        return True
+    return len(codes) == 1 and program.codes[codes.pop()].guards is None
+
+
 def _ranks_that_stop_early(program: Program) -> set[int]:
-    """Ranks whose last step is that they fail or leave: what they would have called next, nobody
-    has written down.
-    """
-    killed = {
-        f.rank
-        for f in program.faults
-        if f.kind == "kill" and f.position == len(program.code(f.rank).calls)
-    }
-    codes = {
-        k
-        for k, code in enumerate(program.codes)
-        if len(code.calls) and code.calls[len(code.calls) - 1].op in ("fail", "exit")
-    }
-    return killed | {r for r in program.present if program.code_of[r] in codes}
+    """Ranks whose last step is to fail or exit; the scenario does not say what they call later."""
+    found = set()
+    for fault in program.faults:
+        if fault.kind == "kill" and fault.position == len(program.code(fault.rank).calls):
+            found.add(fault.rank)
+    for rank in program.present:
+        calls = program.code(rank).calls
+        if len(calls) and calls[len(calls) - 1].op in ("fail", "exit"):
+            found.add(rank)
+    return found
 
 
 def _call_counts(
-    program: Program, where: CallIndex, rank: int, sequence: int
+    program: Program, call_index: CallIndex, rank: int, sequence: int
 ) -> Counter[tuple[str, int]]:
-    """(op, site) -> how often the rank's program makes it on a sequence."""
-    calls = (program.code_call(rank, p) for p in where.joins(rank, sequence))
+    """(op, site) -> how often the rank's program makes this call on a sequence."""
+    calls = (program.code_call(rank, p) for p in call_index.joins(rank, sequence))
     return Counter((call.op, call.site) for call in calls)
 
 
@@ -195,30 +203,39 @@ def _excluded_members(
     sequence: int,
     op: str,
     counts: dict[int, Counter[tuple[str, int]]],
-    cut: set[int],
+    stopped: set[int],
 ) -> dict[int, Finding]:
-    total = {
-        rank: sum(n for (name, _), n in count.items() if name == op)
-        for rank, count in counts.items()
-    }
+    """Site -> finding, for one operation on one sequence."""
+    total: Counter[int] = Counter()
+    sites: set[int] = set()
+    for rank, count in counts.items():
+        of_op = {site: times for (name, site), times in count.items() if name == op}
+        total[rank] = sum(of_op.values())
+        sites.update(of_op)
     most = max(total.values())
-    short = [rank for rank, n in total.items() if n < most and rank not in cut]
-    found = {}
-    for site in (
-        sorted({s for count in counts.values() for name, s in count if name == op}) if short else ()
-    ):
-        reach = [rank for rank, count in counts.items() if count[op, site]]
-        reached = set(reach)
-        out = [rank for rank in short if rank not in reached]
-        if out and len(reach) < len(counts):
-            place = program.sites[site].place(reach[0])
-            who = rank_list(out)
-            message = (
-                f"{op} on {program.groups[sequence].name}, {location_text(place)}, stands under a selector that leaves out {who},"
-                f" {'a member' if len(out) == 1 else 'members'} of the group"
-            )
-            advice = f"let {who} make it too, or make a group of {rank_list(reach)} for it"
-            found[site] = Finding(
-                "DS608", "note", message, tuple(sorted({*reach, *out})), (), (advice,), (place,)
-            )
+    candidates = [rank for rank, times in total.items() if times < most and rank not in stopped]
+    found: dict[int, Finding] = {}
+    if not candidates:
+        return found
+    for site in sorted(sites):
+        callers = [rank for rank, count in counts.items() if count[op, site]]
+        calling = set(callers)
+        excluded = [rank for rank in candidates if rank not in calling]
+        if excluded and len(callers) < len(counts):
+            found[site] = _excluded_member_finding(program, sequence, op, site, callers, excluded)
     return found
+
+
+def _excluded_member_finding(
+    program: Program, sequence: int, op: str, site: int, callers: list[int], excluded: list[int]
+) -> Finding:
+    place = program.sites[site].place(callers[0])
+    ranks = rank_list(excluded)
+    members = "a member" if len(excluded) == 1 else "members"
+    message = (
+        f"{op} on {program.groups[sequence].name}, {location_text(place)}, stands under a selector "
+        f"that leaves out {ranks}, {members} of the group"
+    )
+    advice = f"let {ranks} make it too, or make a group of {rank_list(callers)} for it"
+    concerned = tuple(sorted({*callers, *excluded}))
+    return Finding("DS608", "note", message, concerned, (), (advice,), (place,))

@@ -1,11 +1,10 @@
-"""Memory that one rank puts to or gets from while its owner, or a third, uses it: nothing says
-which comes first.
+"""Detect unordered accesses to memory that another rank puts to or gets from (DS404).
 
-Each call knows which calls of other ranks are over before it: those before a signal or message that
-it has waited for, and those before a collective whose data it has (vector clocks: C. Fidge, 1988;
-F. Mattern, 1989). Two uses of one memory, of which one writes and one comes from another rank, race
-if neither is known to be over before the other begins. What a rank does counts in the order of its
-program.
+Key idea: vector clocks (C. Fidge, 1988; F. Mattern, 1989). Each call knows which calls of other
+ranks are over before it: those before a signal or message that it has waited for, and those before
+a collective whose data it has. Two accesses to one memory, of which one writes and one comes from
+another rank, race if neither is known to be over before the other begins. The calls of one rank
+are ordered by its program.
 """
 
 from __future__ import annotations
@@ -30,8 +29,9 @@ _VectorClock = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class OneSidedRace:
-    """Two uses of ``label`` on rank ``owner``, each by (rank, position); ``one`` came first here.
-    ``writes``: does the second write?
+    """Two accesses to ``label`` on rank ``owner``, each (rank, position).
+
+    ``one`` comes first in the order examined. ``writes``: whether the second one writes.
     """
 
     label: str
@@ -55,18 +55,17 @@ class _MemoryAccess:
 
 
 def uses_one_sided_calls(program: Program) -> bool:
-    """Does any call use another rank's memory?"""
-    return any(
-        OPERATIONS[call.op].kind == "remote"
-        for code in program.codes
-        for call in code.distinct_calls()
-    )
+    """Whether any call accesses another rank's memory."""
+    for code in program.codes:
+        if any(OPERATIONS[call.op].kind == "remote" for call in code.distinct_calls()):
+            return True
+    return False
 
 
 def find_one_sided_races(
     program: Program, layout: ChannelLayout, reached: Sequence[int]
 ) -> tuple[OneSidedRace, ...]:
-    """One for each pair of places and tensor, of calls before position ``reached[rank]``."""
+    """One race per pair of places and tensor, among calls up to position ``reached[rank]``."""
     if not uses_one_sided_calls(program):
         return ()
     found: dict[tuple[int, int, str], OneSidedRace] = {}
@@ -77,23 +76,24 @@ def find_one_sided_races(
 
 
 class _HappensBefore:
-    """All ranks' calls in an order that could be, each with what it knows to be over."""
+    """Walks the calls of all ranks in a possible order, with a vector clock for each rank."""
 
     def __init__(self, program: Program, layout: ChannelLayout, reached: Sequence[int]) -> None:
         self.program, self.linked = program, layout.linked
         size = program.world_size
-        self.calls = [
-            [(p, c) for p, c in self._made(rank) if p <= reached[rank]] for rank in range(size)
-        ]
+        self.calls: list[list[tuple[int, CodeCall]]] = []
+        for rank in range(size):
+            made = self._calls_made(rank)
+            self.calls.append([(at, call) for at, call in made if at <= reached[rank]])
         self.clock: list[_VectorClock] = [np.zeros(size, dtype=np.int64) for _ in range(size)]
-        self.left: dict[int, _VectorClock] = {}  # row -> what its rank knew when it was posted
+        self.clock_at_post: dict[int, _VectorClock] = {}  # row -> its rank's clock when posted
         self.at = [0] * size
         self.uses: dict[tuple[int, BufferKey], list[_MemoryAccess]] = {}
         self._signals: dict[int, int] = {}  # channel -> the newest signal
         self._after: dict[int, int] = {}  # signal -> the one before it on its channel
         self._walks: dict[int, BufferUseWalk] = {}
 
-    def _made(self, rank: int) -> Iterator[tuple[int, CodeCall]]:
+    def _calls_made(self, rank: int) -> Iterator[tuple[int, CodeCall]]:
         code, row = self.program.code(rank), self.program.row_of[rank]
         for position in code.positions(row):
             call = code.calls[position]
@@ -102,7 +102,7 @@ class _HappensBefore:
             yield position, call
 
     def races(self) -> Iterator[OneSidedRace]:
-        """Rank after rank goes on until it needs a call that is not made yet."""
+        """Advance rank by rank, each until it needs a call that is not posted yet."""
         moved = True
         while moved:
             moved = False
@@ -111,10 +111,10 @@ class _HappensBefore:
                     position, call = self.calls[rank][self.at[rank]]
                     self._post(rank, position, call)
                     needed = self._needed(rank, position, call)
-                    if any(row not in self.left for row in needed):
+                    if any(row not in self.clock_at_post for row in needed):
                         break
                     for row in needed:
-                        np.maximum(self.clock[rank], self.left[row], out=self.clock[rank])
+                        np.maximum(self.clock[rank], self.clock_at_post[row], out=self.clock[rank])
                     yield from self._use(rank, position, call)
                     self.at[rank], moved = self.at[rank] + 1, True
 
@@ -125,9 +125,9 @@ class _HappensBefore:
 
     def _post(self, rank: int, position: int, call: CodeCall) -> None:
         rows = self._rows(rank, position, call)
-        if rows[0] not in self.left:
+        if rows[0] not in self.clock_at_post:
             self.clock[rank][rank] += 1
-            self.left |= dict.fromkeys(rows, self.clock[rank].copy())
+            self.clock_at_post |= dict.fromkeys(rows, self.clock[rank].copy())
             if OPERATIONS[call.op].signals and OPERATIONS[call.op].direction == "send":
                 channel = int(self.linked.channel[rows[0]])
                 if channel in self._signals:
@@ -139,10 +139,11 @@ class _HappensBefore:
         code, found = self.program.code(rank), list[int]()
         for distance in call.waits:
             found += self._before(rank, position - distance, code.calls[position - distance])
-        row = OPERATIONS[call.op]
-        waits = (
-            not call.handled if row.kind == "batch" else not row.nonblocking and not call.is_async
-        )
+        operation = OPERATIONS[call.op]
+        if operation.kind == "batch":
+            waits = not call.handled
+        else:
+            waits = not operation.nonblocking and not call.is_async
         return found + (self._before(rank, position, call) if waits else [])
 
     def _before(self, rank: int, position: int, call: CodeCall) -> list[int]:
@@ -157,7 +158,7 @@ class _HappensBefore:
         return found
 
     def _givers(self, row: int, call: CodeCall) -> list[int]:
-        """The rows of a collective whose data a member gets."""
+        """The rows of a collective whose data a member receives."""
         rows = [int(r) for r in self.linked.rows_of[int(self.linked.instance[row])]]
         if OPERATIONS[call.op].kind != "collective":
             return rows
@@ -167,32 +168,29 @@ class _HappensBefore:
             max(int(self.linked.root[row]), 0),
             members.index(int(self.linked.rank[row])),
         )
-        return (
-            rows
-            if takes is None
-            else [r for r in rows if members.index(int(self.linked.rank[r])) in takes]
-        )
+        if takes is None:
+            return rows
+        return [row for row in rows if members.index(int(self.linked.rank[row])) in takes]
 
     # --- uses ---
     def _use(self, rank: int, position: int, call: CodeCall) -> Iterator[OneSidedRace]:
         here, number = self.program.row_of[rank], int(self.clock[rank][rank])
         for owner, key, writes, remote in self._touched(rank, here, call):
-            those = self.uses.setdefault((owner, key), [])
-            for use in those:
-                apart = use.rank != rank and (use.remote or remote) and (use.writes or writes)
-                if apart and use.number > self.clock[rank][use.rank]:
-                    yield OneSidedRace(
-                        buffer_label(key), owner, (use.rank, use.position), (rank, position), writes
-                    )
-            mine = _MemoryAccess(rank, position, number, writes, remote)
-            those[:] = [
-                u for u in those if (u.rank, u.writes, u.remote) != (rank, writes, remote)
-            ] + [mine]
+            access = _MemoryAccess(rank, position, number, writes, remote)
+            earlier = self.uses.setdefault((owner, key), [])
+            for use in earlier:
+                if _may_conflict(use, access) and use.number > self.clock[rank][use.rank]:
+                    first = (use.rank, use.position)
+                    yield OneSidedRace(buffer_label(key), owner, first, (rank, position), writes)
+            # A newer access of the same rank and kind replaces the older one.
+            kind = (rank, writes, remote)
+            kept = [use for use in earlier if (use.rank, use.writes, use.remote) != kind]
+            earlier[:] = [*kept, access]
 
     def _touched(
         self, rank: int, here: int, call: CodeCall
     ) -> Iterator[tuple[int, BufferKey, bool, bool]]:
-        """(owner, memory, is it written, by another rank)."""
+        """(owner, buffer, whether it is written, whether the access is from another rank)."""
         if rank not in self._walks:
             self._walks[rank] = BufferUseWalk(self.program, self.program.code(rank), here)
         for part in call.parts or (call,):
@@ -207,8 +205,15 @@ class _HappensBefore:
                 yield peer, (buffer.name, int(at_row(buffer.index, here))), puts, True
 
 
+def _may_conflict(one: _MemoryAccess, other: _MemoryAccess) -> bool:
+    """Whether two accesses to one buffer race if nothing orders them."""
+    if one.rank == other.rank or not (one.remote or other.remote):
+        return False
+    return one.writes or other.writes
+
+
 def one_sided_race_findings(program: Program, races: Sequence[OneSidedRace]) -> tuple[Finding, ...]:
-    """DS404."""
+    """DS404, one per race."""
     found = []
     for race in races:
         calls, places = (
@@ -217,14 +222,17 @@ def one_sided_race_findings(program: Program, races: Sequence[OneSidedRace]) -> 
         )
         does = "writes" if race.writes else "reads"
         head = (
-            f"{calls[1].op} of rank {race.other[0]} {does} {race.label} of rank {race.owner}, and nothing orders it against the "
-            f"{calls[0].op} of rank {race.one[0]}"
+            f"{calls[1].op} of rank {race.other[0]} {does} {race.label} of rank {race.owner}, and "
+            f"nothing orders it against the {calls[0].op} of rank {race.one[0]}"
         )
         rows = [
             (f"rank {use[0]}", call_words(call), location_text(place))
             for use, call, place in zip((race.one, race.other), calls, places, strict=True)
         ]
-        advice = "signal after the one and wait for the signal before the other (`put_signal`, `wait_signal`), or put a barrier between"
+        advice = (
+            "signal after the one and wait for the signal before the other (`put_signal`, "
+            "`wait_signal`), or put a barrier between"
+        )
         found.append(
             Finding(
                 "DS404",

@@ -1,4 +1,4 @@
-"""What ranks hold at their peak, and whether it fits their device (DS806)."""
+"""Compare the peak memory that a scenario states with the memory of a device (DS806)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ _MAX_ROWS = 16
 
 
 class PeakMemory(NamedTuple):
-    """One entry of `memory:`: what each of its ranks holds at its peak, in bytes, by kind. What
-    fits is judged by ``total``.
+    """One entry of `memory:`: the peak of each of its ranks in bytes, by kind.
+
+    ``total`` decides whether it fits.
     """
 
     name: str
     ranks: tuple[int, ...]
     parts: Mapping[str, int]
-    allocated: int = 0  # the most that tensors hold at a time; 0: not known
+    allocated: int = 0  # the peak of all tensors together; 0 if unknown
 
     @property
     def total(self) -> int:
@@ -37,9 +38,7 @@ class PeakMemory(NamedTuple):
 
 
 def peak_memory(scenario: Scenario, program: Program) -> tuple[PeakMemory, ...]:
-    """Every entry of `memory:` that selects a rank, those of strategies included, in the file's
-    order.
-    """
+    """The entries of `memory:` that select a rank, including those of strategies, in file order."""
     found = [
         PeakMemory(name, _selected_ranks(part.ranks, program), part.parts, part.allocated_nbytes)
         for name, part in scenario.memory.items()
@@ -48,47 +47,50 @@ def peak_memory(scenario: Scenario, program: Program) -> tuple[PeakMemory, ...]:
 
 
 def memory_findings(scenario: Scenario, program: Program, cluster: Cluster) -> tuple[Finding, ...]:
-    """One finding for all entries of `memory:` that are more than a device has, the largest first;
-    none where all fit.
+    """One finding on all entries of `memory:` that exceed the device, the largest first.
+
+    Before it come findings on selectors without ranks and on tensors that exceed the device alone.
     """
-    room = cluster.device.memory_nbytes
-    stated = peak_memory(scenario, program)
-    nobody = tuple(
-        _empty_selector_finding(scenario, name)
-        for name in scenario.memory
-        if name not in {one.name for one in stated}
+    capacity = cluster.device.memory_nbytes
+    peaks = peak_memory(scenario, program)
+    with_ranks = {peak.name for peak in peaks}
+    empty = [name for name in scenario.memory if name not in with_ranks]
+    found = [_empty_selector_finding(scenario, name) for name in empty]
+    found += _oversized_tensors(scenario, program, cluster)
+    excessive = [peak for peak in peaks if peak.total > capacity]
+    if excessive:
+        excessive.sort(key=lambda peak: (-peak.total, peak.ranks))
+        found.append(_excessive_memory_finding(scenario, cluster, excessive))
+    return tuple(found)
+
+
+def _excessive_memory_finding(
+    scenario: Scenario, cluster: Cluster, excessive: list[PeakMemory]
+) -> Finding:
+    worst, device = excessive[0], cluster.device
+    kinds = name_list([f"{kind} {show_bytes(nbytes)}" for kind, nbytes in worst.parts.items()])
+    message = (
+        f"{worst.name} needs {show_bytes(worst.total)}, {device.name} has "
+        f"{show_bytes(device.memory_nbytes)}: {kinds}"
     )
-    over = sorted(
-        (one for one in stated if one.total > room), key=lambda one: (-one.total, one.ranks)
-    )
-    nobody = (*nobody, *_oversized_tensors(scenario, program, cluster))
-    if not over:
-        return nobody
-    worst = over[0]
-    kinds = name_list([f"{kind} {show_bytes(n)}" for kind, n in worst.parts.items()])
-    message = f"{worst.name} needs {show_bytes(worst.total)}, {cluster.device.name} has {show_bytes(room)}: {kinds}"
-    ranks = tuple(sorted({rank for one in over for rank in one.ranks}))
+    ranks = tuple(sorted({rank for peak in excessive for rank in peak.ranks}))
     place = _memory_place(scenario, worst.name)
-    table = (
-        [
-            f"{one.name}: {show_bytes(one.total)} on {len(one.ranks)} ranks"
-            for one in over[:_MAX_ROWS]
+    help_lines = []
+    if len(excessive) > 1:
+        help_lines = [
+            f"{peak.name}: {show_bytes(peak.total)} on {len(peak.ranks)} ranks"
+            for peak in excessive[:_MAX_ROWS]
         ]
-        if len(over) > 1
-        else []
-    )
-    more = [f"{len(over) - _MAX_ROWS} more"] if len(over) > _MAX_ROWS else []
-    advice = "shard more, recompute activations, or take smaller micro-batches"
-    return (
-        *nobody,
-        Finding("DS806", "error", message, ranks, ranks, (*table, *more, advice), (place,)),
-    )
+    if len(excessive) > _MAX_ROWS:
+        help_lines.append(f"{len(excessive) - _MAX_ROWS} more")
+    help_lines.append("shard more, recompute activations, or take smaller micro-batches")
+    return Finding("DS806", "error", message, ranks, ranks, tuple(help_lines), (place,))
 
 
 def _oversized_tensors(
     scenario: Scenario, program: Program, cluster: Cluster
 ) -> tuple[Finding, ...]:
-    """Declared tensors that alone are more than a device has, the largest first."""
+    """Declared tensors that alone exceed the memory of a device, the largest first."""
     room, found = cluster.device.memory_nbytes, []
     for tensor in program.tensors.values():
         nbytes = np.asarray(float(DTYPE_BYTES[tensor.dtype])) * tensor.copies
@@ -103,7 +105,8 @@ def _oversized_tensors(
         Finding(
             "DS806",
             "error",
-            f"the tensor {name} has {show_bytes(round(nbytes))}, {cluster.device.name} has {show_bytes(room)}",
+            f"the tensor {name} has {show_bytes(round(nbytes))}, "
+            f"{cluster.device.name} has {show_bytes(room)}",
             ranks,
             ranks,
             ("cut it, or give it fewer copies",),
@@ -119,14 +122,13 @@ def _empty_selector_finding(scenario: Scenario, name: str) -> Finding:
 
 
 def _memory_place(scenario: Scenario, name: str) -> SourceLocation:
-    """Where the entry is written; one that a strategy added stands nowhere: then where the first
-    strategy's block does.
-    """
+    """The place of an entry; of one that a strategy added, the place of the first strategy."""
     return _declaration_place(scenario, ("memory", name), "memory")
 
 
 def _declaration_place(scenario: Scenario, path: tuple[str, str], op: str) -> SourceLocation:
     spot, top = scenario.problem(path, ""), scenario.problem((), "")
+    # A path that is not in the file has the position of the file's root.
     block = next((entry for entry in scenario.program if isinstance(entry, ScenarioBlock)), None)
     if (spot.line, spot.column) == (top.line, top.column) and block is not None:
         return SourceLocation(scenario.file, block.line, block.column, op)

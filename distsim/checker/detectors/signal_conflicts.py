@@ -1,9 +1,9 @@
-"""Signals that are given by hand and meet a barrier of symmetric memory, or the other way round:
-DS611.
+"""Detect explicit signals that meet a barrier of symmetric memory, or vice versa (DS611).
 
-torch 2.13, `CUDASymmetricMemoryOps.cu` (barrier_kernel): the barrier fills and empties the same
-cells as put_signal and wait_signal of its channel. Each wait takes the signal that stands there,
-whoever it was meant for.
+The barrier fills and empties the same cells as put_signal and wait_signal of its channel, and each
+wait takes the signal in the cell, whichever call it was meant for.
+
+Source: torch 2.13, `CUDASymmetricMemoryOps.cu` (barrier_kernel).
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ class _SignalCall(NamedTuple):
 
 
 def signal_findings(program: Program, layout: ChannelLayout) -> tuple[Finding, ...]:
-    """DS611: one for each barrier that takes a signal given by hand, or whose signal a wait by hand
-    takes; the first of each.
+    """DS611: the first conflict of each barrier.
+
+    The barrier takes an explicit signal, or an explicit wait takes a signal of the barrier.
     """
     barriers = _barrier_sites(program)
     if not barriers:
@@ -47,15 +48,17 @@ def _site_key(site: CallSite) -> tuple[str, int, int]:
 
 
 def _barrier_sites(program: Program) -> set[tuple[str, int, int]]:
-    """Places that come to signals and waits for them: of symm_mem_barrier, for an operation comes
-    to one of them.
+    """The places of barriers.
+
+    A symm_mem_barrier is expanded to signals and waits of the same place; any other operation is
+    only one of the two.
     """
     kinds: dict[tuple[str, int, int], set[str]] = {}
     for code in program.codes:
         for call in code.distinct_calls():
             if OPERATIONS[call.op].signals and program.sites[call.site].line:
                 kinds.setdefault(_site_key(program.sites[call.site]), set()).add(call.op)
-    return {spot for spot, ops in kinds.items() if len(ops) > 1}
+    return {site for site, ops in kinds.items() if len(ops) > 1}
 
 
 def _matched_signals(
@@ -69,15 +72,14 @@ def _matched_signals(
         code, base = program.code(rank), linked.base[rank]
         for position in code.positions(program.row_of[rank]):
             call = code.calls[position]
-            if OPERATIONS[call.op].signals:
-                row, one = (
-                    base + code.offsets[position],
-                    _SignalCall(rank, position, program.sites[call.site]),
-                )
-                if OPERATIONS[call.op].direction == "send":
-                    signals[row] = one
-                elif linked.mate[row] >= 0:
-                    waits.append((int(linked.mate[row]), one))
+            if not OPERATIONS[call.op].signals:
+                continue
+            row = base + code.offsets[position]
+            signal_call = _SignalCall(rank, position, program.sites[call.site])
+            if OPERATIONS[call.op].direction == "send":
+                signals[row] = signal_call
+            elif linked.mate[row] >= 0:
+                waits.append((int(linked.mate[row]), signal_call))
     yield from ((signals[row], wait) for row, wait in waits if row in signals)
 
 
@@ -85,20 +87,27 @@ def _conflict_finding(
     program: Program, given: _SignalCall, taken: _SignalCall, by_barrier: bool
 ) -> Finding:
     channel = tag_text(program.call(given.rank, given.position).tag)
-    head = (
-        f"a wait of rank {taken.rank} takes a signal of the barrier of rank {given.rank} on {channel}"
-        if by_barrier
-        else f"a barrier of rank {taken.rank} takes a signal that rank {given.rank} gives by hand on {channel}"
-    )
-    words = (
-        ("symm_mem_barrier", "wait_signal") if by_barrier else ("put_signal", "symm_mem_barrier")
-    )
+    if by_barrier:
+        head = (
+            f"a wait of rank {taken.rank} takes a signal of the barrier of rank {given.rank} on "
+            f"{channel}"
+        )
+        words = ("symm_mem_barrier", "wait_signal")
+    else:
+        head = (
+            f"a barrier of rank {taken.rank} takes a signal that rank {given.rank} gives by hand "
+            f"on {channel}"
+        )
+        words = ("put_signal", "symm_mem_barrier")
     places = program.place(given.rank, given.position), program.place(taken.rank, taken.position)
     rows = [
         (f"rank {one.rank}", word, location_text(p))
         for one, word, p in zip((given, taken), words, places, strict=True)
     ]
-    advice = "give the barrier a channel of its own (`symm_mem_barrier: {channel: 1}`, torch: `handle.barrier(channel=1)`)"
+    advice = (
+        "give the barrier a channel of its own (`symm_mem_barrier: {channel: 1}`, torch: "
+        "`handle.barrier(channel=1)`)"
+    )
     ranks = tuple(sorted({given.rank, taken.rank}))
     return Finding(
         "DS611",

@@ -1,5 +1,7 @@
-"""Equal collectives that met by their order although the tensors' names say that others were
-meant.
+"""Detect equal collectives whose order differs between ranks, judged by tensor names (DS601).
+
+The k-th calls of all members of a group meet, on every backend. If one rank calls x then y and
+another one y then x, equal calls meet without an error, and the data are wrong.
 """
 
 from __future__ import annotations
@@ -22,34 +24,35 @@ TensorNames = tuple[tuple[str, int], ...]
 def swapped_collective_findings(
     program: Program, trace: Trace | None = None, layout: ChannelLayout | None = None
 ) -> tuple[Finding, ...]:
-    """DS601: two equal collectives of a group where one rank has x first and y then, and another y
-    first and x then; or two equal parts of one coalesced launch.
+    """DS601: one finding per group with two swapped collectives.
 
-    The k-th calls of all members of a group meet, as on every back end. ``trace``: only calls that
-    met in this run count; left out, all calls of the program do. One finding per group.
+    The parts of one coalesced launch may also be swapped. ``trace``: only calls that met in this
+    run count; by default, all calls of the program do.
     """
     layout = layout or build_channel_layout(program)
-    where = CallIndex(layout)
+    sequences = _calls_by_sequence(program, layout, CallIndex(layout))
+    if not sequences:
+        return ()
+    met = None if trace is None else _calls_that_met(trace)
     found = []
-    sequences = _calls_by_sequence(program, layout, where)
-    if trace is not None and sequences:
-        met = _calls_that_met(trace)
-        sequences = {
-            sequence: {r: [p for p in ps if (r, p) in met] for r, ps in rows.items()}
-            for sequence, rows in sequences.items()
-        }
-    for sequence, rows in sequences.items():
-        swap = _first_swap(program, rows)
+    for sequence, calls_by_rank in sequences.items():
+        if met is not None:
+            calls_by_rank = {
+                rank: [position for position in positions if (rank, position) in met]
+                for rank, positions in calls_by_rank.items()
+            }
+        swap = _first_swap(program, calls_by_rank)
         if swap is not None:
             found.append(_swap_finding(program, layout.sequence_names[sequence], *swap))
     return tuple(found)
 
 
 def _calls_by_sequence(
-    program: Program, layout: ChannelLayout, where: CallIndex
+    program: Program, layout: ChannelLayout, call_index: CallIndex
 ) -> dict[int, dict[int, list[int]]]:
-    """Sequence -> rank -> positions of its calls there. Sequences on which all members run one code
-    with the same names are left out.
+    """Sequence -> rank -> positions of its calls there.
+
+    Sequences on which all members run one code with the same names are omitted.
     """
     sequences: dict[int, dict[int, list[int]]] = {}
     plain = [_rows_name_same_tensors(program, number) for number in range(len(program.codes))]
@@ -57,7 +60,7 @@ def _calls_by_sequence(
         members = layout.sequence_ranks[sequence]
         codes = {program.code_of[rank] for rank in members}
         if len(codes) > 1 or not all(plain[c] for c in codes):
-            sequences[sequence] = {rank: where.joins(rank, sequence) for rank in members}
+            sequences[sequence] = {rank: call_index.joins(rank, sequence) for rank in members}
     return sequences
 
 
@@ -68,7 +71,7 @@ def _calls_that_met(trace: Trace) -> set[tuple[int, int]]:
 
 
 def _rows_name_same_tensors(program: Program, number: int) -> bool:
-    """All rows of a code name the same tensors in the same calls."""
+    """Whether all rows of a code name the same tensors in the same calls."""
     code = program.codes[number]
     if code.guards is not None:
         return False
@@ -99,47 +102,55 @@ def _tensor_names(program: Program, rank: int, position: int) -> TensorNames:
     )
 
 
-def _first_swap(
-    program: Program, rows: dict[int, list[int]]
-) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]] | None:
-    """((p, k), (q, k), (p, m), (q, m)) with positions for k and m: the first swap on a sequence
-    against its first member.
+#: Two pairs of calls that meet, each call as (rank, position).
+_Swap = tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]]
+
+
+def _first_swap(program: Program, calls_by_rank: dict[int, list[int]]) -> _Swap | None:
+    """((p, k), (q, k), (p, m), (q, m)), with positions for k and m.
+
+    It is the first swap on a sequence, compared with the sequence's first member p.
     """
-    if not rows:
+    if not calls_by_rank:
         return None
-    p = min(rows)
-    base = [_tensor_names(program, p, position) for position in rows[p]]
-    seen: set[tuple[TensorNames, ...]] = {tuple(base)}
-    for q in sorted(rows):
-        names = [_tensor_names(program, q, position) for position in rows[q]]
-        if tuple(names) in seen:
+    first = min(calls_by_rank)
+    first_names = [_tensor_names(program, first, p) for p in calls_by_rank[first]]
+    # Ranks with the same names in the same order need only one comparison.
+    compared = {tuple(first_names)}
+    for rank in sorted(calls_by_rank):
+        names = [_tensor_names(program, rank, position) for position in calls_by_rank[rank]]
+        if tuple(names) in compared:
             continue
-        seen.add(tuple(names))
-        crossed: dict[tuple[TensorNames, TensorNames], int] = {}
-        for k, (x, y) in enumerate(zip(base, names, strict=False)):
-            if (
-                x == y
-                or not x
-                or not y
-                or not _equal_signatures(program, (p, rows[p][k]), (q, rows[q][k]))
-            ):
-                continue
-            if (
-                sorted(x) == sorted(y)
-                and OPERATIONS[program.code_call(p, rows[p][k]).op].coalesces is not None
-            ):
-                return (p, rows[p][k]), (q, rows[q][k]), (p, rows[p][k]), (q, rows[q][k])
-            earlier = crossed.get((y, x))
-            if earlier is not None and _equal_signatures(
-                program, (p, rows[p][k]), (p, rows[p][earlier])
-            ):
-                return (
-                    (p, rows[p][earlier]),
-                    (q, rows[q][earlier]),
-                    (p, rows[p][k]),
-                    (q, rows[q][k]),
-                )
-            crossed.setdefault((x, y), k)
+        compared.add(tuple(names))
+        swap = _swap_between(program, calls_by_rank, first, first_names, rank, names)
+        if swap is not None:
+            return swap
+    return None
+
+
+def _swap_between(
+    program: Program,
+    calls_by_rank: dict[int, list[int]],
+    first: int,
+    first_names: list[TensorNames],
+    rank: int,
+    names: list[TensorNames],
+) -> _Swap | None:
+    """The first swap between two ranks, whose calls have these names."""
+    differing: dict[tuple[TensorNames, TensorNames], int] = {}
+    for k, (x, y) in enumerate(zip(first_names, names, strict=False)):
+        one, other = (first, calls_by_rank[first][k]), (rank, calls_by_rank[rank][k])
+        if x == y or not x or not y or not _equal_signatures(program, one, other):
+            continue
+        coalesces = OPERATIONS[program.code_call(*one).op].coalesces is not None
+        if coalesces and sorted(x) == sorted(y):
+            return one, other, one, other
+        earlier = differing.get((y, x))
+        if earlier is not None:
+            earlier_one = (first, calls_by_rank[first][earlier])
+            if _equal_signatures(program, one, earlier_one):
+                return earlier_one, (rank, calls_by_rank[rank][earlier]), one, other
+        differing.setdefault((x, y), k)
     return None
 
 
@@ -169,7 +180,10 @@ def _swap_finding(program: Program, group: str, *calls: tuple[int, int]) -> Find
     ]
     what = f"one launch on {group} has its parts" if within else f"equal calls on {group}"
     doing = "coalesce" if within else "make the calls on"
-    head = f"{label[0]} of rank {p} meets {label[1]} of rank {q}: {what} in another order, and the data are wrong"
+    head = (
+        f"{label[0]} of rank {p} meets {label[1]} of rank {q}: {what} in another order, "
+        "and the data are wrong"
+    )
     help_line = f"{doing} {label[0]} and {label[1]} in one order on {rank_list(sorted({p, q}))}"
     places = tuple(dict.fromkeys(program.place(*call) for call in calls))
     return Finding(

@@ -1,4 +1,8 @@
-"""DS705: what a back end's manual leaves open in a program, told from its text."""
+"""Detect what a backend's manual leaves undefined in a program (DS705).
+
+Only the text of the program is examined. Without a specific cause the finding says that the outcome
+is undefined.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,10 @@ from distsim.semantics.form.nccl_connect import ConnectingLaunch, connection_mis
 def undefined_findings(
     program: Program, layout: ChannelLayout, profile: BackendProfile
 ) -> tuple[Finding, ...]:
-    """Pairs of ranks that connect other directions than each other (N9), and groups that share
-    ranks and are used in another order on two of them (N12). One finding per pair of groups, one
-    for all contacts.
+    """Connections in different directions (semantics N9), and groups used in different order (N12).
 
-    NCCL's guide ("Using multiple NCCL communicators concurrently") asks for one order on all
-    devices. Without either the finding says only that the outcome is open.
+    One finding on all connections, and one per pair of groups that share ranks. NCCL's guide
+    ("Using multiple NCCL communicators concurrently") requires one order on all devices.
     """
     where = CallIndex(layout)
     found = _connection_findings(program, profile)
@@ -51,10 +53,16 @@ def _connection_findings(program: Program, profile: BackendProfile) -> list[Find
         )
         for (rank, k), one, peer in zip(calls, launches, (q, p), strict=True)
     ]
-    head = f"{profile.name} leaves open what happens: ranks {p} and {q} first meet in calls that connect other directions{more}"
+    head = (
+        f"{profile.name} leaves open what happens: ranks {p} and {q} first meet in calls that "
+        f"connect other directions{more}"
+    )
     places = tuple(dict.fromkeys(program.place(rank, k) for rank, k in calls))
     ranks = tuple(sorted({rank for one in contacts for rank in one.pair}))
-    advice = "post both directions in one batch_isend_irecv on both ranks, or each direction by a call of its own on both, in one order"
+    advice = (
+        "post both directions in one batch_isend_irecv on both ranks, "
+        "or each direction by a call of its own on both, in one order"
+    )
     return [
         Finding(
             "DS705",
@@ -69,7 +77,7 @@ def _connection_findings(program: Program, profile: BackendProfile) -> list[Find
 
 
 def _direction_words(launched: ConnectingLaunch, peer: int) -> str:
-    """Directions as a reader of the launch sees them: to and from its peer."""
+    """The directions of a launch, to and from its peer."""
     return " and ".join(
         words
         for way, words in (("send", f"to {peer}"), ("recv", f"from {peer}"))
@@ -80,22 +88,26 @@ def _direction_words(launched: ConnectingLaunch, peer: int) -> str:
 def _first_order_difference(
     where: CallIndex, a: int, b: int, shared: list[int]
 ) -> tuple[tuple[int, int, int], tuple[int, int, int]] | None:
-    """((p, its call on a, its later call on b), (q, its call on b, its later call on a)): the first
-    pair of ranks that differ.
+    """The first rank that uses two groups in another order than the first shared rank.
+
+    The result is ((p, its call on a, its later call on b), (q, its call on b, its later call on
+    a)).
     """
-    orders = {
-        rank: [sorted((p, sequence) for sequence in (a, b) for p in where.joins(rank, sequence))]
-        for rank in shared
-    }
+
+    def calls_of(rank: int) -> list[tuple[int, int]]:
+        calls = [(position, a) for position in where.joins(rank, a)]
+        calls += [(position, b) for position in where.joins(rank, b)]
+        return sorted(calls)
+
     first = shared[0]
-    base = [sequence for _, sequence in orders[first][0]]
-    for q in shared[1:]:
-        other = [sequence for _, sequence in orders[q][0]]
-        for k, (x, y) in enumerate(zip(base, other, strict=False)):
-            if x != y:
-                return _call_and_later(orders[first][0], k, first), _call_and_later(
-                    orders[q][0], k, q
-                )
+    first_calls = calls_of(first)
+    for other in shared[1:]:
+        other_calls = calls_of(other)
+        pairs = zip(first_calls, other_calls, strict=False)
+        for k, ((_, first_sequence), (_, other_sequence)) in enumerate(pairs):
+            if first_sequence != other_sequence:
+                swap = _call_and_later(first_calls, k, first)
+                return swap, _call_and_later(other_calls, k, other)
     return None
 
 
@@ -123,7 +135,10 @@ def _group_order_finding(
         for position, note in ((one, "first"), (later, "then"))
     ]
     who = rank_list([swap[0][0], swap[1][0]])
-    head = f"{profile.name} leaves open what happens: {who} use groups {names[0]} and {names[1]} in another order"
+    head = (
+        f"{profile.name} leaves open what happens: {who} use groups {names[0]} and {names[1]} "
+        "in another order"
+    )
     places = tuple(
         dict.fromkeys(program.place(rank, p) for rank, one, later in swap for p in (one, later))
     )

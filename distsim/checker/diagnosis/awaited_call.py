@@ -1,14 +1,21 @@
-"""The call that would end a wait: where the awaited rank has it, or that it has none, and what
-comes close.
+"""Find the call that would end a wait, or establish that the awaited rank has none.
+
+Key idea: the program fixes which calls meet, so the counterpart of a rank's k-th call on a channel
+or sequence is the k-th call of the awaited rank there, whether an execution reaches it or not. For
+a message without a counterpart, calls that differ only in tag, group or peer (*near misses*) show
+the likely mistake.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from distsim.checker.matching.call_index import CallIndex, MessageCall, part_call
+from distsim.checker.matching.call_mismatch import NO_SEQUENCE
+from distsim.checker.matching.channel_layout import ANY_SOURCE
 from distsim.checker.wording import call_words, location_text, place_of_call
 from distsim.findings.final_state import WaitDependency
 from distsim.findings.finding_types import SourceLocation
@@ -17,7 +24,8 @@ from distsim.operations.one_sided import is_signal
 from distsim.operations.registry import OPERATIONS
 from distsim.program.model import Program
 
-#: Open receive (rank, position, part) -> the message that it takes, as (rank, position, part).
+#: Any-source receive (rank, position, part) -> the message that it takes, as (rank, position,
+#: part).
 TakenMessages = Mapping[Any, tuple[int, int, int]]
 
 
@@ -25,14 +33,15 @@ TakenMessages = Mapping[Any, tuple[int, int, int]]
 class AwaitedCall:
     """What a need waits for on one awaited rank.
 
-    ``position`` is the call there that would meet it, None where the rank's whole program has none.
-    ``sequence`` is the collective's sequence, -1 for a message; ``number`` counts the calls before
-    it on that sequence or channel; ``has`` how many the awaited rank's program makes. ``batched``:
+    ``call`` is the call that waits, ``rank`` the awaited rank. ``position`` is the call of the
+    awaited rank that would meet it, None if that rank's whole program has none. ``sequence`` is the
+    collective's sequence (`NO_SEQUENCE` for a message). ``number`` counts the calls before it on
+    that sequence or channel, ``has`` the calls of the awaited rank's program there. ``batched``:
     the message that waits is part of a batch.
     """
 
-    call: ResolvedCall  # the one that waits
-    rank: int  # the awaited one
+    call: ResolvedCall
+    rank: int
     position: int | None
     sequence: int
     number: int
@@ -41,11 +50,11 @@ class AwaitedCall:
 
     @property
     def is_message(self) -> bool:
-        return self.sequence < 0
+        return self.sequence == NO_SEQUENCE
 
 
 class NearMiss(NamedTuple):
-    """A call that would fit but for its ``what``: tag, group or peer."""
+    """A call that would be the counterpart but for its ``what``: tag, group or peer."""
 
     what: str
     rank: int
@@ -53,237 +62,251 @@ class NearMiss(NamedTuple):
     place: SourceLocation | None
 
 
+class _MessageNeed(NamedTuple):
+    """A need for a message with a named peer: the message's channel, direction and number."""
+
+    channel: int
+    sends: bool
+    number: int
+
+
 class ResolvedReceives:
-    """A receive that has taken a sender's message stands as if it named that sender; one that took
-    none is open to all.
+    """The receives of a channel, with any-source receives assigned to senders.
+
+    An any-source receive that has taken a message counts as if it named that sender; one that has
+    taken none may still take any.
     """
 
-    def __init__(self, where: CallIndex, taken: TakenMessages) -> None:
-        self.where, self.taken = where, taken
-        layout = where.layout
-        rows = zip(
-            layout.chan_group, layout.chan_src, layout.chan_dst, layout.chan_tag, strict=True
-        )
-        self._open = (
-            {(g, dst, tag): c for c, (g, src, dst, tag) in enumerate(rows) if src < 0}
-            if layout.any_source
-            else {}
-        )
+    def __init__(self, call_index: CallIndex, taken: TakenMessages) -> None:
+        self.call_index, self.layout, self.taken = call_index, call_index.layout, taken
+        # (group, receiver, tag) -> channel of the any-source receives
+        self._any_source_channels: dict[tuple[int, int, int], int] = {}
+        if self.layout.any_source:
+            for channel, source in enumerate(self.layout.chan_src):
+                if source == ANY_SOURCE:
+                    self._any_source_channels[self._box_key(channel)] = channel
+
+    def _box_key(self, channel: int) -> tuple[int, int, int]:
+        layout = self.layout
+        return layout.chan_group[channel], layout.chan_dst[channel], layout.chan_tag[channel]
 
     def of(self, channel: int) -> list[MessageCall]:
-        """The receives that the channel's messages may go to: in order those that name or took its
-        sender, then the open ones.
-        """
-        layout = self.where.layout
-        rank, sender = layout.chan_dst[channel], layout.chan_src[channel]
-        named = self.where.messages(rank, channel, sends=False)
-        opened = self._open.get((layout.chan_group[channel], rank, layout.chan_tag[channel]))
-        if opened is None or opened == channel:
-            return named
-        receives = self.where.messages(rank, opened, sends=False)
-        by = [self.taken.get((rank, m.position, m.part), (-1,))[0] for m in receives]
-        mine = [m for m, who in zip(receives, by, strict=True) if who == sender]
-        free = [m for m, who in zip(receives, by, strict=True) if who < 0]
-        return sorted(named + mine, key=lambda m: m[:2]) + free
+        """The receives that the channel's messages may go to.
 
-    def took(self, channel: int) -> list[MessageCall]:
-        """The open receives that have taken a message of the channel's sender."""
-        rank = self.where.layout.chan_dst[channel]
-        return [m for m in self.of(channel) if (rank, m.position, m.part) in self.taken]
+        First, in order, those that name the channel's sender or have taken a message of it; then
+        the any-source receives that have taken none.
+        """
+        rank, sender = self.layout.chan_dst[channel], self.layout.chan_src[channel]
+        named = self.call_index.messages(rank, channel, sends=False)
+        any_source = self._any_source_channels.get(self._box_key(channel))
+        if any_source is None or any_source == channel:
+            return named
+        took, free = [], []
+        for receive in self.call_index.messages(rank, any_source, sends=False):
+            message = self._taken_by(rank, receive)
+            if message is None:
+                free.append(receive)
+            elif message[0] == sender:
+                took.append(receive)
+        return sorted(named + took, key=lambda receive: receive[:2]) + free
+
+    def _taken_by(self, rank: int, receive: MessageCall) -> tuple[int, int, int] | None:
+        return self.taken.get((rank, receive.position, receive.part))
+
+    def taken_from(self, channel: int) -> list[MessageCall]:
+        """The any-source receives that have taken a message of the channel's sender."""
+        rank = self.layout.chan_dst[channel]
+        return [receive for receive in self.of(channel) if self._taken_by(rank, receive)]
 
     def ordinal(self, channel: int, position: int, part: int) -> int:
-        """Which of the channel's messages a receive by name waits for, from 0."""
-        return sum(m[:2] < (position, part) for m in self.of(channel)[: self._settled(channel)])
+        """The number of the channel's message that a receive by name waits for, from 0."""
+        receives = self.of(channel)
+        with_sender = receives[: len(receives) - self._count_free(channel)]
+        return sum(receive[:2] < (position, part) for receive in with_sender)
 
-    def _settled(self, channel: int) -> int:
-        """How many of the receives have their sender."""
-        receives, rank = self.of(channel), self.where.layout.chan_dst[channel]
-        opened = self._open.get(
-            (self.where.layout.chan_group[channel], rank, self.where.layout.chan_tag[channel])
-        )
-        if opened is None:
-            return len(receives)
-        free = [
-            m
-            for m in self.where.messages(rank, opened, sends=False)
-            if (rank, m.position, m.part) not in self.taken
-        ]
-        return len(receives) - len(free)
+    def _count_free(self, channel: int) -> int:
+        """How many any-source receives that may take the channel's messages have taken none."""
+        any_source = self._any_source_channels.get(self._box_key(channel))
+        if any_source is None:
+            return 0
+        rank = self.layout.chan_dst[channel]
+        receives = self.call_index.messages(rank, any_source, sends=False)
+        return sum(self._taken_by(rank, receive) is None for receive in receives)
 
 
 class AwaitedCallFinder:
     """Finds counterparts in the text of a program."""
 
-    def __init__(self, program: Program, where: CallIndex, taken: TakenMessages) -> None:
-        self.program, self.where = program, where
-        self.receivers = ResolvedReceives(where, taken)
-        self._ends: tuple[dict[int, list[int]], dict[int, list[int]]] | None = None
+    def __init__(self, program: Program, call_index: CallIndex, taken: TakenMessages) -> None:
+        self.program, self.call_index, self.layout = program, call_index, call_index.layout
+        self.receives = ResolvedReceives(call_index, taken)
+        self._by_sender: dict[int, list[int]] | None = None
+        self._by_receiver: dict[int, list[int]] = {}
 
     def of(self, waiting: int, need: WaitDependency, awaited: int) -> AwaitedCall | None:
-        """The counterpart on one rank; None where the need is no call (an implicit
-        init_process_group).
+        """The counterpart on one awaited rank.
+
+        None if the need is not a call that meets others, such as an implicit init_process_group.
         """
         if need.position >= len(self.program.code(waiting).calls):
             return None
         call = part_call(self.program, waiting, need.position, need.part)
-        call = (
-            call.parts[0] if call.parts else call
-        )  # a batch as a whole waits: its first message speaks for it
+        if call.parts:
+            # A batch that waits as a whole is represented by its first message.
+            call = call.parts[0]
         if OPERATIONS[call.op].kind == "p2p":
             return self._message(waiting, need, awaited, call)
-        return (
-            self._collective(waiting, need, awaited, call)
-            if self.where.is_join(waiting, need.position)
-            else None
-        )
+        if self.call_index.is_join(waiting, need.position):
+            return self._collective(waiting, need, awaited, call)
+        return None
 
     def has_awaited_call(self, waiting: int, need: WaitDependency, awaited: int) -> bool:
-        """The same question, answered from counts alone."""
-        found = self._channel(waiting, need)
-        if found is None:
+        """Whether the awaited rank has a counterpart, decided by counting only."""
+        message = self._message_need(waiting, need)
+        if message is None:
             return True
-        channel, sends, number = found
-        if sends and self.where.layout.any_source:
-            return len(self.receivers.of(channel)) > number
-        return self.where.count(awaited, channel, sends=not sends) > number
+        if message.sends and self.layout.any_source:
+            return len(self.receives.of(message.channel)) > message.number
+        count = self.call_index.count(awaited, message.channel, sends=not message.sends)
+        return count > message.number
 
     def taken_before(self, waiting: int, need: WaitDependency) -> list[int]:
-        """Positions of the open receives of a rank that have taken messages which its receive by
-        name could have had.
-        """
-        found = self._channel(waiting, need)
-        return (
-            [] if found is None or found[1] else [m.position for m in self.receivers.took(found[0])]
-        )
+        """Positions of the rank's any-source receives that took a message its receive needs."""
+        message = self._message_need(waiting, need)
+        if message is None or message.sends:
+            return []
+        return [receive.position for receive in self.receives.taken_from(message.channel)]
 
-    def _channel(self, waiting: int, need: WaitDependency) -> tuple[int, bool, int] | None:
-        """(channel, does it send, which message of the channel) of a need for a message with a
-        named peer.
-        """
+    def _message_need(self, waiting: int, need: WaitDependency) -> _MessageNeed | None:
+        """The need, if it is for a message with a named peer."""
         calls = self.program.code(waiting).calls
         if need.any or need.position >= len(calls):
             return None
         call = calls[need.position]
-        call = call.parts[max(need.part, 0)] if call.parts else call
+        if call.parts:
+            call = call.parts[max(need.part, 0)]
         if call.port < 0:
             return None
-        channel, sends = self.where.channel(waiting, call), OPERATIONS[call.op].direction == "send"
-        if not sends and self.where.layout.any_source:
-            return channel, sends, self.receivers.ordinal(channel, need.position, need.part)
-        return (
-            channel,
-            sends,
-            self.where.ordinal(waiting, channel, need.position, need.part, sends=sends),
-        )
+        channel = self.call_index.channel(waiting, call)
+        sends = OPERATIONS[call.op].direction == "send"
+        if not sends and self.layout.any_source:
+            number = self.receives.ordinal(channel, need.position, need.part)
+        else:
+            number = self.call_index.ordinal(
+                waiting, channel, need.position, need.part, sends=sends
+            )
+        return _MessageNeed(channel, sends, number)
 
     def _message(
         self, waiting: int, need: WaitDependency, awaited: int, call: ResolvedCall
     ) -> AwaitedCall:
-        found = self._channel(waiting, need)
-        if found is None:
-            return AwaitedCall(call, awaited, None, -1, 0, 0)
-        channel, sends, number = found
-        messages = (
-            self.receivers.of(channel)
-            if sends
-            else self.where.messages(awaited, channel, sends=True)
-        )
-        position = messages[number].position if number < len(messages) else None
+        message = self._message_need(waiting, need)
+        if message is None:
+            return AwaitedCall(call, awaited, None, NO_SEQUENCE, 0, 0)
+        channel, sends, number = message
+        if sends:
+            counterparts = self.receives.of(channel)
+        else:
+            counterparts = self.call_index.messages(awaited, channel, sends=True)
+        position = counterparts[number].position if number < len(counterparts) else None
         batched = bool(self.program.code_call(waiting, need.position).parts)
-        return AwaitedCall(call, awaited, position, -1, number, len(messages), batched)
+        return AwaitedCall(call, awaited, position, NO_SEQUENCE, number, len(counterparts), batched)
 
     def _collective(
         self, waiting: int, need: WaitDependency, awaited: int, call: ResolvedCall
     ) -> AwaitedCall | None:
-        sequence = self.where.sequence(waiting, self.program.code_call(waiting, need.position))
-        mine, theirs = self.where.joins(waiting, sequence), self.where.joins(awaited, sequence)
-        if need.position not in mine:
+        code_call = self.program.code_call(waiting, need.position)
+        sequence = self.call_index.sequence(waiting, code_call)
+        own = self.call_index.joins(waiting, sequence)
+        theirs = self.call_index.joins(awaited, sequence)
+        if need.position not in own:
             return None
-        number = mine.index(need.position)
-        return AwaitedCall(
-            call,
-            awaited,
-            theirs[number] if number < len(theirs) else None,
-            sequence,
-            number,
-            len(theirs),
-        )
+        number = own.index(need.position)
+        position = theirs[number] if number < len(theirs) else None
+        return AwaitedCall(call, awaited, position, sequence, number, len(theirs))
 
     # --- near misses ---
-    def near(self, waiting: int, found: AwaitedCall) -> list[NearMiss]:
-        """Calls that almost fit a message without a counterpart: of the awaited rank, then those of
-        others that name the waiting one.
+    def near_misses(self, waiting: int, awaited: AwaitedCall) -> list[NearMiss]:
+        """Calls that are almost the counterpart of a message.
+
+        First those of the awaited rank, then those of other ranks that name the waiting one.
         """
-        sends = OPERATIONS[found.call.op].direction == "send"
-        layout, word = self.where.layout, "channel" if is_signal(found.call.tag) else "tag"
-        near = []
-        for channel in self._channels_of(found.rank, waiting, sends):
-            if self._spoken_for(channel, sends):
+        sends = OPERATIONS[awaited.call.op].direction == "send"
+        found = []
+        for channel in self._candidate_channels(awaited.rank, waiting, sends):
+            if self._all_have_counterparts(channel, sends):
                 continue
-            if is_signal(layout.chan_tag[channel]) != is_signal(found.call.tag):
+            if is_signal(self.layout.chan_tag[channel]) != is_signal(awaited.call.tag):
                 continue
-            here, there = (
-                (layout.chan_dst, layout.chan_src) if sends else (layout.chan_src, layout.chan_dst)
-            )
-            differs = {
-                word: layout.chan_tag[channel] != found.call.tag,
-                "group": layout.chan_group[channel] != found.call.group.id,
-                "peer": there[channel] not in (waiting, -1) or here[channel] != found.rank,
-            }
-            what = [word for word, does in differs.items() if does]
-            messages = (
-                self.where.messages(here[channel], channel, sends=not sends)
-                if len(what) == 1
-                else []
-            )
+            differences = self._differences(channel, waiting, awaited, sends)
+            if len(differences) != 1:
+                continue
+            rank = self._counterpart_ranks(sends)[channel]
+            messages = self.call_index.messages(rank, channel, sends=not sends)
             if messages:
-                rank, message = here[channel], messages[0]
+                message = messages[0]
                 words = call_words(part_call(self.program, rank, message.position, message.part))
-                near.append(
-                    NearMiss(
-                        what[0], rank, words, place_of_call(self.program, rank, message.position)
-                    )
-                )
-        return near
+                place = place_of_call(self.program, rank, message.position)
+                found.append(NearMiss(differences[0], rank, words, place))
+        return found
 
-    def _channels_of(self, awaited: int, waiting: int, sends: bool) -> list[int]:
-        """Channels on which the awaited rank receives (or sends), then those that lead from (or to)
-        the waiting one.
-        """
-        from_rank, to_rank = self._by_end()
-        here, there = (to_rank, from_rank) if sends else (from_rank, to_rank)
-        others = self.where.layout.chan_dst if sends else self.where.layout.chan_src
-        return here.get(awaited, []) + [
-            c for c in there.get(waiting, ()) if others[c] not in (awaited, -1)
-        ]
+    def _differences(
+        self, channel: int, waiting: int, awaited: AwaitedCall, sends: bool
+    ) -> list[str]:
+        """In what the calls of a channel differ from the awaited call."""
+        layout, call = self.layout, awaited.call
+        counterpart = self._counterpart_ranks(sends)[channel]
+        own_side = self._counterpart_ranks(not sends)[channel]
+        found = []
+        if layout.chan_tag[channel] != call.tag:
+            found.append("channel" if is_signal(call.tag) else "tag")
+        if layout.chan_group[channel] != call.group.id:
+            found.append("group")
+        if own_side not in (waiting, ANY_SOURCE) or counterpart != awaited.rank:
+            found.append("peer")
+        return found
 
-    def _by_end(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-        """Channels by sender and by receiver."""
-        if self._ends is None:
-            self._ends = {}, {}
-            for ends, ranks in zip(
-                self._ends, (self.where.layout.chan_src, self.where.layout.chan_dst), strict=True
-            ):
-                for channel, rank in enumerate(ranks):
-                    ends.setdefault(rank, []).append(channel)
-        return self._ends
+    def _counterpart_ranks(self, sends: bool) -> list[int]:
+        """For each channel, the rank that a sender (or a receiver) of a message waits for."""
+        return self.layout.chan_dst if sends else self.layout.chan_src
 
-    def _spoken_for(self, channel: int, sends: bool) -> bool:
-        """All calls of a channel's other end have counterparts."""
-        layout = self.where.layout
-        here, there = (
-            (layout.chan_dst, layout.chan_src) if sends else (layout.chan_src, layout.chan_dst)
-        )
-        size = self.program.world_size
-        if not (0 <= there[channel] < size and 0 <= here[channel] < size):
-            return not 0 <= here[channel] < size
-        own = self.where.count(here[channel], channel, sends=not sends)
-        return own <= self.where.count(there[channel], channel, sends=sends)
+    def _candidate_channels(self, awaited: int, waiting: int, sends: bool) -> Iterator[int]:
+        """The channels on which the awaited rank receives (or sends), then the others on which the
+        waiting rank sends (or receives)."""
+        if self._by_sender is None:
+            self._by_sender = _channels_by_rank(self.layout.chan_src)
+            self._by_receiver = _channels_by_rank(self.layout.chan_dst)
+        of_counterpart, of_own_side = self._by_receiver, self._by_sender
+        if not sends:
+            of_counterpart, of_own_side = self._by_sender, self._by_receiver
+        yield from of_counterpart.get(awaited, ())
+        counterparts = self._counterpart_ranks(sends)
+        for channel in of_own_side.get(waiting, ()):
+            if counterparts[channel] not in (awaited, ANY_SOURCE):
+                yield channel
+
+    def _all_have_counterparts(self, channel: int, sends: bool) -> bool:
+        """Whether all calls at the other end of a channel have counterparts."""
+        counterpart = self._counterpart_ranks(sends)[channel]
+        own_side = self._counterpart_ranks(not sends)[channel]
+        ranks = range(self.program.world_size)
+        if counterpart not in ranks or own_side not in ranks:
+            return counterpart not in ranks
+        calls = self.call_index.count(counterpart, channel, sends=not sends)
+        return calls <= self.call_index.count(own_side, channel, sends=sends)
+
+
+def _channels_by_rank(ranks: list[int]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = defaultdict(list)
+    for channel, rank in enumerate(ranks):
+        found[rank].append(channel)
+    return found
 
 
 def near_miss_lines(near: list[NearMiss]) -> list[str]:
     """Near misses as sentences."""
     return [
-        f"almost: rank {n.rank} has {n.words} at {location_text(n.place)}; the {n.what} differs"
-        for n in near
+        f"almost: rank {miss.rank} has {miss.words} at {location_text(miss.place)}; "
+        f"the {miss.what} differs"
+        for miss in near
     ]

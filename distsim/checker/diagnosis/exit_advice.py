@@ -1,5 +1,6 @@
-"""Ranks that wait for one who is no longer there: how it went, which call it does not make, and
-what a plain script would show.
+"""What to say about ranks that wait for a rank which has exited.
+
+How the rank ended, which call it does not make, and what a plain script would show.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from typing import NamedTuple
 
 from distsim.backends import BACKEND_PROFILES
 from distsim.checker.diagnosis.awaited_call import AwaitedCall
-from distsim.checker.diagnosis.hang_advice import BlockedWait, advise_missing_ranks
+from distsim.checker.diagnosis.hang_advice import advise_missing_ranks
+from distsim.checker.diagnosis.wait_for_graph import WaitEdge
 from distsim.checker.matching.call_index import CallIndex
 from distsim.checker.wording import call_words, location_text, place_of_call, rank_list
 from distsim.findings.final_state import RankEnd
@@ -33,154 +35,172 @@ _EXIT_WORDS_PLURAL = {
     "absent": "never started",
     "silent": "do not move",
 }
-#: Calls of the whole world, which have a rule of their own.
+#: Calls of the whole world, which have advice of their own.
 _WORLD_CALLS = ("new_group", "init_process_group")
-
-
-def ended_by_exit_call(program: Program, end: RankEnd) -> bool:
-    """The rank has left by `exit`, not by coming to its last line."""
-    calls = program.code(end.rank).calls
-    return (
-        end.status in ("ended", "raised")
-        and end.position < len(calls)
-        and calls[end.position].op == "exit"
-    )
-
-
-def exit_words(program: Program, ends: Sequence[RankEnd]) -> str:
-    """`has already ended`, `have left by exit with code 1`; `are gone` where not all went in one
-    way.
-    """
-    lone = len(ends) == 1
-    if all(ended_by_exit_call(program, end) for end in ends):
-        codes = {program.call(end.rank, end.position).code for end in ends}
-        code = f" with code {next(iter(codes))}" if len(codes) == 1 and codes != {0} else ""
-        return f"{'has' if lone else 'have'} left by exit{code}"
-    if len({end.status for end in ends}) > 1:
-        return "are gone"
-    return (_EXIT_WORDS if lone else _EXIT_WORDS_PLURAL)[ends[0].status]
-
-
-def advise_exit_calls(program: Program, ends: Sequence[RankEnd]) -> tuple[str, ...]:
-    """What to do about ranks that all have left by `exit`; nothing where they have not."""
-    if not all(ended_by_exit_call(program, end) for end in ends):
-        return ()
-    who, spot = (
-        rank_list([end.rank for end in ends], 4),
-        location_text(place_of_call(program, ends[0].rank, ends[0].position)),
-    )
-    if any(program.call(end.rank, end.position).code for end in ends):
-        why = (
-            f"why the exit with an error code, {spot}?"
-            if spot
-            else "why the exit with an error code?"
-        )
-        return (f"look at the log of {who} first: {why} The others only follow",)
-    at_place = f", {spot}," if spot else ""
-    return (
-        f"{who} exit{'s' if len(ends) == 1 else ''}{at_place} before the call that the others make: leave together, or after it",
-    )
-
-
-def open_connection_note(program: Program, ends: Sequence[RankEnd]) -> list[str]:
-    """Where a back end tells its peers of a process that ends: which of the two is meant. Programs
-    that come to their end keep their process (semantics G13 speaks of one that is gone)."""
-    last = all(
-        end.status == "ended" and end.position >= len(program.code(end.rank).calls) for end in ends
-    )
-    if not last or BACKEND_PROFILES[program.backend].peer_death != "raises":
-        return []
-    they, whose = ("it stays", "its") if len(ends) == 1 else ("they stay", "their")
-    return [
-        f"  {they} connected here, as under `run --real`; where a plain script's process ends, {whose} peers raise"
-        ' "Connection closed by peer" at once'
-    ]
+#: Ranks that an advice line lists one by one.
+_MAX_SHOWN_RANKS = 4
 
 
 class ExitAdvice(NamedTuple):
-    """What to do, and the places of the calls that are themselves the mistake."""
+    """Help lines, and the places of the calls that are themselves the mistake."""
 
     lines: tuple[str, ...]
     slips: tuple[SourceLocation, ...] = ()
 
 
-def advise_divergent_branch(
-    where: CallIndex, ranks: Sequence[int], position: int, sequence: int, gone: Sequence[int]
-) -> ExitAdvice | None:
-    """Calls in a branch that the others do not take: where these, and these alone, are why one rank
-    waits on a sequence for others.
+class IncompleteNewGroup(NamedTuple):
+    """A new_group call, and the ranks that never make it."""
+
+    call: ResolvedCall
+    missing: tuple[int, ...]
+
+
+# --- how ranks ended ---
+def ended_by_exit_call(program: Program, end: RankEnd) -> bool:
+    """Whether the rank ended in an `exit` call, not at the end of its program."""
+    calls = program.code(end.rank).calls
+    if end.status not in ("ended", "raised") or end.position >= len(calls):
+        return False
+    return calls[end.position].op == "exit"
+
+
+def _made_all_calls(program: Program, end: RankEnd) -> bool:
+    return end.status == "ended" and end.position >= len(program.code(end.rank).calls)
+
+
+def exit_words(program: Program, ends: Sequence[RankEnd]) -> str:
+    """How ranks ended.
+
+    For example `has already ended` or `have left by exit with code 1`; `are gone` if the ranks
+    ended in different ways.
     """
-    program, rank = where.layout.program, ranks[0]
-    if (
-        len({site.file for site in program.sites}) > 1
-    ):  # built or recorded: lines of two ranks have nothing in common
-        return None
-    mine = [
-        (program.code_call(rank, p).site, p) for p in where.joins(rank, sequence) if p <= position
+    is_single = len(ends) == 1
+    if all(ended_by_exit_call(program, end) for end in ends):
+        codes = {program.call(end.rank, end.position).code for end in ends}
+        code = ""
+        if len(codes) == 1 and codes != {0}:
+            code = f" with code {next(iter(codes))}"
+        return f"{'has' if is_single else 'have'} left by exit{code}"
+    if len({end.status for end in ends}) > 1:
+        return "are gone"
+    words = _EXIT_WORDS if is_single else _EXIT_WORDS_PLURAL
+    return words[ends[0].status]
+
+
+def open_connection_note(program: Program, ends: Sequence[RankEnd]) -> list[str]:
+    """What a plain script would show, if the backend reports the end of a peer's process.
+
+    The ranks of a simulated or real run keep their process, so peers wait; semantics G13 is about
+    a process that has ended.
+    """
+    if BACKEND_PROFILES[program.backend].peer_death != "raises":
+        return []
+    if not all(_made_all_calls(program, end) for end in ends):
+        return []
+    stay, whose = ("it stays", "its") if len(ends) == 1 else ("they stay", "their")
+    return [
+        f"  {stay} connected here, as under `run --real`; where a plain script's process ends, "
+        f'{whose} peers raise "Connection closed by peer" at once'
     ]
+
+
+# --- advice ---
+def advise_exited_ranks(
+    call_index: CallIndex,
+    ranks: Sequence[int],
+    position: int,
+    awaited: AwaitedCall | None,
+    ends: Sequence[RankEnd],
+) -> ExitAdvice:
+    """What to do if ranks wait for ranks that have exited.
+
+    ``position`` is the call in which the first of the waiting ranks is blocked.
+    """
+    exit_calls = _advise_exit_calls(call_index.layout.program, ends)
+    if exit_calls:
+        return ExitAdvice(exit_calls)
+    exited = [end.rank for end in ends]
+    is_group_call = (
+        awaited is not None and not awaited.is_message and awaited.call.op not in _WORLD_CALLS
+    )
+    if awaited is None or not is_group_call or any(end.status != "ended" for end in ends):
+        status, message = ends[0].status, ends[0].message
+        return ExitAdvice(advise_missing_ranks(status, awaited, exited, message))
+    branch = _advise_divergent_branch(call_index, ranks, position, awaited.sequence, exited)
+    if branch is not None:
+        return branch
+    return ExitAdvice(advise_missing_ranks("ended", awaited, exited, "", ranks))
+
+
+def _advise_exit_calls(program: Program, ends: Sequence[RankEnd]) -> tuple[str, ...]:
+    """What to do if all ranks ended in an `exit` call; nothing if some did not."""
+    if not all(ended_by_exit_call(program, end) for end in ends):
+        return ()
+    ranks = rank_list([end.rank for end in ends], _MAX_SHOWN_RANKS)
+    location = location_text(place_of_call(program, ends[0].rank, ends[0].position))
+    at_place = f", {location}" if location else ""
+    if any(program.call(end.rank, end.position).code for end in ends):
+        why = f"why the exit with an error code{at_place}?"
+        return (f"look at the log of {ranks} first: {why} The others only follow",)
+    exits = "exits" if len(ends) == 1 else "exit"
+    where = f"{at_place}," if at_place else ""
+    return (
+        f"{ranks} {exits}{where} before the call that the others make: leave together, or after it",
+    )
+
+
+def _advise_divergent_branch(
+    call_index: CallIndex,
+    ranks: Sequence[int],
+    position: int,
+    sequence: int,
+    exited: Sequence[int],
+) -> ExitAdvice | None:
+    """Calls in a branch that the exited ranks do not take.
+
+    None if these calls, and these alone, do not explain why the first rank waits on the sequence.
+    """
+    program, rank = call_index.layout.program, ranks[0]
+    if len({site.file for site in program.sites}) > 1:
+        # Built or recorded programs have a file per rank: their lines cannot be compared.
+        return None
+    positions = [each for each in call_index.joins(rank, sequence) if each <= position]
+    sites = [program.code_call(rank, each).site for each in positions]
     extra: list[int] = []
-    for other in gone:
-        theirs = [program.code_call(other, p).site for p in where.joins(other, sequence)]
-        known = set(theirs)
-        more = [p for site, p in mine if site not in known]
-        if (
-            not more
-            or [site for site, _ in mine if site in known] != theirs
-            or (extra and more != extra)
-        ):
+    for other in exited:
+        their_positions = call_index.joins(other, sequence)
+        their_sites = [program.code_call(other, each).site for each in their_positions]
+        shared = set(their_sites)
+        more = [each for each, site in zip(positions, sites, strict=True) if site not in shared]
+        is_explained = [site for site in sites if site in shared] == their_sites
+        if not more or not is_explained or (extra and more != extra):
             return None
         extra = more
-    others, make = rank_list(gone, 4), "makes" if len(ranks) == 1 else "make"
+
+    others = rank_list(exited, _MAX_SHOWN_RANKS)
+    make = "makes" if len(ranks) == 1 else "make"
+    does = "does" if len(exited) == 1 else "do"
     words, place = call_words(program.call(rank, extra[0])), program.place(rank, extra[0])
-    many = "" if len(extra) == 1 else f"{len(extra)} calls, the first "
-    does = "does" if len(gone) == 1 else "do"
-    return ExitAdvice(
-        (
-            f"{rank_list(ranks, 4)} {make} {many}{words}, {location_text(place)}, in a branch that {others} {does} not take:",
-            f"let {others} make it too, or take it out of the branch",
-        ),
-        (place,),
+    count = "" if len(extra) == 1 else f"{len(extra)} calls, the first "
+    lines = (
+        f"{rank_list(ranks, _MAX_SHOWN_RANKS)} {make} {count}{words}, {location_text(place)}, "
+        f"in a branch that {others} {does} not take:",
+        f"let {others} make it too, or take it out of the branch",
     )
+    return ExitAdvice(lines, (place,))
 
 
 def incomplete_new_group(
-    where: CallIndex, turns: Sequence[BlockedWait], parts: Sequence[AwaitedCall | None]
-) -> tuple[ResolvedCall, tuple[int, ...]] | None:
-    """A new_group that waits for ranks which never make it, and these."""
-    program = where.layout.program
-    for (_, need, _), part in zip(turns, parts, strict=False):
-        if part is not None and part.call.op == "new_group" and part.position is None:
-            made = (
-                program.call(need.ranks[0], p) for p in where.joins(need.ranks[0], part.sequence)
-            )
-            return (
-                None
-                if any(call.name == part.call.name for call in made)
-                else (part.call, need.ranks)
-            )
+    call_index: CallIndex, edges: Sequence[WaitEdge], awaited: Sequence[AwaitedCall | None]
+) -> IncompleteNewGroup | None:
+    """The first new_group that waits for ranks which never make it; ``awaited`` is by edge."""
+    program = call_index.layout.program
+    for edge, part in zip(edges, awaited, strict=False):
+        if part is None or part.call.op != "new_group" or part.position is not None:
+            continue
+        missing = edge.need.ranks
+        positions = call_index.joins(missing[0], part.sequence)
+        names = {program.call(missing[0], position).name for position in positions}
+        # A rank that makes it later, in another order, does not leave it out.
+        return None if part.call.name in names else IncompleteNewGroup(part.call, missing)
     return None
-
-
-def advise_exited_ranks(
-    where: CallIndex,
-    ranks: Sequence[int],
-    position: int,
-    part: AwaitedCall | None,
-    ends: Sequence[RankEnd],
-) -> ExitAdvice:
-    """What to do where ranks wait, the first of them in the call at a position, for ranks that have
-    left.
-    """
-    if advice := advise_exit_calls(where.layout.program, ends):
-        return ExitAdvice(advice)
-    gone = [end.rank for end in ends]
-    if (
-        part is None
-        or part.is_message
-        or part.call.op in _WORLD_CALLS
-        or any(end.status != "ended" for end in ends)
-    ):
-        return ExitAdvice(advise_missing_ranks(ends[0].status, part, gone, ends[0].message))
-    return advise_divergent_branch(where, ranks, position, part.sequence, gone) or ExitAdvice(
-        advise_missing_ranks("ended", part, gone, "", ranks)
-    )

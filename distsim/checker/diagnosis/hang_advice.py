@@ -1,4 +1,4 @@
-"""Help lines for this very program: what to change, on which rank."""
+"""Help lines for the ranks and calls of this very program: what to change, on which rank."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from distsim.checker.diagnosis.awaited_call import AwaitedCall, NearMiss
+from distsim.checker.diagnosis.wait_for_graph import WaitEdge
 from distsim.checker.wording import number_list
-from distsim.findings.final_state import WaitDependency
 from distsim.findings.finding_types import Finding, SourceLocation
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.one_sided import tag_text
 from distsim.operations.registry import OPERATIONS
 
-#: A blocked rank, what it waits for, and who would have to act.
-BlockedWait = tuple[int, WaitDependency, int]
-#: A request that nobody can wait for any more.
+#: Ranks that a help line lists one by one.
+_MAX_SHOWN_RANKS = 4
+
+
+# --- requests ---
+#: A request whose handle was bound again, so that no call can wait for it.
 UNIQUE_HANDLE_ADVICE = (
     "give each request a handle of its own, `as: h@i` in a loop, and wait for each",
 )
@@ -25,122 +28,166 @@ UNIQUE_HANDLE_ADVICE = (
 def advise_keep_request(rank: int) -> tuple[str, ...]:
     """A request without a handle, or whose rank ended before it waited."""
     return (
-        f"rank {rank} posted it and ended without a wait: keep the request (`as: h`) and wait for it",
+        f"rank {rank} posted it and ended without a wait: keep the request (`as: h`) "
+        "and wait for it",
     )
 
 
-def advise_dropped_request(rank: int, other: int, where: str) -> tuple[str, ...]:
-    """A dropped request keeps two ranks apart that have both posted."""
+def advise_dropped_request(rank: int, other: int, location: str) -> tuple[str, ...]:
+    """A dropped request separates two ranks that have both posted."""
     return (
-        f"rank {rank} drops its request for a message with rank {other}, {where}, and nothing passes between them since: keep it"
-        " (`as: h`) and wait for it",
+        f"rank {rank} drops its request for a message with rank {other}, {location}, and nothing "
+        "passes between them since: keep it (`as: h`) and wait for it",
     )
 
 
+# --- cycles ---
 def advise_cycle(
-    turns: Sequence[BlockedWait], parts: Sequence[AwaitedCall | None], length: int
+    edges: Sequence[WaitEdge], awaited: Sequence[AwaitedCall | None], length: int
 ) -> tuple[str, ...]:
-    """How to break a circle, by what its ranks stand in."""
-    calls = [p.call for p in parts if p is not None]
-    directions = {OPERATIONS[c.op].direction for c in calls}
-    second = turns[1][0] if len(turns) > 1 else turns[0][0]
-    who = "both" if length == 2 else "all of them"
-    other = f"rank {second}" if length == 2 else "every second rank"
-    if directions == {"send"}:
-        return (
-            f"{who} send first: let {other} receive first, or post both with batch_isend_irecv",
-        )
-    if directions == {"recv"}:
-        return (
-            f"{who} receive first: let rank {turns[0][0]} send first, or post both with batch_isend_irecv",
-        )
+    """How to break a cycle, according to the calls in which its ranks are blocked.
+
+    ``length`` is the number of ranks of the cycle; ``edges`` may show only some of them.
+    """
+    known = [part for part in awaited if part is not None]
+    calls = [part.call for part in known]
+    directions = {OPERATIONS[call.op].direction for call in calls}
+    if directions == {"send"} or directions == {"recv"}:
+        return _advise_same_direction(edges, length, sends="send" in directions)
     if directions == {None}:
-        return advise_collectives(turns, parts)
-    left_out = next(
-        (p for p in parts if p is not None and not p.is_message and p.position is None), None
-    )
-    if left_out is not None and None in directions:
-        return (
-            f"rank {left_out.rank} leaves out {left_out.call.op} on {left_out.call.group.name}, which rank"
-            f" {left_out.call.rank} makes: let every member of the group make the same calls",
-        )
-    if (
-        length == 2
-        and directions == {"send", "recv"}
-        and calls[0].peer == calls[1].rank
-        and calls[1].peer == calls[0].rank
-    ):
-        out, into = sorted(calls, key=lambda c: OPERATIONS[c.op].direction != "send")
-        word = _message_label if out.group.id == into.group.id else _group_message_label
-        return (
-            f"rank {out.rank} sends {word(out)} first, rank {into.rank} receives {word(into)} first: use one order, or isend",
-        )
+        return advise_collectives(edges, awaited)
     if None in directions:
-        joined = next(c for c in calls if OPERATIONS[c.op].direction is None)
-        message = next(c for c in calls if OPERATIONS[c.op].direction is not None)
-        return (
-            f"rank {joined.rank} joins {joined.op} while rank {message.rank} still waits for a message: "
-            f"move the message before the {joined.op} on all of them, or after it",
-        )
+        return _advise_collective_and_message(known)
+    if length == 2 and directions == {"send", "recv"} and _name_each_other(calls):
+        return _advise_crossed_messages(calls)
     return (
-        "post the receives before the sends are waited for: irecv first, then send, or both in one batch_isend_irecv",
+        "post the receives before the sends are waited for: irecv first, then send, or both in one "
+        "batch_isend_irecv",
+    )
+
+
+def _advise_same_direction(
+    edges: Sequence[WaitEdge], length: int, *, sends: bool
+) -> tuple[str, ...]:
+    """All ranks send first, or all receive first."""
+    ranks = "both" if length == 2 else "all of them"
+    if not sends:
+        return (
+            f"{ranks} receive first: let rank {edges[0].rank} send first, "
+            "or post both with batch_isend_irecv",
+        )
+    second = edges[1].rank if len(edges) > 1 else edges[0].rank
+    others = f"rank {second}" if length == 2 else "every second rank"
+    return (f"{ranks} send first: let {others} receive first, or post both with batch_isend_irecv",)
+
+
+def _name_each_other(calls: Sequence[ResolvedCall]) -> bool:
+    first, second = calls[0], calls[1]
+    return first.peer == second.rank and second.peer == first.rank
+
+
+def _advise_crossed_messages(calls: Sequence[ResolvedCall]) -> tuple[str, ...]:
+    """Two ranks exchange two messages in different order."""
+    send, receive = sorted(calls, key=lambda call: OPERATIONS[call.op].direction != "send")
+    label = _message_label if send.group.id == receive.group.id else _group_message_label
+    return (
+        f"rank {send.rank} sends {label(send)} first, rank {receive.rank} receives "
+        f"{label(receive)} first: use one order, or isend",
+    )
+
+
+def _advise_collective_and_message(known: Sequence[AwaitedCall]) -> tuple[str, ...]:
+    """Some ranks are blocked in a collective, others wait for a message."""
+    for part in known:
+        if not part.is_message and part.position is None:
+            call = part.call
+            return (
+                f"rank {part.rank} leaves out {call.op} on {call.group.name}, which rank "
+                f"{call.rank} makes: let every member of the group make the same calls",
+            )
+    calls = [part.call for part in known]
+    collective = next(call for call in calls if OPERATIONS[call.op].direction is None)
+    message = next(call for call in calls if OPERATIONS[call.op].direction is not None)
+    return (
+        f"rank {collective.rank} joins {collective.op} while rank {message.rank} still waits for a "
+        f"message: move the message before the {collective.op} on all of them, or after it",
     )
 
 
 def advise_collectives(
-    turns: Sequence[BlockedWait], parts: Sequence[AwaitedCall | None]
+    edges: Sequence[WaitEdge], awaited: Sequence[AwaitedCall | None]
 ) -> tuple[str, ...]:
-    """How to break a circle of collectives: one order of groups or of axes, or one set of calls."""
-    calls = [p.call for p in parts if p is not None]
-    absent = next(
-        (p for p in parts if p and p.position is None and not p.has and p.call.op != "new_group"),
-        None,
-    )
-    if absent is not None and not absent.is_message:
+    """How to break a cycle of collectives: one order of groups or axes, or one set of calls."""
+    known = [part for part in awaited if part is not None]
+    calls = [part.call for part in known]
+    never_made = next((part for part in known if _is_never_made(part)), None)
+    if never_made is not None and not never_made.is_message:
+        call = never_made.call
         return (
-            f"rank {absent.rank} makes no {absent.call.op} on {absent.call.group.name} at all: let it take part, with nothing to give",
+            f"rank {never_made.rank} makes no {call.op} on {call.group.name} at all: let it take "
+            "part, with nothing to give",
             "where it has nothing (no tokens, no gradients), or make a group without it",
         )
-    groups = list(dict.fromkeys(c.group.name for c in calls))
+    groups = list(dict.fromkeys(call.group.name for call in calls))
     if len(groups) < 2:
         return (
-            "some members leave out a call that others make: let all make the same calls on the group",
+            "some members leave out a call that others make: "
+            "let all make the same calls on the group",
         )
-    if all(turn[0] in calls[0].group.ranks for turn in turns):
+    if all(edge.rank in calls[0].group.ranks for edge in edges):
         return (
-            f"they enter {word_list(groups)} in different order: let all of them enter {groups[0]} first",
+            f"they enter {word_list(groups)} in different order: "
+            f"let all of them enter {groups[0]} first",
         )
+    # The groups of a mesh are named `axis[coordinates]`.
     axes = list(dict.fromkeys(name.partition("[")[0] for name in groups))
     if len(axes) < 2 or not all("[" in name for name in groups):
         return (
-            f"they enter {word_list(groups)} in different order: let every rank enter its groups in one order",
+            f"they enter {word_list(groups)} in different order: "
+            "let every rank enter its groups in one order",
         )
     return (
-        f"they enter {word_list(axes)} in different order: use one order of axes on all ranks, say {axes[0]} first",
+        f"they enter {word_list(axes)} in different order: use one order of axes on all ranks, "
+        f"say {axes[0]} first",
     )
 
 
-def with_new_group_rule(found: Finding, call: ResolvedCall, missing: Sequence[int]) -> Finding:
-    """The rule that was broken first, what ranks wait for then below it."""
-    ranks = f"rank{'' if len(missing) == 1 else 's'} {number_list(list(missing), 4)}"
-    do, whose = (
-        "does" if len(missing) == 1 else "do",
-        "all its members" if call.local_sync else "all ranks",
+def _is_never_made(part: AwaitedCall) -> bool:
+    """Whether the awaited rank makes no call at all on the sequence."""
+    return part.position is None and not part.has and part.call.op != "new_group"
+
+
+def advise_one_communicator(batched: int, alone: int) -> tuple[str, ...]:
+    """Two posted ends that never meet, because they use different communicators."""
+    return (
+        f"rank {batched} posts it in a batch, on the group's communicator, rank {alone} alone, "
+        "on that of the pair: they never meet",
+        "batch both or neither, or make the communicators at the start (`init: eager`)",
     )
-    return replace(
-        found,
-        message=f"new_group({call.name}) is a call of {whose}, and {ranks} {do} not make it\n  {found.message}",
+
+
+# --- new groups ---
+def with_new_group_rule(finding: Finding, call: ResolvedCall, missing: Sequence[int]) -> Finding:
+    """Put the rule that some ranks broke first, and what the others wait for below it."""
+    do = "does" if len(missing) == 1 else "do"
+    members = "all its members" if call.local_sync else "all ranks"
+    head = (
+        f"new_group({call.name}) is a call of {members}, "
+        f"and {_short_rank_list(missing)} {do} not make it"
     )
+    return replace(finding, message=f"{head}\n  {finding.message}")
 
 
 def advise_new_group(missing: Sequence[int], local: bool = False) -> tuple[str, ...]:
-    """The rule that a new_group without some ranks breaks; ``local``: it is a call of its members
-    alone.
+    """The rule that a new_group without some ranks breaks.
+
+    ``local``: it is a call of the group's members alone.
     """
-    ranks = f"rank{'' if len(missing) == 1 else 's'} {number_list(list(missing), 4)}"
+    ranks = _short_rank_list(missing)
     if local:
         return (
-            f"a new_group that its members make alone is a call of all of them: let {ranks} make it too",
+            "a new_group that its members make alone is a call of all of them: "
+            f"let {ranks} make it too",
         )
     return (
         f"new_group is a call of all ranks of the world, members or not: let {ranks} make it too,",
@@ -148,23 +195,18 @@ def advise_new_group(missing: Sequence[int], local: bool = False) -> tuple[str, 
     )
 
 
-def advise_one_communicator(batched: int, alone: int) -> tuple[str, ...]:
-    """Two ends that are posted and never meet, for they travel on different communicators."""
-    return (
-        f"rank {batched} posts it in a batch, on the group's communicator, rank {alone} alone, on that of the pair: they never meet",
-        "batch both or neither, or make the communicators at the start (`init: eager`)",
-    )
-
-
+# --- wrong groups ---
 def same_operation(one: ResolvedCall, other: ResolvedCall) -> bool:
-    """The same operation on as much data: calls that could have met, had they been made on one
-    group.
+    """Whether two calls could have met, had they been made on one group.
+
+    They have the same operation and as many elements.
     """
-    return one.op == other.op and [b.numel for b in one.inputs] == [b.numel for b in other.inputs]
+    sizes = [buffer.numel for buffer in one.inputs]
+    return one.op == other.op and sizes == [buffer.numel for buffer in other.inputs]
 
 
 class WrongGroupCall(NamedTuple):
-    """A call on another group than that on which it is awaited, and where it is awaited."""
+    """A call on another group than the one where the rank is awaited."""
 
     call: ResolvedCall
     awaited: ResolvedCall
@@ -172,46 +214,41 @@ class WrongGroupCall(NamedTuple):
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """What the others use. An axis is named without its coordinates."""
-        call, axis = self.call, self.awaited.group.name.partition("[")[0]
+        """The group that the others use; an axis is named without its coordinates."""
+        call, awaited = self.call, self.awaited
+        axis = awaited.group.name.partition("[")[0]
         return (
-            f"rank {call.rank} makes {call.op} on {call.group.name}, and rank {self.awaited.rank} waits for it on"
-            f" {self.awaited.group.name}: the others use {axis} here",
+            f"rank {call.rank} makes {call.op} on {call.group.name}, and rank {awaited.rank} waits "
+            f"for it on {awaited.group.name}: the others use {axis} here",
         )
 
-    def lead(self, found: Finding) -> Finding:
-        """The slip first, what ranks wait for then below it."""
-        head = f"rank {self.call.rank} makes {self.call.op} on {self.call.group.name}, and is awaited on {self.awaited.group.name}"
-        places = (*found.places, *([self.place] if self.place is not None else []))
-        places = tuple(dict.fromkeys(places))
-        return replace(found, message=f"{head}\n  {found.message}", places=places, slips=places)
+    def with_cause_first(self, finding: Finding) -> Finding:
+        """Put the mistake first, and what ranks wait for below it."""
+        call = self.call
+        head = (
+            f"rank {call.rank} makes {call.op} on {call.group.name}, "
+            f"and is awaited on {self.awaited.group.name}"
+        )
+        own_place = () if self.place is None else (self.place,)
+        places = tuple(dict.fromkeys((*finding.places, *own_place)))
+        message = f"{head}\n  {finding.message}"
+        return replace(finding, message=message, places=places, slips=places)
 
 
-def _message_label(call: ResolvedCall) -> str:
-    """What tells a message from others of its pair: its tag, else its tensor."""
-    buffers = call.inputs or call.outputs
-    return (
-        (tag_text(call.tag) or "tag 0")
-        if call.tag or not buffers or not buffers[0].name
-        else buffers[0].label
-    )
-
-
-def _group_message_label(call: ResolvedCall) -> str:
-    return f"a message of {call.group.name}"
-
-
+# --- exited ranks ---
 def advise_missing_ranks(
     status: str,
-    part: AwaitedCall | None,
-    gone: Sequence[int],
+    awaited: AwaitedCall | None,
+    exited: Sequence[int],
     message: str,
     waiting: Sequence[int] = (),
 ) -> tuple[str, ...]:
-    """What to do about a rank that is no longer there. ``waiting``: who waits; fewer than are gone,
-    they are the odd ones.
+    """What to do about ranks that have exited.
+
+    ``waiting``: the ranks that wait for them. If they are fewer than the exited ones, the waiting
+    ranks are the outliers.
     """
-    ranks = f"rank{'' if len(gone) == 1 else 's'} {number_list(list(gone), 4)}"
+    ranks = _short_rank_list(exited)
     if status == "absent":
         return (
             f"start {ranks} as well: the world size must be nnodes times nproc_per_node,",
@@ -225,64 +262,92 @@ def advise_missing_ranks(
         )
     if status == "silent":
         why = f": {message}" if message else ""
-        return (
-            f"see what {ranks} {'is' if len(gone) == 1 else 'are'} doing there{why}; the others only wait",
-        )
-    if part is not None and part.call.op == "new_group":
-        return advise_new_group(gone, part.call.local_sync)
-    if part is not None and not part.is_message and 0 < len(waiting) < len(gone):
-        some = f"rank{'' if len(waiting) == 1 else 's'} {number_list(list(waiting), 4)}"
-        return (
-            f"{some} make{'s' if len(waiting) == 1 else ''} calls that the others do not: a batch more (uneven batches),",
-            "or a branch that the others do not take, as a collective under `if` or a no_sync that is forgotten",
-        )
-    if part is not None and not part.is_message:
-        return (
-            f"uneven batches, an early return or a branch that {ranks} skip{'s' if len(gone) == 1 else ''}:",
-            f"let every member of {part.call.group.name} make the same calls",
-        )
-    if part is not None and part.position is not None:
-        return advise_keep_request(part.rank)
+        are = "is" if len(exited) == 1 else "are"
+        return (f"see what {ranks} {are} doing there{why}; the others only wait",)
+    if awaited is None:
+        return (f"let {ranks} make the missing call before it ends",)
+    if awaited.call.op == "new_group":
+        return advise_new_group(exited, awaited.call.local_sync)
+    if not awaited.is_message:
+        return _advise_uneven_collectives(awaited, exited, waiting)
+    if awaited.position is not None:
+        return advise_keep_request(awaited.rank)
     return (f"let {ranks} make the missing call before it ends",)
 
 
+def _advise_uneven_collectives(
+    awaited: AwaitedCall, exited: Sequence[int], waiting: Sequence[int]
+) -> tuple[str, ...]:
+    if 0 < len(waiting) < len(exited):
+        make = "makes" if len(waiting) == 1 else "make"
+        return (
+            f"{_short_rank_list(waiting)} {make} calls that the others do not: "
+            "a batch more (uneven batches),",
+            "or a branch that the others do not take, as a collective under `if` or a no_sync that "
+            "is forgotten",
+        )
+    skip = "skips" if len(exited) == 1 else "skip"
+    return (
+        f"uneven batches, an early return or a branch that {_short_rank_list(exited)} {skip}:",
+        f"let every member of {awaited.call.group.name} make the same calls",
+    )
+
+
+# --- messages without a counterpart ---
+_NEAR_MISS_ADVICE = {
+    "channel": ("signal and wait on the same channel: each has a cell of its own in the pad",),
+    "tag": (
+        "give both ends the same tag; nccl ignores tags, so there it would run, "
+        "and hang on gloo and mpi",
+    ),
+    "group": (
+        "use the same group on both ends: a message of one group is not received on another",
+    ),
+    "peer": (
+        "one of the two names the wrong rank: src and dst are global ranks,",
+        "group_src and group_dst count inside the group",
+    ),
+}
+
+
 def advise_message(part: AwaitedCall, near: Sequence[NearMiss], sends: bool) -> tuple[str, ...]:
-    """What to do about a message that nobody takes or sends."""
-    word = "receive" if sends else "send"
+    """What to do about a message that no rank receives (``sends``) or sends."""
     if near:
-        return {
-            "channel": (
-                "signal and wait on the same channel: each has a cell of its own in the pad",
-            ),
-            "tag": (
-                "give both ends the same tag; nccl ignores tags, so there it would run, and hang on gloo and mpi",
-            ),
-            "group": (
-                "use the same group on both ends: a message of one group is not received on another",
-            ),
-            "peer": (
-                "one of the two names the wrong rank: src and dst are global ranks,",
-                "group_src and group_dst count inside the group",
-            ),
-        }[near[0].what]
+        return _NEAR_MISS_ADVICE[near[0].what]
+    counterpart = "receive" if sends else "send"
+    number = f"this would be number {part.number + 1}"
     if OPERATIONS[part.call.op].signals:
         missing = "wait_signal" if sends else "put_signal"
-        more = (
-            f"rank {part.rank} makes {part.has}, this would be number {part.number + 1}: "
-            if part.has
-            else ""
-        )
-        return (f"{more}add the {missing} on rank {part.rank}, or leave this call out",)
+        counted = f"rank {part.rank} makes {part.has}, {number}: " if part.has else ""
+        return (f"{counted}add the {missing} on rank {part.rank}, or leave this call out",)
     if part.call.peer is None:
         return (
-            f"add a send to rank {part.call.rank} with this tag and group, or leave the receive out",
+            f"add a send to rank {part.call.rank} with this tag and group, "
+            "or leave the receive out",
         )
     if part.has:
-        counted = f"{part.has} such {word}{'s' if part.has > 1 else ''}"
-        return (
-            f"rank {part.rank} makes {counted}, this would be number {part.number + 1}: one more there, or one less here",
-        )
-    return (f"add the {word} on rank {part.rank}, or leave this call out",)
+        counted = f"{part.has} such {counterpart}{'s' if part.has > 1 else ''}"
+        return (f"rank {part.rank} makes {counted}, {number}: one more there, or one less here",)
+    return (f"add the {counterpart} on rank {part.rank}, or leave this call out",)
+
+
+# --- words ---
+def _short_rank_list(ranks: Sequence[int]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {number_list(list(ranks), _MAX_SHOWN_RANKS)}"
+
+
+def _message_label(call: ResolvedCall) -> str:
+    """What distinguishes a message from others of its pair: its tag, or else its tensor."""
+    buffers = call.inputs or call.outputs
+    if call.tag:
+        return tag_text(call.tag) or "tag 0"
+    if buffers and buffers[0].name:
+        return buffers[0].label
+    return "tag 0"
+
+
+def _group_message_label(call: ResolvedCall) -> str:
+    return f"a message of {call.group.name}"
 
 
 def word_list(words: Sequence[str]) -> str:
@@ -291,25 +356,28 @@ def word_list(words: Sequence[str]) -> str:
 
 
 # --- what errors of PyTorch mean ---
-#: Where models differ by rank.
+#: Models that differ by rank.
 SAME_MODEL_ADVICE = (
-    "build the same model on all ranks, with the same parameters frozen: DistributedDataParallel raises where it is made,",
+    "build the same model on all ranks, with the same parameters frozen: DistributedDataParallel "
+    "raises where it is made,",
     '"DDP expects same model across all ranks"',
 )
 _NO_GPU_ADVICE = (
     "there is no GPU here: under `distsim capture`, `--cuda` gives each rank one over this memory",
 )
-#: Words of an error (torch 2.13, torch/nn/parallel/distributed.py, reducer.cpp,
-#: torch/cuda/__init__.py; Megatron-Core) -> what to do.
+#: Words of an error -> what to do. Sources: torch 2.13, torch/nn/parallel/distributed.py,
+#: reducer.cpp and torch/cuda/__init__.py; Megatron-Core.
 _ADVICE_BY_ERROR: dict[str, tuple[str, ...]] = {
     "expects same model across all ranks": SAME_MODEL_ADVICE,
     "appears not to match": SAME_MODEL_ADVICE,
     "Expected to have finished reduction in the prior iteration": (
-        "some of its parameters got no gradient in the pass before: let the forward pass use them all on every rank,",
+        "some of its parameters got no gradient in the pass before: let the forward pass use them "
+        "all on every rank,",
         "or pass find_unused_parameters=True to DistributedDataParallel",
     ),
     "Communication call has not been issued for this bucket": (
-        "a parameter of that bucket got no gradient, and nothing was sent for it: let every parameter take part in the loss,",
+        "a parameter of that bucket got no gradient, and nothing was sent for it: let every "
+        "parameter take part in the loss,",
         "or train without overlap_grad_reduce",
     ),
     "Torch not compiled with CUDA enabled": _NO_GPU_ADVICE,
@@ -320,7 +388,5 @@ _ADVICE_BY_ERROR: dict[str, tuple[str, ...]] = {
 
 
 def remedy_for_error(error: str) -> tuple[str, ...]:
-    """What to do about an error that a rank raised before the others wait for it; empty where it is
-    none that is known.
-    """
+    """What to do about an error that a rank raised; empty if the error is not known."""
     return next((lines for words, lines in _ADVICE_BY_ERROR.items() if words in error), ())

@@ -1,22 +1,23 @@
-"""From a standstill to findings: the cause, told apart from those who merely wait behind it, with
-places and a way out.
+"""Turn the final state of a hang into findings DS301 to DS305.
+
+Key idea: one finding per cause, with places, evidence and a way out. A cause is a wait-for cycle,
+or a rank that has exited while others wait for it; ranks that merely wait behind a cause are listed
+in the first finding. Causes with equal calls are merged into one finding.
+
+The advice tries the specific mistakes first (a wrong group, a dropped request, two communicators)
+and falls back to general rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from distsim.backends import BACKEND_PROFILES
-from distsim.checker.detectors.request_leaks import first_lost_message, is_request_lost
-from distsim.checker.diagnosis.awaited_call import (
-    AwaitedCall,
-    AwaitedCallFinder,
-    NearMiss,
-    TakenMessages,
-    near_miss_lines,
-)
+from distsim.checker.detectors.request_leaks import first_lost_message
+from distsim.checker.diagnosis.awaited_call import AwaitedCall, AwaitedCallFinder, TakenMessages
 from distsim.checker.diagnosis.blocked_rows import BlockedRows
 from distsim.checker.diagnosis.exit_advice import (
     ExitAdvice,
@@ -26,41 +27,40 @@ from distsim.checker.diagnosis.exit_advice import (
     open_connection_note,
 )
 from distsim.checker.diagnosis.hang_advice import (
-    UNIQUE_HANDLE_ADVICE,
     WrongGroupCall,
     advise_cycle,
     advise_dropped_request,
-    advise_keep_request,
-    advise_message,
     advise_new_group,
     advise_one_communicator,
     same_operation,
     with_new_group_rule,
 )
 from distsim.checker.diagnosis.local_group_advice import advise_local_group
+from distsim.checker.diagnosis.missing_message_findings import MissingMessageFindings
 from distsim.checker.diagnosis.wait_for_graph import (
     WaitCycle,
+    WaitEdge,
     WaitForGraph,
     build_wait_for_graph,
     need_towards,
 )
 from distsim.checker.matching.call_index import CallIndex
+from distsim.checker.matching.call_mismatch import NO_SEQUENCE
 from distsim.checker.matching.channel_layout import ChannelLayout, build_channel_layout
 from distsim.checker.wording import (
     MAX_SHOWN,
     aligned_columns,
-    blocked_call_words,
     cycle_words,
     location_text,
     more_like_this,
-    place_of_call,
     rank_list,
-    unmatched_words,
 )
-from distsim.findings.final_state import FinalState, WaitDependency
-from distsim.findings.finding_types import Finding, SourceLocation
-from distsim.operations.registry import OPERATIONS
+from distsim.findings.final_state import FinalState, RankEnd, WaitDependency
+from distsim.findings.finding_types import Finding
 from distsim.program.model import Program
+
+#: Position of no edge in a list of edges.
+_NO_EDGE = -1
 
 
 def diagnose_hang(
@@ -69,472 +69,374 @@ def diagnose_hang(
     layout: ChannelLayout | None = None,
     taken: TakenMessages | None = None,
 ) -> tuple[Finding, ...]:
-    """The findings DS301 to DS305 of a standstill, causes first; empty when nobody is blocked.
+    """The findings on a hang, causes first; empty if no rank is blocked.
 
-    Works for the one-pass driver's standstill and for the engine's under a profile. ``layout``, if
-    at hand, saves building it again. ``taken``: which messages receives from any source have taken
-    on the way, where that is known.
+    The final state may come from a run under the contract or from the engine under a backend.
+    ``layout`` saves building it again. ``taken``: which messages any-source receives have taken, if
+    known.
     """
-    failed = (
-        program.startup is not None
-        and program.startup.failed
-        and all(f.kind != "absent" for f in program.faults)
-    )
-    if not final_state.blocked or failed:  # nobody has begun: the start-up's own findings say why
+    if not final_state.blocked or _start_up_failed(program):
         return ()
-    return _HangDiagnosis(
-        program, final_state, CallIndex(layout or build_channel_layout(program)), taken or {}
-    ).findings()
+    call_index = CallIndex(layout or build_channel_layout(program))
+    return _HangDiagnosis(program, final_state, call_index, taken or {}).findings()
 
 
-class WaitEdge(NamedTuple):
-    """A blocked rank, what it waits for, and whom of those that would have to act one looks at."""
+def _start_up_failed(program: Program) -> bool:
+    """Whether no rank has begun; the findings of the start-up then say why.
 
-    rank: int
-    need: WaitDependency
-    awaited: int
+    Absent ranks are different: the others wait for them, which is a hang.
+    """
+    if program.startup is None or not program.startup.failed:
+        return False
+    return all(fault.kind != "absent" for fault in program.faults)
 
 
 class _CycleEdges(NamedTuple):
-    """A circle with a turn for each rank of its path; ``lost``: the turn that nothing in the
-    program would ever meet, else -1.
+    """A cycle with an edge for each rank of its path.
+
+    ``unmatched`` is the index of the first edge that no call of the program would ever meet, or
+    `_NO_EDGE`.
     """
 
-    circle: WaitCycle
-    turns: list[WaitEdge]
-    lost: int
+    cycle: WaitCycle
+    edges: list[WaitEdge]
+    unmatched: int
+
+
+class _ExitGroup(NamedTuple):
+    """What ranks that wait for exited ranks must share to be in one finding.
+
+    ``meeting`` is a message's site or a collective's sequence; ``exited`` is empty for messages.
+    """
+
+    code: str
+    meeting: int
+    exited: tuple[int, ...]
 
 
 class _HangDiagnosis:
-    """One standstill under the lens."""
+    """The diagnosis of one hang."""
 
     def __init__(
-        self, program: Program, final_state: FinalState, where: CallIndex, taken: TakenMessages
+        self,
+        program: Program,
+        final_state: FinalState,
+        call_index: CallIndex,
+        taken: TakenMessages,
     ) -> None:
-        self.program, self.where = program, where
-        self.rows = BlockedRows(program, final_state, where)
+        self.program, self.call_index = program, call_index
+        self.profile = BACKEND_PROFILES[program.backend]
+        self.rows = BlockedRows(program, final_state, call_index)
         self.blocked, self.ends = self.rows.blocked, self.rows.ends
         self.graph: WaitForGraph = build_wait_for_graph(final_state)
-        self.counterparts = AwaitedCallFinder(program, where, taken)
-        self._left: dict[tuple[int, int], tuple[int, ...]] = {}
-        self._ended: dict[int, bool] = {}
+        self.finder = AwaitedCallFinder(program, call_index, taken)
+        self.messages = MissingMessageFindings(program, self.rows, self.finder)
+        # Answers by the identity of tuples of ranks, which thousands of ranks may share.
+        self._exited_in: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._all_ended: dict[int, bool] = {}
 
     def findings(self) -> tuple[Finding, ...]:
-        found = [self._circle(rings) for rings in self._rings()]
-        found += [self._gone(code, ranks) for (code, _, _), ranks in self._gone_groups()]
+        found = [self._cycle_finding(cycles) for cycles in self._cycles_by_calls()]
+        found += [self._exit_finding(code, ranks) for code, ranks in self._exit_groups()]
         if self.graph.victims and found:
             found[0] = self._with_victims(found[0])
         return tuple(found)
 
     def _with_victims(self, finding: Finding) -> Finding:
         victims = self.graph.victims
-        lone = len(victims) == 1
-        line = f"  behind them: {rank_list(victims)} wait{'s' if lone else ''} for what {'it' if lone else 'they'} cannot get"
+        wait, they = ("waits", "it") if len(victims) == 1 else ("wait", "they")
+        line = f"  behind them: {rank_list(victims)} {wait} for what {they} cannot get"
         ranks = tuple(sorted({*finding.ranks, *victims}))
         return replace(finding, message=f"{finding.message}\n{line}", ranks=ranks)
 
-    # --- circles ---
-    def _rings(self) -> list[list[_CycleEdges]]:
-        """The circles, those whose ranks stand in the same calls together."""
-        groups: dict[object, list[_CycleEdges]] = {}
-        for circle in self.graph.circles:
-            path = circle.path
-            pairs = zip(path, (*path[1:], path[0]), strict=True)
-            turns = [
-                WaitEdge(rank, need_towards(self.blocked[rank], onward), onward)
-                for rank, onward in pairs
-            ]
-            lost = next(
-                (
-                    k
-                    for k, t in enumerate(turns)
-                    if not t.need.any and not self.counterparts.has_awaited_call(*t)
-                ),
-                -1,
-            )
-            sites = tuple((*self._sites(t), t.need.part) for t in turns)
-            groups.setdefault((circle.has_any_source, len(circle.ranks), lost, sites), []).append(
-                _CycleEdges(circle, turns, lost)
-            )
+    # --- cycles ---
+    def _cycles_by_calls(self) -> list[list[_CycleEdges]]:
+        """The cycles; those whose ranks are blocked in the same calls together."""
+        groups: dict[object, list[_CycleEdges]] = defaultdict(list)
+        for cycle in self.graph.circles:
+            edges = []
+            for rank, awaited in zip(cycle.path, (*cycle.path[1:], cycle.path[0]), strict=True):
+                need = need_towards(self.blocked[rank], awaited)
+                edges.append(WaitEdge(rank, need, awaited))
+            unmatched = self._first_unmatched(edges)
+            sites = tuple((*self._sites(edge), edge.need.part) for edge in edges)
+            key = (cycle.has_any_source, len(cycle.ranks), unmatched, sites)
+            groups[key].append(_CycleEdges(cycle, edges, unmatched))
         return list(groups.values())
 
-    def _sites(self, turn: WaitEdge) -> tuple[tuple[object, ...], ...]:
-        """Where the call that the rank stands in is written, and the one whose request it waits
-        for; nothing for its end. Files are left out: a program that was built or recorded has one
-        for each rank."""
-        calls = self.program.code(turn.rank).calls
-        sites = (
-            self.program.sites[calls[p].site]
-            for p in (self.blocked[turn.rank].position, turn.need.position)
-            if p < len(calls)
-        )
-        return tuple((site.line, site.column, site.op) for site in sites)
+    def _first_unmatched(self, edges: list[WaitEdge]) -> int:
+        for index, edge in enumerate(edges):
+            if not edge.need.any and not self.finder.has_awaited_call(*edge):
+                return index
+        return _NO_EDGE
 
-    def _circle(self, rings: list[_CycleEdges]) -> Finding:
-        circle, turns, lost = rings[0]
-        core = tuple(sorted(rank for ring in rings for rank in ring.circle.ranks))
-        also = more_like_this(len(rings) - 1, "pair" if len(circle.ranks) == 2 else "circle")
-        if lost >= 0:
-            return self._no_counterpart([turns[lost]], core, also)
-        parts = [self.counterparts.of(*turn) for turn in turns[:MAX_SHOWN]]
-        for turn, part in zip(turns, parts, strict=False):
-            if part is not None and self._given_up(part):
-                return self._cancelled(turn, part, core, also)
-        lines = [
-            self.rows.row(t.rank, t.need, self.rows.meets(p))
-            for t, p in zip(turns, parts, strict=False)
-        ]
-        head = f"{cycle_words(circle.path)} wait for each other"
-        if circle.has_any_source:
-            head = (
-                f"{rank_list(circle.ranks)} wait for each other, one in a receive from any source"
-            )
-        more = [*more_like_this(len(circle.ranks) - len(lines)), *also]
-        known = [p for p in parts if p is not None]
-        other, made = self._other_group(known), incomplete_new_group(self.where, turns, parts)
-        advice = (
-            self._apart(known)
-            or self._silenced(turns, parts)
-            or (other and other.advice)
-            or advise_cycle(turns[:MAX_SHOWN], parts, len(circle.path))
-        )
-        found = self._finding(
-            "DS305" if circle.has_any_source else "DS301",
-            [head, *aligned_columns(lines), *more],
-            core,
-            advice,
-            [(t.rank, t.need) for t in turns],
-        )
-        if made is not None:
-            return with_new_group_rule(
-                replace(found, help=advise_new_group(made[1], made[0].local_sync)), *made
-            )
-        return found if other is None else other.lead(found)
+    def _sites(self, edge: WaitEdge) -> tuple[tuple[object, ...], ...]:
+        """The places of the call in which a rank is blocked and of the request it waits for.
 
-    def _given_up(self, part: AwaitedCall) -> bool:
-        """The awaited rank posted its part and lost the handle of it, so that it was cancelled."""
-        state = self.blocked.get(part.rank)
-        if (
-            BACKEND_PROFILES[self.program.backend].dropped != "cancels"
-            or not part.is_message
-            or (state is not None and state.device)
-        ):
-            return False
-        return (
-            part.position is not None
-            and self.rows.passed(part)
-            and is_request_lost(self.program, part.rank, part.position)
-        )
+        The end of a program has no place. Files are omitted, because a built or recorded program
+        has a file for each rank.
+        """
+        calls = self.program.code(edge.rank).calls
+        found = []
+        for position in (self.blocked[edge.rank].position, edge.need.position):
+            if position < len(calls):
+                site = self.program.sites[calls[position].site]
+                found.append((site.line, site.column, site.op))
+        return tuple(found)
 
-    def _cancelled(
-        self, turn: WaitEdge, part: AwaitedCall, core: tuple[int, ...], also: list[str]
-    ) -> Finding:
-        """DS304, where the counterpart was there and is no more."""
-        position = part.position or 0
-        wants = "send" if OPERATIONS[part.call.op].direction == "send" else "receive"
-        handled = self.program.code(part.rank).calls[position].handled
-        why = (
-            "its handle is bound again before a wait"
-            if handled
-            else "it keeps no handle of the request"
-        )
-        head = (
-            f"rank {turn.rank} waits to {wants} a message that rank {part.rank} has given up: {why}"
-        )
-        posted, place = (
-            blocked_call_words(self.program, part.rank, position, position, -1),
-            self.program.place(part.rank, position),
-        )
+    def _cycle_finding(self, cycles: list[_CycleEdges]) -> Finding:
+        """One finding on cycles with equal calls."""
+        cycle, edges, unmatched = cycles[0]
+        core = tuple(sorted(rank for each in cycles for rank in each.cycle.ranks))
+        kind = "pair" if len(cycle.ranks) == 2 else "circle"
+        also = more_like_this(len(cycles) - 1, kind)
+        if unmatched != _NO_EDGE:
+            return self.messages.no_counterpart([edges[unmatched]], core, also)
+        awaited = [self.finder.of(*edge) for edge in edges[:MAX_SHOWN]]
+        for edge, part in zip(edges, awaited, strict=False):
+            if part is not None and self.messages.is_cancelled(part):
+                return self.messages.cancelled(edge, part, core, also)
+
+        head = f"{cycle_words(cycle.path)} wait for each other"
+        if cycle.has_any_source:
+            ranks = rank_list(cycle.ranks)
+            head = f"{ranks} wait for each other, one in a receive from any source"
         rows = [
-            self.rows.row(turn.rank, turn.need, ""),
-            (f"rank {part.rank}", posted, location_text(place), "posted, never waited for"),
+            self.rows.blocked_row(edge.rank, edge.need, self.rows.awaited_call_words(part))
+            for edge, part in zip(edges, awaited, strict=False)
         ]
-        advice = UNIQUE_HANDLE_ADVICE if handled else advise_keep_request(part.rank)
-        found = self._finding(
-            "DS304", [head, *aligned_columns(rows), *also], core, advice, [(turn.rank, turn.need)]
+        more = more_like_this(len(cycle.ranks) - len(rows))
+        wrong_group = self._wrong_group_call([part for part in awaited if part is not None])
+        found = self.rows.finding(
+            "DS305" if cycle.has_any_source else "DS301",
+            [head, *aligned_columns(rows), *more, *also],
+            core,
+            self._cycle_advice(edges, awaited, len(cycle.path), wrong_group),
+            [(edge.rank, edge.need) for edge in edges],
         )
-        return replace(found, places=(place, *found.places))
+        new_group = incomplete_new_group(self.call_index, edges, awaited)
+        if new_group is not None:
+            call, missing = new_group
+            advice = advise_new_group(missing, call.local_sync)
+            return with_new_group_rule(replace(found, help=advice), call, missing)
+        return found if wrong_group is None else wrong_group.with_cause_first(found)
 
-    def _apart(self, parts: list[AwaitedCall]) -> tuple[str, ...]:
-        """Both ends are posted, on two communicators (semantics N7), or on a group that has other
-        names: what to do about it.
-        """
-        for part in parts if BACKEND_PROFILES[self.program.backend].device else ():
-            if part.is_message and part.position is not None and self.rows.posted(part):
-                alone = not self.program.code_call(part.rank, part.position).parts
-                if alone == bool(part.batched):
-                    return advise_one_communicator(
-                        part.call.rank if alone else part.rank,
-                        part.rank if alone else part.call.rank,
-                    )
-        return advise_local_group(self.program, parts)
-
-    def _silenced(
-        self, turns: Sequence[WaitEdge], parts: Sequence[AwaitedCall | None]
+    def _cycle_advice(
+        self,
+        edges: list[WaitEdge],
+        awaited: list[AwaitedCall | None],
+        length: int,
+        wrong_group: WrongGroupCall | None,
     ) -> tuple[str, ...]:
-        """Both sides are posted, and nothing passes between the two since a request of theirs was
-        dropped (semantics G4).
-        """
-        met = [
-            (turn.rank, part)
-            for turn, part in zip(turns, parts, strict=False)
-            if part is not None and self.rows.posted(part)
-        ]
-        for mine, part in (
-            met if BACKEND_PROFILES[self.program.backend].dropped == "cancels" else ()
-        ):
-            for rank, other in ((mine, part.rank), (part.rank, mine)):
-                end = (
-                    self.blocked[rank].position
-                    if rank in self.blocked
-                    else len(self.program.code(rank).calls)
-                )
-                position = first_lost_message(self.program, rank, other, part.call.group.id, end)
-                if position is not None:
-                    return advise_dropped_request(
-                        rank, other, location_text(self.program.place(rank, position))
-                    )
+        """The most specific advice that applies."""
+        known = [part for part in awaited if part is not None]
+        advice = (
+            self._advise_communicators(known)
+            or advise_local_group(self.program, known)
+            or self._advise_dropped_request(edges, awaited)
+        )
+        if advice:
+            return advice
+        if wrong_group is not None:
+            return wrong_group.advice
+        return advise_cycle(edges[:MAX_SHOWN], awaited, length)
+
+    def _advise_communicators(self, awaited: list[AwaitedCall]) -> tuple[str, ...]:
+        """Both ends of a message are posted, on two communicators (semantics N7)."""
+        if not self.profile.device:
+            return ()
+        for part in awaited:
+            if not part.is_message or part.position is None or not self.rows.is_posted(part):
+                continue
+            counterpart_is_alone = not self.program.code_call(part.rank, part.position).parts
+            if counterpart_is_alone == bool(part.batched):
+                batched, alone = part.rank, part.call.rank
+                if counterpart_is_alone:
+                    batched, alone = alone, batched
+                return advise_one_communicator(batched, alone)
         return ()
 
-    def _other_group(self, parts: list[AwaitedCall]) -> WrongGroupCall | None:
-        """A rank waits on a group where another has no such call, and is awaited on another group
-        for the same call.
-        """
-        for part in parts:
-            if (
-                not part.is_message
-                and part.position is None
-                and part.call.op not in ("new_group", "init_process_group")
-            ):
-                awaited = self._awaits_elsewhere(part)
-                if awaited is not None:
-                    return WrongGroupCall(
-                        part.call, awaited.call, self.rows.place_of_waiting_call(awaited)
-                    )
+    def _advise_dropped_request(
+        self, edges: Sequence[WaitEdge], awaited: Sequence[AwaitedCall | None]
+    ) -> tuple[str, ...]:
+        """Both sides have posted, but nothing passes since a request was dropped (semantics G4)."""
+        if self.profile.dropped != "cancels":
+            return ()
+        for edge, part in zip(edges, awaited, strict=False):
+            if part is None or not self.rows.is_posted(part):
+                continue
+            for rank, other in ((edge.rank, part.rank), (part.rank, edge.rank)):
+                end = len(self.program.code(rank).calls)
+                if rank in self.blocked:
+                    end = self.blocked[rank].position
+                position = first_lost_message(self.program, rank, other, part.call.group.id, end)
+                if position is not None:
+                    location = location_text(self.program.place(rank, position))
+                    return advise_dropped_request(rank, other, location)
+        return ()
+
+    # --- wrong groups ---
+    def _wrong_group_call(self, awaited: list[AwaitedCall]) -> WrongGroupCall | None:
+        """A rank calls a collective on one group and is awaited on another for the same call."""
+        for part in awaited:
+            is_world_call = part.call.op in ("new_group", "init_process_group")
+            if part.is_message or part.position is not None or is_world_call:
+                continue
+            elsewhere = self._awaited_elsewhere(part)
+            if elsewhere is not None:
+                place = self.rows.place_of_waiting_call(elsewhere)
+                return WrongGroupCall(part.call, elsewhere.call, place)
         return None
 
-    def _awaits_elsewhere(self, part: AwaitedCall) -> AwaitedCall | None:
-        """What a rank waits for that the rank of a call should have joined on another group: the
-        same operation, which it never makes.
+    def _awaited_elsewhere(self, part: AwaitedCall) -> AwaitedCall | None:
+        """What a rank waits for that the rank of a call should have joined on another group.
+
+        It is the same operation, which the rank never makes on that group.
         """
-        rank, inside = part.call.rank, {}
+        rank = part.call.rank
+        is_member: dict[int, bool] = {}  # by the identity of the tuple of ranks
         for waiting, state in self.blocked.items():
             for need in state.needs:
-                if id(need.ranks) not in inside:
-                    inside[id(need.ranks)] = rank in need.ranks
-                found = (
-                    self.counterparts.of(waiting, need, rank)
-                    if inside[id(need.ranks)] and not need.any
-                    else None
-                )
-                if (
-                    found is not None
-                    and found.sequence not in (-1, part.sequence)
-                    and found.position is None
-                ):
-                    other = found.call.group.name != part.call.group.name
-                    return found if other and same_operation(found.call, part.call) else None
+                key = id(need.ranks)
+                if key not in is_member:
+                    is_member[key] = rank in need.ranks
+                if need.any or not is_member[key]:
+                    continue
+                found = self.finder.of(waiting, need, rank)
+                if found is None or found.position is not None:
+                    continue
+                if found.sequence not in (NO_SEQUENCE, part.sequence):
+                    is_other_group = found.call.group.name != part.call.group.name
+                    is_same_call = same_operation(found.call, part.call)
+                    return found if is_other_group and is_same_call else None
         return None
 
-    # --- ranks that have left ---
-    def _gone_groups(self) -> list[tuple[tuple[str, int, tuple[int, ...]], list[int]]]:
-        """Ranks that wait on one who has left, by code of finding, place and (for collectives) who
-        has left.
-        """
-        groups: dict[tuple[str, int, tuple[int, ...]], list[int]] = {}
+    # --- ranks that have exited ---
+    def _exit_groups(self) -> list[tuple[str, list[int]]]:
+        """The ranks that wait for exited ranks, in groups with the code of their finding."""
+        groups: dict[_ExitGroup, list[int]] = defaultdict(list)
         for rank in self.graph.waits_on_exited:
-            need = self._gone_need(rank)
-            code = self._gone_code(rank, need, self._gone_in(rank, need))
-            groups.setdefault((code, *self._meeting(rank, need)), []).append(rank)
-        return sorted(groups.items(), key=lambda item: (item[0][0] != "DS303", item[1][0]))
+            groups[self._exit_group(rank)].append(rank)
+        # Failures come first, because ranks that ended regularly are often their consequence.
+        ordered = sorted(groups.items(), key=lambda item: (item[0].code != "DS303", item[1][0]))
+        return [(group.code, ranks) for group, ranks in ordered]
 
-    def _meeting(self, rank: int, need: WaitDependency) -> tuple[int, tuple[int, ...]]:
-        """What tells groups apart: a message's place, or a collective's sequence and who is missing
-        there.
-        """
-        if need.position >= len(self.program.code(rank).calls) or self.rows.starts(rank, need):
-            return -1, need.ranks
-        if need.part >= 0 or not self.where.is_join(rank, need.position):
-            return self.program.code_call(rank, need.position).site, ()
-        return self.where.sequence(rank, self.program.code_call(rank, need.position)), need.ranks
+    def _exit_group(self, rank: int) -> _ExitGroup:
+        need = self._need_for_exited(rank)
+        code = self._exit_code(rank, need, self._exited_of(rank, need))
+        calls = self.program.code(rank).calls
+        if need.position >= len(calls) or self.rows.waits_at_start_up(rank, need):
+            return _ExitGroup(code, NO_SEQUENCE, need.ranks)
+        call = self.program.code_call(rank, need.position)
+        if need.part >= 0 or not self.call_index.is_join(rank, need.position):
+            return _ExitGroup(code, call.site, ())
+        return _ExitGroup(code, self.call_index.sequence(rank, call), need.ranks)
+
+    def _need_for_exited(self, rank: int) -> WaitDependency:
+        return next(need for need in self.blocked[rank].needs if self._exited_of(rank, need))
+
+    def _exited_of(self, rank: int, need: WaitDependency) -> tuple[int, ...]:
+        """The exited ranks of a need."""
+        exited = self.graph.waits_on_exited[rank]
+        key = id(exited), id(need.ranks)
+        if key not in self._exited_in:
+            awaited = set(need.ranks)
+            self._exited_in[key] = tuple(other for other in exited if other in awaited)
+        return self._exited_in[key]
+
+    def _exit_code(self, rank: int, need: WaitDependency, exited: tuple[int, ...]) -> str:
+        if self.rows.waits_at_start_up(rank, need):
+            return "DS303"
+        if self._is_message(rank, need) and (
+            need.any or not self.finder.has_awaited_call(rank, need, exited[0])
+        ):
+            return "DS304"
+        if id(exited) not in self._all_ended:
+            self._all_ended[id(exited)] = all(self.ends[r].status == "ended" for r in exited)
+        return "DS302" if self._all_ended[id(exited)] else "DS303"
 
     def _is_message(self, rank: int, need: WaitDependency) -> bool:
-        """The need is for a message."""
+        if need.position >= len(self.program.code(rank).calls):
+            return False
         call = self.program.code_call(rank, need.position)
-        return (call.parts[max(need.part, 0)] if call.parts else call).port >= 0
+        if call.parts:
+            call = call.parts[max(need.part, 0)]
+        return call.port >= 0
 
-    def _gone_need(self, rank: int) -> WaitDependency:
-        return next(need for need in self.blocked[rank].needs if self._gone_in(rank, need))
-
-    def _gone_in(self, rank: int, need: WaitDependency) -> tuple[int, ...]:
-        """Those of a need who have left. Ranks that share both sets share the answer."""
-        gone = self.graph.waits_on_exited[rank]
-        key = id(gone), id(need.ranks)
-        if key not in self._left:
-            asked = set(need.ranks)
-            self._left[key] = tuple(r for r in gone if r in asked)
-        return self._left[key]
-
-    def _gone_code(self, rank: int, need: WaitDependency, gone: tuple[int, ...]) -> str:
-        if self.rows.starts(rank, need):
-            return "DS303"
-        lost = (
-            need.position < len(self.program.code(rank).calls)
-            and self._is_message(rank, need)
-            and (need.any or not self.counterparts.has_awaited_call(rank, need, gone[0]))
-        )
-        if lost:
-            return "DS304"
-        if id(gone) not in self._ended:
-            self._ended[id(gone)] = all(self.ends[r].status == "ended" for r in gone)
-        return "DS302" if self._ended[id(gone)] else "DS303"
-
-    def _gone(self, code: str, ranks: list[int]) -> Finding:
-        needs = [self._gone_need(rank) for rank in ranks]
+    def _exit_finding(self, code: str, ranks: list[int]) -> Finding:
+        """The finding on ranks that wait for the same exited ranks."""
+        needs = [self._need_for_exited(rank) for rank in ranks]
+        edges = [
+            WaitEdge(rank, need, self._exited_of(rank, need)[0])
+            for rank, need in zip(ranks, needs, strict=True)
+        ]
         if code == "DS304":
-            turns = [
-                WaitEdge(r, n, self._gone_in(r, n)[0]) for r, n in zip(ranks, needs, strict=True)
-            ]
-            also = (
-                []
-                if needs[0].any
-                else open_connection_note(self.program, [self.ends[turns[0].awaited]])
-            )
-            return self._no_counterpart(turns, tuple(ranks), also)
-        left = {id(found): found for found in map(self._gone_in, ranks, needs)}
-        gone = sorted({r for found in left.values() for r in found})
-        ends = [self.ends[r] for r in gone]
-        status = ends[0].status
-        where = " in init_process_group" if self.rows.starts(ranks[0], needs[0]) else ""
-        it = "it" if len(gone) == 1 else "them"
-        head = (
-            f"{rank_list(gone)} {exit_words(self.program, ends)}; {rank_list(ranks)} "
-            f"wait{'s' if len(ranks) == 1 else ''} for {it}{where}"
-        )
-        parts = [
-            self.counterparts.of(r, n, self._gone_in(r, n)[0])
-            for r, n in zip(ranks[:MAX_SHOWN], needs, strict=False)
-        ]
-        lines = [
-            self.rows.row(r, n, self.rows.lacks(p))
-            for r, n, p in zip(ranks, needs, parts, strict=False)
-        ]
-        lines += [self.rows.end_row(rank) for rank in gone[:MAX_SHOWN]]
-        more = [*more_like_this(len(ranks) - len(parts))]
-        more += (
-            self.program.startup.waits
-            if status == "absent" and self.program.startup is not None
-            else ()
-        )
-        more += open_connection_note(self.program, ends)
-        if parts[0] is not None and self._given_up(parts[0]):
-            return self._cancelled(
-                WaitEdge(ranks[0], needs[0], gone[0]),
-                parts[0],
-                tuple(ranks),
-                more_like_this(len(ranks) - 1),
-            )
-        other = self._other_group([p for p in parts[:1] if p is not None])
-        what = (
-            ExitAdvice(other.advice)
-            if other
-            else advise_exited_ranks(self.where, ranks, needs[0].position, parts[0], ends)
-        )
-        found = self._finding(
-            code,
-            [head, *aligned_columns(lines), *more],
-            tuple(ranks),
-            what.lines,
-            list(zip(ranks, needs, strict=True)),
-        )
-        found = replace(found, slips=what.slips)
-        if other is None:
-            made = incomplete_new_group(
-                self.where,
-                [WaitEdge(ranks[0], needs[0]._replace(ranks=tuple(gone)), gone[0])],
-                parts,
-            )
-            return found if made is None else with_new_group_rule(found, *made)
-        return other.lead(found)
+            notes = []
+            if not needs[0].any:
+                notes = open_connection_note(self.program, [self.ends[edges[0].awaited]])
+            return self.messages.no_counterpart(edges, tuple(ranks), notes)
 
-    # --- messages that have no counterpart ---
-    def _no_counterpart(
-        self, turns: list[WaitEdge], core: tuple[int, ...], also: Sequence[str] = ()
-    ) -> Finding:
-        rank, need, awaited = turns[0]
-        part = self.counterparts.of(rank, need, awaited)
-        assert part is not None
-        sends = OPERATIONS[part.call.op].direction == "send"
-        if need.any:
-            head = f"rank {rank} waits to receive a message that nobody sends"
-            near: list[NearMiss] = []
+        exited = self._exited_ranks(edges)
+        ends = [self.ends[rank] for rank in exited]
+        awaited = [self.finder.of(*edge) for edge in edges[:MAX_SHOWN]]
+        first = awaited[0]
+        if first is not None and self.messages.is_cancelled(first):
+            edge = WaitEdge(ranks[0], needs[0], exited[0])
+            also = more_like_this(len(ranks) - 1)
+            return self.messages.cancelled(edge, first, tuple(ranks), also)
+
+        wrong_group = self._wrong_group_call([] if first is None else [first])
+        if wrong_group is not None:
+            advice = ExitAdvice(wrong_group.advice)
         else:
-            head = unmatched_words(part.call, rank, awaited)
-            if taken := self.counterparts.taken_before(rank, need):
-                return self._taken(turns, core, taken, also)
-            near = self.counterparts.near(rank, part)
-        lines = [self.rows.row(r, n, "") for r, n, _ in turns[:MAX_SHOWN]] + (
-            [] if need.any else [self.rows.state_row(awaited)]
+            position = needs[0].position
+            advice = advise_exited_ranks(self.call_index, ranks, position, first, ends)
+        found = self.rows.finding(
+            code,
+            self._exit_lines(edges, awaited, ends),
+            tuple(ranks),
+            advice.lines,
+            [(edge.rank, edge.need) for edge in edges],
         )
-        more = [
-            *more_like_this(len(turns) - MAX_SHOWN),
-            *(f"  {line}" for line in near_miss_lines(near[:3])),
-            *also,
-        ]
-        return self._finding(
-            "DS304",
-            [head, *aligned_columns(lines), *more],
-            core,
-            advise_message(part, near, sends),
-            [(r, n) for r, n, _ in turns],
-        )
+        found = replace(found, slips=advice.slips)
+        if wrong_group is not None:
+            return wrong_group.with_cause_first(found)
+        # Only the exited ranks leave the new_group out; others may be on their way to it.
+        need = needs[0]._replace(ranks=tuple(exited))
+        edge = WaitEdge(ranks[0], need, exited[0])
+        new_group = incomplete_new_group(self.call_index, [edge], awaited)
+        return found if new_group is None else with_new_group_rule(found, *new_group)
 
-    def _taken(
-        self,
-        turns: list[WaitEdge],
-        core: tuple[int, ...],
-        positions: list[int],
-        also: Sequence[str],
-    ) -> Finding:
-        """DS304, where a receive from any source has had the message."""
-        rank, need, awaited = turns[0]
-        head = f"rank {rank} waits for a message of rank {awaited} that its receive from any source has taken"
-        spots = [location_text(place_of_call(self.program, rank, p)) for p in positions[:3]]
-        rows = [self.rows.row(rank, need, ""), self.rows.state_row(awaited)]
-        rows += [
-            (
-                f"rank {rank}",
-                blocked_call_words(self.program, rank, p, p, -1),
-                spot,
-                f"took rank {awaited}'s message",
-            )
-            for p, spot in zip(positions, spots, strict=False)
-        ]
-        advice = (
-            "name the source of that receive, or give messages of different meaning different tags",
-        )
-        return self._finding(
-            "DS304",
-            [head, *aligned_columns(rows), *also],
-            core,
-            advice,
-            [(r, n) for r, n, _ in turns],
-        )
+    def _exited_ranks(self, edges: list[WaitEdge]) -> list[int]:
+        """The exited ranks that these ranks wait for; equal tuples are looked at once."""
+        tuples = {}
+        for edge in edges:
+            exited = self._exited_of(edge.rank, edge.need)
+            tuples[id(exited)] = exited
+        return sorted({rank for exited in tuples.values() for rank in exited})
 
-    # --- a finding ---
-    def _finding(
+    def _exit_lines(
         self,
-        code: str,
-        lines: list[str],
-        core: tuple[int, ...],
-        help_lines: Iterable[str],
-        who: list[tuple[int, WaitDependency]],
-    ) -> Finding:
-        places: dict[SourceLocation, None] = {}
-        for rank, need in who[:MAX_SHOWN]:
-            place = self.rows.place(rank, need)
-            if place is not None:
-                places[place] = None
-        return Finding(
-            code, "error", "\n".join(lines), core, core, tuple(help_lines), tuple(places)
+        edges: list[WaitEdge],
+        awaited: list[AwaitedCall | None],
+        ends: list[RankEnd],
+    ) -> list[str]:
+        """The text of a finding on exited ranks: a headline, a table, notes."""
+        ranks, exited = [edge.rank for edge in edges], [end.rank for end in ends]
+        wait = "waits" if len(ranks) == 1 else "wait"
+        them = "it" if len(exited) == 1 else "them"
+        at_start_up = self.rows.waits_at_start_up(edges[0].rank, edges[0].need)
+        where = " in init_process_group" if at_start_up else ""
+        head = (
+            f"{rank_list(exited)} {exit_words(self.program, ends)}; "
+            f"{rank_list(ranks)} {wait} for {them}{where}"
         )
+        rows = [
+            self.rows.blocked_row(edge.rank, edge.need, self.rows.missing_call_words(part))
+            for edge, part in zip(edges, awaited, strict=False)
+        ]
+        rows += [self.rows.end_row(rank) for rank in exited[:MAX_SHOWN]]
+        lines = [head, *aligned_columns(rows), *more_like_this(len(edges) - len(awaited))]
+        if ends[0].status == "absent" and self.program.startup is not None:
+            lines += self.program.startup.waits
+        return [*lines, *open_connection_note(self.program, ends)]

@@ -1,5 +1,6 @@
-"""Why a call that returns at once stands still on the host: the first use of a communicator or a
-connection (N8, N9).
+"""Explain why a call that normally returns at once blocks the host.
+
+The first use of a communicator, or of a connection on it, waits for the peers (semantics N8, N9).
 """
 
 from __future__ import annotations
@@ -17,36 +18,40 @@ from distsim.program.model import Program
 def with_host_waits(
     found: tuple[Finding, ...], program: Program, final_state: FinalState, profile: BackendProfile
 ) -> tuple[Finding, ...]:
-    """The findings of a standstill; under a back end with a device those help more whose cause is
-    such a call.
+    """The findings of a hang, with a further help line where such a call is the cause.
+
+    Only backends with a device have such calls.
     """
     if not profile.device:
         return found
-    stuck = {
-        b.rank: call.op
-        for b in final_state.blocked
-        if not b.device and _returns_at_once(call := program.code_call(b.rank, b.position))
-    }
-    return tuple(
-        _with_host_wait(one, next((stuck[rank] for rank in one.core if rank in stuck), ""), profile)
-        for one in found
-    )
+    op_of: dict[int, str] = {}
+    for blocked in final_state.blocked:
+        if blocked.device:  # its host has moved on, perhaps to the end of the program
+            continue
+        call = program.code_call(blocked.rank, blocked.position)
+        if _returns_at_once(call):
+            op_of[blocked.rank] = call.op
+    return tuple(_with_host_wait(finding, op_of, profile) for finding in found)
 
 
 def _returns_at_once(call: CodeCall) -> bool:
-    return (
-        OPERATIONS[call.op].nonblocking
-        or call.is_async
-        or (OPERATIONS[call.op].kind == "batch" and call.handled)
-    )
+    operation = OPERATIONS[call.op]
+    if operation.nonblocking or call.is_async:
+        return True
+    return operation.kind == "batch" and call.handled
 
 
-def _with_host_wait(finding: Finding, op: str, profile: BackendProfile) -> Finding:
-    """``op``: the call that stands still, "" where none does. Who is told a reason already is told
-    no second.
+def _with_host_wait(finding: Finding, op_of: dict[int, str], profile: BackendProfile) -> Finding:
+    """Add the explanation, if a rank of the core is blocked in such a call.
+
+    A finding with two help lines already has a reason and gets no second one.
     """
-    said = (
-        f"{op} waits on the host here: {profile.name} makes a communicator, and each connection on it, in the first call that uses it,"
-        " together with those who share it; later calls return at once"
+    op = next((op_of[rank] for rank in finding.core if rank in op_of), None)
+    if op is None or len(finding.help) >= 2:
+        return finding
+    reason = (
+        f"{op} waits on the host here: {profile.name} makes a communicator, and each connection "
+        "on it, in the first call that uses it, together with those who share it; later calls "
+        "return at once"
     )
-    return replace(finding, help=(said, *finding.help)) if op and len(finding.help) < 2 else finding
+    return replace(finding, help=(reason, *finding.help))

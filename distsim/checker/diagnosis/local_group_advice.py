@@ -1,8 +1,10 @@
-"""Groups that their members make by themselves, and by whose names members do not find each other:
-which rule of torch is broken.
+"""Advice on groups made by their members alone (use_local_synchronization) that never form.
 
-torch 2.13: `distributed_c10d._hash_ranks_to_str`, `_process_group_name`; what each back end leaves
-in the store under the name is told in `distsim.semantics.form.group_creation`.
+The members look for each other under the group's name in the store. If they derive different
+names, or the name of an earlier group, they do not find each other.
+
+Source: torch 2.13, `distributed_c10d._hash_ranks_to_str` and `_process_group_name`. What each
+backend leaves in the store is described in `distsim.semantics.form.group_creation`.
 """
 
 from __future__ import annotations
@@ -19,72 +21,76 @@ from distsim.semantics.form.group_creation import (
     divergent_new_groups,
 )
 
-#: So many members are told what they are in.
+#: Members whose names are listed.
 _MAX_SHOWN_MEMBERS = 3
 
 
-def advise_local_group(program: Program, parts: Sequence[AwaitedCall]) -> tuple[str, ...]:
-    """Why members of such a group wait for each other, and what to write instead; nothing where
-    another thing is the matter.
+def advise_local_group(program: Program, awaited: Sequence[AwaitedCall]) -> tuple[str, ...]:
+    """Why members of such a group wait for each other, and what to write instead.
+
+    Empty if the calls wait for something else.
     """
-    wanted = {part.call.group.id for part in parts if not part.is_message}
-    if not any(group > 0 for group in wanted):
+    group_ids = {part.call.group.id for part in awaited if not part.is_message}
+    if not any(group_id > 0 for group_id in group_ids):
         return ()
-    found: dict[int, tuple[ResolvedCall, DivergentNewGroup]] = {}
-    for (rank, position), made in divergent_new_groups(
-        program, BACKEND_PROFILES[program.backend]
-    ).items():
+    divergent = divergent_new_groups(program, BACKEND_PROFILES[program.backend])
+    call_of: dict[int, ResolvedCall] = {}
+    group_of: dict[int, DivergentNewGroup] = {}
+    for (rank, position), new_group in divergent.items():
         call = program.call(rank, position)
-        if call.local_sync and wanted & set(created_group_ids(program, call)):
-            found.setdefault(rank, (call, made))
-    if not found:
+        if rank in call_of or not call.local_sync:
+            continue
+        if not group_ids.isdisjoint(created_group_ids(program, call)):
+            call_of[rank], group_of[rank] = call, new_group
+    if not call_of:
         return ()
-    call, made = found[min(found)]
-    return (
-        _advise_reused_name(program, call, made)
-        if made.again
-        else _advise_different_names({rank: one for rank, (_, one) in found.items()})
-    )
+    first = min(call_of)
+    if group_of[first].again:
+        return _advise_reused_name(program, call_of[first], group_of[first])
+    return _advise_different_names(group_of)
 
 
-def _advise_different_names(found: dict[int, DivergentNewGroup]) -> tuple[str, ...]:
-    """Its members have other names for it."""
-    told = {rank: made.called for rank, made in sorted(found.items())}
-    first = min(told)
-    shown = [first, *[rank for rank in told if told[rank] != told[first]]][:_MAX_SHOWN_MEMBERS]
-    if any(isinstance(name, str) for name in told.values()):
-        each = ", ".join(
-            f"rank {r}: {told[r] if isinstance(told[r], str) else 'none'}" for r in shown
-        )
+def _advise_different_names(group_of: dict[int, DivergentNewGroup]) -> tuple[str, ...]:
+    """The members have different names for the group."""
+    name_of = {rank: group.called for rank, group in sorted(group_of.items())}
+    first = min(name_of)
+    others = [rank for rank, name in name_of.items() if name != name_of[first]]
+    shown = [first, *others][:_MAX_SHOWN_MEMBERS]
+    if any(isinstance(name, str) for name in name_of.values()):
+        prefixes = []
+        for rank in shown:
+            name = name_of[rank]
+            prefixes.append(f"rank {rank}: {name if isinstance(name, str) else 'none'}")
         return (
-            f"its members meet in the store under its prefix, which is not the same on all ({each}): give all one prefix",
+            "its members meet in the store under its prefix, which is not the same on all "
+            f"({', '.join(prefixes)}): give all one prefix",
         )
-    each = ", ".join(f"rank {r} in {told[r]}" for r in shown)
+    counts = ", ".join(f"rank {rank} in {name_of[rank]}" for rank in shown)
     return (
-        f"torch names a group with use_local_synchronization by its members and by how many groups each is in by then ({each}):"
-        " destroy or make other groups so that this number is equal on all members, or leave use_local_synchronization out and let"
-        " all ranks of the world make the call",
+        "torch names a group with use_local_synchronization by its members and by how many groups "
+        f"each is in by then ({counts}): destroy or make other groups so that this number is equal "
+        "on all members, or leave use_local_synchronization out and let all ranks of the world "
+        "make the call",
     )
 
 
 def _advise_reused_name(
-    program: Program, call: ResolvedCall, made: DivergentNewGroup
+    program: Program, call: ResolvedCall, new_group: DivergentNewGroup
 ) -> tuple[str, ...]:
-    """Its name is that of one before."""
+    """The name of the group is that of an earlier group."""
     first = min(call.ranks)
-    left = (
-        f"rank {first}'s NCCL id"
-        if BACKEND_PROFILES[program.backend].device
-        else "the others' addresses"
-    )
-    why = f"whoever comes before {f'rank {first}' if BACKEND_PROFILES[program.backend].device else 'the others'} finds {left} of then in the store"
-    if isinstance(made.called, str):
+    before, found = "the others", "the others' addresses"
+    if BACKEND_PROFILES[program.backend].device:
+        before, found = f"rank {first}", f"rank {first}'s NCCL id"
+    why = f"whoever comes before {before} finds {found} of then in the store"
+    if isinstance(new_group.called, str):
         return (
-            f"a group of these members had the prefix {made.called} before, and {why}: give each group a prefix of its own, as"
-            " torchft does with the number of the quorum",
+            f"a group of these members had the prefix {new_group.called} before, and {why}: give "
+            "each group a prefix of its own, as torchft does with the number of the quorum",
         )
     return (
-        "torch names a group with use_local_synchronization by its members and by how many groups each is in by then, and one that"
-        f" was destroyed had this name: {why}. Keep that group and use it again, or leave use_local_synchronization out and let all"
-        " ranks of the world make the call",
+        "torch names a group with use_local_synchronization by its members and by how many groups "
+        f"each is in by then, and one that was destroyed had this name: {why}. Keep that group and "
+        "use it again, or leave use_local_synchronization out and let all ranks of the world make "
+        "the call",
     )

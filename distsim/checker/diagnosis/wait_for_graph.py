@@ -1,11 +1,15 @@
-"""The wait-for graph at a standstill: who waits for whom, which ranks are the cause, which merely
-wait behind them.
+"""The wait-for graph of a hang: which ranks wait for which, and which of them are the cause.
+
+Key idea: a hang has two kinds of cause. Ranks wait for each other in a cycle, or a rank waits for a
+rank that has exited. All other blocked ranks are victims: they wait behind a cause.
+
+The graph does not say which call a rank should have made; see `awaited_call`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from distsim.findings.final_state import BlockedRank, FinalState, WaitDependency
 
@@ -13,13 +17,20 @@ if TYPE_CHECKING:
     import networkx as nx
 
 
+class WaitEdge(NamedTuple):
+    """A blocked rank, one of its needs, and one of the ranks that would have to act."""
+
+    rank: int
+    need: WaitDependency
+    awaited: int
+
+
 @dataclass(frozen=True, slots=True)
 class WaitCycle:
-    """Ranks that all wait for each other, directly or through others. ``path`` is a shortest way
-    round, from its lowest rank.
+    """Ranks that all wait for each other, directly or through others.
 
-    ``ranks`` are all ranks that lie on some way round. ``by_choice``: a receive from any source
-    belongs to it (a knot).
+    ``ranks`` are all ranks that lie on some cycle of the component. ``path`` is a shortest cycle,
+    starting at its lowest rank. ``has_any_source``: an any-source receive takes part (a knot).
     """
 
     ranks: tuple[int, ...]
@@ -29,10 +40,10 @@ class WaitCycle:
 
 @dataclass(frozen=True, slots=True)
 class WaitForGraph:
-    """What the graph shows. ``on_gone[rank]``: those whom a blocked rank waits for directly and who
-    have left.
+    """The causes of a hang.
 
-    ``core`` are the ranks on a circle and those of ``on_gone``; ``victims`` are the other blocked
+    ``waits_on_exited[rank]`` are the exited ranks that a blocked rank waits for directly. ``core``
+    are the ranks on a cycle and those of ``waits_on_exited``; ``victims`` are the other blocked
     ranks.
     """
 
@@ -43,123 +54,141 @@ class WaitForGraph:
 
 
 def build_wait_for_graph(final_state: FinalState) -> WaitForGraph:
-    """Read the graph of a standstill. An AND edge leads to each rank of a need, an OR edge
-    (`WaitDependency.any`) to each that could help."""
-    blocked = {b.rank: b for b in final_state.blocked}
-    circles, waits_on_exited = _single_wait_cycles(blocked), _exited_ranks_awaited(blocked)
-    circles = _wait_cycles(blocked) if circles is None else circles
-    core = sorted({r for c in circles for r in c.ranks} | waits_on_exited.keys())
-    inside = set(core)
-    return WaitForGraph(
-        circles, waits_on_exited, tuple(core), tuple(r for r in blocked if r not in inside)
-    )
+    """Find the causes of a hang.
+
+    An AND edge leads to each rank of a need, an OR edge (`WaitDependency.any`) to each rank that
+    could help.
+    """
+    blocked = {state.rank: state for state in final_state.blocked}
+    waits_on_exited = _exited_ranks_awaited(blocked)
+    cycles = _single_wait_cycles(blocked)
+    if cycles is None:
+        cycles = _wait_cycles(blocked)
+    core = set(waits_on_exited)
+    for cycle in cycles:
+        core.update(cycle.ranks)
+    victims = tuple(rank for rank in blocked if rank not in core)
+    return WaitForGraph(cycles, waits_on_exited, tuple(sorted(core)), victims)
 
 
 def _exited_ranks_awaited(blocked: dict[int, BlockedRank]) -> dict[int, tuple[int, ...]]:
-    """Those who have left, per rank that waits for them. Ranks that share a set of awaited ranks
-    share what is said of it.
-    """
-    said: dict[tuple[int, bool], tuple[int, ...]] = {}
+    """The exited ranks that each blocked rank waits for, for ranks that wait for any."""
+    # Thousands of ranks may share one tuple of awaited ranks: look at each tuple once.
+    exited_of: dict[tuple[int, bool], tuple[int, ...]] = {}
     found = {}
     for rank, state in blocked.items():
-        left = []
+        awaited = []
         for need in state.needs:
             key = id(need.ranks), need.any
-            if key not in said:
-                gone = tuple(r for r in need.ranks if r not in blocked)
-                said[key] = () if need.any and len(gone) < len(need.ranks) else gone
-            left += [said[key]] if said[key] else []
-        if left:
-            found[rank] = (
-                left[0]
-                if len(left) == 1
-                else tuple(dict.fromkeys(r for gone in left for r in gone))
-            )
+            if key not in exited_of:
+                exited_of[key] = _exited_ranks_of(need, blocked)
+            if exited_of[key]:
+                awaited.append(exited_of[key])
+        if len(awaited) == 1:
+            found[rank] = awaited[0]
+        elif awaited:
+            found[rank] = tuple(dict.fromkeys(other for ranks in awaited for other in ranks))
     return found
 
 
+def _exited_ranks_of(need: WaitDependency, blocked: dict[int, BlockedRank]) -> tuple[int, ...]:
+    """The exited ranks without which a need cannot be met."""
+    exited = tuple(rank for rank in need.ranks if rank not in blocked)
+    can_still_be_met = need.any and len(exited) < len(need.ranks)
+    return () if can_still_be_met else exited
+
+
 def _single_wait_cycles(blocked: dict[int, BlockedRank]) -> tuple[WaitCycle, ...] | None:
-    """Where each rank waits for one other at most: whoever is followed from comes back to himself,
-    or nowhere. Else None.
+    """The cycles, if each rank waits for at most one other; None if some rank waits for more.
+
+    Then every walk along the edges either returns to a rank it has visited, or ends. That avoids
+    the import of networkx.
     """
-    following: dict[int, int] = {}
+    next_rank: dict[int, int] = {}
     for rank, state in blocked.items():
         if len(state.needs) > 1 or any(len(need.ranks) > 1 for need in state.needs):
             return None
-        following.update(
-            (rank, other) for need in state.needs for other in need.ranks if other in blocked
-        )
-    found, seen = [], dict[int, int]()  # rank -> from where it was first come to
+        for need in state.needs:
+            if need.ranks and need.ranks[0] in blocked:
+                next_rank[rank] = need.ranks[0]
+
+    cycles: list[WaitCycle] = []
+    first_seen_from: dict[int, int] = {}
     for start in sorted(blocked):
         rank = start
-        while rank in following and rank not in seen:
-            seen[rank] = start
-            rank = following[rank]
-        if seen.get(rank) == start and following[rank] != rank:
-            way = [rank]
-            while following[way[-1]] != rank:
-                way.append(following[way[-1]])
-            low = way.index(min(way))
-            path = tuple(way[low:] + way[:low])
-            found.append(
-                WaitCycle(
-                    tuple(sorted(way)),
-                    path,
-                    any(need.any for one in way for need in blocked[one].needs),
-                )
-            )
-    return tuple(sorted(found, key=lambda c: c.ranks))
+        while rank in next_rank and rank not in first_seen_from:
+            first_seen_from[rank] = start
+            rank = next_rank[rank]
+        # The walk from `start` returned to a rank of the same walk; a rank may wait for itself.
+        if first_seen_from.get(rank) == start and next_rank[rank] != rank:
+            cycles.append(_cycle_through(rank, next_rank, blocked))
+    return tuple(sorted(cycles, key=lambda cycle: cycle.ranks))
+
+
+def _cycle_through(
+    rank: int, next_rank: dict[int, int], blocked: dict[int, BlockedRank]
+) -> WaitCycle:
+    walk = [rank]
+    while next_rank[walk[-1]] != rank:
+        walk.append(next_rank[walk[-1]])
+    lowest = walk.index(min(walk))
+    has_any_source = any(need.any for member in walk for need in blocked[member].needs)
+    return WaitCycle(tuple(sorted(walk)), tuple(walk[lowest:] + walk[:lowest]), has_any_source)
 
 
 def _wait_cycles(blocked: dict[int, BlockedRank]) -> tuple[WaitCycle, ...]:
-    """Strongly connected components of two ranks or more, by their lowest rank.
+    """Strongly connected components of two or more ranks, ordered by their lowest rank.
 
-    Equal sets of awaited ranks are one node between, a negative number, so that 512 ranks waiting
-    for 512 others are 1024 edges, not 262 144.
+    Each set of awaited ranks becomes one intermediate node with a negative number, so that 512
+    ranks that wait for 512 others need 1024 edges, not 262 144.
     """
-    import networkx as nx  # a fifth of a second to import, needed only at a standstill
+    import networkx as nx  # takes a fifth of a second to import, and is needed only for a hang
 
     graph: nx.DiGraph[int] = nx.DiGraph()
-    nodes: dict[
-        int, int
-    ] = {}  # a tuple's identity -> its node: it is hashed once, however many wait for it
-    sets: dict[tuple[int, ...], int] = {}
+    # By identity, because hashing a long tuple for each rank that waits for it is slow.
+    node_of: dict[int, int] = {}
+    node_of_set: dict[tuple[int, ...], int] = {}
     for rank, state in blocked.items():
         for need in state.needs:
-            if id(need.ranks) not in nodes:
-                node = nodes[id(need.ranks)] = sets.setdefault(need.ranks, -1 - len(sets))
+            if id(need.ranks) not in node_of:
+                node = node_of_set.setdefault(need.ranks, -1 - len(node_of_set))
+                node_of[id(need.ranks)] = node
                 graph.add_edges_from((node, other) for other in need.ranks if other in blocked)
-            if nodes[id(need.ranks)] in graph:  # else nobody there waits in turn
-                graph.add_edge(rank, nodes[id(need.ranks)])
-    found = []
+            node = node_of[id(need.ranks)]
+            if node in graph:  # otherwise none of the awaited ranks is blocked
+                graph.add_edge(rank, node)
+
+    cycles = []
     for component in nx.strongly_connected_components(graph):
-        ranks = sorted(r for r in component if r >= 0)
-        if len(ranks) > 1:
-            has_any_source = any(
-                need.any and not component.isdisjoint(need.ranks)
-                for r in ranks
-                for need in blocked[r].needs
-            )
-            path = (
-                tuple(ranks)
-                if len(ranks) == 2
-                else _shortest_cycle(graph.subgraph(component), ranks[0])
-            )
-            found.append(WaitCycle(tuple(ranks), path, has_any_source))
-    return tuple(sorted(found, key=lambda c: c.ranks))
+        ranks = tuple(sorted(node for node in component if node >= 0))
+        if len(ranks) < 2:
+            continue
+        path = ranks
+        if len(ranks) > 2:
+            path = _shortest_cycle(graph.subgraph(component), ranks[0])
+        cycles.append(WaitCycle(ranks, path, _has_any_source(component, ranks, blocked)))
+    return tuple(sorted(cycles, key=lambda cycle: cycle.ranks))
+
+
+def _has_any_source(
+    component: set[int], ranks: tuple[int, ...], blocked: dict[int, BlockedRank]
+) -> bool:
+    """Whether some rank waits for any one of several ranks, one of them in the component."""
+    needs = (need for rank in ranks for need in blocked[rank].needs)
+    return any(need.any and not component.isdisjoint(need.ranks) for need in needs)
 
 
 def _shortest_cycle(graph: nx.DiGraph[int], start: int) -> tuple[int, ...]:
-    """A shortest path of ranks from one back to itself."""
+    """The ranks of a shortest cycle through a rank, without the intermediate nodes."""
     import networkx as nx
 
-    before: dict[int, int] = {}
-    for node, last in nx.bfs_predecessors(graph, start):
-        before[node] = last
-        if node >= 0 and any(graph.has_edge(between, start) for between in graph.successors(node)):
+    predecessor: dict[int, int] = {}
+    for node, before in nx.bfs_predecessors(graph, start):
+        predecessor[node] = before
+        if node >= 0 and any(graph.has_edge(middle, start) for middle in graph.successors(node)):
             path = [node]
             while path[-1] != start:
-                path.append(before[before[path[-1]]])
+                path.append(predecessor[predecessor[path[-1]]])
             return tuple(reversed(path))
     return (start,)
 

@@ -116,7 +116,7 @@ class RankStops:
 
 
 class EncodedRow(NamedTuple):
-    """A posted row: its part, its channel (messages) or sequence (collectives), its number there."""
+    """A posted row: its part, its channel or (for a collective) sequence, its number there."""
 
     part: LaunchPart
     meeting: int

@@ -188,9 +188,10 @@ class StateMachine:
                 todo += [other for other in wakes[rank] if state[awaited + other] == rank]
 
     def serve_named(self, state: SearchState, box: int, todo: list[int]) -> None:
-        """Deliver messages of a box to receives that name their sender; add woken ranks to ``todo``.
+        """Deliver messages of a box to receives that name their sender.
 
         Such a receive must wait until all any-source receives posted before it have been served.
+        Ranks that this wakes are added to ``todo``.
         """
         encoding = self.encoding
         if state[encoding.flags] & _BOX_CLOSED << box:

@@ -1,0 +1,153 @@
+"""Repairs of the order of calls and of waiting: batches, requests, waits at the end, moved steps.
+
+The calls and their arguments stay the same. Each function yields (words, changed data).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Final
+
+from distsim.repair.scenario_data import (
+    DataPath,
+    ScenarioData,
+    fields_of,
+    make_step,
+    op_of,
+    paths_by_list,
+    ranks_of,
+    value_at,
+)
+
+#: Blocking messages, and what they are as parts of a batch or as requests.
+_NONBLOCKING_OP: Final = {"send": "isend", "recv": "irecv"}
+#: How far a step is moved.
+_MAX_DISTANCE: Final = 8
+
+
+# --- batches ---
+def batch_messages(data: ScenarioData, paths: list[DataPath]) -> Iterator[tuple[str, ScenarioData]]:
+    """Consecutive sends and receives are posted together: everywhere, or in one list of steps."""
+    runs: list[list[DataPath]] = []
+    for list_paths in paths_by_list(paths).values():
+        runs += _message_runs(data, list_paths)
+    if runs:
+        yield "post the messages together with batch_isend_irecv", _with_batches(data, runs)
+    if len(runs) > 1:
+        for run in runs:
+            yield (
+                "post the messages of one side together with batch_isend_irecv",
+                _with_batches(data, [run]),
+            )
+
+
+def _message_runs(data: ScenarioData, paths: list[DataPath]) -> Iterator[list[DataPath]]:
+    """Two or more consecutive blocking messages on the same ranks."""
+    run: list[DataPath] = []
+    for path in paths:
+        if op_of(value_at(data, path)) not in _NONBLOCKING_OP:
+            yield from _long_enough(run)
+            run = []
+        elif run and not _continues(data, run[-1], path):
+            yield from _long_enough(run)
+            run = [path]
+        else:
+            run = [*run, path]
+    yield from _long_enough(run)
+
+
+def _long_enough(run: list[DataPath]) -> Iterator[list[DataPath]]:
+    if len(run) > 1:
+        yield run
+
+
+def _continues(data: ScenarioData, before: DataPath, path: DataPath) -> bool:
+    """Whether a step directly follows another one on the same ranks."""
+    if path[-1] != int(before[-1]) + 1:
+        return False
+    return bool(ranks_of(value_at(data, path)) == ranks_of(value_at(data, before)))
+
+
+def _with_batches(data: ScenarioData, runs: list[list[DataPath]]) -> ScenarioData:
+    changed = copy.deepcopy(data)
+    # From the back, so that the paths of the other runs stay valid.
+    for run in sorted(runs, reverse=True):
+        entries = [value_at(data, path) for path in run]
+        ops = [{_NONBLOCKING_OP[op_of(entry)]: fields_of(entry)} for entry in entries]
+        batch = make_step("batch_isend_irecv", {"ops": ops}, ranks_of(entries[0]))
+        steps = value_at(changed, run[0][:-1])
+        steps[run[0][-1] : int(run[-1][-1]) + 1] = [batch]
+    return changed
+
+
+# --- requests and waits ---
+def make_nonblocking(
+    data: ScenarioData, paths: list[DataPath], named: list[DataPath]
+) -> Iterator[tuple[str, ScenarioData]]:
+    """Sends, or receives, become requests that are waited for at the end of their list."""
+    for op, started in _NONBLOCKING_OP.items():
+        everywhere = [path for path in paths if op_of(value_at(data, path)) == op]
+        chosen = [path for path in named if path in everywhere]
+        if not chosen:
+            continue
+        yield (
+            f"{started} in place of {op}, waited for at the end",
+            _with_nonblocking_calls(data, everywhere),
+        )
+        if len(chosen) < 2:
+            continue
+        for path in chosen:
+            yield (
+                f"{started} in place of one {op}, waited for at the end",
+                _with_nonblocking_calls(data, [path]),
+            )
+
+
+def _with_nonblocking_calls(data: ScenarioData, paths: list[DataPath]) -> ScenarioData:
+    changed = copy.deepcopy(data)
+    for k, path in enumerate(sorted(paths, reverse=True)):
+        entry, steps = value_at(data, path), value_at(changed, path[:-1])
+        started = _NONBLOCKING_OP[op_of(entry)]
+        handle = f"{started}_{len(paths) - k}"
+        fields = {**fields_of(entry), "as": handle}
+        steps[int(path[-1])] = make_step(started, fields, ranks_of(entry))
+        steps.append(make_step("wait", {"handles": [handle]}, ranks_of(entry)))
+    return changed
+
+
+def move_waits_last(
+    data: ScenarioData, paths: list[DataPath]
+) -> Iterator[tuple[str, ScenarioData]]:
+    """Every request is waited for at the end of its list."""
+    changed, has_moved = copy.deepcopy(data), False
+    lists = paths_by_list([path for path in paths if op_of(value_at(data, path)) == "wait"])
+    # The deepest list first: until then, the lists around it keep their numbers.
+    for list_path in sorted(lists, key=len, reverse=True):
+        steps = value_at(changed, list_path)
+        ordered = sorted(steps, key=lambda entry: op_of(entry) == "wait")
+        has_moved = has_moved or ordered != steps
+        steps[:] = ordered
+    if has_moved:
+        yield "wait for the requests at the end", changed
+
+
+# --- moves ---
+def move_steps(data: ScenarioData, named: list[DataPath]) -> Iterator[tuple[str, ScenarioData]]:
+    """A step moves to another place of its list; near places first."""
+    for distance in range(1, _MAX_DISTANCE + 1):
+        for path in named:
+            position = int(path[-1])
+            for target in (position - distance, position + distance):
+                if 0 <= target < len(value_at(data, path[:-1])):
+                    yield _moved(data, path, target)
+
+
+def _moved(data: ScenarioData, path: DataPath, target: int) -> tuple[str, ScenarioData]:
+    steps, position = value_at(data, path[:-1]), int(path[-1])
+    changed = copy.deepcopy(data)
+    changed_steps = value_at(changed, path[:-1])
+    changed_steps.insert(target, changed_steps.pop(position))
+    side = "before" if target < position else "after"
+    neighbour = op_of(steps[target]) or "the steps beside it"
+    return f"{op_of(steps[position])} {side} {neighbour}", changed

@@ -24,7 +24,8 @@ from distsim.semantics.classes.representatives import FoldingError
 from distsim.semantics.form.completion import CompletionConditions
 from distsim.semantics.form.instructions import CompilationUnit, PartKind, WaitForRows
 from distsim.semantics.form.linked_program import LinkedProgram
-from distsim.semantics.form.mismatches import ProgramMismatches, RowMismatch, why_order_matters
+from distsim.semantics.form.mismatches import ProgramMismatches, RowMismatch
+from distsim.semantics.form.order_dependence import why_order_matters
 from distsim.semantics.local.blocked_ranks import blocked_state_of_run, host_position
 from distsim.semantics.local.rank_clocks import RunProgress
 from distsim.semantics.local.run import run_local_clocks
@@ -112,7 +113,7 @@ def _run_with_local_clocks(
         late = _exceeds_timeout(program, profile, columns)
         if not late and (not joined or program.call_count > MAX_SHARED_LINK_CALLS):
             return replace(
-                _local_clock_result(done, cost, columns, list(misfits.met(done.posted))),
+                _local_clock_result(done, cost, columns, list(misfits.in_run(done.posted))),
                 alone=joined,
             )
         late = late or halves

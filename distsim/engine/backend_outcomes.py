@@ -25,12 +25,9 @@ from distsim.semantics.form.completion import CompletionConditions
 from distsim.semantics.form.group_creation import divergent_new_groups
 from distsim.semantics.form.instructions import DropRequest
 from distsim.semantics.form.linked_program import LinkedProgram
-from distsim.semantics.form.mismatches import (
-    ProgramMismatches,
-    exits_with_open_requests,
-    why_order_matters,
-)
+from distsim.semantics.form.mismatches import ProgramMismatches
 from distsim.semantics.form.nccl_connect import connection_mismatches
+from distsim.semantics.form.order_dependence import exits_with_open_requests, why_order_matters
 from distsim.semantics.local.blocked_ranks import blocked_state_of_run
 from distsim.semantics.local.rank_clocks import RunProgress
 from distsim.semantics.local.run import run_local_clocks
@@ -250,7 +247,7 @@ class _LinkedRunner:
     def _end_of(self, done: RunProgress) -> ProgramEnd:
         linked = done.linked
         end = ProgramEnd(
-            blocked_state_of_run(done), _mismatch_notes(linked, self.misfits.met(done.posted))
+            blocked_state_of_run(done), _mismatch_notes(linked, self.misfits.in_run(done.posted))
         )
         wrong = bool(end.final_state.blocked or end.notes)
         self.all_messages_received = wrong and not end.final_state.unreceived

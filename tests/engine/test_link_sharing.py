@@ -24,7 +24,8 @@ from distsim.operations.registry import OPERATIONS
 from distsim.scenario import Scenario, loads
 from distsim.semantics.form.completion import CompletionConditions
 from distsim.semantics.form.linked_program import LinkedProgram
-from distsim.semantics.form.mismatches import ProgramMismatches, why_order_matters
+from distsim.semantics.form.mismatches import ProgramMismatches
+from distsim.semantics.form.order_dependence import why_order_matters
 from distsim.semantics.local.run import run_local_clocks
 from distsim.simulation.simulate_scenario import Simulation, cost_model, simulate
 from tests.support import generator

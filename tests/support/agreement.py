@@ -33,7 +33,7 @@ from distsim.program.lower import lower
 from distsim.scenario import Scenario
 from distsim.semantics.form.completion import CompletionConditions
 from distsim.semantics.form.linked_program import LinkedProgram
-from distsim.semantics.form.mismatches import exits_with_open_requests, why_order_matters
+from distsim.semantics.form.order_dependence import exits_with_open_requests, why_order_matters
 from distsim.semantics.local.blocked_ranks import blocked_state_of_run as left_by
 from distsim.semantics.local.class_clocks import run_quotient
 from distsim.semantics.local.quotient import coarsest_quotient

@@ -136,7 +136,7 @@ class ReadingRun:
         halted = run_local_clocks(
             linked,
             CompletionConditions(
-                linked, None, misfits=(bad.receives, bad.instances), withdrawn=self.withdrawn
+                linked, None, mismatches=(bad.receives, bad.instances), withdrawn=self.withdrawn
             ),
         )
         first = {_mismatch_key(m) for m in self._met(halted, bad)}

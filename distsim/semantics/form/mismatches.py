@@ -20,7 +20,7 @@ from distsim.common.errors import UsageError
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.registry import OPERATIONS
 from distsim.semantics.classes.representatives import FoldingError
-from distsim.semantics.form.completion import CollectiveNeeds
+from distsim.semantics.form.collective_needs import CollectiveNeeds
 from distsim.semantics.form.instructions import INVALID_SIGNATURE, PartKind
 from distsim.semantics.form.linked_program import LinkedProgram
 

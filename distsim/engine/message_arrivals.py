@@ -7,13 +7,12 @@ from heapq import heappop, heappush
 
 from distsim.backends.message_matching import ANY_SENDER
 from distsim.common.errors import UsageError
+from distsim.engine.run_record import CallKey
 from distsim.program.code import Program
 from distsim.semantics.ordered.state import RunState
 from distsim.semantics.ordered.transitions import TransitionRules
 
-#: A call, or a part of a batch: rank, position, part (-1: none). And which message each receive
-#: from any source must take.
-CallKey = tuple[int, int, int]
+#: The message that each any-source receive must take.
 ReceiveSchedule = Mapping[CallKey, CallKey]
 
 _REGENERATE_HINT = "`distsim check FILE --format json` writes it anew, for this file"

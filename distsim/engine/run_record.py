@@ -24,6 +24,10 @@ from distsim.trace.model import NEVER, TRACE_SCHEMA_VERSION, Trace, TraceColumn
 QueueNames = tuple[Sequence[int] | NDArray[np.int64], list[str]]
 
 
+#: A call, or a part of a batch: rank, position, part (-1: none).
+CallKey = tuple[int, int, int]
+
+
 class RunColumns:
     """Times of every trace row, -1 where it never happened; the rows of rank r start at ``base[r]``
     (see `SharedCode.offsets`).

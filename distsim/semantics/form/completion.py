@@ -5,8 +5,8 @@ Key idea: a row is done at a simple function of the times at which other rows ar
 
 A message row i is done at ``max(A[i], A[need]) + lag``, where A is the time at which a row is
 posted; or, with a negative lag, at ``max(A[i], A[need] - lag)``: data that left before their
-receive was posted arrive on their own. A send that the backend buffers needs no receive, or, if the window
-is full, the receive that makes room.
+receive was posted arrive on their own. A send that the backend buffers needs no receive, or, if
+the window is full, the receive that makes room.
 
 A collective row waits for all members; for those that its data come from and go to; or, if members
 disagree on the root, for those that each would wait for by its own root (`CollectiveNeeds`).

@@ -1,8 +1,13 @@
-"""What a program comes to under each back end: the outcome, and what it depends on."""
+"""The outcome of a program under a backend, and what it depends on.
+
+Key idea: one run gives the outcome in simulated time. Further runs tell whether it depends on how
+much the backend buffers (none, the limit in force, everything) and on how communicators are created
+(lazily or eagerly); a search over event orders tells which outcomes are possible at all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -10,8 +15,8 @@ import numpy as np
 
 from distsim.backends import BackendProfile, default_cluster
 from distsim.common.records import dataclass, gc_paused
-from distsim.engine import fill_columns
 from distsim.engine.event_driven import simulate_in_order
+from distsim.engine.local_run_columns import fill_columns
 from distsim.engine.order_search import MismatchNote, ProgramEnd, search_event_orders
 from distsim.engine.overlap import has_overlap
 from distsim.engine.run_record import OUTCOMES_WORST_FIRST, worst_outcome
@@ -19,41 +24,38 @@ from distsim.engine.timeout_check import exceeds_timeout, may_exceed_timeout
 from distsim.findings.final_state import FinalState
 from distsim.hardware.cost import CostModel
 from distsim.operations.registry import OPERATIONS
+from distsim.program.code import CodeCall
 from distsim.program.model import Program
 from distsim.semantics.classes.representatives import FoldingError
 from distsim.semantics.form.completion import CompletionConditions
 from distsim.semantics.form.group_creation import divergent_new_groups
 from distsim.semantics.form.instructions import DropRequest
 from distsim.semantics.form.linked_program import LinkedProgram
-from distsim.semantics.form.mismatches import (
-    ProgramMismatches,
-    exits_with_open_requests,
-    why_order_matters,
-)
+from distsim.semantics.form.mismatches import ProgramMismatches
 from distsim.semantics.form.nccl_connect import connection_mismatches
+from distsim.semantics.form.order_dependence import exits_with_open_requests, why_order_matters
 from distsim.semantics.local.blocked_ranks import blocked_state_of_run
 from distsim.semantics.local.rank_clocks import RunProgress
 from distsim.semantics.local.run import run_local_clocks
 
-#: States that are looked at where a receive may take several senders, unless the caller says
-#: otherwise.
+#: The default limit of states in the search over the senders that any-source receives may take.
 MAX_STATES = 2_000
-#: Up to so many calls the order of overlapping collectives on a device is looked at (N12); it needs
-#: the explicit rules.
+#: For programs of more calls the order of overlapping collectives on a device (N12) is not checked:
+#: that may need the event-driven engine.
 MAX_N12_CALLS = 50_000
 _NO_BUFFER_BYTES, _UNLIMITED_BUFFER_BYTES = -1, 1 << 62
 
 
 @dataclass(frozen=True)
 class BackendOutcome:
-    """What is expected of a program under one back end.
+    """The expected outcome of a program under one backend.
 
-    ``outcome``: in the order of events that simulated time gives, with the program's options.
-    ``possible``: all there may be, the worst first. ``ranks``: whom the outcome is about (blocked,
-    raising, dead, or with wrong data). ``flips_at_nbytes``: the buffer limit in force, where the
-    outcome would be another with less or more of it; None where buffering decides nothing.
-    ``variants``: under nccl, the outcome under lazy and under eager init. ``complete``:
-    ``possible`` lists all.
+    - ``outcome``: in the order of events that simulated time gives, with the program's options.
+    - ``possible``: all possible outcomes, the worst first; ``complete``: whether it lists all.
+    - ``ranks``: the ranks that are blocked, raise, are dead, or have wrong data.
+    - ``flips_at_nbytes``: the buffer limit in force, if a smaller or larger one would change the
+      outcome; None if buffering decides nothing.
+    - ``variants``: under nccl, the outcome with lazy and with eager init.
     """
 
     outcome: str
@@ -71,40 +73,37 @@ def backend_outcome(
     *,
     max_states: int = MAX_STATES,
 ) -> BackendOutcome:
-    """The outcome of a program under a back end, whatever ``backend:`` it names itself.
+    """The outcome of a program under a backend, whatever ``backend:`` the program names.
 
-    ``cost``: prices where the order of events depends on time; left out, those of the back end's
-    default cluster. ``max_states`` bounds the search where a receive may take several senders.
+    ``cost`` decides where the order of events depends on time (default: that of the backend's
+    default cluster). ``max_states`` limits the search where a receive may take several senders.
     """
-    priced = cost or CostModel(
+    cost = cost or CostModel(
         default_cluster(profile.name), program.world_size, program.local_size, program.link_faults
     )
     with gc_paused():
         if not profile.device:
-            return _outcome_with_buffers(program, profile, priced, max_states)
-        if _surely_completes(program, profile, priced):
-            return BackendOutcome(
-                "completes",
-                ("completes",),
-                (),
-                variants={"lazy": "completes", "eager": "completes"},
-            )
-        chosen = str(program.options.get("init") or "lazy")
-        found = {
-            chosen: _outcome_with_buffers(
-                _with_options(program, init=chosen), profile, priced, max_states
-            )
-        }
-        other = "eager" if chosen == "lazy" else "lazy"
-        if found[chosen].outcome == "completes" and not _init_matters(program):
-            found[other] = found[chosen]
-        else:
-            found[other] = _outcome_with_buffers(
-                _with_options(program, init=other), profile, priced, max_states
-            )
-    return replace(
-        found[chosen], variants={init: found[init].outcome for init in ("lazy", "eager")}
-    )
+            return _outcome_with_buffers(program, profile, cost, max_states)
+        if _surely_completes(program, profile, cost):
+            variants = {"lazy": "completes", "eager": "completes"}
+            return BackendOutcome("completes", ("completes",), (), variants=variants)
+        return _outcome_with_both_inits(program, profile, cost, max_states)
+
+
+def _outcome_with_both_inits(
+    program: Program, profile: BackendProfile, cost: CostModel, max_states: int
+) -> BackendOutcome:
+    """The outcome with the chosen way to create communicators, and what the other one gives."""
+    chosen = str(program.options.get("init") or "lazy")
+    other = "eager" if chosen == "lazy" else "lazy"
+    with_chosen = _with_options(program, init=chosen)
+    outcome = _outcome_with_buffers(with_chosen, profile, cost, max_states)
+    other_outcome = outcome
+    if outcome.outcome != "completes" or _init_matters(program):
+        with_other = _with_options(program, init=other)
+        other_outcome = _outcome_with_buffers(with_other, profile, cost, max_states)
+    by_init = {chosen: outcome.outcome, other: other_outcome.outcome}
+    return replace(outcome, variants={init: by_init[init] for init in ("lazy", "eager")})
 
 
 def _with_options(program: Program, **options: object) -> Program:
@@ -112,76 +111,79 @@ def _with_options(program: Program, **options: object) -> Program:
 
 
 def _init_matters(program: Program) -> bool:
-    """Could the other way to make communicators go wrong, where one way completes? Messages outside
-    batches travel on others (N7), first use is a meeting (N8), and new_group is one or is not
-    (2.3)."""
-    return (
-        any(
-            OPERATIONS[call.op].kind in ("p2p", "batch") or call.op == "new_group"
-            for code in program.codes
-            for call in code.distinct_calls(parts=False)
-        )
-        or len(program.groups) > 1
+    """Whether the other way to create communicators might fail where one way completes.
+
+    Messages outside of batches use other communicators (N7), the first use of one is a rendezvous
+    or is not (N8), and so is new_group (2.3).
+    """
+    if len(program.groups) > 1:
+        return True
+    return any(
+        OPERATIONS[call.op].kind in ("p2p", "batch") or call.op == "new_group"
+        for call in _distinct_calls(program)
     )
+
+
+def _distinct_calls(program: Program) -> Iterator[CodeCall]:
+    """The distinct calls of all codes, batches as one."""
+    for code in program.codes:
+        yield from code.distinct_calls(parts=False)
 
 
 # --- buffers ---
 def _outcome_with_buffers(
     program: Program, profile: BackendProfile, cost: CostModel, max_states: int
 ) -> BackendOutcome:
-    """The outcome with the limit in force, and whether less or more of it would change it.
+    """The outcome with the buffer limit in force, and whether another limit would change it.
 
-    More room never makes a program wait that would not wait with less, if no receive is open to any
-    source; so what completes without any buffer completes with every one.
+    Without any-source receives, more room never makes a program wait. So a program that completes
+    without any buffer completes with every one.
     """
-    under = _LinkedRunner(program, profile, cost, max_states)
+    runner = _LinkedRunner(program, profile, cost, max_states)
     if profile.buffer_option is None:
-        return under.outcome()
+        return runner.outcome()
     option, limit = profile.buffer_option.name, profile.buffer_option.limit(program.options)
-    strict = under.outcome(**{option: _NO_BUFFER_BYTES})
-    if under.all_messages_received or (
-        strict.possible == ("completes",)
-        and not (has_any_source_receive(program) and profile.any_source)
-    ):
-        return strict
-    free = under.outcome(**{option: _UNLIMITED_BUFFER_BYTES})
-    real = under.outcome(**{option: limit})
-    decides = (strict.outcome, strict.possible) != (free.outcome, free.possible)
-    return replace(real, flips_at_nbytes=limit if decides else None)
+    without_buffer = runner.outcome(**{option: _NO_BUFFER_BYTES})
+    if runner.all_messages_received:
+        return without_buffer
+    has_any_source = has_any_source_receive(program) and profile.any_source
+    if without_buffer.possible == ("completes",) and not has_any_source:
+        return without_buffer
+    unlimited = runner.outcome(**{option: _UNLIMITED_BUFFER_BYTES})
+    in_force = runner.outcome(**{option: limit})
+    strict_result = (without_buffer.outcome, without_buffer.possible)
+    buffering_decides = strict_result != (unlimited.outcome, unlimited.possible)
+    return replace(in_force, flips_at_nbytes=limit if buffering_decides else None)
 
 
 # --- one run ---
-#: All ranks end, and all that met fits.
+#: All ranks end, and all calls that matched agree. Compared by identity.
 _CLEAN_END = ProgramEnd(FinalState((), ()), frozenset())
 
 
 def _surely_completes(program: Program, profile: BackendProfile, cost: CostModel) -> bool:
-    """It completes on a device whatever the options: it does with one launch at a time, no buffers
-    and meetings at first use, and whatever is laxer completes too, and no later. (Messages in
-    batches and outside may meet under eager init; then this says nothing. Nor does it where this
-    run goes on for longer than a timeout: a laxer one enqueues earlier, and its clocks start
-    earlier, 2.4.)"""
-    if any(
-        call.op == "new_group"
-        for code in program.codes
-        for call in code.distinct_calls(parts=False)
-    ):
-        return False  # a meeting under eager init alone
-    under = _LinkedRunner(
-        _with_options(program, init="lazy", buffsize=_NO_BUFFER_BYTES, serial=True), profile, cost
-    )
-    return (
-        not under.linked.mixes_batches
-        and not under.ordered
-        and under.completes_before_any_timeout()
-    )
+    """Whether a program completes on a device whatever the options; False if that is not known.
+
+    It does if it completes under the strictest options: one launch at a time, no buffers, and a
+    rendezvous at the first use of a communicator. Less strict options let it complete too, and no
+    later. There are exceptions: messages in batches may match others outside of batches under eager
+    init; and where the strict run exceeds a timeout nothing is known, because a less strict one
+    enqueues earlier, and its timeouts start earlier (2.4).
+    """
+    if any(call.op == "new_group" for call in _distinct_calls(program)):
+        return False  # a rendezvous under eager init only
+    strictest = _with_options(program, init="lazy", buffsize=_NO_BUFFER_BYTES, serial=True)
+    runner = _LinkedRunner(strictest, profile, cost)
+    if runner.linked.mixes_batches or runner.ordered:
+        return False
+    return runner.completes_before_any_timeout()
 
 
 class _LinkedRunner:
-    """A program under a back end, linked once, however much its buffers hold.
+    """A program under a backend, linked only once for all sizes of buffers.
 
-    ``ordered``: the order of events must be followed. ``none_waits``: in the last run, which went
-    wrong, each message was received, so that no buffer changes what came of it.
+    ``ordered``: the order of events must be followed. ``all_messages_received``: the last run
+    failed although each message was received, so no buffer changes its outcome.
     """
 
     def __init__(
@@ -192,132 +194,135 @@ class _LinkedRunner:
         max_states: int = MAX_STATES,
     ) -> None:
         self.linked, self.cost, self.max_states = LinkedProgram(program, profile), cost, max_states
-        self.misfits = ProgramMismatches(self.linked)
-        self.ordered = why_order_matters(self.linked, self.misfits) is not None
+        self.mismatches = ProgramMismatches(self.linked)
+        self.ordered = why_order_matters(self.linked, self.mismatches) is not None
         self.all_messages_received = False
-        self._known: dict[bytes, BackendOutcome] = {}
+        self._by_buffered_sends: dict[bytes, BackendOutcome] = {}
 
     def outcome(self, **options: object) -> BackendOutcome:
-        """What it comes to with these options. All buffers that hold the same sends, with room for
-        all of them, are one.
+        """The outcome with these options.
+
+        Buffers that hold the same sends, and have room for all of them, give the same outcome.
         """
         linked = self.linked.under(None, **options)
         conditions = self._conditions(linked)
         if conditions.has_room:
             return _outcome_of_end(linked, self.end(conditions), self.cost, self.max_states)
-        buffered = conditions.ahead.tobytes()
-        if buffered not in self._known:
-            self._known[buffered] = _outcome_of_end(
-                linked, self.end(conditions), self.cost, self.max_states
-            )
-        return self._known[buffered]
+        key = conditions.ahead.tobytes()
+        if key not in self._by_buffered_sends:
+            end = self.end(conditions)
+            outcome = _outcome_of_end(linked, end, self.cost, self.max_states)
+            self._by_buffered_sends[key] = outcome
+        return self._by_buffered_sends[key]
 
     def _conditions(self, linked: LinkedProgram) -> CompletionConditions:
-        """Priced where that is needed; a program that is not free of order may have calls that have
-        no price.
-        """
+        """With costs only if they are needed: calls of an order-dependent program may have none."""
         return CompletionConditions(linked, None if self.ordered else self.cost)
 
     def end(self, conditions: CompletionConditions | None = None) -> ProgramEnd:
         """One run, by the fastest way that is exact."""
-        found = conditions or self._conditions(self.linked)
-        return (None if self.ordered else self._free_end(found)) or _ordered_end(
-            found.linked, self.cost
-        )
+        conditions = conditions or self._conditions(self.linked)
+        end = None
+        if not self.ordered:
+            end = self._local_end(conditions)
+        return end or _ordered_end(conditions.linked, self.cost)
 
     def completes_before_any_timeout(self) -> bool:
-        """Of a program that is free of order: all goes well, and all is over before the shortest
-        timeout.
-        """
+        """Whether a program that does not depend on order completes before the shortest timeout."""
         done = run_local_clocks(self.linked, self._conditions(self.linked))
-        return (
-            not may_exceed_timeout(done, self.cost.cluster.shared_links)
-            and self._end_of(done) is _CLEAN_END
-        )
+        if may_exceed_timeout(done, self.cost.cluster.shared_links):
+            return False
+        return self._end_of(done) is _CLEAN_END
 
-    def _free_end(self, conditions: CompletionConditions) -> ProgramEnd | None:
-        """How a program ends that is free of order; None where a wait may outlast its timeout."""
+    def _local_end(self, conditions: CompletionConditions) -> ProgramEnd | None:
+        """The end of a run with local clocks; None if a wait may exceed its timeout."""
         linked = conditions.linked
         done = run_local_clocks(linked, conditions)
         if may_exceed_timeout(done, self.cost.cluster.shared_links):
             columns = fill_columns(done)
-            if exceeds_timeout(linked.program, linked.profile, columns) or has_overlap(
-                conditions, columns, self.cost
-            ):
+            if exceeds_timeout(linked.program, linked.profile, columns):
+                return None
+            if has_overlap(conditions, columns, self.cost):
                 return None
         return self._end_of(done)
 
     def _end_of(self, done: RunProgress) -> ProgramEnd:
-        linked = done.linked
-        end = ProgramEnd(
-            blocked_state_of_run(done), _mismatch_notes(linked, self.misfits.met(done.posted))
-        )
-        wrong = bool(end.final_state.blocked or end.notes)
-        self.all_messages_received = wrong and not end.final_state.unreceived
-        return end if wrong else _CLEAN_END
+        notes = _mismatch_notes(done.linked, self.mismatches.in_run(done.posted))
+        final_state = blocked_state_of_run(done)
+        failed = bool(final_state.blocked or notes)
+        self.all_messages_received = failed and not final_state.unreceived
+        return ProgramEnd(final_state, notes) if failed else _CLEAN_END
 
 
 def _ordered_end(linked: LinkedProgram, cost: CostModel) -> ProgramEnd:
     if linked.program.representative_of is not None:
         raise FoldingError
-    left = simulate_in_order(linked.program, linked.profile, cost, linked=linked)
-    open_to = (MismatchNote("undefined", ("ranks",), left.undefined),) if left.undefined else ()
-    return ProgramEnd(left.final_state, _mismatch_notes(linked, left.mismatches).union(open_to))
+    run = simulate_in_order(linked.program, linked.profile, cost, linked=linked)
+    notes = _mismatch_notes(linked, run.mismatches)
+    if run.undefined:
+        notes |= {MismatchNote("undefined", ("ranks",), run.undefined)}
+    return ProgramEnd(run.final_state, notes)
 
 
 def _mismatch_notes(
-    linked: LinkedProgram, met: Iterable[tuple[Sequence[int], tuple[str, ...], str]]
+    linked: LinkedProgram, mismatches: Iterable[tuple[Sequence[int], tuple[str, ...], str]]
 ) -> frozenset[MismatchNote]:
-    """(rows that met, fields in which they differ, outcome) of all that did not fit."""
+    """Notes of mismatches that are given as (rows, differing fields, outcome)."""
     rank = linked.rank
     return frozenset(
         MismatchNote(outcome, fields, tuple(sorted(int(rank[row]) for row in rows)))
-        for rows, fields, outcome in met
+        for rows, fields, outcome in mismatches
     )
 
 
 def _outcome_of_end(
     linked: LinkedProgram, end: ProgramEnd, cost: CostModel, max_states: int
 ) -> BackendOutcome:
+    """The outcome of a run that ended so, with everything else that is possible."""
     program, profile = linked.program, linked.profile
     outcome, ranks = _worst_outcome_and_ranks(end)
     possible, complete = {outcome}, True
-    cancels = (profile.dropped == "cancels" and _drops_requests(linked)) or (
-        profile.peer_death == "raises" and exits_with_open_requests(linked)
-    )
-    if cancels or (has_any_source_receive(program) and profile.any_source):
+    # What a rank still has open when it exits, or drops, depends on what others did before.
+    every_step_matters = _may_cancel_open_requests(linked)
+    has_any_source = has_any_source_receive(program) and profile.any_source
+    if every_step_matters or has_any_source:
         if program.representative_of is not None:
             raise FoldingError
-        ends = search_event_orders(linked, max_states, cancels)
-        possible |= {_worst_outcome_and_ranks(one)[0] for one in ends.ends}
-        complete = ends.complete
+        search = search_event_orders(linked, max_states, every_step_matters)
+        possible |= {_worst_outcome_and_ranks(other)[0] for other in search.ends}
+        complete = search.complete
     if profile.device and outcome == "completes":
-        doubt = undefined_behaviour(program, profile, cost)
-        if doubt is not None:
-            outcome, ranks, possible = "undefined", doubt.ranks, {"undefined", *doubt.possible}
+        undefined = undefined_behaviour(program, profile, cost)
+        if undefined is not None:
+            outcome, ranks = "undefined", undefined.ranks
+            possible = {"undefined", *undefined.possible}
     if profile.device and outcome == "hangs" and connection_mismatches(program, profile):
-        possible |= {"raises"}  # N9: as it does over sockets
+        possible.add("raises")  # N9: over sockets it raises
     possible |= _alternative_outcomes(program, profile, outcome, end)
-    return BackendOutcome(
-        outcome,
-        tuple(word for word in OUTCOMES_WORST_FIRST if word in possible),
-        ranks,
-        complete=complete,
-    )
+    worst_first = tuple(word for word in OUTCOMES_WORST_FIRST if word in possible)
+    return BackendOutcome(outcome, worst_first, ranks, complete=complete)
+
+
+def _may_cancel_open_requests(linked: LinkedProgram) -> bool:
+    profile = linked.profile
+    if profile.dropped == "cancels" and _drops_requests(linked):
+        return True
+    return profile.peer_death == "raises" and exits_with_open_requests(linked)
 
 
 def _drops_requests(linked: LinkedProgram) -> bool:
-    """A request for a message is dropped."""
-    return any(isinstance(i, DropRequest) for unit in linked.units for i in unit.instructions)
+    """Whether a program drops the handle of a message's request."""
+    instructions = (one for unit in linked.units for one in unit.instructions)
+    return any(isinstance(instruction, DropRequest) for instruction in instructions)
 
 
 def has_any_source_receive(program: Program) -> bool:
-    """Whether some receive takes a message of any sender."""
+    """Whether some receive accepts a message of any sender."""
     return any(np.any(np.asarray(port.peer) < 0) for code in program.codes for port in code.ports)
 
 
 def _worst_outcome_and_ranks(end: ProgramEnd) -> tuple[str, tuple[int, ...]]:
-    """The outcome of one end, and the ranks it is about."""
+    """The outcome of one end, and the ranks that it concerns."""
     if end is _CLEAN_END:
         return "completes", ()
     final_state, notes = end
@@ -325,16 +330,16 @@ def _worst_outcome_and_ranks(end: ProgramEnd) -> tuple[str, tuple[int, ...]]:
     if outcome == "hangs":
         return outcome, final_state.stuck
     if outcome in ("wrong-data", "undefined"):
-        return outcome, tuple(
-            sorted({rank for note in notes if note.outcome == outcome for rank in note.ranks})
-        )
-    status = {"raises": ("raised",), "crashes": ("crashed", "killed")}.get(outcome, ())
-    return outcome, tuple(e.rank for e in final_state.ends if e.status in status)
+        worst_notes = [note for note in notes if note.outcome == outcome]
+        return outcome, tuple(sorted({rank for note in worst_notes for rank in note.ranks}))
+    statuses = {"raises": ("raised",), "crashes": ("crashed", "killed")}.get(outcome, ())
+    return outcome, tuple(end.rank for end in final_state.ends if end.status in statuses)
 
 
 class UndefinedBehaviour(NamedTuple):
-    """What NCCL leaves open in a program that completes if all goes well: whom it is about, and
-    what may come of it.
+    """What NCCL leaves undefined in a program that completes by luck.
+
+    ``ranks``: the ranks that it concerns; ``possible``: the possible outcomes.
     """
 
     ranks: tuple[int, ...]
@@ -344,44 +349,34 @@ class UndefinedBehaviour(NamedTuple):
 def undefined_behaviour(
     program: Program, profile: BackendProfile, cost: CostModel
 ) -> UndefinedBehaviour | None:
-    """Of a program that completes under a back end with a device: what makes that luck, None where
-    nothing does.
+    """What makes it luck that a program completes under a backend with a device; None: nothing.
 
-    N9: launches that connect other directions than each other are undefined. N12: asynchronous
-    collectives of overlapping groups may stand in each other's way on the device; they do if it
-    stands still when launches follow the host's order, as on one hardware queue.
+    N9: launches that connect different directions than their partners are undefined. N12:
+    asynchronous collectives of overlapping groups may block each other on the device. They do if
+    the program hangs when launches run in the host's order, as on one hardware queue.
     """
     if not profile.device:
         return None
-    contacts = connection_mismatches(program, profile)
-    if contacts:
-        return UndefinedBehaviour(
-            tuple(sorted({rank for one in contacts for rank in one.pair})),
-            ("hangs", "raises", "completes"),
-        )
-    if (
-        program.call_count <= MAX_N12_CALLS
-        and _has_overlapping_collectives(program)
-        and not program.options.get("launch_order_implicit")
-    ):
-        in_order = _LinkedRunner(_with_options(program, one_queue=True), profile, cost).end()
-        if in_order.final_state.blocked:
-            return UndefinedBehaviour(in_order.final_state.stuck, ("hangs", "completes"))
+    mismatches = connection_mismatches(program, profile)
+    if mismatches:
+        ranks = {rank for mismatch in mismatches for rank in mismatch.pair}
+        return UndefinedBehaviour(tuple(sorted(ranks)), ("hangs", "raises", "completes"))
+    if program.call_count > MAX_N12_CALLS or program.options.get("launch_order_implicit"):
+        return None
+    if _has_overlapping_collectives(program):
+        end = _LinkedRunner(_with_options(program, one_queue=True), profile, cost).end()
+        if end.final_state.blocked:
+            return UndefinedBehaviour(end.final_state.stuck, ("hangs", "completes"))
     return None
 
 
 def _has_overlapping_collectives(program: Program) -> bool:
-    """Asynchronous collectives on more than one group of some rank."""
+    """Whether some rank calls collectives on several groups, and any of them asynchronously."""
     for code in program.codes:
-        used = {
-            call.group
-            for call in code.distinct_calls(parts=False)
-            if OPERATIONS[call.op].kind == "collective"
-        }
-        if len(used) > 1 and any(
-            call.is_async and OPERATIONS[call.op].kind == "collective"
-            for call in code.distinct_calls(parts=False)
-        ):
+        calls = code.distinct_calls(parts=False)
+        collectives = [call for call in calls if OPERATIONS[call.op].kind == "collective"]
+        groups = {call.group for call in collectives}
+        if len(groups) > 1 and any(call.is_async for call in collectives):
             return True
     return False
 
@@ -389,16 +384,13 @@ def _has_overlapping_collectives(program: Program) -> bool:
 def _alternative_outcomes(
     program: Program, profile: BackendProfile, outcome: str, end: ProgramEnd
 ) -> set[str]:
-    """Outcomes that the numbers or the memory decide, which a program's text does not tell."""
-    outside = any(finding.code == "DS101" for finding in program.findings)
-    again = (
-        {"completes"}
-        if outcome == "hangs"
-        and any(made.again for made in divergent_new_groups(program, profile).values())
-        else set()
-    )
-    return again | set(
-        profile.alternative_outcomes(
-            outcome, [note.fields for note in end.notes if note.outcome == outcome], outside
-        )
-    )
+    """Outcomes that depend on numbers or memory, which the program does not determine."""
+    has_invalid_rank = any(finding.code == "DS101" for finding in program.findings)
+    fields = [note.fields for note in end.notes if note.outcome == outcome]
+    alternatives = set(profile.alternative_outcomes(outcome, fields, has_invalid_rank))
+    if outcome == "hangs":
+        divergent = divergent_new_groups(program, profile).values()
+        if any(new_group.again for new_group in divergent):
+            # Whether stale addresses in the store let the ranks connect depends on ports.
+            alternatives.add("completes")
+    return alternatives

@@ -1,16 +1,20 @@
-"""Timeouts: what becomes of a wait that outlasts its group's timeout while others still move
-(design §5, rule 5).
+"""Timeouts: what happens if a wait exceeds its group's timeout while other ranks still proceed.
 
-A standstill is never ended by a timeout, but for that of a monitored_barrier, which is there to
-tell who is missing. So deadlines are looked at only between two things that happen, or while a rank
-stands in a monitored_barrier: where the next event is later than a deadline, the deadline comes
-first. Most runs are over before any deadline; they are simulated without (`outlasts`).
+Key idea: a hang is never ended by a timeout, except for that of a monitored_barrier, whose purpose
+is to name the missing ranks. So deadlines matter only between two events, or while a rank is
+blocked in a monitored_barrier: if the next event is later than a deadline, the deadline comes
+first. Most runs end before any deadline, and are simulated without this module
+(`distsim.engine.timeout_check`).
 
-* gloo: a message's clock starts when its request is waited for, a collective's when a worker begins it; making a group waits a
-  second longer (in the store). The rank raises, and the group is closed in its process: its partners see the connection closed (G10).
-* nccl: the watchdog's clock starts when the host enqueues (2.4). The host can't run ahead of its device by more than the launch queue
-  holds, so it starts when that had room. The process is taken down.
-* mpi knows no timeouts.
+* gloo: the timeout of a message starts when its request is waited for, that of a collective when a
+  worker starts it. Creating a group waits a second longer (in the store). The rank raises, and the
+  group is closed in its process: its partners see the connection closed (G10).
+* nccl: the watchdog's timeout starts when the host enqueues (2.4). The host cannot run ahead of its
+  device by more launches than the launch queue holds, so it starts when the queue has room. The
+  process is ended.
+* mpi has no timeouts.
+
+Source: design §5, rule 5.
 """
 
 from __future__ import annotations
@@ -37,8 +41,9 @@ _STORE_OPS = ("new_group", "init_process_group")
 
 
 class TimedOutCall(NamedTuple):
-    """A call that waited longer than it may, ``limit_ns``. ``missing``: of a monitored_barrier's
-    rank 0, who has not come.
+    """A call whose wait exceeded ``limit_ns``.
+
+    ``missing``: for group rank 0 of a monitored_barrier, the ranks that have not arrived.
     """
 
     rank: int
@@ -48,8 +53,10 @@ class TimedOutCall(NamedTuple):
 
 
 class _DeadlineEntry(NamedTuple):
-    """``since`` tells this wait of the host from an earlier one; -1 where the host does not
-    matter.
+    """A deadline; ``row`` is -1 for a rendezvous.
+
+    ``since`` distinguishes this wait of the host from an earlier one; -1 if the host does not
+    matter. ``number`` orders deadlines of the same time.
     """
 
     at_ns: int
@@ -61,7 +68,7 @@ class _DeadlineEntry(NamedTuple):
 
 
 class RunDeadlines:
-    """The clocks of a run that may outlast a timeout. ``late``: those that ran out, in order."""
+    """The deadlines of a run. ``late``: the calls whose timeout expired, in order."""
 
     def __init__(self, rules: TransitionRules, state: RunState) -> None:
         self.rules, self.state = rules, state
@@ -78,56 +85,47 @@ class RunDeadlines:
         return self._heap[0].at_ns if self._heap else None
 
     def expire(self) -> tuple[int, ExitRank | int]:
-        """The next deadline runs out: whose, and what becomes of that rank, or the group that it
-        closes while the host is elsewhere.
+        """The next deadline expires: (rank, its end; or, if its host is not in the wait, the group
+        that is closed).
         """
         entry = heappop(self._heap)
-        position = (
-            self.rules.part(entry.row).position
-            if entry.row >= 0
-            else self.rules.position(self.state, entry.rank)
-        )
+        here = position = self.rules.position(self.state, entry.rank)
+        if entry.row >= 0:
+            position = self.rules.part(entry.row).position
         missing = self._missing(entry.row)
         self.late.append(TimedOutCall(entry.rank, position, entry.limit_ns, missing))
-        here = self.rules.position(self.state, entry.rank)
         if self.rules.profile.timed_out == "crashes":
-            text = f"Watchdog caught collective operation timeout: ran for {entry.limit_ns // 10**6} milliseconds"
+            milliseconds = entry.limit_ns // 10**6
+            text = (
+                f"Watchdog caught collective operation timeout: ran for {milliseconds} milliseconds"
+            )
             return entry.rank, ExitRank(here, "crashed", text)
-        instruction = self.rules.instruction(self.state, entry.rank)
-        waited = entry.row - self.rules.base[entry.rank]
-        if entry.row >= 0 and not (
-            isinstance(instruction, WaitForRows) and waited in instruction.rows
-        ):
+        if entry.row >= 0 and not self._host_waits_for(entry):
             return entry.rank, self.rules.group[entry.row]
         return entry.rank, ExitRank(here, "raised", self._text(entry, missing))
 
+    def _host_waits_for(self, entry: _DeadlineEntry) -> bool:
+        instruction = self.rules.instruction(self.state, entry.rank)
+        own_row = entry.row - self.rules.base[entry.rank]
+        return isinstance(instruction, WaitForRows) and own_row in instruction.rows
+
     def watches(self, since: list[int]) -> bool:
-        """Some rank stands in a monitored_barrier, which ends in its time though nobody else
-        moves.
-        """
-        rows = (
-            entry
-            for entry in self._heap
-            if entry.row >= 0 and self.rules.part(entry.row).call.op == MONITORED_BARRIER
-        )
-        return any(self._holds(entry, since) for entry in rows)
+        """Whether a rank is blocked in a monitored_barrier, which times out even in a hang."""
+        barriers = (entry for entry in self._heap if self._is_monitored_barrier(entry.row))
+        return any(self._holds(entry, since) for entry in barriers)
+
+    def _is_monitored_barrier(self, row: int) -> bool:
+        return row >= 0 and self.rules.part(row).call.op == MONITORED_BARRIER
 
     def _missing(self, row: int) -> tuple[int, ...]:
-        """Who has not come to the monitored_barrier of a rank that keeps its list."""
-        if (
-            row < 0
-            or self.rules.part(row).call.op != MONITORED_BARRIER
-            or not self._tracks_arrivals(row)
-        ):
+        """The ranks that have not arrived at a monitored_barrier, if the row's rank tracks them."""
+        if not self._is_monitored_barrier(row) or not self._tracks_arrivals(row):
             return ()
         linked = self.rules.linked
-        instance = int(linked.instance[row])
-        came = {
-            self.rules.rank_of[r]
-            for r in linked.rows_of[instance].tolist()
-            if self.state.phase[r] != CLOSED
-        }
-        return tuple(rank for rank in self._members(row) if rank not in came)
+        rows = linked.rows_of[int(linked.instance[row])].tolist()
+        open_rows = (other for other in rows if self.state.phase[other] != CLOSED)
+        arrived = {self.rules.rank_of[other] for other in open_rows}
+        return tuple(rank for rank in self._members(row) if rank not in arrived)
 
     def _members(self, row: int) -> tuple[int, ...]:
         return self.rules.program.groups[self.rules.group[row]].ranks
@@ -147,21 +145,17 @@ class RunDeadlines:
         )
         return f"Timed out waiting {entry.limit_ns // 10**6}ms for {word} operation to complete"
 
-    # --- clocks that start ---
+    # --- timeouts that start ---
     def blocked(self, rank: int, now: int, instruction: Instruction, row: int) -> None:
-        """A host begins to wait, for ``row`` if it waits for one (requests are waited for one after
-        the other, G11).
+        """A host starts to wait, for ``row`` if it is >= 0.
+
+        Requests are waited for one after the other (G11).
         """
         if self.rules.profile.timed_out != "raises":
             return
         if isinstance(instruction, AwaitRendezvous):
-            self._add(
-                now,
-                rank,
-                -1,
-                now,
-                self.limits[instruction.of_group] + self.rules.profile.store_grace_ns,
-            )
+            limit = self.limits[instruction.of_group] + self.rules.profile.store_grace_ns
+            self._add(now, rank, -1, now, limit)
         elif row >= 0 and self.state.phase[row] and 0 <= self.rules.kind[row] <= PartKind.RECEIVE:
             self._add(now, rank, row, now, self.limits[self.rules.group[row]])
 
@@ -170,15 +164,15 @@ class RunDeadlines:
         if self.rules.profile.timed_out == "raises" and self.rules.kind[row] == PartKind.COLLECTIVE:
             call = self.rules.part(row).call
             own = call.fields.get("timeout_ns")
-            listed = call.op != MONITORED_BARRIER or self._tracks_arrivals(
-                row
-            )  # the others wait for its word as long as their group waits
-            limit = int(own) if own and listed else self.limits[self.rules.group[row]]
+            # A monitored_barrier's own timeout is that of group rank 0; the other ranks wait for
+            # its answer with the timeout of the group.
+            own_holds = call.op != MONITORED_BARRIER or self._tracks_arrivals(row)
+            limit = int(own) if own and own_holds else self.limits[self.rules.group[row]]
             grace = self.rules.profile.store_grace_ns if call.op in _STORE_OPS else 0
             self._add(now, self.rules.rank_of[row], row, -1, limit + grace)
 
     def enqueued(self, rank: int, row: int, now: int) -> None:
-        """A host hands a launch to its device."""
+        """A host enqueues a launch on its device."""
         if self.rules.profile.timed_out == "crashes":
             if self.state.open_launches[rank] > LAUNCH_QUEUE_DEPTH:
                 self._queued.setdefault(rank, []).append(row)
@@ -200,58 +194,62 @@ class RunDeadlines:
         heappush(self._heap, _DeadlineEntry(now + limit, self._number, rank, row, since, limit))
 
     def _holds(self, entry: _DeadlineEntry, since: list[int]) -> bool:
-        if self.state.ends[entry.rank] is not None or (
-            entry.since >= 0 and since[entry.rank] != entry.since
-        ):
+        """Whether a deadline still matters: its wait is not over."""
+        if self.state.ends[entry.rank] is not None:
+            return False
+        if entry.since >= 0 and since[entry.rank] != entry.since:
             return False
         if entry.row < 0:
             return isinstance(self.rules.instruction(self.state, entry.rank), AwaitRendezvous)
         phase = self.state.phase[entry.row]
-        # A transfer under way is late too: the clock runs until it is over.
+        # A transfer that is in flight is late too: the timeout runs until it is over.
         return phase != CLOSED and (self.rules.profile.device or phase in (RUNNING, DUE, HUNG))
 
 
 def timeout_findings(
     program: Program, profile: BackendProfile, late: tuple[TimedOutCall, ...]
 ) -> tuple[Finding, ...]:
-    """DS804, one per place."""
-    places: dict[int, list[TimedOutCall]] = {}
-    for one in late:
-        places.setdefault(
-            program.code_call(
-                one.rank, min(one.position, len(program.code(one.rank).calls) - 1)
-            ).site,
-            [],
-        ).append(one)
-    found = []
-    for site, those in places.items():
-        ranks = tuple(sorted({one.rank for one in those}))
+    """DS804, one per call site."""
+    by_site: dict[int, list[TimedOutCall]] = {}
+    for call in late:
+        last_position = len(program.code(call.rank).calls) - 1
+        site = program.code_call(call.rank, min(call.position, last_position)).site
+        by_site.setdefault(site, []).append(call)
+    findings = []
+    for site, calls in by_site.items():
+        ranks = tuple(sorted({call.rank for call in calls}))
         place, op = program.sites[site].place(ranks[0]), program.sites[site].op
-        if those[0].missing:
-            found.append(_monitored_barrier_finding(those[0], ranks, place))
+        if calls[0].missing:
+            findings.append(_monitored_barrier_finding(calls[0], ranks, place))
             continue
-        end = (
-            "its watchdog ends the process"
-            if profile.timed_out == "crashes"
-            else "it raises, and its group is dead there"
+        end = "it raises, and its group is dead there"
+        if profile.timed_out == "crashes":
+            end = "its watchdog ends the process"
+        whose = f"ranks {', '.join(map(str, ranks[:8]))} wait"
+        if len(ranks) == 1:
+            whose = f"rank {ranks[0]} waits"
+        text = (
+            f"{whose} in {op} for longer than the {calls[0].limit_ns / 1e9:g} s of the timeout "
+            f"while others still move: {end}"
         )
-        whose = (
-            f"rank {ranks[0]} waits"
-            if len(ranks) == 1
-            else f"ranks {', '.join(map(str, ranks[:8]))} wait"
+        help_text = (
+            "raise the timeout of this group (new groups don't inherit the world's), "
+            "or let nobody wait for the slow work"
         )
-        text = f"{whose} in {op} for longer than the {those[0].limit_ns / 1e9:g} s of the timeout while others still move: {end}"
-        help_text = "raise the timeout of this group (new groups don't inherit the world's), or let nobody wait for the slow work"
-        found.append(Finding("DS804", "error", text, ranks, ranks, (help_text,), (place,)))
-    return tuple(found)
+        findings.append(Finding("DS804", "error", text, ranks, ranks, (help_text,), (place,)))
+    return tuple(findings)
 
 
 def _monitored_barrier_finding(
     late: TimedOutCall, ranks: tuple[int, ...], place: SourceLocation
 ) -> Finding:
-    """A monitored_barrier has done what it is there for."""
-    who = f"rank{'' if len(late.missing) == 1 else 's'} {', '.join(map(str, late.missing[:8]))}"
-    have = "has" if len(late.missing) == 1 else "have"
-    text = f"rank {late.rank} raises in monitored_barrier after {late.limit_ns / 1e9:g} s: {who} {have} not come"
-    help_text = f"see where {who} {'is' if len(late.missing) == 1 else 'are'} instead; all others wait for that"
+    """A monitored_barrier has served its purpose: it names the missing ranks."""
+    is_single = len(late.missing) == 1
+    noun, have, be = ("rank", "has", "is") if is_single else ("ranks", "have", "are")
+    missing = f"{noun} {', '.join(map(str, late.missing[:8]))}"
+    seconds = f"{late.limit_ns / 1e9:g} s"
+    text = (
+        f"rank {late.rank} raises in monitored_barrier after {seconds}: {missing} {have} not come"
+    )
+    help_text = f"see where {missing} {be} instead; all others wait for that"
     return Finding("DS804", "error", text, ranks, ranks, (help_text,), (place,))

@@ -1,14 +1,13 @@
-"""The time-ordered engine: the explicit rules (`distsim.semantics.ordered.transitions`), driven by
-simpy's clock.
+"""The event-driven engine: the rules of `distsim.semantics.ordered.transitions`, driven by a clock.
 
-Everything happens at its own time, so the order of arrival is true: any-source receives, shared
-network cards, queues, dying ranks, all three profiles. It takes every program, and is the reference
-that the faster drivers are held to.
+Key idea: everything happens at its own time, so the order of arrival is right, for any-source
+receives, shared network cards, queues and dying ranks, under all profiles. The engine accepts every
+program, and is the reference that the faster drivers are tested against.
 
-Times: a pair finishes at max(both ready) + price, for both sides; a send that runs ahead of its
-receive is done when it is ready and its data arrives at ready + price; a member of a collective
-finishes at max(arrival of those it needs) + price. What is under way at once on shared links takes
-longer (`distsim.engine.link_sharing`).
+Times: a message finishes at max(both sides ready) + cost, for both sides. A buffered send is done
+when it is ready, and its data arrive at ready + cost. A member of a collective finishes at
+max(arrival of those it needs) + cost. Transfers that share links at the same time take longer
+(`distsim.engine.link_sharing`).
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from distsim.engine.deadlines import RunDeadlines, TimedOutCall
 from distsim.engine.event_clock import ClockEntry, EventClock
 from distsim.engine.host_states import HostStates
 from distsim.engine.in_flight import InFlightTransfers
-from distsim.engine.message_arrivals import CallKey, MessageArrivals, ReceiveSchedule
-from distsim.engine.run_record import QueueNames, RunColumns
+from distsim.engine.message_arrivals import MessageArrivals, ReceiveSchedule
+from distsim.engine.run_record import CallKey, QueueNames, RunColumns
 from distsim.engine.timeout_check import exceeds_timeout
 from distsim.findings.final_state import FinalState
 from distsim.hardware.cost import CostModel
-from distsim.program.model import Program
+from distsim.program.model import Program, RankFault
 from distsim.semantics.classes.representatives import FoldingError
 from distsim.semantics.form.compiler import exit_by_fault
 from distsim.semantics.form.instructions import BlockForever, ExitRank, Instruction, PartKind
@@ -40,14 +39,20 @@ from distsim.semantics.ordered.transitions import TransitionRules
 __all__ = ["CallKey", "ReceiveSchedule", "OrderedRun", "simulate_in_order"]
 
 _SEND, _RECEIVE = int(PartKind.SEND), int(PartKind.RECEIVE)
+#: Faults that may strike at a time.
+_TIMED_FAULTS = ("kill", "raise", "exit", "fail")
 
 
 @dataclass(frozen=True)
 class OrderedRun:
-    """What a run left. ``matches``: rows that met, in the order in which the last of them finished.
-    ``mismatches``: rows that met and differ, the fields in which they do, and the profile's
-    outcome. ``end_ns``: when the last thing happened. ``late``: calls whose timeout ran out.
-    ``undefined``: ranks that are stuck where the back end leaves open what happens."""
+    """The result of a run.
+
+    - ``matches``: rows that matched, in the order in which the last of them finished.
+    - ``mismatches``: (matched rows that differ, the differing fields, the profile's outcome).
+    - ``end_ns``: when the last event happened.
+    - ``late``: calls whose timeout expired.
+    - ``undefined``: ranks that are blocked where the backend's behaviour is undefined.
+    """
 
     columns: RunColumns
     final_state: FinalState
@@ -67,23 +72,34 @@ def simulate_in_order(
     *,
     linked: LinkedProgram | None = None,
 ) -> OrderedRun:
-    """Run a program to its end or to a standstill; once more with deadlines, if a wait lasted
-    longer than a timeout.
+    """Run a program until it ends or hangs; once more with deadlines, if a wait exceeded a timeout.
 
-    A receive that ``follow`` names waits for its message although others are there. Raises
-    UsageError where that never comes. ``linked``: the program under the profile, if it is at
-    hand.
+    A receive that ``follow`` names waits for its message even if others have arrived. Raises
+    UsageError if that message never arrives. ``linked``: the program under the profile, if the
+    caller has it.
     """
     rules = TransitionRules(linked or LinkedProgram(program, profile))
-    left = _EventDrivenEngine(rules, cost, follow=follow or {}).run()
-    late = exceeds_timeout(program, profile, left.columns)
-    if late and program.representative_of is not None:
+    run = _EventDrivenEngine(rules, cost, follow=follow or {}).run()
+    if not exceeds_timeout(program, profile, run.columns):
+        return run
+    if program.representative_of is not None:
         raise FoldingError
-    return _EventDrivenEngine(rules, cost, timed=True, follow=follow or {}).run() if late else left
+    return _EventDrivenEngine(rules, cost, timed=True, follow=follow or {}).run()
 
 
 class _EventDrivenEngine:
-    """One run. It listens to the rules (`distsim.semantics.ordered.state.TransitionListener`)."""
+    """One run. It is the `distsim.semantics.ordered.state.TransitionListener` of its rules.
+
+    - ``began``, ``finished``, ``waited``, ``match``: columns of the trace; ``mate``: by message
+      row, the other side.
+    - ``met_rows``: rows that matched, in order; ``complete``: the rows of complete instances.
+    - ``differ``: mismatches, by rows or by instance.
+    - ``at_once``: rows that are due and finish without taking time.
+    - ``take_scheduled_at``: the time for which a take is already scheduled, or -1.
+
+    Entries of the clock are integers where possible, because a run has millions: a row that
+    finishes, or ``~rank`` for a host that continues; anything else is called.
+    """
 
     def __init__(
         self, rules: TransitionRules, cost: CostModel, follow: ReceiveSchedule, timed: bool = False
@@ -117,7 +133,8 @@ class _EventDrivenEngine:
         else:
             deadlines, since = self.deadlines, self.hosts.since
             self.clock.run(lambda: deadlines.next_ns(since), self._expire)
-            while deadlines.watches(since):  # all stand still, and time goes on
+            # All ranks are blocked, but a monitored_barrier still times out.
+            while deadlines.watches(since):
                 at = deadlines.next_ns(since)
                 if at is None or at < self.clock.now:
                     break
@@ -126,20 +143,28 @@ class _EventDrivenEngine:
         return self._result()
 
     def _start(self) -> None:
-        faults = [
-            f
-            for f in self.program.faults
-            if f.at_ns is not None and f.kind in ("kill", "raise", "exit", "fail")
-        ]
-        for at_once in (False, True):
-            for fault in faults:
-                if (fault.at_ns == 0) is at_once:
-                    self.clock.put(
-                        fault.at_ns or 0, lambda f=fault: self._apply_fault(f.rank, f.kind, f.code)
-                    )  # type: ignore[misc]
-            for rank, end in enumerate(self.state.ends) if not at_once else ():
-                if end is None:
-                    self.clock.put(self.program.delays.get(rank, 0), ~rank)
+        """Schedule faults and the starts of hosts.
+
+        At the same instant faults go before other events, but a fault at time 0 goes after the
+        starts of the hosts.
+        """
+        timed = [fault for fault in self.program.faults if fault.at_ns is not None]
+        faults = [fault for fault in timed if fault.kind in _TIMED_FAULTS]
+        for fault in faults:
+            if fault.at_ns != 0:
+                self._schedule_fault(fault)
+        for rank, end in enumerate(self.state.ends):
+            if end is None:
+                self.clock.put(self.program.delays.get(rank, 0), ~rank)
+        for fault in faults:
+            if fault.at_ns == 0:
+                self._schedule_fault(fault)
+
+    def _schedule_fault(self, fault: RankFault) -> None:
+        def strike() -> None:
+            self._apply_fault(fault.rank, fault.kind, fault.code)
+
+        self.clock.put(fault.at_ns or 0, strike)
 
     def _instant(self, entries: list[ClockEntry]) -> None:
         self.now = self.clock.now
@@ -153,7 +178,7 @@ class _EventDrivenEngine:
                 finish(entry)
 
     def _finish(self, row: int) -> None:
-        """A row is done, unless it was cancelled meanwhile."""
+        """A row finishes, unless it was cancelled meanwhile."""
         if self.state.phase[row] == DUE:
             self.rules.finish(self.state, row, self)
             if self.at_once or self.arrivals.fresh or self.arrivals.changed:
@@ -161,7 +186,11 @@ class _EventDrivenEngine:
 
     # --- hosts ---
     def _host(self, rank: int) -> None:
-        """A host goes on until it has to wait."""
+        """Run a host until it has to wait.
+
+        This loop takes most of the time of a run. So it runs posts and waits itself, and calls
+        `_step` only for the rest, and for waits while some rank is lost.
+        """
         state, rules, hosts = self.state, self.rules, self.hosts
         phase, stopped = state.phase, hosts.open[rank]
         if stopped >= 0 and phase[stopped] and not state.lost_ranks:
@@ -224,14 +253,13 @@ class _EventDrivenEngine:
             hosts.blocked[rank] = False
 
     def _step(self, rank: int, op: int, instruction: Instruction) -> bool:
-        """A step of any kind; False where the host stops."""
+        """Run a step of any kind; False if the host stops."""
         state, rules, now = self.state, self.rules, self.now
         if not rules.can_step(state, rank):
-            self._block(
-                rank,
-                instruction,
-                rules.open_row(state, rank, instruction.rows) if op == OP_WAIT else -1,
-            )  # type: ignore[union-attr]
+            row = -1
+            if op == OP_WAIT:
+                row = rules.open_row(state, rank, instruction.rows)  # type: ignore[union-attr]
+            self._block(rank, instruction, row)
             return False
         if op == OP_DROP and self._yields(rank, instruction):
             return False
@@ -244,18 +272,19 @@ class _EventDrivenEngine:
         if task is not None and self.deadlines is not None:
             self.deadlines.enqueued(rank, rules.base[rank] + task.row, now)
         if op == OP_RENDEZVOUS and rules.can_step(state, rank):
-            self.put(
-                now, ~rank
-            )  # the last to come lets the others go on first, in the order of their coming
+            # The last rank to arrive lets the others continue first, in the order of arrival.
+            self.put(now, ~rank)
             return False
         return True
 
     def _yields(self, rank: int, drop: Instruction) -> bool:
-        """A request of an earlier call: whoever posts at this instant meets it first."""
+        """Let others go first before a request of an earlier call is dropped.
+
+        A rank that posts a partner at this instant still matches it.
+        """
         hosts, row = self.hosts, self.rules.base[rank] + drop.row  # type: ignore[union-attr]
-        hosts.yielded[rank] = (
-            not hosts.yielded[rank] and self.rules.part(row).position < drop.position
-        )
+        is_of_earlier_call = self.rules.part(row).position < drop.position
+        hosts.yielded[rank] = not hosts.yielded[rank] and is_of_earlier_call
         if hosts.yielded[rank]:
             self.put(self.now, ~rank)
         return hosts.yielded[rank]
@@ -298,8 +327,9 @@ class _EventDrivenEngine:
             self._wake(rank)
 
     def _expire(self) -> None:
-        """A timeout runs out. A rank that is not in the wait itself finds its group closed when it
-        comes to it (G10).
+        """A timeout expires.
+
+        A rank that is not in the wait itself finds its group closed when it reaches the wait (G10).
         """
         self.now = self.clock.now
         if self.deadlines is None or self.deadlines.next_ns(self.hosts.since) != self.now:
@@ -314,7 +344,7 @@ class _EventDrivenEngine:
 
     # --- what follows from a choice ---
     def _follow_up(self) -> None:
-        """See to what takes no time, and to receives that may take something."""
+        """Finish rows that take no time, and let any-source receives take messages."""
         while self.at_once:
             rows, self.at_once = self.at_once[::-1], []
             while rows:
@@ -340,16 +370,14 @@ class _EventDrivenEngine:
             self.put(self.now, self._take)
 
     def _take(self) -> None:
-        """An any-source receive takes what arrived first, once all that happens at this instant has
-        happened.
-        """
+        """An any-source receive takes the first message, after all other events of this instant."""
         self.take_scheduled_at = -1
         send = self.arrivals.first(self.now)
         if send >= 0:
             self.rules.take(self.state, send, self)
             self._follow_up()
 
-    # --- what the rules tell ---
+    # --- events of the rules ---
     def due(self, row: int, /) -> None:
         self.began[row] = now = self.now
         end = self.underway.end_of(row)
@@ -403,7 +431,7 @@ class _EventDrivenEngine:
             self._wake_all()
 
     def cancelled(self, row: int, /) -> None:
-        """Its end is never written down."""
+        """The row's end stays -1."""
 
     def touched(self, box: int, /) -> None:
         self.arrivals.changed[box] = None
@@ -421,11 +449,12 @@ class _EventDrivenEngine:
         done = [(max([finished[row] for row in rows]), min(rows), rows) for rows in self.met_rows]
         matches = tuple(rows for end, _, rows in sorted(done) if end >= 0)
         differ = tuple(
-            (self._those_who_met(event), event.fields, event.outcome)
+            (self._all_that_met(event), event.fields, event.outcome)
             for event in self.differ.values()
         )
         numbers, names = self.rules.linked.queue_names()
-        end_ns = max([0, *since, *(end for end, _, _ in done), max(finished, default=0)])
+        last_match = max((end for end, _, _ in done), default=0)
+        end_ns = max([0, *since, last_match, max(finished, default=0)])
         return OrderedRun(
             self._columns(),
             FinalState(ends, blocked, still.unreceived),
@@ -437,12 +466,12 @@ class _EventDrivenEngine:
             self._undefined(),
         )
 
-    def _those_who_met(self, event: RowsMismatched) -> tuple[int, ...]:
-        """Of a collective all that came in the end, whenever it was judged."""
-        there = self.state.arrived.get(event.instance)
-        return self.complete.get(event.instance) or (
-            event.rows if there is None else tuple(there.values())
-        )
+    def _all_that_met(self, event: RowsMismatched) -> tuple[int, ...]:
+        """The rows of a mismatch; for a collective, all that arrived in the end."""
+        if event.instance in self.complete:
+            return self.complete[event.instance]
+        arrived = self.state.arrived.get(event.instance)
+        return event.rows if arrived is None else tuple(arrived.values())
 
     def _columns(self) -> RunColumns:
         columns = RunColumns(self.program)
@@ -451,22 +480,16 @@ class _EventDrivenEngine:
             for column in (self.began, self.finished, self.waited, self.match)
         )
         self.hosts.write(self.rules.linked, columns)
-        lasted = columns.finished - columns.started
-        columns.alone = {
-            r: ns
-            for r, ns in self.underway.alone.items()
-            if columns.finished[r] >= 0 and lasted[r] != ns
-        }
+        duration = columns.finished - columns.started
+        for row, ns in self.underway.alone.items():
+            if columns.finished[row] >= 0 and duration[row] != ns:
+                columns.alone[row] = ns
         return columns
 
     def _undefined(self) -> tuple[int, ...]:
-        here = (
-            (rank, self.rules.instruction(self.state, rank))
-            for rank, end in enumerate(self.state.ends)
-            if end is None
-        )
-        return tuple(
-            rank
-            for rank, instruction in here
-            if isinstance(instruction, BlockForever) and instruction.undefined
-        )
+        blocked = [rank for rank, end in enumerate(self.state.ends) if end is None]
+        return tuple(rank for rank in blocked if self._is_undefined(rank))
+
+    def _is_undefined(self, rank: int) -> bool:
+        instruction = self.rules.instruction(self.state, rank)
+        return isinstance(instruction, BlockForever) and instruction.undefined

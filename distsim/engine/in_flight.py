@@ -1,5 +1,5 @@
-"""When what is due in the order of time ends: at once, at a known time, or when its flow says
-so.
+"""When a row that is due ends in an event-driven run: at once, at a known time, or when its flow
+ends.
 """
 
 from __future__ import annotations
@@ -93,24 +93,24 @@ class InFlightTransfers:
 
     def _work(self, row: int, now: int) -> int:
         ns = self.prices.work_ns(row)
-        if (
-            self.flows is None
-            or not self.flows.beside
-            or ns <= 0
-            or self.rules.part(row).call.op != "compute"
-        ):
+        if self.flows is None or not self.flows.beside:
+            return now + ns
+        if ns <= 0 or self.rules.part(row).call.op != "compute":
             return now + ns
         self.flows.work(row, self.rules.rank_of[row], ns)
         self.alone[row] = ns
         return END_UNKNOWN
 
     def _collective(self, row: int, now: int) -> int:
-        """The first member to be due sets a collective off; one that costs another price than it
-        goes by its own.
+        """The first member that is due starts the collective's flow.
+
+        A member whose cost differs from that of the flow has its own end.
         """
         price, instance = self.prices.collective(row), self.rules.instance[row]
         flow = self._of_instance.get(instance)
-        if self.flows is None or price.ns <= 0 or (flow is not None and price.ns != flow.price):
+        if self.flows is None or price.ns <= 0:
+            return now + price.ns
+        if flow is not None and price.ns != flow.price:
             return now + price.ns
         if flow is None:
             members = self.rules.members[instance]

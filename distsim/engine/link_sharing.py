@@ -269,13 +269,13 @@ class FlowScheduler:
         threads move.
         """
         slower, ports, now = self.slower[1] if flow.beside else 1.0, self.ports, self.clock.now
-        threads = (
-            [port for port in flow.demand.ports if ports.is_thread(port)] if ports.crossing else ()
-        )
-        crowd = max(
-            (sum(other.moves_at <= now for other in self._at_port[port]) for port in threads),
-            default=1,
-        )
+        crowd = 1
+        if ports.crossing:
+            threads = [port for port in flow.demand.ports if ports.is_thread(port)]
+            moving = [
+                sum(other.moves_at <= now for other in self._at_port[port]) for port in threads
+            ]
+            crowd = max(moving, default=1)
         return flow.demand.rate / (slower * (1.0 + (crowd - 1) * ports.crossing))
 
     def _set(self, flow: ActiveFlow, speed: float) -> None:

@@ -1,4 +1,4 @@
-"""Receives from any source in the order of time: which message each takes."""
+"""Which message each any-source receive takes in an event-driven run: the first to arrive."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from heapq import heappop, heappush
 
 from distsim.backends.message_matching import ANY_SENDER
 from distsim.common.errors import UsageError
+from distsim.engine.run_record import CallKey
 from distsim.program.model import Program
 from distsim.semantics.ordered.state import RunState
 from distsim.semantics.ordered.transitions import TransitionRules
 
-#: A call, or a part of a batch: rank, position, part (-1: none). And which message each receive
-#: from any source must take.
-CallKey = tuple[int, int, int]
+#: The message that each any-source receive must take.
 ReceiveSchedule = Mapping[CallKey, CallKey]
 
 _REGENERATE_HINT = "`distsim check FILE --format json` writes it anew, for this file"
@@ -71,19 +70,25 @@ class MessageArrivals:
         return heap[0][0][3] if heap and heap[0][0][0] <= now else -1
 
     def waiting_for(self, receive: int, now: int) -> int:
-        """What was there before a receive, the first to arrive; -1 where nothing was."""
+        """The first message that arrived before a receive was posted, or -1."""
         best = self._best_of(self.rules.box[receive])
-        return best[3] if best is not None and best[2] == receive and best[0] < now else -1
+        if best is None:
+            return -1
+        arrived, _, taker, send = best
+        return send if taker == receive and arrived < now else -1
 
     def check(self) -> None:
         """Raise where a receive still waits for a message that its schedule names, although it
         could take another.
         """
-        for take in self.state.matcher.takes() if self.follow else ():
+        if not self.follow:
+            return
+        for take in self.state.matcher.takes():
             if self.follow.get(take.receive, take.send) != take.send:
                 rank = self.rules.rank_of[take.receive]
                 raise UsageError(
-                    f"the schedule does not fit: rank {rank} never gets the message that it must take",
+                    f"the schedule does not fit: rank {rank} never gets the message "
+                    "that it must take",
                     _REGENERATE_HINT,
                 )
 
@@ -91,17 +96,17 @@ class MessageArrivals:
         """What the oldest receive from any source of a box takes first, of what the schedule, if
         there is one, lets it take.
         """
-        place, arrived = self.state.matcher.boxes.get(box), self.arrived
-        if place is None or ANY_SENDER not in place.receives:
+        queues, arrived = self.state.matcher.boxes.get(box), self.arrived
+        if queues is None or ANY_SENDER not in queues.receives:
             return None
-        number, receive = place.receives[ANY_SENDER][0]
-        named, only = len(place.receives) > 1, self.follow.get(receive)
+        number, receive = queues.receives[ANY_SENDER][0]
+        has_named, scheduled = len(queues.receives) > 1, self.follow.get(receive)
         best: _TakeCandidate | None = None
-        for sender, sends in place.sends.items():
+        for sender, sends in queues.sends.items():
             send = sends[0]
-            if (only is not None and send != only) or (
-                named and self.state.matcher.named_first(place, sender, number)
-            ):
+            if scheduled is not None and send != scheduled:
+                continue
+            if has_named and self.state.matcher.named_first(queues, sender, number):
                 continue
             if best is None or (arrived[send], sender) < best[:2]:
                 best = (arrived[send], sender, receive, send)

@@ -1,16 +1,15 @@
-"""Every order of events that a back end allows where receives are open to any source: which ends
-are possible.
+"""Searches all orders of events that a backend allows, and returns the ends that are possible.
 
-Without such receives every order ends alike, so all that has no alternative is run at once
-(`TransitionRules.settle`) and only the choice of a sender branches. Under gloo one more order
-matters: a receive that names its sender goes before an older one from any source, if it is posted
-before that one has taken the message (`Matcher.specific_first`); so a host about to post such a
-receive is a choice too.
+Key idea: without any-source receives every order has the same end. So everything without an
+alternative is run at once (`TransitionRules.settle`), and only the choice of a sender branches.
+Under gloo one more order matters: a receive that names its sender goes before an older any-source
+receive, if it is posted before that one has taken the message (`MessageMatcher.specific_first`). So
+a host that is about to post such a receive is a choice too.
 
-Where a rank leaves before its end (it raises, crashes or exits), what it had open is lost, and it
-matters what others did before: a message that doesn't fit ends it in another way, if it comes in
-time. Then every step of every rank is a choice. So it is where a request is dropped that gloo
-cancels if it has not met by then (G4).
+If a rank exits early (it raises, crashes or exits), its open requests are lost, and it matters what
+others did before: a mismatched message ends it in another way, if it arrives in time. Then every
+step of every rank is a choice. The same holds if a request is dropped that gloo cancels unless it
+has matched by then (G4).
 """
 
 from __future__ import annotations
@@ -95,17 +94,17 @@ class _OrderSearch:
             if key in seen:
                 continue
             seen.add(key)
-            choices = [
-                c
-                for c in self.rules.enabled(state)
-                if self.every_step
-                or c.kind != CHOICE_STEP
-                or self._may_overtake_any_source(state, c.a)
-            ]
+            choices = [c for c in self.rules.enabled(state) if self._branches_at(state, c)]
             if not choices:
                 self.ends[ProgramEnd(blocked_state_at(self.rules, state), notes)] = None
             todo += [self._after(state, notes, choice) for choice in reversed(choices)]
         return not todo
+
+    def _branches_at(self, state: RunState, choice: SchedulerChoice) -> bool:
+        """Whether the search must follow a choice: it has an alternative."""
+        if self.every_step or choice.kind != CHOICE_STEP:
+            return True
+        return self._may_overtake_any_source(state, choice.a)
 
     def _after(
         self, state: RunState, notes: frozenset[MismatchNote], choice: SchedulerChoice

@@ -33,13 +33,12 @@ def has_overlap(conditions: CompletionConditions, columns: RunColumns, cost: Cos
     linked, started = conditions.linked, np.asarray(columns.started)
     device, ports = cost.cluster.device, LinkPorts(cost)
     works = device.overlap_compute > 1 or device.overlap_transfers > 1
-    alone = not (
-        works or ports.shared_cards or ports.crossing or (linked.kind == PartKind.COLLECTIVE).any()
-    )
-    if alone and all(
-        _in_turn(conditions, started, kind) for kind in (PartKind.SEND, PartKind.RECEIVE)
-    ):
-        return False
+    only_ports_matter = not (works or ports.shared_cards or ports.crossing)
+    if only_ports_matter and not (linked.kind == PartKind.COLLECTIVE).any():
+        # A quick test for programs of messages only.
+        kinds = (PartKind.SEND, PartKind.RECEIVE)
+        if all(_in_turn(conditions, started, kind) for kind in kinds):
+            return False
     transfers = (
         (linked.kind >= 0)
         & (linked.kind <= PartKind.COLLECTIVE)

@@ -1,4 +1,9 @@
-"""What a run leaves behind: columns of times, how each rank ended, who met."""
+"""The result of a run: columns of times, how each rank ended, and which calls matched.
+
+Key idea: a trace has one row per call and part. Its columns are either *static*, known from the
+program (operation, group, size), or times. Static values are computed once per distinct call of a
+code and then spread over rows and ranks, because programs repeat their calls.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import field
 from itertools import accumulate
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +26,19 @@ from distsim.program.code import CallSite, CodeCall, SharedCode, Vec
 from distsim.program.model import Program
 from distsim.trace.model import NEVER, TRACE_SCHEMA_VERSION, Trace, TraceColumn
 
-#: For each trace row the number of its queue's name, -1 where the call tells it; and the names.
+#: (by trace row, the number of its queue's name, -1 where the call determines it; the names).
 QueueNames = tuple[Sequence[int] | NDArray[np.int64], list[str]]
 
 
-class RunColumns:
-    """Times of every trace row, -1 where it never happened; the rows of rank r start at ``base[r]``
-    (see `SharedCode.offsets`).
+#: A call, or a part of a batch: rank, position, part (-1: none).
+CallKey = tuple[int, int, int]
 
-    ``alone``: what computes that a transfer slowed down take by themselves, ns.
+
+class RunColumns:
+    """Times of every trace row, -1 where the event never happened.
+
+    The rows of rank r start at ``base[r]`` (see `SharedCode.offsets`). ``alone``: by row of a
+    compute that a transfer slowed down, its duration without the transfer, ns.
     """
 
     def __init__(self, program: Program) -> None:
@@ -48,8 +57,9 @@ class RunColumns:
 class SimulatedRun:
     """A finished simulation.
 
-    ``mismatches``: (rows of the trace that met, names of what differed). ``alone``: what was under
-    way at once shared links, which is not counted.
+    ``mismatches``: (trace rows that matched, names of the fields that differ). ``alone``: transfers
+    shared links, but each has the cost of one that runs alone. ``path``: the engine that ran,
+    "fast" or "ordered". ``section``: for a folded run, the run of the representatives.
     """
 
     program: Program
@@ -60,14 +70,14 @@ class SimulatedRun:
     makespan_ns: int
     findings: tuple[Finding, ...] = ()
     mismatches: tuple[tuple[tuple[int, ...], tuple[str, ...]], ...] = ()
-    path: str = "fast"  # which engine ran: "fast" or "ordered"
+    path: str = "fast"
     alone: bool = False
-    section: SimulatedRun | None = None  # of a folded run: that of the ranks that stand for all
+    section: SimulatedRun | None = None
 
 
 @dataclass
 class _TextTables:
-    """Texts of a trace, each once."""
+    """The distinct values of each table of a trace; calling it returns the number of a value."""
 
     tables: dict[str, list[object]] = field(default_factory=dict)
     index: dict[str, dict[object, int]] = field(default_factory=dict)
@@ -80,7 +90,7 @@ class _TextTables:
         return index[value]
 
 
-#: How ranks end that did not end by themselves or in a wait: their time is over when they are.
+#: How ranks end that neither finish nor block: they have no time after their end.
 _EARLY_EXIT_STATUSES = ("killed", "raised", "crashed", "absent")
 
 
@@ -95,50 +105,68 @@ def build_trace(
     cluster: str | Cluster,
     queues: QueueNames | None = None,
 ) -> Trace:
-    """The columns of a run as a trace: what the program says of each call, beside its times.
+    """The columns of a run as a trace: the static columns of each call, and its times.
 
-    ``queues``: of rows that ran on one. ``cluster``: what gave the times, or the name of what
-    did.
+    ``queues``: of rows that ran on one. ``cluster``: the source of the times, or its name.
     """
     table = _TextTables()
     for group in program.groups:
         table("group", (group.id, group.name))
-    static: dict[str, TraceColumn] = {}
-    fixed = [_code_rows(program, code, table) for code in program.codes]
-    for name, dtype in _STATIC_COLUMNS.items():
-        out = np.empty(columns.base[-1], dtype=dtype)
-        for code, rows in zip(program.codes, fixed, strict=True):
-            _write_code_rows(
-                rows[name],
-                out,
-                np.array([columns.base[rank] for rank in code.ranks], dtype=np.int64),
-            )
-        static[name] = out
-    static["rank"] = np.repeat(np.arange(program.world_size, dtype=np.int32), np.diff(columns.base))
+    static = _static_columns(program, columns, table)
     if queues is not None:
-        numbers, names = (
-            np.array(queues[0], dtype=np.int64),
-            np.array([table("queue", name) for name in queues[1]], dtype=np.int16),
-        )
-        static["queue"][numbers >= 0] = names[numbers[numbers >= 0]]
+        queue_of_row, names = queues
+        numbers = np.array(queue_of_row, dtype=np.int64)
+        name_numbers = np.array([table("queue", name) for name in names], dtype=np.int16)
+        static["queue"][numbers >= 0] = name_numbers[numbers[numbers >= 0]]
     for row, ns in columns.alone.items():
-        said = json.loads(table.tables["args"][static["args"][row]] or "{}")
-        static["args"][row] = table("args", json.dumps({**said, "alone_ns": ns}))
-    keep = _rows_of_made_calls(program, columns)
-    times = {
-        f"{n}_ns": np.frombuffer(getattr(columns, n), dtype=np.int64)
-        for n in ("posted", "returned", "started", "finished", "waited")
+        args = json.loads(table.tables["args"][static["args"][row]] or "{}")
+        static["args"][row] = table("args", json.dumps({**args, "alone_ns": ns}))
+    all_columns = static
+    for name in ("posted", "returned", "started", "finished", "waited"):
+        all_columns[f"{name}_ns"] = np.frombuffer(getattr(columns, name), dtype=np.int64)
+    all_columns["match"] = np.frombuffer(columns.match, dtype=np.int64)
+    is_made = _rows_of_made_calls(program, columns)
+    if is_made is not None:
+        all_columns = {name: column[is_made] for name, column in all_columns.items()}
+    tables: dict[str, list[object]] = {
+        name: [] for name in ("op", "dtype", "reduce_op", "place", "queue", "name")
     }
-    every = {**static, **times, "match": np.frombuffer(columns.match, dtype=np.int64)}
-    if keep is not None:
-        every = {name: column[keep] for name, column in every.items()}
-    tables = {
-        **{n: [] for n in ("op", "dtype", "reduce_op", "place", "queue", "name")},
-        **table.tables,
-    }
+    tables |= table.tables
     tables["group"] = [group.name for group in program.groups]
     tables["place"] = [site.place() for site in cast("list[CallSite]", tables["place"])]
-    header = {
+    header = _trace_header(
+        program, final_state, profile, outcome, makespan_ns=makespan_ns, cluster=cluster
+    )
+    return Trace(header, tables, all_columns)
+
+
+def _static_columns(
+    program: Program, columns: RunColumns, table: _TextTables
+) -> dict[str, TraceColumn]:
+    rows_by_code = [_code_rows(program, code, table) for code in program.codes]
+    static: dict[str, TraceColumn] = {}
+    for name, dtype in _STATIC_COLUMNS.items():
+        column = np.empty(columns.base[-1], dtype=dtype)
+        for code, rows in zip(program.codes, rows_by_code, strict=True):
+            starts = np.array([columns.base[rank] for rank in code.ranks], dtype=np.int64)
+            _write_code_rows(rows[name], column, starts)
+        static[name] = column
+    ranks = np.arange(program.world_size, dtype=np.int32)
+    static["rank"] = np.repeat(ranks, np.diff(columns.base))
+    return static
+
+
+def _trace_header(
+    program: Program,
+    final_state: FinalState,
+    profile: str,
+    outcome: str,
+    *,
+    makespan_ns: int,
+    cluster: str | Cluster,
+) -> dict[str, Any]:
+    early_ends = [end for end in final_state.ends if end.status in _EARLY_EXIT_STATUSES]
+    return {
         "schema_version": TRACE_SCHEMA_VERSION,
         "source": "simulated",
         "name": program.name,
@@ -157,18 +185,14 @@ def build_trace(
         "options": dict(program.options),
         "prices": None if isinstance(cluster, str) else dict(cluster.to_mapping()),
         "link_faults": [[f.link, list(f.nodes), f.factor] for f in program.link_faults],
-        "ends": [
-            [end.rank, end.status, end.at_ns]
-            for end in final_state.ends
-            if end.status in _EARLY_EXIT_STATUSES
-        ],
+        "ends": [[end.rank, end.status, end.at_ns] for end in early_ends],
     }
-    return Trace(header, tables, every)
 
 
 def _write_code_rows(values: TraceColumn, out: TraceColumn, starts: NDArray[np.int64]) -> None:
-    """Write the values of a code, by row or by row and rank, where the rows of its ranks start; of
-    ranks side by side all at once.
+    """Write the values of a code, by row or by (row, rank), to where the rows of its ranks start.
+
+    Ranks whose rows are adjacent are written all at once.
     """
     size = len(values)
     if (starts[1:] - starts[:-1] == size).all():
@@ -181,17 +205,16 @@ def _write_code_rows(values: TraceColumn, out: TraceColumn, starts: NDArray[np.i
 
 
 def _group_options(groups: Sequence[RankGroup]) -> dict[str, dict[str, object]]:
-    """Timeout and back end of groups that have their own, by the group's number; the world's are
-    those of the run.
-    """
-    given: dict[str, dict[str, object]] = {
-        str(g.id): {"timeout_ns": g.timeout_ns, "backend": g.backend} for g in groups if g.id
-    }
-    said = {
-        number: {name: value for name, value in found.items() if value is not None}
-        for number, found in given.items()
-    }
-    return {number: found for number, found in said.items() if found}
+    """Timeout and backend of groups with their own, by group id; the world has those of the run."""
+    by_group: dict[str, dict[str, object]] = {}
+    for group in groups:
+        if not group.id:
+            continue
+        options = {"timeout_ns": group.timeout_ns, "backend": group.backend}
+        given: dict[str, object] = {k: value for k, value in options.items() if value is not None}
+        if given:
+            by_group[str(group.id)] = given
+    return by_group
 
 
 #: Types of numbers in a column.
@@ -215,12 +238,12 @@ _STATIC_COLUMNS: dict[str, IntegerType] = {
     "args": np.int32,
 }
 
-#: Of these, what differs from one place of a call to another.
+#: Those that depend on the position of a call in the code.
 _POSITION_COLUMNS = ("handle", "iteration", "position", "part", "ended_by")
 
 
 def _rows_of_made_calls(program: Program, columns: RunColumns) -> NDArray[np.bool_] | None:
-    """Rows of calls that guards leave out are no rows of the trace."""
+    """By row, whether its rank makes the call; None: all do. Other rows are left out of a trace."""
     if not any(code.guards for code in program.codes):
         return None
     keep = np.ones(columns.base[-1], dtype=np.bool_)
@@ -235,36 +258,31 @@ def _rows_of_made_calls(program: Program, columns: RunColumns) -> NDArray[np.boo
 
 def _code_rows(program: Program, code: SharedCode, table: _TextTables) -> dict[str, TraceColumn]:
     """Per trace row of a code, the values of the static columns."""
-    pieces = code.calls
-    if len(pieces) != code.offsets[-1]:
-        pieces = [
-            piece
-            for call in code.calls
-            for piece in ((call, *call.parts) if call.parts else (call,))
-        ]
-    distinct = {id(piece): piece for piece in pieces}
-    facts = [_call_columns(program, code, piece, table) for piece in distinct.values()]
-    number = {one: k for k, one in enumerate(distinct)}
-    index = np.array([number[id(piece)] for piece in pieces], dtype=np.int64)
-    places = _position_columns(code)
-    return {
-        name: places[name].astype(dtype)
-        if name in places
-        else _column([fact[name] for fact in facts], dtype, len(code.ranks))[index]
-        for name, dtype in _STATIC_COLUMNS.items()
-    }
+    calls = code.calls
+    if len(calls) != code.offsets[-1]:  # some are batches
+        calls = [part for call in code.calls for part in (call, *call.parts)]
+    distinct = {id(call): call for call in calls}
+    values = [_call_columns(program, code, call, table) for call in distinct.values()]
+    number = {call_id: k for k, call_id in enumerate(distinct)}
+    index = np.array([number[id(call)] for call in calls], dtype=np.int64)
+    by_position = _position_columns(code)
+    columns: dict[str, TraceColumn] = {}
+    for name, dtype in _STATIC_COLUMNS.items():
+        if name in by_position:
+            columns[name] = by_position[name].astype(dtype)
+        else:
+            of_calls = _column([one[name] for one in values], dtype, len(code.ranks))
+            columns[name] = of_calls[index]
+    return columns
 
 
 def _position_columns(code: SharedCode) -> dict[str, NDArray[np.int64]]:
-    """Per trace row of a code, the columns that go by the place of a call."""
+    """Per trace row of a code, the columns that depend on the position of a call."""
     offsets = np.array(code.offsets, dtype=np.int64)
     position = np.repeat(np.arange(len(code.calls)), np.diff(offsets))
     ends = np.array(code.iterations[1:], dtype=np.int64)
     iteration = np.minimum(np.searchsorted(ends, position, side="right"), max(len(ends) - 1, 0))
-    handles = [
-        k - call.waits[0] if call.waits else k if call.is_async else -1
-        for k, call in enumerate(code.calls)
-    ]
+    handles = [_handle_of(k, call) for k, call in enumerate(code.calls)]
     columns = (
         np.array(handles, dtype=np.int64)[position],
         iteration,
@@ -275,16 +293,22 @@ def _position_columns(code: SharedCode) -> dict[str, NDArray[np.int64]]:
     return dict(zip(_POSITION_COLUMNS, columns, strict=True))
 
 
+def _handle_of(position: int, call: CodeCall) -> int:
+    """The call that created the first request that a call waits for, or its own; -1: none."""
+    if call.waits:
+        return position - call.waits[0]
+    return position if call.is_async else -1
+
+
 def _ended_by(code: SharedCode) -> list[int]:
-    """For each call where its request was waited for, lost its handle, or never had one."""
-    found = [NEVER] * len(code.calls)
+    """By call, where its request was waited for, lost its handle, or never had one."""
+    ended_by = [NEVER] * len(code.calls)
     for position, call in enumerate(code.calls):
         if call.is_async and not call.handled:
-            found[position] = position
-        if call.drops or call.waits:
-            for distance in (*call.drops, *call.waits):
-                found[position - distance] = position
-    return found
+            ended_by[position] = position
+        for distance in (*call.drops, *call.waits):
+            ended_by[position - distance] = position
+    return ended_by
 
 
 def _column(values: list[Vec], dtype: IntegerType, ranks: int) -> TraceColumn:
@@ -302,11 +326,10 @@ def _call_columns(
 ) -> dict[str, Vec]:
     buffers = call.fields.get("inputs") or call.fields.get("outputs") or ()
     port = code.ports[call.port] if call.port >= 0 else None
-    queue = (
-        (call.fields.get("queue") or "compute")
-        if call.op == "compute"
-        else ("host" if call.group < 0 or not buffers else "comm")
-    )
+    if call.op == "compute":
+        queue = call.fields.get("queue") or "compute"
+    else:
+        queue = "host" if call.group < 0 or not buffers else "comm"
     return {
         "op": table("op", call.op),
         "group": code.groups[call.group] if call.group >= 0 else 0,
@@ -322,8 +345,8 @@ def _call_columns(
     }
 
 
-#: Fields of a call that a trace keeps beside its columns where they are given, and the values that
-#: say nothing.
+#: Fields of a call that a trace keeps in addition to its columns, unless they have a value that
+#: means "not given".
 _KEPT_FIELDS = (
     "ranks",
     "local_sync",
@@ -343,65 +366,72 @@ _EMPTY_VALUES = (None, "", 0, False, ())
 
 
 def _args(program: Program, code: SharedCode, call: CodeCall, table: _TextTables) -> Vec:
-    """What else the call was given, as the text of a JSON object; empty for most. Vec of numbers in
-    the table.
+    """Further arguments of a call, as numbers of JSON texts in the table; empty for most calls.
 
-    ``waits``: how many calls back each of the requests is that a wait ends, in the order in which
-    it waits for them.
+    ``waits``: for a wait for several requests, how many calls back each of them is, in the order in
+    which it waits for them.
     """
     fields = call.fields
-    parts = any(
-        fields.get(f"{side}_splits") is not None or len(fields.get(f"{side}s") or ()) > 1
-        for side in ("input", "output")
-    )
     if len(call.waits) > 1:
-        on = {"queue": fields["queue"]} if fields.get("queue") else {}
-        return table("args", json.dumps({"waits": call.waits, **on}))
-    if not parts and _KEPT_FIELD_SET.isdisjoint(fields):
+        queue = {"queue": fields["queue"]} if fields.get("queue") else {}
+        return table("args", json.dumps({"waits": call.waits, **queue}))
+    has_parts = _has_parts(call, "input") or _has_parts(call, "output")
+    if not has_parts and _KEPT_FIELD_SET.isdisjoint(fields):
         return table("args", "")
     texts = [_args_text(program.resolve(rank, call)) for rank in code.ranks]
     numbers = [table("args", text) for text in texts]
     return numbers[0] if len(set(numbers)) == 1 else np.array(numbers, dtype=np.int32)
 
 
+def _has_parts(call: CodeCall, side: str) -> bool:
+    """Whether the inputs or outputs of a call may consist of parts of different sizes."""
+    if call.fields.get(f"{side}_splits") is not None:
+        return True
+    return len(call.fields.get(f"{side}s") or ()) > 1
+
+
 def _args_text(call: ResolvedCall) -> str:
-    """``ranks``: of a new group; ``input_parts``, ``output_parts``: elements for, and of, each rank
-    of the group where they differ; ``coalesced``: elements of each part of a launch, counted as
-    `nbytes` counts them."""
-    found = {
-        name: getattr(call, name)
-        for name in _KEPT_FIELDS
-        if getattr(call, name) not in _EMPTY_VALUES
-    }
-    row, n = OPERATIONS[call.op], call.group.size
-    if row.coalesces is not None:
-        found["coalesced"] = [
-            row.coalesces.nbytes(part) // DTYPE_BYTES[part.inputs[0].dtype]
-            for part in row.separate(call)
+    """The further arguments of one rank's call.
+
+    ``ranks``: of a new group. ``input_parts``, ``output_parts``: elements for, and from, each rank
+    of the group, if they differ. ``coalesced``: elements of each part of a launch, counted as
+    `nbytes` counts them.
+    """
+    values = {name: getattr(call, name) for name in _KEPT_FIELDS}
+    args: dict[str, Any] = {k: value for k, value in values.items() if value not in _EMPTY_VALUES}
+    operation = OPERATIONS[call.op]
+    if operation.coalesces is not None:
+        args["coalesced"] = [
+            operation.coalesces.nbytes(part) // DTYPE_BYTES[part.inputs[0].dtype]
+            for part in operation.separate(call)
         ]
-    elif row.kind == "collective":
-        sides = {
-            f"{side}_parts": part_sizes(buffers, n, getattr(call, f"{side}_splits"))
-            for side in ("input", "output")
-            if (buffers := getattr(call, f"{side}s")) and getattr(row, f"{side}_parts") == "n"
-        }
-        if len({size for sizes in sides.values() for size in sizes}) > 1:
-            found |= sides
-    return json.dumps(found, ensure_ascii=False) if found else ""
+    elif operation.kind == "collective":
+        parts: dict[str, Sequence[int]] = {}
+        for side in ("input", "output"):
+            buffers = getattr(call, f"{side}s")
+            if buffers and getattr(operation, f"{side}_parts") == "n":
+                splits = getattr(call, f"{side}_splits")
+                parts[f"{side}_parts"] = part_sizes(buffers, call.group.size, splits)
+        if len({size for sizes in parts.values() for size in sizes}) > 1:
+            args |= parts
+    return json.dumps(args, ensure_ascii=False) if args else ""
 
 
-#: Outcomes from worst to best; the worst thing that any rank met is the run's outcome.
+#: Outcomes from worst to best; the worst one of any rank is the run's outcome.
 OUTCOMES_WORST_FIRST = ("crashes", "raises", "undefined", "hangs", "wrong-data", "completes")
 
 
 def worst_outcome(final_state: FinalState, outcomes: Iterable[str]) -> str:
-    """The worst that happened, given also what came of calls that met and did not fit.
+    """The worst outcome of a run; ``outcomes`` are those of its mismatches.
 
-    A rank that a fault killed counts as a crash only where nothing else came of it."""
-    words = {"raised": "raises", "crashed": "crashes", "blocked": "hangs"}
-    happened = {*outcomes, *(words[end.status] for end in final_state.ends if end.status in words)}
+    A rank that a fault killed counts as a crash only if nothing else happened.
+    """
+    outcome_of_status = {"raised": "raises", "crashed": "crashes", "blocked": "hangs"}
+    statuses = {end.status for end in final_state.ends}
+    happened = {*outcomes}
+    happened |= {outcome_of_status[status] for status in statuses if status in outcome_of_status}
     if final_state.blocked:
         happened.add("hangs")
-    if not happened - {"completes"} and any(end.status == "killed" for end in final_state.ends):
+    if not happened - {"completes"} and "killed" in statuses:
         return "crashes"
     return next((word for word in OUTCOMES_WORST_FIRST if word in happened), "completes")

@@ -1,5 +1,5 @@
-"""Whether any wait of a run is longer than its timeout (`distsim.engine.deadlines`): most runs are
-over before.
+"""Whether any wait of a run exceeds its timeout. Most runs end before, and need no deadlines
+(`distsim.engine.deadlines`).
 """
 
 from __future__ import annotations
@@ -16,41 +16,47 @@ from distsim.program.code import CodeCall
 from distsim.program.model import Program
 from distsim.semantics.local.rank_clocks import RunProgress
 
-#: Launches that a host may be ahead of its device: CUDA's queue of kernels of a stream.
+#: The number of launches by which a host may be ahead of its device: the size of CUDA's queue of
+#: kernels of a stream.
 LAUNCH_QUEUE_DEPTH = 1024
-#: The call whose timeout ends a standstill (observed: `coll.one_missing.monitored_barrier`, group
-#: rank 0 raises and names who is missing).
+#: The call whose timeout ends a hang (observed: `coll.one_missing.monitored_barrier`; group rank 0
+#: raises and names the missing ranks).
 MONITORED_BARRIER = "monitored_barrier"
 
 
 def group_timeouts_ns(program: Program, profile: BackendProfile) -> list[int]:
-    """The timeout of each group, by id. New groups don't inherit the world's (G12); without one the
-    back end's default holds.
+    """The timeout of each group, by id.
+
+    New groups do not inherit the world's (G12): without one they have the backend's default.
     """
-    written = (
-        c.fields.get("timeout_ns")
-        for code in program.codes
-        for c in code.calls
-        if c.op == "init_process_group"
-    )
-    world = program.options.get("timeout_ns") or next((int(t) for t in written if t), None)
-    return [(world if g.id == 0 else g.timeout_ns) or profile.timeout_ns for g in program.groups]
+    world = program.options.get("timeout_ns") or _timeout_of_init(program)
+    own = [world if group.id == 0 else group.timeout_ns for group in program.groups]
+    return [timeout or profile.timeout_ns for timeout in own]
+
+
+def _timeout_of_init(program: Program) -> int | None:
+    """The timeout that the first init_process_group with one names."""
+    calls = (call for code in program.codes for call in code.calls)
+    timeouts = (call.fields.get("timeout_ns") for call in calls if call.op == "init_process_group")
+    return next((int(timeout) for timeout in timeouts if timeout), None)
 
 
 def may_exceed_timeout(run: RunProgress, shared: bool = False) -> bool:
-    """Can anything in a run last longer than the shortest timeout? Nothing takes longer than the
-    last thing to begin and the dearest. Where links are ``shared`` nothing takes longer than all of
-    it, twice over, one after the other."""
+    """Whether anything in a run may last longer than the shortest timeout; a quick upper bound.
+
+    A run cannot last longer than its latest start plus the highest cost. If links are ``shared``,
+    it cannot last longer than all costs twice over, one after the other.
+    """
     linked = run.linked
     if linked.profile.timed_out == "nothing":
         return False
-    clocks = (run.posted, run.ended, run.returned, run.latest, [host.clock for host in run.hosts])
     if linked.profile.timed_out == "raises" and _has_monitored_barrier(linked.program):
         return True
+    clocks = (run.posted, run.ended, run.returned, run.latest, [host.clock for host in run.hosts])
     end = max(int(np.max(np.asarray(column), initial=0)) for column in clocks)
     prices = run.conditions.price
-    more = 2 * int(prices.sum()) if shared else int(np.max(prices, initial=0))
-    return end + more > _shortest_timeout_ns(linked.program, linked.profile)
+    longest = 2 * int(prices.sum()) if shared else int(np.max(prices, initial=0))
+    return end + longest > _shortest_timeout_ns(linked.program, linked.profile)
 
 
 def _shortest_timeout_ns(program: Program, profile: BackendProfile) -> int:
@@ -58,86 +64,84 @@ def _shortest_timeout_ns(program: Program, profile: BackendProfile) -> int:
 
 
 def exceeds_timeout(program: Program, profile: BackendProfile, columns: RunColumns) -> bool:
-    """Does any wait of a run without deadlines last longer than the shortest timeout?"""
+    """Whether any wait of a run without deadlines lasts longer than the shortest timeout."""
     if profile.timed_out == "nothing":
         return False
     shortest = _shortest_timeout_ns(program, profile)
     posted, returned, finished = (
-        np.frombuffer(getattr(columns, n), dtype=np.int64)
-        for n in ("posted", "returned", "finished")
+        np.frombuffer(getattr(columns, name), dtype=np.int64)
+        for name in ("posted", "returned", "finished")
     )
-    end = int(max(returned.max(initial=0), finished.max(initial=0)))
-    if (
-        profile.timed_out == "raises"
-        and _has_monitored_barrier(program)
-        and _blocks_in_monitored_barrier(program, columns, posted, finished)
-    ):
+    may_time_out = profile.timed_out == "raises" and _has_monitored_barrier(program)
+    if may_time_out and _blocks_in_monitored_barrier(program, columns, posted, finished):
         return True
+    end = int(max(returned.max(initial=0), finished.max(initial=0)))
     if end <= shortest:
         return False
-    clocked = [_rows_with_timeout(code.calls, profile.device) for code in program.codes]
+    rows_by_code = [_rows_with_timeout(code.calls, profile.device) for code in program.codes]
     for rank in program.present:
-        rows, (running, waiting) = (
-            slice(columns.base[rank], columns.base[rank + 1]),
-            clocked[program.code_of[rank]],
-        )
-        begun, left, done = posted[rows], returned[rows], finished[rows]
-        done = np.where(done >= 0, done, end)
+        rows = slice(columns.base[rank], columns.base[rank + 1])
+        until_done, until_returned = rows_by_code[program.code_of[rank]]
+        started = posted[rows]
+        done = np.where(finished[rows] >= 0, finished[rows], end)
+        left = np.where(returned[rows] >= 0, returned[rows], end)
         if profile.device:
-            newest = np.concatenate(
-                (
-                    np.zeros(LAUNCH_QUEUE_DEPTH, dtype=np.int64),
-                    np.maximum.accumulate(np.where(begun >= 0, done, 0)),
-                )
-            )
-            begun = np.where(begun >= 0, np.maximum(begun, newest[: len(begun)]), -1)
-        spans = np.where(running, done, np.where(left >= 0, left, end)) - begun
-        if np.any((begun >= 0) & (running | waiting) & (spans > shortest)):
+            started = _enqueued(started, done)
+        spans = np.where(until_done, done, left) - started
+        if np.any((started >= 0) & (until_done | until_returned) & (spans > shortest)):
             return True
     return False
 
 
+def _enqueued(posted: IntArray, done: IntArray) -> IntArray:
+    """When the launch queue of the device had room for each row of a rank; -1 if never posted."""
+    ended_so_far = np.maximum.accumulate(np.where(posted >= 0, done, 0))
+    has_room_at = np.concatenate((np.zeros(LAUNCH_QUEUE_DEPTH, dtype=np.int64), ended_so_far))
+    return np.where(posted >= 0, np.maximum(posted, has_room_at[: len(posted)]), -1)
+
+
 def _has_monitored_barrier(program: Program) -> bool:
-    return any(
-        call.op == MONITORED_BARRIER
-        for code in program.codes
-        for call in code.distinct_calls(parts=False)
-    )
+    calls = (call for code in program.codes for call in code.distinct_calls(parts=False))
+    return any(call.op == MONITORED_BARRIER for call in calls)
 
 
 def _blocks_in_monitored_barrier(
     program: Program, columns: RunColumns, posted: IntArray, finished: IntArray
 ) -> bool:
-    """Some rank has come to a monitored_barrier and never left it."""
+    """Whether some rank has posted a monitored_barrier that never finished."""
     for rank in program.present:
         rows = slice(columns.base[rank], columns.base[rank + 1])
-        named = [
-            call.op == MONITORED_BARRIER
-            for call in program.code(rank).calls
-            for _ in (call, *call.parts)
-        ]
-        if np.any(np.array(named, dtype=np.bool_) & (posted[rows] >= 0) & (finished[rows] < 0)):
+        is_barrier = [op == MONITORED_BARRIER for op in _ops_by_row(program.code(rank).calls)]
+        is_open = (posted[rows] >= 0) & (finished[rows] < 0)
+        if np.any(np.array(is_barrier, dtype=np.bool_) & is_open):
             return True
     return False
 
 
+def _ops_by_row(calls: list[CodeCall]) -> list[str]:
+    """The operation of each row of a code; that of the batch for the parts of a batch."""
+    return [call.op for call in calls for _ in (call, *call.parts)]
+
+
 def _timeouts_of_calls(program: Program) -> Iterator[int]:
-    """Timeouts that calls name themselves."""
+    """Timeouts that are arguments of calls."""
     for code in program.codes:
-        yield from (int(c.fields["timeout_ns"]) for c in code.calls if c.fields.get("timeout_ns"))
+        for call in code.calls:
+            if call.fields.get("timeout_ns"):
+                yield int(call.fields["timeout_ns"])
 
 
 def _rows_with_timeout(calls: list[CodeCall], device: bool) -> tuple[BoolArray, BoolArray]:
-    """Of each row of a code: is it clocked from its post to its end (collectives; on a device, all
-    that communicates), or as long as the host is in it (messages and waits)? NCCL's watchdog does
-    not know of signals."""
-    kinds = [
-        "" if OPERATIONS[call.op].signals else OPERATIONS[call.op].kind
-        for call in calls
-        for _ in (call, *call.parts)
-    ]
-    running = ("p2p", "batch", "collective") if device else ("collective",)
-    waiting = () if device else ("p2p", "batch", "wait", "group")
-    return np.array([kind in running for kind in kinds], dtype=np.bool_), np.array(
-        [kind in waiting for kind in kinds], dtype=np.bool_
+    """By row of a code: (whether its timeout runs until it is done, or until the call returns).
+
+    The first is so for collectives and, on a device, for all communication; the second for
+    messages and waits. NCCL's watchdog does not see signals.
+    """
+    operations = [OPERATIONS[op] for op in _ops_by_row(calls)]
+    kinds = ["" if operation.signals else operation.kind for operation in operations]
+    until_done = ("p2p", "batch", "collective") if device else ("collective",)
+    until_returned = () if device else ("p2p", "batch", "wait", "group")
+    return (
+        np.array([kind in until_done for kind in kinds], dtype=np.bool_),
+        np.array([kind in until_returned for kind in kinds], dtype=np.bool_),
     )

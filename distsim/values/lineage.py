@@ -88,28 +88,30 @@ def concatenate_contents(contents: Sequence[Content]) -> Content:
     for content in contents:
         for piece in content:
             last = found[-1] if found else None
-            if (
-                last is not None
-                and last.node == piece.node
-                and last.start + last.numel == piece.start
-                and _has_same_number(last, piece)
-            ):
-                found[-1] = ContentPiece(
-                    last.numel + piece.numel, last.node, last.start, last.numbers
-                )
+            if last is not None and _continues(last, piece):
+                numel = last.numel + piece.numel
+                found[-1] = ContentPiece(numel, last.node, last.start, last.numbers)
             else:
                 found.append(piece)
     return tuple(found)
 
 
+def _continues(last: ContentPiece, piece: ContentPiece) -> bool:
+    """Whether a piece is the continuation of the last one, so that the two can be joined."""
+    if last.node != piece.node or last.start + last.numel != piece.start:
+        return False
+    return _has_same_number(last, piece)
+
+
 def _has_same_number(a: ContentPiece, b: ContentPiece) -> bool:
+    """Whether both pieces are unknown, or uniform with the same bits."""
     if a.numbers is None or b.numbers is None:
         return a.numbers is b.numbers
-    return (
-        a.numbers.size == b.numbers.size == 1
-        and a.numel > 1 < b.numel
-        and a.numbers.tobytes() == b.numbers.tobytes()
-    )
+    if a.numbers.size != 1 or b.numbers.size != 1:
+        return False
+    if a.numel <= 1 or b.numel <= 1:
+        return False
+    return a.numbers.tobytes() == b.numbers.tobytes()
 
 
 def align_contents(contents: Sequence[Content]) -> list[tuple[ContentPiece, ...]]:

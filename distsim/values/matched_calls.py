@@ -77,22 +77,17 @@ class MatchedCalls:
         """The parts of a coalesced launch, each as a match of its own; none where the members'
         lists differ.
         """
-        apart = {row: self.row.separate(call) for row, call in self.calls.items()}
+        parts_of = {row: self.row.separate(call) for row, call in self.calls.items()}
         self.agreed = len({self.row.agreement(call)["numel"] for call in self.calls.values()}) == 1
-        return (
-            [
-                MatchedCalls(
-                    self.graph,
-                    self.effect,
-                    {row: parts[k] for row, parts in apart.items()},
-                    {row: self.read[row][k : k + 1] for row in apart},
-                    self.limit,
-                )
-                for k in range(len(next(iter(apart.values()))))
-            ]
-            if self.agreed
-            else []
-        )
+        if not self.agreed:
+            return []
+        count = len(next(iter(parts_of.values())))
+        matches = []
+        for k in range(count):
+            calls = {row: parts[k] for row, parts in parts_of.items()}
+            read = {row: self.read[row][k : k + 1] for row in parts_of}
+            matches.append(MatchedCalls(self.graph, self.effect, calls, read, self.limit))
+        return matches
 
     # --- messages ---
     def _message(self, row: int, call: ResolvedCall) -> Iterator[BufferWrite]:
@@ -104,22 +99,29 @@ class MatchedCalls:
             yield buffer, 0, self._as_dtype(content, self.calls[sender].inputs[0], buffer, row)
 
     def _sender(self, row: int, call: ResolvedCall) -> int | None:
-        """The k-th receive from a rank gets the k-th send to me, should one match hold several."""
-        senders = [r for r, c in self.calls.items() if OPERATIONS[c.op].direction == "send"]
-        if len(senders) == 1:
-            return senders[0]
-        to_me = [
-            r
-            for r in senders
-            if self.calls[r].peer == call.rank and call.peer in (None, self.calls[r].rank)
+        """The send that a receive gets: the k-th of a rank gets the k-th, if a match holds several.
+
+        None if there is no such send.
+        """
+        sends = self._rows_of("send")
+        if len(sends) == 1:
+            return sends[0]
+        to_receiver = [other for other in sends if self.calls[other].peer == call.rank]
+        from_peer = [other for other in to_receiver if call.peer in (None, self.calls[other].rank)]
+        own_receives = [
+            other for other in self._rows_of("recv") if self._has_same_ends(other, call)
         ]
-        mine = [
-            r
-            for r, c in self.calls.items()
-            if c.rank == call.rank and c.peer == call.peer and OPERATIONS[c.op].direction == "recv"
-        ]
-        k = mine.index(row)
-        return to_me[k] if k < len(to_me) else None
+        k = own_receives.index(row)
+        return from_peer[k] if k < len(from_peer) else None
+
+    def _rows_of(self, direction: str) -> list[int]:
+        calls = self.calls.items()
+        return [row for row, call in calls if OPERATIONS[call.op].direction == direction]
+
+    def _has_same_ends(self, row: int, call: ResolvedCall) -> bool:
+        """Whether a row has the rank and the peer of a call."""
+        other = self.calls[row]
+        return other.rank == call.rank and other.peer == call.peer
 
     def _as_dtype(
         self, content: Content, source: TensorBuffer, target: TensorBuffer, row: int

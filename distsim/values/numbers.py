@@ -110,9 +110,9 @@ def numbers_of_content(content: Content, dtype: str, limit: int = LIMIT_ELEMENTS
     if any(piece.numbers is None for piece in content):
         return None
     parts = [piece.numbers for piece in content if piece.numbers is not None]
-    if (
-        parts and all(p.size == 1 for p in parts) and len({p.tobytes() for p in parts}) == 1
-    ):  # 0.0 == -0.0, bits tell them apart
+    are_uniform = bool(parts) and all(part.size == 1 for part in parts)
+    # Compare bits, because 0.0 == -0.0.
+    if are_uniform and len({part.tobytes() for part in parts}) == 1:
         return parts[0]
     numel = numel_of(content)
     if numel > limit:
@@ -142,6 +142,11 @@ def reinterpret(numbers: Numbers, numel: int, dtype: str, limit: int = LIMIT_ELE
 # --- text ---
 
 
+def _has_one_text(numbers: Numbers) -> bool:
+    """Whether all elements of a piece with these numbers have the same text."""
+    return numbers is None or numbers.size == 1
+
+
 def format_content(content: Content, shape: Sequence[int], dtype: str) -> str:
     """``[5, 7, 9]`` for small tensors, ``2.0 (×1048576)`` for uniform ones, ``?`` for what is not
     known.
@@ -159,12 +164,10 @@ def format_content(content: Content, shape: Sequence[int], dtype: str) -> str:
     same = numbers_of_content(content, dtype, 1)
     if same is not None:
         return f"{_number_text(same[0])} (×{numel})"
-    if len(content) <= SHOWN_ELEMENTS // 2 and all(
-        p.numbers is None or p.numbers.size == 1 for p in content
-    ):
-        return (
-            "[" + ", ".join(f"{_number_texts(p.numbers, 1)[0]} (×{p.numel})" for p in content) + "]"
-        )
+    is_short = len(content) <= SHOWN_ELEMENTS // 2
+    if is_short and all(_has_one_text(piece.numbers) for piece in content):
+        texts = (f"{_number_texts(p.numbers, 1)[0]} (×{p.numel})" for p in content)
+        return "[" + ", ".join(texts) + "]"
     first, last = content[0], content[-1]
     head = _number_texts(first.numbers, first.numel)[:3]
     return (
@@ -197,7 +200,8 @@ def _nested_text(flat: Sequence[str], shape: Sequence[int]) -> str:
     if len(shape) == 1:
         return f"[{', '.join(flat)}]"
     width = shape[1]
-    return f"[{', '.join(_nested_text(flat[i * width : (i + 1) * width], [width]) for i in range(shape[0]))}]"
+    rows = (flat[i * width : (i + 1) * width] for i in range(shape[0]))
+    return f"[{', '.join(_nested_text(row, [width]) for row in rows)}]"
 
 
 # --- reductions, and what a scenario expects ---

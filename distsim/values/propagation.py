@@ -115,7 +115,10 @@ class _ValuePass:
         try:
             return fill_numbers(value, env, buffer.numel, buffer.dtype, self.limit)
         except ExpressionError as error:
-            message = f"{self.program.file}: the value of tensor {buffer.label} can't be worked out on rank {env['rank']}: {error}"
+            message = (
+                f"{self.program.file}: the value of tensor {buffer.label} can't be worked out "
+                f"on rank {env['rank']}: {error}"
+            )
             raise UsageError(
                 message, "mend its expression, or leave the numbers away with --no-values"
             ) from None
@@ -238,12 +241,12 @@ class _ValuePass:
         """
         key = (op, size, root)
         if key not in self._effects:
-            whole, one = OPERATIONS[op].effect(size, root), dict[OutputEffect, OutputEffect]()
-            distinct = {
-                id(e): None if e is None else one.setdefault(e, e)
-                for e in {id(e): e for e in whole}.values()
-            }
-            self._effects[key] = tuple([distinct[id(e)] for e in whole])
+            effects = OPERATIONS[op].effect(size, root)
+            shared: dict[OutputEffect, OutputEffect] = {}
+            by_id: dict[int, OutputEffect] = {}
+            for effect in {id(effect): effect for effect in effects}.values():
+                by_id[id(effect)] = None if effect is None else shared.setdefault(effect, effect)
+            self._effects[key] = tuple([by_id[id(effect)] for effect in effects])
         return self._effects[key]
 
     def _new(self, kind: str, rank: int, buffer: TensorBuffer, row: int) -> int:

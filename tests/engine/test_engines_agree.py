@@ -23,7 +23,7 @@ from distsim.program.lower import lower
 from distsim.program.model import Program
 from distsim.scenario import loads
 from distsim.semantics.form.linked_program import LinkedProgram
-from distsim.semantics.form.mismatches import why_order_matters
+from distsim.semantics.form.order_dependence import why_order_matters
 from distsim.simulation.simulate_scenario import _strict_final_state
 from tests.support.harness import draws
 from tests.support.programs import programs

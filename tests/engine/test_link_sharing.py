@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from distsim import engine
 from distsim.backends import BACKEND_PROFILES
-from distsim.engine import fill_columns, overlap
+from distsim.engine import overlap
+from distsim.engine import simulate as simulate_engine
+from distsim.engine.local_run_columns import fill_columns
 from distsim.engine.timeout_check import exceeds_timeout
 from distsim.hardware.cluster import cluster_from, preset
 from distsim.hardware.cost import CostModel
@@ -24,7 +25,8 @@ from distsim.operations.registry import OPERATIONS
 from distsim.scenario import Scenario, loads
 from distsim.semantics.form.completion import CompletionConditions
 from distsim.semantics.form.linked_program import LinkedProgram
-from distsim.semantics.form.mismatches import ProgramMismatches, why_order_matters
+from distsim.semantics.form.mismatches import ProgramMismatches
+from distsim.semantics.form.order_dependence import why_order_matters
 from distsim.semantics.local.run import run_local_clocks
 from distsim.simulation.simulate_scenario import Simulation, cost_model, simulate
 from tests.support import generator
@@ -221,9 +223,9 @@ def test_what_is_taken_to_be_under_way_alone_and_in_time_is_so(mapping: generato
     done = run_local_clocks(linked, CompletionConditions(linked, cost))
     columns = fill_columns(done)
 
-    if engine._never_overlaps(program, misfits, done.conditions):
+    if simulate_engine._never_overlaps(program, misfits, done.conditions):
         assert not overlap.has_overlap(done.conditions, columns, cost)
-    assert engine._exceeds_timeout(program, profile, columns) == exceeds_timeout(
+    assert simulate_engine._exceeds_timeout(program, profile, columns) == exceeds_timeout(
         program, profile, columns
     )
 

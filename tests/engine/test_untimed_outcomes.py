@@ -21,7 +21,8 @@ from distsim.program.model import Program
 from distsim.scenario import loads
 from distsim.semantics.form.completion import CompletionConditions
 from distsim.semantics.form.linked_program import LinkedProgram
-from distsim.semantics.form.mismatches import ProgramMismatches, why_order_matters
+from distsim.semantics.form.mismatches import ProgramMismatches
+from distsim.semantics.form.order_dependence import why_order_matters
 from distsim.semantics.local.run import run_local_clocks
 from distsim.simulation.simulate_scenario import simulate
 from tests.support.harness import draws
@@ -47,7 +48,7 @@ def without_clock(program: Program, profile: BackendProfile) -> bool | None:
         return None
     done = run_local_clocks(linked, CompletionConditions(linked, None))
     return all(host.ended for host in done.hosts) and not list(
-        ProgramMismatches(linked).met(done.posted)
+        ProgramMismatches(linked).in_run(done.posted)
     )
 
 

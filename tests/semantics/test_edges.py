@@ -26,7 +26,8 @@ from distsim.semantics.classes.representatives import representative_program
 from distsim.semantics.form.completion import CompletionConditions
 from distsim.semantics.form.group_creation import created_group_ids
 from distsim.semantics.form.linked_program import LinkedProgram
-from distsim.semantics.form.mismatches import ProgramMismatches, why_order_matters
+from distsim.semantics.form.mismatches import ProgramMismatches
+from distsim.semantics.form.order_dependence import why_order_matters
 from distsim.semantics.local.blocked_ranks import blocked_state_of_run as left_by
 from distsim.semantics.local.class_clocks import run_quotient
 from distsim.semantics.local.quotient import coarsest_quotient

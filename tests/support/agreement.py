@@ -23,8 +23,9 @@ from distsim.checker.reading_run import ContractProgram
 from distsim.checker.reading_run import ReadingRun as SingleRun
 from distsim.checker.verdict import Verdict, verdict_of
 from distsim.common.records import gc_paused
-from distsim.engine import SimulatedRun, fill_columns, run_program
+from distsim.engine import SimulatedRun, run_program
 from distsim.engine.backend_outcomes import BackendOutcome, backend_outcome
+from distsim.engine.local_run_columns import fill_columns
 from distsim.engine.order_search import OrderSearchResult, search_event_orders
 from distsim.findings.final_state import FinalState
 from distsim.hardware.cost import CostModel
@@ -33,7 +34,7 @@ from distsim.program.model import Program
 from distsim.scenario import Scenario
 from distsim.semantics.form.completion import CompletionConditions
 from distsim.semantics.form.linked_program import LinkedProgram
-from distsim.semantics.form.mismatches import exits_with_open_requests, why_order_matters
+from distsim.semantics.form.order_dependence import exits_with_open_requests, why_order_matters
 from distsim.semantics.local.blocked_ranks import blocked_state_of_run as left_by
 from distsim.semantics.local.class_clocks import run_quotient
 from distsim.semantics.local.quotient import coarsest_quotient

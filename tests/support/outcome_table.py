@@ -27,8 +27,8 @@ from distsim.semantics.classes.partition import partition_ranks  # noqa: E402
 from distsim.semantics.classes.representatives import representative_program  # noqa: E402
 from distsim.semantics.form.completion import CompletionConditions  # noqa: E402
 from distsim.semantics.form.group_creation import divergent_new_groups  # noqa: E402
-from distsim.semantics.form.mismatches import exits_with_open_requests, why_order_matters  # noqa: E402
 from distsim.semantics.form.nccl_connect import connection_mismatches  # noqa: E402
+from distsim.semantics.form.order_dependence import exits_with_open_requests, why_order_matters  # noqa: E402
 from distsim.semantics.local.quotient import coarsest_quotient  # noqa: E402
 from distsim.semantics.ordered.blocked_state import blocked_state_at  # noqa: E402
 from distsim.semantics.ordered.state import RowsMismatched  # noqa: E402

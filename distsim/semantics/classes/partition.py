@@ -1,24 +1,31 @@
-"""The coarsest partition of a program's ranks whose members do the same with partners who do the
-same, at the same distance.
+"""The coarsest partition of a program's ranks into classes whose members do the same, with partners
+that do the same, at the same distance.
 
-Who meets whom is fixed before any clock runs, so it is worked out on the lowered program, for all
-ranks at once, before a call of theirs is looked at one by one. Members of a class have
+Key idea: matches are fixed before any clock runs, so classes can be found on the lowered program,
+for all ranks at once, before any call is looked at individually. Members of a class have
 
 - the same code, the same numbers in its calls, the same speed and the same start;
-- for each of their ports the same class of peer, the same port of the peer that leads back, and the same kind of link;
-- for each of their groups the same set of (class, group of its member), and the same price.
+- for each of their ports, the same class of peer, the same port of the peer that leads back, and
+  the same kind of link;
+- for each of their groups, the same set of (class, group slot of its member), and the same cost.
 
-Then they do the same at the same time: by induction on the round, an event of one is known in a
-round of the fixed point of all times if and only if those of the others are, and at the same value,
-because each is the largest of those that it needs plus a price. This is the lifting lemma of
-anonymous networks (D. Angluin, Local and global properties in networks of processors, STOC 1980)
-with port numbers (M. Yamashita, T. Kameda, Computing on anonymous networks, IEEE TPDS 7, 1996).
+Then they do the same at the same time. Proof by induction on the rounds of the fixed point of all
+times: a time of one member is known in a round if and only if those of the others are, and it has
+the same value, because each is the maximum of the times that it needs, plus a cost.
+
+The partition is found by refinement of colours: ranks start with a colour for what they are by
+themselves; each round splits colours by the colours of peers and group members.
+
+Sources: this is the lifting lemma of anonymous networks (D. Angluin, Local and global properties in
+networks of processors, STOC 1980) with port numbers (M. Yamashita, T. Kameda, Computing on
+anonymous networks, IEEE TPDS 7, 1996).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -31,15 +38,21 @@ from distsim.program.code import CodeCall, SharedCode, resolve_call
 from distsim.program.model import Program
 from distsim.semantics.classes.rank_keys import RankVectors, row_numbers
 
-#: Rounds after which a program counts as one that does not fold: a chain loses a few ranks in each.
+#: After so many rounds a program counts as one that does not fold: a chain loses only a few ranks
+#: in each.
 MAX_PARTITION_ROUNDS = 64
 #: Operations that end a process.
 _EXIT_OPS = ("exit", "fail")
+#: Fields that, if they differ by rank, make the ranks different in a way that no column describes.
+_DISTINGUISHING_FIELDS = ("code", "message", "assume_src")
+#: The slot of a group member that makes no call on the group.
+_NO_SLOT = -1
 
 
 class PortTable(NamedTuple):
-    """Ports of all ranks, one entry for each rank and port: whose it is, its number in the rank's
-    code, and whom it leads to.
+    """The ports of all ranks, one entry for each rank and port.
+
+    ``rank``: whose it is; ``port``: its number in the rank's code; ``peer``: where it leads.
     """
 
     rank: IntArray
@@ -48,10 +61,9 @@ class PortTable(NamedTuple):
 
 
 class MembershipTable(NamedTuple):
-    """Members of groups, one entry for each group and place in a member's code (``slot``; -1: the
-    member makes no call on it).
+    """The members of groups, one entry for each group and slot in a member's code.
 
-    ``group`` counts in ``ids``.
+    ``group`` is an index of ``ids``; ``slot`` is `_NO_SLOT` for a member without calls.
     """
 
     rank: IntArray
@@ -61,7 +73,7 @@ class MembershipTable(NamedTuple):
 
 
 class RankPartition(NamedTuple):
-    """``of[r]``: the class of rank r, numbered by their first ranks."""
+    """``of[r]``: the class of rank r. Classes are numbered by their first ranks."""
 
     of: IntArray
     ends: PortTable
@@ -76,59 +88,61 @@ def partition_ranks(
     *,
     shared: bool = False,
 ) -> RankPartition | None:
-    """The classes of a program's ranks under some profiles; None where something in it cannot be
-    told by classes.
+    """The classes of a program's ranks under some profiles; None if classes cannot describe it.
 
-    ``costs``: whose prices must be equal. ``rounds`` bounds the refinement. ``shared``: members put
-    equal bytes on equal links as well, so that what shares them is as slow.
+    ``costs``: the cost models under which members must have equal costs. ``rounds`` limits the
+    refinement. ``shared``: members must also put equal bytes on equal links, so that transfers that
+    share these are equally slow.
     """
-    return (
-        _PartitionRefinement(program, costs, profiles, shared).run(rounds)
-        if _can_use_classes(program)
-        else None
-    )
+    if not _can_use_classes(program):
+        return None
+    return _PartitionRefinement(program, costs, profiles, shared).run(rounds)
 
 
 def _can_use_classes(program: Program) -> bool:
-    """Nothing in the program goes by the numbers of ranks, or by who comes first."""
-    plain = (
-        all(fault.kind in ("slow", "late") for fault in program.faults)
-        and not program.jitter
-        and program.startup is None
-    )
-    if not plain:
+    """Whether nothing in the program depends on rank numbers or on the order of arrival."""
+    if any(fault.kind not in ("slow", "late") for fault in program.faults):
+        return False
+    if program.jitter or program.startup is not None:
         return False
     for code in program.codes:
         if any(np.any(np.asarray(port.peer) < 0) for port in code.ports):
+            return False  # an any-source receive
+        if any(_needs_rank_number(program, code, call) for call in code.distinct_calls()):
             return False
-        for call in code.distinct_calls():
-            named = any(
-                isinstance(call.fields.get(name), np.ndarray)
-                for name in ("code", "message", "assume_src")
-            )
-            if (
-                call.invalid is not None
-                or OPERATIONS[call.op].kind in ("group", "remote")
-                or call.op in _EXIT_OPS
-                or named
-                or _agreement_depends_on_group_rank(program, code, call)
-            ):
-                return False
     return True
 
 
+def _needs_rank_number(program: Program, code: SharedCode, call: CodeCall) -> bool:
+    if call.invalid is not None or call.op in _EXIT_OPS:
+        return True
+    if OPERATIONS[call.op].kind in ("group", "remote"):
+        return True
+    if any(isinstance(call.fields.get(name), np.ndarray) for name in _DISTINGUISHING_FIELDS):
+        return True
+    return _agreement_depends_on_group_rank(program, code, call)
+
+
 def _agreement_depends_on_group_rank(program: Program, code: SharedCode, call: CodeCall) -> bool:
-    """Whether its members fit one another is decided by where they stand: what i sends to j must be
-    what j expects from i.
+    """Whether members agree depends on their group ranks.
+
+    In a pairwise operation, what i sends to j must be what j expects from i.
     """
-    if not OPERATIONS[call.op].pairwise:
+    operation = OPERATIONS[call.op]
+    if not operation.pairwise:
         return False
-    return isinstance(call.signature, np.ndarray) or "numel" not in OPERATIONS[call.op].agreement(
-        resolve_call(code, program.groups, 0, call)
-    )
+    if isinstance(call.signature, np.ndarray):
+        return True
+    return "numel" not in operation.agreement(resolve_call(code, program.groups, 0, call))
 
 
 class _PartitionRefinement:
+    """Splits colours until no round splits any. A colour is a number per rank.
+
+    Columns that differ by port have one entry for each entry of ``ends``, which are in the order of
+    codes, ports and ranks.
+    """
+
     def __init__(
         self,
         program: Program,
@@ -137,17 +151,17 @@ class _PartitionRefinement:
         shared: bool,
     ) -> None:
         self.program, self.costs, self.profiles, self.shared = program, costs, profiles, shared
-        self._on_node: dict[tuple[int, int], Counter[int]] = {}
+        self._members_on_node: dict[tuple[int, int], Counter[int]] = {}
         self.codes = [RankVectors(code) for code in program.codes]
         self.size = program.world_size
         self.ends = self._all_ends()
         self.slots = self._all_slots()
-        self.placed = self._placed()
+        self.group_costs = self._number_group_costs()
 
     def run(self, rounds: int) -> RankPartition | None:
-        colour = self._first()
+        colour = self._initial_colours()
         for _ in range(rounds):
-            finer = self._round(colour)
+            finer = self._refine(colour)
             if finer.max() == colour.max():
                 return RankPartition(_numbered_by_first_rank(finer), self.ends, self.slots)
             colour = finer
@@ -155,249 +169,228 @@ class _PartitionRefinement:
 
     # --- ports ---
     def _all_ends(self) -> PortTable:
-        """Entries by code, port and rank, in this order."""
-        rank, port, peer = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for look in self.codes:
-            count = len(look.ports)
-            rank.append(np.tile(look.ranks, count))
-            port.append(np.repeat(np.arange(count), len(look.ranks)))
-            peer += [p for p, _, _ in look.ports]
-        return PortTable(np.concatenate(rank), np.concatenate(port), np.concatenate(peer))
+        ranks, ports, peers = ([np.zeros(0, np.int64)] for _ in range(3))
+        for code in self.codes:
+            count = len(code.ports)
+            ranks.append(np.tile(code.ranks, count))
+            ports.append(np.repeat(np.arange(count), len(code.ranks)))
+            peers += [port.peers for port in code.ports]
+        return PortTable(np.concatenate(ranks), np.concatenate(ports), np.concatenate(peers))
 
-    def _backs(self, more: Sequence[IntArray]) -> IntArray:
-        """For each entry the first port of its peer that leads back to it, -1 where none does.
-        ``more``: what must be equal besides.
+    def _ports_back(self, more: Sequence[IntArray]) -> IntArray:
+        """By entry, the first port of its peer that leads back to it; -1 if there is none.
+
+        ``more``: columns that must be equal on both sides.
         """
-        here = np.stack([self.ends.rank, self.ends.peer, *more], axis=1)
-        there = np.stack([self.ends.peer, self.ends.rank, *more], axis=1)
-        number = row_numbers(np.concatenate([here, there]))
-        mine, others = number[: len(here)], number[len(here) :]
-        first = np.full(int(number.max(initial=-1)) + 1, -1, dtype=np.int64)
-        first[mine[::-1]] = self.ends.port[::-1]
-        return np.asarray(first[others])
+        forward = np.stack([self.ends.rank, self.ends.peer, *more], axis=1)
+        backward = np.stack([self.ends.peer, self.ends.rank, *more], axis=1)
+        number = row_numbers(np.concatenate([forward, backward]))
+        own, wanted = number[: len(forward)], number[len(forward) :]
+        first_port = np.full(int(number.max(initial=-1)) + 1, -1, dtype=np.int64)
+        first_port[own[::-1]] = self.ends.port[::-1]
+        return np.asarray(first_port[wanted])
 
-    def _port_facts(self) -> list[IntArray]:
-        """Of each entry: the ports that lead back, and how far it is."""
-        groups = np.concatenate(
-            [np.zeros(0, np.int64), *(g for look in self.codes for _, g, _ in look.ports)]
-        )
-        tags = np.concatenate(
-            [np.zeros(0, np.int64), *(t for look in self.codes for _, _, t in look.ports)]
-        )
-        found = [self._backs([]), self._backs([groups]), *map(self._distance, self.costs)]
-        return (
-            [*found, self._backs([tags]), self._backs([groups, tags])]
-            if any(look.tagged for look in self.codes)
-            else found
-        )
+    def _port_columns(self) -> list[IntArray]:
+        """By entry: the ports that lead back, and the distance."""
+        ports = [port for code in self.codes for port in code.ports]
+        groups = np.concatenate([np.zeros(0, np.int64), *(port.groups for port in ports)])
+        columns = [self._ports_back([]), self._ports_back([groups])]
+        columns += [self._distance(cost) for cost in self.costs]
+        if any(code.tagged for code in self.codes):
+            tags = np.concatenate([np.zeros(0, np.int64), *(port.tags for port in ports)])
+            columns += [self._ports_back([tags]), self._ports_back([groups, tags])]
+        return columns
 
     def _distance(self, cost: CostModel) -> IntArray:
-        """By entry a number for what its messages cost."""
-        nodes = np.stack(
-            [end // cost.local_size for end in (self.ends.rank, self.ends.peer)], axis=1
-        )
+        """By entry, a number for the cost of its messages."""
+        ends = (self.ends.rank, self.ends.peer)
+        nodes = np.stack([end // cost.local_size for end in ends], axis=1)
         if not cost.link_faults:
             return np.asarray(nodes[:, 0] != nodes[:, 1], dtype=np.int64)
-        pairs, which = np.unique(nodes, axis=0, return_inverse=True)
-        ranks = [(a * cost.local_size, b * cost.local_size + (a == b)) for a, b in pairs.tolist()]
-        rates = [(cost.link_class(a, b), cost.bytes_per_ns(a, b)) for a, b in ranks]
+        pairs, pair_of = np.unique(nodes, axis=0, return_inverse=True)
         known: dict[Hashable, int] = {}
-        numbers = [known.setdefault(rate, len(known)) for rate in rates]
-        return np.array(numbers, dtype=np.int64)[which.reshape(-1)] if numbers else nodes[:, 0]
+        numbers = []
+        for node, other in pairs.tolist():
+            # Any two different ranks of the two nodes.
+            src = node * cost.local_size
+            dst = other * cost.local_size + (node == other)
+            rate = (cost.link_class(src, dst), cost.bytes_per_ns(src, dst))
+            numbers.append(known.setdefault(rate, len(known)))
+        if not numbers:
+            return nodes[:, 0]
+        return np.array(numbers, dtype=np.int64)[pair_of.reshape(-1)]
 
     # --- groups ---
     def _all_slots(self) -> MembershipTable:
-        used = sorted(
-            {
-                int(g)
-                for look in self.codes
-                for ids in look.groups
-                for g in sorted_unique(ids).tolist()
-            }
-        )
-        index = {g: i for i, g in enumerate(used)}
-        number = np.full(len(self.program.groups), -1, dtype=np.int64)
-        number[used] = np.arange(len(used))
-        entries = [
-            (look.ranks, number[ids], np.full(len(ids), slot, dtype=np.int64))
-            for look in self.codes
-            for slot, ids in enumerate(look.groups)
-        ]
-        rank, group, slot = (
-            (
-                np.concatenate([np.zeros(0, np.int64), *column])
-                for column in zip(*entries, strict=True)
-            )
-            if entries
-            else (np.zeros(0, np.int64),) * 3
-        )
+        ids: set[int] = set()
+        for code in self.codes:
+            for groups in code.groups:
+                ids.update(sorted_unique(groups).tolist())
+        used = sorted(ids)
+        index = np.full(len(self.program.groups), -1, dtype=np.int64)
+        index[used] = np.arange(len(used))
+        ranks, groups_, slots = ([np.zeros(0, np.int64)] for _ in range(3))
+        for code in self.codes:
+            for slot, groups in enumerate(code.groups):
+                ranks.append(code.ranks)
+                groups_.append(index[groups])
+                slots.append(np.full(len(groups), slot, dtype=np.int64))
+        rank, group, slot_of = (np.concatenate(column) for column in (ranks, groups_, slots))
+        # Members that make no call on a group.
         members = [np.array(self.program.groups[g].ranks, dtype=np.int64) for g in used]
-        who = np.concatenate([np.zeros(0, np.int64), *members])
-        where = np.repeat(
-            np.array([index[g] for g in used], dtype=np.int64), [len(m) for m in members]
-        )
-        silent = ~np.isin(where * self.size + who, group * self.size + rank)
+        member = np.concatenate([np.zeros(0, np.int64), *members])
+        member_group = np.repeat(np.arange(len(used)), [len(ranks) for ranks in members])
+        has_slot = np.isin(member_group * self.size + member, group * self.size + rank)
+        silent = ~has_slot
         return MembershipTable(
-            np.concatenate([rank, who[silent]]),
-            np.concatenate([group, where[silent]]),
-            np.concatenate([slot, np.full(int(silent.sum()), -1)]),
+            np.concatenate([rank, member[silent]]),
+            np.concatenate([group, member_group[silent]]),
+            np.concatenate([slot_of, np.full(int(silent.sum()), _NO_SLOT)]),
             used,
         )
 
-    def _placed(self) -> IntArray:
-        """By group in use a number for what it costs and allows."""
+    def _number_group_costs(self) -> IntArray:
+        """By group in use, a number for its cost and its options."""
         known: dict[Hashable, int] = {}
-        groups = [self.program.groups[g] for g in self.slots.ids]
-        keys = [
-            (
-                *(id(cost.placement(g.ranks)) for cost in self.costs),
-                g.size,
-                g.timeout_ns,
-                g.backend,
-                g.id == 0,
-            )
-            for g in groups
-        ]
-        return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
+        numbers = []
+        for group in (self.program.groups[g] for g in self.slots.ids):
+            placements = tuple(id(cost.placement(group.ranks)) for cost in self.costs)
+            key = (*placements, group.size, group.timeout_ns, group.backend, group.id == 0)
+            numbers.append(known.setdefault(key, len(known)))
+        return np.array(numbers, dtype=np.int64)
 
     # --- colours ---
-    def _first(self) -> IntArray:
-        """Colours by what ranks are for themselves, without gaps: a round that splits none is known
-        by the largest.
+    def _initial_colours(self) -> IntArray:
+        """Colours by what ranks are by themselves.
+
+        They have no gaps: `run` knows a round that splits none by the largest colour.
         """
-        own = self._of_faults()
-        facts, start = self._port_facts(), 0
-        columns: list[IntArray] = []
-        for number, look in enumerate(self.codes):
-            size = len(look.ranks) * len(look.ports)
-            mine = [fact[start : start + size].reshape(-1, len(look.ranks)) for fact in facts]
-            start += size
-            places = [self._places(look)] if look.by_place(self.profiles) else []
-            places += (
-                [self._mates(look, cost.local_size) for cost in self.costs] if self.shared else []
-            )
-            code = np.full((1, len(look.ranks)), number, dtype=np.int64)
-            table = np.concatenate(
-                [code, own[None, look.ranks], *look.facts(self.program), *mine, *places]
-            )
-            columns.append(row_numbers(table.T))
+        faults = self._number_faults()
+        port_columns, start = self._port_columns(), 0
         colour, offset = np.zeros(self.size, dtype=np.int64), 0
-        for look, numbers in zip(self.codes, columns, strict=True):
-            colour[look.ranks] = numbers + offset
+        for number, code in enumerate(self.codes):
+            ranks = len(code.ranks)
+            end = start + ranks * len(code.ports)
+            table = [np.full((1, ranks), number, dtype=np.int64), faults[None, code.ranks]]
+            table += code.columns(self.program)
+            table += [column[start:end].reshape(-1, ranks) for column in port_columns]
+            if code.by_place(self.profiles):
+                table.append(self._group_ranks(code))
+            if self.shared:
+                table += [self._members_nearby(code, cost.local_size) for cost in self.costs]
+            numbers = row_numbers(np.concatenate(table).T)
+            colour[code.ranks] = numbers + offset
             offset += int(numbers.max(initial=-1)) + 1
-        missed = self._missed()
-        colour[missed] = offset + np.arange(len(missed))
+            start = end
+        unique_ranks = self._ranks_awaited_individually()
+        colour[unique_ranks] = offset + np.arange(len(unique_ranks))
         return _numbered_by_first_rank(colour)
 
-    def _missed(self) -> IntArray:
-        """Ranks of whom some members of their groups wait for in particular, by places or as the
-        root, although they may not come: each is another."""
-        placed, asked = (
-            np.zeros(self.size, dtype=np.bool_),
-            np.zeros(len(self.program.groups), dtype=np.bool_),
-        )
-        nobody = np.zeros(0, np.int64)
-        roots, come = [nobody], [nobody]
-        for look in self.codes:
-            groups = look.by_place(self.profiles)
-            placed[look.ranks] = bool(groups)
-            asked[np.concatenate([nobody, *groups])] = True
-            for ids, root in look.rooted():
+    def _ranks_awaited_individually(self) -> IntArray:
+        """Ranks that get a colour of their own.
+
+        Some members of their groups wait for them in particular, by their group rank or as the
+        root, although they may never call the operation.
+        """
+        none = np.zeros(0, np.int64)
+        is_placed = np.zeros(self.size, dtype=np.bool_)
+        depends_on_place = np.zeros(len(self.program.groups), dtype=np.bool_)
+        roots, arriving = [none], [none]
+        for code in self.codes:
+            groups = code.by_place(self.profiles)
+            is_placed[code.ranks] = bool(groups)
+            depends_on_place[np.concatenate([none, *groups])] = True
+            for ids, root in code.rooted():
                 roots.append(ids * self.size + root)
-                come.append(ids * self.size + look.ranks)
-        slots, found = self.slots, np.zeros(self.size, dtype=np.bool_)
-        unplaced = (slots.slot < 0) | ~placed[
-            slots.rank
-        ]  # the others are told apart by their places
-        found[slots.rank[asked[np.array(slots.ids, dtype=np.int64)][slots.group] & unplaced]] = True
-        awaited = sorted_unique(np.concatenate(roots))
-        found[awaited[~np.isin(awaited, np.concatenate(come))] % self.size] = True
+                arriving.append(ids * self.size + code.ranks)
+        slots = self.slots
+        # Ranks with calls that depend on group ranks already differ by their group ranks.
+        unplaced = (slots.slot == _NO_SLOT) | ~is_placed[slots.rank]
+        awaited_by_place = depends_on_place[np.array(slots.ids, dtype=np.int64)][slots.group]
+        found = np.zeros(self.size, dtype=np.bool_)
+        found[slots.rank[awaited_by_place & unplaced]] = True
+        awaited_roots = sorted_unique(np.concatenate(roots))
+        never_arrives = ~np.isin(awaited_roots, np.concatenate(arriving))
+        found[awaited_roots[never_arrives] % self.size] = True
         return np.flatnonzero(found)
 
-    def _of_faults(self) -> IntArray:
-        """By rank a number for its speed and its start."""
-        said: dict[int, list[tuple[str, float, int]]] = {}
+    def _number_faults(self) -> IntArray:
+        """By rank, a number for its speed and its start."""
+        faults_of: dict[int, list[tuple[str, float, int]]] = {}
         for fault in self.program.faults:
-            said.setdefault(fault.rank, []).append((fault.kind, fault.factor, fault.delay_ns))
+            faults_of.setdefault(fault.rank, []).append((fault.kind, fault.factor, fault.delay_ns))
         known: dict[Hashable, int] = {}
-        found = np.zeros(self.size, dtype=np.int64)
-        for rank, faults in said.items():
-            found[rank] = known.setdefault(tuple(faults), len(known) + 1)
-        return found
+        numbers = np.zeros(self.size, dtype=np.int64)
+        for rank, faults in faults_of.items():
+            numbers[rank] = known.setdefault(tuple(faults), len(known) + 1)
+        return numbers
 
-    def _places(self, look: RankVectors) -> IntArray:
-        """Group ranks, where an operation goes by them."""
+    def _group_ranks(self, code: RankVectors) -> IntArray:
+        """By group slot and rank, the rank's group rank."""
         table = []
-        for ids in look.groups:
-            index = {
-                g: {rank: i for i, rank in enumerate(self.program.groups[g].ranks)}
-                for g in sorted_unique(ids).tolist()
-            }
-            table.append(
-                [
-                    index[g].get(rank, -1)
-                    for g, rank in zip(ids.tolist(), look.ranks.tolist(), strict=True)
-                ]
-            )
-        return np.array(table, dtype=np.int64).reshape(-1, len(look.ranks))
+        ranks = code.ranks.tolist()
+        for groups in code.groups:
+            group_rank: dict[int, dict[int, int]] = {}
+            for g in sorted_unique(groups).tolist():
+                members = self.program.groups[g].ranks
+                group_rank[g] = {rank: i for i, rank in enumerate(members)}
+            pairs = zip(groups.tolist(), ranks, strict=True)
+            table.append([group_rank[g].get(rank, -1) for g, rank in pairs])
+        return np.array(table, dtype=np.int64).reshape(-1, len(ranks))
 
-    def _mates(self, look: RankVectors, size: int) -> IntArray:
-        """Members of a rank's groups on its own node: what its links carry of a collective goes by
-        their number.
+    def _members_nearby(self, code: RankVectors, node_size: int) -> IntArray:
+        """By group slot and rank, the members of the group on the rank's node.
+
+        The load of the node's links by a collective depends on their number.
         """
-        table, known = [], self._on_node
-        for ids in look.groups:
-            for g in sorted_unique(ids).tolist():
-                if (g, size) not in known:
-                    known[g, size] = Counter(rank // size for rank in self.program.groups[g].ranks)
-            table.append(
-                [
-                    known[g, size][rank // size]
-                    for g, rank in zip(ids.tolist(), look.ranks.tolist(), strict=True)
-                ]
-            )
-        return np.array(table, dtype=np.int64).reshape(-1, len(look.ranks))
+        table, known = [], self._members_on_node
+        ranks = code.ranks.tolist()
+        for groups in code.groups:
+            for g in sorted_unique(groups).tolist():
+                if (g, node_size) not in known:
+                    members = self.program.groups[g].ranks
+                    known[g, node_size] = Counter(rank // node_size for rank in members)
+            pairs = zip(groups.tolist(), ranks, strict=True)
+            table.append([known[g, node_size][rank // node_size] for g, rank in pairs])
+        return np.array(table, dtype=np.int64).reshape(-1, len(ranks))
 
-    def _round(self, colour: IntArray) -> IntArray:
+    def _refine(self, colour: IntArray) -> IntArray:
         """Finer colours: by those of the peers, and of the members of groups."""
-        kinds, peers, start = self._kinds(colour), colour[self.ends.peer], 0
-        fresh, offset = np.zeros(self.size, dtype=np.int64), 0
-        number = {g: i for i, g in enumerate(self.slots.ids)}
-        lookup = np.full(len(self.program.groups), -1, dtype=np.int64)
-        lookup[list(number)] = list(number.values())
-        for look in self.codes:
-            size = len(look.ranks) * len(look.ports)
-            mine = peers[start : start + size].reshape(-1, len(look.ranks))
-            start += size
-            groups = [kinds[lookup[ids]][None, :] for ids in look.groups]
-            numbers = row_numbers(np.concatenate([colour[None, look.ranks], mine, *groups]).T)
-            fresh[look.ranks] = numbers + offset
+        group_kinds, peer_colours, start = self._group_kinds(colour), colour[self.ends.peer], 0
+        finer, offset = np.zeros(self.size, dtype=np.int64), 0
+        index = np.full(len(self.program.groups), -1, dtype=np.int64)
+        index[self.slots.ids] = np.arange(len(self.slots.ids))
+        for code in self.codes:
+            ranks = len(code.ranks)
+            end = start + ranks * len(code.ports)
+            own = peer_colours[start:end].reshape(-1, ranks)
+            groups = [group_kinds[index[ids]][None, :] for ids in code.groups]
+            numbers = row_numbers(np.concatenate([colour[None, code.ranks], own, *groups]).T)
+            finer[code.ranks] = numbers + offset
             offset += int(numbers.max(initial=-1)) + 1
-        return fresh
+            start = end
+        return finer
 
-    def _kinds(self, colour: IntArray) -> IntArray:
-        """By group in use the number of its kind: equal ones have the same places of the same
-        classes.
-        """
-        wide = int(self.slots.slot.max(initial=-1)) + 2
-        code = colour[self.slots.rank] * wide + self.slots.slot + 1
+    def _group_kinds(self, colour: IntArray) -> IntArray:
+        """By group in use, a number for its set of (colour, slot) and its cost."""
+        slot_space = int(self.slots.slot.max(initial=-1)) + 2
+        code = colour[self.slots.rank] * slot_space + self.slots.slot + 1
         order = np.lexsort((code, self.slots.group))
         group, code = self.slots.group[order], code[order]
-        fresh = np.ones(len(code), dtype=np.bool_)
-        fresh[1:] = (np.diff(code) != 0) | (np.diff(group) != 0)
-        group, code = group[fresh], code[fresh]
-        starts = np.searchsorted(group, np.arange(len(self.slots.ids) + 1)).tolist()
+        is_first = np.ones(len(code), dtype=np.bool_)
+        is_first[1:] = (np.diff(code) != 0) | (np.diff(group) != 0)
+        group, code = group[is_first], code[is_first]
+        bounds = np.searchsorted(group, np.arange(len(self.slots.ids) + 1)).tolist()
         known: dict[tuple[bytes, int], int] = {}
-        keys = (
-            (code[a:b].tobytes(), placed)
-            for a, b, placed in zip(starts[:-1], starts[1:], self.placed.tolist(), strict=True)
-        )
-        return np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
+        numbers = []
+        for (start, end), cost in zip(pairwise(bounds), self.group_costs.tolist(), strict=True):
+            numbers.append(known.setdefault((code[start:end].tobytes(), cost), len(known)))
+        return np.array(numbers, dtype=np.int64)
 
 
 def _numbered_by_first_rank(colour: IntArray) -> IntArray:
-    """Numbers by the first rank of each colour."""
-    _, first, which = np.unique(colour, return_index=True, return_inverse=True)
-    place = np.empty(len(first), dtype=np.int64)
-    place[np.argsort(first, kind="stable")] = np.arange(len(first))
-    return np.asarray(place[which.reshape(-1)])
+    """The same partition, with colours numbered by the first rank of each."""
+    _, first, colour_of = np.unique(colour, return_index=True, return_inverse=True)
+    number = np.empty(len(first), dtype=np.int64)
+    number[np.argsort(first, kind="stable")] = np.arange(len(first))
+    return np.asarray(number[colour_of.reshape(-1)])

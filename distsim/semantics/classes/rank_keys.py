@@ -1,58 +1,67 @@
-"""What must be equal in a class of ranks (`distsim.semantics.classes.partition`), as the vectors of
-a code hold it.
+"""What must be equal in a class of ranks (`distsim.semantics.classes.partition`), as columns of
+numbers taken from the vectors of a code.
+
+Key idea: a column has one entry per rank of the code. Only equality of entries counts, so vectors
+of any type become numbers, and columns of different meaning can be stacked into one table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distsim.backends.profile import BackendProfile
-from distsim.common.arrays import IntArray, first_equal_columns
-from distsim.common.arrays import dense_row_ids as by_columns
+from distsim.common.arrays import IntArray, dense_row_ids, first_equal_columns
 from distsim.operations.registry import OPERATIONS
 from distsim.program.code import BoolVector, BufferVector, CodeCall, SharedCode, Vec
 from distsim.program.model import Program
 
-#: Group ranks beside which a rule is tried, to see whether it goes by their places.
+#: The group size for which a profile is asked whether an operation depends on group ranks.
 _PROBED_GROUP_SIZE = 8
+#: The roots, as group ranks, for which it is asked.
+_PROBED_ROOTS = (0, 3)
 #: Tables of more columns are sorted as rows of bytes, and not column by column.
 _MAX_SORTED_COLUMNS = 8
-#: What most fields of calls are.
+#: The types of most fields of calls; they cannot hold a vector.
 _SCALAR_TYPES = frozenset((int, str, bool, float, type(None)))
 
 
+class PortColumns(NamedTuple):
+    """One port of a code: the peer, group and tag of each of its ranks."""
+
+    peers: IntArray
+    groups: IntArray
+    tags: IntArray
+
+
 class RankVectors:
-    """A code, its vectors spread over its ranks."""
+    """A code with its vectors spread over its ranks.
+
+    ``ports``: the distinct ones. Tags distinguish ports only if some tag differs by rank
+    (``tagged``). ``groups``: by group slot, the group of each rank.
+    """
 
     def __init__(self, code: SharedCode) -> None:
         self.code, self.ranks = code, np.array(code.ranks, dtype=np.int64)
         self.calls = list(code.distinct_calls())
         self.groups = [self._spread(group) for group in code.groups]
         self.tagged = any(isinstance(port.tag, np.ndarray) for port in code.ports)
-        used = self._users()
-        ports: dict[Hashable, tuple[IntArray, IntArray, IntArray]] = {}
-        for number, port in enumerate(code.ports):
-            mask = used[number]
-            peer = (
-                self._spread(port.peer) if mask is None else np.where(mask, port.peer, self.ranks)
-            )
-            key = (
-                peer.tobytes(),
-                port.group,
-                self._spread(port.tag).tobytes() if self.tagged else b"",
-            )
-            ports.setdefault(key, (peer, self.groups[port.group], self._spread(port.tag)))
-        #: (peers, groups, tags) of all that differ; tags alone tell none apart where each is one
-        #: number for all ranks of its code.
+        ports: dict[Hashable, PortColumns] = {}
+        for port, users in zip(code.ports, self._users(), strict=True):
+            peers = self._spread(port.peer)
+            if users is not None:
+                # The peer of a rank that makes no call there means nothing.
+                peers = np.where(users, port.peer, self.ranks)
+            tags = self._spread(port.tag)
+            key = (peers.tobytes(), port.group, tags.tobytes() if self.tagged else b"")
+            ports.setdefault(key, PortColumns(peers, self.groups[port.group], tags))
         self.ports = list(ports.values())
 
     def _users(self) -> list[BoolVector | None]:
-        """By port the ranks that make a call there, None: all. Where a guard shuts a rank out its
-        peer means nothing.
-        """
+        """By port, the ranks that make a call there; None: all."""
         code = self.code
         if code.guards is None:
             return [None] * len(code.ports)
@@ -66,39 +75,45 @@ class RankVectors:
     def _spread(self, value: Vec) -> IntArray:
         return np.broadcast_to(np.asarray(value, dtype=np.int64), len(self.ranks))
 
-    def facts(self, program: Program) -> Iterator[IntArray]:
-        """Shape (any, ranks): what must be equal in a class."""
-        for mask in {id(g): g for g in self.code.guards or () if g is not None}.values():
-            yield mask.astype(np.int64)[None, :]
-        if self.ports:
-            peers, groups, tags = (
-                np.stack([port[k] for port in self.ports], axis=1) for k in range(3)
-            )
-            wide = np.int64(program.world_size)
-            for keys in (
-                peers,
-                peers + wide * groups,
-                *(
-                    (_pair_numbers(peers, tags), _pair_numbers(peers + wide * groups, tags))
-                    if self.tagged
-                    else ()
-                ),
-            ):
-                yield first_equal_columns(keys).T
+    # --- what must be equal in a class ---
+    def columns(self, program: Program) -> Iterator[IntArray]:
+        """Tables of shape (any, ranks); ranks of one class have equal columns."""
+        distinct_guards = {id(g): g for g in self.code.guards or () if g is not None}
+        for guard in distinct_guards.values():
+            yield guard.astype(np.int64)[None, :]
+        yield from self._equal_ports(program)
         if len(self.groups) > 1:
             yield first_equal_columns(np.stack(self.groups, axis=1)).T
-        found = {
-            id(v): v
-            for call in self.calls
-            for v in vectors_of_call(call)
-            if v is not call.fields.get("root")
-        }
-        for vector in found.values():
+        for vector in self._call_vectors():
             yield _value_numbers(vector)[None, :]
         yield from self._roots(program)
 
+    def _equal_ports(self, program: Program) -> Iterator[IntArray]:
+        """Which of a rank's ports have the same peer, and perhaps the same group and tag."""
+        if not self.ports:
+            return
+        peers = np.stack([port.peers for port in self.ports], axis=1)
+        groups = np.stack([port.groups for port in self.ports], axis=1)
+        tags = np.stack([port.tags for port in self.ports], axis=1)
+        pairs = peers + np.int64(program.world_size) * groups
+        keys = [peers, pairs]
+        if self.tagged:
+            keys += [_pair_numbers(peers, tags), _pair_numbers(pairs, tags)]
+        for key in keys:
+            yield first_equal_columns(key).T
+
+    def _call_vectors(self) -> Iterable[NDArray[np.generic]]:
+        """The distinct vectors of all calls, except for roots."""
+        distinct: dict[int, NDArray[np.generic]] = {}
+        for call in self.calls:
+            root = call.fields.get("root")
+            for vector in vectors_of_call(call):
+                if vector is not root:
+                    distinct[id(vector)] = vector
+        return distinct.values()
+
     def _roots(self, program: Program) -> Iterator[IntArray]:
-        """Of calls with a root: is it the rank itself, and where in the group it stands."""
+        """For calls with a root: whether the rank is the root, and the root's group rank."""
         seen: set[Hashable] = set()
         for call in self.calls:
             root = call.fields.get("root")
@@ -106,102 +121,86 @@ class RankVectors:
                 continue
             roots, groups = self._spread(root), self.groups[call.group]
             key = (roots.tobytes(), call.group)
-            if key not in seen:
-                seen.add(key)
-                places = {
-                    pair: program.groups[pair[0]].group_rank(pair[1])
-                    for pair in set(zip(groups.tolist(), roots.tolist(), strict=True))
-                }
-                yield (roots == self.ranks).astype(np.int64)[None, :]
-                yield np.array(
-                    [places[pair] for pair in zip(groups.tolist(), roots.tolist(), strict=True)],
-                    dtype=np.int64,
-                )[None, :]
+            if key in seen:
+                continue
+            seen.add(key)
+            yield (roots == self.ranks).astype(np.int64)[None, :]
+            pairs = list(zip(groups.tolist(), roots.tolist(), strict=True))
+            group_rank = {(g, rank): program.groups[g].group_rank(rank) for g, rank in set(pairs)}
+            yield np.array([group_rank[pair] for pair in pairs], dtype=np.int64)[None, :]
 
+    # --- collectives that do not treat all members equally ---
     def rooted(self) -> Iterator[tuple[IntArray, IntArray]]:
-        """By rank (groups, roots) of all that differ among the code's calls."""
-        found = {
-            (id(call.fields["root"]), call.group): call
-            for call in self.calls
-            if call.fields.get("root") is not None
-        }
-        for call in found.values():
+        """(groups, roots) by rank, for each combination among the code's calls."""
+        with_root = [call for call in self.calls if call.fields.get("root") is not None]
+        distinct = {(id(call.fields["root"]), call.group): call for call in with_root}
+        for call in distinct.values():
             yield self.groups[call.group], self._spread(call.fields["root"])
 
     def by_place(self, profiles: Iterable[BackendProfile]) -> list[IntArray]:
-        """By rank the groups on which some operation of the code lets members go by where they
-        stand, beyond being its root or not.
-        """
+        """By rank, the groups on which an operation of the code depends on group ranks."""
         calls = [call for call in self.calls if OPERATIONS[call.op].kind == "collective"]
-        ops = {
-            op
-            for profile in profiles
-            for op in {c.op for c in calls}
-            if _op_depends_on_group_rank(profile, op)
-        }
-        return [self.groups[k] for k in sorted({call.group for call in calls if call.op in ops})]
+        all_ops = {call.op for call in calls}
+        ops: set[str] = set()
+        for profile in profiles:
+            ops |= {op for op in all_ops if _op_depends_on_group_rank(profile, op)}
+        slots = {call.group for call in calls if call.op in ops}
+        return [self.groups[slot] for slot in sorted(slots)]
 
 
 def depends_on_group_rank(program: Program, profile: BackendProfile) -> bool:
-    """Some operation of a program lets members go by where they stand in the group, beyond being
-    its root or not.
-    """
-    ops = {
-        call.op
-        for code in program.codes
-        for call in code.distinct_calls()
-        if OPERATIONS[call.op].kind == "collective"
-    }
+    """Whether an operation of a program depends on group ranks, beyond who is the root."""
+    calls = (call for code in program.codes for call in code.distinct_calls())
+    ops = {call.op for call in calls if OPERATIONS[call.op].kind == "collective"}
     return any(_op_depends_on_group_rank(profile, op) for op in sorted(ops))
 
 
 def _op_depends_on_group_rank(profile: BackendProfile, op: str) -> bool:
-    n, everybody = _PROBED_GROUP_SIZE, frozenset(range(_PROBED_GROUP_SIZE))
-    for root in (0, 3):
-        for me in range(n):
-            needed = profile.needs(op, n, root, me)
-            rest = everybody - {root, me}
-            if needed is not None and needed & rest and not rest <= needed:
+    """Whether a member waits for some of the other non-root members, but not for all of them."""
+    size = _PROBED_GROUP_SIZE
+    for root in _PROBED_ROOTS:
+        for me in range(size):
+            needed = profile.needs(op, size, root, me)
+            others = frozenset(range(size)) - {root, me}
+            if needed is not None and needed & others and not others <= needed:
                 return True
     return False
 
 
 def vectors_of_call(call: CodeCall) -> list[NDArray[np.generic]]:
-    """All vectors of a call but its peers and groups."""
+    """All vectors of a call, except for its peers and groups."""
     found: list[NDArray[np.generic]] = []
-    todo: list[object] = [
-        value
-        for value in (call.nbytes, call.signature, *call.fields.values())
-        if type(value) not in _SCALAR_TYPES
-    ]
-    while todo:
-        value = todo.pop()
+    to_visit: list[object] = [call.nbytes, call.signature, *call.fields.values()]
+    while to_visit:
+        value = to_visit.pop()
         if type(value) in _SCALAR_TYPES:
             continue
         if isinstance(value, np.ndarray):
             found.append(value)
         elif isinstance(value, BufferVector):
-            todo += [value.index, *value.shape]
+            to_visit += [value.index, *value.shape]
         elif isinstance(value, tuple):
-            todo += value
+            to_visit += value
     return found
 
 
+# --- numbers for equal values ---
 def _value_numbers(vector: NDArray[np.generic]) -> IntArray:
     return np.asarray(np.unique(vector, return_inverse=True)[1], dtype=np.int64).reshape(-1)
 
 
 def _pair_numbers(one: IntArray, other: IntArray) -> IntArray:
-    """One number for each pair."""
+    """A number for each pair of entries."""
     return row_numbers(np.stack([one.reshape(-1), other.reshape(-1)], axis=1)).reshape(one.shape)
 
 
 def row_numbers(table: IntArray) -> IntArray:
-    """By row of a table its number: equal rows have equal ones."""
+    """A number for each row of a table; equal rows have equal numbers."""
     if not len(table):
         return np.zeros(0, dtype=np.int64)
-    plain = np.ascontiguousarray(table[:, (table != table[:1]).any(axis=0)])
-    if plain.shape[1] <= _MAX_SORTED_COLUMNS:
-        return by_columns(plain.T, len(table))
-    rows = plain.view(np.dtype((np.void, plain.dtype.itemsize * plain.shape[1]))).reshape(-1)
+    varying = np.ascontiguousarray(table[:, (table != table[:1]).any(axis=0)])
+    if varying.shape[1] <= _MAX_SORTED_COLUMNS:
+        return dense_row_ids(varying.T, len(table))
+    row_type = np.dtype((np.void, varying.dtype.itemsize * varying.shape[1]))
+    rows = varying.view(row_type).reshape(-1)
     return np.asarray(np.unique(rows, return_inverse=True)[1], dtype=np.int64).reshape(-1)

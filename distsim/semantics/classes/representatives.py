@@ -1,11 +1,13 @@
-"""A program cut down to some of its ranks, such that each of them does the same at the same time as
-in the whole.
+"""A program restricted to representative ranks, each of which does the same at the same time as in
+the whole program.
 
-Of the classes of a `distsim.semantics.classes.partition.RankPartition` some members are kept: with
-a rank all whom its messages lead to, and of each of its groups, for each place that a class has
-there, the lowest member. What a kept rank waits for is then kept as well, or equal to something
-that is, and a meeting ends when the last of its *kinds* of members has come. Groups keep their true
-size and members, for prices and words; ranks keep their numbers.
+Key idea: some members of each class of a `distsim.semantics.classes.partition.RankPartition` are
+kept. With a rank, all peers of its messages are kept; and for each of its groups, and each slot
+that a class has there, the lowest member. Then everything that a kept rank waits for is kept too,
+or equal to something that is kept, and a collective completes when the last *kind* of its members
+has arrived.
+
+Groups keep their true size and members, for costs and messages. Ranks keep their numbers.
 """
 
 from __future__ import annotations
@@ -34,12 +36,12 @@ from distsim.semantics.classes.rank_keys import vectors_of_call
 
 T = TypeVar("T")
 
-#: A section is worth its while where it has at most one rank in so many of the world.
+#: Restricting a program pays if it keeps at most one in so many ranks.
 MIN_REDUCTION = 2
 
 
 class FoldingError(Exception):
-    """What was asked of a section cannot be told by it: the order of events decides."""
+    """A restricted program cannot answer the question: the order of events decides."""
 
 
 def representative_program(
@@ -50,58 +52,60 @@ def representative_program(
     worth: float = MIN_REDUCTION,
     shared: bool = False,
 ) -> Program | None:
-    """The program cut down to ranks that stand for all; None where that does not pay, or cannot be
-    told.
+    """The program restricted to representatives of all ranks.
 
-    ``costs``, ``profiles``: under which it must hold; the readings of the contract are always among
-    them. ``shared``: it holds where transfers share links, too.
+    None if that does not pay, or if classes cannot describe the program. ``costs``, ``profiles``:
+    under which it must hold; the readings of the contract are always added to them. ``shared``: it
+    must also hold if transfers share links.
     """
-    classes = partition_ranks(
-        program, costs, [*profiles, *CONTRACT_READINGS.values()], shared=shared
-    )
-    if classes is None or worth * (int(classes.of.max(initial=-1)) + 1) > program.world_size:
+    all_profiles = [*profiles, *CONTRACT_READINGS.values()]
+    classes = partition_ranks(program, costs, all_profiles, shared=shared)
+    if classes is None:
+        return None
+    class_count = int(classes.of.max(initial=-1)) + 1
+    if worth * class_count > program.world_size:
         return None
     kept = _kept_ranks(classes, program.world_size, program.world_size / worth)
-    return (
-        None
-        if worth * len(kept) > program.world_size
-        else restrict_to_ranks(program, kept, classes.of)
-    )
+    if worth * len(kept) > program.world_size:
+        return None
+    return restrict_to_ranks(program, kept, classes.of)
 
 
 def _kept_ranks(classes: RankPartition, size: int, most: float) -> IntArray:
-    """The lowest rank of each class, and whom these draw in, ascending; not all of them where they
-    are more than ``most``.
+    """The lowest rank of each class, and all ranks that these need, ascending.
+
+    The search stops early once there are more than ``most``.
     """
-    peers = _ValuesByKey(classes.ends.rank, classes.ends.peer, size)
-    groups = _ValuesByKey(classes.slots.rank, classes.slots.group, size)
-    needed = _lowest_members(classes)
+    peers_of = _ValuesByKey(classes.ends.rank, classes.ends.peer, size)
+    groups_of = _ValuesByKey(classes.slots.rank, classes.slots.group, size)
+    lowest_members = _lowest_members(classes)
     kept = np.zeros(size, dtype=np.bool_)
-    seen = np.zeros(len(classes.slots.ids), dtype=np.bool_)
-    fresh = np.unique(classes.of, return_index=True)[1]
-    while len(fresh) and np.count_nonzero(kept) <= most:
-        kept[fresh] = True
-        those = sorted_unique(groups.of(fresh))
-        those = those[~seen[those]]
-        seen[those] = True
-        wanted = sorted_unique(np.concatenate([peers.of(fresh), needed.of(those)]))
-        fresh = wanted[~kept[wanted]]
+    seen_groups = np.zeros(len(classes.slots.ids), dtype=np.bool_)
+    added = np.unique(classes.of, return_index=True)[1]
+    while len(added) and np.count_nonzero(kept) <= most:
+        kept[added] = True
+        groups = sorted_unique(groups_of.of(added))
+        new_groups = groups[~seen_groups[groups]]
+        seen_groups[new_groups] = True
+        needed = np.concatenate([peers_of.of(added), lowest_members.of(new_groups)])
+        needed = sorted_unique(needed)
+        added = needed[~kept[needed]]
     return np.flatnonzero(kept)
 
 
 def _lowest_members(classes: RankPartition) -> _ValuesByKey:
-    """By group the lowest member of each class in each place."""
+    """By group, the lowest member of each class in each slot."""
     slots = classes.slots
     order = np.lexsort((slots.rank, classes.of[slots.rank], slots.slot, slots.group))
     rank, group = slots.rank[order], slots.group[order]
-    same = np.stack([group, slots.slot[order], classes.of[rank]])
-    fresh = np.ones(len(rank), dtype=np.bool_)
-    fresh[1:] = (np.diff(same, axis=1) != 0).any(axis=0)
-    return _ValuesByKey(group[fresh], rank[fresh], len(slots.ids))
+    key = np.stack([group, slots.slot[order], classes.of[rank]])
+    is_first = np.ones(len(rank), dtype=np.bool_)
+    is_first[1:] = (np.diff(key, axis=1) != 0).any(axis=0)
+    return _ValuesByKey(group[is_first], rank[is_first], len(slots.ids))
 
 
 class _ValuesByKey:
-    """Some numbers for each of ``size`` keys."""
+    """Any number of values for each of the keys 0 to ``size`` - 1."""
 
     def __init__(self, keys: IntArray, values: IntArray, size: int) -> None:
         order = np.argsort(keys, kind="stable")
@@ -109,25 +113,23 @@ class _ValuesByKey:
         self._starts = np.searchsorted(keys[order], np.arange(size + 1))
 
     def of(self, keys: IntArray) -> IntArray:
-        """Those of several keys."""
+        """The values of several keys."""
         parts = [self._values[self._starts[key] : self._starts[key + 1]] for key in keys.tolist()]
         return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
 
 
 def restrict_to_ranks(program: Program, kept: IntArray, classes: IntArray) -> Program:
-    """The program with the calls of some ranks alone, at least one of each class."""
-    first = np.full(int(classes.max()) + 1, -1, dtype=np.int64)
-    first[classes[kept[::-1]]] = kept[::-1]
-    representative_of = first[classes]
+    """The program with the calls of the ranks ``kept`` only, at least one of each class."""
+    first_kept = np.full(int(classes.max()) + 1, -1, dtype=np.int64)  # by class
+    first_kept[classes[kept[::-1]]] = kept[::-1]
+    representative_of = first_kept[classes]
     representative_of[kept] = kept
-    codes, code_of, row_of = (
-        [],
-        np.array(program.code_of),
-        np.zeros(program.world_size, dtype=np.int64),
-    )
+    codes = []
+    code_of = np.array(program.code_of)
+    row_of = np.zeros(program.world_size, dtype=np.int64)
     for code in program.codes:
         rows = np.flatnonzero(np.isin(code.ranks, kept))
-        codes.append(_RestrictedCode(code, rows).code())
+        codes.append(_RestrictedCode(code, rows).restricted())
         row_of[np.array(code.ranks, dtype=np.int64)[rows]] = np.arange(len(rows))
     return replace(
         program,
@@ -139,90 +141,101 @@ def restrict_to_ranks(program: Program, kept: IntArray, classes: IntArray) -> Pr
 
 
 class _RestrictedCode:
-    """A code on some of its rows."""
+    """A code restricted to some of its rows.
+
+    Call objects that a loop repeats stay shared, because compilers cache by their identity.
+    """
 
     def __init__(self, code: SharedCode, rows: IntArray) -> None:
-        self.old, self.rows = code, rows
+        self.code, self.rows = code, rows
         self._calls: dict[int, CodeCall] = {}
 
-    def code(self) -> SharedCode:
-        old = self.old
+    def restricted(self) -> SharedCode:
+        code = self.code
         ports = [
-            ChannelEndpoint(self._of(port.peer), port.group, self._of(port.tag))
-            for port in old.ports
+            ChannelEndpoint(self._value(port.peer), port.group, self._value(port.tag))
+            for port in code.ports
         ]
-        masks: dict[int, BoolVector | None] = {id(None): None}
-        for mask in old.guards or ():
-            if id(mask) not in masks:
-                inside = mask[self.rows] if mask is not None else None
-                masks[id(mask)] = None if inside is None or inside.all() else inside
-        guards = None if old.guards is None else [masks[id(mask)] for mask in old.guards]
-        ranks = tuple(old.ranks[row] for row in self.rows.tolist())
-        calls = [self._call(call) for call in old.calls]
         return SharedCode(
-            ranks,
-            calls,
+            tuple(code.ranks[row] for row in self.rows.tolist()),
+            [self._call(call) for call in code.calls],
             ports,
-            [self._of(group) for group in old.groups],
-            guards if guards is not None and any(g is not None for g in guards) else None,
-            old.iterations,
+            [self._value(group) for group in code.groups],
+            self._guards(),
+            code.iterations,
         )
 
+    def _guards(self) -> list[BoolVector | None] | None:
+        """The guards on the rows; None if all of them are always true there."""
+        if self.code.guards is None:
+            return None
+        restricted: dict[int, BoolVector | None] = {id(None): None}
+        for guard in self.code.guards:
+            if guard is not None and id(guard) not in restricted:
+                on_rows = guard[self.rows]
+                restricted[id(guard)] = None if on_rows.all() else on_rows
+        guards = [restricted[id(guard)] for guard in self.code.guards]
+        return guards if any(guard is not None for guard in guards) else None
+
     def _call(self, call: CodeCall) -> CodeCall:
-        found = self._calls.get(id(call))
-        if found is None and call.invalid is None and not call.parts and not vectors_of_call(call):
-            found = self._calls[id(call)] = call  # nothing in it differs by rank
-        if found is None:
-            found = self._calls[id(call)] = replace(
+        restricted = self._calls.get(id(call))
+        if restricted is not None:
+            return restricted
+        is_uniform = call.invalid is None and not call.parts
+        if is_uniform and not vectors_of_call(call):
+            restricted = call  # nothing in it differs by rank
+        else:
+            restricted = replace(
                 call,
-                nbytes=self._of(call.nbytes),
-                signature=self._of(call.signature),
+                nbytes=self._value(call.nbytes),
+                signature=self._value(call.signature),
                 parts=tuple(map(self._call, call.parts)),
                 invalid=None,
-                fields={name: self._of(value) for name, value in call.fields.items()},
+                fields={name: self._value(value) for name, value in call.fields.items()},
             )
-        return found
+        self._calls[id(call)] = restricted
+        return restricted
 
-    def _of(self, value: T) -> T:
+    def _value(self, value: T) -> T:
         """A field's value on the rows."""
-        found: object = value
+        restricted: object = value
         if isinstance(value, np.ndarray):
-            found = collapse_uniform(value[self.rows])
+            restricted = collapse_uniform(value[self.rows])
         elif isinstance(value, BufferVector):
-            found = BufferVector(
-                value.name, self._of(value.index), self._of(value.shape), value.dtype
-            )
+            index, shape = self._value(value.index), self._value(value.shape)
+            restricted = BufferVector(value.name, index, shape, value.dtype)
         elif isinstance(value, tuple):
-            found = tuple(map(self._of, value))
-        return cast("T", found)
+            restricted = tuple(map(self._value, value))
+        return cast("T", restricted)
 
 
 def representative_by_rank(section: Program) -> list[int]:
-    """By rank the one that stands for it."""
-    return (
-        list(range(section.world_size))
-        if section.representative_of is None
-        else section.representative_of.tolist()
-    )
+    """By rank, its representative in a restricted program."""
+    if section.representative_of is None:
+        return list(range(section.world_size))
+    representatives: list[int] = section.representative_of.tolist()
+    return representatives
 
 
 def equivalent_groups(section: Program, program: Program) -> dict[int, list[tuple[int, int]]]:
-    """By group of the ranks that stand for all: (lowest rank, group) of each group of the program
-    that it stands for.
+    """By group of the restricted program ``section``, the groups that it represents.
+
+    Each is given as (its lowest rank with calls on it, group).
     """
-    there = np.asarray(section.row_of)
+    row_of = np.asarray(section.row_of)
+    #: By group of the program: (lowest rank, representing group).
     lowest: dict[int, tuple[int, int]] = {}
     for code, kept in zip(program.codes, section.codes, strict=True):
         ranks = np.array(code.ranks, dtype=np.int64)
-        for ids, own in zip(code.groups, kept.groups, strict=True):
-            ours = np.broadcast_to(np.asarray(ids), len(ranks))
-            theirs = np.broadcast_to(np.asarray(own), len(kept.ranks))[there[ranks]]
-            groups, first = np.unique(ours, return_index=True)
-            for group, rank, of in zip(
-                groups.tolist(), ranks[first].tolist(), theirs[first].tolist(), strict=True
-            ):
-                lowest[group] = min(lowest.get(group, (rank, of)), (rank, of))
-    found: dict[int, list[tuple[int, int]]] = {}
-    for group, (rank, of) in lowest.items():
-        found.setdefault(of, []).append((rank, group))
-    return found
+        for all_groups, kept_groups in zip(code.groups, kept.groups, strict=True):
+            group_of = np.broadcast_to(np.asarray(all_groups), len(ranks))
+            kept_group_of = np.broadcast_to(np.asarray(kept_groups), len(kept.ranks))
+            representing = kept_group_of[row_of[ranks]]
+            groups, first = np.unique(group_of, return_index=True)
+            for group, index in zip(groups.tolist(), first.tolist(), strict=True):
+                candidate = (int(ranks[index]), int(representing[index]))
+                lowest[group] = min(lowest.get(group, candidate), candidate)
+    represented: dict[int, list[tuple[int, int]]] = {}
+    for group, (rank, representing_group) in lowest.items():
+        represented.setdefault(representing_group, []).append((rank, group))
+    return represented

@@ -1,10 +1,17 @@
-"""Compiling a code for ranks that do the same, where the host waits for its requests: gloo, mpi and
-the contract's readings.
+"""Compiles a code into the instructions of a unit, for backends whose host waits for its requests:
+gloo, mpi and the readings of the contract.
+
+Key idea: all ranks of a unit do the same, so the compiler looks at the values of the unit's first
+rank only. Every value on which it branches must be part of the unit's key
+(`distsim.semantics.form.compilation_units`).
+
+Backends with a device are in `distsim.semantics.form.device_compiler`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import NamedTuple
 
 from distsim.backends import call_refusal
 from distsim.backends.message_matching import ANY_SENDER
@@ -12,8 +19,8 @@ from distsim.backends.profile import SHAPE_CHECKED_OPS, BackendProfile, InvalidC
 from distsim.findings.final_state import RankEndStatus
 from distsim.operations.core.resolved_call import RankGroup, ResolvedCall
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import CodeCall, SharedCode, Vec, at_row
-from distsim.program.model import Program
+from distsim.program.code import BufferVector, CodeCall, SharedCode, Vec, at_row
+from distsim.program.model import Program, RankFault
 from distsim.semantics.form.group_creation import (
     DivergentNewGroup,
     created_group_ids,
@@ -39,11 +46,11 @@ from distsim.semantics.form.instructions import (
     WaitForRows,
 )
 
-#: Operations that only take time.
+#: Operations that only take time and have no partners.
 LOCAL_WORK_OPS = ("compute", "assign", "sleep")
-#: Kinds of calls that a rank makes with others.
+#: Kinds of calls that involve other ranks.
 _COMMUNICATING_KINDS = ("p2p", "collective", "remote", "batch", "group")
-#: What compiles the calls of a kind, and those of an operation.
+#: The name of the method that compiles calls of a kind, and of an operation.
 _METHOD_OF_KIND = {
     "p2p": "message",
     **{kind: kind for kind in ("collective", "remote", "batch", "wait", "group")},
@@ -52,7 +59,9 @@ _METHOD_OF_OP = {
     op: _METHOD_OF_KIND[row.kind] for op, row in OPERATIONS.items() if row.kind in _METHOD_OF_KIND
 }
 _METHOD_OF_OP |= {**dict.fromkeys(LOCAL_WORK_OPS, "work"), "wait_stream": "wait_stream"}
-#: Faults that end a rank, with the status and the words of its end.
+#: Findings about calls that break the contract without producing wrong data.
+_HARMLESS_FINDINGS = ("DS102", "DS105", "DS108")
+#: Faults that end a rank, with the status and the message of its end.
 _EXIT_BY_FAULT: dict[str, tuple[RankEndStatus, str]] = {
     "kill": ("killed", "killed by a fault"),
     "exit": ("ended", "exit {} by a fault"),
@@ -68,46 +77,55 @@ def exit_by_fault(position: int, kind: str, code: int) -> ExitRank:
 
 
 class CompilationContext:
-    """What all units of a compilation share: the profile is asked once per operation, dtype and
-    reduce op; ``unlike`` are the new_group calls that the ranks do not agree on, by (rank,
-    position)."""
+    """What all units of a compilation share.
 
-    def __init__(self, unlike: dict[tuple[int, int], DivergentNewGroup]) -> None:
+    ``refusals``: why the backend refuses a call, by `refusal_key`, so that the profile is asked
+    once per key. ``divergent_groups``: the new_group calls that the ranks do not agree on, by
+    (rank, position).
+    """
+
+    def __init__(self, divergent_groups: dict[tuple[int, int], DivergentNewGroup]) -> None:
         self.refusals: dict[Hashable, str | None] = {}
-        self.unlike = unlike
+        self.divergent_groups = divergent_groups
 
 
 def refusal_key(program: Program, code: SharedCode, row: int, call: CodeCall) -> Hashable:
-    """What decides whether a back end refuses a call of a row of a code."""
-    open_source = call.port >= 0 and int(at_row(code.ports[call.port].peer, row)) < 0
-    buffers = call.fields.get("inputs") or call.fields.get("outputs") or ()
-    shapes = (
-        tuple(
-            tuple(int(at_row(n, row)) for n in b.shape)
-            for side in ("inputs", "outputs")
-            for b in call.fields.get(side) or ()
-        )
-        if call.op in SHAPE_CHECKED_OPS or open_source
-        else ()
-    )
-    group = program.groups[int(at_row(code.groups[call.group], row)) if call.group >= 0 else 0]
-    own = group.backend if group.id else None
-    return (
-        call.op,
-        own,
-        buffers[0].dtype if buffers else "",
-        call.fields.get("reduce_op"),
-        open_source,
-        shapes,
-    )
+    """Everything that decides whether a backend refuses a call, for one row of a code's vectors."""
+    from_any_source = call.port >= 0 and int(at_row(code.ports[call.port].peer, row)) < 0
+    inputs, outputs = call.fields.get("inputs") or (), call.fields.get("outputs") or ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+    if call.op in SHAPE_CHECKED_OPS or from_any_source:
+        shapes = tuple(_shape_at(buffer, row) for buffer in (*inputs, *outputs))
+    buffers = inputs or outputs
+    dtype = buffers[0].dtype if buffers else ""
+    group_id = int(at_row(code.groups[call.group], row)) if call.group >= 0 else 0
+    group = program.groups[group_id]
+    # The world's backend is the profile's own.
+    own_backend = group.backend if group.id else None
+    return call.op, own_backend, dtype, call.fields.get("reduce_op"), from_any_source, shapes
+
+
+def _shape_at(buffer: BufferVector, row: int) -> tuple[int, ...]:
+    return tuple(int(at_row(size, row)) for size in buffer.shape)
+
+
+class _CallProblem(NamedTuple):
+    """Why a call may not be made (``text`` starts with a finding's code), and what follows."""
+
+    reaction: InvalidCallReaction
+    text: str
 
 
 class UnitCompiler:
-    """One unit under one profile. `run` fills in its instructions.
+    """Compiles one unit under one profile. `run` fills in the unit's instructions.
 
-    It reads the values of the unit's first rank; what they are besides is the link's business.
-    Whatever they decide here must be in the unit's key
-    (`distsim.semantics.form.compilation_units`).
+    - ``alias``: by group id, the group that it is really connected to, if the ranks disagree.
+    - ``ignored``: positions of calls that torch only warns about.
+    - ``odd``: the current call breaks the contract, and the backend accepts it.
+    - ``open_handles``: positions of messages whose handle the program still holds.
+    - ``made``: positions of the calls that this unit makes.
+    - ``meets``: the number of rendezvous so far; ``numbers``: of calls, by group or by kind.
+    - ``apart``: the process group that start-up gave this rank is not that of the others.
     """
 
     def __init__(
@@ -120,51 +138,59 @@ class UnitCompiler:
         self.program, self.profile, self.unit, self.shared = program, profile, unit, shared
         self.rank = unit.ranks[0]
         self.code, self.vector_row = program.codes[unit.code], unit.vector_rows[0]
-        self.alias: dict[int, RankGroup] = {}  # group id -> what it is really connected to
-        self.ignored: set[int] = set()  # positions of calls that torch warns about and leaves out
-        self.odd = False  # the call in hand breaks the contract, and the back end takes it
-        self.kept: dict[int, None] = {}  # positions of messages whose handle is open
+        self.alias: dict[int, RankGroup] = {}
+        self.ignored: set[int] = set()
+        self.odd = False
+        self.open_handles: dict[int, None] = {}
         self.out: list[Instruction] = []
         self.numbers: dict[Hashable, int] = {}
         self.meets = 0
-        self.has_started = self.apart = False  # apart: in a group that is not that of the others
-        self.made: set[int] = set()  # positions of the calls that this unit makes
-        self._groups: dict[int, int] = {}  # ids by slot
-        self._queues: dict[int, ExecutionQueue] = {}  # of collectives, by slot
-        self._refused: dict[int, str | None] = {}  # by a call's id: why the back end refuses it
-        self._sound: set[int] = (
-            set()
-        )  # by a call's id: nothing is wrong with it, wherever it stands
-        self.fatal = {
-            f.position: f
-            for f in program.faults
-            if f.rank == self.rank and f.at_ns is None and f.kind in _EXIT_BY_FAULT
+        self.has_started = self.apart = False
+        self.made: set[int] = set()
+        self._group_ids: dict[int, int] = {}  # by group slot of the code
+        self._queues: dict[int, ExecutionQueue] = {}  # of collectives, by group slot
+        # Calls repeat in loops, so what is known of a call object is kept by its id.
+        self._refused: dict[int, str | None] = {}
+        self._valid: set[int] = set()
+        self.fatal_faults = {
+            fault.position: fault for fault in program.faults if self._ends_this_rank(fault)
         }
 
+    def _ends_this_rank(self, fault: RankFault) -> bool:
+        """Whether a fault ends this rank at one of its calls, not at a time."""
+        if fault.rank != self.rank or fault.at_ns is not None:
+            return False
+        return fault.kind in _EXIT_BY_FAULT
+
     def run(self) -> CompilationUnit:
-        end = len(self.code.calls)
-        if not any(call.op == "init_process_group" for call in self.code.calls):
-            if not self._passes_startup(0):
-                self.unit.instructions = self.out
-                return self.unit
-            if not self.apart:
-                self.meet(AwaitRendezvous(0, gathering=KeyedRendezvous(("init", 0))))
-        if all(self._call(k) for k in self.code.positions(self.vector_row)) and not self._fault(
-            end
-        ):
-            self.finish(end)
+        self._compile_all()
         self.unit.instructions = self.out
         return self.unit
 
+    def _compile_all(self) -> None:
+        if not any(call.op == "init_process_group" for call in self.code.calls):
+            # Programs without the call start with an implicit one.
+            if not self._passes_startup(0):
+                return
+            if not self.apart:
+                self.meet(AwaitRendezvous(0, gathering=KeyedRendezvous(("init", 0))))
+        for position in self.code.positions(self.vector_row):
+            if not self._call(position):
+                return
+        end = len(self.code.calls)
+        if not self._fault(end):
+            self.finish(end)
+
     def _passes_startup(self, position: int) -> bool:
-        """Does the rank come through its first init_process_group (`Program.startup`)? Where it
-        does, and not to the others, it stands still in its first communication."""
-        ending = (
-            self.program.startup.ending(self.rank)
-            if self.program.startup is not None and not self.has_started
-            else None
-        )
-        self.has_started = True
+        """Whether the rank gets through its first init_process_group (`Program.startup`).
+
+        A rank that gets through to another group than the others (`apart`) hangs in its first
+        communication.
+        """
+        is_first, self.has_started = not self.has_started, True
+        if self.program.startup is None or not is_first:
+            return True
+        ending = self.program.startup.ending(self.rank)
         if ending is None or ending.status == "absent":
             return True
         if ending.status == "raises":
@@ -175,70 +201,76 @@ class UnitCompiler:
         return self.apart
 
     def finish(self, position: int) -> None:
-        """The end of the program. Handles go with it: some back ends end a process that drops a
-        request it has not waited for.
+        """The end of the program, which drops all open handles.
+
+        Some backends end a process that drops a request for which it has not waited.
         """
-        for target in tuple(self.kept) if self.profile.dropped == "crashes" else ():
-            self.drop(position, target)
+        if self.profile.dropped == "crashes":
+            for target in tuple(self.open_handles):
+                self.drop(position, target)
         self.out.append(ExitRank(position, "ended", gone=False))
 
     def _fault(self, position: int) -> bool:
-        fault = self.fatal.get(position) or (self.fatal.get(None) if not self.made else None)
-        if fault is not None:
-            self.out.append(exit_by_fault(position, fault.kind, fault.code))
-        return fault is not None
+        """End the rank if a fault strikes at this call; whether that is so."""
+        fault = self.fatal_faults.get(position)
+        if fault is None and not self.made:
+            fault = self.fatal_faults.get(None)  # it strikes at the rank's first call
+        if fault is None:
+            return False
+        self.out.append(exit_by_fault(position, fault.kind, fault.code))
+        return True
 
     def _call(self, position: int) -> bool:
-        """Compile one call; False when the rank ends in it."""
+        """Compile one call; False if the rank ends or hangs in it."""
         call = self.code.calls[position]
-        if self.fatal and self._fault(position):
+        if self.fatal_faults and self._fault(position):
             return False
         self.made.add(position)
-        wrong = None
-        if self.ignored or id(call) not in self._sound or call.op == "new_group":
-            wrong = self.wrong(position, call)
-            if wrong is not None and wrong[0] != "goes on":
-                return self._react(position, *wrong)
+        problem = None
+        if self.ignored or id(call) not in self._valid or call.op == "new_group":
+            problem = self._problem_of(position, call)
+            if problem is not None and problem.reaction != "goes on":
+                return self._react(position, problem)
         if call.op == "init_process_group" and not self._passes_startup(position):
             return False
         if self.apart and OPERATIONS[call.op].kind in _COMMUNICATING_KINDS:
-            self.out.append(
-                WaitForRows(position)
-                if call.op == "init_process_group"
-                else BlockForever(position, (), "its group is another one")
-            )
-            return call.op == "init_process_group"
-        self.odd = wrong is not None and wrong[1][:5] not in ("DS102", "DS105", "DS108")
-        goes_on = self.compile(position, call)
-        if call.drops and goes_on:  # Python makes the call before it rebinds the name
-            for distance in call.drops:
-                self.drop(position, position - distance)
-        return goes_on
+            if call.op == "init_process_group":
+                self.out.append(WaitForRows(position))
+                return True
+            self.out.append(BlockForever(position, (), "its group is another one"))
+            return False
+        self.odd = problem is not None and problem.text[:5] not in _HARMLESS_FINDINGS
+        if not self._compile_valid(position, call):
+            return False
+        # Python makes the call before it rebinds the name, so handles are dropped afterwards.
+        for distance in call.drops:
+            self.drop(position, position - distance)
+        return True
 
-    def compile(self, position: int, call: CodeCall) -> bool:
-        here, method = len(self.out), _METHOD_OF_OP.get(call.op)
+    def _compile_valid(self, position: int, call: CodeCall) -> bool:
+        """Compile a call that the backend accepts; False if the rank ends in it."""
+        instructions_before = len(self.out)
+        method = _METHOD_OF_OP.get(call.op)
         if method is not None:
             getattr(self, method)(position, call)
         elif call.op in ("exit", "fail"):
-            self.out.append(self._leave(position, call))
+            self.out.append(self._exit(position, call))
             return False
         elif call.op == "synchronize":
             self.synchronize(position)
-        if len(self.out) == here:
-            self.out.append(WaitForRows(position))
+        if len(self.out) == instructions_before:
+            self.out.append(WaitForRows(position))  # every call has at least one instruction
         return True
 
-    def _leave(self, position: int, call: CodeCall) -> ExitRank:
+    def _exit(self, position: int, call: CodeCall) -> ExitRank:
         if call.op == "exit":
             return ExitRank(position, "ended", f"exit {self.value(call.fields.get('code', 0))}")
-        return ExitRank(
-            position,
-            "raised",
-            str(at_row(call.fields.get("message", ""), self.vector_row) or "failed"),
-        )
+        message = at_row(call.fields.get("message", ""), self.vector_row)
+        return ExitRank(position, "raised", str(message or "failed"))
 
     # --- what a call is ---
     def value(self, vec: Vec) -> int:
+        """The value of a vector for the unit's first rank."""
         return at_row(vec, self.vector_row)
 
     def row(self, position: int, part: int = -1) -> int:
@@ -247,92 +279,90 @@ class UnitCompiler:
     def group_id(self, call: CodeCall) -> int:
         if call.group < 0:
             return 0
-        known = self._groups.get(call.group)
-        if known is None:
-            known = self._groups[call.group] = int(self.value(self.code.groups[call.group]))
-        return known
+        group_id = self._group_ids.get(call.group)
+        if group_id is None:
+            group_id = int(self.value(self.code.groups[call.group]))
+            self._group_ids[call.group] = group_id
+        return group_id
 
     def peer(self, call: CodeCall) -> int:
         return int(self.value(self.code.ports[call.port].peer))
 
-    def wrong(self, position: int, call: CodeCall) -> tuple[InvalidCallReaction, str] | None:
-        """What becomes of a call that may not be made, and why it may not; None when nothing is
-        wrong with it.
-        """
-        for one in (call, *call.parts):
-            if one.invalid is not None and one.invalid[0][self.vector_row]:
-                return self._reaction(position, call, one, one.invalid[1]), one.invalid[1]
-        if self.ignored and any(
-            k in self.ignored and self.code.calls[k].is_async
-            for k in (position - d for d in call.waits)
-        ):
-            return "raises", "AttributeError: 'NoneType' object has no attribute 'wait'"
+    # --- calls that may not be made ---
+    def _problem_of(self, position: int, call: CodeCall) -> _CallProblem | None:
+        for part in (call, *call.parts):
+            if part.invalid is not None and part.invalid[0][self.vector_row]:
+                text = part.invalid[1]
+                return _CallProblem(self._reaction(position, call, part, text), text)
+        if self._waits_for_ignored(position, call):
+            # torch returns None for a call that it ignores.
+            text = "AttributeError: 'NoneType' object has no attribute 'wait'"
+            return _CallProblem("raises", text)
         if call.op == "new_group":
-            text = new_group_error(
-                self.resolved(call), self.shared.unlike.get((self.rank, position)), self.profile
-            )
-            return None if text is None else ("raises", text)
-        if id(call) not in self._refused:
-            self._refused[id(call)] = next(
-                (text for one in (call, *call.parts) if (text := self._refusal(one)) is not None),
-                None,
-            )
-        text = self._refused[id(call)]
-        if text is None:
-            self._sound.add(id(call))
-        return None if text is None else ("raises", text)
+            divergent = self.shared.divergent_groups.get((self.rank, position))
+            error = new_group_error(self.resolved(call), divergent, self.profile)
+            return None if error is None else _CallProblem("raises", error)
+        refusal = self._first_refusal(call)
+        if refusal is not None:
+            return _CallProblem("raises", refusal)
+        self._valid.add(id(call))
+        return None
+
+    def _waits_for_ignored(self, position: int, call: CodeCall) -> bool:
+        targets = (position - distance for distance in call.waits)
+        return any(self.code.calls[k].is_async for k in targets if k in self.ignored)
 
     def _reaction(
-        self, position: int, call: CodeCall, one: CodeCall, text: str
+        self, position: int, call: CodeCall, part: CodeCall, text: str
     ) -> InvalidCallReaction:
+        """What the backend does with an invalid call, or with the invalid part of one."""
         code = text[:5]
-        reaction = self.profile.invalid(
-            self.resolved(call if code == "DS102" else one), code, self.program.options
-        )
+        subject = self.resolved(call if code == "DS102" else part)
+        reaction = self.profile.invalid(subject, code, self.program.options)
         if code == "DS105" and reaction == "hangs":
-            spent = [self.code.calls[position - d] for d in call.again]
-            return (
-                "hangs"
-                if any(OPERATIONS[c.op].kind in ("p2p", "batch") for c in spent)
-                else "goes on"
-            )
+            # Only messages hang when they are waited for again.
+            waited_again = [self.code.calls[position - distance] for distance in call.again]
+            if not any(OPERATIONS[one.op].kind in ("p2p", "batch") for one in waited_again):
+                return "goes on"
         return reaction
 
-    def _react(self, position: int, reaction: InvalidCallReaction, text: str) -> bool:
-        """True when the rank goes on."""
+    def _react(self, position: int, problem: _CallProblem) -> bool:
+        """Add what an invalid call does instead; whether the rank continues."""
+        reaction, text = problem
         if reaction == "ignored":
             self.ignored.add(position)
             self.out.append(WaitForRows(position))
             return True
         if reaction == "hangs":
-            self.out.append(BlockForever(position, self._about(position), text))
-        else:
-            self.out.append(
-                ExitRank(position, "crashed" if reaction == "crashes" else "raised", text)
-            )
+            self.out.append(BlockForever(position, self._partners_waited_again(position), text))
+            return False
+        status: RankEndStatus = "crashed" if reaction == "crashes" else "raised"
+        self.out.append(ExitRank(position, status, text))
         return False
 
-    def _about(self, position: int) -> tuple[int, ...]:
-        """Whom a call that hangs for ever is about: the partners of the requests that it waits for
-        again.
-        """
-        call = self.code.calls[position]
-        again = [
-            c
-            for d in call.again
-            for c in (self.code.calls[position - d], *self.code.calls[position - d].parts)
-        ]
-        return tuple(sorted({self.peer(c) for c in again if c.port >= 0} - {ANY_SENDER}))
+    def _partners_waited_again(self, position: int) -> tuple[int, ...]:
+        """The partners of the requests that a call waits for a second time, so that it hangs."""
+        peers: set[int] = set()
+        for distance in self.code.calls[position].again:
+            target = self.code.calls[position - distance]
+            peers |= {self.peer(part) for part in (target, *target.parts) if part.port >= 0}
+        return tuple(sorted(peers - {ANY_SENDER}))
+
+    def _first_refusal(self, call: CodeCall) -> str | None:
+        if id(call) not in self._refused:
+            refusals = (self._refusal(part) for part in (call, *call.parts))
+            self._refused[id(call)] = next((text for text in refusals if text is not None), None)
+        return self._refused[id(call)]
 
     def _refusal(self, call: CodeCall) -> str | None:
+        """Why the backend rejects a call or part, if it does."""
         if OPERATIONS[call.op].kind not in ("p2p", "collective", "remote"):
             return None
+        refusals = self.shared.refusals
         key = refusal_key(self.program, self.code, self.vector_row, call)
-        if key not in self.shared.refusals:
-            self.shared.refusals[key] = call_refusal(
-                self.profile, self.program.resolve(self.rank, call)
-            )
-        return self.shared.refusals[key]
+        if key not in refusals:
+            refusals[key] = call_refusal(self.profile, self.program.resolve(self.rank, call))
+        return refusals[key]
 
     def resolved(self, call: CodeCall) -> ResolvedCall:
         return self.program.resolve(self.rank, call)
@@ -373,7 +403,7 @@ class UnitCompiler:
 
     # --- kinds of call ---
     def meet(self, meet: AwaitRendezvous) -> None:
-        """Add a meeting, with its number."""
+        """Add a rendezvous, with its number."""
         self.out.append(meet._replace(number=self.meets))
         self.meets += len(meet.numbers)
 
@@ -387,37 +417,39 @@ class UnitCompiler:
     def await_rows(
         self, position: int, rows: tuple[int, ...], messages: bool, waited: tuple[int, ...] = ()
     ) -> None:
-        """Block until rows are done. A back end with a lock takes it for each message's wait."""
-        if not (messages and self.profile.lock):
+        """Block until rows are done. A backend with a lock takes it for the wait of each message.
+
+        ``waited``: the requests of the call; the last of the waits records them.
+        """
+        if not messages or not self.profile.lock:
             self.out.append(WaitForRows(position, rows, waited))
             return
         for i, row in enumerate(rows):
-            self.out += [
-                AcquireLock(position),
-                WaitForRows(position, (row,), waited if i == len(rows) - 1 else ()),
-            ]
+            is_last = i == len(rows) - 1
+            self.out.append(AcquireLock(position))
+            self.out.append(WaitForRows(position, (row,), waited if is_last else ()))
 
     def message(self, position: int, call: CodeCall) -> None:
         nonblocking = OPERATIONS[call.op].nonblocking
-        self.post(
-            position, self.message_part(position, -1, call, batched=False), wait=not nonblocking
-        )
-        if nonblocking and not call.handled:
+        part = self.message_part(position, -1, call, batched=False)
+        self.post(position, part, wait=not nonblocking)
+        if not nonblocking:
+            return
+        if call.handled:
+            self.open_handles[position] = None
+        else:
             self.drop(position, position)
-        elif nonblocking:
-            self.kept[position] = None
 
     def collective(self, position: int, call: CodeCall) -> None:
         queue = self._queues.get(call.group)
         if queue is None:
             key, width = self.profile.workers(self.rank, self.group_id(call)) or (None, 0)
             queue = self._queues[call.group] = ExecutionQueue(key, width, max(call.group, 0))
-        self.post(
-            position, self.collective_part(position, call), wait=not call.is_async, queue=queue
-        )
+        part = self.collective_part(position, call)
+        self.post(position, part, wait=not call.is_async, queue=queue)
 
     def remote(self, position: int, call: CodeCall) -> None:
-        """A put or get: this rank's own work, whoever's memory it is."""
+        """A put or get is this rank's own work: the other rank takes no part in it."""
         self.post(position, self.work_part(position, call), wait=True)
 
     def batch(self, position: int, call: CodeCall) -> None:
@@ -427,18 +459,16 @@ class UnitCompiler:
         for i, one in enumerate(call.parts):
             self.post(position, self.message_part(position, i, one, batched=True), wait=False)
         if call.handled:
-            self.kept[position] = None
+            self.open_handles[position] = None
         else:
             self.await_rows(position, self.requests(position), messages=True)
 
     def requests(self, position: int) -> tuple[int, ...]:
-        """The rows that a wait for this call's handle ends."""
+        """The rows that a wait for this call's handle waits for."""
         parts = self.code.calls[position].parts
-        return (
-            tuple([self.row(position, i) for i in range(len(parts))])
-            if parts
-            else (self.row(position),)
-        )
+        if not parts:
+            return (self.row(position),)
+        return tuple([self.row(position, i) for i in range(len(parts))])
 
     def wait(self, position: int, call: CodeCall) -> None:
         targets = [k for k in [position - d for d in call.waits] if k in self.made]
@@ -447,17 +477,16 @@ class UnitCompiler:
             self.out.append(WaitForRows(position, rows, rows))
             return
         for k in targets:
-            self.await_rows(
-                position,
-                self.requests(k),
-                OPERATIONS[self.code.calls[k].op].kind in ("p2p", "batch"),
-                self.requests(k),
-            )
-            self.kept.pop(k, None)
+            messages = OPERATIONS[self.code.calls[k].op].kind in ("p2p", "batch")
+            self.await_rows(position, self.requests(k), messages, self.requests(k))
+            self.open_handles.pop(k, None)
 
     def drop(self, position: int, target: int) -> None:
-        self.kept.pop(target, None)
-        if target not in self.made or target in self.ignored or self.profile.dropped == "nothing":
+        """The program drops the handle of the call at ``target``."""
+        self.open_handles.pop(target, None)
+        if self.profile.dropped == "nothing":
+            return
+        if target not in self.made or target in self.ignored:
             return
         if OPERATIONS[self.code.calls[target].op].kind in ("p2p", "batch"):
             self.out.extend(DropRequest(position, row) for row in self.requests(target))
@@ -472,49 +501,59 @@ class UnitCompiler:
         """There are no streams."""
 
     def group(self, position: int, call: CodeCall) -> None:
-        """init_process_group meets the world; new_group whom the profile says, by its number among
-        the rank's new_group calls.
-        """
+        """init_process_group is a rendezvous of the world; for new_group see `new_group`."""
         if call.op == "new_group":
             self.new_group(position, call, self.resolved(call))
         elif call.op == "init_process_group":
-            again = self.numbers["init"] = self.numbers.get("init", -1) + 1
-            self.post(
-                position,
-                self.meeting_part(position, call, KeyedRendezvous(("init", again))),
-                wait=True,
-            )
+            number = self.numbers["init"] = self.numbers.get("init", -1) + 1
+            rendezvous = KeyedRendezvous(("init", number))
+            self.post(position, self.meeting_part(position, call, rendezvous), wait=True)
 
     def new_group(self, position: int, call: CodeCall, resolved: ResolvedCall) -> None:
-        members, made = tuple(sorted(resolved.ranks)), created_group_ids(self.program, resolved)
-        unlike = self.shared.unlike.get((self.rank, position))
-        parties = self.profile.new_group(resolved, self.program.options)
+        """A rendezvous of the ranks that the profile names.
+
+        They find each other by the number of the call among the rank's new_group calls; with
+        use_local_synchronization, by the members and the number among these.
+        """
+        members = tuple(sorted(resolved.ranks))
+        divergent = self.shared.divergent_groups.get((self.rank, position))
+        participants = self.profile.new_group(resolved, self.program.options)
         number = self.numbers.get("new_group", 0)
-        self.numbers["new_group"] = number + (not resolved.local_sync)
-        if parties in ("named", "members") and unlike is not None:
-            there = members if unlike.lost else unlike.holders
-            gathering = KeyedRendezvous(
-                ("new_group", unlike.name if resolved.local_sync else number), there
-            )
-            self.meet(
-                AwaitRendezvous(
-                    position, gathering=gathering, of_group=made[0], uneven=True, lost=unlike.lost
-                )
-            )
-            self.alias |= dict.fromkeys(
-                made, RankGroup(-1 - unlike.name, resolved.name, unlike.holders)
-            )
+        if not resolved.local_sync:
+            self.numbers["new_group"] = number + 1
+        if participants in ("named", "members") and divergent is not None:
+            self._divergent_new_group(position, resolved, divergent, number)
             return
         key: Hashable = ("new_group", number, members)
         if resolved.local_sync:
-            again = self.numbers.get(members, 0)  # the same members may be made into several groups
-            self.numbers[members] = again + 1
-            key = ("new_group", "of", members, again)
-        elif parties == "world":
-            key, members = ("new_group", number), tuple(range(self.program.world_size))
-        if parties != "nobody" and self.rank in members:
-            self.post(
-                position,
-                self.meeting_part(position, call, KeyedRendezvous(key, members)),
-                wait=True,
-            )
+            # The same members may create several groups.
+            number_of_members = self.numbers.get(members, 0)
+            self.numbers[members] = number_of_members + 1
+            key = ("new_group", "of", members, number_of_members)
+        elif participants == "world":
+            key = ("new_group", number)
+            members = tuple(range(self.program.world_size))
+        if participants != "nobody" and self.rank in members:
+            rendezvous = KeyedRendezvous(key, members)
+            self.post(position, self.meeting_part(position, call, rendezvous), wait=True)
+
+    def _divergent_new_group(
+        self, position: int, resolved: ResolvedCall, divergent: DivergentNewGroup, number: int
+    ) -> None:
+        """A new_group call that the ranks do not agree on connects the ranks that it finds.
+
+        From then on the group's calls match those of the ranks that it is really connected to.
+        """
+        created = created_group_ids(self.program, resolved)
+        expected = tuple(sorted(resolved.ranks)) if divergent.lost else divergent.holders
+        name = divergent.name if resolved.local_sync else number
+        rendezvous = AwaitRendezvous(
+            position,
+            gathering=KeyedRendezvous(("new_group", name), expected),
+            of_group=created[0],
+            uneven=True,
+            lost=divergent.lost,
+        )
+        self.meet(rendezvous)
+        real = RankGroup(-1 - divergent.name, resolved.name, divergent.holders)
+        self.alias |= dict.fromkeys(created, real)

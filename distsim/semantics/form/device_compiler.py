@@ -1,8 +1,11 @@
-"""Compiling a code where host and device are apart: nccl.
+"""Compiles a code for a backend whose host only enqueues on a device: nccl.
 
-The host hands launches to streams and goes on. A launch starts when all of ``after`` have finished:
-what its stream holds (streams run in order), what its communicator holds (N3: issue order, whatever
-the stream), what its stream was told to wait for.
+Key idea: the host posts launches to streams and continues. A launch starts when all launches in its
+``after`` have finished: the previous one of its stream (streams run in order), the previous one of
+its communicator (N3: in issue order, on whatever stream), and those that its stream was made to
+wait for. So all ordering by streams and events is resolved here, and drivers know only ``after``.
+
+The rules N1, N2, … are described in docs/semantics.md.
 """
 
 from __future__ import annotations
@@ -31,14 +34,14 @@ from distsim.semantics.form.instructions import (
     WaitForRows,
 )
 
-#: What the kernels of collectives connect.
+#: The stage of connections that kernels of collectives use.
 KERNEL_STAGE = "kernels"
-#: The default stream: compute and blocking collectives run on it unless they name another.
+#: The default stream: compute and blocking collectives run on it unless they name another stream.
 CURRENT_STREAM = ExecutionQueue("current", name="current", is_stream=True)
 
 
 def stream_of(name: object) -> ExecutionQueue:
-    """The stream of a call's ``queue``, or of the one that `wait_stream` names."""
+    """The stream that a call's field names; the current one if it names none."""
     return _named_stream(str(name)) if name else CURRENT_STREAM
 
 
@@ -48,11 +51,24 @@ def _named_stream(name: str) -> ExecutionQueue:
 
 
 class DeviceCompiler(UnitCompiler):
-    """See the module.
+    """Compiles one unit for a device.
 
-    ``last`` is the newest row of a stream or communicator, by the queue's key. ``joins`` is what a
-    stream must wait for besides: the newest row of each communicator, for that one ends after those
-    before it. ``issued``: the newest of a communicator by its key.
+    Streams, by key:
+
+    - ``last``: the newest launch that anything later on the stream must wait for.
+    - ``newest``: the newest launch that runs on the stream.
+    - ``joins``: further launches that the stream must wait for: the newest of each communicator,
+      because it ends after those before it.
+
+    Communicators:
+
+    - ``comms``: by group slot and port of the code (port -1: the group's own).
+    - ``issued``: by key, the newest launch. ``comm_of``: by row, the key.
+    - ``initialized``: keys of communicators that are created.
+    - ``connected``: (key, stage, the other rank or the root) of connections that are made.
+    - ``contended``: by group that the ranks do not agree on, whether several ranks claim one place.
+
+    ``host_waits``: rows whose wait blocks the host.
     """
 
     def __init__(
@@ -67,25 +83,22 @@ class DeviceCompiler(UnitCompiler):
         self.eager = options.get("init") == "eager"
         self.blocking_wait = bool(options.get("blocking_wait"))
         self.launch_order = bool(options.get("launch_order_implicit"))
-        self.one_queue = bool(
-            options.get("one_queue")
-        )  # not a user's option: asks what N12 may come to
-        self.serial = bool(options.get("serial"))  # nor is this: the host waits for each launch
-        self.is_connected = bool(options.get("connected"))  # nor this: everything was used before
+        # The next three are not options of users. They answer what would happen if all collectives
+        # shared one queue (N12), if the host waited for each launch, and if everything had been
+        # used, and so connected, before.
+        self.one_queue = bool(options.get("one_queue"))
+        self.serial = bool(options.get("serial"))
+        self.is_connected = bool(options.get("connected"))
         self.last: dict[Hashable, int] = {}
-        self.issued: dict[Hashable, int] = {}
-        self.comms: dict[tuple[int, int], ExecutionQueue] = {}  # by slot and port
+        self.newest: dict[Hashable, int] = {}
         self.joins: dict[Hashable, dict[Hashable, int]] = {}
+        self.comms: dict[tuple[int, int], ExecutionQueue] = {}
+        self.issued: dict[Hashable, int] = {}
         self.comm_of: dict[int, Hashable] = {}
-        self.met: set[Hashable] = set()
-        self.connected: set[tuple[Hashable, str, int]] = (
-            set()
-        )  # communicator, stage, and the other rank or the root
-        self.contended: dict[
-            int, bool
-        ] = {}  # of a group that the ranks do not agree on: do several claim one place
-        self.host_waits: set[int] = set()  # rows whose wait blocks the host
-        self.newest: dict[Hashable, int] = {}  # by the stream that a launch runs on
+        self.initialized: set[Hashable] = set()
+        self.connected: set[tuple[Hashable, str, int]] = set()
+        self.contended: dict[int, bool] = {}
+        self.host_waits: set[int] = set()
 
     def finish(self, position: int) -> None:
         """The program's end, as destroy_process_group, waits for the device."""
@@ -102,9 +115,7 @@ class DeviceCompiler(UnitCompiler):
         return comm
 
     def message_comm(self, call: CodeCall) -> ExecutionQueue:
-        """N7: eager init: the group's communicator. Lazy: one of two ranks for each unordered pair
-        of a group.
-        """
+        """N7: the group's communicator after eager init, else one for each pair of its ranks."""
         if self.eager:
             return self.group_comm(call.group)
         comm = self.comms.get((call.group, call.port))
@@ -117,117 +128,107 @@ class DeviceCompiler(UnitCompiler):
         return comm
 
     def first_use(self, position: int, comm: ExecutionQueue) -> None:
-        """N8: the first use of a communicator is a rendezvous of its members, on the host. Eager
-        init has made them all.
+        """N8: the first use of a communicator is a rendezvous of its members, on the host.
+
+        Eager init has created all communicators.
         """
-        if comm.key in self.met:
+        if comm.key in self.initialized:
             return
-        self.met.add(comm.key)
+        self.initialized.add(comm.key)
         group = int(self.value(self.code.groups[comm.group]))
         if comm.port < 0 and group in self.alias:
             others = tuple(r for r in self.program.groups[group].ranks if r != self.rank)
-            self.out.append(
-                BlockForever(
-                    position, others, "the ranks made different groups", self.contended[group]
-                )
-            )
+            text = "the ranks made different groups"
+            self.out.append(BlockForever(position, others, text, self.contended[group]))
         elif not self.eager:
-            self.meet(
-                AwaitRendezvous(
-                    position, spots=(ConnectionPoint(comm.group, comm.port),), of_group=group
-                )
-            )
+            spot = ConnectionPoint(comm.group, comm.port)
+            self.meet(AwaitRendezvous(position, spots=(spot,), of_group=group))
 
     def connect(
         self, position: int, comm: ExecutionQueue, spots: Iterable[tuple[ConnectionPoint, int]]
     ) -> None:
-        """N9: what a launch needs on its communicator and nobody has connected yet, both sides
-        connect in the call, on the host. ``spots``: with the other rank or the root. Who made
-        another group than the others stands still before."""
-        fresh = []
+        """N9: both sides create the connections that a launch needs, on their hosts, in the call.
+
+        ``spots``: each with the other rank or the root. A rank that created another group than the
+        others has already hung in `first_use`.
+        """
+        new_spots = []
         for spot, other in spots:
             key = (comm.key, spot.stage, other)
             if key not in self.connected:
                 self.connected.add(key)
-                fresh.append(spot)
+                new_spots.append(spot)
         group = int(self.value(self.code.groups[comm.group]))
-        if fresh and group not in self.alias and not self.is_connected:
-            self.meet(AwaitRendezvous(position, spots=tuple(fresh), of_group=group))
+        if new_spots and group not in self.alias and not self.is_connected:
+            self.meet(AwaitRendezvous(position, spots=tuple(new_spots), of_group=group))
 
     def connect_messages(
         self, position: int, comm: ExecutionQueue, calls: Iterable[CodeCall]
     ) -> None:
-        """The directions of messages: each is connected by its first message, or by a collective
-        that travelled as messages. A message to oneself needs none."""
+        """Connect the directions of messages, each with its first message.
+
+        A collective that was sent as messages may have connected a direction before. A message to
+        oneself needs no connection.
+        """
         if (comm.key, ALL_PAIRS, -1) in self.connected:
             return
-        kind = "group" if comm.port < 0 else "own"
-        wanted = [
-            (call, self.peer(call))
-            for call in calls
-            if not OPERATIONS[call.op].signals and call.group >= 0
-        ]
-        self.connect(
-            position,
-            comm,
-            [
-                (
-                    ConnectionPoint(
-                        comm.group, call.port, f"{kind} {OPERATIONS[call.op].direction}"
-                    ),
-                    peer,
-                )
-                for call, peer in wanted
-                if peer >= 0
-                and peer != self.rank
-                and not self._is_rooted(comm, OPERATIONS[call.op].direction, peer)
-            ],
-        )
+        communicator = "group" if comm.port < 0 else "own"
+        spots = []
+        for call in calls:
+            operation = OPERATIONS[call.op]
+            if operation.signals or call.group < 0:
+                continue
+            peer, direction = self.peer(call), operation.direction
+            if peer < 0 or peer == self.rank or self._is_rooted(comm, direction, peer):
+                continue
+            stage = f"{communicator} {direction}"
+            spots.append((ConnectionPoint(comm.group, call.port, stage), peer))
+        self.connect(position, comm, spots)
 
-    def _is_rooted(self, comm: ExecutionQueue, way: str | None, peer: int) -> bool:
-        """A gather or scatter has connected this direction: its root is one of the two."""
-        to_root, from_root = (self.rank, peer) if way == "recv" else (peer, self.rank)
-        return (comm.key, TO_ROOT, to_root) in self.connected or (
-            comm.key,
-            FROM_ROOT,
-            from_root,
-        ) in self.connected
+    def _is_rooted(self, comm: ExecutionQueue, direction: str | None, peer: int) -> bool:
+        """Whether a gather or scatter with one of the two as root has connected a direction."""
+        receiver, sender = (self.rank, peer) if direction == "recv" else (peer, self.rank)
+        by_gather = (comm.key, TO_ROOT, receiver) in self.connected
+        by_scatter = (comm.key, FROM_ROOT, sender) in self.connected
+        return by_gather or by_scatter
 
     def connect_collective(self, position: int, comm: ExecutionQueue, call: CodeCall) -> None:
-        """Kernels of collectives have connections of their own (one algorithm is taken to
-        connect for all); what NCCL sends as messages needs those of the pairs, a root's in one
-        direction."""
+        """Connect what a collective needs.
+
+        Kernels have connections of their own; as a simplification, one algorithm connects for all.
+        A collective that NCCL sends as messages needs the connections of the pairs; one with a
+        root, in one direction only.
+        """
         stage = self.profile.by_messages.get(call.op)
         if stage is None:
             self.connect(position, comm, [(ConnectionPoint(comm.group, stage=KERNEL_STAGE), -1)])
-        elif (comm.key, ALL_PAIRS, -1) not in self.connected and not self._is_pair_connected(
-            comm, stage, call
-        ):
-            root = call.fields.get("root", -1) if stage != ALL_PAIRS else -1
-            self.connect(
-                position,
-                comm,
-                [(ConnectionPoint(comm.group, stage=stage, root=root), int(self.value(root)))],
-            )
+            return
+        if (comm.key, ALL_PAIRS, -1) in self.connected:
+            return
+        if self._is_pair_connected(comm, stage, call):
+            return
+        root = call.fields.get("root", -1) if stage != ALL_PAIRS else -1
+        spot = ConnectionPoint(comm.group, stage=stage, root=root)
+        self.connect(position, comm, [(spot, int(self.value(root)))])
 
     def _is_pair_connected(self, comm: ExecutionQueue, stage: str, call: CodeCall) -> bool:
-        """Of a group of two: messages have connected what the collective needs."""
+        """Whether messages have connected what a collective of a group of two needs."""
         members = self.program.groups[int(self.value(self.code.groups[comm.group]))].ranks
         if len(members) != 2:
             return False
         other = members[0] if members[1] == self.rank else members[1]
         is_root = int(self.value(call.fields.get("root", -1))) == self.rank
-        ways = (
-            ("send", "recv")
-            if stage == ALL_PAIRS
-            else ("recv" if is_root == (stage == TO_ROOT) else "send",)
-        )
-        return all((comm.key, f"group {way}", other) in self.connected for way in ways)
+        directions = ["send", "recv"]
+        if stage != ALL_PAIRS:
+            receives = is_root == (stage == TO_ROOT)
+            directions = ["recv" if receives else "send"]
+        return all((comm.key, f"group {way}", other) in self.connected for way in directions)
 
     # --- streams ---
     def held(self, stream: Hashable, after: set[int]) -> None:
-        """Add what a stream holds: its newest launch and what it must wait for. All of them done:
-        all before them done.
+        """Add to ``after`` what a stream holds: its newest launch and those that it must wait for.
+
+        When these have finished, all launches before them have.
         """
         if stream in self.joins:
             after.update(self.joins[stream].values())
@@ -243,8 +244,10 @@ class DeviceCompiler(UnitCompiler):
         comm: ExecutionQueue | None = None,
         issuer: ExecutionQueue = CURRENT_STREAM,
     ) -> None:
-        """Enqueue on a stream. What runs on a communicator starts after what the stream that issues
-        it holds (N2, an event).
+        """Enqueue a launch on a stream.
+
+        A launch on a communicator also starts after what the issuing stream holds (N2: NCCL records
+        an event there).
         """
         after: set[int] = set()
         self.held(stream.key, after)
@@ -268,33 +271,28 @@ class DeviceCompiler(UnitCompiler):
 
     def join(self, row: int, stream: ExecutionQueue) -> None:
         """A stream waits for a launch (N1: `work.wait()` joins the stream that is current then)."""
-        self._joins(stream.key, self.comm_of[row], row)
+        self._add_join(stream.key, self.comm_of[row], row)
 
-    def _joins(self, stream: Hashable, queue: Hashable, row: int) -> None:
+    def _add_join(self, stream: Hashable, queue: Hashable, row: int) -> None:
         joined = self.joins.setdefault(stream, {})
         joined[queue] = max(row, joined.get(queue, row))
 
     def wait_stream(self, position: int, call: CodeCall) -> None:
-        """`stream.wait_stream(other)`: an event of what the other holds now."""
-        stream, other = (
-            stream_of(call.fields.get("queue")).key,
-            stream_of(call.fields.get("stream")).key,
-        )
+        """`stream.wait_stream(other)`: wait for everything that the other stream holds now."""
+        stream = stream_of(call.fields.get("queue")).key
+        other = stream_of(call.fields.get("stream")).key
         for queue, row in self.joins.get(other, {}).items():
-            self._joins(stream, queue, row)
+            self._add_join(stream, queue, row)
         if other in self.last:
-            self._joins(stream, other, self.last[other])
+            self._add_join(stream, other, self.last[other])
 
     # --- kinds of call ---
     def message(self, position: int, call: CodeCall) -> None:
-        """N2: messages run on an internal stream; a blocking one makes the stream that is current
-        wait for it.
-        """
+        """N2: messages run on an internal stream; the current stream waits for blocking ones."""
         issuer = stream_of(call.fields.get("queue"))
         part = self.message_part(position, -1, call, batched=False)
-        if OPERATIONS[
-            call.op
-        ].signals:  # a kernel that spins on the pad; no communicator knows of it
+        if OPERATIONS[call.op].signals:
+            # A kernel that spins on the signal pad; no communicator is involved.
             self.launch(position, part.row, (part,), issuer)
             return
         comm = self.message_comm(call)
@@ -310,14 +308,16 @@ class DeviceCompiler(UnitCompiler):
         self.launch(position, part.row, (part,), stream_of(call.fields.get("queue")))
 
     def collective(self, position: int, call: CodeCall) -> None:
-        """N2: async on the group's stream, blocking on the one that is current. N14: a barrier
-        stops the host.
+        """N2: async calls run on the group's stream, blocking ones on the current stream.
+
+        N14: a barrier blocks the host.
         """
         comm, issuer = self.group_comm(call.group), stream_of(call.fields.get("queue"))
         self.first_use(position, comm)
         self.connect_collective(position, comm, call)
         part = self.collective_part(position, call)
-        self.launch(position, part.row, (part,), comm if call.is_async else issuer, comm, issuer)
+        stream = comm if call.is_async else issuer
+        self.launch(position, part.row, (part,), stream, comm, issuer)
         if call.op == "barrier" or self.blocking_wait:
             self.host_waits.add(part.row)
         if not call.is_async and part.row in self.host_waits:
@@ -338,8 +338,9 @@ class DeviceCompiler(UnitCompiler):
             self.ended(position, self.row(position), issuer)
 
     def ended(self, position: int, row: int, issuer: ExecutionQueue) -> None:
-        """A blocking call of an internal stream's launch: the stream that issued it joins; under
-        blocking_wait the host.
+        """A blocking call on an internal stream: the issuing stream waits for it.
+
+        Under blocking_wait the host does, too.
         """
         self.join(row, issuer)
         if self.blocking_wait:
@@ -349,8 +350,9 @@ class DeviceCompiler(UnitCompiler):
         return (self.row(position),)
 
     def wait(self, position: int, call: CodeCall) -> None:
-        """N1: the stream that is current waits, not the host (but for a barrier, and under
-        TORCH_NCCL_BLOCKING_WAIT).
+        """N1: the current stream waits, not the host.
+
+        Exceptions are a barrier, and all calls under TORCH_NCCL_BLOCKING_WAIT.
         """
         targets = [k for k in [position - d for d in call.waits] if k in self.made]
         rows = [self.row(k) for k in targets]
@@ -381,38 +383,38 @@ class DeviceCompiler(UnitCompiler):
         if call.op == "destroy_process_group":
             self.synchronize(position)
             return
-        if call.op == "init_process_group":  # the world is made anew
+        if call.op == "init_process_group":  # the world is created again
             self.forget({0})
         super().group(position, call)
 
     def forget(self, groups: set[int]) -> None:
-        """Groups that are gone or made anew (0: all): their next use makes communicators and
-        connections anew.
+        """Groups were destroyed or created again (0: all groups).
+
+        Their next use creates communicators and connections again.
         """
-        self.met = {key for key in self.met if not _belongs_to_groups(key, groups)}
+        self.initialized = {k for k in self.initialized if not _belongs_to_groups(k, groups)}
         self.connected = {key for key in self.connected if not _belongs_to_groups(key[0], groups)}
 
     def new_group(self, position: int, call: CodeCall, resolved: ResolvedCall) -> None:
-        """2.3: lazily made communicators find each other in the store by the group's name, at
-        first use. Names that stand for different groups on different ranks give "wrong members
-        or hang" where two ranks claim one place: undefined; else the group's first use waits in
-        the store."""
-        unlike = self.shared.unlike.get((self.rank, position))
-        if unlike is not None and unlike.lost and not self.eager:
-            self.contended |= dict.fromkeys(
-                created_group_ids(self.program, resolved), unlike.contended
-            )
-            own = -1 - unlike.name  # a name of its own, which the other members don't have
-            self.alias |= {
-                made: RankGroup(own if resolved.local_sync else made, resolved.name, unlike.holders)
-                for made in created_group_ids(self.program, resolved)
-            }
-        self.forget(
-            set(created_group_ids(self.program, resolved)) - {0}
-        )  # in a loop: the same group, with a communicator anew
+        """2.3: members of a lazily created communicator find each other by the group's name.
+
+        They do so in the store, at first use. If a name means different groups on different ranks,
+        the first use of the group waits there. Where two ranks claim one place it is undefined:
+        "wrong members or hang".
+        """
+        created = created_group_ids(self.program, resolved)
+        divergent = self.shared.divergent_groups.get((self.rank, position))
+        if divergent is not None and divergent.lost and not self.eager:
+            self.contended |= dict.fromkeys(created, divergent.contended)
+            for group in created:
+                # With local synchronization the rank has a name that the other members do not have.
+                real_id = -1 - divergent.name if resolved.local_sync else group
+                self.alias[group] = RankGroup(real_id, resolved.name, divergent.holders)
+        # In a loop the call creates the same group again, with a new communicator.
+        self.forget(set(created) - {0})
         super().new_group(position, call, resolved)
 
 
 def _belongs_to_groups(communicator: Hashable, groups: set[int]) -> bool:
-    """Is a communicator, by its queue's key, one of these groups (0: of any)?"""
+    """Whether a communicator, given by its queue's key, is one of ``groups`` (0: of any)."""
     return 0 in groups or (isinstance(communicator, tuple) and communicator[1] in groups)

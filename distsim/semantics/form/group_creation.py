@@ -1,24 +1,27 @@
-"""new_group under a back end whose members find each other by the group's name (gloo), and what
-becomes of it when calls differ.
+"""new_group under a backend whose members find each other by the group's name (gloo), and what
+happens if calls differ.
 
-Without use_local_synchronization the name is a count: the rank's how-manieth new_group this is,
-whether it is a member or not. Each member leaves its address under (name, group rank) and takes
-that of every other group rank. So ranks whose sequences of new_group differ reach for the same
-places (semantics 2.3, observed):
+Without use_local_synchronization, the name is a count: the number of the call among the rank's
+new_group calls, whether the rank is a member or not. Each member stores its address under (name,
+group rank) and reads that of every other group rank. So ranks whose sequences of new_group differ
+reach for the same places (semantics 2.3, observed):
 
-* who skips a call is behind by one from then on (`group.members_only_call`);
-* two groups made in another order mix: "ranks 1 and 2 ended in one group and summed happily" (`group.order_differs`);
-* where sizes differ, who finds all its places taken goes on, who misses one waits (`group.ranks_differ`).
+* A rank that skips a call is behind by one from then on (`group.members_only_call`).
+* Two groups created in different orders mix: "ranks 1 and 2 ended in one group and summed happily"
+  (`group.order_differs`).
+* Where sizes differ, a rank that finds all its places claimed continues; one that misses a place
+  waits (`group.ranks_differ`).
 
-With use_local_synchronization it is a hash of the members and of how many groups the rank is in at
-the time, the world among them (torch's `_hash_ranks_to_str`). Members that are in different numbers
-of groups wait for each other under different names (run on gloo). A group that was destroyed and is
-made again in the same number of groups has the same name, and the addresses of before are still
-there (under nccl: the id that rank 0 of the group left, `broadcastUniqueNCCLID`). Who comes before
-the others takes theirs of before; the side with the higher address connects, so whether that one
-hangs is luck of ports. Run on gloo, torch 2.13, 6 times each: of 2, 3 and 4 members at one time 6,
-5 and 3 got through, with the first 0.2 s late 1, 0 and 0. A group with a store of its own (`store`)
-has no such past, unless that prefix was used before.
+With use_local_synchronization, the name is a hash of the members and of the number of groups that
+the rank is in at the time, including the world (torch's `_hash_ranks_to_str`). Members that are in
+different numbers of groups wait for each other under different names (run on gloo). A group that
+was destroyed and is created again in the same number of groups has the same name, and the earlier
+addresses are still in the store (under nccl: the id that rank 0 of the group stored,
+`broadcastUniqueNCCLID`). A rank that arrives before the others reads their earlier addresses. The
+side with the higher address connects, so whether that rank hangs depends on the ports. Run on gloo,
+torch 2.13, 6 times each: of 2, 3 and 4 members that arrived at the same time, 6, 5 and 3 runs
+succeeded; with the first member 0.2 s late, 1, 0 and 0. A group with a store of its own (`store`)
+has no such earlier addresses, unless its prefix was used before.
 """
 
 from __future__ import annotations
@@ -33,15 +36,21 @@ from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.program.groups import groups_from_file
 from distsim.program.model import Program
 
+#: A group rank that no rank claims.
+_NO_HOLDER = -1
+
 
 class DivergentNewGroup(NamedTuple):
     """One rank's new_group call that the ranks do not agree on.
 
-    ``holders``: who really stands at each group rank, global ranks; ``lost``: this rank never gets
-    its connections; ``contended``: several ranks claim one place under this name; ``again``: the
-    name is that of a group that was destroyed, and who comes first finds addresses of before;
-    ``taken``: a group that is still there has it, and torch raises; ``called``: of a group that its
-    members make alone, what tells its name from others of these members.
+    - ``holders``: by group rank, the global rank that really claims it.
+    - ``lost``: this rank never gets its connections.
+    - ``contended``: several ranks claim one group rank under this name.
+    - ``again``: a group that was destroyed had this name; the first rank to arrive finds its
+      addresses.
+    - ``taken``: a group that still exists has this name, and torch raises.
+    - ``called``: for a group that its members create alone, what distinguishes its name from those
+      of other groups of these members.
     """
 
     name: int
@@ -53,61 +62,85 @@ class DivergentNewGroup(NamedTuple):
     taken: bool = False
 
 
-def divergent_new_groups(
-    program: Program, profile: BackendProfile
-) -> dict[tuple[int, int], DivergentNewGroup]:
-    """By (rank, position): the new_group calls of members whose name stands for different groups on
-    different ranks.
-    """
-    names: dict[int, dict[int, tuple[int, tuple[int, ...]]]] = {}
+#: By (rank, position).
+_DivergentCalls = dict[tuple[int, int], DivergentNewGroup]
+
+
+class _MemberCall(NamedTuple):
+    """The position of a rank's new_group call, and its ranks in ascending order."""
+
+    position: int
+    ranks: tuple[int, ...]
+
+
+def divergent_new_groups(program: Program, profile: BackendProfile) -> _DivergentCalls:
+    """The new_group calls whose name means different groups on different ranks."""
     if not any(call.op == "new_group" for code in program.codes for call in code.calls):
         return {}
+    calls_by_name: dict[int, dict[int, _MemberCall]] = {}
     for rank in range(program.world_size):
-        count = 0
+        name = 0  # the number of the call among the rank's new_group calls
         for position, call in program.calls_of(rank):
-            if call.op == "new_group" and not call.local_sync:
-                if not _is_refused(program, rank, position):
-                    names.setdefault(count, {})[rank] = (position, tuple(sorted(call.ranks)))
-                count += 1
-    found = {
-        key: made
-        for name, calls in names.items()
-        for key, made in _divergent_under_one_name(name, calls).items()
-    }
-    return found | _divergent_local_groups(program, len(names))
+            if call.op != "new_group" or call.local_sync:
+                continue
+            if not _is_refused(program, rank, position):
+                member_call = _MemberCall(position, tuple(sorted(call.ranks)))
+                calls_by_name.setdefault(name, {})[rank] = member_call
+            name += 1
+    divergent: _DivergentCalls = {}
+    for name, calls in calls_by_name.items():
+        divergent |= _divergent_under_one_name(name, calls)
+    return divergent | _divergent_local_groups(program, len(calls_by_name))
 
 
-def _divergent_local_groups(
-    program: Program, first: int
-) -> dict[tuple[int, int], DivergentNewGroup]:
-    """By (rank, position): the calls of members alone that have different names for the group, or a
-    name that was there before. Of a recorded program the groups that met are known."""
-    calls: dict[tuple[tuple[int, ...], int], dict[int, _LocalNewGroup]] = {}
-    if program.from_file and any(
-        call.op == "new_group" and call.fields.get("local_sync")
-        for code in program.codes
-        for call in code.calls
-    ):
+def _divergent_local_groups(program: Program, first_name: int) -> _DivergentCalls:
+    """The calls with local synchronization whose members have different names for the group, or a
+    name that was used before.
+
+    In a recorded program the groups that the ranks created are known.
+    """
+    calls_by_group: dict[tuple[tuple[int, ...], int], dict[int, _LocalNewGroup]] = {}
+    if program.from_file and _creates_local_groups(program):
         at_start = Counter(rank for group in groups_from_file(program) for rank in group.ranks)
         for rank in range(program.world_size):
-            for one in _local_new_groups(program, rank, at_start[rank]):
-                calls.setdefault((one.members, one.number), {})[rank] = one
-    found, names = {}, dict[Hashable, int]()
-    for key, those in calls.items():
-        apart = len({one.name for one in those.values()}) > 1
-        if apart or (len(those) == len(key[0]) > 1 and any(one.again for one in those.values())):
-            for rank, one in those.items():
-                name = names.setdefault((key, one.name), first + len(names))
-                found[rank, one.position] = DivergentNewGroup(
-                    name, key[0], True, not apart, not apart, one.name, one.taken
-                )
-    return found
+            for call in _local_new_groups(program, rank, at_start[rank]):
+                calls_by_group.setdefault((call.members, call.number), {})[rank] = call
+    divergent: _DivergentCalls = {}
+    names: dict[Hashable, int] = {}
+    for key, calls in calls_by_group.items():
+        members = key[0]
+        names_differ = len({call.name for call in calls.values()}) > 1
+        all_call = len(calls) == len(members) > 1
+        name_was_used = any(call.again for call in calls.values())
+        if not names_differ and not (all_call and name_was_used):
+            continue
+        for rank, call in calls.items():
+            name = names.setdefault((key, call.name), first_name + len(names))
+            divergent[rank, call.position] = DivergentNewGroup(
+                name,
+                members,
+                lost=True,
+                contended=not names_differ,
+                again=not names_differ,
+                called=call.name,
+                taken=call.taken,
+            )
+    return divergent
+
+
+def _creates_local_groups(program: Program) -> bool:
+    calls = (call for code in program.codes for call in code.calls)
+    return any(call.op == "new_group" and call.fields.get("local_sync") for call in calls)
 
 
 class _LocalNewGroup(NamedTuple):
-    """A call of the members alone. ``number``: which of these members it is; ``name``: what tells
-    it from others of these members: the groups held, or the prefix of its store; ``again``: a group
-    of this rank had that name before, ``taken``: and is still there."""
+    """A rank's new_group call with local synchronization.
+
+    - ``number``: of the call among the rank's calls with these members.
+    - ``name``: what distinguishes its name from those of other groups of these members: the number
+      of groups that the rank is in, or the prefix of its store.
+    - ``again``: a group of this rank had that name before; ``taken``: and still exists.
+    """
 
     number: int
     members: tuple[int, ...]
@@ -119,36 +152,35 @@ class _LocalNewGroup(NamedTuple):
 
 def _local_new_groups(program: Program, rank: int, at_start: int) -> Iterator[_LocalNewGroup]:
     """A rank's calls with use_local_synchronization, or with a store of their own."""
-    held, seen, used = (
-        1 + at_start,
-        Counter[tuple[int, ...]](),
-        set[tuple[tuple[int, ...], int | str]](),
-    )
-    there: dict[str, tuple[tuple[int, ...], int | str]] = {}
+    group_count = 1 + at_start  # the groups that the rank is in, with the world
+    seen = Counter[tuple[int, ...]]()
+    used: set[tuple[tuple[int, ...], int | str]] = set()
+    existing: dict[str, tuple[tuple[int, ...], int | str]] = {}
     for position, call in program.calls_of(rank):
         if call.op == "destroy_process_group" and call.group.id:
-            held -= rank in call.group.ranks
-            there.pop(call.group.name, None)
-        elif call.op == "destroy_process_group":
-            held = 1 + at_start
+            group_count -= rank in call.group.ranks
+            existing.pop(call.group.name, None)
+        elif call.op == "destroy_process_group":  # of the world: of everything
+            group_count = 1 + at_start
             used.clear()
-            there.clear()
+            existing.clear()
         elif call.op == "new_group" and not _is_refused(program, rank, position):
             members = tuple(sorted(call.ranks))
             if call.local_sync:
-                name = call.store or held
+                name = call.store or group_count
+                full_name = (members, name)
                 yield _LocalNewGroup(
                     seen[members],
                     members,
                     position,
                     name,
-                    (members, name) in used,
-                    (members, name) in there.values(),
+                    again=full_name in used,
+                    taken=full_name in existing.values(),
                 )
                 seen[members] += 1
-                used.add((members, name))
-                there[call.name] = members, name
-            held += rank in members
+                used.add(full_name)
+                existing[call.name] = full_name
+            group_count += rank in members
 
 
 def _is_refused(program: Program, rank: int, position: int) -> bool:
@@ -156,52 +188,52 @@ def _is_refused(program: Program, rank: int, position: int) -> bool:
     return invalid is not None and bool(invalid[0][program.row_of[rank]])
 
 
-def _divergent_under_one_name(
-    name: int, calls: Mapping[int, tuple[int, tuple[int, ...]]]
-) -> dict[tuple[int, int], DivergentNewGroup]:
-    """Who finds whom under one name; nothing where all members call and mean the same group."""
-    members = {rank: ranks for rank, (_, ranks) in calls.items() if rank in ranks}
-    if len(set(members.values())) <= 1 and all(
-        set(ranks) <= set(members) for ranks in members.values()
-    ):
+def _divergent_under_one_name(name: int, calls: Mapping[int, _MemberCall]) -> _DivergentCalls:
+    """Which rank finds which under one name; empty if all members call and mean the same group."""
+    groups = {rank: call.ranks for rank, call in calls.items() if rank in call.ranks}
+    all_agree = len(set(groups.values())) <= 1
+    all_call = all(set(ranks) <= set(groups) for ranks in groups.values())
+    if all_agree and all_call:
         return {}
-    places: dict[int, list[int]] = {}
-    for rank, ranks in members.items():
-        places.setdefault(ranks.index(rank), []).append(rank)
-    # Which of several keeps a place is a race; both times it was observed, the last kept place 0
-    # and the first any other.
-    holder = {place: max(ranks) if place == 0 else min(ranks) for place, ranks in places.items()}
-    found = {}
-    for rank, ranks in members.items():
-        mine = ranks.index(rank)
-        holders = tuple(holder.get(place, -1) for place in range(len(ranks)))
-        meets = holder[mine] == rank and all(h >= 0 and len(members[h]) > mine for h in holders)
-        found[rank, calls[rank][0]] = DivergentNewGroup(
-            name, holders, not meets, any(len(those) > 1 for those in places.values())
-        )
-    return found
+    claims: dict[int, list[int]] = {}
+    for rank, ranks in groups.items():
+        claims.setdefault(ranks.index(rank), []).append(rank)
+    is_contended = any(len(claimants) > 1 for claimants in claims.values())
+    # Which of several ranks gets a group rank is a race. Both times it was observed, the last one
+    # kept group rank 0 and the first one any other.
+    holder = {place: max(ranks) if place == 0 else min(ranks) for place, ranks in claims.items()}
+    divergent: _DivergentCalls = {}
+    for rank, ranks in groups.items():
+        own_place = ranks.index(rank)
+        holders = tuple(holder.get(place, _NO_HOLDER) for place in range(len(ranks)))
+        # A connection needs both sides: each holder must also look for this rank's place.
+        looked_for_by_all = all(h >= 0 and len(groups[h]) > own_place for h in holders)
+        connects = holder[own_place] == rank and looked_for_by_all
+        position = calls[rank].position
+        divergent[rank, position] = DivergentNewGroup(name, holders, not connects, is_contended)
+    return divergent
 
 
 def new_group_error(
-    call: ResolvedCall, made: DivergentNewGroup | None, profile: BackendProfile
+    call: ResolvedCall, divergent: DivergentNewGroup | None, profile: BackendProfile
 ) -> str | None:
-    """The error of a new_group that torch does not make; a reading of the contract makes all."""
-    if (
-        (never := profile_for_call(profile, call).local_groups)
-        and call.local_sync
-        and call.store is None
-    ):
-        return never
-    if profile.support is not None and made is not None and made.taken:
-        return "ValueError: The specified group name has already been created, please use a different group name"
+    """The error of a new_group call that torch rejects; a reading of the contract accepts all."""
+    refusal = profile_for_call(profile, call).local_groups
+    if refusal and call.local_sync and call.store is None:
+        return refusal
+    if profile.support is not None and divergent is not None and divergent.taken:
+        return (
+            "ValueError: The specified group name has already been created, "
+            "please use a different group name"
+        )
     return None
 
 
 def created_group_ids(program: Program, call: ResolvedCall) -> tuple[int, ...]:
-    """The ids of the groups that a new_group call may have made: those of its name and ranks, never
-    none (0, the world, if unused).
+    """The ids of the groups that a new_group call may create: those of its name and ranks.
+
+    Never empty: (0,), the world, if the program never uses the group.
     """
     ranks = tuple(sorted(call.ranks))
-    return tuple(g.id for g in program.groups[1:] if g.name == call.name and g.ranks == ranks) or (
-        0,
-    )
+    named = (group for group in program.groups[1:] if group.name == call.name)
+    return tuple(group.id for group in named if group.ranks == ranks) or (0,)

@@ -180,7 +180,7 @@ class AwaitRendezvous(NamedTuple):
     - The members follow from ``gathering``, or else from ``spots``. The rank arrives at all spots
       at once, and continues when all members of each have arrived (`LinkedProgram.meets`). Each
       spot takes a number of its own.
-    - ``uneven``: the members differ by rank. A rank that is ``lost`` arrives, but is never released.
+    - ``uneven``: the members differ by rank. A ``lost`` rank arrives, but is never released.
     - ``of_group``: the id of the group whose timeout limits the wait.
     """
 

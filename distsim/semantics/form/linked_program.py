@@ -1,9 +1,12 @@
-"""Who meets whom: the columns beside a program's form, for all ranks at once.
+"""Which calls match: columns by row over the instructions of all ranks.
 
-The k-th message of a channel goes to the k-th receive, and the n-th collective of a group meets the
-n-th of its other members: both are fixed by the program, so they are numbered here once, by numpy,
-before any driver runs. Only where a receive is open to any source is something left for a driver to
-decide (`ANY_SOURCE`).
+Key idea: the k-th send of a channel matches its k-th receive, and the n-th collective of a rank on
+a group matches the n-th of its other members. Both are fixed by the program, so matches are
+numbered here once, by numpy, before any driver runs. Only any-source receives leave something for a
+driver to decide (`ANY_SOURCE`).
+
+What each row needs before it completes, and how long it takes, is in
+`distsim.semantics.form.completion`.
 """
 
 from __future__ import annotations
@@ -37,31 +40,40 @@ from distsim.semantics.form.instructions import (
     PartKind,
 )
 
-#: Values of `LinkedProgram.mate` that are no row: the other side never comes; a driver finds out (a
-#: receive from any source stands there).
+#: Values of `LinkedProgram.mate` that are not rows: the other side is never posted; or the driver
+#: decides, because the message's box has an any-source receive.
 NEVER_ARRIVES, ANY_SOURCE = -2, -3
 
 
 class LinkedProgram:
-    """A program under a profile: its units, and of every row what it is.
+    """A program under a profile: its units, and what every row is.
 
-    ``base[r]``: the first row of rank r, ``base[-1]`` their number. Columns by row, -1 where a row
-    is no part: ``kind`` (`PartKind`), ``rank``, ``peer`` (global; -1 any source), ``tag``,
-    ``nbytes``, ``signature``, ``group`` (id), ``channel`` (one direction between two ranks, where
-    order is kept), ``box`` (where a message's receive is looked for: one receiver and tag),
-    ``instance`` (of a collective), ``root`` (group rank). ``parts[r]``, ``launches[r]``: a rank's,
-    by row counted from its first. ``members[i]``: who comes to instance i; ``whole[i]``: all
-    members of its group, those too whom others stand for. ``meets[r]``: the instance of each of a
-    rank's meets.
+    ``base[r]`` is the first row of rank r; ``base[-1]`` is the number of rows.
+
+    Columns by row, -1 where a row is no part:
+
+    - ``kind`` (`PartKind`), ``rank``, ``peer`` (global rank; -1 for any source), ``tag``,
+      ``nbytes``, ``signature``, ``group`` (id), ``root`` (group rank).
+    - ``channel``: one direction between two ranks, in which messages keep their order.
+    - ``box``: where a message's receive is looked for: one receiver and tag.
+    - ``instance``: of a collective. The calls that match share one instance.
+
+    By instance: ``members``: the ranks that arrive there; ``whole``: all members of its group,
+    including those that another rank represents.
+
+    ``meets[r]``: the instance of each rendezvous of rank r; these are numbered behind the
+    instances of calls.
+
+    ``mixes_batches``: messages between two ranks travel both in batches and outside of them, which
+    are two communicators.
     """
 
     def __init__(self, program: Program, profile: BackendProfile) -> None:
         self.program, self.profile = program, profile
         self.units = compile_units(program, profile)
         size = program.world_size
-        self.unit_of: list[CompilationUnit] = [
-            self.units[0]
-        ] * size  # of ranks whose calls are there
+        # Ranks that another represents have no unit; theirs is a placeholder.
+        self.unit_of: list[CompilationUnit] = [self.units[0]] * size
         for unit in self.units:
             for rank in unit.ranks:
                 self.unit_of[rank] = unit
@@ -76,20 +88,21 @@ class LinkedProgram:
             np.full(self.rows, -1, dtype=np.int64) for _ in range(3)
         )
         self._base = np.array(self.base, dtype=np.int64)
-        self.mixes_batches = (
-            False  # messages of two ranks travel in batches and outside, on two communicators
-        )
-        self._spaces = _MessageChannels(self)
+        self.mixes_batches = False
+        self._channels = _MessageChannels(self)
         keys = _CollectiveKeys()
         for unit in self.units:
             self._fill(unit, keys)
-        self._spaces.number()
-        del self._spaces  # it leads back here: while nobody collects, all this would stay
+        self._channels.assign_numbers()
+        # A reference cycle: without a run of the garbage collector it would keep everything alive.
+        del self._channels
         self._number_instances(keys)
 
     def under(self, profile: BackendProfile | None = None, **options: object) -> LinkedProgram:
-        """The same under a profile, or with options, that compile programs alike, and differ in
-        whom a row waits for.
+        """The same program under another profile or with other options.
+
+        These must compile the program to the same instructions, and may differ only in which ranks
+        a row waits for.
         """
         other = copy(self)
         other.profile = profile or self.profile
@@ -98,141 +111,141 @@ class LinkedProgram:
 
     # --- columns ---
     def _fill(self, unit: CompilationUnit, keys: _CollectiveKeys) -> None:
-        """What the unit's parts are, on each of its ranks."""
-        code, rows = self.program.codes[unit.code], np.array(unit.vector_rows, dtype=np.int64)
+        """Write the columns of the unit's parts, on each of its ranks."""
+        code, vector_rows = self.program.codes[unit.code], np.array(unit.vector_rows, np.int64)
         base = self._base[list(unit.ranks)]
         parts = [part for launch in unit.launches for part in launch.parts]
         calls = list({id(part.call): part.call for part in parts}.values())
-        numbers = {id(call): i for i, call in enumerate(calls)}
-        index = np.array([part.row for part in parts], dtype=np.int64)[:, None] + base[None, :]
-        which = np.array([numbers[id(part.call)] for part in parts], dtype=np.int64)
-        for column, values in _column_values(code, calls, rows):
-            column_of: IntArray = getattr(self, column)
-            column_of[index] = (
-                values[which]
-                if values.shape[1] == len(rows)
-                else np.broadcast_to(values[which], index.shape)
-            )
-        self.kind[index] = np.array([part.kind for part in parts], dtype=np.int64)[:, None]
-        odd = np.array([part.odd for part in parts], dtype=np.bool_)
-        if odd.any():
-            self.signature[index[odd]] = INVALID_SIGNATURE
-        self._spaces.add(unit, parts, index)
-        self._add_collectives(
-            unit,
-            [(part, index[i]) for i, part in enumerate(parts) if part.kind is KIND_COLLECTIVE],
-            keys,
-        )
+        number_of_call = {id(call): i for i, call in enumerate(calls)}
+        #: Rows of shape (parts, ranks), and the number of each part's call.
+        rows = np.array([part.row for part in parts], dtype=np.int64)[:, None] + base[None, :]
+        call_of_part = np.array([number_of_call[id(part.call)] for part in parts], dtype=np.int64)
+        for name, values in _column_values(code, calls, vector_rows):
+            column: IntArray = getattr(self, name)
+            column[rows] = np.broadcast_to(values[call_of_part], rows.shape)
+        self.kind[rows] = np.array([part.kind for part in parts], dtype=np.int64)[:, None]
+        is_odd = np.array([part.odd for part in parts], dtype=np.bool_)
+        if is_odd.any():
+            self.signature[rows[is_odd]] = INVALID_SIGNATURE
+        self._channels.add(unit, parts, rows)
+        for number, part in enumerate(parts):
+            if part.kind is KIND_COLLECTIVE:
+                self._add_collective(part, rows[number], keys)
 
     # --- collectives ---
-    def _add_collectives(
-        self, unit: CompilationUnit, parts: list[tuple[LaunchPart, IntArray]], keys: _CollectiveKeys
-    ) -> None:
-        for part, rows in parts:
-            if part.gathering is not None:
-                members = part.gathering.members or tuple(self.program.present)
-                keys.gather(part.gathering.key, members, rows)
-                continue
-            if part.call.fields.get("root") is not None:
-                self._place_roots(rows)
-            slot = keys.slot(self.profile.slot(part.call.op))
-            if part.real is None:
-                keys.plain(part.number, slot, rows)
-            else:  # on a group that is really connected to another
-                keys.gather(("collective", part.real.id, part.number, slot), part.real.ranks, rows)
+    def _add_collective(self, part: LaunchPart, rows: IntArray, keys: _CollectiveKeys) -> None:
+        if part.gathering is not None:
+            members = part.gathering.members or tuple(self.program.present)
+            keys.add_keyed(part.gathering.key, members, rows)
+            return
+        if part.call.fields.get("root") is not None:
+            self._convert_roots(rows)
+        slot = keys.slot_number(self.profile.slot(part.call.op))
+        if part.real is None:
+            keys.add_numbered(part.number, slot, rows)
+        else:  # its group is really connected to another
+            key = ("collective", part.real.id, part.number, slot)
+            keys.add_keyed(key, part.real.ranks, rows)
 
-    def _place_roots(self, rows: IntArray) -> None:
-        """Roots as group ranks, 0 where one is no member."""
+    def _convert_roots(self, rows: IntArray) -> None:
+        """Replace roots by their group ranks, and by 0 where a root is no member."""
         groups, roots = self.group[rows], self.root[rows]
         for group, root in sorted(set(zip(groups.tolist(), roots.tolist(), strict=True))):
-            self.root[rows[(groups == group) & (roots == root)]] = max(
-                self.program.groups[group].group_rank(root), 0
-            )
+            group_rank = self.program.groups[group].group_rank(root)
+            self.root[rows[(groups == group) & (roots == root)]] = max(group_rank, 0)
 
     def _number_instances(self, keys: _CollectiveKeys) -> None:
-        """Give every collective's rows the number of the meeting that they belong to."""
-        rows, number, slot = keys.columns()
+        """Give the rows of collectives that match the number of their instance."""
+        rows, number, slot = keys.numbered_columns()
         group = self.group[rows]
         order = np.lexsort((rows, slot, number, group))
-        rows, group = rows[order], group[order]
-        fresh = np.ones(len(rows), dtype=np.bool_)
-        fresh[1:] = (
-            (np.diff(group) != 0) | (np.diff(number[order]) != 0) | (np.diff(slot[order]) != 0)
-        )
-        self.instance[rows] = np.cumsum(fresh) - 1
-        starts = np.flatnonzero(fresh)
+        rows, number, slot, group = rows[order], number[order], slot[order], group[order]
+        is_first = np.ones(len(rows), dtype=np.bool_)
+        is_first[1:] = (np.diff(group) != 0) | (np.diff(number) != 0) | (np.diff(slot) != 0)
+        self.instance[rows] = np.cumsum(is_first) - 1
         groups = self.program.groups
-        present = {g: self.program.members(g) for g in sorted_unique(group[starts]).tolist()}
-        self.members: list[tuple[int, ...]] = [present[g] for g in group[starts].tolist()]
-        self.whole: list[tuple[int, ...]] = [groups[g].ranks for g in group[starts].tolist()]
-        for (_, members), gathered in keys.gathered.items():
-            for part in gathered:
-                self.instance[part] = len(self.members)
+        group_of_instance = group[is_first].tolist()
+        # Instances of one group share one tuple.
+        present = {g: self.program.members(g) for g in sorted_unique(group[is_first]).tolist()}
+        self.members: list[tuple[int, ...]] = [present[g] for g in group_of_instance]
+        self.whole: list[tuple[int, ...]] = [groups[g].ranks for g in group_of_instance]
+        for (_, members), keyed_rows in keys.keyed.items():
+            for rows_of_part in keyed_rows:
+                self.instance[rows_of_part] = len(self.members)
             self.members.append(members)
             self.whole.append(members)
-        self._meet_instances(keys)
+        self._number_rendezvous()
 
-    def _meet_instances(self, keys: _CollectiveKeys) -> None:
-        """Meets are instances too, behind those of calls; ranks whose meet has one key and the same
-        members come to one, and who has that key again, since the group was made anew, to the next
-        one."""
-        known: dict[Hashable, int] = {}
-        before = Counter[tuple[int, Hashable]]()
+    def _number_rendezvous(self) -> None:
+        """Number rendezvous as instances, behind those of calls.
+
+        Ranks that use one key share an instance. A rank that uses a key again, because the group
+        was created again, arrives at the key's next instance.
+        """
+        instance_of: dict[Hashable, int] = {}
+        uses = Counter[tuple[int, Hashable]]()
         self.meets: list[list[int]] = [[] for _ in range(self.program.world_size)]
-        for unit in self.units:
-            for meet in (i for i in unit.instructions if isinstance(i, AwaitRendezvous)):
-                alike = meet.gathering is not None
-                for row, rank in (
-                    [(unit.vector_rows[0], unit.ranks[0])]
-                    if alike
-                    else zip(unit.vector_rows, unit.ranks, strict=True)
-                ):
-                    for key, members in self._gatherings(meet, rank, row):
-                        turn = key, before[rank, key]
-                        before[rank, key] += 1
-                        if turn not in known:
-                            known[turn] = len(self.members)
-                            self.members.append(members)
-                        for one in unit.ranks if alike else (rank,):
-                            self.meets[one].append(known[turn])
 
-    def _gatherings(
-        self, meet: AwaitRendezvous, rank: int, vector_row: int
+        def instance_at(rank: int, key: Hashable, members: tuple[int, ...]) -> int:
+            numbered_key = key, uses[rank, key]
+            uses[rank, key] += 1
+            if numbered_key not in instance_of:
+                instance_of[numbered_key] = len(self.members)
+                self.members.append(members)
+            return instance_of[numbered_key]
+
+        for unit in self.units:
+            for rendezvous in unit.instructions:
+                if not isinstance(rendezvous, AwaitRendezvous):
+                    continue
+                if rendezvous.gathering is not None:
+                    # All ranks of the unit use the same key, so the first one is enough.
+                    rank, vector_row = unit.ranks[0], unit.vector_rows[0]
+                    for key, members in self._rendezvous_keys(rendezvous, rank, vector_row):
+                        instance = instance_at(rank, key, members)
+                        for member in unit.ranks:
+                            self.meets[member].append(instance)
+                    continue
+                for rank, vector_row in zip(unit.ranks, unit.vector_rows, strict=True):
+                    for key, members in self._rendezvous_keys(rendezvous, rank, vector_row):
+                        self.meets[rank].append(instance_at(rank, key, members))
+
+    def _rendezvous_keys(
+        self, rendezvous: AwaitRendezvous, rank: int, vector_row: int
     ) -> Iterator[tuple[Hashable, tuple[int, ...]]]:
-        """The keys under which a rank meets others, and whom it expects."""
-        if meet.gathering is not None:
-            yield meet.gathering.key, meet.gathering.members or tuple(self.program.present)
+        """(key, expected ranks) for each instance of a rank's rendezvous."""
+        keyed = rendezvous.gathering
+        if keyed is not None:
+            yield keyed.key, keyed.members or tuple(self.program.present)
         code = self.program.code(rank)
-        for spot in meet.spots:
+        for spot in rendezvous.spots:
             group = at_row(code.groups[spot.group], vector_row)
             if spot.port < 0:
-                yield (
-                    ("group", spot.stage, group, at_row(spot.root, vector_row)),
-                    self.program.members(group),
-                )
+                root = at_row(spot.root, vector_row)
+                yield ("group", spot.stage, group, root), self.program.members(group)
                 continue
             peer = at_row(code.ports[spot.port].peer, vector_row)
             pair = (min(rank, peer), max(rank, peer))
-            source = -1 if not spot.stage else rank if spot.stage.endswith("send") else peer
+            source = -1  # a communicator has no direction; a connection is known by its sender
+            if spot.stage:
+                source = rank if spot.stage.endswith("send") else peer
             yield ("pair", spot.stage.partition(" ")[0], group, *pair, source), pair
 
     def parts(self, kind: PartKind) -> Iterator[tuple[CompilationUnit, list[LaunchPart], IntArray]]:
-        """(unit, the parts that one call object makes, their rows on the unit's ranks: (parts,
-        ranks)) of all parts of a kind.
+        """(unit, parts of one call object, their rows) for all parts of a kind.
+
+        Rows have the shape (parts, ranks of the unit).
         """
-        for unit, by_call in zip(self.units, self._by_call, strict=True):
+        for unit, by_call in zip(self.units, self._parts_by_call, strict=True):
             base = self._base[list(unit.ranks)]
             for parts in by_call:
                 if parts[0].kind is kind:
-                    yield (
-                        unit,
-                        parts,
-                        np.array([part.row for part in parts], dtype=np.int64)[:, None] + base,
-                    )
+                    rows = np.array([part.row for part in parts], dtype=np.int64)
+                    yield unit, parts, rows[:, None] + base
 
     @cached_property
-    def _by_call(self) -> list[list[list[LaunchPart]]]:
-        """By unit the parts that one call object makes, in the order of their first ones."""
+    def _parts_by_call(self) -> list[list[list[LaunchPart]]]:
+        """By unit, the parts of each call object, in the order of their first parts."""
         found = []
         for unit in self.units:
             by_call: dict[int, list[LaunchPart]] = defaultdict(list)
@@ -242,43 +255,44 @@ class LinkedProgram:
             found.append(list(by_call.values()))
         return found
 
-    # --- who needs whom ---
+    # --- matches ---
     @cached_property
     def mate(self) -> IntArray:
-        """For each message row the row of its other side; `NEVER_ARRIVES` where it has none,
-        `ANY_SOURCE` where that is open.
-        """
-        found = np.full(self.rows, -1, dtype=np.int64)
-        sends, receives = (self._by_channel(kind) for kind in (KIND_SEND, KIND_RECEIVE))
-        found[sends], found[receives] = NEVER_ARRIVES, NEVER_ARRIVES
-        out, into = self.channel[sends], self.channel[receives]
-        if not np.array_equal(out, into):  # else a channel has as many of both
+        """By message row, the row of its other side; or `NEVER_ARRIVES` or `ANY_SOURCE`."""
+        mate = np.full(self.rows, -1, dtype=np.int64)
+        sends, receives = self._rows_by_channel(KIND_SEND), self._rows_by_channel(KIND_RECEIVE)
+        mate[sends] = mate[receives] = NEVER_ARRIVES
+        send_channels, receive_channels = self.channel[sends], self.channel[receives]
+        if not np.array_equal(send_channels, receive_channels):
+            # Otherwise every channel has as many sends as receives, and all match in order.
+            channels = int(self.channel.max(initial=-1)) + 1
             sends, receives = _match_by_channel(
-                sends, out, receives, into, int(self.channel.max(initial=-1)) + 1
+                sends, send_channels, receives, receive_channels, channels
             )
-        found[sends], found[receives] = receives, sends
+        mate[sends], mate[receives] = receives, sends
         if self.open_boxes.size:
-            found[
-                np.isin(self.box, self.open_boxes) & (self.kind >= 0) & (self.kind <= KIND_RECEIVE)
-            ] = ANY_SOURCE
-        return found
+            is_message = (self.kind >= 0) & (self.kind <= KIND_RECEIVE)
+            mate[is_message & np.isin(self.box, self.open_boxes)] = ANY_SOURCE
+        return mate
 
-    def _by_channel(self, kind: PartKind) -> IntArray:
+    def _rows_by_channel(self, kind: PartKind) -> IntArray:
         rows = np.flatnonzero(self.kind == kind)
         return rows[np.argsort(self.channel[rows], kind="stable")]
 
     @cached_property
     def open_boxes(self) -> IntArray:
-        """Boxes in which some receive is open to any source."""
+        """Boxes with an any-source receive."""
         return sorted_unique(self.box[(self.kind == KIND_RECEIVE) & (self.peer == ANY_SENDER)])
 
     @cached_property
     def rows_of(self) -> list[IntArray]:
-        """The rows that come to each instance, ascending; empty for meets."""
+        """The rows of each instance, ascending; empty for a rendezvous."""
+        if not self.members:
+            return []
         rows = np.flatnonzero(self.instance >= 0)
         rows = rows[np.argsort(self.instance[rows], kind="stable")]
         counts = np.bincount(self.instance[rows], minlength=len(self.members))
-        return list(np.split(rows, np.cumsum(counts)[:-1])) if len(self.members) else []
+        return list(np.split(rows, np.cumsum(counts)[:-1]))
 
     # --- what a row is ---
     def place(self, row: int) -> tuple[int, int, int]:
@@ -289,12 +303,14 @@ class LinkedProgram:
         return rank, position, row - self.base[rank] - code.offsets[position] - 1
 
     def positions(self, code: SharedCode) -> list[int]:
-        """The call of each row of a code."""
-        found = self._position_lists.get(id(code))
-        if found is None:
-            found = [p for p, call in enumerate(code.calls) for _ in range(1 + len(call.parts))]
-            self._position_lists[id(code)] = found
-        return found
+        """The position of the call of each row of a code."""
+        positions = self._position_lists.get(id(code))
+        if positions is None:
+            positions = []
+            for position, call in enumerate(code.calls):
+                positions += [position] * (1 + len(call.parts))
+            self._position_lists[id(code)] = positions
+        return positions
 
     @cached_property
     def _position_lists(self) -> dict[int, list[int]]:
@@ -310,31 +326,20 @@ class LinkedProgram:
         return self.program.resolve(int(self.rank[row]), self.code_call(row))
 
     def queue_names(self) -> tuple[IntArray, list[str]]:
-        """For each row the number of the queue that it ran on, -1 where none; and the queues'
-        names.
-        """
-        numbers, names = np.full(self.rows, -1, dtype=np.int64), dict[str, int]()
+        """(by row, the number of the queue that it ran on, or -1; the names of the queues)."""
+        numbers = np.full(self.rows, -1, dtype=np.int64)
+        number_of: dict[str, int] = {}
         for unit in self.units:
-            by_queue: dict[Hashable, list[OperationLaunch]] = {}
-            for launch in unit.launches:
-                if launch.queue is not None:
-                    by_queue.setdefault(
-                        (launch.queue.key, launch.queue.group, launch.queue.port), []
-                    ).append(launch)
             base = self._base[list(unit.ranks)]
-            for launches in by_queue.values():
-                rows = np.array(
-                    [part.row for launch in launches for part in launch.parts], dtype=np.int64
-                )
-                said = [
-                    self._queue_name(launches[0], *where)
-                    for where in zip(unit.ranks, unit.vector_rows, strict=True)
-                ]
-                values = np.array(
-                    [names.setdefault(name, len(names)) for name in said], dtype=np.int64
-                )
-                numbers[rows[:, None] + base[None, :]] = values[None, :]
-        return numbers, list(names)
+            for launches in _launches_by_queue(unit).values():
+                parts = [part for launch in launches for part in launch.parts]
+                rows = np.array([part.row for part in parts], dtype=np.int64)
+                by_rank = []
+                for rank, vector_row in zip(unit.ranks, unit.vector_rows, strict=True):
+                    name = self._queue_name(launches[0], rank, vector_row)
+                    by_rank.append(number_of.setdefault(name, len(number_of)))
+                numbers[rows[:, None] + base[None, :]] = np.array(by_rank, dtype=np.int64)[None, :]
+        return numbers, list(number_of)
 
     def _queue_name(self, launch: OperationLaunch, rank: int, vector_row: int) -> str:
         """The queue's name in a trace."""
@@ -349,24 +354,44 @@ class LinkedProgram:
         return f"pair {min(rank, peer)}-{max(rank, peer)} of {group}"
 
 
+def _launches_by_queue(unit: CompilationUnit) -> dict[Hashable, list[OperationLaunch]]:
+    by_queue: dict[Hashable, list[OperationLaunch]] = {}
+    for launch in unit.launches:
+        queue = launch.queue
+        if queue is not None:
+            by_queue.setdefault((queue.key, queue.group, queue.port), []).append(launch)
+    return by_queue
+
+
 def _match_by_channel(
-    sends: IntArray, out: IntArray, receives: IntArray, into: IntArray, channels: int
+    sends: IntArray,
+    send_channels: IntArray,
+    receives: IntArray,
+    receive_channels: IntArray,
+    channels: int,
 ) -> tuple[IntArray, IntArray]:
-    """(sends, receives) that meet, of rows in the order of their channels, ``out`` and ``into``."""
-    sent, starts = np.bincount(out, minlength=channels), np.zeros(channels, dtype=np.int64)
-    np.cumsum(sent[:-1], out=starts[1:])
-    taken, ends = np.bincount(into, minlength=channels), np.zeros(channels, dtype=np.int64)
-    np.cumsum(taken[:-1], out=ends[1:])
-    ordinal = np.arange(len(receives)) - ends[into]
-    there = ordinal < sent[into]
-    return sends[(starts[into] + ordinal)[there]], receives[there]
+    """(sends, receives) that match: the k-th of a channel with the k-th.
+
+    Rows must be in the order of their channels.
+    """
+    send_counts = np.bincount(send_channels, minlength=channels)
+    receive_counts = np.bincount(receive_channels, minlength=channels)
+    first_send, first_receive = (np.zeros(channels, dtype=np.int64) for _ in range(2))
+    np.cumsum(send_counts[:-1], out=first_send[1:])
+    np.cumsum(receive_counts[:-1], out=first_receive[1:])
+    #: By receive, its number within its channel.
+    number = np.arange(len(receives)) - first_receive[receive_channels]
+    has_send = number < send_counts[receive_channels]
+    send_index = (first_send[receive_channels] + number)[has_send]
+    return sends[send_index], receives[has_send]
 
 
 def _column_values(
     code: SharedCode, calls: list[CodeCall], rows: IntArray
 ) -> Iterable[tuple[str, IntArray]]:
-    """Per column the values of each call: shape (calls, ranks), or (calls, 1) where they do not
-    differ.
+    """(name, values by call) of each column.
+
+    Values have the shape (calls, ranks), or (calls, 1) if they do not differ by rank.
     """
     ports = [None if call.port < 0 else code.ports[call.port] for call in calls]
     groups: list[Vec] = [code.groups[call.group] if call.group >= 0 else 0 for call in calls]
@@ -389,28 +414,31 @@ def _stack_by_rank(values: list[Vec], rows: IntArray) -> IntArray:
 
 
 class _CollectiveKeys:
-    """Under which keys collectives meet, as they are gathered from the units."""
+    """By what collectives match, collected from the units.
+
+    Most match by their number on the group (and by a *slot*, if the backend separates operations);
+    ``keyed``: those that match by a key instead, by (key, members).
+    """
 
     def __init__(self) -> None:
         self._slots: dict[Hashable, int] = {}
         self._rows: list[IntArray] = []
-        self._numbers: list[tuple[int, int, int]] = []  # how many rows, number, slot
-        self.gathered: dict[tuple[Hashable, tuple[int, ...]], list[IntArray]] = {}
+        self._numbers: list[tuple[int, int, int]] = []  # count of rows, number, slot
+        self.keyed: dict[tuple[Hashable, tuple[int, ...]], list[IntArray]] = {}
 
-    def slot(self, slot: Hashable) -> int:
+    def slot_number(self, slot: Hashable) -> int:
         return self._slots.setdefault(slot, len(self._slots))
 
-    def plain(self, number: int, slot: int, rows: IntArray) -> None:
-        """The ``number``-th call of its group in a slot."""
+    def add_numbered(self, number: int, slot: int, rows: IntArray) -> None:
+        """Add the ``number``-th call of its group in a slot."""
         self._rows.append(rows)
         self._numbers.append((len(rows), number, slot))
 
-    def gather(self, key: Hashable, members: tuple[int, ...], rows: IntArray) -> None:
-        """Calls that meet under a key of their own."""
-        self.gathered.setdefault((key, members), []).append(rows)
+    def add_keyed(self, key: Hashable, members: tuple[int, ...], rows: IntArray) -> None:
+        self.keyed.setdefault((key, members), []).append(rows)
 
-    def columns(self) -> tuple[IntArray, IntArray, IntArray]:
-        """(rows, number, slot) of all plain ones."""
+    def numbered_columns(self) -> tuple[IntArray, IntArray, IntArray]:
+        """(rows, number, slot) of all calls that match by number."""
         if not self._rows:
             return (np.zeros(0, dtype=np.int64),) * 3
         counts, numbers, slots = np.array(self._numbers, dtype=np.int64).T
@@ -418,46 +446,49 @@ class _CollectiveKeys:
 
 
 class _MessageChannels:
-    """Channels and boxes, numbered by port: a code has few of these, and many messages."""
+    """Numbers channels and boxes, by port: a code has few ports and many messages.
+
+    A message's key has six columns: the lower and the higher rank of its pair's communicator (-1
+    for the group's), group, receiver, tag, sender. Without the sender it is the key of a box.
+    """
 
     def __init__(self, linked: LinkedProgram) -> None:
         self.linked = linked
         self.lazy = linked.profile.device and linked.program.options.get("init") != "eager"
-        #: (ranks, 6): own communicator's low and high (-1: the group's), group, target, tag,
-        #: source; (parts, ranks) of a port and way
-        self._columns, self._rows = list[IntArray](), list[IntArray]()
+        self._keys: list[IntArray] = []  # for each port and direction of a unit: (ranks, 6)
+        self._rows: list[IntArray] = []  # (parts, ranks)
 
-    def add(self, unit: CompilationUnit, parts: list[LaunchPart], index: IntArray) -> None:
+    def add(self, unit: CompilationUnit, parts: list[LaunchPart], rows: IntArray) -> None:
+        """Add the messages among a unit's parts; ``rows``: (parts, ranks)."""
         by_port: dict[tuple[int, bool, bool], list[int]] = {}
-        for i, part in enumerate(parts):
+        for number, part in enumerate(parts):
             if part.kind <= KIND_RECEIVE:
-                by_port.setdefault(
-                    (part.call.port, part.kind is KIND_SEND, self.lazy and not part.batched), []
-                ).append(i)
+                sends, of_pair = part.kind is KIND_SEND, self.lazy and not part.batched
+                by_port.setdefault((part.call.port, sends, of_pair), []).append(number)
         ranks = np.array(unit.ranks, dtype=np.int64)
-        for (_, sends, paired), those in by_port.items():
-            rows = index[those]
-            peer, group, tag = (
-                column[rows[0]] for column in (self.linked.peer, self.linked.group, self.linked.tag)
-            )
-            tag = tag * (self.linked.profile.tags | (tag >= FIRST_SIGNAL_TAG))
-            paired &= bool(tag.max() < FIRST_SIGNAL_TAG)
-            low, high = (
-                (np.minimum(ranks, peer), np.maximum(ranks, peer))
-                if paired
-                else (np.full_like(peer, -1),) * 2
-            )
-            source, target = (ranks, peer) if sends else (peer, ranks)
-            self._columns.append(np.stack([low, high, group, target, tag, source], axis=1))
-            self._rows.append(rows)
+        linked = self.linked
+        for (_, sends, of_pair), numbers in by_port.items():
+            message_rows = rows[numbers]
+            first = message_rows[0]  # all messages of a port have the same peer, group and tag
+            peer, group, tag = linked.peer[first], linked.group[first], linked.tag[first]
+            # Backends that ignore tags still tell signals apart, whose channel is their tag.
+            tag = tag * (linked.profile.tags | (tag >= FIRST_SIGNAL_TAG))
+            has_signals = bool(tag.max() >= FIRST_SIGNAL_TAG)
+            low = high = np.full_like(peer, -1)
+            if of_pair and not has_signals:  # no communicator is involved in a signal
+                low, high = np.minimum(ranks, peer), np.maximum(ranks, peer)
+            sender, receiver = (ranks, peer) if sends else (peer, ranks)
+            self._keys.append(np.stack([low, high, group, receiver, tag, sender], axis=1))
+            self._rows.append(message_rows)
 
-    def number(self) -> None:
+    def assign_numbers(self) -> None:
         """Write the columns `box` and `channel`."""
-        if not self._columns:
+        if not self._keys:
             return
-        keys = np.concatenate(self._columns)
+        keys = np.concatenate(self._keys)
         box = dense_row_ids((keys[:, i] for i in range(5)), len(keys))
         channel = dense_row_ids((box, keys[:, 5]), len(keys))
+        # Without the communicator, fewer keys differ if one direction uses several of them.
         directions = dense_row_ids((keys[:, i] for i in range(2, 6)), len(keys))
         self.linked.mixes_batches = bool(directions.max() < channel.max())
         start = 0

@@ -1,12 +1,16 @@
-"""What makes the order of events matter: calls that meet and do not fit, with what a back end makes
-of them, and all else in which an order of arrival decides something. Where nothing does, local
-clocks are exact."""
+"""Calls that match and differ, and what a backend makes of them.
+
+Key idea: matches are fixed by the program, except where the order of events matters, so most
+mismatches are known before a run. `find_mismatch` compares any set of calls that met; the ordered
+driver asks it during the run. `ProgramMismatches` finds all that may differ in a linked program,
+and tells whether they are harmless enough for local clocks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,33 +20,20 @@ from distsim.common.errors import UsageError
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.registry import OPERATIONS
 from distsim.semantics.classes.representatives import FoldingError
-from distsim.semantics.form.completion import CollectiveNeeds
-from distsim.semantics.form.instructions import (
-    INVALID_SIGNATURE,
-    KIND_COLLECTIVE,
-    KIND_RECEIVE,
-    KIND_WORK,
-    AcquireLock,
-    AwaitRendezvous,
-    BlockForever,
-    CompilationUnit,
-    DropRequest,
-    ExitRank,
-    PartKind,
-    PostLaunch,
-    WaitForRows,
-)
+from distsim.semantics.form.collective_needs import CollectiveNeeds
+from distsim.semantics.form.instructions import INVALID_SIGNATURE, PartKind
 from distsim.semantics.form.linked_program import LinkedProgram
 
-# --- calls that meet and do not fit ---
-
-
-#: Calls of one meeting that differ in more ways are left to the order of events.
+#: The calls of one collective that differ in more ways are left to the ordered driver.
 MAX_CALL_KINDS = 8
+#: The maximum number of comparisons of differing calls of collectives: some tens of seconds.
+MOST_COMPARED = 1 << 22
+#: The time of one comparison on one core of a server, measured in one run of 500 ranks.
+_COMPARE_US = 15
 
 
 class RowProperties(Protocol):
-    """What is known of rows: a `LinkedProgram` program, or the tables made of it."""
+    """What is known of rows: implemented by a `LinkedProgram` and by the tables made of it."""
 
     profile: BackendProfile
 
@@ -55,342 +46,251 @@ class RowProperties(Protocol):
     def call(self, row: int) -> ResolvedCall: ...
 
 
-#: So many comparisons of differing calls of a collective are made: some tens of seconds (15 us each
-#: on one core of a server, measured in one run of 500 ranks).
-MOST_COMPARED = 1 << 22
-_COMPARE_US = 15
-
-
 class RowMismatch(NamedTuple):
-    """Rows that met and differ: in which fields, and the profile's word for what follows."""
+    """Rows that matched and differ in ``fields``; ``outcome``: the profile's word."""
 
     rows: tuple[int, ...]
     fields: tuple[str, ...]
     outcome: str
 
 
+#: The fields in which calls differ, and what follows.
+_FoundMismatch = tuple[tuple[str, ...], MismatchOutcome]
+
+
+# --- comparing calls ---
 def find_mismatch(
-    of: RowProperties, rows: Sequence[int], instance: int
-) -> tuple[tuple[str, ...], MismatchOutcome] | None:
-    """In what calls that met differ, and what comes of it; None where they fit. ``instance``: of a
-    collective, -1 for a send and its receive. Of a collective ``rows`` may be those that have come
-    so far."""
-    signatures = [of.signature[row] for row in rows]
+    rows_of: RowProperties, rows: Sequence[int], instance: int
+) -> _FoundMismatch | None:
+    """How calls that met differ, and what follows; None if they agree.
+
+    ``instance``: of a collective; -1 for a send and its receive. For a collective, ``rows`` may be
+    those that have arrived so far.
+    """
+    signatures = [rows_of.signature[row] for row in rows]
     if INVALID_SIGNATURE in signatures:
         return ("splits",), MismatchOutcome("wrong-data")
-    calls, is_message = tuple([of.call(row) for row in rows]), instance < 0
+    calls = tuple([rows_of.call(row) for row in rows])
+    is_message = instance < 0
     fields = differing_fields(calls, signatures, is_message)
-    if is_message and of.tag[rows[0]] != of.tag[rows[1]]:
+    if is_message and rows_of.tag[rows[0]] != rows_of.tag[rows[1]]:
         fields += ("tag",)
     if not fields:
         return None
-    return fields, of.profile.mismatch(
-        MismatchedCalls(fields, calls, tuple(int(of.nbytes[row]) for row in rows), is_message)
-    )
+    nbytes = tuple(int(rows_of.nbytes[row]) for row in rows)
+    return fields, rows_of.profile.mismatch(MismatchedCalls(fields, calls, nbytes, is_message))
 
 
 def differing_fields(
     calls: tuple[ResolvedCall, ...], signatures: Sequence[int], is_message: bool
 ) -> tuple[str, ...]:
-    """The words in which calls that met differ (`agreement` of their rows); those of one operation
-    and one signature agree.
+    """The names of the fields in which calls that met differ (`agreement` of their operations).
 
-    Operations that agree pair by pair (all_to_all) are compared so, whoever else is missing: gloo's
-    parts travel between two (run).
+    Operations that agree pair by pair (all_to_all) are compared so even if other ranks are missing:
+    gloo's parts travel between two ranks (run).
     """
-    unlike = {
+    # Calls of one operation and one signature agree, so one of each is enough.
+    distinct = {
         (call.op, signature): call for call, signature in zip(calls, signatures, strict=True)
     }.values()
-    said = [
-        OPERATIONS[c.op].agreement(c)
-        if is_message
-        else {"op": c.op, **OPERATIONS[c.op].agreement(c)}
-        for c in unlike
-    ]
-    names = dict.fromkeys(name for words in said for name in words)
-    fields = tuple(
-        name for name in names if any(words.get(name) != said[0].get(name) for words in said)
-    )
-    row = OPERATIONS[calls[0].op]
-    if not row.pairwise or "op" in fields:
+    agreements = [_agreement(call, is_message) for call in distinct]
+    fields = tuple(name for name in _names_of(agreements) if _differs(agreements, name))
+    operation = OPERATIONS[calls[0].op]
+    if not operation.pairwise or "op" in fields:
         return fields
-    uneven = "numel" in fields or "numel" not in said[0]
+    may_be_uneven = "numel" in fields or "numel" not in agreements[0]
     fields = tuple(name for name in fields if name not in ("numel", "splits"))
-    return (
-        (*fields, "splits")
-        if uneven and row.mismatched_pairs(sorted(calls, key=lambda c: c.group_rank))
-        else fields
-    )
+    if may_be_uneven and operation.mismatched_pairs(sorted(calls, key=lambda c: c.group_rank)):
+        return (*fields, "splits")
+    return fields
 
 
+def _agreement(call: ResolvedCall, is_message: bool) -> Mapping[str, Any]:
+    """What the calls must agree on. A send and a receive are different operations by nature."""
+    agreement = OPERATIONS[call.op].agreement(call)
+    return agreement if is_message else {"op": call.op, **agreement}
+
+
+def _names_of(agreements: Sequence[Mapping[str, Any]]) -> dict[str, None]:
+    return dict.fromkeys(name for agreement in agreements for name in agreement)
+
+
+def _differs(agreements: Sequence[Mapping[str, Any]], name: str) -> bool:
+    first = agreements[0].get(name)
+    return any(agreement.get(name) != first for agreement in agreements)
+
+
+# --- mismatches of a program ---
 class ProgramMismatches:
-    """The meetings of a linked program in which calls may differ. Where ``why_order_matters`` is
-    None all of them go on as if they fitted, in whatever order they come; what came of them is told
-    by `met`."""
+    """The matches of a linked program whose calls may differ.
+
+    - ``receives``: of messages; ``instances``: of collectives.
+    - ``uneven``: those instances of pairwise operations whose parts may not fit one another.
+    - ``early``: rows of collectives in which some members may finish before all have arrived.
+
+    If `why_order_matters` is None, all of them continue as if they agreed, in whatever order they
+    arrive, and `in_run` returns what they lead to.
+    """
 
     def __init__(self, linked: LinkedProgram) -> None:
         self.linked = linked
         self.receives = mismatched_receives(linked)
-        unlike, uneven = suspect_instances(linked)
-        self.instances, self.uneven = sorted_union(unlike, uneven), frozenset(uneven.tolist())
+        differing, uneven = suspect_instances(linked)
+        self.instances = sorted_union(differing, uneven)
+        self.uneven = frozenset(uneven.tolist())
         if linked.program.representative_of is not None and self.instances.size:
-            raise FoldingError  # what comes of it goes by how many say what, and where they stand
+            # The consequence depends on how many ranks differ, and on their group ranks.
+            raise FoldingError
         refuse_too_many_comparisons(linked, self.instances.tolist())
         self.early = frozenset(CollectiveNeeds(linked).early.tolist())
-        self._judged: dict[tuple[int, ...], tuple[tuple[str, ...], MismatchOutcome] | None] = {}
-        self._pairs: dict[tuple[object, ...], tuple[tuple[str, ...], MismatchOutcome] | None] = {}
+        # Results by rows, and for messages by what the rows have in common with those of a loop.
+        self._by_rows: dict[tuple[int, ...], _FoundMismatch | None] = {}
+        self._by_message_kind: dict[tuple[object, ...], _FoundMismatch | None] = {}
 
-    def why_ordered(self) -> str | None:
-        """The reason why the order of events must be followed: what does not fit ends a process, or
-        halts others.
+    def why_order_matters(self) -> str | None:
+        """The reason why the order of events must be followed: a mismatch ends a process, or stops
+        other ranks.
         """
-        if any(
-            found is not None and found[1].crash
-            for _, found in self._messages(self.receives.tolist())
-        ):
-            return "messages do not fit"
-        return (
-            None if all(map(self._goes_on, self.instances.tolist())) else "collectives do not fit"
-        )
+        for _, found in self._messages(self.receives.tolist()):
+            if found is not None and found[1].crash:
+                return "messages do not fit"
+        if not all(map(self._is_harmless, self.instances.tolist())):
+            return "collectives do not fit"
+        return None
 
-    def met(self, posted: Sequence[int] | IntArray) -> Iterator[RowMismatch]:
-        """What met and differs, of the rows that were posted: messages by their receives, then
-        collectives.
+    def in_run(self, posted: Sequence[int] | IntArray) -> Iterator[RowMismatch]:
+        """What matched and differs in a run, given when rows were posted (-1: never).
+
+        Messages come first, by their receives, then collectives.
         """
-        here = [
-            row
-            for row in self.receives.tolist()
-            if posted[row] >= 0 and posted[self.linked.mate[row]] >= 0
-        ]
-        for rows, found in self._messages(here):
+        mate = self.linked.mate
+        received = [row for row in self.receives.tolist() if posted[row] >= 0]
+        received = [row for row in received if posted[mate[row]] >= 0]
+        for rows, found in self._messages(received):
             if found is not None:
                 yield RowMismatch(rows, found[0], found[1].outcome)
         for instance in self.instances.tolist():
-            came = [row for row in self.linked.rows_of[instance].tolist() if posted[row] >= 0]
-            whole = len(came) == len(self.linked.members[instance])
-            if (
-                whole
-                or len(set(self.linked.signature[came].tolist())) > 1
-                or (instance in self.uneven and len(came) > 1)
-            ):
-                found = self._judge(tuple(came), instance)
+            rows_of_instance = self.linked.rows_of[instance].tolist()
+            arrived = tuple(row for row in rows_of_instance if posted[row] >= 0)
+            if self._may_differ(instance, arrived):
+                found = self._find(arrived, instance)
                 if found is not None:
-                    yield RowMismatch(tuple(came), found[0], found[1].outcome)
+                    yield RowMismatch(arrived, found[0], found[1].outcome)
 
-    def _judge(
-        self, rows: tuple[int, ...], instance: int
-    ) -> tuple[tuple[str, ...], MismatchOutcome] | None:
-        if rows not in self._judged:
-            self._judged[rows] = find_mismatch(self.linked, rows, instance)
-        return self._judged[rows]
+    def _may_differ(self, instance: int, arrived: tuple[int, ...]) -> bool:
+        """Whether the rows that have arrived can differ at all; complete instances always may."""
+        if len(arrived) == len(self.linked.members[instance]):
+            return True
+        if instance in self.uneven and len(arrived) > 1:
+            return True
+        return len(set(self.linked.signature[list(arrived)].tolist())) > 1
+
+    def _find(self, rows: tuple[int, ...], instance: int) -> _FoundMismatch | None:
+        if rows not in self._by_rows:
+            self._by_rows[rows] = find_mismatch(self.linked, rows, instance)
+        return self._by_rows[rows]
 
     def _messages(
         self, receives: Iterable[int]
-    ) -> Iterator[tuple[tuple[int, int], tuple[tuple[str, ...], MismatchOutcome] | None]]:
-        """(send and receive, what comes of them); those of one code that say the same are judged
-        once.
+    ) -> Iterator[tuple[tuple[int, int], _FoundMismatch | None]]:
+        """((send, receive), their mismatch) for messages given by their receives.
+
+        Messages of the same calls with equal signatures, tags and sizes are compared only once.
+        """
+        for receive in receives:
+            send = int(self.linked.mate[receive])
+            key = (self._message_kind(send), self._message_kind(receive))
+            if key not in self._by_message_kind:
+                self._by_message_kind[key] = find_mismatch(self.linked, (send, receive), -1)
+            yield (send, receive), self._by_message_kind[key]
+
+    def _message_kind(self, row: int) -> tuple[int, int, int, int]:
+        linked = self.linked
+        return (
+            id(linked.code_call(row)),
+            int(linked.signature[row]),
+            int(linked.tag[row]),
+            int(linked.nbytes[row]),
+        )
+
+    def _is_harmless(self, instance: int) -> bool:
+        """Whether a collective's mismatch stops no rank, in whatever order its members arrive.
+
+        Neither all of its calls together nor any two that differ may stop a rank, and no member may
+        finish before all have arrived.
         """
         linked = self.linked
-        for receive in receives:
-            rows = int(linked.mate[receive]), receive
-            key = tuple(
-                (
-                    id(linked.code_call(row)),
-                    *(int(c[row]) for c in (linked.signature, linked.tag, linked.nbytes)),
-                )
-                for row in rows
-            )
-            if key not in self._pairs:
-                self._pairs[key] = find_mismatch(linked, rows, -1)
-            yield rows, self._pairs[key]
-
-    def _goes_on(self, instance: int) -> bool:
-        """Neither all calls of a collective nor any two that differ stop anybody, and nobody leaves
-        before all have come.
-        """
-        linked, rows = self.linked, tuple(self.linked.rows_of[instance].tolist())
+        rows = tuple(linked.rows_of[instance].tolist())
         if not self.early.isdisjoint(rows):
             return False
-        kinds = {(int(linked.signature[row]), int(linked.nbytes[row])): row for row in rows}
-        if len(kinds) > MAX_CALL_KINDS:
+        row_by_kind = {(int(linked.signature[row]), int(linked.nbytes[row])): row for row in rows}
+        if len(row_by_kind) > MAX_CALL_KINDS:
             return False
-        for those in (rows, *combinations(kinds.values(), 2)):
-            found = self._judge(those, instance)
+        for compared in (rows, *combinations(row_by_kind.values(), 2)):
+            found = self._find(compared, instance)
             if found is not None and (found[1].crash or found[1].hangs):
                 return False
         return True
 
 
 def refuse_too_many_comparisons(linked: LinkedProgram, instances: Iterable[int]) -> None:
-    """Raise UsageError where calls differ in so many ways that comparing each with all who came
-    before has no end: the number of different calls times that of the members, over all collectives
-    (`MOST_COMPARED`)."""
-    compared = sum(
-        len(sorted_unique(linked.signature[rows])) * len(rows)
-        for rows in map(linked.rows_of.__getitem__, instances)
-        if len(rows) ** 2 > MOST_COMPARED
-    )
-    if compared > MOST_COMPARED:
-        seconds = compared * _COMPARE_US / 1e6
+    """Raise UsageError if comparing each call with all that arrived before would take too long.
+
+    The work is the number of different calls times the number of members, over all collectives
+    (limit: `MOST_COMPARED`).
+    """
+    comparisons = 0
+    for instance in instances:
+        rows = linked.rows_of[instance]
+        if len(rows) ** 2 > MOST_COMPARED:
+            comparisons += len(sorted_unique(linked.signature[rows])) * len(rows)
+    if comparisons > MOST_COMPARED:
+        minutes = comparisons * _COMPARE_US / 1e6 / 60
         raise UsageError(
-            f"calls of one collective differ from rank to rank: {compared:,} comparisons, about {seconds / 60:,.0f} min, "
-            f"where {MOST_COMPARED:,} are allowed",
-            "let the members agree (root, sizes, dtype, operation), or look at the same program with fewer ranks: `world:`",
+            f"calls of one collective differ from rank to rank: {comparisons:,} comparisons, "
+            f"about {minutes:,.0f} min, where {MOST_COMPARED:,} are allowed",
+            "let the members agree (root, sizes, dtype, operation), "
+            "or look at the same program with fewer ranks: `world:`",
         )
 
 
 def mismatched_receives(linked: LinkedProgram) -> IntArray:
-    """The receives whose message, if both come, is not what they expect."""
+    """The receives whose message, if both are posted, is not what they expect."""
     receives = np.flatnonzero((linked.kind == PartKind.RECEIVE) & (linked.mate >= 0))
     sends = linked.mate[receives]
-    differ = (linked.signature[receives] != linked.signature[sends]) | (
-        linked.tag[receives] != linked.tag[sends]
-    )
-    found: IntArray = receives[differ]
-    return found
+    signatures_differ = linked.signature[receives] != linked.signature[sends]
+    tags_differ = linked.tag[receives] != linked.tag[sends]
+    mismatched: IntArray = receives[signatures_differ | tags_differ]
+    return mismatched
 
 
 def suspect_instances(linked: LinkedProgram) -> tuple[IntArray, IntArray]:
-    """(instances whose calls differ in what they say, instances of pairwise calls whose parts may
-    not fit one another).
-    """
+    """(instances whose calls differ, instances of pairwise calls whose parts may not fit)."""
     rows = np.flatnonzero((linked.kind == PartKind.COLLECTIVE) & (linked.instance >= 0))
     count = len(linked.members)
-    low, high = np.full(count, np.iinfo(np.int64).max), np.full(count, np.iinfo(np.int64).min)
-    np.minimum.at(low, linked.instance[rows], linked.signature[rows])
-    np.maximum.at(high, linked.instance[rows], linked.signature[rows])
-    unlike = np.flatnonzero(
-        (low < high) | ((low == INVALID_SIGNATURE) & (high == INVALID_SIGNATURE))
-    )
-    return unlike, sorted_unique(
-        np.concatenate([np.zeros(0, dtype=np.int64), *_instances_of_uneven_parts(linked)])
-    )
+    lowest = np.full(count, np.iinfo(np.int64).max)
+    highest = np.full(count, np.iinfo(np.int64).min)
+    np.minimum.at(lowest, linked.instance[rows], linked.signature[rows])
+    np.maximum.at(highest, linked.instance[rows], linked.signature[rows])
+    all_invalid = (lowest == INVALID_SIGNATURE) & (highest == INVALID_SIGNATURE)
+    differing = np.flatnonzero((lowest < highest) | all_invalid)
+    uneven = np.concatenate([np.zeros(0, dtype=np.int64), *_instances_of_uneven_parts(linked)])
+    return differing, sorted_unique(uneven)
 
 
 def _instances_of_uneven_parts(linked: LinkedProgram) -> list[IntArray]:
-    """The instances of calls that agree pair by pair, and whose parts are not all of one size."""
-    known: dict[int, bool] = {}
-    found = []
+    """The instances of calls that agree pair by pair, and whose parts may differ in size."""
+    may_be_uneven: dict[int, bool] = {}  # by call
+    instances = []
     for unit, parts, rows in linked.parts(PartKind.COLLECTIVE):
         call = parts[0].call
-        if OPERATIONS[call.op].pairwise:
-            if id(call) not in known:
-                agreed = OPERATIONS[call.op].agreement(linked.program.resolve(unit.ranks[0], call))
-                known[id(call)] = "numel" not in agreed or isinstance(call.signature, np.ndarray)
-            if known[id(call)]:
-                found.append(linked.instance[rows].reshape(-1))
-    return found
-
-
-# --- does any order of arrival decide something? ---
-
-
-def why_order_matters(
-    linked: LinkedProgram, misfits: ProgramMismatches | None = None
-) -> str | None:
-    """The reason why the order of events must be followed, None where it does not matter.
-    ``misfits``: those of the program, if they are at hand."""
-    if linked.open_boxes.size:
-        return "a receive is open to any source"
-    if any(fault.kind not in ("slow", "late", "absent") for fault in linked.program.faults):
-        return "a rank fails"
-    if (
-        any(fault.kind == "absent" for fault in linked.program.faults)
-        and linked.profile.peer_death == "raises"
-    ):
-        return "a rank is missing"
-    why = next(
-        (
-            why
-            for unit in linked.units
-            if (why := _why_order_matters_in_unit(linked, unit)) is not None
-        ),
-        None,
-    )
-    return why or (misfits or ProgramMismatches(linked)).why_ordered()
-
-
-def _why_order_matters_in_unit(linked: LinkedProgram, unit: CompilationUnit) -> str | None:
-    last = unit.instructions[-1]
-    if isinstance(last, ExitRank) and last.gone:
-        return "a rank leaves early"
-    for instruction in unit.instructions:
-        if isinstance(instruction, DropRequest):
-            return "a request is dropped"
-        if isinstance(instruction, BlockForever):
-            return "a call is invalid"
-        if isinstance(instruction, AwaitRendezvous) and (instruction.uneven or instruction.lost):
-            return "the ranks made different groups"
-    return _worker_queue_fills(unit) or (_lock_contended(unit) if linked.profile.lock else None)
-
-
-def _worker_queue_fills(unit: CompilationUnit) -> str | None:
-    """Do more launches of a queue stand open at once than its workers run?"""
-    opened: dict[Hashable, set[int]] = {}
-    of: dict[int, Hashable] = {}
-    for instruction in unit.instructions:
-        if isinstance(instruction, PostLaunch) and instruction.launch.pooled:
-            queue = instruction.launch.queue
-            assert queue is not None
-            there = opened.setdefault(queue.key, set())
-            if len(there) >= queue.width:
-                return "a queue of collectives fills up"
-            there.add(instruction.launch.row)
-            of[instruction.launch.row] = queue.key
-        elif isinstance(instruction, WaitForRows):
-            for row in instruction.rows:
-                if row in of:
-                    opened[of[row]].discard(row)
-    return None
-
-
-def _lock_contended(unit: CompilationUnit) -> str | None:
-    """Does an asynchronous collective run beside what takes the lock as well: messages, a wait for
-    one, a call of the host's own?
-    """
-    opened: set[int] = set()
-    for instruction in unit.instructions:
-        if isinstance(instruction, PostLaunch) and instruction.launch.pooled:
-            opened.add(instruction.launch.row)
-        elif isinstance(instruction, WaitForRows):
-            opened.difference_update(instruction.rows)
-        elif opened and (
-            isinstance(instruction, AcquireLock)
-            or _is_message(instruction)
-            or _is_host_collective(instruction)
-        ):
-            return "the process's one lock decides who comes first"
-    return None
-
-
-def _is_message(instruction: object) -> bool:
-    return isinstance(instruction, PostLaunch) and instruction.launch.parts[0].kind <= KIND_RECEIVE
-
-
-def _is_host_collective(instruction: object) -> bool:
-    """A collective that no worker runs, as a new_group."""
-    return (
-        isinstance(instruction, PostLaunch)
-        and instruction.launch.queue is None
-        and instruction.launch.parts[0].kind is KIND_COLLECTIVE
-    )
-
-
-def exits_with_open_requests(linked: LinkedProgram) -> bool:
-    """Does a rank leave before its end with requests that it never saw finished? Then it matters
-    who came before.
-    """
-    for unit in linked.units:
-        last = unit.instructions[-1]
-        if isinstance(last, ExitRank) and last.gone:
-            waited = {
-                row for i in unit.instructions if isinstance(i, WaitForRows) for row in i.rows
-            }
-            if any(
-                part.row not in waited
-                for launch in unit.launches
-                for part in launch.parts
-                if part.kind is not KIND_WORK
-            ):
-                return True
-    return False
+        operation = OPERATIONS[call.op]
+        if not operation.pairwise:
+            continue
+        if id(call) not in may_be_uneven:
+            agreement = operation.agreement(linked.program.resolve(unit.ranks[0], call))
+            differs_by_rank = isinstance(call.signature, np.ndarray)
+            may_be_uneven[id(call)] = "numel" not in agreement or differs_by_rank
+        if may_be_uneven[id(call)]:
+            instances.append(linked.instance[rows].reshape(-1))
+    return instances

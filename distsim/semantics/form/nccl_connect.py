@@ -1,12 +1,15 @@
-"""N9: the first message in a direction between two ranks of an nccl communicator makes its
-connection, on the hosts of both.
+"""N9: launches of two ranks that connect different directions of an nccl communicator.
 
-Source: NCCL ``transport.cc``, ``ncclTransportP2pSetup``: both sides exchange connection data over
-the bootstrap network, the sender what its receiver needs and the other way round, for all
-directions of a launch at once. Where the two launches do not mirror each other the data are taken
-for others: two sends first raise on sockets and stand still on one machine, a batch of both
-directions against a receive alone raises "Message truncated" on one rank and leaves the other
-waiting (run on an H100, NCCL 2.28.9 and 2.32.3).
+Key idea: the first message in a direction between two ranks creates a connection, on the hosts of
+both. So the k-th launch of one rank that connects anything to the other must mirror the k-th launch
+of the other. All this is fixed by the program, and no run is needed.
+
+Source: NCCL ``transport.cc``, ``ncclTransportP2pSetup``. Both sides exchange connection data over
+the bootstrap network, the sender what its receiver needs and vice versa, for all directions of a
+launch at once. If the two launches do not mirror each other, data are mistaken for other data: two
+sends first raise on sockets and hang on one machine; a batch of both directions against a single
+receive raises "Message truncated" on one rank and leaves the other waiting (run on an H100, NCCL
+2.28.9 and 2.32.3).
 """
 
 from __future__ import annotations
@@ -22,8 +25,9 @@ from distsim.program.model import Program
 
 
 class ConnectingLaunch(NamedTuple):
-    """A launch that connects something between two ranks: the call's position, and the directions
-    that it connects.
+    """A launch that creates connections between two ranks.
+
+    ``position``: the call; ``ways``: the directions that it connects ("send", "recv").
     """
 
     position: int
@@ -31,15 +35,13 @@ class ConnectingLaunch(NamedTuple):
 
 
 class ConnectionMismatch(NamedTuple):
-    """Two launches of a pair of ranks, the lower one first, that connect other directions than each
-    other.
-    """
+    """Two launches of a pair of ranks, the lower rank first, that do not mirror each other."""
 
     pair: tuple[int, int]
     launches: tuple[ConnectingLaunch, ConnectingLaunch]
 
 
-#: (communicator, peer) -> the launches that connect something between the two.
+#: (communicator, peer) -> the launches that create connections between the two.
 _LaunchesByPeer = dict[tuple[Hashable, int], list[ConnectingLaunch]]
 _MIRRORED = {"send": "recv", "recv": "send"}
 _RECEIVES = frozenset({"recv"})
@@ -48,54 +50,64 @@ _RECEIVES = frozenset({"recv"})
 def connection_mismatches(
     program: Program, profile: BackendProfile
 ) -> tuple[ConnectionMismatch, ...]:
-    """Of each pair of ranks that connects other directions than its partner in a launch on some
-    communicator, the first such launches.
-    """
+    """For each pair of ranks whose launches do not mirror each other, the first such launches."""
     calls = [_connecting_calls(code, profile) for code in program.codes]
-    connects = {
-        r: _RankConnections(program, profile, r, calls[program.code_of[r]]).found
-        for r in program.present
+    launches_of = {
+        rank: _RankConnections(program, profile, rank, calls[program.code_of[rank]]).launches
+        for rank in program.present
     }
     found: dict[tuple[int, int], ConnectionMismatch] = {}
-    for rank, contacts in connects.items():
-        for (comm, peer), mine in contacts.items():
-            if rank < peer and peer in connects and (rank, peer) not in found:
-                met = _first_mismatch(mine, connects[peer].get((comm, rank), []))
-                if met is not None:
-                    found[rank, peer] = ConnectionMismatch((rank, peer), met)
+    for rank, launches_by_peer in launches_of.items():
+        for (comm, peer), launches in launches_by_peer.items():
+            if rank >= peer or peer not in launches_of or (rank, peer) in found:
+                continue
+            mismatch = _first_mismatch(launches, launches_of[peer].get((comm, rank), []))
+            if mismatch is not None:
+                found[rank, peer] = ConnectionMismatch((rank, peer), mismatch)
     return tuple(found[pair] for pair in sorted(found))
 
 
 def _first_mismatch(
-    mine: list[ConnectingLaunch], theirs: list[ConnectingLaunch]
+    launches: list[ConnectingLaunch], peer_launches: list[ConnectingLaunch]
 ) -> tuple[ConnectingLaunch, ConnectingLaunch] | None:
-    """The first two launches that meet and do not mirror each other. Receives alone on both sides
-    wait for each other, as everywhere, and whose partner never comes waits."""
-    for one, other in zip_longest(mine, theirs):
-        if one is None or other is None or one.ways == other.ways == _RECEIVES:
+    """The first two launches with the same number that do not mirror each other.
+
+    Two launches that only receive wait for each other, and a launch without a partner waits too.
+    Both are ordinary hangs, so the search ends there.
+    """
+    for launch, peer_launch in zip_longest(launches, peer_launches):
+        if launch is None or peer_launch is None:
             return None
-        if {_MIRRORED[way] for way in one.ways} != other.ways:
-            return one, other
+        if launch.ways == peer_launch.ways == _RECEIVES:
+            return None
+        if {_MIRRORED[way] for way in launch.ways} != peer_launch.ways:
+            return launch, peer_launch
     return None
 
 
 def _connecting_calls(code: SharedCode, profile: BackendProfile) -> list[tuple[int, CodeCall]]:
-    """Messages, batches and collectives that travel as messages, with their positions; of a
-    repeated one the first, where all ranks of the code make it."""
-    found = [
-        (k, call)
-        for k, call in enumerate(code.calls)
-        if OPERATIONS[call.op].kind in ("p2p", "batch") or call.op in profile.by_messages
-    ]
-    return (
-        found
-        if code.guards is not None
-        else list({id(call): (k, call) for k, call in reversed(found)}.values())[::-1]
-    )
+    """Calls that connect pairs of ranks, with their positions.
+
+    These are messages, batches, and collectives that are sent as messages. If all ranks of the code
+    make all calls, only the first of repeated calls is returned: the others connect nothing.
+    """
+    calls = []
+    for position, call in enumerate(code.calls):
+        if OPERATIONS[call.op].kind in ("p2p", "batch") or call.op in profile.by_messages:
+            calls.append((position, call))
+    if code.guards is not None:
+        return calls
+    first_by_id = {id(call): (position, call) for position, call in reversed(calls)}
+    # In the order of the calls' last occurrences.
+    return list(first_by_id.values())[::-1]
 
 
 class _RankConnections:
-    """What one rank connects, ``calls`` being its code's that connect something."""
+    """The launches of one rank that create connections.
+
+    ``calls``: the calls of its code that may. ``joined``: what collectives have connected: (group,
+    pattern of the connections, root).
+    """
 
     def __init__(
         self,
@@ -106,50 +118,52 @@ class _RankConnections:
     ) -> None:
         self.code, self.row, self.rank = program.code(rank), program.row_of[rank], rank
         self.eager = program.options.get("init") == "eager"
-        self.found: _LaunchesByPeer = {}
-        self.joined: set[tuple[int, str, int]] = (
-            set()
-        )  # what collectives have connected: group, how, root
+        self.launches: _LaunchesByPeer = {}
+        self.joined: set[tuple[int, str, int]] = set()
         for position, call in calls:
-            if not self._made(position):
+            if not self._is_made(position):
                 continue
-            if call.op in profile.by_messages:
-                self.joined.add(
-                    (
-                        self._group(call.group),
-                        profile.by_messages[call.op],
-                        self._at(call.fields.get("root", -1)),
-                    )
-                )
+            pattern = profile.by_messages.get(call.op)
+            if pattern is not None:
+                root = self._at(call.fields.get("root", -1))
+                self.joined.add((self._group(call.group), pattern, root))
             else:
-                self._look(position, call.parts or (call,), batched=bool(call.parts))
+                self._add_launch(position, call.parts or (call,), batched=bool(call.parts))
 
-    def _made(self, position: int) -> bool:
-        mask = None if self.code.guards is None else self.code.guards[position]
-        return mask is None or bool(mask[self.row])
+    def _is_made(self, position: int) -> bool:
+        """Whether the rank makes the call at a position of its code."""
+        guard = None if self.code.guards is None else self.code.guards[position]
+        return guard is None or bool(guard[self.row])
 
-    def _look(self, position: int, parts: tuple[CodeCall, ...], batched: bool) -> None:
-        ways: dict[tuple[Hashable, int], set[str]] = {}
+    def _add_launch(self, position: int, parts: tuple[CodeCall, ...], batched: bool) -> None:
+        ways_by_peer: dict[tuple[Hashable, int], set[str]] = {}
         for part in parts:
             if OPERATIONS[part.op].signals:
                 continue
-            if part.port < 0:  # its group is not there: it is refused before it reaches anybody
+            if part.port < 0:  # its group does not exist: it is refused before it reaches a peer
                 continue
             port, way = self.code.ports[part.port], OPERATIONS[part.op].direction or ""
             group, peer = self._group(port.group), self._at(port.peer)
-            on_group = batched or self.eager
-            if not (on_group and self._is_joined(group, way, peer)):
-                ways.setdefault((group if on_group else ("pair", group), peer), set()).add(way)
-        for key, way_set in ways.items():
-            fresh = frozenset(way_set.difference(*(one.ways for one in self.found.get(key, ()))))
-            if fresh:
-                self.found.setdefault(key, []).append(ConnectingLaunch(position, fresh))
+            on_group = batched or self.eager  # else on a communicator of the pair
+            if on_group and self._is_joined(group, way, peer):
+                continue
+            communicator: Hashable = group if on_group else ("pair", group)
+            ways_by_peer.setdefault((communicator, peer), set()).add(way)
+        for key, ways in ways_by_peer.items():
+            connected = (launch.ways for launch in self.launches.get(key, ()))
+            new_ways = frozenset(ways.difference(*connected))
+            if new_ways:
+                self.launches.setdefault(key, []).append(ConnectingLaunch(position, new_ways))
 
     def _is_joined(self, group: int, way: str, peer: int) -> bool:
-        to_root, from_root = (self.rank, peer) if way == "recv" else (peer, self.rank)
-        return not self.joined.isdisjoint(
-            ((group, ALL_PAIRS, -1), (group, TO_ROOT, to_root), (group, FROM_ROOT, from_root))
+        """Whether a collective has connected a direction before."""
+        receiver, sender = (self.rank, peer) if way == "recv" else (peer, self.rank)
+        patterns = (
+            (group, ALL_PAIRS, -1),
+            (group, TO_ROOT, receiver),
+            (group, FROM_ROOT, sender),
         )
+        return not self.joined.isdisjoint(patterns)
 
     def _group(self, slot: int) -> int:
         return self._at(self.code.groups[slot]) if slot >= 0 else -1

@@ -1,5 +1,5 @@
-"""How long a rank's own work takes: the file's time or the device's price, slowed by faults and
-varied by jitter.
+"""How long a rank's own work takes: the time of the scenario or the device's cost, slowed by faults
+and varied by jitter.
 """
 
 from __future__ import annotations
@@ -14,12 +14,26 @@ from distsim.program.code import CodeCall, SharedCode, Vec, at_row
 from distsim.program.model import Program
 
 
-def _varied_ns(program: Program, cost: CostModel, rank: int, position: int) -> int:
-    """The duration of a compute of one rank, where faults or chance vary it.
+def durations_ns(program: Program, cost: CostModel, code: SharedCode, position: int) -> Vec:
+    """The durations of a call for all ranks of a code: one number if they are equal."""
+    call = code.calls[position]
+    if OPERATIONS[call.op].kind == "remote":
+        return _one_sided_ns(cost, code, call)
+    slow_ranks = [fault.rank for fault in program.faults if fault.kind == "slow"]
+    varies = bool(program.jitter) or bool(slow_ranks)
+    if call.op != "compute" or not varies:
+        return _base_ns(cost, call, len(code.ranks))
+    return np.array(
+        [_varied_ns(program, cost, rank, position) for rank in code.ranks], dtype=np.int64
+    )
 
-    ``faults: {kind: slow, factor}`` multiplies compute; ``jitter: j`` multiplies it by a factor
-    drawn evenly from [1, 1 + j], by a generator seeded with the file's seed, the rank and the
-    call's position, so that every engine draws the same.
+
+def _varied_ns(program: Program, cost: CostModel, rank: int, position: int) -> int:
+    """The duration of a compute of one rank that faults or chance vary.
+
+    ``faults: {kind: slow, factor}`` multiplies compute. ``jitter: j`` multiplies it by a factor
+    drawn evenly from [1, 1 + j]. The generator is seeded with the scenario's seed, the rank and the
+    call's position, so that every engine draws the same numbers.
     """
     code, call = program.code(rank), program.code_call(rank, position)
     base = int(at_row(_base_ns(cost, call, len(code.ranks)), program.row_of[rank]))
@@ -32,45 +46,30 @@ def _varied_ns(program: Program, cost: CostModel, rank: int, position: int) -> i
     return base if factor == 1.0 else round(base * factor)
 
 
-def durations_ns(program: Program, cost: CostModel, code: SharedCode, position: int) -> Vec:
-    """The durations of a call for all ranks of a code: one number where they are equal. Vec."""
-    call = code.calls[position]
-    if OPERATIONS[call.op].kind == "remote":
-        return _one_sided_ns(cost, code, call)
-    varied = call.op == "compute" and (
-        program.jitter or any(f.kind == "slow" for f in program.faults)
-    )
-    if not varied:
-        return _base_ns(cost, call, len(code.ranks))
-    return np.array(
-        [_varied_ns(program, cost, rank, position) for rank in code.ranks], dtype=np.int64
-    )
-
-
 def _one_sided_ns(cost: CostModel, code: SharedCode, call: CodeCall) -> Vec:
-    """A put or a get: from whose memory is read to whose is written. Vec."""
-    puts, peers = (
-        OPERATIONS[call.op].gives == "all",
-        np.broadcast_to(np.asarray(code.ports[call.port].peer), len(code.ranks)),
-    )
+    """The duration of a put or get: from the memory that is read to the one that is written."""
+    is_put = OPERATIONS[call.op].gives == "all"
+    peers = np.broadcast_to(np.asarray(code.ports[call.port].peer), len(code.ranks))
     sizes = np.broadcast_to(np.asarray(call.nbytes), len(code.ranks))
-    ways = zip(code.ranks, peers.tolist(), sizes.tolist(), strict=True)
-    ends = [(rank, peer, size) if puts else (peer, rank, size) for rank, peer, size in ways]
-    made = [min(src, dst) >= 0 and max(src, dst) < cost.world_size for src, dst, _ in ends]
-    return np.array(
-        [cost.one_sided_ns(*end) if good else 0 for end, good in zip(ends, made, strict=True)],
-        dtype=np.int64,
-    )
+    durations = []
+    for rank, peer, size in zip(code.ranks, peers.tolist(), sizes.tolist(), strict=True):
+        src, dst = (rank, peer) if is_put else (peer, rank)
+        # A rank outside the world belongs to a call that is invalid, or that its rank never makes.
+        exists = min(src, dst) >= 0 and max(src, dst) < cost.world_size
+        durations.append(cost.one_sided_ns(src, dst, size) if exists else 0)
+    return np.array(durations, dtype=np.int64)
 
 
 def _base_ns(cost: CostModel, call: CodeCall, ranks: int) -> Vec:
-    """Time as the file says, or by the device's roofline. Vec."""
-    time, flops, size = (call.fields.get(name, 0) for name in ("time_ns", "flops", "mem_bytes"))
+    """The time given by the scenario, or predicted by the device's roofline."""
+    amounts = [call.fields.get(name, 0) for name in ("time_ns", "flops", "mem_bytes")]
     dtype, kernels = call.fields.get("dtype") or "float32", call.fields.get("kernels", 1)
-    if not any(isinstance(v, np.ndarray) for v in (time, flops, size)):
-        return cost.compute_ns(int(time), float(flops), float(size), dtype, kernels)
-    rows = zip(*(np.broadcast_to(v, ranks).tolist() for v in (time, flops, size)), strict=True)
-    return np.array(
-        [cost.compute_ns(int(t), float(f), float(m), dtype, kernels) for t, f, m in rows],
-        dtype=np.int64,
-    )
+    if not any(isinstance(amount, np.ndarray) for amount in amounts):
+        time, flops, nbytes = amounts
+        return cost.compute_ns(int(time), float(flops), float(nbytes), dtype, kernels)
+    by_rank = [np.broadcast_to(amount, ranks).tolist() for amount in amounts]
+    durations = [
+        cost.compute_ns(int(time), float(flops), float(nbytes), dtype, kernels)
+        for time, flops, nbytes in zip(*by_rank, strict=True)
+    ]
+    return np.array(durations, dtype=np.int64)

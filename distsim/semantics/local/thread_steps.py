@@ -81,8 +81,8 @@ def flatten_to_threads(
     """The steps of a unit's threads. Rows count from the rank's first row.
 
     The row of a wait is that of the call which waits, because its return is recorded there;
-    `NO_ROW` at the program's end. The rows of a rendezvous are its numbers. ``wait_one_by_one``: the backend
-    waits for one request after the other, and each records when it was waited for
+    `NO_ROW` at the program's end. The rows of a rendezvous are its numbers. ``wait_one_by_one``:
+    the backend waits for one request after the other, and each records when it was waited for
     (`STEP_WAIT_EACH`: its rows are the awaited row, then the recorded ones).
     """
     host: list[ThreadStep] = []

@@ -20,7 +20,7 @@ from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.one_sided import FIRST_SIGNAL_TAG
 from distsim.program.code import CodeCall
 from distsim.program.model import Program
-from distsim.semantics.form.completion import CollectiveNeeds
+from distsim.semantics.form.collective_needs import CollectiveNeeds
 from distsim.semantics.form.group_creation import created_group_ids
 from distsim.semantics.form.instructions import (
     AcquireLock,

@@ -27,11 +27,9 @@ from distsim.operations.core.resolved_call import REDUCE_OPS, ResolvedCall
 def _discovered_profiles() -> Iterator[BackendProfile]:
     for found in iter_modules(__path__):
         module = import_module(f"{__name__}.{found.name}")
-        yield from (
-            v
-            for v in vars(module).values()
-            if isinstance(v, BackendProfile) and v.support is not None
-        )
+        for value in vars(module).values():
+            if isinstance(value, BackendProfile) and value.support is not None:
+                yield value
 
 
 #: By name, as ``backend:`` in a file; in the order in which torch lists them.
@@ -68,21 +66,24 @@ def profile_for_call(profile: BackendProfile, call: ResolvedCall) -> BackendProf
 
     The world has the program's back end, in whose place ``profile`` is asked about.
     """
-    own = call.group.backend if call.group.id else None
-    return profile if profile.support is None else BACKEND_PROFILES.get(own or "", profile)
+    if profile.support is None or not call.group.id:
+        return profile
+    return BACKEND_PROFILES.get(call.group.backend or "", profile)
 
 
 def reduction_support(dtype: str) -> dict[str, str]:
     """Reduce op -> the first letters of the back ends whose all_reduce takes this dtype, ``-`` for
     each that does not (``gn-``).
     """
-    return {
-        op: "".join(
-            s.backend[0] if s.takes("all_reduce", dtype, op) else "-"
-            for s in SUPPORT_BY_BACKEND.values()
-        )
-        for op in REDUCE_OPS
-    }
+    return {op: _supporting_backends(dtype, op) for op in REDUCE_OPS}
+
+
+def _supporting_backends(dtype: str, reduce_op: str) -> str:
+    letters = [
+        support.backend[0] if support.takes("all_reduce", dtype, reduce_op) else "-"
+        for support in SUPPORT_BY_BACKEND.values()
+    ]
+    return "".join(letters)
 
 
 __all__ = [

@@ -191,15 +191,26 @@ def has_traffic(op: str, n: int, root: int, one: int, other: int) -> bool:
     """Neighbours in a ring, and of a reduce the root with all; the two ends of an edge of a tree;
     the root and another; those a power of two apart in a barrier (barrier.cc, read); any two in
     all_to_all. Run: four ranks of which 0 and 1 do not hear each other."""
-    apart, rooted = (one - other) % n, root in (one, other)
-    if _binding_of(op).needs is needs_only_root:
-        return rooted
-    if _binding_of(op).needs is not None:
-        v, w = (one - root) % n, (other - root) % n
-        return (v > 0 and binomial_parent(v) == w) or (w > 0 and binomial_parent(w) == v)
+    distance = (one - other) % n
+    includes_root = root in (one, other)
+    needed = _binding_of(op).needs
+    if needed is needs_only_root:
+        return includes_root
+    if needed is not None:
+        first, second = (one - root) % n, (other - root) % n  # positions in the tree
+        if first > 0 and binomial_parent(first) == second:
+            return True
+        return second > 0 and binomial_parent(second) == first
     if skips_empty(op):
-        return apart in (1, n - 1) or (op == "reduce" and rooted)
-    return OPERATIONS[op].pairwise or any(gap & (gap - 1) == 0 for gap in (apart, n - apart))
+        return distance in (1, n - 1) or (op == "reduce" and includes_root)
+    if OPERATIONS[op].pairwise:
+        return True
+    return _is_power_of_two(distance) or _is_power_of_two(n - distance)
+
+
+def _is_power_of_two(number: int) -> bool:
+    """Also true for 0, which is no distance between two ranks."""
+    return number & (number - 1) == 0
 
 
 def workers(rank: int, group: int) -> WorkerQueue:
@@ -247,42 +258,50 @@ def _overflowed_receivers(meeting: MismatchedCalls) -> tuple[int, ...]:
     """Of a gather or a scatter the ranks that are given more than they have room for, by those who
     are there; the root's partners have nothing for each other (run: two takers of a scatter whose
     root never comes wait, whatever their sizes)."""
-    pairs = tuple(zip(meeting.calls, meeting.nbytes, strict=True))
-    takes = [
-        (call.rank == call.root) == (OPERATIONS[call.op].gets == "root") for call in meeting.calls
-    ]
-    sent = max(
-        (nbytes for (_, nbytes), taker in zip(pairs, takes, strict=True) if not taker), default=0
-    )
-    return tuple(
-        call.rank for (call, room), taker in zip(pairs, takes, strict=True) if taker and room < sent
-    )
+    room_by_receiver: dict[int, int] = {}
+    largest_sent = 0
+    for call, nbytes in zip(meeting.calls, meeting.nbytes, strict=True):
+        is_root = call.rank == call.root
+        only_root_receives = OPERATIONS[call.op].gets == "root"
+        if is_root == only_root_receives:
+            room_by_receiver[call.rank] = nbytes
+        else:
+            largest_sent = max(largest_sent, nbytes)
+    return tuple(rank for rank, room in room_by_receiver.items() if room < largest_sent)
 
 
 def _outcome_of_different_roots(meeting: MismatchedCalls) -> MismatchOutcome:
     """Who names the same root is judged apart, but for the ring of a reduce, through which all
     send. That some wait in vain is told by `apart`; where nobody does, a reduce has come out right
     at its root."""
-    fields = tuple(name for name in meeting.fields if name != "root")
-    ops, crash = {call.op for call in meeting.calls}, set[int]()
-    if fields and any(_binding_of(op).needs is None for op in ops):
-        crash.update(mismatch(meeting._replace(fields=fields)).crash)
-    elif fields:
+    other_fields = tuple(name for name in meeting.fields if name != "root")
+    ops = {call.op for call in meeting.calls}
+    if not other_fields:
+        # Without `needs` the operation is a ring, through which every rank sends to every other.
+        are_rings = all(_binding_of(op).needs is None for op in ops)
+        return MismatchOutcome("completes" if are_rings else "wrong-data")
+
+    crashed: set[int] = set()
+    if any(_binding_of(op).needs is None for op in ops):
+        crashed.update(mismatch(meeting._replace(fields=other_fields)).crash)
+    else:
         for root in {call.root for call in meeting.calls}:
-            those = [i for i, call in enumerate(meeting.calls) if call.root == root]
-            part = MismatchedCalls(
-                fields,
-                tuple(meeting.calls[i] for i in those),
-                tuple(meeting.nbytes[i] for i in those),
-                False,
-            )
-            crash.update(mismatch(part).crash)
-    if crash:
-        return MismatchOutcome("crashes", tuple(sorted(crash)))
-    return MismatchOutcome(
-        "completes"
-        if not fields and all(_binding_of(op).needs is None for op in ops)
-        else "wrong-data"
+            crashed.update(mismatch(_part_with_root(meeting, root, other_fields)).crash)
+    if crashed:
+        return MismatchOutcome("crashes", tuple(sorted(crashed)))
+    return MismatchOutcome("wrong-data")
+
+
+def _part_with_root(
+    meeting: MismatchedCalls, root: int | None, fields: tuple[str, ...]
+) -> MismatchedCalls:
+    """The calls that name the same root, with the fields in which they may differ."""
+    indices = [index for index, call in enumerate(meeting.calls) if call.root == root]
+    return MismatchedCalls(
+        fields,
+        tuple(meeting.calls[index] for index in indices),
+        tuple(meeting.nbytes[index] for index in indices),
+        False,
     )
 
 
@@ -290,25 +309,29 @@ def _outcome_of_different_rings(meeting: MismatchedCalls) -> MismatchOutcome:
     """Who is not through is told by `apart`. What adds up the same inputs ends right, whatever it
     is called.
     """
-    calls, ends = meeting.calls, _ring_outcome_of(meeting.calls)
-    if ends.aborts:
-        return MismatchOutcome(
-            "crashes", tuple(call.rank for call in calls if call.group_rank in ends.aborts)
-        )
-    if len(calls) == calls[0].group.size and ends.waits:
+    calls = meeting.calls
+    result = _ring_outcome_of(calls)
+    if result.aborts:
+        aborted = tuple(call.rank for call in calls if call.group_rank in result.aborts)
+        return MismatchOutcome("crashes", aborted)
+    if len(calls) == calls[0].group.size and result.waits:
         return MismatchOutcome("hangs")
-    ops, alike = (
-        {call.op for call in calls},
-        len({call.input_nbytes for call in calls}) == 1 and set(meeting.fields) <= {"op", "numel"},
-    )
-    same = (
-        alike
-        and all(_implementing_collective(op) == _SUM_COLLECTIVE for op in ops)
-        and (len(ops) > 1 or any(_binding_of(op).part_by_part for op in ops))
-    )
-    return MismatchOutcome(
-        "completes" if same or not any(call.input_nbytes for call in calls) else "wrong-data"
-    )
+    moves_no_data = not any(call.input_nbytes for call in calls)
+    if moves_no_data or _add_up_same_inputs(meeting):
+        return MismatchOutcome("completes")
+    return MismatchOutcome("wrong-data")
+
+
+def _add_up_same_inputs(meeting: MismatchedCalls) -> bool:
+    """Whether the calls are different names, or cuts, of one sum over inputs of equal size."""
+    if len({call.input_nbytes for call in meeting.calls}) != 1:
+        return False
+    if not set(meeting.fields) <= {"op", "numel"}:
+        return False
+    ops = {call.op for call in meeting.calls}
+    if any(_implementing_collective(op) != _SUM_COLLECTIVE for op in ops):
+        return False
+    return len(ops) > 1 or any(_binding_of(op).part_by_part for op in ops)
 
 
 def _overflowed_tree_children(meeting: MismatchedCalls) -> tuple[int, ...]:
@@ -321,8 +344,10 @@ def _overflowed_tree_children(meeting: MismatchedCalls) -> tuple[int, ...]:
     }
     crash = []
     for call in meeting.calls:
-        me, root = call.group_rank, call.group.group_rank(call.root) if call.root is not None else 0
-        if sizes.get((binomial_parent((me - root) % n) + root) % n, 0) > sizes[me]:
+        me = call.group_rank
+        root = call.group.group_rank(call.root) if call.root is not None else 0
+        parent = (binomial_parent((me - root) % n) + root) % n
+        if sizes.get(parent, 0) > sizes[me]:
             crash.append(call.rank)
     return tuple(crash)
 
@@ -331,15 +356,15 @@ def neighbours(call: ResolvedCall) -> frozenset[int]:
     """From whom a member receives and to whom it sends: in the ring (`simulate_ring`), in the tree
     (`_overflowed_tree_children`), or as or with the root.
     """
-    n, me, needed = call.group.size, call.group_rank, _binding_of(call.op).needs
+    n, me = call.group.size, call.group_rank
+    needed = _binding_of(call.op).needs
     ring = frozenset({(me - 1) % n, (me + 1) % n})
     if needed is None or call.root is None:
         return ring
     root = max(call.group.group_rank(call.root), 0)
-    with_root = frozenset(range(n)) if me == root else frozenset({root})
-    return ring | (
-        with_root if needed is needs_only_root else binomial_path_and_children(n, root, me)
-    )
+    if needed is not needs_only_root:
+        return ring | binomial_path_and_children(n, root, me)
+    return ring | (frozenset(range(n)) if me == root else frozenset({root}))
 
 
 def _outcome_of_uneven_parts(meeting: MismatchedCalls) -> MismatchOutcome:
@@ -388,25 +413,28 @@ def invalid(call: ResolvedCall, code: str, options: BackendOptions) -> InvalidCa
         return "hangs"
     if code == "DS105":
         return "hangs"
-    if (
-        code == "DS108"
-        and call.group.id
-        and OPERATIONS[call.op].kind == "collective"
-        and call.group.group_rank(call.rank) >= 0
-    ):
+    if code == "DS108" and _is_collective_of_member_on_subgroup(call):
         return "goes on"
     if SUPPORT.overlooks(call, code):
         return "goes on"
-    if OPERATIONS[call.op].pairwise and call.input_splits is None is call.output_splits:
-        uneven = (
-            call.inputs and len(call.inputs) == 1 and call.inputs[0].numel % call.group.size != 0
-        )
-        return (
-            "goes on"
-            if uneven and code != "DS104"
-            else torch_frontend_reaction(call, code, options)
-        )
+    if code != "DS104" and _is_unevenly_divided(call):
+        return "goes on"
     return torch_frontend_reaction(call, code, options)
+
+
+def _is_collective_of_member_on_subgroup(call: ResolvedCall) -> bool:
+    if not call.group.id or OPERATIONS[call.op].kind != "collective":
+        return False
+    return call.group.group_rank(call.rank) >= 0
+
+
+def _is_unevenly_divided(call: ResolvedCall) -> bool:
+    """Whether an all_to_all without splits has an input that the ranks cannot share evenly."""
+    if not OPERATIONS[call.op].pairwise or len(call.inputs) != 1:
+        return False
+    if call.input_splits is not None or call.output_splits is not None:
+        return False
+    return call.inputs[0].numel % call.group.size != 0
 
 
 def alternative_outcomes(
@@ -415,9 +443,11 @@ def alternative_outcomes(
     """Bits that mean the same in both dtypes, as zeros do, arrive unharmed. A partner outside
     the world: the pair's place in memory is not the world's (`p2p.out_of_range.*`: SIGSEGV for 7
     of 2)."""
-    unharmed = outcome == "wrong-data" and all(differ == ("dtype",) for differ in fields)
-    found = {"completes"} if unharmed else set()
-    return frozenset(found | {"crashes"} if outcome == "hangs" and outside else found)
+    if outcome == "hangs" and outside:
+        return frozenset({"crashes"})
+    if outcome == "wrong-data" and all(differing == ("dtype",) for differing in fields):
+        return frozenset({"completes"})
+    return frozenset()
 
 
 GLOO = BackendProfile(

@@ -172,7 +172,9 @@ class _RingMessage:
     __slots__ = ("done", "length", "rank")
 
     def __init__(self, rank: int, length: int) -> None:
-        self.rank, self.length, self.done = rank, length, False
+        self.rank = rank
+        self.length = length
+        self.done = False
 
 
 class _RingSimulation:
@@ -188,11 +190,10 @@ class _RingSimulation:
     def move(self, me: int) -> bool:
         """Take a member's next step, if it can."""
         step = self.at[me]
-        if (
-            step is None
-            or me in self.aborts
-            or (step.length < 0 and not self.posted[me][-step.back].done)
-        ):
+        if step is None or me in self.aborts:
+            return False
+        # A step without a length waits for an earlier message.
+        if step.length < 0 and not self.posted[me][-step.back].done:
             return False
         if step.length >= 0:
             self._post(me, step)
@@ -200,10 +201,8 @@ class _RingSimulation:
         return True
 
     def _post(self, me: int, step: _RingStep) -> None:
-        mine, ends = (
-            _RingMessage(me, step.length),
-            (me, step.peer) if step.sends else (step.peer, me),
-        )
+        mine = _RingMessage(me, step.length)
+        ends = (me, step.peer) if step.sends else (step.peer, me)
         self.posted[me].append(mine)
         others = self.waiting[*ends, not step.sends]
         if not others or ends[1] in self.aborts:

@@ -113,16 +113,13 @@ def invalid(call: ResolvedCall, code: str, options: BackendOptions) -> InvalidCa
     """2.1, inferred: a partner outside the world never comes to the pair's communicator (lazy
     init), so the host waits in the store; under eager init it is an invalid argument. A batch may
     hold a message to the own rank and its receive. A second wait is a second stream join."""
-    if (
-        code == "DS101"
-        and call.group.id == 0
-        and call.op != "batch_isend_irecv"
-        and options.get("init") != "eager"
-    ):
+    is_batch = call.op == "batch_isend_irecv"
+    is_lazy_world = call.group.id == 0 and options.get("init") != "eager"
+    if code == "DS101" and is_lazy_world and not is_batch:
         return "hangs"
-    if code == "DS105" or (
-        code == "DS102" and call.op == "batch_isend_irecv" and _matches_own_messages(call)
-    ):
+    if code == "DS105":
+        return "goes on"
+    if code == "DS102" and is_batch and _matches_own_messages(call):
         return "goes on"
     if SUPPORT.overlooks(call, code):
         return "goes on"

@@ -108,17 +108,16 @@ class BackendSupport:
         """The text of the error that the call raises; None when it is taken. An empty dtype is a
         call without tensors.
         """
-        row, binding = OPERATIONS[op], self.binding(op)
+        row = OPERATIONS[op]
+        binding = self.binding(op)
         if op not in COMMUNICATION_OPS:
             return None
         if binding is None or binding.refused:
             return self._lacks(op, binding)
         if not dtype:
             return None
-        if (
-            dtype not in (self.messages if row.kind in ("p2p", "remote") else self.moved)
-            or dtype in binding.gaps
-        ):
+        supported = self.messages if row.kind in ("p2p", "remote") else self.moved
+        if dtype not in supported or dtype in binding.gaps:
             return (binding.dtype_text or self.dtype_text).format(type=TORCH_SCALAR_TYPES[dtype])
         if reduce_op is None or dtype in self.reduced.get(reduce_op, ()):
             return None
@@ -130,9 +129,9 @@ class BackendSupport:
 
     def _lacks(self, op: str, binding: BackendBinding | None) -> str:
         """torch's default of an operation that a back end does not have, or words of its own."""
-        return (
-            binding.refused if binding else None
-        ) or f"Backend {self.backend} does not support {op}"
+        if binding is not None and binding.refused:
+            return binding.refused
+        return f"Backend {self.backend} does not support {op}"
 
     def texts(self) -> tuple[str, ...]:
         """Every text of a refusal once, as a template."""
@@ -150,18 +149,17 @@ class BackendSupport:
 
     def refuse(self, call: ResolvedCall) -> str | None:
         """`BackendProfile.refuse`: the text of the error that a resolved call raises, else None."""
-        if (
-            self.any_source is not None
-            and OPERATIONS[call.op].direction == "recv"
-            and call.peer is None
-        ):
+        is_any_source = OPERATIONS[call.op].direction == "recv" and call.peer is None
+        if is_any_source and self.any_source is not None:
             return self.any_source
         buffers = call.inputs or call.outputs
         reason = self.refusal(call.op, buffers[0].dtype if buffers else "", call.reduce_op)
+        if reason:
+            return reason
         binding = self.binding(call.op)
-        return reason or (
-            _shape_error(call, binding.shape_text) if binding and binding.shape_text else None
-        )
+        if binding is not None and binding.shape_text:
+            return _shape_error(call, binding.shape_text)
+        return None
 
     def overlooks(self, call: ResolvedCall, code: str) -> bool:
         """Does the back end take a coalesced launch that the contract forbids, as it does not look

@@ -78,17 +78,20 @@ class AllToAllCollective(CollectiveOperation):
 
     @classmethod
     def mismatched_pairs(cls, calls: Sequence[ResolvedCall]) -> list[tuple[int, int, str]]:
-        sent, received = [cls.sent(c) for c in calls], [cls.received(c) for c in calls]
-        return [
-            (
-                a.rank,
-                b.rank,
-                f"rank {a.rank} sends {out[b.group_rank]} elements to rank {b.rank}, which expects {into[a.group_rank]}",
-            )
-            for a, out in zip(calls, sent, strict=True)
-            for b, into in zip(calls, received, strict=True)
-            if out[b.group_rank] != into[a.group_rank]
-        ]
+        sent_by_call = [cls.sent(call) for call in calls]
+        received_by_call = [cls.received(call) for call in calls]
+        found = []
+        for sender, sent in zip(calls, sent_by_call, strict=True):
+            for receiver, expected in zip(calls, received_by_call, strict=True):
+                n_sent = sent[receiver.group_rank]
+                n_expected = expected[sender.group_rank]
+                if n_sent != n_expected:
+                    text = (
+                        f"rank {sender.rank} sends {n_sent} elements to rank {receiver.rank}, "
+                        f"which expects {n_expected}"
+                    )
+                    found.append((sender.rank, receiver.rank, text))
+        return found
 
     @classmethod
     def misfits(cls, call: ResolvedCall) -> str | None:

@@ -19,11 +19,9 @@ def _discovered_operations() -> Iterator[type[Operation]]:
     for found in iter_modules(operations.__path__):
         if not found.ispkg and found.name != "registry":
             module = import_module(f"{operations.__name__}.{found.name}")
-            yield from (
-                v
-                for v in vars(module).values()
-                if isinstance(v, type) and issubclass(v, Operation) and "op" in vars(v)
-            )
+            for value in vars(module).values():
+                if isinstance(value, type) and issubclass(value, Operation) and "op" in vars(value):
+                    yield value
 
 
 def _sorted_by_kind(rows: Iterator[type[Operation]]) -> dict[str, type[Operation]]:

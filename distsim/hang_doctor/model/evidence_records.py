@@ -37,6 +37,13 @@ def int_field(given: object, key: str, most: int = MAX_CALL_NUMBER) -> int:
     return number if 0 <= number < most else UNKNOWN_NUMBER
 
 
+def non_negative_int(value: object, otherwise: int = 0) -> int:
+    """``value`` if it is a non-negative integer of at most 62 bits and no bool."""
+    if type(value) is int and 0 <= value < 1 << 62:
+        return value
+    return otherwise
+
+
 class StackFrame(NamedTuple):
     """A line of a stack. ``values``: arguments and local variables, as the tool printed them."""
 

@@ -1,4 +1,4 @@
-"""Archives, unpacked in memory and within bounds: tar and zip of dumps and logs."""
+"""Unpack tar and zip archives of dumps and logs, in memory and within bounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 #: Bytes of all members together, and how many members there may be.
 _MAX_BYTES: Final = 64 << 20
 _MAX_MEMBERS: Final = 4096
-#: A member that grows by more is no dump.
+#: A member that grows by a larger factor is no dump.
 _MAX_GROWTH: Final = 120
 
 
@@ -25,8 +25,8 @@ def is_archive(data: bytes) -> bool:
 
 
 def archive_members(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Name and bytes of each file in it. Raises NotUnpacked for one that is damaged, or too large
-    once unpacked.
+    """Name and bytes of each file in it. Raises ArchiveRefused for an archive that is
+    damaged or too large.
     """
     try:
         yield from _zip_members(data) if data[:2] == b"PK" else _tar_members(data)
@@ -42,7 +42,8 @@ def _zip_members(data: bytes) -> Iterator[tuple[str, bytes]]:
             _MAX_BYTES, max(len(data) * _MAX_GROWTH, 1 << 20)
         ):
             raise ArchiveRefused(
-                f"it unpacks to {total >> 20} MiB in {len(entries)} files, more than I read: unpack it and name the folder"
+                f"it unpacks to {total >> 20} MiB in {len(entries)} files, more than I read: "
+                "unpack it and name the folder"
             )
         left = _MAX_BYTES
         for entry in entries:

@@ -1,11 +1,14 @@
-"""Flight Recorder dumps, as pickles and as JSON, of nccl and gloo, from 2.0 to today's version.
+"""Read dumps of PyTorch's Flight Recorder (NCCL and Gloo, format version 2.0 to today's).
 
-Keys and quirks: PyTorch's FlightRecorder; gloo leaves ``state`` at scheduled for ever, and its
-``pg_config`` is wrong with two groups.
+A dump holds the latest calls of one rank, the members of its groups (``pg_config``) and counters of
+their calls (``pg_status``). Keys and quirks are those of PyTorch's FlightRecorder: Gloo leaves
+``state`` at "scheduled" for ever, and its ``pg_config`` is wrong with two groups. A dump does not
+say which rank it is of; that is read from the file's name and checked here.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,116 +29,209 @@ from distsim.hang_doctor.readers.coalesced_calls import (
     counts_messages,
 )
 
-#: Entries of a dump that are read, the latest of them: many times what a ring in use holds.
+#: Only the latest entries are read; ring buffers in use hold far fewer.
 _MAX_ENTRIES = 100_000
 #: Frames of a call that are kept.
 _MAX_FRAMES = 64
+_MAX_TENSORS = 65536
+_MAX_DIMENSIONS = 64
+#: ``send 0->1``, ``recv 1<-0``, ``recv 1<-?``.
 _P2P_NAME = re.compile(r"^(send|recv)\s+(\d+)?\s*(?:->|<-)\s*(\d+|\?)$")
 
 
 def is_flight_recorder(data: object) -> bool:
-    """Does this look like a dump's top level?"""
-    return (
-        isinstance(data, dict)
-        and isinstance(data.get("version"), str)
-        and ("entries" in data or "pg_status" in data or "pg_config" in data)
-    )
+    """Whether this looks like the top level of a dump."""
+    if not isinstance(data, dict) or not isinstance(data.get("version"), str):
+        return False
+    return any(key in data for key in ("entries", "pg_status", "pg_config"))
 
 
 def read_flight_recorder(
     evidence: Evidence, data: dict[str, object], rank: int, source: str
 ) -> str:
-    """Take a dump of a rank into the evidence; what could not be read of it, or nothing."""
-    entries = data.get("entries") or []
-    if not isinstance(entries, list):
+    """Enter the dump of a rank; return what could not be read of it, or an empty text."""
+    all_entries = data.get("entries") or []
+    if not isinstance(all_entries, list):
         return "its entries are no list"
-    lost, entries = (
-        max(len(entries) - _MAX_ENTRIES, 0),
-        _drop_destroyed_groups(entries[-_MAX_ENTRIES:]),
-    )
-    evidence.records_of(rank, source).recorded |= not _is_recorder_off(data, entries)
-    lapped = lost > 0 or (bool(entries) and int_field(entries[0], "record_id") > 0)
-    evidence.records_of(rank, source).lost_oldest_calls |= lapped
-    gloo = any(
-        str(e.get("profiling_name", "")).startswith("gloo") for e in entries if isinstance(e, dict)
-    )
-    evidence.records_of(rank, source).records_messages = bool(entries) and not gloo
-    titles = (str(e.get("profiling_name", "")) for e in entries if isinstance(e, dict))
-    evidence.records_of(rank, source).backend = next(
-        (title.partition(":")[0][:40] for title in titles if ":" in title), ""
-    )
-    evidence.records_of(rank, source).longest_timeout_ns = (
-        max((int_field(e, "timeout_ms") for e in entries), default=0) * 10**6
-    )
-    groups = _DumpGroups(evidence, _named_groups(evidence, data, entries))
-    pairs = {
-        str(e.get("pg_id")): key
-        for e in entries
-        if isinstance(e, dict) and (key := groups.key(e)) is not None
-    }
-    status = data.get("pg_status") if isinstance(data.get("pg_status"), dict) else {}
-    idle = _idle_groups(status, entries)
-    found = UnbatchedCalls(entries, lapped)
-    for name in found.uneven:
-        evidence.add_group(name, members=groups.named.get(name), sure=False)
-        evidence.add_note(
-            f"on group {name} batches of messages took numbers of collectives (torch before 2.6), and the first of them are no "
-            "longer recorded: its calls can't be told by number"
+    is_cut = len(all_entries) > _MAX_ENTRIES
+    entries = _drop_destroyed_groups(all_entries[-_MAX_ENTRIES:])
+    # The recorder numbers its entries from 0.
+    lost_oldest_calls = is_cut or (bool(entries) and int_field(entries[0], "record_id") > 0)
+    dump = _Dump(evidence, rank, source, data, entries, lost_oldest_calls)
+    dump.describe_rank()
+    unread_count = dump.read_calls() + sum(not isinstance(entry, dict) for entry in entries)
+    dump.read_status()
+
+    problems = []
+    if is_cut:
+        problems.append(f"only its latest {_MAX_ENTRIES} entries are read")
+    if unread_count:
+        problems.append(f"{unread_count} of its entries are damaged")
+    if dump.is_recorder_off:
+        problems.append(
+            "no call is in it: the recorder was off (TORCH_FR_BUFFER_SIZE=0), or was asked for no "
+            "calls"
         )
-    calls = [
-        _evidence_call(groups, op, rank, source, idle, order)
-        for order, op in enumerate(found.operations)
-    ]
-    for call in calls:
-        if call is not None:
-            evidence.add_call(call)
-    _check_rank(groups, rank, found.operations, source)
-    unread = calls.count(None) + sum(not isinstance(e, dict) for e in entries)
-    _read_status(evidence, rank, status, pairs, entries, source)
-    told = [f"{unread} of its entries are damaged"] if unread else []
-    if _is_recorder_off(data, entries):
-        told.append(
-            "no call is in it: the recorder was off (TORCH_FR_BUFFER_SIZE=0), or was asked for no calls"
-        )
-    return "; ".join([f"only its latest {_MAX_ENTRIES} entries are read", *told] if lost else told)
+    return "; ".join(problems)
+
+
+class _Dump:
+    """One dump while it is being read into the evidence."""
+
+    def __init__(
+        self,
+        evidence: Evidence,
+        rank: int,
+        source: str,
+        data: dict[str, object],
+        entries: list[object],
+        lost_oldest_calls: bool,
+    ) -> None:
+        self.evidence = evidence
+        self.rank = rank
+        self.source = source
+        self.raw_entries = entries
+        #: The entries that are not damaged.
+        self.entries = [entry for entry in entries if isinstance(entry, dict)]
+        self.lost_oldest_calls = lost_oldest_calls
+        status = data.get("pg_status")
+        #: The counters of the groups, by local number.
+        self.status: dict[Any, Any] = status if isinstance(status, dict) else {}
+        self.is_recorder_off = _is_recorder_off(data, entries)
+        self.is_gloo = any(_profiling_name(entry).startswith("gloo") for entry in self.entries)
+        self.groups = _DumpGroups(evidence, _members_by_group_name(evidence, data, self.entries))
+
+    def describe_rank(self) -> None:
+        """Enter what the dump says about its rank as a whole."""
+        records = self.evidence.records_of(self.rank, self.source)
+        records.recorded |= not self.is_recorder_off
+        records.lost_oldest_calls |= self.lost_oldest_calls
+        records.records_messages = bool(self.raw_entries) and not self.is_gloo
+        records.backend = self._backend()
+        timeouts_ms = [int_field(entry, "timeout_ms") for entry in self.raw_entries]
+        records.longest_timeout_ns = max(timeouts_ms, default=0) * 10**6
+
+    def _backend(self) -> str:
+        for entry in self.entries:
+            backend, colon, _ = _profiling_name(entry).partition(":")
+            if colon:
+                return backend[:40]
+        return ""
+
+    def read_calls(self) -> int:
+        """Enter all calls; return how many entries are unusable."""
+        for entry in self.entries:
+            self.groups.key(entry)  # groups in order of their first entry
+        idle_groups = self._idle_groups()
+        recording = UnbatchedCalls(self.raw_entries, self.lost_oldest_calls)
+        for name in recording.uneven:
+            self.evidence.add_group(name, members=self.groups.named.get(name), sure=False)
+            self.evidence.add_note(
+                f"on group {name} batches of messages took numbers of collectives (torch before "
+                "2.6), and the first of them are no longer recorded: its calls can't be told by "
+                "number"
+            )
+        calls = [
+            _evidence_call(self.groups, operation, self.rank, self.source, idle_groups, order)
+            for order, operation in enumerate(recording.operations)
+        ]
+        for call in calls:
+            if call is not None:
+                self.evidence.add_call(call)
+        _check_rank(self.groups, self.rank, recording.operations, self.source)
+        return calls.count(None)
+
+    def _idle_groups(self) -> set[str]:
+        """Local numbers of Gloo groups on which every enqueued call has completed.
+
+        Gloo sets ``retired`` of an entry a little later than the counters.
+        """
+        if not self.is_gloo:
+            return set()
+        return {str(key) for key, counters in self.status.items() if _is_idle(counters)}
+
+    def read_status(self) -> None:
+        """Enter the counters of NCCL groups.
+
+        Gloo's counters include messages, and so do those of NCCL groups that carry messages. There
+        only the entries count.
+        """
+        if self.is_gloo:
+            return
+        keys = {}
+        with_messages = set()
+        for entry in self.entries:
+            key = self.groups.key(entry)
+            if key is not None:
+                keys[str(entry.get("pg_id"))] = key
+            if counts_messages(entry):
+                with_messages.add(str(entry.get("pg_id")))
+        for number, counters in self.status.items():
+            group = keys.get(str(number))
+            if group is not None and str(number) not in with_messages:
+                enqueued = int_field(counters, "last_enqueued_collective")
+                completed = int_field(counters, "last_completed_collective")
+                self.evidence.add_progress(self.rank, group, enqueued, completed, self.source)
+
+
+def _profiling_name(entry: dict[str, object]) -> str:
+    return str(entry.get("profiling_name", ""))
+
+
+def _is_idle(counters: object) -> bool:
+    enqueued = int_field(counters, "last_enqueued_collective")
+    return 0 < enqueued == int_field(counters, "last_completed_collective")
 
 
 def _drop_destroyed_groups(entries: list[object]) -> list[object]:
-    """Without calls on groups that were destroyed and made anew: a process then counts again from
-    the start, under another local number.
+    """The entries without calls on groups that were destroyed and created anew.
+
+    A new group counts from the start again, under another local number.
     """
-    numbers = [
-        (_group_name(e)[0], str(e.get("pg_id"))) if isinstance(e, dict) else ("", "")
-        for e in entries
-    ]
-    latest = dict(numbers)
-    return [
-        e
-        for e, (name, number) in zip(entries, numbers, strict=True)
-        if latest[name] == number or not isinstance(e, dict)
-    ]
+    local_groups = [_local_group(entry) for entry in entries]
+    latest_number = dict(local_groups)
+    kept = []
+    for entry, (name, number) in zip(entries, local_groups, strict=True):
+        if not isinstance(entry, dict) or latest_number[name] == number:
+            kept.append(entry)
+    return kept
+
+
+def _local_group(entry: object) -> tuple[str, str]:
+    """The name and the local number of an entry's group; empty for a damaged entry."""
+    if not isinstance(entry, dict):
+        return "", ""
+    return _group_name(entry)[0], str(entry.get("pg_id"))
 
 
 def _is_recorder_off(data: dict[str, object], entries: list[object]) -> bool:
-    """Was nothing recorded, though there may have been calls? A recorder that is on knows its
-    groups before their first call.
+    """Whether nothing was recorded, although there may have been calls.
+
+    A recorder that is on knows its groups before their first call.
     """
+    if entries:
+        return False
+    if not data.get("pg_config"):
+        return True
     status = data.get("pg_status")
-    made = isinstance(status, dict) and any(
-        int_field(given, "last_enqueued_collective") > 0 for given in status.values()
-    )
-    return not entries and (made or not data.get("pg_config"))
+    if not isinstance(status, dict):
+        return False
+    return any(int_field(counters, "last_enqueued_collective") > 0 for counters in status.values())
 
 
-def _named_groups(
-    evidence: Evidence, data: dict[str, object], entries: list[object]
+def _members_by_group_name(
+    evidence: Evidence, data: dict[str, object], entries: list[dict[str, object]]
 ) -> dict[str, tuple[int, ...]]:
-    """Members by a group's name, where the dump is to be believed; the empty name stands for the
-    only group there is.
+    """The members of the groups that the dump lists.
+
+    A dump of Gloo does not name its groups (``pg_config`` has an empty name). If its entries are of
+    one group only, the members belong to that group; otherwise the list is not reliable.
     """
     config = data.get("pg_config")
+    if not isinstance(config, dict):
+        return {}
     found: dict[str, tuple[int, ...]] = {}
-    for key, given in config.items() if isinstance(config, dict) else ():
+    for key, given in config.items():
         members = _parse_ranks(given.get("ranks")) if isinstance(given, dict) else None
         if members is None:
             continue
@@ -144,14 +240,14 @@ def _named_groups(
             found[name] = members
             evidence.add_group(name, str(given.get("desc") or ""), members)
             continue
-        names = {_group_name(e)[0] for e in entries if isinstance(e, dict)}
-        if len(names) == 1 and members:
+        names = {_group_name(entry)[0] for entry in entries}
+        if len(names) == 1:
             found[names.pop()] = members
     return found
 
 
 def _parse_ranks(given: object) -> tuple[int, ...] | None:
-    """``"[0, 1]"`` or a list; None where nothing is said."""
+    """Ranks written as ``"[0, 1]"`` or as a list; None if there are none."""
     if isinstance(given, str):
         parts = re.findall(r"\d{1,9}", given)[:MAX_RANKS]
     elif isinstance(given, (list, tuple)):
@@ -163,14 +259,14 @@ def _parse_ranks(given: object) -> tuple[int, ...] | None:
 
 
 def _group_name(entry: dict[str, object]) -> tuple[str, str]:
+    """Name and description of an entry's group; older versions record its local number only."""
     given = entry.get("process_group")
-    if (
-        isinstance(given, (list, tuple))
-        and len(given) == 2
-        and all(isinstance(p, str) for p in given)
-    ):
-        return given[0], given[1]
-    return (f"pg {entry.get('pg_id')}" if isinstance(entry.get("pg_id"), int) else ""), ""
+    if isinstance(given, (list, tuple)) and len(given) == 2:
+        name, desc = given
+        if isinstance(name, str) and isinstance(desc, str):
+            return name, desc
+    number = entry.get("pg_id")
+    return (f"pg {number}" if isinstance(number, int) else ""), ""
 
 
 @dataclass
@@ -182,17 +278,14 @@ class _DumpGroups:
     keys: dict[tuple[str, str, bool], str] = field(default_factory=dict)
 
     def key(self, entry: dict[str, object]) -> str | None:
-        """The key of an entry's group among all evidence, None where it names none."""
-        (name, desc), sure = (
-            _group_name(entry),
-            isinstance(entry.get("process_group"), (list, tuple)),
-        )
+        """The key of an entry's group among all evidence, None if the entry names no group."""
+        name, desc = _group_name(entry)
+        sure = isinstance(entry.get("process_group"), (list, tuple))
         if not name:
             return None
         if (name, desc, sure) not in self.keys:
-            self.keys[name, desc, sure] = self.evidence.add_group(
-                name, desc, self.named.get(name), sure
-            )
+            members = self.named.get(name)
+            self.keys[name, desc, sure] = self.evidence.add_group(name, desc, members, sure)
         return self.keys[name, desc, sure]
 
     def members(self, key: str) -> tuple[int, ...] | None:
@@ -202,145 +295,137 @@ class _DumpGroups:
 def _check_rank(
     groups: _DumpGroups, rank: int, operations: list[RecordedOperation], source: str
 ) -> None:
-    """Whose a file is, its name alone says. Its groups and its messages have to agree."""
-    strange = next((name for name, members in groups.named.items() if rank not in members), None)
-    own = {told for op in operations if (told := _rank_in_message(groups, op)) is not None}
-    if strange is not None:
-        why = f"its group {strange} has ranks {list(groups.named[strange])[:8]}"
-    elif own and own != {rank}:
-        why = f"its messages are of rank {min(own - {rank})}"
-    else:
+    """Check the rank in the file's name, its only source, against the groups and messages."""
+    reason = _contradiction_of_rank(groups, rank, operations)
+    if reason is None:
         return
     groups.evidence.disputed_ranks.add(rank)
     groups.evidence.disputes.append(
-        f"{source} is of rank {rank} by its name, and {why}: it is of another rank, or of another job"
+        f"{source} is of rank {rank} by its name, and {reason}: it is of another rank, or of "
+        "another job"
     )
 
 
-def _rank_in_message(groups: _DumpGroups, op: RecordedOperation) -> int | None:
-    message = _P2P_NAME.match(str(op.entry.get("profiling_name")).rpartition(":")[2])
-    members = (
-        groups.members(key)
-        if message is not None and (key := groups.key(op.entry)) is not None
-        else None
-    )
-    if message is None or members is None or message[2] is None or int(message[2]) >= len(members):
+def _contradiction_of_rank(
+    groups: _DumpGroups, rank: int, operations: list[RecordedOperation]
+) -> str | None:
+    for name, members in groups.named.items():
+        if rank not in members:
+            return f"its group {name} has ranks {list(members)[:8]}"
+    ranks_in_messages = (_rank_in_message(groups, operation) for operation in operations)
+    others = {other for other in ranks_in_messages if other is not None} - {rank}
+    if others:
+        return f"its messages are of rank {min(others)}"
+    return None
+
+
+def _rank_in_message(groups: _DumpGroups, operation: RecordedOperation) -> int | None:
+    """The global rank of this process by the text of a message (``send 0->1``)."""
+    message = _message_of(str(operation.entry.get("profiling_name")))
+    if message is None or message[2] is None:
         return None
-    return members[int(message[2])]
+    key = groups.key(operation.entry)
+    members = None if key is None else groups.members(key)
+    group_rank = int(message[2])
+    if members is None or group_rank >= len(members):
+        return None
+    return members[group_rank]
 
 
-def _idle_groups(status: Any, entries: list[Any]) -> set[str]:
-    """Local numbers of groups on which all that was enqueued is completed: gloo's ``retired`` comes
-    a little later.
-    """
-    found = set()
-    for key, given in status.items():
-        enqueued, completed = (
-            int_field(given, "last_enqueued_collective"),
-            int_field(given, "last_completed_collective"),
-        )
-        if enqueued > 0 and enqueued == completed:
-            found.add(str(key))
-    return (
-        found
-        if any(
-            str(e.get("profiling_name", "")).startswith("gloo")
-            for e in entries
-            if isinstance(e, dict)
-        )
-        else set()
-    )
+def _message_of(profiling_name: str) -> re.Match[str] | None:
+    return _P2P_NAME.match(profiling_name.rpartition(":")[2])
 
 
 def _evidence_call(
     groups: _DumpGroups,
-    op: RecordedOperation,
+    operation: RecordedOperation,
     rank: int,
     source: str,
-    idle: set[str],
+    idle_groups: set[str],
     order: int,
 ) -> EvidenceCall | None:
-    entry = op.entry
+    """The call in an entry; None if the entry is damaged."""
+    entry = operation.entry
     text = entry.get("profiling_name")
     group = groups.key(entry)
     if not isinstance(text, str) or group is None:
         return None
-    backend, _, rest = text.rpartition(":")
-    message = _P2P_NAME.match(rest)
-    p2p = bool(entry.get("is_p2p")) or message is not None
-    number = int_field(entry, "p2p_seq_id" if p2p else "collective_seq_id")
-    if not p2p and number < 0:
-        number = int_field(entry, "seq_id")  # before version 2.2
-    sizes = _sizes(entry.get("input_sizes"))
+    backend, _, name = text.rpartition(":")
+    message = _message_of(text)
+    is_message = bool(entry.get("is_p2p")) or message is not None
+    input_sizes = _sizes(entry.get("input_sizes"))
     return EvidenceCall(
         rank,
         group,
-        number,
-        message[1] if message else operation_family(rest),
-        _call_state(entry, backend, idle),
-        p2p,
-        _peer(message, groups.members(group)),
-        entry.get("state") == "started",
-        sizes,
-        _elements(sizes),
-        _elements(_sizes(entry.get("output_sizes"))),
-        _dtype(entry),
-        _stack_frames(groups.evidence, entry.get("frames")),
-        max(int_field(entry, "time_created_ns", 1 << 63), 0),
-        order,
-        source,
-        batched=op.batched,
+        _call_number(entry, is_message),
+        message[1] if message else operation_family(name),
+        _call_state(entry, backend, idle_groups),
+        p2p=is_message,
+        peer=_peer(message, groups.members(group)),
+        started=entry.get("state") == "started",
+        sizes=input_sizes,
+        elements_in=_elements(input_sizes),
+        elements_out=_elements(_sizes(entry.get("output_sizes"))),
+        dtype=_dtype(entry),
+        frames=_stack_frames(groups.evidence, entry.get("frames")),
+        at_ns=max(int_field(entry, "time_created_ns", 1 << 63), 0),
+        order=order,
+        source=source,
+        batched=operation.batched,
     )
 
 
-def _call_state(entry: dict[str, object], backend: str, idle: set[str]) -> CallState:
-    state, retired = entry.get("state"), bool(entry.get("retired"))
+def _call_number(entry: dict[str, object], is_message: bool) -> int:
+    if is_message:
+        return int_field(entry, "p2p_seq_id")
+    number = int_field(entry, "collective_seq_id")
+    # Before version 2.2 of the format there was one number for both.
+    return number if number >= 0 else int_field(entry, "seq_id")
+
+
+def _call_state(entry: dict[str, object], backend: str, idle_groups: set[str]) -> CallState:
+    state = entry.get("state")
     if state == "completed":
         return "done"
     if "gloo" in backend:
-        if retired:
-            return "over"
-        return "over" if str(entry.get("pg_id")) in idle else "waiting"
+        # Gloo never changes the state; a call that has ended is retired.
+        has_ended = bool(entry.get("retired")) or str(entry.get("pg_id")) in idle_groups
+        return "over" if has_ended else "waiting"
     return "waiting" if state in ("scheduled", "started") else "unknown"
 
 
 def _peer(message: re.Match[str] | None, members: tuple[int, ...] | None) -> int | None:
-    """The other global rank of a message: the text has ranks of the group, receiver left in ``recv
-    3<-0``.
+    """The global rank at the other end of a message.
+
+    The text has ranks of the group, with this process on the left (``recv 3<-0``).
     """
     if message is None or message[3] == "?":
         return None
-    local = int(message[3])
+    group_rank = int(message[3])
     if members is None:
-        return local
-    return members[local] if local < len(members) else None
+        return group_rank
+    return members[group_rank] if group_rank < len(members) else None
 
 
 def _sizes(given: object) -> tuple[tuple[int, ...], ...] | None:
-    if not isinstance(given, (list, tuple)) or len(given) > 65536:
+    """The shapes of tensors, None if they are missing or damaged."""
+    if not isinstance(given, (list, tuple)) or len(given) > _MAX_TENSORS:
         return None
-    found = []
-    for shape in given:
-        if (
-            not isinstance(shape, (list, tuple))
-            or len(shape) > 64
-            or not all(type(n) is int and 0 <= n < MAX_CALL_NUMBER for n in shape)
-        ):
-            return None
-        found.append(tuple(shape))
-    return tuple(found)
+    if not all(_is_shape(shape) for shape in given):
+        return None
+    return tuple(tuple(shape) for shape in given)
+
+
+def _is_shape(given: object) -> bool:
+    if not isinstance(given, (list, tuple)) or len(given) > _MAX_DIMENSIONS:
+        return False
+    return all(type(n) is int and 0 <= n < MAX_CALL_NUMBER for n in given)
 
 
 def _elements(sizes: tuple[tuple[int, ...], ...] | None) -> int:
     if sizes is None:
         return UNKNOWN_NUMBER
-    total = 0
-    for shape in sizes:
-        product = 1
-        for n in shape:
-            product *= n
-        total += product
-    return total
+    return sum(math.prod(shape) for shape in sizes)
 
 
 def _dtype(entry: dict[str, object]) -> str:
@@ -349,43 +434,19 @@ def _dtype(entry: dict[str, object]) -> str:
 
 
 def _stack_frames(evidence: Evidence, given: object) -> tuple[StackFrame, ...]:
-    """The stack of a call, one object for all calls that have it."""
+    """The stack of a call; calls with equal stacks share one object."""
     if not isinstance(given, (list, tuple)):
         return ()
-    found = tuple(
-        StackFrame(
-            str(frame.get("name", ""))[:200], str(frame.get("filename", ""))[:400], frame["line"]
-        )
-        for frame in given[:_MAX_FRAMES]
-        if isinstance(frame, dict) and isinstance(frame.get("line"), int)
-    )
+    found = tuple(_stack_frame(frame) for frame in given[:_MAX_FRAMES] if _is_frame(frame))
     key = tuple(frame[:3] for frame in found)
     return evidence.call_stacks.setdefault(key, found)
 
 
-def _read_status(
-    evidence: Evidence,
-    rank: int,
-    status: Any,
-    pairs: dict[str, str],
-    entries: list[Any],
-    source: str,
-) -> None:
-    """The counters of nccl. Those of gloo count messages too, and those of nccl where there are
-    any: there the entries alone speak.
-    """
-    if any(
-        str(e.get("profiling_name", "")).startswith("gloo") for e in entries if isinstance(e, dict)
-    ):
-        return
-    carried = {str(e.get("pg_id")) for e in entries if isinstance(e, dict) and counts_messages(e)}
-    for key, given in status.items():
-        group = pairs.get(str(key))
-        if group is not None and str(key) not in carried:
-            evidence.add_progress(
-                rank,
-                group,
-                int_field(given, "last_enqueued_collective"),
-                int_field(given, "last_completed_collective"),
-                source,
-            )
+def _is_frame(given: object) -> bool:
+    return isinstance(given, dict) and isinstance(given.get("line"), int)
+
+
+def _stack_frame(given: dict[str, Any]) -> StackFrame:
+    name = str(given.get("name", ""))[:200]
+    file = str(given.get("filename", ""))[:400]
+    return StackFrame(name, file, given["line"])

@@ -1,5 +1,6 @@
-"""Live ranks of this machine: their stacks by py-spy, whose they are by their environment. Nothing
-is ended, stopped or changed.
+"""Take the stacks of live ranks on this machine by py-spy.
+
+The rank of a process is read from its environment. No process is ended, stopped or changed.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _MAX_PROCESSES: Final = 1024
 def add_live_processes(evidence: Evidence, pids: Sequence[int], torchrun: int | None) -> None:
     """Take the stacks of live ranks into the evidence.
 
-    Raises UsageError where a process is not there, EnvironmentFault where py-spy is missing or may
-    not look.
+    Raises UsageError if a process does not exist, and EnvironmentFault if py-spy is missing or
+    lacks the permission.
     """
     wanted = list(dict.fromkeys(pids))
     if torchrun is not None:

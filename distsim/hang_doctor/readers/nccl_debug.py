@@ -1,29 +1,38 @@
-"""NCCL's own lines: collective calls of NCCL_DEBUG=INFO with the subsystem COLL, and the text
-report of its RAS subsystem.
+"""NCCL's own lines: communicators and calls of NCCL_DEBUG=INFO (subsystem COLL), and warnings.
+
+A line names the process and the address of a communicator, but neither the rank nor the group.
+Lines at the creation of a communicator connect them: its id is the same in all processes, and the
+rank in the largest communicator is taken for the global rank. As these lines may come from several
+interleaved processes, the calls are assigned only at the end of the log.
 """
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from distsim.hang_doctor.model.evidence import MAX_RANKS, Evidence
-from distsim.hang_doctor.model.evidence_records import EvidenceCall, ToolReport
+from distsim.hang_doctor.model.evidence_records import UNKNOWN_NUMBER, EvidenceCall
 from distsim.hang_doctor.model.operation_names import P2P_OPS, operation_family
 
 _LINE_HEAD = re.compile(
-    r"(?P<host>[\w.-]+):(?P<pid>\d+):(?P<tid>\d+) \[(?P<dev>\d+)\] (?:[\w/.]+:\d+ (?:\(\w+\) )?)?NCCL (?P<level>INFO|WARN) (?P<text>.*)$"
+    r"(?P<host>[\w.-]+):(?P<pid>\d+):(?P<tid>\d+) \[(?P<dev>\d+)\] "
+    r"(?:[\w/.]+:\d+ (?:\(\w+\) )?)?NCCL (?P<level>INFO|WARN) (?P<text>.*)$"
 )
-#: What NCCL says where two ranks exchange connection data that do not belong together
+#: NCCL's error where two ranks exchange connection data that do not belong together
 #: (`bootstrap.cc`, `socket.cc`; seen with 2.28.9 and 2.32.3 where the first messages of two ranks
 #: did not mirror each other).
 CONNECTION_MISMATCH = re.compile(
-    r"Message truncated : received \d+ bytes instead of \d+|connecting to address\s+with family \d+ is neither"
+    r"Message truncated : received \d+ bytes instead of \d+"
+    r"|connecting to address\s+with family \d+ is neither"
 )
 _COMM_INIT = re.compile(
-    r"comm (?P<comm>0x[0-9a-f]+) rank (?P<rank>\d+) n[rR]anks (?P<size>\d+)(?:.*?commId (?P<id>0x[0-9a-f]+))?"
+    r"comm (?P<comm>0x[0-9a-f]+) rank (?P<rank>\d+) n[rR]anks (?P<size>\d+)"
+    r"(?:.*?commId (?P<id>0x[0-9a-f]+))?"
 )
 _OPERATION = re.compile(
-    r"^(?P<op>[A-Z]\w+): opCount (?P<number>[0-9a-f]+) .*?count (?P<count>\d+) datatype (?P<type>\d+) op (?P<redop>\d+) root (?P<root>\d+) "
+    r"^(?P<op>[A-Z]\w+): opCount (?P<number>[0-9a-f]+) .*?count (?P<count>\d+) "
+    r"datatype (?P<type>\d+) op (?P<redop>\d+) root (?P<root>\d+) "
     r"comm (?P<comm>0x[0-9a-f]+)(?: \[nranks=(?P<size>\d+)\])?"
 )
 #: ncclDataType_t of nccl.h.
@@ -41,110 +50,141 @@ _NCCL_DTYPES = (
     "float8_e4m3fn",
     "float8_e5m2",
 )
-_RAS_GROUP = re.compile(r"^#(\d+)-(\d+) \(([0-9a-f]+)\) (\w+)")
-_RAS_COUNT = re.compile(r"^\s+(\d+) ranks? ha(?:ve|s) launched up to operation (\d+)")
-_RAS_RANK = re.compile(r"^\s+Rank (\d+) -- GPU \d+ managed by process (\d+) on node (\S+)")
-_RAS_KIND = re.compile(r"different (\w+) operation counts")
+_FOUND = "NCCL_DEBUG lines"
+#: No more warnings are noted once there are this many notes.
+_MAX_NOTES = 40
+_MAX_WARNING_LENGTH = 160
+
+
+class _Process(NamedTuple):
+    host: str
+    pid: str
+
+
+class _CommunicatorHandle(NamedTuple):
+    """A communicator as one process knows it: by its address."""
+
+    process: _Process
+    address: str
+
+
+class _Communicator(NamedTuple):
+    """``id`` is the same in all processes; empty where the line was cut before it."""
+
+    rank: int
+    size: int
+    id: str
+
+
+class _LoggedCall(NamedTuple):
+    """A call whose communicator may not be known yet. ``rank``: by the prefix of its line."""
+
+    handle: _CommunicatorHandle
+    match: re.Match[str]
+    rank: int | None
+    order: int
 
 
 class NcclDebugReader:
-    """Takes lines of NCCL. Communicators are told apart by their id, which all processes share;
-    ranks by the process's number.
+    """Takes lines one by one; ``done`` enters the calls.
+
+    ``ranks`` is a set of the caller, to which the ranks found here are added.
     """
 
     def __init__(self, evidence: Evidence, source: str, ranks: set[int]) -> None:
-        self.evidence, self.source, self.ranks = evidence, source, ranks
+        self.evidence = evidence
+        self.source = source
+        self.ranks = ranks
         self.found: set[str] = set()
-        self._comms: dict[
-            tuple[str, str, str], tuple[int, int, str]
-        ] = {}  # (host, pid, pointer) -> rank in it, its size, its id
-        self._calls: list[tuple[tuple[str, str, str], re.Match[str], int | None, int]] = []
+        self._communicators: dict[_CommunicatorHandle, _Communicator] = {}
+        self._calls: list[_LoggedCall] = []
         self._order = 0
 
-    def take(self, line: str, told: int | None) -> bool:
+    def take(self, line: str, rank: int | None) -> bool:
+        """Whether NCCL has written the line. ``rank``: by its prefix or its file."""
         head = _LINE_HEAD.search(line)
         if head is None:
             return False
         self._order += 1
-        process = (head["host"], head["pid"])
-        init = _COMM_INIT.search(head["text"])
-        if init is not None and ("Init" in head["text"] or "init" in head["text"]):
-            self._init(process, init)
-        call = _OPERATION.match(head["text"])
+        process = _Process(head["host"], head["pid"])
+        text = head["text"]
+        init = _COMM_INIT.search(text)
+        if init is not None and ("Init" in text or "init" in text):
+            self._add_communicator(process, init)
+        call = _OPERATION.match(text)
         if call is not None:
-            self._calls.append(((*process, call["comm"]), call, told, self._order))
+            handle = _CommunicatorHandle(process, call["comm"])
+            self._calls.append(_LoggedCall(handle, call, rank, self._order))
         elif head["level"] == "WARN":
-            self._warned(head["text"], told)
+            self._note_warning(text, rank)
         return True
 
-    def _init(self, process: tuple[str, str], init: re.Match[str]) -> None:
+    def _add_communicator(self, process: _Process, init: re.Match[str]) -> None:
         rank, size = int(init["rank"]), int(init["size"])
         if rank < MAX_RANKS and size <= MAX_RANKS:
-            self._comms[(*process, init["comm"])] = (rank, size, init["id"] or "")
-            self.found.add("NCCL_DEBUG lines")
+            handle = _CommunicatorHandle(process, init["comm"])
+            self._communicators[handle] = _Communicator(rank, size, init["id"] or "")
+            self.found.add(_FOUND)
 
-    def _warned(self, text: str, told: int | None) -> None:
-        who = f"rank {told}: " if told is not None else ""
-        note = f"{who}NCCL warns: {text[:160]}"
-        if len(self.evidence.notes) < 40 and note not in self.evidence.notes:
-            self.evidence.notes.append(note)
+    def _note_warning(self, text: str, rank: int | None) -> None:
+        subject = f"rank {rank}: " if rank is not None else ""
+        if len(self.evidence.notes) < _MAX_NOTES:
+            self.evidence.add_note(f"{subject}NCCL warns: {text[:_MAX_WARNING_LENGTH]}")
 
     def done(self) -> None:
-        """Only now is every communicator known. A process's rank is that in the largest one, which
-        is taken for the world.
-        """
-        world = max((size for _, size, _ in self._comms.values()), default=0)
-        ranks = {where[:2]: rank for where, (rank, size, _) in self._comms.items() if size == world}
-        members: dict[str, set[int]] = {}
-        for where, (_, _, shared) in self._comms.items():
-            if shared and where[:2] in ranks:
-                members.setdefault(shared, set()).add(ranks[where[:2]])
-        keys = {
-            where: self._key(size, shared, members.get(shared, set()))
-            for where, (_, size, shared) in self._comms.items()
-        }
+        """Enter all calls, now that every communicator is known."""
+        ranks = self._global_ranks()
+        keys = self._group_keys(ranks)
         for rank in ranks.values():
             self.ranks.add(rank)
             self.evidence.records_of(rank, self.source)
-        for where, call, told, order in self._calls:
-            size = int(call["size"] or 0)
-            key = keys.get(where) or self.evidence.add_group(
-                f"comm of {size}" if size else "", "", None, False, size
-            )
-            who = ranks.get(where[:2], told)
-            if who is not None and who < MAX_RANKS:
-                self._call(who, key, call, order)
-            if operation_family(call["op"]) in P2P_OPS and self.evidence.groups[key].sure:
-                self.evidence.groups[key].sure = False
-                self.evidence.add_note(
-                    f"{self.evidence.groups[key].label} carries messages, of which each rank makes another number: its "
-                    "operation counts don't tell who is behind"
-                )
+        for call in self._calls:
+            key = keys.get(call.handle) or self._key_of_unknown_communicator(call)
+            rank_of_call = ranks.get(call.handle.process, call.rank)
+            if rank_of_call is not None and rank_of_call < MAX_RANKS:
+                self._add_call(rank_of_call, key, call)
+            if operation_family(call.match["op"]) in P2P_OPS:
+                self._distrust_counters(key)
 
-    def _key(self, size: int, shared: str, members: set[int]) -> str:
-        """A communicator whose id was printed is the same in all processes; else its size stands
-        for it, if it is the only one.
-        """
-        if shared:
-            return self.evidence.add_group(
-                f"comm {shared}",
-                "",
-                tuple(sorted(members)) if len(members) == size else None,
-                True,
-                size,
-            )
-        alone = len({(s, i) for _, s, i in self._comms.values()}) == 1
-        return self.evidence.add_group(
-            f"comm of {size}", "", tuple(range(size)) if alone else None, alone, size
-        )
+    def _global_ranks(self) -> dict[_Process, int]:
+        """The rank of each process in the largest communicator."""
+        world = max((comm.size for comm in self._communicators.values()), default=0)
+        return {
+            handle.process: comm.rank
+            for handle, comm in self._communicators.items()
+            if comm.size == world
+        }
 
-    def _call(self, rank: int, key: str, call: re.Match[str], order: int) -> None:
-        self.found.add("NCCL_DEBUG lines")
+    def _group_keys(self, ranks: dict[_Process, int]) -> dict[_CommunicatorHandle, str]:
+        """The group of each communicator."""
+        members: dict[str, set[int]] = {}
+        for handle, comm in self._communicators.items():
+            if comm.id and handle.process in ranks:
+                members.setdefault(comm.id, set()).add(ranks[handle.process])
+        return {
+            handle: self._group_key(comm, members.get(comm.id, set()))
+            for handle, comm in self._communicators.items()
+        }
+
+    def _group_key(self, comm: _Communicator, members: set[int]) -> str:
+        """A communicator without an id is identified by its size, if it is the only one."""
+        if comm.id:
+            all_members = tuple(sorted(members)) if len(members) == comm.size else None
+            return self.evidence.add_group(f"comm {comm.id}", "", all_members, True, comm.size)
+        kinds = {(other.size, other.id) for other in self._communicators.values()}
+        is_only = len(kinds) == 1
+        all_members = tuple(range(comm.size)) if is_only else None
+        return self.evidence.add_group(f"comm of {comm.size}", "", all_members, is_only, comm.size)
+
+    def _key_of_unknown_communicator(self, call: _LoggedCall) -> str:
+        size = int(call.match["size"] or 0)
+        return self.evidence.add_group(f"comm of {size}" if size else "", "", None, False, size)
+
+    def _add_call(self, rank: int, key: str, call: _LoggedCall) -> None:
+        self.found.add(_FOUND)
         self.ranks.add(rank)
-        kind, number = int(call["type"]), int(call["number"], 16)
-        dtype = _NCCL_DTYPES[kind] if kind < len(_NCCL_DTYPES) else str(kind)
-        count = int(call["count"])
-        op = operation_family(call["op"])
+        number = int(call.match["number"], 16)
+        op = operation_family(call.match["op"])
         self.evidence.add_call(
             EvidenceCall(
                 rank,
@@ -152,82 +192,27 @@ class NcclDebugReader:
                 number,
                 op,
                 "unknown",
-                op in P2P_OPS,
-                None,
-                False,
-                None,
-                count,
-                -1,
-                dtype,
-                order=order,
+                p2p=op in P2P_OPS,
+                elements_in=int(call.match["count"]),
+                dtype=_dtype_name(int(call.match["type"])),
+                order=call.order,
                 source=self.source,
             )
         )
         if op not in P2P_OPS:
-            self.evidence.add_progress(rank, key, number, -1, self.source)
+            self.evidence.add_progress(rank, key, number, UNKNOWN_NUMBER, self.source)
+
+    def _distrust_counters(self, key: str) -> None:
+        """A communicator that carries messages counts them too, a different number on each rank."""
+        group = self.evidence.groups[key]
+        if not group.sure:
+            return
+        group.sure = False
+        self.evidence.add_note(
+            f"{group.label} carries messages, of which each rank makes another number: its "
+            "operation counts don't tell who is behind"
+        )
 
 
-def is_ras_text(text: str) -> bool:
-    """Is this the text report of RAS?"""
-    return "Job summary" in text and "Communicators" in text and "ranks" in text.lower()
-
-
-def read_ras_text(evidence: Evidence, lines: list[str], source: str) -> set[int]:
-    """The report's words: which ranks of which communicator are at which operation, as far as it
-    lists them.
-    """
-    seen: set[int] = set()
-    group, kind = "", ""
-    counts: list[tuple[int, int]] = []
-    listed: list[int] = []
-
-    def flush() -> None:
-        if counts:
-            _report_ras_counts(evidence, group, kind, counts, listed, source)
-        counts.clear()
-        listed.clear()
-
-    fresh = True
-    for line in lines:
-        head, count, rank = _RAS_GROUP.match(line), _RAS_COUNT.match(line), _RAS_RANK.match(line)
-        if head is not None:
-            flush()
-            group = evidence.add_group(f"comm {head[3]}")
-        elif (named := _RAS_KIND.search(line)) is not None:
-            flush()
-            kind = named[1]
-        elif count is not None:
-            counts.append((int(count[1]), int(count[2])))
-            fresh = True
-        elif rank is not None and counts and int(rank[1]) < MAX_RANKS:
-            if fresh:
-                listed.clear()
-            fresh = False
-            listed.append(int(rank[1]))
-            seen.add(int(rank[1]))
-            evidence.records_of(int(rank[1]), source)
-            evidence.add_progress(int(rank[1]), f"{group}", counts[-1][1], -1, source)
-    flush()
-    return seen
-
-
-def _report_ras_counts(
-    evidence: Evidence,
-    group: str,
-    kind: str,
-    counts: list[tuple[int, int]],
-    listed: list[int],
-    source: str,
-) -> None:
-    """What RAS counted. It lists the smaller party, which may be ahead as well as behind."""
-    low, high = min(n for _, n in counts), max(n for _, n in counts)
-    parts = " and ".join(
-        f"{many} at {kind + ' ' if kind else ''}operation {number}" for many, number in counts
-    )
-    if low == high:
-        return
-    at = next((number for many, number in counts if many == len(listed)), counts[-1][1])
-    behind = at == low
-    where = evidence.groups[group].label if group in evidence.groups else "a communicator"
-    text = f"on {where}: {parts}; those it lists are {'behind' if behind else 'ahead, and those behind are not listed'}"
-    evidence.tool_reports.append(ToolReport("NCCL RAS", tuple(sorted(listed)), text, source))
+def _dtype_name(number: int) -> str:
+    return _NCCL_DTYPES[number] if number < len(_NCCL_DTYPES) else str(number)

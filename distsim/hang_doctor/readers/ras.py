@@ -1,276 +1,192 @@
-"""What else holds evidence: NCCL RAS as JSON, Kineto traces, distsim's own traces and boards."""
+"""Reports of NCCL's RAS subsystem, as text and as JSON: how many calls each rank has launched.
+
+Only conclusions in the name of RAS result from it (``ToolReport``), because its counts have two
+weaknesses: the text lists the smaller party only, which may be ahead as well as behind, and each
+communicator counts by itself. Numbers of ranks are those in the communicator, so the JSON is read
+for the largest communicator only.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from distsim.hang_doctor.model.evidence import MAX_RANKS, Evidence
 from distsim.hang_doctor.model.evidence_records import (
-    CallState,
-    EvidenceCall,
-    ProcessEnd,
-    StackFrame,
+    UNKNOWN_NUMBER,
     ToolReport,
+    non_negative_int,
 )
-from distsim.hang_doctor.model.operation_names import P2P_OPS, operation_family
-from distsim.real.shared.progress_file import ProgressSnapshot, RankPhase
-from distsim.trace.model import NEVER, Trace
 
-_MAX_EVENTS = 2_000_000
+_TOOL = "NCCL RAS"
+
+# --- text ---
+
+_GROUP = re.compile(r"^#(\d+)-(\d+) \(([0-9a-f]+)\) (\w+)")
+_COUNT = re.compile(r"^\s+(\d+) ranks? ha(?:ve|s) launched up to operation (\d+)")
+_RANK = re.compile(r"^\s+Rank (\d+) -- GPU \d+ managed by process (\d+) on node (\S+)")
+_KIND = re.compile(r"different (\w+) operation counts")
+
+
+class _Count(NamedTuple):
+    """So many ranks have launched up to this operation."""
+
+    ranks: int
+    operation: int
+
+
+@dataclass
+class _CountBlock:
+    """The counts of one kind of operation on one communicator, while they are being read."""
+
+    group: str = ""
+    kind: str = ""
+    counts: list[_Count] = field(default_factory=list)
+    #: The ranks that are listed after the latest count.
+    listed: list[int] = field(default_factory=list)
+
+
+def is_ras_text(text: str) -> bool:
+    """Whether this is the text report of RAS."""
+    return "Job summary" in text and "Communicators" in text and "ranks" in text.lower()
+
+
+def read_ras_text(evidence: Evidence, lines: list[str], source: str) -> set[int]:
+    """Enter the counts of the ranks that the report lists; return these ranks."""
+    seen: set[int] = set()
+    block = _CountBlock()
+    is_new_list = True
+    for line in lines:
+        group = _GROUP.match(line)
+        kind = _KIND.search(line)
+        count = _COUNT.match(line)
+        rank = _RANK.match(line)
+        if group is not None:
+            _end_block(evidence, block, source)
+            block = _CountBlock(evidence.add_group(f"comm {group[3]}"), block.kind)
+        elif kind is not None:
+            _end_block(evidence, block, source)
+            block = _CountBlock(block.group, kind[1])
+        elif count is not None:
+            block.counts.append(_Count(int(count[1]), int(count[2])))
+            is_new_list = True
+        elif rank is not None and block.counts and int(rank[1]) < MAX_RANKS:
+            if is_new_list:
+                block.listed.clear()
+            is_new_list = False
+            number = int(rank[1])
+            block.listed.append(number)
+            seen.add(number)
+            evidence.records_of(number, source)
+            operation = block.counts[-1].operation
+            evidence.add_progress(number, block.group, operation, UNKNOWN_NUMBER, source)
+    _end_block(evidence, block, source)
+    return seen
+
+
+def _end_block(evidence: Evidence, block: _CountBlock, source: str) -> None:
+    """Report a difference between the counts."""
+    operations = {count.operation for count in block.counts}
+    if len(operations) < 2:
+        return
+    kind = f"{block.kind} " if block.kind else ""
+    counts = " and ".join(
+        f"{count.ranks} at {kind}operation {count.operation}" for count in block.counts
+    )
+    group = evidence.groups.get(block.group)
+    label = group.label if group is not None else "a communicator"
+    is_behind = _operation_of_listed(block) == min(operations)
+    position = "behind" if is_behind else "ahead, and those behind are not listed"
+    text = f"on {label}: {counts}; those it lists are {position}"
+    evidence.tool_reports.append(ToolReport(_TOOL, tuple(sorted(block.listed)), text, source))
+
+
+def _operation_of_listed(block: _CountBlock) -> int:
+    """The operation that the listed ranks are at: that of the count with as many ranks."""
+    for count in block.counts:
+        if count.ranks == len(block.listed):
+            return count.operation
+    return block.counts[-1].operation
+
+
+# --- JSON ---
 
 
 def is_ras_json(data: object) -> bool:
-    return (
-        isinstance(data, dict)
-        and isinstance(data.get("communicators"), list)
-        and ("nccl_version" in data or "ras" in data)
-    )
+    if not isinstance(data, dict) or not isinstance(data.get("communicators"), list):
+        return False
+    return "nccl_version" in data or "ras" in data
 
 
-def read_ras_json(evidence: Evidence, data: dict[str, Any], source: str) -> set[int]:
-    """Counts of calls by kind, for every rank of every communicator. Numbers of ranks are those of
-    the communicator.
-    """
+def read_ras_json(evidence: Evidence, data: Mapping[str, Any], source: str) -> set[int]:
+    """Enter the counts of every rank of the largest communicators; return these ranks."""
+    communicators = [comm for comm in data["communicators"] if isinstance(comm, dict)]
+    sizes = [non_negative_int(comm.get("size")) for comm in communicators]
+    largest = max(sizes, default=0)
     seen: set[int] = set()
-    largest = max(
-        (non_negative_int(c.get("size")) for c in data["communicators"] if isinstance(c, dict)),
-        default=0,
-    )
-    for comm in data["communicators"]:
-        if isinstance(comm, dict) and non_negative_int(comm.get("size")) == largest:
-            seen |= _read_communicator(evidence, comm, source)
+    for comm, size in zip(communicators, sizes, strict=True):
+        if size == largest:
+            seen |= _read_communicator(evidence, comm, size, source)
     return seen
 
 
-def _read_communicator(evidence: Evidence, comm: dict[str, Any], source: str) -> set[int]:
-    size = non_negative_int(comm.get("size"))
-    key = evidence.add_group(
-        f"comm {comm.get('hash')}",
-        "",
-        tuple(range(size)) if 0 < size < MAX_RANKS else None,
-        size=size,
-    )
-    totals: dict[int, dict[str, int]] = {}
-    for rank in _as_list(comm.get("ranks")):
-        number = non_negative_int(rank.get("rank"), -1) if isinstance(rank, dict) else -1
-        counts = rank.get("collective_counts") if isinstance(rank, dict) else None
-        if 0 <= number < MAX_RANKS and isinstance(counts, dict):
-            totals[number] = {str(k): non_negative_int(v) for k, v in counts.items()}
-            evidence.records_of(number, source)
-            evidence.add_progress(number, key, sum(totals[number].values()), -1, source)
-    for rank in _as_list(comm.get("missing_ranks")):
-        number = non_negative_int(rank.get("rank"), -1) if isinstance(rank, dict) else -1
-        if 0 <= number < MAX_RANKS:
-            dead = isinstance(rank.get("status"), dict) and bool(
-                rank["status"].get("considered_dead")
-            )
-            evidence.tool_reports.append(
-                ToolReport(
-                    "NCCL RAS",
-                    (number,),
-                    "is considered dead" if dead else "does not answer",
-                    source,
-                )
-            )
-    for kind in sorted({k for counts in totals.values() for k in counts}):
-        _report_count_difference(
-            evidence,
-            key,
-            kind,
-            {rank: counts.get(kind, 0) for rank, counts in totals.items()},
-            source,
-        )
-    return set(totals)
+def _read_communicator(
+    evidence: Evidence, comm: Mapping[str, Any], size: int, source: str
+) -> set[int]:
+    members = tuple(range(size)) if 0 < size < MAX_RANKS else None
+    key = evidence.add_group(f"comm {comm.get('hash')}", "", members, size=size)
+    counts_by_rank: dict[int, dict[str, int]] = {}
+    for entry in _rank_entries(comm.get("ranks")):
+        counts = entry.fields.get("collective_counts")
+        if isinstance(counts, dict):
+            by_kind = {str(kind): non_negative_int(count) for kind, count in counts.items()}
+            counts_by_rank[entry.rank] = by_kind
+            evidence.records_of(entry.rank, source)
+            total = sum(by_kind.values())
+            evidence.add_progress(entry.rank, key, total, UNKNOWN_NUMBER, source)
+    for entry in _rank_entries(comm.get("missing_ranks")):
+        text = "is considered dead" if _is_considered_dead(entry) else "does not answer"
+        evidence.tool_reports.append(ToolReport(_TOOL, (entry.rank,), text, source))
+    kinds = {kind for counts in counts_by_rank.values() for kind in counts}
+    for kind in sorted(kinds):
+        counts = {rank: counts.get(kind, 0) for rank, counts in counts_by_rank.items()}
+        _report_count_difference(evidence, key, kind, counts, source)
+    return set(counts_by_rank)
+
+
+class _RankEntry(NamedTuple):
+    rank: int
+    fields: Mapping[str, Any]
+
+
+def _rank_entries(given: object) -> list[_RankEntry]:
+    """The entries of a list that name a rank."""
+    if not isinstance(given, list):
+        return []
+    entries = []
+    for fields in given:
+        if not isinstance(fields, dict):
+            continue
+        rank = non_negative_int(fields.get("rank"), UNKNOWN_NUMBER)
+        if 0 <= rank < MAX_RANKS:
+            entries.append(_RankEntry(rank, fields))
+    return entries
+
+
+def _is_considered_dead(entry: _RankEntry) -> bool:
+    status = entry.fields.get("status")
+    return isinstance(status, dict) and bool(status.get("considered_dead"))
 
 
 def _report_count_difference(
-    evidence: Evidence, key: str, kind: str, counts: dict[int, int], source: str
+    evidence: Evidence, key: str, kind: str, counts: Mapping[int, int], source: str
 ) -> None:
     low, high = min(counts.values()), max(counts.values())
-    if low != high:
-        behind = tuple(sorted(r for r, n in counts.items() if n < high))
-        text = f"on {evidence.groups[key].label}: at {kind} {low} where others are at {high}"
-        evidence.tool_reports.append(ToolReport("NCCL RAS", behind, text, source))
-
-
-def _as_list(given: Any) -> list[Any]:
-    return given if isinstance(given, list) else []
-
-
-def non_negative_int(value: Any, otherwise: int = 0) -> int:
-    return value if type(value) is int and 0 <= value < 2**62 else otherwise
-
-
-# --- Kineto ---
-
-
-def is_kineto(data: object) -> bool:
-    return isinstance(data, dict) and isinstance(data.get("traceEvents"), list)
-
-
-def read_kineto(
-    evidence: Evidence, data: dict[str, Any], rank: int | None, source: str
-) -> int | None:
-    """The collectives of a profile, in order. A profile tells what was called, never what hangs."""
-    info = data.get("distributedInfo")
-    told = non_negative_int(info.get("rank"), -1) if isinstance(info, dict) else -1
-    who = told if 0 <= told < MAX_RANKS else rank
-    if who is None:
-        return None
-    if isinstance(info, dict):
-        evidence.world = max(
-            evidence.world, min(non_negative_int(info.get("world_size")), MAX_RANKS)
-        )
-    evidence.records_of(who, source)
-    order = 0
-    numbers: dict[str, int] = {}
-    for event in data["traceEvents"][:_MAX_EVENTS]:
-        if (
-            isinstance(event, dict)
-            and event.get("name") == "record_param_comms"
-            and isinstance(event.get("args"), dict)
-        ):
-            order += _kineto_call(evidence, event["args"], who, order, numbers, source)
-    return who
-
-
-def _kineto_call(
-    evidence: Evidence,
-    args: dict[str, object],
-    rank: int,
-    order: int,
-    numbers: dict[str, int],
-    source: str,
-) -> int:
-    op = args.get("Collective name")
-    if not isinstance(op, str) or op in ("wait", "init"):
-        return 0
-    name = args.get("Process Group Name")
-    key = (
-        evidence.add_group(str(name), str(args.get("Process Group Description") or ""))
-        if name is not None
-        else evidence.add_group("", sure=False)
-    )
-    numbers[key] = numbers.get(key, 0) + 1
-    number = non_negative_int(args.get("Seq"), -1)
-    kind = operation_family(op)
-    evidence.add_call(
-        EvidenceCall(
-            rank,
-            key,
-            number,
-            kind,
-            "done",
-            kind in P2P_OPS,
-            None,
-            True,
-            None,
-            non_negative_int(args.get("In msg nelems"), -1),
-            non_negative_int(args.get("Out msg nelems"), -1),
-            str(args.get("dtype") or ""),
-            order=order,
-            source=source,
-        )
-    )
-    return 1
-
-
-# --- distsim's own ---
-
-
-def read_distsim_trace(evidence: Evidence, trace: Trace, source: str) -> set[int]:
-    """A recording: numbered as torch numbers, collectives by group and messages by rank."""
-    members = {
-        str(name): tuple(r for r in ranks if type(r) is int)
-        for name, ranks in trace.header.get("groups", ())
-    }
-    named = [str(name) for name, _ in trace.header.get("groups", ())]
-    evidence.world = max(evidence.world, trace.world_size)
-    numbers: dict[tuple[int, str, bool], int] = {}
-    seen = set(range(trace.world_size))
-    for rank in seen:
-        evidence.records_of(rank, source).recorded = evidence.records_of(
-            rank, source
-        ).records_messages = True
-    for order, row in enumerate(trace.rows()):
-        if (
-            row.op in ("compute", "wait", "sleep", "assign", "new_group", "wait_stream")
-            or row.part >= 0
-            or row.posted_ns == NEVER
-        ):
-            continue
-        once = named.count(row.group) <= 1
-        key = evidence.add_group(
-            row.group,
-            "default_pg" if row.group == "world" else "",
-            members.get(row.group) if once else None,
-            once,
-        )
-        p2p = operation_family(row.op) in P2P_OPS
-        number = numbers[row.rank, key, p2p] = numbers.get((row.rank, key, p2p), 0) + 1
-        state: CallState = "done" if row.finished_ns != NEVER else "waiting"
-        frame = StackFrame(row.op, row.place.file, row.place.line)
-        evidence.add_call(
-            EvidenceCall(
-                row.rank,
-                key,
-                number,
-                operation_family(row.op),
-                state,
-                p2p,
-                row.peer if p2p else None,
-                row.started_ns != NEVER,
-                None,
-                -1,
-                -1,
-                row.dtype,
-                (frame,) if row.place.line else (),
-                row.posted_ns,
-                order,
-                source,
-                row.tag if p2p else None,
-            )
-        )
-    for end in trace.header.get("ends") or ():
-        if end[0] in seen and end[1] not in ("blocked", "ended"):
-            evidence.add_end(
-                end[0],
-                ProcessEnd(
-                    "killed" if end[1] in ("killed", "crashed") else "raised",
-                    str(end[1]),
-                    False,
-                    source=source,
-                ),
-            )
-    return seen
-
-
-def read_progress_file(evidence: Evidence, board: ProgressSnapshot, source: str) -> None:
-    """A progress board: how far a rank of `run --real` came. Its call's number is the position in
-    the program, not on a group.
-    """
-    evidence.records_of(board.rank, source)
-    if board.phase == RankPhase.RAISED:
-        follows = bool(re.search(r"Connection closed|Timed out|timed out", board.message))
-        evidence.add_end(
-            board.rank, ProcessEnd("raised", board.message or "raised", follows, source=source)
-        )
-    elif board.phase == RankPhase.STRUCK:
-        evidence.add_end(
-            board.rank,
-            ProcessEnd("killed", "killed by a fault of the scenario", False, source=source),
-        )
-    elif board.phase in (RankPhase.WRITING, RankPhase.ENDED):
-        evidence.add_end(
-            board.rank,
-            ProcessEnd(
-                "exited", "came to the end of its program", False, source=source, clean=True
-            ),
-        )
-    elif board.phase == RankPhase.IN_CALL:
-        evidence.notes.append(f"rank {board.rank}'s board: in call {board.position} of its program")
-    elif board.phase == RankPhase.RUNNING:
-        evidence.notes.append(
-            f"rank {board.rank}'s board: between calls {board.position - 1} and {board.position} of its program"
-        )
+    if low == high:
+        return
+    behind = tuple(sorted(rank for rank, count in counts.items() if count < high))
+    label = evidence.groups[key].label
+    text = f"on {label}: at {kind} {low} where others are at {high}"
+    evidence.tool_reports.append(ToolReport(_TOOL, behind, text, source))

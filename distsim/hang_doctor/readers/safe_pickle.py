@@ -1,9 +1,8 @@
-"""Pickles of plain data, and of nothing else: no class is looked up, no function called, no size
-trusted.
+"""Load pickles of plain data, without the dangers of Python's own unpickler.
 
-A machine of its own for the few opcodes that write lists, dicts, tuples, texts and numbers
-(protocols 0 to 5, as listed in the standard library's pickletools). Any other opcode, a GLOBAL
-above all, ends the reading.
+No class is looked up, no function is called, and no size is trusted. The module interprets the few
+opcodes that write lists, dicts, tuples, texts and numbers (protocols 0 to 5, as listed in the
+standard library's pickletools). Any other opcode, above all GLOBAL, is refused.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final
 
-#: Opcodes that are carried out at most.
+#: Limit of executed opcodes.
 MAX_OPCODES: Final = 8_000_000
-#: Values that wait at a time to become part of a list or dict.
+#: Limit of values that are on the stacks at a time, not yet part of a list or dict.
 _MAX_PENDING: Final = 200_000
 _MAX_NUMBER_BYTES: Final = 16
-#: Steps between two looks at how much has piled up.
+#: Opcodes between two checks of that limit.
 _CHECK_INTERVAL: Final = 50_000
 _U32: Final = struct.Struct("<I").unpack_from
 
@@ -27,7 +26,7 @@ class UnsafePickle(ValueError):
 
 
 def loads_plain(data: bytes) -> Any:
-    """The plain data in a pickle. Raises NotPlain, whatever else the bytes hold."""
+    """The plain data in a pickle. Raises UnsafePickle for anything else."""
     try:
         return _PickleMachine(data).run()
     except UnsafePickle:
@@ -39,7 +38,7 @@ def loads_plain(data: bytes) -> Any:
 
 
 class _PickleMachine:
-    """``stack`` holds what came since the last mark, ``below`` the stacks under it."""
+    """``stack`` holds the values since the last mark, ``below`` the stacks under it."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
@@ -48,15 +47,14 @@ class _PickleMachine:
         self.memo: dict[int, object] = {}
 
     def run(self) -> object:
-        """Carry out opcodes to STOP; the frequent ones here, the others by the table."""
-        data, at, stack, below, memo, end = (
-            self.data,
-            0,
-            self.stack,
-            self.below,
-            self.memo,
-            len(self.data),
-        )
+        """Execute opcodes up to STOP.
+
+        Hot loop: the frequent opcodes are executed here, on local variables; the others by the
+        table, for which the position and the stack are copied back.
+        """
+        data, end = self.data, len(self.data)
+        at = 0
+        stack, below, memo = self.stack, self.below, self.memo
         for _ in range(MAX_OPCODES // _CHECK_INTERVAL):
             for _ in range(_CHECK_INTERVAL):
                 code = data[at]
@@ -115,7 +113,7 @@ class _PickleMachine:
         return self.data[start:end]
 
     def since_mark(self) -> list[object]:
-        """What came since the last mark; the stack under it is the stack again."""
+        """Pop the values since the last mark, and the mark."""
         items, self.stack = self.stack, self.below.pop()
         return items
 
@@ -162,7 +160,10 @@ def _refusal(code: int) -> str:
         0x84: "EXT4",
     }
     if code in names:
-        return f"it would load or call Python code ({names[code]}); a Flight Recorder dump holds plain data only"
+        return (
+            f"it would load or call Python code ({names[code]}); a Flight Recorder dump holds "
+            "plain data only"
+        )
     return f"it holds what no Flight Recorder dump does (opcode 0x{code:02x})"
 
 

@@ -1,105 +1,126 @@
-"""Files of different runs lie in one folder: dumps that a job left earlier, of ranks that did not
-write one since. Their clocks tell.
+"""Drop the files of earlier runs, which a job may have left in the same folder.
 
-A call that all need ends nowhere before all have made it, and whoever waits longer than its
-time-out ends. So two ranks that finished the same call made it within that time, or they are not of
-one run; or the clock of a machine is wrong, which looks the same.
+A rank that writes no dump in this run leaves its old one there. The clocks show it. A call that
+needs all members ends nowhere before all have made it, and a rank that waits longer than its
+timeout ends. So two ranks that finished the same call made it within that time, or they belong to
+different runs, or the clock of a machine is wrong, which looks the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from statistics import median_low
 
 from distsim.hang_doctor.model.evidence import Evidence
-from distsim.hang_doctor.model.evidence_records import RankEvidence
+from distsim.hang_doctor.model.evidence_records import EvidenceCall, RankEvidence
 from distsim.hang_doctor.model.operation_names import OPS_THAT_NEED_ALL
 from distsim.hang_doctor.model.phrases import ranks_text
 
-#: The longest time-out that torch sets by itself (Gloo's, `default_pg_timeout`), in nanoseconds.
+#: The longest timeout that torch sets by default (Gloo's, `default_pg_timeout`), in nanoseconds.
 _DEFAULT_TIMEOUT_NS = 30 * 60 * 10**9
-#: Times before are no time of day but a count from the start of a run (1973).
+#: Earlier times (before 1973) are no time of day, but count from the start of a run.
 _MIN_UNIX_TIME_NS = 10**17
+_MAX_LISTED_RANKS = 6
 
 
 def drop_stale_ranks(evidence: Evidence) -> None:
-    """Take out ranks whose files are of another time than those of most; where there is no most,
-    nobody is to be accused.
+    """Remove ranks whose files are of another time than those of the majority.
+
+    Without a majority it is unknown which files belong together. Then no group is sure any more, so
+    that no rank is blamed.
     """
     if len(evidence.ranks) < 2:
         return
-    patience = max(
-        _DEFAULT_TIMEOUT_NS, *(given.longest_timeout_ns for given in evidence.ranks.values())
-    )
-    away = {
-        rank: ns for rank, ns in _time_offsets(evidence, patience).items() if abs(ns) > patience
-    }
-    if not away:
+    timeouts_ns = [records.longest_timeout_ns for records in evidence.ranks.values()]
+    timeout_ns = max(_DEFAULT_TIMEOUT_NS, *timeouts_ns)
+    offsets = _time_offsets(evidence, timeout_ns)
+    stale = {rank: offset for rank, offset in offsets.items() if abs(offset) > timeout_ns}
+    if not stale:
         return
     text = "; ".join(
-        f"{ranks_text([rank])}'s {_duration_text(abs(ns))} {'before' if ns < 0 else 'after'} the others'"
-        for rank, ns in sorted(away.items())[:6]
+        _offset_text(rank, offset) for rank, offset in sorted(stale.items())[:_MAX_LISTED_RANKS]
     )
-    if len(away) * 2 >= sum(_has_times(given) for given in evidence.ranks.values()):
+    timed_ranks = sum(_has_times(records) for records in evidence.ranks.values())
+    if len(stale) * 2 >= timed_ranks:
         evidence.disputes.append(
-            f"the same calls were made at different times ({text}): files of different runs, or clocks that are "
-            "wrong; I cannot tell which belong together"
+            f"the same calls were made at different times ({text}): files of different runs, or "
+            "clocks that are wrong; I cannot tell which belong together"
         )
         for group in evidence.groups.values():
             group.sure = False
         return
     evidence.disputes.append(
-        f"the same calls were made at different times ({text}): a file of another run, or a clock that is wrong; the "
-        f"records of {ranks_text(away)} are left out"
+        f"the same calls were made at different times ({text}): a file of another run, or a clock "
+        f"that is wrong; the records of {ranks_text(stale)} are left out"
     )
-    for rank in away:
+    for rank in stale:
         del evidence.ranks[rank]
 
 
-def _time_offsets(evidence: Evidence, patience: int) -> dict[int, int]:
-    """How long before or after most each rank made the last call that the most finished; else, how
-    long before all that others made.
+def _offset_text(rank: int, offset_ns: int) -> str:
+    relation = "before" if offset_ns < 0 else "after"
+    return f"{ranks_text([rank])}'s {_duration_text(abs(offset_ns))} {relation} the others'"
+
+
+def _time_offsets(evidence: Evidence, timeout_ns: int) -> dict[int, int]:
+    """How long before (negative) or after the others each rank was active.
+
+    Ranks that finished a common call are compared by it, preferably by the call that the most ranks
+    finished. Another rank has an offset only if it ended long before all others began.
     """
-    made: dict[tuple[str, int], dict[int, int]] = {}
-    for rank, given in evidence.ranks.items():
-        for call in given.calls if _has_times(given) else ():
-            if (
-                call.state == "done"
-                and call.op in OPS_THAT_NEED_ALL
-                and not call.p2p
-                and call.at_ns > _MIN_UNIX_TIME_NS
-            ):
-                made.setdefault((call.group, call.number), {})[rank] = call.at_ns
     found: dict[int, int] = {}
-    for at in sorted(made.values(), key=len):
-        if len(at) > 1:
-            middle = median_low(at.values())
-            found |= {rank: ns - middle for rank, ns in at.items()}
-    spans = {
-        rank: (min(times), max(times))
-        for rank, given in evidence.ranks.items()
-        if _has_times(given) and (times := _call_times(given))
+    # In ascending order, so that the calls of the most ranks overwrite the others.
+    for times in sorted(_times_of_common_calls(evidence), key=len):
+        if len(times) > 1:
+            middle = median_low(times.values())
+            for rank, time in times.items():
+                found[rank] = time - middle
+
+    times_by_rank = {
+        rank: _call_times(records)
+        for rank, records in evidence.ranks.items()
+        if _has_times(records)
     }
-    for rank, (_, last) in spans.items():
-        first = min((start for other, (start, _) in spans.items() if other != rank), default=last)
-        if rank not in found and first - last > patience:
-            found[rank] = last - first
+    first_by_rank = {rank: min(times) for rank, times in times_by_rank.items()}
+    for rank, own_times in times_by_rank.items():
+        last = max(own_times)
+        others = [first for other, first in first_by_rank.items() if other != rank]
+        first_of_others = min(others, default=last)
+        if rank not in found and first_of_others - last > timeout_ns:
+            found[rank] = last - first_of_others
     return found
 
 
-def _has_times(given: RankEvidence) -> bool:
-    return given.recorded and any(call.at_ns > _MIN_UNIX_TIME_NS for call in given.calls)
+def _times_of_common_calls(evidence: Evidence) -> list[dict[int, int]]:
+    """For each finished call that needs all members: rank -> when it made the call."""
+    times_by_call: dict[tuple[str, int], dict[int, int]] = {}
+    for rank, records in evidence.ranks.items():
+        for call in _finished_calls_of_all(records):
+            times_by_call.setdefault((call.group, call.number), {})[rank] = call.at_ns
+    return list(times_by_call.values())
 
 
-def _call_times(given: RankEvidence) -> list[int]:
-    return [call.at_ns for call in given.calls if call.at_ns > _MIN_UNIX_TIME_NS]
+def _finished_calls_of_all(records: RankEvidence) -> Iterator[EvidenceCall]:
+    if not _has_times(records):
+        return
+    for call in records.calls:
+        is_finished = call.state == "done" and call.at_ns > _MIN_UNIX_TIME_NS
+        if is_finished and call.op in OPS_THAT_NEED_ALL and not call.p2p:
+            yield call
+
+
+def _has_times(records: RankEvidence) -> bool:
+    return records.recorded and any(call.at_ns > _MIN_UNIX_TIME_NS for call in records.calls)
+
+
+def _call_times(records: RankEvidence) -> list[int]:
+    return [call.at_ns for call in records.calls if call.at_ns > _MIN_UNIX_TIME_NS]
 
 
 def _duration_text(ns: int) -> str:
     minutes = ns // (60 * 10**9)
-    return (
-        f"{minutes} minutes"
-        if minutes < 120
-        else f"{minutes // 60} hours"
-        if minutes < 72 * 60
-        else f"{minutes // 1440} days"
-    )
+    if minutes < 120:
+        return f"{minutes} minutes"
+    if minutes < 72 * 60:
+        return f"{minutes // 60} hours"
+    return f"{minutes // 1440} days"

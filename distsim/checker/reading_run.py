@@ -148,7 +148,7 @@ class ReadingRun:
         conditions = CompletionConditions(
             linked,
             None,
-            misfits=(halting.receives, halting.instances),
+            mismatches=(halting.receives, halting.instances),
             withdrawn=self.withdrawn,
         )
         halted = run_local_clocks(linked, conditions)

@@ -178,8 +178,8 @@ class StepEstimator(TransformerStepWriter):
         key = ("schedule", self.train.schedule, self.train.chunks, ranks, micro_batches)
         if key not in self.schedules:
             train = self.train.model_copy(update={"micro_batches": micro_batches})
-            made = train.pipeline_strategy(self.context).made(self.context)
-            self.schedules[key] = (made, calls_by_rank(made))
+            schedule = train.pipeline_strategy(self.context).build_schedule(self.context)
+            self.schedules[key] = (schedule, calls_by_rank(schedule))
         return cast("tuple[PipelineSchedule, list[list[PipelineCall]]]", self.schedules[key])
 
     @cached_property

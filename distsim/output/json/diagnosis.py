@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from distsim.hang_doctor.analysis.diagnosis import Diagnosis
 from distsim.hang_doctor.analysis.hang_cause import HangCause
-from distsim.hang_doctor.analysis.wait_graph import EvidenceWait
+from distsim.hang_doctor.analysis.wait_state import EvidenceWait
 from distsim.hang_doctor.model.evidence_records import StackFrame
 
 

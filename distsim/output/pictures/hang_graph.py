@@ -9,7 +9,7 @@ from __future__ import annotations
 from distsim.hang_doctor.analysis.diagnosis import Diagnosis
 from distsim.hang_doctor.analysis.hang_cause import HangCause
 from distsim.hang_doctor.analysis.wait_chains import wait_edges
-from distsim.hang_doctor.analysis.wait_graph import RankWaitState
+from distsim.hang_doctor.analysis.wait_state import RankWaitState
 from distsim.hang_doctor.model.phrases import call_text, short_file
 from distsim.output.pictures.drawing.box_diagram import (
     SMALL_SIZE,

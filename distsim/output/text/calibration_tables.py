@@ -161,7 +161,7 @@ def _yaml_lines(mapping: Mapping[str, object], indent: str) -> Iterator[str]:
 def residuals_text(found: Sequence[CostResidual], cluster: str, log: str) -> str:
     """The median error, the operations outside the range, and a table of all measured times."""
     error = statistics.median(abs(1 / residual.ratio - 1) for residual in found)
-    has_outside = any(residual.parts for residual in found)
+    has_outside = any(residual.is_outside_range for residual in found)
     summary = [
         f"{cluster} beside {log}: {len(found)} measured times, "
         f"the price {100 * error:.0f} % off in the median"
@@ -192,7 +192,7 @@ def _residual_cells(residual: CostResidual) -> tuple[str, ...]:
     band = "-"
     if residual.band is not None:
         low, high = residual.band
-        band = f"{low:.2f} to {high:.2f}{' *' if residual.parts else ''}"
+        band = f"{low:.2f} to {high:.2f}{' *' if residual.is_outside_range else ''}"
     return (
         point.op,
         str(point.group),
@@ -207,7 +207,7 @@ def _residual_cells(residual: CostResidual) -> tuple[str, ...]:
 
 def _outside_text(residuals: list[CostResidual]) -> str:
     """Where the times of an operation first leave the range, and the farthest; else empty."""
-    outside = [residual for residual in residuals if residual.parts]
+    outside = [residual for residual in residuals if residual.is_outside_range]
     if not outside:
         return ""
     first = outside[0]
@@ -230,7 +230,7 @@ def residuals_json(found: Sequence[CostResidual]) -> dict[str, object]:
             "measured_ns": b.point.ns,
             "priced_ns": b.priced_ns,
             "band": b.band,
-            "parts": b.parts,
+            "parts": b.is_outside_range,
         }
         for b in found
     ]

@@ -22,7 +22,7 @@ from distsim.output.text_layout import (
     wrapped_lines,
 )
 from distsim.real.results.posted_calls import DivergingReceive
-from distsim.real.results.postmortem import is_consequence
+from distsim.real.results.rank_ends import is_consequence
 from distsim.real.results.real_run import RealRun
 from distsim.real.results.value_check import BufferCheck
 
@@ -239,7 +239,10 @@ def _output_lines(run: RealRun) -> list[str]:
 def _value_check_lines(run: RealRun) -> list[str]:
     if not run.values:
         return []
-    count = {state: len(run.held(state)) for state in ("equal", "close", "differs", "unknown")}
+    count = {
+        state: len(run.buffers_in_state(state))
+        for state in ("equal", "close", "differs", "unknown")
+    }
     text = (
         f"Values: {count['equal']} of {len(run.values)} buffers "
         "equal to the simulated ones, bit for bit"
@@ -252,7 +255,7 @@ def _value_check_lines(run: RealRun) -> list[str]:
     if count["unknown"]:
         text += f"; {count['unknown']} without simulated numbers"
     lines = wrapped_lines(text, "", "  ")
-    for check in run.held("differs")[:_MAX_BUFFERS]:
+    for check in run.buffers_in_state("differs")[:_MAX_BUFFERS]:
         lines += wrapped_lines(f"rank {check.rank}, {check.label}: {check.detail}", "  ", "    ")
     hidden = count["differs"] - _MAX_BUFFERS
     if hidden > 0:

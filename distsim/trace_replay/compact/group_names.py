@@ -18,7 +18,7 @@ import numpy as np
 from distsim.operations.core.resolved_call import RankGroup
 from distsim.program.code import CodeCall
 from distsim.program.model import Program
-from distsim.scenario.format.reading.name_scope import RESERVED_NAMES
+from distsim.scenario.format.models.entries import RESERVED_NAMES
 from distsim.trace_replay.compact.rank_expressions import RankVariables, fit_expression
 
 

@@ -201,7 +201,9 @@ class _StrategyExpander:
             models = {rank: entry.strategy for entry in entries for rank in entry.ranks}
             for entry in entries:
                 steps = entry.block["steps"]
-                entry.block["steps"] = entry.strategy.compared(entry.ranks, models, steps)
+                entry.block["steps"] = entry.strategy.with_errors_between_ranks(
+                    entry.ranks, models, steps
+                )
 
     # --- one strategy ---
     def _expanded_strategy(

@@ -12,6 +12,8 @@ first used, so ``import distsim`` costs almost nothing.
 
 from __future__ import annotations
 
+from distsim.common.version import __version__
+
 TYPE_CHECKING = False  # importing typing would take longer than this whole file
 if TYPE_CHECKING:
     from typing import Any
@@ -37,8 +39,6 @@ if TYPE_CHECKING:
     from distsim.findings.finding_types import Finding, SourceLocation
     from distsim.scenario import Scenario
     from distsim.trace.model import Trace
-
-__version__ = "0.1.0"
 
 #: Public name -> the module that defines it.
 _MODULE_OF_NAME = {

@@ -195,12 +195,21 @@ def schema_text() -> str:
 
 
 #: A file in docs/ -> the function that writes its text.
+def python_page() -> str:
+    """docs/python.md: the public functions and their results."""
+    from distsim.api.reference import python_reference
+
+    title, _, rest = python_reference().partition("\n")
+    return f"{title}\n\n{GENERATED_NOTICE}\n{rest}"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "backends.md": backends_manual,
     "cli.md": cli_page,
     "findings.md": findings_page,
     "format.md": format_page,
     "operations.md": operations_page,
+    "python.md": python_page,
     "scenario.schema.json": schema_text,
 }
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distsim import __version__
 from distsim.common.errors import UsageError
+from distsim.common.version import __version__
 from distsim.hardware.cluster import Cluster
 from distsim.planning.layout_result import (
     LayoutEvaluator,

@@ -107,22 +107,22 @@ def traits_of(step: ScenarioStep) -> StepTraits:
     )
 
 
-def _awaited_handles(op: Any) -> tuple[NameReference, ...] | None:
+def _awaited_handles(op: object) -> tuple[NameReference, ...] | None:
     if not isinstance(op, WaitOperation):
         return None
     return op.handles if isinstance(op.handles, tuple) else (op.handles,)
 
 
-def _groups_named_by(op: Any, row: type[Operation]) -> tuple[GroupName, ...]:
+def _groups_named_by(op: object, row: type[Operation]) -> tuple[GroupName, ...]:
     """The group of a step; the distinct groups of a batch's parts, in their order."""
     if row.kind == "batch":
         parts = getattr(op, "ops", ())
         return tuple(dict.fromkeys(getattr(part.op, "group", None) for part in parts))
-    return (op.group,) if "group" in field_names_of(row) else ()
+    return (getattr(op, "group", None),) if "group" in field_names_of(row) else ()
 
 
 def _step_key(
-    step: ScenarioStep, row: type[Operation], values: list[tuple[str, type, Any]]
+    step: ScenarioStep, row: type[Operation], values: list[tuple[str, type, object]]
 ) -> Hashable:
     """Kinds of steps with other state (batches, groups, …) are equal only to themselves."""
     if row.kind in ("p2p", "collective", "wait") or row.op == "compute":

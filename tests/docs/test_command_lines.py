@@ -48,6 +48,7 @@ ASIDE = {
     r"doctor --torchrun": "needs a live launcher; tests/hang_doctor/test_command.py has one",
     r"--backend nccl$|--device cuda|nccl\.sh": "needs a GPU",
     r"distsim run scenarios/hybrid.yaml --real --trace": "needs a GPU: the file says nccl",
+    r"support\.(archive|mutation)": "records or changes the whole project: minutes to hours",
     r"support\.(made_docs|scenario_outputs|(price|outcome)_table)|viz/make|cli\.generate_docs": "writes into the project; tests compare it all",
     r"benchmarks/doctor.py|benchmarks/smpi.py": "needs arguments, or SimGrid",
 }

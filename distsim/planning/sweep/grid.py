@@ -11,9 +11,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from distsim import __version__
 from distsim.common.errors import ScenarioErrors, UsageError
 from distsim.common.message_text import name_list
+from distsim.common.version import __version__
 from distsim.planning.sweep.worker_pool import import_optional
 from distsim.scenario import load_raw
 from distsim.simulation.simulate_scenario import cluster_path

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -105,17 +105,17 @@ def differing_fields(
     return fields
 
 
-def _agreement(call: ResolvedCall, is_message: bool) -> Mapping[str, Any]:
+def _agreement(call: ResolvedCall, is_message: bool) -> Mapping[str, object]:
     """What the calls must agree on. A send and a receive are different operations by nature."""
     agreement = OPERATIONS[call.op].agreement(call)
     return agreement if is_message else {"op": call.op, **agreement}
 
 
-def _names_of(agreements: Sequence[Mapping[str, Any]]) -> dict[str, None]:
+def _names_of(agreements: Sequence[Mapping[str, object]]) -> dict[str, None]:
     return dict.fromkeys(name for agreement in agreements for name in agreement)
 
 
-def _differs(agreements: Sequence[Mapping[str, Any]], name: str) -> bool:
+def _differs(agreements: Sequence[Mapping[str, object]], name: str) -> bool:
     first = agreements[0].get(name)
     return any(agreement.get(name) != first for agreement in agreements)
 

@@ -176,11 +176,10 @@ def _common(a: Path, b: Path) -> int:
 
 def config() -> str:
     """Zensical's settings, with the chapters."""
-    chapters = [
-        '{"%s" = [%s]}'
-        % (name, ", ".join(f'"{page}.md"' for page in listed if (DOCS / f"{page}.md").exists()))  # noqa: UP031
-        for name, listed in CHAPTERS.items()
-    ]
+    chapters: list[str] = []
+    for name, listed in CHAPTERS.items():
+        pages = [f'"{page}.md"' for page in listed if (DOCS / f"{page}.md").exists()]
+        chapters.append(f'{{"{name}" = [{", ".join(pages)}]}}')
     return _CONFIG.replace("{nav}", ", ".join(['{"distsim" = "index.md"}', *chapters]))
 
 

@@ -185,7 +185,7 @@ class _EventDrivenEngine:
                 self._follow_up()
 
     # --- hosts ---
-    def _host(self, rank: int) -> None:
+    def _host(self, rank: int) -> None:  # noqa: PLR0912  (hot loop, see below)
         """Run a host until it has to wait.
 
         This loop takes most of the time of a run. So it runs posts and waits itself, and calls

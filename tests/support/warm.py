@@ -148,7 +148,7 @@ def serve(folder: str, alive: int, more: str) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(os.path.join(folder, "server"))
     listener.listen(16)
-    print("ready", flush=True)  # noqa: T201
+    print("ready", flush=True)
     waiting: dict[int, socket.socket] = {}
     chosen = selectors.DefaultSelector()
     chosen.register(listener, selectors.EVENT_READ)

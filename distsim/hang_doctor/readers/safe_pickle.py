@@ -46,7 +46,7 @@ class _PickleMachine:
         self.below: list[list[object]] = []
         self.memo: dict[int, object] = {}
 
-    def run(self) -> object:
+    def run(self) -> object:  # noqa: PLR0912  (hot loop, see below)
         """Execute opcodes up to STOP.
 
         Hot loop: the frequent opcodes are executed here, on local variables; the others by the

@@ -31,7 +31,9 @@ def to_yaml(fields: Mapping[str, Any], flat: bool = False) -> str:
     return dump_yaml(to_data(fields, flat))
 
 
-def to_data(fields: Mapping[str, Any], flat: bool = False) -> dict[str, object]:
+def to_data(  # noqa: PLR0912  (one branch per optional key of a file, in the file's order)
+    fields: Mapping[str, Any], flat: bool = False
+) -> dict[str, object]:
     """The same as plain data: the content of the file, key by key."""
     data: dict[str, object] = {"name": fields["name"]}
     if fields["about"]:

@@ -179,7 +179,9 @@ class _ClassClocks:
                 self.arrived_at.add((cls.number, number))
                 np.maximum.at(self.latest, self.meets[cls.number][number], t)
 
-    def _wait(self, cls: QuotientClass, thread_step: ThreadStep, t: IntArray) -> IntArray:
+    def _wait(  # noqa: PLR0912  (one branch per kind of step)
+        self, cls: QuotientClass, thread_step: ThreadStep, t: IntArray
+    ) -> IntArray:
         """The clocks after a step that completes."""
         step, row, rows = thread_step
         i = cls.base + row

@@ -317,7 +317,9 @@ class LocalClocks(RunProgress):
                 parked[key] = [thread]
         return self
 
-    def _advance_thread(self, thread: LocalThread, ready: list[LocalThread]) -> int | None:
+    def _advance_thread(  # noqa: PLR0912, PLR0915  (hot loop, see below)
+        self, thread: LocalThread, ready: list[LocalThread]
+    ) -> int | None:
         """Run a thread until it needs an unknown time; return the key of that, None at its end.
 
         This loop takes most of the time of a run. Its most frequent cases are therefore written out

@@ -94,8 +94,10 @@ def invalid(call: ResolvedCall, code: str, options: BackendOptions) -> InvalidCa
 
 MPI = BackendProfile(
     name="mpi",
-    about="Small sends return at once, large ones wait for their receive. Tags and any-source are true. One worker runs the "
-    "collectives of a process, and one lock is held through every blocking call. Dropping a message's request ends the process.",
+    about="Small sends return at once, large ones wait for their receive. Tags and any-source are "
+    "true. One worker runs the "
+    "collectives of a process, and one lock is held through every blocking call. Dropping a "
+    "message's request ends the process.",
     needs=needs_all,
     mismatch=mismatch,
     refuse=SUPPORT.refuse,

@@ -133,9 +133,12 @@ def _matches_own_messages(call: ResolvedCall) -> bool:
 
 NCCL = BackendProfile(
     name="nccl",
-    about="A call returns when it is enqueued (N1). Operations of one communicator run in issue order (N3) and meet by it alone: "
-    "no kinds, no tags (N4, N5), no any-source (N6). A batch is one unit (N11). First use of a communicator waits for its "
-    "members (N8), first use of a connection for those who share it (N9). Small sends may run ahead into buffers (N10).",
+    about="A call returns when it is enqueued (N1). Operations of one communicator run in issue "
+    "order (N3) and meet by it alone: "
+    "no kinds, no tags (N4, N5), no any-source (N6). A batch is one unit (N11). First use of "
+    "a communicator waits for its "
+    "members (N8), first use of a connection for those who share it (N9). Small sends may "
+    "run ahead into buffers (N10).",
     needs=needs_all,
     mismatch=mismatch,
     refuse=SUPPORT.refuse,

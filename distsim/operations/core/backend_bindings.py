@@ -18,8 +18,13 @@ _GLOO_REDUCE_SCATTER_SHAPE_ERROR = (
 #: Refusals of ProcessGroupGloo (run) where the larger tensor's shape is not the smaller one's with
 #: its first axis n times as long.
 GLOO_SHAPE_ERRORS = {
-    "all_gather": "ProcessGroupGloo::allgather: invalid tensor size at index 0 (expected {one}, got {got})",
-    "all_gather_coalesced": "ProcessGroupGloo::allgather_coalesced: invalid size of output tensor at index 0 (expected length {one}, got {got})",
+    "all_gather": (
+        "ProcessGroupGloo::allgather: invalid tensor size at index 0 (expected {one}, got {got})"
+    ),
+    "all_gather_coalesced": (
+        "ProcessGroupGloo::allgather_coalesced: invalid size of output tensor at index 0 "
+        "(expected length {one}, got {got})"
+    ),
     "reduce_scatter": _GLOO_REDUCE_SCATTER_SHAPE_ERROR,
 }
 
@@ -29,7 +34,9 @@ def needs_only_root(n: int, root: int, me: int) -> GroupRanks:
     return None if me == root else frozenset((root,))
 
 
-# --- what gloo's algorithms send (read in broadcast.cc, gather.cc, scatter.cc, reduce.cc; run with roots that differ) ---
+# --- what gloo's algorithms send ---
+# Read in gloo's broadcast.cc, gather.cc, scatter.cc and reduce.cc; run with different roots.
+
 #: gloo's default of the largest segment, bytes (``reduce.h``).
 _MAX_SEGMENT_BYTES = 1 << 20
 

@@ -474,7 +474,7 @@ GLOO = BackendProfile(
     alternative_outcomes=alternative_outcomes,
     per_rank_needs=per_rank_needs,
     neighbours=neighbours,
-    ring=skips_empty,
+    skips_empty=skips_empty,
     has_traffic=has_traffic,
 )
 

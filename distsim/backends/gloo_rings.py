@@ -297,8 +297,8 @@ def simulate_ring(
     """The outcome of a ring of `RING_STEPS` on ``n`` ranks.
 
     ``shares`` lists the members that have arrived: group rank, and a contribution for each ring
-    that the call consists of (gloo runs two of them at a time; they do not affect each other). Members
-    that have not arrived send nothing. gloo skips a contribution of no bytes.
+    that the call consists of. gloo runs two of these rings at a time; each is simulated by itself.
+    Members that have not arrived send nothing. gloo skips a contribution of no bytes.
     """
     ring_count = max((len(mine) for _, mine in shares), default=0)
     has_all_members = len(shares) == n

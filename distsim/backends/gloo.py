@@ -108,9 +108,8 @@ def _needs_with_different_roots(calls: Sequence[ResolvedCall]) -> dict[int, Memb
     found: dict[int, MemberNeeds] = {}
     for me, route in routes.items():
         needed, missing = reception.of(me)
-        not_receiving = {
-            peer for peer in route.sends if peer in routes and me not in routes[peer].receives
-        }
+        arrived_receivers = route.sends & routes.keys()
+        not_receiving = {peer for peer in arrived_receivers if me not in routes[peer].receives}
         in_vain = frozenset(members[peer] for peer in (missing | not_receiving) - {me})
         if route.ring:
             # The ring before the root's transfers synchronises all members.

@@ -86,7 +86,7 @@ class _PostedMessage(NamedTuple):
     round_number: int
     sends: bool
     #: The number of messages that the member had posted before this one.
-    index: int
+    position: int
 
 
 def _pipelined_steps(
@@ -103,7 +103,7 @@ def _pipelined_steps(
         while in_flight and in_flight[0].round_number <= round_number - _ROUNDS_IN_FLIGHT:
             oldest = in_flight.popleft()
             peer = target if oldest.sends else source
-            yield _RingStep(peer, oldest.sends, _WAIT, posted_count - oldest.index)
+            yield _RingStep(peer, oldest.sends, _WAIT, posted_count - oldest.position)
         # The last round has no lengths, hence `strict=False`.
         for sends, length in zip((False, True), lengths, strict=False):
             if length != _NO_SEGMENT:

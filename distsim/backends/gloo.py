@@ -1,11 +1,20 @@
-"""Gloo as torch 2.13 uses it. The tags (G1 …) are the rules of the evidence gathered on it, case by
-case.
+"""The blocking rules of Gloo, as torch 2.13 uses it.
+
+Tags such as G1 name the rules in docs/semantics.md. They were found by running torch on CPUs, case
+by case; "run" marks such a fact, "read" one from the sources of gloo. Identifiers such as
+`p2p.out_of_range.*` are cases of those runs.
+
+The key idea: gloo matches collectives by operation and number, and then only moves bytes. It
+compares neither dtypes nor roots, so most mismatches end in wrong data, in an abort of a receiver
+whose buffer is too small, or in ranks that wait in vain. Rings whose members bring different sizes
+are simulated message by message (`distsim.backends.gloo_rings`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cache
+from typing import NamedTuple
 
 from distsim.backends.gloo_rings import RING_STEPS, RingContribution, RingOutcome, simulate_ring
 from distsim.backends.profile import (
@@ -32,7 +41,8 @@ from distsim.operations.core.operation_base import BackendBinding, MemberRoute
 from distsim.operations.core.resolved_call import DTYPE_BYTES, ResolvedCall, part_sizes
 from distsim.operations.registry import OPERATIONS
 
-#: Run on torch 2.13, each cell. A mean of integers is refused only after the sum was taken.
+#: Every entry was run on torch 2.13. gloo refuses an average of integers only after it has
+#: computed the sum.
 SUPPORT = BackendSupport(
     "gloo",
     cpu="yes",
@@ -51,13 +61,16 @@ SUPPORT = BackendSupport(
         "avg": "result type Float can't be cast to the desired output type {type}",
     },
 )
-#: What is underneath the sums, and alone may meet in one slot and end right.
+#: The gloo collective behind all sums. Only for it can different operations match each other in one
+#: slot and still give the right result.
 _SUM_COLLECTIVE = "all_reduce"
 
 
 def refuse(call: ResolvedCall) -> str | None:
-    """What gloo has no word for, and a receive of nothing from any source, whose buffer has no
-    place to begin at (run).
+    """The error text of a call that gloo rejects, else None.
+
+    Besides unsupported calls, gloo rejects an empty receive from any source, because the buffer has
+    no valid offset (run).
     """
     if call.peer is None and OPERATIONS[call.op].direction == "recv" and not call.outputs[0].nbytes:
         return "[enforce fail at gloo/transport/tcp/unbound_buffer.cc] offset < this->size. 0 vs 0"
@@ -65,55 +78,84 @@ def refuse(call: ResolvedCall) -> str | None:
 
 
 def slot(op: str) -> Hashable:
-    """G5: kinds have slots of their own, so another kind at the same number hangs; rows say what
-    they are underneath. Calls that name another root meet, as `apart` says."""
+    """G5: different operations at the same number do not match each other, and hang.
+
+    Operations that gloo implements with the same collective share a slot. Calls that name different
+    roots do match; `per_rank_needs` decides what happens to them.
+    """
     return _implementing_collective(op)
 
 
 def per_rank_needs(calls: Sequence[ResolvedCall]) -> Mapping[int, MemberNeeds]:
-    """Members that name different roots send and receive each by its own: a message goes through
-    where both sides have it (run: whoever names a rank that takes itself for the root is through
-    with a gather, a scatter or, after the ring, a reduce). Of a ring to which not all bring equally
-    much, those get round whom the segments reach."""
-    found = _ring_needs(calls) if skips_empty(calls[0].op) else {}
-    if found or calls[0].root is None:
-        return found
-    group = calls[0].group
-    everybody = frozenset(group.ranks)
+    """The needs of each member if roots differ, or if sizes differ in a ring.
+
+    Members that name different roots each send and receive according to their own root. A message
+    is transferred if it exists on both sides (run: a rank completes a gather, a scatter or, after
+    the ring, a reduce if the root that it names takes itself for the root as well).
+
+    If the members of a ring bring different sizes, those complete that all segments reach.
+    """
+    needs_in_ring = _ring_needs(calls) if skips_empty(calls[0].op) else {}
+    if needs_in_ring or calls[0].root is None:
+        return needs_in_ring
+    return _needs_with_different_roots(calls)
+
+
+def _needs_with_different_roots(calls: Sequence[ResolvedCall]) -> dict[int, MemberNeeds]:
+    members = calls[0].group.ranks
     routes = {call.group_rank: _route_of_call(call) for call in calls}
-    came: dict[int, tuple[frozenset[int], frozenset[int]]] = {}
-
-    def received(me: int, above: tuple[int, ...] = ()) -> tuple[frozenset[int], frozenset[int]]:
-        """(who must have come before a member has all that it receives, from whom it comes
-        never)
-        """
-        if me not in came:
-            needed, never = set[int](), set[int]()
-            for peer in routes[me].receives:
-                needed.add(peer)
-                if peer in routes:
-                    more, lost = (
-                        received(peer, (*above, me))
-                        if peer not in (*above, me)
-                        else (frozenset[int](), frozenset({me}))
-                    )
-                    needed |= more
-                    never |= {peer} if lost or me not in routes[peer].sends else set()
-            came[me] = frozenset(needed), frozenset(never)
-        return came[me]
-
-    found = {}
+    reception = _ReceptionByRoute(routes)
+    found: dict[int, MemberNeeds] = {}
     for me, route in routes.items():
-        needed, never = received(me)
-        deaf = {peer for peer in route.sends if peer in routes and me not in routes[peer].receives}
-        in_vain = frozenset(group.ranks[i] for i in (never | deaf) - {me})
-        ranks = (
-            everybody
-            if route.ring
-            else frozenset(group.ranks[i] for i in (needed | route.sends) - {me})
-        )
-        found[group.ranks[me]] = MemberNeeds(ranks, in_vain)
+        needed, missing = reception.of(me)
+        arrived_receivers = route.sends & routes.keys()
+        not_receiving = {peer for peer in arrived_receivers if me not in routes[peer].receives}
+        in_vain = frozenset(members[peer] for peer in (missing | not_receiving) - {me})
+        if route.ring:
+            # The ring before the root's transfers synchronises all members.
+            needed_ranks = frozenset(members)
+        else:
+            needed_ranks = frozenset(members[peer] for peer in (needed | route.sends) - {me})
+        found[members[me]] = MemberNeeds(needed_ranks, in_vain)
     return found
+
+
+class _Reception(NamedTuple):
+    """The data that one member expects to receive, in group ranks."""
+
+    #: The members that must have arrived before the data can arrive, directly or through others.
+    needed: frozenset[int]
+    #: The members whose data never arrive.
+    missing: frozenset[int]
+
+
+class _ReceptionByRoute:
+    """Follows the routes of all members that have arrived, to find the data that never arrive."""
+
+    def __init__(self, routes: Mapping[int, MemberRoute]) -> None:
+        self.routes = routes
+        self._known: dict[int, _Reception] = {}
+
+    def of(self, me: int, receivers: tuple[int, ...] = ()) -> _Reception:
+        """``receivers``: the members behind ``me`` that wait for its data, farthest first."""
+        if me not in self._known:
+            self._known[me] = self._follow(me, (*receivers, me))
+        return self._known[me]
+
+    def _follow(self, me: int, receivers: tuple[int, ...]) -> _Reception:
+        needed, missing = set[int](), set[int]()
+        for sender in self.routes[me].receives:
+            needed.add(sender)
+            if sender not in self.routes:
+                continue  # It has not arrived, so nothing is known about its route.
+            if sender in receivers:
+                missing.add(sender)  # Each waits for the other's data before it sends its own.
+                continue
+            upstream = self.of(sender, receivers)
+            needed |= upstream.needed
+            if upstream.missing or me not in self.routes[sender].sends:
+                missing.add(sender)
+        return _Reception(frozenset(needed), frozenset(missing))
 
 
 def _route_of_call(call: ResolvedCall) -> MemberRoute:
@@ -133,23 +175,28 @@ def _implementing_collective(op: str) -> str:
 
 
 def skips_empty(op: str) -> bool:
-    """G15: a rank that has nothing to send passes a ring by (run: all_reduce, reduce, all_gather,
-    reduce_scatter, alone and coalesced; broadcast, gather, scatter, all_to_all and messages of
-    nothing do wait)."""
+    """G15: whether a rank without data to send skips the collective, as in every ring.
+
+    Run: all_reduce, reduce, all_gather and reduce_scatter, alone and coalesced, return at once.
+    Empty calls of broadcast, gather, scatter and all_to_all, and empty messages, do wait.
+    """
     return _implementing_collective(op) in RING_STEPS
 
 
 def _ring_outcome_of(calls: Sequence[ResolvedCall]) -> RingOutcome:
-    """What comes of a ring of those who came, in group ranks."""
+    """The outcome of a ring of the members that have arrived, in group ranks."""
     group = calls[0].group
     shares = sorted((call.group_rank, _ring_contributions(call)) for call in calls)
     return simulate_ring(_implementing_collective(calls[0].op), group.size, tuple(shares))
 
 
 def _ring_contributions(call: ResolvedCall) -> tuple[RingContribution, ...]:
-    """A coalesced reduce_scatter goes round once for each part (run: the parts [2, 3] and [3, 2]
-    abort both of two ranks; two plain calls of 2 and 3 end right), one of a list once for each
-    rank. Complex numbers travel as pairs of real ones."""
+    """What a call brings to each ring that it consists of.
+
+    A coalesced reduce_scatter is one ring for each part (run: the parts [2, 3] and [3, 2] abort
+    both of two ranks; two plain calls of 2 and 3 complete). A reduce_scatter of a list is one ring
+    for each rank. Complex numbers travel as pairs of real numbers.
+    """
     root = max(call.group.group_rank(call.root), 0) if call.root is not None else -1
     dtype = call.inputs[0].dtype
     item = DTYPE_BYTES[dtype]
@@ -166,38 +213,48 @@ def _ring_contributions(call: ResolvedCall) -> tuple[RingContribution, ...]:
 
 
 def _ring_needs(calls: Sequence[ResolvedCall]) -> Mapping[int, MemberNeeds]:
-    """Nothing where all who come get round once the others are there."""
-    ranks, ends = calls[0].group.ranks, _ring_outcome_of(calls)
-    everybody = frozenset(ranks)
-    found = {call.rank: MemberNeeds(frozenset()) for call in calls if not call.input_nbytes}
+    """The needs of the members of a ring; empty if all complete once all have arrived."""
+    ranks, outcome = calls[0].group.ranks, _ring_outcome_of(calls)
+    all_members = frozenset(ranks)
+    exceptions = {call.rank: MemberNeeds(frozenset()) for call in calls if not call.input_nbytes}
     if len(calls) == len(ranks):
-        found |= {
-            ranks[me]: MemberNeeds(everybody, frozenset({ranks[peer]}))
-            for me, peer in ends.waits.items()
-        }
-    rest = {call.rank: MemberNeeds(everybody) for call in calls}
-    return rest | found if found else {}
+        for me, peer in outcome.waits.items():
+            exceptions[ranks[me]] = MemberNeeds(all_members, frozenset({ranks[peer]}))
+    if not exceptions:
+        return {}
+    return {call.rank: MemberNeeds(all_members) for call in calls} | exceptions
 
 
 def needs(op: str, n: int, root: int, me: int) -> frozenset[int] | None:
-    """G6, 2.5: data flow, not a barrier, where a row says so: broadcast all above in a binomial
-    tree and the own children, gather and scatter the root all and the others the root. Everything
-    else synchronises fully."""
+    """G6, 2.5: the members that one member waits for, as group ranks; None for all.
+
+    Operations with `BackendBinding.needs` follow the data flow and are no barriers. In broadcast a
+    member needs its ancestors in a binomial tree and its children. In gather and scatter the root
+    needs all members, and the others need the root. All other operations synchronise all members.
+    """
     needed = _binding_of(op).needs
     return None if needed is None else needed(n, root, me)
 
 
 def has_traffic(op: str, n: int, root: int, one: int, other: int) -> bool:
-    """Neighbours in a ring, and of a reduce the root with all; the two ends of an edge of a tree;
-    the root and another; those a power of two apart in a barrier (barrier.cc, read); any two in
-    all_to_all. Run: four ranks of which 0 and 1 do not hear each other."""
+    """Whether two members exchange data in a collective.
+
+    * ring: the neighbours; in a reduce also the root with every member;
+    * tree: the two ends of an edge;
+    * gather and scatter: the root with every member;
+    * barrier: members whose distance is a power of two (read in barrier.cc);
+    * all_to_all: any two members.
+
+    Run: four ranks of which ranks 0 and 1 get no data from each other.
+    """
     distance = (one - other) % n
     includes_root = root in (one, other)
     needed = _binding_of(op).needs
     if needed is needs_only_root:
         return includes_root
     if needed is not None:
-        first, second = (one - root) % n, (other - root) % n  # positions in the tree
+        # Positions in the tree, whose root has position 0.
+        first, second = (one - root) % n, (other - root) % n
         if first > 0 and binomial_parent(first) == second:
             return True
         return second > 0 and binomial_parent(second) == first
@@ -209,55 +266,72 @@ def has_traffic(op: str, n: int, root: int, one: int, other: int) -> bool:
 
 
 def _is_power_of_two(number: int) -> bool:
-    """Also true for 0, which is no distance between two ranks."""
+    """Also true for 0, which is not a distance between two different ranks."""
     return number & (number - 1) == 0
 
 
 def workers(rank: int, group: int) -> WorkerQueue:
-    """G7: two worker threads per group, first in first out. Messages have none."""
+    """G7: two worker threads per group run its collectives, first in first out.
+
+    Messages do not use worker threads.
+    """
     return WorkerQueue(("workers", rank, group), 2)
 
 
 def mismatch(meeting: MismatchedCalls) -> MismatchOutcome:
-    """G14 and 2.2. A buffer too small for what comes aborts its process; a larger one keeps its
-    tail; equal bytes of another dtype, or another reduce op, go through unseen.
+    """G14 and 2.2: the consequence of calls that match although they differ.
 
-    all_reduce meets reduce_scatter_tensor of the same input: one is the other underneath, and both
-    end right (`coll.kind.all_reduce_vs_reduce_scatter`). Parts of an all_to_all are judged one by
-    one, as messages."""
+    A process aborts if it receives more than its buffer holds. A larger buffer keeps its old
+    contents behind the received data. gloo does not notice another dtype of the same size, or
+    another reduce op.
+
+    An all_reduce matches a reduce_scatter_tensor of the same input: gloo implements the second with
+    the first, and both give the right result (`coll.kind.all_reduce_vs_reduce_scatter`). Each part
+    of an all_to_all is judged by itself, like a message.
+    """
     sizes = meeting.nbytes
     if "root" in meeting.fields:
         return _outcome_of_different_roots(meeting)
     if meeting.is_message:
-        return (
-            MismatchOutcome("crashes", (meeting.calls[1].rank,))
-            if sizes[1] < sizes[0]
-            else MismatchOutcome("wrong-data")
-        )
+        if sizes[1] < sizes[0]:
+            return MismatchOutcome("crashes", (meeting.calls[1].rank,))
+        return MismatchOutcome("wrong-data")
     ops = {call.op for call in meeting.calls}
-    if all(OPERATIONS[op].pairwise for op in ops) and "splits" in meeting.fields:
+    are_pairwise = all(OPERATIONS[op].pairwise for op in ops)
+    if are_pairwise and "splits" in meeting.fields:
         return _outcome_of_uneven_parts(meeting)
     if all(map(skips_empty, ops)):
         return _outcome_of_different_rings(meeting)
     if len(set(sizes)) == 1:
         return MismatchOutcome("wrong-data")
     if all(_binding_of(op).needs is needs_only_root for op in ops):
-        crash = _overflowed_receivers(meeting)
-    elif all(OPERATIONS[op].pairwise for op in ops):
-        crash = tuple(
-            call.rank
-            for call, nbytes in zip(meeting.calls, sizes, strict=True)
-            if nbytes < max(sizes)
-        )
+        crashed = _overflowed_receivers(meeting)
+    elif are_pairwise:
+        crashed = _members_below_largest_size(meeting)
     else:
-        crash = _overflowed_tree_children(meeting)
-    return MismatchOutcome("crashes", crash) if crash else MismatchOutcome("wrong-data")
+        crashed = _overflowed_tree_children(meeting)
+    return _crash_or_wrong_data(crashed)
+
+
+def _crash_or_wrong_data(crashed: tuple[int, ...]) -> MismatchOutcome:
+    return MismatchOutcome("crashes", crashed) if crashed else MismatchOutcome("wrong-data")
+
+
+def _members_below_largest_size(meeting: MismatchedCalls) -> tuple[int, ...]:
+    largest = max(meeting.nbytes)
+    return tuple(
+        call.rank
+        for call, nbytes in zip(meeting.calls, meeting.nbytes, strict=True)
+        if nbytes < largest
+    )
 
 
 def _overflowed_receivers(meeting: MismatchedCalls) -> tuple[int, ...]:
-    """Of a gather or a scatter the ranks that are given more than they have room for, by those who
-    are there; the root's partners have nothing for each other (run: two takers of a scatter whose
-    root never comes wait, whatever their sizes)."""
+    """The ranks that receive more in a gather or a scatter than their buffer holds.
+
+    Only members that have arrived count. Two members that are not the root exchange no data (run:
+    two receivers of a scatter whose root never arrives wait, whatever their sizes).
+    """
     room_by_receiver: dict[int, int] = {}
     largest_sent = 0
     for call, nbytes in zip(meeting.calls, meeting.nbytes, strict=True):
@@ -271,13 +345,16 @@ def _overflowed_receivers(meeting: MismatchedCalls) -> tuple[int, ...]:
 
 
 def _outcome_of_different_roots(meeting: MismatchedCalls) -> MismatchOutcome:
-    """Who names the same root is judged apart, but for the ring of a reduce, through which all
-    send. That some wait in vain is told by `apart`; where nobody does, a reduce has come out right
-    at its root."""
+    """The consequence of calls that name different roots.
+
+    Calls that name the same root are judged separately, except in a reduce: its ring includes all
+    members, whatever root they name. `per_rank_needs` decides which members wait in vain. If none
+    does, a reduce has given the right result at its root.
+    """
     other_fields = tuple(name for name in meeting.fields if name != "root")
     ops = {call.op for call in meeting.calls}
     if not other_fields:
-        # Without `needs` the operation is a ring, through which every rank sends to every other.
+        # An operation without `needs` is a ring, in which the data of every rank reach all others.
         are_rings = all(_binding_of(op).needs is None for op in ops)
         return MismatchOutcome("completes" if are_rings else "wrong-data")
 
@@ -295,7 +372,7 @@ def _outcome_of_different_roots(meeting: MismatchedCalls) -> MismatchOutcome:
 def _part_with_root(
     meeting: MismatchedCalls, root: int | None, fields: tuple[str, ...]
 ) -> MismatchedCalls:
-    """The calls that name the same root, with the fields in which they may differ."""
+    """The calls that name this root, with the fields in which they may differ."""
     indices = [index for index, call in enumerate(meeting.calls) if call.root == root]
     return MismatchedCalls(
         fields,
@@ -306,8 +383,10 @@ def _part_with_root(
 
 
 def _outcome_of_different_rings(meeting: MismatchedCalls) -> MismatchOutcome:
-    """Who is not through is told by `apart`. What adds up the same inputs ends right, whatever it
-    is called.
+    """The consequence of mismatched rings.
+
+    `per_rank_needs` decides which members do not complete. Operations that add up the same inputs
+    give the right result, whatever their names.
     """
     calls = meeting.calls
     result = _ring_outcome_of(calls)
@@ -335,8 +414,9 @@ def _add_up_same_inputs(meeting: MismatchedCalls) -> bool:
 
 
 def _overflowed_tree_children(meeting: MismatchedCalls) -> tuple[int, ...]:
-    """The ranks that are sent more than they have room for down a binomial tree, of those who have
-    come.
+    """The ranks that receive more from their parent in a binomial tree than their buffer holds.
+
+    Only members that have arrived count.
     """
     n = meeting.calls[0].group.size
     sizes = {
@@ -353,8 +433,10 @@ def _overflowed_tree_children(meeting: MismatchedCalls) -> tuple[int, ...]:
 
 
 def neighbours(call: ResolvedCall) -> frozenset[int]:
-    """From whom a member receives and to whom it sends: in the ring (`simulate_ring`), in the tree
-    (`_overflowed_tree_children`), or as or with the root.
+    """The group ranks from which a member receives or to which it sends.
+
+    They are its neighbours in a ring (`simulate_ring`) and its relatives in a binomial tree
+    (`_overflowed_tree_children`), or the root, and for the root all members.
     """
     n, me = call.group.size, call.group_rank
     needed = _binding_of(call.op).needs
@@ -368,47 +450,55 @@ def neighbours(call: ResolvedCall) -> frozenset[int]:
 
 
 def _outcome_of_uneven_parts(meeting: MismatchedCalls) -> MismatchOutcome:
-    """As with messages: a part larger than the room for it aborts its receiver, a smaller one
-    leaves the tail (G14); both at once, also while a third member has not come (run: of three the
-    second was sent 1200 bytes for 16 by the last)."""
+    """The consequence of an all_to_all whose members disagree on the splits (G14).
+
+    Each part behaves like a message: one that is larger than its buffer aborts the receiver, a
+    smaller one leaves the rest of the buffer unchanged. Both can occur in one call, also before all
+    members have arrived (run: the last of three members sent 1200 bytes to the second, which
+    expected 16).
+    """
     calls = sorted(meeting.calls, key=lambda call: call.group_rank)
-    sent = {
-        call.group_rank: [
-            n * DTYPE_BYTES[call.inputs[0].dtype] for n in AllToAllCollective.sent(call)
-        ]
-        for call in calls
-    }
-    room = {
-        call.group_rank: [
-            n * DTYPE_BYTES[call.outputs[0].dtype] for n in AllToAllCollective.received(call)
-        ]
-        for call in calls
-    }
-    crash = tuple(
-        b.rank
-        for b in calls
-        if any(out[b.group_rank] > room[b.group_rank][i] for i, out in sent.items())
+    sent: dict[int, list[int]] = {}
+    room: dict[int, list[int]] = {}
+    for call in calls:
+        sent_item, room_item = (
+            DTYPE_BYTES[buffers[0].dtype] for buffers in (call.inputs, call.outputs)
+        )
+        sent[call.group_rank] = [n * sent_item for n in AllToAllCollective.sent(call)]
+        room[call.group_rank] = [n * room_item for n in AllToAllCollective.received(call)]
+
+    def receives_too_much(me: int) -> bool:
+        return any(parts[me] > room[me][sender] for sender, parts in sent.items())
+
+    return _crash_or_wrong_data(
+        tuple(call.rank for call in calls if receives_too_much(call.group_rank))
     )
-    return MismatchOutcome("crashes", crash) if crash else MismatchOutcome("wrong-data")
 
 
 def new_group(call: ResolvedCall, options: BackendOptions) -> NewGroupParticipants:
-    """2.3: the members connect to each other, and find each other in the store by the group's name;
-    who is none passes through. The name is the rank's own count of new_group calls, so different
-    orders make names collide (`distsim.semantics.form.group_creation`). With
-    use_local_synchronization it is a hash of the members (`group.members_only_local_sync`)."""
+    """2.3: the members find each other in the store by the name of the group, and connect.
+
+    Ranks that are not members pass through. The name of the group is each rank's own count of
+    new_group calls, so calls in different orders make names collide
+    (`distsim.semantics.form.group_creation`). With use_local_synchronization the name is a hash of
+    the members (`group.members_only_local_sync`).
+    """
     return "members" if call.local_sync else "named"
 
 
 def invalid(call: ResolvedCall, code: str, options: BackendOptions) -> InvalidCallReaction:
-    """What gloo does with calls that no program may make.
+    """The reaction of gloo to calls that the contract forbids.
 
-    A partner outside the world: the pair is sought in the store, until the timeout and 1 s
-    (`p2p.out_of_range.*`; memory that is not the world's may also end it by SIGSEGV). In other
-    groups torch's own lookup refuses it. The second wait on a message's request hangs
-    (`p2p.irecv_not_waited_poll_is_completed`), on a collective's it returns. A group that was
-    destroyed by itself still takes collectives; torch refuses messages on it (run). all_to_all
-    whose parts do not come out even is taken: wrong data (2.2, "not refused on Gloo")."""
+    * A partner outside the world (DS101): gloo looks for the pair in the store until the timeout
+      and 1 s more (`p2p.out_of_range.*`); it may also die of SIGSEGV, because the pair is looked up
+      outside the memory for the world. In other groups torch's own lookup raises.
+    * A second wait (DS105) on the request of a message hangs
+      (`p2p.irecv_not_waited_poll_is_completed`); on that of a collective it returns.
+    * A destroyed group (DS108) still executes collectives if it was destroyed alone; torch refuses
+      messages on it (run).
+    * An all_to_all whose input does not divide evenly is executed: wrong data (2.2, "not refused on
+      Gloo").
+    """
     if code == "DS101" and call.group.id == 0:
         return "hangs"
     if code == "DS105":
@@ -440,9 +530,12 @@ def _is_unevenly_divided(call: ResolvedCall) -> bool:
 def alternative_outcomes(
     outcome: str, fields: Sequence[tuple[str, ...]], outside: bool
 ) -> frozenset[str]:
-    """Bits that mean the same in both dtypes, as zeros do, arrive unharmed. A partner outside
-    the world: the pair's place in memory is not the world's (`p2p.out_of_range.*`: SIGSEGV for 7
-    of 2)."""
+    """Further outcomes that gloo may show in place of the predicted one.
+
+    Values whose bits mean the same in both dtypes, such as zeros, arrive unharmed. A partner
+    outside the world may end the process instead of blocking it, because the pair is looked up
+    outside the memory for the world (`p2p.out_of_range.*`: SIGSEGV for rank 7 of 2).
+    """
     if outcome == "hangs" and outside:
         return frozenset({"crashes"})
     if outcome == "wrong-data" and all(differing == ("dtype",) for differing in fields):
@@ -452,8 +545,10 @@ def alternative_outcomes(
 
 GLOO = BackendProfile(
     name="gloo",
-    about="Every send is a rendezvous at every size (G1). Tags and any-source are true (G2). Collectives meet by kind and number "
-    "on the group (G5) and run on two worker threads per group (G7). A dropped request is cancelled (G4).",
+    about="Every send is a rendezvous at every size (G1). Tags and any-source are true (G2). "
+    "Collectives meet by kind and number "
+    "on the group (G5) and run on two worker threads per group (G7). A dropped request is "
+    "cancelled (G4).",
     needs=needs,
     mismatch=mismatch,
     refuse=refuse,
@@ -472,7 +567,7 @@ GLOO = BackendProfile(
     alternative_outcomes=alternative_outcomes,
     per_rank_needs=per_rank_needs,
     neighbours=neighbours,
-    ring=skips_empty,
+    skips_empty=skips_empty,
     has_traffic=has_traffic,
 )
 
@@ -480,8 +575,9 @@ GLOO = BackendProfile(
 def monitored_barrier_error(
     rank: int, missing: Sequence[int], all_of_them: bool, limit_ns: int
 ) -> str:
-    """What rank ``rank``, which keeps the list of a ``monitored_barrier``, raises for who has not
-    come (ProcessGroupGloo.cpp).
+    """The error that a rank raises for the members missing in a ``monitored_barrier``.
+
+    ``rank`` is the rank that checks the arrivals (ProcessGroupGloo.cpp).
     """
     who = f"Ranks {', '.join(map(str, missing))}" if all_of_them else f"Rank {missing[0]}"
     return f"[Rank {rank}]: {who} failed to pass monitoredBarrier in {limit_ns // 10**6} ms"

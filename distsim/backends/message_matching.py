@@ -1,13 +1,13 @@
-"""Who meets whom where receives may be open to any source: pure matching of posted messages by key.
-No clock, no back end.
+"""Match posted messages with receives, which may accept any source.
 
-What is posted is an integer (an *item*, the caller's own number); what it means is the caller's
-business.
+Messages are matched by key alone, without clock or backend. A posted message or receive is an
+integer (an *item*), whose meaning only the caller knows.
 
-Messages travel through *boxes*: one per receiving end (the profile says what makes one: group,
-receiver and tag, say). Inside a box two messages of one sender keep their order, and a message goes
-to the earliest posted receive that accepts it. So the only thing left open is which sender an
-any-source receive takes: `takes` lists what is possible, the caller chooses.
+Messages travel through *boxes*. The caller makes the key of a box from the receiving end, for
+example group, receiver and tag, according to the backend's profile. Within a box, two messages of
+one sender keep their order, and a message goes to the earliest posted receive that accepts it. Only
+one choice remains open: the sender that an any-source receive accepts. `takes` lists the
+possibilities, and the caller chooses.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 from distsim.common.records import dataclass
 
-#: The sender of a receive that accepts any.
+#: The source of a receive that accepts any sender.
 ANY_SENDER = -1
 
 
 class AnySourceMatch(NamedTuple):
-    """An any-source receive may take this message now."""
+    """A message that an any-source receive can accept now."""
 
     receive: int
     send: int
@@ -31,12 +31,13 @@ class AnySourceMatch(NamedTuple):
 
 @dataclass(slots=True)
 class MatchingQueues:
-    """Open messages by sender, open receives by the sender they name (`ANY_SENDER` for any), each
-    with its number of arrival.
-    """
+    """The unmatched messages and receives of one box, each in the order of posting."""
 
+    #: Sender -> items of messages.
     sends: dict[int, list[int]] = field(default_factory=dict)
+    #: Accepted sender, or `ANY_SENDER` -> (number of the receive in this box, item).
     receives: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    #: The number of the next receive.
     posted: int = 0
 
     def copy(self) -> MatchingQueues:
@@ -47,20 +48,24 @@ class MatchingQueues:
         )
 
     def key(self) -> Hashable:
-        """Equal for boxes that behave alike: only the order of open receives counts, not their
-        numbers.
+        """Equal for boxes with the same behaviour.
+
+        Only the order of open receives counts, not their numbers.
         """
-        order = sorted((n, source, item) for source, v in self.receives.items() for n, item in v)
-        return tuple(sorted((s, tuple(v)) for s, v in self.sends.items())), tuple(
-            entry[1:] for entry in order
+        in_order = sorted(
+            (number, source, item)
+            for source, receives in self.receives.items()
+            for number, item in receives
         )
+        open_sends = tuple(sorted((sender, tuple(v)) for sender, v in self.sends.items()))
+        return open_sends, tuple((source, item) for _, source, item in in_order)
 
 
 class MessageMatcher:
-    """Open messages and receives.
+    """All unmatched messages and receives, by box.
 
-    ``specific_first``: a receive that names its sender goes before an older one from any source, as
-    in Gloo (semantics 2.1: "any-source receive posted before a specific one").
+    ``specific_first``: a receive that names its sender takes precedence over an older receive from
+    any source, as in Gloo (semantics 2.1: "any-source receive posted before a specific one").
     """
 
     __slots__ = ("boxes", "specific_first")
@@ -75,7 +80,7 @@ class MessageMatcher:
         return twin
 
     def key(self) -> Hashable:
-        """Hashable; equal for matchers that behave alike."""
+        """Hashable; equal for matchers with the same behaviour."""
         return frozenset((k, b.key()) for k, b in self.boxes.items())
 
     # --- messages ---
@@ -84,95 +89,96 @@ class MessageMatcher:
 
     def receive(self, box: Hashable, source: int, item: int) -> None:
         """Post a receive; ``source`` is the sender it accepts, or `ANY_SENDER`."""
-        place = self.boxes.setdefault(box, MatchingQueues())
-        place.receives.setdefault(source, []).append((place.posted, item))
-        place.posted += 1
+        queues = self.boxes.setdefault(box, MatchingQueues())
+        queues.receives.setdefault(source, []).append((queues.posted, item))
+        queues.posted += 1
 
     def meet(self, box: Hashable, sender: int) -> tuple[int, int] | None:
-        """Match the sender's oldest message with the receive it must go to: (send, receive), or
-        None when nothing is settled.
+        """Match the sender's oldest message with a receive that names the sender.
 
-        A message that an any-source receive could take is not settled; see `takes`.
+        Returns (send, receive), or None if there is no such pair, or if an older any-source receive
+        could accept the message; see `takes`.
         """
-        place = self.boxes.get(box)
-        if place is None or not place.sends.get(sender) or not place.receives.get(sender):
+        queues = self.boxes.get(box)
+        if queues is None or not queues.sends.get(sender) or not queues.receives.get(sender):
             return None
-        if (
-            not self.specific_first
-            and place.receives.get(ANY_SENDER)
-            and place.receives[ANY_SENDER][0] < place.receives[sender][0]
-        ):
+        open_any = queues.receives.get(ANY_SENDER)
+        if open_any and not self.specific_first and open_any[0] < queues.receives[sender][0]:
             return None
-        return self._match(box, place, sender, sender)
+        return self._match(box, queues, sender, sender)
 
     def takes(self) -> list[AnySourceMatch]:
-        """What the oldest any-source receive of each box may take, in the order in which boxes were
-        first used.
+        """The messages that the oldest any-source receive of each box can accept.
+
+        The order is that in which the boxes were first used.
         """
         return [take for box in self.boxes for take in self.takes_of(box)]
 
     def takes_of(self, box: Hashable) -> list[AnySourceMatch]:
-        place = self.boxes[box]
-        open_any = place.receives.get(ANY_SENDER)
+        queues = self.boxes[box]
+        open_any = queues.receives.get(ANY_SENDER)
         if not open_any:
             return []
         number, item = open_any[0]
         return [
             AnySourceMatch(item, sends[0])
-            for sender, sends in sorted(place.sends.items())
-            if sends and not self.named_first(place, sender, number)
+            for sender, sends in sorted(queues.sends.items())
+            if sends and not self.named_first(queues, sender, number)
         ]
 
-    def named_first(self, place: MatchingQueues, sender: int, number: int) -> bool:
-        """A receive that names the sender goes before the open one of this number."""
-        named = place.receives.get(sender, ())
-        return any(self.specific_first or n < number for n, _ in named[:1])
+    def named_first(self, queues: MatchingQueues, sender: int, number: int) -> bool:
+        """Whether a receive that names the sender precedes the any-source receive ``number``."""
+        named = queues.receives.get(sender, ())
+        if not named:
+            return False
+        oldest_number = named[0][0]
+        return self.specific_first or oldest_number < number
 
     def take(self, box: Hashable, sender: int) -> tuple[int, int]:
-        """Give the sender's oldest message to the oldest any-source receive: (send, receive)."""
+        """Match the sender's oldest message with the oldest any-source receive."""
         return self._match(box, self.boxes[box], sender, ANY_SENDER)
 
     def _match(
-        self, box: Hashable, place: MatchingQueues, sender: int, source: int
+        self, box: Hashable, queues: MatchingQueues, sender: int, source: int
     ) -> tuple[int, int]:
-        send = place.sends[sender].pop(0)
-        receive = place.receives[source].pop(0)[1]
-        self._tidy(box, place, sender, source)
+        send = queues.sends[sender].pop(0)
+        receive = queues.receives[source].pop(0)[1]
+        self._tidy(box, queues, sender, source)
         return send, receive
 
-    def _tidy(self, box: Hashable, place: MatchingQueues, sender: int, source: int) -> None:
-        if not place.sends.get(sender):
-            place.sends.pop(sender, None)
-        if not place.receives.get(source):
-            place.receives.pop(source, None)
-        if not place.sends and not place.receives:
+    def _tidy(self, box: Hashable, queues: MatchingQueues, sender: int, source: int) -> None:
+        if not queues.sends.get(sender):
+            queues.sends.pop(sender, None)
+        if not queues.receives.get(source):
+            queues.receives.pop(source, None)
+        if not queues.sends and not queues.receives:
             del self.boxes[box]
 
     def withdraw(self, box: Hashable, item: int) -> bool:
-        """Take back a message or a receive that has met nobody; False when it is not there."""
-        place = self.boxes.get(box)
-        if place is None:
+        """Remove an unmatched message or receive; False if there is none with this item."""
+        queues = self.boxes.get(box)
+        if queues is None:
             return False
-        for sender, sends in place.sends.items():
+        for sender, sends in queues.sends.items():
             if item in sends:
                 sends.remove(item)
-                self._tidy(box, place, sender, ANY_SENDER)
+                self._tidy(box, queues, sender, ANY_SENDER)
                 return True
-        for source, receives in place.receives.items():
+        for source, receives in queues.receives.items():
             for entry in receives:
                 if entry[1] == item:
                     receives.remove(entry)
-                    self._tidy(box, place, source, source)
+                    self._tidy(box, queues, source, source)
                     return True
         return False
 
     def open_sends(self) -> Iterator[int]:
-        """Messages that no receive has met."""
-        for place in self.boxes.values():
-            for sends in place.sends.values():
+        """The items of all unmatched messages."""
+        for queues in self.boxes.values():
+            for sends in queues.sends.values():
                 yield from sends
 
     def waiting_sends(self, box: Hashable, sender: int) -> list[int]:
-        """The sender's open messages in a box, oldest first."""
-        place = self.boxes.get(box)
-        return list(place.sends.get(sender, ())) if place is not None else []
+        """The sender's unmatched messages in a box, oldest first."""
+        queues = self.boxes.get(box)
+        return list(queues.sends.get(sender, ())) if queues is not None else []

@@ -1,4 +1,8 @@
-"""MPI as torch uses it (``ProcessGroupMPI.cpp``); blocking follows the MPI library underneath."""
+"""The blocking rules of MPI, as torch uses it (``ProcessGroupMPI.cpp``).
+
+Blocking follows the MPI library below torch. The rules were read in sources and in the MPI
+standard, not run.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +25,12 @@ from distsim.backends.profile import (
 )
 from distsim.operations.core.resolved_call import ResolvedCall
 
-#: Open MPI's limit of its TCP transport, the smallest of the common ones: below it a send is copied
-#: and returns.
+#: The eager limit: a send of at most this size is copied and returns. The default is that of Open
+#: MPI's TCP transport, the smallest of the common limits.
 EAGER_LIMIT = BufferOption("eager_limit", 4 * 1024)
 _MPI_DTYPES = frozenset({"float64", "float32", "int64", "int32", "int16", "int8", "uint8"})
-#: Read. What is not in its tables fails as a lookup. torch hands it complex tensors as real ones,
-#: but not in all operations.
+#: Read. A dtype that is not in torch's tables for MPI fails as a C++ lookup (``map::at``). torch
+#: passes complex tensors as real ones, but not in all operations.
 SUPPORT = BackendSupport(
     "mpi",
     cpu="yes",
@@ -40,37 +44,42 @@ SUPPORT = BackendSupport(
 
 
 def credit(nbytes: int, outstanding: int, options: BackendOptions) -> bool:
-    """Eager up to a limit, a rendezvous above (1.3: "treat small sends as buffered, never as
-    safe").
+    """Small sends are eager; larger ones are a rendezvous.
+
+    1.3: "treat small sends as buffered, never as safe".
     """
     return nbytes <= EAGER_LIMIT.limit(options)
 
 
 def workers(rank: int, group: int) -> WorkerQueue:
-    """1.3: collectives go first in first out through one worker thread, and one lock of the process
-    is held meanwhile.
+    """1.3: one worker thread runs the collectives of a process, first in first out.
+
+    It holds the lock of the process meanwhile.
     """
     return WorkerQueue(("worker", rank), 1)
 
 
 def mismatch(meeting: MismatchedCalls) -> MismatchOutcome:
-    """A message longer than its receive is an error of MPI, which ends the process
-    (MPI_ERR_TRUNCATE under MPI_ERRORS_ARE_FATAL); a shorter one leaves the tail. Collectives that
-    differ are erroneous programs: undefined.
+    """The consequence of calls that match although they differ.
 
-    new_group is MPI_Comm_create on the world: since MPI 2.2 its ranks may name different groups in
-    one call if these are disjoint."""
+    A message longer than its receive is an MPI error, which ends the process (MPI_ERR_TRUNCATE
+    under MPI_ERRORS_ARE_FATAL). A shorter one leaves the rest of the buffer unchanged. A program
+    with different collectives is erroneous: undefined.
+
+    new_group is MPI_Comm_create on the world. Since MPI 2.2 its ranks may name different groups in
+    one call if these are disjoint.
+    """
     if set(meeting.fields) == {"ranks"} and _are_disjoint([call.ranks for call in meeting.calls]):
         return MismatchOutcome("completes")
     sizes = meeting.nbytes
     if meeting.is_message:
-        return (
-            MismatchOutcome("crashes", (meeting.calls[1].rank,))
-            if sizes[1] < sizes[0]
-            else MismatchOutcome("wrong-data")
-        )
-    same = len(set(sizes)) == 1 and set(meeting.fields) <= {"dtype", "numel", "reduce_op"}
-    return MismatchOutcome("wrong-data") if same else MismatchOutcome("undefined")
+        if sizes[1] < sizes[0]:
+            return MismatchOutcome("crashes", (meeting.calls[1].rank,))
+        return MismatchOutcome("wrong-data")
+    same_size = len(set(sizes)) == 1
+    if same_size and set(meeting.fields) <= {"dtype", "numel", "reduce_op"}:
+        return MismatchOutcome("wrong-data")
+    return MismatchOutcome("undefined")
 
 
 def _are_disjoint(groups: list[tuple[int, ...]]) -> bool:
@@ -79,14 +88,17 @@ def _are_disjoint(groups: list[tuple[int, ...]]) -> bool:
 
 
 def new_group(call: ResolvedCall, options: BackendOptions) -> NewGroupParticipants:
-    """1.3: collective over all ranks (a barrier of the world inside)."""
+    """1.3: collective over all ranks, because it contains a barrier of the world."""
     return "world"
 
 
 def invalid(call: ResolvedCall, code: str, options: BackendOptions) -> InvalidCallReaction:
-    """MPI sends a message to the own rank as any other; only torch's blocking `send` forbids it
-    (`_check_not_self_rank`). A request that was waited for is null, and MPI_Wait on it returns at
-    once."""
+    """The reaction to calls that the contract forbids.
+
+    A message to the own rank (DS102) is valid in MPI; only torch's blocking `send` forbids it
+    (`_check_not_self_rank`). A request that was already waited for (DS105) is null, and MPI_Wait on
+    a null request returns at once.
+    """
     if (code == "DS102" and call.op != "send") or code == "DS105":
         return "goes on"
     return torch_frontend_reaction(call, code, options)
@@ -94,8 +106,10 @@ def invalid(call: ResolvedCall, code: str, options: BackendOptions) -> InvalidCa
 
 MPI = BackendProfile(
     name="mpi",
-    about="Small sends return at once, large ones wait for their receive. Tags and any-source are true. One worker runs the "
-    "collectives of a process, and one lock is held through every blocking call. Dropping a message's request ends the process.",
+    about="Small sends return at once, large ones wait for their receive. Tags and any-source are "
+    "true. One worker runs the "
+    "collectives of a process, and one lock is held through every blocking call. Dropping a "
+    "message's request ends the process.",
     needs=needs_all,
     mismatch=mismatch,
     refuse=SUPPORT.refuse,

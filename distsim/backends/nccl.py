@@ -1,8 +1,10 @@
-"""NCCL as torch uses it. The tags (N1 …) are the rules of the evidence, read in sources. What of
-them was run, on ranks that shared an H100: `benchmarks/nccl_truth.py`, docs/semantics.md.
+"""The blocking rules of NCCL, as torch uses it.
 
-Which communicator and stream a call uses, and what the host waits for, is
-`distsim.semantics.form.device_compiler`.
+Tags such as N1 name the rules in docs/semantics.md, which were read in sources. "Run" marks those
+that were also run, on ranks that shared an H100 (`benchmarks/nccl_truth.py`, docs/semantics.md).
+
+This module does not decide which communicator and stream a call uses, nor what the host waits for:
+see `distsim.semantics.form.device_compiler`.
 """
 
 from __future__ import annotations
@@ -33,15 +35,16 @@ from distsim.backends.profile import (
 from distsim.operations.core.resolved_call import DTYPE_BYTES, ResolvedCall
 from distsim.operations.registry import OPERATIONS
 
-#: Channels that a pair of ranks has at least (``topo.cc``, `ncclTopoGetNchannels`; over NVLink it
-#: has more).
+#: The smallest number of channels between two ranks (``topo.cc``, `ncclTopoGetNchannels`; over
+#: NVLink there are more).
 MIN_CHANNELS_PER_PEER = 2
-#: N10: NCCL_BUFFSIZE on each channel of a pair, by default 4 MiB (``init.cc``: 8 slots of 512 KiB).
-#: Run on an H100: a send of 8 MiB completes without its receive, one of 10 MiB does not (NCCL
-#: 2.32.3, ranks on one GPU; over sockets, which hold more, 10 and 16 MiB).
+#: N10: the bytes that a send can buffer. Each channel of a pair buffers NCCL_BUFFSIZE, by default
+#: 4 MiB (``init.cc``: 8 slots of 512 KiB). Run on an H100: a send of 8 MiB completes without its
+#: receive, a send of 10 MiB does not (NCCL 2.32.3, ranks on one GPU). Sockets buffer more: there
+#: the sizes were 10 and 16 MiB.
 SEND_BUFFER = BufferOption("buffsize", MIN_CHANNELS_PER_PEER * 4 * 1024 * 1024)
-#: Read. bool travels as uint8, so its sum is a maximum. float8 is reduced with NCCL >= 2.24 on
-#: compute capability >= 9.0.
+#: Read. bool travels as uint8, so its sum is a maximum. Reductions of float8 require NCCL >= 2.24
+#: and compute capability >= 9.0.
 SUPPORT = BackendSupport(
     "nccl",
     cpu="no",
@@ -63,8 +66,8 @@ SUPPORT = BackendSupport(
 )
 
 
-#: N9: grouped sends and receives (torch, ``nccl.cpp``: `gather`, `scatter`, `all2all…`; run on
-#: H100, NCCL 2.28.9 and 2.32.3).
+#: N9: collectives that torch implements with grouped sends and receives (``nccl.cpp``: `gather`,
+#: `scatter`, `all2all…`; run on H100, NCCL 2.28.9 and 2.32.3).
 SENT_AS_MESSAGES = {
     "all_to_all": ALL_PAIRS,
     "all_to_all_single": ALL_PAIRS,
@@ -74,45 +77,51 @@ SENT_AS_MESSAGES = {
 
 
 def credit(nbytes: int, outstanding: int, options: BackendOptions) -> bool:
-    """N10: a send runs ahead of its receive while the channel's slots hold it. Luck, never the
-    contract.
+    """N10: a send may complete before its receive while the slots of its channels hold it.
+
+    Programs must not rely on it: the contract promises no buffering.
     """
     return outstanding + nbytes <= SEND_BUFFER.limit(options)
 
 
 def mismatch(meeting: MismatchedCalls) -> MismatchOutcome:
-    """N4: undefined. What is known: equal bytes of another dtype and other reduce ops go through,
-    another root hangs (2.2).
+    """N4: the consequence of calls that match although they differ is undefined in general.
 
-    N5: a message that meets the receive of another tag arrives where it was not meant to."""
+    Known cases: another dtype of the same size, or another reduce op, is executed unnoticed;
+    another root hangs (2.2). N5: NCCL ignores tags, so a message that matches the receive of
+    another tag arrives in the wrong buffer.
+    """
     fields = set(meeting.fields)
     if fields == {"root"}:
         return MismatchOutcome("hangs", hangs=True)
-    if "numel" in fields and any(
-        OPERATIONS[call.op].coalesces is not None for call in meeting.calls
-    ):
-        return MismatchOutcome(
-            "undefined"
-        )  # the parts are operations of their own, and equal bytes in all say nothing of them
+    has_coalesced = any(OPERATIONS[call.op].coalesces is not None for call in meeting.calls)
+    if "numel" in fields and has_coalesced:
+        # Each part is an operation of its own, so equal total sizes do not imply equal parts.
+        return MismatchOutcome("undefined")
     same_size = len(set(meeting.nbytes)) == 1
-    return (
-        MismatchOutcome("wrong-data")
-        if same_size and fields <= {"dtype", "numel", "reduce_op", "tag"}
-        else MismatchOutcome("undefined")
-    )
+    if same_size and fields <= {"dtype", "numel", "reduce_op", "tag"}:
+        return MismatchOutcome("wrong-data")
+    return MismatchOutcome("undefined")
 
 
 def new_group(call: ResolvedCall, options: BackendOptions) -> NewGroupParticipants:
-    """2.3: lazily made communicators meet at first use; eager ones are split off the parent by all
-    its ranks.
+    """2.3: the ranks that synchronise in new_group.
+
+    Lazy communicators are created at their first use. An eager communicator is split off its
+    parent, which requires all ranks of the parent.
     """
     return "world" if options.get("init") == "eager" else "nobody"
 
 
 def invalid(call: ResolvedCall, code: str, options: BackendOptions) -> InvalidCallReaction:
-    """2.1, inferred: a partner outside the world never comes to the pair's communicator (lazy
-    init), so the host waits in the store; under eager init it is an invalid argument. A batch may
-    hold a message to the own rank and its receive. A second wait is a second stream join."""
+    """The reaction to calls that the contract forbids.
+
+    * A partner outside the world (DS101; 2.1, inferred): it never joins the communicator of the
+      pair (lazy initialisation), so the host waits in the store. Under eager initialisation it is
+      an invalid argument.
+    * A message to the own rank (DS102) is valid in a batch that also contains its receive.
+    * A second wait (DS105) only lets the stream wait again.
+    """
     is_batch = call.op == "batch_isend_irecv"
     is_lazy_world = call.group.id == 0 and options.get("init") != "eager"
     if code == "DS101" and is_lazy_world and not is_batch:
@@ -133,9 +142,12 @@ def _matches_own_messages(call: ResolvedCall) -> bool:
 
 NCCL = BackendProfile(
     name="nccl",
-    about="A call returns when it is enqueued (N1). Operations of one communicator run in issue order (N3) and meet by it alone: "
-    "no kinds, no tags (N4, N5), no any-source (N6). A batch is one unit (N11). First use of a communicator waits for its "
-    "members (N8), first use of a connection for those who share it (N9). Small sends may run ahead into buffers (N10).",
+    about="A call returns when it is enqueued (N1). Operations of one communicator run in issue "
+    "order (N3) and meet by it alone: "
+    "no kinds, no tags (N4, N5), no any-source (N6). A batch is one unit (N11). First use of "
+    "a communicator waits for its "
+    "members (N8), first use of a connection for those who share it (N9). Small sends may "
+    "run ahead into buffers (N10).",
     needs=needs_all,
     mismatch=mismatch,
     refuse=SUPPORT.refuse,

@@ -1,13 +1,20 @@
-"""What a profile is: the blocking rules of a back end, as data and a few small functions; what it
-takes, and its words for the rest.
+"""The records that describe a backend: what it supports, and its blocking rules.
 
-Matching (`distsim.backends.message_matching`) asks it for keys, the rules (`distsim.semantics`) ask
-it what a match needs and when a call returns. It has no clock and no cost. Functions take plain
-integers or resolved calls; all ranks are global.
+A `BackendProfile` holds the blocking rules as data and a few small functions. Message matching
+(`distsim.backends.message_matching`) asks the profile for keys; the semantics (`distsim.semantics`)
+ask what a match needs and when a call returns. A `BackendSupport` holds the supported operations,
+dtypes and reduce ops, together with the text of each refusal.
 
-What is taken (`BackendSupport`) is that of torch 2.9 to 2.13. What holds for one operation stands
-in its row (`Op.bindings`), what holds for all in the back end's file. Both are read here, for the
-profiles (`BackendProfile.refuse`) and for `distsim explain backends`.
+A profile knows neither clock nor costs. Its functions take plain integers or resolved calls; ranks
+are global ranks unless a comment says group rank.
+
+The supported features are those of torch 2.9 to 2.13. Facts about one operation are in the table of
+operations (`Operation.bindings`); facts about all operations are in the module of the backend. This
+module combines both, for the profiles (`BackendProfile.refuse`) and for `distsim explain backends`.
+
+In the docstrings of this package, tags such as G5 and N10 name rules of docs/semantics.md, and
+numbers such as 2.3 name sections of the evidence behind them. "Run" marks a fact that was observed
+in a real run, "read" a fact from the sources.
 """
 
 from __future__ import annotations
@@ -26,20 +33,20 @@ from distsim.operations.core.resolved_call import (
 )
 from distsim.operations.registry import OPERATIONS
 
-# --- what a back end takes ---
+# --- what a backend supports ---
 
 
 DeviceType = Literal["cpu", "gpu"]
-#: ``built``: only where the library underneath was built for it.
+#: ``built``: only if the library below torch was built with that support.
 SupportLevel = Literal["yes", "no", "built"]
 
-#: Operations at whose shapes a back end may look, not only at the elements.
+#: Operations for which some backend compares shapes, and not only element counts.
 SHAPE_CHECKED_OPS = tuple(
     op
     for op, row in OPERATIONS.items()
     if any(binding.shape_text for binding in row.bindings.values())
 )
-#: Operations that are a back end's business.
+#: Operations that a backend carries out.
 COMMUNICATION_OPS = tuple(
     op for op, row in OPERATIONS.items() if row.kind in ("p2p", "collective", "remote")
 )
@@ -48,7 +55,7 @@ FLOAT8_DTYPES = frozenset({"float8_e4m3fn", "float8_e5m2"})
 INTEGER_DTYPES = frozenset({"int64", "int32", "int8", "uint8"})
 COMPLEX_DTYPES = frozenset({"complex64", "complex128"})
 BITWISE_REDUCE_OPS = ("band", "bor", "bxor")
-#: torch's C++ names of dtypes, as its messages print them.
+#: The C++ names of dtypes, as torch's error messages print them.
 TORCH_SCALAR_TYPES = {
     "float64": "Double",
     "float32": "Float",
@@ -69,51 +76,55 @@ TORCH_SCALAR_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class BackendSupport:
-    """What one back end takes.
-
-    ``cpu``, ``gpu``: whether tensors there are taken at all. ``messages``, ``moved``: the dtypes of
-    messages and of collectives. ``reduced``: reduce op -> dtypes. ``dtype_text``: the refusal of a
-    dtype, ``{type}`` is torch's name. ``reduce_text``: the refusal of a reduce op, by reduce op
-    (``""``: any other). ``any_source``: the text for a receive without a source, None where it is
-    taken. ``bindings``: operations that the back end takes although their rows do not name it.
-    """
+    """The operations, devices, dtypes and reduce ops that one backend supports."""
 
     backend: str
+    #: Whether tensors in host memory, or on a GPU, are supported at all.
     cpu: SupportLevel
     gpu: SupportLevel
+    #: The dtypes of point-to-point and one-sided messages.
     messages: frozenset[str]
+    #: The dtypes that collectives can move. To reduce them is a separate question: see `reduced`.
     moved: frozenset[str]
+    #: Reduce op -> the dtypes that the backend can reduce with it.
     reduced: Mapping[str, frozenset[str]]
+    #: The error text for an unsupported dtype; ``{type}`` is torch's C++ name of it.
     dtype_text: str
+    #: Reduce op -> the error text for it; the key ``""`` holds the text for all other reduce ops.
     reduce_text: Mapping[str, str]
+    #: The error text for a receive without a source; None if such receives are supported.
     any_source: str | None = None
+    #: Operations that the backend supports although their entry in the table does not name it.
     bindings: Mapping[str, BackendBinding] = field(default_factory=dict)
 
     def binding(self, op: str) -> BackendBinding | None:
-        """What the back end makes of an operation; None where it has never heard of it."""
+        """How the backend implements an operation; None if it does not know the operation."""
         return OPERATIONS[op].bindings.get(self.backend) or self.bindings.get(op)
 
     def on(self, op: str, device: DeviceType) -> SupportLevel:
-        """Does the operation take tensors there?"""
+        """Whether the operation supports tensors on the device."""
         binding = self.binding(op)
-        if binding is None or binding.refused or (device == "gpu" and not binding.gpu):
+        if binding is None or binding.refused:
             return "no"
-        return self.cpu if device == "cpu" else self.gpu
+        if device == "cpu":
+            return self.cpu
+        return self.gpu if binding.gpu else "no"
 
     def takes(self, op: str, dtype: str, reduce_op: str | None = None) -> bool:
-        """Does the operation take this dtype, and reduce it so?"""
+        """Whether the operation supports this dtype, and this reduction of it."""
         return self.refusal(op, dtype, reduce_op) is None
 
     def refusal(self, op: str, dtype: str, reduce_op: str | None = None) -> str | None:
-        """The text of the error that the call raises; None when it is taken. An empty dtype is a
-        call without tensors.
+        """The text of the error that a call raises; None if the call is supported.
+
+        An empty ``dtype`` means a call without tensors.
         """
         row = OPERATIONS[op]
         binding = self.binding(op)
         if op not in COMMUNICATION_OPS:
             return None
         if binding is None or binding.refused:
-            return self._lacks(op, binding)
+            return self._missing_operation_error(op, binding)
         if not dtype:
             return None
         supported = self.messages if row.kind in ("p2p", "remote") else self.moved
@@ -127,28 +138,36 @@ class BackendSupport:
             op=reduce_op.upper(), type=TORCH_SCALAR_TYPES[dtype]
         )
 
-    def _lacks(self, op: str, binding: BackendBinding | None) -> str:
-        """torch's default of an operation that a back end does not have, or words of its own."""
+    def _missing_operation_error(self, op: str, binding: BackendBinding | None) -> str:
+        """The backend's own text for an operation that it refuses, else torch's default text."""
         if binding is not None and binding.refused:
             return binding.refused
         return f"Backend {self.backend} does not support {op}"
 
     def texts(self) -> tuple[str, ...]:
-        """Every text of a refusal once, as a template."""
+        """All texts of refusals as templates, without duplicates."""
         bindings = {op: self.binding(op) for op in COMMUNICATION_OPS}
-        bound = [b for b in bindings.values() if b is not None]
+        known = [binding for binding in bindings.values() if binding is not None]
+        missing_operation_errors = [
+            self._missing_operation_error(op, binding)
+            for op, binding in bindings.items()
+            if binding is None or binding.refused
+        ]
         texts = (
             self.any_source,
             self.dtype_text,
-            *(b.dtype_text for b in bound),
+            *(binding.dtype_text for binding in known),
             *self.reduce_text.values(),
-            *(self._lacks(op, b) for op, b in bindings.items() if b is None or b.refused),
-            *(b.shape_text for b in bound),
+            *missing_operation_errors,
+            *(binding.shape_text for binding in known),
         )
         return tuple(dict.fromkeys(text for text in texts if text))
 
     def refuse(self, call: ResolvedCall) -> str | None:
-        """`BackendProfile.refuse`: the text of the error that a resolved call raises, else None."""
+        """The text of the error that a resolved call raises, else None.
+
+        This is the default for `BackendProfile.refuse`.
+        """
         is_any_source = OPERATIONS[call.op].direction == "recv" and call.peer is None
         if is_any_source and self.any_source is not None:
             return self.any_source
@@ -162,39 +181,48 @@ class BackendSupport:
         return None
 
     def overlooks(self, call: ResolvedCall, code: str) -> bool:
-        """Does the back end take a coalesced launch that the contract forbids, as it does not look
-        for what is wrong with it? A tensor in two parts nobody looks for; parts of several dtypes
-        only some."""
+        """Whether the backend accepts a coalesced launch that the contract forbids (DS110).
+
+        No backend checks whether two parts of a launch use the same tensor. Only some check
+        whether all parts have one dtype (`BackendBinding.one_dtype`).
+        """
         binding = self.binding(call.op)
         if code != "DS110" or OPERATIONS[call.op].coalesces is None or binding is None:
             return False
-        mixed = differing_part_dtypes((*call.inputs, *call.outputs))
-        return (
-            not binding.one_dtype
-            if mixed
-            else tensor_in_two_parts(call.inputs, call.outputs) is not None
-        )
+        if differing_part_dtypes((*call.inputs, *call.outputs)):
+            return not binding.one_dtype
+        return tensor_in_two_parts(call.inputs, call.outputs) is not None
 
 
 def _shape_error(call: ResolvedCall, text: str) -> str | None:
-    """Of the first part whose larger tensor does not begin with n times the smaller one's first
-    axis. One of too few elements is invalid under every back end, which is no business of this
-    table."""
+    """The error for the first part whose larger tensor has the wrong shape, else None.
+
+    The shape is right if it is that of the smaller tensor with a first axis n times as long.
+    A tensor with too few elements is not judged here: such a call is invalid under every backend.
+    """
     row, n = OPERATIONS[call.op], call.group.size
     for part in row.separate(call):
-        small, large = (
-            (part.inputs[0], part.outputs[0])
-            if row.output_parts == "n"
-            else (part.outputs[0], part.inputs[0])
-        )
-        if large.numel == n * small.numel and (
-            not small.shape or large.shape != (n * small.shape[0], *small.shape[1:])
-        ):
-            rows = -(-large.shape[0] // n) if large.shape else 1
-            first = small.shape[0] if small.shape else 0
-            sizes = f"{first * n} vs. {large.shape[0] if large.shape else 0}"
-            return text.format(one=_torch_shape(small), got=_torch_shape(large, rows), sizes=sizes)
+        if row.output_parts == "n":
+            small, large = part.inputs[0], part.outputs[0]
+        else:
+            small, large = part.outputs[0], part.inputs[0]
+        if large.numel == n * small.numel and not _is_stacked_shape(large, small, n):
+            large_rows = large.shape[0] if large.shape else 0
+            small_rows = small.shape[0] if small.shape else 0
+            expected_rows = -(-large_rows // n) if large.shape else 1
+            return text.format(
+                one=_torch_shape(small),
+                got=_torch_shape(large, expected_rows),
+                sizes=f"{small_rows * n} vs. {large_rows}",
+            )
     return None
+
+
+def _is_stacked_shape(large: TensorBuffer, small: TensorBuffer, n: int) -> bool:
+    """Whether ``large`` has the shape of n tensors like ``small``, joined along the first axis."""
+    if not small.shape:
+        return False
+    return large.shape == (n * small.shape[0], *small.shape[1:])
 
 
 def _torch_shape(buffer: TensorBuffer, rows: int | None = None) -> str:
@@ -203,9 +231,12 @@ def _torch_shape(buffer: TensorBuffer, rows: int | None = None) -> str:
 
 
 def complex_reduction_error(op: str, reduce_op: str) -> str:
-    """Complex tensors travel as pairs of real numbers, which only sum and avg allow. all_reduce is
-    refused in Python, the others in C++, where the reduce op is printed as the control character of
-    its number; it is left out here."""
+    """The error text for a reduction of complex tensors other than sum and avg.
+
+    Backends move complex tensors as pairs of real numbers, which only sum and avg allow. torch
+    refuses all_reduce in Python and the other operations in C++. The C++ message prints the reduce
+    op as the control character of its number (between "support" and "on"), which is omitted here.
+    """
     if OPERATIONS[op].single() == "all_reduce":
         return f"all_reduce does not support RedOpType.{reduce_op.upper()} on complex tensors"
     return f"{'reduce' if op == 'reduce' else 'all_reduce'} does not supporton complex tensors"
@@ -214,8 +245,10 @@ def complex_reduction_error(op: str, reduce_op: str) -> str:
 def dtypes_by_reduce_op(
     numbers: frozenset[str], means: frozenset[str], bits: frozenset[str], complex_: frozenset[str]
 ) -> dict[str, frozenset[str]]:
-    """By reduce op: ``numbers`` have sum, product, min and max; ``means`` avg; ``bits`` the bitwise
-    ones; ``complex_`` sum, and avg.
+    """Reduce op -> dtypes, from the dtypes of each kind of reduction.
+
+    ``numbers`` support sum, product, min and max; ``means`` support avg; ``bits`` support the
+    bitwise reduce ops. ``complex_`` supports sum, and also avg if any dtype supports avg.
     """
     plain = {"sum": numbers | complex_, "product": numbers, "min": numbers, "max": numbers}
     return {
@@ -228,31 +261,31 @@ def dtypes_by_reduce_op(
 # --- the blocking rules ---
 
 
-#: What a run does in the end (design §5, "Verdicts and outcomes").
+#: The final outcome of a run (design §5, "Verdicts and outcomes").
 Outcome = Literal["completes", "hangs", "raises", "crashes", "wrong-data", "undefined"]
 
 
 class MismatchedCalls(NamedTuple):
-    """Calls that met and do not fit. ``fields`` are the words that differ (op, numel, dtype,
-    reduce_op, root, splits; tag, of a message under a profile that ignores tags).
+    """Calls that matched each other although their arguments differ."""
 
-    Of a message, ``calls`` is the send and the receive; of a collective, those who have come, in
-    order of arrival. ``nbytes`` are their sizes.
-    """
-
+    #: The properties that differ: op, numel, dtype, reduce_op, root, splits. For a message also
+    #: ``tag``, under a profile that ignores tags.
     fields: tuple[str, ...]
+    #: A message: the send, then the receive. A collective: the calls of the members that have
+    #: arrived, in order of arrival.
     calls: tuple[ResolvedCall, ...]
+    #: The size of each call.
     nbytes: tuple[int, ...]
     is_message: bool
 
 
 class MismatchOutcome(NamedTuple):
-    """What such a meeting leads to: the outcome's word, the ranks whose process dies, whether the
-    others are stuck in it.
-    """
+    """The consequence of mismatched calls."""
 
     outcome: Outcome
+    #: The global ranks whose process dies.
     crash: tuple[int, ...] = ()
+    #: Whether all other ranks hang in the call.
     hangs: bool = False
 
 
@@ -263,12 +296,12 @@ class WorkerQueue(NamedTuple):
     width: int
 
 
-#: What becomes of a call that the contract forbids: the rank raises, stands still or dies there,
-#: torch warns and does nothing, or the back end takes it as if nothing were wrong.
+#: The reaction to a call that the contract forbids: the rank raises, hangs or crashes; torch warns
+#: and does nothing ("ignored"); or the backend executes the call as if it were valid ("goes on").
 InvalidCallReaction = Literal["raises", "hangs", "crashes", "ignored", "goes on"]
 
-#: Who meets in new_group: its members, the world, nobody, or those who reach for the same name in
-#: the store.
+#: The ranks that synchronise in new_group: its members, the world, none, or the ranks that use the
+#: same group name in the store.
 NewGroupParticipants = Literal["members", "world", "nobody", "named"]
 
 
@@ -278,45 +311,50 @@ BackendOptions = Mapping[str, Any]
 
 
 class BufferOption(NamedTuple):
-    """The option of a scenario that says how many bytes a send may run ahead by, and its
-    default.
-    """
+    """The scenario option for the number of bytes that a send may buffer, with its default."""
 
     name: str
     default: int
 
     def limit(self, options: BackendOptions) -> int:
-        """The bytes in force; left out or null, the default."""
+        """The limit in bytes; the default applies if the option is missing or null."""
         value = options.get(self.name)
         return self.default if value is None else int(value)
 
 
-#: Further outcomes that the numbers or the memory decide: of (outcome, the fields of each mismatch
-#: that leads to it, whether a call names a partner outside the world).
+#: Further possible outcomes, which depend on tensor values or on memory. Arguments: the outcome,
+#: the differing fields of each mismatch that leads to it, and whether a call names a partner that
+#: is outside the world.
 AlternativeOutcomesRule = Callable[[str, Sequence[tuple[str, ...]], bool], frozenset[str]]
 
 
 class MemberNeeds(NamedTuple):
-    """What a member of a collective needs whose members do not agree on the root, or on whether
-    there is anything to send, in global ranks: who must have come (itself aside, or all members),
-    and whom of these it then waits for ``in_vain``, since they do something else or nothing."""
+    """The global ranks on which one member of an irregular collective depends.
 
+    A collective is irregular if its members name different roots, or if only some of them have
+    data to send.
+    """
+
+    #: The ranks that must have arrived before the member can return: ranks other than itself, or
+    #: all members.
     ranks: frozenset[int]
+    #: Those of ``ranks`` for which the member then waits forever, because they take part in
+    #: another way or not at all.
     in_vain: frozenset[int] = frozenset()
 
 
-#: Which group ranks must have come before a group rank may leave, by (op, group size, root as group
-#: rank, group rank). None: all of them.
+#: The group ranks that must have arrived before a group rank may return; None means all of them.
+#: Arguments: op, group size, root as a group rank, group rank.
 NeedsRule = Callable[[str, int, int, int], frozenset[int] | None]
 
 
-#: Whether anything passes between two members of a collective, by (op, group size, root, and the
-#: two as group ranks).
+#: Whether two members of a collective exchange any data.
+#: Arguments: op, group size, root, and the two members as group ranks.
 TrafficRule = Callable[[str, int, int, int, int], bool]
 
 
 def any_pair_has_traffic(op: str, n: int, root: int, one: int, other: int) -> bool:
-    """Any two members may have something for each other."""
+    """Any two members may exchange data."""
     return True
 
 
@@ -328,88 +366,104 @@ def never_buffered(nbytes: int, outstanding: int, options: BackendOptions) -> bo
 def no_alternative_outcomes(
     outcome: str, fields: Sequence[tuple[str, ...]], outside: bool
 ) -> frozenset[str]:
-    """The outcome is the only one."""
+    """The predicted outcome is the only possible one."""
     return frozenset()
 
 
 def never_skips_empty(op: str) -> bool:
-    """Whatever members bring, they meet as one."""
+    """Members synchronise even if some of them have no data to send."""
     return False
 
 
-#: What a collective that travels as messages needs connected: all pairs of its group, or one
-#: direction between each member and the root.
+#: The connections that a collective needs if the backend implements it with messages: between all
+#: pairs of its group, or in one direction between each member and the root.
 ALL_PAIRS, TO_ROOT, FROM_ROOT = "all pairs", "to root", "from root"
 
 
 @dataclass(frozen=True, slots=True)
 class BackendProfile:
-    """The blocking rules of a back end. Every field is one rule; the profile's module says where
-    each comes from.
+    """The blocking rules of a backend, or of one reading of the contract.
 
-    ``device``: the host only enqueues; launches run on streams
-    (`distsim.semantics.form.device_compiler`). Else the host waits for its requests. ``tags``,
-    ``any_source``: whether they are obeyed, or ignored and refused. ``slot``: what besides group
-    and number tells two collectives apart, of the operation. ``credit``: may a send complete
-    without its receive, given (nbytes, bytes sent so and not yet received, options). ``needs``: who
-    waits for whom in a collective. ``apart``: the same by rank, of calls that name different roots
-    or do not bring equally much to a ``ring``; None where that is left to ``mismatch``.
-    ``workers``: the queue of a rank's collectives on a group, of (rank, group id); None: they run
-    at once. ``new_group``: who meets in it, given the options (`NewGroupParticipants`).
-    ``local_groups``: why it makes no group with use_local_synchronization; None where it does.
-    ``invalid``: what becomes of a call that the contract forbids, given the finding's code (DS101
-    …) and the options. ``dropped``: what becomes of a message whose request nobody can wait for any
-    more; where it ``cancels``, whoever meets it falls silent towards its rank, in collectives
-    between whose members ``talks`` says that something passes. ``peer_death``: what a rank does
-    that has a transfer to a dead one. ``mismatch``: what calls that meet and don't fit lead to.
-    ``neighbours``: of a collective's call, the group ranks with whose calls it decides who of them
-    dies of that (what else comes of it goes by what kinds of calls there are); None: all of them.
-    ``refuse``: the error text of a call that the back end rejects on its own, else None.
-    ``specific_first``: see `distsim.backends.message_matching.MessageMatcher`. ``timeout_ns``:
-    torch's default of a group's timeout. ``timed_out``: what an expired one leads to;
-    ``store_grace_ns``: how much longer a wait in the store lasts (making the world or a group).
-    ``lock``: one lock per process is held through every blocking call of the library (mpi).
-    ``support``: what the back end takes; None for a reading of the contract, which takes all.
-    ``buffer_option``: what ``credit`` goes by; None where no option changes it. ``cluster``: the
-    preset that a scenario runs on which names none. ``listed``: the place among the back ends,
-    torch's (`torch.distributed.Backend.backend_list`). ``built_in``: torch's own packages have it.
-    ``ring``: collectives that a member with nothing to send passes by, and of which ``apart`` tells
-    who gets round where members do not bring equally much. ``besides``: outcomes that may come in
-    place of the one found (`AlternativeOutcomesRule`). ``by_messages``: collectives that travel as
-    messages between members, with what they need connected.
+    Every field is one rule. The module that defines a profile states the source of each rule.
+    A profile with ``support`` is a backend; one without is a reading of the contract, which
+    supports everything.
     """
 
     name: str
+    #: The description of the blocking rules for users.
     about: str
+
+    # --- collectives ---
+    #: The group ranks that a group rank waits for in a collective.
     needs: NeedsRule
+    #: The consequence of calls that match although their arguments differ.
     mismatch: Callable[[MismatchedCalls], MismatchOutcome]
+    #: The error text for a call that the backend itself rejects, else None.
     refuse: Callable[[ResolvedCall], str | None]
+    #: Whether a send may complete without its receive. Arguments: its size in bytes, the bytes of
+    #: earlier such sends that are not yet received, the options.
     credit: Callable[[int, int, BackendOptions], bool]
+    #: The part of a collective's matching key that depends on its operation. The rest of the key
+    #: is the group and the number of the call on it.
     slot: Callable[[str], Hashable]
+    #: The queue that runs a rank's collectives on a group, by (rank, group id). None: each
+    #: collective starts at once.
     workers: Callable[[int, int], WorkerQueue | None]
+    #: The ranks that synchronise in new_group.
     new_group: Callable[[ResolvedCall, BackendOptions], NewGroupParticipants]
+    #: The reaction to a call that the contract forbids, by the code of the finding (DS101 …).
     invalid: Callable[[ResolvedCall, str, BackendOptions], InvalidCallReaction]
+    #: Whether the host only enqueues and operations run on streams, as with NCCL
+    #: (`distsim.semantics.form.device_compiler`). Otherwise the host waits for its requests.
     device: bool = False
+    #: Whether tags take part in matching; otherwise the backend ignores them.
     tags: bool = True
+    #: Whether receives may omit the source; otherwise the backend refuses such receives.
     any_source: bool = True
+    #: The fate of a message whose request can no longer be waited for. If it "cancels", the
+    #: partner of the message gets no more data from that rank, in messages and in collectives
+    #: between whose members data flows (``has_traffic``).
     dropped: Literal["nothing", "cancels", "crashes"] = "nothing"
+    #: The reaction of a rank that has a transfer to or from a dead rank.
     peer_death: Literal["raises", "hangs"] = "hangs"
+    #: The order of receives: see `distsim.backends.message_matching.MessageMatcher`.
     specific_first: bool = False
+    #: torch's default timeout of a group.
     timeout_ns: int = 30 * 60 * 10**9
+    #: The consequence of an expired timeout.
     timed_out: Literal["raises", "crashes", "nothing"] = "nothing"
+    #: The additional time that waits in the store last (in init_process_group and new_group).
     store_grace_ns: int = 0
+    #: Whether every blocking call of the library holds one lock per process (MPI).
     lock: bool = False
+    #: The supported features; None for a reading of the contract, which supports everything.
     support: BackendSupport | None = None
+    #: The option that ``credit`` reads; None if no option changes the buffering.
     buffer_option: BufferOption | None = None
+    #: The cluster preset for scenarios that name no cluster.
     cluster: str = "cpu-10gbe"
+    #: The position in torch's list of backends (`torch.distributed.Backend.backend_list`).
     listed: int = 0
+    #: Whether the packages of torch contain the backend.
     built_in: bool = True
+    #: The error text for new_group with use_local_synchronization; None if that is supported.
     local_groups: str | None = None
+    #: Outcomes that are possible in place of the predicted one.
     alternative_outcomes: AlternativeOutcomesRule = no_alternative_outcomes
+    #: Collectives that the backend implements with messages between members, each with the
+    #: connections that it needs (`ALL_PAIRS`, `TO_ROOT` or `FROM_ROOT`).
     by_messages: Mapping[str, str] = field(default_factory=dict)
+    #: ``needs`` by global rank, for calls that name different roots, or whose sizes differ in a
+    #: ring (``skips_empty``). None: ``mismatch`` alone decides about such calls.
     per_rank_needs: Callable[[Sequence[ResolvedCall]], Mapping[int, MemberNeeds]] | None = None
+    #: The group ranks whose calls decide, together with this call, which of them crash in a
+    #: mismatch. All other consequences depend only on which kinds of calls there are. None: all
+    #: group ranks.
     neighbours: Callable[[ResolvedCall], frozenset[int]] | None = None
-    ring: Callable[[str], bool] = never_skips_empty
+    #: Whether a member without data to send skips the collective. Such collectives are rings;
+    #: ``per_rank_needs`` decides which members complete if the sizes differ.
+    skips_empty: Callable[[str], bool] = never_skips_empty
+    #: Whether two members of a collective exchange data.
     has_traffic: TrafficRule = any_pair_has_traffic
 
     @property
@@ -424,34 +478,37 @@ class BackendProfile:
 def torch_frontend_reaction(
     call: ResolvedCall, code: str, options: BackendOptions
 ) -> InvalidCallReaction:
-    """What torch's Python layer does before a back end sees the call: a non-member is warned and
-    nothing happens, but in `send`, which raises ("Invalid process group specified"); every other
-    wrong argument raises (2.1, 2.2, 2.3). Without any group left a non-member is still warned where
-    torch asks for no root first (run: all_reduce and barrier return, broadcast raises)."""
-    if code == "DS108" and call.group.group_rank(call.rank) < 0:
-        return (
-            "ignored"
-            if OPERATIONS[call.op].kind == "collective" and OPERATIONS[call.op].root_field is None
-            else "raises"
-        )
+    """The reaction of torch's Python layer, before a backend sees the call (2.1, 2.2, 2.3).
+
+    A call by a non-member only warns and does nothing, except `send`, which raises ("Invalid
+    process group specified"). Every other wrong argument raises.
+
+    After the last group was destroyed (DS108), a non-member still gets only the warning if torch
+    does not look up a root first (run: all_reduce and barrier return, broadcast raises).
+    """
+    is_non_member = call.group.group_rank(call.rank) < 0
+    if code == "DS108" and is_non_member:
+        operation = OPERATIONS[call.op]
+        is_rootless = operation.kind == "collective" and operation.root_field is None
+        return "ignored" if is_rootless else "raises"
     return "ignored" if code == "DS104" and call.op != "send" else "raises"
 
 
 def needs_all(op: str, n: int, root: int, me: int) -> frozenset[int] | None:
-    """Everybody waits for everybody."""
+    """Every member waits for all members."""
     return None
 
 
 def matched_by_number(op: str) -> Hashable:
-    """The n-th collective of a group meets the n-th, whatever its kind."""
+    """The n-th collectives of a group match each other, whatever their operations."""
     return None
 
 
 def no_neighbours(call: ResolvedCall) -> frozenset[int]:
-    """Nobody dies of collectives that don't fit."""
+    """No process dies of mismatched collectives."""
     return frozenset()
 
 
 def no_workers(rank: int, group: int) -> WorkerQueue | None:
-    """Collectives run at once, beside each other."""
+    """Collectives start at once and run concurrently."""
     return None

@@ -148,11 +148,17 @@ class AllToAllOperation(AllToAllCollective):
     words = OperationHelp(
         signature="all_to_all(output_tensor_list, input_tensor_list, group=None, async_op=False)",
         before="Every rank has one part for every rank, and room for one part of every rank.",
-        after="Part i of the output of group rank j is part j of the input of group rank i: the transpose.",
+        after=(
+            "Part i of the output of group rank j is part j of the input of group rank i: the "
+            "transpose."
+        ),
         waits=_FULL_SYNCHRONIZATION,
         example="- all_to_all: {input: parts, output: got}",
         notes=(
-            "Parts may differ in size if sender and receiver agree on each; gloo refuses that in a list.",
+            (
+                "Parts may differ in size if sender and receiver agree on each; gloo refuses "
+                "that in a list."
+            ),
         ),
         torch="dist.all_to_all(list(got), list(parts))",
     )
@@ -186,13 +192,25 @@ class AllToAllSingleOperation(AllToAllCollective):
     flat = True
     colour = colours.EXCHANGE
     words = OperationHelp(
-        signature="all_to_all_single(output, input, output_split_sizes=None, input_split_sizes=None, group=None, async_op=False)",
-        before="Every rank has an input, cut along its first axis into a part for every rank: evenly, or by input_splits.",
-        after="The output of group rank j is part j of all inputs, one after the other in the group's order.",
+        signature=(
+            "all_to_all_single(output, input, output_split_sizes=None, input_split_sizes=None, "
+            "group=None, async_op=False)"
+        ),
+        before=(
+            "Every rank has an input, cut along its first axis into a part for every rank: "
+            "evenly, or by input_splits."
+        ),
+        after=(
+            "The output of group rank j is part j of all inputs, one after the other in the "
+            "group's order."
+        ),
         waits=_FULL_SYNCHRONIZATION,
         example="- all_to_all_single: {input: all_x, output: got}",
         notes=(
-            "output_splits left out is the transpose of the input_splits. What i sends to j must be what j expects from i.",
+            (
+                "output_splits left out is the transpose of the input_splits. What i sends to j "
+                "must be what j expects from i."
+            ),
             "gloo hangs where the first axis can't be divided; nccl may take the wrong rows.",
         ),
         torch="dist.all_to_all_single(got, all_x)",
@@ -250,7 +268,10 @@ def splits_error(
     if min(splits) < 0:
         return f"{word}_splits holds {min(splits)}; a part can't be negative"
     if sum(splits) != rows:
-        return f"{word}_splits {list(splits)} add up to {sum(splits)}, but the first axis of {word} has {rows} rows"
+        return (
+            f"{word}_splits {list(splits)} add up to {sum(splits)}, but the first axis of {word} "
+            f"has {rows} rows"
+        )
     return None
 
 
@@ -304,7 +325,10 @@ class MonitoredBarrierOperation(Operation):
     words = OperationHelp(
         signature="monitored_barrier(group=None, timeout=None, wait_all_ranks=False)",
         before="Ranks come at different times; group rank 0 keeps the list.",
-        after="Every rank of the group has come. If not in time, group rank 0 raises and names the first rank that is missing.",
+        after=(
+            "Every rank of the group has come. If not in time, group rank 0 raises and names the "
+            "first rank that is missing."
+        ),
         waits="Group rank 0 waits for all others, they wait for its answer.",
         example="- monitored_barrier: {timeout: 10 s}",
         notes=(

@@ -44,7 +44,10 @@ _WAITS_FOR_ALL_PARTS = (
     "Everybody waits for everybody, and for all parts: the launch is done when the last part is."
 )
 _ONE_LAUNCH = "One launch: the latency is paid once, for the bytes of all parts together."
-_ERROR_INSIDE_CONTEXT = "An error inside the context leaves the group collecting: what is called on it later is never issued."
+_ERROR_INSIDE_CONTEXT = (
+    "An error inside the context leaves the group collecting: what is called on it later is "
+    "never issued."
+)
 
 
 class _CoalescedCollective(CollectiveOperation):
@@ -90,7 +93,10 @@ class _CoalescedCollective(CollectiveOperation):
     @classmethod
     def misfits(cls, call: ResolvedCall) -> str | None:
         if not call.inputs or len(call.inputs) != len(call.outputs):
-            return f"a launch needs a tensor, and an output for each input; it has {len(call.inputs)} and {len(call.outputs)}"
+            return (
+                "a launch needs a tensor, and an output for each input; it has "
+                f"{len(call.inputs)} and {len(call.outputs)}"
+            )
         parts = cls.separate(call)
         found = ((k, cls.coalesces.faults(part)) for k, part in enumerate(parts, 1))
         return first_reason(
@@ -154,15 +160,27 @@ class AllReduceCoalescedOperation(ReducingCollective, _CoalescedCollective):
     first_field = "tensor"
     colour = colours.REDUCE
     words = OperationHelp(
-        signature="with _coalescing_manager(group=None, async_ops=False): all_reduce(tensor, op=ReduceOp.SUM, group=None), …",
-        before="Every rank has a list of tensors of one dtype; the k-th of all ranks have the same element count.",
-        after="Every tensor of the list holds the reduction of its namesakes in place, as after an all_reduce of its own.",
+        signature=(
+            "with _coalescing_manager(group=None, async_ops=False): all_reduce(tensor, "
+            "op=ReduceOp.SUM, group=None), …"
+        ),
+        before=(
+            "Every rank has a list of tensors of one dtype; the k-th of all ranks have the same "
+            "element count."
+        ),
+        after=(
+            "Every tensor of the list holds the reduction of its namesakes in place, as after an "
+            "all_reduce of its own."
+        ),
         waits=_WAITS_FOR_ALL_PARTS,
         example="- all_reduce_coalesced: {tensor: [weight_grad, bias_grad], op: avg}",
         notes=(
             _ONE_LAUNCH,
             "The reduce op of the first part is taken for all of them.",
-            "gloo lays the parts end to end in one all_reduce and compares no lists: another order mixes up the numbers.",
+            (
+                "gloo lays the parts end to end in one all_reduce and compares no lists: another "
+                "order mixes up the numbers."
+            ),
             "`all_reduce_coalesced` is the same call by a name that torch has deprecated.",
             _ERROR_INSIDE_CONTEXT,
         ),
@@ -215,9 +233,17 @@ class AllGatherIntoTensorCoalescedOperation(_CoalescedOutOfPlace):
     output_parts = AllGatherIntoTensorOperation.output_parts
     colour = colours.COLLECT
     words = OperationHelp(
-        signature="with _coalescing_manager(group=None, async_ops=False): all_gather_single(output_tensor, input_tensor), …",
-        before="Every rank has a list of inputs of one dtype, and for each an output n times as large.",
-        after="On every rank output k is the k-th inputs of all ranks, one after the other in the group's order.",
+        signature=(
+            "with _coalescing_manager(group=None, async_ops=False): "
+            "all_gather_single(output_tensor, input_tensor), …"
+        ),
+        before=(
+            "Every rank has a list of inputs of one dtype, and for each an output n times as large."
+        ),
+        after=(
+            "On every rank output k is the k-th inputs of all ranks, one after the other in the "
+            "group's order."
+        ),
         waits=_WAITS_FOR_ALL_PARTS,
         example="- all_gather_into_tensor_coalesced: {input: [w, b], output: [all_w, all_b]}",
         notes=(
@@ -252,8 +278,14 @@ class ReduceScatterTensorCoalescedOperation(ReducingCollective, _CoalescedOutOfP
     input_parts = ReduceScatterTensorOperation.input_parts
     colour = colours.REDUCE
     words = OperationHelp(
-        signature="with _coalescing_manager(group=None, async_ops=False): reduce_scatter_single(output, input, op=ReduceOp.SUM), …",
-        before="Every rank has a list of inputs of one dtype, each n outputs long; the lists are alike on all ranks.",
+        signature=(
+            "with _coalescing_manager(group=None, async_ops=False): "
+            "reduce_scatter_single(output, input, op=ReduceOp.SUM), …"
+        ),
+        before=(
+            "Every rank has a list of inputs of one dtype, each n outputs long; the lists are "
+            "alike on all ranks."
+        ),
         after="Output k of group rank i is the i-th n-th of the reduction of the k-th inputs.",
         waits=_WAITS_FOR_ALL_PARTS,
         example="- reduce_scatter_tensor_coalesced: {input: [all_w, all_b], output: [w, b]}",

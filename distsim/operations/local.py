@@ -37,12 +37,21 @@ class ComputeOperation(LocalOperation):
     words = OperationHelp(
         signature="compute(time | flops and bytes, kernels, name, reads, writes, adds, on, dtype)",
         before="The tensors under reads (and adds) hold what it needs.",
-        after="The tensors under writes hold something new, those under adds hold more than before; their numbers are unknown.",
+        after=(
+            "The tensors under writes hold something new, those under adds hold more than "
+            "before; their numbers are unknown."
+        ),
         waits="Nobody. Under nccl it is only launched, and runs when its stream comes to it.",
         example="- compute: {name: forward, time: 3 ms, reads: [x], writes: [y]}",
         notes=(
-            "Time is given, or priced from flops and bytes by the cluster's device; each of its kernels takes the device's launch.",
-            "on: host keeps the host busy; another word names a stream of its own, which waits for others by wait_stream alone.",
+            (
+                "Time is given, or priced from flops and bytes by the cluster's device; each of "
+                "its kernels takes the device's launch."
+            ),
+            (
+                "on: host keeps the host busy; another word names a stream of its own, which "
+                "waits for others by wait_stream alone."
+            ),
         ),
         torch="y = forward(x)",
     )
@@ -72,7 +81,8 @@ class ComputeOperation(LocalOperation):
             )
         if self.kernels is not None and not by_device:
             raise ValueError(
-                "kernels: what a kernel's start takes is in the `time`; it is for `flops` and `bytes`"
+                "kernels: what a kernel's start takes is in the `time`; it is for `flops` "
+                "and `bytes`"
             )
         return self
 
@@ -87,7 +97,10 @@ class AssignOperation(LocalOperation):
         waits="Nobody; it takes no time.",
         example="- assign: {tensor: y, value: 2 * x + rank}",
         notes=(
-            "A number fills the tensor, a list gives its elements, an expression may use rank and index.",
+            (
+                "A number fills the tensor, a list gives its elements, an expression may use "
+                "rank and index."
+            ),
         ),
         torch="y.copy_(2 * x + rank)",
     )
@@ -117,8 +130,14 @@ class WaitStreamOperation(LocalOperation):
     words = OperationHelp(
         signature="torch.cuda.Stream.wait_stream(stream)",
         before="Both streams hold what was launched on them so far.",
-        after="What is launched on the stream `on` from here on starts when the other has finished what it holds now.",
-        waits="The stream `on`, not the host. Under gloo and mpi there are no streams, and nothing waits.",
+        after=(
+            "What is launched on the stream `on` from here on starts when the other has finished "
+            "what it holds now."
+        ),
+        waits=(
+            "The stream `on`, not the host. Under gloo and mpi there are no streams, and nothing "
+            "waits."
+        ),
         example="- wait_stream: reduce",
         notes=("Left out, `on` and `stream` are the current stream; `current` names it.",),
         torch="torch.cuda.current_stream().wait_stream(reduce)",
@@ -131,7 +150,8 @@ class WaitStreamOperation(LocalOperation):
     def _two_streams(self) -> "WaitStreamOperation":
         if self.stream == self.on:
             raise ValueError(
-                "expected two streams: one that waits (`on`) and one that is waited for (`stream`); `current` is the default"
+                "expected two streams: one that waits (`on`) and one that is waited for "
+                "(`stream`); `current` is the default"
             )
         return self
 
@@ -164,7 +184,10 @@ class ExitOperation(LocalOperation):
         waits="Nobody; others who need this rank wait for ever or see the connection close.",
         example="- exit: 0\n  ranks: 1",
         notes=(
-            "Under torchrun a rank that leaves with 0 is no failure, so the report blames somebody else.",
+            (
+                "Under torchrun a rank that leaves with 0 is no failure, so the report blames "
+                "somebody else."
+            ),
         ),
         torch=("if rank == 1:\n    sys.exit(0)"),
     )
@@ -200,7 +223,10 @@ class WaitOperation(Operation):
         signature="Work.wait(timeout=None)",
         before="The requests behind the handles have been started.",
         after="They are done, their buffers may be used again, and the handles are spent.",
-        waits="The host until the requests are done. Under nccl the current stream alone: the host goes on.",
+        waits=(
+            "The host until the requests are done. Under nccl the current stream alone: the host "
+            "goes on."
+        ),
         example="- isend: {tensor: x, dst: 1, as: h}\n  ranks: 0\n- wait: h\n  ranks: 0",
         notes=(
             "`wait: all` waits for every open handle.",

@@ -103,12 +103,17 @@ def _buffer_mismatch(call: ResolvedCall) -> str | None:
     read, written = call.inputs[0], call.outputs[0]
     if (read.numel, read.dtype) == (written.numel, written.dtype):
         return None
-    return f"{call.op} reads {read.numel} {read.dtype} of {read.label}, but {written.label} holds {written.numel} {written.dtype}"
+    return (
+        f"{call.op} reads {read.numel} {read.dtype} of {read.label}, but {written.label} holds "
+        f"{written.numel} {written.dtype}"
+    )
 
 
 _ORDERING_NOTE = (
-    "Nothing orders it against what the other rank does with that memory: a signal, a collective or a message must. "
-    "Calls of one rank count as done in their order here, also on several streams: whether a put and the signal after it are on "
+    "Nothing orders it against what the other rank does with that memory: a signal, a "
+    "collective or a message must. "
+    "Calls of one rank count as done in their order here, also on several streams: whether a "
+    "put and the signal after it are on "
     "one stream, or one stream waits for the other, is not checked."
 )
 
@@ -119,7 +124,9 @@ class PutOperation(WithDestination, _RemoteAccessOperation):
     colour = colours.SEND
     words = OperationHelp(
         signature="torch.ops.symm_mem.nvshmem_put(tensor, peer)",
-        before="The tensor is in symmetric memory: every rank of the group has one of the same size.",
+        before=(
+            "The tensor is in symmetric memory: every rank of the group has one of the same size."
+        ),
         after="The other rank's tensor holds what this rank's held.",
         waits="Nobody: the other rank takes no part.",
         example="- put: {tensor: x, dst: 1}\n  ranks: 0",
@@ -137,7 +144,9 @@ class GetOperation(WithSource, _RemoteAccessOperation):
     colour = colours.RECV
     words = OperationHelp(
         signature="torch.ops.symm_mem.nvshmem_get(tensor, peer)",
-        before="The tensor is in symmetric memory: every rank of the group has one of the same size.",
+        before=(
+            "The tensor is in symmetric memory: every rank of the group has one of the same size."
+        ),
         after="This rank's tensor holds what the other rank's held.",
         waits="Nobody: the other rank takes no part.",
         example="- get: {tensor: x, src: 0}\n  ranks: 1",
@@ -181,8 +190,10 @@ class _SignalOperation(_OneSidedOperation):
 
 
 _SIGNAL_PAD_NOTE = (
-    "The cell is the sender's own on its channel: other channels and other senders have others. Channels here end at no pad's size; "
-    "in torch the pad holds so many cells as get_signal_pad_size() has room for, for all ranks of the group."
+    "The cell is the sender's own on its channel: other channels and other senders have "
+    "others. Channels here end at no pad's size; "
+    "in torch the pad holds so many cells as get_signal_pad_size() has room for, for all "
+    "ranks of the group."
 )
 
 

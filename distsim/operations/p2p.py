@@ -112,7 +112,8 @@ class _ReceivingOperation(MessageOperation):
     def _at_most_one_peer(self) -> "_ReceivingOperation":
         if self.src is not None and self.group_src is not None:
             raise ValueError(
-                f"expected `src` (a global rank) or `group_src` (a group rank) in {self.op}, found both"
+                f"expected `src` (a global rank) or `group_src` (a group rank) in {self.op}, "
+                "found both"
             )
         if self.assume_src is not None and not (self.src is None and self.group_src is None):
             raise ValueError(
@@ -121,7 +122,10 @@ class _ReceivingOperation(MessageOperation):
         return self
 
 
-_NCCL_TAGS_NOTE = "nccl ignores tags: between two ranks, messages of one direction meet in the order in which they are issued."
+_NCCL_TAGS_NOTE = (
+    "nccl ignores tags: between two ranks, messages of one direction meet in the order in which "
+    "they are issued."
+)
 
 
 class SendOperation(_SendingOperation):
@@ -132,10 +136,16 @@ class SendOperation(_SendingOperation):
         signature="send(tensor, dst=None, group=None, tag=0, group_dst=None)",
         before="This rank has the tensor.",
         after="The receiver has a copy of it; this rank's tensor is as before.",
-        waits="By the contract, until the receiver has come to its recv. Some back ends buffer small messages and return early.",
+        waits=(
+            "By the contract, until the receiver has come to its recv. Some back ends buffer "
+            "small messages and return early."
+        ),
         example="- send: {tensor: x, dst: 1}\n  ranks: 0",
         notes=(
-            "gloo waits for the receive at every size; mpi and nccl let small messages go ahead, which is luck.",
+            (
+                "gloo waits for the receive at every size; mpi and nccl let small messages go "
+                "ahead, which is luck."
+            ),
             _NCCL_TAGS_NOTE,
         ),
         torch=("if rank == 0:\n    dist.send(x, dst=1)"),
@@ -151,7 +161,10 @@ class RecvOperation(_ReceivingOperation):
         signature="recv(tensor, src=None, group=None, tag=0, group_src=None)",
         before="The tensor is room for the message: same element count, same dtype.",
         after="The tensor holds what the sender sent.",
-        waits="Until the sender's message has arrived. Without src: a message of any rank of the group.",
+        waits=(
+            "Until the sender's message has arrived. Without src: a message of any rank of the "
+            "group."
+        ),
         example="- recv: {tensor: x, src: 0}\n  ranks: 1",
         notes=(
             "nccl knows no receive from any source.",
@@ -191,7 +204,10 @@ class IrecvOperation(_ReceivingOperation):
     words = OperationHelp(
         signature="irecv(tensor, src=None, group=None, tag=0, group_src=None) -> Work",
         before="The tensor is room for the message: same element count, same dtype.",
-        after="After wait: the tensor holds what the sender sent. Before that it must be neither read nor written.",
+        after=(
+            "After wait: the tensor holds what the sender sent. Before that it must be neither "
+            "read nor written."
+        ),
         waits="Nobody: it only starts. The wait on its handle waits for the message.",
         example="- irecv: {tensor: x, src: 0, as: h}\n  ranks: 1",
         notes=(
@@ -218,7 +234,9 @@ class BatchIsendIrecvOperation(Operation):
     nonblocking = True
     colour = colours.SEND
     words = OperationHelp(
-        signature="batch_isend_irecv([P2POp(isend | irecv, tensor, peer, group, tag), …]) -> list[Work]",
+        signature=(
+            "batch_isend_irecv([P2POp(isend | irecv, tensor, peer, group, tag), …]) -> list[Work]"
+        ),
         before="Each isend's tensor is there, each irecv's tensor is room.",
         after="After wait: all messages of the batch have moved.",
         waits="Nobody when it has a handle; without one it waits for all its messages.",
@@ -230,8 +248,14 @@ class BatchIsendIrecvOperation(Operation):
         ),
         notes=(
             "nccl runs a batch as one unit: no message of it is done before all are.",
-            "Where a batch is the first call on a group, nccl needs all ranks of the group to make one.",
-            "All messages of a batch belong to one group, and name both sides: a receive from any source can't be batched.",
+            (
+                "Where a batch is the first call on a group, nccl needs all ranks of the group "
+                "to make one."
+            ),
+            (
+                "All messages of a batch belong to one group, and name both sides: a receive "
+                "from any source can't be batched."
+            ),
         ),
         torch=(
             "sent = dist.P2POp(dist.isend, x, (rank + 1) % world_size)\n"

@@ -28,12 +28,19 @@ class InitProcessGroupOperation(Operation):
     first_field = "backend"
     colour = colours.COLLECT
     words = OperationHelp(
-        signature="init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, …, device_id=None)",
-        before="Every rank knows its number, the world size and where the store is: from RANK, WORLD_SIZE, MASTER_ADDR and "
+        signature=(
+            "init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, "
+            "rank=-1, store=None, …, device_id=None)"
+        ),
+        before="Every rank knows its number, the world size and where the store is: from RANK, "
+        "WORLD_SIZE, MASTER_ADDR and "
         "MASTER_PORT (env://), or from its arguments (tcp://, file://, store).",
         after="All ranks have met at the store; the group world exists.",
         waits="Everybody for everybody: a rank that never starts makes all others hang here.",
-        example="- init_process_group: {init_method: 'tcp://127.0.0.1:29500', rank: rank, world_size: world_size, timeout: 30 s}",
+        example=(
+            "- init_process_group: {init_method: 'tcp://127.0.0.1:29500', rank: rank, "
+            "world_size: world_size, timeout: 30 s}"
+        ),
         notes=(
             "It is implied at the start of a program.",
             "Default timeouts: 30 min, under nccl 10 min.",
@@ -41,7 +48,8 @@ class InitProcessGroupOperation(Operation):
         ),
         torch=(
             "dist.init_process_group(\n"
-            '    "gloo", init_method="tcp://127.0.0.1:29500", rank=rank, world_size=world_size, timeout=timedelta(seconds=30)\n'
+            '    "gloo", init_method="tcp://127.0.0.1:29500", rank=rank, '
+            "world_size=world_size, timeout=timedelta(seconds=30)\n"
             ")"
         ),
     )
@@ -106,19 +114,36 @@ class NewGroupOperation(Operation):
     first_field = "name"
     colour = colours.COLLECT
     words = OperationHelp(
-        signature="new_group(ranks=None, timeout=None, backend=None, use_local_synchronization=False, …) -> ProcessGroup",
-        before="The world exists. All ranks of it make the call, members or not, in the same order.",
-        after="A further group of these ranks exists; other ranks hold a handle that they can't use.",
+        signature=(
+            "new_group(ranks=None, timeout=None, backend=None, use_local_synchronization=False, "
+            "…) -> ProcessGroup"
+        ),
+        before=(
+            "The world exists. All ranks of it make the call, members or not, in the same order."
+        ),
+        after=(
+            "A further group of these ranks exists; other ranks hold a handle that they can't use."
+        ),
         waits="All ranks of the world; with use_local_synchronization the members alone.",
         example="- new_group: {name: pair, ranks: [0, 1]}",
         notes=(
             "It does not inherit the world's timeout.",
             "torch sorts the ranks.",
-            "Made by the members alone it shifts torch's count of groups, and the next new_group fails.",
-            "With use_local_synchronization members find each other only if they are in equally many groups: torch hashes that.",
-            "So a group that is destroyed and made again has the name of before, and members may find each other's addresses of"
+            (
+                "Made by the members alone it shifts torch's count of groups, and the next "
+                "new_group fails."
+            ),
+            (
+                "With use_local_synchronization members find each other only if they are in "
+                "equally many groups: torch hashes that."
+            ),
+            "So a group that is destroyed and made again has the name of before, and members "
+            "may find each other's addresses of"
             " before: it hangs, where they don't come at one time.",
-            "`store` is not torch's: the members meet under this prefix of the store, whatever groups they are in.",
+            (
+                "`store` is not torch's: the members meet under this prefix of the store, "
+                "whatever groups they are in."
+            ),
         ),
         torch="pair = dist.new_group([0, 1])",
     )

@@ -49,12 +49,21 @@ class BroadcastOperation(FromRootCollective, InPlaceCollective):
     colour = colours.SPREAD
     words = OperationHelp(
         signature="broadcast(tensor, src=None, group=None, async_op=False, group_src=None)",
-        before="The rank src has the tensor; on the others it is room of the same element count and dtype.",
+        before=(
+            "The rank src has the tensor; on the others it is room of the same element count and "
+            "dtype."
+        ),
         after="Every rank of the group has src's tensor.",
-        waits="By the contract everybody may wait for everybody. What is certain: nobody returns before src has come.",
+        waits=(
+            "By the contract everybody may wait for everybody. What is certain: nobody returns "
+            "before src has come."
+        ),
         example="- broadcast: {tensor: x, src: 0}",
         notes=(
-            "gloo sends down a binomial tree: a rank returns when all above it and its own children have come.",
+            (
+                "gloo sends down a binomial tree: a rank returns when all above it and its own "
+                "children have come."
+            ),
         ),
         torch="dist.broadcast(x, src=0)",
     )
@@ -94,13 +103,24 @@ class ReduceOperation(ToRootCollective, ReducingCollective, InPlaceCollective):
     nccl_tests = "reduce_perf"
     colour = colours.REDUCE
     words = OperationHelp(
-        signature="reduce(tensor, dst=None, op=ReduceOp.SUM, group=None, async_op=False, group_dst=None)",
+        signature=(
+            "reduce(tensor, dst=None, op=ReduceOp.SUM, group=None, async_op=False, group_dst=None)"
+        ),
         before="Every rank has a tensor of the same element count and dtype.",
-        after="The rank dst has the reduction of all tensors, element by element; the others keep what they had.",
-        waits="By the contract everybody may wait for everybody. What is certain: dst returns after all have come.",
+        after=(
+            "The rank dst has the reduction of all tensors, element by element; the others keep "
+            "what they had."
+        ),
+        waits=(
+            "By the contract everybody may wait for everybody. What is certain: dst returns "
+            "after all have come."
+        ),
         example="- reduce: {tensor: x, dst: 0, op: sum}",
         notes=(
-            "gloo overwrites the tensors of the other ranks with partial sums: don't read them afterwards.",
+            (
+                "gloo overwrites the tensors of the other ranks with partial sums: don't read "
+                "them afterwards."
+            ),
         ),
         torch="dist.reduce(x, dst=0, op=dist.ReduceOp.SUM)",
     )
@@ -172,10 +192,18 @@ class GatherOperation(ToRootCollective):
     root_optional = True
     colour = colours.COLLECT
     words = OperationHelp(
-        signature="gather(tensor, gather_list=None, dst=None, group=None, async_op=False, group_dst=None)",
-        before="Every rank has an input of the same element count and dtype; dst has room for all of them.",
+        signature=(
+            "gather(tensor, gather_list=None, dst=None, group=None, async_op=False, group_dst=None)"
+        ),
+        before=(
+            "Every rank has an input of the same element count and dtype; dst has room for all "
+            "of them."
+        ),
         after="On dst, part i of the output is the input of group rank i. The others get nothing.",
-        waits="By the contract everybody may wait for everybody. What is certain: dst returns after all have come.",
+        waits=(
+            "By the contract everybody may wait for everybody. What is certain: dst returns "
+            "after all have come."
+        ),
         example="- gather: {input: x, output: all_x, dst: 0}",
         notes=(
             "The output is read on dst alone.",
@@ -240,10 +268,16 @@ class ScatterOperation(FromRootCollective):
     root_optional = True
     colour = colours.SPREAD
     words = OperationHelp(
-        signature="scatter(tensor, scatter_list=None, src=None, group=None, async_op=False, group_src=None)",
+        signature=(
+            "scatter(tensor, scatter_list=None, src=None, group=None, async_op=False, "
+            "group_src=None)"
+        ),
         before="The rank src has one part for every rank; every rank has room for its own.",
         after="The output of group rank i is part i of src's input.",
-        waits="By the contract everybody may wait for everybody. What is certain: nobody returns before src has come.",
+        waits=(
+            "By the contract everybody may wait for everybody. What is certain: nobody returns "
+            "before src has come."
+        ),
         example="- scatter: {input: parts, output: x, src: 0}",
         notes=(
             "The input is read on src alone.",

@@ -120,7 +120,10 @@ class AllGatherOperation(_AllGatherCollective):
         waits=_FULL_SYNCHRONIZATION,
         example="- all_gather: {input: x, output: all_x}",
         notes=(
-            "The output is a list in torch: one tensor with a leading axis of the group's size, or a list of names.",
+            (
+                "The output is a list in torch: one tensor with a leading axis of the group's "
+                "size, or a list of names."
+            ),
             "Parts of different sizes: nccl takes them, gloo does not.",
         ),
         torch="dist.all_gather(list(all_x), x)  # all_x: world_size times the shape of x",
@@ -165,12 +168,21 @@ class AllGatherIntoTensorOperation(_AllGatherCollective):
     colour = colours.COLLECT
     words = OperationHelp(
         signature="all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=False)",
-        before="Every rank has an input of the same element count and dtype, and an output n times as large.",
-        after="On every rank the output is the inputs of all ranks, one after the other in the group's order.",
+        before=(
+            "Every rank has an input of the same element count and dtype, and an output n times "
+            "as large."
+        ),
+        after=(
+            "On every rank the output is the inputs of all ranks, one after the other in the "
+            "group's order."
+        ),
         waits=_FULL_SYNCHRONIZATION,
         example="- all_gather_into_tensor: {input: x, output: all_x}",
         notes=(
-            "torch 2.13 calls it all_gather_single; the name all_gather_into_tensor still works there.",
+            (
+                "torch 2.13 calls it all_gather_single; the name all_gather_into_tensor still "
+                "works there."
+            ),
         ),
         torch="dist.all_gather_into_tensor(all_x, x)",
     )
@@ -246,7 +258,10 @@ class ReduceScatterOperation(_ReduceScatterCollective):
         waits=_FULL_SYNCHRONIZATION,
         example="- reduce_scatter: {input: parts, output: x, op: sum}",
         notes=(
-            "The input is a list in torch: one tensor with a leading axis of the group's size, or a list of names.",
+            (
+                "The input is a list in torch: one tensor with a leading axis of the group's "
+                "size, or a list of names."
+            ),
             "On gloo it is an all_reduce of each part and can meet a real all_reduce by mistake.",
         ),
         torch="dist.reduce_scatter(x, list(parts), op=dist.ReduceOp.SUM)",
@@ -302,13 +317,21 @@ class ReduceScatterTensorOperation(_ReduceScatterCollective):
     flat = True
     colour = colours.REDUCE
     words = OperationHelp(
-        signature="reduce_scatter_tensor(output, input, op=ReduceOp.SUM, group=None, async_op=False)",
-        before="Every rank has an input that is n outputs long, of the same element count and dtype everywhere.",
+        signature=(
+            "reduce_scatter_tensor(output, input, op=ReduceOp.SUM, group=None, async_op=False)"
+        ),
+        before=(
+            "Every rank has an input that is n outputs long, of the same element count and dtype "
+            "everywhere."
+        ),
         after="The output of group rank i is the i-th n-th of the reduction of all inputs.",
         waits=_FULL_SYNCHRONIZATION,
         example="- reduce_scatter_tensor: {input: all_x, output: x, op: sum}",
         notes=(
-            "torch 2.13 calls it reduce_scatter_single; the name reduce_scatter_tensor still works there.",
+            (
+                "torch 2.13 calls it reduce_scatter_single; the name reduce_scatter_tensor still "
+                "works there."
+            ),
         ),
         torch="dist.reduce_scatter_tensor(x, all_x, op=dist.ReduceOp.SUM)",
     )

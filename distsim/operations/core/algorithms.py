@@ -134,7 +134,7 @@ def algorithms_of(what: str) -> Mapping[str, CollectiveAlgorithm]:
     return MappingProxyType(ALGORITHMS.setdefault(what, {}))
 
 
-# --- rings ---------------------------------------------------------------------------------------------------------------
+# --- rings ---
 
 
 @register_algorithm("all_gather", "ring", "origin", lambda n: [RotationRounds(n - 1, 1)])
@@ -171,7 +171,7 @@ def ring_all_reduce(n: int, root: int = 0) -> list[Round]:
     return ring_reduce_scatter(n) + ring_all_gather(n)
 
 
-# --- binomial trees, seen from the root ----------------------------------------------------------------------------------
+# --- binomial trees, seen from the root ---
 
 
 def _ring_position(root: int, n: int) -> Callable[[int], int]:
@@ -261,7 +261,7 @@ def _reversed_rounds(rounds: Sequence[Round], *, reduce: bool) -> list[Round]:
     ]
 
 
-# --- one after the other -------------------------------------------------------------------------------------------------
+# --- one after the other ---
 
 
 @register_algorithm("scatter", "linear", "target")
@@ -300,7 +300,7 @@ def scatter_all_gather_broadcast(n: int, root: int = 0) -> list[Round]:
     return binomial_scatter(n, root) + ring_all_gather(n)
 
 
-# --- halving and doubling ------------------------------------------------------------------------------------------------
+# --- halving and doubling ---
 
 
 def _doubling_rotations(n: int) -> list[RotationRounds]:
@@ -373,7 +373,7 @@ def _kept_pieces(rank: int, distance: int, core: int, n: int) -> range:
     return range(first * n // core, (first + distance) * n // core)
 
 
-# --- all to all, barriers ------------------------------------------------------------------------------------------------
+# --- all to all, barriers ---
 
 
 @register_algorithm(
@@ -425,7 +425,7 @@ def central_barrier(n: int, root: int = 0) -> list[Round]:
     ]
 
 
-# --- the proof -----------------------------------------------------------------------------------------------------------
+# --- the proof ---
 
 
 def initial_chunks(

@@ -1,4 +1,4 @@
-"""What rows share when they say what each back end makes of them (`Op.bindings`)."""
+"""Facts about backends that several operations share in `Operation.bindings`."""
 
 from __future__ import annotations
 
@@ -7,71 +7,76 @@ from distsim.operations.core.operation_base import GroupRanks, MemberRoute
 from distsim.operations.core.resolved_call import DTYPE_BYTES, ResolvedCall
 
 COMPLEX_DTYPES = frozenset({"complex64", "complex128"})
-#: ProcessGroupNCCL where it moves data by sends and receives (`torch/csrc/cuda/nccl.cpp`);
-#: elsewhere it has other words.
+#: The error text of ProcessGroupNCCL for collectives that it implements with sends and receives
+#: (`torch/csrc/cuda/nccl.cpp`); other collectives have another text.
 NCCL_DTYPE_ERROR = "Unconvertible NCCL type {type}"
-#: torch's Python layer.
+#: Raised by torch's Python layer.
 MONITORED_BARRIER_ERROR = "monitored_barrier is only implemented for GLOO backend."
 _GLOO_REDUCE_SCATTER_SHAPE_ERROR = (
     "Check failed: outputShape[0] * worldSize == inputShape[0] ({sizes})"
 )
-#: Refusals of ProcessGroupGloo (run) where the larger tensor's shape is not the smaller one's with
-#: its first axis n times as long.
+#: Errors of ProcessGroupGloo (run) if the larger tensor does not have the shape of the smaller one
+#: with a first axis n times as long.
 GLOO_SHAPE_ERRORS = {
-    "all_gather": "ProcessGroupGloo::allgather: invalid tensor size at index 0 (expected {one}, got {got})",
-    "all_gather_coalesced": "ProcessGroupGloo::allgather_coalesced: invalid size of output tensor at index 0 (expected length {one}, got {got})",
+    "all_gather": (
+        "ProcessGroupGloo::allgather: invalid tensor size at index 0 (expected {one}, got {got})"
+    ),
+    "all_gather_coalesced": (
+        "ProcessGroupGloo::allgather_coalesced: invalid size of output tensor at index 0 "
+        "(expected length {one}, got {got})"
+    ),
     "reduce_scatter": _GLOO_REDUCE_SCATTER_SHAPE_ERROR,
 }
 
 
 def needs_only_root(n: int, root: int, me: int) -> GroupRanks:
-    """The root needs all, the others the root."""
+    """The root needs all members; the others need the root."""
     return None if me == root else frozenset((root,))
 
 
-# --- what gloo's algorithms send (read in broadcast.cc, gather.cc, scatter.cc, reduce.cc; run with roots that differ) ---
-#: gloo's default of the largest segment, bytes (``reduce.h``).
+# --- what gloo's algorithms send ---
+# Read in gloo's broadcast.cc, gather.cc, scatter.cc and reduce.cc; run with different roots.
+
+#: gloo's default for the largest segment, in bytes (``reduce.h``).
 _MAX_SEGMENT_BYTES = 1 << 20
 
 
 def tree_route(call: ResolvedCall, root: int, me: int) -> MemberRoute:
-    """Down a binomial tree."""
+    """Data flow down a binomial tree."""
     n = call.group.size
-    v = (me - root) % n
-    parents = frozenset({(binomial_parent(v) + root) % n}) if v else frozenset[int]()
-    return MemberRoute(parents, frozenset((w + root) % n for w in binomial_children(n, v)))
+    # Positions in the tree, whose root has position 0.
+    position = (me - root) % n
+    children = frozenset((child + root) % n for child in binomial_children(n, position))
+    if position == 0:
+        return MemberRoute(sends=children)
+    parent = (binomial_parent(position) + root) % n
+    return MemberRoute(receives=frozenset({parent}), sends=children)
 
 
 def gather_route(call: ResolvedCall, root: int, me: int) -> MemberRoute:
-    """Everybody sends to the root."""
-    return (
-        MemberRoute(receives=_other_group_ranks(call, me))
-        if me == root
-        else MemberRoute(sends=frozenset({root}))
-    )
+    """Every member sends to the root."""
+    if me == root:
+        return MemberRoute(receives=_other_group_ranks(call, me))
+    return MemberRoute(sends=frozenset({root}))
 
 
 def scatter_route(call: ResolvedCall, root: int, me: int) -> MemberRoute:
-    """The root sends to everybody."""
-    return (
-        MemberRoute(sends=_other_group_ranks(call, me))
-        if me == root
-        else MemberRoute(receives=frozenset({root}))
-    )
+    """The root sends to every member."""
+    if me == root:
+        return MemberRoute(sends=_other_group_ranks(call, me))
+    return MemberRoute(receives=frozenset({root}))
 
 
 def reduce_route(call: ResolvedCall, root: int, me: int) -> MemberRoute:
-    """A ring through all members leaves each with a chunk of the sum, which goes to the root; of
-    small tensors the last ranks have none.
+    """A ring through all members, after which each sends its chunk of the sum to the root.
+
+    If the tensor is small, the last ranks have no chunk.
     """
+    owners = range(_ranks_with_chunk(call))
     if me == root:
-        return MemberRoute(
-            receives=frozenset(
-                i for i in _other_group_ranks(call, me) if i < _ranks_with_chunk(call)
-            ),
-            ring=True,
-        )
-    return MemberRoute(sends=frozenset({root} if me < _ranks_with_chunk(call) else ()), ring=True)
+        others = _other_group_ranks(call, me)
+        return MemberRoute(receives=others.intersection(owners), ring=True)
+    return MemberRoute(sends=frozenset({root} if me in owners else ()), ring=True)
 
 
 def _other_group_ranks(call: ResolvedCall, me: int) -> frozenset[int]:
@@ -79,8 +84,9 @@ def _other_group_ranks(call: ResolvedCall, me: int) -> frozenset[int]:
 
 
 def _ranks_with_chunk(call: ResolvedCall) -> int:
-    """How many group ranks have a part of the sum after the ring: at least two segments for each,
-    of at most 1 MiB.
+    """How many group ranks own a part of the sum after the ring.
+
+    gloo cuts the tensor into at least two segments for each rank, of at most 1 MiB each.
     """
     n, numel = call.group.size, call.inputs[0].numel
     if not numel:

@@ -46,7 +46,8 @@ class CollectiveOperation(Operation):
     def _handle_needs_async(self) -> "CollectiveOperation":
         if self.handle is not None and not self.is_async:
             raise ValueError(
-                f"expected `async: true` beside `as`: {self.op} without it has no request to wait for"
+                f"expected `async: true` beside `as`: {self.op} without it has no request to "
+                "wait for"
             )
         return self
 
@@ -166,7 +167,8 @@ def require_one_root(row: Operation, by_rank: object, by_group_rank: object) -> 
     op, word = row.op, row.root_field
     if by_rank is not None and by_group_rank is not None:
         raise ValueError(
-            f"expected `{word}` (a global rank) or `group_{word}` (a group rank) in {op}, found both"
+            f"expected `{word}` (a global rank) or `group_{word}` (a group rank) in {op}, "
+            "found both"
         )
     if by_rank is None and by_group_rank is None and not row.root_optional:
         raise ValueError(

@@ -12,31 +12,52 @@ from distsim.common.field_parsing import FieldHelp
 
 OPERATION_FIELD_HELP: dict[str, FieldHelp] = {
     "tensor": FieldHelp(
-        "The tensor that is sent, received into or worked on in place: a name, a copy `name@index`, or an inline shape.",
+        (
+            "The tensor that is sent, received into or worked on in place: a name, a copy "
+            "`name@index`, or an inline shape."
+        ),
         "x",
     ),
     "input": FieldHelp(
-        "What this rank gives: a tensor, or where torch takes a list one with a leading axis of the group's size.",
+        (
+            "What this rank gives: a tensor, or where torch takes a list one with a leading axis "
+            "of the group's size."
+        ),
         "x",
     ),
     "output": FieldHelp(
-        "Where this rank gets: a tensor, or where torch takes a list one with a leading axis of the group's size.",
+        (
+            "Where this rank gets: a tensor, or where torch takes a list one with a leading axis "
+            "of the group's size."
+        ),
         "all_x",
     ),
     "all_gather.output": FieldHelp(
-        "Room for everybody's input: a tensor with a leading axis of the group's size, or a list of names.",
+        (
+            "Room for everybody's input: a tensor with a leading axis of the group's size, or a "
+            "list of names."
+        ),
         "all_x",
     ),
     "all_to_all.input": FieldHelp(
-        "One part for each rank: a tensor with a leading axis of the group's size, or a list of names.",
+        (
+            "One part for each rank: a tensor with a leading axis of the group's size, or a list "
+            "of names."
+        ),
         "parts",
     ),
     "all_to_all.output": FieldHelp(
-        "Room for one part of each rank: with a leading axis of the group's size, or a list of names.",
+        (
+            "Room for one part of each rank: with a leading axis of the group's size, or a list "
+            "of names."
+        ),
         "got",
     ),
     "reduce_scatter.input": FieldHelp(
-        "One part for each rank: a tensor with a leading axis of the group's size, or a list of names.",
+        (
+            "One part for each rank: a tensor with a leading axis of the group's size, or a list "
+            "of names."
+        ),
         "parts",
     ),
     "gather.output": FieldHelp(
@@ -46,11 +67,17 @@ OPERATION_FIELD_HELP: dict[str, FieldHelp] = {
         "One part for each rank, on `src`; the other ranks need none.", "parts"
     ),
     "group": FieldHelp(
-        "Who takes part: `world` (if left out), an axis of the mesh, a list of axes, a group of `groups` or of new_group.",
+        (
+            "Who takes part: `world` (if left out), an axis of the mesh, a list of axes, a group "
+            "of `groups` or of new_group."
+        ),
         "dp",
     ),
     "into": FieldHelp(
-        "What is written: the other rank's tensor of a put, this rank's of a get; left out, of the same name.",
+        (
+            "What is written: the other rank's tensor of a put, this rank's of a get; left out, "
+            "of the same name."
+        ),
         "y@rank",
     ),
     "channel": FieldHelp(
@@ -58,17 +85,26 @@ OPERATION_FIELD_HELP: dict[str, FieldHelp] = {
     ),
     "tag": FieldHelp("Tells messages of one pair apart, 0 to 2**31 - 1; nccl ignores it.", 7),
     "on": FieldHelp(
-        "The CUDA stream that is current at the call; `current` is the default one. It means something under nccl.",
+        (
+            "The CUDA stream that is current at the call; `current` is the default one. It means "
+            "something under nccl."
+        ),
         "comm",
     ),
     "compute.on": FieldHelp(
-        "The CUDA stream that it runs on; `host` keeps the host busy, `current` is the default stream.",
+        (
+            "The CUDA stream that it runs on; `host` keeps the host busy, `current` is the "
+            "default stream."
+        ),
         "side",
     ),
     "wait_stream.on": FieldHelp("The stream that waits; left out, the current one.", "current"),
     "stream": FieldHelp("The stream that is waited for.", "comm"),
     "src": FieldHelp(
-        "The rank that sends or gives, by its global number. A recv without it takes any rank's message.",
+        (
+            "The rank that sends or gives, by its global number. A recv without it takes any "
+            "rank's message."
+        ),
         0,
     ),
     "dst": FieldHelp(
@@ -79,11 +115,17 @@ OPERATION_FIELD_HELP: dict[str, FieldHelp] = {
         "The rank that receives or gets, by its number in the group.", "group_rank + 1"
     ),
     "assume_src": FieldHelp(
-        "Of a receive from any source: the sender to assume, where the order of arrivals is to be fixed.",
+        (
+            "Of a receive from any source: the sender to assume, where the order of arrivals is "
+            "to be fixed."
+        ),
         1,
     ),
     "as": FieldHelp(
-        "The handle that stands for the request, for a later `wait`: a name, or `name@index` in a repeat.",
+        (
+            "The handle that stands for the request, for a later `wait`: a name, or `name@index` "
+            "in a repeat."
+        ),
         "h",
     ),
     "async": FieldHelp("Start the collective and go on; `as` names the request.", True),
@@ -92,7 +134,10 @@ OPERATION_FIELD_HELP: dict[str, FieldHelp] = {
         "Rows of the input for each rank of the group, in its order; left out: even parts.", [1, 3]
     ),
     "output_splits": FieldHelp(
-        "Rows of the output from each rank of the group; left out: what the others' `input_splits` give.",
+        (
+            "Rows of the output from each rank of the group; left out: what the others' "
+            "`input_splits` give."
+        ),
         [1, 3],
     ),
     "timeout": FieldHelp("How long it may wait before it raises.", "30 s"),
@@ -107,7 +152,10 @@ OPERATION_FIELD_HELP: dict[str, FieldHelp] = {
         "The handle to wait for, a list of them, or `all`: every request that is open.", "h"
     ),
     "value": FieldHelp(
-        "What the tensor holds then: a number, an expression over tensors, rank and index, or a list.",
+        (
+            "What the tensor holds then: a number, an expression over tensors, rank and index, "
+            "or a list."
+        ),
         "2 * x + rank",
     ),
     "time": FieldHelp("How long it takes.", "3 ms"),
@@ -137,7 +185,10 @@ OPERATION_FIELD_HELP: dict[str, FieldHelp] = {
         "Where the ranks meet: `env://`, `tcp://host:port` or `file:///path`.", "env://"
     ),
     "store": FieldHelp(
-        "In place of init_method: `tcp://host:port`, `file:///path`, or `hash` (one of this process alone).",
+        (
+            "In place of init_method: `tcp://host:port`, `file:///path`, or `hash` (one of this "
+            "process alone)."
+        ),
         "hash",
     ),
     "new_group.store": FieldHelp(

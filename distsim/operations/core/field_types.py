@@ -113,7 +113,8 @@ def parse_dtype(value: object) -> str:
     if isinstance(name, str) and name in _DTYPE_SYNONYMS:
         known = ", ".join(DTYPE_BYTES)
         raise ValueError(
-            f"expected a dtype of torch ({known}), found {value_text(value)}; did you mean {_DTYPE_SYNONYMS[name]}?"
+            f"expected a dtype of torch ({known}), found {value_text(value)}; did you mean "
+            f"{_DTYPE_SYNONYMS[name]}?"
         )
     return _parse_known_dtype(name if isinstance(name, str) and name in DTYPE_BYTES else value)
 

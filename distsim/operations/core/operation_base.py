@@ -1,9 +1,9 @@
-"""What a row of the table of operations is: one class, all facts of one operation.
+"""The base class of operations: one class states all facts of one operation.
 
-The Pydantic fields are the step as the file has it (expressions allowed). Every other column is
-a class method on resolved calls (`ResolvedCall`: plain values) or on a group's size and root, in
-*group ranks*. `tests/operations/test_table.py` walks the table and fails when a column is
-missing.
+The Pydantic fields are the arguments of a step in a scenario (expressions allowed). All other facts
+are class variables, or class methods on resolved calls (`ResolvedCall`: plain values) or on the
+size and the root of a group, in *group ranks*. `tests/operations/test_table.py` checks every
+operation and fails if a fact is missing.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -31,8 +31,8 @@ class InputPart(NamedTuple):
     part: int
 
 
-#: What a group rank's output holds in the end, part by part: the contributions of each part
-#: (several: reduced). None: nothing.
+#: The final output of a group rank: for each part the contributions to it (several are reduced).
+#: None: no output.
 OutputEffect = tuple[tuple[InputPart, ...], ...] | None
 
 
@@ -50,13 +50,16 @@ class OperationHelp(NamedTuple):
     torch: str = ""
 
 
-#: Ranks of a group; None: all others.
+#: Group ranks; None means all others.
 GroupRanks = frozenset[int] | None
 
 
 class MemberRoute(NamedTuple):
-    """What one member of a collective does, in group ranks: after a ring through all members, if
-    ``ring``, it ``receives`` from these, and then ``sends`` to those."""
+    """The transfers of one member of a collective, in group ranks.
+
+    The member first takes part in a ring through all members if ``ring`` is set. Then it receives
+    from ``receives``, and finally sends to ``sends``.
+    """
 
     receives: frozenset[int] = frozenset()
     sends: frozenset[int] = frozenset()
@@ -64,30 +67,32 @@ class MemberRoute(NamedTuple):
 
 
 class BackendBinding(NamedTuple):
-    """What one back end makes of an operation. What is left out is the plain case.
+    """How one backend implements an operation. The defaults are the plain case."""
 
-    ``gpu``: tensors on a GPU are taken too, where the back end takes any. ``slot``: the operation
-    that it is underneath, where kinds meet apart from each other (None: itself). ``needs(n, root,
-    me)``: which group ranks must have come before one may leave (None: everybody needs everybody).
-    ``route(call, root, me)``: what a member does that takes ``root`` for the root, of which
-    ``needs`` is what follows where all take the same. ``refused``: the error's text, where the back
-    end names the operation only to refuse it. ``gaps``: dtypes that the back end moves, but not
-    here. ``dtype_text``: its own refusal of a dtype, ``{type}`` is torch's name. ``shape_text``:
-    its refusal of a larger tensor that is not the smaller one with its first axis n times as long;
-    ``{one}`` and ``{got}`` are shapes as torch prints them, ``{sizes}`` two lengths. ``one_dtype``:
-    of a coalesced launch, parts of several are refused; ``part_by_part``: the parts, of a coalesced
-    launch or of a list, are carried out each by itself.
-    """
-
+    #: Whether tensors on a GPU are supported, if the backend supports GPUs at all.
     gpu: bool = True
+    #: The collective that implements the operation, for backends that match collectives by
+    #: operation. None: the operation itself.
     slot: str | None = None
+    #: The group ranks that must have arrived before a member may return, by (group size, root,
+    #: member). None: every member waits for all members.
     needs: Callable[[int, int, int], GroupRanks] | None = None
+    #: The transfers of a member, by (call, the root that the member names, member). ``needs``
+    #: follows from it if all members name the same root.
     route: Callable[[ResolvedCall, int, int], MemberRoute] | None = None
+    #: The error text, if the backend knows the operation only to refuse it.
     refused: str | None = None
+    #: Dtypes that the backend supports, but not for this operation.
     gaps: frozenset[str] = frozenset()
+    #: The operation's own error text for an unsupported dtype; ``{type}`` is torch's name of it.
     dtype_text: str | None = None
+    #: The error text if the larger tensor does not have the shape of the smaller one with a first
+    #: axis n times as long. ``{one}`` and ``{got}`` are shapes as torch prints them, ``{sizes}``
+    #: two lengths.
     shape_text: str | None = None
+    #: Whether a coalesced launch is refused if its parts have different dtypes.
     one_dtype: bool = False
+    #: Whether the parts of a coalesced launch or of a list are executed one by one.
     part_by_part: bool = False
 
 
@@ -268,13 +273,13 @@ class Operation(BaseModel):
         return None
 
 
-#: Pydantic looks at the annotations of all bases for every row, and keeps by itself which names are
-#: class variables.
+#: Pydantic inspects the annotations of all base classes for every subclass. It keeps the names of
+#: class variables elsewhere, so the annotations can be cleared.
 Operation.__annotations__ = {}
 
 
 def _single_transfer(n: int, root: int) -> list[Round]:
-    """Group rank 0 stands for who gives, 1 for who gets."""
+    """Group rank 0 represents the sender, group rank 1 the receiver."""
     return [[ChunkTransfer(0, 1, 0)]]
 
 

@@ -119,7 +119,8 @@ class ResolvedCall:
     reads: tuple[TensorBuffer, ...] = ()
     writes: tuple[TensorBuffer, ...] = ()
     adds: tuple[TensorBuffer, ...] = ()
-    queue: str = ""  # the stream that is current at the call: "" the default one, or a name; compute also "host"
+    #: The stream that is current at the call: "" is the default stream; compute also has "host".
+    queue: str = ""
     stream: str = ""  # wait_stream: the stream that is waited for
     timeout_ns: int | None = None  # new_group, init_process_group, monitored_barrier
     backend: str | None = None  # new_group, init_process_group
@@ -195,7 +196,10 @@ def differing_dtypes(buffers: Sequence[TensorBuffer]) -> str | None:
     """The buffers of one call differ in dtype."""
     for other in buffers[1:]:
         if other.dtype != buffers[0].dtype:
-            return f"{_buffer_name(buffers[0])} is {buffers[0].dtype}, but {_buffer_name(other)} is {other.dtype}"
+            return (
+                f"{_buffer_name(buffers[0])} is {buffers[0].dtype}, but {_buffer_name(other)} is "
+                f"{other.dtype}"
+            )
     return None
 
 
@@ -214,7 +218,10 @@ def tensor_in_two_parts(
     for k, got in enumerate(outputs):
         others = [*outputs[:k], *inputs[:k], *inputs[k + 1 :]]
         if got.name and any((o.name, o.index) == (got.name, got.index) for o in others):
-            return f"{got.label} stands in two parts of one launch; parts run side by side, so each needs a tensor of its own"
+            return (
+                f"{got.label} stands in two parts of one launch; parts run side by side, so each "
+                "needs a tensor of its own"
+            )
     return None
 
 

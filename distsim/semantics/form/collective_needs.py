@@ -99,10 +99,10 @@ class CollectiveNeeds:
 
     @property
     def _ring_rows(self) -> IntArray:
-        """The rows of operations that the backend sends around a ring (`BackendProfile.ring`)."""
+        """The rows of operations that the backend sends around a ring (`skips_empty`)."""
         linked, ring_rows = self.linked, [np.zeros(0, dtype=np.int64)]
         for _, parts, rows in linked.parts(PartKind.COLLECTIVE):
-            if linked.profile.ring(parts[0].call.op):
+            if linked.profile.skips_empty(parts[0].call.op):
                 ring_rows.append(rows[linked.instance[rows] >= 0])
         return np.concatenate(ring_rows)
 

@@ -205,14 +205,9 @@ class _SweepCurves:
             _path_through(points), "", name, colour, 2.2, _DASHES[place % len(_DASHES)]
         )
         for (x, y), row in zip(points, some, strict=True):
-            _draw_marker(
-                self.canvas,
-                x,
-                y,
-                place,
-                colour,
-                f"{self.over} {row[self.over]}{', ' + name if name else ''}: {show_ns(_time_ns(row))}",
-            )
+            curve = f", {name}" if name else ""
+            tip = f"{self.over} {row[self.over]}{curve}: {show_ns(_time_ns(row))}"
+            _draw_marker(self.canvas, x, y, place, colour, tip)
 
     def _legend(self) -> float:
         draw, y = self.canvas, _TOP + _HEIGHT + 62
@@ -313,7 +308,8 @@ def _draw_pareto_plot(draw: SvgDrawing, rows: Sequence[SweepRow], names: Sequenc
     }
     draw.path(_path_through([points[i] for i in best]), "", "", INK, 1.8)
     for i, row in enumerate(rows):
-        tip = f"{name_list([f'{name} {row[name]}' for name in names], 6)}: {show_ns(_time_ns(row))}, {100 * float(row['memory']):.0f} %"
+        point = name_list([f"{name} {row[name]}" for name in names], 6)
+        tip = f"{point}: {show_ns(_time_ns(row))}, {100 * float(row['memory']):.0f} %"
         if i in best:
             draw.circle(*points[i], 5, STROKES[1], tip, INK)
         else:

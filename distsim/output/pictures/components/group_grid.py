@@ -74,8 +74,10 @@ class _GroupGrid:
         about = f"{program.world_size} ranks on {program.nodes} machine{'s' * (program.nodes > 1)}"
         about += f", mesh {mesh} (outermost first)" if mesh else ""
         self.draw.text(_MARGIN, 46, about, 12, colour=GREY)
-        hint = "A frame is a machine, a cell a GPU (its rank beneath the pointer); cells of one colour that touch are one group"
-        hint += ", a dark line parts two."
+        hint = (
+            "A frame is a machine, a cell a GPU (its rank beneath the pointer); "
+            "cells of one colour that touch are one group, a dark line parts two."
+        )
         self.draw.text(_MARGIN, 66, hint, 12, colour=GREY)
         self.draw.outline(_MARGIN + 1, 77, 12, 12, INK, 2.4)
         self.draw.text(_MARGIN + 20, 88, "the group of rank 0, or the first one", 12)

@@ -100,7 +100,10 @@ class _MemoryDrawing:
         )
         moves = any(panel.share is not None for panel in self.panels)
         said = [self.note, selection_text(self.part, self.trace.world_size)]
-        grow = "activations grow with forward and shrink with backward passes, all else stays at its peak"
+        grow = (
+            "activations grow with forward and shrink with backward passes, "
+            "all else stays at its peak"
+        )
         said += [
             f"peaks as stated; {grow}"
             if moves
@@ -179,7 +182,8 @@ class _MemoryDrawing:
         points = _thinned_points(points)
         line = "".join(f"L{number_text(x)} {number_text(y)}" for x, y in points)
         first, last = points[0][0], points[-1][0]
-        steps = f"M{number_text(first)} {number_text(foot - base)}{line}L{number_text(last)} {number_text(foot - base)}z"
+        level = number_text(foot - base)
+        steps = f"M{number_text(first)} {level}{line}L{number_text(last)} {level}z"
         tip = f"activations: at most {show_bytes(most)}" + (
             "" if panel.share else ", as stated: no passes tell when"
         )
@@ -218,7 +222,8 @@ VIEW = PictureView(
     examples=(
         GalleryExample(
             "strategies/gpt3_175b",
-            "What ranks hold over a step: the first stages keep the activations of more micro-batches.",
+            "What ranks hold over a step: "
+            "the first stages keep the activations of more micro-batches.",
         ),
     ),
 )

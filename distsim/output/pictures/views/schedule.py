@@ -251,7 +251,8 @@ class _ScheduleGrid:
     def _box(self, one: PipelinePass, top: float, chunks: int) -> None:
         chart, x, end = self.chart, self.chart.x(one.start_ns), self.chart.x(one.end_ns)
         through = f" through chunk {one.chunk}" if chunks > 1 else ""
-        tip = f"{_PASS_NAMES[one.kind]} of micro-batch {one.micro}{through}, {show_ns(one.end_ns - one.start_ns)}"
+        duration = show_ns(one.end_ns - one.start_ns)
+        tip = f"{_PASS_NAMES[one.kind]} of micro-batch {one.micro}{through}, {duration}"
         chart.rect(
             x,
             top + 1,

@@ -117,7 +117,11 @@ class _SpacetimeDrawing:
         if step is not None and step.times > 1:
             self.window = (step.start_ns, step.end_ns)
             count = sum(s.times for s in steps)
-            self.note = f"step {step.first} of {count}; steps {step.first} to {step.first + step.times - 1} are equal (× {step.times})"
+            last = step.first + step.times - 1
+            self.note = (
+                f"step {step.first} of {count}; "
+                f"steps {step.first} to {last} are equal (× {step.times})"
+            )
 
     def _lanes(self, ranks: tuple[int, ...]) -> tuple[RankLane, ...]:
         """A lane for each rank where there is room, else equal ranks share one."""
@@ -239,7 +243,9 @@ class _SpacetimeDrawing:
                 max(int(trace["finished_ns"][r]) for r in rows),
             )
             x = self.chart.x(begun)
-            tip = f"{trace.text('op', int(trace['op'][rows[0]]))}, group {clipped(trace.text('group', int(trace['group'][rows[0]])), 40)}"
+            op = trace.text("op", int(trace["op"][rows[0]]))
+            group = trace.text("group", int(trace["group"][rows[0]]))
+            tip = f"{op}, group {clipped(group, 40)}"
             for y in lanes:
                 self.chart.rect(
                     x,
@@ -489,7 +495,8 @@ VIEW = PictureView(
         ),
         GalleryExample(
             "findings/ds401_wrong_sender",
-            "Receives from any source: which message each takes is a choice, and one of them is wrong.",
+            "Receives from any source: which message each takes is a choice, "
+            "and one of them is wrong.",
         ),
         GalleryExample(
             "head_to_head_receives", "Two receives that wait for each other: nobody sends."

@@ -402,7 +402,8 @@ class _StartupDrawing:
         met = {
             "tcp": f"all {world} ranks are here (get waits for a key that is not set yet)",
             "file": f"all {world} ranks are here (each reads the file until it has the keys)",
-            "launcher": f"all {world} ranks are here: mpirun started them together, no store is needed",
+            "launcher": f"all {world} ranks are here: "
+            "mpirun started them together, no store is needed",
         }.get(self.kind, f"all {world} ranks are here")
         self._band(
             everyone,
@@ -495,7 +496,8 @@ VIEW = PictureView(
     examples=(
         GalleryExample(
             "hybrid",
-            "How a job starts: ranks register at the store, exchange addresses, and the groups come into being.",
+            "How a job starts: ranks register at the store, exchange addresses, "
+            "and the groups come into being.",
         ),
         GalleryExample("never_starts", "The first hang everybody meets: one rank never starts."),
         GalleryExample(

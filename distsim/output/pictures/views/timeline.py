@@ -166,7 +166,10 @@ class _TimelineDrawing:
             y = self._panel(moment, y + 8, column) + 34
         page = TimeChart(self.left, _WIDTH, _TOP, 1, on=self.svg_)
         if self.arrows_left_out:
-            note = f"{self.arrows_left_out} messages are not drawn as arrows: choose a part (--time, --ranks), or --view spacetime"
+            note = (
+                f"{self.arrows_left_out} messages are not drawn as arrows: "
+                "choose a part (--time, --ranks), or --view spacetime"
+            )
             page.text(16, y, note, 11, colour=GREY)
         return page.page(y - 36, f"{clipped(self.name, 60)}: timeline")
 
@@ -181,7 +184,10 @@ class _TimelineDrawing:
             return [whole]
         last = step.first + step.times - 1
         count = sum(s.times for s in self.steps)
-        said = f"steps {step.first} to {last} of 0 to {count - 1} are equal (× {step.times}); here is step {step.first}"
+        said = (
+            f"steps {step.first} to {last} of 0 to {count - 1} are equal (× {step.times}); "
+            f"here is step {step.first}"
+        )
         return [
             whole._replace(title=f"the whole run, {count} steps"),
             TimelinePanel(step.start_ns, step.end_ns, said, step.start_ns),
@@ -387,7 +393,8 @@ VIEW = PictureView(
         GalleryExample("pipeline_1f1b", "One forward, one backward: the bubble at both ends."),
         GalleryExample(
             "strategies/pipeline_zb1p",
-            "A zero-bubble schedule: gradients of the weights (W), which nobody waits for, fill what was empty.",
+            "A zero-bubble schedule: gradients of the weights (W), which nobody waits for, "
+            "fill what was empty.",
         ),
     ),
 )

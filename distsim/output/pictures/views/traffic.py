@@ -150,7 +150,8 @@ class _TrafficDrawing:
         said = [selection_text(self.part, self.trace.world_size), f"{total} in all"]
         said += (
             [
-                f"{self.trace.world_size} ranks, {block} to a row; the diagonal is what stays among them"
+                f"{self.trace.world_size} ranks, {block} to a row; "
+                "the diagonal is what stays among them"
             ]
             if block > 1
             else []

@@ -20,7 +20,7 @@ from distsim.output.pictures.drawing.tracks import (
     draw_density,
     draw_track,
 )
-from distsim.output.trace_data.activity import RankActivity
+from distsim.output.trace_data.activity import RankActivity, pass_letter
 from distsim.output.trace_data.lanes import RankLane
 from distsim.output.trace_data.time_spans import Ints, TimeSpans, covered_shares
 from distsim.trace.model import Trace
@@ -183,15 +183,8 @@ class LanePainter:
             plain = exposed is None or _covers_instant(exposed, (start + end) // 2)
             hidden = ", hidden by compute" if exposed is not None and not plain else ""
             self.chart.rect(x, band.y, width, band.height, "", tip + hidden, LINE_COLOUR)
-            word = next(
-                (
-                    w
-                    for w in (label, pass_letter(label))
-                    if w and text_width(w, _LABEL_SIZE) + 6 <= width
-                ),
-                None,
-            )
-            if word is not None:
+            word = fitting_label(label, width, _LABEL_SIZE)
+            if word:
                 colour = ink or (WHITE if plain else INK)
                 if hidden:
                     half = text_width(word, _LABEL_SIZE) / 2 + 2
@@ -222,18 +215,11 @@ def _covers_instant(spans: TimeSpans, instant: int) -> bool:
     return i >= 0 and instant < int(spans.ends[i])
 
 
-def pass_letter(label: str) -> str:
-    """A pass in the letters of pipeline schedules: forward, backward, its input's half and its
-    weights'.
-    """
-    for word, letter in (
-        ("forward", "F"),
-        ("backward input", "I"),
-        ("backward weight", "W"),
-        ("backward", "B"),
-    ):
-        if label.startswith(word):
-            return letter
+def fitting_label(label: str, width: float, size: int) -> str:
+    """The label, else the letter of its pass, else nothing: the first that fits into a bar."""
+    for text in (label, pass_letter(label)):
+        if text and text_width(text, size) + 6 <= width:
+            return text
     return ""
 
 

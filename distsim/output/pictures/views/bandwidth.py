@@ -254,8 +254,10 @@ def _draw(subject: PictureInput) -> str:
         require_input(subject.run, "run"),
         require_input(subject.cost, "cost"),
     )
-    chosen = None if subject.part.group is None else group_ids_named(subject.part.group, run.trace)
-    groups = [g for g in program.groups if chosen is None or g.id in chosen]
+    groups = list(program.groups)
+    if subject.part.group is not None:
+        chosen = group_ids_named(subject.part.group, run.trace)
+        groups = [group for group in groups if group.id in chosen]
     return bandwidth_svg(program.name, cost, run.trace, groups, subject.measured)
 
 

@@ -165,7 +165,8 @@ class _MemoryDrawing:
     def _areas(self, chart: TimeChart, panel: MemoryProfile, foot: float, top: float) -> None:
         """One upon the other, activations as a skyline at last."""
         base = 0.0
-        for kind in (k for k in self.kinds if k in panel.parts and k != "activations"):
+        constant_kinds = [k for k in self.kinds if k in panel.parts and k != "activations"]
+        for kind in constant_kinds:
             high = panel.parts[kind] / top * _HEIGHT
             tip = f"{clipped(kind, 40)}: {show_bytes(panel.parts[kind])}"
             chart.rect(_LEFT, foot - base - high, _WIDTH, high, _KIND_FILLS[kind], tip, LINE_COLOUR)

@@ -19,7 +19,6 @@ import numpy as np
 from distsim.common.errors import UsageError
 from distsim.common.units import show_ns
 from distsim.operations.registry import COMPUTE_OPS
-from distsim.output.pictures.components.lane_painter import pass_letter
 from distsim.output.pictures.components.view_interface import (
     GalleryExample,
     PictureInput,
@@ -36,6 +35,7 @@ from distsim.output.pictures.drawing.palette import (
     lightened,
 )
 from distsim.output.pictures.drawing.svg import TimeChart, round_ticks
+from distsim.output.trace_data.activity import pass_letter
 from distsim.output.trace_data.lanes import (
     RankLane,
     RankRows,
@@ -318,12 +318,6 @@ def _pass_fill(kind: str, chunk: int, chunks: int) -> str:
         if chunks > 1
         else _PASS_FILLS[kind]
     )
-
-
-def has_passes(trace: Trace) -> bool:
-    """Whether some rank makes forward and backward passes, as a pipeline's do."""
-    kinds = {pass_letter(str(name)) for name in trace.tables.get("name", [])}
-    return "F" in kinds and bool(kinds & set("BIW"))
 
 
 def _draw(subject: PictureInput) -> str:

@@ -307,8 +307,10 @@ class _TimelineDrawing:
 
 
 class _CriticalPathPainter:
-    """The critical path: frames around what is wide enough, a line under the lane for what is not,
-    dashes from lane to lane.
+    """Draws the critical path.
+
+    A piece that is wide enough gets a frame, a narrow one a line under the lane. Dashes lead from
+    lane to lane.
     """
 
     def __init__(
@@ -317,14 +319,12 @@ class _CriticalPathPainter:
         self.chart, self.rows, self.tops, self.trace = chart, rows, tops, trace
         self.scale = chart.width / (chart.end_ns - chart.start_ns)
 
+    def _is_in_window(self, piece: CriticalPathPiece) -> bool:
+        return piece.end_ns > self.chart.start_ns and piece.start_ns < self.chart.end_ns
+
     def draw(self, pieces: Sequence[CriticalPathPiece], lane_of: dict[int, int]) -> None:
-        inside = [
-            p
-            for p in pieces
-            if p.end_ns > self.chart.start_ns
-            and p.start_ns < self.chart.end_ns
-            and p.rank in lane_of
-        ]
+        of_drawn_ranks = [piece for piece in pieces if piece.rank in lane_of]
+        inside = [piece for piece in of_drawn_ranks if self._is_in_window(piece)]
         thin: dict[int, list[CriticalPathPiece]] = {}
         hops: list[tuple[float, int, int]] = []
         before: tuple[int, float] | None = None

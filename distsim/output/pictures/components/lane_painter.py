@@ -25,7 +25,7 @@ from distsim.output.trace_data.lanes import RankLane
 from distsim.output.trace_data.time_spans import Ints, TimeSpans, covered_shares
 from distsim.trace.model import Trace
 
-#: Fills by lightness too (CIE L* 80, 62, 40): they differ in print and to who sees few colours.
+#: The fills differ in lightness too (CIE L* 80, 62, 40), for print and for colour-blind readers.
 COMPUTE_FILL, BACKWARD_FILL, EXPOSED_FILL = "#A9CCE8", "#5E9BC9", "#A63C06"
 UPPER_HEIGHT, LOWER_HEIGHT, STRIP_HEIGHT = 20.0, 14.0, 4.0
 #: Bars from this width on have a frame, a tip and, where it fits, a word.
@@ -34,7 +34,7 @@ _LABEL_SIZE: Final = 11
 
 
 class LaneRow(NamedTuple):
-    """A lane with what its ranks do: of the first one where they are equal, else of all of them."""
+    """A lane and its activity: of its first rank if its ranks are equal, else of all its ranks."""
 
     lane: RankLane
     doing: RankActivity
@@ -50,8 +50,9 @@ class LaneRow(NamedTuple):
 
 
 class LanePainter:
-    """Draws lanes of one trace onto one chart. ``forever_ns``: from here on whoever is stuck stays
-    so.
+    """Draws lanes of one trace onto one chart.
+
+    ``forever_ns``: the time from which on blocked ranks stay blocked for ever.
     """
 
     def __init__(

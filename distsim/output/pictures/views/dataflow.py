@@ -355,11 +355,10 @@ class _DataflowBuilder:
             return
         row = self._bottom()
         for rank in self.ranks:
-            texts = [
-                f"{clipped(label, 20)} = {clipped(text, _MAX_VALUE_WIDTH)}"
-                for (owner, label), text in self.values.final.items()
-                if owner == rank and _is_known(text)
-            ]
+            texts = []
+            for (owner, label), text in self.values.final.items():
+                if owner == rank and _is_known(text):
+                    texts.append(f"{clipped(label, 20)} = {clipped(text, _MAX_VALUE_WIDTH)}")
             if len(texts) > _MAX_VALUES:
                 texts[_MAX_VALUES:] = [f"and {len(texts) - _MAX_VALUES} more"]
             if texts:

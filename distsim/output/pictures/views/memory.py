@@ -163,10 +163,13 @@ class _MemoryDrawing:
             draw.line((_LEFT, at), (_LEFT + _WIDTH, at), RED, 2.0, dash="6 3")
 
     def _areas(self, chart: TimeChart, panel: MemoryProfile, foot: float, top: float) -> None:
-        """One upon the other, activations as a skyline at last."""
+        """Stack the kinds of memory on each other, activations last, as a curve over time."""
         base = 0.0
-        constant_kinds = [k for k in self.kinds if k in panel.parts and k != "activations"]
-        for kind in constant_kinds:
+        # Only activations vary over time: they are drawn last, on top of the constant kinds.
+        present = [kind for kind in self.kinds if kind in panel.parts]
+        for kind in present:
+            if kind == "activations":
+                continue
             high = panel.parts[kind] / top * _HEIGHT
             tip = f"{clipped(kind, 40)}: {show_bytes(panel.parts[kind])}"
             chart.rect(_LEFT, foot - base - high, _WIDTH, high, _KIND_FILLS[kind], tip, LINE_COLOUR)

@@ -1,14 +1,18 @@
-"""A trace in Chrome's trace event format, for Perfetto (https://ui.perfetto.dev) and
-chrome://tracing.
+"""Writes a trace in Chrome's trace event format.
 
-A process per machine; in it, for every rank, a thread for its host and one per queue; what overlaps
-on a queue gets further threads, as slices of one thread must nest. A counter (``C``) of each
-machine tells the bytes that its ranks have under way, one of each rank what its memory holds, by
-kind, where that is known (`distsim.output.trace_data.memory_over_time`). Calls of the host, waits
-and transfers are complete events (``X``); arrows (``s``, ``t``, ``f``) run from send to receive and
-through the members of a collective, with the id of their match. What never ended is begun (``B``)
-and not ended: it stays open to the end, in red, where an instant event (``i``) tells how the run
-ended. Times are microseconds. Format: "Trace Event Format" (Chromium project).
+Perfetto (https://ui.perfetto.dev) and chrome://tracing open it. Format: "Trace Event Format"
+(Chromium project). Times are microseconds.
+
+Each machine is a process. Each of its ranks has a thread for its host and one for each queue. Work
+that overlaps on a queue gets further threads, because the slices of one thread must nest.
+
+- Calls of the host, waits and transfers are complete events (``X``).
+- Arrows (``s``, ``t``, ``f``) lead from send to receive and through the members of a collective;
+  their id is the id of the match.
+- A call that never ended has a begin event (``B``) without an end event. The viewer draws it open
+  to the end of the trace, in red, where an instant event (``i``) says how the run ended.
+- A counter (``C``) of each machine shows the bytes that its ranks have in flight. A counter of each
+  rank shows its memory by kind, if known (`distsim.output.trace_data.memory_over_time`).
 """
 
 from __future__ import annotations
@@ -59,7 +63,8 @@ class _ChromeSlice(NamedTuple):
 
 def chrome_trace_lines(trace: Trace, memory: Sequence[MemoryProfile] = ()) -> Iterator[str]:
     """The trace as JSON text in pieces, one event per line. The same trace gives the same text.
-    ``memory``: what ranks hold.
+
+    ``memory``: the memory of ranks over time, for the counters.
     """
     ended = partial_run_text(trace)
     makespan = max(trace.makespan_ns, int(trace.header.get("until_ns") or 0) if ended else 0)
@@ -109,8 +114,10 @@ def _trace_events(
 
 
 class _ChromeEvent(NamedTuple):
-    """An event's place among the others (time, rank, thread, the longest first, phase), and the
-    event as JSON, which is a fifth of it as a record."""
+    """An encoded event with its sort key: time, rank, thread, the longest first, phase.
+
+    The event is stored as JSON text because that takes a fifth of the memory of a record.
+    """
 
     order: tuple[int, int, int, int, str]
     text: str
@@ -128,15 +135,15 @@ def _json_text(value: object) -> str:
 
 
 def _host_slices(call: TraceCall, makespan: int) -> Iterator[_ChromeSlice]:
-    """What the host does: the call, and in it the time until the call met its parties."""
+    """The host's slices: the call, and inside it the wait until its partners have arrived."""
     if call.posted_ns < 0 or call.op in _QUEUE_OPS or call.part >= 0:
         return
-    stuck = call.returned_ns < 0
-    end = max(makespan, call.posted_ns) if stuck else call.returned_ns
-    if end <= call.posted_ns and not stuck:
+    blocked = call.returned_ns < 0
+    end = max(makespan, call.posted_ns) if blocked else call.returned_ns
+    if end <= call.posted_ns and not blocked:
         return
-    name = f"{call.op} (never returns)" if stuck else call.op
-    category = "wait" if call.op in _WAIT_OPS else "sleep" if call.op == "sleep" else "call"
+    name = f"{call.op} (never returns)" if blocked else call.op
+    category = _host_category(call.op)
     yield _ChromeSlice(
         call.rank,
         ("host", 0),
@@ -145,53 +152,73 @@ def _host_slices(call: TraceCall, makespan: int) -> Iterator[_ChromeSlice]:
         name,
         category,
         _json_text(_slice_args(call)),
-        stuck,
+        blocked,
     )
-    met = call.started_ns if call.started_ns >= 0 else end
-    waits_on = stuck and call.started_ns < 0
-    if category == "call" and (waits_on or call.posted_ns < met <= end) and _is_communication(call):
+    if category != "call" or not _is_communication(call):
+        return
+    partners_missing = blocked and call.started_ns < 0
+    partners_arrived_ns = call.started_ns if call.started_ns >= 0 else end
+    if partners_missing or call.posted_ns < partners_arrived_ns <= end:
         yield _ChromeSlice(
             call.rank,
             ("host", 0),
             call.posted_ns,
-            met,
+            partners_arrived_ns,
             f"waits for {_partner_text(call)}",
             "wait",
             "{}",
-            waits_on,
+            partners_missing,
         )
 
 
+def _host_category(op: str) -> str:
+    if op in _WAIT_OPS:
+        return "wait"
+    return "sleep" if op == "sleep" else "call"
+
+
 def _queue_slice(trace: Trace, call: TraceCall, makespan: int) -> _ChromeSlice | None:
-    """The work itself: a compute, a transfer, a member's share of a collective."""
-    computes = call.op in _QUEUE_OPS
-    if call.started_ns < 0 or not (
-        computes
-        or _KIND_OF_OP.get(call.op) == "remote"
-        or (call.match >= 0 and _KIND_OF_OP.get(call.op) in ("collective", "p2p"))
-    ):
+    """The slice of the work itself: a compute, a transfer, a member's share of a collective."""
+    if call.started_ns < 0 or not _has_queue_work(call):
         return None
-    end = call.finished_ns if call.finished_ns >= 0 else makespan
-    way = {"send": f" to {_partner_text(call)}", "recv": f" from {_partner_text(call)}"}.get(
-        _DIRECTION_OF_OP.get(call.op) or "", ""
-    )
-    name = ((call.name or call.op) if computes else call.op + way) + (
-        "" if call.finished_ns >= 0 else " (never ends)"
-    )
-    args = _slice_args(call) | ({} if computes else _bandwidth_args(trace, call, end))
-    category = "compute" if computes else "collective" if _is_collective(call) else "message"
-    queue = call.queue if computes or call.queue not in ("", "host") else "comm"
-    start, stays = call.started_ns, call.finished_ns < 0
+    never_ends = call.finished_ns < 0
+    end = makespan if never_ends else call.finished_ns
+    args = _slice_args(call)
+    if call.op in _QUEUE_OPS:
+        name, category = call.name or call.op, "compute"
+        queue = call.queue or "compute"
+    else:
+        name = call.op + _direction_text(call)
+        category = "collective" if _is_collective(call) else "message"
+        queue = "comm" if call.queue in ("", "host") else call.queue
+        args |= _bandwidth_args(trace, call, end)
+    if never_ends:
+        name += " (never ends)"
     return _ChromeSlice(
         call.rank,
-        (queue or "compute", 0),
-        start,
-        max(end, start),
+        (queue, 0),
+        call.started_ns,
+        max(end, call.started_ns),
         name,
         category,
         _json_text(args),
-        stays,
+        never_ends,
     )
+
+
+def _has_queue_work(call: TraceCall) -> bool:
+    """Whether a started call occupies a queue; two-sided communication does so once matched."""
+    if call.op in _QUEUE_OPS:
+        return True
+    kind = _KIND_OF_OP.get(call.op)
+    return kind == "remote" or (call.match >= 0 and kind in ("collective", "p2p"))
+
+
+def _direction_text(call: TraceCall) -> str:
+    direction = _DIRECTION_OF_OP.get(call.op)
+    if direction == "send":
+        return f" to {_partner_text(call)}"
+    return f" from {_partner_text(call)}" if direction == "recv" else ""
 
 
 def _is_collective(call: TraceCall) -> bool:
@@ -215,13 +242,13 @@ def _slice_args(call: TraceCall) -> JsonObject:
         args["place"] = f"{call.place.file}:{call.place.line}:{call.place.column}"
     if _is_communication(call):
         args |= {"group": call.group, "bytes": call.nbytes}
-        args |= {
-            k: v
-            for k, v in (("peer", call.peer), ("dtype", call.dtype), ("reduce_op", call.reduce_op))
-            if v not in (None, "")
-        }
-        args |= {tag_text(call.tag).split()[0]: call.tag % FIRST_SIGNAL_TAG} if call.tag else {}
-        args |= {"match": call.match} if call.match >= 0 else {}
+        optional = {"peer": call.peer, "dtype": call.dtype, "reduce_op": call.reduce_op}
+        args |= {key: value for key, value in optional.items() if value not in (None, "")}
+        if call.tag:
+            kind_of_tag = tag_text(call.tag).split()[0]
+            args[kind_of_tag] = call.tag % FIRST_SIGNAL_TAG
+        if call.match >= 0:
+            args["match"] = call.match
     return args | {"call": call.position, "iteration": call.iteration}
 
 
@@ -233,22 +260,20 @@ def _bandwidth_args(trace: Trace, call: TraceCall, end_ns: int) -> dict[str, flo
     algbw = call.nbytes / duration
     if not _is_collective(call):
         return {"algbw GB/s": round(algbw, 3)}
-    n = next(
-        (
-            len(ranks)
-            for name, ranks in trace.header.get("groups", ())
-            if name == call.group and call.rank in ranks
-        ),
-        1,
-    )
-    return {
-        "algbw GB/s": round(algbw, 3),
-        "busbw GB/s": round(algbw * OPERATIONS[call.op].busbw_factor(n), 3),
-    }
+    busbw = algbw * OPERATIONS[call.op].busbw_factor(_group_size(trace, call))
+    return {"algbw GB/s": round(algbw, 3), "busbw GB/s": round(busbw, 3)}
+
+
+def _group_size(trace: Trace, call: TraceCall) -> int:
+    """The size of the call's group; 1 if the trace does not list the group."""
+    for name, ranks in trace.header.get("groups", ()):
+        if name == call.group and call.rank in ranks:
+            return len(ranks)
+    return 1
 
 
 def _split_overlaps(slices: list[_ChromeSlice]) -> None:
-    """Give slices that overlap on a queue threads of their own. The host's nest as they are."""
+    """Move slices that overlap on a queue to further threads. The host's slices nest already."""
     order = sorted(range(len(slices)), key=lambda i: (slices[i].start_ns, slices[i].end_ns, i))
     busy: dict[
         tuple[int, str], list[tuple[int, int]]

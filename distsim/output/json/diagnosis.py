@@ -5,44 +5,45 @@ from __future__ import annotations
 from distsim.hang_doctor.analysis.diagnosis import Diagnosis
 from distsim.hang_doctor.analysis.hang_cause import HangCause
 from distsim.hang_doctor.analysis.wait_state import EvidenceWait
-from distsim.hang_doctor.model.evidence_records import StackFrame
+from distsim.hang_doctor.model.evidence_records import EvidenceGroup, InputFile, StackFrame
 
 
 def doctor_json(diagnosis: Diagnosis) -> dict[str, object]:
-    """The whole diagnosis."""
+    """The diagnosis with its evidence: causes, waits, ranks, groups and input files."""
     evidence = diagnosis.evidence
     statuses = diagnosis.standing.ranks
+    waits = [_wait_json(rank, wait) for rank, status in statuses.items() for wait in status.waits]
     return {
         "schema_version": 1,
         "culprits": list(diagnosis.culprits),
         "causes": [_cause_json(cause) for cause in diagnosis.causes],
-        "waits": [
-            _wait_json(rank, wait) for rank, status in statuses.items() for wait in status.waits
-        ],
+        "waits": waits,
         "ranks": [_rank_json(diagnosis, rank) for rank in statuses],
-        "groups": [
-            {
-                "name": group.name,
-                "description": group.desc,
-                "members": list(group.members) if group.members else None,
-                "sure": group.sure,
-            }
-            for group in evidence.groups.values()
-        ],
+        "groups": [_group_json(group) for group in evidence.groups.values()],
         "last_common": diagnosis.common,
         "not_given": list(diagnosis.absent),
         "disagree": evidence.disputes,
         "notes": evidence.notes,
         "collect": diagnosis.collect,
-        "files": [
-            {
-                "path": file.path,
-                "kind": file.kind,
-                "ranks": list(file.ranks),
-                "problem": file.problem,
-            }
-            for file in evidence.files
-        ],
+        "files": [_file_json(file) for file in evidence.files],
+    }
+
+
+def _group_json(group: EvidenceGroup) -> dict[str, object]:
+    return {
+        "name": group.name,
+        "description": group.desc,
+        "members": list(group.members) if group.members else None,
+        "sure": group.sure,
+    }
+
+
+def _file_json(file: InputFile) -> dict[str, object]:
+    return {
+        "path": file.path,
+        "kind": file.kind,
+        "ranks": list(file.ranks),
+        "problem": file.problem,
     }
 
 

@@ -71,14 +71,18 @@ def check_sarif(
     }
 
 
+def _pascal_case(title: str) -> str:
+    """A title as an identifier: its words, capitalised, without spaces."""
+    letters = [c if c.isalnum() else " " for c in title]
+    words = "".join(letters).split()
+    return "".join(word.capitalize() for word in words)
+
+
 def _sarif_rule(info: CodeInfo) -> dict[str, object]:
     example = "".join(f"    {line}\n" for line in info.example.splitlines())
     return {
         "id": info.code,
-        "name": "".join(
-            word.capitalize()
-            for word in "".join(c if c.isalnum() else " " for c in info.title).split()
-        ),
+        "name": _pascal_case(info.title),
         "shortDescription": {"text": info.title},
         "fullDescription": {"text": f"{info.what} {info.why}"},
         "help": {

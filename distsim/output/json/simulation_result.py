@@ -1,4 +1,7 @@
-"""A simulation as JSON: an interface, so a key keeps its meaning while `schema_version` stays."""
+"""The result of `distsim simulate` as JSON.
+
+The JSON is a public interface: no key changes its meaning while `schema_version` stays the same.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +22,20 @@ SCHEMA_VERSION = 1
 
 
 def simulation_json(simulation: Simulation) -> dict[str, object]:
-    """What `distsim simulate FILE --format json` prints. Times are ns, sizes bytes, bandwidths
-    GB/s.
+    """The output of `distsim simulate FILE --format json`.
+
+    Times are in ns, sizes in bytes and bandwidths in GB/s.
     """
-    run, verdict, timeline, cost = (
-        simulation.run,
-        simulation.verdict,
-        simulation.timeline,
-        simulation.cost,
-    )
+    timeline = simulation.timeline
+    cost = simulation.cost
     return {
         "schema_version": SCHEMA_VERSION,
         "file": simulation.scenario.file,
         "name": simulation.scenario.name,
         "outcome": simulation.outcome,
         "possible": [simulation.outcome],
-        "verdict": None if verdict is None else verdict.verdict,
-        "complete": None if verdict is None else verdict.complete,
-        "depends_on": None if verdict is None else verdict.depends_on,
-        "verdict_ranks": None if verdict is None else sorted(verdict.ranks),
-        "core": None if verdict is None else sorted(verdict.core),
-        "profile": run.profile,
+        **_verdict_json(simulation),
+        "profile": simulation.run.profile,
         "world_size": simulation.program.world_size,
         "makespan_ns": simulation.makespan_ns,
         "iteration_ns": timeline.iteration_ns,
@@ -55,17 +51,31 @@ def simulation_json(simulation: Simulation) -> dict[str, object]:
     }
 
 
-def _figures_json(simulation: Simulation) -> dict[str, object] | None:
-    """Of a transformer's step; null for other programs."""
-    found = training_metrics(simulation)
-    if found is None:
-        return None
-    shares = {kind: round(share, 6) for kind, share in found.shares.items()}
+def _verdict_json(simulation: Simulation) -> dict[str, object]:
+    """The keys of the verdict; all are null if no verdict was asked for."""
+    verdict = simulation.verdict
+    if verdict is None:
+        return dict.fromkeys(("verdict", "complete", "depends_on", "verdict_ranks", "core"))
     return {
-        "step_ns": found.step_ns,
-        "tokens": found.tokens,
-        "tokens_s_gpu": round(found.tokens_s_gpu, 3),
-        "mfu": round(found.mfu, 6),
+        "verdict": verdict.verdict,
+        "complete": verdict.complete,
+        "depends_on": verdict.depends_on,
+        "verdict_ranks": sorted(verdict.ranks),
+        "core": sorted(verdict.core),
+    }
+
+
+def _figures_json(simulation: Simulation) -> dict[str, object] | None:
+    """The metrics of a transformer's training step; null for other programs."""
+    metrics = training_metrics(simulation)
+    if metrics is None:
+        return None
+    shares = {kind: round(share, 6) for kind, share in metrics.shares.items()}
+    return {
+        "step_ns": metrics.step_ns,
+        "tokens": metrics.tokens,
+        "tokens_s_gpu": round(metrics.tokens_s_gpu, 3),
+        "mfu": round(metrics.mfu, 6),
         "shares": shares,
     }
 
@@ -75,7 +85,7 @@ def _range_json(band: tuple[int, int] | None) -> list[int] | None:
 
 
 def finding_json(finding: Finding) -> Mapping[str, object]:
-    """A finding as every command's JSON has it."""
+    """A finding in the form that the JSON of all commands shares."""
     return {
         "code": finding.code,
         "severity": finding.severity,
@@ -91,27 +101,28 @@ def finding_json(finding: Finding) -> Mapping[str, object]:
 
 
 def _rank_json(r: RankTimes) -> dict[str, object]:
-    """``finished_ns`` is null for a rank that never came to its end."""
+    """The times of a rank; ``finished_ns`` is null if the rank never finishes."""
     return {**r._asdict(), "finished_ns": r.finished_ns if r.finished_ns >= 0 else None}
 
 
 def _memory_json(simulation: Simulation) -> list[dict[str, object]]:
-    """What ranks hold at their peak, an object for each entry of `memory:`, those of strategies
-    included.
+    """The peak memory of ranks: an object for each entry of `memory:`.
+
+    Strategies add entries of their own.
     """
     device = simulation.cost.cluster.device
     return [
         {
-            "name": one.name,
-            "ranks": list(one.ranks),
-            "parts_nbytes": dict(one.parts),
-            "total_nbytes": one.total,
-            "allocated_nbytes": one.allocated or None,
+            "name": peak.name,
+            "ranks": list(peak.ranks),
+            "parts_nbytes": dict(peak.parts),
+            "total_nbytes": peak.total,
+            "allocated_nbytes": peak.allocated or None,
             "device": device.name,
             "device_nbytes": device.memory_nbytes,
-            "fits": one.total <= device.memory_nbytes,
+            "fits": peak.total <= device.memory_nbytes,
         }
-        for one in peak_memory(simulation.scenario, simulation.program)
+        for peak in peak_memory(simulation.scenario, simulation.program)
     ]
 
 

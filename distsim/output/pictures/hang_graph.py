@@ -6,6 +6,8 @@ ranks without any evidence are dashed. Large jobs are cut: the ranks of the caus
 
 from __future__ import annotations
 
+from itertools import chain
+
 from distsim.hang_doctor.analysis.diagnosis import Diagnosis
 from distsim.hang_doctor.analysis.hang_cause import HangCause
 from distsim.hang_doctor.analysis.wait_chains import wait_edges
@@ -52,7 +54,8 @@ def doctor_picture(diagnosis: Diagnosis) -> BoxDiagram:
     # Sorted by importance first to choose the ranks, then by number to draw them.
     by_importance = sorted(statuses, key=lambda rank: (rank not in cause_ranks, rank))
     drawn = sorted(by_importance[:_MAX_RANKS])
-    all_not_given = {r for rank in drawn for wait in statuses[rank].waits for r in wait.silent}
+    waits = chain.from_iterable(statuses[rank].waits for rank in drawn)
+    all_not_given = {rank for wait in waits for rank in wait.silent}
     not_given = sorted(all_not_given)[:_MAX_RANKS_NOT_GIVEN]
 
     nodes = [_rank_node(diagnosis, rank, rank in cause_ranks) for rank in drawn]
@@ -86,8 +89,9 @@ def _ranks_of_cause(cause: HangCause | None) -> set[int]:
 def _ranks_to_draw(diagnosis: Diagnosis, cause_ranks: set[int]) -> dict[int, RankWaitState]:
     """Ranks with something to show: they wait, are awaited, have ended, or have a stack."""
     statuses = diagnosis.standing.ranks
-    awaited = {r for status in statuses.values() for wait in status.waits for r in wait.missing}
-    mentioned = cause_ranks | awaited
+    waits = chain.from_iterable(status.waits for status in statuses.values())
+    awaited = chain.from_iterable(wait.missing for wait in waits)
+    mentioned = cause_ranks.union(awaited)
 
     def is_shown(rank: int, status: RankWaitState) -> bool:
         return bool(status.waits or status.end or status.frame) or rank in mentioned

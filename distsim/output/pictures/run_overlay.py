@@ -19,7 +19,7 @@ from distsim.output.pictures.components.lane_painter import (
     BACKWARD_FILL,
     COMPUTE_FILL,
     EXPOSED_FILL,
-    pass_letter,
+    fitting_label,
 )
 from distsim.output.pictures.drawing.box_diagram import clipped, text_width
 from distsim.output.pictures.drawing.palette import GREY, INK, LINE_COLOUR, PALE_FILL, RED, WHITE
@@ -167,18 +167,12 @@ class _OverlayDrawing:
                 f"{lane.title}, {run}: {label}, {show_ns(end - start)}",
                 LINE_COLOUR,
             )
-            beside = not computes[row] and bool(
-                ((started < end) & (till > start) & computes[rows]).any()
-            )
-            word = next(
-                (
-                    w
-                    for w in (label, pass_letter(label))
-                    if w and text_width(w, 11) + 6 <= right - x
-                ),
-                "",
-            )
-            if word and not beside:
+            covers_compute = False
+            if not computes[row]:
+                overlapping = (started < end) & (till > start)
+                covers_compute = bool((overlapping & computes[rows]).any())
+            word = fitting_label(label, right - x, 11)
+            if word and not covers_compute:
                 colour = INK if computes[row] else WHITE
                 self.draw.text(
                     (x + right) / 2, band.y + 12, word, 11, anchor="middle", colour=colour
@@ -193,7 +187,7 @@ class _OverlayDrawing:
 
 
 def _concatenated_spans(parts: tuple[TimeSpans, ...]) -> TimeSpans:
-    """As they are: of several ranks they overlap."""
+    """The spans of several ranks, unmerged: spans of different ranks may overlap."""
     return TimeSpans(
         np.concatenate([p.starts for p in parts]), np.concatenate([p.ends for p in parts])
     )

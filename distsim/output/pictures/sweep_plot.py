@@ -85,14 +85,16 @@ def sweep_svg(swept: SweepResult, name: str = "") -> str:
 
 
 def _main_swept_key(rows: Sequence[SweepRow], names: Sequence[str]) -> str:
-    """The name whose values are positive numbers and of which there are most, empty where there is
-    none.
+    """The numeric key with the most distinct values, or an empty string if there is none.
+
+    Only keys whose values are all positive numbers count. Of keys with equally many values, a key
+    that sets the world size is preferred.
     """
-    counts = {
-        name: len({row[name] for row in rows})
-        for name in names
-        if all(_is_positive_number(row[name]) for row in rows)
-    }
+    counts: dict[str, int] = {}
+    for name in names:
+        values = {row[name] for row in rows}
+        if all(_is_positive_number(value) for value in values):
+            counts[name] = len(values)
     best = max(counts, key=lambda name: (counts[name], name in _WORLD_SIZE_KEYS), default="")
     return best if counts.get(best, 0) > 1 else ""
 
@@ -176,19 +178,22 @@ class _SweepCurves:
         return self._legend()
 
     def _band(self, some: Sequence[SweepRow], place: int) -> None:
-        """Where the prices may err to, if all err alike."""
-        if not all(row["low_ns"] and row["high_ns"] for row in some) or len(self.curves) > 3:
+        """The range of the predicted times, if all costs are off by the same factor.
+
+        More than three bands would hide each other.
+        """
+        has_ranges = all(row["low_ns"] and row["high_ns"] for row in some)
+        if not has_ranges or len(self.curves) > 3:
             return
-        ratio = [(_time_ns(r) / int(r["makespan_ns"]), r) for r in some]
-        up = [
-            self.at(float(r[self.over]), min(int(r["high_ns"]) * k, self.y.high)) for k, r in ratio
-        ]
-        down = [
-            self.at(float(r[self.over]), max(int(r["low_ns"]) * k, self.y.low)) for k, r in ratio
-        ]
-        self.canvas.path(
-            _path_through([*up, *reversed(down)]) + "z", STROKES[place % len(STROKES)] + "2E"
-        )
+        upper, lower = [], []
+        for row in some:
+            # The range is known for the whole run; scale it to the time that the curve shows.
+            scale = _time_ns(row) / int(row["makespan_ns"])
+            value = float(row[self.over])
+            upper.append(self.at(value, min(int(row["high_ns"]) * scale, self.y.high)))
+            lower.append(self.at(value, max(int(row["low_ns"]) * scale, self.y.low)))
+        outline = _path_through([*upper, *reversed(lower)]) + "z"
+        self.canvas.path(outline, STROKES[place % len(STROKES)] + "2E")
 
     def _ideals(self) -> None:
         """From the first point of the best curve: what perfect scaling would take."""
@@ -205,14 +210,9 @@ class _SweepCurves:
             _path_through(points), "", name, colour, 2.2, _DASHES[place % len(_DASHES)]
         )
         for (x, y), row in zip(points, some, strict=True):
-            _draw_marker(
-                self.canvas,
-                x,
-                y,
-                place,
-                colour,
-                f"{self.over} {row[self.over]}{', ' + name if name else ''}: {show_ns(_time_ns(row))}",
-            )
+            curve = f", {name}" if name else ""
+            tip = f"{self.over} {row[self.over]}{curve}: {show_ns(_time_ns(row))}"
+            _draw_marker(self.canvas, x, y, place, colour, tip)
 
     def _legend(self) -> float:
         draw, y = self.canvas, _TOP + _HEIGHT + 62
@@ -313,7 +313,8 @@ def _draw_pareto_plot(draw: SvgDrawing, rows: Sequence[SweepRow], names: Sequenc
     }
     draw.path(_path_through([points[i] for i in best]), "", "", INK, 1.8)
     for i, row in enumerate(rows):
-        tip = f"{name_list([f'{name} {row[name]}' for name in names], 6)}: {show_ns(_time_ns(row))}, {100 * float(row['memory']):.0f} %"
+        point = name_list([f"{name} {row[name]}" for name in names], 6)
+        tip = f"{point}: {show_ns(_time_ns(row))}, {100 * float(row['memory']):.0f} %"
         if i in best:
             draw.circle(*points[i], 5, STROKES[1], tip, INK)
         else:

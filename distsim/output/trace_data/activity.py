@@ -181,3 +181,27 @@ def _concatenated_spans(parts: tuple[TimeSpans, ...]) -> TimeSpans:
     starts = np.concatenate([part.starts for part in parts])
     ends = np.concatenate([part.ends for part in parts])
     return TimeSpans(starts, ends)
+
+
+def pass_letter(label: str) -> str:
+    """The letter of a pass in pipeline schedules; empty for other labels.
+
+    F: forward; B: backward; I and W: the halves of a backward pass that compute the gradients of
+    the input and of the weights.
+    """
+    for word, letter in (
+        ("forward", "F"),
+        ("backward input", "I"),
+        ("backward weight", "W"),
+        ("backward", "B"),
+    ):
+        if label.startswith(word):
+            return letter
+    return ""
+
+
+def has_passes(trace: Trace) -> bool:
+    """Whether some rank makes forward and backward passes, as a pipeline's do."""
+    names = trace.tables.get("name", [])
+    kinds = {pass_letter(str(name)) for name in names}
+    return "F" in kinds and not kinds.isdisjoint("BIW")

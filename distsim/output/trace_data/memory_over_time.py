@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from distsim.checker.detectors.peak_memory import PeakMemory
 from distsim.operations.registry import COMPUTE_OPS
-from distsim.output.pictures.components.lane_painter import pass_letter
+from distsim.output.trace_data.activity import pass_letter
 from distsim.output.trace_data.lanes import Ints, RankRows, group_equal_steps
 from distsim.trace.model import Trace
 

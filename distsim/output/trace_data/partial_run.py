@@ -107,30 +107,30 @@ def _call_position(trace: Trace, stop: StoppedRank) -> str:
 
 
 def partial_run_json(trace: Trace) -> dict[str, object] | None:
-    """The same as data; None for a complete run. Times are ns."""
+    """A partial run as data; None for a complete run. Times are in ns."""
     if not is_partial(trace):
         return None
-    ranks = []
-    for stop in stopped_ranks(trace):
-        call = trace.row(stop.row) if stop.row >= 0 else None
-        ranks.append(
-            {
-                "rank": stop.rank,
-                "status": stop.status,
-                "inside": stop.inside,
-                "op": call and call.op,
-                "line": call and call.place.line,
-                "iteration": call and call.iteration,
-                "position": call and call.position,
-                "at_ns": stop.at_ns,
-                "said": stop.said,
-            }
-        )
+    ranks = [_stop_json(trace, stop) for stop in stopped_ranks(trace)]
     return {
         "told": partial_run_text(trace),
         "reason": trace.header.get("reason"),
         "cut": trace.header.get("cut"),
         "stops": ranks,
+    }
+
+
+def _stop_json(trace: Trace, stop: StoppedRank) -> dict[str, object]:
+    call = trace.row(stop.row) if stop.row >= 0 else None
+    return {
+        "rank": stop.rank,
+        "status": stop.status,
+        "inside": stop.inside,
+        "op": None if call is None else call.op,
+        "line": None if call is None else call.place.line,
+        "iteration": None if call is None else call.iteration,
+        "position": None if call is None else call.position,
+        "at_ns": stop.at_ns,
+        "said": stop.said,
     }
 
 

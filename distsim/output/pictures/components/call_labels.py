@@ -77,8 +77,12 @@ def operation_text(call: ResolvedCall) -> str:
 def detail_text(call: ResolvedCall) -> str:
     """The second line: tensors, or how long it takes."""
     if call.op in ("compute", "sleep"):
-        time, what = show_ns(call.time_ns) if call.time_ns else "", tensors_text(call)
-        return f"{time}{', ' if time and what and what[0] != '→' else ' '}{what}".strip()
+        duration = show_ns(call.time_ns) if call.time_ns else ""
+        tensors = tensors_text(call)
+        # An arrow to the output follows the duration without a comma.
+        needs_comma = duration and tensors and not tensors.startswith("→")
+        separator = ", " if needs_comma else " "
+        return f"{duration}{separator}{tensors}".strip()
     if call.op == "fail":
         return clipped(call.message, _MAX_LABEL_WIDTH)
     return tensors_text(call)
@@ -86,15 +90,18 @@ def detail_text(call: ResolvedCall) -> str:
 
 def call_text(call: ResolvedCall) -> str:
     """One line that names the whole call: ``recv x from rank 1, tag 3``."""
-    text = " ".join(t for t in (call.op, call.reduce_op or "", tensors_text(call)) if t)
+    words = (call.op, call.reduce_op, tensors_text(call))
+    text = " ".join(word for word in words if word)
     if call.peer is not None:
         text += f" {'to' if sends_to_peer(call) else 'from'} rank {call.peer}"
     elif call.op in ("recv", "irecv"):
         text += " from any rank"
-    where = ([tag_text(call.tag)] if call.tag else []) + (
-        [f"group {group_text(call)}"] if group_text(call) else []
-    )
-    return ", ".join([text, *where])
+    parts = [text]
+    if call.tag:
+        parts.append(tag_text(call.tag))
+    if group_text(call):
+        parts.append(f"group {group_text(call)}")
+    return ", ".join(parts)
 
 
 def wait_text(program: Program, rank: int, position: int) -> str:

@@ -1,9 +1,9 @@
-"""Which row of a data-flow picture each call stands in: an untimed walk, so that time runs down and
-arrows don't run up.
+"""Assigns each call of a data-flow picture to a row, so that time runs down and no arrow runs up.
 
-A rank's calls stand below each other. The calls of a collective share a row, as do a blocking send
-and its receive. Other receives stand no higher than their send, except where only the other order
-exists (an irecv posted before the send that waits for it).
+The assignment replays the calls without times. Calls of one rank are placed below each other. The
+calls of a collective share a row, as do a blocking send and its receive. Other receives are never
+placed above their send, except where no other order exists (an irecv posted before the send that
+waits for it).
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from distsim.operations.registry import OPERATIONS
 
 @dataclass(eq=False)
 class DrawnCall:
-    """A call that is drawn. ``match`` is -1 when it met nobody; ``partners`` are the other drawn
-    calls of its match.
+    """A call that is drawn.
+
+    ``match`` is -1 if no call of another rank matched it. ``partners`` are the other drawn calls of
+    its match. ``row`` is -1 until the call is placed.
     """
 
     column: int
@@ -51,7 +53,7 @@ class DrawnCall:
 
     @property
     def red(self) -> bool:
-        """It waits in vain, or what it met does not fit."""
+        """Whether the call never completes, or differs from the calls that it matched."""
         return self.differs or (
             not self.done and self.kind in ("p2p", "collective", "wait", "batch")
         )
@@ -125,7 +127,7 @@ class _RowAssigner:
         return self.columns[column][i] if i < len(self.columns[column]) else None
 
     def _advance(self, column: int) -> bool:
-        """Place the column's next event if all that should stand above or beside it can."""
+        """Place the column's next event if every call that must be above it or in its row can."""
         event = self._head(column)
         if event is None:
             return False
@@ -147,15 +149,15 @@ class _RowAssigner:
             return other.row >= 0 and self._put([event], other.row)
         if event.call.op == "isend" or other.row >= 0:
             return self._put([event], 0)
+        # A blocking send shares a row with its receive, once the receiver has reached it.
         return self._head(other.column) is other and self._put([event, other], 0)
 
     def _wait(self, event: DrawnCall) -> bool:
-        sends = [
-            other for request in event.requests for other in request.partners if request.receives
-        ]
-        return all(s.row >= 0 for s in sends) and self._put(
-            [event], max((s.row for s in sends), default=0)
-        )
+        receives = [request for request in event.requests if request.receives]
+        send_rows = [send.row for receive in receives for send in receive.partners]
+        if any(row < 0 for row in send_rows):
+            return False
+        return self._put([event], max(send_rows, default=0))
 
     def _force(self) -> None:
         """Nothing fits: place the highest of the next events alone. Requests first, they never

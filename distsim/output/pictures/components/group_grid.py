@@ -1,5 +1,8 @@
-"""Machines and their GPUs as a grid, a panel for each axis or declared family of groups: who is in
-a group with whom, and how much they tell each other. At any size."""
+"""Draws machines and their GPUs as grids that show the groups of a program, at any world size.
+
+There is a panel for each axis or declared family of groups. A panel shows which ranks share a
+group, and how many bytes the ranks of a group exchange.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from distsim.output.pictures.drawing.svg import number_text as written
 from distsim.program.model import Program
 from distsim.trace.model import Trace
 
-#: Panels at most, and how wide the page is about, in pixels.
+#: The largest number of panels, and the approximate width of the page in pixels.
 MAX_PANELS, _PAGE_WIDTH = 8, 1580.0
 _HEADER_HEIGHT, _MARGIN, _PANEL_GAP = 96.0, 16.0, 34.0
 
@@ -34,7 +37,7 @@ class _CellSize(NamedTuple):
 def group_grid_svg(
     program: Program, families: dict[str, list[RankGroup]], trace: Trace | None = None
 ) -> str:
-    """The grids as SVG text. ``trace``: a run, whose bytes are told."""
+    """The grids as SVG text. ``trace``: a run; its bytes are shown."""
     return _GroupGrid(program, families, trace).svg()
 
 
@@ -74,8 +77,10 @@ class _GroupGrid:
         about = f"{program.world_size} ranks on {program.nodes} machine{'s' * (program.nodes > 1)}"
         about += f", mesh {mesh} (outermost first)" if mesh else ""
         self.draw.text(_MARGIN, 46, about, 12, colour=GREY)
-        hint = "A frame is a machine, a cell a GPU (its rank beneath the pointer); cells of one colour that touch are one group"
-        hint += ", a dark line parts two."
+        hint = (
+            "A frame is a machine, a cell a GPU (its rank beneath the pointer); "
+            "cells of one colour that touch are one group, a dark line parts two."
+        )
         self.draw.text(_MARGIN, 66, hint, 12, colour=GREY)
         self.draw.outline(_MARGIN + 1, 77, 12, 12, INK, 2.4)
         self.draw.text(_MARGIN + 20, 88, "the group of rank 0, or the first one", 12)
@@ -114,7 +119,7 @@ class _GroupGrid:
         return self.draw.document(right, bottom, title)
 
     def _titles(self, name: str, groups: Sequence[RankGroup]) -> tuple[str, str]:
-        """How many groups there are, and what they tell each other."""
+        """The number of groups, and the bytes that their ranks exchange."""
         if not groups:
             return "no groups but the world", ""
         sizes = sorted({g.size for g in groups})
@@ -238,18 +243,18 @@ class _GroupGrid:
         of those that are left.
         """
         grid = {self._place(rank): number for rank, number in of.items()}
-        beside: dict[int, set[int]] = {}
+        neighbours: dict[int, set[int]] = {}
         for (x, y), number in grid.items():
             for other in (grid.get((x + 1, y)), grid.get((x, y + 1))):
                 if other is not None and other != number:
-                    beside.setdefault(number, set()).add(other)
-                    beside.setdefault(other, set()).add(number)
+                    neighbours.setdefault(number, set()).add(other)
+                    neighbours.setdefault(other, set()).add(number)
         chosen: list[int] = []
         used = [0] * len(FILLS)
         for number in range(len(groups)):
-            taken = {chosen[o] for o in beside.get(number, ()) if o < number}
-            free = [i for i in range(len(FILLS)) if i not in taken] or list(range(len(FILLS)))
-            pick = min(free, key=lambda i: (used[i], i))
+            taken = {chosen[o] for o in neighbours.get(number, ()) if o < number}
+            free = [i for i in range(len(FILLS)) if i not in taken]
+            pick = min(free or range(len(FILLS)), key=lambda i: (used[i], i))
             used[pick] += 1
             chosen.append(pick)
         return [FILLS[i] for i in chosen]

@@ -20,12 +20,12 @@ from distsim.output.pictures.drawing.tracks import (
     draw_density,
     draw_track,
 )
-from distsim.output.trace_data.activity import RankActivity
+from distsim.output.trace_data.activity import RankActivity, pass_letter
 from distsim.output.trace_data.lanes import RankLane
 from distsim.output.trace_data.time_spans import Ints, TimeSpans, covered_shares
 from distsim.trace.model import Trace
 
-#: Fills by lightness too (CIE L* 80, 62, 40): they differ in print and to who sees few colours.
+#: The fills differ in lightness too (CIE L* 80, 62, 40), for print and for colour-blind readers.
 COMPUTE_FILL, BACKWARD_FILL, EXPOSED_FILL = "#A9CCE8", "#5E9BC9", "#A63C06"
 UPPER_HEIGHT, LOWER_HEIGHT, STRIP_HEIGHT = 20.0, 14.0, 4.0
 #: Bars from this width on have a frame, a tip and, where it fits, a word.
@@ -34,7 +34,7 @@ _LABEL_SIZE: Final = 11
 
 
 class LaneRow(NamedTuple):
-    """A lane with what its ranks do: of the first one where they are equal, else of all of them."""
+    """A lane and its activity: of its first rank if its ranks are equal, else of all its ranks."""
 
     lane: RankLane
     doing: RankActivity
@@ -50,8 +50,9 @@ class LaneRow(NamedTuple):
 
 
 class LanePainter:
-    """Draws lanes of one trace onto one chart. ``forever_ns``: from here on whoever is stuck stays
-    so.
+    """Draws lanes of one trace onto one chart.
+
+    ``forever_ns``: the time from which on blocked ranks stay blocked for ever.
     """
 
     def __init__(
@@ -183,15 +184,8 @@ class LanePainter:
             plain = exposed is None or _covers_instant(exposed, (start + end) // 2)
             hidden = ", hidden by compute" if exposed is not None and not plain else ""
             self.chart.rect(x, band.y, width, band.height, "", tip + hidden, LINE_COLOUR)
-            word = next(
-                (
-                    w
-                    for w in (label, pass_letter(label))
-                    if w and text_width(w, _LABEL_SIZE) + 6 <= width
-                ),
-                None,
-            )
-            if word is not None:
+            word = fitting_label(label, width, _LABEL_SIZE)
+            if word:
                 colour = ink or (WHITE if plain else INK)
                 if hidden:
                     half = text_width(word, _LABEL_SIZE) / 2 + 2
@@ -222,18 +216,11 @@ def _covers_instant(spans: TimeSpans, instant: int) -> bool:
     return i >= 0 and instant < int(spans.ends[i])
 
 
-def pass_letter(label: str) -> str:
-    """A pass in the letters of pipeline schedules: forward, backward, its input's half and its
-    weights'.
-    """
-    for word, letter in (
-        ("forward", "F"),
-        ("backward input", "I"),
-        ("backward weight", "W"),
-        ("backward", "B"),
-    ):
-        if label.startswith(word):
-            return letter
+def fitting_label(label: str, width: float, size: int) -> str:
+    """The label, else the letter of its pass, else nothing: the first that fits into a bar."""
+    for text in (label, pass_letter(label)):
+        if text and text_width(text, size) + 6 <= width:
+            return text
     return ""
 
 

@@ -1,4 +1,4 @@
-"""What a view is, and what there may be to draw."""
+"""The interface of views: what a view declares, and the input that it draws."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ class OperationMeasurement(NamedTuple):
 
 
 class PictureInput(NamedTuple):
-    """What is drawn: a program with its run, or the operation ``op`` for ``ranks`` ranks.
-    ``master`` is where the store listens. ``part``: which part of it. ``trace``: a recording, where
-    there is no program. ``cost``: what the prices come from; ``measured``: what is drawn beside
-    them. ``members``: of an operation, the (global) ranks of the group, in place of ``ranks``;
-    ``algorithm``: by which it is brought about, its first one when empty. ``scenario``: what was
-    simulated.
+    """The input of a view: a program with its run, or the operation ``op`` for ``ranks`` ranks.
+
+    ``master``: the address of the store. ``part``: the part of the run to draw. ``trace``: a
+    recording, if there is no program. ``cost``: the cost model of the run. ``measured``: measured
+    times to draw next to predicted ones. ``members``: the (global) ranks of the operation's group,
+    instead of ``ranks``. ``algorithm``: the algorithm of the operation; if empty, its first one.
+    ``scenario``: the scenario that was simulated.
     """
 
     program: Program | None = None
@@ -65,9 +66,11 @@ class GalleryExample(NamedTuple):
 
 
 class PictureView(NamedTuple):
-    """``of``: what a person must name; ``uses``: parts of a subject that add to the picture. What
-    draws itself as svg gives text. ``of_trace``: a recording will do, no program is needed.
-    ``large``: an svg in place of it where there is too much for boxes, else None.
+    """A view and what it needs.
+
+    ``draw`` returns a diagram, or the text of an SVG. ``of``: what a user must name. ``uses``:
+    optional inputs that add to the picture. ``accepts_trace``: a recording is enough, no program is
+    needed. ``large``: returns an SVG to use instead if there is too much for boxes, else None.
     """
 
     draw: Callable[[PictureInput], BoxDiagram | SequenceDiagram | str]
@@ -82,8 +85,11 @@ class PictureView(NamedTuple):
 def draws_trace_or_run(
     svg: Callable[[Trace, RunSelection, str, Iterable[int] | None], str],
 ) -> Callable[[PictureInput], str]:
-    """How to draw a recording, or else a run, by what draws a trace: the part, a title and the
-    ranks that are stuck ("" and None: as the trace says)."""
+    """Make the ``draw`` function of a view from a function that draws a trace.
+
+    ``svg`` takes the trace, the part, a title and the blocked ranks. For a recording, title and
+    ranks are "" and None: the trace itself has them.
+    """
 
     def drawn(subject: PictureInput) -> str:
         if subject.trace is not None:
@@ -95,9 +101,7 @@ def draws_trace_or_run(
 
 
 def require_input(part: T | None, what: str) -> T:
-    """A part of a subject without which there is nothing to draw. Raises UsageError where it was
-    left out.
-    """
+    """An input that the view cannot do without. Raises UsageError if it is missing."""
     if part is None:
         raise UsageError(f"the view needs a {what} and none was given", f"hand in {what}=…")
     return part

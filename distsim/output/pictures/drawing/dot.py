@@ -126,11 +126,14 @@ _LEGEND_SYMBOLS = {"": "■", "solid": "━━", "dashed": "╌╌"}
 _KEYS_PER_ROW = 4
 
 
+def _legend_cell(key: LegendKey) -> str:
+    symbol = _font_html(_LEGEND_SYMBOLS[key.line], key.colour, 14)
+    label = _text_html(TextLine(key.text, size=11))
+    return f'<TD ALIGN="LEFT">{symbol} {label}</TD>'
+
+
 def _legend_table(keys: tuple[LegendKey, ...]) -> str:
-    cells = [
-        f'<TD ALIGN="LEFT">{_font_html(_LEGEND_SYMBOLS[k.line], k.colour, 14)} {_text_html(TextLine(k.text, size=11))}</TD>'
-        for k in keys
-    ]
+    cells = [_legend_cell(key) for key in keys]
     rows = ["".join(cells[i : i + _KEYS_PER_ROW]) for i in range(0, len(cells), _KEYS_PER_ROW)]
     return _table_html(
         [f"<TR>{row}</TR>" for row in rows], CELLBORDER="0", CELLSPACING="4", CELLPADDING="1"
@@ -219,7 +222,8 @@ def _cell_html(cell: TableCell) -> str:
 
 
 def _td_html(inside: str, attributes: dict[str, str]) -> str:
-    return f"<TD{''.join(f' {name}={chr(34)}{value}{chr(34)}' for name, value in attributes.items())}>{inside}</TD>"
+    written = "".join(f' {name}="{value}"' for name, value in attributes.items())
+    return f"<TD{written}>{inside}</TD>"
 
 
 def _table_html(rows: list[str], **attributes: str) -> str:
@@ -233,7 +237,9 @@ def _text_html(text: TextLine) -> str:
 
 
 def _font_html(text: str, colour: str, size: int = NORMAL_SIZE) -> str:
-    return f'<FONT COLOR="{colour}" POINT-SIZE="{max(size, SMALL_SIZE)}">{escape(plain_text(text)) or " "}</FONT>'
+    # Graphviz rejects an empty FONT element: an empty text becomes a space.
+    shown = escape(plain_text(text)) or " "
+    return f'<FONT COLOR="{colour}" POINT-SIZE="{max(size, SMALL_SIZE)}">{shown}</FONT>'
 
 
 def _html_label(inside: str) -> str:
@@ -270,7 +276,8 @@ def render_dot(dot: str, fmt: str, engine: str) -> bytes:
     if fmt in ("png", "pdf") and not _has_fonts():
         raise EnvironmentFault(
             f"a {fmt} needs a font and this machine has none: all letters would be empty boxes",
-            "put a .ttf file into ~/.fonts, install a font package (fonts-dejavu-core), or ask for --format svg",
+            "put a .ttf file into ~/.fonts, install a font package (fonts-dejavu-core), "
+            "or ask for --format svg",
         )
     graph = pygraphviz.AGraph(string=dot)
     if fmt == "png":

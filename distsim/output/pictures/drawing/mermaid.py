@@ -47,11 +47,7 @@ def flowchart_text(picture: BoxDiagram) -> str:
         lines += [f"    {_note_text(nodes[name])}" for name in cluster.nodes if name in nodes]
         lines.append("  end")
     lines += [f"  {_note_text(node)}" for name, node in nodes.items() if name not in inside]
-    edges = [
-        edge
-        for edge in picture.edges
-        if edge.shown and {joined[edge.tail], joined[edge.head]} <= set(nodes)
-    ]
+    edges = [edge for edge in picture.edges if _is_drawn(edge, joined, nodes)]
     lines += [f"  {_link_line(edge, joined)}" for edge in edges]
     lines += [
         f"  style {name} fill:{node.fill},stroke:{node.border}"
@@ -82,6 +78,10 @@ def sequence_text(diagram: SequenceDiagram) -> str:
     ]
     lines += [f"  {text}" for *_, text in sorted(told, key=lambda t: t[:3])]
     return "\n".join(lines) + "\n"
+
+
+def _is_drawn(edge: DiagramEdge, joined: dict[str, str], nodes: dict[str, DiagramNode]) -> bool:
+    return edge.shown and joined[edge.tail] in nodes and joined[edge.head] in nodes
 
 
 def _title_lines(title: str) -> list[str]:

@@ -340,10 +340,13 @@ class _SequenceLayout:
             for share in (0.5, 0.42, 0.58):
                 x = near + (far - near) * share
                 boxes.append(_PlacedBox(x, y0 + (y1 - y0) * (x - x0) / (x1 - x0) + lift, *size))
-        box = next((b for b in boxes if not any(b.meets(other) for other in self.taken)), boxes[0])
+        box = next(filter(self._is_free, boxes), boxes[0])
         self.taken.append(box)
         text = TextLine(plain_text(arrow.label), colour=arrow.colour, size=_LABEL_SIZE)
         self.nodes.append(DiagramNode(f"label{number}", (text,), shape="plain", at=(box.x, box.y)))
+
+    def _is_free(self, box: _PlacedBox) -> bool:
+        return not any(box.meets(other) for other in self.taken)
 
 
 def _is_contiguous(band: SequenceBand) -> bool:

@@ -44,7 +44,7 @@ class SvgDrawing:
         """``fill`` empty: only what the pointer finds is drawn, and the border."""
         look = f'fill="{fill}"' if fill else 'fill="#fff" fill-opacity="0"'
         look += f' stroke="{border}" stroke-width="0.8"' if border else ""
-        head = f'<rect x="{number_text(x)}" y="{number_text(y)}" width="{number_text(width)}" height="{number_text(height)}" {look}'
+        head = f"<rect {_box_attributes(x, y, width, height)} {look}"
         self._parts.append(
             f"{head}><title>{_escaped_text(tip)}</title></rect>" if tip else f"{head}/>"
         )
@@ -53,7 +53,7 @@ class SvgDrawing:
         self, x: float, y: float, width: float, height: float, colour: str, stroke: float = 2.0
     ) -> None:
         """A frame that hides nothing inside it."""
-        place = f'x="{number_text(x)}" y="{number_text(y)}" width="{number_text(width)}" height="{number_text(height)}"'
+        place = _box_attributes(x, y, width, height)
         self._parts.append(
             f'<rect {place} fill="none" stroke="{colour}" stroke-width="{number_text(stroke)}"/>'
         )
@@ -79,7 +79,8 @@ class SvgDrawing:
         self, x: float, y: float, radius: float, fill: str, tip: str = "", border: str = ""
     ) -> None:
         line = f' stroke="{border}"' if border else ""
-        head = f'<circle cx="{number_text(x)}" cy="{number_text(y)}" r="{number_text(radius)}" fill="{fill}"{line}'
+        place = f'cx="{number_text(x)}" cy="{number_text(y)}" r="{number_text(radius)}"'
+        head = f'<circle {place} fill="{fill}"{line}'
         self._parts.append(
             f"{head}><title>{_escaped_text(tip)}</title></circle>" if tip else f"{head}/>"
         )
@@ -93,7 +94,9 @@ class SvgDrawing:
         dash: str = "",
         arrow: bool = False,
     ) -> None:
-        ends = f'x1="{number_text(a[0])}" y1="{number_text(a[1])}" x2="{number_text(b[0])}" y2="{number_text(b[1])}"'
+        start = f'x1="{number_text(a[0])}" y1="{number_text(a[1])}"'
+        end = f'x2="{number_text(b[0])}" y2="{number_text(b[1])}"'
+        ends = f"{start} {end}"
         more = (f' stroke-dasharray="{dash}"' if dash else "") + (
             ' marker-end="url(#arrow)"' if arrow else ""
         )
@@ -112,11 +115,13 @@ class SvgDrawing:
         colour: str = INK,
     ) -> None:
         weight = ' font-weight="bold"' if bold else ""
-        place = f'x="{number_text(x)}" y="{number_text(y)}" font-size="{size}"{weight} text-anchor="{anchor}" fill="{colour}"'
-        self._parts.append(f"<text {place}>{_escaped_text(text)}</text>")
+        place = f'x="{number_text(x)}" y="{number_text(y)}"'
+        look = f'font-size="{size}"{weight} text-anchor="{anchor}" fill="{colour}"'
+        self._parts.append(f"<text {place} {look}>{_escaped_text(text)}</text>")
 
     def document(self, width: float, height: float, title: str) -> str:
-        size = f'width="{number_text(width)}" height="{number_text(height)}" viewBox="0 0 {number_text(width)} {number_text(height)}"'
+        across, down = number_text(width), number_text(height)
+        size = f'width="{across}" height="{down}" viewBox="0 0 {across} {down}"'
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{SVG_FONT}" role="img">'
         )
@@ -215,15 +220,24 @@ def round_ticks(length: int) -> list[int]:
 #: and what is hidden behind work.
 WAITING_FILL, HIDDEN_FILL = "url(#waiting)", "url(#hidden)"
 
-#: Arrow heads, and stripes.
+#: Arrow heads, and the stripes that fill waits and hidden transfers.
 _DEFINITIONS = (
-    '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+    '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" '
+    'markerWidth="7" markerHeight="7" orient="auto">'
     '<path d="M0 0.8 8 4 0 7.2z" fill="#22577A"/></marker>'
-    '<pattern id="waiting" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-    '<rect width="6" height="6" fill="#FBF3C4"/><rect width="2.2" height="6" fill="#D3B52C"/></pattern>'
+    '<pattern id="waiting" width="6" height="6" patternUnits="userSpaceOnUse" '
+    'patternTransform="rotate(45)">'
+    '<rect width="6" height="6" fill="#FBF3C4"/>'
+    '<rect width="2.2" height="6" fill="#D3B52C"/></pattern>'
     '<pattern id="hidden" width="4" height="4" patternUnits="userSpaceOnUse">'
-    '<rect width="4" height="4" fill="#BFE5D6"/><rect width="4" height="1.4" fill="#2E8B6F"/></pattern></defs>'
+    '<rect width="4" height="4" fill="#BFE5D6"/>'
+    '<rect width="4" height="1.4" fill="#2E8B6F"/></pattern></defs>'
 )
+
+
+def _box_attributes(x: float, y: float, width: float, height: float) -> str:
+    place = f'x="{number_text(x)}" y="{number_text(y)}"'
+    return f'{place} width="{number_text(width)}" height="{number_text(height)}"'
 
 
 def _escaped_text(text: str) -> str:

@@ -219,7 +219,8 @@ class _BandwidthPanel:
         )
         for kind, dots in (("measured", curve.measured), ("used", curve.used)):
             for nbytes, rate in dots:
-                tip = f"{show_bytes(nbytes)}: algbw {rate:.3g} GB/s, busbw {rate * scale:.3g} GB/s, {show_ns(round(nbytes / rate))}"
+                rates = f"algbw {rate:.3g} GB/s, busbw {rate * scale:.3g} GB/s"
+                tip = f"{show_bytes(nbytes)}: {rates}, {show_ns(round(nbytes / rate))}"
                 _draw_marker(draw, self.x(nbytes), self.y(rate * scale), kind, tip)
 
     def _at(self, nbytes: float, rate: float) -> str:
@@ -253,8 +254,10 @@ def _draw(subject: PictureInput) -> str:
         require_input(subject.run, "run"),
         require_input(subject.cost, "cost"),
     )
-    chosen = None if subject.part.group is None else group_ids_named(subject.part.group, run.trace)
-    groups = [g for g in program.groups if chosen is None or g.id in chosen]
+    groups = list(program.groups)
+    if subject.part.group is not None:
+        chosen = group_ids_named(subject.part.group, run.trace)
+        groups = [group for group in groups if group.id in chosen]
     return bandwidth_svg(program.name, cost, run.trace, groups, subject.measured)
 
 
@@ -265,7 +268,8 @@ VIEW = PictureView(
     examples=(
         GalleryExample(
             "strategies/gpt3_175b",
-            "What all_reduce reaches over size, in a machine and between them, and where the run's calls lie.",
+            "What all_reduce reaches over size, in a machine and between them, "
+            "and where the run's calls lie.",
         ),
     ),
 )

@@ -53,8 +53,8 @@ from distsim.output.pictures.drawing.sequence_diagram import (
     SequenceDiagram,
     SequenceParticipant,
 )
-from distsim.output.pictures.views.schedule import has_passes
 from distsim.output.text_layout import rank_list
+from distsim.output.trace_data.activity import has_passes
 from distsim.output.trace_data.selection import WHOLE_RUN, RunSelection
 from distsim.program.model import Program
 
@@ -205,10 +205,7 @@ class _DataflowBuilder:
             return None
         sender, head = event.partners[0], event
         if event.row < sender.row:
-            waits = [
-                e for e in self.events[event.column] if event in e.requests and e.row >= sender.row
-            ]
-            head = waits[0] if waits else event
+            head = self._first_wait_below(event, sender.row) or event
         words = f"{sender.call.op} {detail_text(sender.call)}".strip()
         return SequenceArrow(
             sender.id,
@@ -217,6 +214,13 @@ class _DataflowBuilder:
             RED if event.differs else MESSAGE_COLOUR,
             words=words,
         )
+
+    def _first_wait_below(self, receive: DrawnCall, row: int) -> DrawnCall | None:
+        """The first wait for this receive that is drawn in the row or below it."""
+        for call in self.events[receive.column]:
+            if receive in call.requests and call.row >= row:
+                return call
+        return None
 
     def _band(self, party: list[DrawnCall]) -> None:
         """A collective. What its ranks do not have in common, they have in lines of their own."""
@@ -351,11 +355,10 @@ class _DataflowBuilder:
             return
         row = self._bottom()
         for rank in self.ranks:
-            texts = [
-                f"{clipped(label, 20)} = {clipped(text, _MAX_VALUE_WIDTH)}"
-                for (owner, label), text in self.values.final.items()
-                if owner == rank and _is_known(text)
-            ]
+            texts = []
+            for (owner, label), text in self.values.final.items():
+                if owner == rank and _is_known(text):
+                    texts.append(f"{clipped(label, 20)} = {clipped(text, _MAX_VALUE_WIDTH)}")
             if len(texts) > _MAX_VALUES:
                 texts[_MAX_VALUES:] = [f"and {len(texts) - _MAX_VALUES} more"]
             if texts:

@@ -134,14 +134,14 @@ def _picture_notes(program: Program, families: dict[str, list[RankGroup]]) -> tu
     notes = []
     if families:
         notes.append(
-            "“1 of 2” is the group rank and the group's size; ranks with one colour in a line are one group"
+            "“1 of 2” is the group rank and the group's size; "
+            "ranks with one colour in a line are one group"
         )
     if program.nodes > _MAX_MACHINES:
         notes.append(f"and {program.nodes - _MAX_MACHINES} more machines, not drawn")
     if program.local_size > _MAX_RANKS_PER_MACHINE:
-        notes.append(
-            f"and {program.local_size - _MAX_RANKS_PER_MACHINE} more ranks on each machine, not drawn"
-        )
+        hidden_ranks = program.local_size - _MAX_RANKS_PER_MACHINE
+        notes.append(f"and {hidden_ranks} more ranks on each machine, not drawn")
     hidden = sum(len(f) for f in families.values()) - _MAX_LEGEND_KEYS
     if hidden > 0:
         notes.append(f"and {hidden} more groups, not in the legend")
@@ -181,7 +181,8 @@ VIEW = PictureView(
         ),
         GalleryExample(
             "strategies/gpt3_175b",
-            "Eight machines of eight GPUs as grids: who is in a group with whom, and how much they exchange.",
+            "Eight machines of eight GPUs as grids: who is in a group with whom, "
+            "and how much they exchange.",
         ),
         GalleryExample(
             "two_machines",

@@ -100,7 +100,10 @@ class _MemoryDrawing:
         )
         moves = any(panel.share is not None for panel in self.panels)
         said = [self.note, selection_text(self.part, self.trace.world_size)]
-        grow = "activations grow with forward and shrink with backward passes, all else stays at its peak"
+        grow = (
+            "activations grow with forward and shrink with backward passes, "
+            "all else stays at its peak"
+        )
         said += [
             f"peaks as stated; {grow}"
             if moves
@@ -160,9 +163,13 @@ class _MemoryDrawing:
             draw.line((_LEFT, at), (_LEFT + _WIDTH, at), RED, 2.0, dash="6 3")
 
     def _areas(self, chart: TimeChart, panel: MemoryProfile, foot: float, top: float) -> None:
-        """One upon the other, activations as a skyline at last."""
+        """Stack the kinds of memory on each other, activations last, as a curve over time."""
         base = 0.0
-        for kind in (k for k in self.kinds if k in panel.parts and k != "activations"):
+        # Only activations vary over time: they are drawn last, on top of the constant kinds.
+        present = [kind for kind in self.kinds if kind in panel.parts]
+        for kind in present:
+            if kind == "activations":
+                continue
             high = panel.parts[kind] / top * _HEIGHT
             tip = f"{clipped(kind, 40)}: {show_bytes(panel.parts[kind])}"
             chart.rect(_LEFT, foot - base - high, _WIDTH, high, _KIND_FILLS[kind], tip, LINE_COLOUR)
@@ -179,7 +186,8 @@ class _MemoryDrawing:
         points = _thinned_points(points)
         line = "".join(f"L{number_text(x)} {number_text(y)}" for x, y in points)
         first, last = points[0][0], points[-1][0]
-        steps = f"M{number_text(first)} {number_text(foot - base)}{line}L{number_text(last)} {number_text(foot - base)}z"
+        level = number_text(foot - base)
+        steps = f"M{number_text(first)} {level}{line}L{number_text(last)} {level}z"
         tip = f"activations: at most {show_bytes(most)}" + (
             "" if panel.share else ", as stated: no passes tell when"
         )
@@ -218,7 +226,8 @@ VIEW = PictureView(
     examples=(
         GalleryExample(
             "strategies/gpt3_175b",
-            "What ranks hold over a step: the first stages keep the activations of more micro-batches.",
+            "What ranks hold over a step: "
+            "the first stages keep the activations of more micro-batches.",
         ),
     ),
 )

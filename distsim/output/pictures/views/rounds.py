@@ -53,7 +53,8 @@ def rounds_svg(row: type[Operation], members: Sequence[int], algorithm: str = ""
     if not row.algorithms or row.kind == "p2p":
         raise UsageError(
             f"{row.op} {'is one message: it ' if row.kind == 'p2p' else ''}has no rounds",
-            f"`--view op --op {row.op}` draws what it does; all_reduce, all_gather, broadcast and the other collectives have rounds",
+            f"`--view op --op {row.op}` draws what it does; "
+            "all_reduce, all_gather, broadcast and the other collectives have rounds",
         )
     name = algorithm or next(iter(row.algorithms))
     if name not in row.algorithms:
@@ -176,9 +177,13 @@ class _RoundsDrawing:
             )
 
     def _arc(self, x: float, y1: float, y2: float, tip: str) -> None:
-        """From row to row along the right side of a column, where no letter stands."""
-        down, bend = (1 if y2 > y1 else -1), min(4 + abs(y2 - y1) / 12, 9.0)
-        steps = f"M{number_text(x)} {number_text(y1 + 3 * down)}Q{number_text(x + bend)} {number_text((y1 + y2) / 2)} {number_text(x)} {number_text(y2 - 2 * down)}"
+        """From row to row along the right side of a column, where no letter is written."""
+        down = 1 if y2 > y1 else -1
+        bend = min(4 + abs(y2 - y1) / 12, 9.0)
+        start = f"{number_text(x)} {number_text(y1 + 3 * down)}"
+        control = f"{number_text(x + bend)} {number_text((y1 + y2) / 2)}"
+        end = f"{number_text(x)} {number_text(y2 - 2 * down)}"
+        steps = f"M{start}Q{control} {end}"
         self.draw.path(steps, "", "", WHITE, 3.2)
         self.draw.path(steps, "", tip, _ARROW_COLOUR, 1.5)
         self.draw.circle(x, y2 - 2 * down, 3.0, _ARROW_COLOUR, "", WHITE)

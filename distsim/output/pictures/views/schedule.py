@@ -19,7 +19,6 @@ import numpy as np
 from distsim.common.errors import UsageError
 from distsim.common.units import show_ns
 from distsim.operations.registry import COMPUTE_OPS
-from distsim.output.pictures.components.lane_painter import pass_letter
 from distsim.output.pictures.components.view_interface import (
     GalleryExample,
     PictureInput,
@@ -36,6 +35,7 @@ from distsim.output.pictures.drawing.palette import (
     lightened,
 )
 from distsim.output.pictures.drawing.svg import TimeChart, round_ticks
+from distsim.output.trace_data.activity import pass_letter
 from distsim.output.trace_data.lanes import (
     RankLane,
     RankRows,
@@ -66,9 +66,7 @@ _CHUNK_PATTERN = re.compile(r"of chunk (\d+)")
 
 
 class PipelinePass(NamedTuple):
-    """A box: which pass of which micro-batch through which chunk, and the row of the trace that it
-    is.
-    """
+    """A box: the pass of a micro-batch through a chunk, and the pass's row in the trace."""
 
     kind: str
     micro: int
@@ -83,10 +81,10 @@ def pipeline_passes(
 ) -> list[PipelinePass]:
     """The passes among the rows of one rank and one step, in order.
 
-    A micro-batch has the number of the copy of its tensors; without a program it is the how-manieth
-    pass of its kind through its chunk. A pass of several computes (attention, mlp, …) is as many
-    boxes with one number: there are as many micro-batches as copies, or as computes of the rarest
-    name.
+    The number of a micro-batch is the number of the copy of its tensors; without a program, passes
+    of one kind through one chunk are counted. A pass of several computes (attention, mlp, …) has a
+    box for each, with the same number: there are as many micro-batches as copies, or as computes of
+    the rarest name.
     """
     computes, found = trace.ops(*COMPUTE_OPS), []
     for row in rows:
@@ -175,14 +173,12 @@ class _ScheduleGrid:
             self.note = f"step {step.first} of {count}{same}"
 
     def _width(self) -> float:
-        lengths = sorted(
-            p.end_ns - p.start_ns for row in self.passes for p in row if p.end_ns > p.start_ns
-        )
-        middling = lengths[len(lengths) // 4] if lengths else 1
-        return min(
-            max((self.window[1] - self.window[0]) / middling * _NUMBER_WIDTH, _MIN_WIDTH),
-            _MAX_WIDTH,
-        )
+        """Wide enough that the numbers of most passes fit into their boxes, within limits."""
+        durations = [p.end_ns - p.start_ns for row in self.passes for p in row]
+        positive = sorted(duration for duration in durations if duration > 0)
+        short = positive[len(positive) // 4] if positive else 1
+        wanted = (self.window[1] - self.window[0]) / short * _NUMBER_WIDTH
+        return min(max(wanted, _MIN_WIDTH), _MAX_WIDTH)
 
     def svg(self) -> str:
         self._head()
@@ -251,7 +247,8 @@ class _ScheduleGrid:
     def _box(self, one: PipelinePass, top: float, chunks: int) -> None:
         chart, x, end = self.chart, self.chart.x(one.start_ns), self.chart.x(one.end_ns)
         through = f" through chunk {one.chunk}" if chunks > 1 else ""
-        tip = f"{_PASS_NAMES[one.kind]} of micro-batch {one.micro}{through}, {show_ns(one.end_ns - one.start_ns)}"
+        duration = show_ns(one.end_ns - one.start_ns)
+        tip = f"{_PASS_NAMES[one.kind]} of micro-batch {one.micro}{through}, {duration}"
         chart.rect(
             x,
             top + 1,
@@ -268,22 +265,21 @@ class _ScheduleGrid:
 
     # --- between ranks ---
     def _messages(self) -> int:
-        """Draw the messages, or tell how many they are where they are too many."""
-        trace, lane_of = (
-            self.trace,
-            {rank: i for i, lane in enumerate(self.lanes) for rank in lane.ranks},
-        )
+        """Draw the messages; if there are too many, draw none and return their number."""
+        trace = self.trace
+        lane_of = {rank: i for i, lane in enumerate(self.lanes) for rank in lane.ranks}
         sends = np.flatnonzero(trace.ops("send", "isend") & (trace["match"] >= 0))
         recvs = np.flatnonzero(trace.ops("recv", "irecv") & (trace["match"] >= 0))
         received = dict(zip(trace["match"][recvs].tolist(), recvs.tolist(), strict=True))
         found: dict[tuple[int, int, int, int], None] = {}
         for send in sends.tolist():
             recv = received.get(int(trace["match"][send]), -1)
-            a, b = (
-                lane_of.get(int(trace["rank"][send]), -1),
-                lane_of.get(int(trace["rank"][recv]), -1),
-            )
-            if recv < 0 or a == b or min(a, b) < 0 or not self._is_first(a, send):
+            if recv < 0:
+                continue
+            a = lane_of.get(int(trace["rank"][send]), -1)
+            b = lane_of.get(int(trace["rank"][recv]), -1)
+            is_between_lanes = a != b and min(a, b) >= 0
+            if not is_between_lanes or not self._is_first(a, send):
                 continue
             found[a, b, int(trace["posted_ns"][send]), int(trace["finished_ns"][recv])] = None
         inside = [m for m in found if self.window[0] <= m[2] and m[3] <= self.window[1]]
@@ -305,7 +301,7 @@ class _ScheduleGrid:
         return int(self.trace["rank"][row]) == self.lanes[lane].first
 
     def _made(self, lane: int, by_ns: int) -> int:
-        """The end of the last pass of a lane that was over when the message had come."""
+        """The end of the last pass of a lane that ended before the message arrived."""
         ends = [p.end_ns for p in self.passes[lane] if p.end_ns <= by_ns]
         return max(ends, default=by_ns)
 
@@ -317,12 +313,6 @@ def _pass_fill(kind: str, chunk: int, chunks: int) -> str:
         if chunks > 1
         else _PASS_FILLS[kind]
     )
-
-
-def has_passes(trace: Trace) -> bool:
-    """Whether some rank makes forward and backward passes, as a pipeline's do."""
-    kinds = {pass_letter(str(name)) for name in trace.tables.get("name", [])}
-    return "F" in kinds and bool(kinds & set("BIW"))
 
 
 def _draw(subject: PictureInput) -> str:

@@ -111,13 +111,17 @@ class _SpacetimeDrawing:
         ] = []  # where words on messages stand, and what they say
 
     def _one_step(self, ranks: tuple[int, ...]) -> None:
-        """Of many equal steps one is drawn."""
+        """Select one of many equal steps."""
         steps = group_equal_steps(self.trace, ranks)
         step = max(steps, key=lambda s: (s.times, -s.first), default=None)
         if step is not None and step.times > 1:
             self.window = (step.start_ns, step.end_ns)
             count = sum(s.times for s in steps)
-            self.note = f"step {step.first} of {count}; steps {step.first} to {step.first + step.times - 1} are equal (× {step.times})"
+            last = step.first + step.times - 1
+            self.note = (
+                f"step {step.first} of {count}; "
+                f"steps {step.first} to {last} are equal (× {step.times})"
+            )
 
     def _lanes(self, ranks: tuple[int, ...]) -> tuple[RankLane, ...]:
         """A lane for each rank where there is room, else equal ranks share one."""
@@ -167,15 +171,12 @@ class _SpacetimeDrawing:
             12,
             colour=GREY,
         )
-        keys = [
-            (f, w)
-            for f, w, there in (
-                (COMPUTE_FILL, "computes", self.does[0]),
-                (WAITING_FILL, "waits", self.does[1]),
-                (_COLLECTIVE_FILL, "collective", together),
-            )
-            if there
-        ]
+        all_keys = (
+            (COMPUTE_FILL, "computes", self.does[0]),
+            (WAITING_FILL, "waits", self.does[1]),
+            (_COLLECTIVE_FILL, "collective", together),
+        )
+        keys = [(fill, word) for fill, word, occurs in all_keys if occurs]
         at, y = chart.legend(keys, 62)
         at = self._key(at, y, MESSAGE_COLOUR, "", "message") if len(self.found) else at
         if lost:
@@ -239,7 +240,9 @@ class _SpacetimeDrawing:
                 max(int(trace["finished_ns"][r]) for r in rows),
             )
             x = self.chart.x(begun)
-            tip = f"{trace.text('op', int(trace['op'][rows[0]]))}, group {clipped(trace.text('group', int(trace['group'][rows[0]])), 40)}"
+            op = trace.text("op", int(trace["op"][rows[0]]))
+            group = trace.text("group", int(trace["group"][rows[0]]))
+            tip = f"{op}, group {clipped(group, 40)}"
             for y in lanes:
                 self.chart.rect(
                     x,
@@ -373,23 +376,29 @@ class _SpacetimeDrawing:
             self._named(said, (x1, y1), (x2, y2))
 
     def _named(self, said: str, a: tuple[float, float], b: tuple[float, float]) -> None:
-        """Beside the line where it leaves, if the line is long enough and nothing is written
-        there.
-        """
+        """Write on the line near its sender, if the line is long enough and the place is free."""
+        if b[0] - a[0] <= 70:
+            return
         width = text_width(said, 9)
         lanes = [self._y(lane) for lane in range(len(self.lanes))]
-        for share in (0.3, 0.45, 0.6, 0.2) if b[0] - a[0] > 70 else ():
-            x, y = a[0] + (b[0] - a[0]) * share, a[1] + (b[1] - a[1]) * share - 5
-            free = not any(
-                abs(y - v) < 13 and x < u + text_width(w, 9) + 4 and u < x + width + 4
-                for u, v, w in self.taken
-            )
-            free &= all(
-                abs(y - 4 - lane) >= min(14.0, self.pitch / 2 - 4) for lane in lanes
-            )  # no bar and no arrow's head beneath it
-            if free and x + width < _LEFT + _WIDTH:
+        # The distance that keeps a text away from the bars and arrow heads of a lane.
+        clearance = min(14.0, self.pitch / 2 - 4)
+        for share in (0.3, 0.45, 0.6, 0.2):
+            x = a[0] + (b[0] - a[0]) * share
+            y = a[1] + (b[1] - a[1]) * share - 5
+            if x + width >= _LEFT + _WIDTH or self._overlaps_text(x, y, width):
+                continue
+            if all(abs(y - 4 - lane) >= clearance for lane in lanes):
                 self.taken.append((x, y, said))
                 return
+
+    def _overlaps_text(self, x: float, y: float, width: float) -> bool:
+        for other_x, other_y, text in self.taken:
+            same_height = abs(y - other_y) < 13
+            other_end = other_x + text_width(text, 9) + 4
+            if same_height and x < other_end and other_x < x + width + 4:
+                return True
+        return False
 
     def _tip(self, line: _MessageBundle, said: str) -> str:
         trace, send = self.trace, line.send
@@ -402,7 +411,7 @@ class _SpacetimeDrawing:
         return ", ".join(w for w in [*words, f"{show_ns(line.received_ns - line.sent_ns)}"] if w)
 
     def _choices(self) -> list[AlternativeMatch]:
-        """Dashed: what a receive from any source could have taken."""
+        """Dashed lines: other messages that a receive from any source could have taken."""
         trace, (start, end) = self.trace, self.window
         came = dict(zip(self.found.recv.tolist(), self.found.received_ns.tolist(), strict=True))
         drawn: list[AlternativeMatch] = []
@@ -448,7 +457,7 @@ class _SpacetimeDrawing:
         )
 
     def _lost(self) -> bool:
-        """Sends and receives that meet nobody: a red line half of the way to the other."""
+        """Unmatched sends and receives: a red line half of the way to the peer."""
         drawn, trace = False, self.trace
         for row in self.open.tolist():
             a, b = (
@@ -489,7 +498,8 @@ VIEW = PictureView(
         ),
         GalleryExample(
             "findings/ds401_wrong_sender",
-            "Receives from any source: which message each takes is a choice, and one of them is wrong.",
+            "Receives from any source: which message each takes is a choice, "
+            "and one of them is wrong.",
         ),
         GalleryExample(
             "head_to_head_receives", "Two receives that wait for each other: nobody sends."

@@ -48,14 +48,15 @@ _MAX_LINE_LENGTH = 24
 
 
 def startup_diagram(program: Program, master: str = "MASTER_ADDR:MASTER_PORT") -> SequenceDiagram:
-    """A sequence diagram of ``init_process_group``; ``master`` is where the store listens, unless
-    the file says it otherwise.
+    """A sequence diagram of ``init_process_group``.
+
+    ``master``: the address of the store, unless the file sets another one.
     """
     return _StartupDrawing(program, master).diagram()
 
 
 def _default_startup(program: Program, absent: tuple[int, ...]) -> StartupResult:
-    """The start-up of a program that says nothing of it: env:// with all that it needs."""
+    """The start-up of a program without settings for it: env:// with all that it needs."""
     size = program.world_size if program.world_size <= _MAX_SIMULATED_RANKS else _MAX_RANKS
     found = [
         StartupProcess(
@@ -188,9 +189,7 @@ class _StartupDrawing:
 
     # --- one stage after the other ---
     def _launch(self) -> None:
-        """The launcher starts the processes; each knows who it is from its variables or its
-        arguments.
-        """
+        """The launcher starts the processes; variables or arguments tell each process its rank."""
         for column, rank in enumerate(self.shown, 1):
             if rank in self.absent:
                 self._item(
@@ -235,8 +234,9 @@ class _StartupDrawing:
         return tuple(said)
 
     def _register(self) -> None:
-        """Who refuses stops here; who serves the store opens it; one rank after the other says that
-        it is there.
+        """The ranks open the store or connect to it, one after the other.
+
+        A rank whose settings are invalid raises here.
         """
         if self.kind in ("launcher", "hash"):
             return
@@ -257,13 +257,9 @@ class _StartupDrawing:
                 said = "opens the file" if not lost else "goes elsewhere"
             else:
                 opens = "opens the store" if rank in opened else f"rank {self._said(rank)} is here"
-                said = (
-                    "no answer"
-                    if lost and rank not in opened
-                    else "opens it, goes elsewhere"
-                    if lost
-                    else opens
-                )
+                said = opens
+                if lost:
+                    said = "opens it, goes elsewhere" if rank in opened else "no answer"
             caller = self._item(column, (TextLine("init_process_group", bold=True),), in_arrow=True)
             words = f"init_process_group: {said}"
             self.arrows.append(
@@ -279,24 +275,27 @@ class _StartupDrawing:
             self.row += 1
 
     def _why(self, rank: int) -> tuple[str, ...]:
-        return _two_lines(
-            next((e.text for e in self.found.events if e.rank == rank and e.kind == "raises"), "")
-        )
+        texts = [
+            event.text
+            for event in self.found.events
+            if (event.rank, event.kind) == (rank, "raises")
+        ]
+        return _two_lines(texts[0] if texts else "")
+
+    def _has_event(self, rank: int, kind: str) -> bool:
+        return any((event.rank, event.kind) == (rank, kind) for event in self.found.events)
 
     def _said(self, rank: int) -> int:
         here = self._address(rank)
         return here.rank if here is not None else rank
 
     def _exchange(self) -> None:
-        """set: each rank's address under its number; get waits until the key is there."""
-        setters = [
-            rank
-            for rank in self.shown
-            if any(e.rank == rank and e.kind == "sets" for e in self.found.events)
-        ]
-        if (
-            not setters or self.kind in ("launcher", "hash") or self.program.backend == "nccl"
-        ):  # nccl has one key, at first use
+        """set: each rank stores its address under its rank; get waits until the key exists."""
+        setters = [rank for rank in self.shown if self._has_event(rank, "sets")]
+        if not setters or self.kind in ("launcher", "hash"):
+            return
+        # nccl has one key, set at first use.
+        if self.program.backend == "nccl":
             return
         for column, rank in enumerate(self.shown, 1):
             if rank in setters:
@@ -314,9 +313,7 @@ class _StartupDrawing:
                 self.row += 1
 
     def _fetch(self) -> None:
-        """get: each rank takes the others' addresses from the store, which waits until they are
-        there.
-        """
+        """get: each rank reads the others' addresses; the store answers once they exist."""
         if self.kind in ("launcher", "hash") or self.program.backend == "nccl":
             return
         world = self.program.world_size
@@ -345,9 +342,7 @@ class _StartupDrawing:
             self.row += 1
 
     def _stuck(self) -> None:
-        """The red end: what the store lacks, and what each rank that is left waits for or
-        raises.
-        """
+        """The red end: what the store lacks, and what each remaining rank waits for or raises."""
         if self.kind == "tcp":
             self._red(0, *self._lacks())
         for column, rank in enumerate(self.shown, 1):
@@ -371,14 +366,12 @@ class _StartupDrawing:
                 )
             elif ending.status == "apart":
                 self._red(column, "in a group apart", "its first communication", "never ends")
-            elif ending.status == "raises" and any(
-                e.rank == rank and e.kind == "registers" for e in self.found.events
-            ):
+            elif ending.status == "raises" and self._has_event(rank, "registers"):
                 self._red(column, "raises", ending.error, *self._why(rank))
         self.row += 1
 
     def _lacks(self) -> tuple[str, ...]:
-        """What the store's own column says in the end."""
+        """The final state in the column of the store."""
         world = self.program.world_size
         here = len({event.rank for event in self.found.events if event.kind == "registers"})
         if self.found.server == "nobody":
@@ -402,7 +395,8 @@ class _StartupDrawing:
         met = {
             "tcp": f"all {world} ranks are here (get waits for a key that is not set yet)",
             "file": f"all {world} ranks are here (each reads the file until it has the keys)",
-            "launcher": f"all {world} ranks are here: mpirun started them together, no store is needed",
+            "launcher": f"all {world} ranks are here: "
+            "mpirun started them together, no store is needed",
         }.get(self.kind, f"all {world} ranks are here")
         self._band(
             everyone,
@@ -495,7 +489,8 @@ VIEW = PictureView(
     examples=(
         GalleryExample(
             "hybrid",
-            "How a job starts: ranks register at the store, exchange addresses, and the groups come into being.",
+            "How a job starts: ranks register at the store, exchange addresses, "
+            "and the groups come into being.",
         ),
         GalleryExample("never_starts", "The first hang everybody meets: one rank never starts."),
         GalleryExample(

@@ -166,7 +166,10 @@ class _TimelineDrawing:
             y = self._panel(moment, y + 8, column) + 34
         page = TimeChart(self.left, _WIDTH, _TOP, 1, on=self.svg_)
         if self.arrows_left_out:
-            note = f"{self.arrows_left_out} messages are not drawn as arrows: choose a part (--time, --ranks), or --view spacetime"
+            note = (
+                f"{self.arrows_left_out} messages are not drawn as arrows: "
+                "choose a part (--time, --ranks), or --view spacetime"
+            )
             page.text(16, y, note, 11, colour=GREY)
         return page.page(y - 36, f"{clipped(self.name, 60)}: timeline")
 
@@ -181,7 +184,10 @@ class _TimelineDrawing:
             return [whole]
         last = step.first + step.times - 1
         count = sum(s.times for s in self.steps)
-        said = f"steps {step.first} to {last} of 0 to {count - 1} are equal (× {step.times}); here is step {step.first}"
+        said = (
+            f"steps {step.first} to {last} of 0 to {count - 1} are equal (× {step.times}); "
+            f"here is step {step.first}"
+        )
         return [
             whole._replace(title=f"the whole run, {count} steps"),
             TimelinePanel(step.start_ns, step.end_ns, said, step.start_ns),
@@ -301,8 +307,10 @@ class _TimelineDrawing:
 
 
 class _CriticalPathPainter:
-    """The critical path: frames around what is wide enough, a line under the lane for what is not,
-    dashes from lane to lane.
+    """Draws the critical path.
+
+    A piece that is wide enough gets a frame, a narrow one a line under the lane. Dashes lead from
+    lane to lane.
     """
 
     def __init__(
@@ -311,14 +319,12 @@ class _CriticalPathPainter:
         self.chart, self.rows, self.tops, self.trace = chart, rows, tops, trace
         self.scale = chart.width / (chart.end_ns - chart.start_ns)
 
+    def _is_in_window(self, piece: CriticalPathPiece) -> bool:
+        return piece.end_ns > self.chart.start_ns and piece.start_ns < self.chart.end_ns
+
     def draw(self, pieces: Sequence[CriticalPathPiece], lane_of: dict[int, int]) -> None:
-        inside = [
-            p
-            for p in pieces
-            if p.end_ns > self.chart.start_ns
-            and p.start_ns < self.chart.end_ns
-            and p.rank in lane_of
-        ]
+        of_drawn_ranks = [piece for piece in pieces if piece.rank in lane_of]
+        inside = [piece for piece in of_drawn_ranks if self._is_in_window(piece)]
         thin: dict[int, list[CriticalPathPiece]] = {}
         hops: list[tuple[float, int, int]] = []
         before: tuple[int, float] | None = None
@@ -387,7 +393,8 @@ VIEW = PictureView(
         GalleryExample("pipeline_1f1b", "One forward, one backward: the bubble at both ends."),
         GalleryExample(
             "strategies/pipeline_zb1p",
-            "A zero-bubble schedule: gradients of the weights (W), which nobody waits for, fill what was empty.",
+            "A zero-bubble schedule: gradients of the weights (W), which nobody waits for, "
+            "fill what was empty.",
         ),
     ),
 )

@@ -1,5 +1,6 @@
-"""Who talks to whom: a table of senders and receivers, each cell as dark as the bytes that went
-there. At any size.
+"""The traffic between ranks: a table of senders and receivers, at any world size.
+
+The darkness of a cell shows the bytes that its sender sent to its receiver.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ _COLOUR_RAMP = (
 
 
 def traffic_svg(trace: Trace, part: RunSelection = WHOLE_RUN, name: str = "") -> str:
-    """The table as SVG text; ``part.group`` chooses a group or an axis. Raises UsageError where
-    nobody sends anything.
+    """The table as SVG text; ``part.group`` chooses a group or an axis.
+
+    Raises UsageError if no rank sends anything.
     """
     if part.time is not None or part.steps is not None:
         raise UsageError(
@@ -150,7 +152,8 @@ class _TrafficDrawing:
         said = [selection_text(self.part, self.trace.world_size), f"{total} in all"]
         said += (
             [
-                f"{self.trace.world_size} ranks, {block} to a row; the diagonal is what stays among them"
+                f"{self.trace.world_size} ranks, {block} to a row; "
+                "the diagonal is what stays among them"
             ]
             if block > 1
             else []

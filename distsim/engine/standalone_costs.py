@@ -90,7 +90,7 @@ class StandaloneCostTable:
     def _message_cost(self, row: int) -> StandaloneCost:
         source, destination = self.tables.rank_of[row], self.tables.peer[row]
         if self.tables.tag[row] >= FIRST_SIGNAL_TAG:
-            # A signal is too small to compete for a port.
+            # A signal uses no port.
             ns = self.cost.one_sided_ns(source, destination, SIGNAL_BYTES)
             return StandaloneCost(ns, 0, NO_DEMAND)
         ns = self.cost.p2p_ns(source, destination, self.tables.nbytes[row])

@@ -252,7 +252,8 @@ class _ValuePass:
         """The calls of a match, with what they read; created when the first of them finishes."""
         if number not in self.open_matches:
             rows = self.matches.members[number]
-            # A member that starts at the same instant may be later in the order of effects.
+            # The first call to finish needs the inputs of all members, also of those that start
+            # later in the order of effects.
             for row in rows:
                 if self.started[row] >= 0:
                     self.start(row)
@@ -278,7 +279,7 @@ class _ValuePass:
         if key not in self._effects:
             effects = OPERATIONS[op].effect(size, root)
             distinct = {id(effect): effect for effect in effects}
-            # Few entries are different objects, so that only these are compared by value.
+            # Compare by value only once per object: many entries are one object already.
             shared: dict[OutputEffect, OutputEffect] = {}
             shared_by_id: dict[int, OutputEffect] = {}
             for number, effect in distinct.items():

@@ -1,5 +1,7 @@
-"""What happens at which time: simpy's clock, with one of its events for each instant at which
-anything does.
+"""The clock of an event-driven run.
+
+Key idea: simpy orders the instants, but gets only one event per instant at which anything happens.
+What happens at an instant is kept here, in a list of entries.
 """
 
 from __future__ import annotations
@@ -9,50 +11,56 @@ from typing import Any
 
 import simpy
 
-#: What happens at an instant: a row finishes (its number), a rank's host goes on (the number's
-#: complement), or something else.
+#: What happens at an instant: a row finishes (its number), the host of a rank continues
+#: (``~rank``), or a function is called.
 ClockEntry = int | Callable[[], None]
 
 
 class EventClock:
-    """Entries of one instant happen in the order in which they were put there, also those that
-    others put there meanwhile.
+    """Runs entries in order of time; entries of one instant run in the order of `put`.
+
+    This includes entries that are added to an instant while it runs: ``run`` must therefore iterate
+    over the list that it gets, and not over a copy.
     """
 
     def __init__(self, run: Callable[[list[ClockEntry]], None]) -> None:
         self.env: Any = simpy.Environment()
         self.now = 0
-        self._run = run
-        self._at: dict[int, list[ClockEntry]] = {}
+        self._run_entries = run
+        self._entries_at: dict[int, list[ClockEntry]] = {}
 
     def put(self, at_ns: int, entry: ClockEntry) -> None:
-        there = self._at.get(at_ns)
-        if there is None:
-            self._at[at_ns] = [entry]
-            self.env.timeout(at_ns - self.now).callbacks.append(self._instant)
+        """Add an entry at a time, which must not be in the past."""
+        entries = self._entries_at.get(at_ns)
+        if entries is None:
+            self._entries_at[at_ns] = [entry]
+            self.env.timeout(at_ns - self.now).callbacks.append(self._run_instant)
         else:
-            there.append(entry)
+            entries.append(entry)
 
-    def _instant(self, _: object) -> None:
+    def _run_instant(self, _: object) -> None:
         self.now = int(self.env.now)
-        self._run(self._at[self.now])
-        del self._at[self.now]
+        self._run_entries(self._entries_at[self.now])
+        del self._entries_at[self.now]
 
     def run(
         self,
         deadline: Callable[[], int | None] | None = None,
         expire: Callable[[], None] | None = None,
     ) -> None:
-        """Run to the end, with deadlines between its events where there are any."""
+        """Run until there are no entries, and call ``expire`` at each deadline on the way.
+
+        ``deadline`` returns the next deadline, or None. It is asked again before each instant,
+        because deadlines depend on what has happened.
+        """
         if deadline is None or expire is None:
             self.env.run()
             return
         while self.env.peek() != float("inf"):
             limit = deadline()
             if limit is not None and limit < self.env.peek():
-                self.env.timeout(max(limit - self.env.now, 0)).callbacks.append(
-                    lambda _: self._expire(expire)
-                )
+                delay = max(limit - self.env.now, 0)
+                self.env.timeout(delay).callbacks.append(lambda _: self._expire(expire))
             self.env.step()
 
     def _expire(self, expire: Callable[[], None]) -> None:

@@ -1,4 +1,8 @@
-"""The run of a section told of all ranks: each has the times of the rank that stands for it."""
+"""Expands the run of a folded program, which has only representative ranks, to all ranks.
+
+Key idea: each rank has the times and the end of its representative. The trace of all ranks can be
+large and is often not needed, so it is made when it is first read.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from distsim.trace.model import Trace
 
 
 class LazyTrace(Trace):
-    """The trace of all ranks' calls, made when somebody first looks at it."""
+    """The trace of all ranks' calls, made when one of its attributes is first read."""
 
     def __init__(self, make: Callable[[], Trace]) -> None:
         self._make = make
@@ -35,28 +39,31 @@ class LazyTrace(Trace):
         return self._whole.columns
 
 
-def expand_run(found: SimulatedRun, program: Program, make: Callable[[], Trace]) -> SimulatedRun:
-    """A section's run as one of the whole ``program``. ``make``: how its trace is got, if it is
-    wanted.
-    """
+def expand_run(
+    section_run: SimulatedRun, program: Program, make: Callable[[], Trace]
+) -> SimulatedRun:
+    """The run of the representatives as a run of the whole program. ``make`` makes its trace."""
+    expanded = expand_blocked_state(section_run.program, section_run.final_state)
     return replace(
-        found,
+        section_run,
         program=program,
         trace=LazyTrace(make),
-        final_state=expand_blocked_state(found.program, found.final_state) or found.final_state,
-        section=found,
+        final_state=expanded or section_run.final_state,
+        section=section_run,
     )
 
 
-def expand_blocked_state(section: Program, left: FinalState | None) -> FinalState | None:
-    """How all ranks ended. Of ranks that are blocked, those that stand for others tell what they
-    wait for.
+def expand_blocked_state(section: Program, final_state: FinalState | None) -> FinalState | None:
+    """The final state of all ranks, from that of the representatives.
+
+    Only the ends are expanded: the representatives among the blocked ranks show what the others
+    wait for too.
     """
-    if section.representative_of is None or left is None:
-        return left
-    ends = {end.rank: end for end in left.ends}
-    said = {of: (end.status, end.position, end.at_ns, end.message) for of, end in ends.items()}
-    told = tuple(
-        [RankEnd(rank, *said[of]) for rank, of in enumerate(section.representative_of.tolist())]
-    )
-    return FinalState(told, left.blocked, left.unreceived)
+    if section.representative_of is None or final_state is None:
+        return final_state
+    end_of = {end.rank: end for end in final_state.ends}
+    ends: list[RankEnd] = []
+    for rank, representative in enumerate(section.representative_of.tolist()):
+        end = end_of[representative]
+        ends.append(RankEnd(rank, end.status, end.position, end.at_ns, end.message))
+    return FinalState(tuple(ends), final_state.blocked, final_state.unreceived)

@@ -1,6 +1,12 @@
-"""The hosts of a run in the order of time: where each is, and when it came to each of its calls."""
+"""The host of each rank in an event-driven run: where it is, and when it entered each of its calls.
+
+The engine (`distsim.engine.event_driven`) changes these states; this module only keeps them, and
+writes the host times of a trace from them when the run is over.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,48 +17,65 @@ from distsim.semantics.form.linked_program import LinkedProgram
 
 
 class HostStates:
-    """By rank: the call that a host is in (``position``), when it came to each of its calls
-    (``entered``), when it blocked, or ended (``since``); whether it is ``blocked``, lets others go
-    first (``yielded``), and the row that it was last seen waiting for (``open``). ``waiting``:
-    those who wait to be roused."""
+    """The state of every host, in lists by rank.
+
+    - ``position``: the call that it is in; -1 before its first call.
+    - ``entered``: when it entered each of its calls, in order.
+    - ``since``: when it blocked, or ended.
+    - ``blocked``: whether it is blocked; ``open``: the row that it was last seen waiting for.
+    - ``yielded``: whether it has let other hosts continue first.
+    - ``waiting``: the set of ranks that wait to be woken.
+    """
 
     def __init__(self, size: int) -> None:
-        self.position, self.open = [-1] * size, [-1] * size
+        self.position = [-1] * size
+        self.open = [-1] * size
         self.since = [0] * size
         self.waiting: set[int] = set()
-        self.blocked, self.yielded = ([False] * size for _ in range(2))
+        self.blocked = [False] * size
+        self.yielded = [False] * size
         self.entered: list[list[int]] = [[] for _ in range(size)]
 
     def write(self, linked: LinkedProgram, columns: RunColumns) -> None:
-        """When calls were posted and returned: a host comes to a call when the one before has
-        returned.
+        """Write when calls were posted and returned.
+
+        A host enters a call when the previous call returns, so one list has both times.
         """
-        posted, returned = (
-            np.frombuffer(column, dtype=np.int64) for column in (columns.posted, columns.returned)
-        )
-        known: dict[int, tuple[IntArray, IntArray]] = {}
+        posted = np.frombuffer(columns.posted, dtype=np.int64)
+        returned = np.frombuffer(columns.returned, dtype=np.int64)
+        rows_by_unit: dict[int, _CallRows] = {}
         for rank in linked.program.present:
             unit = linked.unit_of[rank]
-            if id(unit) not in known:
-                known[id(unit)] = _entered_rows(
-                    linked.program.codes[unit.code].offsets, unit.instructions
-                )
-            rows, which = known[id(unit)]
+            if id(unit) not in rows_by_unit:
+                offsets = linked.program.codes[unit.code].offsets
+                rows_by_unit[id(unit)] = _call_rows(offsets, unit.instructions)
+            rows, call_numbers = rows_by_unit[id(unit)]
             times = np.array(self.entered[rank], dtype=np.int64)
-            here, back = which < len(times), which + 1 < len(times)
-            posted[rows[here] + linked.base[rank]] = times[which[here]]
-            returned[rows[back] + linked.base[rank]] = times[which[back] + 1]
+            was_entered = call_numbers < len(times)
+            has_returned = call_numbers + 1 < len(times)
+            base = linked.base[rank]
+            posted[rows[was_entered] + base] = times[call_numbers[was_entered]]
+            returned[rows[has_returned] + base] = times[call_numbers[has_returned] + 1]
 
 
-def _entered_rows(offsets: list[int], instructions: list[Instruction]) -> tuple[IntArray, IntArray]:
-    """(rows of the calls that a unit makes, the how-manieth of its calls each belongs to)."""
-    positions = list(
-        dict.fromkeys(i.position for i in instructions if i.position < len(offsets) - 1)
-    )
-    pairs = [
-        (row, k)
-        for k, position in enumerate(positions)
-        for row in range(offsets[position], offsets[position + 1])
-    ]
-    rows, which = zip(*pairs, strict=True) if pairs else ((), ())
-    return np.array(rows, dtype=np.int64), np.array(which, dtype=np.int64)
+class _CallRows(NamedTuple):
+    """The trace rows of the calls that a unit makes, and for each row the number of its call.
+
+    Calls are numbered in the order in which the unit makes them.
+    """
+
+    rows: IntArray
+    call_numbers: IntArray
+
+
+def _call_rows(offsets: list[int], instructions: list[Instruction]) -> _CallRows:
+    rows: list[int] = []
+    call_numbers: list[int] = []
+    # A dictionary keeps the order; a call may have several instructions. Positions after the last
+    # call belong to instructions at the end of the code, which have no row.
+    called = dict.fromkeys(i.position for i in instructions if i.position < len(offsets) - 1)
+    for number, position in enumerate(called):
+        rows_of_call = range(offsets[position], offsets[position + 1])
+        rows += rows_of_call
+        call_numbers += [number] * len(rows_of_call)
+    return _CallRows(np.array(rows, dtype=np.int64), np.array(call_numbers, dtype=np.int64))

@@ -1,11 +1,16 @@
-"""What is on its way in the order of time, and how fast: transfers that share links, and work
-beside them.
+"""How fast transfers and kernels progress while they share links or devices in an event-driven run.
 
-A transfer takes its price when it is alone: first what does not grow with its bytes, which nobody
-slows down, then its bytes. While bytes of several cross one port
-(`distsim.hardware.cost.max_min_fairness`) each gets its fair share; shares are worked out again
-where a transfer comes or goes, for those that its ports join. On devices that say so
-(`Device.beside`), a rank's kernels and its transfers slow each other down.
+Key idea: a transfer that is alone takes exactly its cost. The cost has two phases: first the part
+that does not depend on the number of bytes, which nothing slows down, then the bytes. While the
+bytes of several transfers cross one port (`distsim.hardware.cost.max_min_fairness`), each transfer
+gets its max-min fair share. Shares are computed again whenever a transfer starts or ends, but only
+for the transfers that are connected to it through shared ports.
+
+On devices with a slowdown for overlap (`Device.overlap_compute`, `Device.overlap_transfers`), the
+kernels and the transfers of a rank also slow each other down.
+
+This module does not know the rules of a backend: it gets rows of the program with their costs, and
+reports when they finish.
 """
 
 from __future__ import annotations
@@ -16,32 +21,40 @@ from math import ceil
 from distsim.engine.event_clock import EventClock
 from distsim.hardware.cost.max_min_fairness import NO_DEMAND, LinkPorts, PortDemand, fair_rates
 
-#: Parts of a ns that rounding may leave over.
+#: Tolerance for rounding errors, ns: a smaller remainder does not delay the end to the next ns.
 _ROUNDING_NS = 1e-6
 
 
 class ActiveFlow:
-    """One transfer, or one piece of work (``ports`` empty). ``left``: ns that it would still take
-    alone, at ``since``; ``speed``: ns of that in a ns. ``moves_at``: when its bytes begin to move.
-    ``beside``: of a transfer how many of its ranks work, of work how many transfers its rank takes
-    part in. ``rows`` are done at ``end``; ``later`` are rows that are due no earlier than a time of
-    their own."""
+    """A transfer, or a kernel (``is_work``; it uses no ports), that is in progress.
+
+    - ``remaining_ns``: how long it would still take alone, as of time ``since``; ``speed``: how
+      many ns of that pass per ns of simulated time (1.0: as if alone).
+    - ``moves_at``: when its bytes begin to move; ``is_sharing``: this time has been scheduled or
+      has passed, so the flow takes part in the sharing of its ports.
+    - ``overlapping``: for a transfer, the number of kernels that run on its ranks; for a kernel,
+      the number of transfers of its rank.
+    - ``end``: when it ends at its present speed; ``scheduled_end``: the time for which the clock
+      has an entry. The entry may be too early, never too late.
+    - ``rows``: rows that finish at ``end``; ``late_rows``: (row, earliest time of its finish).
+    - ``send``: the row of a message's send; -1 for other flows.
+    """
 
     __slots__ = (
-        "asked",
         "began",
-        "begun_moving",
-        "beside",
+        "cost_ns",
         "demand",
+        "done",
         "end",
+        "is_sharing",
         "is_work",
-        "later",
-        "left",
+        "late_rows",
         "moves_at",
-        "over",
-        "price",
+        "overlapping",
         "ranks",
+        "remaining_ns",
         "rows",
+        "scheduled_end",
         "send",
         "since",
         "speed",
@@ -53,232 +66,283 @@ class ActiveFlow:
         demand: PortDemand,
         ranks: tuple[int, ...],
         now: int,
-        price: int,
-        moving: int,
+        cost_ns: int,
+        moving_ns: int,
     ) -> None:
-        self.rows, self.demand, self.ranks, self.began, self.price = rows, demand, ranks, now, price
-        self.left, self.speed, self.is_work, self.over = float(moving), 1.0, False, False
-        self.moves_at = self.since = now + price - moving
-        self.end = self.asked = now + price
-        self.begun_moving = False
-        self.later: list[tuple[int, int]] = []
-        self.beside, self.send = 0, -1
+        """Start a flow that takes ``cost_ns`` alone; ``moving_ns`` of them grow with its bytes."""
+        self.rows = rows
+        self.demand = demand
+        self.ranks = ranks
+        self.began = now
+        self.cost_ns = cost_ns
+        self.remaining_ns = float(moving_ns)
+        self.speed = 1.0
+        self.is_work = False
+        self.done = False
+        self.moves_at = self.since = now + cost_ns - moving_ns
+        self.end = self.scheduled_end = now + cost_ns
+        self.is_sharing = False
+        self.late_rows: list[tuple[int, int]] = []
+        self.overlapping = 0
+        self.send = -1
 
     def set_speed(self, speed: float, now: int) -> bool:
-        """From now on at this speed; whether it comes to its end earlier than the clock has been
-        told.
-        """
+        """Continue at a new speed; whether it then ends before the clock's entry for it."""
         if speed == self.speed:
             return False
+        # Not before `moves_at`: until then no bytes move, so a speed has no effect.
         since = max(self.since, min(now, self.end))
-        self.left = max(self.left - (since - self.since) * self.speed, 0.0)
-        self.since, self.speed = since, speed
-        self.end = since + ceil(self.left / speed - _ROUNDING_NS)
-        return self.end < self.asked
+        self.remaining_ns = max(self.remaining_ns - (since - self.since) * self.speed, 0.0)
+        self.since = since
+        self.speed = speed
+        self.end = since + ceil(self.remaining_ns / speed - _ROUNDING_NS)
+        return self.end < self.scheduled_end
 
 
 class FlowScheduler:
-    """All that is on its way. ``finish`` is told each row that is done, ``arrive`` each message
-    whose data came before its receive.
+    """All flows in progress, their speeds, and their entries in the clock.
 
-    ``slower``: by what a rank's work, and its transfers, take longer beside each other.
+    ``finish`` is called for each row that is done, ``arrive`` for the send of each message whose
+    data have arrived. ``slowdowns``: by which factor a kernel takes longer during a transfer of its
+    rank, and a transfer during a kernel.
+
+    The collections of flows are dictionaries without values, not sets: their order is that of
+    insertion, so a run is reproducible.
     """
 
     def __init__(
         self,
         ports: LinkPorts,
         clock: EventClock,
-        slower: tuple[float, float],
+        slowdowns: tuple[float, float],
         finish: Callable[[int], None],
         arrive: Callable[[int], None],
     ) -> None:
-        self.ports, self.clock, self.slower = ports, clock, slower
-        self._finish, self._arrive = finish, arrive
-        self._at_port: dict[int, dict[ActiveFlow, None]] = {}
-        self._of_rank: dict[int, dict[ActiveFlow, None]] = {}
-        self._work_of: dict[int, dict[ActiveFlow, None]] = {}
+        self.ports = ports
+        self.clock = clock
+        self.work_slowdown, self.transfer_slowdown = slowdowns
+        self.overlap_slows = slowdowns != (1.0, 1.0)
+        self._finish = finish
+        self._arrive = arrive
+        self._flows_at_port: dict[int, dict[ActiveFlow, None]] = {}
+        self._transfers_of_rank: dict[int, dict[ActiveFlow, None]] = {}
+        self._work_of_rank: dict[int, dict[ActiveFlow, None]] = {}
         self._to_reshare: dict[ActiveFlow, None] = {}
-        self.beside = slower != (1.0, 1.0)
 
-    # --- coming ---
+    # --- a flow starts ---
     def transfer(
-        self, rows: list[int], demand: PortDemand, ranks: tuple[int, ...], price: int, moving: int
+        self,
+        rows: list[int],
+        demand: PortDemand,
+        ranks: tuple[int, ...],
+        cost_ns: int,
+        moving_ns: int,
     ) -> ActiveFlow:
-        """A message or a collective begins."""
-        flow = ActiveFlow(
-            rows, demand if moving else NO_DEMAND, ranks, self.clock.now, price, moving
-        )
-        self.clock.put(flow.end, lambda: self._ring(flow))
-        crowd: dict[ActiveFlow, None] = {}
+        """Start a message or a collective."""
+        used = demand if moving_ns else NO_DEMAND
+        flow = ActiveFlow(rows, used, ranks, self.clock.now, cost_ns, moving_ns)
+        self.clock.put(flow.end, lambda: self._on_scheduled_end(flow))
+        competitors: dict[ActiveFlow, None] = {}
         for port in flow.demand.ports:
-            there = self._at_port.setdefault(port, {})
-            if there:
-                crowd |= there
-            there[flow] = None
-        if crowd:
-            for one in (flow, *crowd):
-                self._moves(one)
-        if self.beside:
-            self._join_work(flow)
+            at_port = self._flows_at_port.setdefault(port, {})
+            if at_port:
+                competitors |= at_port
+            at_port[flow] = None
+        if competitors:
+            for one in (flow, *competitors):
+                self._share_from_first_byte(one)
+        if self.overlap_slows:
+            self._count_overlap_with_work(flow)
         return flow
 
-    def work(self, row: int, rank: int, price: int) -> None:
-        """A kernel begins."""
-        now = self.clock.now
-        flow = ActiveFlow([row], NO_DEMAND, (rank,), now, price, price)
+    def work(self, row: int, rank: int, cost_ns: int) -> None:
+        """Start a kernel."""
+        flow = ActiveFlow([row], NO_DEMAND, (rank,), self.clock.now, cost_ns, cost_ns)
         flow.is_work = True
-        self._work_of.setdefault(rank, {})[flow] = None
-        self.clock.put(flow.end, lambda: self._ring(flow))
-        transfers = self._of_rank.get(rank, {})
-        flow.beside = len(transfers)
-        if flow.beside:
-            self._adjust(flow)
-        for other in transfers:
-            self._count(other, 1)
+        self._work_of_rank.setdefault(rank, {})[flow] = None
+        self.clock.put(flow.end, lambda: self._on_scheduled_end(flow))
+        transfers = self._transfers_of_rank.get(rank, {})
+        flow.overlapping = len(transfers)
+        if flow.overlapping:
+            self._update_slowdown(flow)
+        for transfer in transfers:
+            self._change_overlap(transfer, 1)
 
-    def _join_work(self, flow: ActiveFlow) -> None:
+    def late_row(self, flow: ActiveFlow, row: int, cost_ns: int) -> None:
+        """Add a member of a collective that is ready later than the member that started the flow.
+
+        It finishes when its own cost has passed, and not before the flow. If the flow is over, the
+        member is delayed by as much as sharing had delayed the flow.
+        """
+        at_ns = self.clock.now + cost_ns
+        if flow.done:
+            delay_ns = flow.end - flow.began - flow.cost_ns
+            self.clock.put(at_ns + delay_ns, row)
+        else:
+            flow.late_rows.append((row, at_ns))
+
+    def _count_overlap_with_work(self, flow: ActiveFlow) -> None:
+        """Count the kernels that a new transfer overlaps with, and the transfer at each of them."""
         for rank in flow.ranks:
-            self._of_rank.setdefault(rank, {})[flow] = None
-            working = self._work_of.get(rank)
-            if working:
-                flow.beside += len(working)
-                for work in working:
-                    self._count(work, 1)
-        if flow.beside:
-            self._adjust(flow)
+            self._transfers_of_rank.setdefault(rank, {})[flow] = None
+            kernels = self._work_of_rank.get(rank)
+            if kernels:
+                flow.overlapping += len(kernels)
+                for kernel in kernels:
+                    self._change_overlap(kernel, 1)
+        if flow.overlapping:
+            self._update_slowdown(flow)
 
-    # --- going ---
-    def _ring(self, flow: ActiveFlow) -> None:
-        """The clock has come to where a flow ended when it was last asked."""
+    # --- a flow ends ---
+    def _on_scheduled_end(self, flow: ActiveFlow) -> None:
+        """Handle a clock entry of a flow: finish it, or wait on if it has become slower."""
         now = self.clock.now
-        if flow.over:
+        # A flow that became faster has an earlier entry too, which finished it.
+        if flow.done:
             return
         if now < flow.end:
-            flow.asked = flow.end
-            self.clock.put(flow.end, lambda: self._ring(flow))
+            flow.scheduled_end = flow.end
+            self.clock.put(flow.end, lambda: self._on_scheduled_end(flow))
             return
-        flow.over = True
-        self._leave(flow)
+        flow.done = True
+        self._remove(flow)
         if flow.send >= 0:
             self._arrive(flow.send)
         for row in flow.rows:
             self._finish(row)
-        for row, at in flow.later:
-            if at <= now:
+        for row, at_ns in flow.late_rows:
+            if at_ns <= now:
                 self._finish(row)
             else:
-                self.clock.put(at, row)
+                self.clock.put(at_ns, row)
 
-    def _leave(self, flow: ActiveFlow) -> None:
+    def _remove(self, flow: ActiveFlow) -> None:
+        """Remove a flow that has ended, and give its share to the flows that remain."""
         if flow.is_work:
-            del self._work_of[flow.ranks[0]][flow]
-            for other in self._of_rank.get(flow.ranks[0], ()):
-                self._count(other, -1)
+            self._remove_work(flow)
             return
         for port in flow.demand.ports:
-            there = self._at_port[port]
-            del there[flow]
-            for other in there:
+            at_port = self._flows_at_port[port]
+            del at_port[flow]
+            for other in at_port:
                 self._mark_for_sharing(other)
-        for rank in flow.ranks if self.beside else ():
-            del self._of_rank[rank][flow]
-            for work in self._work_of.get(rank, ()):
-                self._count(work, -1)
+        if not self.overlap_slows:
+            return
+        for rank in flow.ranks:
+            del self._transfers_of_rank[rank][flow]
+            for kernel in self._work_of_rank.get(rank, ()):
+                self._change_overlap(kernel, -1)
 
-    def late_row(self, flow: ActiveFlow, row: int, price: int) -> None:
-        """A member of a collective that is due after others: as much later as the others were
-        slowed down.
+    def _remove_work(self, flow: ActiveFlow) -> None:
+        rank = flow.ranks[0]
+        del self._work_of_rank[rank][flow]
+        for transfer in self._transfers_of_rank.get(rank, ()):
+            self._change_overlap(transfer, -1)
+
+    # --- overlap of kernels and transfers ---
+    def _change_overlap(self, flow: ActiveFlow, change: int) -> None:
+        """Change the number of flows that overlap with a flow.
+
+        Only the first and the last of them change its speed: several slow it down as one does.
         """
-        at = self.clock.now + price
-        if flow.over:
-            self.clock.put(at + flow.end - flow.began - flow.price, row)
-        else:
-            flow.later.append((row, at))
+        before = flow.overlapping
+        flow.overlapping += change
+        if bool(before) != bool(flow.overlapping):
+            self._update_slowdown(flow)
 
-    # --- how fast ---
-    def _count(self, flow: ActiveFlow, more: int) -> None:
-        """So many more are beside it."""
-        before, flow.beside = flow.beside, flow.beside + more
-        if bool(before) != bool(flow.beside):
-            self._adjust(flow)
-
-    def _adjust(self, flow: ActiveFlow) -> None:
-        """Who is beside a flow has changed."""
+    def _update_slowdown(self, flow: ActiveFlow) -> None:
+        """Apply the slowdown of a flow for which overlap has begun or ended."""
         if flow.is_work:
-            self._set(flow, 1.0 / self.slower[0] if flow.beside else 1.0)
-        elif self.slower[1] != 1.0:
-            self._moves(flow)
+            self._set_speed(flow, 1.0 / self.work_slowdown if flow.overlapping else 1.0)
+        elif self.transfer_slowdown != 1.0:
+            self._share_from_first_byte(flow)
 
-    def _moves(self, flow: ActiveFlow) -> None:
-        """Its bytes count among those at its ports, from when they move."""
-        if flow.begun_moving:
+    # --- shares of ports ---
+    def _share_from_first_byte(self, flow: ActiveFlow) -> None:
+        """Let a flow take part in the sharing of its ports, from the time when its bytes move."""
+        if flow.is_sharing:
             self._mark_for_sharing(flow)
             return
-        flow.begun_moving = True
+        flow.is_sharing = True
         if flow.moves_at <= self.clock.now:
             self._mark_for_sharing(flow)
         else:
             self.clock.put(flow.moves_at, lambda: self._mark_for_sharing(flow))
 
     def _mark_for_sharing(self, flow: ActiveFlow) -> None:
-        """Shares around a flow have to be worked out again, once this instant is over."""
-        if flow.over or flow.moves_at > self.clock.now:
+        """Compute the shares around a flow again at the end of this instant.
+
+        Flows that start or end at one instant cause a single computation.
+        """
+        if flow.done or flow.moves_at > self.clock.now:
             return
         if not self._to_reshare:
-            self.clock.put(self.clock.now, self._share)
+            self.clock.put(self.clock.now, self._reshare)
         self._to_reshare[flow] = None
 
-    def _share(self) -> None:
-        """Fair rates for all that are joined to those that came, or that others left, through
-        ports.
-        """
-        stirred, self._to_reshare = self._to_reshare, {}
-        now, seen = self.clock.now, set[ActiveFlow]()
-        for first in stirred:
-            if first not in seen and not first.over:
-                joined = self._joined(first, now)
-                seen.update(joined)
-                self._rate(joined)
+    def _reshare(self) -> None:
+        """Compute fair rates for the marked flows and all that are connected to them by ports."""
+        marked, self._to_reshare = self._to_reshare, {}
+        now = self.clock.now
+        seen: set[ActiveFlow] = set()
+        for flow in marked:
+            if flow not in seen and not flow.done:
+                connected = self._connected_flows(flow, now)
+                seen.update(connected)
+                self._set_fair_speeds(connected)
 
-    def _joined(self, first: ActiveFlow, now: int) -> list[ActiveFlow]:
-        found, ports, ahead = {first: None}, set[int](), [first]
-        while ahead:
-            for port in ahead.pop().demand.ports:
-                if port in ports:
+    def _connected_flows(self, first: ActiveFlow, now: int) -> list[ActiveFlow]:
+        """All flows with moving bytes that ports connect to a flow, directly or through others."""
+        found = {first: None}
+        seen_ports: set[int] = set()
+        todo = [first]
+        while todo:
+            for port in todo.pop().demand.ports:
+                if port in seen_ports:
                     continue
-                ports.add(port)
-                for other in self._at_port[port]:
+                seen_ports.add(port)
+                for other in self._flows_at_port[port]:
                     if other not in found and other.moves_at <= now:
                         found[other] = None
-                        ahead.append(other)
+                        todo.append(other)
         return list(found)
 
-    def _rate(self, flows: list[ActiveFlow]) -> None:
-        limits = [self._limit(flow) for flow in flows]
+    def _set_fair_speeds(self, flows: list[ActiveFlow]) -> None:
+        """Give each of some connected flows its max-min fair rate."""
+        limits = [self._rate_limit(flow) for flow in flows]
+        rates: Iterable[float] = limits
         if len(flows) > 1:
-            rates: Iterable[float] = fair_rates(
-                [flow.demand for flow in flows], self.ports.capacity, limits
-            ).tolist()
-        else:
-            rates = limits
+            demands = [flow.demand for flow in flows]
+            rates = fair_rates(demands, self.ports.capacity, limits).tolist()
         for flow, rate in zip(flows, rates, strict=True):
-            self._set(flow, rate / flow.demand.rate)
+            self._set_speed(flow, rate / flow.demand.rate)
 
-    def _limit(self, flow: ActiveFlow) -> float:
-        """What a transfer could use of its busiest port, beside work and others that its processes'
-        threads move.
+    def _rate_limit(self, flow: ActiveFlow) -> float:
+        """The rate that a transfer could use if its ports were free.
+
+        It falls while kernels run on its ranks, and while the threads of its processes move the
+        bytes of other transfers too (``ports.crossing``).
         """
-        slower, ports, now = self.slower[1] if flow.beside else 1.0, self.ports, self.clock.now
-        crowd = 1
+        slowdown = self.transfer_slowdown if flow.overlapping else 1.0
+        ports = self.ports
+        transfers_per_thread = 1
         if ports.crossing:
             threads = [port for port in flow.demand.ports if ports.is_thread(port)]
-            moving = [
-                sum(other.moves_at <= now for other in self._at_port[port]) for port in threads
-            ]
-            crowd = max(moving, default=1)
-        return flow.demand.rate / (slower * (1.0 + (crowd - 1) * ports.crossing))
+            moving = [self._moving_at(port) for port in threads]
+            transfers_per_thread = max(moving, default=1)
+        return flow.demand.rate / (slowdown * (1.0 + (transfers_per_thread - 1) * ports.crossing))
 
-    def _set(self, flow: ActiveFlow, speed: float) -> None:
+    def _moving_at(self, port: int) -> int:
+        """How many transfers move bytes through a port now."""
+        now = self.clock.now
+        return sum(flow.moves_at <= now for flow in self._flows_at_port[port])
+
+    def _set_speed(self, flow: ActiveFlow, speed: float) -> None:
+        """Change the speed of a flow.
+
+        A new clock entry is needed only if it ends earlier: if it ends later, its present entry
+        makes a new one.
+        """
         if flow.set_speed(speed, self.clock.now):
-            flow.asked = flow.end
-            self.clock.put(flow.end, lambda: self._ring(flow))
+            flow.scheduled_end = flow.end
+            self.clock.put(flow.end, lambda: self._on_scheduled_end(flow))

@@ -1,4 +1,4 @@
-"""Searches all orders of events that a backend allows, and returns the ends that are possible.
+"""Searches all orders of events that a backend allows, and returns the possible ends.
 
 Key idea: without any-source receives every order has the same end. So everything without an
 alternative is run at once (`TransitionRules.settle`), and only the choice of a sender branches.
@@ -7,9 +7,12 @@ receive, if it is posted before that one has taken the message (`MessageMatcher.
 a host that is about to post such a receive is a choice too.
 
 If a rank exits early (it raises, crashes or exits), its open requests are lost, and it matters what
-others did before: a mismatched message ends it in another way, if it arrives in time. Then every
-step of every rank is a choice. The same holds if a request is dropped that gloo cancels unless it
-has matched by then (G4).
+other ranks did before: a mismatched message ends the rank in another way, if it arrives in time.
+Then every step of every rank is a choice. The same holds if a program drops a request that gloo
+cancels unless it has matched by then (G4); the caller passes ``every_step`` in this case.
+
+Times play no role here. The search is bounded by a number of states, and reports whether the bound
+was reached.
 """
 
 from __future__ import annotations
@@ -35,8 +38,8 @@ from distsim.semantics.ordered.transitions import TransitionRules
 
 
 class MismatchNote(NamedTuple):
-    """Calls that met and did not fit: the profile's word for what follows, what differed, on which
-    ranks.
+    """Calls that matched although they differ: the outcome under the profile, the differing fields,
+    and the ranks.
     """
 
     outcome: str
@@ -45,14 +48,14 @@ class MismatchNote(NamedTuple):
 
 
 class ProgramEnd(NamedTuple):
-    """One way in which a program ends: how its ranks did, and what met and did not fit."""
+    """One possible end of a program: the state of its ranks, and the mismatches on the way."""
 
     final_state: FinalState
     notes: frozenset[MismatchNote]
 
 
 class OrderSearchResult(NamedTuple):
-    """All ways found; ``complete``: there is no other."""
+    """The ends that were found. ``complete``: the bound was not reached, so these are all."""
 
     ends: tuple[ProgramEnd, ...]
     complete: bool
@@ -61,32 +64,47 @@ class OrderSearchResult(NamedTuple):
 def search_event_orders(
     linked: LinkedProgram, max_states: int, every_step: bool = False
 ) -> OrderSearchResult:
-    """The ends of a program over every order of events: of senders that receives from any source
-    take, or of every step.
+    """The possible ends of a program.
+
+    The search branches where an any-source receive has several senders, or at every step of every
+    rank (``every_step``).
     """
     return _OrderSearch(TransitionRules(linked), max_states, every_step).run()
 
 
+class _SearchNode(NamedTuple):
+    """A state to continue from, and the mismatches on the way to it."""
+
+    state: RunState
+    notes: frozenset[MismatchNote]
+
+
 class _OrderSearch:
+    """A depth-first search over states. States with equal keys and mismatches are visited once.
+
+    ``has_early_exit``: in some order, a rank exited before its end. ``ends`` has the ends in the
+    order in which they were found.
+    """
+
     def __init__(self, rules: TransitionRules, max_states: int, every_step: bool) -> None:
-        self.rules, self.max_states = rules, max_states
-        self.every_step, self.left_early = every_step, False
+        self.rules = rules
+        self.max_states = max_states
+        self.every_step = every_step
+        self.has_early_exit = False
         self.ends: dict[ProgramEnd, None] = {}
 
     def run(self) -> OrderSearchResult:
-        """All ends: over the choices of senders, and, where a rank was seen to leave early, over
-        every step.
-        """
+        """Search over the choices of senders; if a rank exits early, search over every step too."""
         complete = self._search()
-        if self.left_early and not self.every_step:
+        if self.has_early_exit and not self.every_step:
             self.every_step = True
             complete = self._search()
         return OrderSearchResult(tuple(self.ends), complete)
 
     def _search(self) -> bool:
-        """Whether the search came to its end within the bound."""
+        """Collect the ends; whether the search was complete within the bound."""
         seen: set[tuple[Hashable, frozenset[MismatchNote]]] = set()
-        todo: list[tuple[RunState, frozenset[MismatchNote]]] = [(self.rules.initial(), frozenset())]
+        todo = [_SearchNode(self.rules.initial(), frozenset())]
         while todo and len(seen) < self.max_states:
             state, notes = todo.pop()
             notes = self._settle(state, notes)
@@ -97,6 +115,7 @@ class _OrderSearch:
             choices = [c for c in self.rules.enabled(state) if self._branches_at(state, c)]
             if not choices:
                 self.ends[ProgramEnd(blocked_state_at(self.rules, state), notes)] = None
+            # Reversed: the last of the list is continued first.
             todo += [self._after(state, notes, choice) for choice in reversed(choices)]
         return not todo
 
@@ -108,46 +127,50 @@ class _OrderSearch:
 
     def _after(
         self, state: RunState, notes: frozenset[MismatchNote], choice: SchedulerChoice
-    ) -> tuple[RunState, frozenset[MismatchNote]]:
+    ) -> _SearchNode:
+        """The node that a choice leads to. The given state is not changed."""
         after = state.copy()
-        return after, self._note(self.rules.advance(after, choice), notes)
+        events = self.rules.advance(after, choice)
+        return _SearchNode(after, self._with_mismatches(events, notes))
 
     def _settle(self, state: RunState, notes: frozenset[MismatchNote]) -> frozenset[MismatchNote]:
+        """Run everything that has no alternative, in place; return the mismatches up to there."""
         if self.every_step:
             return notes
         hold = self._may_overtake_any_source if self.rules.profile.specific_first else None
-        return self._note(self.rules.settle(state, hold), notes)
+        return self._with_mismatches(self.rules.settle(state, hold), notes)
 
-    def _note(
+    def _with_mismatches(
         self, events: list[TransitionEvent], notes: frozenset[MismatchNote]
     ) -> frozenset[MismatchNote]:
+        """``notes`` and the mismatches among some events. Also detects early exits."""
         for event in events:
             if isinstance(event, RankEnded) and event.gone:
-                self.left_early = True
+                self.has_early_exit = True
             if isinstance(event, RowsMismatched):
-                notes |= {
-                    MismatchNote(
-                        event.outcome,
-                        event.fields,
-                        tuple(sorted(self.rules.rank_of[row] for row in event.rows)),
-                    )
-                }
+                ranks = tuple(sorted(self.rules.rank_of[row] for row in event.rows))
+                notes |= {MismatchNote(event.outcome, event.fields, ranks)}
         return notes
 
     def _may_overtake_any_source(self, state: RunState, rank: int) -> bool:
-        """The rank is about to post a receive that takes a message from under an open receive from
-        any source.
+        """Whether a rank is about to post a receive that overtakes an older any-source receive.
+
+        The new receive names its sender, and takes a message that the older one could take.
         """
         rules = self.rules
         op, _, task, *_ = rules.steps[rank][state.pc[rank]]
         if op != OP_POST or task is None or not rules.open_boxes:
             return False
-        for row in (rules.base[rank] + part for part in task.parts):
-            box = (
-                state.matcher.boxes.get(rules.box[row])
-                if rules.kind[row] == PartKind.RECEIVE and rules.peer[row] != ANY_SENDER
-                else None
-            )
-            if box is not None and box.receives.get(ANY_SENDER) and box.sends.get(rules.peer[row]):
-                return True
-        return False
+        rows = (rules.base[rank] + part for part in task.parts)
+        return any(self._overtakes_any_source(state, row) for row in rows)
+
+    def _overtakes_any_source(self, state: RunState, row: int) -> bool:
+        """Whether a row, if it is posted now, takes a message from an any-source receive."""
+        rules = self.rules
+        sender = rules.peer[row]
+        if rules.kind[row] != PartKind.RECEIVE or sender == ANY_SENDER:
+            return False
+        box = state.matcher.boxes.get(rules.box[row])
+        if box is None:
+            return False
+        return bool(box.receives.get(ANY_SENDER) and box.sends.get(sender))

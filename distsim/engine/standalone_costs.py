@@ -1,5 +1,10 @@
-"""How long what runs in the order of time takes when it is alone: each price is asked once, when it
-is first needed.
+"""What each transfer and kernel of an event-driven run costs when it runs alone.
+
+Key idea: a program repeats its calls, so rows are put into classes with equal costs once, with
+numpy. The cost model is then asked at most once per class, when the first row of it starts.
+
+How transfers that run at the same time slow each other down is not decided here, but in
+`distsim.engine.link_sharing`.
 """
 
 from __future__ import annotations
@@ -11,137 +16,158 @@ import numpy as np
 
 from distsim.hardware.cost import CostModel
 from distsim.hardware.cost.max_min_fairness import NO_DEMAND, LinkPorts, PortDemand
+from distsim.operations.core.operation_base import Operation
 from distsim.operations.one_sided import FIRST_SIGNAL_TAG, SIGNAL_BYTES
 from distsim.operations.registry import OPERATIONS
 from distsim.semantics.form.instructions import PartKind
+from distsim.semantics.form.linked_program import LinkedProgram
 from distsim.semantics.form.work_durations import durations_ns
 from distsim.semantics.ordered.machine_tables import MachineTables
 
+#: Part of the key of a work cost if it does not depend on the position of the call.
+_ANY_POSITION = -1
+#: The size of a signal, whose cost does not depend on its bytes, in the classes of messages.
+_SIGNAL_SIZE = -1
+#: The operation number of a row that is not a collective.
+_NO_COLLECTIVE = -1
+
 
 class StandaloneCost(NamedTuple):
-    """``ns`` alone, of which ``moving`` grow with the bytes; what it takes up meanwhile."""
+    """What a transfer costs alone: ``ns``, of which ``moving_ns`` grow with the number of bytes.
+
+    ``demand``: the ports that it uses while its bytes move.
+    """
 
     ns: int
-    moving: int
+    moving_ns: int
     demand: PortDemand
 
 
+class _CostClasses(NamedTuple):
+    """The class of each row, and the cost of each class (None: not asked for yet)."""
+
+    class_of: list[int]
+    costs: list[StandaloneCost | None]
+
+
 class StandaloneCostTable:
-    """The prices of a program's rows. ``ports``: where links are shared, what there is of them."""
+    """The costs of a program's rows. ``ports``: the ports of shared links; None if none are."""
 
     def __init__(self, tables: MachineTables, cost: CostModel) -> None:
-        self.tables, self.cost, self.program = tables, cost, tables.program
+        self.tables = tables
+        self.cost = cost
+        self.program = tables.program
         self.ports = LinkPorts(cost) if cost.cluster.shared_links else None
-        self._classes, self._messages = _message_classes(tables)
-        self._kinds, self._collectives = _collective_classes(tables)
-        self._asked: dict[tuple[str, int, int, int | None], int] = {}
+        self._message_classes, self._messages = _message_classes(tables.linked)
+        self._collective_classes, self._collectives = _collective_classes(tables.linked)
+        self._collective_ns: dict[tuple[str, int, int, int | None], int] = {}
         self._work: dict[Hashable, list[int]] = {}
 
     def work_ns(self, row: int) -> int:
-        tables, program = self.tables, self.program
-        rank, part = tables.rank_of[row], tables.part(row)
-        key = (program.code_of[rank], id(part.call), part.position if program.jitter else -1)
-        found = self._work.get(key)
-        if found is None:
-            ns = (
-                0
-                if part.call.op == "assign"
-                else durations_ns(program, self.cost, program.code(rank), part.position)
-            )
-            found = self._work[key] = np.broadcast_to(
-                np.asarray(ns, dtype=np.int64), len(program.code(rank).ranks)
-            ).tolist()
-        return found[program.row_of[rank]]
+        """How long a row of work takes on its rank."""
+        program = self.program
+        rank, part = self.tables.rank_of[row], self.tables.part(row)
+        # With jitter, each execution of a call has its own duration.
+        position = part.position if program.jitter else _ANY_POSITION
+        key = (program.code_of[rank], id(part.call), position)
+        durations = self._work.get(key)
+        if durations is None:
+            code = program.code(rank)
+            is_assign = part.call.op == "assign"
+            ns = 0 if is_assign else durations_ns(program, self.cost, code, part.position)
+            by_rank = np.broadcast_to(np.asarray(ns, dtype=np.int64), len(code.ranks))
+            durations = self._work[key] = by_rank.tolist()
+        return durations[program.row_of[rank]]
 
     def message(self, row: int) -> StandaloneCost:
-        """Of a message, by its send."""
-        price = self._messages[self._classes[row]]
-        if price is None:
-            src, dst, cost = self.tables.rank_of[row], self.tables.peer[row], self.cost
-            if self.tables.tag[row] >= FIRST_SIGNAL_TAG:  # it takes up nothing
-                price = StandaloneCost(cost.one_sided_ns(src, dst, SIGNAL_BYTES), 0, NO_DEMAND)
-            else:
-                ns = cost.p2p_ns(src, dst, self.tables.nbytes[row])
-                moving = max(ns - cost.p2p_ns(src, dst, 0), 0) if self.ports is not None else 0
-                price = StandaloneCost(
-                    ns,
-                    moving,
-                    self.ports.of_message(src, dst) if self.ports is not None else NO_DEMAND,
-                )
-            self._messages[self._classes[row]] = price
-        return price
+        """The cost of a message, by the row of its send."""
+        number = self._message_classes[row]
+        cost = self._messages[number]
+        if cost is None:
+            cost = self._messages[number] = self._message_cost(row)
+        return cost
+
+    def _message_cost(self, row: int) -> StandaloneCost:
+        source, destination = self.tables.rank_of[row], self.tables.peer[row]
+        if self.tables.tag[row] >= FIRST_SIGNAL_TAG:
+            # A signal uses no port.
+            ns = self.cost.one_sided_ns(source, destination, SIGNAL_BYTES)
+            return StandaloneCost(ns, 0, NO_DEMAND)
+        ns = self.cost.p2p_ns(source, destination, self.tables.nbytes[row])
+        if self.ports is None:
+            return StandaloneCost(ns, 0, NO_DEMAND)
+        moving_ns = max(ns - self.cost.p2p_ns(source, destination, 0), 0)
+        return StandaloneCost(ns, moving_ns, self.ports.of_message(source, destination))
 
     def collective(self, row: int) -> StandaloneCost:
-        """Of a collective whose members are there, for one of them."""
-        price = self._collectives[self._kinds[row]]
-        if price is None:
-            ns = self._price(row, self.tables.nbytes[row])
-            op, members = (
-                OPERATIONS[self.tables.part(row).call.op],
-                self.tables.linked.whole[self.tables.instance[row]],
-            )
-            if self.ports is None or op.kind != "collective":
-                price = StandaloneCost(ns, 0, NO_DEMAND)
-            else:
-                price = StandaloneCost(
-                    ns,
-                    max(ns - self._price(row, 0), 0),
-                    self.ports.of_collective(op, members, self._root(row)),
-                )
-            self._collectives[self._kinds[row]] = price
-        return price
+        """The cost of a collective once its members have arrived, by the row of one of them."""
+        number = self._collective_classes[row]
+        cost = self._collectives[number]
+        if cost is None:
+            cost = self._collectives[number] = self._collective_cost(row)
+        return cost
 
-    def _price(self, row: int, nbytes: int) -> int:
-        """Of a collective that moves so many bytes, in place of its own."""
-        op, members = (
-            OPERATIONS[self.tables.part(row).call.op],
-            self.tables.linked.whole[self.tables.instance[row]],
-        )
-        if op.kind != "collective":
+    def _collective_cost(self, row: int) -> StandaloneCost:
+        operation = self._operation(row)
+        ns = self._ns_of_collective(row, self.tables.nbytes[row])
+        if self.ports is None or operation.kind != "collective":
+            return StandaloneCost(ns, 0, NO_DEMAND)
+        moving_ns = max(ns - self._ns_of_collective(row, 0), 0)
+        demand = self.ports.of_collective(operation, self._members(row), self._root(row))
+        return StandaloneCost(ns, moving_ns, demand)
+
+    def _ns_of_collective(self, row: int, nbytes: int) -> int:
+        """How long a row's collective would take if it moved ``nbytes``."""
+        operation, members = self._operation(row), self._members(row)
+        if operation.kind != "collective":
             return 0
         root = self._root(row)
-        key = (op.op, id(members), nbytes, root)
-        if key not in self._asked:
-            self._asked[key] = self.cost.collective_ns(op, members, nbytes, root)
-        return self._asked[key]
+        key = (operation.op, id(members), nbytes, root)
+        if key not in self._collective_ns:
+            self._collective_ns[key] = self.cost.collective_ns(operation, members, nbytes, root)
+        return self._collective_ns[key]
+
+    def _operation(self, row: int) -> type[Operation]:
+        return OPERATIONS[self.tables.part(row).call.op]
+
+    def _members(self, row: int) -> tuple[int, ...]:
+        """All ranks of a collective, including those that a folded run does not simulate."""
+        return self.tables.linked.whole[self.tables.instance[row]]
 
     def _root(self, row: int) -> int | None:
-        """The rank that is a collective's root; None where it has none."""
-        op, members = (
-            OPERATIONS[self.tables.part(row).call.op],
-            self.tables.linked.whole[self.tables.instance[row]],
-        )
-        return members[self.tables.root(row)] if op.root_field is not None else None
+        """The rank of a collective's root; None if the operation has no root."""
+        if self._operation(row).root_field is None:
+            return None
+        return self._members(row)[self.tables.root(row)]
 
 
-def _message_classes(tables: MachineTables) -> tuple[list[int], list[StandaloneCost | None]]:
-    """(of each message the number of its class: the same ends and size; the price of each class,
-    None while nobody has asked).
-    """
-    linked, size = tables.linked, tables.program.world_size
-    sizes, size_of = np.unique(
-        np.where(linked.tag >= FIRST_SIGNAL_TAG, -1, linked.nbytes), return_inverse=True
-    )
-    ends = linked.rank * (size + 1) + np.minimum(linked.peer, size - 1) + 1
-    classes, of = np.unique(ends * len(sizes) + size_of.reshape(-1), return_inverse=True)
-    return of.reshape(-1).tolist(), [None] * len(classes)
+def _message_classes(linked: LinkedProgram) -> _CostClasses:
+    """Classes of messages with the same two ranks and the same size."""
+    world_size = linked.program.world_size
+    nbytes = np.where(linked.tag >= FIRST_SIGNAL_TAG, _SIGNAL_SIZE, linked.nbytes)
+    sizes, size_number = np.unique(nbytes, return_inverse=True)
+    # One number per pair of ranks. Peers run from -1 (none) to world_size - 1 here.
+    peer = np.minimum(linked.peer, world_size - 1) + 1
+    pair = linked.rank * (world_size + 1) + peer
+    classes, class_of = np.unique(pair * len(sizes) + size_number.reshape(-1), return_inverse=True)
+    return _CostClasses(class_of.reshape(-1).tolist(), [None] * len(classes))
 
 
-def _collective_classes(tables: MachineTables) -> tuple[list[int], list[StandaloneCost | None]]:
-    """(of each collective the number of its kind: the same operation, members, size and root; the
-    price of each kind, None while nobody has asked)."""
-    linked, names, groups = tables.linked, dict[str, int](), dict[int, int]()
-    op = np.full(linked.rows, -1, dtype=np.int64)
+def _collective_classes(linked: LinkedProgram) -> _CostClasses:
+    """Classes of collectives with the same operation, members, size and root."""
+    operation_numbers: dict[str, int] = {}
+    member_numbers: dict[int, int] = {}
+    class_of = np.full(linked.rows, _NO_COLLECTIVE, dtype=np.int64)
     for _, parts, rows in linked.parts(PartKind.COLLECTIVE):
-        op[rows] = names.setdefault(parts[0].call.op, len(names))
-    of_instance = np.array(
-        [groups.setdefault(id(members), len(groups)) for members in linked.whole], dtype=np.int64
+        op = parts[0].call.op
+        class_of[rows] = operation_numbers.setdefault(op, len(operation_numbers))
+    members_of_instance = np.array(
+        [member_numbers.setdefault(id(ranks), len(member_numbers)) for ranks in linked.whole],
+        dtype=np.int64,
     )
-    rows = np.flatnonzero(op >= 0)
-    columns = np.stack(
-        [op[rows], of_instance[linked.instance[rows]], linked.nbytes[rows], linked.root[rows]],
-        axis=1,
-    )
-    kinds, of = np.unique(columns, axis=0, return_inverse=True)
-    op[rows] = of.reshape(-1)
-    return op.tolist(), [None] * len(kinds)
+    rows = np.flatnonzero(class_of >= 0)
+    members = members_of_instance[linked.instance[rows]]
+    columns = np.stack([class_of[rows], members, linked.nbytes[rows], linked.root[rows]], axis=1)
+    classes, numbers = np.unique(columns, axis=0, return_inverse=True)
+    class_of[rows] = numbers.reshape(-1)
+    return _CostClasses(class_of.tolist(), [None] * len(classes))

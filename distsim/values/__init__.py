@@ -1,5 +1,7 @@
-"""What every buffer holds after a run, in numbers and by whose contributions: a pass of its own
-over the calls that met.
+"""What every buffer contains after a run: its numbers, and which contributions they are made of.
+
+Values are computed in a separate pass over the calls that matched in a finished run. They never
+influence the run itself.
 """
 
 from distsim.values.buffer_values import (

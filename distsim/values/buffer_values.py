@@ -1,4 +1,8 @@
-"""What every buffer holds after a run, and whose contributions it holds."""
+"""The result of the values pass: the numbers and the lineage of every buffer after a run.
+
+Key idea: the pass (`distsim.values.propagation`) leaves contents and a lineage graph. Texts, arrays
+and counts of contributions are derived from them only when they are asked for.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +24,9 @@ RankBufferKey = tuple[int, str]
 
 @dataclass(slots=True, eq=False)
 class BufferState:
-    """A buffer at one moment. ``version`` counts its writes, ``row`` is the trace row of the last
-    one (-1: none).
+    """The present state of a buffer.
+
+    ``version`` counts its writes. ``row`` is the trace row of the last write (-1: none).
     """
 
     shape: tuple[int, ...]
@@ -32,8 +37,9 @@ class BufferState:
 
 
 class ElementRange(NamedTuple):
-    """Elements ``start`` to ``stop`` (excluded) of a buffer, with the contributions in each of
-    them.
+    """Elements ``start`` to ``stop`` (excluded) of a buffer, which have the same contributions.
+
+    ``counts``: how often each contribution is in each of these elements.
     """
 
     start: int
@@ -42,10 +48,10 @@ class ElementRange(NamedTuple):
 
 
 class LineageViolation(NamedTuple):
-    """A contribution that is not exactly once in some elements of a buffer.
+    """A contribution that some elements of a buffer do not contain exactly once.
 
-    ``times`` is how often it is there. ``row`` is the trace row where it broke: the call that added
-    it once more, or, where it is missing, the buffer's last write (-1: never written).
+    ``times``: how often they contain it. ``row``: the trace row of the call that added it once too
+    often or, if it is missing, of the buffer's last write (-1: never written).
     """
 
     rank: int
@@ -58,7 +64,7 @@ class LineageViolation(NamedTuple):
 
 
 class BufferSnapshot(NamedTuple):
-    """What a call read or wrote: the buffers' contents then."""
+    """What a call read or wrote: the contents of its buffers at that time."""
 
     contents: tuple[Content, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -66,61 +72,62 @@ class BufferSnapshot(NamedTuple):
 
     @property
     def text(self) -> str:
-        return ", ".join(
-            format_content(c, s, d)
-            for c, s, d in zip(self.contents, self.shapes, self.dtypes, strict=True)
-        )
+        """The short form of all buffers, in the order of the call."""
+        buffers = zip(self.contents, self.shapes, self.dtypes, strict=True)
+        return ", ".join(format_content(*buffer) for buffer in buffers)
 
 
 @dataclass(eq=False)
 class BufferValues:
-    """The outcome of `compute_values`. Lookups by (rank, label) raise KeyError for a buffer that
-    the program does not have.
+    """The result of `compute_values`.
+
+    Lookups by (rank, label) raise KeyError if the program has no such buffer. ``seen``: what calls
+    read and wrote, by (rank, position, part, "in" or "out"); empty unless it was asked for.
     """
 
     graph: LineageGraph
     buffers: Mapping[RankBufferKey, BufferState]
-    #: What a declared tensor that no call touched holds; raises KeyError.
+    #: The state of a declared tensor that no call used. Raises KeyError.
     initial: Callable[[int, str], BufferState]
     limit_elements: int
     seen: Mapping[tuple[int, int, int, str], BufferSnapshot] = field(default_factory=dict)
 
     def state(self, rank: int, label: str) -> BufferState:
-        found = self.buffers.get(
-            (rank, label.removesuffix("@0"))
-        )  # the first copy goes by the bare name
-        return self.initial(rank, label) if found is None else found
+        """The state of a buffer."""
+        # The first copy has the bare name as its label.
+        state = self.buffers.get((rank, label.removesuffix("@0")))
+        return self.initial(rank, label) if state is None else state
 
     # --- numbers ---
     def text(self, rank: int, label: str) -> str:
-        """The short form of what a buffer holds: `[5, 7, 9]`, `2.0 (×1048576)`, `?`."""
+        """The short form of a buffer's numbers: `[5, 7, 9]`, `2.0 (×1048576)`, `?`."""
         state = self.state(rank, label)
         return format_content(state.content, state.shape, state.dtype)
 
     def array(self, rank: int, label: str) -> FlatArray | None:
-        """The numbers in the tensor's shape (uniform tensors as a broadcast view), None where any
-        is unknown.
+        """The numbers in the tensor's shape; None if any is unknown.
+
+        The array of a uniform tensor is a broadcast view: it is read-only.
         """
         state = self.state(rank, label)
         numbers = numbers_of_content(state.content, state.dtype, self.limit_elements)
         if numbers is None:
             return None
-        return (
-            np.broadcast_to(numbers.reshape(()), state.shape)
-            if numbers.size == 1
-            else numbers.reshape(state.shape)
-        )
+        if numbers.size == 1:
+            return np.broadcast_to(numbers.reshape(()), state.shape)
+        return numbers.reshape(state.shape)
 
     def agrees(self, rank: int, label: str, expected: object) -> bool:
-        """Does the buffer hold what `expect` says: a number for all elements, ``?`` for unknown, or
-        a list of them?
+        """Whether a buffer has the values that a scenario expects.
+
+        ``expected``: a number for all elements, ``?`` for unknown, or a list of these.
         """
         state = self.state(rank, label)
         return matches_expected(state.content, state.dtype, expected)
 
     @cached_property
     def final(self) -> dict[RankBufferKey, str]:
-        """The short form of every named buffer that a call of the run touched."""
+        """The short form of every named buffer that a call of the run used."""
         return {
             key: format_content(s.content, s.shape, s.dtype)
             for key, s in sorted(self.buffers.items(), key=_by_name)
@@ -128,87 +135,96 @@ class BufferValues:
 
     @cached_property
     def at_call(self) -> dict[tuple[int, int, str], str]:
-        """(rank, position, "in" or "out") -> short form of what the call read or wrote. Filled when
-        `at_calls` was asked for.
+        """(rank, position, "in" or "out") -> the short form of what the call read or wrote.
+
+        The parts of a batch are joined. Empty unless ``at_calls`` was requested.
         """
-        found: dict[tuple[int, int, str], str] = {}
-        for (rank, position, _, side), seen in self.seen.items():
-            before = found.get((rank, position, side))
-            found[rank, position, side] = seen.text if before is None else f"{before}, {seen.text}"
-        return found
+        texts: dict[tuple[int, int, str], str] = {}
+        for (rank, position, _, side), snapshot in self.seen.items():
+            before = texts.get((rank, position, side))
+            text = snapshot.text
+            texts[rank, position, side] = text if before is None else f"{before}, {text}"
+        return texts
 
     @cached_property
     def at_part(self) -> dict[tuple[int, int, int, str], str]:
-        """(rank, position, part, side) -> short form, for the parts of batches."""
-        return {key: seen.text for key, seen in self.seen.items() if key[2] >= 0}
+        """(rank, position, part, side) -> the short form, for the parts of batches."""
+        return {
+            (rank, position, part, side): snapshot.text
+            for (rank, position, part, side), snapshot in self.seen.items()
+            if part >= 0
+        }
 
     # --- lineage ---
     def stretches(self, rank: int, label: str) -> tuple[ElementRange, ...]:
-        """The buffer's elements by history."""
-        found, at = [], 0
+        """The elements of a buffer in ranges with one history each."""
+        ranges: list[ElementRange] = []
+        start = 0
         for piece in self.state(rank, label).content:
-            found.append(ElementRange(at, at + piece.numel, self.graph.counts(piece.node)))
-            at += piece.numel
-        return tuple(found)
+            stop = start + piece.numel
+            ranges.append(ElementRange(start, stop, self.graph.counts(piece.node)))
+            start = stop
+        return tuple(ranges)
 
     def lineage(self, rank: int, label: str) -> Counter[TensorContribution]:
-        """How often each contribution is in the buffer; where elements differ, the most often that
-        any one has it.
-        """
-        total: Counter[TensorContribution] = Counter()
-        for stretch in self.stretches(rank, label):
-            total |= stretch.counts
-        return total
+        """How often each contribution is in a buffer: the maximum over its elements."""
+        maximum: Counter[TensorContribution] = Counter()
+        for element_range in self.stretches(rank, label):
+            maximum |= element_range.counts
+        return maximum
 
     def origins(
         self, rank: int, label: str, element: int
     ) -> Counter[tuple[TensorContribution, int]]:
-        """The very elements that were summed up to one (flat) element: ((rank, tensor, version),
-        element) -> how often.
+        """The elements that one (flat) element of a buffer is made of, and how often each.
+
+        The keys are ((rank, tensor, version), element).
         """
-        at = element
+        offset = element
         for piece in self.state(rank, label).content:
-            if at < piece.numel:
-                return self.graph.origins(piece.node, piece.start + at)
-            at -= piece.numel
+            if offset < piece.numel:
+                return self.graph.origins(piece.node, piece.start + offset)
+            offset -= piece.numel
         raise IndexError(f"{label} on rank {rank} has no element {element}")
 
     def breaches(
         self, rank: int, label: str, sources: Iterable[TensorContribution]
     ) -> tuple[LineageViolation, ...]:
-        """Where a buffer does not hold each of ``sources`` exactly once, and the call where that
-        broke.
-        """
-        state, wanted = self.state(rank, label), tuple(sources)
-        found, at = [], 0
+        """Where a buffer does not contain each of ``sources`` once, and the calls that broke it."""
+        state = self.state(rank, label)
+        wanted = tuple(sources)
+        violations: list[LineageViolation] = []
+        start = 0
         for piece in state.content:
+            stop = start + piece.numel
             counts = self.graph.counts(piece.node)
             for source in wanted:
-                if counts[source] != 1:
-                    row = (
-                        state.row
-                        if counts[source] == 0
-                        else self.graph.nodes[self.graph.first_with(piece.node, source)].row
-                    )
-                    found.append(
-                        LineageViolation(
-                            rank, label, at, at + piece.numel, source, counts[source], row
-                        )
-                    )
-            at += piece.numel
-        return tuple(found)
+                times = counts[source]
+                if times == 1:
+                    continue
+                row = state.row
+                if times > 1:
+                    row = self.graph.nodes[self.graph.first_with(piece.node, source)].row
+                violations.append(LineageViolation(rank, label, start, stop, source, times, row))
+            start = stop
+        return tuple(violations)
 
     def exactly_once(
         self, label: str, ranks: Iterable[int], sources: Iterable[TensorContribution]
     ) -> bool:
-        """Does the buffer, on each of ``ranks``, hold each of ``sources`` exactly once in every
-        element, and nothing else?
+        """Whether every element of a buffer contains each of ``sources`` once and nothing else.
+
+        This must hold on each of ``ranks``.
         """
-        wanted = Counter(dict.fromkeys((TensorContribution(*s) for s in sources), 1))
-        return all(s.counts == wanted for rank in ranks for s in self.stretches(rank, label))
+        wanted = Counter(dict.fromkeys((TensorContribution(*source) for source in sources), 1))
+        for rank in ranks:
+            if any(part.counts != wanted for part in self.stretches(rank, label)):
+                return False
+        return True
 
 
 def _by_name(item: tuple[RankBufferKey, BufferState]) -> tuple[str, int, int]:
+    """Sorts by tensor, copy and rank; copies in the order of their numbers, not of their texts."""
     (rank, label), _ = item
     name, _, copy = label.partition("@")
     return name, int(copy or 0), rank

@@ -1,8 +1,9 @@
-"""Whose contribution, how often: a graph with one node per write, counted only on demand.
+"""Which contributions each element of a buffer contains, and how often.
 
-A buffer's content is a row of *pieces*. A piece is a stretch of elements with one history: elements
-``start`` … of what one node wrote. Moving data moves pieces and makes no node; combining data makes
-one node, shared by all ranks that get the result.
+Key idea: a graph has one node per write. It records what was combined; contributions are counted
+only on demand. A buffer's content is a sequence of *pieces*. A piece is a range of elements with
+one history: consecutive elements of what one node wrote. Moving data moves pieces and creates no
+node. Combining data creates one node, shared by all ranks that get the result.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-#: A flat array with one entry per element, or a single entry that stands for all of them.
+#: A flat array with one entry per element, or a single entry if all elements are equal (uniform).
 FlatArray = NDArray[np.generic]
-#: None: not known.
+#: None: unknown.
 Numbers = FlatArray | None
 #: An element of a node's result: (node, element).
 ElementRef = tuple[int, int]
 
 
 class TensorContribution(NamedTuple):
-    """The ``version``-th write of a tensor by its own rank (0: what it held at the start)."""
+    """The ``version``-th write of a tensor by its own rank (0: its initial content)."""
 
     rank: int
     tensor: str
@@ -33,11 +34,11 @@ class TensorContribution(NamedTuple):
 
 
 class LineageNode(NamedTuple):
-    """One write. A leaf has ``own`` and no parents; else element i comes from element ``start + i``
-    of each parent.
+    """One write.
 
-    ``row`` is the trace row of the call that wrote (of the first party, where several wrote the
-    same), -1 at the start.
+    A leaf has ``own`` and no parents. Otherwise element i is made of element ``start + i`` of each
+    parent ``(node, start)``. ``row`` is the trace row of the call that wrote; if several ranks
+    wrote the same, that of the first. It is -1 for initial content.
     """
 
     kind: str
@@ -47,7 +48,7 @@ class LineageNode(NamedTuple):
 
 
 class ContentPiece(NamedTuple):
-    """``numel`` elements: ``start`` … of node ``node``, with their numbers."""
+    """``numel`` elements from ``start`` on of what node ``node`` wrote, with their numbers."""
 
     numel: int
     node: int
@@ -59,45 +60,44 @@ Content = tuple[ContentPiece, ...]
 
 
 def numel_of(content: Content) -> int:
+    """The number of elements of a content."""
     return sum(piece.numel for piece in content)
 
 
 def slice_content(content: Content, start: int, stop: int) -> Content:
-    """Elements ``start`` to ``stop`` (excluded) of a content; what lies beyond its end is left
-    out.
-    """
+    """Elements ``start`` to ``stop`` (excluded) of a content, as far as it has them."""
     if start == 0 and len(content) == 1 and content[0].numel == stop:
         return content
-    found, at = [], 0
+    pieces: list[ContentPiece] = []
+    offset = 0
     for piece in content:
-        low, high = max(start - at, 0), min(stop - at, piece.numel)
+        low = max(start - offset, 0)
+        high = min(stop - offset, piece.numel)
         if low < high:
             numbers = piece.numbers
             if numbers is not None and numbers.size > 1:
                 numbers = numbers[low:high]
-            found.append(ContentPiece(high - low, piece.node, piece.start + low, numbers))
-        at += piece.numel
-    return tuple(found)
+            pieces.append(ContentPiece(high - low, piece.node, piece.start + low, numbers))
+        offset += piece.numel
+    return tuple(pieces)
 
 
 def concatenate_contents(contents: Sequence[Content]) -> Content:
-    """Contents one after the other; neighbours with one history and one number become one piece
-    again.
-    """
-    found: list[ContentPiece] = []
+    """Contents one after the other. Pieces are joined again where one continues the other."""
+    pieces: list[ContentPiece] = []
     for content in contents:
         for piece in content:
-            last = found[-1] if found else None
+            last = pieces[-1] if pieces else None
             if last is not None and _continues(last, piece):
                 numel = last.numel + piece.numel
-                found[-1] = ContentPiece(numel, last.node, last.start, last.numbers)
+                pieces[-1] = ContentPiece(numel, last.node, last.start, last.numbers)
             else:
-                found.append(piece)
-    return tuple(found)
+                pieces.append(piece)
+    return tuple(pieces)
 
 
 def _continues(last: ContentPiece, piece: ContentPiece) -> bool:
-    """Whether a piece is the continuation of the last one, so that the two can be joined."""
+    """Whether a piece continues the last one, so that the two can be joined."""
     if last.node != piece.node or last.start + last.numel != piece.start:
         return False
     return _has_same_number(last, piece)
@@ -115,21 +115,30 @@ def _has_same_number(a: ContentPiece, b: ContentPiece) -> bool:
 
 
 def align_contents(contents: Sequence[Content]) -> list[tuple[ContentPiece, ...]]:
-    """Cut contents at each other's borders: columns of pieces of equal length, as far as the
-    shortest content goes.
+    """Cut contents at each other's borders, up to the end of the shortest.
+
+    The result has one tuple per range between borders: the piece of each content there.
     """
     if all(len(c) == 1 and c[0].numel == contents[0][0].numel for c in contents):
-        return [tuple(c[0] for c in contents)]
-    end = min(numel_of(c) for c in contents)
+        return [tuple(content[0] for content in contents)]
+    end = min(numel_of(content) for content in contents)
     borders = {0, end}
     for content in contents:
-        borders.update(int(b) for b in np.cumsum([p.numel for p in content]) if b < end)
-    marks = sorted(borders)
-    return [tuple(slice_content(c, a, b)[0] for c in contents) for a, b in pairwise(marks)]
+        ends_of_pieces = np.cumsum([piece.numel for piece in content]).tolist()
+        borders.update(int(border) for border in ends_of_pieces if border < end)
+    return [_pieces_between(contents, low, high) for low, high in pairwise(sorted(borders))]
+
+
+def _pieces_between(contents: Sequence[Content], low: int, high: int) -> tuple[ContentPiece, ...]:
+    """The piece of each content between two adjacent borders."""
+    return tuple(slice_content(content, low, high)[0] for content in contents)
 
 
 class LineageGraph:
-    """All nodes of one run. Equal combinations are one node."""
+    """All nodes of one run. Equal combinations are one node.
+
+    A node is created after its parents, so parents have lower numbers.
+    """
 
     def __init__(self) -> None:
         self.nodes: list[LineageNode] = []
@@ -137,18 +146,22 @@ class LineageGraph:
         self._counts: dict[int, Counter[TensorContribution]] = {}
 
     def leaf(self, kind: str, own: TensorContribution, row: int) -> int:
+        """Add a node for data that a rank itself wrote; its number."""
         self.nodes.append(LineageNode(kind, own, (), row))
         return len(self.nodes) - 1
 
     def combine(self, kind: str, parents: tuple[ElementRef, ...], row: int) -> int:
+        """The number of the node that combines parts of other nodes; it is created if necessary."""
         number = self._combined.setdefault((kind, parents), len(self.nodes))
         if number == len(self.nodes):
             self.nodes.append(LineageNode(kind, None, parents, row))
         return number
 
     def counts(self, node: int) -> Counter[TensorContribution]:
-        """How often each contribution is in what a node wrote. Counted once per node; do not change
-        the answer.
+        """How often each contribution is in what a node wrote.
+
+        The result is cached: do not change it. The graph can be deep, hence a stack instead of
+        recursion.
         """
         todo = [node]
         while todo:
@@ -168,31 +181,32 @@ class LineageGraph:
         return self._counts[node]
 
     def origins(self, node: int, element: int) -> Counter[tuple[TensorContribution, int]]:
-        """The very elements that make up one element of a node's result, and how often each is in
-        it.
-        """
+        """The elements of leaves that make up one element of a node's result, with their counts."""
         found: Counter[tuple[TensorContribution, int]] = Counter()
         times: Counter[ElementRef] = Counter({(node, element): 1})
-        heap = [
-            (-node, element)
-        ]  # parents have lower numbers, so a point is complete when it is the highest left
+        # Parents have lower numbers than their children. So the count of the element with the
+        # highest node in the heap is complete.
+        heap = [(-node, element)]
         while heap:
-            negative, at = heappop(heap)
-            often, here = times.pop((-negative, at)), self.nodes[-negative]
-            if here.own is not None:
-                found[here.own, at] += often
-            for parent, start in here.parents:
-                if (parent, start + at) not in times:
-                    heappush(heap, (-parent, start + at))
-                times[parent, start + at] += often
+            negative, position = heappop(heap)
+            count = times.pop((-negative, position))
+            current = self.nodes[-negative]
+            if current.own is not None:
+                found[current.own, position] += count
+            for parent, start in current.parents:
+                if (parent, start + position) not in times:
+                    heappush(heap, (-parent, start + position))
+                times[parent, start + position] += count
         return found
 
     def first_with(self, node: int, source: TensorContribution) -> int:
-        """The node on the way down that has a contribution more than once while none of its parents
-        has.
+        """The node that first had a contribution more than once, among a node and its ancestors.
+
+        None of its own parents has the contribution more than once. If several parents of a node
+        do, the search follows the first of them.
         """
         while True:
-            worse = [p for p, _ in self.nodes[node].parents if self.counts(p)[source] > 1]
-            if not worse:
+            repeated = [p for p, _ in self.nodes[node].parents if self.counts(p)[source] > 1]
+            if not repeated:
                 return node
-            node = worse[0]
+            node = repeated[0]

@@ -1,12 +1,14 @@
-"""Numbers of tensors: numpy arrays in torch's dtypes, one entry standing for all elements of a
-uniform tensor.
+"""The numbers of tensors: how they are filled, reduced, compared and shown.
 
-All functions here take and give *flat* arrays of size n or 1 (uniform), or None (not known).
+Key idea: numbers are *flat* numpy arrays in torch's dtypes, of size n, or of size 1 if all elements
+are equal (uniform), or None if they are unknown. So a large uniform tensor costs nothing. Large
+tensors whose elements differ are unknown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
 
 import numpy as np
 
@@ -15,8 +17,8 @@ from distsim.operations.core.collective_results import numpy_dtype, reduce_array
 from distsim.operations.core.field_types import PerRank
 from distsim.values.lineage import Content, FlatArray, Numbers, numel_of
 
-#: Tensors up to this many elements are written out when a value needs it; larger ones are uniform
-#: or unknown.
+#: Tensors up to this many elements can have elements that differ; larger ones are uniform or
+#: unknown.
 LIMIT_ELEMENTS = 4096
 #: Tensors up to this many elements are shown in full.
 SHOWN_ELEMENTS = 16
@@ -25,12 +27,12 @@ SHOWN_ELEMENTS = 16
 def fill_numbers(
     value: object, env: Mapping[str, object], numel: int, dtype: str, limit: int = LIMIT_ELEMENTS
 ) -> Numbers:
-    """The numbers that a file's ``value`` gives a tensor of ``numel`` elements (design §3, rule 5).
+    """The numbers of a tensor that a scenario fills with ``value`` (design §3, rule 5).
 
     ``value`` is None, an Expression or number, a (nested) list of them, or a PerRank of these;
     ``env`` maps names to numbers, or to flat arrays of ``numel`` elements (tensors in an `assign`).
-    None where nothing is known: no value, more than ``limit`` elements that differ, or a list of
-    another length than the tensor. Raises ExpressionError.
+    The result is None (unknown) if there is no value, if more than ``limit`` elements differ, or if
+    a list has another length than the tensor. Raises ExpressionError.
     """
     if isinstance(value, PerRank):
         value = _value_of_rank(value, env)
@@ -40,16 +42,20 @@ def fill_numbers(
         return _numbers_of_list(value, env, numel, dtype, limit)
     if isinstance(value, Expression):
         value = _evaluate(value, env, numel, limit)
-    return None if value is None else _cast(np.atleast_1d(np.asarray(value)).ravel(), dtype)
+    if value is None:
+        return None
+    return _cast(np.atleast_1d(np.asarray(value)).ravel(), dtype)
 
 
 def _evaluate(value: Expression, env: Mapping[str, object], numel: int, limit: int) -> object:
+    """The value of an expression, for all elements at once; None if they would be too many."""
     names = {name: env[name] for name in value.names if name in env}
     if "index" in value.names:
         if numel > limit:
             return None
         names["index"] = np.arange(numel)
-    if any(isinstance(v, np.ndarray) and not v.size for v in names.values()):
+    arrays = [v for v in names.values() if isinstance(v, np.ndarray)]
+    if any(not array.size for array in arrays):
         return np.zeros(0)
     return value.evaluate(names)
 
@@ -57,18 +63,19 @@ def _evaluate(value: Expression, env: Mapping[str, object], numel: int, limit: i
 def _numbers_of_list(
     items: Sequence[object], env: Mapping[str, object], numel: int, dtype: str, limit: int
 ) -> Numbers:
+    """The numbers of a list with one entry per element."""
     flat = list(_flatten(items))
     if len(flat) != numel or numel > limit:
         return None
-    found = []
+    numbers = []
     for i, item in enumerate(flat):
         if isinstance(item, PerRank):
             item = _value_of_rank(item, env)
         if isinstance(item, Expression):
-            here = {name: _element(env[name], i) for name in item.names if name in env}
-            item = item.evaluate({**here, "index": i})
-        found.append(item)
-    return _cast(np.array(found), dtype)
+            names = {name: _element(env[name], i) for name in item.names if name in env}
+            item = item.evaluate({**names, "index": i})
+        numbers.append(item)
+    return _cast(np.array(numbers), dtype)
 
 
 def _value_of_rank(value: PerRank[object], env: Mapping[str, object]) -> object:
@@ -85,7 +92,10 @@ def _flatten(items: Sequence[object]) -> Iterator[object]:
 
 
 def _element(value: object, i: int) -> object:
-    return value[i if value.size > 1 else 0].item() if isinstance(value, np.ndarray) else value
+    """Element ``i`` of an array, which may be uniform; any other value as it is."""
+    if not isinstance(value, np.ndarray):
+        return value
+    return value[i if value.size > 1 else 0].item()
 
 
 def _cast(numbers: FlatArray, dtype: str) -> FlatArray:
@@ -94,18 +104,23 @@ def _cast(numbers: FlatArray, dtype: str) -> FlatArray:
 
 
 def widen_numbers(numbers: FlatArray) -> object:
-    """The same numbers in a dtype that expressions compute in: int64, float64, bool. A single one
-    as a Python number.
+    """The same numbers in the dtypes of expressions: int64, float64 or bool.
+
+    A single number becomes a Python number.
     """
-    kind = numbers.dtype.kind
-    target = np.int64 if kind in "iu" else np.bool_ if kind == "b" else np.float64
+    target: type[np.int64 | np.bool_ | np.float64] = np.float64
+    if numbers.dtype.kind in "iu":
+        target = np.int64
+    elif numbers.dtype.kind == "b":
+        target = np.bool_
     widened: FlatArray = numbers.astype(target)
     return widened[0].item() if widened.size == 1 else widened
 
 
 def numbers_of_content(content: Content, dtype: str, limit: int = LIMIT_ELEMENTS) -> Numbers:
-    """The numbers of a content as one flat array of its length, or of size 1 where it is uniform;
-    None where any is unknown.
+    """The numbers of a content as one flat array; of size 1 if it is uniform.
+
+    None if any number is unknown, or if the content has more than ``limit`` elements that differ.
     """
     if any(piece.numbers is None for piece in content):
         return None
@@ -118,15 +133,17 @@ def numbers_of_content(content: Content, dtype: str, limit: int = LIMIT_ELEMENTS
     if numel > limit:
         return None
     spread = [
-        np.broadcast_to(p, piece.numel) if p.size == 1 else p
-        for p, piece in zip(parts, content, strict=True)
+        np.broadcast_to(part, piece.numel) if part.size == 1 else part
+        for part, piece in zip(parts, content, strict=True)
     ]
     return np.concatenate(spread) if spread else np.zeros(0, numpy_dtype(dtype))
 
 
 def reinterpret(numbers: Numbers, numel: int, dtype: str, limit: int = LIMIT_ELEMENTS) -> Numbers:
-    """The bits of ``numel`` elements read as another dtype, as back ends do that compare only bytes
-    (semantics 2.1).
+    """The bits of ``numel`` elements, read as another dtype.
+
+    Backends that compare only byte counts do this (semantics 2.1). None if the numbers are unknown,
+    too many, or do not fill a whole number of elements.
     """
     target: np.dtype[np.generic] = numpy_dtype(dtype)
     if numbers is None or numbers.dtype == target:
@@ -148,38 +165,36 @@ def _has_one_text(numbers: Numbers) -> bool:
 
 
 def format_content(content: Content, shape: Sequence[int], dtype: str) -> str:
-    """``[5, 7, 9]`` for small tensors, ``2.0 (×1048576)`` for uniform ones, ``?`` for what is not
-    known.
+    """The short form of a content.
+
+    ``[5, 7, 9]`` for small tensors, ``2.0 (×1048576)`` for uniform ones, ``?`` for unknown ones.
     """
     numel = numel_of(content)
     if all(piece.numbers is None for piece in content):
         return "[]" if numel == 0 and content == () else "?"
     if numel <= SHOWN_ELEMENTS:
         flat = [text for piece in content for text in _number_texts(piece.numbers, piece.numel)]
-        return (
-            _nested_text(flat, list(shape))
-            if _shape_fits(shape, numel)
-            else _nested_text(flat, [numel])
-        )
-    same = numbers_of_content(content, dtype, 1)
-    if same is not None:
-        return f"{_number_text(same[0])} (×{numel})"
+        return _nested_text(flat, shape if _shape_fits(shape, numel) else [numel])
+    uniform = numbers_of_content(content, dtype, 1)
+    if uniform is not None:
+        return f"{_number_text(uniform[0])} (×{numel})"
     is_short = len(content) <= SHOWN_ELEMENTS // 2
     if is_short and all(_has_one_text(piece.numbers) for piece in content):
         texts = (f"{_number_texts(p.numbers, 1)[0]} (×{p.numel})" for p in content)
         return "[" + ", ".join(texts) + "]"
     first, last = content[0], content[-1]
-    head = _number_texts(first.numbers, first.numel)[:3]
-    return (
-        f"[{', '.join(head)}, …, {_number_texts(last.numbers, last.numel)[-1]}] ({numel} elements)"
-    )
+    head = ", ".join(_number_texts(first.numbers, first.numel)[:3])
+    tail = _number_texts(last.numbers, last.numel)[-1]
+    return f"[{head}, …, {tail}] ({numel} elements)"
 
 
 def _shape_fits(shape: Sequence[int], numel: int) -> bool:
+    """Whether a text can show the shape: at most two axes, and as many elements as there are."""
     return len(shape) <= 2 and int(np.prod(shape, dtype=np.int64)) == numel
 
 
 def _number_texts(numbers: Numbers, numel: int) -> list[str]:
+    """One text per element; of a uniform piece only as many as can be shown."""
     if numbers is None:
         return ["?"] * min(numel, SHOWN_ELEMENTS)
     if numbers.size == 1:
@@ -191,10 +206,15 @@ def _number_text(number: np.generic) -> str:
     if number.dtype.kind == "b":
         return "true" if number else "false"
     text = str(number)
-    return f"{text}.0" if number.dtype.kind not in "iu" and text.lstrip("-").isdigit() else text
+    # Some dtypes outside numpy (bfloat16, float8) print whole numbers without a decimal point.
+    is_integer = number.dtype.kind in "iu"
+    if not is_integer and text.lstrip("-").isdigit():
+        return f"{text}.0"
+    return text
 
 
 def _nested_text(flat: Sequence[str], shape: Sequence[int]) -> str:
+    """Texts of elements as nested lists, for shapes with at most two axes."""
     if not shape:
         return flat[0] if flat else "[]"
     if len(shape) == 1:
@@ -208,13 +228,13 @@ def _nested_text(flat: Sequence[str], shape: Sequence[int]) -> str:
 
 
 def reduce_numbers(op: str, terms: Sequence[Numbers]) -> Numbers:
-    """The reduction of the ranks' numbers in group order; None where any is unknown."""
+    """The reduction of the ranks' numbers in group order; None if any of them is unknown."""
     known = [term for term in terms if term is not None]
     return reduce_arrays(op, known) if len(known) == len(terms) else None
 
 
-#: How far a number may be from the one expected, relative: about two units in the last place of the
-#: dtype. Integers are exact.
+#: The relative tolerance for expected numbers: about two units in the last place of the dtype.
+#: Integers must be equal.
 TOLERANCE = {
     "float64": 1e-12,
     "float32": 3e-7,
@@ -228,35 +248,37 @@ TOLERANCE = {
 
 
 def matches_expected(content: Content, dtype: str, expected: object) -> bool:
-    """``expected`` is a number (all elements), ``?`` (all unknown), or a (nested) list of both with
-    one entry per element.
+    """Whether a content has the expected numbers.
+
+    ``expected`` is a number (for all elements), ``?`` (all unknown), or a (nested) list of both
+    with one entry per element.
     """
-    if isinstance(expected, (list, tuple)):
-        wanted = list(_flatten(expected))
-        return len(wanted) == numel_of(content) and all(
-            _numbers_match(h, w, dtype) for h, w in zip(_elements(content), wanted, strict=True)
-        )
-    return all(_numbers_match(piece.numbers, expected, dtype) for piece in content)
+    if not isinstance(expected, (list, tuple)):
+        return all(_numbers_match(piece.numbers, expected, dtype) for piece in content)
+    wanted = list(_flatten(expected))
+    if len(wanted) != numel_of(content):
+        return False
+    pairs = zip(_elements(content), wanted, strict=True)
+    return all(_numbers_match(element, entry, dtype) for element, entry in pairs)
 
 
 def _elements(content: Content) -> Iterator[Numbers]:
+    """The numbers of each element: an array of size 1, or None."""
     for piece in content:
+        numbers = piece.numbers
+        if numbers is None or numbers.size <= 1:
+            yield from repeat(numbers, piece.numel)
+            continue
         for i in range(piece.numel):
-            yield (
-                None
-                if piece.numbers is None
-                else piece.numbers[i : i + 1]
-                if piece.numbers.size > 1
-                else piece.numbers
-            )
+            yield numbers[i : i + 1]
 
 
 def _numbers_match(numbers: Numbers, wanted: object, dtype: str) -> bool:
+    """Whether all numbers are close to the wanted one, or unknown if ``?`` is wanted."""
     if wanted == "?" or numbers is None:
         return numbers is None and wanted == "?"
     if dtype not in TOLERANCE:
         return bool((numbers == wanted).all())
-    as_wide = numbers.astype(np.complex128 if numbers.dtype.kind == "c" else np.float64)
-    return bool(
-        np.isclose(as_wide, np.asarray(wanted), rtol=TOLERANCE[dtype], atol=0, equal_nan=True).all()
-    )
+    wide = numbers.astype(np.complex128 if numbers.dtype.kind == "c" else np.float64)
+    close = np.isclose(wide, np.asarray(wanted), rtol=TOLERANCE[dtype], atol=0, equal_nan=True)
+    return bool(close.all())

@@ -1,5 +1,11 @@
-"""The pass that carries values through a finished run: reads at a call's start, writes at its end,
-in order of effect.
+"""Carries values through a finished run, and returns what every buffer contains at its end.
+
+Key idea: calls read their inputs when they start and write their outputs when they finish, in the
+order of `distsim.values.effect_order`. Numbers and lineage travel together, as contents
+(`distsim.values.lineage`). Contents are immutable, so a read costs nothing and keeps its data.
+
+What matched calls exchange is computed in `distsim.values.matched_calls`; the numbers of fills and
+expressions in `distsim.values.numbers`.
 """
 
 from __future__ import annotations
@@ -35,40 +41,49 @@ from distsim.values.numbers import LIMIT_ELEMENTS, fill_numbers, numbers_of_cont
 def compute_values(
     program: Program, trace: Trace, *, limit_elements: int = LIMIT_ELEMENTS, at_calls: bool = False
 ) -> BufferValues:
-    """What every buffer holds after a run, numbers and lineage.
+    """What every buffer contains after a run: numbers and lineage.
 
-    Calls that met exchange what their send buffers hold when the transfer starts; results are there
-    when it finishes. Calls that never started or never finished, as in a run that stood still, read
-    or write nothing.
+    Matched calls exchange what their send buffers contain when the transfer starts. The results are
+    written when it finishes. Calls that never started read nothing, and calls that never finished
+    write nothing (for example in a run that hangs).
 
-    Tensors of more than ``limit_elements`` elements carry numbers only while they are uniform.
+    Tensors of more than ``limit_elements`` elements have numbers only while they are uniform.
     ``at_calls`` also keeps what each call read and wrote (`BufferValues.at_call`), for pictures.
     """
     return _ValuePass(program, trace, limit_elements, at_calls).values()
 
 
 class _ValuePass:
-    """Carries out the reads and writes of a run."""
+    """One pass over the reads and writes of a run.
+
+    - ``buffers``: the state of each named buffer that has been used.
+    - ``read``: by trace row, what the call read; emptied when it is not needed any more.
+    - ``seen``: what calls read and wrote, if ``at_calls``.
+    - ``open_matches``: matches with a call that has finished, and one that has yet to finish.
+    """
 
     def __init__(self, program: Program, trace: Trace, limit: int, at_calls: bool) -> None:
-        self.program, self.trace, self.limit, self.at_calls = program, trace, limit, at_calls
+        self.program = program
+        self.trace = trace
+        self.limit = limit
+        self.at_calls = at_calls
         self.graph = LineageGraph()
         self.buffers: dict[tuple[int, str], BufferState] = {}
         self.seen: dict[tuple[int, int, int, str], BufferSnapshot] = {}
-        self.read: dict[int, tuple[Content, ...]] = {}  # trace row -> what it read
-        self.rank, self.position, self.part = (
-            trace[name].tolist() for name in ("rank", "position", "part")
-        )
-        self.started, self.finished = (
-            trace[name].tolist() for name in ("started_ns", "finished_ns")
-        )
+        self.read: dict[int, tuple[Content, ...]] = {}
+        self.rank = trace["rank"].tolist()
+        self.position = trace["position"].tolist()
+        self.part = trace["part"].tolist()
+        self.started = trace["started_ns"].tolist()
+        self.finished = trace["finished_ns"].tolist()
         self.matches = match_table(trace)
-        self.match: dict[int, MatchedCalls] = {}
+        self.open_matches: dict[int, MatchedCalls] = {}
         self._calls: dict[tuple[int, int], ResolvedCall] = {}
         self._names: dict[int, dict[str, object]] = {}
         self._effects: dict[tuple[str, int, int], tuple[OutputEffect, ...]] = {}
 
     def values(self) -> BufferValues:
+        """Run the pass."""
         for event in effect_events(self.program, self.trace, self.matches):
             if event.finishes:
                 self.finish(event.row)
@@ -78,6 +93,7 @@ class _ValuePass:
 
     # --- calls and buffers ---
     def call(self, row: int) -> ResolvedCall:
+        """The call of a trace row, or the part of a batch."""
         rank, part = self.rank[row], self.part[row]
         code_call = self.program.code_call(rank, self.position[row])
         key = (rank, id(code_call))
@@ -87,43 +103,45 @@ class _ValuePass:
         return call if part < 0 else call.parts[part]
 
     def names(self, rank: int) -> dict[str, object]:
+        """The values of names in expressions on a rank."""
         if rank not in self._names:
             self._names[rank] = {"rank": rank, **self.program.names_of(rank)}
         return self._names[rank]
 
     def state(self, rank: int, buffer: TensorBuffer) -> BufferState:
-        """The buffer's state; an inline buffer's is fresh and forgotten."""
-        found = self.buffers.get((rank, buffer.label))
-        if found is None:
-            found = self._state(rank, buffer)
+        """The state of a buffer. An inline buffer has no name: its state is new each time."""
+        state = self.buffers.get((rank, buffer.label))
+        if state is None:
+            state = self._initial_state(rank, buffer)
             if buffer.name:
-                self.buffers[rank, buffer.label] = found
-        return found
+                self.buffers[rank, buffer.label] = state
+        return state
 
-    def _state(self, rank: int, buffer: TensorBuffer) -> BufferState:
+    def _initial_state(self, rank: int, buffer: TensorBuffer) -> BufferState:
         spec = self.program.tensors.get(buffer.name)
-        env = {**self.names(rank), "copy": buffer.index}
-        numbers = (
-            None if spec is None or spec.value is None else self._fill(spec.value, env, buffer)
-        )
+        numbers: Numbers = None
+        if spec is not None and spec.value is not None:
+            names = {**self.names(rank), "copy": buffer.index}
+            numbers = self._fill(spec.value, names, buffer)
         node = self.graph.leaf("initial", TensorContribution(rank, buffer.label, 0), -1)
-        return BufferState(
-            buffer.shape, buffer.dtype, (ContentPiece(buffer.numel, node, 0, numbers),)
-        )
+        content = (ContentPiece(buffer.numel, node, 0, numbers),)
+        return BufferState(buffer.shape, buffer.dtype, content)
 
-    def _fill(self, value: object, env: dict[str, object], buffer: TensorBuffer) -> Numbers:
+    def _fill(self, value: object, names: dict[str, object], buffer: TensorBuffer) -> Numbers:
+        """The numbers of a buffer that is filled with a value from the scenario."""
         try:
-            return fill_numbers(value, env, buffer.numel, buffer.dtype, self.limit)
+            return fill_numbers(value, names, buffer.numel, buffer.dtype, self.limit)
         except ExpressionError as error:
             message = (
                 f"{self.program.file}: the value of tensor {buffer.label} can't be worked out "
-                f"on rank {env['rank']}: {error}"
+                f"on rank {names['rank']}: {error}"
             )
             raise UsageError(
                 message, "mend its expression, or leave the numbers away with --no-values"
             ) from None
 
     def initial(self, rank: int, label: str) -> BufferState:
+        """The initial state of a declared tensor. Raises KeyError if it is not on the rank."""
         name, _, index = label.partition("@")
         spec = self.program.tensors.get(name)
         if spec is None or spec.shape is None or not 0 <= rank < self.program.world_size:
@@ -131,15 +149,15 @@ class _ValuePass:
         copy = int(index) if index.isdigit() else 0
         if copy >= at_row(spec.copies, rank):
             raise KeyError((rank, label))
-        return self._state(
-            rank, TensorBuffer(name, copy, tuple(at_row(n, rank) for n in spec.shape), spec.dtype)
-        )
+        shape = tuple(at_row(size, rank) for size in spec.shape)
+        return self._initial_state(rank, TensorBuffer(name, copy, shape, spec.dtype))
 
     def write(
         self, rank: int, buffer: TensorBuffer, content: Content, row: int, offset: int = 0
     ) -> None:
-        """Replace elements from ``offset`` on; what the content does not reach keeps its old value,
-        what does not fit is lost.
+        """Replace the elements from ``offset`` on, as far as the content goes.
+
+        Elements after it keep their value. What does not fit into the buffer is lost.
         """
         if not buffer.name:
             return
@@ -149,43 +167,49 @@ class _ValuePass:
         if offset == 0 and stop == size:
             state.content = slice_content(content, 0, size)
         else:
-            state.content = concatenate_contents(
-                (
-                    slice_content(state.content, 0, offset),
-                    slice_content(content, 0, stop - offset),
-                    slice_content(state.content, stop, size),
-                )
-            )
+            before = slice_content(state.content, 0, offset)
+            written = slice_content(content, 0, stop - offset)
+            after = slice_content(state.content, stop, size)
+            state.content = concatenate_contents((before, written, after))
         state.version += 1
         state.row = row
 
     # --- reads ---
     def start(self, row: int) -> None:
+        """Read the inputs of a call, unless that is done already."""
         if row in self.read:
             return
-        call, rank = self.call(row), self.rank[row]
-        buffers: Sequence[TensorBuffer] = call.inputs
-        if call.op == "compute":
-            buffers = (*call.reads, *call.adds)
-        elif call.op == "assign":
-            buffers = tuple(self._named(call))
-        elif OPERATIONS[call.op].kind == "remote" and OPERATIONS[call.op].gets == "all":
-            buffers = ()  # read over there, when it is done
-        self.read[row] = tuple(self.state(rank, b).content for b in buffers)
+        buffers = self._read_buffers(self.call(row))
+        rank = self.rank[row]
+        self.read[row] = tuple(self.state(rank, buffer).content for buffer in buffers)
         if self.at_calls:
             self._keep(row, "in", buffers, self.read[row])
+
+    def _read_buffers(self, call: ResolvedCall) -> Sequence[TensorBuffer]:
+        """The buffers that a call reads on its own rank when it starts."""
+        if call.op == "compute":
+            return (*call.reads, *call.adds)
+        if call.op == "assign":
+            return tuple(self._tensors_in_value(call))
+        operation = OPERATIONS[call.op]
+        if operation.kind == "remote" and operation.gets == "all":
+            return ()  # a get reads on the other rank, when it finishes
+        return call.inputs
 
     def _keep(
         self, row: int, side: str, buffers: Sequence[TensorBuffer], contents: tuple[Content, ...]
     ) -> None:
-        if buffers:
-            key = (self.rank[row], self.position[row], self.part[row], side)
-            self.seen[key] = BufferSnapshot(
-                contents, tuple(b.shape for b in buffers), tuple(b.dtype for b in buffers)
-            )
+        """Keep what a call read (``side`` "in") or wrote ("out")."""
+        if not buffers:
+            return
+        key = (self.rank[row], self.position[row], self.part[row], side)
+        shapes = tuple(buffer.shape for buffer in buffers)
+        dtypes = tuple(buffer.dtype for buffer in buffers)
+        self.seen[key] = BufferSnapshot(contents, shapes, dtypes)
 
     # --- writes ---
     def finish(self, row: int) -> None:
+        """Write the outputs of a call."""
         call, rank = self.call(row), self.rank[row]
         written: Sequence[TensorBuffer] = call.outputs
         if call.op == "compute":
@@ -197,18 +221,26 @@ class _ValuePass:
         elif OPERATIONS[call.op].kind == "remote" and call.peer is not None:
             written = self._remote(call, call.peer, row)
         elif self.matches.match_of[row] >= 0:
-            match = self._match(self.matches.match_of[row])
-            for buffer, offset, content in match.results(row):
-                self.write(rank, buffer, content, row, offset)
-            match.left -= 1
-            if not match.left:
-                self._forget(self.matches.match_of[row])
+            self._finish_matched(row)
         if self.at_calls:
-            self._keep(row, "out", written, tuple(self.state(rank, b).content for b in written))
+            contents = tuple(self.state(rank, buffer).content for buffer in written)
+            self._keep(row, "out", written, contents)
+
+    def _finish_matched(self, row: int) -> None:
+        """Write what a call gets from the calls that matched it."""
+        number = self.matches.match_of[row]
+        match = self._match(number)
+        for buffer, offset, content in match.results(row):
+            self.write(self.rank[row], buffer, content, row, offset)
+        match.unfinished -= 1
+        if not match.unfinished:
+            self._forget(number)
 
     def _remote(self, call: ResolvedCall, peer: int, row: int) -> Sequence[TensorBuffer]:
-        """A put writes what it read here on the other rank; a get writes here what the other rank
-        holds. Returns what is written here.
+        """Carry out a one-sided call; returns the buffers that it writes on its own rank.
+
+        A put writes what it read at its start on the other rank. A get writes what the other rank's
+        buffer contains at its finish.
         """
         if OPERATIONS[call.op].gives == "all":
             self.write(peer, call.outputs[0], self.read[row][0], row)
@@ -216,95 +248,103 @@ class _ValuePass:
         self.write(call.rank, call.outputs[0], self.state(peer, call.inputs[0]).content, row)
         return call.outputs
 
-    def _match(self, match: int) -> MatchedCalls:
-        if match not in self.match:
-            rows = self.matches.members[match]
+    def _match(self, number: int) -> MatchedCalls:
+        """The calls of a match, with what they read; created when the first of them finishes."""
+        if number not in self.open_matches:
+            rows = self.matches.members[number]
+            # The first call to finish needs the inputs of all members, also of those that start
+            # later in the order of effects.
             for row in rows:
                 if self.started[row] >= 0:
                     self.start(row)
-            present = [row for row in rows if row in self.read]
-            calls = {row: self.call(row) for row in present}
-            self.match[match] = MatchedCalls(
-                self.graph, self.effect, calls, {r: self.read[r] for r in present}, self.limit
-            )
-            self.match[match].left = sum(1 for row in rows if self.finished[row] >= 0)
-        return self.match[match]
+            calls = {row: self.call(row) for row in rows if row in self.read}
+            read = {row: self.read[row] for row in calls}
+            match = MatchedCalls(self.graph, self.effect, calls, read, self.limit)
+            match.unfinished = sum(1 for row in rows if self.finished[row] >= 0)
+            self.open_matches[number] = match
+        return self.open_matches[number]
 
-    def _forget(self, match: int) -> None:
-        del self.match[match]
-        for row in self.matches.members[match]:
+    def _forget(self, number: int) -> None:
+        """Free what the calls of a match read."""
+        del self.open_matches[number]
+        for row in self.matches.members[number]:
             self.read[row] = ()
 
     def effect(self, op: str, size: int, root: int) -> tuple[OutputEffect, ...]:
-        """The row's effect with equal entries made one object, so that ranks with the same result
-        share it.
+        """The effect of an operation by group rank, in which equal entries are one object.
+
+        So ranks with the same result can share it (see `MatchedCalls`).
         """
         key = (op, size, root)
         if key not in self._effects:
             effects = OPERATIONS[op].effect(size, root)
+            distinct = {id(effect): effect for effect in effects}
+            # Compare by value only once per object: many entries are one object already.
             shared: dict[OutputEffect, OutputEffect] = {}
-            by_id: dict[int, OutputEffect] = {}
-            for effect in {id(effect): effect for effect in effects}.values():
-                by_id[id(effect)] = None if effect is None else shared.setdefault(effect, effect)
-            self._effects[key] = tuple([by_id[id(effect)] for effect in effects])
+            shared_by_id: dict[int, OutputEffect] = {}
+            for number, effect in distinct.items():
+                shared_by_id[number] = None if effect is None else shared.setdefault(effect, effect)
+            self._effects[key] = tuple([shared_by_id[id(effect)] for effect in effects])
         return self._effects[key]
 
-    def _new(self, kind: str, rank: int, buffer: TensorBuffer, row: int) -> int:
+    def _new_leaf(self, kind: str, rank: int, buffer: TensorBuffer, row: int) -> int:
+        """A node for the next version of a buffer, written by its own rank."""
         version = self.state(rank, buffer).version + 1
         return self.graph.leaf(kind, TensorContribution(rank, buffer.label, version), row)
 
     def _compute(self, call: ResolvedCall, row: int) -> None:
         for buffer in call.writes:
-            content = (
-                ContentPiece(buffer.numel, self._new("write", call.rank, buffer, row), 0, None),
-            )
+            node = self._new_leaf("write", call.rank, buffer, row)
+            content = (ContentPiece(buffer.numel, node, 0, None),)
             self.write(call.rank, buffer, content, row)
         for buffer in call.adds:
             self._add(call, buffer, row)
 
     def _add(self, call: ResolvedCall, buffer: TensorBuffer, row: int) -> None:
-        """Accumulate. Memory that nothing wrote and no value filled counts as zeros, as gradients
-        start: it adds nothing.
+        """Accumulate into a buffer, as gradients are accumulated.
+
+        A buffer that was never written and has no initial value counts as zeros: its content
+        contributes nothing to the sum.
         """
         state = self.state(call.rank, buffer)
-        new: Content = (
-            ContentPiece(buffer.numel, self._new("add", call.rank, buffer, row), 0, None),
-        )
+        node = self._new_leaf("add", call.rank, buffer, row)
+        content: Content = (ContentPiece(buffer.numel, node, 0, None),)
         spec = self.program.tensors.get(buffer.name)
-        if state.version or (spec is not None and spec.value is not None):
-            columns = align_contents([state.content, new])
-            new = tuple(
-                ContentPiece(c[0].numel, self.graph.combine("add", _element_refs(c), row), 0, None)
-                for c in columns
-            )
-        self.write(call.rank, buffer, new, row)
+        has_initial_value = spec is not None and spec.value is not None
+        if state.version or has_initial_value:
+            sums: list[ContentPiece] = []
+            for column in align_contents([state.content, content]):
+                node = self.graph.combine("add", _element_refs(column), row)
+                sums.append(ContentPiece(column[0].numel, node, 0, None))
+            content = tuple(sums)
+        self.write(call.rank, buffer, content, row)
 
     # --- assign ---
-    def _named(self, call: ResolvedCall) -> Iterator[TensorBuffer]:
-        """The tensors whose names the value uses."""
+    def _tensors_in_value(self, call: ResolvedCall) -> Iterator[TensorBuffer]:
+        """The tensors whose names the value of an `assign` uses."""
         for name in sorted(_names_used_in(call.value, call.rank) & self.program.tensors.keys()):
             spec = self.program.tensors[name]
             if spec.shape is not None:
-                yield TensorBuffer(
-                    name, 0, tuple(at_row(n, call.rank) for n in spec.shape), spec.dtype
-                )
+                shape = tuple(at_row(size, call.rank) for size in spec.shape)
+                yield TensorBuffer(name, 0, shape, spec.dtype)
 
     def _assign(self, call: ResolvedCall, row: int) -> None:
-        sources = list(self._named(call))
         contents = self.read[row]
-        env = {**self.names(call.rank), **dict(call.indices)}
-        known = True
-        for buffer, content in zip(sources, contents, strict=True):
+        names = {**self.names(call.rank), **dict(call.indices)}
+        all_known = True
+        for buffer, content in zip(self._tensors_in_value(call), contents, strict=True):
             numbers = numbers_of_content(content, buffer.dtype, self.limit)
-            known = known and numbers is not None
-            env[buffer.name] = None if numbers is None else widen_numbers(numbers)
+            all_known = all_known and numbers is not None
+            names[buffer.name] = None if numbers is None else widen_numbers(numbers)
         for target in _assigned_buffers(call):
-            here = {**env, "copy": target.index}
-            numbers = self._fill(call.value, here, target) if known else None
-            self.write(call.rank, target, self._assigned(call, target, contents, numbers, row), row)
+            target_numbers: Numbers = None
+            if all_known:
+                target_numbers = self._fill(call.value, {**names, "copy": target.index}, target)
+            content = self._assigned_content(call, target, contents, target_numbers, row)
+            self.write(call.rank, target, content, row)
         self.read[row] = ()
 
-    def _assigned(
+    def _assigned_content(
         self,
         call: ResolvedCall,
         target: TensorBuffer,
@@ -312,35 +352,39 @@ class _ValuePass:
         numbers: Numbers,
         row: int,
     ) -> Content:
-        if not contents or any(numel_of(c) != target.numel for c in contents):
-            return (
-                ContentPiece(target.numel, self._new("assign", call.rank, target, row), 0, numbers),
-            )
-        columns = align_contents(contents)
-        found, start = [], 0
-        for column in columns:
+        """The new content of a target.
+
+        It is made element by element of the tensors in the value if all have the target's size;
+        otherwise it counts as new data of the rank.
+        """
+        if not contents or any(numel_of(content) != target.numel for content in contents):
+            node = self._new_leaf("assign", call.rank, target, row)
+            return (ContentPiece(target.numel, node, 0, numbers),)
+        pieces: list[ContentPiece] = []
+        start = 0
+        for column in align_contents(contents):
             size = column[0].numel
-            mine = (
-                numbers if numbers is None or numbers.size == 1 else numbers[start : start + size]
-            )
-            found.append(
-                ContentPiece(
-                    size, self.graph.combine("assign", _element_refs(column), row), 0, mine
-                )
-            )
+            piece_numbers = numbers
+            if numbers is not None and numbers.size != 1:
+                piece_numbers = numbers[start : start + size]
+            node = self.graph.combine("assign", _element_refs(column), row)
+            pieces.append(ContentPiece(size, node, 0, piece_numbers))
             start += size
-        return tuple(found)
+        return tuple(pieces)
 
 
 def _element_refs(column: Sequence[ContentPiece]) -> tuple[tuple[int, int], ...]:
+    """The parents of a node that combines the pieces of a column."""
     return tuple((piece.node, piece.start) for piece in column)
 
 
 def _assigned_buffers(call: ResolvedCall) -> tuple[TensorBuffer, ...]:
+    """The buffers that an `assign` fills."""
     return call.outputs or call.writes
 
 
 def _names_used_in(value: object, rank: int) -> frozenset[str]:
+    """The names in the expressions of a value, as it is on one rank."""
     if isinstance(value, PerRank):
         return _names_used_in(value.get(rank), rank)
     if isinstance(value, Expression):

@@ -184,7 +184,7 @@ def test_messages_alone_are_looked_over_the_short_way_and_the_long_way_with_one_
     paths: list[list[str]] = []
     for short in (True, False):
         if not short:
-            monkeypatch.setattr(overlap, "_in_turn", lambda *_: False)
+            monkeypatch.setattr(overlap, "_messages_are_sequential", lambda *_: False)
         found = []
         for seed in range(24):
             draw = random.Random(seed)

@@ -48,9 +48,8 @@ Duration = Annotated[int, _parse_duration, _duration_text]
 Size = Annotated[int, _parse_size, _size_text]
 Bandwidth = Annotated[float, _parse_bandwidth, _bandwidth_text, Field(gt=0)]
 FlopRate = Annotated[float, _parse_flop_rate, _flop_rate_text, Field(gt=0)]
-Efficiency = Annotated[
-    float, Field(gt=0, le=2)
-]  # above 1: in-network reduction beats the link (costs: NVLS 1.07)
+#: May exceed 1: in-network reduction beats the link's own bandwidth (NVLS: 1.07).
+Efficiency = Annotated[float, Field(gt=0, le=2)]
 
 
 class _ClusterPart(BaseModel):
@@ -82,12 +81,10 @@ class ComputeDevice(_ClusterPart):
     launch_ns: Duration = Field(default=0, alias="launch")  # one kernel
     compute_efficiency: Efficiency = 1.0  # share of peak that a large matrix product reaches
     memory_efficiency: Efficiency = 1.0
-    overlap_compute: float = Field(
-        default=1.0, ge=1, le=10
-    )  # by what a kernel takes longer while its rank communicates
-    overlap_transfers: float = Field(
-        default=1.0, ge=1, le=10
-    )  # by what a transfer's bytes do while a rank of its computes
+    #: Factor by which a kernel is slower while its rank communicates.
+    overlap_compute: float = Field(default=1.0, ge=1, le=10)
+    #: Factor by which a transfer's bytes move slower while one of its ranks computes.
+    overlap_transfers: float = Field(default=1.0, ge=1, le=10)
     source: str = ""
 
     def peak_flop_per_ns(self, dtype: str) -> float:
@@ -113,20 +110,20 @@ class IntraNodeLink(_ClusterPart):
     kind: Literal["nvlink", "xgmi", "pcie", "shm"]
     latency_ns: Duration = Field(alias="latency")
     bytes_per_ns: Bandwidth = Field(alias="bandwidth")
-    efficiency: Efficiency = 1.0  # share of the data sheet's bandwidth that a ring reaches; under nccl, that NCCL counts on
-    switch: bool = True  # whether links meet in a switch (which can reduce, from H100 on), or go from GPU to GPU
-    mesh: int | Literal["cube"] | None = Field(
-        default=None
-    )  # ranks whose links go from each to each alike, or DGX-1's cube mesh
-    peer_access: bool = (
-        True  # whether GPUs reach each other over PCIe, or stage through the host's memory
-    )
-    domain: int | None = Field(
-        default=None, ge=1, le=1 << 20
-    )  # ranks that these links join across machines (NVL72: 72)
-    per_switch: int | None = Field(
-        default=None, ge=1, le=1024
-    )  # ranks behind one PCIe switch, whose way up they share
+    #: Share of the data sheet's bandwidth that a ring reaches. With ``collectives: nccl``: the
+    #: share that NCCL assumes.
+    efficiency: Efficiency = 1.0
+    #: True if the links meet in a switch (which can reduce from H100 on); False if they connect
+    #: pairs of GPUs directly.
+    switch: bool = True
+    #: Number of ranks in a full mesh of equal links, or DGX-1's cube mesh.
+    mesh: int | Literal["cube"] | None = Field(default=None)
+    #: False if GPUs cannot reach each other over PCIe and stage data through host memory.
+    peer_access: bool = True
+    #: Ranks that these links connect across machines (NVL72: 72).
+    domain: int | None = Field(default=None, ge=1, le=1 << 20)
+    #: Ranks behind one PCIe switch; they share its uplink.
+    per_switch: int | None = Field(default=None, ge=1, le=1024)
     source: str = ""
 
     @field_validator("mesh")
@@ -276,7 +273,10 @@ class Cluster(_ClusterPart):
 # --- by name or by mapping ---
 
 
-_REMEDY = "`distsim clusters` lists the presets; a cluster may also be written inline, as `{preset: dgx-h100, nics: {count: 4}}`"
+_REMEDY = (
+    "`distsim clusters` lists the presets; a cluster may also be written inline, "
+    "as `{preset: dgx-h100, nics: {count: 4}}`"
+)
 
 
 def preset(name: str) -> Cluster:
@@ -311,10 +311,8 @@ def cluster_from(value: str | Mapping[str, object] | Cluster) -> Cluster:
 
 def _preset_data(name: object) -> dict[str, object]:
     if not isinstance(name, str) or name not in PRESETS:
-        raise UsageError(
-            f"no cluster preset `{name}` (known: {name_list(PRESETS)}){did_you_mean(name, PRESETS)}",
-            _REMEDY,
-        )
+        known = f"(known: {name_list(PRESETS)}){did_you_mean(name, PRESETS)}"
+        raise UsageError(f"no cluster preset `{name}` {known}", _REMEDY)
     return PRESETS[name]
 
 

@@ -1,28 +1,30 @@
-"""How long things take: latency and bandwidth per class of link, over the schedule that the
-operation's row gives.
+"""The cost model: predicted durations of computations, messages and collectives on one cluster.
 
-The structure is Hockney's (latency + bytes / bandwidth) summed over the rounds of a schedule; a
-round lasts as long as its dearest transfer, and transfers that leave or enter one rank, or one
-node's network cards, in the same round share them. On clusters with ``collectives: rails`` the
-cheapest of these is taken, as NCCL chooses among its algorithms:
+The structure is Hockney's (latency + bytes / bandwidth), summed over the rounds of a collective's
+schedule. Each class of link has one latency and one bandwidth. A round lasts as long as its slowest
+transfer. Transfers of the same round that leave or enter the same rank, or pass the same node's
+network cards, share that bandwidth. On clusters with ``collectives: rails`` the model takes the
+cheapest of these forms, as NCCL chooses among its algorithms:
 
-- the row's schedule in the order of group ranks (flat);
+- the operation's own schedule in the order of group ranks (flat);
 - rings through every network card (rail ring): ``busbw <= min(link, sum of the cards)``;
 - all pairs in one group of sends and receives, for all_to_all;
-- two levels: reduce_scatter inside a node, all_reduce per rail, all_gather inside, for groups with equally many ranks per node;
+- two levels: reduce_scatter inside a node, all_reduce per rail, all_gather inside a node; only for
+  groups with the same number of ranks on each node;
 - a pipelined chain for broadcast and reduce.
 
-``algorithms`` of a cluster names another choice: one algorithm of
-`distsim.operations.core.algorithms`, or the cheapest of them all. Left out, flat clusters take the
-first, for Gloo takes the same at every size, and clusters with rails the cheapest of the forms
-above.
+A cluster's ``algorithms`` overrides this choice with one algorithm of
+`distsim.operations.core.algorithms`, or with the cheapest of them all. By default, flat clusters
+use the first algorithm, because Gloo uses the same one at every size, and clusters with rails use
+the cheapest of the forms above.
 
-Times that were measured on the cluster correct all of these, see
-`distsim.hardware.cluster.measured_correction`.
+Times that were measured on the cluster correct all of these costs
+(`distsim.hardware.cluster.measured_correction`).
+
+This module knows no operation by name: callers pass rows of the operation table.
 
 Sources: Thakur, Rabenseifner, Gropp (2005) for the flat forms; NCCL src/graph/tuning.cc for the
-latencies of a rail ring; nccl-tests doc/PERFORMANCE.md for bytes and busbw. Operations come in as
-rows; this module knows no operation by name.
+latencies of a rail ring; nccl-tests doc/PERFORMANCE.md for bytes and busbw.
 """
 
 from __future__ import annotations
@@ -65,8 +67,9 @@ LinkClass = Literal["self", "intra", "inter"]
 
 
 class SlowLink(Protocol):
-    """A link fault: bandwidth of ``link`` at these nodes (none: everywhere) divided by
-    ``factor``.
+    """A link fault that divides a link's bandwidth by ``factor``.
+
+    It affects the named ``nodes``, or all nodes if there are none.
     """
 
     @property
@@ -82,12 +85,12 @@ _MESSAGE = "send"
 
 
 class CostModel:
-    """Prices on one cluster. All durations are integer ns, all sizes bytes, all ranks global unless
-    said otherwise.
+    """Predicts durations on one cluster.
 
-    ``local_size``: ranks per node; rank r is on node ``r // local_size``. ``link_faults`` slow
-    links down. The same arguments always give the same price; prices are kept, so ask again rather
-    than keep them yourself.
+    All durations are integer ns, all sizes bytes, and all ranks global unless stated otherwise.
+    ``local_size`` is the number of ranks per node: rank r is on node ``r // local_size``.
+    ``link_faults`` make links slower. The same arguments always give the same cost. The model
+    caches its results, so callers need no cache of their own.
     """
 
     def __init__(
@@ -127,12 +130,12 @@ class CostModel:
 
     @cached_property
     def pools(self) -> SwitchUplinks:
-        """Ways up from switches that ranks have in common."""
+        """Uplinks that several ranks share because they are behind the same switch."""
         return SwitchUplinks(self._written, self.machine_size, self.world_size)
 
     @property
     def _switched(self) -> bool:
-        """Whether the cluster's file names switches."""
+        """Whether the cluster's file describes switches."""
         return self.cluster.network.leaf is not None or self.cluster.intra.per_switch is not None
 
     # --- links ---
@@ -172,7 +175,7 @@ class CostModel:
         }[link]
 
     def bytes_per_ns(self, src: int, dst: int) -> float:
-        """What one message between two ranks gets when it is alone."""
+        """Bandwidth of a message between two ranks without other traffic."""
         link, a, b = self.link_class(src, dst), self.node(src), self.node(dst)
         if link == "self":
             return (
@@ -183,17 +186,17 @@ class CostModel:
         return self.cluster.rank_inter_bytes_per_ns / max(self._slow_inter[a], self._slow_inter[b])
 
     def slow_intra(self, node: int) -> float:
-        """By what faults divide the bandwidth inside a node."""
+        """Factor by which faults divide the bandwidth inside a node."""
         return self._slow_intra[node]
 
     def slow_inter(self, node: int) -> float:
-        """By what faults divide the bandwidth of a node's cards."""
+        """Factor by which faults divide the bandwidth of a node's network cards."""
         return self._slow_inter[node]
 
     # --- prices ---
 
     def p2p_ns(self, src: int, dst: int, nbytes: int) -> int:
-        """A message from rank to rank, from the match to the arrival of its last byte."""
+        """Cost of a message between two ranks, from the match to the arrival of its last byte."""
         key = (src, dst, nbytes)
         price = self._p2p.get(key)
         if price is None:
@@ -226,8 +229,11 @@ class CostModel:
         return self.p2p_latency_ns(src, dst) + ceil(nbytes / self.bytes_per_ns(src, dst))
 
     def _nccl_ns(self, kind: NcclOperation, place: GroupPlacement, nbytes: int) -> int:
-        """NCCL's price; a ``call_overhead`` other than the launch of
-        `distsim.hardware.cost.nccl_constants` makes all of them as much dearer."""
+        """NCCL's cost, shifted where ``call_overhead`` differs from NCCL's fitted launch time.
+
+        The fitted constants (`distsim.hardware.cost.nccl_constants`) already include ``LAUNCH_NS``,
+        so only the difference is added.
+        """
         if kind == _MESSAGE:
             at = context_of_message(self.cluster, place)
         else:
@@ -239,13 +245,15 @@ class CostModel:
         return max(cost + extra, nccl_curves.lower_bound_ns(kind, at, nbytes), 1)
 
     def p2p_latency_ns(self, src: int, dst: int) -> int:
-        """The part of a message's price that does not depend on its size."""
+        """The part of a message's cost that does not depend on its size."""
         return self.call_overhead_ns + self.latency_ns(self.link_class(src, dst))
 
     def one_sided_ns(self, src: int, dst: int, nbytes: int) -> int:
-        """A put, a get or a signal (4 bytes): the link's latency and its bandwidth, in ns. The
-        kernel that stores is launched like any other, and there is no protocol to begin; not fitted
-        to measurements."""
+        """Cost in ns of a put, a get or a signal (4 bytes): latency plus bytes / bandwidth.
+
+        The kernel that performs the stores is launched like any other kernel, and no protocol has
+        to start. This cost is not fitted to measurements.
+        """
         return self.latency_ns(self.link_class(src, dst)) + ceil(
             nbytes / self.bytes_per_ns(src, dst)
         )
@@ -258,10 +266,11 @@ class CostModel:
         dtype: str = "float32",
         kernels: int = 1,
     ) -> int:
-        """``time_ns`` where it is given; else the roofline: a launch a kernel + max(flops /
-        attainable rate, bytes / memory bandwidth).
+        """``time_ns`` if it is given, otherwise the cost by the roofline model.
 
-        Williams, Waterman, Patterson, "Roofline" (2009). ``dtype`` picks the device's rate.
+        The roofline is: one launch per kernel + max(flops / attainable rate, bytes / memory
+        bandwidth). ``dtype`` selects the device's rate. Source: Williams, Waterman, Patterson,
+        "Roofline" (2009).
         """
         if time_ns > 0 or (flops <= 0 and mem_bytes <= 0):
             return time_ns
@@ -276,10 +285,10 @@ class CostModel:
         nbytes: int,
         root: int | None = None,
     ) -> int:
-        """A collective of ``row`` among ``ranks``, from the arrival of the last rank to the end.
+        """Cost of a collective among ``ranks``, from the arrival of the last rank to the end.
 
-        ``nbytes`` as nccl-tests counts (`row.nbytes`); ``root`` is a global rank. One rank alone
-        pays the call's overhead only.
+        ``nbytes`` is counted as in nccl-tests (`row.nbytes`); ``root`` is a global rank. A group of
+        one rank costs the call's overhead only.
         """
         key = (row.op, ranks, nbytes, root)
         price = self._prices.get(key)
@@ -303,8 +312,9 @@ class CostModel:
     def collectives_ns(
         self, row: type[PricedOperation], ranks: tuple[int, ...], nbytes: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """`collective_ns` of many sizes at once; a million take a fraction of a second on clusters
-        with ``collectives: nccl``.
+        """`collective_ns` for many sizes at once.
+
+        On clusters with ``collectives: nccl``, a million sizes take a fraction of a second.
         """
         kind = nccl_operation_of(row)
         if kind is None or not self._has_plain_nccl_costs(ranks) or nbytes.min(initial=1) < 1:
@@ -314,7 +324,7 @@ class CostModel:
         return nccl_curves.cost_ns_by_size(kind, at, nbytes)
 
     def _has_plain_nccl_costs(self, ranks: tuple[int, ...]) -> bool:
-        """Whether NCCL's curves apply as they are: nothing corrects, replaces or limits them."""
+        """Whether NCCL's cost curves apply without correction, replacement or extra limit."""
         if not self.nccl or len(ranks) < 2 or self.call_overhead_ns != LAUNCH_NS:
             return False
         return not (self.cluster.measured or self.cluster.algorithms or self.pools.levels)
@@ -330,7 +340,7 @@ class CostModel:
         nbytes: int,
         row: type[PricedOperation] | None,
     ) -> int:
-        """A modelled price times what measured and modelled times differ by there."""
+        """A modelled cost, multiplied by the ratio of measured to modelled times at that size."""
         key = (op, group, nodes)
         if key not in self._corrections:
             found = weighted_curves(
@@ -348,9 +358,7 @@ class CostModel:
     def _modelled(
         self, curve: MeasuredCurve, row: type[PricedOperation] | None
     ) -> Callable[[int], float]:
-        """What the model alone says of a measured curve's sizes, in the circumstances of the
-        measurement.
-        """
+        """The uncorrected cost by size, in the setting where a curve was measured."""
         per_node = curve.ranks if curve.nodes == 1 else -(-curve.group // curve.nodes)
         size = max(curve.group, per_node) if curve.nodes == 1 else per_node * curve.nodes
         if (size, per_node) not in self._references:
@@ -394,8 +402,9 @@ class CostModel:
     def schedule_ns(
         self, rounds: Iterable[Round], chunk_nbytes: int, ranks: tuple[int, ...]
     ) -> int:
-        """The price of rounds as they are written: each as long as its dearest transfer. The
-        measure for every closed form.
+        """Cost of rounds exactly as given: each round lasts as long as its slowest transfer.
+
+        Every closed form is checked against this cost.
         """
         written = written_load(self.placement(ranks), list(rounds))
         return self.call_overhead_ns + ceil(self._load_ns(written, chunk_nbytes))
@@ -408,8 +417,10 @@ class CostModel:
         root: int = 0,
         algorithm: CollectiveAlgorithm | None = None,
     ) -> int:
-        """A schedule in the order of group ranks (``root`` is a group rank), the row's own if no
-        algorithm is named; by closed form where there is one."""
+        """Cost of a schedule in the order of group ranks, by closed form if there is one.
+
+        ``root`` is a group rank. The default algorithm is the first one of ``row``.
+        """
         n, place = len(ranks), self.placement(ranks)
         algorithm = algorithm or next(iter(row.algorithms.values()))
         chunk = algorithm.chunk_nbytes(n, nbytes)
@@ -418,9 +429,7 @@ class CostModel:
         )
 
     def link_bound_ns(self, row: type[PricedOperation], ranks: tuple[int, ...], nbytes: int) -> int:
-        """No schedule can be faster: busbw factor x bytes over the fastest link that a rank of the
-        group has.
-        """
+        """Lower bound for every schedule: busbw factor x bytes / the group's fastest link."""
         if len(ranks) < 2:
             return 0
         kind = nccl_operation_of(row)
@@ -430,12 +439,13 @@ class CostModel:
             )
         return int(row.busbw_factor(len(ranks)) * nbytes / self.placement(ranks).fastest)
 
-    # --- forms beside the flat one; each gives ns without the call's overhead, or None where it does not apply ---
+    # --- forms other than the flat one ---
+    # Each returns ns without the call's overhead, or None if the form does not apply.
 
     def _in_form(
         self, algorithm: CollectiveAlgorithm, place: GroupPlacement, nbytes: int
     ) -> float | None:
-        """What an algorithm takes as NCCL lays it over cards and links."""
+        """Duration of an algorithm as NCCL would map it to cards and links."""
         if algorithm.shape == "chain":
             return self._chain(place, nbytes)
         if algorithm.shape == "all pairs":
@@ -446,8 +456,9 @@ class CostModel:
         return self._rail_ring(passes, place, nbytes) if passes else None
 
     def _rail_ring(self, passes: int, place: GroupPlacement, nbytes: int) -> float:
-        """A ring in the order of nodes, once per card: hops inside cost the link's latency, hops
-        between nodes the network's.
+        """A ring in the order of nodes, once per network card.
+
+        A hop inside a node costs the link's latency, a hop between nodes the network's.
         """
         n = place.n
         if place.nodes == 1:
@@ -461,10 +472,10 @@ class CostModel:
     def _two_level(
         self, every: Sequence[CollectiveAlgorithm], place: GroupPlacement, nbytes: int
     ) -> float | None:
-        """Inside the node, then each rail, then inside: ``passes * ((g-1)/g S/B_in + (N-1)/N S/g /
-        B_rail)`` and latencies.
+        """Inside the nodes, then along each rail, then inside the nodes again.
 
-        Between nodes the cheaper of a ring and a tree (all_reduce) or Bruck (all_gather,
+        The cost is ``passes * ((g-1)/g S/B_in + (N-1)/N S/g / B_rail)`` plus latencies. Between
+        nodes the cheaper of two forms counts: a ring, or a tree (all_reduce) or Bruck (all_gather,
         reduce_scatter; NCCL's PAT).
         """
         passes = max((algorithm.ring_passes(place.n) for algorithm in every), default=0)
@@ -482,8 +493,10 @@ class CostModel:
         return passes * (inside + min(ring, tree))
 
     def _chain(self, place: GroupPlacement, nbytes: int) -> float:
-        """A chain through all ranks in k pieces, ``(n-2+k)(a + S/k b)``, at the best k: ``a +
-        (sqrt((n-2)a) + sqrt(S b))^2``.
+        """A pipelined chain through all ranks.
+
+        With k pieces it takes ``(n-2+k)(a + S/k b)``; at the best k that is ``a + (sqrt((n-2)a) +
+        sqrt(S b))^2``.
         """
         last = self.latency_ns("inter" if place.nodes > 1 else "intra")
         latency = (place.n - place.nodes) * self.latency_ns("intra") + (
@@ -495,8 +508,10 @@ class CostModel:
     # --- loads ---
 
     def placement(self, ranks: tuple[int, ...]) -> GroupPlacement:
-        """Where the ranks sit; groups that sit alike share one. Nodes count by first use, unless
-        faults tell them apart.
+        """The nodes of these ranks; groups with the same distribution share one placement.
+
+        Nodes are numbered by first use, so that only the distribution over nodes matters. With link
+        faults, nodes differ and keep their own numbers.
         """
         nodes = tuple(r // self.local_size for r in ranks)
         if not self.link_faults:
@@ -512,7 +527,7 @@ class CostModel:
     def _load_of(
         self, place: GroupPlacement, algorithm: CollectiveAlgorithm, root: int
     ) -> ScheduleLoad:
-        """What a schedule asks of the links, kept."""
+        """The load that a schedule puts on the links, cached."""
         key = (place, algorithm.rounds, root)
         if key not in self._loads:
             self._loads[key] = schedule_load(place, algorithm, root)

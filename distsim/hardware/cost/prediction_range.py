@@ -1,8 +1,8 @@
-"""How far a price on GPUs may be off: quantiles of measured over priced times, of systems that the
-constants were not fitted to.
+"""Prediction ranges on GPUs: quantiles of measured / predicted time for held-out systems.
 
-Lopsided: what is missing in a model makes the true time later more often than earlier.
-`benchmarks/accuracy/run.py` prints the quantiles, and how many times the bands hold.
+The constants of the cost model were not fitted to these systems. The ranges are asymmetric, because
+effects that a model lacks usually make the real time longer, not shorter.
+`benchmarks/accuracy/run.py` prints the quantiles and the coverage of the ranges.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 
 class PredictionRange(NamedTuple):
-    """Factors on a price between which nine of ten measured times lie; ``known``: tables of such
-    systems exist.
+    """Factors on a predicted cost that cover 90 % of measured times.
+
+    ``known``: published tables of such systems exist.
     """
 
     low: float
@@ -42,7 +43,9 @@ FITTED_SYSTEMS: Final = (
 
 
 def range_of_prediction(at: NcclContext, nbytes: int, known: bool | None = None) -> PredictionRange:
-    """The band of a price; ``known`` says whether tables of such systems exist, left out: by
+    """The prediction range of a cost.
+
+    ``known`` states whether published tables of such systems exist; the default is decided by
     `FITTED_SYSTEMS`.
     """
     if known is None:
@@ -68,8 +71,9 @@ COMPUTE_RANGE: Final = (0.87, 1.19)
 
 
 def communication_range(cost: CostModel, ranks: int) -> tuple[float, float]:
-    """(low, high) of a communication among ranks that may be anywhere, of 64 KiB to 16 MiB; wider
-    where a preset is changed.
+    """(low, high) for a communication of 64 KiB to 16 MiB among ranks in any position.
+
+    The range is wider for clusters other than unchanged presets.
     """
     at = context_of_group(cost.cluster, cost.placement((0, max(ranks - 1, 0))))
     band = range_of_prediction(at, 1 << 20, None if cost.name in PRESETS else False)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from distsim.hardware.cost.link_loads import PricedOperation, implemented_collective
 
-#: Operations of which every byte has one rank that it is for, or is from.
+#: Operations in which every byte has exactly one source rank and one destination rank.
 EXCHANGE_COLLECTIVES = ("all_to_all", "gather", "scatter")
 
 

@@ -19,7 +19,7 @@ from distsim.common.message_text import did_you_mean, name_list
 from distsim.hardware.cluster.description import Cluster
 from distsim.operations.core.algorithms import ALGORITHMS, CollectiveAlgorithm, Round
 
-#: The word for "whichever is cheapest" in place of an algorithm's name.
+#: Value of ``algorithms`` that selects the cheapest algorithm instead of a named one.
 CHEAPEST = "cheapest"
 
 
@@ -47,11 +47,11 @@ class GroupPlacement:
         self.n = len(nodes)
         self.nodes = len(counts)
         sizes = set(counts.values())
-        #: Ranks per node, None where nodes differ.
+        #: Ranks per node, or None if nodes have different numbers of ranks.
         self.per_node = sizes.pop() if len(sizes) == 1 else None
-        #: Most ranks on one node.
+        #: Largest and smallest number of ranks on one node.
         self.most, self.least = max(counts.values()), min(counts.values())
-        #: What `distsim.hardware.cost` made of it, kept.
+        #: Cache of `distsim.hardware.cost.nccl_placement.context_of_group`.
         self.setting: object = None
         self.worst_intra = max(slow_intra[node] for node in counts)
         self._node = np.array(nodes, dtype=np.int64)
@@ -67,19 +67,17 @@ class GroupPlacement:
             cluster.intra.attained / self.worst_intra,
             cluster.rank_inter_bytes_per_ns / slowest,
         )
-        #: One rail's share when every rank of a node sends at once.
+        #: Bandwidth of one rail if every rank of a node sends at the same time.
         self.rail_bytes_per_ns = min(
             rank_inter, rank_inter * cluster.nics.count / max(counts.values())
         )
-        #: A ring that crosses between nodes on every card.
+        #: Bandwidth of a ring that uses every network card between nodes.
         self.ring_bytes_per_ns = min(
             [intra] * (self.n > self.nodes) + [rank_inter * rails] * (self.nodes > 1), default=intra
         )
-        #: The fastest link that any rank has, unharmed.
-        inside, across = (
-            [cluster.intra.attained] * (self.n > self.nodes),
-            [cluster.rank_inter_bytes_per_ns] * (self.nodes > 1),
-        )
+        inside = [cluster.intra.attained] * (self.n > self.nodes)
+        across = [cluster.rank_inter_bytes_per_ns] * (self.nodes > 1)
+        #: Bandwidth of the fastest link that any rank has, without faults.
         self.fastest = max(inside + across, default=intra)
 
     def round_load(self, src: Sequence[int], dst: Sequence[int]) -> RoundLoad:

@@ -48,9 +48,9 @@ class PortDemand(NamedTuple):
     rate: float
 
 
-#: Two levels that differ by less are one.
+#: Levels whose ratio is smaller count as equal.
 _RELATIVE_TOLERANCE = 1 + 1e-12
-#: It takes up nothing that others could want.
+#: The demand of a transfer that uses no shared port.
 NO_DEMAND = PortDemand((), (), 1.0)
 
 
@@ -82,7 +82,7 @@ class LinkPorts:
                 np.array(cost.pools.capacity),
             ]
         )
-        #: Whether bytes for the network pass the way that ranks inside use as well.
+        #: Whether network traffic uses the same link as traffic inside the node.
         self.through_intra = cluster.intra.kind == "pcie"
         self._of_pair: dict[tuple[int, int], PortDemand] = {}
         self._of_group: dict[tuple[str, tuple[int, ...], int], PortDemand] = {}
@@ -246,22 +246,21 @@ def fair_rates(
     used, port_of = np.unique(ports, return_inverse=True)
     flow_of = np.repeat(np.arange(len(demands)), counts)
     limit = np.array([d.rate for d in demands] if limits is None else limits, dtype=np.float64)
-    left, rates = capacity[used].astype(np.float64), limit.copy()
+    available, rates = capacity[used].astype(np.float64), limit.copy()
     while flow_of.size:
         load = np.bincount(port_of, weight, minlength=len(used))
-        level = np.divide(left, load, out=np.full(len(used), np.inf), where=load > 0)
+        level = np.divide(available, load, out=np.full(len(used), np.inf), where=load > 0)
         rate = np.minimum(limit, _minimum_per_index(level[port_of], flow_of, len(demands)))
         full = level <= _minimum_per_index(rate[flow_of], port_of, len(used)) * _RELATIVE_TOLERANCE
         settled = limit <= rate
         settled[flow_of[full[port_of]]] = True
-        gone = settled[flow_of]
-        rates[flow_of[gone]] = rate[flow_of[gone]]
-        left = np.maximum(
-            left
-            - np.bincount(port_of[gone], weight[gone] * rate[flow_of[gone]], minlength=len(used)),
-            0.0,
+        fixed = settled[flow_of]
+        rates[flow_of[fixed]] = rate[flow_of[fixed]]
+        taken = np.bincount(
+            port_of[fixed], weight[fixed] * rate[flow_of[fixed]], minlength=len(used)
         )
-        flow_of, port_of, weight = flow_of[~gone], port_of[~gone], weight[~gone]
+        available = np.maximum(available - taken, 0.0)
+        flow_of, port_of, weight = flow_of[~fixed], port_of[~fixed], weight[~fixed]
     return rates
 
 

@@ -80,7 +80,7 @@ class SlowLink(Protocol):
     def factor(self) -> float: ...
 
 
-#: The operation whose measured times stand for every message.
+#: The operation whose measured times apply to every message.
 _MESSAGE = "send"
 
 
@@ -122,7 +122,7 @@ class CostModel:
         self._p2p: dict[tuple[int, int, int], int] = {}
         # Costs of messages under NCCL, used while no link is faulty.
         self._by_class: dict[tuple[LinkClass, int], int] = {}
-        self._prices: dict[tuple[str, tuple[int, ...], int, int | None], int] = {}
+        self._collective_costs: dict[tuple[str, tuple[int, ...], int, int | None], int] = {}
         self._placements: dict[tuple[int, ...], GroupPlacement] = {}
         self._loads: dict[tuple[GroupPlacement, RoundsFunction, int], ScheduleLoad] = {}
         self._corrections: dict[tuple[str, int, int], list[tuple[MeasuredCorrection, float]]] = {}
@@ -176,14 +176,16 @@ class CostModel:
 
     def bytes_per_ns(self, src: int, dst: int) -> float:
         """Bandwidth of a message between two ranks without other traffic."""
-        link, a, b = self.link_class(src, dst), self.node(src), self.node(dst)
+        link = self.link_class(src, dst)
         if link == "self":
-            return (
-                self.cluster.device.memory_bytes_per_ns * self.cluster.device.memory_efficiency / 2
-            )  # read and written
+            # Each byte is read and written.
+            device = self.cluster.device
+            return device.memory_bytes_per_ns * device.memory_efficiency / 2
+        src_node, dst_node = self.node(src), self.node(dst)
         if link == "intra":
-            return self.cluster.intra.attained / self._slow_intra[a]
-        return self.cluster.rank_inter_bytes_per_ns / max(self._slow_inter[a], self._slow_inter[b])
+            return self.cluster.intra.attained / self._slow_intra[src_node]
+        slowest = max(self._slow_inter[src_node], self._slow_inter[dst_node])
+        return self.cluster.rank_inter_bytes_per_ns / slowest
 
     def slow_intra(self, node: int) -> float:
         """Factor by which faults divide the bandwidth inside a node."""
@@ -193,39 +195,36 @@ class CostModel:
         """Factor by which faults divide the bandwidth of a node's network cards."""
         return self._slow_inter[node]
 
-    # --- prices ---
+    # --- costs ---
 
     def p2p_ns(self, src: int, dst: int, nbytes: int) -> int:
         """Cost of a message between two ranks, from the match to the arrival of its last byte."""
         key = (src, dst, nbytes)
-        price = self._p2p.get(key)
-        if price is None:
-            price = self._p2p_ns(src, dst, nbytes)
-            for port in self.pools.of_message(src, dst) if nbytes and self._switched else ():
-                price = max(
-                    price, self._p2p_ns(src, dst, 0) + ceil(nbytes / self.pools.capacity[port])
-                )
-            if self.cluster.measured:
-                price = self._corrected(
-                    price,
-                    _MESSAGE,
-                    2,
-                    1 if self.link_class(src, dst) == "intra" else 2,
-                    nbytes,
-                    None,
-                )
-            self._p2p[key] = price
-        return price
+        cost = self._p2p.get(key)
+        if cost is not None:
+            return cost
+
+        cost = self._p2p_ns(src, dst, nbytes)
+        if nbytes and self._switched:
+            # The message cannot be faster than the slowest uplink that it crosses.
+            for port in self.pools.of_message(src, dst):
+                moving_ns = ceil(nbytes / self.pools.capacity[port])
+                cost = max(cost, self._p2p_ns(src, dst, 0) + moving_ns)
+        if self.cluster.measured:
+            nodes = 1 if self.link_class(src, dst) == "intra" else 2
+            cost = self._corrected(cost, _MESSAGE, 2, nodes, nbytes, None)
+        self._p2p[key] = cost
+        return cost
 
     def _p2p_ns(self, src: int, dst: int, nbytes: int) -> int:
         if self.nccl and src != dst:
+            # Without link faults, all links of one class have the same cost.
             key = (self.link_class(src, dst), nbytes)
-            price = None if self.link_faults else self._by_class.get(key)
-            if price is None:
-                price = self._by_class[key] = self._nccl_ns(
-                    "send", self.placement((src, dst)), nbytes
-                )
-            return price
+            cost = None if self.link_faults else self._by_class.get(key)
+            if cost is None:
+                cost = self._nccl_ns("send", self.placement((src, dst)), nbytes)
+                self._by_class[key] = cost
+            return cost
         return self.p2p_latency_ns(src, dst) + ceil(nbytes / self.bytes_per_ns(src, dst))
 
     def _nccl_ns(self, kind: NcclOperation, place: GroupPlacement, nbytes: int) -> int:
@@ -291,23 +290,22 @@ class CostModel:
         one rank costs the call's overhead only.
         """
         key = (row.op, ranks, nbytes, root)
-        price = self._prices.get(key)
-        if price is None:
-            price = self._collective_ns(
-                row, ranks, nbytes, 0 if root is None else ranks.index(root)
-            )
-            if nbytes and self._switched and self.pools.levels:
-                price = max(
-                    price,
-                    self.collective_ns(row, ranks, 0, root)
-                    + ceil(nbytes * self.pools.ns_per_byte(row, ranks, root)),
-                )
-            if self.cluster.measured and len(ranks) > 1:
-                price = self._corrected(
-                    price, row.single(), len(ranks), self.placement(ranks).nodes, nbytes, row
-                )
-            self._prices[key] = price
-        return price
+        cost = self._collective_costs.get(key)
+        if cost is not None:
+            return cost
+
+        group_root = 0 if root is None else ranks.index(root)
+        cost = self._collective_ns(row, ranks, nbytes, group_root)
+        if nbytes and self._switched and self.pools.levels:
+            # The collective cannot be faster than the slowest uplink that it crosses.
+            latency_ns = self.collective_ns(row, ranks, 0, root)
+            moving_ns = ceil(nbytes * self.pools.ns_per_byte(row, ranks, root))
+            cost = max(cost, latency_ns + moving_ns)
+        if self.cluster.measured and len(ranks) > 1:
+            nodes = self.placement(ranks).nodes
+            cost = self._corrected(cost, row.single(), len(ranks), nodes, nbytes, row)
+        self._collective_costs[key] = cost
+        return cost
 
     def collectives_ns(
         self, row: type[PricedOperation], ranks: tuple[int, ...], nbytes: NDArray[np.int64]
@@ -333,7 +331,7 @@ class CostModel:
 
     def _corrected(
         self,
-        price: int,
+        cost: int,
         op: str,
         group: int,
         nodes: int,
@@ -353,7 +351,8 @@ class CostModel:
         factor = 1.0
         for correction, weight in self._corrections[key]:
             factor *= correction.factor(nbytes) ** weight
-        return ceil(price * factor - 1e-6) if self._corrections[key] else price
+        # Rounding may bring a tiny excess, which must not add a whole nanosecond.
+        return ceil(cost * factor - 1e-6) if self._corrections[key] else cost
 
     def _modelled(
         self, curve: MeasuredCurve, row: type[PricedOperation] | None
@@ -534,11 +533,14 @@ class CostModel:
         return self._loads[key]
 
     def _load_ns(self, load: ScheduleLoad, chunk_nbytes: int) -> float:
-        a, x = self.cluster.intra.latency_ns, self.cluster.inter_latency_ns
+        intra_latency = self.cluster.intra.latency_ns
+        inter_latency = self.cluster.inter_latency_ns
         total = 0.0
         for asked, count in load.rounds:
-            intra = 0.0 if asked.intra is None else a + asked.intra * chunk_nbytes
-            inter = 0.0 if asked.inter is None else x + asked.inter * chunk_nbytes
+            intra = 0.0 if asked.intra is None else intra_latency + asked.intra * chunk_nbytes
+            inter = 0.0 if asked.inter is None else inter_latency + asked.inter * chunk_nbytes
             total += count * max(intra, inter)
-        rate = self.cluster.reduce_bytes_per_ns  # None: combining hides behind the transfers
-        return total if rate is None else total + load.combined * chunk_nbytes / rate
+        reduce_rate = self.cluster.reduce_bytes_per_ns
+        if reduce_rate is None:
+            return total  # reductions are hidden behind the transfers, as on a GPU
+        return total + load.combined * chunk_nbytes / reduce_rate

@@ -13,8 +13,8 @@ from distsim.hardware.cluster.description import Cluster
 from distsim.hardware.cost.cut_traffic import EXCHANGE_COLLECTIVES, traffic_across_cuts
 from distsim.hardware.cost.link_loads import PricedOperation, implemented_collective
 
-#: Operations of which what passes a block is the same whether those beside it are behind the same
-#: switch above it or another.
+#: Operations whose traffic through a block does not depend on whether the other blocks are behind
+#: the same switch of the next level.
 _LEVEL_INDEPENDENT = (*EXCHANGE_COLLECTIVES, "all_gather", "reduce_scatter")
 
 

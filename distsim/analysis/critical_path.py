@@ -1,5 +1,7 @@
-"""What a run could not have been faster without: backwards from its last finish, who let whom
-go.
+"""The critical path of a run: the chain of work and transfers that determined its duration.
+
+The path is found backwards, from the call that finished last: each call was able to start when a
+certain other call ended, which is the previous piece of the path.
 """
 
 from __future__ import annotations
@@ -19,9 +21,7 @@ PathTimeKind = Literal["compute", "transfer", "sleep", "wait"]
 
 
 class CriticalPathSegment(NamedTuple):
-    """A piece of the critical path: what the run could not have been faster without. ``calls``
-    equal calls in a row, merged.
-    """
+    """A piece of the critical path; ``calls`` consecutive equal calls are merged."""
 
     rank: int
     op: str
@@ -34,12 +34,12 @@ class CriticalPathSegment(NamedTuple):
 
 
 def critical_path(trace: Trace, makespan_ns: int) -> tuple[CriticalPathSegment, ...]:
-    """Backwards from the last finish: each piece started when the one before it ended. The pieces
-    tile [0, makespan].
+    """The critical path, in order of time. Its pieces cover [0, makespan] without gaps.
 
-    A call that starts at an instant was let go by whatever ended then on the rank that came last.
-    Where nothing ended (the host was busy, or nobody came), a piece ``wait`` reaches back to what
-    that rank finished before.
+    The path goes backwards from the last finish: each piece started when the previous one ended. A
+    call could start when a call ended on the rank that arrived last. If nothing ended then (the
+    host was busy, or no rank arrived), a piece ``wait`` reaches back to the last call that this
+    rank had finished.
     """
     if makespan_ns <= 0:
         return ()
@@ -48,8 +48,9 @@ def critical_path(trace: Trace, makespan_ns: int) -> tuple[CriticalPathSegment, 
 
 
 class CriticalPathPiece(NamedTuple):
-    """An unmerged piece of the critical path: a row of the trace (-1: nothing runs), its rank, and
-    what the time went into.
+    """An unmerged piece of the critical path.
+
+    ``row`` is a row of the trace, or -1 if nothing runs.
     """
 
     row: int
@@ -60,7 +61,7 @@ class CriticalPathPiece(NamedTuple):
 
 
 def path_pieces(trace: Trace, makespan_ns: int) -> tuple[CriticalPathPiece, ...]:
-    """The critical path row by row; see `critical_path`."""
+    """The critical path with one piece per row of the trace; see `critical_path`."""
     return _walk_back(_BackwardWalk(trace, makespan_ns), makespan_ns) if makespan_ns > 0 else ()
 
 
@@ -82,7 +83,7 @@ def _walk_back(walk: _BackwardWalk, makespan_ns: int) -> tuple[CriticalPathPiece
 
 
 class _BackwardWalk:
-    """Looks up what ended when on which rank, and who met whom."""
+    """Indexes of a trace: which calls ended at a time on a rank, and which calls matched."""
 
     def __init__(self, trace: Trace, makespan_ns: int) -> None:
         self.trace, self._span = trace, makespan_ns + 1
@@ -90,11 +91,10 @@ class _BackwardWalk:
             trace[n] for n in ("rank", "started_ns", "finished_ns", "posted_ns")
         )
         self._match = trace["match"]
-        self._computes, self._sleeps, self._recvs = (
-            trace.ops(*COMPUTE_OPS),
-            trace.ops("sleep"),
-            trace.ops("recv", "irecv"),
-        )
+        self._computes = trace.ops(*COMPUTE_OPS)
+        self._sleeps = trace.ops("sleep")
+        self._recvs = trace.ops("recv", "irecv")
+        # Rows of work and transfers, sorted by (rank, end): the walk searches by both.
         moves = (self._match >= 0) & ~trace.ops(*LOCAL_OPS)
         busy = self._computes | self._sleeps | moves | trace.ops(*REMOTE_OPS)
         rows = np.flatnonzero(busy & (self.start >= 0) & (self.end >= self.start))
@@ -106,16 +106,16 @@ class _BackwardWalk:
         self._matches = self._match[self._by_match]
 
     def last(self) -> tuple[int, int, int]:
-        """The call that finished last (row, rank, end); row -1 when there is none."""
-        lengths = self.end[self._rows] > self.start[self._rows]
-        rows = self._rows[lengths]
+        """The call that finished last, as (row, rank, end); row -1 if there is none."""
+        took_time = self.end[self._rows] > self.start[self._rows]
+        rows = self._rows[took_time]
         if not len(rows):
             return -1, 0, 0
         row = int(rows[np.argmax(self.end[rows])])
         return row, int(self.rank[row]), int(self.end[row])
 
     def members(self, row: int) -> IntArray:
-        """The rows that met in this row's match, itself first."""
+        """The rows of this row's match, with the row itself first."""
         match = self._match[row]
         if match < 0:
             return np.array([row])
@@ -124,24 +124,26 @@ class _BackwardWalk:
         return np.concatenate([[row], others[others != row]])
 
     def origin(self, row: int) -> tuple[int, IntArray]:
-        """When this row's work began, and the rows of which the last to come decided that.
+        """When this row's work began, and the rows whose last arrival determined that time.
 
-        A message that was sent before its receive was there (eager) began with the send, which
-        waited for nobody.
+        An eager message, which was sent before its receive was posted, began with the send. The
+        send did not wait for another rank.
         """
         members = self.members(row)
         if self._recvs[row] and len(members) == 2:
-            began, left = int(self.start[members[1]]), int(self.end[members[1]])
-            if 0 <= began <= left < self.end[row]:
-                return began, members[1:]
+            send_start, send_end = int(self.start[members[1]]), int(self.end[members[1]])
+            if 0 <= send_start <= send_end < self.end[row]:
+                return send_start, members[1:]
         return int(self.start[row]), members
 
     def cause(self, members: IntArray, at_ns: int) -> tuple[int, int]:
-        """The row that ended at this instant on the rank that came last, -1 when none did; and that
-        rank's row in ``members``.
+        """The row that ended at this instant on the rank that arrived last, or -1.
+
+        The second result is that rank's own row in ``members``.
         """
-        late = self.posted[members] >= at_ns
-        order = np.concatenate([members[late], members[~late]])
+        # Members posted at the start itself arrived last and determined it: examine them first.
+        is_last = self.posted[members] >= at_ns
+        order = np.concatenate([members[is_last], members[~is_last]])
         seen: set[int] = set()
         todo = order.tolist()
         for member in todo:
@@ -153,22 +155,22 @@ class _BackwardWalk:
                 if self.start[row] < at_ns:
                     return row, member
                 mates = self.members(row)
-                if (
-                    self.end[mates] == at_ns
-                ).all():  # a meeting that took no time: go on to those who came
+                # A match without duration is no cause itself: continue with its participants.
+                if (self.end[mates] == at_ns).all():
                     todo.extend(mates.tolist())
         return -1, int(order[0])
 
     def _ending(self, rank: int, at_ns: int) -> list[int]:
-        """Rows of a rank that ended at an instant, the latest call first."""
+        """The rows of a rank that ended at an instant, the latest call first."""
         key = rank * self._span + at_ns
         low, high = np.searchsorted(self._keys, [key, key + 1])
         rows: list[int] = self._rows[low:high][::-1].tolist()
         return rows
 
     def before(self, rank: int, at_ns: int) -> tuple[int, int]:
-        """The last row of a rank that ended before an instant and took time, and when; (-1, 0) when
-        there is none.
+        """The last row of a rank that ended before an instant and took time, and its end.
+
+        The result is (-1, 0) if there is no such row.
         """
         i = int(np.searchsorted(self._keys, rank * self._span + at_ns)) - 1
         while i >= 0 and self._keys[i] >= rank * self._span:
@@ -197,7 +199,7 @@ class _BackwardWalk:
 
 
 def _merge_equal_segments(pieces: Iterable[CriticalPathSegment]) -> tuple[CriticalPathSegment, ...]:
-    """Neighbours that are the same call again become one."""
+    """Merge consecutive segments of equal calls."""
     merged: list[CriticalPathSegment] = []
     for piece in pieces:
         if merged and _merge_key(merged[-1]) == _merge_key(piece):

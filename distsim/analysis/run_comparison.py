@@ -24,15 +24,15 @@ from distsim.trace.packed_values import EPSILON, TensorNumber, ValueDifference, 
 from distsim.trace.run_end import StoppedRank, is_partial, stopped_ranks
 
 DivergenceKind = Literal["call", "met", "value", "time"]
-#: Beyond so many calls that don't simply follow each other, difflib may pass over frequent ones.
+#: Above this number of calls, difflib may ignore frequent elements (its "autojunk"), to stay fast.
 _MAX_EXACT_ALIGNMENT: Final = 2000
 
 
 class RunDivergence(NamedTuple):
-    """A difference. ``a``, ``b``: rows of the two traces, -1 where a run has no such call.
+    """A difference between two runs; ``a`` and ``b`` are rows of the traces, or -1.
 
-    Of a value: ``tensor``, the first ``element`` that differs (-1 where no one can be named), and
-    the ``numbers`` of A and B there.
+    For values: ``tensor`` is the name, ``element`` the first element that differs (-1 if unknown),
+    and ``numbers`` are the values of A and B there.
     """
 
     kind: DivergenceKind
@@ -47,8 +47,9 @@ class RunDivergence(NamedTuple):
 
 
 class CriticalPathDelta(NamedTuple):
-    """One kind of work on the critical paths. ``why``: compute, transfer, sleep or wait.
-    ``delta_ns`` = b - a.
+    """One kind of work on both critical paths.
+
+    ``why`` is compute, transfer, sleep or wait. ``delta_ns`` is b - a.
     """
 
     why: str
@@ -67,8 +68,9 @@ class CriticalPathDelta(NamedTuple):
 
 
 class OperationTimes(NamedTuple):
-    """All aligned calls of one operation, group (of one axis) and size: mean time under way, and
-    mean time in the call before that.
+    """All aligned calls of one operation, group (of one axis) and size.
+
+    Times are means: of the time in flight, and of the waiting time in the call before that.
     """
 
     op: str
@@ -83,7 +85,7 @@ class OperationTimes(NamedTuple):
 
 
 class RankTimeShares(NamedTuple):
-    """Of one rank, ns in A and in B."""
+    """The time shares of one rank in ns, each as (A, B)."""
 
     rank: int
     compute: tuple[int, int]
@@ -93,11 +95,10 @@ class RankTimeShares(NamedTuple):
 
 
 class ValueMatchCounts(NamedTuple):
-    """Tensors of ranks by how their values compare; ``close``: within what the order of addition
-    may change.
+    """Number of (tensor, rank) pairs by result of the comparison.
 
-    ``one_sided``: known in one run alone. ``lacking``: the runs that carry no values, as "A", "B"
-    or "AB".
+    ``close``: within the error that another order of additions may cause. ``one_sided``: known in
+    only one run. ``lacking``: the runs without values, as "A", "B" or "AB".
     """
 
     equal: int = 0
@@ -109,8 +110,10 @@ class ValueMatchCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class RunComparison:
-    """``pairs``: rows of A and B that stand opposite each other. ``partings``: in order of time in
-    A. ``same``: none beyond tolerance.
+    """The result of `compare_runs`.
+
+    ``pairs`` are the aligned rows of A and B. ``divergences`` are in the order of time in A.
+    ``same``: no difference exceeds the tolerance.
     """
 
     a: Trace
@@ -177,12 +180,14 @@ class RunComparison:
 
 
 def compare_runs(a: Trace, b: Trace, tolerance: float = 0.0) -> RunComparison:
-    """Compare two runs. ``tolerance``: ends of calls may differ by this share of A's makespan
-    before they count as different.
+    """Compare two runs.
 
-    Values are compared where both headers carry them: exactly, but for floats that a recorded run
-    may have added in another order (more than two terms), which may differ by n·ε for each
-    reduction over n ranks, as in a real run (ε: the dtype's spacing at 1).
+    Ends of calls may differ by the share ``tolerance`` of A's makespan before they count as
+    different.
+
+    Values are compared if both headers contain them. The comparison is exact, with one exception: a
+    recorded run may add floats in a different order if there are more than two terms. Such values
+    may differ by n·ε for each reduction over n ranks (ε: the dtype's spacing at 1).
     """
     rows = list(a.rows()), list(b.rows())
     pairs, only_a, only_b = _align_calls(*rows)
@@ -194,11 +199,11 @@ def compare_runs(a: Trace, b: Trace, tolerance: float = 0.0) -> RunComparison:
         )
         for i, j in pairs
     ]
-    unlike, counts = _value_divergences(a, b, rows)
+    value_divergences, counts = _value_divergences(a, b, rows)
     found = [
         *_missing_call_divergences(rows, only_a, only_b),
         *_matching_divergences(rows, pairs),
-        *unlike,
+        *value_divergences,
         *_time_divergences(rows, pairs, ends, allowed),
     ]
     order: dict[DivergenceKind, int] = {"call": 0, "met": 1, "value": 2, "time": 3}
@@ -242,20 +247,21 @@ def _align_calls(
             side[call.rank].append(i)
     pairs, only_a, only_b = [], [], []
     for rank in sorted({*sides[0], *sides[1]}):
-        mine, theirs = sides[0].get(rank, []), sides[1].get(rank, [])
+        rows_a, rows_b = sides[0].get(rank, []), sides[1].get(rank, [])
         matched = _longest_matches(
-            [_alignment_key(a[i]) for i in mine], [_alignment_key(b[j]) for j in theirs]
+            [_alignment_key(a[i]) for i in rows_a], [_alignment_key(b[j]) for j in rows_b]
         )
-        pairs += [(mine[i], theirs[j]) for i, j in matched]
-        left, right = {i for i, _ in matched}, {j for _, j in matched}
-        only_a += [row for i, row in enumerate(mine) if i not in left]
-        only_b += [row for j, row in enumerate(theirs) if j not in right]
+        pairs += [(rows_a[i], rows_b[j]) for i, j in matched]
+        matched_a, matched_b = {i for i, _ in matched}, {j for _, j in matched}
+        only_a += [row for i, row in enumerate(rows_a) if i not in matched_a]
+        only_b += [row for j, row in enumerate(rows_b) if j not in matched_b]
     return pairs, only_a, only_b
 
 
 def _longest_matches(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Positions that stand opposite each other: what is equal at both ends, and between them the
-    longest common pieces.
+    """Positions of equal elements in both sequences, in order.
+
+    Common elements at both ends are matched first; the rest is matched by longest common blocks.
     """
     start, most = 0, min(len(a), len(b))
     while start < most and a[start] == b[start]:
@@ -273,7 +279,7 @@ def _longest_matches(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple
     return found + [(len(a) - end + k, len(b) - end + k) for k in range(end)]
 
 
-# --- where they part ---
+# --- divergences ---
 
 
 def _missing_call_divergences(
@@ -291,21 +297,18 @@ def _missing_call_divergences(
 def _matching_divergences(
     rows: tuple[list[TraceCall], list[TraceCall]], pairs: Sequence[tuple[int, int]]
 ) -> Iterator[RunDivergence]:
-    """Aligned calls that met calls which are not aligned."""
+    """Aligned calls whose partners in the two runs are not aligned with each other."""
     across = dict(pairs)
     met_a, met_b = _rows_by_match(rows[0]), _rows_by_match(rows[1])
     for i, j in pairs:
         a, b = rows[0][i], rows[1][j]
-        mates_a = {across.get(k, -1) for k in met_a.get(a.match, ()) if k != i}
-        mates_b = {k for k in met_b.get(b.match, ()) if k != j}
-        if mates_a != mates_b:
-            met = [
-                _partners_text(calls, met.get(call.match, ()), k)
-                for calls, met, call, k in ((rows[0], met_a, a, i), (rows[1], met_b, b, j))
-            ]
-            yield RunDivergence(
-                "met", a.rank, i, j, f"{call_text(a)} met {met[0]} in A, {met[1]} in B", a.posted_ns
-            )
+        partners_a = {across.get(k, -1) for k in met_a.get(a.match, ()) if k != i}
+        partners_b = {k for k in met_b.get(b.match, ()) if k != j}
+        if partners_a != partners_b:
+            in_a = _partners_text(rows[0], met_a.get(a.match, ()), i)
+            in_b = _partners_text(rows[1], met_b.get(b.match, ()), j)
+            text = f"{call_text(a)} met {in_a} in A, {in_b} in B"
+            yield RunDivergence("met", a.rank, i, j, text, a.posted_ns)
 
 
 def _rows_by_match(rows: Sequence[TraceCall]) -> dict[int, list[int]]:
@@ -341,15 +344,15 @@ def _value_divergences(
     )
     if lacking:
         return [], ValueMatchCounts(lacking=lacking)
-    mine = _recorded_values(a)
-    theirs = _recorded_values(b)
-    both = [key for key in mine if key in theirs]
+    values_a = _recorded_values(a)
+    values_b = _recorded_values(b)
+    both = [key for key in values_a if key in values_b]
     tolerances = _RankTolerances(a, b, rows)
     count: dict[str, int] = defaultdict(int)
     found = []
     for label, rank in both:
         state, where = compare_packed(
-            mine[label, rank], theirs[label, rank], tolerances.of(label, rank)
+            values_a[label, rank], values_b[label, rank], tolerances.of(label, rank)
         )
         count[state] += 1
         if where is not None:
@@ -371,7 +374,7 @@ def _value_divergences(
         count["equal"],
         count["close"],
         count["differs"],
-        len({*mine} ^ {*theirs}) + count["unknown"],
+        len({*values_a} ^ {*values_b}) + count["unknown"],
     )
 
 
@@ -382,9 +385,7 @@ def _value_text(label: str, where: ValueDifference) -> str:
 
 
 class _RankTolerances:
-    """How far values may lie apart: the more reductions over more than two ranks a rank takes part
-    in, the farther.
-    """
+    """Tolerances for values: they grow with a rank's reductions over more than two ranks."""
 
     def __init__(self, a: Trace, b: Trace, rows: tuple[list[TraceCall], list[TraceCall]]) -> None:
         self.dtypes: dict[str, str] = {
@@ -392,10 +393,8 @@ class _RankTolerances:
             **(a.header.get("value_dtypes") or {}),
         }
         self.terms: dict[int, int] = {}
-        if "recorded" in (
-            a.header.get("source"),
-            b.header.get("source"),
-        ):  # simulated runs add in one order
+        # Simulated runs always add in the same order, so they need no tolerance.
+        if "recorded" in (a.header.get("source"), b.header.get("source")):
             for trace, calls in ((a, rows[0]), (b, rows[1])):
                 for rank, terms in _reduction_terms(trace, calls).items():
                     self.terms[rank] = max(terms, self.terms.get(rank, 0))
@@ -455,11 +454,11 @@ def call_text(call: TraceCall) -> str:
     return f"rank {call.rank}: {call.name or call.op}{peer}"
 
 
-# --- what makes the difference ---
+# --- causes of the difference between the makespans ---
 
 
 def _critical_path_deltas(a: Trace, b: Trace) -> tuple[CriticalPathDelta, ...]:
-    """Shares of the two critical paths, by what they went into; the largest difference first."""
+    """Time on the two critical paths by kind of work, the largest difference first."""
     sums: dict[tuple[str, str, str, str, int], list[int]] = {}
     for side, trace in enumerate((a, b)):
         last: tuple[object, ...] | None = None
@@ -487,7 +486,7 @@ def _delta_key(trace: Trace, row: int, why: str) -> tuple[str, str, str, str, in
     )
 
 
-#: Both sides of a message are one kind of work.
+#: Both sides of a message count as the same kind of work.
 _MESSAGE_OP: Final = {"recv": "send", "isend": "send", "irecv": "send"}
 
 

@@ -38,8 +38,9 @@ _COMMUNICATION_OPS: Final = tuple(
 
 
 class RankTimes(NamedTuple):
-    """``compute + exposed_comm + waiting + idle == makespan``. ``finished_ns`` is -1 for a rank
-    that never came to its end.
+    """The time shares of a rank: ``compute + exposed_comm + waiting + idle == makespan``.
+
+    ``finished_ns`` is -1 for a rank that did not reach its end.
     """
 
     rank: int
@@ -51,8 +52,9 @@ class RankTimes(NamedTuple):
 
 
 class CollectiveTimes(NamedTuple):
-    """All calls of one collective with one size on one group. Bandwidths in GB/s, as nccl-tests
-    defines them.
+    """All calls of one collective with the same size and group.
+
+    Bandwidths are in GB/s, as nccl-tests defines them.
     """
 
     op: str
@@ -67,8 +69,10 @@ class CollectiveTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """Made by `timeline`. ``iteration_ns``: median duration of an iteration after the first, None
-    without a second.
+    """Result of `build_timeline`.
+
+    ``iteration_ns`` is the median duration of an iteration after the first, or None if there is
+    only one.
     """
 
     makespan_ns: int
@@ -79,8 +83,10 @@ class Timeline:
 
 
 def build_timeline(trace: Trace, makespan_ns: int | None = None) -> Timeline:
-    """Measure a run. ``makespan_ns`` overrides the trace's (a longer one adds idle or waiting time
-    at the end).
+    """Measure a run.
+
+    ``makespan_ns`` may extend the trace's makespan; the additional time is idle or waiting time at
+    the end.
     """
     end = max(makespan_ns or 0, trace.makespan_ns)
     return Timeline(
@@ -96,27 +102,30 @@ def build_timeline(trace: Trace, makespan_ns: int | None = None) -> Timeline:
 
 
 class _IntervalUnion:
-    """Intervals of all ranks, merged as layers are laid over each other; ``lengths`` is what they
-    cover, rank by rank.
+    """The union of intervals for each rank, built by adding sets of intervals one after the other.
+
+    ``lengths`` is the covered time of each rank. Because earlier sets keep what they cover, the
+    growth of ``lengths`` assigns each instant to the first category that applies.
     """
 
     def __init__(self, world_size: int, makespan_ns: int) -> None:
-        self._span = makespan_ns + 1  # ranks are laid end to end, one apart
+        # All ranks share one time axis: rank r's interval starts at r * span. One extra ns keeps
+        # intervals of neighbouring ranks apart.
+        self._span = makespan_ns + 1
         self._edges = np.arange(world_size + 1, dtype=np.int64) * self._span
         self._starts = self._ends = np.empty(0, dtype=np.int64)
         self.lengths = np.zeros(world_size, dtype=np.int64)
 
-    def add(self, these: BoolArray, rank: IntArray, start: IntArray, end: IntArray) -> IntArray:
-        """Lay some of these intervals over what is there; returns by how much each rank's cover
-        grew.
-        """
-        keep = these & (start < end)
+    def add(self, selected: BoolArray, rank: IntArray, start: IntArray, end: IntArray) -> IntArray:
+        """Add the selected intervals; return the growth of each rank's covered time."""
+        keep = selected & (start < end)
         offset = rank[keep].astype(np.int64) * self._span
         starts = np.concatenate([self._starts, start[keep] + offset])
         ends = np.concatenate([self._ends, end[keep] + offset])
         order = np.argsort(starts, kind="stable")
         starts, reach = starts[order], np.maximum.accumulate(ends[order])
         if len(starts):
+            # A new interval of the union begins where no earlier interval reaches.
             first = np.flatnonzero(np.concatenate([[True], starts[1:] > reach[:-1]]))
             starts, ends = starts[first], np.concatenate([reach[first[1:] - 1], reach[-1:]])
         self._starts, self._ends = starts, ends
@@ -127,7 +136,7 @@ class _IntervalUnion:
 
 
 def rank_times(trace: Trace, makespan_ns: int) -> tuple[RankTimes, ...]:
-    """The four shares of every rank."""
+    """The four time shares of every rank."""
     size, rank = trace.world_size, trace["rank"]
     posted, returned, started, finished = (
         trace[f"{n}_ns"] for n in ("posted", "returned", "started", "finished")
@@ -135,30 +144,30 @@ def rank_times(trace: Trace, makespan_ns: int) -> tuple[RankTimes, ...]:
     died = np.minimum(_death_times(trace, size), makespan_ns)
     last = np.where(died >= 0, died, makespan_ns)[rank] if size else rank
     computing, sleeping, local = trace.ops(*COMPUTE_OPS), trace.ops("sleep"), trace.ops(*LOCAL_OPS)
-    made, ran = posted >= 0, started >= 0
-    till = np.minimum(np.where(finished >= 0, finished, last), last)
-    back = np.minimum(np.where(returned >= 0, returned, last), last)
+    was_posted, was_started = posted >= 0, started >= 0
+    end = np.minimum(np.where(finished >= 0, finished, last), last)
+    returned_by = np.minimum(np.where(returned >= 0, returned, last), last)
+    # The order of the calls of add() below is the priority of the categories.
     cover = _IntervalUnion(size, makespan_ns)
 
     def add(mask: BoolArray, start: IntArray, end: IntArray) -> IntArray:
         return cover.add(mask, rank, start, end)
 
-    hosted = trace.rows_with_text("queue", frozenset(("host",))) & _host_enqueues(trace)
-    compute = add(computing & ran & ~hosted, started, till)
-    exposed = add(
-        ((trace["match"] >= 0) | trace.ops(*REMOTE_OPS)) & ~local & ran & (finished >= 0),
-        started,
-        till,
-    )
-    compute = compute + add(computing & ran & hosted, started, till)
-    waiting = add(made & ~computing & ~sleeping, posted, back)
+    on_host = trace.rows_with_text("queue", frozenset(("host",))) & _host_enqueues(trace)
+    compute = add(computing & was_started & ~on_host, started, end)
+    transfers = ((trace["match"] >= 0) | trace.ops(*REMOTE_OPS)) & ~local
+    exposed = add(transfers & was_started & (finished >= 0), started, end)
+    compute = compute + add(computing & was_started & on_host, started, end)
+    waiting = add(was_posted & ~computing & ~sleeping, posted, returned_by)
     if _host_enqueues(trace):
-        asleep = made & sleeping
-        add(asleep, np.where(ran, started, posted), np.where(ran, till, back))
-        start = np.minimum(np.where(ran & ((finished >= 0) | computing), started, last), last)
-        waiting = waiting + add(
-            made & ~sleeping & ~trace.ops("wait", "wait_stream", "synchronize"), posted, start
-        )
+        sleep_start = np.where(was_started, started, posted)
+        sleep_end = np.where(was_started, end, returned_by)
+        add(was_posted & sleeping, sleep_start, sleep_end)
+        # A launch waits until its work starts on the device.
+        has_start = was_started & ((finished >= 0) | computing)
+        work_start = np.minimum(np.where(has_start, started, last), last)
+        launches = was_posted & ~sleeping & ~trace.ops("wait", "wait_stream", "synchronize")
+        waiting = waiting + add(launches, posted, work_start)
     idle = makespan_ns - compute - exposed - waiting
     ends = _rank_ends(trace, died)
     columns = (np.arange(size), compute, exposed, waiting, idle, ends)
@@ -166,14 +175,15 @@ def rank_times(trace: Trace, makespan_ns: int) -> tuple[RankTimes, ...]:
 
 
 def _host_enqueues(trace: Trace) -> bool:
-    """Did the host only enqueue, while a device worked?"""
+    """Whether the host only enqueued work for a device."""
     profile = BACKEND_PROFILES.get(str(trace.header.get("backend")))
     return profile is not None and profile.device
 
 
 def _death_times(trace: Trace, size: int) -> IntArray:
-    """When a rank's process was gone: ``header['ends']`` lists [rank, status, at_ns] of those that
-    did not end by themselves.
+    """When each rank's process terminated early; `NEVER` for the other ranks.
+
+    ``header['ends']`` lists [rank, status, at_ns] of ranks that did not end normally.
     """
     died = np.full(size, NEVER, dtype=np.int64)
     for rank, status, at_ns in trace.header.get("ends", ()):
@@ -183,24 +193,29 @@ def _death_times(trace: Trace, size: int) -> IntArray:
 
 
 def _rank_ends(trace: Trace, died: IntArray) -> IntArray:
-    """The last thing a rank finished; -1 where it is still in a call, or its device is. An exit
-    does not return: there it ends.
+    """The end of the last call that a rank finished.
+
+    It is -1 if the rank, or its device, is still in a call. A call of exit does not return: the
+    rank ends there.
     """
-    rank, leaves, ends = trace["rank"], trace.ops("exit"), np.zeros(len(died), dtype=np.int64)
+    rank = trace["rank"]
+    exits = trace.ops("exit")
+    was_posted = trace["posted_ns"] >= 0
+    ends = np.zeros(len(died), dtype=np.int64)
     np.maximum.at(ends, rank, np.maximum(trace["returned_ns"], trace["finished_ns"]))
-    np.maximum.at(ends, rank[leaves], trace["posted_ns"][leaves])
-    stuck = (trace["posted_ns"] >= 0) & (trace["returned_ns"] < 0) & ~leaves
+    np.maximum.at(ends, rank[exits], trace["posted_ns"][exits])
+    blocked = was_posted & (trace["returned_ns"] < 0) & ~exits
     if _host_enqueues(trace):
-        stuck |= (
-            (trace["posted_ns"] >= 0) & (trace["finished_ns"] < 0) & trace.ops(*_COMMUNICATION_OPS)
-        )
-    ends[rank[stuck]] = NEVER
+        # The host returned at once, but the device still works on the call.
+        blocked |= was_posted & (trace["finished_ns"] < 0) & trace.ops(*_COMMUNICATION_OPS)
+    ends[rank[blocked]] = NEVER
     return np.where(died >= 0, died, ends)
 
 
 def iteration_ns(trace: Trace) -> int | None:
-    """Median duration of the iterations after the first, each taken from end to end over all ranks;
-    whole ones only.
+    """Median duration of the complete iterations after the first.
+
+    An iteration lasts from the end of the previous one to its own end, over all ranks.
     """
     iteration, returned = trace["iteration"], trace["returned_ns"]
     count = int(iteration.max()) + 1 if len(trace) else 0
@@ -209,9 +224,9 @@ def iteration_ns(trace: Trace) -> int | None:
     ends = np.full(count, NEVER, dtype=np.int64)
     inside = iteration >= 0
     np.maximum.at(ends, iteration[inside], np.maximum(returned, trace["finished_ns"])[inside])
-    broken = iteration[inside & (trace["posted_ns"] >= 0) & (returned < 0)]
-    whole = int(broken.min()) if len(broken) else count
-    steps = np.diff(ends[:whole])
+    incomplete = iteration[inside & (trace["posted_ns"] >= 0) & (returned < 0)]
+    complete_count = int(incomplete.min()) if len(incomplete) else count
+    steps = np.diff(ends[:complete_count])
     return int(np.median(steps)) if len(steps) else None
 
 
@@ -219,13 +234,15 @@ def iteration_ns(trace: Trace) -> int | None:
 
 
 def collective_times(trace: Trace) -> tuple[CollectiveTimes, ...]:
-    """One row per (operation, group, bytes), in the order in which they first started."""
+    """One entry per (operation, group, bytes), in the order of their first start."""
     return tuple(times_of_collective(trace, *one[:6]) for one in collective_totals(trace))
 
 
 class CollectiveTotals(NamedTuple):
-    """All calls of an operation with one size on a group (numbers in the trace's tables): how many,
-    how long, when the first began.
+    """All calls of an operation with the same size and group.
+
+    ``op`` and ``group`` are numbers in the trace's tables. ``began_ns`` is the start of the first
+    call.
     """
 
     op: int
@@ -238,7 +255,7 @@ class CollectiveTotals(NamedTuple):
 
 
 def collective_totals(trace: Trace) -> tuple[CollectiveTotals, ...]:
-    """What met, by (operation, group, bytes), in the order in which they first started."""
+    """Matched collectives by (operation, group, bytes), in the order of their first start."""
     rows = np.flatnonzero(
         trace.ops(*_COLLECTIVE_OPS) & (trace["match"] >= 0) & (trace["finished_ns"] >= 0)
     )

@@ -1,4 +1,4 @@
-"""Small things on numpy's arrays."""
+"""Small helper functions for numpy arrays."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ T = TypeVar("T", bound=np.generic)
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
-#: Columns of a wider range are numbered first: products with a number of places still fit 63 bits.
+#: A column with a wider range of values is first replaced by dense numbers, so that its product
+#: with the number of rows fits 63 bits.
 _MAX_KEY_SPACE = 1 << 32
 
 
 def sorted_unique(values: NDArray[T]) -> NDArray[T]:
-    """The values of an array, each once, in rising order: `np.unique` without the masked arrays
-    that it loads, a tenth of a short run.
+    """The distinct values of an array in ascending order.
 
-    No NaN may be among them.
+    This is `np.unique` without the import of masked arrays, which takes a tenth of a short run. The
+    values must not contain NaN.
     """
     flat = values.reshape(-1)
     if len(flat) and (flat == flat[0]).all():
@@ -31,39 +32,41 @@ def sorted_unique(values: NDArray[T]) -> NDArray[T]:
 
 
 def dense_row_ids(columns: Iterable[NDArray[np.int64]], size: int) -> NDArray[np.int64]:
-    """For each of ``size`` places a number: equal where all columns are equal, rising as the
-    columns rise, the first one foremost. `np.unique` along an axis says the same and takes twenty
-    times as long."""
-    found = np.zeros(size, dtype=np.int64)
+    """A number for each of ``size`` rows of the columns: equal rows have equal numbers.
+
+    Numbers follow the lexicographic order of the rows, with the first column first. `np.unique`
+    along an axis gives the same result and takes twenty times as long.
+    """
+    ids = np.zeros(size, dtype=np.int64)
     for column in columns:
         if not size or (column == column[0]).all():
             continue
         low, high = int(column.min()), int(column.max())
-        steps = (
-            column - low
-            if high - low < _MAX_KEY_SPACE
-            else np.unique(column, return_inverse=True)[1].reshape(-1)
-        )
-        found = np.unique(found * (int(steps.max()) + 1) + steps, return_inverse=True)[1].reshape(
-            -1
-        )
-    return found
+        if high - low < _MAX_KEY_SPACE:
+            digits = column - low
+        else:
+            digits = np.unique(column, return_inverse=True)[1].reshape(-1)
+        # Append the column as one more digit, then make the numbers dense again.
+        keys = ids * (int(digits.max()) + 1) + digits
+        ids = np.unique(keys, return_inverse=True)[1].reshape(-1)
+    return ids
 
 
 def sorted_union(one: ArrayLike, other: ArrayLike) -> NDArray[np.int64]:
-    """The integers that are in either, each once, in rising order."""
+    """The distinct integers of both inputs in ascending order."""
     return sorted_unique(
         np.concatenate([np.asarray(side, dtype=np.int64).reshape(-1) for side in (one, other)])
     )
 
 
 def first_equal_columns(values: IntArray) -> IntArray:
-    """For each entry of a 2-d table, the first column of its row that holds the same value."""
+    """For each entry of a 2-d table, the first column of its row with the same value."""
     order = np.argsort(values, axis=1, kind="stable")
     ascending = np.take_along_axis(values, order, axis=1)
-    fresh = np.ones(values.shape, dtype=np.bool_)
-    fresh[:, 1:] = ascending[:, 1:] != ascending[:, :-1]
-    starts = np.maximum.accumulate(np.where(fresh, np.arange(values.shape[1]), 0), axis=1)
+    is_new = np.ones(values.shape, dtype=np.bool_)
+    is_new[:, 1:] = ascending[:, 1:] != ascending[:, :-1]
+    # The sort is stable, so the start of a run of equal values is their first column.
+    starts = np.maximum.accumulate(np.where(is_new, np.arange(values.shape[1]), 0), axis=1)
     first = np.empty_like(values)
     np.put_along_axis(first, order, np.take_along_axis(order, starts, axis=1), axis=1)
     return first

@@ -1,15 +1,15 @@
-"""What can go wrong, and whose matter it is.
+"""The exceptions that distsim raises on purpose, by who can fix the problem.
 
 ::
 
     DistsimError
-    ├── UserError             exit 2: the input or the command is wrong; the text says where and what to do
+    ├── UserError             exit 2: the input or the command is wrong; the text has the remedy
     │   ├── ScenarioErrors    all problems of one scenario
     │   └── UsageError        a wrong argument, option, name or file
     ├── InternalError         exit 3: distsim is wrong; please report it
     └── EnvironmentFault      exit 4: the machine, not the scenario: a missing library, a full disk
 
-All take positional arguments only, so that they survive simpy, which rebuilds exceptions from their
+All exceptions take positional arguments only, because simpy rebuilds exceptions from their
 ``args``.
 """
 
@@ -24,10 +24,10 @@ _MAX_LINE_WIDTH = 100
 
 
 class ScenarioProblem(NamedTuple):
-    """One thing in a scenario that can't be read.
+    """One invalid place in a scenario.
 
-    ``line`` and ``column`` count from 1; both are 0 when there is no text (the file is not there,
-    or the scenario was built in Python), and ``path`` then says where: ``program[0].send.dst``.
+    ``line`` and ``column`` count from 1. Both are 0 if there is no text (the file does not exist,
+    or the scenario was built in Python); then ``path`` names the place: ``program[0].send.dst``.
     ``hint`` is a line of advice, or empty.
     """
 
@@ -41,16 +41,16 @@ class ScenarioProblem(NamedTuple):
 
     @property
     def place(self) -> str:
-        """``file:line:column``, or the file and the path where there is no text."""
+        """``file:line:column``, or the file and the path if there is no text."""
         if self.line:
             return f"{self.file}:{self.line}:{self.column}"
         return f"{self.file}: {self.path}" if self.path else self.file
 
     def render(self, width: int | None = None) -> str:
-        """The place and the message, the source line, a caret under the place, the advice.
+        """The place and the message, the source line with a caret under the place, and the advice.
 
-        ``width``: columns that there are; None: each a line of its own, however long, as other
-        programs read them.
+        ``width`` is the number of columns available. None means no wrapping: each part stays on one
+        line of any length, for other programs to read.
         """
         lines = _wrapped_lines(f"{self.place}: {self.message}", width)
         if self.line and self.source_line.strip():
@@ -66,8 +66,9 @@ class ScenarioProblem(NamedTuple):
 
 
 def _wrapped_lines(text: str, width: int | None) -> list[str]:
-    """Lines of at most so many columns, broken at blanks; a word that is wider stands on one of its
-    own. None: as it is.
+    """The text wrapped at blanks to ``width`` columns; unchanged if ``width`` is None.
+
+    A word longer than ``width`` gets a line of its own.
     """
     if width is None:
         return [text]
@@ -81,8 +82,9 @@ def _wrapped_lines(text: str, width: int | None) -> list[str]:
 
 
 def _visible_window(line: str, column: int, widest: int = _MAX_LINE_WIDTH) -> tuple[str, str]:
-    """The part of a line around a column, and the blanks that put a caret under it. Tabs stay tabs
-    in both.
+    """The part of a line around a column, and the blanks that put a caret under that column.
+
+    Tabs stay tabs in both, so that the caret lines up at any tab width.
     """
     start = max(0, column - 1 - widest * 3 // 4) if len(line) > widest else 0
     before, text = line[start : column - 1], line[start : start + widest]
@@ -97,17 +99,17 @@ def _visible_character(character: str) -> str:
 
 
 class DistsimError(Exception):
-    """Anything that distsim raises on purpose."""
+    """Base class of all exceptions that distsim raises on purpose."""
 
     exit_code: ClassVar[int] = 3
 
     def render_for_width(self, width: int | None) -> str:
-        """The text for a terminal of so many columns; None: nobody says."""
+        """The text for a terminal of ``width`` columns; None if the width is unknown."""
         return "\n".join(_wrapped_lines(str(self), width))
 
 
 class UserError(DistsimError):
-    """The user's input is wrong; the message says how to put it right."""
+    """The user's input is wrong; the message states how to correct it."""
 
     exit_code: ClassVar[int] = 2
 
@@ -123,12 +125,12 @@ class ScenarioErrors(UserError):
         return self.render_for_width(None)
 
     def render_for_width(self, width: int | None) -> str:
-        """Each problem for a terminal of so many columns."""
+        """All problems, wrapped for a terminal of ``width`` columns."""
         return "\n".join(problem.render(width) for problem in self.problems)
 
 
 class _ErrorWithRemedy(DistsimError):
-    """What is wrong, and the remedy."""
+    """An error with a message and a remedy (which may be empty)."""
 
     def __init__(self, message: str, remedy: str = "") -> None:
         super().__init__(message, remedy)
@@ -144,24 +146,26 @@ class UsageError(_ErrorWithRemedy, UserError):
 
 
 class InternalError(DistsimError):
-    """A fault of distsim's own: an invariant does not hold."""
+    """A bug in distsim: an invariant does not hold."""
 
     exit_code: ClassVar[int] = 3
 
 
 class EnvironmentFault(_ErrorWithRemedy):
-    """The surroundings fail: a library is missing, a file can't be written, a machine is gone."""
+    """The environment fails: a missing library, a file that can't be written, a lost machine."""
 
     exit_code: ClassVar[int] = 4
 
 
-#: What input that is out of all bounds makes Python raise.
+#: Exceptions that Python raises for oversized input.
 RESOURCE_ERRORS = (RecursionError, MemoryError, OverflowError)
 
 
 def resource_error(error: BaseException, where: str) -> UsageError:
-    """A refusal of such an input, with the place and the remedy. What the frames of the error hold
-    is freed: else there may be no room.
+    """The error message for a `RESOURCE_ERRORS` exception, with the place and the remedy.
+
+    Frees the local variables in the exception's frames first, because otherwise there may be no
+    memory left to report anything.
     """
     clear_frames(error.__traceback__)
     place = f"{where}: " if where else ""
@@ -171,7 +175,10 @@ def resource_error(error: BaseException, where: str) -> UsageError:
             "write it flatter, with fewer levels of steps or brackets",
         )
     if isinstance(error, MemoryError):
-        smaller = "take fewer ranks, iterations or repeats; `simulate --no-verdict --no-values` needs less"
+        smaller = (
+            "take fewer ranks, iterations or repeats; "
+            "`simulate --no-verdict --no-values` needs less"
+        )
         return UsageError(f"{place}it takes more memory than is free", smaller)
     return UsageError(
         f"{place}times or sizes add up to more than 64 bits can count (292 years in ns)",

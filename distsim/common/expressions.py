@@ -1,13 +1,14 @@
-"""Small expressions over named numbers: `rank + 1`, `min(pp_size - 1 - pp, micro_batches)`, `stage
-== 0`.
+"""Expressions over named numbers: `rank + 1`, `min(pp_size - 1 - pp, 4)`, `stage == 0`.
 
 The grammar is a part of Python's: numbers, ``True`` and ``False`` (also ``true``, ``false``),
 names, ``+ - * // %``, comparisons, ``and or not``, ``a if c else b``, ``min`` and ``max``. Values
-are ints, floats and booleans with exactly Python's meaning. A name may also stand for a numpy
-array, one element per rank; the result is then the array of what Python gives for each element,
-branches not taken included: they are not evaluated for that element.
+are ints, floats and booleans with exactly Python's meaning.
 
-Everything is bounded: text length, nesting, and the size of every number.
+A name may also refer to a numpy array with one element per rank. The result is then an array of
+what Python would return for each element. Lazy evaluation holds per element as well: a branch that
+an element does not take is not evaluated for it.
+
+Everything is bounded: the length of the text, the nesting, and the size of every number.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ _BOOLEAN_WORDS = {"True": True, "False": False, "true": True, "false": False}
 
 
 class ExpressionError(ValueError):
-    """Text that is no expression, or an expression without a value. ``offset`` counts characters of
-    the text from 0.
+    """Text that is not an expression, or an expression without a value.
+
+    ``offset`` counts characters of the text from 0.
     """
 
     def __init__(self, message: str, offset: int = 0) -> None:
@@ -52,11 +54,11 @@ class ExpressionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A parsed expression. Two are equal when they were written alike.
+    """A parsed expression; two expressions are equal if their texts are equal.
 
-    ``source`` is what the file has (a number, or a text without blanks around it), ``names`` what
-    must be known to evaluate it (``offsets``: where each is written first), ``constant`` the value
-    when there are no names, else None.
+    ``source`` is the content of the file (a number, or a text without surrounding blanks).
+    ``names`` are the names whose values are needed for evaluation, ``offsets`` the position where
+    each name first occurs. ``constant`` is the value if there are no names, else None.
     """
 
     text: str
@@ -67,12 +69,14 @@ class Expression:
     _run: _Evaluator = field(compare=False, repr=False)
 
     def evaluate(self, env: ExpressionNames) -> Any:
-        """The value, given the names: a number, or an array when a name that counts is an array.
+        """The value for these names: a number, or an array if a name that affects it is an array.
+
         Raises ExpressionError.
         """
         if self.constant is not None:
             return self.constant
-        if len(env) > _MAX_COPIED_NAMES:  # branches copy what they see
+        if len(env) > _MAX_COPIED_NAMES:
+            # Conditional branches copy the names that they see: keep only those in use.
             env = {name: env[name] for name in self.names if name in env}
         return self._run(env)
 
@@ -84,8 +88,9 @@ class Expression:
 
 
 def parse_expression(value: object) -> Expression:
-    """An expression from a number or a text. Raises ExpressionError that names what is refused and
-    what is allowed.
+    """An expression from a number or a text.
+
+    Raises ExpressionError that names the unsupported part and the supported syntax.
     """
     if isinstance(value, bool):
         return _constant_expression(value)
@@ -119,8 +124,9 @@ def _parse_text(source: str) -> Expression:
 
 
 def parse_syntax_tree(text: str, start: int) -> ast.expr:
-    """The syntax tree of a text that starts ``start`` characters into the file's. Raises
-    ExpressionError.
+    """The syntax tree of a text.
+
+    ``start`` is the position of this text in the file's text. Raises ExpressionError.
     """
     if "#" in text:
         raise ExpressionError(
@@ -184,7 +190,7 @@ _REFUSED_OPERATORS: dict[type[ast.AST], str] = {
 
 
 class _EvaluatorBuilder:
-    """Turns a syntax tree into a closure, and notes the names on the way."""
+    """Compiles a syntax tree to nested closures, and collects the names in it."""
 
     def __init__(self, text: str, start: int) -> None:
         self.text = text
@@ -313,7 +319,7 @@ def _bounded_literal(value: ExpressionNumber, offset: int) -> None:
         )
 
 
-# --- arithmetic: fast on ints, careful on the rest ---
+# --- arithmetic: a fast path for ints, checks for all other values ---
 
 _ARITHMETIC: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: lambda a, b: a + b,
@@ -337,7 +343,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _as_number(value: Any) -> Any:
-    """Booleans count as 0 and 1 in arithmetic; numpy's own booleans would not."""
+    """Booleans as integers: Python adds True and True to 2, but numpy's booleans stay booleans."""
     return value.astype("int64") if _is_array(value) and value.dtype.kind == "b" else value
 
 
@@ -372,11 +378,12 @@ def _array_arithmetic(
         result = operator(a, b)
         if result.dtype.kind == "f":
             return result, not bool(np.isfinite(result).all())
-        rough = operator(np.asarray(a, "float64"), np.asarray(b, "float64"))
-    return result, bool((np.abs(rough) > MAX_NUMBER).any())
+        # Integer arrays overflow silently, so the size is checked on a float result.
+        approximate = operator(np.asarray(a, "float64"), np.asarray(b, "float64"))
+    return result, bool((np.abs(approximate) > MAX_NUMBER).any())
 
 
-# --- what Python evaluates lazily, for each element ---
+# --- lazy evaluation as in Python, for each element of an array ---
 
 
 def _logical_not(value: Any) -> Any:
@@ -384,13 +391,14 @@ def _logical_not(value: Any) -> Any:
 
 
 def _masked_names(env: ExpressionNames, mask: Any) -> dict[str, Any]:
-    """The names as those elements see them that ``mask`` selects."""
+    """The names, with arrays reduced to the elements that ``mask`` selects."""
     return {name: value[mask] if _is_array(value) else value for name, value in env.items()}
 
 
 def _merge_branches(mask: Any, chosen: Any, other: Any) -> Any:
-    """``chosen`` where the mask holds, ``other`` elsewhere; both are given for their own elements
-    only.
+    """An array of ``chosen`` where the mask is true, and ``other`` elsewhere.
+
+    Both inputs contain only the values for their own elements.
     """
     import numpy as np
 
@@ -416,7 +424,7 @@ def _conditional(test: _Evaluator, yes: _Evaluator, no: _Evaluator) -> _Evaluato
 
 
 def _boolean_operation(is_and: bool, terms: list[_Evaluator]) -> _Evaluator:
-    """``and`` gives the first false operand, ``or`` the first true one, else the last."""
+    """``and`` returns its first false operand, ``or`` its first true one; otherwise the last."""
 
     def run(env: ExpressionNames) -> Any:
         return step(env, 0)
@@ -427,12 +435,14 @@ def _boolean_operation(is_and: bool, terms: list[_Evaluator]) -> _Evaluator:
             return value
         if not _is_array(value):
             return step(env, k + 1) if bool(value) is is_and else value
-        more = (value != 0) == is_and
-        if not more.any():
+        # Elements that are undecided after this operand continue with the next one.
+        undecided = (value != 0) == is_and
+        if not undecided.any():
             return value
-        if more.all():
+        if undecided.all():
             return step(env, k + 1)
-        return _merge_branches(more, step(_masked_names(env, more), k + 1), value[~more])
+        later = step(_masked_names(env, undecided), k + 1)
+        return _merge_branches(undecided, later, value[~undecided])
 
     return run
 
@@ -443,7 +453,7 @@ def _comparison_chain(
     terms: list[_Evaluator],
     env: ExpressionNames,
 ) -> Any:
-    """``a < b < c``: each term evaluated once, and only while the comparisons before it hold."""
+    """``a < b < c``: evaluates each term once, and only while all earlier comparisons hold."""
     right = terms[0](env)
     result = compares[0](left, right)
     if len(compares) == 1:
@@ -458,7 +468,7 @@ def _comparison_chain(
 
 
 def _min_or_max(largest: bool, terms: list[_Evaluator]) -> _Evaluator:
-    """The first of the largest (smallest) operands, as Python has it."""
+    """The first of the largest (or smallest) operands, as in Python."""
 
     def run(env: ExpressionNames) -> Any:
         best = terms[0](env)

@@ -1,8 +1,9 @@
-"""Parsers of what may stand in a file's fields, and the errors that know their way into it.
+"""Building blocks for parsers of scenario fields, and errors that carry the path to the wrong part.
 
-A parser takes what YAML gives and returns what is meant, or raises ValueError with a sentence. They
-are put together here (`each`, `listed`, `many`, `per_rank`, `FieldErrorCollector`); which fields
-there are say `distsim.operations.core.field_types`, `distsim.scenario.strategies.field_types` and
+A parser takes a value as YAML delivers it and returns the parsed value, or raises ValueError with a
+sentence. This module combines parsers (`parse_each`, `list_of`, `one_or_list_of`, `per_rank`,
+`FieldErrorCollector`). It does not define any field type: see
+`distsim.operations.core.field_types`, `distsim.scenario.strategies.field_types` and
 `distsim.scenario.format.models.scalars`.
 """
 
@@ -21,36 +22,37 @@ from distsim.common.records import dataclass
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 FieldParser = Callable[[object], T]
-#: A JSON schema, as far as fields have one.
+#: The JSON schema of a field.
 FieldSchema = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class PerRank(Generic[T_co]):
-    """``{0: …, 1: …, else: …}``: keys are global ranks; ``default`` is ``else``'s value, None when
-    it is left out.
+    """A value per rank: ``{0: …, 1: …, else: …}``.
+
+    Keys are global ranks. ``default`` is the value of ``else``, or None if there is no ``else``.
     """
 
     entries: tuple[tuple[int, T_co], ...]
     default: T_co | None = None
 
     def get(self, rank: int) -> T_co | None:
-        """The entry of a rank, `else`'s value, or None when there is neither."""
+        """The entry of the rank; else the value of ``else``; else None."""
         return dict(self.entries).get(rank, self.default)
 
     def written(self, write: Callable[[T_co], object]) -> dict[int | str, object]:
-        """Back to what a file would say, each value by ``write``."""
+        """The mapping as a file has it; ``write`` converts each value."""
         entries: dict[int | str, object] = {rank: write(value) for rank, value in self.entries}
         return entries if self.default is None else {**entries, "else": write(self.default)}
 
 
 class ParsedFieldType:
-    """What Annotated needs behind a field's type: its parser, its JSON schema, and how a file would
-    say a value.
+    """Annotation of a field type: its parser, its JSON schema, and how to write a value to a file.
 
-    As Pydantic's PlainValidator, PlainSerializer and WithJsonSchema together, but it makes no
-    schema of the type, which nobody asks for: half of what a model costs. ``func`` is the parser;
-    ``told``: it also takes the validation's info.
+    Combines Pydantic's PlainValidator, PlainSerializer and WithJsonSchema, but does not build the
+    core schema of the annotated type. Nothing needs that schema, and building it takes half of the
+    time to define a model. ``func`` is the parser; ``told`` means that the parser also takes
+    Pydantic's ValidationInfo.
     """
 
     def __init__(
@@ -76,12 +78,13 @@ class ParsedFieldType:
         return dict(self.schema)
 
 
-# --- what fields mean ---
+# --- descriptions of fields ---
 
 
 class FieldHelp(NamedTuple):
-    """What a field means, in a sentence, and a value that it may have. ``unit``: of a bare
-    number.
+    """The meaning of a field in one sentence, and an example value.
+
+    ``unit`` is the unit of a number that is written without one.
     """
 
     about: str
@@ -90,29 +93,33 @@ class FieldHelp(NamedTuple):
 
 
 def describe_fields(model: type[BaseModel], words: Mapping[str, FieldHelp], name: str) -> None:
-    """Give the fields of a model their descriptions: those of ``name.key``, else of the key alone,
-    as the file has it.
+    """Set the descriptions of a model's fields.
 
-    A field that says it itself (`Field(description=…, examples=[…])`) keeps that, unless its parent
-    said it.
+    The help for ``name.key`` has priority over the help for ``key`` alone; keys are written as in
+    the file. A field with a description of its own (`Field(description=…, examples=[…])`) keeps it
+    unless there is help for ``name.key``.
     """
     for key, info in model.model_fields.items():
         written = info.alias or key
-        told = words.get(f"{name}.{written}") or (None if info.description else words.get(written))
-        if told is None:
+        general_help = None if info.description else words.get(written)
+        field_help = words.get(f"{name}.{written}") or general_help
+        if field_help is None:
             continue
-        info.description, info.examples = told.about, [told.example]
-        if told.unit:
+        info.description = field_help.about
+        info.examples = [field_help.example]
+        if field_help.unit:
             extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
-            info.json_schema_extra = {**extra, "x-unit": told.unit}
+            info.json_schema_extra = {**extra, "x-unit": field_help.unit}
 
 
 # --- errors ---
 
 
 class FieldError(ValueError):
-    """A field's error that knows its way: ``path`` from the field to the culprit, ``offset`` into
-    its text (None: not known).
+    """An error of a field with its position.
+
+    ``path`` leads from the field to the wrong part; ``offset`` is the position in that part's text
+    (None: unknown).
     """
 
     def __init__(
@@ -128,7 +135,7 @@ class FieldError(ValueError):
 
     @classmethod
     def further(cls, error: ValueError, characters: int) -> FieldError:
-        """The same error, in a text that starts so many characters earlier."""
+        """The same error, for a text that starts ``characters`` characters earlier."""
         offset = getattr(error, "offset", None)
         return cls(str(error), (), None if offset is None else offset + characters)
 
@@ -150,14 +157,10 @@ def single_errors(error: ValueError) -> tuple[ValueError, ...]:
 
 
 def value_text(value: object) -> str:
-    """A value at the end of a message, never long."""
-    text = (
-        "nothing"
-        if value is None
-        else str(value).lower()
-        if isinstance(value, bool)
-        else repr(value)
-    )
+    """A value for the end of a message, cut to 60 characters."""
+    if value is None:
+        return "nothing"
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -165,7 +168,7 @@ def expected_error(expected: str, value: object) -> ValueError:
     return ValueError(f"expected {expected}, found {value_text(value)}")
 
 
-# --- parsers out of parsers ---
+# --- combinations of parsers ---
 
 
 class FieldErrorCollector:
@@ -175,36 +178,36 @@ class FieldErrorCollector:
         self.errors: list[FieldError] = []
 
     def take(self, part: str | int, parse_one: FieldParser[T], value: object) -> T:
-        """The parsed value. Where it can't be parsed the error is kept, and `done` raises before
-        anybody looks at what came back.
+        """The parsed value of one part.
+
+        On failure the errors are collected and the result is None; `done` raises before any caller
+        uses that result.
         """
         try:
             return parse_one(value)
         except ValueError as error:
-            for one in single_errors(error):
-                self.errors.append(
-                    FieldError(
-                        str(one), (part, *getattr(one, "path", ())), getattr(one, "offset", None)
-                    )
-                )
+            for single in single_errors(error):
+                path = (part, *getattr(single, "path", ()))
+                offset = getattr(single, "offset", None)
+                self.errors.append(FieldError(str(single), path, offset))
             return cast("T", None)
 
     def done(self) -> None:
-        """Raises FieldErrors if there was any."""
+        """Raise FieldErrors if there was any error."""
         if self.errors:
             raise FieldErrors(tuple(self.errors))
 
 
 def parse_each(parse_one: FieldParser[T], values: Iterable[object]) -> tuple[T, ...]:
-    """Every item parsed; an error knows which item."""
-    gather = FieldErrorCollector()
-    found = tuple([gather.take(k, parse_one, value) for k, value in enumerate(values)])
-    gather.done()
-    return found
+    """All items parsed; the path of an error starts with the item's index."""
+    collector = FieldErrorCollector()
+    parsed = tuple([collector.take(k, parse_one, value) for k, value in enumerate(values)])
+    collector.done()
+    return parsed
 
 
 def list_of(parse_one: FieldParser[T]) -> FieldParser[tuple[T, ...]]:
-    """A list of such values."""
+    """A parser of lists of values that ``parse_one`` accepts."""
 
     def parse_any(value: object) -> tuple[T, ...]:
         if not isinstance(value, (list, tuple)):
@@ -215,12 +218,12 @@ def list_of(parse_one: FieldParser[T]) -> FieldParser[tuple[T, ...]]:
 
 
 def one_or_list_of(parse_one: FieldParser[T]) -> FieldParser[T | tuple[T, ...]]:
-    """One value, or a list of them."""
+    """A parser of one value or a list of values."""
 
     def parse_any(value: object) -> T | tuple[T, ...]:
-        return (
-            parse_each(parse_one, value) if isinstance(value, (list, tuple)) else parse_one(value)
-        )
+        if isinstance(value, (list, tuple)):
+            return parse_each(parse_one, value)
+        return parse_one(value)
 
     return parse_any
 
@@ -230,7 +233,7 @@ def _invalid_rank_key(key: object) -> None:
 
 
 def per_rank(parse_one: FieldParser[T]) -> FieldParser[T | PerRank[T]]:
-    """Let ``parse_one`` also take a mapping of ranks to values."""
+    """A parser that accepts what ``parse_one`` does, and also a mapping from ranks to values."""
 
     def parse_any(value: object) -> T | PerRank[T]:
         if not isinstance(value, Mapping):
@@ -255,13 +258,14 @@ def per_rank(parse_one: FieldParser[T]) -> FieldParser[T | PerRank[T]]:
 
 
 def one_of(expected: str, words: Iterable[str]) -> FieldParser[str]:
-    """One word out of a few."""
+    """A parser that accepts exactly these words."""
     known = tuple(words)
 
     def parse_word(value: object) -> str:
         if not isinstance(value, str) or value not in known:
             raise ValueError(
-                f"expected {expected} ({', '.join(known)}), found {value_text(value)}{did_you_mean(value, known)}"
+                f"expected {expected} ({', '.join(known)}), "
+                f"found {value_text(value)}{did_you_mean(value, known)}"
             )
         return value
 

@@ -1,10 +1,10 @@
-"""What enters and leaves distsim: inputs read within bounds, files written in one piece, control
-characters shown instead of sent.
+"""Input and output of files: bounded reads, atomic writes, escaped control characters.
 
-Of an input so much is read, and nobody waits for longer than nothing comes. Every file that distsim
-writes goes through `write_file`. A regular file is written beside and renamed, so a reader never
-sees half of it; a link is followed; whatever is no regular file (a terminal, a pipe, a device) is
-written into, and never replaced.
+Reads have a limit on the size, and a timeout for streams that deliver nothing. All files that
+distsim writes go through `write_file`. A regular file is written to a temporary file in the same
+folder, which is then renamed, so that a reader never sees a partial file. Symbolic links are
+followed. Anything that is not a regular file (a terminal, a pipe, a device) is written to directly
+and never replaced.
 """
 
 from __future__ import annotations
@@ -37,20 +37,21 @@ __all__ = [
     "write_file",
 ]
 
-#: A pipe that nobody writes to is given up after so long.
+#: Timeout for a pipe that delivers no data.
 READ_TIMEOUT_S = 30.0
-#: Larger inputs of small files (scenarios, orders of events, schedules) are something else.
+#: Limit for files that are small by nature (scenarios, orders of events, schedules). A larger input
+#: is not such a file.
 MAX_INPUT_BYTES = 16 * 2**20
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-#: Names of streams that this process has open already.
+#: Paths that name a file descriptor.
 _STREAM_PATH = re.compile(
     r"/dev/std(?:in|out|err)|/dev/fd/(\d+)|/proc/(self|thread-self|\d+)/fd/(\d+)"
 )
 _STANDARD_STREAMS = {"/dev/stdin": "0", "/dev/stdout": "1", "/dev/stderr": "2"}
 
-#: Control characters (C0, DEL, C1), line separators and marks that turn the direction of writing; a
-#: line's end and a tab are meant.
+#: Control characters (C0, DEL, C1), line separators, marks that change the text direction, and lone
+#: surrogates. Line feeds and tabs are allowed.
 _CONTROL_CHARACTERS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -58,8 +59,9 @@ _LINE_BREAK_ESCAPES = {"\n": r"\n", "\t": r"\t"}
 
 
 def escape_control_characters(text: str, one_line: bool = False) -> str:
-    r"""A text with its control characters written out, as ``\x1b``; with ``one_line`` its ends of
-    lines as well.
+    r"""A text with its control characters escaped, as ``\x1b``.
+
+    ``one_line`` also escapes line breaks and tabs.
     """
     shown = _CONTROL_CHARACTERS.sub(_escape, text)
     if one_line and ("\n" in shown or "\t" in shown):
@@ -70,7 +72,7 @@ def escape_control_characters(text: str, one_line: bool = False) -> str:
 
 
 def escape_json_control_characters(text: str) -> str:
-    r"""JSON with the control characters that its encoder lets through as ``\u009b``."""
+    r"""JSON text in which control characters that the encoder leaves are escaped, as ``\u009b``."""
     return _CONTROL_CHARACTERS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
@@ -82,10 +84,10 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def write_file(path: str | os.PathLike[str], data: str | bytes | Iterable[str | bytes]) -> None:
-    """Write a file whole or not at all; what is no regular file is written into.
+    """Write a file completely or not at all; write directly to anything but a regular file.
 
-    Raises UsageError where the folder is not there or may not be written, EnvironmentFault where
-    the disk is full.
+    Raises UsageError if the folder does not exist or is not writable, EnvironmentFault if the disk
+    is full.
     """
     pieces = (
         p if isinstance(p, bytes) else p.encode("utf-8", "backslashreplace")
@@ -115,8 +117,9 @@ def write_file(path: str | os.PathLike[str], data: str | bytes | Iterable[str | 
 
 
 def is_stream(path: str | os.PathLike[str]) -> bool:
-    """Is there something that is no regular file (a terminal, a pipe, a device)? It is written
-    into, whatever its name.
+    """Whether the path is a terminal, a pipe or a device.
+
+    Such a path is written to directly, whatever its name.
     """
     try:
         mode = os.stat(path).st_mode
@@ -136,7 +139,11 @@ def _as_pieces(data: str | bytes | Iterable[str | bytes]) -> Iterable[str | byte
 
 
 def _own_stream(path: str | os.PathLike[str]) -> tuple[int | None, str]:
-    """(the stream of this process that a path names, or None; the path behind its links)."""
+    """(file descriptor, target) of a path.
+
+    The descriptor is the one of this process that the path names, or None. The target is the path
+    with its links resolved.
+    """
     target = os.path.abspath(path)
     for _ in range(40):
         match = _STREAM_PATH.fullmatch(target)
@@ -153,8 +160,9 @@ def _own_stream(path: str | os.PathLike[str]) -> tuple[int | None, str]:
 
 
 def _is_regular_or_new(target: str) -> bool:
-    """A regular file, or none yet. Raises OSError for a folder, and for a place where nothing can
-    be made.
+    """Whether the target is a regular file or does not exist yet.
+
+    Raises OSError for a folder, and for a place where no file can be created.
     """
     try:
         mode = os.stat(target).st_mode
@@ -166,7 +174,10 @@ def _is_regular_or_new(target: str) -> bool:
 
 
 def _write_stream(handle: int, pieces: Iterable[bytes]) -> None:
-    """Write to an open stream and close it, after what was printed before."""
+    """Write to an open stream and close it.
+
+    Standard output and error are flushed first, so that earlier output precedes this one.
+    """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
             stream.flush()
@@ -175,8 +186,10 @@ def _write_stream(handle: int, pieces: Iterable[bytes]) -> None:
 
 
 def _replace_file(target: str, pieces: Iterable[bytes]) -> None:
-    """Write beside and rename; a file that was there keeps its mode bits, and one that may not be
-    written is refused.
+    """Write a temporary file in the same folder and rename it to the target.
+
+    An existing file keeps its mode bits. A target that is not writable is refused, although a
+    rename could replace it.
     """
     import tempfile
 
@@ -207,7 +220,7 @@ def _replace_file(target: str, pieces: Iterable[bytes]) -> None:
 
 
 def _sync_folder(folder: str) -> None:
-    """The new name lasts too; some file systems can't say so of a folder."""
+    """Make the rename durable; ignore errors, because some file systems can't sync a folder."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -224,12 +237,12 @@ def _umask() -> int:
 
 # --- reading ---
 class _TimeoutReader(io.RawIOBase):
-    """A stream that may let its reader wait, and that fails with TimeoutError when nothing
-    comes.
-    """
+    """A raw stream that raises TimeoutError if no data arrives in time."""
 
-    def __init__(self, handle: int, mine: bool, patience_s: float | None) -> None:
-        self._handle, self._mine, self._patience_s = handle, mine, patience_s
+    def __init__(self, handle: int, owns_handle: bool, timeout_s: float | None) -> None:
+        self._handle = handle
+        self._owns_handle = owns_handle
+        self._timeout_s = timeout_s
         self._poll = select.poll()
         self._poll.register(handle, select.POLLIN)
 
@@ -237,45 +250,44 @@ class _TimeoutReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        patience = None if self._patience_s is None else int(self._patience_s * 1000)
-        if not self._poll.poll(patience):
-            raise TimeoutError(errno.ETIMEDOUT, f"nothing came for {self._patience_s:.0f} s")
+        timeout_ms = None if self._timeout_s is None else int(self._timeout_s * 1000)
+        if not self._poll.poll(timeout_ms):
+            raise TimeoutError(errno.ETIMEDOUT, f"nothing came for {self._timeout_s:.0f} s")
         data = os.read(self._handle, len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def close(self) -> None:
-        if self._mine and not self.closed:
+        if self._owns_handle and not self.closed:
             os.close(self._handle)
         super().close()
 
 
 def open_bytes(source: str | os.PathLike[str] | int) -> io.BufferedReader:
-    """A file, a device or a pipe for reading, by its path or its number. Raises OSError; reading
-    raises TimeoutError.
+    """Open a file, a device or a pipe for reading, by path or file descriptor.
 
-    Whoever types at a terminal has all the time there is.
+    Raises OSError; reading raises TimeoutError if nothing arrives. A terminal has no timeout,
+    because a person may type at any speed.
     """
-    mine = not isinstance(source, int)
-    handle = (
-        source
-        if isinstance(source, int)
-        else os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    )
+    if isinstance(source, int):
+        handle, owns_handle = source, False
+    else:
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+        handle, owns_handle = os.open(source, flags), True
     mode = os.fstat(handle).st_mode
     if stat.S_ISDIR(mode):
         os.close(handle)
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if stat.S_ISREG(mode):
-        return open(handle, "rb", closefd=mine)
-    return io.BufferedReader(
-        _TimeoutReader(handle, mine, None if os.isatty(handle) else READ_TIMEOUT_S)
-    )
+        return open(handle, "rb", closefd=owns_handle)
+    timeout_s = None if os.isatty(handle) else READ_TIMEOUT_S
+    return io.BufferedReader(_TimeoutReader(handle, owns_handle, timeout_s))
 
 
 def read_bytes(source: str | os.PathLike[str] | int, most: int = MAX_INPUT_BYTES) -> bytes:
-    """All of an input. Raises OSError, and OSError of EFBIG for one that is larger than
-    ``most``.
+    """The whole content of an input.
+
+    Raises OSError, with EFBIG if the input is larger than ``most`` bytes.
     """
     with open_bytes(source) as stream:
         data = stream.read(most + 1)
@@ -285,7 +297,7 @@ def read_bytes(source: str | os.PathLike[str] | int, most: int = MAX_INPUT_BYTES
 
 
 class LineTooLong(ValueError):
-    """A line longer than any that is meant; ``number`` counts from 1."""
+    """A line exceeds the limit; ``number`` counts from 1."""
 
     def __init__(self, number: int, most: int) -> None:
         super().__init__(f"a line of more than {most:,} characters")
@@ -293,7 +305,7 @@ class LineTooLong(ValueError):
 
 
 def read_lines(lines: Iterator[str], count: int, characters: int) -> list[str]:
-    """The next lines, ``count`` of them or those that make so many characters."""
+    """The next ``count`` lines, or fewer if these have more than ``characters`` characters."""
     found: list[str] = []
     size = 0
     for line in islice(lines, count):

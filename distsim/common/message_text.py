@@ -1,6 +1,4 @@
-"""Names and values in messages: the nearest known name to one that is not known, lists, what was
-found.
-"""
+"""Names and values in messages: the nearest known name, lists of names, shortened values."""
 
 from __future__ import annotations
 
@@ -8,8 +6,9 @@ from collections.abc import Iterable
 
 
 def closest_name(name: object, candidates: Iterable[object]) -> str | None:
-    """The candidate that looks most like ``name``, or None when none does. Letter case counts
-    little.
+    """The candidate most similar to ``name``, or None if no candidate is similar.
+
+    Upper and lower case count as equal, and so do `-` and `_`.
     """
     from difflib import get_close_matches
 
@@ -21,9 +20,9 @@ def closest_name(name: object, candidates: Iterable[object]) -> str | None:
 
 
 def did_you_mean(name: object, candidates: Iterable[object]) -> str:
-    """``; did you mean X?`` for the end of a message, or nothing when no candidate is near.
+    """``; did you mean X?`` for the end of a message, or an empty text if no candidate is similar.
 
-    >>> near("al_reduce", ["all_reduce", "broadcast"])
+    >>> did_you_mean("al_reduce", ["all_reduce", "broadcast"])
     '; did you mean all_reduce?'
     """
     found = closest_name(name, candidates)
@@ -31,8 +30,9 @@ def did_you_mean(name: object, candidates: Iterable[object]) -> str:
 
 
 def name_list(candidates: Iterable[object], limit: int = 12) -> str:
-    """Names for a message, in the order given: ``a, b, c``, cut after ``limit``; ``none`` when
-    there are none.
+    """Names for a message in the given order: ``a, b, c``, cut after ``limit`` names.
+
+    The text is ``none`` if there are no names.
     """
     names = [str(c) for c in candidates]
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
@@ -40,8 +40,9 @@ def name_list(candidates: Iterable[object], limit: int = 12) -> str:
 
 
 def value_text(value: object) -> str:
-    """A value for the end of a message: ``'abc'``, ``12``, ``a mapping``, ``nothing``; never
-    long.
+    """A value for the end of a message: ``'abc'``, ``12``, ``a mapping``, ``nothing``.
+
+    The text is cut to 60 characters.
     """
     if value is None:
         return "nothing"

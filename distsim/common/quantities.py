@@ -1,8 +1,10 @@
 """Expressions with units: `(rank + 1) * 1 ms`, `4 B * width * width`, `2 * 25 GB/s`.
 
-A number with its unit is a quantity; the rest is the grammar of `distsim.common.expressions`. Units
-are checked before anything is evaluated: only equals are added and compared, and what comes out
-must be what the field takes. A var may hold a quantity too. Values are in the base unit of
+A number with its unit is a quantity; otherwise the grammar is that of
+`distsim.common.expressions`. Before parsing, each quantity is replaced with a placeholder letter,
+so that the expression parser needs no units. Units are checked before anything is evaluated: only
+quantities of the same kind are added and compared, and the result must be of the kind that the
+field takes. A variable may hold a quantity too. Values are in the base units of
 `distsim.common.units`: ns, bytes, bytes per ns, FLOP, FLOP per ns.
 """
 
@@ -25,7 +27,7 @@ from distsim.common.expressions import (
 )
 from distsim.common.records import dataclass
 
-#: What a unit measures, in the words of messages -> an example.
+#: An example for each kind of quantity; the keys are the wording used in messages.
 EXAMPLE_BY_KIND = {
     "a duration": "3 ms",
     "a size": "4 MiB",
@@ -41,27 +43,33 @@ _PARSER_BY_KIND: dict[str, Callable[[object], int | float]] = {
     "floating-point operations": units.parse_flops,
     "a rate of floating-point operations": units.parse_flop_rate,
 }
-#: Quantities made of others: size / duration and the like are not formed, since `/` is no operator.
+#: One number with its unit. There are no compound quantities (size / duration): `/` is no operator.
 _QUANTITY_LITERAL = re.compile(
     r"(?<![\w.])((?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)\s*("
     + "|".join(sorted(map(re.escape, units.UNIT_BY_NAME), key=len, reverse=True))
     + r")(?![\w(]|/\w)",
     re.ASCII,
 )
-#: A text with an operator, a condition or a lone name in it is meant as an expression, not as one
-#: quantity.
-EXPRESSION_LIKE = r"[*%(<>]|//|\s/|/\s|[^eE\s(]\s*[+-]|\bif\b|^\s*[A-Za-z_\u0080-\uffff][A-Za-z0-9_\u0080-\uffff]*\s*$"
-#: Stand-ins for quantities in the text that is parsed: one letter each, so that places stay.
+#: A text that contains an operator or a condition, or that is a single name, is meant as an
+#: expression rather than as one quantity.
+EXPRESSION_LIKE = (
+    r"[*%(<>]|//|\s/|/\s|[^eE\s(]\s*[+-]|\bif\b"
+    r"|^\s*[A-Za-z_\u0080-\uffff][A-Za-z0-9_\u0080-\uffff]*\s*$"
+)
+#: First of the letters that replace quantities in the parsed text. Each replacement is padded to
+#: the quantity's length, so that offsets in error messages stay right.
 _FIRST_PLACEHOLDER = 0x4E00
-#: A quantity's kind; None: a plain number; the empty text: a zero, which fits all.
+#: A quantity's kind; None for a plain number; `_ZERO_KIND` for zero, which fits every kind.
 QuantityKind = str | None
 _ZERO_KIND = ""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantityExpression(Expression):
-    """An expression with units. ``kind`` is what must come out (`EXAMPLE_BY_KIND`, or
-    `ANY_QUANTITY`); values are in its base unit.
+    """An expression with units.
+
+    ``kind`` is the required kind of the result (a key of `EXAMPLE_BY_KIND`, or `ANY_QUANTITY`);
+    values are in its base unit.
     """
 
     kind: str = field(default=ANY_QUANTITY, kw_only=True)
@@ -71,17 +79,19 @@ class QuantityExpression(Expression):
     _written: str = field(default="", compare=False, repr=False, kw_only=True)
 
     def inferred_kind(self, known: Mapping[str, QuantityKind]) -> QuantityKind:
-        """What comes out, given what each name is (left out: a number). Raises ExpressionError
-        where units don't fit.
+        """The kind of the result, given the kinds of the names (default: a plain number).
+
+        Raises ExpressionError if units don't fit.
         """
         return _UnitChecker({**known, **self._kinds}, self._written, self._start).of(self._tree)
 
     def check(self, known: Mapping[str, QuantityKind]) -> None:
-        """Raise ExpressionError unless what comes out is what must."""
+        """Raise ExpressionError unless the result is of the required kind."""
         found = self.inferred_kind(known)
         if self.kind not in (ANY_QUANTITY, found) and found != _ZERO_KIND:
             raise ExpressionError(
-                f"expected {self.kind}, as `{EXAMPLE_BY_KIND[self.kind]}`, but {self.text} is {_kind_text(found)}",
+                f"expected {self.kind}, as `{EXAMPLE_BY_KIND[self.kind]}`, "
+                f"but {self.text} is {_kind_text(found)}",
                 self._start,
             )
 
@@ -90,8 +100,9 @@ class QuantityExpression(Expression):
 
 
 def quantity_kind(value: Expression, known: Mapping[str, QuantityKind]) -> QuantityKind:
-    """What an expression is, given what its names are. Raises ExpressionError where units don't
-    fit.
+    """The kind of an expression's result, given the kinds of its names.
+
+    Raises ExpressionError if units don't fit.
     """
     if isinstance(value, QuantityExpression):
         return value.inferred_kind(known)
@@ -101,15 +112,15 @@ def quantity_kind(value: Expression, known: Mapping[str, QuantityKind]) -> Quant
 
 
 def has_units(text: str) -> bool:
-    """Does a text hold a number with a unit?"""
+    """Whether a text contains a number with a unit."""
     return _QUANTITY_LITERAL.search(text) is not None
 
 
 def parse_quantity(value: object, kind: str = ANY_QUANTITY) -> QuantityExpression:
-    """An expression with units from a text; without names its units are checked at once, else by
-    `QuantityExpression.check`.
+    """Parse an expression with units.
 
-    Raises ExpressionError, with the place in the text.
+    If the expression has no names, its units are checked at once; otherwise the caller must call
+    `QuantityExpression.check`. Raises ExpressionError with the position in the text.
     """
     if not isinstance(value, str):
         raise ExpressionError(f"expected {kind} with a unit, found {type(value).__name__}")
@@ -148,8 +159,9 @@ def _evaluate_replaced(
 
 
 def _replace_quantities(source: str) -> tuple[dict[str, int | float], dict[str, str], str]:
-    """The values and kinds of the quantities in a text, by the letter that stands for each, and the
-    text with those.
+    """Replace each quantity of a text with a placeholder letter.
+
+    Returns the values by letter, the kinds by letter, and the text with the letters.
     """
     letters: dict[str, int | float] = {}
     kinds: dict[str, str] = {}
@@ -166,7 +178,7 @@ def _replace_quantities(source: str) -> tuple[dict[str, int | float], dict[str, 
 
 
 def _restore_message(message: str, source: str) -> str:
-    """A message about the text as it was written."""
+    """The message with the original quantities instead of their placeholder letters."""
     found = iter(_QUANTITY_LITERAL.finditer(source))
     return re.sub(r"[\u4e00-\u4fff] *", lambda match: next(found, [match[0]])[0], message)
 
@@ -176,7 +188,7 @@ def _kind_text(kind: QuantityKind) -> str:
 
 
 class _UnitChecker:
-    """What each part of an expression is."""
+    """Infers the kind of each part of an expression; raises ExpressionError if units don't fit."""
 
     def __init__(self, known: Mapping[str, QuantityKind], text: str, start: int) -> None:
         self.known, self.text, self.start = known, text, start
@@ -202,7 +214,7 @@ class _UnitChecker:
         return self.equal(node.args, "compared", node) if isinstance(node, ast.Call) else None
 
     def equal(self, nodes: list[ast.expr], what: str, whole: ast.expr) -> QuantityKind:
-        """The one kind of several parts."""
+        """The kind that all these parts share; zeros fit every kind."""
         kinds = [self.of(node) for node in nodes]
         real = [kind for kind in kinds if kind != _ZERO_KIND]
         if any(kind != real[0] for kind in real):
@@ -243,11 +255,10 @@ class _UnitChecker:
 def read_quantity(
     value: object, kind: str, names: Mapping[str, object], kinds: Mapping[str, QuantityKind]
 ) -> int | float:
-    """A quantity by its text, or by an expression over names that are the same on every rank; in
-    the base unit, not rounded.
+    """The value of a quantity, or of an expression over names that are equal on all ranks.
 
-    Raises ValueError in the words of the plain parser where the text is no expression with a
-    unit.
+    The value is in the base unit and not rounded. If the text is not meant as an expression, the
+    ValueError is the one of the plain parser.
     """
     plain = _PARSER_BY_KIND[kind]
     if not isinstance(value, str):
@@ -258,8 +269,9 @@ def read_quantity(
         found = parse_quantity_expression(value, kind, error)
     unknown = [name for name in found.names if name not in names]
     if unknown:
+        known = ", ".join(names) or "no names"
         raise ExpressionError(
-            f"{unknown[0]} is no number that is the same on every rank; known here are {', '.join(names) or 'no names'}",
+            f"{unknown[0]} is no number that is the same on every rank; known here are {known}",
             dict(found.offsets)[unknown[0]],
         )
     found.check(kinds)
@@ -267,8 +279,9 @@ def read_quantity(
 
 
 def parse_quantity_expression(value: str, kind: str, plain_error: ValueError) -> QuantityExpression:
-    """An expression with units; a text that was meant as a plain quantity is refused in that
-    parser's words.
+    """An expression with units.
+
+    Raises ``plain_error``, the plain parser's error, if the text was meant as a plain quantity.
     """
     if re.search(EXPRESSION_LIKE, value) is None:
         raise plain_error from None
@@ -276,7 +289,7 @@ def parse_quantity_expression(value: str, kind: str, plain_error: ValueError) ->
 
 
 def bounded_quantity(value: object, kind: str, text: object) -> int | float:
-    """A number of the kind, zero or more and at most 2**62 base units. Raises ValueError."""
+    """``value`` if it is a number from 0 to 2**62 base units; raises ValueError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
         raise ValueError(f"expected {kind} of zero or more, and {text} is {value}")
     if value > units.MAX_QUANTITY:

@@ -1,10 +1,10 @@
-"""Records that are cheap to define, and to make by the million.
+"""Record classes that are cheap to define and cheap to create by the million.
 
-Dataclasses whose methods are shared functions: the standard library's compiles up to six of text
-for each class, at each start of the process, which is a tenth of the time of a short command. For
-the classes that every command loads. They are dataclasses to `dataclasses.fields` and `replace`,
-and to mypy; what can be told apart is only how fast an instance is made: by position faster, by
-keywords slower.
+They are dataclasses whose methods are shared functions. The standard library instead compiles up to
+six generated methods for each class at every start of the process, which takes a tenth of a short
+command's time. So the classes that every command loads use this decorator. `dataclasses.fields`,
+`replace` and mypy treat them as dataclasses. The only visible difference is speed: creating an
+instance by position is faster, by keyword slower.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 else:
 
     def dataclass(cls=None, /, *, frozen=False, slots=False, eq=True, order=False):
-        """As the decorator of the standard library, less what no class here asks of it
-        (``init=False``, ``__post_init__``).
+        """The decorator of the standard library, without features that no class here uses.
+
+        These are ``init=False`` and ``__post_init__``.
         """
 
         def made(plain):
@@ -47,14 +48,14 @@ else:
 
 
 def _add_missing_methods(record: type, methods: Mapping[str, object]) -> None:
-    """Those that the class does not define itself."""
+    """Set the methods that the class does not define itself."""
     for name, method in methods.items():
         if name not in record.__dict__ or record.__dict__[name] is None:
             setattr(record, name, method)
 
 
 def _comparison_methods(record: type, frozen: bool, order: bool) -> dict[str, object]:
-    """By what the fields hold."""
+    """Methods that compare and hash the values of the fields."""
     values = _field_reader([field.name for field in fields(record) if field.compare])
     orders = (operator.lt, operator.le, operator.gt, operator.ge) if order else ()
     compared = {
@@ -78,7 +79,7 @@ def _comparison(
 
 
 def _frozen_methods(record: type, slots: bool) -> dict[str, object]:
-    """Made once, and then refusing changes."""
+    """Methods of an immutable class: creation and pickling, but no assignment."""
     kept = {"__getstate__": _pickle_state, "__setstate__": _restore_pickle_state} if slots else {}
     return {
         "__init__": _frozen_init(record, slots),
@@ -89,14 +90,17 @@ def _frozen_methods(record: type, slots: bool) -> dict[str, object]:
 
 
 def _field_reader(names: Sequence[str]) -> Callable[[object], tuple[object, ...]]:
-    """Reads these attributes."""
+    """A function that reads these attributes of a record."""
     if len(names) > 1:
         return operator.attrgetter(*names)
     return lambda record: tuple(getattr(record, name) for name in names)
 
 
 def _frozen_init(record: type, slots: bool) -> Callable[..., None]:
-    """``__init__`` of a frozen class."""
+    """``__init__`` of a frozen class.
+
+    Calls that pass all fields by position take a fast path without `_argument_binder`.
+    """
     names = tuple(field.name for field in fields(record))
     given_by = _argument_binder(record, names)
     count, setters = len(names), [getattr(record, name).__set__ for name in names] if slots else []
@@ -124,8 +128,9 @@ def _frozen_init(record: type, slots: bool) -> Callable[..., None]:
 def _argument_binder(
     record: type, names: tuple[str, ...]
 ) -> Callable[[tuple[object, ...], dict[str, object]], Iterable[object]]:
-    """What a call gives each of the fields. It raises TypeError where that is not one value for
-    each.
+    """A function that maps the arguments of a call to the values of the fields.
+
+    It raises TypeError unless each field gets exactly one value.
     """
     known = frozenset(names)
     defaults = {
@@ -180,10 +185,10 @@ __all__ = ["dataclass"]
 # --- many records at once ---
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Put the cyclic collector off for a while: walking a million new records that are all in use
-    takes a third of the time.
+    """Pause the cyclic garbage collector.
 
-    Afterwards they count as old, so that the collector's next round does not walk them at once.
+    Traversing a million new records that are all in use would take a third of the time. Afterwards
+    these records count as old, so that the next collection does not traverse them at once.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -191,7 +196,8 @@ def gc_paused() -> Iterator[None]:
         yield
     finally:
         if was_on:
-            if not gc.get_freeze_count():  # else somebody has frozen objects of his own
+            # If objects are frozen already, unfreezing would also affect those.
+            if not gc.get_freeze_count():
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()

@@ -1,11 +1,11 @@
-"""Numbers with units: `3 ms`, `4 MiB`, `50 GB/s`, `989 TFLOP/s`, and back.
+"""Numbers with units: `3 ms`, `4 MiB`, `50 GB/s`, `989 TFLOP/s`, and back to text.
 
-Inside distsim a time is an integer of nanoseconds and a size an integer of bytes; a rate is a float
-per nanosecond (1 GB/s is 1 byte per ns). ``parse_*`` raise ValueError with what was expected;
-``*_text`` give text that parses to the very same number; ``show_*`` round for tables.
+In memory a time is an integer of nanoseconds, a size an integer of bytes, and a rate a float per
+nanosecond (1 GB/s is 1 byte per ns). ``parse_*`` raise ValueError that states what was expected;
+``*_text`` return text that parses to exactly the same number; ``show_*`` round for tables.
 
-Decimal prefixes (k M G T P) are powers of 1000, binary ones (Ki Mi Gi Ti) powers of 1024, as IEC
-80000-13 has them.
+Decimal prefixes (k M G T P) are powers of 1000 and binary ones (Ki Mi Gi Ti) powers of 1024, as in
+IEC 80000-13.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _QUANTITY = re.compile(
     r"\s*([+-]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][+-]?\d{1,3})?)\s*([^\d\s.+-]\S*)?\s*",
     re.ASCII,
 )
-#: Of every quantity, in its base unit.
+#: Largest value of every quantity, in its base unit.
 MAX_QUANTITY = 2**62
 
 _DURATION_UNITS = {
@@ -58,7 +58,7 @@ _FLOP_UNITS = {
 }
 _FLOP_RATE_UNITS = {f"{name}/s": Fraction(factor, 10**9) for name, factor in _FLOP_UNITS.items()}
 
-
+#: Families of units, with their wording in messages.
 _UNIT_FAMILIES: tuple[tuple[str, Mapping[str, int | Fraction]], ...] = (
     ("a duration", _DURATION_UNITS),
     ("a size", _SIZE_UNITS),
@@ -69,7 +69,7 @@ _UNIT_FAMILIES: tuple[tuple[str, Mapping[str, int | Fraction]], ...] = (
 
 
 class MeasurementUnit(NamedTuple):
-    """What a unit measures, in the words of messages, and how many base units it is."""
+    """What a unit measures, in the wording of messages, and its value in base units."""
 
     kind: str
     factor: int | Fraction
@@ -92,7 +92,7 @@ def _value_text(value: object) -> str:
 def _parse_exact(
     value: object, what: str, example: str, table: Mapping[str, int | Fraction]
 ) -> Fraction:
-    """A quantity in the base unit of ``table``, exactly."""
+    """A quantity as an exact number of base units of ``table``."""
     expected = f"expected {what} with a unit, as `{example}`"
     if not isinstance(value, str):
         raise ValueError(f"{expected}, found {_value_text(value)}")
@@ -121,12 +121,12 @@ def _parse_exact(
 
 
 def parse_duration_ns(value: object) -> int:
-    """`3 ms` in ns, rounded to the nearest. Units: ns us ms s min h."""
+    """`3 ms` in ns, rounded to the nearest integer. Units: ns us ms s min h."""
     return round(_parse_exact(value, "a duration", "3 ms", _DURATION_UNITS))
 
 
 def parse_timeout_ns(value: object) -> int:
-    """A duration above zero: a wait that ends before it starts is none."""
+    """A duration above zero, because a wait with a timeout of zero would end before it starts."""
     found = parse_duration_ns(value)
     if not found:
         raise ValueError(f"expected a timeout above zero, as `10 s`, found {_value_text(value)}")
@@ -134,8 +134,9 @@ def parse_timeout_ns(value: object) -> int:
 
 
 def parse_size_bytes(value: object) -> int:
-    """`4 MiB` in bytes. Units: B, KiB MiB GiB TiB, kB MB GB TB. Raises ValueError for a fraction of
-    a byte.
+    """`4 MiB` in bytes. Units: B, KiB MiB GiB TiB, kB MB GB TB.
+
+    Raises ValueError for a fraction of a byte.
     """
     size = _parse_exact(value, "a size", "4 MiB", _SIZE_UNITS)
     if size.denominator != 1:
@@ -144,8 +145,9 @@ def parse_size_bytes(value: object) -> int:
 
 
 def parse_bandwidth(value: object) -> float:
-    """`50 GB/s` in bytes per ns. Units: those of sizes per second, and bit/s kbit/s Mbit/s Gbit/s
-    Tbit/s.
+    """`50 GB/s` in bytes per ns.
+
+    Units: those of sizes per second, and bit/s kbit/s Mbit/s Gbit/s Tbit/s.
     """
     return float(_parse_exact(value, "a bandwidth", "50 GB/s", _BANDWIDTH_UNITS))
 
@@ -165,7 +167,7 @@ def parse_flops(value: object) -> float:
 
 
 def _whole_unit_text(number: int, units: tuple[tuple[str, int], ...]) -> str:
-    """The largest unit in which the number is whole."""
+    """The number in the largest unit in which it is an integer."""
     for name, factor in units:
         if number and number % factor == 0:
             return f"{number // factor} {name}"
@@ -185,8 +187,9 @@ def size_text(nbytes: int) -> str:
 
 
 def _exact_text(number: float, table: Mapping[str, int | Fraction], units: tuple[str, ...]) -> str:
-    """The shortest text in one of ``units`` that parses to exactly this float; the last unit must
-    have factor 1.
+    """The shortest text, in one of ``units``, that parses to exactly this float.
+
+    The last unit must have factor 1, so that one text always exists.
     """
     texts = []
     for unit in units:

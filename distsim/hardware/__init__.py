@@ -1,3 +1,5 @@
-"""Clusters as data and what compute and communication cost on them; knows operations only by the
-protocol PricedOperation and the collective algorithms.
+"""Clusters as data, and the cost of compute and communication on them.
+
+This package knows operations only through the protocol PricedOperation and the collective
+algorithms.
 """

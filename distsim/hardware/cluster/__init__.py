@@ -1,4 +1,4 @@
-"""Clusters: see `distsim.hardware.cluster.description`."""
+"""Descriptions of clusters; see `distsim.hardware.cluster.description`."""
 
 from distsim.hardware.cluster.description import (
     Cluster,

@@ -1,9 +1,8 @@
-"""A cluster as data: what a device computes, what the links carry, what a call costs; by name or by
-mapping.
+"""A cluster as data: devices, links, network and fixed costs; from a preset's name or a mapping.
 
-Files speak people's units (``latency: 3 us``, ``bandwidth: 300 GB/s``); inside, a duration is an
-integer of ns, a size an integer of bytes and a rate a float per ns (1 GB/s is 1 byte per ns). The
-inside name of a field carries its unit.
+Files use readable units (``latency: 3 us``, ``bandwidth: 300 GB/s``). In memory, a duration is an
+integer of ns, a size an integer of bytes, and a rate a float per ns (1 GB/s is 1 byte per ns). A
+field's Python name includes its unit; its alias is the key in the file.
 
 >>> preset("dgx-a100").intra.bytes_per_ns
 300.0
@@ -48,9 +47,8 @@ Duration = Annotated[int, _parse_duration, _duration_text]
 Size = Annotated[int, _parse_size, _size_text]
 Bandwidth = Annotated[float, _parse_bandwidth, _bandwidth_text, Field(gt=0)]
 FlopRate = Annotated[float, _parse_flop_rate, _flop_rate_text, Field(gt=0)]
-Efficiency = Annotated[
-    float, Field(gt=0, le=2)
-]  # above 1: in-network reduction beats the link (costs: NVLS 1.07)
+#: May exceed 1: in-network reduction beats the link's own bandwidth (NVLS: 1.07).
+Efficiency = Annotated[float, Field(gt=0, le=2)]
 
 
 class _ClusterPart(BaseModel):
@@ -82,17 +80,17 @@ class ComputeDevice(_ClusterPart):
     launch_ns: Duration = Field(default=0, alias="launch")  # one kernel
     compute_efficiency: Efficiency = 1.0  # share of peak that a large matrix product reaches
     memory_efficiency: Efficiency = 1.0
-    overlap_compute: float = Field(
-        default=1.0, ge=1, le=10
-    )  # by what a kernel takes longer while its rank communicates
-    overlap_transfers: float = Field(
-        default=1.0, ge=1, le=10
-    )  # by what a transfer's bytes do while a rank of its computes
+    #: Factor by which a kernel is slower while its rank communicates.
+    overlap_compute: float = Field(default=1.0, ge=1, le=10)
+    #: Factor by which a transfer's bytes move slower while one of its ranks computes.
+    overlap_transfers: float = Field(default=1.0, ge=1, le=10)
     source: str = ""
 
     def peak_flop_per_ns(self, dtype: str) -> float:
-        """The data sheet's rate for a dtype, in FLOP per ns; where it has none, that of float32, in
-        which the device then computes.
+        """The data sheet's rate for a dtype, in FLOP per ns.
+
+        A dtype without a rate runs at the rate of float32, because the device then computes in
+        float32.
         """
         for name in (dtype, "float32"):
             rate = self.peak.get(name)
@@ -113,20 +111,20 @@ class IntraNodeLink(_ClusterPart):
     kind: Literal["nvlink", "xgmi", "pcie", "shm"]
     latency_ns: Duration = Field(alias="latency")
     bytes_per_ns: Bandwidth = Field(alias="bandwidth")
-    efficiency: Efficiency = 1.0  # share of the data sheet's bandwidth that a ring reaches; under nccl, that NCCL counts on
-    switch: bool = True  # whether links meet in a switch (which can reduce, from H100 on), or go from GPU to GPU
-    mesh: int | Literal["cube"] | None = Field(
-        default=None
-    )  # ranks whose links go from each to each alike, or DGX-1's cube mesh
-    peer_access: bool = (
-        True  # whether GPUs reach each other over PCIe, or stage through the host's memory
-    )
-    domain: int | None = Field(
-        default=None, ge=1, le=1 << 20
-    )  # ranks that these links join across machines (NVL72: 72)
-    per_switch: int | None = Field(
-        default=None, ge=1, le=1024
-    )  # ranks behind one PCIe switch, whose way up they share
+    #: Share of the data sheet's bandwidth that a ring reaches. With ``collectives: nccl``: the
+    #: share that NCCL assumes.
+    efficiency: Efficiency = 1.0
+    #: True if the links meet in a switch (which can reduce from H100 on); False if they connect
+    #: pairs of GPUs directly.
+    switch: bool = True
+    #: Number of ranks in a full mesh of equal links, or DGX-1's cube mesh.
+    mesh: int | Literal["cube"] | None = Field(default=None)
+    #: False if GPUs cannot reach each other over PCIe and stage data through host memory.
+    peer_access: bool = True
+    #: Ranks that these links connect across machines (NVL72: 72).
+    domain: int | None = Field(default=None, ge=1, le=1 << 20)
+    #: Ranks behind one PCIe switch; they share its uplink.
+    per_switch: int | None = Field(default=None, ge=1, le=1024)
     source: str = ""
 
     @field_validator("mesh")
@@ -138,25 +136,24 @@ class IntraNodeLink(_ClusterPart):
 
     @property
     def attained(self) -> float:
-        """Bytes per ns that messages get."""
+        """Bandwidth that messages reach, in bytes per ns."""
         return self.bytes_per_ns * self.efficiency
 
     def reach(self, ranks: int) -> float:
-        """The share of a rank's links that a group of so many ranks on its node can use: of links
-        from GPU to GPU, those to its mates.
+        """Share of a rank's links that a group with ``ranks`` ranks on its node can use.
+
+        Without a switch, only the links to ranks of the same group are usable.
         """
         if self.mesh is None or ranks < 2:
             return 1.0
-        return (
-            _CUBE_MESH_RINGS[min(ranks, 8)] / 6
-            if self.mesh == "cube"
-            else min((ranks - 1) / (self.mesh - 1), 1.0)
-        )
+        if self.mesh == "cube":
+            return _CUBE_MESH_RINGS[min(ranks, 8)] / 6
+        return min((ranks - 1) / (self.mesh - 1), 1.0)
 
 
-#: DGX-1: one-way rings of one link each that NCCL finds among its first ranks, of 6 (nvidia-smi
-#: topo -m of the machine: 4 links inside a half, 2 to the other); for 5 and 7 as for the next
-#: smaller group that has some.
+#: DGX-1's cube mesh: how many one-way rings, of one link each, NCCL finds among the first N ranks.
+#: A rank has 6 links (``nvidia-smi topo -m``: 4 inside its half of the machine, 2 to the other).
+#: For 5 and 7 ranks the number is an assumption: that of the next smaller group with rings.
 _CUBE_MESH_RINGS = {2: 1, 3: 2, 4: 4, 5: 2, 6: 2, 7: 2, 8: 6}
 
 
@@ -171,7 +168,7 @@ class NetworkCards(_ClusterPart):
 
     @property
     def attained(self) -> float:
-        """Bytes per ns of one card."""
+        """Bandwidth that messages reach over one card, in bytes per ns."""
         return self.bytes_per_ns * self.efficiency
 
 
@@ -190,7 +187,7 @@ class Network(_ClusterPart):
 
     @property
     def narrowed(self) -> float:
-        """By what a single card's bandwidth is divided."""
+        """The factor that divides the bandwidth of a single card."""
         return self.oversubscription if self.leaf is None else 1.0
 
 
@@ -246,8 +243,9 @@ class Cluster(_ClusterPart):
     measured: tuple[MeasuredCurve, ...] = ()
 
     def to_mapping(self) -> dict[str, object]:
-        """The cluster as a file has it, in people's units; `cluster_from` reads it back to an equal
-        one.
+        """The cluster as a file has it, in readable units.
+
+        `cluster_from` turns the mapping back into an equal cluster.
         """
         data = self.model_dump(by_alias=True)
         for key in ("measured", "reduce_bandwidth", "algorithms"):
@@ -257,38 +255,42 @@ class Cluster(_ClusterPart):
 
     @property
     def inter_latency_ns(self) -> int:
-        """One hop from node to node."""
+        """Latency of one hop between nodes."""
         return self.nics.latency_ns + self.network.latency_ns
 
     @property
     def rank_inter_bytes_per_ns(self) -> float:
-        """What one rank alone gets through to another node: one card, less an oversubscription that
-        is always felt.
+        """Bandwidth of a single rank to another node.
+
+        It is one card's, divided by an oversubscription that applies even without other traffic.
         """
         return self.nics.attained / self.network.narrowed
 
     @property
     def key(self) -> str:
-        """A text that two equal clusters share."""
+        """A text that is the same for equal clusters."""
         return self.model_dump_json()
 
 
-# --- by name or by mapping ---
+# --- clusters from names and mappings ---
 
 
-_REMEDY = "`distsim clusters` lists the presets; a cluster may also be written inline, as `{preset: dgx-h100, nics: {count: 4}}`"
+_REMEDY = (
+    "`distsim clusters` lists the presets; a cluster may also be written inline, "
+    "as `{preset: dgx-h100, nics: {count: 4}}`"
+)
 
 
 def preset(name: str) -> Cluster:
-    """The preset of that name. Raises UsageError with the near name for an unknown one."""
+    """The preset of that name; raises UsageError, with the nearest name, if there is none."""
     return Cluster.model_validate(_preset_data(name))
 
 
 def cluster_from(value: str | Mapping[str, object] | Cluster) -> Cluster:
-    """A preset's name, or a mapping in people's units: whole, or ``preset: NAME`` and what differs
-    from it, at any depth.
+    """A cluster from a preset's name or a mapping in readable units.
 
-    Raises UsageError that names every key that is wrong.
+    The mapping is either complete, or has ``preset: NAME`` and overrides at any depth. Raises
+    UsageError that names every wrong key.
     """
     if isinstance(value, Cluster):
         return value
@@ -311,15 +313,13 @@ def cluster_from(value: str | Mapping[str, object] | Cluster) -> Cluster:
 
 def _preset_data(name: object) -> dict[str, object]:
     if not isinstance(name, str) or name not in PRESETS:
-        raise UsageError(
-            f"no cluster preset `{name}` (known: {name_list(PRESETS)}){did_you_mean(name, PRESETS)}",
-            _REMEDY,
-        )
+        known = f"(known: {name_list(PRESETS)}){did_you_mean(name, PRESETS)}"
+        raise UsageError(f"no cluster preset `{name}` {known}", _REMEDY)
     return PRESETS[name]
 
 
 def _merged(base: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
-    """``base`` with ``changes`` laid over it, mapping by mapping."""
+    """``base`` overridden by ``changes``, recursively for nested mappings."""
     merged = dict(base)
     for key, value in changes.items():
         old = merged.get(key)
@@ -347,7 +347,7 @@ def _validation_message(fault: ValidationError) -> str:
 
 
 def _known_keys(path: tuple[int | str, ...]) -> list[str]:
-    """The keys that a mapping of the cluster file may have, by its place."""
+    """The valid keys of the mapping at this path of a cluster file."""
     parts: dict[str, type[ComputeDevice | IntraNodeLink | NetworkCards | Network]] = {
         "device": ComputeDevice,
         "intra": IntraNodeLink,

@@ -1,14 +1,16 @@
-"""Devices that presets are made of, as data: each number beside its source. Peaks are dense; memory
-as sold.
+"""The devices of the presets, as data; each number has its source.
 
-``compute_efficiency``: share of the peak that large matrix products reach in a training step.
-Alone, for a moment and at their best shape they reach .87 on A100, .81 on its PCIe card, .80 on
-H100, .84 on GH200, .78 on B200, .73 on GB200, .51 on MI300X in bf16, and .71 to .78 in fp8
-(stas00/ml-engineering, compute/accelerator, "Maximum Achievable Matmul FLOPS"); in a step's own
-shapes, with its numbers and at the clocks of a GPU that is busy throughout, .74 of that on A100 and
-.69 on H100, as published steps on these two have it once all that is bound by memory is counted
-apart (`benchmarks/training_steps.py`); so, for want of such steps, the PCIe card as A100, and
-GH200, B200 and GB200 as H100. V100, L40S and L4: assumed.
+Peak rates are for dense operations. Memory sizes are the nominal ones.
+
+``compute_efficiency`` is the share of the peak that large matrix products reach in a training step.
+In isolation, for a short time and at their best shape, matrix products reach .87 on A100, .81 on
+its PCIe card, .80 on H100, .84 on GH200, .78 on B200, .73 on GB200, .51 on MI300X in bf16, and .71
+to .78 in fp8 (stas00/ml-engineering, compute/accelerator, "Maximum Achievable Matmul FLOPS"). In a
+training step, with the step's own shapes and data, and at the clocks of a GPU under constant load,
+they reach .74 of that on A100 and .69 on H100. These two factors come from published training
+steps, after all memory-bound work was counted separately (`benchmarks/training_steps.py`). There
+are no such steps for other devices; so the PCIe card has the factor of A100, and GH200, B200 and
+GB200 have that of H100. The values for V100, L40S and L4 are assumptions.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ def _gpu(
     efficiency: float,
     source: str,
 ) -> PresetData:
-    """``memory``: (bandwidth, size). A launch takes 3 to 5 us in CUDA micro-benchmarks, STREAM-like
-    kernels reach .85 of HBM.
+    """A GPU; ``memory`` is (bandwidth, size).
 
-    Kernels beside communication take 18.9 % longer on average over A100, H100, MI210 and MI250
-    (arXiv:2507.03114). By what transfers take longer is assumed: simulators count with 0 to 20
-    %.
+    A launch takes 3 to 5 us in CUDA micro-benchmarks; STREAM-like kernels reach .85 of the HBM
+    bandwidth. Kernels that run at the same time as communication take 18.9 % longer, on average
+    over A100, H100, MI210 and MI250 (arXiv:2507.03114). The slow-down of transfers is an
+    assumption: simulators use 0 to 20 %.
     """
     return {
         "name": name,

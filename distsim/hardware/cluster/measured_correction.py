@@ -1,12 +1,16 @@
-"""Measured durations that a cluster's file may carry, and how they correct the model's prices.
+"""Measured durations in a cluster's file, and how they correct the modelled costs.
 
-At a measured size the price is the measured time. Between two of them it is interpolated
-(`MeasuredCorrection`), and beyond the ends the ratio of measured to modelled time stays as it is
-there; so the model keeps the say about sizes that nobody measured, and the price stays between the
-two measured times. A first size that took longer than the second warmed up (a sweep begins there):
-what lies between is the second's. So it is in the number of ranks: between two measured ones the
-logarithm of the ratio is interpolated, beyond them a quarter of the trend is believed. How far off
-that is: `benchmarks/accuracy/run.py`.
+At a measured size, the cost is the measured time. Between two measured sizes it is interpolated
+(`MeasuredCorrection`) and stays between the two measured times. Beyond the first and last size, the
+ratio of measured to modelled time stays constant. So the model still determines the shape where
+there is no measurement.
+
+If the first size took longer than the second, it contained the warm-up (a sweep starts there);
+sizes between them get the second's time.
+
+The number of ranks is treated in the same way: between two measured rank counts the logarithm of
+the ratio is interpolated, and beyond them a quarter of the trend is extrapolated.
+`benchmarks/accuracy/run.py` reports the remaining error.
 """
 
 from __future__ import annotations
@@ -18,24 +22,30 @@ from math import exp, log
 
 from distsim.hardware.cluster.description import MeasuredCurve
 
-#: A group of another size tells less about a price than one beside other neighbours.
+#: Differences in group size and node count matter more than in the number of busy ranks per node.
 _GROUP_WEIGHT, _NODES_WEIGHT, _RANKS_WEIGHT = 4.0, 4.0, 1.0
 
 
 class MeasuredCorrection:
-    """Measured over modelled, as a function of bytes. Between two measured sizes the time is the
-    geometric mean of three: the modelled one times a ratio that is a monotone cubic in logarithms
-    (Fritsch, Carlson, "Monotone piecewise cubic interpolation", SIAM J. Numer. Anal. 17, 1980, with
-    the slopes of Fritsch, Butland 1984); the straight line over what is modelled, right where only
-    the model's scale is wrong; and the one over the bytes, right where one form runs at both. None
-    of them alone predicts as well."""
+    """The ratio of measured to modelled time, as a function of bytes.
+
+    Between two measured sizes, the time is the geometric mean of three estimates, because none of
+    them alone predicts as well:
+
+    - the modelled time times a ratio that is a monotone cubic in logarithms (Fritsch, Carlson,
+      "Monotone piecewise cubic interpolation", SIAM J. Numer. Anal. 17, 1980, with the slopes of
+      Fritsch, Butland 1984);
+    - a straight line over the modelled time, which is right if only the model's scale is wrong;
+    - a straight line over the bytes, which is right if the same form runs at both sizes.
+    """
 
     def __init__(self, curve: MeasuredCurve, modelled: Callable[[int], float]) -> None:
         points = sorted((nbytes, ns) for nbytes, ns in curve.times.items() if ns > 0)
         self._modelled = modelled
         self._ns = [float(ns) for _, ns in points]
         self._first = self._ns[0] if points else 0.0
-        self._ns[:1] = [min(self._ns[:2])] if points else []  # fewer bytes cost no more
+        # Fewer bytes never cost more: a slower first size contained the warm-up.
+        self._ns[:1] = [min(self._ns[:2])] if points else []
         self._at = [log(max(nbytes, 1)) for nbytes, _ in points]
         self._nbytes = [float(nbytes) for nbytes, _ in points]
         self._predicted = [max(modelled(nbytes), 1.0) for nbytes, _ in points]
@@ -46,8 +56,10 @@ class MeasuredCorrection:
         self._slopes = _monotone_slopes(self._at, self._ratio)
 
     def factor(self, nbytes: int) -> float:
-        """What to multiply the modelled price by. Between two measured sizes the price of what was
-        measured is between their times.
+        """The factor for the modelled cost at this size.
+
+        In the setting of the measurement, the corrected cost between two sizes lies between their
+        times.
         """
         at, ratio, x = self._at, self._ratio, log(max(nbytes, 1))
         if not at:
@@ -58,81 +70,84 @@ class MeasuredCorrection:
         if x == at[i - 1]:
             return exp(ratio[i - 1]) if i > 1 else self._first / self._predicted[0]
         modelled = max(self._modelled(nbytes), 1.0)
-        ways = (
+        estimates = (
             modelled * exp(self._cubic(i, x)),
             self._along(i, modelled, self._predicted),
             self._along(i, nbytes, self._nbytes),
         )
         low, high = sorted((self._ns[i - 1], self._ns[i]))
-        return exp(sum(log(min(max(way, low), high)) for way in ways) / len(ways)) / modelled
+        logarithms = [log(min(max(estimate, low), high)) for estimate in estimates]
+        return exp(sum(logarithms) / len(logarithms)) / modelled
 
     def _cubic(self, i: int, x: float) -> float:
-        """The logarithm of the ratio before the i-th measured size."""
-        wide = self._at[i] - self._at[i - 1]
-        share = (x - self._at[i - 1]) / wide
+        """Logarithm of the ratio by the monotone cubic, between measured sizes i - 1 and i."""
+        # Hermite form: one part from the values at both ends, one from the slopes there.
+        width = self._at[i] - self._at[i - 1]
+        share = (x - self._at[i - 1]) / width
         rest = 1.0 - share
-        found = (
+        from_values = (
             rest * rest * (1 + 2 * share) * self._ratio[i - 1]
             + share * share * (3 - 2 * share) * self._ratio[i]
         )
-        return found + wide * share * rest * (rest * self._slopes[i - 1] - share * self._slopes[i])
+        slopes = rest * self._slopes[i - 1] - share * self._slopes[i]
+        return from_values + width * share * rest * slopes
 
-    def _along(self, i: int, here: float, there: Sequence[float]) -> float:
-        """ns on the straight line between the times before and at the i-th measured size, over what
-        is ``there`` of them.
-        """
-        first, last = there[i - 1], there[i]
-        share = (here - first) / (last - first) if last > first else 0.5
+    def _along(self, i: int, x: float, abscissas: Sequence[float]) -> float:
+        """Time in ns on the straight line between measured sizes i - 1 and i, at abscissa ``x``."""
+        first, last = abscissas[i - 1], abscissas[i]
+        share = (x - first) / (last - first) if last > first else 0.5
         return self._ns[i - 1] + (self._ns[i] - self._ns[i - 1]) * min(max(share, 0.0), 1.0)
 
 
 def _monotone_slopes(at: Sequence[float], value: Sequence[float]) -> list[float]:
-    """Slopes of a monotone cubic: weighted harmonic means inside, 0 where the value turns, and at
-    the ends those of the last piece.
+    """Slopes of a monotone cubic at its points.
+
+    Inner slopes are weighted harmonic means, or 0 at a turning point. The end slopes are those of
+    the first and last segment.
     """
     if len(at) < 2:
         return [0.0] * len(at)
-    wide = [b - a for a, b in pairwise(at)]
-    steep = [(b - a) / w for (a, b), w in zip(pairwise(value), wide, strict=True)]
+    widths = [b - a for a, b in pairwise(at)]
+    secants = [(b - a) / width for (a, b), width in zip(pairwise(value), widths, strict=True)]
     inner = []
-    for (w, v), (one, other) in zip(pairwise(wide), pairwise(steep), strict=True):
-        turns = one * other <= 0
-        inner.append(0.0 if turns else 3 * (w + v) / ((2 * v + w) / one + (v + 2 * w) / other))
-    return [steep[0], *inner, steep[-1]]
+    for (w, v), (left, right) in zip(pairwise(widths), pairwise(secants), strict=True):
+        turns = left * right <= 0
+        inner.append(0.0 if turns else 3 * (w + v) / ((2 * v + w) / left + (v + 2 * w) / right))
+    return [secants[0], *inner, secants[-1]]
 
 
 def nearest_curve(
     curves: Sequence[MeasuredCurve], op: str, group: int, ranks: int, nodes: int
 ) -> MeasuredCurve | None:
-    """The curve of an operation whose circumstances are the most like these: group size, nodes of
-    it, busy ranks per node.
+    """The curve of an operation that was measured in the most similar setting.
+
+    Similarity depends on group size, number of nodes, and busy ranks per node.
     """
-    found = [curve for curve in curves if curve.op == op]
+    candidates = [curve for curve in curves if curve.op == op]
     wanted = ((_GROUP_WEIGHT, group), (_NODES_WEIGHT, nodes), (_RANKS_WEIGHT, ranks))
 
     def distance(curve: MeasuredCurve) -> float:
-        return sum(
-            w * abs(log(a / b))
-            for (w, a), b in zip(wanted, (curve.group, curve.nodes, curve.ranks), strict=True)
-        )
+        measured = (curve.group, curve.nodes, curve.ranks)
+        return sum(w * abs(log(a / b)) for (w, a), b in zip(wanted, measured, strict=True))
 
-    return min(found, key=distance, default=None)
+    return min(candidates, key=distance, default=None)
 
 
-#: How much of the trend from one rank count to another is believed beyond them: two curves are
-#: noisy, and on each of the two systems that have three rank counts (`benchmarks/accuracy/run.py`)
-#: a quarter predicts the third better than a half.
+#: Share of the trend between two rank counts that is extrapolated beyond them. Two curves are
+#: noisy; on both systems with three measured rank counts (`benchmarks/accuracy/run.py`) a quarter
+#: predicts the third better than a half.
 _EXTRAPOLATED_SHARE = 0.25
 
 
 def weighted_curves(
     curves: Sequence[MeasuredCurve], op: str, group: int, ranks: int, nodes: int
 ) -> list[tuple[MeasuredCurve, float]]:
-    """(curve, weight) of those that tell about a group that fills its nodes: the two measured rank
-    counts next to it, where there are two.
+    """The (curve, weight) pairs that apply to a group.
 
-    Their weights add up to 1; beyond both of them one is negative. Else the nearest alone, and
-    nothing where the operation has no curve.
+    If the group fills its nodes and two rank counts were measured, these are the curves of the two
+    neighbouring rank counts. Their weights add up to 1; outside the measured counts, one weight is
+    negative. Otherwise the result is the nearest curve alone, or nothing if the operation has no
+    curve.
     """
     nearest = nearest_curve(curves, op, group, ranks, nodes)
     if nearest is None:
@@ -172,7 +187,7 @@ def _is_comparable(curve: MeasuredCurve, op: str, ranks: int, across_nodes: bool
 
 
 def _two_rank_counts(counts: Sequence[int], group: int) -> tuple[int, int]:
-    """The measured rank counts on both sides of ``group``; else the two nearest on one side."""
+    """The measured rank counts on both sides of ``group``, or the two nearest on one side."""
     below = [count for count in counts if count < group]
     above = [count for count in counts if count > group]
     if below and above:

@@ -1,11 +1,11 @@
-"""Clusters that come with distsim, as data: each number beside its source.
+"""Built-in clusters as plain data; each number has its source.
 
-Data-sheet figures are the vendors'. On GPUs ``efficiency`` is what NCCL counts of a data sheet's
-bandwidth before it chooses (src/graph/topo.h): 20 of 25 GB/s a link on NVLink 2 and 3, 20.6 on
-NVLink 4, 40.1 of 50 on NVLink 5, 12 of 16 GB/s over PCIe 3 (doubled with each generation), 12 of
-12.5 GB/s on a card of 100 Gbit/s; what of that is reached stands in
-`distsim.hardware.cost.nccl_constants`. None of these was measured on your machines: see
-`distsim.hardware.cost.prediction_range` for how far off they are.
+Data-sheet figures are the vendors'. On GPUs, ``efficiency`` is the share of the data sheet's
+bandwidth that NCCL assumes when it chooses an algorithm (src/graph/topo.h): 20 of 25 GB/s per link
+on NVLink 2 and 3, 20.6 on NVLink 4, 40.1 of 50 on NVLink 5, 12 of 16 GB/s over PCIe 3 (doubled with
+each generation), 12 of 12.5 GB/s on a 100 Gbit/s card. `distsim.hardware.cost.nccl_constants` has
+the share of that bandwidth which real transfers reach. None of these numbers was measured on your
+machines; `distsim.hardware.cost.prediction_range` states how far off they may be.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ from distsim.hardware.cluster.devices import CPU, LOOPBACK, PresetData
 _CPU_RANGE = "+-40 % (a guess: TCP stacks and hosts differ more than links do)"
 _ONE_CARD = "a guess: one 100 Gbit/s card"
 _NCCL_SOURCE = "NCCL topo.h and tuning.cc"
-#: Nine of ten measured times of systems that were left out of the fit
+#: Covers 90 % of the measured times of held-out systems, which the fit did not use
 #: (`distsim.hardware.cost.prediction_range`).
 _FITTED_RANGE = (
     "nine of ten measured times are 0.65 to 1.4 of what is told on one node, 0.7 to 2.1 on several"
 )
-_UNFITTED_RANGE = "nine of ten measured times are 0.4 to 2 of what is told on one node, 0.5 to 4 on several (few or no published tables)"
+_UNFITTED_RANGE = (
+    "nine of ten measured times are 0.4 to 2 of what is told on one node, 0.5 to 4 on several "
+    "(few or no published tables)"
+)
 _FITTED_ARCHITECTURES = ("volta", "ampere", "hopper")
 
 
 def _nvlink(generation: int, **more: object) -> PresetData:
-    """A GPU's links together, per direction (NVIDIA's data sheets)."""
-    sheet, counted = {
+    """All NVLink links of a GPU together, per direction (NVIDIA's data sheets)."""
+    sheet_bandwidth, efficiency = {
         2: ("150 GB/s", 0.8),
         3: ("300 GB/s", 0.8),
         4: ("450 GB/s", 0.824),
@@ -38,20 +41,20 @@ def _nvlink(generation: int, **more: object) -> PresetData:
     return {
         "kind": "nvlink",
         "latency": "0.6 us",
-        "bandwidth": sheet,
-        "efficiency": counted,
+        "bandwidth": sheet_bandwidth,
+        "efficiency": efficiency,
         "source": f"NVLink {generation}; {_NCCL_SOURCE}",
         **more,
     }
 
 
 def _pcie(generation: int, **more: object) -> PresetData:
-    """16 lanes, per direction."""
-    sheet = {3: "16 GB/s", 4: "32 GB/s", 5: "64 GB/s"}[generation]
+    """A PCIe connection with 16 lanes, per direction."""
+    sheet_bandwidth = {3: "16 GB/s", 4: "32 GB/s", 5: "64 GB/s"}[generation]
     return {
         "kind": "pcie",
         "latency": "1 us",
-        "bandwidth": sheet,
+        "bandwidth": sheet_bandwidth,
         "efficiency": 0.75,
         "switch": False,
         "source": f"PCIe {generation}.0 x16; {_NCCL_SOURCE}",
@@ -78,8 +81,11 @@ def _cluster(
     source: str,
     **more: object,
 ) -> PresetData:
-    """Of GPUs. A hop through the network takes 4 us (NCCL tuning.cc: ring, LL128), a call's launch
-    3.1 us (`distsim.hardware.cost.nccl_constants`)."""
+    """A GPU cluster.
+
+    A hop through the network takes 4 us (NCCL tuning.cc: ring, LL128). Launching a call takes 3.1
+    us (`distsim.hardware.cost.nccl_constants`).
+    """
     # The prediction range was fitted to NVLink machines on InfiniBand of these generations only.
     on_fitted_network = transport == "ib" and intra["kind"] == "nvlink"
     is_fitted = on_fitted_network and device["architecture"] in _FITTED_ARCHITECTURES
@@ -180,7 +186,8 @@ _GPU_CLUSTERS: Final = (
             "efficiency": 0.75,
             "switch": False,
             "mesh": 8,
-            "source": "7 links of 64 GB/s, of which about 48 are usable (AMD: rocm.blogs.amd.com, RCCL bandwidth on MI300X)",
+            "source": "7 links of 64 GB/s, of which about 48 are usable "
+            "(AMD: rocm.blogs.amd.com, RCCL bandwidth on MI300X)",
         },
         _nics(8, 400, "usual for 8 x MI300X: 8 x 400 Gbit/s RoCE"),
         "roce",
@@ -292,7 +299,7 @@ _CPU_CLUSTERS: Final[dict[str, PresetData]] = {
     },
 }
 
-#: GPUs of a machine where they are not 8, by the sources above.
+#: GPUs per machine for clusters that do not have 8; sources as above.
 GPUS_PER_MACHINE: Final = {"dgx2-v100": 16, "gb200-nvl72": 4, "gh200": 1}
 PRESETS: Final[dict[str, PresetData]] = {
     str(cluster["name"]): cluster for cluster in _GPU_CLUSTERS
@@ -300,5 +307,5 @@ PRESETS: Final[dict[str, PresetData]] = {
 
 
 def gpus_per_machine(cluster: str) -> int:
-    """How many GPUs a machine of a cluster has, by the cluster's name."""
+    """GPUs per machine of the cluster with this name."""
     return GPUS_PER_MACHINE.get(cluster, 8)

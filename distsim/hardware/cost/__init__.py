@@ -1,4 +1,4 @@
-"""How long things take: see `distsim.hardware.cost.model`."""
+"""Predicted durations of communication and computation; see `distsim.hardware.cost.model`."""
 
 from distsim.hardware.cost.link_loads import CHEAPEST, PricedOperation, ScheduleLoad
 from distsim.hardware.cost.model import CostModel, LinkClass, SlowLink

@@ -1,10 +1,10 @@
-"""What must leave and enter the parts that a group is cut into: nodes, leaves of a network, slots
-behind a switch.
+"""Bytes that must leave and enter the parts of a group: nodes, network leaves, slots of a switch.
 
-Parts need not be alike: of an all_gather a part takes what the others have, however little it
-gives. Who hands it on is not said by that: here the parts are a ring, where each gives the next all
-that the next has not, and no other order spares the busiest way anything. Bytes are for each byte
-of the operation's buffer, as nccl-tests counts it.
+The parts may differ in size. In an all_gather, for example, a part receives everything that the
+other parts hold, even if it contributes little. Which part forwards the data is not determined by
+the operation. This module assumes a ring of parts, in which each part passes on everything that the
+next one lacks; no other order puts less load on the busiest link. Bytes are relative to the
+operation's buffer, as nccl-tests counts it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from distsim.hardware.cost.link_loads import PricedOperation, implemented_collective
 
-#: Operations of which every byte has one rank that it is for, or is from.
+#: Operations in which every byte has exactly one source rank and one destination rank.
 EXCHANGE_COLLECTIVES = ("all_to_all", "gather", "scatter")
 
 
 class CutTraffic(NamedTuple):
-    """Bytes out of a part, and into it."""
+    """Bytes that leave a part, and bytes that enter it."""
 
     out: float
     into: float
@@ -28,8 +28,11 @@ class CutTraffic(NamedTuple):
 def traffic_across_cuts(
     row: type[PricedOperation], counts: Sequence[int], root: int = 0
 ) -> list[CutTraffic]:
-    """Of parts with so many ranks each; ``root``: the part that has the root. all_reduce, broadcast
-    and reduce pass each part alike (`PricedOperation.busbw_factor` of the parts)."""
+    """Traffic of each part, for parts with ``counts`` ranks.
+
+    ``root`` is the index of the part that contains the root. all_reduce, broadcast and reduce put
+    the same traffic on each part (`PricedOperation.busbw_factor` for the number of parts).
+    """
     n, parts, kind = sum(counts), len(counts), implemented_collective(row)
     lacking = [(n - count) / n for count in counts]
     if parts < 2:
@@ -46,8 +49,9 @@ def traffic_across_cuts(
 def exchange_traffic(
     kind: str, counts: Sequence[int], root: int | None, n: int
 ) -> list[CutTraffic]:
-    """Of what parts of a group of ``n`` ranks send to each other; ``root``: None where it is in
-    none of them.
+    """Traffic between parts of a group of ``n`` ranks, in an exchange.
+
+    ``root`` is the index of the part with the root, or None if none of these parts contains it.
     """
     among = sum(counts)
     if kind == "all_to_all":

@@ -1,4 +1,7 @@
-"""Where a price on GPUs comes from: every form that NCCL weighs at a size, term by term."""
+"""Explains a cost on GPUs: every form that NCCL considers at a size, term by term.
+
+Only costs from NCCL's forms are explained. Clusters with other ``collectives`` have no such terms.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from distsim.hardware.cost.prediction_range import PredictionRange, range_of_pre
 
 
 class ExplainedLatency(NamedTuple):
-    """A latency of a form: ``us``, the constant's name and value, and how much of it is spent."""
+    """A latency of a form: ``us`` is ``amount`` times the constant's ``value``."""
 
     what: str
     us: float
@@ -32,8 +35,9 @@ class ExplainedLatency(NamedTuple):
 
 
 class ExplainedForm(NamedTuple):
-    """A form at one size. ``gbs``: the algorithm bandwidth that it reaches, of ``counted_gbs`` in
-    NCCL's tables.
+    """A form at one size.
+
+    ``gbs`` is the algorithm bandwidth that it reaches; ``counted_gbs`` is the one in NCCL's tables.
     """
 
     algorithm: str
@@ -47,8 +51,9 @@ class ExplainedForm(NamedTuple):
 
 
 class LinkBottleneck(NamedTuple):
-    """The busiest of the links of a kind that an operation must pass: bytes there, its attained
-    GB/s, and what they take, in ns.
+    """The busiest link of its kind that an operation must use.
+
+    ``nbytes`` cross it at ``gbs`` GB/s (attained bandwidth), which takes ``ns``.
     """
 
     name: str
@@ -58,8 +63,10 @@ class LinkBottleneck(NamedTuple):
 
 
 class CostExplanation(NamedTuple):
-    """``candidates``: dearest last. ``ways``: the narrowest first. ``ns``: the price, at least
-    ``bound_ns``.
+    """A cost and its parts.
+
+    ``candidates`` are sorted by time, the slowest last. ``ways`` are sorted by time, the slowest
+    link first. ``ns`` is the predicted cost; it is at least ``bound_ns``.
     """
 
     kind: NcclOperation
@@ -82,8 +89,11 @@ def explain_cost(
     nbytes: int,
     ways: bool = False,
 ) -> CostExplanation | None:
-    """The price of an operation among these ranks, with the ``ways`` that it must pass if they are
-    asked for; None where the cluster or the operation is not priced by NCCL's forms."""
+    """Explain the cost of an operation among these ranks.
+
+    ``ways`` adds the links that the operation must use. Returns None if the cluster or the
+    operation has no NCCL forms.
+    """
     kind: NcclOperation | None = (
         "send"
         if not implemented_collective(row) and row.busbw_factor(2) == 1
@@ -105,9 +115,8 @@ def explain_cost(
         else cost.collective_ns(row, ranks, nbytes, ranks[0])
     )
     busbw = row.busbw_factor(len(ranks)) * nbytes / ns
-    known = (
-        None if cost.name in PRESETS else False
-    )  # what somebody describes was not compared with anything
+    # A user's own cluster has never been compared with measurements.
+    known = None if cost.name in PRESETS else False
     every = tuple(sorted(found, key=lambda c: c.us))
     return CostExplanation(
         kind,
@@ -131,43 +140,34 @@ def _bottlenecks(
     nbytes: int,
     at: NcclContext,
 ) -> tuple[LinkBottleneck, ...]:
-    """What must pass each kind of link, as `distsim.hardware.cost.max_min_fairness` counts it: a
-    rank's own, a card, a switch's way up. Where the switch inside reduces, an all_reduce passes a
-    rank's link once; so a card where the network does."""
+    """The busiest link of each kind: a rank's own link, a network card, a switch's uplink.
+
+    Bytes are counted by `distsim.hardware.cost.max_min_fairness`. If the switch inside the node
+    reduces, an all_reduce crosses a rank's link once; the same holds for a card if the network
+    reduces.
+    """
     ports = LinkPorts(cost)
     message = ports.of_message(ranks[0], ranks[-1]) if not implemented_collective(row) else None
     asked = ports.asked(row, ranks) if message is None else dict.fromkeys(message.ports, 1.0)
-    once = (
-        1.0
-        if implemented_collective(row) == "all_reduce" and nccl_curves.switch_reduces(at)
-        else inf
-    )
-    at_card = (
-        1.0 / min(ports.cards, at.per_node)
-        if implemented_collective(row) == "all_reduce" and at.reducing
-        else inf
-    )
+    is_all_reduce = implemented_collective(row) == "all_reduce"
+    most_at_link = 1.0 if is_all_reduce and nccl_curves.switch_reduces(at) else inf
+    most_at_card = 1.0 / min(ports.cards, at.per_node) if is_all_reduce and at.reducing else inf
+    reach = cost.cluster.intra.reach(at.per_node if message is None else 2)
     found: dict[str, LinkBottleneck] = {}
-    for port, each in asked.items():
-        reach = (
-            cost.cluster.intra.reach(at.per_node if message is None else 2)
-            if port < ports.threads
-            else 1.0
-        )
-        gbs, name = reach * float(ports.capacity[port]), ports.name(port)
-        each = (
-            min(each, once)
-            if port < ports.threads
-            else min(each, at_card)
-            if port < ports.first_pool
-            else each
-        )
+    for port, share in asked.items():
+        gbs = float(ports.capacity[port])
+        if port < ports.threads:
+            gbs = reach * gbs
+            share = min(share, most_at_link)
+        elif port < ports.first_pool:
+            share = min(share, most_at_card)
+        name = ports.name(port)
         kind = "".join(c for c in name if not c.isdigit()).removesuffix(" out").removesuffix(" in")
-        if kind not in found or each * nbytes / gbs > found[kind].ns + 1:
-            found[kind] = LinkBottleneck(
-                name, round(each * nbytes), gbs, round(each * nbytes / gbs)
-            )
-    return tuple(sorted(found.values(), key=lambda way: -way.ns))
+        moving_ns = share * nbytes / gbs
+        # Links of a kind may differ by rounding only; then the first one is named.
+        if kind not in found or moving_ns > found[kind].ns + 1:
+            found[kind] = LinkBottleneck(name, round(share * nbytes), gbs, round(moving_ns))
+    return tuple(sorted(found.values(), key=lambda bottleneck: -bottleneck.ns))
 
 
 def _explained_form(found: nccl_curves.FormTime, known: dict[str, float]) -> ExplainedForm:

@@ -1,4 +1,9 @@
-"""Where the ranks of a group sit, and what an operation's schedule asks of the links there."""
+"""Placement of a group's ranks on nodes, and the load that a schedule puts on the links there.
+
+The key idea: a round's duration depends only on the busiest port of each class of link, so a round
+is reduced to two numbers (`RoundLoad`), and equal rounds are counted instead of listed. This module
+computes no durations; see `distsim.hardware.cost.model`.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +19,14 @@ from distsim.common.message_text import did_you_mean, name_list
 from distsim.hardware.cluster.description import Cluster
 from distsim.operations.core.algorithms import ALGORITHMS, CollectiveAlgorithm, Round
 
-#: The word for "whichever is cheapest" in place of an algorithm's name.
+#: Value of ``algorithms`` that selects the cheapest algorithm instead of a named one.
 CHEAPEST = "cheapest"
 
 
 class RoundLoad(NamedTuple):
-    """What a round asks of each class of link: ns per byte of one chunk at the busiest port, or
-    None where nothing moves.
+    """Load of one round per class of link.
+
+    Each value is ns per byte of one chunk at the busiest port, or None if nothing moves there.
     """
 
     intra: float | None
@@ -28,9 +34,7 @@ class RoundLoad(NamedTuple):
 
 
 class GroupPlacement:
-    """Which node each group rank is on, what that makes of a schedule, and how wide the ways are
-    (bytes per ns).
-    """
+    """The node of each group rank, the link bandwidths (bytes per ns), and the loads of rounds."""
 
     def __init__(
         self,
@@ -43,11 +47,11 @@ class GroupPlacement:
         self.n = len(nodes)
         self.nodes = len(counts)
         sizes = set(counts.values())
-        #: Ranks per node, None where nodes differ.
+        #: Ranks per node, or None if nodes have different numbers of ranks.
         self.per_node = sizes.pop() if len(sizes) == 1 else None
-        #: Most ranks on one node.
+        #: Largest and smallest number of ranks on one node.
         self.most, self.least = max(counts.values()), min(counts.values())
-        #: What `distsim.hardware.cost` made of it, kept.
+        #: Cache of `distsim.hardware.cost.nccl_placement.context_of_group`.
         self.setting: object = None
         self.worst_intra = max(slow_intra[node] for node in counts)
         self._node = np.array(nodes, dtype=np.int64)
@@ -63,19 +67,17 @@ class GroupPlacement:
             cluster.intra.attained / self.worst_intra,
             cluster.rank_inter_bytes_per_ns / slowest,
         )
-        #: One rail's share when every rank of a node sends at once.
+        #: Bandwidth of one rail if every rank of a node sends at the same time.
         self.rail_bytes_per_ns = min(
             rank_inter, rank_inter * cluster.nics.count / max(counts.values())
         )
-        #: A ring that crosses between nodes on every card.
+        #: Bandwidth of a ring that uses every network card between nodes.
         self.ring_bytes_per_ns = min(
             [intra] * (self.n > self.nodes) + [rank_inter * rails] * (self.nodes > 1), default=intra
         )
-        #: The fastest link that any rank has, unharmed.
-        inside, across = (
-            [cluster.intra.attained] * (self.n > self.nodes),
-            [cluster.rank_inter_bytes_per_ns] * (self.nodes > 1),
-        )
+        inside = [cluster.intra.attained] * (self.n > self.nodes)
+        across = [cluster.rank_inter_bytes_per_ns] * (self.nodes > 1)
+        #: Bandwidth of the fastest link that any rank has, without faults.
         self.fastest = max(inside + across, default=intra)
 
     def round_load(self, src: Sequence[int], dst: Sequence[int]) -> RoundLoad:
@@ -83,14 +85,12 @@ class GroupPlacement:
         return self._load(np.array(src, dtype=np.int64), np.array(dst, dtype=np.int64), 1)
 
     def rotation_load(self, distance: int, chunks: int) -> RoundLoad:
-        """Load of a round in which every rank sends ``chunks`` chunks to the rank ``distance``
-        places on.
-        """
+        """Load of a round with ``chunks`` chunks from each rank to rank + ``distance``."""
         src = np.arange(self.n)
         return self._load(src, (src + distance) % self.n, chunks)
 
     def all_pairs_load(self) -> RoundLoad:
-        """Every rank sends one chunk to every other, all in one round."""
+        """Load of a single round in which every rank sends one chunk to every other rank."""
         mates = np.bincount(self._node)[self._node]
         return self._ports(mates - 1, mates - 1, self.n - mates, self.n - mates)
 
@@ -105,8 +105,9 @@ class GroupPlacement:
         return self._ports(*counts)
 
     def _ports(self, *counts: NDArray[np.int64]) -> RoundLoad:
-        """Load from chunks per rank: out and in over the node's link, out and in over the
-        network.
+        """Load from chunk counts per rank.
+
+        The four counts are: out and in over links inside the node, out and in over the network.
         """
         intra = np.maximum(counts[0], counts[1])
         inter = np.maximum(counts[2], counts[3])
@@ -125,8 +126,9 @@ class GroupPlacement:
 
 
 class PricedOperation(Protocol):
-    """The columns of an operation's row that a price needs; see
-    `distsim.operations.core.operation_base.Operation`.
+    """The attributes of an operation that the cost model needs.
+
+    See `distsim.operations.core.operation_base.Operation`.
     """
 
     op: ClassVar[str]
@@ -140,8 +142,10 @@ class PricedOperation(Protocol):
 
 
 class ScheduleLoad(NamedTuple):
-    """A whole schedule: its rounds by what they ask of the links, and how many chunks a rank
-    combines, one after the other.
+    """Load of a whole schedule.
+
+    ``rounds`` are (load, number of such rounds). ``combined`` is the number of chunks that the
+    busiest rank reduces, one after the other.
     """
 
     rounds: tuple[tuple[RoundLoad, int], ...]
@@ -149,6 +153,7 @@ class ScheduleLoad(NamedTuple):
 
 
 def schedule_load(place: GroupPlacement, algorithm: CollectiveAlgorithm, root: int) -> ScheduleLoad:
+    """Load of an algorithm's schedule, without building its rounds where a closed form exists."""
     if algorithm.shape == "all pairs":
         return ScheduleLoad(((place.all_pairs_load(), 1),), 0)
     if algorithm.rotations is None:
@@ -162,7 +167,7 @@ def schedule_load(place: GroupPlacement, algorithm: CollectiveAlgorithm, root: i
 
 
 def written_load(place: GroupPlacement, rounds: Sequence[Round]) -> ScheduleLoad:
-    """Of rounds as they are written."""
+    """Load of rounds exactly as given."""
     combined: Counter[int] = Counter()
     loads: list[tuple[RoundLoad, int]] = []
     for transfers in rounds:
@@ -184,19 +189,23 @@ def _count_equal_rounds(
 
 
 def implemented_collective(row: type[PricedOperation]) -> str:
-    """What the row's algorithms are algorithms of."""
+    """The collective that the operation's algorithms implement; empty if it has none."""
     return next((algorithm.of for algorithm in row.algorithms.values()), "")
 
 
 def check_algorithm_names(cluster: Cluster) -> None:
-    """Raises UsageError where ``algorithms`` names what there is not."""
-    for of, name in cluster.algorithms.items():
-        known = ALGORITHMS.get(of)
+    """Raise UsageError if ``algorithms`` names an unknown collective or algorithm."""
+    for collective, name in cluster.algorithms.items():
+        known = ALGORITHMS.get(collective)
         if known is None:
-            message = f"cluster {cluster.name} has `algorithms` for `{of}`, which has none{did_you_mean(of, ALGORITHMS)}"
-            raise UsageError(message, f"those that have are {name_list(ALGORITHMS)}")
-        if name != CHEAPEST and name not in known:
-            message = f"cluster {cluster.name}: {of} has no algorithm `{name}`{did_you_mean(name, (*known, CHEAPEST))}"
             raise UsageError(
-                message, f"it has {name_list(known)}, or `{CHEAPEST}` for the least of their prices"
+                f"cluster {cluster.name} has `algorithms` for `{collective}`, which has none"
+                f"{did_you_mean(collective, ALGORITHMS)}",
+                f"those that have are {name_list(ALGORITHMS)}",
+            )
+        if name != CHEAPEST and name not in known:
+            raise UsageError(
+                f"cluster {cluster.name}: {collective} has no algorithm `{name}`"
+                f"{did_you_mean(name, (*known, CHEAPEST))}",
+                f"it has {name_list(known)}, or `{CHEAPEST}` for the least of their prices",
             )

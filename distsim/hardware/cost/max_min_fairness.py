@@ -1,17 +1,17 @@
-"""Who takes up which links, and what each gets of them: max-min fair rates over links that
-transfers share.
+"""Bandwidth sharing: the ports that transfers use, and the max-min fair rate that each one gets.
 
-A *port* is one direction of a link: a rank's way to the others of its node, or a network card.
-While a transfer moves its bytes it takes up its busiest port whole, and the others by the bytes
-that it puts there; what its price has besides (launch, hops) takes up nothing. So n alike that
-share a port take n times as long. On flat clusters one thread moves a process's bytes (gloo:
-tcp/loop.cc): n that cross it are slowed down to 1 / (1 + (n - 1) crossing) each, by
-`Cluster.crossing`.
+A *port* is one direction of a link: a rank's link to the other ranks of its node, or a network
+card. While a transfer moves bytes, it uses its busiest port at full rate, and its other ports in
+proportion to the bytes that it puts there. The fixed parts of its cost (launch, hops) use no port.
+So n equal transfers through one port take n times as long. On flat clusters one thread moves all
+bytes of a process (gloo: tcp/loop.cc): n transfers through that thread each slow down to 1 / (1 +
+(n - 1) crossing), with `Cluster.crossing`.
 
-Rates by progressive filling: all grow alike until a port is full or a transfer has what it can use
-(Bertsekas, Gallager, Data Networks, 6.5.2: max-min flow control). Of a collective the bytes that
-must cross a port are those of the bandwidth bound, as nccl-tests counts (doc/PERFORMANCE.md), where
-its nodes are alike; else see `distsim.hardware.cost.cut_traffic`.
+Rates result from progressive filling: all rates grow equally until a port is full or a transfer
+reaches its own limit (Bertsekas, Gallager, Data Networks, 6.5.2: max-min flow control). For a
+collective, the bytes that must cross a port are those of the bandwidth bound, as nccl-tests counts
+them (doc/PERFORMANCE.md), if its nodes have equally many ranks; otherwise see
+`distsim.hardware.cost.cut_traffic`.
 """
 
 from __future__ import annotations
@@ -37,25 +37,30 @@ IntArray = NDArray[np.int64]
 
 
 class PortDemand(NamedTuple):
-    """What a transfer takes up while its bytes move: ``ports``, bytes there for each byte at the
-    busiest (``weights``), and the ``rate`` there when it is alone, in bytes per ns."""
+    """The ports that a transfer uses while its bytes move.
+
+    ``weights`` are the bytes at each port per byte at the busiest port. ``rate`` is the transfer's
+    rate at its busiest port without other traffic, in bytes per ns.
+    """
 
     ports: tuple[int, ...]
     weights: tuple[float, ...]
     rate: float
 
 
-#: Two levels that differ by less are one.
+#: Levels whose ratio is smaller count as equal.
 _RELATIVE_TOLERANCE = 1 + 1e-12
-#: It takes up nothing that others could want.
+#: The demand of a transfer that uses no shared port.
 NO_DEMAND = PortDemand((), (), 1.0)
 
 
 class LinkPorts:
-    """The ports of a cluster, numbered: of rank r 2r out and 2r + 1 in, then the ranks' threads,
-    then every node's cards, then the ways up from switches
-    (`distsim.hardware.cost.switch_uplinks`). ``capacity`` in bytes per ns by number; a thread's is
-    counted otherwise (``crossing``)."""
+    """The ports of a cluster, by number.
+
+    Rank r has port 2r (out) and 2r + 1 (in). Then follow the ranks' threads, the network cards of
+    every node, and the uplinks of switches (`distsim.hardware.cost.switch_uplinks`). ``capacity``
+    is in bytes per ns, by port number. Threads have no capacity; ``crossing`` limits them instead.
+    """
 
     def __init__(self, cost: CostModel) -> None:
         cluster, self.cost = cost.cluster, cost
@@ -77,32 +82,30 @@ class LinkPorts:
                 np.array(cost.pools.capacity),
             ]
         )
-        #: Whether bytes for the network pass the way that ranks inside use as well.
+        #: Whether network traffic uses the same link as traffic inside the node.
         self.through_intra = cluster.intra.kind == "pcie"
         self._of_pair: dict[tuple[int, int], PortDemand] = {}
         self._of_group: dict[tuple[str, tuple[int, ...], int], PortDemand] = {}
 
     def card(self, rank: int) -> int:
-        """The port out of a rank's card; the next one goes in."""
+        """The port out of a rank's network card; the next number is its port in."""
         node, local = divmod(rank, self.cost.local_size)
         return self.first_card + 2 * (node * self.cards + local % self.cards)
 
     def is_thread(self, port: int) -> bool:
-        """Whether it is the thread of a process."""
+        """Whether a port is the thread of a process."""
         return self.threads <= port < self.first_card
 
     @property
     def shared_cards(self) -> bool:
-        """Ranks of a node have cards in common, and something to send to other nodes; or a switch's
-        way up.
-        """
+        """Whether ranks share a card and send to other nodes, or share a switch's uplink."""
         return (
             bool(self.pools.levels)
             or self.cards < min(self.cost.local_size, self.cost.world_size) < self.cost.world_size
         )
 
     def name(self, port: int) -> str:
-        """What a port is called."""
+        """A readable name for a port."""
         if port < self.threads:
             return f"rank {port // 2} link {'in' if port % 2 else 'out'}"
         if port < self.first_card:
@@ -114,7 +117,7 @@ class LinkPorts:
 
     # --- messages ---
     def of_message(self, src: int, dst: int) -> PortDemand:
-        """A message from rank to rank; to oneself it takes up nothing."""
+        """Demand of a message between two ranks; a message to itself uses no port."""
         found = self._of_pair.get((src, dst))
         if found is None:
             found = self._of_pair[src, dst] = self._message(src, dst)
@@ -137,8 +140,9 @@ class LinkPorts:
     def of_collective(
         self, row: type[PricedOperation], ranks: tuple[int, ...], root: int | None = None
     ) -> PortDemand:
-        """A collective among ranks; a group's is worked out once. ``root``: the rank, where there
-        is one; left out, the first.
+        """Demand of a collective among ranks, cached per group.
+
+        ``root`` is a global rank; by default the first of ``ranks``.
         """
         key = (row.op, ranks, ranks[0] if root is None else root)
         found = self._of_group.get(key)
@@ -151,9 +155,7 @@ class LinkPorts:
     def asked(
         self, row: type[PricedOperation], ranks: tuple[int, ...], root: int | None = None
     ) -> dict[int, float]:
-        """Bytes that a collective among ranks puts on each port that it passes, for each byte of
-        its buffer.
-        """
+        """Bytes that a collective puts on each port that it uses, per byte of its buffer."""
         size, root = self.cost.local_size, ranks[0] if root is None else root
         on_node: dict[int, list[int]] = {}
         for rank in ranks:
@@ -193,8 +195,10 @@ class LinkPorts:
         inside: list[CutTraffic],
         through: CutTraffic,
     ) -> None:
-        """What ranks of one node put on their ways to each other, and on those to the cards where
-        they are the same.
+        """Add the traffic of one node's ranks on their links to each other.
+
+        Where the network cards are reached over the same links (PCIe), the node's network traffic
+        is added too.
         """
         share = 1 / len(mates) if self.through_intra else 0.0
         for rank, own in zip(mates, inside, strict=True):
@@ -202,7 +206,7 @@ class LinkPorts:
             asked[2 * rank + 1] = asked.get(2 * rank + 1, 0.0) + own.into + share * through.into
 
     def _add_cards(self, asked: dict[int, float], mates: list[int], through: CutTraffic) -> None:
-        """What passes the cards of a node, each of which takes as much."""
+        """Add a node's network traffic, divided equally among the cards that the ranks use."""
         cards = sorted({self.card(rank) for rank in mates})
         for card in cards:
             asked[card] = asked.get(card, 0.0) + through.out / len(cards)
@@ -212,9 +216,11 @@ class LinkPorts:
 def _traffic_inside_node(
     row: type[PricedOperation], mates: list[int], root: int, n: int
 ) -> list[CutTraffic]:
-    """What each rank of a node sends to its mates and takes from them, in a group of ``n``: of
-    other operations than exchanges as much as if the node were the group, since what comes from
-    others, or goes to them, is cut among its ranks."""
+    """Bytes that each rank of a node exchanges with the node's other ranks, in a group of ``n``.
+
+    Except for exchanges, the result is the same as if the node were the whole group: data that
+    arrives from other nodes, or leaves for them, is divided among the node's ranks.
+    """
     kind = implemented_collective(row)
     if kind in EXCHANGE_COLLECTIVES:
         return exchange_traffic(
@@ -227,11 +233,11 @@ def _traffic_inside_node(
 def fair_rates(
     demands: Sequence[PortDemand], capacity: FloatArray, limits: Sequence[float] | None = None
 ) -> FloatArray:
-    """What each of these transfers gets at its busiest port, in bytes per ns. ``limits``: in place
-    of the rates that they have alone.
+    """The rate of each transfer at its busiest port, in bytes per ns.
 
-    Levels only rise as others are settled, so a round settles every transfer that can't use more
-    than its ports' levels, and all at a port that is full before any other port of its
+    ``limits`` replaces the rates that the transfers have without other traffic. Levels only rise
+    while other transfers are fixed. So one round can fix every transfer whose limit is below its
+    ports' levels, and all transfers at a port that fills up before every other port of its
     transfers.
     """
     counts = [len(d.ports) for d in demands]
@@ -240,27 +246,26 @@ def fair_rates(
     used, port_of = np.unique(ports, return_inverse=True)
     flow_of = np.repeat(np.arange(len(demands)), counts)
     limit = np.array([d.rate for d in demands] if limits is None else limits, dtype=np.float64)
-    left, rates = capacity[used].astype(np.float64), limit.copy()
+    available, rates = capacity[used].astype(np.float64), limit.copy()
     while flow_of.size:
         load = np.bincount(port_of, weight, minlength=len(used))
-        level = np.divide(left, load, out=np.full(len(used), np.inf), where=load > 0)
+        level = np.divide(available, load, out=np.full(len(used), np.inf), where=load > 0)
         rate = np.minimum(limit, _minimum_per_index(level[port_of], flow_of, len(demands)))
         full = level <= _minimum_per_index(rate[flow_of], port_of, len(used)) * _RELATIVE_TOLERANCE
         settled = limit <= rate
         settled[flow_of[full[port_of]]] = True
-        gone = settled[flow_of]
-        rates[flow_of[gone]] = rate[flow_of[gone]]
-        left = np.maximum(
-            left
-            - np.bincount(port_of[gone], weight[gone] * rate[flow_of[gone]], minlength=len(used)),
-            0.0,
+        fixed = settled[flow_of]
+        rates[flow_of[fixed]] = rate[flow_of[fixed]]
+        taken = np.bincount(
+            port_of[fixed], weight[fixed] * rate[flow_of[fixed]], minlength=len(used)
         )
-        flow_of, port_of, weight = flow_of[~gone], port_of[~gone], weight[~gone]
+        available = np.maximum(available - taken, 0.0)
+        flow_of, port_of, weight = flow_of[~fixed], port_of[~fixed], weight[~fixed]
     return rates
 
 
 def _minimum_per_index(values: FloatArray, of: IntArray, count: int) -> FloatArray:
-    """The least value of each."""
+    """The smallest value for each index from 0 to ``count`` - 1; infinity if it has none."""
     found = np.full(count, np.inf)
     np.minimum.at(found, of, values)
     return found

@@ -1,28 +1,30 @@
-"""How long things take: latency and bandwidth per class of link, over the schedule that the
-operation's row gives.
+"""The cost model: predicted durations of computations, messages and collectives on one cluster.
 
-The structure is Hockney's (latency + bytes / bandwidth) summed over the rounds of a schedule; a
-round lasts as long as its dearest transfer, and transfers that leave or enter one rank, or one
-node's network cards, in the same round share them. On clusters with ``collectives: rails`` the
-cheapest of these is taken, as NCCL chooses among its algorithms:
+The structure is Hockney's (latency + bytes / bandwidth), summed over the rounds of a collective's
+schedule. Each class of link has one latency and one bandwidth. A round lasts as long as its slowest
+transfer. Transfers of the same round that leave or enter the same rank, or pass the same node's
+network cards, share that bandwidth. On clusters with ``collectives: rails`` the model takes the
+cheapest of these forms, as NCCL chooses among its algorithms:
 
-- the row's schedule in the order of group ranks (flat);
+- the operation's own schedule in the order of group ranks (flat);
 - rings through every network card (rail ring): ``busbw <= min(link, sum of the cards)``;
 - all pairs in one group of sends and receives, for all_to_all;
-- two levels: reduce_scatter inside a node, all_reduce per rail, all_gather inside, for groups with equally many ranks per node;
+- two levels: reduce_scatter inside a node, all_reduce per rail, all_gather inside a node; only for
+  groups with the same number of ranks on each node;
 - a pipelined chain for broadcast and reduce.
 
-``algorithms`` of a cluster names another choice: one algorithm of
-`distsim.operations.core.algorithms`, or the cheapest of them all. Left out, flat clusters take the
-first, for Gloo takes the same at every size, and clusters with rails the cheapest of the forms
-above.
+A cluster's ``algorithms`` overrides this choice with one algorithm of
+`distsim.operations.core.algorithms`, or with the cheapest of them all. By default, flat clusters
+use the first algorithm, because Gloo uses the same one at every size, and clusters with rails use
+the cheapest of the forms above.
 
-Times that were measured on the cluster correct all of these, see
-`distsim.hardware.cluster.measured_correction`.
+Times that were measured on the cluster correct all of these costs
+(`distsim.hardware.cluster.measured_correction`).
+
+This module knows no operation by name: callers pass rows of the operation table.
 
 Sources: Thakur, Rabenseifner, Gropp (2005) for the flat forms; NCCL src/graph/tuning.cc for the
-latencies of a rail ring; nccl-tests doc/PERFORMANCE.md for bytes and busbw. Operations come in as
-rows; this module knows no operation by name.
+latencies of a rail ring; nccl-tests doc/PERFORMANCE.md for bytes and busbw.
 """
 
 from __future__ import annotations
@@ -65,8 +67,9 @@ LinkClass = Literal["self", "intra", "inter"]
 
 
 class SlowLink(Protocol):
-    """A link fault: bandwidth of ``link`` at these nodes (none: everywhere) divided by
-    ``factor``.
+    """A link fault that divides a link's bandwidth by ``factor``.
+
+    It affects the named ``nodes``, or all nodes if there are none.
     """
 
     @property
@@ -77,17 +80,17 @@ class SlowLink(Protocol):
     def factor(self) -> float: ...
 
 
-#: The operation whose measured times stand for every message.
+#: The operation whose measured times apply to every message.
 _MESSAGE = "send"
 
 
 class CostModel:
-    """Prices on one cluster. All durations are integer ns, all sizes bytes, all ranks global unless
-    said otherwise.
+    """Predicts durations on one cluster.
 
-    ``local_size``: ranks per node; rank r is on node ``r // local_size``. ``link_faults`` slow
-    links down. The same arguments always give the same price; prices are kept, so ask again rather
-    than keep them yourself.
+    All durations are integer ns, all sizes bytes, and all ranks global unless stated otherwise.
+    ``local_size`` is the number of ranks per node: rank r is on node ``r // local_size``.
+    ``link_faults`` make links slower. The same arguments always give the same cost. The model
+    caches its results, so callers need no cache of their own.
     """
 
     def __init__(
@@ -119,7 +122,7 @@ class CostModel:
         self._p2p: dict[tuple[int, int, int], int] = {}
         # Costs of messages under NCCL, used while no link is faulty.
         self._by_class: dict[tuple[LinkClass, int], int] = {}
-        self._prices: dict[tuple[str, tuple[int, ...], int, int | None], int] = {}
+        self._collective_costs: dict[tuple[str, tuple[int, ...], int, int | None], int] = {}
         self._placements: dict[tuple[int, ...], GroupPlacement] = {}
         self._loads: dict[tuple[GroupPlacement, RoundsFunction, int], ScheduleLoad] = {}
         self._corrections: dict[tuple[str, int, int], list[tuple[MeasuredCorrection, float]]] = {}
@@ -127,12 +130,12 @@ class CostModel:
 
     @cached_property
     def pools(self) -> SwitchUplinks:
-        """Ways up from switches that ranks have in common."""
+        """Uplinks that several ranks share because they are behind the same switch."""
         return SwitchUplinks(self._written, self.machine_size, self.world_size)
 
     @property
     def _switched(self) -> bool:
-        """Whether the cluster's file names switches."""
+        """Whether the cluster's file describes switches."""
         return self.cluster.network.leaf is not None or self.cluster.intra.per_switch is not None
 
     # --- links ---
@@ -172,62 +175,64 @@ class CostModel:
         }[link]
 
     def bytes_per_ns(self, src: int, dst: int) -> float:
-        """What one message between two ranks gets when it is alone."""
-        link, a, b = self.link_class(src, dst), self.node(src), self.node(dst)
+        """Bandwidth of a message between two ranks without other traffic."""
+        link = self.link_class(src, dst)
         if link == "self":
-            return (
-                self.cluster.device.memory_bytes_per_ns * self.cluster.device.memory_efficiency / 2
-            )  # read and written
+            # Each byte is read and written.
+            device = self.cluster.device
+            return device.memory_bytes_per_ns * device.memory_efficiency / 2
+        src_node, dst_node = self.node(src), self.node(dst)
         if link == "intra":
-            return self.cluster.intra.attained / self._slow_intra[a]
-        return self.cluster.rank_inter_bytes_per_ns / max(self._slow_inter[a], self._slow_inter[b])
+            return self.cluster.intra.attained / self._slow_intra[src_node]
+        slowest = max(self._slow_inter[src_node], self._slow_inter[dst_node])
+        return self.cluster.rank_inter_bytes_per_ns / slowest
 
     def slow_intra(self, node: int) -> float:
-        """By what faults divide the bandwidth inside a node."""
+        """Factor by which faults divide the bandwidth inside a node."""
         return self._slow_intra[node]
 
     def slow_inter(self, node: int) -> float:
-        """By what faults divide the bandwidth of a node's cards."""
+        """Factor by which faults divide the bandwidth of a node's network cards."""
         return self._slow_inter[node]
 
-    # --- prices ---
+    # --- costs ---
 
     def p2p_ns(self, src: int, dst: int, nbytes: int) -> int:
-        """A message from rank to rank, from the match to the arrival of its last byte."""
+        """Cost of a message between two ranks, from the match to the arrival of its last byte."""
         key = (src, dst, nbytes)
-        price = self._p2p.get(key)
-        if price is None:
-            price = self._p2p_ns(src, dst, nbytes)
-            for port in self.pools.of_message(src, dst) if nbytes and self._switched else ():
-                price = max(
-                    price, self._p2p_ns(src, dst, 0) + ceil(nbytes / self.pools.capacity[port])
-                )
-            if self.cluster.measured:
-                price = self._corrected(
-                    price,
-                    _MESSAGE,
-                    2,
-                    1 if self.link_class(src, dst) == "intra" else 2,
-                    nbytes,
-                    None,
-                )
-            self._p2p[key] = price
-        return price
+        cost = self._p2p.get(key)
+        if cost is not None:
+            return cost
+
+        cost = self._p2p_ns(src, dst, nbytes)
+        if nbytes and self._switched:
+            # The message cannot be faster than the slowest uplink that it crosses.
+            for port in self.pools.of_message(src, dst):
+                moving_ns = ceil(nbytes / self.pools.capacity[port])
+                cost = max(cost, self._p2p_ns(src, dst, 0) + moving_ns)
+        if self.cluster.measured:
+            nodes = 1 if self.link_class(src, dst) == "intra" else 2
+            cost = self._corrected(cost, _MESSAGE, 2, nodes, nbytes, None)
+        self._p2p[key] = cost
+        return cost
 
     def _p2p_ns(self, src: int, dst: int, nbytes: int) -> int:
         if self.nccl and src != dst:
+            # Without link faults, all links of one class have the same cost.
             key = (self.link_class(src, dst), nbytes)
-            price = None if self.link_faults else self._by_class.get(key)
-            if price is None:
-                price = self._by_class[key] = self._nccl_ns(
-                    "send", self.placement((src, dst)), nbytes
-                )
-            return price
+            cost = None if self.link_faults else self._by_class.get(key)
+            if cost is None:
+                cost = self._nccl_ns("send", self.placement((src, dst)), nbytes)
+                self._by_class[key] = cost
+            return cost
         return self.p2p_latency_ns(src, dst) + ceil(nbytes / self.bytes_per_ns(src, dst))
 
     def _nccl_ns(self, kind: NcclOperation, place: GroupPlacement, nbytes: int) -> int:
-        """NCCL's price; a ``call_overhead`` other than the launch of
-        `distsim.hardware.cost.nccl_constants` makes all of them as much dearer."""
+        """NCCL's cost, shifted where ``call_overhead`` differs from NCCL's fitted launch time.
+
+        The fitted constants (`distsim.hardware.cost.nccl_constants`) already include ``LAUNCH_NS``,
+        so only the difference is added.
+        """
         if kind == _MESSAGE:
             at = context_of_message(self.cluster, place)
         else:
@@ -239,13 +244,15 @@ class CostModel:
         return max(cost + extra, nccl_curves.lower_bound_ns(kind, at, nbytes), 1)
 
     def p2p_latency_ns(self, src: int, dst: int) -> int:
-        """The part of a message's price that does not depend on its size."""
+        """The part of a message's cost that does not depend on its size."""
         return self.call_overhead_ns + self.latency_ns(self.link_class(src, dst))
 
     def one_sided_ns(self, src: int, dst: int, nbytes: int) -> int:
-        """A put, a get or a signal (4 bytes): the link's latency and its bandwidth, in ns. The
-        kernel that stores is launched like any other, and there is no protocol to begin; not fitted
-        to measurements."""
+        """Cost in ns of a put, a get or a signal (4 bytes): latency plus bytes / bandwidth.
+
+        The kernel that performs the stores is launched like any other kernel, and no protocol has
+        to start. This cost is not fitted to measurements.
+        """
         return self.latency_ns(self.link_class(src, dst)) + ceil(
             nbytes / self.bytes_per_ns(src, dst)
         )
@@ -258,10 +265,11 @@ class CostModel:
         dtype: str = "float32",
         kernels: int = 1,
     ) -> int:
-        """``time_ns`` where it is given; else the roofline: a launch a kernel + max(flops /
-        attainable rate, bytes / memory bandwidth).
+        """``time_ns`` if it is given, otherwise the cost by the roofline model.
 
-        Williams, Waterman, Patterson, "Roofline" (2009). ``dtype`` picks the device's rate.
+        The roofline is: one launch per kernel + max(flops / attainable rate, bytes / memory
+        bandwidth). ``dtype`` selects the device's rate. Source: Williams, Waterman, Patterson,
+        "Roofline" (2009).
         """
         if time_ns > 0 or (flops <= 0 and mem_bytes <= 0):
             return time_ns
@@ -276,35 +284,35 @@ class CostModel:
         nbytes: int,
         root: int | None = None,
     ) -> int:
-        """A collective of ``row`` among ``ranks``, from the arrival of the last rank to the end.
+        """Cost of a collective among ``ranks``, from the arrival of the last rank to the end.
 
-        ``nbytes`` as nccl-tests counts (`row.nbytes`); ``root`` is a global rank. One rank alone
-        pays the call's overhead only.
+        ``nbytes`` is counted as in nccl-tests (`row.nbytes`); ``root`` is a global rank. A group of
+        one rank costs the call's overhead only.
         """
         key = (row.op, ranks, nbytes, root)
-        price = self._prices.get(key)
-        if price is None:
-            price = self._collective_ns(
-                row, ranks, nbytes, 0 if root is None else ranks.index(root)
-            )
-            if nbytes and self._switched and self.pools.levels:
-                price = max(
-                    price,
-                    self.collective_ns(row, ranks, 0, root)
-                    + ceil(nbytes * self.pools.ns_per_byte(row, ranks, root)),
-                )
-            if self.cluster.measured and len(ranks) > 1:
-                price = self._corrected(
-                    price, row.single(), len(ranks), self.placement(ranks).nodes, nbytes, row
-                )
-            self._prices[key] = price
-        return price
+        cost = self._collective_costs.get(key)
+        if cost is not None:
+            return cost
+
+        group_root = 0 if root is None else ranks.index(root)
+        cost = self._collective_ns(row, ranks, nbytes, group_root)
+        if nbytes and self._switched and self.pools.levels:
+            # The collective cannot be faster than the slowest uplink that it crosses.
+            latency_ns = self.collective_ns(row, ranks, 0, root)
+            moving_ns = ceil(nbytes * self.pools.ns_per_byte(row, ranks, root))
+            cost = max(cost, latency_ns + moving_ns)
+        if self.cluster.measured and len(ranks) > 1:
+            nodes = self.placement(ranks).nodes
+            cost = self._corrected(cost, row.single(), len(ranks), nodes, nbytes, row)
+        self._collective_costs[key] = cost
+        return cost
 
     def collectives_ns(
         self, row: type[PricedOperation], ranks: tuple[int, ...], nbytes: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """`collective_ns` of many sizes at once; a million take a fraction of a second on clusters
-        with ``collectives: nccl``.
+        """`collective_ns` for many sizes at once.
+
+        On clusters with ``collectives: nccl``, a million sizes take a fraction of a second.
         """
         kind = nccl_operation_of(row)
         if kind is None or not self._has_plain_nccl_costs(ranks) or nbytes.min(initial=1) < 1:
@@ -314,7 +322,7 @@ class CostModel:
         return nccl_curves.cost_ns_by_size(kind, at, nbytes)
 
     def _has_plain_nccl_costs(self, ranks: tuple[int, ...]) -> bool:
-        """Whether NCCL's curves apply as they are: nothing corrects, replaces or limits them."""
+        """Whether NCCL's cost curves apply without correction, replacement or extra limit."""
         if not self.nccl or len(ranks) < 2 or self.call_overhead_ns != LAUNCH_NS:
             return False
         return not (self.cluster.measured or self.cluster.algorithms or self.pools.levels)
@@ -323,14 +331,14 @@ class CostModel:
 
     def _corrected(
         self,
-        price: int,
+        cost: int,
         op: str,
         group: int,
         nodes: int,
         nbytes: int,
         row: type[PricedOperation] | None,
     ) -> int:
-        """A modelled price times what measured and modelled times differ by there."""
+        """A modelled cost, multiplied by the ratio of measured to modelled times at that size."""
         key = (op, group, nodes)
         if key not in self._corrections:
             found = weighted_curves(
@@ -343,14 +351,13 @@ class CostModel:
         factor = 1.0
         for correction, weight in self._corrections[key]:
             factor *= correction.factor(nbytes) ** weight
-        return ceil(price * factor - 1e-6) if self._corrections[key] else price
+        # Rounding may bring a tiny excess, which must not add a whole nanosecond.
+        return ceil(cost * factor - 1e-6) if self._corrections[key] else cost
 
     def _modelled(
         self, curve: MeasuredCurve, row: type[PricedOperation] | None
     ) -> Callable[[int], float]:
-        """What the model alone says of a measured curve's sizes, in the circumstances of the
-        measurement.
-        """
+        """The uncorrected cost by size, in the setting where a curve was measured."""
         per_node = curve.ranks if curve.nodes == 1 else -(-curve.group // curve.nodes)
         size = max(curve.group, per_node) if curve.nodes == 1 else per_node * curve.nodes
         if (size, per_node) not in self._references:
@@ -394,8 +401,9 @@ class CostModel:
     def schedule_ns(
         self, rounds: Iterable[Round], chunk_nbytes: int, ranks: tuple[int, ...]
     ) -> int:
-        """The price of rounds as they are written: each as long as its dearest transfer. The
-        measure for every closed form.
+        """Cost of rounds exactly as given: each round lasts as long as its slowest transfer.
+
+        Every closed form is checked against this cost.
         """
         written = written_load(self.placement(ranks), list(rounds))
         return self.call_overhead_ns + ceil(self._load_ns(written, chunk_nbytes))
@@ -408,8 +416,10 @@ class CostModel:
         root: int = 0,
         algorithm: CollectiveAlgorithm | None = None,
     ) -> int:
-        """A schedule in the order of group ranks (``root`` is a group rank), the row's own if no
-        algorithm is named; by closed form where there is one."""
+        """Cost of a schedule in the order of group ranks, by closed form if there is one.
+
+        ``root`` is a group rank. The default algorithm is the first one of ``row``.
+        """
         n, place = len(ranks), self.placement(ranks)
         algorithm = algorithm or next(iter(row.algorithms.values()))
         chunk = algorithm.chunk_nbytes(n, nbytes)
@@ -418,9 +428,7 @@ class CostModel:
         )
 
     def link_bound_ns(self, row: type[PricedOperation], ranks: tuple[int, ...], nbytes: int) -> int:
-        """No schedule can be faster: busbw factor x bytes over the fastest link that a rank of the
-        group has.
-        """
+        """Lower bound for every schedule: busbw factor x bytes / the group's fastest link."""
         if len(ranks) < 2:
             return 0
         kind = nccl_operation_of(row)
@@ -430,12 +438,13 @@ class CostModel:
             )
         return int(row.busbw_factor(len(ranks)) * nbytes / self.placement(ranks).fastest)
 
-    # --- forms beside the flat one; each gives ns without the call's overhead, or None where it does not apply ---
+    # --- forms other than the flat one ---
+    # Each returns ns without the call's overhead, or None if the form does not apply.
 
     def _in_form(
         self, algorithm: CollectiveAlgorithm, place: GroupPlacement, nbytes: int
     ) -> float | None:
-        """What an algorithm takes as NCCL lays it over cards and links."""
+        """Duration of an algorithm as NCCL would map it to cards and links."""
         if algorithm.shape == "chain":
             return self._chain(place, nbytes)
         if algorithm.shape == "all pairs":
@@ -446,8 +455,9 @@ class CostModel:
         return self._rail_ring(passes, place, nbytes) if passes else None
 
     def _rail_ring(self, passes: int, place: GroupPlacement, nbytes: int) -> float:
-        """A ring in the order of nodes, once per card: hops inside cost the link's latency, hops
-        between nodes the network's.
+        """A ring in the order of nodes, once per network card.
+
+        A hop inside a node costs the link's latency, a hop between nodes the network's.
         """
         n = place.n
         if place.nodes == 1:
@@ -461,10 +471,10 @@ class CostModel:
     def _two_level(
         self, every: Sequence[CollectiveAlgorithm], place: GroupPlacement, nbytes: int
     ) -> float | None:
-        """Inside the node, then each rail, then inside: ``passes * ((g-1)/g S/B_in + (N-1)/N S/g /
-        B_rail)`` and latencies.
+        """Inside the nodes, then along each rail, then inside the nodes again.
 
-        Between nodes the cheaper of a ring and a tree (all_reduce) or Bruck (all_gather,
+        The cost is ``passes * ((g-1)/g S/B_in + (N-1)/N S/g / B_rail)`` plus latencies. Between
+        nodes the cheaper of two forms counts: a ring, or a tree (all_reduce) or Bruck (all_gather,
         reduce_scatter; NCCL's PAT).
         """
         passes = max((algorithm.ring_passes(place.n) for algorithm in every), default=0)
@@ -482,8 +492,10 @@ class CostModel:
         return passes * (inside + min(ring, tree))
 
     def _chain(self, place: GroupPlacement, nbytes: int) -> float:
-        """A chain through all ranks in k pieces, ``(n-2+k)(a + S/k b)``, at the best k: ``a +
-        (sqrt((n-2)a) + sqrt(S b))^2``.
+        """A pipelined chain through all ranks.
+
+        With k pieces it takes ``(n-2+k)(a + S/k b)``; at the best k that is ``a + (sqrt((n-2)a) +
+        sqrt(S b))^2``.
         """
         last = self.latency_ns("inter" if place.nodes > 1 else "intra")
         latency = (place.n - place.nodes) * self.latency_ns("intra") + (
@@ -495,8 +507,10 @@ class CostModel:
     # --- loads ---
 
     def placement(self, ranks: tuple[int, ...]) -> GroupPlacement:
-        """Where the ranks sit; groups that sit alike share one. Nodes count by first use, unless
-        faults tell them apart.
+        """The nodes of these ranks; groups with the same distribution share one placement.
+
+        Nodes are numbered by first use, so that only the distribution over nodes matters. With link
+        faults, nodes differ and keep their own numbers.
         """
         nodes = tuple(r // self.local_size for r in ranks)
         if not self.link_faults:
@@ -512,18 +526,21 @@ class CostModel:
     def _load_of(
         self, place: GroupPlacement, algorithm: CollectiveAlgorithm, root: int
     ) -> ScheduleLoad:
-        """What a schedule asks of the links, kept."""
+        """The load that a schedule puts on the links, cached."""
         key = (place, algorithm.rounds, root)
         if key not in self._loads:
             self._loads[key] = schedule_load(place, algorithm, root)
         return self._loads[key]
 
     def _load_ns(self, load: ScheduleLoad, chunk_nbytes: int) -> float:
-        a, x = self.cluster.intra.latency_ns, self.cluster.inter_latency_ns
+        intra_latency = self.cluster.intra.latency_ns
+        inter_latency = self.cluster.inter_latency_ns
         total = 0.0
         for asked, count in load.rounds:
-            intra = 0.0 if asked.intra is None else a + asked.intra * chunk_nbytes
-            inter = 0.0 if asked.inter is None else x + asked.inter * chunk_nbytes
+            intra = 0.0 if asked.intra is None else intra_latency + asked.intra * chunk_nbytes
+            inter = 0.0 if asked.inter is None else inter_latency + asked.inter * chunk_nbytes
             total += count * max(intra, inter)
-        rate = self.cluster.reduce_bytes_per_ns  # None: combining hides behind the transfers
-        return total if rate is None else total + load.combined * chunk_nbytes / rate
+        reduce_rate = self.cluster.reduce_bytes_per_ns
+        if reduce_rate is None:
+            return total  # reductions are hidden behind the transfers, as on a GPU
+        return total + load.combined * chunk_nbytes / reduce_rate

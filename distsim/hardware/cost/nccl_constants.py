@@ -1,12 +1,17 @@
-"""What NCCL's algorithms cost: constants that multiply its own latencies and bandwidths, fitted to
-published nccl-tests tables, 57 and parts of three.
+"""Constants that scale NCCL's own latencies and bandwidths to real costs.
 
-One set for all GPUs, with shrunken offsets by transport and architecture;
-`benchmarks/accuracy/run.py --fit` prints the fitted ones again, and `benchmarks/accuracy/run.py`
-how well they predict tables and systems that were left out of the fit. Latencies NCCL has a figure
-for are multiples of it; those it has none for (launch, starts, channels, messages, peers) are us;
-the rest are shares of bandwidth, the two of `ADDITIVE_CONSTANTS` exponents of (n - 1) / n. An
-offset multiplies (an exponent's is added). RoCE is priced as InfiniBand, Blackwell as Hopper.
+They are fitted to published nccl-tests tables: 57 complete tables and parts of three.
+
+One set holds for all GPUs, with regularised (shrunken) offsets by transport and architecture.
+`benchmarks/accuracy/run.py --fit` prints the fitted constants again, and
+`benchmarks/accuracy/run.py` prints how well they predict tables and systems that the fit did not
+use.
+
+Units: latencies for which NCCL has a figure are multiples of that figure. Latencies without one
+(launch, starts, channels, messages, peers) are in us. The other constants are shares of bandwidth,
+except those in `ADDITIVE_CONSTANTS`, which are exponents of (n - 1) / n. An offset multiplies a
+constant; an exponent's offset is added. RoCE has the constants of InfiniBand, Blackwell those of
+Hopper.
 """
 
 from typing import Final
@@ -116,12 +121,12 @@ BY_ARCHITECTURE: Final[dict[str, dict[str, float]]] = {
         "bandwidth, message": 1.035,
     },
 }
-#: No whole open table of these. Blackwell: NCCL's tables treat it as Hopper but for the figures
-#: that `distsim.hardware.cost.nccl_tuning` has.
+#: There is no complete public table for Blackwell. NCCL's tables treat it as Hopper, except for the
+#: figures in `distsim.hardware.cost.nccl_tuning`.
 BY_ARCHITECTURE["blackwell"] = BY_ARCHITECTURE["hopper"]
-#: GPUDirect-TCPX and TCP: assumed, neither fitted nor measured here. A hop is taken for some 20 us,
-#: against 2 to 3 over InfiniBand, and the kernel's copies for part of TCP's wire: measure (`distsim
-#: calibrate`) where it matters.
+#: GPUDirect-TCPX and TCP: assumptions, neither fitted nor measured. A hop is assumed to take about
+#: 20 us, compared with 2 to 3 us over InfiniBand, and the kernel's copies to reduce TCP's
+#: bandwidth. Measure (`distsim calibrate`) if accuracy matters.
 ASSUMED_BY_TRANSPORT: Final[dict[str, dict[str, float]]] = {
     "tcpx": {
         "hop between, LL": 8.0,
@@ -138,5 +143,5 @@ ASSUMED_BY_TRANSPORT: Final[dict[str, dict[str, float]]] = {
     },
 }
 ASSUMED_BY_TRANSPORT["tcpxo"] = ASSUMED_BY_TRANSPORT["tcpx"]
-#: What the presets have as ``call_overhead``, in ns: the launch.
+#: The presets' ``call_overhead`` in ns: the launch.
 LAUNCH_NS: Final = 3100

@@ -1,6 +1,4 @@
-"""Where a collective runs, in the words in which NCCL chooses for it: a group's shape and the ways
-between its members.
-"""
+"""The inputs of NCCL's choice of an algorithm: a group's shape and the links between its ranks."""
 
 from __future__ import annotations
 
@@ -24,14 +22,14 @@ SEND_RECV_OPERATIONS: tuple[NcclOperation, ...] = ("all_to_all", "gather", "scat
 
 
 class NcclContext(NamedTuple):
-    """A group of ``n`` ranks on ``nodes`` NVLink domains, at most ``per_node`` in each; bandwidths
-    in GB/s, per direction.
+    """A group of ``n`` ranks on ``nodes`` NVLink domains, with at most ``per_node`` ranks in each.
 
-    ``intra_gbs``: of a rank's link inside, as NCCL counts it. ``inter_gbs``: of all cards of a node
-    that the group's ranks can use together; ``nic_gbs``: what one rank of it gets while all of them
-    send. ``sheet_*``: the same by the data sheets, which nothing exceeds. ``switch``: links meet in
-    a switch that can reduce (NVLS). ``driven``: GPUs that one process drives. ``reducing``: the
-    network reduces (SHARP).
+    Bandwidths are in GB/s, per direction. ``intra_gbs``: a rank's link inside the node, as NCCL
+    counts it. ``inter_gbs``: all network cards of a node that the group's ranks can use together.
+    ``nic_gbs``: one rank's share while all of the node's ranks send. ``sheet_*``: the same
+    according to the data sheets; nothing can exceed these. ``switch``: links meet in a switch that
+    can reduce (NVLS). ``driven``: GPUs that one process drives. ``reducing``: the network reduces
+    (SHARP).
     """
 
     architecture: str
@@ -53,14 +51,15 @@ class NcclContext(NamedTuple):
 
     @property
     def link(self) -> str:
-        """The class of the way inside: ``nvlink``, ``pcie``, or ``staged`` (PCIe without peer
-        access).
+        """The class of the link inside a node: ``nvlink``, ``pcie``, or ``staged``.
+
+        ``staged`` is PCIe without peer access, where data passes through host memory.
         """
         return self.intra if self.intra == "nvlink" or self.peer_access else "staged"
 
     @property
     def smaller(self) -> NcclContext | None:
-        """A group that this one contains: half of its nodes, one node of it, half of a node."""
+        """A subgroup of this group: about half of its nodes, one node, or half of a node."""
         if self.nodes > 1:
             nodes = 1 << (self.nodes - 1).bit_length() - 1
             if nodes == 1 and self.per_node == 1:

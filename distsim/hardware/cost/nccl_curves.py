@@ -1,12 +1,13 @@
-"""What NCCL's operations cost on GPUs: the least over algorithms and protocols, as a curve over
-sizes that never falls.
+"""Cost of NCCL's operations on GPUs: the minimum over algorithms and protocols, as a curve.
 
 A form's time is ``sum of its latencies × constants + bytes / (bandwidth × constants)``
 (`distsim.hardware.cost.nccl_tuning`, `distsim.hardware.cost.nccl_messages`,
-`distsim.hardware.cost.nccl_constants`); the least of them is rounded off where two of them meet:
-``(sum t^-8)^(-1/8)``. On a curve it is at least what fewer bytes and a group inside this one take,
-and what no link can be beaten to. Between four sizes an octave it is interpolated in the logarithms
-of both.
+`distsim.hardware.cost.nccl_constants`). The minimum of the forms is smoothed where two of them
+cross: ``(sum t^-8)^(-1/8)``.
+
+A curve never falls with the size. Each cost is at least the cost of fewer bytes, the cost in a
+subgroup, and the lower bound that the links' data sheets set. The grid has four sizes per octave;
+between them the cost is interpolated in the logarithms of size and time.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from distsim.hardware.cost.nccl_constants import (
 from distsim.hardware.cost.nccl_context import SEND_RECV_OPERATIONS, NcclContext, NcclOperation
 from distsim.hardware.cost.nccl_tuning import Array, LatencyTerm, NcclForm
 
-#: How sharp the least of the forms is.
+#: Exponent of the smooth minimum over the forms; a larger one is closer to the true minimum.
 SHARPNESS: Final = 8.0
 #: Sizes of a curve: four an octave, 1 byte to 16 TiB.
 SIZE_GRID: Final[Array] = np.exp2(np.arange(0, 44 * 4 + 1) / 4.0)
-#: ns that rounding may bring forth, so that one size costs the same alone and among many.
+#: Tolerance in ns for rounding errors, so that `cost_ns` and `cost_ns_by_size` agree exactly.
 _ROUNDING_TOLERANCE_NS: Final = 1e-4
 _LOG_SIZE_GRID: Final[list[float]] = np.log(SIZE_GRID).tolist()
 
 
 def candidate_forms(kind: NcclOperation, at: NcclContext, nbytes: Array) -> tuple[NcclForm, ...]:
-    """Every form that may run an operation, with what its launch costs."""
+    """Every form that may run an operation, including the cost of its launch."""
     found = (
         tuple(nccl_messages.message_forms(kind, at, nbytes))
         if kind in SEND_RECV_OPERATIONS
@@ -53,9 +54,11 @@ def candidate_forms(kind: NcclOperation, at: NcclContext, nbytes: Array) -> tupl
 
 
 def launch_terms(kind: NcclOperation, at: NcclContext) -> tuple[LatencyTerm, ...]:
-    """What a process' thread takes to launch a call on each of its GPUs, one after the other. Calls
-    follow each other as fast as that at the most, however fast the GPUs are; where it is shorter
-    than their work it hides behind it."""
+    """The time that a process's thread takes to launch a call on each of its GPUs in turn.
+
+    Consecutive calls cannot follow each other faster than this, however fast the GPUs are. If the
+    launches take less time than the GPUs' work, they are hidden behind it.
+    """
     each = LatencyTerm("issue", float(at.driven), f"launches of one process, on {at.driven} GPUs")
     if kind not in SEND_RECV_OPERATIONS or at.driven == 1:
         return (each,)
@@ -72,8 +75,9 @@ def launch_terms(kind: NcclOperation, at: NcclContext) -> tuple[LatencyTerm, ...
 
 @lru_cache(maxsize=256)
 def scaled_constants(architecture: str, way: str) -> Mapping[str, float]:
-    """The constants of an architecture's GPUs over a way (the link inside one node, else the
-    network's transport).
+    """The constants for an architecture and a link.
+
+    ``way`` is the link inside the node for a group on one node, otherwise the network's transport.
     """
     found = dict(CONSTANTS)
     for offsets in (
@@ -88,19 +92,20 @@ def scaled_constants(architecture: str, way: str) -> Mapping[str, float]:
 
 
 def constants_in_context(at: NcclContext) -> Mapping[str, float]:
-    """The constants that hold in a setting."""
+    """The constants that apply to a group."""
     return scaled_constants(at.architecture, at.link if at.nodes == 1 else at.transport)
 
 
 def launch_us(kind: NcclOperation, at: NcclContext) -> float:
-    """us between two calls of a process at the least, for its launches."""
+    """Minimum time in us between two calls of a process, due to its launches."""
     known = constants_in_context(at)
     return sum(known[part.constant] * float(part.us) for part in launch_terms(kind, at))
 
 
 class FormTime(NamedTuple):
-    """A form's time at some sizes, in us: each latency with its words, and the moving of the
-    bytes.
+    """A form's time at some sizes, in us.
+
+    ``latencies`` has each latency term with its time; ``moving`` is the time to move the bytes.
     """
 
     form: NcclForm
@@ -114,7 +119,7 @@ class FormTime(NamedTuple):
 
 
 def form_time(form: NcclForm, known: Mapping[str, float], nbytes: Array) -> FormTime:
-    """A form's time, term by term."""
+    """A form's time, by term."""
     reached = 1.0
     for name, power in form.powers:
         reached *= exp(known[name] * power) if name in ADDITIVE_CONSTANTS else known[name] ** power
@@ -126,7 +131,7 @@ def form_time(form: NcclForm, known: Mapping[str, float], nbytes: Array) -> Form
 
 
 def unbounded_us(kind: NcclOperation, at: NcclContext, nbytes: Array) -> Array:
-    """The rounded least of the forms, before anything is made of it."""
+    """The smoothed minimum of the forms, before any lower bound is applied."""
     known = constants_in_context(at)
     issued = launch_us(kind, at)
     every = np.stack(
@@ -138,12 +143,12 @@ def unbounded_us(kind: NcclOperation, at: NcclContext, nbytes: Array) -> Array:
 
 
 def lower_bound_us(kind: NcclOperation, at: NcclContext, nbytes: Array | float) -> Array:
-    """No schedule is faster: what must cross a rank's link, and a node's cards, by their data
-    sheets.
+    """Lower bound for every schedule: bytes that must cross a rank's link and a node's cards.
 
-    Where the switch inside reduces (NVLS), a rank gives and takes the buffer once; likewise a node
-    where the network reduces. Of an exchange what the node with the fewest ranks sends, which has
-    the fewest cards.
+    Bandwidths are those of the data sheets. If the switch inside the node reduces (NVLS), a rank
+    sends and receives the buffer once; the same holds for a node if the network reduces. For an
+    exchange, the bound is what the node with the fewest ranks sends, because it has the fewest
+    cards.
     """
     share, apart = (at.n - 1) / at.n, (at.nodes - 1) / at.nodes
     whole = {"broadcast": 1.0, "reduce": 1.0, "send": 1.0}
@@ -159,7 +164,7 @@ def lower_bound_us(kind: NcclOperation, at: NcclContext, nbytes: Array | float) 
 
 
 def switch_reduces(at: NcclContext) -> bool:
-    """Whether the switch inside reduces (NVLS)."""
+    """Whether the switch inside a node reduces (NVLS)."""
     has_nvls = at.architecture in ("hopper", "blackwell") and at.link == "nvlink"
     return has_nvls and at.switch and at.per_node > 2
 
@@ -170,7 +175,7 @@ def lower_bound_ns(kind: NcclOperation, at: NcclContext, nbytes: int) -> int:
 
 
 class CostCurve:
-    """us by bytes, on `SIZE_GRID`."""
+    """Time in us by bytes, on `SIZE_GRID`."""
 
     def __init__(self, us: Array) -> None:
         self.us = us
@@ -178,7 +183,7 @@ class CostCurve:
         self._list: list[float] = self._log.tolist()
 
     def at(self, nbytes: int) -> float:
-        """us for so many bytes."""
+        """Time in us for ``nbytes`` bytes."""
         x = log(max(nbytes, 1))
         i = bisect_right(_LOG_SIZE_GRID, x)
         if i >= len(_LOG_SIZE_GRID):
@@ -199,26 +204,26 @@ class CostCurve:
 
 @lru_cache(maxsize=4096)
 def cost_curve(kind: NcclOperation, at: NcclContext) -> CostCurve:
-    """The prices of an operation in a setting."""
+    """The cost curve of an operation in a group."""
     us = np.maximum(unbounded_us(kind, at, SIZE_GRID), lower_bound_us(kind, at, SIZE_GRID))
-    alone = kind in SEND_RECV_OPERATIONS or nccl_tuning.runs_all_pairs(
-        kind, at
-    )  # the fewer the peers, the fewer channels or links a buffer has
-    inside = None if alone else at.smaller
-    if inside is not None:
-        us = np.maximum(us, cost_curve(kind, inside).us)
+    # In an exchange, fewer peers mean fewer channels or links for a buffer, so a subgroup may be
+    # slower than the group: its cost is no lower bound.
+    is_exchange = kind in SEND_RECV_OPERATIONS or nccl_tuning.runs_all_pairs(kind, at)
+    subgroup = None if is_exchange else at.smaller
+    if subgroup is not None:
+        us = np.maximum(us, cost_curve(kind, subgroup).us)
     return CostCurve(np.maximum.accumulate(us))
 
 
 def cost_ns(kind: NcclOperation, at: NcclContext, nbytes: int) -> int:
-    """The price in ns, rounded up."""
+    """Cost in ns, rounded up."""
     return ceil(1000.0 * cost_curve(kind, at).at(nbytes) - _ROUNDING_TOLERANCE_NS)
 
 
 def cost_ns_by_size(
     kind: NcclOperation, at: NcclContext, nbytes: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """`ns` of many sizes at once."""
+    """`cost_ns` for many sizes at once."""
     return np.ceil(1000.0 * cost_curve(kind, at).many(nbytes) - _ROUNDING_TOLERANCE_NS).astype(
         np.int64
     )

@@ -1,8 +1,10 @@
-"""Sends and receives as NCCL schedules them: no tuning table, channels for each peer.
+"""Sends and receives as NCCL schedules them: without a tuning table, with channels for each peer.
 
-Source: NCCL v2.30.7, src/enqueue.cc. A message gets few channels until each would carry more than a
-part, then twice as many, and so on; so the time grows with the bytes up to one part, stays there,
-and grows again once the link is full. LL up to 16 KiB a channel.
+A message gets few channels until each of them would carry more than a fixed part, then twice as
+many, and so on. So the time grows with the bytes up to one part, stays constant while channels are
+added, and grows again once the link is saturated. LL is used up to 16 KiB per channel.
+
+Source: NCCL v2.30.7, src/enqueue.cc.
 """
 
 from __future__ import annotations
@@ -15,23 +17,23 @@ import numpy as np
 from distsim.hardware.cost.nccl_context import NcclContext, NcclOperation
 from distsim.hardware.cost.nccl_tuning import Array, LatencyTerm, NcclForm
 
-#: GB/s of the channels that a peer starts with, and the bytes beyond which it gets more: 12 to 18
-#: GB/s up to 3 MiB on 2, 4 and 8 A100, 82 up to 64 MiB on 8 H100 (open nccl-tests tables). For
-#: all_to_all a peer starts with half of H100's channels.
+#: (GB/s of the channels that a peer starts with, bytes beyond which it gets more channels).
+#: Measured: 12 to 18 GB/s up to 3 MiB on 2, 4 and 8 A100, 82 GB/s up to 64 MiB on 8 H100 (open
+#: nccl-tests tables). On H100, a peer of an all_to_all starts with half of these channels.
 _PEER_CHANNELS: Final = {"volta": (17.5, 3 << 20), "ampere": (17.5, 3 << 20)}
 _DEFAULT_PEER_CHANNELS: Final = (82.0, 64 << 20)
-_LL_EFFICIENCY: Final = 0.5  # of what is sent, half is flags
+_LL_EFFICIENCY: Final = 0.5  # half of the bytes that LL sends are flags
 
 
 def _peers(kind: NcclOperation, at: NcclContext) -> tuple[int, int]:
-    """How many peers a rank sends to: on its own node, and on other nodes."""
+    """The number of peers that a rank sends to: on its own node, and on other nodes."""
     if kind != "send":
         return at.per_node - 1, at.n - at.per_node
     return (0, 1) if at.nodes > 1 else (1, 0)
 
 
 def message_forms(kind: NcclOperation, at: NcclContext, nbytes: Array) -> Iterator[NcclForm]:
-    """LL and Simple for a message, or for the messages that make up an exchange among all."""
+    """LL and Simple for one message, or for the messages that make up an exchange."""
     local, remote = _peers(kind, at)
     share = 1.0 if kind == "send" else 1.0 / at.n  # of the bytes, to each peer
     seconds_inside = local * share / at.intra_gbs
@@ -68,7 +70,7 @@ def message_forms(kind: NcclOperation, at: NcclContext, nbytes: Array) -> Iterat
 
 
 def _peer_gbs(kind: NcclOperation, at: NcclContext, nbytes: Array) -> Array:
-    """GB/s that one peer's channels carry at these sizes."""
+    """GB/s that the channels of one peer carry at these sizes."""
     rate, part = _PEER_CHANNELS.get(at.architecture, _DEFAULT_PEER_CHANNELS)
     if kind != "send" and at.architecture not in _PEER_CHANNELS:
         rate, part = rate / 2, part // 2

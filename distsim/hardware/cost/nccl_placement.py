@@ -1,4 +1,4 @@
-"""A cluster and a group on it as NCCL sees them."""
+"""Translates a cluster and a group on it into the inputs of NCCL's choice (`NcclContext`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from distsim.hardware.cost.nccl_context import NcclContext, NcclOperation
 
 
 def merge_nvlink_domains(cluster: Cluster, machine_size: int) -> tuple[Cluster, int]:
-    """(cluster, ranks per node), where machines that NVLink joins count as one node with all their
-    cards (NVL72).
+    """(cluster, ranks per node), with machines that NVLink connects merged into one node (NVL72).
+
+    The merged node has the network cards of all its machines.
     """
     machines = (cluster.intra.domain or 0) // machine_size
     if machines < 2:
@@ -21,8 +22,9 @@ def merge_nvlink_domains(cluster: Cluster, machine_size: int) -> tuple[Cluster, 
 
 
 def nccl_operation_of(row: type[PricedOperation]) -> NcclOperation | None:
-    """What NCCL runs for an operation; a barrier is an all_reduce of one element (torch's
-    ProcessGroupNCCL).
+    """The operation that NCCL runs for a row of the operation table, or None.
+
+    A barrier is an all_reduce of one element (torch's ProcessGroupNCCL).
     """
     name = implemented_collective(row)
     if name == "barrier":
@@ -31,15 +33,16 @@ def nccl_operation_of(row: type[PricedOperation]) -> NcclOperation | None:
 
 
 def context_of_message(cluster: Cluster, place: GroupPlacement) -> NcclContext:
-    """Where a message goes, one of those that all GPUs of a process send at once (as sendrecv_perf
-    does).
-    """
+    """The context of a message, sent by all GPUs of a process at once (as sendrecv_perf does)."""
     return context_of_group(cluster, place)._replace(driven=cluster.gpus_per_process)
 
 
 def context_of_group(cluster: Cluster, place: GroupPlacement) -> NcclContext:
-    """Where a group sits. Cards count as many as its ranks on a node can use, one each; two ranks
-    that share a card share its rate."""
+    """The context of a group, cached in its placement.
+
+    A node contributes as many network cards as its ranks can use, one per rank. Two ranks that
+    share a card share its bandwidth.
+    """
     known = place.setting
     if not isinstance(known, NcclContext):
         known = place.setting = _new_context(cluster, place)

@@ -1,9 +1,10 @@
-"""What NCCL holds its algorithms to cost: the tables by which it chooses among them, as formulas
-over all sizes at once.
+"""NCCL's own cost tables, by which it chooses an algorithm, as formulas over all sizes at once.
 
-Figures: NCCL v2.30.7, src/graph/tuning.cc (latencies in us, bandwidths in GB/s), src/graph/topo.h.
-A form's time is the sum of its latencies and ``bytes / bandwidth``. These tables rank; what the
-chosen form really costs is `distsim.hardware.cost.nccl_constants`' to say.
+A form's time is the sum of its latencies plus ``bytes / bandwidth``. These tables only rank the
+forms; `distsim.hardware.cost.nccl_constants` corrects them to real costs.
+
+Sources: NCCL v2.30.7, src/graph/tuning.cc (latencies in us, bandwidths in GB/s) and
+src/graph/topo.h.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ Array = NDArray[np.float64]
 PROTOCOLS: Final = ("LL", "LL128", "Simple")
 #: GPUDirect-TCPX (A3 High) and TCPXO (A3 Mega).
 _GOOGLE_TRANSPORTS: Final = ("tcpx", "tcpxo")
-#: ``xgmi`` and ``rccl's network``: RCCL's hops for MI300X (ROCm/rccl 0cbce2a7, src/graph/tuning.cc,
-#: tuning_model_5). Its 320 us for Simple in a ring over the network keep it from rings there and
-#: are no hop's: NCCL's 14 stand in their place, as its base latencies do.
+#: Latencies by protocol (LL, LL128, Simple). ``xgmi`` and ``rccl's network`` are RCCL's hops for
+#: MI300X (ROCm/rccl 0cbce2a7, src/graph/tuning.cc, tuning_model_5). RCCL has 320 us for Simple in a
+#: ring over the network. That value only keeps RCCL from choosing such rings and is no real hop
+#: latency, so NCCL's 14 us are used instead, and NCCL's base latencies too.
 _BASE_US: Final = {
     "tree": (6.8, 14.0, 8.4),
     "ring": (6.6, 14.0, 8.4),
@@ -38,10 +40,11 @@ _HOP_US: Final = {
     "network": {"tree": (5.0, 8.5, 14.0), "ring": (2.7, 4.0, 14.0)},
     "rccl's network": {"tree": (10.5, 10.5, 25.0), "ring": (9.5, 9.5, 14.0)},
 }
-#: Hops of what runs in Simple alone: through the switch inside, and between switches; of CollNet
-#: inside, and through the network's.
+#: Hops of algorithms that use Simple only: NVLS through the switch of a node and between switches,
+#: PAT, and CollNet inside a node and through the network's switches.
 _NVLS_HOP, _NVLS_TREE_HOP, _PAT_HOP, _COLLNET_INSIDE, _COLLNET_BETWEEN = 25.0, 20.9, 14.0, 3.7, 31.0
-#: By architecture, of one node, two, more; across nodes LL's limit goes by the CPU instead.
+#: Limits of LL's bandwidth. Inside one node by architecture; across nodes for (two nodes, more), by
+#: the CPU unless the architecture has a row.
 _LL_MAX: Final = {
     "volta": 39.0,
     "ampere": 87.7,
@@ -57,7 +60,7 @@ _LL_MAX_ACROSS: Final = {
     "blackwell": (90.0, 70.0),
 }
 _TREE_128: Final = {"volta": 20.0, "ampere": 20.0, "hopper": 36.7, "blackwell": 55.6, "cdna3": 36.7}
-#: Channels of a ring: NCCL's search doubles 12 paths of NVLink; 2 over PCIe.
+#: Channels of a ring. NCCL's search doubles the paths that it finds: 12 over NVLink, 2 over PCIe.
 _CHANNELS: Final = {"volta": 12, "ampere": 24, "hopper": 24, "blackwell": 32, "cdna3": 32}
 _NVLS_EFFICIENCY: Final = {"hopper": 0.85, "blackwell": 0.74}
 #: Correction of a tree's bandwidth by floor(log2(bytes / 64)).
@@ -138,18 +141,16 @@ _TREE_BY_SIZE: Final = {
         0.9,
     ),
 }
-#: The "plateau" of rings between nodes: Simple's latency there.
+#: NCCL's "plateau": a factor on Simple's latency in rings between nodes.
 _PLATEAU: Final = 1.4
 
 
-#: GB/s of a form at sizes that it is not run at: slower than anything.
+#: Bandwidth in GB/s at sizes where a form does not run: so low that it is never chosen.
 _NEVER: Final = 1e-9
 
 
 class LatencyTerm(NamedTuple):
-    """Latency of a form: ``us`` times the constant of that name, where ``over`` says which links it
-    is spent on.
-    """
+    """One latency of a form: ``us`` times the named constant; ``what`` describes it for people."""
 
     constant: str
     us: float | Array
@@ -157,8 +158,10 @@ class LatencyTerm(NamedTuple):
 
 
 class NcclForm(NamedTuple):
-    """An algorithm in a protocol. ``gbs``: algorithm bandwidth at each size; ``powers``: the
-    constants that it reaches of it.
+    """An algorithm with a protocol.
+
+    ``gbs`` is the algorithm bandwidth at each size. ``powers`` are the constants, with exponents,
+    that give the share of it which is reached.
     """
 
     algorithm: str
@@ -169,13 +172,14 @@ class NcclForm(NamedTuple):
 
 
 def ring_steps(kind: NcclOperation, n: int) -> int:
-    """Steps of a ring, as NCCL counts them."""
+    """Number of steps of a ring, as NCCL counts them."""
     return {"all_reduce": 2 * (n - 1), "all_gather": n - 1, "reduce_scatter": n - 1}.get(kind, n)
 
 
 def collective_forms(kind: NcclOperation, at: NcclContext, nbytes: Array) -> tuple[NcclForm, ...]:
-    """Every form that NCCL would weigh for a collective, for these sizes (whole buffers, as
-    nccl-tests counts).
+    """Every form that NCCL considers for a collective at these sizes.
+
+    Sizes are whole buffers, as nccl-tests counts them.
     """
     found = [*_ring_forms(kind, at, nbytes)]
     if kind == "all_reduce":
@@ -191,11 +195,15 @@ def collective_forms(kind: NcclOperation, at: NcclContext, nbytes: Array) -> tup
 
 
 def _protocols(at: NcclContext) -> tuple[str, ...]:
-    """What a group may use. LL128 needs stores of 128 bytes that arrive whole: NVLink inside; alone
-    on its node a GPU has none to pass; between nodes a card behind the GPU's PCIe switch
-    (tuning.cc: PXB), where Slingshot's hang on the CPU. LL and LL128 need what arrives in order:
-    over EFA before P5 its plugin takes Simple alone (aws-ofi-nccl, src/platform-aws.cpp:
-    ``NCCL_PROTO``), as Google's settings for GPUDirect-TCPX and TCPXO do."""
+    """The protocols that a group may use.
+
+    LL128 needs 128-byte stores that arrive undivided. NVLink guarantees that inside a node; a GPU
+    alone on its node has no such link. Between nodes the network card must be behind the GPU's PCIe
+    switch (tuning.cc: PXB), but with Slingshot it is attached to the CPU. LL and LL128 also need
+    data to arrive in order. Over EFA before P5, the EFA plugin therefore allows only Simple
+    (aws-ofi-nccl, src/platform-aws.cpp: ``NCCL_PROTO``), as do Google's settings for GPUDirect-TCPX
+    and TCPXO.
+    """
     on_old_efa = at.transport == "efa" and at.architecture in ("volta", "ampere")
     if at.transport in _GOOGLE_TRANSPORTS or (at.nodes > 1 and on_old_efa):
         return ("Simple",)
@@ -209,7 +217,7 @@ def _protocols(at: NcclContext) -> tuple[str, ...]:
 
 
 def _hop_latencies(at: NcclContext, algorithm: str, protocol: str) -> tuple[float, float]:
-    """(inside, between nodes) us of a hop."""
+    """(inside a node, between nodes): time of one hop in us."""
     is_amd = at.architecture == "cdna3"
     if at.link != "nvlink":
         link = "pcie"
@@ -224,7 +232,7 @@ def _hop_latencies(at: NcclContext, algorithm: str, protocol: str) -> tuple[floa
 
 
 def ring_gbs(at: NcclContext) -> float:
-    """busbw of a ring over all links and cards."""
+    """Bus bandwidth of a ring over all links and network cards."""
     rates = []
     if at.per_node > 1 or at.nodes == 1:
         rates.append(at.intra_gbs)
@@ -247,26 +255,26 @@ def _ll_gbs(at: NcclContext, total: float) -> float:
 
 
 def ring_channels(at: NcclContext) -> int:
-    """Channels of a ring."""
+    """Number of channels of a ring."""
     return _CHANNELS.get(at.architecture, 16) if at.link == "nvlink" else 4
 
 
-#: Threads of a channel's block, and the bytes for each of them below which NCCL leaves channels
-#: out.
+#: (threads of a channel's block, bytes per thread below which NCCL uses fewer channels).
 _THREADS: Final = {"LL": (512, 8), "LL128": (640, 8), "Simple": (512, 64)}
 
 
 def _channel_starts(
     at: NcclContext, nbytes: Array, protocol: str, times: int
 ) -> Iterator[LatencyTerm]:
-    """What each channel's block costs to start: few for small messages, then all of them
-    (``calculateNumChannels``, enqueue.cc)."""
+    """Time to start each channel's block: few channels for small messages, all for large ones.
+
+    Source: ``calculateNumChannels``, enqueue.cc.
+    """
     threads, each = _THREADS[protocol]
     wanted = nbytes / (threads * each * (times if protocol == "LL" else 1))
-    together = (
-        4 if at.architecture in ("hopper", "blackwell") else 1
-    )  # blocks of a cluster start as one (NCCL_CGA_CLUSTER_SIZE)
-    count = np.clip(wanted, 1.0, float(ring_channels(at))) / together
+    # Blocks of a thread block cluster start together (NCCL_CGA_CLUSTER_SIZE).
+    cluster_size = 4 if at.architecture in ("hopper", "blackwell") else 1
+    count = np.clip(wanted, 1.0, float(ring_channels(at))) / cluster_size
     yield LatencyTerm("channel", count, "a block for each channel")
 
 
@@ -303,7 +311,7 @@ def _ring_forms(kind: NcclOperation, at: NcclContext, nbytes: Array) -> Iterator
 def _bandwidth_powers(
     protocol: str, at: NcclContext, rings: float = 1.0
 ) -> tuple[tuple[str, float], ...]:
-    """Which constants a protocol's bandwidth is multiplied by, and how often."""
+    """The constants that a protocol's bandwidth is multiplied by, with their exponents."""
     around = rings * float(np.log((at.n - 1) / at.n))
     if protocol == "Simple":
         return (
@@ -315,7 +323,7 @@ def _bandwidth_powers(
 
 
 def _crowd_powers(at: NcclContext) -> tuple[tuple[str, float], ...]:
-    """Many nodes meet in the network: a power of one constant for each doubling beyond two."""
+    """Congestion when many nodes communicate: one constant for each doubling beyond two nodes."""
     return (("crowd", max(log2(at.nodes) - 1, 0.0)),) if at.nodes > 2 else ()
 
 
@@ -331,28 +339,24 @@ def _start_terms(algorithm: str, protocol: str, at: NcclContext) -> Iterator[Lat
 
 
 def _tree_forms(at: NcclContext, nbytes: Array) -> Iterator[NcclForm]:
-    """Double binary trees: chains inside, trees between nodes; on two nodes each moves the buffer
-    once. None over GPUDirect-TCPX, inside a machine either: what its maker gives out for A3 High
-    sets ``NCCL_ALGO=Ring`` (for TCPXO ``Ring,Tree``)."""
+    """Double binary trees: chains inside nodes, trees between them.
+
+    On two nodes, each tree moves the buffer once. There is no tree over GPUDirect-TCPX, not even
+    inside a machine: Google's settings for A3 High set ``NCCL_ALGO=Ring`` (for TCPXO
+    ``Ring,Tree``).
+    """
     if at.transport == "tcpx":
         return
-    total = (
-        at.intra_gbs
-        if at.nodes == 1
-        else min(at.intra_gbs, at.inter_gbs)
-        if at.per_node > 1
-        else at.inter_gbs
-    )
-    wide = (
-        min(0.92 * at.intra_gbs / 2, at.inter_gbs)
-        if at.nodes == 2 and at.per_node > 1
-        else 0.92 * total / 2
-    )
-    if at.nodes == 2 and at.per_node == 1:
+    total = ring_gbs(at)
+    if at.nodes != 2:
+        wide = 0.92 * total / 2
+    elif at.per_node > 1:
+        wide = min(0.92 * at.intra_gbs / 2, at.inter_gbs)
+    else:
         wide = 0.92 * at.inter_gbs
     for protocol in _protocols(at):
         if protocol == "Simple" and at.architecture == "cdna3" and at.nodes == 1:
-            continue  # RCCL's tuning.cc leaves it out
+            continue  # RCCL's tuning.cc disables this combination
         inside, between = _hop_latencies(at, "tree", protocol)
         limit = {
             "LL": min(wide / 3.8 * 2, _ll_gbs(at, total)) / 2,
@@ -386,8 +390,9 @@ def _tree_forms(at: NcclContext, nbytes: Array) -> Iterator[NcclForm]:
         yield NcclForm("tree", protocol, parts, gbs, powers)
 
 
-#: Of RCCL's exchange of all pairs by protocol: the fewest bytes, then the most with so many
-#: channels (ROCm/rccl 0cbce2a7, tools/msccl-algorithms, allreduce-allpairs-8n-*.xml).
+#: RCCL's all-pairs exchange by protocol: the fewest bytes, then two (most bytes, channels) pairs
+#: for few and for many channels (ROCm/rccl 0cbce2a7, tools/msccl-algorithms,
+#: allreduce-allpairs-8n-*.xml).
 _ALL_PAIRS_LIMITS: Final = {
     "LL": (0, (1 << 16, 4), ((1 << 19) - 1, 8)),
     "Simple": (1 << 19, (1 << 24, 8), (1 << 24, 8)),
@@ -395,15 +400,18 @@ _ALL_PAIRS_LIMITS: Final = {
 
 
 def runs_all_pairs(kind: NcclOperation, at: NcclContext) -> bool:
-    """Whether RCCL runs its exchange of all pairs where the size allows: the whole node of eight
-    MI300X, a process for each (its README, MSCCL)."""
+    """Whether RCCL uses its all-pairs exchange if the size allows it.
+
+    It does so on a whole node of eight MI300X with one process per GPU (RCCL's README, MSCCL).
+    """
     whole_node = at.nodes == 1 and at.n == 8 and at.driven == 1
     return whole_node and kind == "all_reduce" and at.architecture == "cdna3"
 
 
 def _all_pairs_forms(at: NcclContext, nbytes: Array) -> Iterator[NcclForm]:
-    """Each GPU sums a part that its mates send it, then sends the sum to all of them: two hops, all
-    its links at once.
+    """RCCL's all-pairs all_reduce: two hops that use all of a GPU's links at once.
+
+    Each GPU sums one part, which the other GPUs send to it, and then sends the sum to all of them.
     """
     for protocol, (fewest, few, most) in (
         _ALL_PAIRS_LIMITS.items() if runs_all_pairs("all_reduce", at) else ()
@@ -425,7 +433,7 @@ def _all_pairs_forms(at: NcclContext, nbytes: Array) -> Iterator[NcclForm]:
 
 
 def _nvls_forms(kind: NcclOperation, at: NcclContext, nbytes: Array) -> Iterator[NcclForm]:
-    """NVLS: the switch reduces and multiplies; between nodes a tree of switches."""
+    """NVLS: the switch reduces and multicasts; between nodes a tree connects the switches."""
     efficiency = _NVLS_EFFICIENCY.get(at.architecture)
     if efficiency is None or at.transport in _GOOGLE_TRANSPORTS:
         return  # Google's settings for TCPX and TCPXO: NCCL_NVLS_ENABLE=0
@@ -461,9 +469,7 @@ def _nvls_forms(kind: NcclOperation, at: NcclContext, nbytes: Array) -> Iterator
 
 
 def _collnet_forms(at: NcclContext, nbytes: Array) -> Iterator[NcclForm]:
-    """CollNet: the network's switches reduce (SHARP), so that each card moves the buffer's share
-    once.
-    """
+    """CollNet: the network's switches reduce (SHARP), so each card moves its share only once."""
     if not at.reducing or at.nodes < 2:
         return
     parts = (
@@ -481,7 +487,7 @@ def _collnet_forms(at: NcclContext, nbytes: Array) -> Iterator[NcclForm]:
 
 
 def _pat_forms(at: NcclContext, nbytes: Array) -> Iterator[NcclForm]:
-    """Parallel trees with aggregation: one GPU on each node."""
+    """PAT: parallel trees with aggregation, for one GPU per node."""
     if at.per_node > 1 or at.nodes < 2 or at.architecture == "cdna3":
         return
     parts = (

@@ -1,9 +1,8 @@
-"""Ways that ranks of several cards, or of several slots, have in common: the way up from a leaf
-switch, and from a PCIe switch.
+"""Uplinks that several ranks share: those of leaf switches and of PCIe switches.
 
-A *block* is what lies behind such a switch, and has one port out and one in. What stays inside a
-block passes none. Of a collective those bytes are counted that must leave and enter a block
-(`distsim.hardware.cost.cut_traffic`).
+A *block* is the set of ranks behind one such switch. It has one port out and one port in. Traffic
+inside a block uses neither. For a collective, only the bytes count that must leave and enter a
+block (`distsim.hardware.cost.cut_traffic`).
 """
 
 from __future__ import annotations
@@ -14,14 +13,16 @@ from distsim.hardware.cluster.description import Cluster
 from distsim.hardware.cost.cut_traffic import EXCHANGE_COLLECTIVES, traffic_across_cuts
 from distsim.hardware.cost.link_loads import PricedOperation, implemented_collective
 
-#: Operations of which what passes a block is the same whether those beside it are behind the same
-#: switch above it or another.
+#: Operations whose traffic through a block does not depend on whether the other blocks are behind
+#: the same switch of the next level.
 _LEVEL_INDEPENDENT = (*EXCHANGE_COLLECTIVES, "all_gather", "reduce_scatter")
 
 
 class SwitchLevel(NamedTuple):
-    """Switches of a kind: ``size`` ranks behind each, counted from the first of every ``outer``
-    ranks; bytes per ns of its way up.
+    """Switches of one kind.
+
+    ``size`` ranks are behind each switch, counted from the start of every ``outer`` ranks.
+    ``capacity`` is the uplink's bandwidth in bytes per ns.
     """
 
     word: str
@@ -30,14 +31,15 @@ class SwitchLevel(NamedTuple):
     capacity: float
 
     def block(self, rank: int) -> int:
-        """The number of the block that a rank is in."""
+        """The number of the block that contains a rank."""
         within, rest = divmod(rank, self.outer)
         return within * -(-self.outer // self.size) + rest // self.size
 
 
 class SwitchUplinks:
-    """The blocks of a cluster whose file names them; ports are numbered level by level, a block's
-    way out and then its way in.
+    """The blocks of a cluster whose file describes switches.
+
+    Ports are numbered level by level; a block's port in follows its port out.
     """
 
     def __init__(self, cluster: Cluster, machine_size: int, world_size: int) -> None:
@@ -60,17 +62,17 @@ class SwitchUplinks:
             self.capacity += [level.capacity] * (2 * (level.block(world - 1) + 1))
 
     def name(self, port: int) -> str:
-        """What a port is called."""
+        """A readable name for a port."""
         at = max(k for k, first in enumerate(self._first) if first <= port)
         block, way = divmod(port - self._first[at], 2)
         return f"{self.levels[at].word} {block} {'in' if way else 'out'}"
 
     def _port(self, at: int, rank: int) -> int:
-        """The way out of a rank's block; the next one goes in."""
+        """The port out of a rank's block; the next number is its port in."""
         return self._first[at] + 2 * self.levels[at].block(rank)
 
     def of_message(self, src: int, dst: int) -> list[int]:
-        """The ports that a message passes."""
+        """The ports that a message uses."""
         found: list[int] = []
         for at in range(len(self.levels)):
             out, into = self._port(at, src), self._port(at, dst)
@@ -80,8 +82,9 @@ class SwitchUplinks:
     def of_collective(
         self, row: type[PricedOperation], ranks: tuple[int, ...], root: int | None = None
     ) -> dict[int, float]:
-        """Bytes by port, for each byte of the buffer. ``root``: the rank, where there is one; left
-        out, the first.
+        """Bytes per port, relative to the operation's buffer.
+
+        ``root`` is a global rank; by default the first of ``ranks``.
         """
         asked = dict[int, float]()
         for at, level in enumerate(self.levels):
@@ -101,7 +104,7 @@ class SwitchUplinks:
         return {port: nbytes for port, nbytes in asked.items() if nbytes > 0}
 
     def _blocks(self, at: int, ranks: tuple[int, ...]) -> dict[int, int]:
-        """How many of the ranks are in each block, by its way out."""
+        """The number of these ranks in each block, by the block's port out."""
         found: dict[int, int] = {}
         for rank in ranks:
             port = self._port(at, rank)
@@ -115,8 +118,9 @@ class SwitchUplinks:
         row: type[PricedOperation],
         switches: int,
     ) -> None:
-        """What leaves blocks that one of so many switches above them joins; each way out and in has
-        as much.
+        """Add the traffic of blocks below one of ``switches`` switches of the next level.
+
+        Traffic out of a block equals traffic into it.
         """
         inside = row.busbw_factor(len(blocks)) if len(blocks) > 1 else 0.0
         across = row.busbw_factor(switches) / sum(blocks.values()) if switches > 1 else 0.0
@@ -126,7 +130,7 @@ class SwitchUplinks:
     def ns_per_byte(
         self, row: type[PricedOperation], ranks: tuple[int, ...], root: int | None = None
     ) -> float:
-        """What no schedule can spare: ns at the narrowest way for each byte of the buffer."""
+        """Lower bound for every schedule: ns per byte of the buffer at the slowest uplink."""
         return max(
             (
                 asked / self.capacity[port]
@@ -137,7 +141,7 @@ class SwitchUplinks:
 
 
 def _ranks_by_machine(ranks: tuple[int, ...], size: int) -> tuple[tuple[int, ...], ...]:
-    """Ranks by machine."""
+    """The ranks, grouped by machine."""
     found: dict[int, list[int]] = {}
     for rank in ranks:
         found.setdefault(rank // size, []).append(rank)

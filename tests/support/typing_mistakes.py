@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - a mistake a line
 """A hundred typing mistakes in scenario files, each by itself, and what distsim says: read one by
 one by a person, kept in `tests/data/typing_mistakes.txt`.
 

@@ -1,8 +1,9 @@
 """distsim: simulates and verifies torch.distributed programs.
 
     >>> import distsim
-    >>> text = "world: 2\\ntensors: {x: {shape: [1], value: rank}}\\nprogram:\\n  - all_reduce: {tensor: x}\\n"
-    >>> distsim.simulate(text).outcome
+    >>> tensors = "tensors: {x: {shape: [1], value: rank}}"
+    >>> program = "program:\\n  - all_reduce: {tensor: x}\\n"
+    >>> distsim.simulate(f"world: 2\\n{tensors}\\n{program}").outcome
     'completes'
 
 The names in ``__all__`` are public: they keep their meaning within a minor version, and a change is

@@ -1,12 +1,19 @@
-"""What one micro-batch costs in a transformer: floating-point operations, activation bytes,
-messages; per rank of a layout.
+"""The cost of one micro-batch of a transformer on one rank: FLOPs, memory traffic, activation bytes
+and message sizes.
+
+Each formula counts the terms of one layer and divides each term by the ranks that share it. The
+published formulas hold for GPT; the changes by grouped queries, gated feed-forward layers, experts
+and fused attention are counted term by term in the same way.
 
 Letters as in the papers: b micro-batch, s sequence, h hidden, a heads, f width of the feed-forward
-layer, V vocabulary, t tensor parallel size. Sources: Narayanan et al., Efficient Large-Scale
-Language Model Training on GPU Clusters, arXiv:2104.04473 (FLOPs); Korthikanti et al., Reducing
-Activation Recomputation in Large Transformer Models, arXiv:2205.05198 (activations). Their formulas
-hold for GPT; what grouped queries, gated feed-forward layers, experts and fused attention change is
-counted term by term the same way.
+layer, V vocabulary, t tensor parallel size, l layers, B sequences of a step. Integer divisions
+round down; their order is part of the result.
+
+This module has no times (the cost model has), no parameters (`architecture`) and no calls.
+
+Sources: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters,
+arXiv:2104.04473 (FLOPs); Korthikanti et al., Reducing Activation Recomputation in Large Transformer
+Models, arXiv:2205.05198 (activations).
 """
 
 from __future__ import annotations
@@ -17,20 +24,40 @@ from distsim.scenario.strategies.training_step.presets import Architecture
 
 RecomputePolicy = Literal["none", "selective", "op", "full"]
 
+#: Rows of a tile of fused attention, and a typical number of multiprocessors (`idle_flops`).
+_ATTENTION_TILE_ROWS = 128
+_MULTIPROCESSORS = 128
+
+
+class _MatrixProduct(NamedTuple):
+    """One matrix product of a layer.
+
+    ``is_split``: the output's columns are split among the tensor ranks. Otherwise each rank has all
+    columns, as a sum or a copy.
+    """
+
+    columns_in: int
+    columns_out: int
+    is_split: bool
+
 
 class MicroBatchCost(NamedTuple):
-    """How a micro-batch goes through the model on one rank.
+    """The layout of one rank, and the cost of a micro-batch on it.
 
-    ``tensor``: ranks that share a layer's matrices; with ``sequence_parallel`` they also share what
-    lies between the matrices. ``context``: ranks that share a sequence. ``experts``: ranks that
-    share the experts; each keeps its own tokens but for the time they spend with an expert
-    elsewhere. ``flash``: fused: attention never writes its scores to memory. ``causal``: only the
-    half of the scores that is used is computed; the papers count them all. ``gathered``: PyTorch's
-    own modules: what sequence-parallel ranks gather before a block is kept for its backward pass,
-    as DTensor keeps it; else gathered again. ``whole_logits``: all on each rank for the loss.
-    ``autocast``: weights and what lies between layers are float32, and each product casts what it
-    reads to ``itemsize`` bytes, an input once for each matrix that reads it (torch.autocast keeps
-    casts of weights alone; counted on CPU, tests/support/autocast_memory.py).
+    ``tensor``: ranks that share a layer's matrices. With ``sequence_parallel`` these ranks also
+    share the activations between the matrices. ``context``: ranks that share a sequence.
+    ``experts``: ranks that share the experts; each rank keeps its own tokens, except while an
+    expert on another rank processes them.
+
+    ``flash``: attention is fused and never writes its scores to memory. ``causal``: only the used
+    half of the scores is computed; the papers count all scores. ``gathered``: the modules are
+    PyTorch's, and the input that sequence-parallel ranks gather before a block is kept for the
+    backward pass, as DTensor does; otherwise it is gathered again. ``whole_logits``: each rank has
+    all logits for the loss.
+
+    ``autocast``: weights and the activations between layers are float32, and each product casts its
+    inputs to ``itemsize`` bytes. An activation is cast once for each matrix that reads it, because
+    torch.autocast caches only casts of weights (counted on CPU, tests/support/autocast_memory.py).
     """
 
     model: Architecture
@@ -50,72 +77,90 @@ class MicroBatchCost(NamedTuple):
 
     @property
     def between(self) -> int:
-        """Bytes of an element that lies between two layers."""
+        """Bytes of one element of an activation between two layers."""
         return 4 if self.autocast else self.itemsize
 
     @property
     def casts(self) -> int:
-        """How often a layer's two norms are cast for the matrices that read them."""
+        """How often the outputs of a layer's two norms are cast for the matrices that read them.
+
+        Queries, keys and values are three matrices; the feed-forward layer's last matrix reads no
+        norm.
+        """
         return 3 + self.model.matrices - 1 if self.autocast else 0
 
     @property
     def tokens(self) -> int:
-        """Tokens of a micro-batch that a rank sees."""
+        """Tokens of a micro-batch on one rank."""
         return self.micro_batch * self.sequence // self.context
+
+    @property
+    def _sequence_ranks(self) -> int:
+        """Tensor ranks that share the activations between the matrices."""
+        return self.tensor if self.sequence_parallel else 1
+
+    @property
+    def _is_logits_split(self) -> bool:
+        """Whether the loss works on logits that are split among tensor ranks."""
+        return self.tensor > 1 and not self.whole_logits
 
     # --- floating-point operations, a multiply-add counted as two ---
     @property
     def scores_flops(self) -> int:
-        """Scores and their product with the values: 4 b s^2 h (2 b s^2 times all queries' and
-        values' columns), divided among heads (t) and sequence parts."""
-        full = (
-            2
-            * self.tokens
-            * self.sequence
-            * (self.model.q_hidden + self.model.o_hidden)
-            // self.tensor
-        )
+        """Forward FLOPs of the scores and of their product with the values.
+
+        4 b s^2 h: 2 b s^2 times the columns of all queries and values, divided among the heads (t)
+        and the sequence parts.
+        """
+        columns = self.model.q_hidden + self.model.o_hidden
+        full = 2 * self.tokens * self.sequence * columns // self.tensor
         return full // 2 if self.causal else full
 
     @property
     def idle_flops(self) -> int:
-        """What fused attention could compute forward while its last tiles end: a tile is 128 rows
-        of a head over all keys, half of which most of 128 multiprocessors miss (A100 has 108, H100
-        132, B200 148). Few heads feel it: on an H100 the time of 4 to 64 heads over 8192 tokens is
-        a line that starts at 70 us, 172 backward (benchmarks/gpu/compute_h100.json); this is 81 and
-        203."""
+        """FLOPs that fused attention could compute forward while its last tiles end.
+
+        A tile has 128 rows of a head over all keys. On average half of a tile's time is lost on
+        most of 128 multiprocessors (A100 has 108, H100 132, B200 148). This matters only with few
+        heads: on an H100 the time of 4 to 64 heads over 8192 tokens is a straight line that starts
+        at 70 us, 172 us backward (benchmarks/gpu/compute_h100.json); this formula gives 81 and 203.
+        """
+        if not self.flash:
+            return 0
         columns = (self.model.q_hidden + self.model.o_hidden) // self.model.heads
-        return 128 * min(128, self.sequence) * self.sequence * columns if self.flash else 0
+        rows = min(_ATTENTION_TILE_ROWS, self.sequence)
+        return _MULTIPROCESSORS * rows * self.sequence * columns
 
     @property
     def attention_flops(self) -> int:
-        """One layer's attention, forward: 2 per token and weight of the projections, and the
-        scores.
-        """
-        return 2 * self.tokens * self.model.attention_weights // self.tensor + self.scores_flops
+        """Forward FLOPs of one layer's attention: 2 per token and weight, and the scores."""
+        projections = 2 * self.tokens * self.model.attention_weights // self.tensor
+        return projections + self.scores_flops
 
     @property
     def output_flops(self) -> int:
-        """Of that the output projection's, forward."""
+        """Forward FLOPs of attention's output projection, which `attention_flops` includes."""
         return 2 * self.tokens * self.model.o_hidden * self.model.hidden // self.tensor
 
     @property
     def mlp_flops(self) -> int:
-        """One layer's feed-forward part: 2 per token and weight, for each expert that a token
-        passes; the router is not divided.
+        """Forward FLOPs of one layer's feed-forward part.
+
+        2 per token and weight, for each expert that processes the token. Every tensor rank computes
+        the whole router.
         """
         model = self.model
         weights = model.matrices * model.hidden * model.active_ffn
-        return (
-            2 * self.tokens * weights // self.tensor
-            + 2 * self.tokens * model.hidden * model.experts
-        )
+        router = 2 * self.tokens * model.hidden * model.experts
+        return 2 * self.tokens * weights // self.tensor + router
 
     @property
     def misaligned(self) -> bool:
-        """Rows of a head's queries and keys are no multiple of 16 bytes: unfused attention's
-        products then miss the tensor cores (NVIDIA, Matrix Multiplication Background User's Guide,
-        "Requirements to use Tensor Cores")."""
+        """Whether the products of unfused attention miss the tensor cores.
+
+        They do if a row of a head's queries or keys is no multiple of 16 bytes (NVIDIA, Matrix
+        Multiplication Background User's Guide, "Requirements to use Tensor Cores").
+        """
         return not self.flash and self.model.head_width * self.itemsize % 16 != 0
 
     @property
@@ -124,236 +169,306 @@ class MicroBatchCost(NamedTuple):
 
     @property
     def head_flops(self) -> int:
-        """The logits: 2 b s h V."""
+        """Forward FLOPs of the logits: 2 b s h V."""
         return 2 * self.tokens * self.model.hidden * self.model.vocabulary // self.tensor
 
     @property
     def recompute_flops(self) -> int:
-        """What recomputation adds to one layer's backward pass."""
+        """FLOPs that recomputation adds to one layer's backward pass."""
         if self.recompute == "full":
             return self.layer_flops
         if self.recompute == "op":
-            grouped = (
-                2
-                * self.tokens
-                * self.model.matrices
-                * self.model.hidden
-                * self.model.ffn
-                * self.model.top_k
-            )
-            return sum(self._products_again) + (grouped // self.tensor if self.model.experts else 0)
-        return self.scores_flops if self.recompute == "selective" and not self.flash else 0
+            return self._op_recompute_flops
+        # Fused attention always recomputes; `flash_flops` counts that.
+        recomputes_scores = self.recompute == "selective" and not self.flash
+        return self.scores_flops if recomputes_scores else 0
+
+    @property
+    def _op_recompute_flops(self) -> int:
+        """FLOPs that the per-operation policy recomputes, with all grouped products of experts."""
+        flops = sum(self._recomputed_product_flops)
+        model = self.model
+        if model.experts:
+            weights = model.matrices * model.hidden * model.ffn * model.top_k
+            flops += 2 * self.tokens * weights // self.tensor
+        return flops
 
     @property
     def flash_flops(self) -> int:
-        """Fused attention computes one of its two products again in the backward pass (Dao,
-        arXiv:2307.08691: 2.5 times the forward).
+        """FLOPs of the product that fused attention computes again in the backward pass.
+
+        One of its two products is repeated, so that the backward pass takes 2.5 times the forward
+        pass (Dao, arXiv:2307.08691).
         """
         return self.scores_flops // 2 if self.flash else 0
 
-    # --- bytes that what is no matrix product moves through memory ---
+    # --- memory traffic of all operations that are no matrix products ---
     @property
     def layer_traffic(self) -> int:
-        """One layer's forward pass: every such operation reads its inputs and writes its output
-        once.
+        """Bytes that one layer's forward pass moves: each operation reads and writes once.
 
         Two norms (read, write) and two residual sums with their dropout (two reads, one write, a
-        mask); the non-linearity; softmax and its dropout where attention is not fused (read and
-        write twice, a mask). Counted by us; the backward pass takes it twice. Under autocast a norm
-        reads and writes float32, a sum reads one input of each kind, and each cast reads 4 bytes
-        and writes 2. Rotary embeddings of queries and keys: fused, or in PyTorch's modules
-        (`gathered`) cast to float32, multiplied as complex numbers, and cast back, 20 bytes an
-        element (23 on an H100, benchmarks/gpu/compute_h100.json).
+        mask); the non-linearity; rotary embeddings; softmax and its dropout unless attention is
+        fused. These terms are our own count. The backward pass moves twice as much.
         """
-        model, wide = self.model, 3 if self.model.mlp == "swiglu" else 2
-        masks = 2 if model.dropout else 0
-        each = (
-            8 * self.between + (2 + self.casts) * self.itemsize + self.casts * self.between + masks
-        )
-        between = (
-            self.tokens * model.hidden * each // (self.tensor if self.sequence_parallel else 1)
-        )
-        inner = self.itemsize * self.tokens * wide * model.active_ffn // self.tensor
-        each = (4 * self.itemsize + 1) if model.dropout else 2 * self.itemsize
-        inner += (
-            self.tokens
-            * (20 if self.gathered else 2 * self.itemsize)
-            * model.rotary_columns
-            // self.tensor
-        )
-        return (
-            between
-            + inner
-            + (0 if self.flash else self.tokens * model.heads * self.sequence * each // self.tensor)
-        )
+        traffic = self._between_traffic + self._nonlinearity_traffic + self._rotary_traffic
+        return traffic if self.flash else traffic + self._softmax_traffic
 
     @property
-    def _inputs(self) -> int:
-        """Columns that one layer's matrix products read for each token: of projections, output,
-        feed-forward layers.
+    def _between_traffic(self) -> int:
+        """Bytes of the norms and the residual sums.
+
+        Under autocast a norm reads and writes float32, a sum reads one input of each dtype, and
+        each cast reads 4 bytes and writes 2.
         """
-        model, copies = self.model, self.model.active_experts + bool(self.model.shared)
-        return (1 + copies) * model.hidden + (model.o_hidden + model.active_ffn) // self.tensor
+        mask_bytes = 2 if self.model.dropout else 0
+        # Eight of ten reads and writes have the dtype between layers, two that of the products.
+        token_bytes = 8 * self.between + 2 * self.itemsize + mask_bytes
+        token_bytes += self.casts * (self.between + self.itemsize)
+        return self.tokens * self.model.hidden * token_bytes // self._sequence_ranks
 
     @property
-    def _outputs(self) -> int:
-        """Columns that they write for each token."""
-        model, copies = self.model, self.model.active_experts + bool(self.model.shared)
-        apart = model.q_hidden + 2 * model.kv_hidden + (model.matrices - 1) * model.active_ffn
-        return (1 + copies) * model.hidden + apart // self.tensor
+    def _nonlinearity_traffic(self) -> int:
+        """Bytes of the feed-forward layer's non-linearity; a gated one also reads the gate."""
+        accesses = 3 if self.model.mlp == "swiglu" else 2
+        return self.itemsize * self.tokens * accesses * self.model.active_ffn // self.tensor
+
+    @property
+    def _rotary_traffic(self) -> int:
+        """Bytes of the rotary embeddings of queries and keys.
+
+        Fused, each element is read and written once. PyTorch's modules (`gathered`) cast to
+        float32, multiply as complex numbers and cast back: 20 bytes an element (23 on an H100,
+        benchmarks/gpu/compute_h100.json).
+        """
+        element_bytes = 20 if self.gathered else 2 * self.itemsize
+        return self.tokens * element_bytes * self.model.rotary_columns // self.tensor
+
+    @property
+    def _softmax_traffic(self) -> int:
+        """Bytes of an unfused softmax; its dropout reads and writes again, and writes a mask."""
+        score_bytes = 4 * self.itemsize + 1 if self.model.dropout else 2 * self.itemsize
+        return self.tokens * self.model.heads * self.sequence * score_bytes // self.tensor
+
+    @property
+    def _product_columns_in(self) -> int:
+        """Columns that one layer's matrix products read for each token.
+
+        These are the inputs of the projections, of attention's output and of the feed-forward
+        layers.
+        """
+        model = self.model
+        split = (model.o_hidden + model.active_ffn) // self.tensor
+        return (1 + self._feed_forward_inputs) * model.hidden + split
+
+    @property
+    def _product_columns_out(self) -> int:
+        """Columns that one layer's matrix products write for each token."""
+        model = self.model
+        split = model.q_hidden + 2 * model.kv_hidden + (model.matrices - 1) * model.active_ffn
+        return (1 + self._feed_forward_inputs) * model.hidden + split // self.tensor
+
+    @property
+    def _feed_forward_inputs(self) -> int:
+        """Feed-forward layers that read one token: its experts, and the shared one if any."""
+        return self.model.active_experts + bool(self.model.shared)
 
     @property
     def products_traffic(self) -> tuple[int, int]:
-        """Bytes that one layer's matrix products write, forward and backward (gradients of their
-        inputs and of the weights): a tile's accumulators are written when its tensor cores have
-        nothing left to do (cutlass, media/docs/efficient_gemm.md, "Epilogue")."""
+        """Bytes that one layer's matrix products write, forward and backward.
+
+        Backward these are the gradients of inputs and weights. Only writes count, because a tile's
+        accumulators are written when its tensor cores have nothing left to do (cutlass,
+        media/docs/efficient_gemm.md, "Epilogue").
+        """
         model = self.model
-        experts = max(model.experts // self.experts, 1) * model.ffn + model.shared
-        weights = model.attention_weights + model.matrices * model.hidden * experts
-        return self.itemsize * self.tokens * self._outputs, self.itemsize * (
-            self.tokens * self._inputs + weights // self.tensor
-        )
+        expert_width = max(model.experts // self.experts, 1) * model.ffn + model.shared
+        weights = model.attention_weights + model.matrices * model.hidden * expert_width
+        forward = self.itemsize * self.tokens * self._product_columns_out
+        input_gradients = self.tokens * self._product_columns_in
+        return forward, self.itemsize * (input_gradients + weights // self.tensor)
 
     @property
     def sums_traffic(self) -> int:
-        """Bytes that whole gradients of inputs cost where queries, keys, values, gate and up are
-        matrices of their own, as in PyTorch's modules: each but one of the two blocks' writes its
-        own, and a sum reads two and writes one. No tensor rank has less of it."""
+        """Bytes of the sums of input gradients in PyTorch's modules; 0 with fused matrices.
+
+        Queries, keys, values, gate and up are matrices of their own there. Each of them, except one
+        of each block, writes a whole gradient of the block's input, and a sum reads two and writes
+        one. No tensor rank moves less of it.
+        """
         if not self.gathered:
             return 0
         model = self.model
-        apart = (0 if model.latent else 2) + (model.matrices - 2) * (
-            model.active_experts + bool(model.shared)
-        )
-        return 4 * self.itemsize * self.tokens * model.hidden * apart
+        attention_sums = 0 if model.latent else 2
+        mlp_sums = (model.matrices - 2) * self._feed_forward_inputs
+        sums = attention_sums + mlp_sums
+        return 4 * self.itemsize * self.tokens * model.hidden * sums
 
     @property
     def casts_traffic(self) -> tuple[int, int]:
-        """Bytes that products in 8 bits add: their inputs, and backward their outputs'
-        gradients, by rows and by columns; what makes them writes them so (Transformer Engine's
-        fused casts)."""
-        return 2 * self.tokens * self._inputs, 2 * self.tokens * self._outputs
+        """Bytes that 8-bit matrix products add, forward and backward.
+
+        Forward the inputs are written in 8 bits, backward the gradients of the outputs; each by
+        rows and by columns. The operation that produces a tensor also casts it (Transformer
+        Engine's fused casts), so there are no reads.
+        """
+        return 2 * self.tokens * self._product_columns_in, (
+            2 * self.tokens * self._product_columns_out
+        )
 
     @property
     def routing_traffic(self) -> int:
-        """Bytes of one pass's tokens on their way through experts, each step read and written: into
-        the order of experts and back; where ranks share the experts, also into and from the order
-        of what each of them has (Megatron-LM, core/transformer/moe/token_dispatcher.py)."""
-        return (
-            self.itemsize * self.routed_numel * (8 if self.experts > 1 else 4)
-            if self.model.experts
-            else 0
-        )
+        """Bytes that sorting one pass's tokens by experts moves; each step reads and writes.
+
+        Tokens are sorted into the order of the experts and back. Where ranks share the experts,
+        tokens are also sorted into and from the order of each rank's experts (Megatron-LM,
+        core/transformer/moe/token_dispatcher.py).
+        """
+        if not self.model.experts:
+            return 0
+        accesses = 8 if self.experts > 1 else 4
+        return self.itemsize * self.routed_numel * accesses
 
     @property
     def padding_flops(self) -> int:
-        """What experts' last tiles compute in vain, half of 128 rows each (grouped products,
-        cutlass' default tile).
+        """FLOPs that the padding of the experts' last tiles wastes.
+
+        Half a tile of 128 rows for each expert (grouped products, cutlass' default tile).
         """
         model = self.model
-        each = 2 * 64 * model.matrices * model.hidden * model.ffn // self.tensor
-        return each * (model.experts // self.experts) if model.experts else 0
+        if not model.experts:
+            return 0
+        expert_flops = 2 * 64 * model.matrices * model.hidden * model.ffn // self.tensor
+        return expert_flops * (model.experts // self.experts)
 
     @property
     def logits_traffic(self) -> tuple[int, int]:
-        """Bytes of the logits and their loss, forward and backward, in float32 as in PyTorch's
-        cross_entropy: written by the product, cast, read twice and written by log_softmax; its
-        gradient, log_softmax's from two, cast back."""
+        """Bytes that the logits and their loss move, forward and backward.
+
+        float32, as in PyTorch's cross_entropy. Forward: the product writes the logits, a cast
+        converts them, log_softmax reads them twice and writes once. Backward: the loss's gradient,
+        log_softmax's gradient from two inputs, and the cast back.
+        """
         logits = self.tokens * self.model.vocabulary // self.tensor
         return logits * (2 * self.itemsize + 16), logits * (self.itemsize + 20)
 
-    # --- bytes kept from the forward pass for the backward pass ---
+    # --- activations that the forward pass keeps for the backward pass ---
     @property
     def activation_bytes(self) -> int:
-        """One layer's activations of one micro-batch: s b h (34 + 5 a s / h) for GPT on one rank
-        (Korthikanti, equations 1 to 6).
+        """Bytes of one layer's activations of one micro-batch.
+
+        s b h (34 + 5 a s / h) for GPT on one rank (Korthikanti, equations 1 to 6).
         """
-        row = self.tokens * self.model.hidden
-        spread = self.tensor if self.sequence_parallel else 1
         if self.recompute == "full":
-            return self.between * row // spread
+            return self.between * self.hidden_numel // self._sequence_ranks
         if self.recompute == "op":
             return self._op_bytes
-        again = 2 * self.itemsize * (row - row // spread) if self.gathered else 0
-        return (
-            again
-            + self._between_bytes // spread
-            + (self._inner_bytes + self._scores_bytes) // self.tensor
-        )
+        split_bytes = (self._inner_bytes + self._scores_bytes) // self.tensor
+        between_bytes = self._between_bytes // self._sequence_ranks
+        return self._kept_gathers_bytes + between_bytes + split_bytes
 
     @property
-    def _products(self) -> list[tuple[int, int, bool]]:
-        """Columns in, columns out, and whether the output is cut among tensor ranks, of what
-        PyTorch's modules multiply one after the other; without the router and the experts, whose
-        products are grouped."""
-        model, latent = self.model, self.model.latent
-        kv = (model.hidden, model.kv_hidden, True)
-        first = [(model.hidden, model.q_hidden, True), kv, kv]
-        if latent is not None:
-            first = [(model.hidden, latent.queries, False), (latent.queries, model.q_hidden, True)]
-            first += [
-                (model.hidden, latent.keys + latent.rotary, False),
-                (latent.keys, 2 * model.kv_hidden, True),
+    def _kept_gathers_bytes(self) -> int:
+        """The parts of other ranks in the gathered inputs of the two blocks, where they are kept.
+
+        `_between_bytes` has the rank's own part.
+        """
+        if not self.gathered:
+            return 0
+        own_numel = self.hidden_numel // self._sequence_ranks
+        return 2 * self.itemsize * (self.hidden_numel - own_numel)
+
+    @property
+    def _products(self) -> list[_MatrixProduct]:
+        """The matrix products of PyTorch's modules in their order.
+
+        The router and the experts are not included: the experts' products are grouped.
+        """
+        model = self.model
+        if model.latent is None:
+            keys_or_values = _MatrixProduct(model.hidden, model.kv_hidden, True)
+            products = [
+                _MatrixProduct(model.hidden, model.q_hidden, True),
+                keys_or_values,
+                keys_or_values,
             ]
-        wide = model.shared if model.experts else model.ffn
-        up = [(model.hidden, wide, True)] * (model.matrices - 1)
+        else:
+            latent = model.latent
+            # Each rank computes the whole compressed form; its expansion is split by heads.
+            products = [
+                _MatrixProduct(model.hidden, latent.queries, False),
+                _MatrixProduct(latent.queries, model.q_hidden, True),
+                _MatrixProduct(model.hidden, latent.keys + latent.rotary, False),
+                _MatrixProduct(latent.keys, 2 * model.kv_hidden, True),
+            ]
+        products.append(_MatrixProduct(model.o_hidden, model.hidden, False))
+        width = model.shared if model.experts else model.ffn
+        if width:
+            products += [_MatrixProduct(model.hidden, width, True)] * (model.matrices - 1)
+            products.append(_MatrixProduct(width, model.hidden, False))
+        return products
+
+    @property
+    def _keeps_all_products(self) -> bool:
+        """With biases torch calls addmm, which the per-operation policy does not recompute."""
+        return self.model.bias or self.model.biased
+
+    @property
+    def _recomputed_product_flops(self) -> list[int]:
+        """FLOPs of each product that the per-operation policy recomputes: every second one."""
+        if self._keeps_all_products:
+            return []
         return [
-            *first,
-            (model.o_hidden, model.hidden, False),
-            *([*up, (wide, model.hidden, False)] if wide else []),
+            2 * self.tokens * product.columns_in * product.columns_out // self.tensor
+            for product in self._products[1::2]
         ]
 
     @property
-    def _products_again(self) -> list[int]:
-        """FLOPs of every second one; with biases torch calls addmm, and keeps all."""
-        again = [] if self.model.bias or self.model.biased else self._products[1::2]
-        return [2 * self.tokens * into * out // self.tensor for into, out, _ in again]
-
-    @property
     def _op_bytes(self) -> int:
-        """What torchtitan's per-operation policy keeps (distributed/activation_checkpoint.py,
-        SelectiveAC, August 2026): a layer's input, what attention and every other one of the
-        products give, whole where ranks' sums are still to be added, and what was scattered or came
-        from experts. What was gathered is gathered again."""
-        model, spread = self.model, self.tensor if self.sequence_parallel else 1
-        kept = self._products if model.bias or model.biased else self._products[::2]
-        columns = (
-            sum(out // (self.tensor if cut else 1) for _, out, cut in kept)
-            + model.o_hidden // self.tensor
-        )
-        scores = (
-            self.tokens
-            * model.heads
-            * (4 if self.flash else self.sequence * self.itemsize)
-            // self.tensor
-        )
-        between = model.hidden * (3 if self.sequence_parallel else 1) // spread
-        sent = 2 * self.routed_numel if self.experts > 1 else 0
-        return self.itemsize * (self.tokens * (columns + between) + sent) + scores
+        """Bytes of the activations that torchtitan's per-operation policy keeps.
+
+        The policy keeps a layer's input, the outputs of attention and of every other product (whole
+        where the ranks' sums are still to be added), and outputs of reduce_scatter and of the
+        experts' all_to_all. Gathered inputs are gathered again
+        (distributed/activation_checkpoint.py, SelectiveAC, August 2026).
+        """
+        model = self.model
+        kept = self._products if self._keeps_all_products else self._products[::2]
+        columns = model.o_hidden // self.tensor
+        for product in kept:
+            columns += product.columns_out // (self.tensor if product.is_split else 1)
+        # With sequence parallelism also the scattered outputs of the two blocks.
+        kept_between = 3 if self.sequence_parallel else 1
+        columns += model.hidden * kept_between // self._sequence_ranks
+        routed = 2 * self.routed_numel if self.experts > 1 else 0
+        # Fused attention keeps one float32 per row of scores.
+        row_bytes = 4 if self.flash else self.sequence * self.itemsize
+        scores_bytes = self.tokens * model.heads * row_bytes // self.tensor
+        return self.itemsize * (self.tokens * columns + routed) + scores_bytes
 
     @property
     def _between_bytes(self) -> int:
-        """Inputs of the two norms, of attention and of the feed-forward part, and two dropout
-        masks: 10 s b h for GPT.
+        """Inputs of the norms, of attention and of the feed-forward part, and dropout masks.
+
+        10 s b h for GPT. There are two norms and two masks. Under autocast each cast of a norm's
+        output is kept instead of the output.
         """
-        masks = 2 if self.model.dropout else 0
-        return (
-            self.tokens
-            * self.model.hidden
-            * (2 * self.between + (self.casts or 2) * self.itemsize + masks)
-        )
+        mask_bytes = 2 if self.model.dropout else 0
+        norm_outputs = self.casts or 2
+        element_bytes = 2 * self.between + norm_outputs * self.itemsize + mask_bytes
+        return self.hidden_numel * element_bytes
 
     @property
     def _inner_bytes(self) -> int:
-        """Queries, keys, values, the output projection's input; queries and keys also before a norm
-        of theirs; the feed-forward layers'.
+        """Activations inside attention and the feed-forward layer, without the scores.
 
-        24 s b h for GPT: 2 f wide (before and after the non-linearity). Gated: gate, up, product,
-        and the gate's non-linearity unless it is fused, as Megatron-LM's is
-        (core/fusions/fused_bias_swiglu.py); eager PyTorch keeps all four. Experts: once for each
-        that a token passes, and their input again, in the experts' order; PyTorch's modules also
-        before it is multiplied by its scores (torchtitan, models/moe). Both read on an H100
-        (benchmarks/gpu/memory_h100.json).
+        Attention keeps queries, keys, values and the output projection's input, and with norms of
+        queries and keys also the inputs of these norms. 24 s b h for GPT: the feed-forward layer
+        keeps 2 f (before and after the non-linearity).
+
+        Experts keep this once for each expert that processes a token, and their input again in the
+        experts' order; PyTorch's modules also keep the input before it is multiplied by the scores
+        (torchtitan, models/moe). Both were read on an H100 (benchmarks/gpu/memory_h100.json).
         """
         model = self.model
         attention = model.q_hidden + model.o_hidden + 2 * model.kv_hidden
@@ -361,12 +476,17 @@ class MicroBatchCost(NamedTuple):
         ffn = self._kept_ffn_activations * model.active_ffn
         sorted_input = 0
         if model.experts:
+            # The caller divides by the tensor ranks, but each of them has the whole input.
             sorted_input = model.hidden * model.active_experts * self.tensor * (1 + self.gathered)
         return self.itemsize * self.tokens * (attention + ffn + sorted_input)
 
     @property
     def _kept_ffn_activations(self) -> int:
-        """Activations of the feed-forward layer's width that are kept for the backward pass."""
+        """Activations of the feed-forward layer's width that are kept for the backward pass.
+
+        A gated layer keeps gate, up, their product, and the gate's non-linearity unless it is
+        fused, as in Megatron-LM (core/fusions/fused_bias_swiglu.py). Eager PyTorch keeps all four.
+        """
         if self.model.mlp == "gelu":
             return 2
         fuses_gate = self.flash and not self.gathered
@@ -374,35 +494,37 @@ class MicroBatchCost(NamedTuple):
 
     @property
     def _scores_bytes(self) -> int:
-        """Softmax, its dropout mask and the result: 5 a s^2 b; fused attention keeps one float32
-        per row of scores instead.
+        """Softmax, its dropout mask and the result: 5 a s^2 b.
+
+        Fused attention keeps one float32 per row of scores instead.
         """
         rows = self.tokens * self.model.heads
         if self.flash:
             return 4 * rows
         if self.recompute == "selective":
             return 0
-        return (
-            rows * self.sequence * (2 * self.itemsize + 1 if self.model.dropout else self.itemsize)
-        )
+        score_bytes = 2 * self.itemsize + 1 if self.model.dropout else self.itemsize
+        return rows * self.sequence * score_bytes
 
     @property
     def peak_layer_bytes(self) -> int:
-        """What one layer holds while its backward pass runs: recomputed activations come back for
-        one layer at a time.
+        """Bytes of one layer's activations during its backward pass.
+
+        Recomputed activations exist for one layer at a time.
         """
         return self._replace(recompute="none").activation_bytes
 
     @property
     def head_bytes(self) -> int:
-        """The last norm's and the projection's input, and float32 logits: 4 s b h (1 + V / h) / t
-        (Korthikanti, section 4.3); DTensor keeps the projection's input whole."""
-        row, spread = self.tokens * self.model.hidden, self.tensor if self.sequence_parallel else 1
-        return (
-            self.between * row // spread
-            + self.itemsize * row // (1 if self.gathered else spread)
-            + 4 * self.logits
-        )
+        """Inputs of the last norm and of the output projection, and float32 logits.
+
+        4 s b h (1 + V / h) / t (Korthikanti, section 4.3). DTensor keeps the projection's input
+        whole.
+        """
+        norm_input = self.between * self.hidden_numel // self._sequence_ranks
+        projection_ranks = 1 if self.gathered else self._sequence_ranks
+        projection_input = self.itemsize * self.hidden_numel // projection_ranks
+        return norm_input + projection_input + 4 * self.logits
 
     @property
     def logits(self) -> int:
@@ -411,58 +533,62 @@ class MicroBatchCost(NamedTuple):
 
     @property
     def loss_bytes(self) -> int:
-        """What the loss holds beside that while its backward pass runs.
+        """Bytes that the loss holds during its backward pass, in addition to `head_bytes`.
 
         PyTorch's cross_entropy: the logits as the product left them, the gradient of nll_loss and
         that of log_softmax, both float32 (aten's nll_loss_backward and _log_softmax_backward_data
-        make a tensor each). On cut logits torch's loss_parallel has three there: zeros with -1 at
-        the targets, the exponentials and their sum (torch 2.13,
+        make a tensor each). On split logits torch's loss_parallel has three float32 tensors there:
+        zeros with -1 at the targets, the exponentials and their sum (torch 2.13,
         distributed/tensor/parallel/loss.py, _nll_loss_and_log_softmax_backward; counted on CPU: 18
-        bytes a logit with the 4 kept, 14 uncut). Megatron's works in place
-        (tensor_parallel/cross_entropy.py): the gradient of the logits, in their dtype.
+        bytes a logit with the 4 kept, 14 not split). Megatron's loss works in place
+        (tensor_parallel/cross_entropy.py): only the gradient of the logits, in their dtype.
         """
         if not self.gathered:
             return self.logits * self.itemsize
-        return self.logits * (
-            self.itemsize + (12 if self.tensor > 1 and not self.whole_logits else 8)
-        )
+        float32_bytes = 12 if self._is_logits_split else 8
+        return self.logits * (self.itemsize + float32_bytes)
 
     # --- messages ---
     @property
     def hidden_numel(self) -> int:
-        """Elements that lie between two layers, all of the sequence: what tensor parallel ranks
-        gather or reduce.
+        """Elements of the activation between two layers, for the rank's whole context part.
+
+        Tensor parallel ranks gather or reduce this many.
         """
         return self.tokens * self.model.hidden
 
     @property
     def boundary_numel(self) -> int:
-        """Elements that a stage of a pipeline hands on: with sequence parallelism each rank its own
-        part.
+        """Elements that a pipeline stage sends to the next.
+
+        With sequence parallelism each tensor rank sends its own part.
         """
-        return self.hidden_numel // (self.tensor if self.sequence_parallel else 1)
+        return self.hidden_numel // self._sequence_ranks
 
     @property
     def kv_numel(self) -> int:
-        """Keys and values of a rank's part of the sequence: what context parallel ranks send
-        round.
+        """Elements of the keys and values of a rank's part of the sequence.
+
+        Context parallel ranks exchange these.
         """
         return 2 * self.tokens * self.model.kv_hidden // self.tensor
 
     @property
     def routed_numel(self) -> int:
-        """Elements that a rank sends to experts (and gets back) when tokens are spread evenly:
+        """Elements that a rank sends to experts (and gets back), with evenly spread tokens.
+
         top_k rows per token.
         """
         return self.boundary_numel * self.model.active_experts
 
 
 def step_flops(one: MicroBatchCost, batch: int) -> int:
-    """Model FLOPs of one training step over ``batch`` sequences: forward once, backward twice,
-    recomputation as the pass says.
+    """Model FLOPs of one training step over ``batch`` sequences, on all ranks together.
 
-    With full recomputation and plain attention this is 96 B s l h^2 (1 + s/6h + V/16lh) for GPT
-    (Narayanan, equation 3), which counts the logits with three passes, as here.
+    Forward once, backward twice, and the recomputation of ``one``. With full recomputation and
+    plain attention this is 96 B s l h^2 (1 + s/6h + V/16lh) for GPT (Narayanan, equation 3), which
+    counts the logits with three passes, as here.
     """
     whole = one._replace(tensor=1, context=1, micro_batch=batch)
-    return one.model.layers * (3 * whole.layer_flops + whole.recompute_flops) + 3 * whole.head_flops
+    layer_flops = 3 * whole.layer_flops + whole.recompute_flops
+    return one.model.layers * layer_flops + 3 * whole.head_flops

@@ -5,8 +5,8 @@ loads pydantic, and ``distsim --help`` shows every command without needing eithe
 reads the names from the source text of the backend modules. A backend that is added as one file is
 therefore accepted everywhere; a test compares the result with the registry.
 
-Limit: a name that is not written as a literal, ``name="..."`` first in a top-level
-``X = BackendProfile(...)``, is not found.
+Limit: the name must be a literal, ``name="..."``, in a top-level ``X = BackendProfile(...)`` or
+``X = replace(OTHER, ...)``, before any nested call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ import distsim
 
 #: A profile at the top level of a module. The readings of the contract are made inside a function:
 #: they are no backends.
-_PROFILE = re.compile(r'^\w+(?:: BackendProfile)? = BackendProfile\(\s*name="(\w+)"', re.MULTILINE)
+#: A profile may also be a changed copy of another: ``replace(NCCL, name="xccl")``.
+_PROFILE = re.compile(
+    r'^\w+(?:: BackendProfile)? = (?:BackendProfile|replace)\([^()]*?\bname="(\w+)"', re.MULTILINE
+)
 #: The place of a backend in the registry; 0 if the profile has none.
 _LIST_POSITION = re.compile(r"^    listed=(\d+)", re.MULTILINE)
 

@@ -258,15 +258,7 @@ def _before_after_diagram(
             [DiagramEdge(f"out{rank}", f"after{rank}", colour=INK, width=2.4)] if one.gets else []
         )
     left = xs[0] - width / 2 - 52.0
-    for y, word in ((0.0, "before"), (y_after, "after")):
-        nodes.append(
-            DiagramNode(
-                f"side_{word}",
-                (TextLine(word, bold=True, colour=GREY, size=14),),
-                shape="plain",
-                at=(left, y),
-            )
-        )
+    nodes += [_side_word("before", left, 0.0), _side_word("after", left, y_after)]
     band = DiagramNode(
         "op",
         (TextLine(row.op, bold=True, size=17),),
@@ -278,6 +270,12 @@ def _before_after_diagram(
     return BoxDiagram(
         row.op, about, (*nodes, band), tuple(edges), notes=_wait_notes(row), engine="neato"
     )
+
+
+def _side_word(word: str, x: float, y: float) -> DiagramNode:
+    """The name of a row of boxes, on its left."""
+    line = TextLine(word, bold=True, colour=GREY, size=14)
+    return DiagramNode(f"side_{word}", (line,), shape="plain", at=(x, y))
 
 
 def _cells_width(table: CellTable) -> float:

@@ -69,7 +69,7 @@ def simulate(
 
     simulation = simulate_scenario(
         _scenario(scenario),
-        backend=backend,
+        backend=_known_backend(backend),
         cluster=cluster,
         with_verdict=verdict,
         with_values=values,
@@ -92,7 +92,12 @@ def check(
     from distsim.simulation.check_scenario import MAX_STATES, check_scenario
 
     limit = MAX_STATES if max_states is None else max_states
-    result = check_scenario(_scenario(scenario), backend=backend, strict=strict, max_states=limit)
+    result = check_scenario(
+        _scenario(scenario),
+        backend=_known_backend(backend),
+        strict=strict,
+        max_states=limit,
+    )
     return CheckAnswer(result)
 
 
@@ -151,7 +156,7 @@ def sweep(
         {key: tuple(map(str, choices)) for key, choices in (grid or {}).items()},
         tuple(clusters),
         (),
-        backend,
+        _known_backend(backend),
         output=None if output is None else Path(output),
         jobs=jobs,
     )
@@ -213,7 +218,7 @@ def run_real(
     from distsim.real.run import RealRunOptions, run_scenario
 
     options = RealRunOptions(
-        backend=backend,
+        backend=_known_backend(backend),
         device=device,
         repeat=repeat,
         timeout_ns=round(timeout_s * 1e9),
@@ -239,7 +244,9 @@ def replay(
     from distsim.trace_replay import ReplayScale, replay_trace
 
     scale = ReplayScale(compute=compute, gaps=gaps)
-    return ReplayAnswer(replay_trace(_trace(trace), cluster=cluster, backend=backend, scale=scale))
+    return ReplayAnswer(
+        replay_trace(_trace(trace), cluster=cluster, backend=_known_backend(backend), scale=scale)
+    )
 
 
 def compare(
@@ -260,7 +267,7 @@ def shrink(scenario: Scenario | str | Path, *, backend: str | None = None) -> Sh
     """Reduce a failing scenario to a minimal one. Raises UsageError if it does not fail."""
     from distsim.repair.shrink import shrink_scenario
 
-    return ShrinkAnswer(shrink_scenario(_scenario(scenario), backend=backend))
+    return ShrinkAnswer(shrink_scenario(_scenario(scenario), backend=_known_backend(backend)))
 
 
 def fix(scenario: str | Path, *, backend: str | None = None) -> FixAnswer:
@@ -269,8 +276,10 @@ def fix(scenario: str | Path, *, backend: str | None = None) -> FixAnswer:
     from distsim.scenario import read_text
 
     if _is_yaml_text(scenario):
-        return FixAnswer(find_repairs(str(scenario), "<text>", backend=backend))
-    return FixAnswer(find_repairs(read_text(str(scenario)), str(scenario), backend=backend))
+        return FixAnswer(find_repairs(str(scenario), "<text>", backend=_known_backend(backend)))
+    return FixAnswer(
+        find_repairs(read_text(str(scenario)), str(scenario), backend=_known_backend(backend))
+    )
 
 
 def render(
@@ -292,7 +301,7 @@ def render(
     uses = load_view(view).uses
     done = simulate_scenario(
         _scenario(scenario),
-        backend=backend,
+        backend=_known_backend(backend),
         cluster=cluster,
         with_verdict="verdict" in uses,
         with_values=False,
@@ -327,6 +336,17 @@ def _is_yaml_text(source: object) -> bool:
 
 def _scenario(source: Scenario | str | Path) -> Scenario:
     return load(source) if isinstance(source, str | Path) else source
+
+
+def _known_backend(name: str | None) -> str | None:
+    """Raises UsageError for a name that no backend has."""
+    from distsim.backends import BACKEND_PROFILES
+    from distsim.common.message_text import did_you_mean, name_list
+
+    if name is not None and name not in BACKEND_PROFILES:
+        hint = did_you_mean(name, BACKEND_PROFILES)
+        raise UsageError(f"no backend `{name}`{hint}", f"known: {name_list(BACKEND_PROFILES)}")
+    return name
 
 
 def _trace(source: Trace | str | Path) -> Trace:

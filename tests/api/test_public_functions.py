@@ -137,6 +137,12 @@ def test_a_script_that_is_not_there_is_an_error_of_the_user(tmp_path: Path) -> N
         distsim.capture([sys.executable, str(tmp_path / "missing.py")], nproc=2)
 
 
+@pytest.mark.parametrize("ask", [distsim.simulate, distsim.check, distsim.shrink, distsim.fix])
+def test_a_misspelt_backend_is_an_error_of_the_user(ask: Any) -> None:
+    with pytest.raises(distsim.UsageError, match="did you mean nccl"):
+        ask(HYBRID, backend="ncll")
+
+
 def test_run_real_records_a_run() -> None:
     pytest.importorskip("torch")
     answer = distsim.run_real(ROOT / "scenarios" / "send_one.yaml", backend="gloo")

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(browser.browser() is None, reason="there is no Chromium here")
 
 CHOSEN = "distsim.model.chosen.row"
-WIDTH = "(distsim.analysis.timeline.view.to - distsim.analysis.timeline.view.from)"
+WIDTH = "(distsim.timeline.view.to - distsim.timeline.view.from)"
 #: Where the middle of a call's span is on the screen.
 PLACE = """((row) => {
   const t = distsim.analysis.timeline, run = distsim.model.runs[0], box = t.canvas.getBoundingClientRect();
@@ -55,9 +55,7 @@ def opened(page: browser.Page, path: Path) -> None:
     page.requests.clear()
     page.theme("light")
     page.open(path)
-    page.run(
-        "distsim.analysis.timeline.canvas.scrollIntoView({block: 'center', behavior: 'instant'})"
-    )
+    page.run("distsim.timeline.canvas.scrollIntoView({block: 'center', behavior: 'instant'})")
 
 
 def test_it_opens_without_a_request_and_without_a_word_and_says_outcome_and_verdict_first(
@@ -97,7 +95,7 @@ def test_a_click_tells_a_calls_match_price_and_why_it_waits(page: browser.Page, 
 
 def test_keys_zoom_to_nanoseconds_and_back_move_choose_and_step(page: browser.Page, hybrid: Path):
     opened(page, hybrid)
-    page.run("distsim.analysis.timeline.canvas.focus()")
+    page.run("distsim.timeline.canvas.focus()")
     whole = page.run(WIDTH)
     for _ in range(60):
         page.key("+")
@@ -128,7 +126,7 @@ def test_keys_zoom_to_nanoseconds_and_back_move_choose_and_step(page: browser.Pa
 
 def test_a_search_marks_what_it_finds_and_goes_through_it(page: browser.Page, hybrid: Path):
     opened(page, hybrid)
-    page.run("distsim.analysis.timeline.canvas.focus()")
+    page.run("distsim.timeline.canvas.focus()")
     page.key("/")
     page.type("op:all_reduce")
     found = page.run("document.querySelector('.search output').textContent")
@@ -139,9 +137,7 @@ def test_a_search_marks_what_it_finds_and_goes_through_it(page: browser.Page, hy
         page.run(f"distsim.model.runs[0].head.tables.op[distsim.model.runs[0].op[{CHOSEN}]]")
         == "all_reduce"
     )
-    page.run(
-        "document.querySelector('.search input').blur(), distsim.analysis.timeline.canvas.focus()"
-    )
+    page.run("document.querySelector('.search input').blur(), distsim.timeline.canvas.focus()")
     page.key("n")
     assert page.run("document.querySelector('.search output').textContent").startswith(
         "2 of 4: rank "
@@ -151,16 +147,16 @@ def test_a_search_marks_what_it_finds_and_goes_through_it(page: browser.Page, hy
 def test_hands_move_and_zoom_the_timeline(page: browser.Page, hybrid: Path):
     opened(page, hybrid)
     left, top, width, height = page.run(
-        "(() => { const b = distsim.analysis.timeline.canvas.getBoundingClientRect(); return [b.left, b.top, b.width, b.height] })()"
+        "(() => { const b = distsim.timeline.canvas.getBoundingClientRect(); return [b.left, b.top, b.width, b.height] })()"
     )
     x, y = left + width / 2, top + height / 2
     whole = page.run(WIDTH)
     page.mouse("mouseWheel", x, y, deltaX=0, deltaY=-400, modifiers=2)
     page.wait(f"{WIDTH} < {whole * 0.5}")
-    before = page.run("distsim.analysis.timeline.view.from")
+    before = page.run("distsim.timeline.view.from")
     page.drag((x, y), (x - 100, y))
 
-    assert page.run("distsim.analysis.timeline.view.from") > before
+    assert page.run("distsim.timeline.view.from") > before
     page.drag(
         (left + width * 0.4, top + 8), (left + width * 0.5, top + 8)
     )  # on the axis: that stretch
@@ -171,9 +167,9 @@ def test_both_themes_a_narrow_window_and_paper_are_drawn_without_a_word(
     page: browser.Page, hybrid: Path
 ):
     opened(page, hybrid)
-    light = page.run("distsim.analysis.timeline.back")
+    light = page.run("distsim.timeline.back")
     page.theme("dark")
-    page.wait(f"distsim.analysis.timeline.back !== {light!r}")
+    page.wait(f"distsim.timeline.back !== {light!r}")
     page.size(420, 800)
     page.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     overflow = page.run(
@@ -300,7 +296,7 @@ def test_reports_of_a_check_a_trace_and_a_comparison_open_without_a_word(
         == page.run("document.querySelectorAll('header.verdict').length")
         == 2
     )
-    assert page.run("distsim.analysis.timeline.lines.length") == 8
+    assert page.run("distsim.timeline.lines.length") == 8
     assert (page.said, len(page.requests)) == ([], 1)
 
 
@@ -393,11 +389,11 @@ def test_panning_64_ranks_of_5000_calls_takes_at_most_33_ms_of_a_processor_a_fra
 
     for closer in (1, 8, 200, 5000):
         page.run(
-            f"distsim.analysis.timeline.show({{from: 0, to: distsim.model.end / {closer}}}), distsim.analysis.timeline.paint()"
+            f"distsim.timeline.show({{from: 0, to: distsim.model.end / {closer}}}), distsim.timeline.paint()"
         )
         frames = []
         for _ in range(15):
             before = spent_ms()
-            page.run("distsim.analysis.timeline.pan(0.013), distsim.analysis.timeline.paint()")
+            page.run("distsim.timeline.pan(0.013), distsim.timeline.paint()")
             frames.append(spent_ms() - before)
         assert sorted(frames)[len(frames) // 2] <= 33, f"at {closer}: {frames}"

@@ -1,0 +1,151 @@
+"""Finds wording that readers stumble over: `python -m tests.support.plain_words [PATH…]`.
+
+Reads the Markdown pages (without code frames), every string and comment of the Python modules, and
+the `about` texts and comments of the scenarios. Prints each banned phrase and each long sentence
+with its place and a better wording. The list comes from an edit of all user-visible texts; a phrase
+is banned because readers had to read it twice, not because it is wrong.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: A regular expression, and the words to use instead.
+BANNED: tuple[tuple[str, str], ...] = (
+    (r"\bbeside\b", "compared with, next to, alongside, in addition to"),
+    (r"\bleft out\b|\bleaves? out\b|\bleaving out\b", "omitted, default, skips"),
+    (r"\bnobody\b|\bno one\b", "no rank, none"),
+    (r"\bwhom\b", "which rank"),
+    (r"\bst(?:an|oo)ds? still\b|\bstandstills?\b", "hang, blocked"),
+    (r"\btold\b", "reported, shown, predicted"),
+    (r"\btells\b", "reports, shows"),
+    (r"\balike\b", "the same"),
+    (r"\bback ends?\b", "backend"),
+    (r"\bprices?\b|\bpriced\b", "cost"),
+    (r"\bguilty\b|\baccus(?:e|es|ed|ing)\b|\bculprits?\b", "blamed, the cause"),
+    (r"\btime-outs?\b", "timeout"),
+    (r"\bmisfits?\b", "mismatch"),
+    (r"\banew\b", "again"),
+    (r"\bis gone\b|\bare gone\b", "has exited"),
+    (r"\bin place of the file's\b", "overrides the scenario"),
+    (r"\bhold(?:s|ing)? for (?:all|every)\b", "applies to all"),
+    (r"\bas people\b", "as users"),
+    (r"\bwithout leave\b", "without permission"),
+    (r"\bthe like\b", "similar"),
+    (
+        r"\bought to\b|\blest\b|\bwhence\b|\bwherein\b|\bwhereof\b|\bthereof\b|\bsave for\b",
+        "plain words",
+    ),
+)
+BANNED_PATTERN = re.compile("|".join(f"({pattern})" for pattern, _ in BANNED), re.IGNORECASE)
+MOST_WORDS = 32
+_FRAME = re.compile(r"^(?:```|~~~).*?^(?:```|~~~)", re.MULTILINE | re.DOTALL)
+_SENTENCE_END = re.compile(r"(?<=[.!?:;])\s+|\n\s*\n|\n(?=\s*[-*|#])|\|")
+
+
+class Complaint(NamedTuple):
+    """One phrase that should be reworded."""
+
+    path: str
+    line: int
+    phrase: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.phrase!r}: {self.advice}"
+
+
+class Passage(NamedTuple):
+    """A text and the line of the file where it begins."""
+
+    line: int
+    text: str
+
+
+def passages_of_page(source: str) -> Iterator[Passage]:
+    """The prose of a Markdown page: code frames and inline code become blanks."""
+
+    def blank(match: re.Match[str]) -> str:
+        return re.sub(r"[^\n]", " ", match[0])
+
+    yield Passage(1, re.sub(r"`[^`\n]+`", "`x`", _FRAME.sub(blank, source)))
+
+
+def passages_of_module(source: str) -> Iterator[Passage]:
+    """Every string constant and comment of a Python module."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            yield Passage(node.lineno, re.sub(r"`[^`\n]+`", "`x`", node.value))
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield Passage(token.start[0], token.string)
+
+
+def passages_of_scenario(source: str) -> Iterator[Passage]:
+    """The `about` lines and the comments of a scenario file."""
+    for number, line in enumerate(source.splitlines(), start=1):
+        if line.startswith("about:"):
+            yield Passage(number, line)
+        elif " #" in line or line.startswith("#"):
+            yield Passage(number, line[line.index("#") :])
+
+
+def complaints_about(path: Path) -> Iterator[Complaint]:
+    """Every complaint about one file."""
+    source = path.read_text(encoding="utf-8")
+    readers = {".md": passages_of_page, ".py": passages_of_module}
+    passages = readers.get(path.suffix, passages_of_scenario)
+    name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
+    for passage in passages(source):
+        for match in BANNED_PATTERN.finditer(passage.text):
+            line = passage.line + passage.text.count("\n", 0, match.start())
+            assert match.lastindex is not None
+            yield Complaint(name, line, match[0], BANNED[match.lastindex - 1][1])
+        yield from _long_sentences(name, passage)
+
+
+def _long_sentences(name: str, passage: Passage) -> Iterator[Complaint]:
+    position = 0
+    for sentence in _SENTENCE_END.split(passage.text):
+        start = passage.text.find(sentence, position)
+        position = start + len(sentence)
+        words = re.findall(r"[\w'’-]+", sentence)
+        if len(words) > MOST_WORDS:
+            line = passage.line + passage.text.count("\n", 0, start)
+            opening = " ".join(sentence.split()[:6])
+            yield Complaint(name, line, f"{opening} …", f"{len(words)} words; split the sentence")
+
+
+def files_to_read(paths: list[str]) -> Iterator[Path]:
+    """The named files and folders, or everything that users and engineers read."""
+    for name in paths or ["README.md", "CONTRIBUTING.md", "docs", "distsim", "scenarios"]:
+        path = (ROOT / name).resolve()
+        if path.is_file():
+            yield path
+            continue
+        for suffix in ("*.md", "*.py", "*.yaml"):
+            yield from sorted(path.rglob(suffix))
+
+
+def main(paths: list[str]) -> int:
+    """Prints all complaints; the exit status is 1 if there are any."""
+    count = 0
+    for path in files_to_read(paths):
+        for complaint in complaints_about(path):
+            count += 1
+            print(complaint)
+    print(f"{count} complaints", file=sys.stderr)
+    return 1 if count else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

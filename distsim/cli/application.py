@@ -36,6 +36,7 @@ COMMANDS = (
     "schema",
     "clusters",
     "learn",
+    "demo",
     "new",
 )
 #: The sections of `distsim --help`: title -> commands.
@@ -45,7 +46,7 @@ COMMAND_GROUPS = {
     "Run for real": ("run", "replay", "compare", "bench", "calibrate"),
     "Find the cause": ("capture", "doctor", "shrink"),
     "Write scenarios": ("new", "expand", "schema"),
-    "Look up": ("explain", "clusters", "learn"),
+    "Learn and look up": ("demo", "learn", "explain", "clusters"),
 }
 
 

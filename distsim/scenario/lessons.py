@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-import distsim
 from distsim.common.errors import EnvironmentFault, UsageError
 from distsim.common.message_text import did_you_mean
+from distsim.scenario.packaged import packaged_scenario
 
 
 class Lesson(NamedTuple):
@@ -134,15 +134,25 @@ def find_lesson(name: str) -> Lesson:
     )
 
 
+def lesson_page(name: str) -> str:
+    """The text of a lesson, in Markdown. Raises EnvironmentFault if it is not installed."""
+    package = Path(__file__).parents[1]
+    for folder in (package / "lessons", package.parent / "docs" / "learn"):
+        path = folder / f"{name}.md"
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+    raise EnvironmentFault(
+        f"the page of lesson {name} is missing in this installation", "install distsim again"
+    )
+
+
 def lesson_scenario_text(file: str) -> str:
     """The text of a lesson's scenario: of the installed package, or of the checkout beside it.
     Raises EnvironmentFault without it.
     """
-    here = Path(distsim.__file__).parent
-    for folder in (here / "scenarios", here.parent / "scenarios"):
-        path = folder / f"{file}.yaml"
-        if path.is_file():
-            return path.read_text(encoding="utf-8")
+    path = packaged_scenario(file)
+    if path is not None:
+        return path.read_text(encoding="utf-8")
     raise EnvironmentFault(
         f"the scenario {file} is not in this installation",
         "install distsim again: its files are not whole",

@@ -15,6 +15,7 @@ from distsim.scenario.format.source.construct import construct
 from distsim.scenario.format.source.document import YamlDocument, compose
 from distsim.scenario.format.source.problems import ProblemCollector
 from distsim.scenario.model import Scenario, build_scenario
+from distsim.scenario.packaged import packaged_scenario
 
 _STDIN = "<stdin>"
 _STDIN_DESCRIPTOR = 0
@@ -28,9 +29,11 @@ _PYTHON_START = re.compile(
 def load(path: str | os.PathLike[str], sets: Sequence[str] = ()) -> Scenario:
     """The scenario in a file, with ``sets`` (`name=value`, as `--set` takes them) applied.
 
-    Raises ScenarioErrors with all problems of the file, UsageError for a wrong item of ``sets``.
+    A name without a suffix that is no file, such as ``hybrid``, is a scenario installed with
+    distsim. Raises ScenarioErrors with all problems of the file, UsageError for a wrong item of
+    ``sets``.
     """
-    file = os.fspath(path)
+    file = _file_of(os.fspath(path))
     return loads(_read_scenario_text(file), file, sets)
 
 
@@ -85,7 +88,7 @@ def load_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def read_text(path: str | os.PathLike[str]) -> str:
     """The text of a scenario's file; `-` is standard input. Raises ScenarioErrors."""
-    return _stdin_text() if path == "-" else _read_scenario_text(os.fspath(path))
+    return _stdin_text() if path == "-" else _read_scenario_text(_file_of(os.fspath(path)))
 
 
 def _construct_root(document: YamlDocument, sets: Sequence[str] = ()) -> ProblemCollector:
@@ -102,6 +105,17 @@ def _construct_root(document: YamlDocument, sets: Sequence[str] = ()) -> Problem
 
 
 # --- texts ---
+def _file_of(path: str) -> str:
+    """The file to read: a path as given, or the installed scenario of this name.
+
+    A file of the user always wins over an installed scenario.
+    """
+    if path.endswith((".yaml", ".yml", ".py")) or os.path.exists(path):
+        return path
+    installed = packaged_scenario(path)
+    return path if installed is None else os.path.relpath(installed)
+
+
 def _stdin_text() -> str:
     return _decode(_read_source(_STDIN_DESCRIPTOR, _STDIN), _STDIN)
 

@@ -204,11 +204,12 @@ def _require_torch() -> None:
     from importlib.util import find_spec
 
     from distsim.common.errors import EnvironmentFault
+    from distsim.common.installation import install_command
 
     if find_spec("torch") is None:
         raise EnvironmentFault(
             "torch is not installed here, so no script of torch.distributed runs",
-            "pip install 'distsim[real]'",
+            install_command("real"),
         )
 
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from distsim.scenario.lessons import Lesson
 
 NameArgument = Annotated[
-    str | None, typer.Argument(metavar="LESSON", help="One lesson; left out: all.")
+    str | None,
+    typer.Argument(metavar="LESSON", help="The lesson to show; omit it to list all lessons."),
 ]
 OutputOption = Annotated[
     Path | None,
@@ -22,24 +23,28 @@ OutputOption = Annotated[
         "-o",
         "--output",
         metavar="FOLDER",
-        help="Write the scenarios there; what is there stays as it is.",
+        help="Write the scenarios into this folder; existing files are kept.",
     ),
 ]
 
 
 def command(name: NameArgument = None, output: OutputOption = None) -> None:
-    """List the lessons, or write their scenarios into a folder to try and change.
+    """List the lessons, show one, or write their scenarios into a folder to try and change.
 
     \b
     Example: distsim learn
     Example: distsim learn -o scenarios
     Example: distsim learn deadlocks -o scenarios
     """
-    from distsim.scenario.lessons import LESSONS, find_lesson
+    from distsim.scenario.lessons import LESSONS, find_lesson, lesson_page
 
     lessons = LESSONS if name is None else (find_lesson(name),)
     if output is None:
-        console.out(_lesson_list(lessons) if name is None else _lesson_text(lessons[0]))
+        if name is None:
+            console.out(_lesson_list(lessons))
+        else:
+            console.out_markdown(lesson_page(name))
+            console.out(_files_of_lesson(lessons[0]))
         return
     # Lessons share scenarios.
     files = dict.fromkeys(file for lesson in lessons for file in lesson.files)
@@ -47,7 +52,7 @@ def command(name: NameArgument = None, output: OutputOption = None) -> None:
     kept = len(files) - written
     message = f"wrote {written} scenario{'' if written == 1 else 's'} into {output}"
     if kept:
-        message += f"; {kept} were there already and stay as they are"
+        message += f"; kept {kept} that existed already"
     console.note(message)
 
 
@@ -62,7 +67,7 @@ def _write_if_new(path: Path, file: str) -> bool:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise EnvironmentFault(
-            f"{path.parent} cannot be made: {error.strerror}", "name a folder that you may write"
+            f"cannot create {path.parent}: {error.strerror}", "name a folder that you may write"
         ) from None
     console.write_file(path, lesson_scenario_text(file))
     return True
@@ -76,17 +81,13 @@ def _lesson_list(lessons: Sequence[Lesson]) -> str:
             "Lessons, in order",
             *lines,
             "",
-            "`distsim learn LESSON` tells what one has; `distsim learn -o FOLDER` writes",
-            "the scenarios of all. The pages are in docs/learn.",
+            "`distsim learn LESSON` shows a lesson.",
+            "`distsim learn -o FOLDER` writes the scenarios of all lessons into a folder.",
         ]
     )
 
 
-def _lesson_text(lesson: Lesson) -> str:
-    lines = [
-        f"{lesson.title}: at its end you can {lesson.able}.",
-        "",
-        f"`distsim learn {lesson.name} -o scenarios` writes its files:",
-    ]
+def _files_of_lesson(lesson: Lesson) -> str:
+    lines = [f"`distsim learn {lesson.name} -o scenarios` writes the scenarios of this lesson:"]
     lines += [f"  distsim simulate scenarios/{file}.yaml" for file in lesson.files]
     return "\n".join(lines)

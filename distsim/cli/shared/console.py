@@ -72,6 +72,23 @@ def out(text: str, commands: bool = False) -> None:
         _raise_output_error(error)
 
 
+def out_markdown(text: str) -> None:
+    """Write Markdown to standard output: laid out on a terminal, otherwise unchanged.
+
+    Raises EnvironmentFault if the text cannot be written.
+    """
+    if not uses_colour(sys.stdout):
+        out(text)
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    try:
+        Console().print(Markdown(escape_control_characters(text)))
+    except OSError as error:
+        _raise_output_error(error)
+
+
 def out_bytes(data: bytes) -> None:
     """Write a picture to standard output. Raises EnvironmentFault if that is impossible."""
     try:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from distsim.common.errors import EnvironmentFault, UsageError
+from distsim.common.installation import install_command
 from distsim.hang_doctor.model.evidence import MAX_RANKS, Evidence
 from distsim.hang_doctor.model.evidence_records import InputFile
 from distsim.hang_doctor.readers.log_lines import LogReader
@@ -99,7 +100,7 @@ def _py_spy_path() -> str:
     if found is None:
         raise EnvironmentFault(
             "py-spy is not installed: it takes the stacks of live processes",
-            "`pip install 'distsim[doctor]'`, or `pip install py-spy`",
+            f"{install_command('doctor')}, or pip install py-spy",
         )
     return found
 

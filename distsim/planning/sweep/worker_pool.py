@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from distsim.common.errors import EnvironmentFault, UsageError
+from distsim.common.installation import install_command
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -113,7 +114,7 @@ def import_optional(name: str) -> Any:
             "optuna": "sweep",
             "pyarrow": "sweep",
         }.get(package)
-        remedy = f"pip install 'distsim[{extra}]'" if extra else f"pip install {package}"
+        remedy = install_command(extra) if extra else f"pip install {package}"
         raise EnvironmentFault(f"{package} is not installed", remedy) from None
 
 

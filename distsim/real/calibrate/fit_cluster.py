@@ -11,11 +11,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import exp, log
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from distsim.common.errors import UsageError
+from distsim.common.errors import EnvironmentFault, UsageError
+from distsim.common.installation import install_command
 from distsim.hardware.cluster import Cluster, MeasuredCurve, cluster_from
 from distsim.hardware.cost import CostModel
 from distsim.hardware.cost.explain import explain_cost
@@ -202,10 +203,21 @@ def world_of(point: MeasuredPoint) -> tuple[int, int]:
     return ranks_per_node * point.nodes, ranks_per_node
 
 
+def _least_squares() -> Callable[..., Any]:
+    """scipy's least-squares solver. Raises EnvironmentFault if scipy is not installed."""
+    try:
+        from scipy.optimize import least_squares
+    except ImportError:
+        raise EnvironmentFault(
+            "fitting a cluster needs scipy, which is not installed", install_command("calibrate")
+        ) from None
+    solver: Callable[..., Any] = least_squares
+    return solver
+
+
 def _fit_parameters(points: Sequence[MeasuredPoint], base: Cluster) -> Cluster:
     """The base cluster with parameters fitted to the points that are not disturbed by others."""
-    from scipy.optimize import least_squares
-
+    least_squares = _least_squares()
     used = _undisturbed_points(points)
     parameters = _parameters_to_fit(used, base)
     worlds = {world_of(point) for point in used}

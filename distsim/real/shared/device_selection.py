@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from distsim.backends.nccl import MIN_CHANNELS_PER_PEER
 from distsim.common.errors import EnvironmentFault, UsageError
+from distsim.common.installation import install_command
 from distsim.operations.registry import OPERATIONS
 from distsim.program.model import Program
 
@@ -23,7 +24,6 @@ SHARED_GPU_NCCL_VERSION: Final = (2, 30)
 #: If one of these launchers shows a task a single GPU, the task has that GPU for itself; torchrun
 #: shows all GPUs to every process.
 _GPU_PER_TASK_LAUNCHERS: Final = ("srun", "mpirun", "mpiexec")
-_INSTALL_HINT: Final = "pip install 'distsim[real]' brings it"
 
 
 # --- backends ---
@@ -32,11 +32,15 @@ _INSTALL_HINT: Final = "pip install 'distsim[real]' brings it"
 def require_torch() -> None:
     """Raise EnvironmentFault if torch is not installed or has no torch.distributed."""
     if find_spec("torch") is None:
-        raise EnvironmentFault("a real run needs torch, which is not installed here", _INSTALL_HINT)
+        raise EnvironmentFault(
+            "a real run needs torch, which is not installed here", install_command("real")
+        )
     import torch.distributed
 
     if not torch.distributed.is_available():
-        raise EnvironmentFault("this build of torch has no torch.distributed", _INSTALL_HINT)
+        raise EnvironmentFault(
+            "this build of torch has no torch.distributed", install_command("real")
+        )
 
 
 def visible_gpus() -> int:

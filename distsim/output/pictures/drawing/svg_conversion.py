@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 from distsim.common.errors import EnvironmentFault
+from distsim.common.installation import install_command
 
 #: Two pixels of a png for each of the svg: sharp where screens are.
 _PNG_DPI = 192.0
@@ -26,7 +27,7 @@ def convert_svg(svg: str, fmt: Literal["png", "pdf"], dpi: float = _PNG_DPI) -> 
     except (ImportError, OSError) as error:
         raise EnvironmentFault(
             f"this picture as {fmt} needs typst, which can't be loaded: {error}",
-            "pip install 'distsim[pictures]' (or typst); --format svg does without",
+            f"{install_command('pictures')}; --format svg works without it",
         ) from None
     with TemporaryDirectory() as folder:
         root = Path(folder)

@@ -91,7 +91,7 @@ UNUSED = (
 )
 COMMANDS = (
     *("simulate", "check", "run", "replay", "compare", "bench", "calibrate"),
-    *("capture", "doctor", "shrink", "learn", "plan", "sweep", "report"),
+    *("capture", "doctor", "shrink", "demo", "learn", "plan", "sweep", "report"),
     *("render", "explain", "test", "expand", "schema", "clusters", "new"),
 )
 
@@ -109,7 +109,7 @@ def test_help_lists_exactly_the_commands_that_exist(cli):
         "Run for real",
         "Find the cause",
         "Write scenarios",
-        "Look up",
+        "Learn and look up",
     ]
 
 

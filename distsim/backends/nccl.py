@@ -158,6 +158,7 @@ NCCL = BackendProfile(
     invalid=invalid,
     by_messages=SENT_AS_MESSAGES,
     timed_out="crashes",
+    publishes_communicator_id=True,
     device=True,
     tags=False,
     any_source=False,

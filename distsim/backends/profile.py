@@ -434,6 +434,11 @@ class BackendProfile:
     timed_out: Literal["raises", "crashes", "nothing"] = "nothing"
     #: The additional time that waits in the store last (in init_process_group and new_group).
     store_grace_ns: int = 0
+    #: Whether the first rank of a communicator publishes its id in the store, where the other ranks
+    #: wait for it (``ProcessGroupNCCL::broadcastUniqueNCCLID``). That wait ends with the timeout of
+    #: the store, which is the world's, even for other groups (``init_process_group`` calls
+    #: ``store.set_timeout``). Once the id is there, nothing limits the wait for the other ranks.
+    publishes_communicator_id: bool = False
     #: Whether every blocking call of the library holds one lock per process (MPI).
     lock: bool = False
     #: The supported features; None for a reading of the contract, which supports everything.

@@ -9,9 +9,14 @@ first. Most runs end before any deadline, and are simulated without this module
 * gloo: the timeout of a message starts when its request is waited for, that of a collective when a
   worker starts it. Creating a group waits a second longer (in the store). The rank raises, and the
   group is closed in its process: its partners see the connection closed (G10).
-* nccl: the watchdog's timeout starts when the host enqueues (2.4). The host cannot run ahead of its
-  device by more launches than the launch queue holds, so it starts when the queue has room. The
-  process is ended.
+* nccl, first use of a communicator: group rank 0 publishes the communicator's id in the store, and
+  the others wait for it there. If it comes later than the store's timeout, they raise. The
+  watchdog does not see this wait, because nothing is enqueued yet. Nothing limits the wait of
+  group rank 0 for the others. Source: ``ProcessGroupNCCL::broadcastUniqueNCCLID`` (torch 2.13);
+  reported as nccl#708, pytorch#82091 and NeMo/Speech#14399.
+* nccl, later: the watchdog's timeout starts when the host enqueues (2.4). The host cannot run ahead
+  of its device by more launches than the launch queue holds, so it starts when the queue has room.
+  The process is ended.
 * mpi has no timeouts.
 
 Source: design §5, rule 5.
@@ -44,12 +49,15 @@ class TimedOutCall(NamedTuple):
     """A call whose wait exceeded ``limit_ns``.
 
     ``missing``: for group rank 0 of a monitored_barrier, the ranks that have not arrived.
+    ``publisher``: the rank that has not published the id of the communicator; -1 if the call did
+    not wait for that.
     """
 
     rank: int
     position: int
     limit_ns: int
     missing: tuple[int, ...] = ()
+    publisher: int = -1
 
 
 class _DeadlineEntry(NamedTuple):
@@ -93,6 +101,10 @@ class RunDeadlines:
         if entry.row >= 0:
             position = self.rules.part(entry.row).position
         missing = self._missing(entry.row)
+        publisher = self._awaited_publisher(entry.rank) if entry.row < 0 else None
+        if publisher is not None:
+            self.late.append(TimedOutCall(entry.rank, position, entry.limit_ns, (), publisher))
+            return entry.rank, ExitRank(here, "raised", _store_error(entry, publisher))
         self.late.append(TimedOutCall(entry.rank, position, entry.limit_ns, missing))
         if self.rules.profile.timed_out == "crashes":
             milliseconds = entry.limit_ns // 10**6
@@ -151,6 +163,9 @@ class RunDeadlines:
 
         Requests are waited for one after the other (G11).
         """
+        if isinstance(instruction, AwaitRendezvous) and self._awaited_publisher(rank) is not None:
+            self._add(now, rank, -1, now, self.limits[0])
+            return
         if self.rules.profile.timed_out != "raises":
             return
         if isinstance(instruction, AwaitRendezvous):
@@ -158,6 +173,18 @@ class RunDeadlines:
             self._add(now, rank, -1, now, limit)
         elif row >= 0 and self.state.phase[row] and 0 <= self.rules.kind[row] <= PartKind.RECEIVE:
             self._add(now, rank, row, now, self.limits[self.rules.group[row]])
+
+    def _awaited_publisher(self, rank: int) -> int | None:
+        """The rank whose communicator id a rank waits for in the store; None if it does not."""
+        instruction = self.rules.instruction(self.state, rank)
+        if not self.rules.profile.publishes_communicator_id:
+            return None
+        if not isinstance(instruction, AwaitRendezvous) or not instruction.creates_communicator:
+            return None
+        ((instance, members),) = self.rules.meetings(rank, instruction)
+        publisher = members[0]
+        arrived = self.state.at_rendezvous.get(instance, {})
+        return None if publisher == rank or publisher in arrived else publisher
 
     def started(self, row: int, now: int) -> None:
         """A collective leaves its queue."""
@@ -199,6 +226,8 @@ class RunDeadlines:
             return False
         if entry.since >= 0 and since[entry.rank] != entry.since:
             return False
+        if entry.row < 0 and self.rules.profile.publishes_communicator_id:
+            return self._awaited_publisher(entry.rank) is not None
         if entry.row < 0:
             return isinstance(self.rules.instruction(self.state, entry.rank), AwaitRendezvous)
         phase = self.state.phase[entry.row]
@@ -206,10 +235,19 @@ class RunDeadlines:
         return phase != CLOSED and (self.rules.profile.device or phase in (RUNNING, DUE, HUNG))
 
 
+def _store_error(entry: _DeadlineEntry, publisher: int) -> str:
+    """The text of torch 2.13 for a communicator id that does not arrive in the store in time."""
+    return (
+        f"[{entry.rank}] is setting up NCCL communicator and retrieving ncclUniqueId from "
+        f"[{publisher}] via c10d key-value store by store->get, but got error: wait timeout after "
+        f"{entry.limit_ns // 10**6}ms"
+    )
+
+
 def timeout_findings(
     program: Program, profile: BackendProfile, late: tuple[TimedOutCall, ...]
 ) -> tuple[Finding, ...]:
-    """DS804, one per call site."""
+    """DS804 and DS807, one per call site."""
     by_site: dict[int, list[TimedOutCall]] = {}
     for call in late:
         last_position = len(program.code(call.rank).calls) - 1
@@ -219,6 +257,9 @@ def timeout_findings(
     for site, calls in by_site.items():
         ranks = tuple(sorted({call.rank for call in calls}))
         place, op = program.sites[site].place(ranks[0]), program.sites[site].op
+        if calls[0].publisher >= 0:
+            findings.append(_late_communicator_finding(calls[0], ranks, place))
+            continue
         if calls[0].missing:
             findings.append(_monitored_barrier_finding(calls[0], ranks, place))
             continue
@@ -238,6 +279,24 @@ def timeout_findings(
         )
         findings.append(Finding("DS804", "error", text, ranks, ranks, (help_text,), (place,)))
     return tuple(findings)
+
+
+def _late_communicator_finding(
+    late: TimedOutCall, ranks: tuple[int, ...], place: SourceLocation
+) -> Finding:
+    """The first rank of a communicator publishes its id after the others have timed out."""
+    seconds = f"{late.limit_ns / 1e9:g} s"
+    numbers = ", ".join(map(str, ranks[:8]))
+    waiting = f"rank {numbers} raises" if len(ranks) == 1 else f"ranks {numbers} raise"
+    text = (
+        f"{waiting} in {place.op} after {seconds}: this call creates the NCCL communicator, "
+        f"and rank {late.publisher} has not published the communicator's id in the store by then"
+    )
+    help_text = (
+        f"pass a `timeout` above {seconds} to init_process_group, or do the slow work of rank "
+        f"{late.publisher} before the job starts"
+    )
+    return Finding("DS807", "error", text, ranks, ranks, (help_text,), (place,))
 
 
 def _monitored_barrier_finding(

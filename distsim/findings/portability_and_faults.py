@@ -273,6 +273,25 @@ program:
         example_scenario(2, "memory: {rank: {parameters: 100 GB, optimizer: 600 GB}}\n", "barrier"),
     ),
     CodeInfo(
+        "DS807",
+        "NCCL communicator id arrives too late",
+        "error",
+        None,
+        "With lazy initialisation, NCCL creates a communicator at its first use. The first rank of the group publishes the communicator's id in"
+        " the store. The other ranks wait for it there, with the timeout of `init_process_group` (10 minutes by default for nccl).",
+        "The waiting ranks raise `DistBackendError: … retrieving ncclUniqueId from [0] via c10d key-value store …: wait timeout`. It often"
+        " happens when rank 0 prepares data or loads a checkpoint while the other ranks wait in a barrier (nccl#708, pytorch#82091).",
+        "Pass a longer `timeout` to `init_process_group`, or do the slow work of the first rank before the job starts."
+        " Creating the communicator early does not help if the first rank is still late in a later call: then the watchdog's timeout applies.",
+        example_scenario(
+            2,
+            "options: {timeout: 1 s}\n",
+            "{sleep: {time: 3 s}, ranks: 0}",
+            "barrier",
+            backend="nccl",
+        ),
+    ),
+    CodeInfo(
         "DS901",
         "selector selects nobody",
         "warning",

@@ -4,6 +4,7 @@ does.
 
 from __future__ import annotations
 
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -187,3 +188,57 @@ def test_a_monitored_barrier_names_all_who_are_missing_when_asked_to_and_its_own
     assert two[0].message == "[Rank 0]: Ranks 1, 2 failed to pass monitoredBarrier in 1000 ms"
     assert [end.status for end in without] == ["ended", "raised", "raised"]
     assert without[1].at_ns // SECOND == 3  # it waits for rank 0's word as long as its group waits
+
+
+# --- nccl: the id of a communicator is published in the store ---
+def test_ranks_raise_if_the_first_rank_publishes_the_communicator_id_too_late() -> None:
+    done = simulated("nccl", [pause(3), REDUCE], [REDUCE], [REDUCE])
+
+    assert done.outcome == "raises"
+    assert ends(done)[1:] == [("raised", 1), ("raised", 1)]
+    assert [(finding.code, finding.ranks) for finding in done.findings] == [
+        ("DS807", (1,)),
+        ("DS807", (2,)),
+    ]
+    assert "rank 0 has not published" in done.findings[0].message
+    assert "retrieving ncclUniqueId from [0]" in done.final_state.ends[1].message
+
+
+def test_the_first_rank_of_a_communicator_waits_for_late_ranks_without_a_timeout() -> None:
+    assert simulated("nccl", [REDUCE], [pause(3), REDUCE]).outcome == "completes"
+
+
+def test_ranks_that_find_the_communicator_id_wait_for_later_ranks_without_a_timeout() -> None:
+    assert simulated("nccl", [REDUCE], [REDUCE], [pause(3), REDUCE]).outcome == "completes"
+
+
+def test_eager_initialisation_has_created_the_communicator() -> None:
+    done = simulated("nccl", [pause(3), REDUCE], [REDUCE], init="eager")
+
+    assert done.outcome == "completes"
+
+
+@pytest.mark.parametrize(("late", "outcome"), [(0, "raises"), (1, "completes")])
+def test_the_lower_rank_publishes_the_communicator_id_of_a_pair(late: int, outcome: str) -> None:
+    ranks = [[send(1)], [recv(0)]]
+    ranks[late].insert(0, pause(3))
+
+    assert simulated("nccl", *ranks).outcome == outcome
+
+
+@pytest.mark.parametrize(("world_timeout", "outcome"), [(1, "raises"), (60, "completes")])
+def test_the_store_has_the_timeout_of_the_world_and_not_that_of_the_group(
+    world_timeout: int, outcome: str
+) -> None:
+    text = f"""
+        world: 3
+        backend: nccl
+        options: {{timeout: {world_timeout} s}}
+        groups: {{pair: {{ranks: [1, 2], timeout: 2 s}}}}
+        tensors: {{x: {{shape: [4]}}}}
+        program:
+          - {{sleep: {{time: 3 s}}, ranks: 1}}
+          - {{all_reduce: {{tensor: x, group: pair}}, ranks: [1, 2]}}
+        """
+
+    assert simulate(loads(dedent(text))).outcome == outcome

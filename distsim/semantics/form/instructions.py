@@ -193,6 +193,11 @@ class AwaitRendezvous(NamedTuple):
     lost: bool = False
 
     @property
+    def creates_communicator(self) -> bool:
+        """Whether the ranks meet to create a communicator, at its first use."""
+        return bool(self.spots) and not self.spots[0].stage
+
+    @property
     def numbers(self) -> tuple[int, ...]:
         """The numbers of its spots, or its own."""
         return tuple(range(self.number, self.number + max(1, len(self.spots))))

@@ -27,7 +27,9 @@ from distsim.operations.core.resolved_call import ResolvedCall
 
 #: The eager limit: a send of at most this size is copied and returns. The default is that of Open
 #: MPI's TCP transport, the smallest of the common limits.
-EAGER_LIMIT = BufferOption("eager_limit", 4 * 1024)
+EAGER_LIMIT = BufferOption(
+    "eager_limit", 4 * 1024, "The size up to which an MPI send is buffered.", "4 KiB"
+)
 _MPI_DTYPES = frozenset({"float64", "float32", "int64", "int32", "int16", "int8", "uint8"})
 #: Read. A dtype that is not in torch's tables for MPI fails as a C++ lookup (``map::at``). torch
 #: passes complex tensors as real ones, but not in all operations.

@@ -42,7 +42,13 @@ MIN_CHANNELS_PER_PEER = 2
 #: 4 MiB (``init.cc``: 8 slots of 512 KiB). Run on an H100: a send of 8 MiB completes without its
 #: receive, a send of 10 MiB does not (NCCL 2.32.3, ranks on one GPU). Sockets buffer more: there
 #: the sizes were 10 and 16 MiB.
-SEND_BUFFER = BufferOption("buffsize", MIN_CHANNELS_PER_PEER * 4 * 1024 * 1024)
+SEND_BUFFER = BufferOption(
+    "buffsize",
+    MIN_CHANNELS_PER_PEER * 4 * 1024 * 1024,
+    "How far an nccl send may run ahead of its receive: NCCL_BUFFSIZE on each of a pair's "
+    "two channels.",
+    "8 MiB",
+)
 #: Read. bool travels as uint8, so its sum is a maximum. Reductions of float8 require NCCL >= 2.24
 #: and compute capability >= 9.0.
 SUPPORT = BackendSupport(

@@ -311,10 +311,15 @@ BackendOptions = Mapping[str, Any]
 
 
 class BufferOption(NamedTuple):
-    """The scenario option for the number of bytes that a send may buffer, with its default."""
+    """The scenario option for the number of bytes that a send may buffer, with its default.
+
+    ``description`` and ``example`` are the help text of the option in a scenario file.
+    """
 
     name: str
     default: int
+    description: str
+    example: str
 
     def limit(self, options: BackendOptions) -> int:
         """The limit in bytes; the default applies if the option is missing or null."""

@@ -7,7 +7,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import ClassVar
 
-from pydantic import StrictBool
+from pydantic import Field, StrictBool
 
 from distsim.operations.core import colours
 from distsim.operations.core.algorithms import algorithms_of
@@ -168,8 +168,20 @@ class AllToAllOperation(AllToAllCollective):
         "mpi": BackendBinding(),
     }
 
-    input: TensorListField
-    output: TensorListField
+    input: TensorListField = Field(
+        description=(
+            "One part for each rank: a tensor with a leading axis of the group's size, or a list "
+            "of names."
+        ),
+        examples=["parts"],
+    )
+    output: TensorListField = Field(
+        description=(
+            "Room for one part of each rank: with a leading axis of the group's size, or a list of "
+            "names."
+        ),
+        examples=["got"],
+    )
 
     @classmethod
     def torch_call(
@@ -221,10 +233,35 @@ class AllToAllSingleOperation(AllToAllCollective):
         "mpi": BackendBinding(),
     }
 
-    input: TensorField
-    output: TensorField
-    input_splits: ExpressionListField = None
-    output_splits: ExpressionListField = None
+    input: TensorField = Field(
+        description=(
+            "What this rank gives: a tensor, or where torch takes a list one with a leading axis "
+            "of the group's size."
+        ),
+        examples=["x"],
+    )
+    output: TensorField = Field(
+        description=(
+            "Where this rank gets: a tensor, or where torch takes a list one with a leading axis "
+            "of the group's size."
+        ),
+        examples=["all_x"],
+    )
+    input_splits: ExpressionListField = Field(
+        default=None,
+        description=(
+            "Rows of the input for each rank of the group, in its order; left out: even parts."
+        ),
+        examples=[[1, 3]],
+    )
+    output_splits: ExpressionListField = Field(
+        default=None,
+        description=(
+            "Rows of the output from each rank of the group; left out: what the others' "
+            "`input_splits` give."
+        ),
+        examples=[[1, 3]],
+    )
 
     @classmethod
     def bad_cut(
@@ -344,9 +381,24 @@ class MonitoredBarrierOperation(Operation):
         "mpi": BackendBinding(refused=MONITORED_BARRIER_ERROR),
     }
 
-    group: GroupField = None
-    timeout: TimeoutField = None
-    wait_all_ranks: StrictBool = False
+    group: GroupField = Field(
+        default=None,
+        description=(
+            "Who takes part: `world` (if left out), an axis of the mesh, a list of axes, a group "
+            "of `groups` or of new_group."
+        ),
+        examples=["dp"],
+    )
+    timeout: TimeoutField = Field(
+        default=None, description="How long it may wait before it raises.", examples=["30 s"]
+    )
+    wait_all_ranks: StrictBool = Field(
+        default=False,
+        description=(
+            "Wait for everybody, and name all ranks that are missing, not the first alone."
+        ),
+        examples=[True],
+    )
 
     @classmethod
     def parties(cls, call: ResolvedCall) -> tuple[int, ...]:

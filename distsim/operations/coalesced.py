@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import ClassVar
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from distsim.operations.core import colours
 from distsim.operations.core.backend_bindings import GLOO_SHAPE_ERRORS
@@ -191,7 +191,13 @@ class AllReduceCoalescedOperation(ReducingCollective, _CoalescedCollective):
         ),
     )
 
-    tensor: TensorListField
+    tensor: TensorListField = Field(
+        description=(
+            "The tensor that is sent, received into or worked on in place: a name, a copy "
+            "`name@index`, or an inline shape."
+        ),
+        examples=["x"],
+    )
 
     @model_validator(mode="after")
     def _some_tensors(self) -> "AllReduceCoalescedOperation":
@@ -203,8 +209,20 @@ class AllReduceCoalescedOperation(ReducingCollective, _CoalescedCollective):
 class _CoalescedOutOfPlace(_CoalescedCollective):
     """Part k takes the k-th input to the k-th output."""
 
-    input: TensorListField
-    output: TensorListField
+    input: TensorListField = Field(
+        description=(
+            "What this rank gives: a tensor, or where torch takes a list one with a leading axis "
+            "of the group's size."
+        ),
+        examples=["x"],
+    )
+    output: TensorListField = Field(
+        description=(
+            "Where this rank gets: a tensor, or where torch takes a list one with a leading axis "
+            "of the group's size."
+        ),
+        examples=["all_x"],
+    )
 
     @model_validator(mode="after")
     def _as_many_outputs(self) -> "_CoalescedOutOfPlace":

@@ -56,16 +56,58 @@ class ComputeOperation(LocalOperation):
         torch="y = forward(x)",
     )
 
-    time: DurationField = None
-    flops: FlopsField = None
-    bytes: ByteCountField = None
-    kernels: StrictInt | None = Field(default=None, ge=1, le=1_000_000)
-    name: str = ""
-    reads: ReferenceListField = ()
-    writes: ReferenceListField = ()
-    adds: ReferenceListField = ()
-    on: str = ""
-    dtype: DtypeField | None = None
+    time: DurationField = Field(default=None, description="How long it takes.", examples=["3 ms"])
+    flops: FlopsField = Field(
+        default=None,
+        description=("Floating-point operations, which the cluster's device prices."),
+        examples=["2 TFLOP"],
+    )
+    bytes: ByteCountField = Field(
+        default=None,
+        description=(
+            "Bytes that are read and written in the device's memory, which the device prices."
+        ),
+        examples=["4 B * width"],
+    )
+    kernels: StrictInt | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description=(
+            "Kernels that the work is done in, each of which takes the device's launch; left out, "
+            "one."
+        ),
+        examples=[7],
+    )
+    name: str = Field(
+        default="", description="What reports and pictures call it.", examples=["forward"]
+    )
+    reads: ReferenceListField = Field(
+        default=(),
+        description=("Tensors that it needs: it must not overlap a transfer into them."),
+        examples=[["x"]],
+    )
+    writes: ReferenceListField = Field(
+        default=(), description="Tensors that it makes anew.", examples=[["y"]]
+    )
+    adds: ReferenceListField = Field(
+        default=(),
+        description=("Tensors that it adds to, as a backward pass does to gradients."),
+        examples=[["grad"]],
+    )
+    on: str = Field(
+        default="",
+        description=(
+            "The CUDA stream that it runs on; `host` keeps the host busy, `current` is the default "
+            "stream."
+        ),
+        examples=["side"],
+    )
+    dtype: DtypeField | None = Field(
+        default=None,
+        description=("What the floating-point operations are done in, for the device's price."),
+        examples=["bfloat16"],
+    )
 
     @field_validator("on")
     @classmethod
@@ -105,8 +147,20 @@ class AssignOperation(LocalOperation):
         torch="y.copy_(2 * x + rank)",
     )
 
-    tensor: TensorField
-    value: ValueField
+    tensor: TensorField = Field(
+        description=(
+            "The tensor that is sent, received into or worked on in place: a name, a copy "
+            "`name@index`, or an inline shape."
+        ),
+        examples=["x"],
+    )
+    value: ValueField = Field(
+        description=(
+            "What the tensor holds then: a number, an expression over tensors, rank and index, or "
+            "a list."
+        ),
+        examples=["2 * x + rank"],
+    )
 
 
 class SynchronizeOperation(LocalOperation):
@@ -143,8 +197,14 @@ class WaitStreamOperation(LocalOperation):
         torch="torch.cuda.current_stream().wait_stream(reduce)",
     )
 
-    stream: StreamField = ""
-    on: StreamField = ""
+    stream: StreamField = Field(
+        default="", description="The stream that is waited for.", examples=["comm"]
+    )
+    on: StreamField = Field(
+        default="",
+        description=("The stream that waits; left out, the current one."),
+        examples=["current"],
+    )
 
     @model_validator(mode="after")
     def _two_streams(self) -> "WaitStreamOperation":
@@ -170,7 +230,7 @@ class SleepOperation(LocalOperation):
         torch="time.sleep(0.003)",
     )
 
-    time: DurationField
+    time: DurationField = Field(description="How long it takes.", examples=["3 ms"])
 
 
 class ExitOperation(LocalOperation):
@@ -193,7 +253,10 @@ class ExitOperation(LocalOperation):
     )
 
     code: ExpressionField = Field(
-        default_factory=lambda: expression_field(0), json_schema_extra={"default": 0}
+        default_factory=lambda: expression_field(0),
+        json_schema_extra={"default": 0},
+        description="The exit status; 0 is a clean end.",
+        examples=[0],
     )
 
 
@@ -210,7 +273,9 @@ class FailOperation(LocalOperation):
         torch=('if rank == 1:\n    raise RuntimeError("out of memory")'),
     )
 
-    message: str = ""
+    message: str = Field(
+        default="", description="The exception's text.", examples=["out of memory"]
+    )
 
 
 class WaitOperation(Operation):
@@ -235,9 +300,21 @@ class WaitOperation(Operation):
         torch=("if rank == 0:\n    h = dist.isend(x, dst=1)\n    h.wait()"),
     )
 
-    handles: WaitField
+    handles: WaitField = Field(
+        description=(
+            "The handle to wait for, a list of them, or `all`: every request that is open."
+        ),
+        examples=["h"],
+    )
     #: Which stream waits, where there are streams (nccl).
-    on: StreamField = ""
+    on: StreamField = Field(
+        default="",
+        description=(
+            "The CUDA stream that is current at the call; `current` is the default one. It means "
+            "something under nccl."
+        ),
+        examples=["comm"],
+    )
 
     @classmethod
     def torch_call(

@@ -65,9 +65,23 @@ class _OneSidedOperation(PairOperation):
 
     bindings = _GPU_ONLY_BINDINGS
 
-    group: GroupField = None
+    group: GroupField = Field(
+        default=None,
+        description=(
+            "Who takes part: `world` (if left out), an axis of the mesh, a list of axes, a group "
+            "of `groups` or of new_group."
+        ),
+        examples=["dp"],
+    )
     #: The stream that is current at the call.
-    on: StreamField = ""
+    on: StreamField = Field(
+        default="",
+        description=(
+            "The CUDA stream that is current at the call; `current` is the default one. It means "
+            "something under nccl."
+        ),
+        examples=["comm"],
+    )
 
     @classmethod
     def faults(cls, call: ResolvedCall) -> str | None:
@@ -83,8 +97,21 @@ class _RemoteAccessOperation(_OneSidedOperation):
     kind = "remote"
     nccl_tests = "sendrecv_perf"
 
-    tensor: TensorField
-    into: TensorField | None = None
+    tensor: TensorField = Field(
+        description=(
+            "The tensor that is sent, received into or worked on in place: a name, a copy "
+            "`name@index`, or an inline shape."
+        ),
+        examples=["x"],
+    )
+    into: TensorField | None = Field(
+        default=None,
+        description=(
+            "What is written: the other rank's tensor of a put, this rank's of a get; left out, "
+            "of the same name."
+        ),
+        examples=["y@rank"],
+    )
 
     @classmethod
     def parties(cls, call: ResolvedCall) -> tuple[int, ...]:
@@ -164,7 +191,12 @@ class _SignalOperation(_OneSidedOperation):
     signals = True
 
     channel: ExpressionField = Field(
-        default_factory=lambda: expression_field(0), json_schema_extra={"default": 0}
+        default_factory=lambda: expression_field(0),
+        json_schema_extra={"default": 0},
+        description=(
+            "Which cell of the signal pad, 0 or more: signals of one channel meet in order."
+        ),
+        examples=[1],
     )
 
     @classmethod

@@ -43,13 +43,36 @@ class MessageOperation(PairOperation):
         "mpi": BackendBinding(),
     }
 
-    tensor: TensorField
-    group: GroupField = None
+    tensor: TensorField = Field(
+        description=(
+            "The tensor that is sent, received into or worked on in place: a name, a copy "
+            "`name@index`, or an inline shape."
+        ),
+        examples=["x"],
+    )
+    group: GroupField = Field(
+        default=None,
+        description=(
+            "Who takes part: `world` (if left out), an axis of the mesh, a list of axes, a group "
+            "of `groups` or of new_group."
+        ),
+        examples=["dp"],
+    )
     tag: ExpressionField = Field(
-        default_factory=lambda: expression_field(0), json_schema_extra={"default": 0}
+        default_factory=lambda: expression_field(0),
+        json_schema_extra={"default": 0},
+        description="Tells messages of one pair apart, 0 to 2**31 - 1; nccl ignores it.",
+        examples=[7],
     )
     #: The stream that is current at the call; of a batch, the batch's own counts.
-    on: StreamField = ""
+    on: StreamField = Field(
+        default="",
+        description=(
+            "The CUDA stream that is current at the call; `current` is the default one. It means "
+            "something under nccl."
+        ),
+        examples=["comm"],
+    )
 
     @classmethod
     def parties(cls, call: ResolvedCall) -> tuple[int, ...]:
@@ -104,9 +127,27 @@ class _ReceivingOperation(MessageOperation):
     direction = "recv"
     gets = "all"
 
-    src: ExpressionField = None
-    group_src: ExpressionField = None
-    assume_src: ExpressionField = None
+    src: ExpressionField = Field(
+        default=None,
+        description=(
+            "The rank that sends or gives, by its global number. A recv without it takes any "
+            "rank's message."
+        ),
+        examples=[0],
+    )
+    group_src: ExpressionField = Field(
+        default=None,
+        description=("The rank that sends or gives, by its number in the group."),
+        examples=[0],
+    )
+    assume_src: ExpressionField = Field(
+        default=None,
+        description=(
+            "Of a receive from any source: the sender to assume, where the order of arrivals is "
+            "to be fixed."
+        ),
+        examples=[1],
+    )
 
     @model_validator(mode="after")
     def _at_most_one_peer(self) -> "_ReceivingOperation":
@@ -192,7 +233,15 @@ class IsendOperation(_SendingOperation):
         ),
         torch=("if rank == 0:\n    h = dist.isend(x, dst=1)"),
     )
-    handle: HandleField = Field(default=None, alias="as")
+    handle: HandleField = Field(
+        default=None,
+        alias="as",
+        description=(
+            "The handle that stands for the request, for a later `wait`: a name, or `name@index` "
+            "in a repeat."
+        ),
+        examples=["h"],
+    )
 
 
 class IrecvOperation(_ReceivingOperation):
@@ -216,7 +265,15 @@ class IrecvOperation(_ReceivingOperation):
         ),
         torch=("if rank == 1:\n    h = dist.irecv(x, src=0)"),
     )
-    handle: HandleField = Field(default=None, alias="as")
+    handle: HandleField = Field(
+        default=None,
+        alias="as",
+        description=(
+            "The handle that stands for the request, for a later `wait`: a name, or `name@index` "
+            "in a repeat."
+        ),
+        examples=["h"],
+    )
 
 
 _BATCHABLE_OPERATIONS: dict[str, type[Operation]] = {
@@ -265,9 +322,27 @@ class BatchIsendIrecvOperation(Operation):
         ),
     )
 
-    ops: tuple[object, ...]
-    handle: HandleField = Field(default=None, alias="as")
-    on: StreamField = ""
+    ops: tuple[object, ...] = Field(
+        description=("The isend and irecv steps of the batch, in the list's order."),
+        examples=[[{"isend": {"tensor": "x", "dst": 1}}]],
+    )
+    handle: HandleField = Field(
+        default=None,
+        alias="as",
+        description=(
+            "The handle that stands for the request, for a later `wait`: a name, or `name@index` "
+            "in a repeat."
+        ),
+        examples=["h"],
+    )
+    on: StreamField = Field(
+        default="",
+        description=(
+            "The CUDA stream that is current at the call; `current` is the default one. It means "
+            "something under nccl."
+        ),
+        examples=["comm"],
+    )
 
     @classmethod
     def parties(cls, call: ResolvedCall) -> tuple[int, ...]:

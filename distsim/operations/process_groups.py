@@ -6,7 +6,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from pydantic import StrictBool
+from pydantic import Field, StrictBool
 
 from distsim.operations.core import colours
 from distsim.operations.core.field_types import (
@@ -54,19 +54,48 @@ class InitProcessGroupOperation(Operation):
         ),
     )
 
-    backend: str | None = None
+    backend: str | None = Field(
+        default=None,
+        description=("The back end of the group: gloo, nccl, mpi; left out, the scenario's."),
+        examples=["gloo"],
+    )
     #: env:// (also where it is left out), tcp://host:port, file:///path; alone or per rank.
-    init_method: TextField = None
+    init_method: TextField = Field(
+        default=None,
+        description=("Where the ranks meet: `env://`, `tcp://host:port` or `file:///path`."),
+        examples=["env://"],
+    )
     #: In place of init_method: tcp://host:port (a TCPStore), file:///path (a FileStore), hash (a
     #: HashStore).
-    store: TextField = None
+    store: TextField = Field(
+        default=None,
+        description=(
+            "In place of init_method: `tcp://host:port`, `file:///path`, or `hash` (one of this "
+            "process alone)."
+        ),
+        examples=["hash"],
+    )
     #: Which number the process says it has; left out, env:// reads RANK.
-    rank: ExpressionField = None
+    rank: ExpressionField = Field(
+        default=None,
+        description=("Which number the process says it has; left out, env:// reads RANK."),
+        examples=["rank"],
+    )
     #: How many it says there are; left out, env:// reads WORLD_SIZE.
-    world_size: ExpressionField = None
-    timeout: TimeoutField = None
+    world_size: ExpressionField = Field(
+        default=None,
+        description=("How many ranks it says there are; left out, env:// reads WORLD_SIZE."),
+        examples=["world_size"],
+    )
+    timeout: TimeoutField = Field(
+        default=None, description="How long it may wait before it raises.", examples=["30 s"]
+    )
     #: The accelerator of an eager start, as `local_rank`.
-    device_id: ExpressionField = None
+    device_id: ExpressionField = Field(
+        default=None,
+        description=("The index of its GPU, which makes nccl's communicators at once."),
+        examples=["local_rank"],
+    )
 
     @classmethod
     def parties(cls, call: ResolvedCall) -> tuple[int, ...]:
@@ -148,14 +177,35 @@ class NewGroupOperation(Operation):
         torch="pair = dist.new_group([0, 1])",
     )
 
-    name: str
-    ranks: ExpressionListField = None
-    timeout: TimeoutField = None
-    backend: str | None = None
-    use_local_synchronization: StrictBool = False
+    name: str = Field(description="What later steps call the group.", examples=["pair"])
+    ranks: ExpressionListField = Field(
+        default=None,
+        description=("Global ranks of the members; left out: all. torch sorts them."),
+        examples=[[0, 1]],
+    )
+    timeout: TimeoutField = Field(
+        default=None, description="How long it may wait before it raises.", examples=["30 s"]
+    )
+    backend: str | None = Field(
+        default=None,
+        description=("The back end of the group: gloo, nccl, mpi; left out, the scenario's."),
+        examples=["gloo"],
+    )
+    use_local_synchronization: StrictBool = Field(
+        default=False,
+        description=("Only the members make the call and wait for each other."),
+        examples=[True],
+    )
     #: Not torch's: a prefix of the world's store, for a group that its members make by themselves,
     #: whatever groups they are in.
-    store: str | None = None
+    store: str | None = Field(
+        default=None,
+        description=(
+            "A prefix of the store where its members alone meet, as torchft has one for each "
+            "quorum."
+        ),
+        examples=["torchft/3"],
+    )
 
     @classmethod
     def parties(cls, call: ResolvedCall) -> tuple[int, ...]:
@@ -232,7 +282,14 @@ class DestroyProcessGroupOperation(Operation):
         torch="dist.destroy_process_group()",
     )
 
-    group: GroupField = None
+    group: GroupField = Field(
+        default=None,
+        description=(
+            "Who takes part: `world` (if left out), an axis of the mesh, a list of axes, a group "
+            "of `groups` or of new_group."
+        ),
+        examples=["dp"],
+    )
 
     @classmethod
     def torch_call(

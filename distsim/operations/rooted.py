@@ -3,6 +3,8 @@
 from collections.abc import Hashable, Sequence
 from types import ModuleType
 
+from pydantic import Field
+
 from distsim.operations.core import colours
 from distsim.operations.core.algorithms import algorithms_of, binomial_path_and_children
 from distsim.operations.core.backend_bindings import (
@@ -219,8 +221,18 @@ class GatherOperation(ToRootCollective):
         "mpi": BackendBinding(gaps=COMPLEX_DTYPES),
     }
 
-    input: TensorField
-    output: TensorListField = None
+    input: TensorField = Field(
+        description=(
+            "What this rank gives: a tensor, or where torch takes a list one with a leading axis "
+            "of the group's size."
+        ),
+        examples=["x"],
+    )
+    output: TensorListField = Field(
+        default=None,
+        description=("Room on `dst` for everybody's input; the other ranks need none."),
+        examples=["all_x"],
+    )
 
     @classmethod
     def misfits(cls, call: ResolvedCall) -> str | None:
@@ -293,8 +305,18 @@ class ScatterOperation(FromRootCollective):
         "mpi": BackendBinding(),
     }
 
-    output: TensorField
-    input: TensorListField = None
+    output: TensorField = Field(
+        description=(
+            "Where this rank gets: a tensor, or where torch takes a list one with a leading axis "
+            "of the group's size."
+        ),
+        examples=["all_x"],
+    )
+    input: TensorListField = Field(
+        default=None,
+        description=("One part for each rank, on `src`; the other ranks need none."),
+        examples=["parts"],
+    )
 
     @classmethod
     def share(cls, call: ResolvedCall) -> TensorBuffer | None:

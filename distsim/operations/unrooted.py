@@ -5,6 +5,8 @@ reduce-scattering ones.
 from collections.abc import Hashable, Sequence
 from types import ModuleType
 
+from pydantic import Field
+
 from distsim.operations.core import colours
 from distsim.operations.core.algorithms import algorithms_of
 from distsim.operations.core.backend_bindings import COMPLEX_DTYPES, GLOO_SHAPE_ERRORS
@@ -130,8 +132,20 @@ class AllGatherOperation(_AllGatherCollective):
     )
     bindings = {"gloo": BackendBinding(), "nccl": BackendBinding(), "mpi": BackendBinding()}
 
-    input: TensorField
-    output: TensorListField
+    input: TensorField = Field(
+        description=(
+            "What this rank gives: a tensor, or where torch takes a list one with a leading axis "
+            "of the group's size."
+        ),
+        examples=["x"],
+    )
+    output: TensorListField = Field(
+        description=(
+            "Room for everybody's input: a tensor with a leading axis of the group's size, or a "
+            "list of names."
+        ),
+        examples=["all_x"],
+    )
 
     @classmethod
     def numel(cls, call: ResolvedCall) -> Hashable:
@@ -192,8 +206,20 @@ class AllGatherIntoTensorOperation(_AllGatherCollective):
         "mpi": BackendBinding(),
     }
 
-    input: TensorField
-    output: TensorField
+    input: TensorField = Field(
+        description=(
+            "What this rank gives: a tensor, or where torch takes a list one with a leading axis "
+            "of the group's size."
+        ),
+        examples=["x"],
+    )
+    output: TensorField = Field(
+        description=(
+            "Where this rank gets: a tensor, or where torch takes a list one with a leading axis "
+            "of the group's size."
+        ),
+        examples=["all_x"],
+    )
 
     @classmethod
     def misfits(cls, call: ResolvedCall) -> str | None:
@@ -274,8 +300,20 @@ class ReduceScatterOperation(_ReduceScatterCollective):
         "mpi": BackendBinding(gaps=COMPLEX_DTYPES),
     }
 
-    input: TensorListField
-    output: TensorField
+    input: TensorListField = Field(
+        description=(
+            "One part for each rank: a tensor with a leading axis of the group's size, or a list "
+            "of names."
+        ),
+        examples=["parts"],
+    )
+    output: TensorField = Field(
+        description=(
+            "Where this rank gets: a tensor, or where torch takes a list one with a leading axis "
+            "of the group's size."
+        ),
+        examples=["all_x"],
+    )
 
     @classmethod
     def numel(cls, call: ResolvedCall) -> Hashable:
@@ -341,8 +379,20 @@ class ReduceScatterTensorOperation(_ReduceScatterCollective):
         "mpi": BackendBinding(gaps=COMPLEX_DTYPES),
     }
 
-    input: TensorField
-    output: TensorField
+    input: TensorField = Field(
+        description=(
+            "What this rank gives: a tensor, or where torch takes a list one with a leading axis "
+            "of the group's size."
+        ),
+        examples=["x"],
+    )
+    output: TensorField = Field(
+        description=(
+            "Where this rank gets: a tensor, or where torch takes a list one with a leading axis "
+            "of the group's size."
+        ),
+        examples=["all_x"],
+    )
 
     @classmethod
     def misfits(cls, call: ResolvedCall) -> str | None:

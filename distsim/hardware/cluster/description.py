@@ -70,21 +70,59 @@ class ComputeDevice(_ClusterPart):
     ``float32``'s rate.
     """
 
-    name: str
-    peak: dict[str, FlopRate]
-    memory_bytes_per_ns: Bandwidth = Field(alias="memory_bandwidth")
-    memory_nbytes: Size = Field(alias="memory_size")
+    name: str = Field(description="What the device is called.", examples=["A100-80G"])
+    peak: dict[str, FlopRate] = Field(
+        description=("Its rate by dtype; one that is left out runs at float32's."),
+        examples=[{"bfloat16": "312 TFLOP/s"}],
+    )
+    memory_bytes_per_ns: Bandwidth = Field(
+        alias="memory_bandwidth", description="Of its memory.", examples=["2 TB/s"]
+    )
+    memory_nbytes: Size = Field(
+        alias="memory_size", description="Of its memory.", examples=["80 GiB"]
+    )
     #: Generation, by NCCL's tables: volta (V100), ampere (A100), ada (L4, L40S), hopper (H100,
     #: H200, GH200), blackwell (B200), cdna3 (MI300X).
-    architecture: Literal["volta", "ampere", "ada", "hopper", "blackwell", "cdna3", ""] = ""
-    launch_ns: Duration = Field(default=0, alias="launch")  # one kernel
-    compute_efficiency: Efficiency = 1.0  # share of peak that a large matrix product reaches
-    memory_efficiency: Efficiency = 1.0
+    architecture: Literal["volta", "ampere", "ada", "hopper", "blackwell", "cdna3", ""] = Field(
+        default="",
+        description=("The GPU's generation, by which NCCL's forms are chosen."),
+        examples=["hopper"],
+    )
+    launch_ns: Duration = Field(
+        default=0,
+        alias="launch",
+        description=("What launching one kernel takes."),
+        examples=["5 us"],
+    )  # one kernel
+    compute_efficiency: Efficiency = Field(
+        default=1.0,
+        description=("Share of the peak that a large matrix product reaches."),
+        examples=[0.7],
+    )  # share of peak that a large matrix product reaches
+    memory_efficiency: Efficiency = Field(
+        default=1.0,
+        description=("Share of the memory's bandwidth that is reached."),
+        examples=[0.8],
+    )
     #: Factor by which a kernel is slower while its rank communicates.
-    overlap_compute: float = Field(default=1.0, ge=1, le=10)
+    overlap_compute: float = Field(
+        default=1.0,
+        ge=1,
+        le=10,
+        description=("By what a kernel takes longer while its rank communicates."),
+        examples=[1.19],
+    )
     #: Factor by which a transfer's bytes move slower while one of its ranks computes.
-    overlap_transfers: float = Field(default=1.0, ge=1, le=10)
-    source: str = ""
+    overlap_transfers: float = Field(
+        default=1.0,
+        ge=1,
+        le=10,
+        description=("By what a transfer takes longer while a rank of its computes."),
+        examples=[1.1],
+    )
+    source: str = Field(
+        default="", description="Where the numbers are from.", examples=["data sheet"]
+    )
 
     def peak_flop_per_ns(self, dtype: str) -> float:
         """The data sheet's rate for a dtype, in FLOP per ns.
@@ -108,24 +146,65 @@ class IntraNodeLink(_ClusterPart):
     message.
     """
 
-    kind: Literal["nvlink", "xgmi", "pcie", "shm"]
-    latency_ns: Duration = Field(alias="latency")
-    bytes_per_ns: Bandwidth = Field(alias="bandwidth")
+    kind: Literal["nvlink", "xgmi", "pcie", "shm"] = Field(
+        description="What it is.", examples=["nvlink"]
+    )
+    latency_ns: Duration = Field(
+        alias="latency", description="One hop of one message.", examples=["3 us"]
+    )
+    bytes_per_ns: Bandwidth = Field(
+        alias="bandwidth", description="Per rank and direction.", examples=["300 GB/s"]
+    )
     #: Share of the data sheet's bandwidth that a ring reaches. With ``collectives: nccl``: the
     #: share that NCCL assumes.
-    efficiency: Efficiency = 1.0
+    efficiency: Efficiency = Field(
+        default=1.0, description=("Share of the bandwidth that a ring reaches."), examples=[0.8]
+    )
     #: True if the links meet in a switch (which can reduce from H100 on); False if they connect
     #: pairs of GPUs directly.
-    switch: bool = True
+    switch: bool = Field(
+        default=True,
+        description=(
+            "Links meet in a switch (which can reduce, from H100 on); else they go from GPU to GPU."
+        ),
+        examples=[True],
+    )
     #: Number of ranks in a full mesh of equal links, or DGX-1's cube mesh.
-    mesh: int | Literal["cube"] | None = Field(default=None)
+    mesh: int | Literal["cube"] | None = Field(
+        default=None,
+        description=(
+            "Ranks whose links go from each to each alike, or cube: DGX-1's. A part of them has a "
+            "part of its links."
+        ),
+        examples=[8],
+    )
     #: False if GPUs cannot reach each other over PCIe and stage data through host memory.
-    peer_access: bool = True
+    peer_access: bool = Field(
+        default=True,
+        description=("GPUs reach each other over PCIe; else they stage through the host's memory."),
+        examples=[True],
+    )
     #: Ranks that these links connect across machines (NVL72: 72).
-    domain: int | None = Field(default=None, ge=1, le=1 << 20)
+    domain: int | None = Field(
+        default=None,
+        ge=1,
+        le=1 << 20,
+        description=("Ranks that these links join across machines (NVL72: 72)."),
+        examples=[72],
+    )
     #: Ranks behind one PCIe switch; they share its uplink.
-    per_switch: int | None = Field(default=None, ge=1, le=1024)
-    source: str = ""
+    per_switch: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description=(
+            "Ranks behind one PCIe switch: they share its way up. Left out: each slot has its own."
+        ),
+        examples=[4],
+    )
+    source: str = Field(
+        default="", description="Where the numbers are from.", examples=["data sheet"]
+    )
 
     @field_validator("mesh")
     @classmethod
@@ -160,11 +239,22 @@ _CUBE_MESH_RINGS = {2: 1, 3: 2, 4: 4, 5: 2, 6: 2, 7: 2, 8: 6}
 class NetworkCards(_ClusterPart):
     """The network cards of a node; ``bandwidth`` is one card's, per direction."""
 
-    count: int = Field(default=1, ge=1, le=1024)
-    latency_ns: Duration = Field(default=0, alias="latency")
-    bytes_per_ns: Bandwidth = Field(alias="bandwidth")
-    efficiency: Efficiency = 1.0
-    source: str = ""
+    count: int = Field(default=1, ge=1, le=1024, description="Cards of a machine.", examples=[8])
+    latency_ns: Duration = Field(
+        default=0,
+        alias="latency",
+        description=("One hop of one message through a card."),
+        examples=["2 us"],
+    )
+    bytes_per_ns: Bandwidth = Field(
+        alias="bandwidth", description="Of one card, per direction.", examples=["25 GB/s"]
+    )
+    efficiency: Efficiency = Field(
+        default=1.0, description=("Share of the bandwidth that is reached."), examples=[0.9]
+    )
+    source: str = Field(
+        default="", description="Where the numbers are from.", examples=["data sheet"]
+    )
 
     @property
     def attained(self) -> float:
@@ -178,12 +268,32 @@ class Network(_ClusterPart):
     cards could send gets out of it, shared by all that leaves it at once. ``reduces``: its switches
     can reduce (SHARP), and NCCL is told to use that (CollNet)."""
 
-    latency_ns: Duration = Field(alias="latency")
-    oversubscription: float = Field(default=1.0, ge=1)
-    leaf: int | None = Field(default=None, ge=1, le=1 << 20)
-    transport: Literal["ib", "roce", "efa", "slingshot", "tcpx", "tcpxo", "tcp"] = "ib"
-    reduces: bool = False
-    source: str = ""
+    latency_ns: Duration = Field(
+        alias="latency", description="One hop between two cards.", examples=["1 us"]
+    )
+    oversubscription: float = Field(
+        default=1.0,
+        ge=1,
+        description=("2: half of a machine's card bandwidth gets through."),
+        examples=[1.0],
+    )
+    leaf: int | None = Field(
+        default=None,
+        ge=1,
+        le=1 << 20,
+        description=(
+            "Machines on one leaf switch, whose way up `oversubscription` then narrows for all "
+            "that leaves it."
+        ),
+        examples=[16],
+    )
+    transport: Literal["ib", "roce", "efa", "slingshot", "tcpx", "tcpxo", "tcp"] = Field(
+        default="ib", description="What the cards speak.", examples=["ib"]
+    )
+    reduces: bool = Field(default=False, description="Its switches can reduce.", examples=[True])
+    source: str = Field(
+        default="", description="Where the numbers are from.", examples=["data sheet"]
+    )
 
     @property
     def narrowed(self) -> float:
@@ -199,11 +309,16 @@ class MeasuredCurve(_ClusterPart):
     a group spans. ``send`` stands for every message.
     """
 
-    op: str
-    group: int = Field(ge=1)
-    ranks: int = Field(ge=1)
-    nodes: int = Field(default=1, ge=1)
-    times: dict[Size, Duration]
+    op: str = Field(
+        description="The operation; `send` stands for every message.", examples=["all_reduce"]
+    )
+    group: int = Field(ge=1, description="Ranks in each group.", examples=[8])
+    ranks: int = Field(ge=1, description="Ranks on each machine, all busy at once.", examples=[8])
+    nodes: int = Field(default=1, ge=1, description="Machines that a group spans.", examples=[1])
+    times: dict[Size, Duration] = Field(
+        description=("How long it took, by bytes as nccl-tests counts them."),
+        examples=[{"4 MiB": "100 us"}],
+    )
 
 
 class Cluster(_ClusterPart):
@@ -225,22 +340,91 @@ class Cluster(_ClusterPart):
     `distsim.hardware.cost`. ``measured``: see `MeasuredCurve`.
     """
 
-    name: str
-    source: str = ""
-    error_band: str = "not measured"
-    device: ComputeDevice
-    intra: IntraNodeLink
-    nics: NetworkCards
-    network: Network
-    call_overhead_ns: Duration = Field(default=0, alias="call_overhead")
-    collectives: Literal["nccl", "rails", "flat"] = "rails"
-    gpus_per_process: int = Field(default=1, ge=1, le=64)
-    host: Literal["intel", "amd", "arm"] = "intel"
-    algorithms: dict[str, str] = Field(default_factory=dict)
-    shared_links: bool = True
-    crossing: float = Field(default=0.0, ge=0, le=4)
-    reduce_bytes_per_ns: Bandwidth | None = Field(default=None, alias="reduce_bandwidth")
-    measured: tuple[MeasuredCurve, ...] = ()
+    name: str = Field(description="What reports call it.", examples=["our-pod"])
+    source: str = Field(
+        default="", description="Where the numbers are from.", examples=["nccl-tests, 2026-03"]
+    )
+    error_band: str = Field(
+        default="not measured",
+        description=("How sure the times are; the report ends with it."),
+        examples=["+-20 %"],
+    )
+    device: ComputeDevice = Field(
+        description="What one rank computes on.", examples=[{"memory_size": "80 GiB"}]
+    )
+    intra: IntraNodeLink = Field(
+        description=("The way between two ranks of a machine, per rank and direction."),
+        examples=[{"bandwidth": "300 GB/s"}],
+    )
+    nics: NetworkCards = Field(
+        description="The network cards of a machine.", examples=[{"count": 8}]
+    )
+    network: Network = Field(
+        description="What lies between the cards.", examples=[{"oversubscription": 2}]
+    )
+    call_overhead_ns: Duration = Field(
+        default=0,
+        alias="call_overhead",
+        description=("What a communication call costs before its first byte moves."),
+        examples=["8 us"],
+    )
+    collectives: Literal["nccl", "rails", "flat"] = Field(
+        default="rails",
+        description=(
+            "By NCCL's algorithms and protocols (nccl), over every card (rails), or as Gloo does "
+            "(flat)."
+        ),
+        examples=["rails"],
+    )
+    gpus_per_process: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description=(
+            "How many GPUs one process drives; torch.distributed drives one (nccl-tests' `-g`)."
+        ),
+        examples=[1],
+    )
+    host: Literal["intel", "amd", "arm"] = Field(
+        default="intel",
+        description=("The CPU's maker, by which NCCL chooses between nodes."),
+        examples=["intel"],
+    )
+    algorithms: dict[str, str] = Field(
+        default_factory=dict,
+        description=(
+            "The algorithm that is priced, by what the operation brings about, or `cheapest`."
+        ),
+        examples=[{"all_reduce": "ring"}],
+    )
+    shared_links: bool = Field(
+        default=True,
+        description=("Transfers that cross a card, or a rank's link, at the same time share it."),
+        examples=[True],
+    )
+    crossing: float = Field(
+        default=0.0,
+        ge=0,
+        le=4,
+        description=(
+            "On flat clusters: how much of a transfer's moving time a process's thread is taken "
+            "up by it, 0 to 4."
+        ),
+        examples=[1.0],
+    )
+    reduce_bytes_per_ns: Bandwidth | None = Field(
+        default=None,
+        alias="reduce_bandwidth",
+        description=("At which a rank combines what came with what it has, on a CPU."),
+        examples=["5 GB/s"],
+    )
+    measured: tuple[MeasuredCurve, ...] = Field(
+        default=(),
+        description=(
+            "Times that were measured, by operation and size; `distsim calibrate` writes them."
+        ),
+        examples=[[]],
+    )
 
     def to_mapping(self) -> dict[str, object]:
         """The cluster as a file has it, in readable units.

@@ -35,12 +35,39 @@ class CollectiveOperation(Operation):
     gives: ClassVar[RankScope] = "all"
     gets: ClassVar[RankScope] = "all"
 
-    group: GroupField = None
-    is_async: StrictBool = Field(default=False, alias="async")
-    handle: HandleField = Field(default=None, alias="as")
+    group: GroupField = Field(
+        default=None,
+        description=(
+            "Who takes part: `world` (if left out), an axis of the mesh, a list of axes, a group "
+            "of `groups` or of new_group."
+        ),
+        examples=["dp"],
+    )
+    is_async: StrictBool = Field(
+        default=False,
+        alias="async",
+        description=("Start the collective and go on; `as` names the request."),
+        examples=[True],
+    )
+    handle: HandleField = Field(
+        default=None,
+        alias="as",
+        description=(
+            "The handle that stands for the request, for a later `wait`: a name, or `name@index` "
+            "in a repeat."
+        ),
+        examples=["h"],
+    )
     #: The stream that is current at the call (`torch.cuda.stream`); means something where there are
     #: streams (nccl).
-    on: StreamField = ""
+    on: StreamField = Field(
+        default="",
+        description=(
+            "The CUDA stream that is current at the call; `current` is the default one. It means "
+            "something under nccl."
+        ),
+        examples=["comm"],
+    )
 
     @model_validator(mode="after")
     def _handle_needs_async(self) -> "CollectiveOperation":
@@ -105,7 +132,13 @@ class CollectiveOperation(Operation):
 class InPlaceCollective(CollectiveOperation):
     """The buffer is both input and output."""
 
-    tensor: TensorField
+    tensor: TensorField = Field(
+        description=(
+            "The tensor that is sent, received into or worked on in place: a name, a copy "
+            "`name@index`, or an inline shape."
+        ),
+        examples=["x"],
+    )
 
 
 class ReducingCollective(CollectiveOperation):
@@ -113,7 +146,12 @@ class ReducingCollective(CollectiveOperation):
 
     reduces = True
 
-    reduce_op: ReduceOpField = Field(default="sum", alias="op")
+    reduce_op: ReduceOpField = Field(
+        default="sum",
+        alias="op",
+        description=("How contributions are combined; `ReduceOp.SUM` is taken too."),
+        examples=["avg"],
+    )
 
 
 class FromRootCollective(CollectiveOperation):
@@ -122,8 +160,19 @@ class FromRootCollective(CollectiveOperation):
     root_field = "src"
     gives = "root"
 
-    src: ExpressionField = None
-    group_src: ExpressionField = None
+    src: ExpressionField = Field(
+        default=None,
+        description=(
+            "The rank that sends or gives, by its global number. A recv without it takes any "
+            "rank's message."
+        ),
+        examples=[0],
+    )
+    group_src: ExpressionField = Field(
+        default=None,
+        description=("The rank that sends or gives, by its number in the group."),
+        examples=[0],
+    )
 
     @model_validator(mode="after")
     def _one_root(self) -> "FromRootCollective":
@@ -145,8 +194,16 @@ class ToRootCollective(CollectiveOperation):
     root_field = "dst"
     gets = "root"
 
-    dst: ExpressionField = None
-    group_dst: ExpressionField = None
+    dst: ExpressionField = Field(
+        default=None,
+        description=("The rank that receives or gets, by its global number."),
+        examples=["(rank + 1) % world_size"],
+    )
+    group_dst: ExpressionField = Field(
+        default=None,
+        description=("The rank that receives or gets, by its number in the group."),
+        examples=["group_rank + 1"],
+    )
 
     @model_validator(mode="after")
     def _one_root(self) -> "ToRootCollective":

@@ -58,32 +58,62 @@ def _plain_environment(env: dict[str, object]) -> dict[str, object]:
 class LaunchOptions(FormatModel):
     """How the ranks are started: the environment that their launcher gives them."""
 
-    master_addr: Text = "127.0.0.1"
+    master_addr: Text = Field(
+        default="127.0.0.1",
+        description=("MASTER_ADDR: where rank 0's store listens."),
+        examples=["node0"],
+    )
     master_port: Annotated[
         int, *parsed_by(integer(1, 65535), {"type": "integer", "minimum": 1, "maximum": 65535})
-    ] = 29500
+    ] = Field(default=29500, description="MASTER_PORT.", examples=[29500])
     #: CUDA_VISIBLE_DEVICES of each machine.
-    visible_devices: Ranks | None = None
+    visible_devices: Ranks | None = Field(
+        default=None, description=("CUDA_VISIBLE_DEVICES of each machine."), examples=[[0, 1, 2, 3]]
+    )
     #: OMP_NUM_THREADS.
-    omp_threads: Count = 1
+    omp_threads: Count = Field(default=1, description="OMP_NUM_THREADS of each rank.", examples=[4])
     #: multiprocessing's start method.
     start: Annotated[
         str,
         *parsed_by(
             choice("spawn", "fork", "forkserver"), {"enum": ["spawn", "fork", "forkserver"]}
         ),
-    ] = "spawn"
+    ] = Field(default="spawn", description="multiprocessing's start method.", examples=["spawn"])
     #: What starts the ranks. It decides which variables they find, and whether its agent serves the
     #: store or rank 0 does.
-    by: Annotated[str | None, *parsed_by(choice(*LAUNCHERS), {"enum": list(LAUNCHERS)})] = None
+    by: Annotated[str | None, *parsed_by(choice(*LAUNCHERS), {"enum": list(LAUNCHERS)})] = Field(
+        default=None,
+        description=(
+            "What starts the ranks: it decides which variables they find, and whether its agent or "
+            "rank 0 serves the store."
+        ),
+        examples=["mp.spawn"],
+    )
     #: Variables that ranks find, in place of the launcher's; null: not set. A number may be an
     #: expression (`RANK: rank`).
     env: Annotated[
         dict[str, Any], *parsed_by(_parse_environment, {"type": "object"}, _plain_environment)
-    ] = Field(default_factory=dict)
+    ] = Field(
+        default_factory=dict,
+        description=(
+            "Variables that ranks find in place of the launcher's, by rank where they differ; "
+            "`null`: not set."
+        ),
+        examples=[{"MASTER_ADDR": "node0", "RANK": "rank"}],
+    )
     #: Names or addresses of the machines, in order; no other name resolves.
-    hosts: Names = ()
+    hosts: Names = Field(
+        default=(),
+        description=("Names or addresses of the machines, in order; no other name resolves."),
+        examples=[["node0", "node1"]],
+    )
     #: Ports that something else listens on.
-    ports_taken: PortList = ()
+    ports_taken: PortList = Field(
+        default=(), description="Ports that something else listens on.", examples=[[29500]]
+    )
     #: Rendezvous files that an earlier run has left.
-    files_left: Names = ()
+    files_left: Names = Field(
+        default=(),
+        description=("Rendezvous files that an earlier run has left."),
+        examples=[["/shared/meet"]],
+    )

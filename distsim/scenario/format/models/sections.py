@@ -1,5 +1,5 @@
 """The parts of a scenario that are no steps: world, groups, tensors, options, launch, faults,
-sweep, expectations.
+sweep.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, create_model, model_validator
 
 from distsim.backends import BACKEND_PROFILES
-from distsim.common import units
 from distsim.common.expressions import Expression
 from distsim.common.field_parsing import FieldSchema
-from distsim.common.message_text import did_you_mean, value_text
-from distsim.findings.codes import CODES
 from distsim.operations.core.field_schemas import expression_schema, per_rank_schema
 from distsim.operations.core.field_types import (
     DtypeField,
@@ -25,9 +22,8 @@ from distsim.operations.core.field_types import (
     expression_field,
     parse_shape,
     per_rank,
-    to_plain_data,
 )
-from distsim.scenario.format.models.base_model import FormatModel, parse_mapping, parse_name_key
+from distsim.scenario.format.models.base_model import FormatModel, parse_name_key
 from distsim.scenario.format.models.scalars import (
     MAX_WORLD,
     Backend,
@@ -44,7 +40,6 @@ from distsim.scenario.format.models.scalars import (
     choice,
     expected_error,
     integer,
-    list_parser,
     parsed_by,
 )
 
@@ -60,8 +55,10 @@ MachineCount = Annotated[
 class World(FormatModel):
     """``{nodes, ranks_per_node}``; an integer is short for that many ranks on one machine."""
 
-    nodes: MachineCount
-    ranks_per_node: MachineCount
+    nodes: MachineCount = Field(description="Machines.", examples=[2])
+    ranks_per_node: MachineCount = Field(
+        description=("Ranks on each machine; `local_rank` counts them."), examples=[8]
+    )
 
     @property
     def size(self) -> int:
@@ -81,11 +78,32 @@ class GroupDecl(FormatModel):
     for each value).
     """
 
-    ranks: Ranks | None = None
-    axes: Names | None = None
-    by: Annotated[Expression | None, *parsed_by(expression_field, expression_schema())] = None
-    backend: Backend | None = None
-    timeout_ns: Timeout | None = Field(default=None, alias="timeout")
+    ranks: Ranks | None = Field(
+        default=None, description="The members, by their global numbers.", examples=[[0, 2]]
+    )
+    axes: Names | None = Field(
+        default=None,
+        description=("Axes of the mesh: a group for each line or plane along them."),
+        examples=[["dp", "cp"]],
+    )
+    by: Annotated[Expression | None, *parsed_by(expression_field, expression_schema())] = Field(
+        default=None,
+        description=(
+            "A group for each value of an expression: ranks with the same value are together."
+        ),
+        examples=["rank % 2"],
+    )
+    backend: Backend | None = Field(
+        default=None,
+        description=("The group's back end; left out, the scenario's."),
+        examples=["gloo"],
+    )
+    timeout_ns: Timeout | None = Field(
+        default=None,
+        alias="timeout",
+        description=("How long its calls may wait; a group does not inherit the world's."),
+        examples=["10 min"],
+    )
 
     @model_validator(mode="after")
     def _one_way(self) -> GroupDecl:
@@ -113,13 +131,39 @@ class TensorDecl(FormatModel):
     it is left out.
     """
 
-    shape: Annotated[Any, *parsed_by(_parse_shape, _SHAPE_SCHEMA)] = None
-    dtype: DtypeField = "float32"
-    value: ValueField = None
+    shape: Annotated[Any, *parsed_by(_parse_shape, _SHAPE_SCHEMA)] = Field(
+        default=None,
+        description=(
+            "Its sizes, by expression, by rank where they differ; `auto`: that of what first "
+            "writes it."
+        ),
+        examples=[[8, 1024]],
+    )
+    dtype: DtypeField = Field(
+        default="float32",
+        description=("What its elements are; `torch.float32` is taken too."),
+        examples=["bfloat16"],
+    )
+    value: ValueField = Field(
+        default=None,
+        description=(
+            "Its numbers at the start: one that fills it, a (nested) list, or an expression over "
+            "rank, `index` (of the element) and `copy`; left out, unknown."
+        ),
+        examples=["rank + 1"],
+    )
     copies: Annotated[
         Any, *parsed_by(per_rank(expression_field), per_rank_schema(expression_schema()))
-    ] = expression_field(1)
-    like: Text | None = None
+    ] = Field(
+        default=expression_field(1),
+        description=("How many there are, for micro-batches and the like; `x@2` is one of them."),
+        examples=["micro_batches"],
+    )
+    like: Text | None = Field(
+        default=None,
+        description=("Another tensor, which gives what is left out here."),
+        examples=["grad"],
+    )
 
     @model_validator(mode="after")
     def _sized(self) -> TensorDecl:
@@ -135,16 +179,41 @@ class MemoryDecl(FormatModel):
     not added up.
     """
 
-    ranks: SelectorField = None
-    parameters_nbytes: Size = Field(default=0, alias="parameters")
-    gradients_nbytes: Size = Field(default=0, alias="gradients")
-    optimizer_nbytes: Size = Field(default=0, alias="optimizer")
-    activations_nbytes: Size = Field(default=0, alias="activations")
+    ranks: SelectorField = Field(
+        default=None, description="Who holds it; left out: everybody.", examples=["stage == 0"]
+    )
+    parameters_nbytes: Size = Field(
+        default=0, alias="parameters", description="The model's parameters.", examples=["4 GiB"]
+    )
+    gradients_nbytes: Size = Field(
+        default=0, alias="gradients", description="Their gradients.", examples=["4 GiB"]
+    )
+    optimizer_nbytes: Size = Field(
+        default=0, alias="optimizer", description="The optimizer's states.", examples=["8 GiB"]
+    )
+    activations_nbytes: Size = Field(
+        default=0,
+        alias="activations",
+        description=("What the forward pass keeps for the backward pass."),
+        examples=["10 GiB"],
+    )
     #: Full parameters of layers that are sharded at rest.
-    gathered_nbytes: Size = Field(default=0, alias="gathered")
+    gathered_nbytes: Size = Field(
+        default=0,
+        alias="gathered",
+        description=("Full parameters of layers that are sharded at rest."),
+        examples=["1 GiB"],
+    )
     #: The most that tensors hold at a time, where that is known to be less than the sum of the
     #: parts; 0: not known.
-    allocated_nbytes: Size = Field(default=0, alias="allocated")
+    allocated_nbytes: Size = Field(
+        default=0,
+        alias="allocated",
+        description=(
+            "The most that tensors hold at a time, where it is less than all parts together."
+        ),
+        examples=["20 GiB"],
+    )
 
     @property
     def parts(self) -> dict[str, int]:
@@ -154,9 +223,6 @@ class MemoryDecl(FormatModel):
 
 
 MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "gathered")
-
-
-_NUMBERS_SCHEMA = {"x-def": "numbers"}
 
 
 def _parse_factor(value: object) -> float:
@@ -172,16 +238,42 @@ class _ProcessGroupOptions(FormatModel):
 
     #: nccl: communicators are made at first use (lazy), or all at once (init_process_group's
     #: device_id is given).
-    init: Annotated[str, *parsed_by(choice("lazy", "eager"), {"enum": ["lazy", "eager"]})] = "lazy"
+    init: Annotated[str, *parsed_by(choice("lazy", "eager"), {"enum": ["lazy", "eager"]})] = Field(
+        default="lazy",
+        description=(
+            "nccl: communicators are made at their first use (lazy), or all at once (eager: "
+            "device_id is given)."
+        ),
+        examples=["eager"],
+    )
     #: TORCH_NCCL_BLOCKING_WAIT: wait() blocks the host.
-    blocking_wait: Flag = False
+    blocking_wait: Flag = Field(
+        default=False,
+        description=("TORCH_NCCL_BLOCKING_WAIT: wait() blocks the host until the work is done."),
+        examples=[True],
+    )
     #: NCCL_LAUNCH_ORDER_IMPLICIT: communicators of a device launch in the order of the host's
     #: calls.
-    launch_order_implicit: Flag = False
+    launch_order_implicit: Flag = Field(
+        default=False,
+        description=(
+            "NCCL_LAUNCH_ORDER_IMPLICIT: communicators launch in the order of the host's calls."
+        ),
+        examples=[True],
+    )
     #: init_process_group's timeout; None: the back end's default (nccl 10 min, else 30 min).
-    timeout_ns: Timeout | None = Field(default=None, alias="timeout")
+    timeout_ns: Timeout | None = Field(
+        default=None,
+        alias="timeout",
+        description=("init_process_group's timeout; left out, 30 min, with nccl 10 min."),
+        examples=["30 s"],
+    )
     #: init_process_group's init_method; None: env://.
-    init_method: Text | None = None
+    init_method: Text | None = Field(
+        default=None,
+        description=("init_process_group's init_method; left out, `env://`."),
+        examples=["env://"],
+    )
 
 
 if TYPE_CHECKING:
@@ -192,7 +284,14 @@ else:
     for _profile in BACKEND_PROFILES.values():
         if _profile.buffer_option is not None:
             _option = _profile.buffer_option
-            _BUFFER_OPTIONS[_option.name] = (Size, _option.default)
+            _BUFFER_OPTIONS[_option.name] = (
+                Size,
+                Field(
+                    default=_option.default,
+                    description=_option.description,
+                    examples=[_option.example],
+                ),
+            )
     ProcessGroupOptions = create_model(
         "ProcessGroupOptions",
         __base__=_ProcessGroupOptions,
@@ -212,25 +311,56 @@ class FaultDecl(FormatModel):
     ``before_call``, ``at``).
     """
 
-    kind: Annotated[str, *parsed_by(choice(*_FAULT_KINDS), {"enum": list(_FAULT_KINDS)})]
-    rank: Rank | None = None
-    ranks: SelectorField = None
-    link: Annotated[str | None, *parsed_by(choice(*LINK_CLASSES), {"enum": list(LINK_CLASSES)})] = (
-        None
+    kind: Annotated[str, *parsed_by(choice(*_FAULT_KINDS), {"enum": list(_FAULT_KINDS)})] = Field(
+        description=(
+            "What happens: killed, an exception, an exit, slow, late at the start, or never there."
+        ),
+        examples=["kill"],
     )
-    nodes: Ranks | None = None
-    iteration: Natural | None = None
-    before_call: Natural | None = None
-    at_ns: Duration | None = Field(default=None, alias="at")
+    rank: Rank | None = Field(default=None, description="The rank that is hit.", examples=[3])
+    ranks: SelectorField = Field(
+        default=None, description="The ranks that are hit.", examples=["node == 1"]
+    )
+    link: Annotated[str | None, *parsed_by(choice(*LINK_CLASSES), {"enum": list(LINK_CLASSES)})] = (
+        Field(
+            default=None,
+            description=(
+                "The kind of link that is slow: `nic`, `network`, or inside a machine `intra` "
+                "(nvlink, pcie, shm)."
+            ),
+            examples=["nic"],
+        )
+    )
+    nodes: Ranks | None = Field(
+        default=None,
+        description=("The machines whose link is slow; left out: all."),
+        examples=[[1]],
+    )
+    iteration: Natural | None = Field(
+        default=None, description="In which iteration, from 0.", examples=[3]
+    )
+    before_call: Natural | None = Field(
+        default=None, description=("Before which of the rank's calls, from 0."), examples=[2]
+    )
+    at_ns: Duration | None = Field(
+        default=None, alias="at", description="When, after the start.", examples=["3 ms"]
+    )
     factor: Annotated[
         float, *parsed_by(_parse_factor, {"type": "number", "exclusiveMinimum": 0, "maximum": 1e6})
-    ] = 1.0
+    ] = Field(
+        default=1.0, description="How many times as long it takes: what is slow.", examples=[1.3]
+    )
     #: Exit status of the kind `exit`.
     code: Annotated[
         int, *parsed_by(integer(0, 255), {"type": "integer", "minimum": 0, "maximum": 255})
-    ] = 1
+    ] = Field(default=1, description="The exit status of the kind `exit`.", examples=[1])
     #: How much later than the others a rank of the kind `late` starts.
-    delay_ns: Duration = Field(default=0, alias="delay")
+    delay_ns: Duration = Field(
+        default=0,
+        alias="delay",
+        description=("How much later than the others a rank of the kind `late` starts."),
+        examples=["50 ms"],
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> FaultDecl:
@@ -266,130 +396,6 @@ class FaultDecl(FormatModel):
             raise FieldError("expected either `at` or a call (`iteration`, `before_call`)", ("at",))
 
 
-class DurationBounds(FormatModel):
-    """``{at_least, at_most}``: bounds of a duration."""
-
-    at_least_ns: Duration | None = Field(default=None, alias="at_least")
-    at_most_ns: Duration | None = Field(default=None, alias="at_most")
-
-    @model_validator(mode="after")
-    def _some(self) -> DurationBounds:
-        if self.at_least_ns is None and self.at_most_ns is None:
-            raise ValueError("expected `at_least` or `at_most`, as `{at_most: 20 ms}`")
-        if (
-            self.at_least_ns is not None
-            and self.at_most_ns is not None
-            and self.at_least_ns > self.at_most_ns
-        ):
-            least, most = (
-                units.duration_text(self.at_least_ns),
-                units.duration_text(self.at_most_ns),
-            )
-            raise FieldError(
-                f"nothing is at least {least} and at most {most}: swap them", ("at_least",)
-            )
-        return self
-
-
-VERDICTS = ("invalid", "mismatch", "deadlock", "race", "leak", "ok")
-OUTCOMES = ("completes", "hangs", "raises", "crashes", "wrong-data", "undefined")
-_parse_outcome = choice(*OUTCOMES)
-
-
-def _parse_outcomes(value: object) -> object:
-    """One outcome, or one for each back end named."""
-    if not isinstance(value, Mapping):
-        return _parse_outcome(value)
-    gather = FieldErrorCollector()
-    for backend in value:
-        gather.take(backend, choice(*BACKEND_PROFILES), backend)
-    found = {
-        backend: gather.take(backend, _parse_outcome, outcome) for backend, outcome in value.items()
-    }
-    gather.done()
-    return found
-
-
-def _parse_expected_value(value: object) -> object:
-    """A number (which fills), `?` (unknown), or a nested list of them."""
-    if isinstance(value, list | tuple):
-        return list_parser(_parse_expected_value)(value)
-    if value == "?" or isinstance(value, bool | int | float):
-        return value
-    raise ValueError(
-        f"expected a number, a list of numbers, or `?` for unknown, found {value_text(value)}"
-    )
-
-
-def _parse_expected_values(value: object) -> Mapping[str, object]:
-    return parse_mapping(
-        value,
-        "a mapping of tensors to numbers, as `{x: {0: 6, 1: 6}}`",
-        per_rank(_parse_expected_value),
-    )
-
-
-def _parse_finding_code(value: object) -> str:
-    if not isinstance(value, str) or value not in CODES:
-        raise ValueError(
-            f"expected the code of a finding, as DS301, found {value_text(value)}"
-            f"{did_you_mean(str(value), CODES)}"
-        )
-    return value
-
-
-def _plain_values(values: dict[str, object]) -> dict[str, object]:
-    return {name: to_plain_data(numbers) for name, numbers in values.items()}
-
-
-_parse_dependence = choice("buffering", "schedule")
-
-
-_OUTCOME_SCHEMA = {
-    "anyOf": [
-        {"enum": list(OUTCOMES)},
-        {
-            "type": "object",
-            "propertyNames": {"enum": [*BACKEND_PROFILES]},
-            "additionalProperties": {"enum": list(OUTCOMES)},
-        },
-    ]
-}
-_FINDING_CODES_SCHEMA = {"type": "array", "items": {"enum": list(CODES)}}
-
-
-class Expectations(FormatModel):
-    """What must come out. What is left out is not checked (`model_fields_set`); ``depends_on:
-    null`` says: on nothing.
-    """
-
-    verdict: Annotated[str | None, *parsed_by(choice(*VERDICTS), {"enum": list(VERDICTS)})] = None
-    depends_on: Annotated[
-        str | None,
-        *parsed_by(
-            lambda v: None if v is None else _parse_dependence(v),
-            {"enum": ["buffering", "schedule", None]},
-        ),
-    ] = None
-    outcome: Annotated[object, *parsed_by(_parse_outcomes, _OUTCOME_SCHEMA, lambda v: v)] = None
-    ranks: Ranks | None = None
-    core: Ranks | None = None
-    findings: Annotated[
-        tuple[str, ...] | None,
-        *parsed_by(list_parser(_parse_finding_code, "a list of codes"), _FINDING_CODES_SCHEMA),
-    ] = None
-    values: Annotated[
-        dict[str, Any],
-        *parsed_by(
-            _parse_expected_values,
-            {"type": "object", "additionalProperties": _NUMBERS_SCHEMA},
-            _plain_values,
-        ),
-    ] = Field(default_factory=dict)
-    makespan: DurationBounds | None = None
-    iteration: DurationBounds | None = None
-
-
 def _parse_grid(value: object) -> dict[str, tuple[object, ...]]:
     if not isinstance(value, Mapping) or not value:
         raise expected_error("a mapping of keys to their values, as `{mesh.dp: [1, 2, 4]}`", value)
@@ -420,7 +426,24 @@ class SweepDecl(FormatModel):
                 "additionalProperties": {"type": "array", "minItems": 1},
             },
         ),
-    ] = Field(default_factory=dict)
-    cluster: Names = ()
+    ] = Field(
+        default_factory=dict,
+        description=(
+            "Keys of the file (or vars), each with the values that it takes; every combination is "
+            "a point."
+        ),
+        examples=[{"mesh.dp": [1, 2, 4]}],
+    )
+    cluster: Names = Field(
+        default=(),
+        description=("Clusters, each of which every point is priced on."),
+        examples=[["dgx-a100", "dgx-h100"]],
+    )
     #: Points that a guided search tries; left out: all.
-    budget: Count | None = None
+    budget: Count | None = Field(
+        default=None,
+        description=(
+            "Points that a guided search tries, where the grid is too large; left out: all."
+        ),
+        examples=[100],
+    )

@@ -19,11 +19,11 @@ from distsim.common.message_text import did_you_mean, name_list, value_text
 from distsim.operations.core.field_types import PerRank, expression_field
 from distsim.scenario.format.models.base_model import FormatModel
 from distsim.scenario.format.models.entries import Entry
+from distsim.scenario.format.models.expectations import Expectations
 from distsim.scenario.format.models.launch import LaunchOptions
 from distsim.scenario.format.models.scalars import MAX_WORLD, integer
 from distsim.scenario.format.models.sections import (
     MEMORY_PARTS,
-    Expectations,
     FaultDecl,
     GroupDecl,
     MemoryDecl,

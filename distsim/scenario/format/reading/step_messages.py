@@ -6,8 +6,8 @@ import re
 from typing import Any, NamedTuple
 
 from distsim.common.message_text import did_you_mean, name_list, value_text
-from distsim.operations.core.field_help import torch_argument_names
 from distsim.operations.core.operation_base import Operation
+from distsim.operations.core.torch_arguments import torch_argument_names
 from distsim.operations.registry import OPERATION_ALIASES, OPERATIONS
 from distsim.scenario.format.reading.operation_fields import model_fields_by_key, operation_row
 from distsim.scenario.strategies import STRATEGIES

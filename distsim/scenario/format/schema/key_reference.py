@@ -17,7 +17,7 @@ from distsim.common import units
 from distsim.operations.core.field_schemas import QUANTITY_DEFINITIONS
 from distsim.operations.core.resolved_call import DTYPE_BYTES
 from distsim.operations.registry import OPERATION_ALIASES, OPERATIONS
-from distsim.scenario.format.models.sections import DurationBounds, Expectations
+from distsim.scenario.format.models.expectations import DurationBounds, Expectations
 from distsim.scenario.format.models.top_level import (
     SECTION_MODELS,
     BlockFields,

@@ -318,8 +318,8 @@ class BufferOption(NamedTuple):
 
     name: str
     default: int
-    description: str
-    example: str
+    description: str = "Number of bytes that a send may buffer."
+    example: str = "8 MiB"
 
     def limit(self, options: BackendOptions) -> int:
         """The limit in bytes; the default applies if the option is missing or null."""

@@ -170,15 +170,15 @@ class AllToAllOperation(AllToAllCollective):
 
     input: TensorListField = Field(
         description=(
-            "One part for each rank: a tensor with a leading axis of the group's size, or a list "
-            "of names."
+            "One part for each rank: a tensor whose first axis has the size of the group, or a "
+            "list of names."
         ),
         examples=["parts"],
     )
     output: TensorListField = Field(
         description=(
-            "Room for one part of each rank: with a leading axis of the group's size, or a list of "
-            "names."
+            "Space for one part from each rank: a tensor whose first axis has the size of the "
+            "group, or a list of names."
         ),
         examples=["got"],
     )
@@ -234,31 +234,25 @@ class AllToAllSingleOperation(AllToAllCollective):
     }
 
     input: TensorField = Field(
-        description=(
-            "What this rank gives: a tensor, or where torch takes a list one with a leading axis "
-            "of the group's size."
-        ),
+        description="Tensor to split among the ranks.",
         examples=["x"],
     )
     output: TensorField = Field(
-        description=(
-            "Where this rank gets: a tensor, or where torch takes a list one with a leading axis "
-            "of the group's size."
-        ),
+        description="Tensor for the parts from all ranks.",
         examples=["all_x"],
     )
     input_splits: ExpressionListField = Field(
         default=None,
         description=(
-            "Rows of the input for each rank of the group, in its order; left out: even parts."
+            "Rows of the input for each rank of the group, in group order [default: equal parts]."
         ),
         examples=[[1, 3]],
     )
     output_splits: ExpressionListField = Field(
         default=None,
         description=(
-            "Rows of the output from each rank of the group; left out: what the others' "
-            "`input_splits` give."
+            "Rows of the output from each rank of the group [default: derived from the "
+            "`input_splits` of the other ranks]."
         ),
         examples=[[1, 3]],
     )
@@ -384,19 +378,17 @@ class MonitoredBarrierOperation(Operation):
     group: GroupField = Field(
         default=None,
         description=(
-            "Who takes part: `world` (if left out), an axis of the mesh, a list of axes, a group "
-            "of `groups` or of new_group."
+            "Group that makes the call: `world`, an axis of the mesh, a list of axes, or a name "
+            "from `groups` or new_group [default: `world`]."
         ),
         examples=["dp"],
     )
     timeout: TimeoutField = Field(
-        default=None, description="How long it may wait before it raises.", examples=["30 s"]
+        default=None, description="Timeout of the barrier.", examples=["30 s"]
     )
     wait_all_ranks: StrictBool = Field(
         default=False,
-        description=(
-            "Wait for everybody, and name all ranks that are missing, not the first alone."
-        ),
+        description="Wait for all ranks and report every missing rank, not only the first.",
         examples=[True],
     )
 

@@ -192,10 +192,7 @@ class AllReduceCoalescedOperation(ReducingCollective, _CoalescedCollective):
     )
 
     tensor: TensorListField = Field(
-        description=(
-            "The tensor that is sent, received into or worked on in place: a name, a copy "
-            "`name@index`, or an inline shape."
-        ),
+        description="Tensors to reduce in place: a name or a list of names.",
         examples=["x"],
     )
 
@@ -210,17 +207,11 @@ class _CoalescedOutOfPlace(_CoalescedCollective):
     """Part k takes the k-th input to the k-th output."""
 
     input: TensorListField = Field(
-        description=(
-            "What this rank gives: a tensor, or where torch takes a list one with a leading axis "
-            "of the group's size."
-        ),
+        description="Inputs, one for each part of the launch: a name or a list of names.",
         examples=["x"],
     )
     output: TensorListField = Field(
-        description=(
-            "Where this rank gets: a tensor, or where torch takes a list one with a leading axis "
-            "of the group's size."
-        ),
+        description="Outputs, one for each input: a name or a list of names.",
         examples=["all_x"],
     )
 

@@ -56,16 +56,17 @@ class ComputeOperation(LocalOperation):
         torch="y = forward(x)",
     )
 
-    time: DurationField = Field(default=None, description="How long it takes.", examples=["3 ms"])
+    time: DurationField = Field(default=None, description="Duration.", examples=["3 ms"])
     flops: FlopsField = Field(
         default=None,
-        description=("Floating-point operations, which the cluster's device prices."),
+        description="Floating-point operations; the cost model derives the time from the device.",
         examples=["2 TFLOP"],
     )
     bytes: ByteCountField = Field(
         default=None,
         description=(
-            "Bytes that are read and written in the device's memory, which the device prices."
+            "Bytes that the kernels read and write in device memory; the cost model derives the "
+            "time."
         ),
         examples=["4 B * width"],
     )
@@ -73,39 +74,34 @@ class ComputeOperation(LocalOperation):
         default=None,
         ge=1,
         le=1_000_000,
-        description=(
-            "Kernels that the work is done in, each of which takes the device's launch; left out, "
-            "one."
-        ),
+        description="Number of kernels; each one costs a kernel launch of the device [default: 1].",
         examples=[7],
     )
-    name: str = Field(
-        default="", description="What reports and pictures call it.", examples=["forward"]
-    )
+    name: str = Field(default="", description="Name in reports and pictures.", examples=["forward"])
     reads: ReferenceListField = Field(
         default=(),
-        description=("Tensors that it needs: it must not overlap a transfer into them."),
+        description="Tensors that the work reads. It must not overlap a transfer into them.",
         examples=[["x"]],
     )
     writes: ReferenceListField = Field(
-        default=(), description="Tensors that it makes anew.", examples=[["y"]]
+        default=(), description="Tensors that the work overwrites.", examples=[["y"]]
     )
     adds: ReferenceListField = Field(
         default=(),
-        description=("Tensors that it adds to, as a backward pass does to gradients."),
+        description="Tensors that the work adds to, as a backward pass does to gradients.",
         examples=[["grad"]],
     )
     on: str = Field(
         default="",
         description=(
-            "The CUDA stream that it runs on; `host` keeps the host busy, `current` is the default "
+            "CUDA stream of the kernels; `host` keeps the host busy, `current` is the default "
             "stream."
         ),
         examples=["side"],
     )
     dtype: DtypeField | None = Field(
         default=None,
-        description=("What the floating-point operations are done in, for the device's price."),
+        description="Data type of the floating-point operations; the device's rate depends on it.",
         examples=["bfloat16"],
     )
 
@@ -148,17 +144,11 @@ class AssignOperation(LocalOperation):
     )
 
     tensor: TensorField = Field(
-        description=(
-            "The tensor that is sent, received into or worked on in place: a name, a copy "
-            "`name@index`, or an inline shape."
-        ),
+        description="Tensor to set: a name, a copy `name@index`, or an inline `{shape, dtype}`.",
         examples=["x"],
     )
     value: ValueField = Field(
-        description=(
-            "What the tensor holds then: a number, an expression over tensors, rank and index, or "
-            "a list."
-        ),
+        description="New content: a number, an expression over tensors, rank and index, or a list.",
         examples=["2 * x + rank"],
     )
 
@@ -197,12 +187,10 @@ class WaitStreamOperation(LocalOperation):
         torch="torch.cuda.current_stream().wait_stream(reduce)",
     )
 
-    stream: StreamField = Field(
-        default="", description="The stream that is waited for.", examples=["comm"]
-    )
+    stream: StreamField = Field(default="", description="Stream to wait for.", examples=["comm"])
     on: StreamField = Field(
         default="",
-        description=("The stream that waits; left out, the current one."),
+        description="Stream that waits [default: the current stream].",
         examples=["current"],
     )
 
@@ -230,7 +218,7 @@ class SleepOperation(LocalOperation):
         torch="time.sleep(0.003)",
     )
 
-    time: DurationField = Field(description="How long it takes.", examples=["3 ms"])
+    time: DurationField = Field(description="Duration.", examples=["3 ms"])
 
 
 class ExitOperation(LocalOperation):
@@ -255,7 +243,7 @@ class ExitOperation(LocalOperation):
     code: ExpressionField = Field(
         default_factory=lambda: expression_field(0),
         json_schema_extra={"default": 0},
-        description="The exit status; 0 is a clean end.",
+        description="Exit status; 0 means success.",
         examples=[0],
     )
 
@@ -274,7 +262,7 @@ class FailOperation(LocalOperation):
     )
 
     message: str = Field(
-        default="", description="The exception's text.", examples=["out of memory"]
+        default="", description="Text of the exception.", examples=["out of memory"]
     )
 
 
@@ -301,17 +289,15 @@ class WaitOperation(Operation):
     )
 
     handles: WaitField = Field(
-        description=(
-            "The handle to wait for, a list of them, or `all`: every request that is open."
-        ),
+        description="Request to wait for, a list of requests, or `all` (every open request).",
         examples=["h"],
     )
     #: Which stream waits, where there are streams (nccl).
     on: StreamField = Field(
         default="",
         description=(
-            "The CUDA stream that is current at the call; `current` is the default one. It means "
-            "something under nccl."
+            "CUDA stream that is current at the call; `current` is the default stream. Only nccl "
+            "uses it."
         ),
         examples=["comm"],
     )

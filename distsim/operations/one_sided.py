@@ -68,8 +68,8 @@ class _OneSidedOperation(PairOperation):
     group: GroupField = Field(
         default=None,
         description=(
-            "Who takes part: `world` (if left out), an axis of the mesh, a list of axes, a group "
-            "of `groups` or of new_group."
+            "Group of both ranks: `world`, an axis of the mesh, a list of axes, or a name from "
+            "`groups` or new_group [default: `world`]."
         ),
         examples=["dp"],
     )
@@ -77,8 +77,8 @@ class _OneSidedOperation(PairOperation):
     on: StreamField = Field(
         default="",
         description=(
-            "The CUDA stream that is current at the call; `current` is the default one. It means "
-            "something under nccl."
+            "CUDA stream that is current at the call; `current` is the default stream. Only nccl "
+            "uses it."
         ),
         examples=["comm"],
     )
@@ -98,17 +98,14 @@ class _RemoteAccessOperation(_OneSidedOperation):
     nccl_tests = "sendrecv_perf"
 
     tensor: TensorField = Field(
-        description=(
-            "The tensor that is sent, received into or worked on in place: a name, a copy "
-            "`name@index`, or an inline shape."
-        ),
+        description="Tensor to read: a name, a copy `name@index`, or an inline `{shape, dtype}`.",
         examples=["x"],
     )
     into: TensorField | None = Field(
         default=None,
         description=(
-            "What is written: the other rank's tensor of a put, this rank's of a get; left out, "
-            "of the same name."
+            "Tensor to write: on the other rank for a put, on this rank for a get [default: the "
+            "tensor with the same name]."
         ),
         examples=["y@rank"],
     )
@@ -193,9 +190,7 @@ class _SignalOperation(_OneSidedOperation):
     channel: ExpressionField = Field(
         default_factory=lambda: expression_field(0),
         json_schema_extra={"default": 0},
-        description=(
-            "Which cell of the signal pad, 0 or more: signals of one channel meet in order."
-        ),
+        description="Cell of the signal pad, 0 or more. Signals on one channel match in order.",
         examples=[1],
     )
 

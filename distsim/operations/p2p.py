@@ -45,31 +45,34 @@ class MessageOperation(PairOperation):
 
     tensor: TensorField = Field(
         description=(
-            "The tensor that is sent, received into or worked on in place: a name, a copy "
-            "`name@index`, or an inline shape."
+            "Tensor to send or to receive into: a name, a copy `name@index`, or an inline "
+            "`{shape, dtype}`."
         ),
         examples=["x"],
     )
     group: GroupField = Field(
         default=None,
         description=(
-            "Who takes part: `world` (if left out), an axis of the mesh, a list of axes, a group "
-            "of `groups` or of new_group."
+            "Group of both ranks: `world`, an axis of the mesh, a list of axes, or a name from "
+            "`groups` or new_group [default: `world`]."
         ),
         examples=["dp"],
     )
     tag: ExpressionField = Field(
         default_factory=lambda: expression_field(0),
         json_schema_extra={"default": 0},
-        description="Tells messages of one pair apart, 0 to 2**31 - 1; nccl ignores it.",
+        description=(
+            "Tag that distinguishes messages between two ranks, from 0 to 2**31 - 1; nccl ignores "
+            "it."
+        ),
         examples=[7],
     )
     #: The stream that is current at the call; of a batch, the batch's own counts.
     on: StreamField = Field(
         default="",
         description=(
-            "The CUDA stream that is current at the call; `current` is the default one. It means "
-            "something under nccl."
+            "CUDA stream that is current at the call; `current` is the default stream. Only nccl "
+            "uses it."
         ),
         examples=["comm"],
     )
@@ -129,22 +132,18 @@ class _ReceivingOperation(MessageOperation):
 
     src: ExpressionField = Field(
         default=None,
-        description=(
-            "The rank that sends or gives, by its global number. A recv without it takes any "
-            "rank's message."
-        ),
+        description="Global rank of the sender [default: any rank].",
         examples=[0],
     )
     group_src: ExpressionField = Field(
         default=None,
-        description=("The rank that sends or gives, by its number in the group."),
+        description="Group rank of the sender.",
         examples=[0],
     )
     assume_src: ExpressionField = Field(
         default=None,
         description=(
-            "Of a receive from any source: the sender to assume, where the order of arrivals is "
-            "to be fixed."
+            "Receive from any source: the sender to assume, which fixes the order of arrivals."
         ),
         examples=[1],
     )
@@ -236,10 +235,7 @@ class IsendOperation(_SendingOperation):
     handle: HandleField = Field(
         default=None,
         alias="as",
-        description=(
-            "The handle that stands for the request, for a later `wait`: a name, or `name@index` "
-            "in a repeat."
-        ),
+        description="Name of the request, for a later `wait`; `name@index` inside a repeat.",
         examples=["h"],
     )
 
@@ -268,10 +264,7 @@ class IrecvOperation(_ReceivingOperation):
     handle: HandleField = Field(
         default=None,
         alias="as",
-        description=(
-            "The handle that stands for the request, for a later `wait`: a name, or `name@index` "
-            "in a repeat."
-        ),
+        description="Name of the request, for a later `wait`; `name@index` inside a repeat.",
         examples=["h"],
     )
 
@@ -323,23 +316,20 @@ class BatchIsendIrecvOperation(Operation):
     )
 
     ops: tuple[object, ...] = Field(
-        description=("The isend and irecv steps of the batch, in the list's order."),
+        description="The isend and irecv steps of the batch, in list order.",
         examples=[[{"isend": {"tensor": "x", "dst": 1}}]],
     )
     handle: HandleField = Field(
         default=None,
         alias="as",
-        description=(
-            "The handle that stands for the request, for a later `wait`: a name, or `name@index` "
-            "in a repeat."
-        ),
+        description="Name of the request, for a later `wait`; `name@index` inside a repeat.",
         examples=["h"],
     )
     on: StreamField = Field(
         default="",
         description=(
-            "The CUDA stream that is current at the call; `current` is the default one. It means "
-            "something under nccl."
+            "CUDA stream that is current at the call; `current` is the default stream. Only nccl "
+            "uses it."
         ),
         examples=["comm"],
     )

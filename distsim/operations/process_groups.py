@@ -56,13 +56,16 @@ class InitProcessGroupOperation(Operation):
 
     backend: str | None = Field(
         default=None,
-        description=("The back end of the group: gloo, nccl, mpi; left out, the scenario's."),
+        description="Backend of the world: gloo, nccl or mpi [default: the scenario's backend].",
         examples=["gloo"],
     )
     #: env:// (also where it is left out), tcp://host:port, file:///path; alone or per rank.
     init_method: TextField = Field(
         default=None,
-        description=("Where the ranks meet: `env://`, `tcp://host:port` or `file:///path`."),
+        description=(
+            "Address of the rendezvous: `env://`, `tcp://host:port` or `file:///path` [default: "
+            "`env://`]."
+        ),
         examples=["env://"],
     )
     #: In place of init_method: tcp://host:port (a TCPStore), file:///path (a FileStore), hash (a
@@ -70,30 +73,32 @@ class InitProcessGroupOperation(Operation):
     store: TextField = Field(
         default=None,
         description=(
-            "In place of init_method: `tcp://host:port`, `file:///path`, or `hash` (one of this "
-            "process alone)."
+            "Store instead of an init_method: `tcp://host:port`, `file:///path`, or `hash` (only "
+            "inside this process)."
         ),
         examples=["hash"],
     )
     #: Which number the process says it has; left out, env:// reads RANK.
     rank: ExpressionField = Field(
         default=None,
-        description=("Which number the process says it has; left out, env:// reads RANK."),
+        description="Rank that the process passes [default: RANK, for env://].",
         examples=["rank"],
     )
     #: How many it says there are; left out, env:// reads WORLD_SIZE.
     world_size: ExpressionField = Field(
         default=None,
-        description=("How many ranks it says there are; left out, env:// reads WORLD_SIZE."),
+        description="World size that the process passes [default: WORLD_SIZE, for env://].",
         examples=["world_size"],
     )
     timeout: TimeoutField = Field(
-        default=None, description="How long it may wait before it raises.", examples=["30 s"]
+        default=None,
+        description="Timeout of the call and of later calls on the world.",
+        examples=["30 s"],
     )
     #: The accelerator of an eager start, as `local_rank`.
     device_id: ExpressionField = Field(
         default=None,
-        description=("The index of its GPU, which makes nccl's communicators at once."),
+        description="Index of the rank's GPU; nccl then creates its communicators at once.",
         examples=["local_rank"],
     )
 
@@ -177,23 +182,23 @@ class NewGroupOperation(Operation):
         torch="pair = dist.new_group([0, 1])",
     )
 
-    name: str = Field(description="What later steps call the group.", examples=["pair"])
+    name: str = Field(description="Name of the group for later steps.", examples=["pair"])
     ranks: ExpressionListField = Field(
         default=None,
-        description=("Global ranks of the members; left out: all. torch sorts them."),
+        description="Global ranks of the members [default: all]. torch sorts them.",
         examples=[[0, 1]],
     )
     timeout: TimeoutField = Field(
-        default=None, description="How long it may wait before it raises.", examples=["30 s"]
+        default=None, description="Timeout of calls on the group.", examples=["30 s"]
     )
     backend: str | None = Field(
         default=None,
-        description=("The back end of the group: gloo, nccl, mpi; left out, the scenario's."),
+        description="Backend of the group: gloo, nccl or mpi [default: the scenario's backend].",
         examples=["gloo"],
     )
     use_local_synchronization: StrictBool = Field(
         default=False,
-        description=("Only the members make the call and wait for each other."),
+        description="Let only the members make the call and wait for each other.",
         examples=[True],
     )
     #: Not torch's: a prefix of the world's store, for a group that its members make by themselves,
@@ -201,8 +206,8 @@ class NewGroupOperation(Operation):
     store: str | None = Field(
         default=None,
         description=(
-            "A prefix of the store where its members alone meet, as torchft has one for each "
-            "quorum."
+            "Prefix of the store at which only the members meet, such as torchft's prefix for "
+            "each quorum."
         ),
         examples=["torchft/3"],
     )
@@ -284,10 +289,7 @@ class DestroyProcessGroupOperation(Operation):
 
     group: GroupField = Field(
         default=None,
-        description=(
-            "Who takes part: `world` (if left out), an axis of the mesh, a list of axes, a group "
-            "of `groups` or of new_group."
-        ),
+        description="Group to destroy [default: all groups].",
         examples=["dp"],
     )
 

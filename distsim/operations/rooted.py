@@ -222,15 +222,12 @@ class GatherOperation(ToRootCollective):
     }
 
     input: TensorField = Field(
-        description=(
-            "What this rank gives: a tensor, or where torch takes a list one with a leading axis "
-            "of the group's size."
-        ),
+        description="Tensor that this rank contributes.",
         examples=["x"],
     )
     output: TensorListField = Field(
         default=None,
-        description=("Room on `dst` for everybody's input; the other ranks need none."),
+        description="Space on `dst` for the inputs of all ranks; the other ranks do not need it.",
         examples=["all_x"],
     )
 
@@ -306,15 +303,12 @@ class ScatterOperation(FromRootCollective):
     }
 
     output: TensorField = Field(
-        description=(
-            "Where this rank gets: a tensor, or where torch takes a list one with a leading axis "
-            "of the group's size."
-        ),
+        description="Tensor for this rank's part.",
         examples=["all_x"],
     )
     input: TensorListField = Field(
         default=None,
-        description=("One part for each rank, on `src`; the other ranks need none."),
+        description="One part for each rank, on `src`; the other ranks do not need it.",
         examples=["parts"],
     )
 

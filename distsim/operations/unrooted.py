@@ -133,16 +133,13 @@ class AllGatherOperation(_AllGatherCollective):
     bindings = {"gloo": BackendBinding(), "nccl": BackendBinding(), "mpi": BackendBinding()}
 
     input: TensorField = Field(
-        description=(
-            "What this rank gives: a tensor, or where torch takes a list one with a leading axis "
-            "of the group's size."
-        ),
+        description="Tensor that this rank contributes.",
         examples=["x"],
     )
     output: TensorListField = Field(
         description=(
-            "Room for everybody's input: a tensor with a leading axis of the group's size, or a "
-            "list of names."
+            "Space for the inputs of all ranks: a tensor whose first axis has the size of the "
+            "group, or a list of names."
         ),
         examples=["all_x"],
     )
@@ -207,17 +204,11 @@ class AllGatherIntoTensorOperation(_AllGatherCollective):
     }
 
     input: TensorField = Field(
-        description=(
-            "What this rank gives: a tensor, or where torch takes a list one with a leading axis "
-            "of the group's size."
-        ),
+        description="Tensor that this rank contributes.",
         examples=["x"],
     )
     output: TensorField = Field(
-        description=(
-            "Where this rank gets: a tensor, or where torch takes a list one with a leading axis "
-            "of the group's size."
-        ),
+        description="Tensor for the inputs of all ranks, one after the other.",
         examples=["all_x"],
     )
 
@@ -302,16 +293,13 @@ class ReduceScatterOperation(_ReduceScatterCollective):
 
     input: TensorListField = Field(
         description=(
-            "One part for each rank: a tensor with a leading axis of the group's size, or a list "
-            "of names."
+            "One part for each rank: a tensor whose first axis has the size of the group, or a "
+            "list of names."
         ),
         examples=["parts"],
     )
     output: TensorField = Field(
-        description=(
-            "Where this rank gets: a tensor, or where torch takes a list one with a leading axis "
-            "of the group's size."
-        ),
+        description="Tensor for this rank's reduced part.",
         examples=["all_x"],
     )
 
@@ -380,17 +368,11 @@ class ReduceScatterTensorOperation(_ReduceScatterCollective):
     }
 
     input: TensorField = Field(
-        description=(
-            "What this rank gives: a tensor, or where torch takes a list one with a leading axis "
-            "of the group's size."
-        ),
+        description="Tensor with one part for each rank, one after the other.",
         examples=["x"],
     )
     output: TensorField = Field(
-        description=(
-            "Where this rank gets: a tensor, or where torch takes a list one with a leading axis "
-            "of the group's size."
-        ),
+        description="Tensor for this rank's reduced part.",
         examples=["all_x"],
     )
 

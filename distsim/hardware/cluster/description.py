@@ -70,38 +70,38 @@ class ComputeDevice(_ClusterPart):
     ``float32``'s rate.
     """
 
-    name: str = Field(description="What the device is called.", examples=["A100-80G"])
+    name: str = Field(description="Name of the device.", examples=["A100-80G"])
     peak: dict[str, FlopRate] = Field(
-        description=("Its rate by dtype; one that is left out runs at float32's."),
+        description="Peak rate by dtype; an omitted dtype runs at the rate of float32.",
         examples=[{"bfloat16": "312 TFLOP/s"}],
     )
     memory_bytes_per_ns: Bandwidth = Field(
-        alias="memory_bandwidth", description="Of its memory.", examples=["2 TB/s"]
+        alias="memory_bandwidth", description="Bandwidth of the device memory.", examples=["2 TB/s"]
     )
     memory_nbytes: Size = Field(
-        alias="memory_size", description="Of its memory.", examples=["80 GiB"]
+        alias="memory_size", description="Size of the device memory.", examples=["80 GiB"]
     )
     #: Generation, by NCCL's tables: volta (V100), ampere (A100), ada (L4, L40S), hopper (H100,
     #: H200, GH200), blackwell (B200), cdna3 (MI300X).
     architecture: Literal["volta", "ampere", "ada", "hopper", "blackwell", "cdna3", ""] = Field(
         default="",
-        description=("The GPU's generation, by which NCCL's forms are chosen."),
+        description="GPU generation; NCCL's choice of algorithms depends on it.",
         examples=["hopper"],
     )
     launch_ns: Duration = Field(
         default=0,
         alias="launch",
-        description=("What launching one kernel takes."),
+        description="Time of one kernel launch.",
         examples=["5 us"],
     )  # one kernel
     compute_efficiency: Efficiency = Field(
         default=1.0,
-        description=("Share of the peak that a large matrix product reaches."),
+        description="Share of the peak rate that a large matrix product reaches.",
         examples=[0.7],
     )  # share of peak that a large matrix product reaches
     memory_efficiency: Efficiency = Field(
         default=1.0,
-        description=("Share of the memory's bandwidth that is reached."),
+        description="Share of the memory bandwidth that kernels reach.",
         examples=[0.8],
     )
     #: Factor by which a kernel is slower while its rank communicates.
@@ -109,7 +109,7 @@ class ComputeDevice(_ClusterPart):
         default=1.0,
         ge=1,
         le=10,
-        description=("By what a kernel takes longer while its rank communicates."),
+        description="Slowdown factor of a kernel while its rank communicates.",
         examples=[1.19],
     )
     #: Factor by which a transfer's bytes move slower while one of its ranks computes.
@@ -117,12 +117,10 @@ class ComputeDevice(_ClusterPart):
         default=1.0,
         ge=1,
         le=10,
-        description=("By what a transfer takes longer while a rank of its computes."),
+        description="Slowdown factor of a transfer while one of its ranks computes.",
         examples=[1.1],
     )
-    source: str = Field(
-        default="", description="Where the numbers are from.", examples=["data sheet"]
-    )
+    source: str = Field(default="", description="Source of the numbers.", examples=["data sheet"])
 
     def peak_flop_per_ns(self, dtype: str) -> float:
         """The data sheet's rate for a dtype, in FLOP per ns.
@@ -147,25 +145,26 @@ class IntraNodeLink(_ClusterPart):
     """
 
     kind: Literal["nvlink", "xgmi", "pcie", "shm"] = Field(
-        description="What it is.", examples=["nvlink"]
+        description="Kind of link.", examples=["nvlink"]
     )
     latency_ns: Duration = Field(
-        alias="latency", description="One hop of one message.", examples=["3 us"]
+        alias="latency", description="Latency of one hop of one message.", examples=["3 us"]
     )
     bytes_per_ns: Bandwidth = Field(
-        alias="bandwidth", description="Per rank and direction.", examples=["300 GB/s"]
+        alias="bandwidth", description="Bandwidth per rank and direction.", examples=["300 GB/s"]
     )
     #: Share of the data sheet's bandwidth that a ring reaches. With ``collectives: nccl``: the
     #: share that NCCL assumes.
     efficiency: Efficiency = Field(
-        default=1.0, description=("Share of the bandwidth that a ring reaches."), examples=[0.8]
+        default=1.0, description="Share of the bandwidth that a ring reaches.", examples=[0.8]
     )
     #: True if the links meet in a switch (which can reduce from H100 on); False if they connect
     #: pairs of GPUs directly.
     switch: bool = Field(
         default=True,
         description=(
-            "Links meet in a switch (which can reduce, from H100 on); else they go from GPU to GPU."
+            "Whether the links meet in a switch (which can reduce, from H100 on). Otherwise they "
+            "join GPUs directly."
         ),
         examples=[True],
     )
@@ -173,15 +172,17 @@ class IntraNodeLink(_ClusterPart):
     mesh: int | Literal["cube"] | None = Field(
         default=None,
         description=(
-            "Ranks whose links go from each to each alike, or cube: DGX-1's. A part of them has a "
-            "part of its links."
+            "Number of ranks that are all directly connected, or `cube` for a DGX-1. A group of "
+            "fewer ranks uses only its share of the links."
         ),
         examples=[8],
     )
     #: False if GPUs cannot reach each other over PCIe and stage data through host memory.
     peer_access: bool = Field(
         default=True,
-        description=("GPUs reach each other over PCIe; else they stage through the host's memory."),
+        description=(
+            "Whether GPUs access each other over PCIe. Otherwise they stage data in host memory."
+        ),
         examples=[True],
     )
     #: Ranks that these links connect across machines (NVL72: 72).
@@ -189,7 +190,7 @@ class IntraNodeLink(_ClusterPart):
         default=None,
         ge=1,
         le=1 << 20,
-        description=("Ranks that these links join across machines (NVL72: 72)."),
+        description="Number of ranks that these links join across nodes (NVL72: 72).",
         examples=[72],
     )
     #: Ranks behind one PCIe switch; they share its uplink.
@@ -198,13 +199,12 @@ class IntraNodeLink(_ClusterPart):
         ge=1,
         le=1024,
         description=(
-            "Ranks behind one PCIe switch: they share its way up. Left out: each slot has its own."
+            "Number of ranks behind one PCIe switch; they share its uplink [default: each slot "
+            "has its own]."
         ),
         examples=[4],
     )
-    source: str = Field(
-        default="", description="Where the numbers are from.", examples=["data sheet"]
-    )
+    source: str = Field(default="", description="Source of the numbers.", examples=["data sheet"])
 
     @field_validator("mesh")
     @classmethod
@@ -239,22 +239,22 @@ _CUBE_MESH_RINGS = {2: 1, 3: 2, 4: 4, 5: 2, 6: 2, 7: 2, 8: 6}
 class NetworkCards(_ClusterPart):
     """The network cards of a node; ``bandwidth`` is one card's, per direction."""
 
-    count: int = Field(default=1, ge=1, le=1024, description="Cards of a machine.", examples=[8])
+    count: int = Field(
+        default=1, ge=1, le=1024, description="Number of NICs per node.", examples=[8]
+    )
     latency_ns: Duration = Field(
         default=0,
         alias="latency",
-        description=("One hop of one message through a card."),
+        description="Latency of one hop of one message through a NIC.",
         examples=["2 us"],
     )
     bytes_per_ns: Bandwidth = Field(
-        alias="bandwidth", description="Of one card, per direction.", examples=["25 GB/s"]
+        alias="bandwidth", description="Bandwidth of one NIC, per direction.", examples=["25 GB/s"]
     )
     efficiency: Efficiency = Field(
-        default=1.0, description=("Share of the bandwidth that is reached."), examples=[0.9]
+        default=1.0, description="Share of the bandwidth that transfers reach.", examples=[0.9]
     )
-    source: str = Field(
-        default="", description="Where the numbers are from.", examples=["data sheet"]
-    )
+    source: str = Field(default="", description="Source of the numbers.", examples=["data sheet"])
 
     @property
     def attained(self) -> float:
@@ -269,12 +269,14 @@ class Network(_ClusterPart):
     can reduce (SHARP), and NCCL is told to use that (CollNet)."""
 
     latency_ns: Duration = Field(
-        alias="latency", description="One hop between two cards.", examples=["1 us"]
+        alias="latency", description="Latency of one hop between two NICs.", examples=["1 us"]
     )
     oversubscription: float = Field(
         default=1.0,
         ge=1,
-        description=("2: half of a machine's card bandwidth gets through."),
+        description=(
+            "Oversubscription of the network; 2: half of a node's NIC bandwidth is available."
+        ),
         examples=[1.0],
     )
     leaf: int | None = Field(
@@ -282,18 +284,18 @@ class Network(_ClusterPart):
         ge=1,
         le=1 << 20,
         description=(
-            "Machines on one leaf switch, whose way up `oversubscription` then narrows for all "
-            "that leaves it."
+            "Number of nodes on one leaf switch. `oversubscription` then applies to the uplink of "
+            "that switch."
         ),
         examples=[16],
     )
     transport: Literal["ib", "roce", "efa", "slingshot", "tcpx", "tcpxo", "tcp"] = Field(
-        default="ib", description="What the cards speak.", examples=["ib"]
+        default="ib", description="Transport of the NICs.", examples=["ib"]
     )
-    reduces: bool = Field(default=False, description="Its switches can reduce.", examples=[True])
-    source: str = Field(
-        default="", description="Where the numbers are from.", examples=["data sheet"]
+    reduces: bool = Field(
+        default=False, description="Whether the network switches can reduce.", examples=[True]
     )
+    source: str = Field(default="", description="Source of the numbers.", examples=["data sheet"])
 
     @property
     def narrowed(self) -> float:
@@ -310,13 +312,17 @@ class MeasuredCurve(_ClusterPart):
     """
 
     op: str = Field(
-        description="The operation; `send` stands for every message.", examples=["all_reduce"]
+        description="Operation; `send` represents all messages.", examples=["all_reduce"]
     )
-    group: int = Field(ge=1, description="Ranks in each group.", examples=[8])
-    ranks: int = Field(ge=1, description="Ranks on each machine, all busy at once.", examples=[8])
-    nodes: int = Field(default=1, ge=1, description="Machines that a group spans.", examples=[1])
+    group: int = Field(ge=1, description="Number of ranks in each group.", examples=[8])
+    ranks: int = Field(
+        ge=1, description="Number of ranks per node, all active at once.", examples=[8]
+    )
+    nodes: int = Field(
+        default=1, ge=1, description="Number of nodes that a group spans.", examples=[1]
+    )
     times: dict[Size, Duration] = Field(
-        description=("How long it took, by bytes as nccl-tests counts them."),
+        description="Measured time by size in bytes, counted as nccl-tests does.",
         examples=[{"4 MiB": "100 us"}],
     )
 
@@ -340,39 +346,39 @@ class Cluster(_ClusterPart):
     `distsim.hardware.cost`. ``measured``: see `MeasuredCurve`.
     """
 
-    name: str = Field(description="What reports call it.", examples=["our-pod"])
+    name: str = Field(description="Name in reports.", examples=["our-pod"])
     source: str = Field(
-        default="", description="Where the numbers are from.", examples=["nccl-tests, 2026-03"]
+        default="", description="Source of the numbers.", examples=["nccl-tests, 2026-03"]
     )
     error_band: str = Field(
         default="not measured",
-        description=("How sure the times are; the report ends with it."),
+        description="Uncertainty of predicted times; printed at the end of the report.",
         examples=["+-20 %"],
     )
     device: ComputeDevice = Field(
-        description="What one rank computes on.", examples=[{"memory_size": "80 GiB"}]
+        description="Device of one rank.", examples=[{"memory_size": "80 GiB"}]
     )
     intra: IntraNodeLink = Field(
-        description=("The way between two ranks of a machine, per rank and direction."),
+        description="Link between two ranks of one node, per rank and direction.",
         examples=[{"bandwidth": "300 GB/s"}],
     )
     nics: NetworkCards = Field(
-        description="The network cards of a machine.", examples=[{"count": 8}]
+        description="Network cards (NICs) of a node.", examples=[{"count": 8}]
     )
     network: Network = Field(
-        description="What lies between the cards.", examples=[{"oversubscription": 2}]
+        description="Network between the NICs.", examples=[{"oversubscription": 2}]
     )
     call_overhead_ns: Duration = Field(
         default=0,
         alias="call_overhead",
-        description=("What a communication call costs before its first byte moves."),
+        description="Fixed cost of a communication call, before its first byte moves.",
         examples=["8 us"],
     )
     collectives: Literal["nccl", "rails", "flat"] = Field(
         default="rails",
         description=(
-            "By NCCL's algorithms and protocols (nccl), over every card (rails), or as Gloo does "
-            "(flat)."
+            "Cost model of collectives: NCCL's algorithms and protocols (`nccl`), all NICs in "
+            "parallel (`rails`), or Gloo's algorithms (`flat`)."
         ),
         examples=["rails"],
     )
@@ -380,26 +386,24 @@ class Cluster(_ClusterPart):
         default=1,
         ge=1,
         le=64,
-        description=(
-            "How many GPUs one process drives; torch.distributed drives one (nccl-tests' `-g`)."
-        ),
+        description="Number of GPUs per process. torch.distributed uses 1; nccl-tests has `-g`.",
         examples=[1],
     )
     host: Literal["intel", "amd", "arm"] = Field(
         default="intel",
-        description=("The CPU's maker, by which NCCL chooses between nodes."),
+        description="Vendor of the CPU; NCCL's choice between nodes depends on it.",
         examples=["intel"],
     )
     algorithms: dict[str, str] = Field(
         default_factory=dict,
-        description=(
-            "The algorithm that is priced, by what the operation brings about, or `cheapest`."
-        ),
+        description="Collective algorithm for each effect (such as all_reduce), or `cheapest`.",
         examples=[{"all_reduce": "ring"}],
     )
     shared_links: bool = Field(
         default=True,
-        description=("Transfers that cross a card, or a rank's link, at the same time share it."),
+        description=(
+            "Whether concurrent transfers through one NIC or one rank's link share its bandwidth."
+        ),
         examples=[True],
     )
     crossing: float = Field(
@@ -407,22 +411,20 @@ class Cluster(_ClusterPart):
         ge=0,
         le=4,
         description=(
-            "On flat clusters: how much of a transfer's moving time a process's thread is taken "
-            "up by it, 0 to 4."
+            "Flat clusters: share of a transfer's moving time that occupies the thread of the "
+            "process, from 0 to 4."
         ),
         examples=[1.0],
     )
     reduce_bytes_per_ns: Bandwidth | None = Field(
         default=None,
         alias="reduce_bandwidth",
-        description=("At which a rank combines what came with what it has, on a CPU."),
+        description="Bandwidth at which a CPU rank reduces received data into its own.",
         examples=["5 GB/s"],
     )
     measured: tuple[MeasuredCurve, ...] = Field(
         default=(),
-        description=(
-            "Times that were measured, by operation and size; `distsim calibrate` writes them."
-        ),
+        description="Measured times by operation and size; `distsim calibrate` writes them.",
         examples=[[]],
     )
 

@@ -38,24 +38,21 @@ class CollectiveOperation(Operation):
     group: GroupField = Field(
         default=None,
         description=(
-            "Who takes part: `world` (if left out), an axis of the mesh, a list of axes, a group "
-            "of `groups` or of new_group."
+            "Group that makes the call: `world`, an axis of the mesh, a list of axes, or a name "
+            "from `groups` or new_group [default: `world`]."
         ),
         examples=["dp"],
     )
     is_async: StrictBool = Field(
         default=False,
         alias="async",
-        description=("Start the collective and go on; `as` names the request."),
+        description="Start the collective without waiting for it; `as` names the request.",
         examples=[True],
     )
     handle: HandleField = Field(
         default=None,
         alias="as",
-        description=(
-            "The handle that stands for the request, for a later `wait`: a name, or `name@index` "
-            "in a repeat."
-        ),
+        description="Name of the request, for a later `wait`; `name@index` inside a repeat.",
         examples=["h"],
     )
     #: The stream that is current at the call (`torch.cuda.stream`); means something where there are
@@ -63,8 +60,8 @@ class CollectiveOperation(Operation):
     on: StreamField = Field(
         default="",
         description=(
-            "The CUDA stream that is current at the call; `current` is the default one. It means "
-            "something under nccl."
+            "CUDA stream that is current at the call; `current` is the default stream. Only nccl "
+            "uses it."
         ),
         examples=["comm"],
     )
@@ -134,8 +131,8 @@ class InPlaceCollective(CollectiveOperation):
 
     tensor: TensorField = Field(
         description=(
-            "The tensor that is sent, received into or worked on in place: a name, a copy "
-            "`name@index`, or an inline shape."
+            "Tensor that the collective reads and overwrites: a name, a copy `name@index`, or an "
+            "inline `{shape, dtype}`."
         ),
         examples=["x"],
     )
@@ -149,7 +146,10 @@ class ReducingCollective(CollectiveOperation):
     reduce_op: ReduceOpField = Field(
         default="sum",
         alias="op",
-        description=("How contributions are combined; `ReduceOp.SUM` is taken too."),
+        description=(
+            "Reduction: sum, avg, min, max or another name of ReduceOp; `ReduceOp.SUM` is also "
+            "accepted."
+        ),
         examples=["avg"],
     )
 
@@ -162,15 +162,12 @@ class FromRootCollective(CollectiveOperation):
 
     src: ExpressionField = Field(
         default=None,
-        description=(
-            "The rank that sends or gives, by its global number. A recv without it takes any "
-            "rank's message."
-        ),
+        description="Global rank that provides the data.",
         examples=[0],
     )
     group_src: ExpressionField = Field(
         default=None,
-        description=("The rank that sends or gives, by its number in the group."),
+        description="Group rank that provides the data.",
         examples=[0],
     )
 
@@ -196,12 +193,12 @@ class ToRootCollective(CollectiveOperation):
 
     dst: ExpressionField = Field(
         default=None,
-        description=("The rank that receives or gets, by its global number."),
+        description="Global rank that gets the result.",
         examples=["(rank + 1) % world_size"],
     )
     group_dst: ExpressionField = Field(
         default=None,
-        description=("The rank that receives or gets, by its number in the group."),
+        description="Group rank that gets the result.",
         examples=["group_rank + 1"],
     )
 

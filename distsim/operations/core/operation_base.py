@@ -299,12 +299,12 @@ class WithDestination(Operation):
 
     dst: ExpressionField = Field(
         default=None,
-        description=("The rank that receives or gets, by its global number."),
+        description="Global rank of the receiver.",
         examples=["(rank + 1) % world_size"],
     )
     group_dst: ExpressionField = Field(
         default=None,
-        description=("The rank that receives or gets, by its number in the group."),
+        description="Group rank of the receiver.",
         examples=["group_rank + 1"],
     )
 
@@ -322,15 +322,12 @@ class WithSource(Operation):
 
     src: ExpressionField = Field(
         default=None,
-        description=(
-            "The rank that sends or gives, by its global number. A recv without it takes any "
-            "rank's message."
-        ),
+        description="Global rank of the sender or of the tensor's owner.",
         examples=[0],
     )
     group_src: ExpressionField = Field(
         default=None,
-        description=("The rank that sends or gives, by its number in the group."),
+        description="Group rank of the sender or of the tensor's owner.",
         examples=[0],
     )
 

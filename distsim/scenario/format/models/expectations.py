@@ -35,11 +35,11 @@ class DurationBounds(FormatModel):
     at_least_ns: Duration | None = Field(
         default=None,
         alias="at_least",
-        description="It must take at least this.",
+        description="Lower bound.",
         examples=["10 ms"],
     )
     at_most_ns: Duration | None = Field(
-        default=None, alias="at_most", description="It must take at most this.", examples=["20 ms"]
+        default=None, alias="at_most", description="Upper bound.", examples=["20 ms"]
     )
 
     @model_validator(mode="after")
@@ -135,7 +135,7 @@ class Expectations(FormatModel):
 
     verdict: Annotated[str | None, *parsed_by(choice(*VERDICTS), {"enum": list(VERDICTS)})] = Field(
         default=None,
-        description=("What may become of the program, over all orders of events."),
+        description="Verdict over all orders of events.",
         examples=["ok"],
     )
     depends_on: Annotated[
@@ -146,26 +146,26 @@ class Expectations(FormatModel):
         ),
     ] = Field(
         default=None,
-        description="What the verdict hinges on; `null`: on nothing.",
+        description="What the verdict depends on; `null`: on nothing.",
         examples=["buffering"],
     )
     outcome: Annotated[object, *parsed_by(_parse_outcomes, _OUTCOME_SCHEMA, lambda v: v)] = Field(
         default=None,
-        description=("What this run does; `{gloo: …, nccl: …}` for several back ends."),
+        description="Outcome of this run; `{gloo: …, nccl: …}` for several backends.",
         examples=["completes"],
     )
     ranks: Ranks | None = Field(
-        default=None, description="The ranks that the verdict names.", examples=[[0, 1]]
+        default=None, description="Ranks that the verdict names.", examples=[[0, 1]]
     )
     core: Ranks | None = Field(
         default=None,
-        description=("The ranks of the circle, or those that caused it."),
+        description="Ranks of the wait-for cycle, or the ranks that caused the failure.",
         examples=[[0, 1]],
     )
     findings: Annotated[
         tuple[str, ...] | None,
         *parsed_by(list_parser(_parse_finding_code, "a list of codes"), _FINDING_CODES_SCHEMA),
-    ] = Field(default=None, description="Codes of the findings, all of them.", examples=[["DS301"]])
+    ] = Field(default=None, description="Codes of all findings.", examples=[["DS301"]])
     values: Annotated[
         dict[str, Any],
         *parsed_by(
@@ -175,16 +175,16 @@ class Expectations(FormatModel):
         ),
     ] = Field(
         default_factory=dict,
-        description=("Numbers of tensors at the end, by rank; `?` is an unknown one."),
+        description="Final values of tensors, by rank; `?` is an unknown value.",
         examples=[{"grad": {0: 6, "else": 6}}],
     )
     makespan: DurationBounds | None = Field(
         default=None,
-        description=("Bounds of the time from the start to the last end."),
+        description="Bounds of the total time, from the start to the end of the last rank.",
         examples=[{"at_most": "20 ms"}],
     )
     iteration: DurationBounds | None = Field(
         default=None,
-        description=("Bounds of the time of one iteration."),
+        description="Bounds of the time of one iteration.",
         examples=[{"at_most": "20 ms"}],
     )

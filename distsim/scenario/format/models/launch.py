@@ -60,15 +60,15 @@ class LaunchOptions(FormatModel):
 
     master_addr: Text = Field(
         default="127.0.0.1",
-        description=("MASTER_ADDR: where rank 0's store listens."),
+        description="MASTER_ADDR: address of rank 0's store.",
         examples=["node0"],
     )
     master_port: Annotated[
         int, *parsed_by(integer(1, 65535), {"type": "integer", "minimum": 1, "maximum": 65535})
-    ] = Field(default=29500, description="MASTER_PORT.", examples=[29500])
+    ] = Field(default=29500, description="MASTER_PORT: port of rank 0's store.", examples=[29500])
     #: CUDA_VISIBLE_DEVICES of each machine.
     visible_devices: Ranks | None = Field(
-        default=None, description=("CUDA_VISIBLE_DEVICES of each machine."), examples=[[0, 1, 2, 3]]
+        default=None, description="CUDA_VISIBLE_DEVICES of each node.", examples=[[0, 1, 2, 3]]
     )
     #: OMP_NUM_THREADS.
     omp_threads: Count = Field(default=1, description="OMP_NUM_THREADS of each rank.", examples=[4])
@@ -78,14 +78,14 @@ class LaunchOptions(FormatModel):
         *parsed_by(
             choice("spawn", "fork", "forkserver"), {"enum": ["spawn", "fork", "forkserver"]}
         ),
-    ] = Field(default="spawn", description="multiprocessing's start method.", examples=["spawn"])
+    ] = Field(default="spawn", description="Start method of multiprocessing.", examples=["spawn"])
     #: What starts the ranks. It decides which variables they find, and whether its agent serves the
     #: store or rank 0 does.
     by: Annotated[str | None, *parsed_by(choice(*LAUNCHERS), {"enum": list(LAUNCHERS)})] = Field(
         default=None,
         description=(
-            "What starts the ranks: it decides which variables they find, and whether its agent or "
-            "rank 0 serves the store."
+            "Launcher of the ranks. It decides which environment variables they get, and whether "
+            "its agent or rank 0 serves the store."
         ),
         examples=["mp.spawn"],
     )
@@ -96,24 +96,24 @@ class LaunchOptions(FormatModel):
     ] = Field(
         default_factory=dict,
         description=(
-            "Variables that ranks find in place of the launcher's, by rank where they differ; "
-            "`null`: not set."
+            "Environment variables that override the launcher's, by rank if they differ; `null` "
+            "unsets a variable."
         ),
         examples=[{"MASTER_ADDR": "node0", "RANK": "rank"}],
     )
     #: Names or addresses of the machines, in order; no other name resolves.
     hosts: Names = Field(
         default=(),
-        description=("Names or addresses of the machines, in order; no other name resolves."),
+        description="Names or addresses of the nodes, in order. No other host name resolves.",
         examples=[["node0", "node1"]],
     )
     #: Ports that something else listens on.
     ports_taken: PortList = Field(
-        default=(), description="Ports that something else listens on.", examples=[[29500]]
+        default=(), description="Ports that another process already uses.", examples=[[29500]]
     )
     #: Rendezvous files that an earlier run has left.
     files_left: Names = Field(
         default=(),
-        description=("Rendezvous files that an earlier run has left."),
+        description="Rendezvous files that an earlier run did not delete.",
         examples=[["/shared/meet"]],
     )

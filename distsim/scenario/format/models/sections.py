@@ -55,9 +55,9 @@ MachineCount = Annotated[
 class World(FormatModel):
     """``{nodes, ranks_per_node}``; an integer is short for that many ranks on one machine."""
 
-    nodes: MachineCount = Field(description="Machines.", examples=[2])
+    nodes: MachineCount = Field(description="Number of nodes.", examples=[2])
     ranks_per_node: MachineCount = Field(
-        description=("Ranks on each machine; `local_rank` counts them."), examples=[8]
+        description="Number of ranks on each node; `local_rank` counts them.", examples=[8]
     )
 
     @property
@@ -79,29 +79,29 @@ class GroupDecl(FormatModel):
     """
 
     ranks: Ranks | None = Field(
-        default=None, description="The members, by their global numbers.", examples=[[0, 2]]
+        default=None, description="Global ranks of the members.", examples=[[0, 2]]
     )
     axes: Names | None = Field(
         default=None,
-        description=("Axes of the mesh: a group for each line or plane along them."),
+        description="Axes of the mesh: one group for each line or plane along these axes.",
         examples=[["dp", "cp"]],
     )
     by: Annotated[Expression | None, *parsed_by(expression_field, expression_schema())] = Field(
         default=None,
-        description=(
-            "A group for each value of an expression: ranks with the same value are together."
-        ),
+        description="Expression that splits the ranks: ranks with the same value form one group.",
         examples=["rank % 2"],
     )
     backend: Backend | None = Field(
         default=None,
-        description=("The group's back end; left out, the scenario's."),
+        description="Backend of the group [default: the scenario's backend].",
         examples=["gloo"],
     )
     timeout_ns: Timeout | None = Field(
         default=None,
         alias="timeout",
-        description=("How long its calls may wait; a group does not inherit the world's."),
+        description=(
+            "Timeout of calls on the group. A group does not inherit the timeout of the world."
+        ),
         examples=["10 min"],
     )
 
@@ -134,21 +134,21 @@ class TensorDecl(FormatModel):
     shape: Annotated[Any, *parsed_by(_parse_shape, _SHAPE_SCHEMA)] = Field(
         default=None,
         description=(
-            "Its sizes, by expression, by rank where they differ; `auto`: that of what first "
-            "writes it."
+            "Sizes, as numbers or expressions, by rank if they differ. `auto`: the shape of the "
+            "first value written."
         ),
         examples=[[8, 1024]],
     )
     dtype: DtypeField = Field(
         default="float32",
-        description=("What its elements are; `torch.float32` is taken too."),
+        description="Data type of the elements; `torch.float32` is also accepted.",
         examples=["bfloat16"],
     )
     value: ValueField = Field(
         default=None,
         description=(
-            "Its numbers at the start: one that fills it, a (nested) list, or an expression over "
-            "rank, `index` (of the element) and `copy`; left out, unknown."
+            "Initial content: a number that fills the tensor, a (nested) list, or an expression "
+            "over rank, `index` (of the element) and `copy` [default: unknown]."
         ),
         examples=["rank + 1"],
     )
@@ -156,12 +156,12 @@ class TensorDecl(FormatModel):
         Any, *parsed_by(per_rank(expression_field), per_rank_schema(expression_schema()))
     ] = Field(
         default=expression_field(1),
-        description=("How many there are, for micro-batches and the like; `x@2` is one of them."),
+        description="Number of copies, for example one for each micro-batch; `x@2` is copy 2.",
         examples=["micro_batches"],
     )
     like: Text | None = Field(
         default=None,
-        description=("Another tensor, which gives what is left out here."),
+        description="Tensor that provides the keys omitted here.",
         examples=["grad"],
     )
 
@@ -180,28 +180,36 @@ class MemoryDecl(FormatModel):
     """
 
     ranks: SelectorField = Field(
-        default=None, description="Who holds it; left out: everybody.", examples=["stage == 0"]
+        default=None,
+        description="Ranks that this entry describes [default: all].",
+        examples=["stage == 0"],
     )
     parameters_nbytes: Size = Field(
-        default=0, alias="parameters", description="The model's parameters.", examples=["4 GiB"]
+        default=0,
+        alias="parameters",
+        description="Memory of the model's parameters.",
+        examples=["4 GiB"],
     )
     gradients_nbytes: Size = Field(
-        default=0, alias="gradients", description="Their gradients.", examples=["4 GiB"]
+        default=0, alias="gradients", description="Memory of the gradients.", examples=["4 GiB"]
     )
     optimizer_nbytes: Size = Field(
-        default=0, alias="optimizer", description="The optimizer's states.", examples=["8 GiB"]
+        default=0,
+        alias="optimizer",
+        description="Memory of the optimizer states.",
+        examples=["8 GiB"],
     )
     activations_nbytes: Size = Field(
         default=0,
         alias="activations",
-        description=("What the forward pass keeps for the backward pass."),
+        description="Memory that the forward pass keeps for the backward pass.",
         examples=["10 GiB"],
     )
     #: Full parameters of layers that are sharded at rest.
     gathered_nbytes: Size = Field(
         default=0,
         alias="gathered",
-        description=("Full parameters of layers that are sharded at rest."),
+        description="Memory of gathered full parameters whose layers are stored as shards.",
         examples=["1 GiB"],
     )
     #: The most that tensors hold at a time, where that is known to be less than the sum of the
@@ -210,7 +218,8 @@ class MemoryDecl(FormatModel):
         default=0,
         alias="allocated",
         description=(
-            "The most that tensors hold at a time, where it is less than all parts together."
+            "Largest amount of tensor memory in use at one time, if it is less than the sum of "
+            "the parts."
         ),
         examples=["20 GiB"],
     )
@@ -241,15 +250,15 @@ class _ProcessGroupOptions(FormatModel):
     init: Annotated[str, *parsed_by(choice("lazy", "eager"), {"enum": ["lazy", "eager"]})] = Field(
         default="lazy",
         description=(
-            "nccl: communicators are made at their first use (lazy), or all at once (eager: "
-            "device_id is given)."
+            "nccl: create communicators at their first use (lazy) or at init_process_group "
+            "(eager, as with device_id)."
         ),
         examples=["eager"],
     )
     #: TORCH_NCCL_BLOCKING_WAIT: wait() blocks the host.
     blocking_wait: Flag = Field(
         default=False,
-        description=("TORCH_NCCL_BLOCKING_WAIT: wait() blocks the host until the work is done."),
+        description="TORCH_NCCL_BLOCKING_WAIT: wait() blocks the host until the work is done.",
         examples=[True],
     )
     #: NCCL_LAUNCH_ORDER_IMPLICIT: communicators of a device launch in the order of the host's
@@ -265,13 +274,13 @@ class _ProcessGroupOptions(FormatModel):
     timeout_ns: Timeout | None = Field(
         default=None,
         alias="timeout",
-        description=("init_process_group's timeout; left out, 30 min, with nccl 10 min."),
+        description="Timeout of init_process_group [default: 10 min on nccl, otherwise 30 min].",
         examples=["30 s"],
     )
     #: init_process_group's init_method; None: env://.
     init_method: Text | None = Field(
         default=None,
-        description=("init_process_group's init_method; left out, `env://`."),
+        description="init_method of init_process_group [default: `env://`].",
         examples=["env://"],
     )
 
@@ -313,52 +322,62 @@ class FaultDecl(FormatModel):
 
     kind: Annotated[str, *parsed_by(choice(*_FAULT_KINDS), {"enum": list(_FAULT_KINDS)})] = Field(
         description=(
-            "What happens: killed, an exception, an exit, slow, late at the start, or never there."
+            "Kind of fault. `kill`, `raise` and `exit` end a rank; `slow` also applies to links; "
+            "`late` starts later; `absent` never starts."
         ),
         examples=["kill"],
     )
-    rank: Rank | None = Field(default=None, description="The rank that is hit.", examples=[3])
+    rank: Rank | None = Field(default=None, description="Rank with the fault.", examples=[3])
     ranks: SelectorField = Field(
-        default=None, description="The ranks that are hit.", examples=["node == 1"]
+        default=None, description="Ranks with the fault.", examples=["node == 1"]
     )
     link: Annotated[str | None, *parsed_by(choice(*LINK_CLASSES), {"enum": list(LINK_CLASSES)})] = (
         Field(
             default=None,
             description=(
-                "The kind of link that is slow: `nic`, `network`, or inside a machine `intra` "
-                "(nvlink, pcie, shm)."
+                "Kind of link that is slow: `nic` or `network` between nodes, `intra` (nvlink, "
+                "pcie, shm) inside a node."
             ),
             examples=["nic"],
         )
     )
     nodes: Ranks | None = Field(
         default=None,
-        description=("The machines whose link is slow; left out: all."),
+        description="Nodes whose links are slow [default: all].",
         examples=[[1]],
     )
     iteration: Natural | None = Field(
-        default=None, description="In which iteration, from 0.", examples=[3]
+        default=None,
+        description="Iteration in which the fault occurs, counted from 0.",
+        examples=[3],
     )
     before_call: Natural | None = Field(
-        default=None, description=("Before which of the rank's calls, from 0."), examples=[2]
+        default=None,
+        description="The fault occurs before this call of the rank, counted from 0.",
+        examples=[2],
     )
     at_ns: Duration | None = Field(
-        default=None, alias="at", description="When, after the start.", examples=["3 ms"]
+        default=None,
+        alias="at",
+        description="Time of the fault, after the start.",
+        examples=["3 ms"],
     )
     factor: Annotated[
         float, *parsed_by(_parse_factor, {"type": "number", "exclusiveMinimum": 0, "maximum": 1e6})
     ] = Field(
-        default=1.0, description="How many times as long it takes: what is slow.", examples=[1.3]
+        default=1.0,
+        description="Factor by which the time of a `slow` rank or link grows.",
+        examples=[1.3],
     )
     #: Exit status of the kind `exit`.
     code: Annotated[
         int, *parsed_by(integer(0, 255), {"type": "integer", "minimum": 0, "maximum": 255})
-    ] = Field(default=1, description="The exit status of the kind `exit`.", examples=[1])
+    ] = Field(default=1, description="Exit status of a fault of kind `exit`.", examples=[1])
     #: How much later than the others a rank of the kind `late` starts.
     delay_ns: Duration = Field(
         default=0,
         alias="delay",
-        description=("How much later than the others a rank of the kind `late` starts."),
+        description="Delay of the start, for kind `late`.",
         examples=["50 ms"],
     )
 
@@ -429,21 +448,21 @@ class SweepDecl(FormatModel):
     ] = Field(
         default_factory=dict,
         description=(
-            "Keys of the file (or vars), each with the values that it takes; every combination is "
-            "a point."
+            "Keys of the file (or variables), each with a list of values. Every combination is "
+            "one point."
         ),
         examples=[{"mesh.dp": [1, 2, 4]}],
     )
     cluster: Names = Field(
         default=(),
-        description=("Clusters, each of which every point is priced on."),
+        description="Clusters on which every point is simulated.",
         examples=[["dgx-a100", "dgx-h100"]],
     )
     #: Points that a guided search tries; left out: all.
     budget: Count | None = Field(
         default=None,
         description=(
-            "Points that a guided search tries, where the grid is too large; left out: all."
+            "Number of points that a guided search tries, for large grids [default: all points]."
         ),
         examples=[100],
     )

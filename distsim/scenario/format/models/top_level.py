@@ -98,30 +98,30 @@ class ScenarioFileFields(FormatModel):
 
     name: Annotated[str, *parsed_by(_parse_name, {"type": "string", "pattern": r"\S"})] = Field(
         default="",
-        description=("What the scenario is called; left out, the file's name."),
+        description="Name of the scenario [default: the name of the file].",
         examples=["ring"],
     )
     about: Annotated[str, *parsed_by(text, {"type": "string"})] = Field(
         default="",
-        description=("What it shows, in a sentence or two."),
+        description="What the scenario shows, in one or two sentences.",
         examples=[("Four ranks pass a token round.")],
     )
     world: Annotated[Any, WithJsonSchema(_WORLD_SCHEMA)] = Field(
-        description=("Who is there: so many ranks on one machine, or `{nodes, ranks_per_node}`."),
+        description="Number of ranks on one node, or `{nodes, ranks_per_node}`.",
         examples=[4],
     )
     backend: Annotated[
         str, *parsed_by(choice(*BACKEND_PROFILES), {"enum": [*BACKEND_PROFILES]})
     ] = Field(
         default=DEFAULT_BACKEND,
-        description=("Whose rules hold: what blocks, what is refused, what buffers."),
+        description="Backend whose rules apply: what blocks, what is buffered, what raises.",
         examples=["nccl"],
     )
     cluster: Annotated[Any, WithJsonSchema(_CLUSTER_SCHEMA)] = Field(
         default=None,
         description=(
-            "What it costs: a preset (`distsim clusters`), a cluster file, or a mapping: `preset` "
-            "and what differs, or all of it."
+            "Hardware model: a preset (`distsim clusters`), a cluster file, or a mapping. A "
+            "mapping with `preset` lists only the keys that differ."
         ),
         examples=["dgx-a100"],
     )
@@ -130,39 +130,42 @@ class ScenarioFileFields(FormatModel):
     ] = Field(
         default=None,
         description=(
-            "Ranks as a grid, axes from the outermost in, as init_device_mesh; each axis is a "
-            "group and a word of expressions."
+            "Ranks as a grid, as in init_device_mesh; the last axis varies fastest. Each axis "
+            "defines groups and a name for expressions."
         ),
         examples=[{"replica": 2, "stage": 2}],
     )
     vars: Annotated[Any, WithJsonSchema(mapping_schema(_QUANTITIES_SCHEMA))] = Field(
         default=None,
         description=(
-            "Named numbers, conditions and quantities, by expression; each may use those before it."
+            "Named numbers, conditions and quantities. An expression may use the variables above "
+            "it."
         ),
         examples=[{"next": "(rank + 1) % world_size", "step": "3 ms"}],
     )
     groups: Annotated[Any, WithJsonSchema(mapping_schema(_GROUP_SCHEMA))] = Field(
         default=None,
         description=(
-            "Groups beside the axes of the mesh, by name; a list of ranks is short for `{ranks: "
-            "[…]}`."
+            "Groups by name, in addition to the axes of the mesh. A list of ranks is short for "
+            "`{ranks: […]}`."
         ),
         examples=[{"pair": [0, 1]}],
     )
     tensors: Annotated[Any, WithJsonSchema(mapping_schema(_model_reference(TensorDecl)))] = Field(
         default=None,
-        description=("What is sent and computed, by name."),
+        description="Tensors by name.",
         examples=[{"grad": {"shape": [1024], "dtype": "bfloat16"}}],
     )
     memory: Annotated[object, WithJsonSchema(mapping_schema(_model_reference(MemoryDecl)))] = Field(
         default=None,
-        description=("What ranks hold at their peak, by name; compared with what the device has."),
+        description=(
+            "Peak memory of ranks, by name. distsim compares it with the memory of the device."
+        ),
         examples=[{"all": {"parameters": "4 GiB"}}],
     )
     program: Annotated[Any, WithJsonSchema(ENTRIES_SCHEMA)] = Field(
         description=(
-            "What the ranks do: a list of entries. A rank runs, in this order, those that select "
+            "The calls: a list of entries. Each rank runs, in this order, the entries that select "
             "it."
         ),
         examples=[["barrier"]],
@@ -176,52 +179,49 @@ class ScenarioFileFields(FormatModel):
     ] = Field(
         default=1,
         description=(
-            "How often the program runs, as training steps; `iteration` counts them from 0."
+            "Number of training steps: how often the program runs. `iteration` counts them from 0."
         ),
         examples=[3],
     )
     options: Annotated[object, WithJsonSchema(_model_reference(ProcessGroupOptions))] = Field(
         default=None,
-        description=("Settings of torch.distributed and of back ends."),
+        description="Settings of torch.distributed and of the backends.",
         examples=[{"timeout": "30 s"}],
     )
     launch: Annotated[object, WithJsonSchema(_model_reference(LaunchOptions))] = Field(
         default=None,
-        description=("How the ranks are started, for the launch plan and real runs."),
+        description="How the ranks are started: for the launch plan and for real runs.",
         examples=[{"master_port": 29500}],
     )
     faults: Annotated[
         Any, WithJsonSchema({"type": "array", "items": _model_reference(FaultDecl)})
     ] = Field(
         default=None,
-        description=("What goes wrong: ranks that die, are slow or late, slow links."),
+        description="Faults to inject: ranks that die, are slow or start late, and slow links.",
         examples=[[{"rank": 1, "kind": "kill", "at": "3 ms"}]],
     )
     seed: Annotated[
         int, *parsed_by(integer(0, 2**53), {"type": "integer", "minimum": 0, "maximum": 2**53})
     ] = Field(
         default=0,
-        description="Where chance starts from: the same seed, the same run.",
+        description="Seed of the random numbers. Runs with the same seed are identical.",
         examples=[7],
     )
     jitter: Annotated[
         float, *parsed_by(fraction, {"type": "number", "minimum": 0, "exclusiveMaximum": 1})
     ] = Field(
         default=0.0,
-        description=(
-            "How much longer computes take by chance, each by its own draw: 0.1 is up to ten per "
-            "cent."
-        ),
+        description="Largest random slowdown of each compute step: 0.1 is up to 10 %.",
         examples=[0.1],
     )
     sweep: Annotated[object, WithJsonSchema(_model_reference(SweepDecl))] = Field(
         default=None,
-        description=("What `distsim sweep` runs: every point of a grid."),
+        description="Grid of points that `distsim sweep` simulates.",
         examples=[{"grid": {"mesh.dp": [1, 2, 4]}}],
     )
     expect: Annotated[object, WithJsonSchema(_model_reference(Expectations))] = Field(
         default=None,
-        description=("What must come out; `distsim test` compares."),
+        description="Expected results; `distsim test` compares them.",
         examples=[{"verdict": "ok"}],
     )
 
@@ -235,13 +235,13 @@ class BlockFields(FormatModel):
     ranks: Annotated[Any, WithJsonSchema({"x-def": "selector"})] = Field(
         default=None,
         description=(
-            "Who makes these steps: a rank, a list of ranks, or a condition; left out, everybody. "
-            "A step may have it too."
+            "Ranks that run the entry: a rank, a list of ranks, or a condition [default: all]. "
+            "Steps accept this key too."
         ),
         examples=["stage == 0"],
     )
     steps: Annotated[Any, WithJsonSchema(ENTRIES_SCHEMA)] = Field(
-        description="Their steps, in order.", examples=[["barrier"]]
+        description="Entries for these ranks, in order.", examples=[["barrier"]]
     )
 
 
@@ -249,13 +249,15 @@ class RepeatFields(FormatModel):
     """Entries that are repeated."""
 
     times: Annotated[Any, *parsed_by(expression_field, per_rank_schema(expression_schema()))] = (
-        Field(description=("How often, by rank where it differs."), examples=["micro_batches"])
+        Field(
+            description="Number of repetitions, by rank if it differs.", examples=["micro_batches"]
+        )
     )
     index: Annotated[str | None, WithJsonSchema(name_schema())] = Field(
-        default=None, description=("What counts the rounds inside, from 0."), examples=["m"]
+        default=None, description="Name that counts the repetitions from 0.", examples=["m"]
     )
     steps: Annotated[Any, WithJsonSchema(ENTRIES_SCHEMA)] = Field(
-        description="What is repeated.", examples=[["barrier"]]
+        description="Entries to repeat.", examples=[["barrier"]]
     )
 
 

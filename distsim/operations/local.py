@@ -36,21 +36,24 @@ class ComputeOperation(LocalOperation):
     colour = colours.LOCAL
     words = OperationHelp(
         signature="compute(time | flops and bytes, kernels, name, reads, writes, adds, on, dtype)",
-        before="The tensors under reads (and adds) hold what it needs.",
+        before="The tensors in `reads` and `adds` contain the input of the work.",
         after=(
-            "The tensors under writes hold something new, those under adds hold more than "
-            "before; their numbers are unknown."
+            "The tensors in `writes` have new content, and those in `adds` have grown; their "
+            "values are unknown."
         ),
-        waits="Nobody. Under nccl it is only launched, and runs when its stream comes to it.",
+        waits=(
+            "Waits for no rank. On nccl, the host only launches the work; it runs in the order of "
+            "its stream."
+        ),
         example="- compute: {name: forward, time: 3 ms, reads: [x], writes: [y]}",
         notes=(
             (
-                "Time is given, or priced from flops and bytes by the cluster's device; each of "
-                "its kernels takes the device's launch."
+                "Give the time, or let the cost model derive it from `flops` and `bytes`. Each "
+                "kernel also costs a kernel launch."
             ),
             (
-                "on: host keeps the host busy; another word names a stream of its own, which "
-                "waits for others by wait_stream alone."
+                "`on: host` keeps the host busy. Any other name is a separate stream, which waits "
+                "for other streams only through wait_stream."
             ),
         ),
         torch="y = forward(x)",
@@ -114,13 +117,13 @@ class ComputeOperation(LocalOperation):
     def _one_price(self) -> "ComputeOperation":
         by_device = self.flops is not None or self.bytes is not None
         if (self.time is not None) == by_device:
-            raise ValueError(
-                "expected either `time`, or `flops` and `bytes` that the cluster's device prices"
-            )
+            raise ValueError("expected either `time`, or `flops` and `bytes`")
         if self.kernels is not None and not by_device:
             raise ValueError(
-                "kernels: what a kernel's start takes is in the `time`; it is for `flops` "
-                "and `bytes`"
+
+                    "`kernels` is only valid with `flops` and `bytes`: `time` includes the kernel "
+                    "launches"
+
             )
         return self
 
@@ -130,13 +133,13 @@ class AssignOperation(LocalOperation):
     colour = colours.LOCAL
     words = OperationHelp(
         signature="assign(tensor, value)",
-        before="The tensors that the value names have the same shape.",
-        after="The tensor holds the value's numbers.",
-        waits="Nobody; it takes no time.",
+        before="The tensors in the expression have the same shape.",
+        after="The tensor contains the new values.",
+        waits="Waits for no rank and takes no time.",
         example="- assign: {tensor: y, value: 2 * x + rank}",
         notes=(
             (
-                "A number fills the tensor, a list gives its elements, an expression may use "
+                "A number fills the tensor, a list gives its elements, and an expression may use "
                 "rank and index."
             ),
         ),
@@ -158,11 +161,16 @@ class SynchronizeOperation(LocalOperation):
     colour = colours.WAIT
     words = OperationHelp(
         signature="torch.cuda.synchronize()",
-        before="The host may have run ahead of the device.",
-        after="All that this rank launched on its device is done.",
-        waits="The host waits for its own device. Under gloo and mpi there is nothing to wait for.",
+        before="The host may be ahead of the device.",
+        after="All work that this rank launched on its device is done.",
+        waits="The host waits for its own device. On gloo and mpi there is nothing to wait for.",
         example="- synchronize",
-        notes=("A hung nccl collective shows on the host at such a point, not at its call.",),
+        notes=(
+            (
+                "If an nccl collective hangs, the host blocks here and not at the call of the "
+                "collective."
+            ),
+        ),
         torch="torch.cuda.synchronize()",
     )
 
@@ -173,17 +181,16 @@ class WaitStreamOperation(LocalOperation):
     colour = colours.WAIT
     words = OperationHelp(
         signature="torch.cuda.Stream.wait_stream(stream)",
-        before="Both streams hold what was launched on them so far.",
+        before="Both streams contain the work launched on them so far.",
         after=(
-            "What is launched on the stream `on` from here on starts when the other has finished "
-            "what it holds now."
+            "Work launched on the stream `on` after this call starts when the other stream has "
+            "finished its present work."
         ),
         waits=(
-            "The stream `on`, not the host. Under gloo and mpi there are no streams, and nothing "
-            "waits."
+            "The stream `on` waits, not the host. gloo and mpi have no streams, so nothing waits."
         ),
         example="- wait_stream: reduce",
-        notes=("Left out, `on` and `stream` are the current stream; `current` names it.",),
+        notes=("Both `on` and `stream` default to the current stream, whose name is `current`.",),
         torch="torch.cuda.current_stream().wait_stream(reduce)",
     )
 
@@ -198,8 +205,10 @@ class WaitStreamOperation(LocalOperation):
     def _two_streams(self) -> "WaitStreamOperation":
         if self.stream == self.on:
             raise ValueError(
-                "expected two streams: one that waits (`on`) and one that is waited for "
-                "(`stream`); `current` is the default"
+
+                    "expected two different streams: `on` waits for `stream`; both default to "
+                    "`current`"
+
             )
         return self
 
@@ -211,10 +220,10 @@ class SleepOperation(LocalOperation):
     words = OperationHelp(
         signature="time.sleep(seconds)",
         before="The host is free.",
-        after="The host has done nothing for the time; its device may have worked on.",
-        waits="Nobody but the clock.",
+        after="The host has been idle for this time; its device may have continued.",
+        waits="Waits only for the clock.",
         example="- sleep: 3 ms",
-        notes=("It makes a rank late, to see who waits for it.",),
+        notes=("Use it to delay a rank and see which ranks wait for it.",),
         torch="time.sleep(0.003)",
     )
 
@@ -228,14 +237,13 @@ class ExitOperation(LocalOperation):
     words = OperationHelp(
         signature="sys.exit(code)",
         before="The rank runs.",
-        after="The rank has left, cleanly if the code is 0; it answers nothing any more.",
-        waits="Nobody; others who need this rank wait for ever or see the connection close.",
+        after=(
+            "The process has exited (code 0: successfully). The rank takes part in no further call."
+        ),
+        waits="Waits for no rank. Ranks that need this rank hang or get a connection error.",
         example="- exit: 0\n  ranks: 1",
         notes=(
-            (
-                "Under torchrun a rank that leaves with 0 is no failure, so the report blames "
-                "somebody else."
-            ),
+            "torchrun does not treat exit code 0 as a failure, so its report blames another rank.",
         ),
         torch=("if rank == 1:\n    sys.exit(0)"),
     )
@@ -255,8 +263,8 @@ class FailOperation(LocalOperation):
     words = OperationHelp(
         signature="raise RuntimeError(message)",
         before="The rank runs.",
-        after="The rank has raised an exception and ends with status 1.",
-        waits="Nobody; others who need this rank wait for ever or see the connection close.",
+        after="The rank has raised an exception and exits with status 1.",
+        waits="Waits for no rank. Ranks that need this rank hang or get a connection error.",
         example="- fail: out of memory\n  ranks: 1",
         torch=('if rank == 1:\n    raise RuntimeError("out of memory")'),
     )
@@ -274,16 +282,19 @@ class WaitOperation(Operation):
     colour = colours.WAIT
     words = OperationHelp(
         signature="Work.wait(timeout=None)",
-        before="The requests behind the handles have been started.",
-        after="They are done, their buffers may be used again, and the handles are spent.",
+        before="The requests have been started.",
+        after=(
+            "The requests are complete, and their buffers may be reused. Their handles are no "
+            "longer valid."
+        ),
         waits=(
-            "The host until the requests are done. Under nccl the current stream alone: the host "
-            "goes on."
+            "The host waits until the requests complete. On nccl only the current stream waits; "
+            "the host continues."
         ),
         example="- isend: {tensor: x, dst: 1, as: h}\n  ranks: 0\n- wait: h\n  ranks: 0",
         notes=(
             "`wait: all` waits for every open handle.",
-            "Waiting twice for one message hangs on gloo.",
+            "On gloo, a second wait for the same message hangs.",
         ),
         torch=("if rank == 0:\n    h = dist.isend(x, dst=1)\n    h.wait()"),
     )

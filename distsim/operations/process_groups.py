@@ -32,19 +32,21 @@ class InitProcessGroupOperation(Operation):
             "init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, "
             "rank=-1, store=None, …, device_id=None)"
         ),
-        before="Every rank knows its number, the world size and where the store is: from RANK, "
-        "WORLD_SIZE, MASTER_ADDR and "
-        "MASTER_PORT (env://), or from its arguments (tcp://, file://, store).",
-        after="All ranks have met at the store; the group world exists.",
-        waits="Everybody for everybody: a rank that never starts makes all others hang here.",
+        before=(
+            "Every rank knows its rank, the world size and the address of the store: from RANK, "
+            "WORLD_SIZE, MASTER_ADDR and MASTER_PORT (env://), or from the arguments (tcp://, "
+            "file://, store)."
+        ),
+        after="All ranks have connected through the store; the group `world` exists.",
+        waits="Every rank waits for all ranks: if one rank never starts, all others hang here.",
         example=(
             "- init_process_group: {init_method: 'tcp://127.0.0.1:29500', rank: rank, "
             "world_size: world_size, timeout: 30 s}"
         ),
         notes=(
-            "It is implied at the start of a program.",
-            "Default timeouts: 30 min, under nccl 10 min.",
-            "What goes wrong here: docs/startup.md.",
+            "A program without it starts with an implied init_process_group.",
+            "Default timeout: 10 min on nccl, otherwise 30 min.",
+            "docs/startup.md describes the failures at start-up.",
         ),
         torch=(
             "dist.init_process_group(\n"
@@ -152,31 +154,31 @@ class NewGroupOperation(Operation):
             "new_group(ranks=None, timeout=None, backend=None, use_local_synchronization=False, "
             "…) -> ProcessGroup"
         ),
-        before=(
-            "The world exists. All ranks of it make the call, members or not, in the same order."
+        before="The world exists. All its ranks make the call, members or not, in the same order.",
+        after="A group of these ranks exists. Other ranks get a handle that they cannot use.",
+        waits=(
+            "All ranks of the world wait for each other; with use_local_synchronization, only the "
+            "members."
         ),
-        after=(
-            "A further group of these ranks exists; other ranks hold a handle that they can't use."
-        ),
-        waits="All ranks of the world; with use_local_synchronization the members alone.",
         example="- new_group: {name: pair, ranks: [0, 1]}",
         notes=(
-            "It does not inherit the world's timeout.",
+            "The group does not inherit the timeout of the world.",
             "torch sorts the ranks.",
             (
-                "Made by the members alone it shifts torch's count of groups, and the next "
-                "new_group fails."
+                "If only the members call it, torch's count of groups differs between ranks, and "
+                "the next new_group fails."
             ),
             (
-                "With use_local_synchronization members find each other only if they are in "
-                "equally many groups: torch hashes that."
+                "With use_local_synchronization, members find each other only if they belong to "
+                "the same number of groups, because torch hashes that number."
             ),
-            "So a group that is destroyed and made again has the name of before, and members "
-            "may find each other's addresses of"
-            " before: it hangs, where they don't come at one time.",
             (
-                "`store` is not torch's: the members meet under this prefix of the store, "
-                "whatever groups they are in."
+                "A group that is destroyed and created again therefore gets its old name. Members "
+                "that arrive at different times may find outdated addresses and hang."
+            ),
+            (
+                "`store` is not an argument of torch: the members connect under this prefix of "
+                "the store, whatever groups they belong to."
             ),
         ),
         torch="pair = dist.new_group([0, 1])",
@@ -280,10 +282,13 @@ class DestroyProcessGroupOperation(Operation):
     words = OperationHelp(
         signature="destroy_process_group(group=None)",
         before="The group exists on this rank.",
-        after="The group is gone on this rank; without group: all groups.",
-        waits="Nobody; pending work of the group is ended or waited out, as the back end likes.",
+        after="The group no longer exists on this rank; without `group`, no group exists.",
+        waits=(
+            "Waits for no rank. The backend decides whether pending work of the group is aborted "
+            "or completed."
+        ),
         example="- destroy_process_group",
-        notes=("It is implied at the end of a program.",),
+        notes=("A program without it ends with an implied destroy_process_group.",),
         torch="dist.destroy_process_group()",
     )
 

@@ -37,7 +37,7 @@ from distsim.operations.core.resolved_call import (
 from distsim.operations.core.torch_protocols import TensorLookup, TorchWork
 
 _FULL_SYNCHRONIZATION = (
-    "Everybody waits for everybody: nobody can return before the last rank has come."
+    "Every rank waits for every other rank: no rank returns before the last one has arrived."
 )
 
 
@@ -50,10 +50,10 @@ class AllReduceOperation(ReducingCollective, InPlaceCollective):
     words = OperationHelp(
         signature="all_reduce(tensor, op=ReduceOp.SUM, group=None, async_op=False)",
         before="Every rank has a tensor of the same element count and dtype.",
-        after="Every rank has the reduction of all tensors, element by element.",
+        after="Every rank has the element-wise reduction of all tensors.",
         waits=_FULL_SYNCHRONIZATION,
         example="- all_reduce: {tensor: x, op: sum}",
-        notes=("avg on integers: gloo refuses it, nccl divides after the sum.",),
+        notes=("avg on integers: gloo raises an error; nccl divides after the sum.",),
         torch="dist.all_reduce(x, op=dist.ReduceOp.SUM)",
     )
     algorithms = algorithms_of("all_reduce")
@@ -117,16 +117,16 @@ class AllGatherOperation(_AllGatherCollective):
     colour = colours.COLLECT
     words = OperationHelp(
         signature="all_gather(tensor_list, tensor, group=None, async_op=False)",
-        before="Every rank has an input, and room for everybody's.",
+        before="Every rank has an input, and space for the inputs of all ranks.",
         after="On every rank, part i of the output is the input of group rank i.",
         waits=_FULL_SYNCHRONIZATION,
         example="- all_gather: {input: x, output: all_x}",
         notes=(
             (
-                "The output is a list in torch: one tensor with a leading axis of the group's "
-                "size, or a list of names."
+                "torch's output list is one tensor here (its first axis has the size of the "
+                "group) or a list of names."
             ),
-            "Parts of different sizes: nccl takes them, gloo does not.",
+            "Parts of different sizes: nccl supports them, gloo does not.",
         ),
         torch="dist.all_gather(list(all_x), x)  # all_x: world_size times the shape of x",
     )
@@ -183,18 +183,10 @@ class AllGatherIntoTensorOperation(_AllGatherCollective):
             "Every rank has an input of the same element count and dtype, and an output n times "
             "as large."
         ),
-        after=(
-            "On every rank the output is the inputs of all ranks, one after the other in the "
-            "group's order."
-        ),
+        after="On every rank, the output contains the inputs of all ranks, in group order.",
         waits=_FULL_SYNCHRONIZATION,
         example="- all_gather_into_tensor: {input: x, output: all_x}",
-        notes=(
-            (
-                "torch 2.13 calls it all_gather_single; the name all_gather_into_tensor still "
-                "works there."
-            ),
-        ),
+        notes=("In torch 2.13 the name is all_gather_single; all_gather_into_tensor still works.",),
         torch="dist.all_gather_into_tensor(all_x, x)",
     )
     bindings = {
@@ -270,16 +262,16 @@ class ReduceScatterOperation(_ReduceScatterCollective):
     colour = colours.REDUCE
     words = OperationHelp(
         signature="reduce_scatter(output, input_list, op=ReduceOp.SUM, group=None, async_op=False)",
-        before="Every rank has one part for every rank.",
+        before="Every rank has one part for each rank.",
         after="The output of group rank i is the reduction of part i of all inputs.",
         waits=_FULL_SYNCHRONIZATION,
         example="- reduce_scatter: {input: parts, output: x, op: sum}",
         notes=(
             (
-                "The input is a list in torch: one tensor with a leading axis of the group's "
-                "size, or a list of names."
+                "torch's input list is one tensor here (its first axis has the size of the group) "
+                "or a list of names."
             ),
-            "On gloo it is an all_reduce of each part and can meet a real all_reduce by mistake.",
+            "gloo runs an all_reduce of each part, which can match a real all_reduce by mistake.",
         ),
         torch="dist.reduce_scatter(x, list(parts), op=dist.ReduceOp.SUM)",
     )
@@ -347,17 +339,14 @@ class ReduceScatterTensorOperation(_ReduceScatterCollective):
             "reduce_scatter_tensor(output, input, op=ReduceOp.SUM, group=None, async_op=False)"
         ),
         before=(
-            "Every rank has an input that is n outputs long, of the same element count and dtype "
-            "everywhere."
+            "Every rank has an input that is n times as long as its output. Element counts and "
+            "dtypes are the same on all ranks."
         ),
-        after="The output of group rank i is the i-th n-th of the reduction of all inputs.",
+        after="The output of group rank i is part i (of n) of the reduced inputs.",
         waits=_FULL_SYNCHRONIZATION,
         example="- reduce_scatter_tensor: {input: all_x, output: x, op: sum}",
         notes=(
-            (
-                "torch 2.13 calls it reduce_scatter_single; the name reduce_scatter_tensor still "
-                "works there."
-            ),
+            "In torch 2.13 the name is reduce_scatter_single; reduce_scatter_tensor still works.",
         ),
         torch="dist.reduce_scatter_tensor(x, all_x, op=dist.ReduceOp.SUM)",
     )

@@ -260,7 +260,7 @@ class Operation(BaseModel):
         if cls.kind != "local":
             raise UsageError(
                 f"torch.distributed has no {cls.op}",
-                "simulate the program, or leave the call out of a real run",
+                "simulate the program, or remove the call for a real run",
             )
         return None
 

@@ -238,7 +238,7 @@ def reduce_refusal(dtype: str, reduce_op: str) -> str | None:
     if reduce_op in ("product", "min", "max") and dtype in _COMPLEX_DTYPES:
         return f"reduce op {reduce_op} has no meaning on {dtype}"
     if reduce_op == "avg" and dtype == "bool":
-        return "reduce op avg has no meaning on bool"
+        return "reduce op avg is not defined for bool"
     return None
 
 

@@ -7,7 +7,6 @@ standard, not run.
 from __future__ import annotations
 
 from distsim.backends.profile import (
-    COMPLEX_DTYPES,
     BackendOptions,
     BackendProfile,
     BackendSupport,
@@ -23,7 +22,7 @@ from distsim.backends.profile import (
     no_neighbours,
     torch_frontend_reaction,
 )
-from distsim.operations.core.resolved_call import ResolvedCall
+from distsim.operations.core.resolved_call import COMPLEX_DTYPES, ResolvedCall
 
 #: The eager limit: a send of at most this size is copied and returns. The default is that of Open
 #: MPI's TCP transport, the smallest of the common limits.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from distsim.backends.profile import (
     ALL_PAIRS,
-    COMPLEX_DTYPES,
     FLOAT8_DTYPES,
     FLOAT_DTYPES,
     FROM_ROOT,
@@ -32,7 +31,7 @@ from distsim.backends.profile import (
     no_workers,
     torch_frontend_reaction,
 )
-from distsim.operations.core.resolved_call import DTYPE_BYTES, ResolvedCall
+from distsim.operations.core.resolved_call import COMPLEX_DTYPES, DTYPE_BYTES, ResolvedCall
 from distsim.operations.registry import OPERATIONS
 
 #: The smallest number of channels between two ranks (``topo.cc``, `ncclTopoGetNchannels`; over

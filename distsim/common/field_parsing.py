@@ -16,7 +16,7 @@ from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from distsim.common.expressions import Expression, parse_expression
-from distsim.common.message_text import did_you_mean
+from distsim.common.message_text import did_you_mean, value_text
 from distsim.common.records import dataclass
 
 T = TypeVar("T")
@@ -154,14 +154,6 @@ class FieldErrors(ValueError):
 def single_errors(error: ValueError) -> tuple[ValueError, ...]:
     """The single errors behind a field parser's error."""
     return error.errors if isinstance(error, FieldErrors) else (error,)
-
-
-def value_text(value: object) -> str:
-    """A value for the end of a message, cut to 60 characters."""
-    if value is None:
-        return "nothing"
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def expected_error(expected: str, value: object) -> ValueError:

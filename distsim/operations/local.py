@@ -120,10 +120,8 @@ class ComputeOperation(LocalOperation):
             raise ValueError("expected either `time`, or `flops` and `bytes`")
         if self.kernels is not None and not by_device:
             raise ValueError(
-
-                    "`kernels` is only valid with `flops` and `bytes`: `time` includes the kernel "
-                    "launches"
-
+                "`kernels` is only valid with `flops` and `bytes`: `time` includes the kernel "
+                "launches"
             )
         return self
 
@@ -205,10 +203,7 @@ class WaitStreamOperation(LocalOperation):
     def _two_streams(self) -> "WaitStreamOperation":
         if self.stream == self.on:
             raise ValueError(
-
-                    "expected two different streams: `on` waits for `stream`; both default to "
-                    "`current`"
-
+                "expected two different streams: `on` waits for `stream`; both default to `current`"
             )
         return self
 

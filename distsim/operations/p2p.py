@@ -157,10 +157,8 @@ class _ReceivingOperation(MessageOperation):
             )
         if self.assume_src is not None and not (self.src is None and self.group_src is None):
             raise ValueError(
-
-                    "`assume_src` is only valid for a receive from any source, without `src` and "
-                    "`group_src`"
-
+                "`assume_src` is only valid for a receive from any source, without `src` and "
+                "`group_src`"
             )
         return self
 

@@ -8,7 +8,6 @@ from pydantic import Field
 from distsim.operations.core import colours
 from distsim.operations.core.algorithms import algorithms_of, binomial_path_and_children
 from distsim.operations.core.backend_bindings import (
-    COMPLEX_DTYPES,
     NCCL_DTYPE_ERROR,
     gather_route,
     needs_only_root,
@@ -33,6 +32,7 @@ from distsim.operations.core.operation_base import (
     OutputEffect,
 )
 from distsim.operations.core.resolved_call import (
+    COMPLEX_DTYPES,
     ResolvedCall,
     TensorBuffer,
     first_reason,

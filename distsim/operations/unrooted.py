@@ -9,7 +9,7 @@ from pydantic import Field
 
 from distsim.operations.core import colours
 from distsim.operations.core.algorithms import algorithms_of
-from distsim.operations.core.backend_bindings import COMPLEX_DTYPES, GLOO_SHAPE_ERRORS
+from distsim.operations.core.backend_bindings import GLOO_SHAPE_ERRORS
 from distsim.operations.core.collective import (
     CollectiveOperation,
     InPlaceCollective,
@@ -26,6 +26,7 @@ from distsim.operations.core.operation_base import (
     OutputEffect,
 )
 from distsim.operations.core.resolved_call import (
+    COMPLEX_DTYPES,
     ResolvedCall,
     TensorBuffer,
     first_reason,

@@ -28,9 +28,8 @@ from distsim.common.field_parsing import (
     parse_each,
     per_rank,
     single_errors,
-    value_text,
 )
-from distsim.common.message_text import did_you_mean
+from distsim.common.message_text import did_you_mean, value_text
 from distsim.common.quantities import has_units, parse_quantity_expression
 from distsim.common.records import dataclass
 from distsim.operations.core.field_schemas import (

@@ -154,7 +154,7 @@ class ResolvedCall:
 
 
 _FLOAT_DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-_COMPLEX_DTYPES = ("complex64", "complex128")
+COMPLEX_DTYPES = frozenset({"complex64", "complex128"})
 
 
 def first_reason(reasons: Iterable[str | None]) -> str | None:
@@ -233,9 +233,9 @@ def reduce_refusal(dtype: str, reduce_op: str) -> str | None:
     RedOpType.PRODUCT on complex tensors"), ProcessGroupNCCL (bitwise ops never; complex only where
     the parts may be reduced on their own; bool AVG never).
     """
-    if reduce_op in ("band", "bor", "bxor") and dtype in (*_FLOAT_DTYPES, *_COMPLEX_DTYPES):
+    if reduce_op in ("band", "bor", "bxor") and dtype in COMPLEX_DTYPES.union(_FLOAT_DTYPES):
         return f"reduce op {reduce_op} works on integers, not on {dtype}"
-    if reduce_op in ("product", "min", "max") and dtype in _COMPLEX_DTYPES:
+    if reduce_op in ("product", "min", "max") and dtype in COMPLEX_DTYPES:
         return f"reduce op {reduce_op} has no meaning on {dtype}"
     if reduce_op == "avg" and dtype == "bool":
         return "reduce op avg is not defined for bool"

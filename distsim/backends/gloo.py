@@ -551,10 +551,11 @@ def alternative_outcomes(
 
 GLOO = BackendProfile(
     name="gloo",
-    about="Every send is a rendezvous at every size (G1). Tags and any-source are true (G2). "
-    "Collectives meet by kind and number "
-    "on the group (G5) and run on two worker threads per group (G7). A dropped request is "
-    "cancelled (G4).",
+    about=(
+        "Every send waits for its receive, at every size (G1). Tags and any-source receives work "
+        "(G2). Collectives match by kind and number on the group (G5) and run on two worker "
+        "threads per group (G7). A dropped request is cancelled (G4)."
+    ),
     needs=needs,
     mismatch=mismatch,
     refuse=refuse,

@@ -292,12 +292,12 @@ def splits_error(
         return (
             None
             if rows % n == 0
-            else f"the first axis of {word} has {rows} rows, which {n} ranks can't share evenly"
+            else f"the first axis of {word} has {rows} rows, which is not divisible by {n} ranks"
         )
     if len(splits) != n:
         return f"{word}_splits has {len(splits)} numbers, but the group has {n} ranks"
     if min(splits) < 0:
-        return f"{word}_splits holds {min(splits)}; a part can't be negative"
+        return f"{word}_splits contains {min(splits)}; a part cannot be negative"
     if sum(splits) != rows:
         return (
             f"{word}_splits {list(splits)} add up to {sum(splits)}, but the first axis of {word} "

@@ -97,7 +97,7 @@ class _CoalescedCollective(CollectiveOperation):
     def misfits(cls, call: ResolvedCall) -> str | None:
         if not call.inputs or len(call.inputs) != len(call.outputs):
             return (
-                "a launch needs a tensor, and an output for each input; it has "
+                "a launch needs at least one input and an output for each input; it has "
                 f"{len(call.inputs)} and {len(call.outputs)}"
             )
         parts = cls.separate(call)
@@ -337,7 +337,7 @@ def _first_difference(
         return ""
     if sorted(here) == sorted(there):
         order = ", ".join(label for label, _ in there)
-        return f"rank {other.rank} has the parts of rank {one.rank} in another order: {order}"
+        return f"rank {other.rank} has the parts of rank {one.rank} in a different order: {order}"
     if len(here) != len(there):
         (short, few), (long, many) = sorted(
             ((one, here), (other, there)), key=lambda side: len(side[1])

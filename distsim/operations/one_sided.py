@@ -128,8 +128,8 @@ def _buffer_mismatch(call: ResolvedCall) -> str | None:
     if (read.numel, read.dtype) == (written.numel, written.dtype):
         return None
     return (
-        f"{call.op} reads {read.numel} {read.dtype} of {read.label}, but {written.label} holds "
-        f"{written.numel} {written.dtype}"
+        f"{call.op} reads {read.numel} {read.dtype} elements of {read.label}, but "
+        f"{written.label} has {written.numel} {written.dtype} elements"
     )
 
 

@@ -227,7 +227,7 @@ class NewGroupOperation(Operation):
         if not call.ranks:
             return f"the new group {call.name} has no ranks"
         if len(set(call.ranks)) < len(call.ranks):
-            return f"ranks {list(call.ranks)} of the new group {call.name} name a rank twice"
+            return f"ranks {list(call.ranks)} of the new group {call.name} list a rank twice"
         strange = [r for r in call.ranks if r not in call.group.ranks]
         return (
             f"rank {strange[0]} of the new group {call.name} is outside the world"

@@ -209,7 +209,7 @@ class AllGatherIntoTensorOperation(_AllGatherCollective):
     def misfits(cls, call: ResolvedCall) -> str | None:
         n, one = call.group.size, call.inputs[0].numel
         return wrong_element_count(
-            "output", call.outputs[0].numel, n * one, f"{n} ranks give {one} each, together"
+            "output", call.outputs[0].numel, n * one, f"{n} ranks contribute {one} each, in total"
         )
 
     @classmethod
@@ -370,7 +370,7 @@ class ReduceScatterTensorOperation(_ReduceScatterCollective):
     def misfits(cls, call: ResolvedCall) -> str | None:
         n, one = call.group.size, call.outputs[0].numel
         found = wrong_element_count(
-            "input", call.inputs[0].numel, n * one, f"{n} ranks take {one} each, together"
+            "input", call.inputs[0].numel, n * one, f"{n} ranks receive {one} each, in total"
         )
         return first_reason((found, unsupported_reduction(call)))
 

@@ -210,7 +210,7 @@ class IntraNodeLink(_ClusterPart):
     @classmethod
     def _two_or_more(cls, value: int | str | None) -> int | str | None:
         if isinstance(value, int) and not 2 <= value <= 1024:
-            raise ValueError(f"expected 2 to 1024 ranks or cube, found {value}")
+            raise ValueError(f"expected a number of ranks from 2 to 1024, or cube, found {value}")
         return value
 
     @property
@@ -462,8 +462,8 @@ class Cluster(_ClusterPart):
 
 
 _REMEDY = (
-    "`distsim clusters` lists the presets; a cluster may also be written inline, "
-    "as `{preset: dgx-h100, nics: {count: 4}}`"
+    "list the presets with `distsim clusters`, or write the cluster inline, such as `{preset: "
+    "dgx-h100, nics: {count: 4}}`"
 )
 
 
@@ -489,7 +489,7 @@ def cluster_from(value: str | Mapping[str, object] | Cluster) -> Cluster:
         if data and "name" not in data:
             merged["name"] = f"{base}, changed"
         if data and "error_band" not in data:
-            merged["error_band"] = f"{merged['error_band']}; wider where a preset is changed"
+            merged["error_band"] = f"{merged['error_band']}; wider for a changed preset"
         data = merged
     try:
         return Cluster.model_validate(data)
@@ -500,7 +500,7 @@ def cluster_from(value: str | Mapping[str, object] | Cluster) -> Cluster:
 def _preset_data(name: object) -> dict[str, object]:
     if not isinstance(name, str) or name not in PRESETS:
         known = f"(known: {name_list(PRESETS)}){did_you_mean(name, PRESETS)}"
-        raise UsageError(f"no cluster preset `{name}` {known}", _REMEDY)
+        raise UsageError(f"unknown cluster preset `{name}` {known}", _REMEDY)
     return PRESETS[name]
 
 

@@ -70,8 +70,7 @@ class CollectiveOperation(Operation):
     def _handle_needs_async(self) -> "CollectiveOperation":
         if self.handle is not None and not self.is_async:
             raise ValueError(
-                f"expected `async: true` beside `as`: {self.op} without it has no request to "
-                "wait for"
+                f"`as` needs `async: true` in {self.op}: without it there is no request to wait for"
             )
         return self
 

@@ -29,7 +29,7 @@ from distsim.common.field_parsing import (
     per_rank,
     single_errors,
 )
-from distsim.common.message_text import did_you_mean, value_text
+from distsim.common.message_text import closest_name, unknown_value_text, value_text
 from distsim.common.quantities import has_units, parse_quantity_expression
 from distsim.common.records import dataclass
 from distsim.operations.core.field_schemas import (
@@ -90,7 +90,7 @@ def _parse_reference_text(value: str) -> NameReference:
         raise FieldError.further(error, len(value) - len(index.lstrip())) from None
 
 
-_parse_known_dtype = one_of("a dtype of torch", DTYPE_BYTES)
+_parse_known_dtype = one_of(DTYPE_BYTES)
 #: What people write who know numpy or another side of torch.
 _DTYPE_SYNONYMS = {
     "float": "float32",
@@ -110,11 +110,8 @@ def parse_dtype(value: object) -> str:
     """A dtype's name; `torch.float32` is float32. Raises ValueError."""
     name = value.removeprefix("torch.") if isinstance(value, str) else value
     if isinstance(name, str) and name in _DTYPE_SYNONYMS:
-        known = ", ".join(DTYPE_BYTES)
-        raise ValueError(
-            f"expected a dtype of torch ({known}), found {value_text(value)}; did you mean "
-            f"{_DTYPE_SYNONYMS[name]}?"
-        )
+        synonym = _DTYPE_SYNONYMS[name]
+        raise ValueError(f"unknown value {value_text(value)}; did you mean {synonym!r}?")
     return _parse_known_dtype(name if isinstance(name, str) and name in DTYPE_BYTES else value)
 
 
@@ -438,14 +435,10 @@ _REDUCE_OP_SPELLINGS = {name: name for name in REDUCE_OPS} | {
 def _parse_reduce_op(value: object) -> str:
     if isinstance(value, str) and value in _REDUCE_OP_SPELLINGS:
         return _REDUCE_OP_SPELLINGS[value]
-    hint = (
-        "; torch calls this avg"
-        if value in ("mean", "average")
-        else did_you_mean(_last_word(value), REDUCE_OPS)
-    )
-    raise ValueError(
-        f"expected a reduce op ({', '.join(REDUCE_OPS)}), found {value_text(value)}{hint}"
-    )
+    name = "avg" if value in ("mean", "average") else closest_name(_last_word(value), REDUCE_OPS)
+    if name is not None:
+        raise ValueError(f"unknown value {value_text(value)}; did you mean {name!r}?")
+    raise ValueError(unknown_value_text(value, REDUCE_OPS))
 
 
 def _last_word(value: object) -> object:

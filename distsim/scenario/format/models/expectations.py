@@ -9,7 +9,8 @@ from pydantic import Field, model_validator
 
 from distsim.backends import BACKEND_PROFILES
 from distsim.common import units
-from distsim.common.message_text import did_you_mean, value_text
+from distsim.common.field_parsing import one_of
+from distsim.common.message_text import value_text
 from distsim.findings.codes import CODES
 from distsim.operations.core.field_types import (
     FieldError,
@@ -45,7 +46,7 @@ class DurationBounds(FormatModel):
     @model_validator(mode="after")
     def _some(self) -> DurationBounds:
         if self.at_least_ns is None and self.at_most_ns is None:
-            raise ValueError("expected `at_least` or `at_most`, as `{at_most: 20 ms}`")
+            raise ValueError("expected `at_least` or `at_most`, such as `{at_most: 20 ms}`")
         if (
             self.at_least_ns is not None
             and self.at_most_ns is not None
@@ -56,7 +57,7 @@ class DurationBounds(FormatModel):
                 units.duration_text(self.at_most_ns),
             )
             raise FieldError(
-                f"nothing is at least {least} and at most {most}: swap them", ("at_least",)
+                f"`at_least` ({least}) is greater than `at_most` ({most})", ("at_least",)
             )
         return self
 
@@ -94,18 +95,12 @@ def _parse_expected_value(value: object) -> object:
 def _parse_expected_values(value: object) -> Mapping[str, object]:
     return parse_mapping(
         value,
-        "a mapping of tensors to numbers, as `{x: {0: 6, 1: 6}}`",
+        "a mapping of tensors to numbers, such as `{x: {0: 6, 1: 6}}`",
         per_rank(_parse_expected_value),
     )
 
 
-def _parse_finding_code(value: object) -> str:
-    if not isinstance(value, str) or value not in CODES:
-        raise ValueError(
-            f"expected the code of a finding, as DS301, found {value_text(value)}"
-            f"{did_you_mean(str(value), CODES)}"
-        )
-    return value
+_parse_finding_code = one_of(CODES)
 
 
 def _plain_values(values: dict[str, object]) -> dict[str, object]:

@@ -36,14 +36,14 @@ def _parse_variable(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise expected_error("a text, a number, or null for a variable that is not set", value)
+        raise expected_error("a string, a number, or null for an unset variable", value)
     return str(value)
 
 
 def _parse_environment(value: object) -> Mapping[str, object]:
     return parse_mapping(
         value,
-        "a mapping of variables to values, as `{MASTER_ADDR: node0, RANK: null}`",
+        "a mapping of variables to values, such as `{MASTER_ADDR: node0, RANK: null}`",
         per_rank(_parse_variable),
     )
 

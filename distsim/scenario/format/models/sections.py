@@ -67,9 +67,7 @@ class World(FormatModel):
     @model_validator(mode="after")
     def _bounded(self) -> World:
         if self.size > MAX_WORLD:
-            raise ValueError(
-                f"a world of {self.size} ranks is too large; at most {MAX_WORLD} are simulated"
-            )
+            raise ValueError(f"a world of {self.size} ranks is too large; the limit is {MAX_WORLD}")
         return self
 
 
@@ -112,7 +110,7 @@ class GroupDecl(FormatModel):
         if self.ranks is not None and not self.ranks:
             raise FieldError("expected at least one rank, found an empty list", ("ranks",))
         if self.ranks is not None and len(set(self.ranks)) < len(self.ranks):
-            raise FieldError("the group names a rank twice", ("ranks",))
+            raise FieldError("the group lists a rank twice", ("ranks",))
         if self.axes is not None and (not self.axes or len(set(self.axes)) < len(self.axes)):
             raise FieldError("expected axes of the mesh, each once", ("axes",))
         return self
@@ -122,7 +120,7 @@ def _parse_shape(value: object) -> object:
     if value == "auto":
         return value
     if not isinstance(value, list | tuple):
-        raise expected_error("a list of sizes as [8, 1024], or `auto`", value)
+        raise expected_error("a list of sizes such as [8, 1024], or `auto`", value)
     return parse_shape(value)
 
 
@@ -236,7 +234,7 @@ MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "gathered
 
 def _parse_factor(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e6:
-        raise expected_error("a factor above 0, as 1.3", value)
+        raise expected_error("a factor above 0, such as 1.3", value)
     return float(value)
 
 
@@ -384,23 +382,25 @@ class FaultDecl(FormatModel):
     @model_validator(mode="after")
     def _fits(self) -> FaultDecl:
         if sum(who is not None for who in (self.rank, self.ranks, self.link)) != 1:
-            raise ValueError("expected one of `rank`, `ranks` and `link`: who is hit")
+            raise ValueError("expected one of `rank`, `ranks` and `link`")
         given = self.model_fields_set
         if self.link is not None and self.kind != "slow":
             raise FieldError(f"a link can only be slow, found {self.kind}", ("kind",))
         if self.nodes is not None and self.link is None:
-            raise FieldError("`nodes` belongs to a `link`", ("nodes",))
+            raise FieldError("`nodes` is only valid with `link`", ("nodes",))
         for kind, key, name in (
             ("slow", "factor", "factor"),
             ("late", "delay_ns", "delay"),
             ("exit", "code", "code"),
         ):
             if key in given and self.kind != kind:
-                raise FieldError(f"`{name}` belongs to the kind {kind}, found {self.kind}", (name,))
+                raise FieldError(
+                    f"`{name}` is only valid with the kind {kind}, found {self.kind}", (name,)
+                )
         if self.kind == "slow" and "factor" not in given:
-            raise ValueError("a slow rank or link needs its `factor`, as 1.3")
+            raise ValueError("the kind slow needs its `factor`, such as 1.3")
         if self.kind == "late" and "delay_ns" not in given:
-            raise ValueError("a late rank needs its `delay`, as 50 ms")
+            raise ValueError("the kind late needs its `delay`, such as 50 ms")
         self._fits_when(given)
         return self
 
@@ -409,7 +409,8 @@ class FaultDecl(FormatModel):
             for key in ("iteration", "before_call", "at_ns"):
                 if key in given:
                     raise FieldError(
-                        f"the kind {self.kind} holds from the start on", (key.removesuffix("_ns"),)
+                        f"the kind {self.kind} applies from the start and has no time or call",
+                        (key.removesuffix("_ns"),),
                     )
         if self.at_ns is not None and (self.iteration is not None or self.before_call is not None):
             raise FieldError("expected either `at` or a call (`iteration`, `before_call`)", ("at",))
@@ -417,7 +418,9 @@ class FaultDecl(FormatModel):
 
 def _parse_grid(value: object) -> dict[str, tuple[object, ...]]:
     if not isinstance(value, Mapping) or not value:
-        raise expected_error("a mapping of keys to their values, as `{mesh.dp: [1, 2, 4]}`", value)
+        raise expected_error(
+            "a mapping of keys to lists of values, such as `{mesh.dp: [1, 2, 4]}`", value
+        )
     gather = FieldErrorCollector()
     for name, values in value.items():
         gather.take(name, parse_name_key, name)

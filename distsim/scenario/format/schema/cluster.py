@@ -39,7 +39,7 @@ DEFINITION_NAMES: dict[type[BaseModel], str] = {
 _TYPE_NAMES = {str: "string", bool: "boolean", int: "integer", float: "number"}
 #: Attributes of Pydantic's constraints, and the keywords of JSON Schema.
 _BOUND_KEYWORDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum"}
-_PRESET_HELP = "The cluster that this one is like, but for what else stands here."
+_PRESET_HELP = "Preset that provides the omitted keys."
 
 
 def cluster_schema(name: str = "Cluster") -> dict[str, object]:

@@ -261,7 +261,7 @@ def _torch_name_schema(op: str, name: str, field: str) -> dict[str, object]:
     if field:
         message = f"unknown field {name} in {op}; did you mean {field}?"
     else:
-        message = f"torch's {name} has no counterpart in {op}; leave it out"
+        message = f"torch's {name} has no counterpart in {op}; remove it"
     return {
         "not": {},
         "errorMessage": message,

@@ -212,7 +212,7 @@ class GatherOperation(ToRootCollective):
         example="- gather: {input: x, output: all_x, dst: 0}",
         notes=(
             "Only dst uses the output.",
-            "dst defaults to global rank 0.",
+            "The default of dst is global rank 0.",
             "On gloo, the other ranks wait only for dst.",
         ),
         torch="dist.gather(x, list(all_x) if rank == 0 else None, dst=0)",
@@ -293,7 +293,7 @@ class ScatterOperation(FromRootCollective):
         example="- scatter: {input: parts, output: x, src: 0}",
         notes=(
             "Only src uses the input.",
-            "src defaults to global rank 0.",
+            "The default of src is global rank 0.",
             "On gloo, src waits for all other ranks, and they wait for src.",
         ),
         torch="dist.scatter(x, list(parts) if rank == 0 else None, src=0)",

@@ -54,7 +54,7 @@ class AllReduceOperation(ReducingCollective, InPlaceCollective):
         after="Every rank has the element-wise reduction of all tensors.",
         waits=_FULL_SYNCHRONIZATION,
         example="- all_reduce: {tensor: x, op: sum}",
-        notes=("avg on integers: gloo raises an error; nccl divides after the sum.",),
+        notes=("For avg on integers, gloo raises an error and nccl divides after the sum.",),
         torch="dist.all_reduce(x, op=dist.ReduceOp.SUM)",
     )
     algorithms = algorithms_of("all_reduce")
@@ -124,8 +124,8 @@ class AllGatherOperation(_AllGatherCollective):
         example="- all_gather: {input: x, output: all_x}",
         notes=(
             (
-                "torch's output list is one tensor here (its first axis has the size of the "
-                "group) or a list of names."
+                "For torch's output list, give one tensor whose first axis has the size of the "
+                "group, or a list of names."
             ),
             "Parts of different sizes: nccl supports them, gloo does not.",
         ),
@@ -269,8 +269,8 @@ class ReduceScatterOperation(_ReduceScatterCollective):
         example="- reduce_scatter: {input: parts, output: x, op: sum}",
         notes=(
             (
-                "torch's input list is one tensor here (its first axis has the size of the group) "
-                "or a list of names."
+                "For torch's input list, give one tensor whose first axis has the size of the "
+                "group, or a list of names."
             ),
             "gloo runs an all_reduce of each part, which can match a real all_reduce by mistake.",
         ),

@@ -83,7 +83,7 @@ _REMEDIES_BY_MESSAGE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ..
     (r"is already the index", "choose another name for the inner index"),
     (r"is listed twice", "keep one of them, or rename one"),
     (
-        r"the mesh has \d+ ranks, but",
+        r"the mesh has .* ranks, but the world",
         "the product of the axis sizes must be the number of ranks",
     ),
     (r"a batch may contain only isend and irecv", "move it before or after the batch"),

@@ -90,19 +90,19 @@ def _contract_reading(
 
 RENDEZVOUS = _contract_reading(
     "rendezvous",
-    "A send waits for its receive, a collective for all members.",
+    "A send waits for its receive, and a collective waits for all members.",
     needs_all,
     never_buffered,
 )
 EARLY = _contract_reading(
     "early",
-    "As rendezvous, but in a rooted collective a rank leaves when its own data has moved.",
+    "Like rendezvous, but in a rooted collective a rank returns when its own data has moved.",
     needs_exchange_partners,
     never_buffered,
 )
 BUFFERED = _contract_reading(
     "buffered",
-    "A send never blocks; ranks that only give leave at once.",
+    "A send never blocks; ranks that only contribute data return at once.",
     needs_data_sources,
     _always_buffered,
 )

@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from distsim.backends.gloo_rings import RING_STEPS, RingContribution, RingOutcome, simulate_ring
 from distsim.backends.profile import (
-    COMPLEX_DTYPES,
     FLOAT_DTYPES,
     INTEGER_DTYPES,
     BackendOptions,
@@ -38,7 +37,12 @@ from distsim.operations.all_to_all_barrier import AllToAllCollective
 from distsim.operations.core.algorithms import binomial_parent, binomial_path_and_children
 from distsim.operations.core.backend_bindings import needs_only_root
 from distsim.operations.core.operation_base import BackendBinding, MemberRoute
-from distsim.operations.core.resolved_call import DTYPE_BYTES, ResolvedCall, part_sizes
+from distsim.operations.core.resolved_call import (
+    COMPLEX_DTYPES,
+    DTYPE_BYTES,
+    ResolvedCall,
+    part_sizes,
+)
 from distsim.operations.registry import OPERATIONS
 
 #: Every entry was run on torch 2.13. gloo refuses an average of integers only after it has
@@ -493,7 +497,9 @@ def invalid(call: ResolvedCall, code: str, options: BackendOptions) -> InvalidCa
       and 1 s more (`p2p.out_of_range.*`); it may also die of SIGSEGV, because the pair is looked up
       outside the memory for the world. In other groups torch's own lookup raises.
     * A second wait (DS105) on the request of a message hangs
-      (`p2p.irecv_not_waited_poll_is_completed`); on that of a collective it returns.
+      (`p2p.irecv_not_waited_poll_is_completed`). On the request of a collective it returns, but
+      ``call`` does not show which request is meant: the compiler turns "hangs" into "goes on" if
+      only collectives are waited for again (`distsim.semantics.form.compiler`).
     * A destroyed group (DS108) still executes collectives if it was destroyed alone; torch refuses
       messages on it (run).
     * An all_to_all whose input does not divide evenly is executed: wrong data (2.2, "not refused on
@@ -545,10 +551,11 @@ def alternative_outcomes(
 
 GLOO = BackendProfile(
     name="gloo",
-    about="Every send is a rendezvous at every size (G1). Tags and any-source are true (G2). "
-    "Collectives meet by kind and number "
-    "on the group (G5) and run on two worker threads per group (G7). A dropped request is "
-    "cancelled (G4).",
+    about=(
+        "Every send waits for its receive, at every size (G1). Tags and any-source receives work "
+        "(G2). Collectives match by kind and number on the group (G5) and run on two worker "
+        "threads per group (G7). A dropped request is cancelled (G4)."
+    ),
     needs=needs,
     mismatch=mismatch,
     refuse=refuse,

@@ -22,8 +22,8 @@ from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
-#: gloo's default for the largest segment, in bytes (`kMaxSegmentSize`).
-_MAX_SEGMENT_BYTES = 1 << 20
+from distsim.operations.core.backend_bindings import GLOO_MAX_SEGMENT_BYTES
+
 #: The simulation stops after this many steps of all members together, which takes about a second.
 #: Members that have not completed by then count as blocked.
 _MAX_STEPS = 1 << 19
@@ -163,7 +163,7 @@ def _round_up(value: int, unit: int) -> int:
 
 def _all_reduce_steps(me: int, n: int, share: RingContribution) -> Iterator[_RingStep]:
     """A reduce-scatter around the ring, then an all-gather."""
-    max_segment = share.item * max(1, _MAX_SEGMENT_BYTES // share.item)
+    max_segment = share.item * max(1, GLOO_MAX_SEGMENT_BYTES // share.item)
     segments = _round_up(max(_ceil_div(share.nbytes, max_segment), 2 * n), n)
     size = _round_up(_ceil_div(share.nbytes, segments), share.item)
     tensor = _SegmentedTensor(share.nbytes, segments, size, segments // n)
@@ -175,7 +175,7 @@ def _all_reduce_steps(me: int, n: int, share: RingContribution) -> Iterator[_Rin
 
 def _reduce_steps(me: int, n: int, share: RingContribution) -> Iterator[_RingStep]:
     """A reduce-scatter around the ring; then every member sends its chunk to the root."""
-    max_segment = share.item * (_MAX_SEGMENT_BYTES // share.item)
+    max_segment = share.item * (GLOO_MAX_SEGMENT_BYTES // share.item)
     size = _round_up(min(_ceil_div(share.nbytes, 2 * n), max_segment), share.item)
     segments = _round_up(max(_ceil_div(share.nbytes, size), 2 * n), n)
     tensor = _SegmentedTensor(share.nbytes, segments, size, segments // n)

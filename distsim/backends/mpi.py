@@ -7,7 +7,6 @@ standard, not run.
 from __future__ import annotations
 
 from distsim.backends.profile import (
-    COMPLEX_DTYPES,
     BackendOptions,
     BackendProfile,
     BackendSupport,
@@ -23,11 +22,13 @@ from distsim.backends.profile import (
     no_neighbours,
     torch_frontend_reaction,
 )
-from distsim.operations.core.resolved_call import ResolvedCall
+from distsim.operations.core.resolved_call import COMPLEX_DTYPES, ResolvedCall
 
 #: The eager limit: a send of at most this size is copied and returns. The default is that of Open
 #: MPI's TCP transport, the smallest of the common limits.
-EAGER_LIMIT = BufferOption("eager_limit", 4 * 1024)
+EAGER_LIMIT = BufferOption(
+    "eager_limit", 4 * 1024, "Size up to which an MPI send is buffered.", "4 KiB"
+)
 _MPI_DTYPES = frozenset({"float64", "float32", "int64", "int32", "int16", "int8", "uint8"})
 #: Read. A dtype that is not in torch's tables for MPI fails as a C++ lookup (``map::at``). torch
 #: passes complex tensors as real ones, but not in all operations.
@@ -106,10 +107,11 @@ def invalid(call: ResolvedCall, code: str, options: BackendOptions) -> InvalidCa
 
 MPI = BackendProfile(
     name="mpi",
-    about="Small sends return at once, large ones wait for their receive. Tags and any-source are "
-    "true. One worker runs the "
-    "collectives of a process, and one lock is held through every blocking call. Dropping a "
-    "message's request ends the process.",
+    about=(
+        "Small sends return at once; large sends wait for their receive. Tags and any-source "
+        "receives work. One worker runs the collectives of a process. A lock is held during every "
+        "blocking call. Dropping the request of a message ends the process."
+    ),
     needs=needs_all,
     mismatch=mismatch,
     refuse=SUPPORT.refuse,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from distsim.backends.profile import (
     ALL_PAIRS,
-    COMPLEX_DTYPES,
     FLOAT8_DTYPES,
     FLOAT_DTYPES,
     FROM_ROOT,
@@ -32,7 +31,7 @@ from distsim.backends.profile import (
     no_workers,
     torch_frontend_reaction,
 )
-from distsim.operations.core.resolved_call import DTYPE_BYTES, ResolvedCall
+from distsim.operations.core.resolved_call import COMPLEX_DTYPES, DTYPE_BYTES, ResolvedCall
 from distsim.operations.registry import OPERATIONS
 
 #: The smallest number of channels between two ranks (``topo.cc``, `ncclTopoGetNchannels`; over
@@ -42,7 +41,15 @@ MIN_CHANNELS_PER_PEER = 2
 #: 4 MiB (``init.cc``: 8 slots of 512 KiB). Run on an H100: a send of 8 MiB completes without its
 #: receive, a send of 10 MiB does not (NCCL 2.32.3, ranks on one GPU). Sockets buffer more: there
 #: the sizes were 10 and 16 MiB.
-SEND_BUFFER = BufferOption("buffsize", MIN_CHANNELS_PER_PEER * 4 * 1024 * 1024)
+SEND_BUFFER = BufferOption(
+    "buffsize",
+    MIN_CHANNELS_PER_PEER * 4 * 1024 * 1024,
+    (
+        "Bytes that an nccl send may run ahead of its receive: NCCL_BUFFSIZE on both channels of "
+        "a pair."
+    ),
+    "8 MiB",
+)
 #: Read. bool travels as uint8, so its sum is a maximum. Reductions of float8 require NCCL >= 2.24
 #: and compute capability >= 9.0.
 SUPPORT = BackendSupport(
@@ -142,12 +149,13 @@ def _matches_own_messages(call: ResolvedCall) -> bool:
 
 NCCL = BackendProfile(
     name="nccl",
-    about="A call returns when it is enqueued (N1). Operations of one communicator run in issue "
-    "order (N3) and meet by it alone: "
-    "no kinds, no tags (N4, N5), no any-source (N6). A batch is one unit (N11). First use of "
-    "a communicator waits for its "
-    "members (N8), first use of a connection for those who share it (N9). Small sends may "
-    "run ahead into buffers (N10).",
+    about=(
+        "A call returns when it is enqueued (N1). Operations of one communicator run and match in "
+        "issue order (N3): kinds and tags are ignored (N4, N5), and any-source receives are not "
+        "supported (N6). A batch is one unit (N11). The first use of a communicator waits for its "
+        "members (N8); the first use of a connection waits for both ends (N9). Small sends may be "
+        "buffered (N10)."
+    ),
     needs=needs_all,
     mismatch=mismatch,
     refuse=SUPPORT.refuse,

@@ -26,6 +26,7 @@ from typing import Any, Literal, NamedTuple
 from distsim.common.records import dataclass
 from distsim.operations.core.operation_base import BackendBinding
 from distsim.operations.core.resolved_call import (
+    COMPLEX_DTYPES,
     ResolvedCall,
     TensorBuffer,
     differing_part_dtypes,
@@ -53,7 +54,6 @@ COMMUNICATION_OPS = tuple(
 FLOAT_DTYPES = frozenset({"float64", "float32", "float16", "bfloat16"})
 FLOAT8_DTYPES = frozenset({"float8_e4m3fn", "float8_e5m2"})
 INTEGER_DTYPES = frozenset({"int64", "int32", "int8", "uint8"})
-COMPLEX_DTYPES = frozenset({"complex64", "complex128"})
 BITWISE_REDUCE_OPS = ("band", "bor", "bxor")
 #: The C++ names of dtypes, as torch's error messages print them.
 TORCH_SCALAR_TYPES = {
@@ -311,10 +311,15 @@ BackendOptions = Mapping[str, Any]
 
 
 class BufferOption(NamedTuple):
-    """The scenario option for the number of bytes that a send may buffer, with its default."""
+    """The scenario option for the number of bytes that a send may buffer, with its default.
+
+    ``description`` and ``example`` are the help text of the option in a scenario file.
+    """
 
     name: str
     default: int
+    description: str = "Number of bytes that a send may buffer."
+    example: str = "8 MiB"
 
     def limit(self, options: BackendOptions) -> int:
         """The limit in bytes; the default applies if the option is missing or null."""

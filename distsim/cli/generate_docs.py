@@ -128,7 +128,7 @@ PICTURE_OF_OPERATION = {
 
 def _torch_argument_text(operation: type[Operation]) -> str:
     """A table of the fields, each with the argument of torch if that has another name."""
-    from distsim.operations.core.field_help import torch_argument_names
+    from distsim.operations.core.torch_arguments import torch_argument_names
     from distsim.scenario.format.schema.key_reference import format_keys
 
     fields = {info.alias or key for key, info in operation.model_fields.items()}

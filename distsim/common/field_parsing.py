@@ -16,7 +16,7 @@ from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from distsim.common.expressions import Expression, parse_expression
-from distsim.common.message_text import did_you_mean
+from distsim.common.message_text import unknown_value_text, value_text
 from distsim.common.records import dataclass
 
 T = TypeVar("T")
@@ -156,14 +156,6 @@ def single_errors(error: ValueError) -> tuple[ValueError, ...]:
     return error.errors if isinstance(error, FieldErrors) else (error,)
 
 
-def value_text(value: object) -> str:
-    """A value for the end of a message, cut to 60 characters."""
-    if value is None:
-        return "nothing"
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 def expected_error(expected: str, value: object) -> ValueError:
     return ValueError(f"expected {expected}, found {value_text(value)}")
 
@@ -257,16 +249,13 @@ def per_rank(parse_one: FieldParser[T]) -> FieldParser[T | PerRank[T]]:
     return parse_any
 
 
-def one_of(expected: str, words: Iterable[str]) -> FieldParser[str]:
+def one_of(words: Iterable[str]) -> FieldParser[str]:
     """A parser that accepts exactly these words."""
     known = tuple(words)
 
     def parse_word(value: object) -> str:
         if not isinstance(value, str) or value not in known:
-            raise ValueError(
-                f"expected {expected} ({', '.join(known)}), "
-                f"found {value_text(value)}{did_you_mean(value, known)}"
-            )
+            raise ValueError(unknown_value_text(value, known))
         return value
 
     return parse_word

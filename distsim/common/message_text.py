@@ -39,6 +39,23 @@ def name_list(candidates: Iterable[object], limit: int = 12) -> str:
     return ", ".join(names[:limit]) + more if names else "none"
 
 
+def unknown_value_text(value: object, words: Iterable[str]) -> str:
+    """The message for a value that is none of ``words``.
+
+    >>> unknown_value_text("ncll", ["gloo", "nccl", "mpi"])
+    "unknown value 'ncll'; did you mean 'nccl'?"
+    >>> unknown_value_text("ucx", ["gloo", "nccl", "mpi"])
+    "unknown value 'ucx'; expected one of gloo, nccl, mpi"
+    """
+    known = tuple(words)
+    if not isinstance(value, str):
+        return f"expected one of {', '.join(known)}, found {value_text(value)}"
+    similar = closest_name(value, known)
+    if similar is not None:
+        return f"unknown value {value_text(value)}; did you mean {similar!r}?"
+    return f"unknown value {value_text(value)}; expected one of {', '.join(known)}"
+
+
 def value_text(value: object) -> str:
     """A value for the end of a message: ``'abc'``, ``12``, ``a mapping``, ``nothing``.
 

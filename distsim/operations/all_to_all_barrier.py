@@ -7,7 +7,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import ClassVar
 
-from pydantic import StrictBool
+from pydantic import Field, StrictBool
 
 from distsim.operations.core import colours
 from distsim.operations.core.algorithms import algorithms_of
@@ -40,7 +40,7 @@ from distsim.operations.core.resolved_call import (
 from distsim.operations.core.torch_protocols import TensorLookup, TorchWork
 
 _FULL_SYNCHRONIZATION = (
-    "Everybody waits for everybody: nobody can return before the last rank has come."
+    "Every rank waits for every other rank: no rank returns before the last one has arrived."
 )
 
 
@@ -147,17 +147,17 @@ class AllToAllOperation(AllToAllCollective):
     colour = colours.EXCHANGE
     words = OperationHelp(
         signature="all_to_all(output_tensor_list, input_tensor_list, group=None, async_op=False)",
-        before="Every rank has one part for every rank, and room for one part of every rank.",
+        before="Every rank has one part for each rank, and space for one part from each rank.",
         after=(
-            "Part i of the output of group rank j is part j of the input of group rank i: the "
-            "transpose."
+            "Part i of the output of group rank j is part j of the input of group rank i (a "
+            "transpose)."
         ),
         waits=_FULL_SYNCHRONIZATION,
         example="- all_to_all: {input: parts, output: got}",
         notes=(
             (
-                "Parts may differ in size if sender and receiver agree on each; gloo refuses "
-                "that in a list."
+                "Parts may differ in size if sender and receiver agree on each size. gloo does "
+                "not support this for lists."
             ),
         ),
         torch="dist.all_to_all(list(got), list(parts))",
@@ -168,8 +168,20 @@ class AllToAllOperation(AllToAllCollective):
         "mpi": BackendBinding(),
     }
 
-    input: TensorListField
-    output: TensorListField
+    input: TensorListField = Field(
+        description=(
+            "One part for each rank: a tensor whose first axis has the size of the group, or a "
+            "list of names."
+        ),
+        examples=["parts"],
+    )
+    output: TensorListField = Field(
+        description=(
+            "Space for one part from each rank: a tensor whose first axis has the size of the "
+            "group, or a list of names."
+        ),
+        examples=["got"],
+    )
 
     @classmethod
     def torch_call(
@@ -197,21 +209,21 @@ class AllToAllSingleOperation(AllToAllCollective):
             "group=None, async_op=False)"
         ),
         before=(
-            "Every rank has an input, cut along its first axis into a part for every rank: "
-            "evenly, or by input_splits."
+            "Every rank has an input that is split along its first axis into one part for each "
+            "rank, equally or by input_splits."
         ),
-        after=(
-            "The output of group rank j is part j of all inputs, one after the other in the "
-            "group's order."
-        ),
+        after="The output of group rank j contains part j of every input, in group order.",
         waits=_FULL_SYNCHRONIZATION,
         example="- all_to_all_single: {input: all_x, output: got}",
         notes=(
             (
-                "output_splits left out is the transpose of the input_splits. What i sends to j "
-                "must be what j expects from i."
+                "By default, output_splits is the transpose of input_splits. Rank j must expect "
+                "from rank i as many rows as rank i sends to it."
             ),
-            "gloo hangs where the first axis can't be divided; nccl may take the wrong rows.",
+            (
+                "If the first axis is not divisible by the size of the group, gloo hangs and nccl "
+                "may use the wrong rows."
+            ),
         ),
         torch="dist.all_to_all_single(got, all_x)",
     )
@@ -221,10 +233,29 @@ class AllToAllSingleOperation(AllToAllCollective):
         "mpi": BackendBinding(),
     }
 
-    input: TensorField
-    output: TensorField
-    input_splits: ExpressionListField = None
-    output_splits: ExpressionListField = None
+    input: TensorField = Field(
+        description="Tensor to split among the ranks.",
+        examples=["x"],
+    )
+    output: TensorField = Field(
+        description="Tensor for the parts from all ranks.",
+        examples=["all_x"],
+    )
+    input_splits: ExpressionListField = Field(
+        default=None,
+        description=(
+            "Rows of the input for each rank of the group, in group order [default: equal parts]."
+        ),
+        examples=[[1, 3]],
+    )
+    output_splits: ExpressionListField = Field(
+        default=None,
+        description=(
+            "Rows of the output from each rank of the group [default: derived from the "
+            "`input_splits` of the other ranks]."
+        ),
+        examples=[[1, 3]],
+    )
 
     @classmethod
     def bad_cut(
@@ -261,12 +292,12 @@ def splits_error(
         return (
             None
             if rows % n == 0
-            else f"the first axis of {word} has {rows} rows, which {n} ranks can't share evenly"
+            else f"the first axis of {word} has {rows} rows, which is not divisible by {n} ranks"
         )
     if len(splits) != n:
         return f"{word}_splits has {len(splits)} numbers, but the group has {n} ranks"
     if min(splits) < 0:
-        return f"{word}_splits holds {min(splits)}; a part can't be negative"
+        return f"{word}_splits contains {min(splits)}; a part cannot be negative"
     if sum(splits) != rows:
         return (
             f"{word}_splits {list(splits)} add up to {sum(splits)}, but the first axis of {word} "
@@ -284,13 +315,11 @@ class BarrierOperation(CollectiveOperation):
     colour = colours.WAIT
     words = OperationHelp(
         signature="barrier(group=None, async_op=False, device_ids=None, timeout=None)",
-        before="Ranks come at different times.",
-        after="Every rank of the group has come. No data moved.",
+        before="Ranks arrive at different times.",
+        after="Every rank of the group has arrived. No data moves.",
         waits=_FULL_SYNCHRONIZATION,
         example="- barrier",
-        notes=(
-            "nccl makes it an all_reduce of one number, then lets the host wait for the device.",
-        ),
+        notes=("nccl runs an all_reduce of one number; then the host waits for the device.",),
         torch="dist.barrier()",
     )
     algorithms = algorithms_of("barrier")
@@ -324,16 +353,16 @@ class MonitoredBarrierOperation(Operation):
     colour = colours.WAIT
     words = OperationHelp(
         signature="monitored_barrier(group=None, timeout=None, wait_all_ranks=False)",
-        before="Ranks come at different times; group rank 0 keeps the list.",
+        before="Ranks arrive at different times; group rank 0 collects their arrivals.",
         after=(
-            "Every rank of the group has come. If not in time, group rank 0 raises and names the "
-            "first rank that is missing."
+            "Every rank of the group has arrived. After the timeout, group rank 0 raises an error "
+            "that names the first missing rank."
         ),
-        waits="Group rank 0 waits for all others, they wait for its answer.",
+        waits="Group rank 0 waits for all other ranks; they wait for its answer.",
         example="- monitored_barrier: {timeout: 10 s}",
         notes=(
             "gloo alone has it.",
-            "With wait_all_ranks the error names every rank that is missing.",
+            "With wait_all_ranks, the error names every missing rank.",
         ),
         torch="dist.monitored_barrier(timeout=timedelta(seconds=10))",
     )
@@ -344,9 +373,22 @@ class MonitoredBarrierOperation(Operation):
         "mpi": BackendBinding(refused=MONITORED_BARRIER_ERROR),
     }
 
-    group: GroupField = None
-    timeout: TimeoutField = None
-    wait_all_ranks: StrictBool = False
+    group: GroupField = Field(
+        default=None,
+        description=(
+            "Group that makes the call: `world`, an axis of the mesh, a list of axes, or a name "
+            "from `groups` or new_group [default: `world`]."
+        ),
+        examples=["dp"],
+    )
+    timeout: TimeoutField = Field(
+        default=None, description="Timeout of the barrier.", examples=["30 s"]
+    )
+    wait_all_ranks: StrictBool = Field(
+        default=False,
+        description="Wait for all ranks and report every missing rank, not only the first.",
+        examples=[True],
+    )
 
     @classmethod
     def parties(cls, call: ResolvedCall) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import ClassVar
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from distsim.operations.core import colours
 from distsim.operations.core.backend_bindings import GLOO_SHAPE_ERRORS
@@ -41,12 +41,15 @@ from distsim.operations.unrooted import (
 )
 
 _WAITS_FOR_ALL_PARTS = (
-    "Everybody waits for everybody, and for all parts: the launch is done when the last part is."
+    "Every rank waits for every other rank and for all parts: the launch completes with its last "
+    "part."
 )
-_ONE_LAUNCH = "One launch: the latency is paid once, for the bytes of all parts together."
+_ONE_LAUNCH = (
+    "All parts are one launch: its latency counts once, and its size is the sum of the parts."
+)
 _ERROR_INSIDE_CONTEXT = (
-    "An error inside the context leaves the group collecting: what is called on it later is "
-    "never issued."
+    "After an error inside the context, the group keeps collecting calls and never issues the "
+    "later ones."
 )
 
 
@@ -94,7 +97,7 @@ class _CoalescedCollective(CollectiveOperation):
     def misfits(cls, call: ResolvedCall) -> str | None:
         if not call.inputs or len(call.inputs) != len(call.outputs):
             return (
-                "a launch needs a tensor, and an output for each input; it has "
+                "a launch needs at least one input and an output for each input; it has "
                 f"{len(call.inputs)} and {len(call.outputs)}"
             )
         parts = cls.separate(call)
@@ -165,23 +168,23 @@ class AllReduceCoalescedOperation(ReducingCollective, _CoalescedCollective):
             "op=ReduceOp.SUM, group=None), …"
         ),
         before=(
-            "Every rank has a list of tensors of one dtype; the k-th of all ranks have the same "
-            "element count."
+            "Every rank has a list of tensors of one dtype. The k-th tensor has the same element "
+            "count on every rank."
         ),
         after=(
-            "Every tensor of the list holds the reduction of its namesakes in place, as after an "
-            "all_reduce of its own."
+            "Each tensor of the list contains its reduction over all ranks, as after a separate "
+            "all_reduce."
         ),
         waits=_WAITS_FOR_ALL_PARTS,
         example="- all_reduce_coalesced: {tensor: [weight_grad, bias_grad], op: avg}",
         notes=(
             _ONE_LAUNCH,
-            "The reduce op of the first part is taken for all of them.",
+            "The reduce op of the first part applies to all parts.",
             (
-                "gloo lays the parts end to end in one all_reduce and compares no lists: another "
-                "order mixes up the numbers."
+                "gloo concatenates the parts into one all_reduce and does not compare the lists. "
+                "If ranks use different orders, the values are mixed up."
             ),
-            "`all_reduce_coalesced` is the same call by a name that torch has deprecated.",
+            "torch has deprecated the function `all_reduce_coalesced`, which makes the same call.",
             _ERROR_INSIDE_CONTEXT,
         ),
         torch=(
@@ -191,7 +194,10 @@ class AllReduceCoalescedOperation(ReducingCollective, _CoalescedCollective):
         ),
     )
 
-    tensor: TensorListField
+    tensor: TensorListField = Field(
+        description="Tensors to reduce in place: a name or a list of names.",
+        examples=["x"],
+    )
 
     @model_validator(mode="after")
     def _some_tensors(self) -> "AllReduceCoalescedOperation":
@@ -203,8 +209,14 @@ class AllReduceCoalescedOperation(ReducingCollective, _CoalescedCollective):
 class _CoalescedOutOfPlace(_CoalescedCollective):
     """Part k takes the k-th input to the k-th output."""
 
-    input: TensorListField
-    output: TensorListField
+    input: TensorListField = Field(
+        description="Inputs, one for each part of the launch: a name or a list of names.",
+        examples=["x"],
+    )
+    output: TensorListField = Field(
+        description="Outputs, one for each input: a name or a list of names.",
+        examples=["all_x"],
+    )
 
     @model_validator(mode="after")
     def _as_many_outputs(self) -> "_CoalescedOutOfPlace":
@@ -238,18 +250,22 @@ class AllGatherIntoTensorCoalescedOperation(_CoalescedOutOfPlace):
             "all_gather_single(output_tensor, input_tensor), …"
         ),
         before=(
-            "Every rank has a list of inputs of one dtype, and for each an output n times as large."
+            "Every rank has a list of inputs of one dtype, and for each input an output n times "
+            "as large."
         ),
-        after=(
-            "On every rank output k is the k-th inputs of all ranks, one after the other in the "
-            "group's order."
-        ),
+        after="On every rank, output k contains the k-th input of every rank, in group order.",
         waits=_WAITS_FOR_ALL_PARTS,
         example="- all_gather_into_tensor_coalesced: {input: [w, b], output: [all_w, all_b]}",
         notes=(
             _ONE_LAUNCH,
-            "Parts of several dtypes: nccl takes them, gloo mixes up their bytes without a word.",
-            "gloo asks that an output has the input's shape with the first axis n times as long.",
+            (
+                "Parts of different dtypes: nccl supports them; gloo mixes up their bytes without "
+                "an error."
+            ),
+            (
+                "gloo requires that each output has the shape of its input, with the first axis n "
+                "times as long."
+            ),
             _ERROR_INSIDE_CONTEXT,
         ),
         torch=(
@@ -283,16 +299,16 @@ class ReduceScatterTensorCoalescedOperation(ReducingCollective, _CoalescedOutOfP
             "reduce_scatter_single(output, input, op=ReduceOp.SUM), …"
         ),
         before=(
-            "Every rank has a list of inputs of one dtype, each n outputs long; the lists are "
-            "alike on all ranks."
+            "Every rank has a list of inputs of one dtype, each n times as long as its output. "
+            "The lists have the same sizes on all ranks."
         ),
-        after="Output k of group rank i is the i-th n-th of the reduction of the k-th inputs.",
+        after="Output k of group rank i is part i (of n) of the reduced k-th inputs.",
         waits=_WAITS_FOR_ALL_PARTS,
         example="- reduce_scatter_tensor_coalesced: {input: [all_w, all_b], output: [w, b]}",
         notes=(
             _ONE_LAUNCH,
-            "The reduce op of the first part is taken for all of them.",
-            "On gloo it is an all_reduce for each part, one after the other.",
+            "The reduce op of the first part applies to all parts.",
+            "gloo runs one all_reduce for each part, one after the other.",
             _ERROR_INSIDE_CONTEXT,
         ),
         torch=(
@@ -321,7 +337,7 @@ def _first_difference(
         return ""
     if sorted(here) == sorted(there):
         order = ", ".join(label for label, _ in there)
-        return f"rank {other.rank} has the parts of rank {one.rank} in another order: {order}"
+        return f"rank {other.rank} has the parts of rank {one.rank} in a different order: {order}"
     if len(here) != len(there):
         (short, few), (long, many) = sorted(
             ((one, here), (other, there)), key=lambda side: len(side[1])

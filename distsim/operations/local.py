@@ -36,36 +36,77 @@ class ComputeOperation(LocalOperation):
     colour = colours.LOCAL
     words = OperationHelp(
         signature="compute(time | flops and bytes, kernels, name, reads, writes, adds, on, dtype)",
-        before="The tensors under reads (and adds) hold what it needs.",
+        before="The tensors in `reads` and `adds` contain the input of the work.",
         after=(
-            "The tensors under writes hold something new, those under adds hold more than "
-            "before; their numbers are unknown."
+            "The tensors in `writes` have new content, and those in `adds` have grown; their "
+            "values are unknown."
         ),
-        waits="Nobody. Under nccl it is only launched, and runs when its stream comes to it.",
+        waits=(
+            "Waits for no rank. On nccl, the host only launches the work; it runs in the order of "
+            "its stream."
+        ),
         example="- compute: {name: forward, time: 3 ms, reads: [x], writes: [y]}",
         notes=(
             (
-                "Time is given, or priced from flops and bytes by the cluster's device; each of "
-                "its kernels takes the device's launch."
+                "Give the time, or let the cost model derive it from `flops` and `bytes`. Each "
+                "kernel also costs a kernel launch."
             ),
             (
-                "on: host keeps the host busy; another word names a stream of its own, which "
-                "waits for others by wait_stream alone."
+                "`on: host` keeps the host busy. Any other name is a separate stream, which waits "
+                "for other streams only through wait_stream."
             ),
         ),
         torch="y = forward(x)",
     )
 
-    time: DurationField = None
-    flops: FlopsField = None
-    bytes: ByteCountField = None
-    kernels: StrictInt | None = Field(default=None, ge=1, le=1_000_000)
-    name: str = ""
-    reads: ReferenceListField = ()
-    writes: ReferenceListField = ()
-    adds: ReferenceListField = ()
-    on: str = ""
-    dtype: DtypeField | None = None
+    time: DurationField = Field(default=None, description="Duration.", examples=["3 ms"])
+    flops: FlopsField = Field(
+        default=None,
+        description="Floating-point operations; the cost model derives the time from the device.",
+        examples=["2 TFLOP"],
+    )
+    bytes: ByteCountField = Field(
+        default=None,
+        description=(
+            "Bytes that the kernels read and write in device memory; the cost model derives the "
+            "time."
+        ),
+        examples=["4 B * width"],
+    )
+    kernels: StrictInt | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="Number of kernels; each one costs a kernel launch of the device [default: 1].",
+        examples=[7],
+    )
+    name: str = Field(default="", description="Name in reports and pictures.", examples=["forward"])
+    reads: ReferenceListField = Field(
+        default=(),
+        description="Tensors that the work reads. It must not overlap a transfer into them.",
+        examples=[["x"]],
+    )
+    writes: ReferenceListField = Field(
+        default=(), description="Tensors that the work overwrites.", examples=[["y"]]
+    )
+    adds: ReferenceListField = Field(
+        default=(),
+        description="Tensors that the work adds to, as a backward pass does to gradients.",
+        examples=[["grad"]],
+    )
+    on: str = Field(
+        default="",
+        description=(
+            "CUDA stream of the kernels; `host` keeps the host busy, `current` is the default "
+            "stream."
+        ),
+        examples=["side"],
+    )
+    dtype: DtypeField | None = Field(
+        default=None,
+        description="Data type of the floating-point operations; the device's rate depends on it.",
+        examples=["bfloat16"],
+    )
 
     @field_validator("on")
     @classmethod
@@ -76,13 +117,11 @@ class ComputeOperation(LocalOperation):
     def _one_price(self) -> "ComputeOperation":
         by_device = self.flops is not None or self.bytes is not None
         if (self.time is not None) == by_device:
-            raise ValueError(
-                "expected either `time`, or `flops` and `bytes` that the cluster's device prices"
-            )
+            raise ValueError("expected either `time`, or `flops` and `bytes`")
         if self.kernels is not None and not by_device:
             raise ValueError(
-                "kernels: what a kernel's start takes is in the `time`; it is for `flops` "
-                "and `bytes`"
+                "`kernels` is only valid with `flops` and `bytes`: `time` includes the kernel "
+                "launches"
             )
         return self
 
@@ -92,21 +131,27 @@ class AssignOperation(LocalOperation):
     colour = colours.LOCAL
     words = OperationHelp(
         signature="assign(tensor, value)",
-        before="The tensors that the value names have the same shape.",
-        after="The tensor holds the value's numbers.",
-        waits="Nobody; it takes no time.",
+        before="The tensors in the expression have the same shape.",
+        after="The tensor contains the new values.",
+        waits="Waits for no rank and takes no time.",
         example="- assign: {tensor: y, value: 2 * x + rank}",
         notes=(
             (
-                "A number fills the tensor, a list gives its elements, an expression may use "
+                "A number fills the tensor, a list gives its elements, and an expression may use "
                 "rank and index."
             ),
         ),
         torch="y.copy_(2 * x + rank)",
     )
 
-    tensor: TensorField
-    value: ValueField
+    tensor: TensorField = Field(
+        description="Tensor to set: a name, a copy `name@index`, or an inline `{shape, dtype}`.",
+        examples=["x"],
+    )
+    value: ValueField = Field(
+        description="New content: a number, an expression over tensors, rank and index, or a list.",
+        examples=["2 * x + rank"],
+    )
 
 
 class SynchronizeOperation(LocalOperation):
@@ -114,11 +159,16 @@ class SynchronizeOperation(LocalOperation):
     colour = colours.WAIT
     words = OperationHelp(
         signature="torch.cuda.synchronize()",
-        before="The host may have run ahead of the device.",
-        after="All that this rank launched on its device is done.",
-        waits="The host waits for its own device. Under gloo and mpi there is nothing to wait for.",
+        before="The host may be ahead of the device.",
+        after="All work that this rank launched on its device is done.",
+        waits="The host waits for its own device. On gloo and mpi there is nothing to wait for.",
         example="- synchronize",
-        notes=("A hung nccl collective shows on the host at such a point, not at its call.",),
+        notes=(
+            (
+                "If an nccl collective hangs, the host blocks here and not at the call of the "
+                "collective."
+            ),
+        ),
         torch="torch.cuda.synchronize()",
     )
 
@@ -129,29 +179,31 @@ class WaitStreamOperation(LocalOperation):
     colour = colours.WAIT
     words = OperationHelp(
         signature="torch.cuda.Stream.wait_stream(stream)",
-        before="Both streams hold what was launched on them so far.",
+        before="Both streams contain the work launched on them so far.",
         after=(
-            "What is launched on the stream `on` from here on starts when the other has finished "
-            "what it holds now."
+            "Work launched on the stream `on` after this call starts when the other stream has "
+            "finished its present work."
         ),
         waits=(
-            "The stream `on`, not the host. Under gloo and mpi there are no streams, and nothing "
-            "waits."
+            "The stream `on` waits, not the host. gloo and mpi have no streams, so nothing waits."
         ),
         example="- wait_stream: reduce",
-        notes=("Left out, `on` and `stream` are the current stream; `current` names it.",),
+        notes=("Both `on` and `stream` default to the current stream, whose name is `current`.",),
         torch="torch.cuda.current_stream().wait_stream(reduce)",
     )
 
-    stream: StreamField = ""
-    on: StreamField = ""
+    stream: StreamField = Field(default="", description="Stream to wait for.", examples=["comm"])
+    on: StreamField = Field(
+        default="",
+        description="Stream that waits [default: the current stream].",
+        examples=["current"],
+    )
 
     @model_validator(mode="after")
     def _two_streams(self) -> "WaitStreamOperation":
         if self.stream == self.on:
             raise ValueError(
-                "expected two streams: one that waits (`on`) and one that is waited for "
-                "(`stream`); `current` is the default"
+                "expected two different streams: `on` waits for `stream`; both default to `current`"
             )
         return self
 
@@ -163,14 +215,14 @@ class SleepOperation(LocalOperation):
     words = OperationHelp(
         signature="time.sleep(seconds)",
         before="The host is free.",
-        after="The host has done nothing for the time; its device may have worked on.",
-        waits="Nobody but the clock.",
+        after="The host has been idle for this time; its device may have continued.",
+        waits="Waits only for the clock.",
         example="- sleep: 3 ms",
-        notes=("It makes a rank late, to see who waits for it.",),
+        notes=("Use it to delay a rank and see which ranks wait for it.",),
         torch="time.sleep(0.003)",
     )
 
-    time: DurationField
+    time: DurationField = Field(description="Duration.", examples=["3 ms"])
 
 
 class ExitOperation(LocalOperation):
@@ -180,20 +232,22 @@ class ExitOperation(LocalOperation):
     words = OperationHelp(
         signature="sys.exit(code)",
         before="The rank runs.",
-        after="The rank has left, cleanly if the code is 0; it answers nothing any more.",
-        waits="Nobody; others who need this rank wait for ever or see the connection close.",
+        after=(
+            "The process has exited (code 0: successfully). The rank takes part in no further call."
+        ),
+        waits="Waits for no rank. Ranks that need this rank hang or get a connection error.",
         example="- exit: 0\n  ranks: 1",
         notes=(
-            (
-                "Under torchrun a rank that leaves with 0 is no failure, so the report blames "
-                "somebody else."
-            ),
+            "torchrun does not treat exit code 0 as a failure, so its report blames another rank.",
         ),
         torch=("if rank == 1:\n    sys.exit(0)"),
     )
 
     code: ExpressionField = Field(
-        default_factory=lambda: expression_field(0), json_schema_extra={"default": 0}
+        default_factory=lambda: expression_field(0),
+        json_schema_extra={"default": 0},
+        description="Exit status; 0 means success.",
+        examples=[0],
     )
 
 
@@ -204,13 +258,15 @@ class FailOperation(LocalOperation):
     words = OperationHelp(
         signature="raise RuntimeError(message)",
         before="The rank runs.",
-        after="The rank has raised an exception and ends with status 1.",
-        waits="Nobody; others who need this rank wait for ever or see the connection close.",
+        after="The rank has raised an exception and exits with status 1.",
+        waits="Waits for no rank. Ranks that need this rank hang or get a connection error.",
         example="- fail: out of memory\n  ranks: 1",
         torch=('if rank == 1:\n    raise RuntimeError("out of memory")'),
     )
 
-    message: str = ""
+    message: str = Field(
+        default="", description="Text of the exception.", examples=["out of memory"]
+    )
 
 
 class WaitOperation(Operation):
@@ -221,23 +277,36 @@ class WaitOperation(Operation):
     colour = colours.WAIT
     words = OperationHelp(
         signature="Work.wait(timeout=None)",
-        before="The requests behind the handles have been started.",
-        after="They are done, their buffers may be used again, and the handles are spent.",
+        before="The requests have been started.",
+        after=(
+            "The requests are complete, and their buffers may be reused. Their handles are no "
+            "longer valid."
+        ),
         waits=(
-            "The host until the requests are done. Under nccl the current stream alone: the host "
-            "goes on."
+            "The host waits until the requests complete. On nccl only the current stream waits; "
+            "the host continues."
         ),
         example="- isend: {tensor: x, dst: 1, as: h}\n  ranks: 0\n- wait: h\n  ranks: 0",
         notes=(
             "`wait: all` waits for every open handle.",
-            "Waiting twice for one message hangs on gloo.",
+            "On gloo, a second wait for the same message hangs.",
         ),
         torch=("if rank == 0:\n    h = dist.isend(x, dst=1)\n    h.wait()"),
     )
 
-    handles: WaitField
+    handles: WaitField = Field(
+        description="Request to wait for, a list of requests, or `all` (every open request).",
+        examples=["h"],
+    )
     #: Which stream waits, where there are streams (nccl).
-    on: StreamField = ""
+    on: StreamField = Field(
+        default="",
+        description=(
+            "CUDA stream that is current at the call; `current` is the default stream. Only nccl "
+            "uses it."
+        ),
+        examples=["comm"],
+    )
 
     @classmethod
     def torch_call(

@@ -65,9 +65,23 @@ class _OneSidedOperation(PairOperation):
 
     bindings = _GPU_ONLY_BINDINGS
 
-    group: GroupField = None
+    group: GroupField = Field(
+        default=None,
+        description=(
+            "Group of both ranks: `world`, an axis of the mesh, a list of axes, or a name from "
+            "`groups` or new_group [default: `world`]."
+        ),
+        examples=["dp"],
+    )
     #: The stream that is current at the call.
-    on: StreamField = ""
+    on: StreamField = Field(
+        default="",
+        description=(
+            "CUDA stream that is current at the call; `current` is the default stream. Only nccl "
+            "uses it."
+        ),
+        examples=["comm"],
+    )
 
     @classmethod
     def faults(cls, call: ResolvedCall) -> str | None:
@@ -83,8 +97,18 @@ class _RemoteAccessOperation(_OneSidedOperation):
     kind = "remote"
     nccl_tests = "sendrecv_perf"
 
-    tensor: TensorField
-    into: TensorField | None = None
+    tensor: TensorField = Field(
+        description="Tensor to read: a name, a copy `name@index`, or an inline `{shape, dtype}`.",
+        examples=["x"],
+    )
+    into: TensorField | None = Field(
+        default=None,
+        description=(
+            "Tensor to write: on the other rank for a put, on this rank for a get [default: the "
+            "tensor with the same name]."
+        ),
+        examples=["y@rank"],
+    )
 
     @classmethod
     def parties(cls, call: ResolvedCall) -> tuple[int, ...]:
@@ -104,17 +128,16 @@ def _buffer_mismatch(call: ResolvedCall) -> str | None:
     if (read.numel, read.dtype) == (written.numel, written.dtype):
         return None
     return (
-        f"{call.op} reads {read.numel} {read.dtype} of {read.label}, but {written.label} holds "
-        f"{written.numel} {written.dtype}"
+        f"{call.op} reads {read.numel} {read.dtype} elements of {read.label}, but "
+        f"{written.label} has {written.numel} {written.dtype} elements"
     )
 
 
 _ORDERING_NOTE = (
-    "Nothing orders it against what the other rank does with that memory: a signal, a "
-    "collective or a message must. "
-    "Calls of one rank count as done in their order here, also on several streams: whether a "
-    "put and the signal after it are on "
-    "one stream, or one stream waits for the other, is not checked."
+    "The access is not ordered with accesses of the other rank; use a signal, a collective or a "
+    "message for that. distsim assumes that the calls of one rank complete in order, even on "
+    "several streams. It does not check that a put and its signal are on the same stream or on "
+    "synchronised streams."
 )
 
 
@@ -127,12 +150,15 @@ class PutOperation(WithDestination, _RemoteAccessOperation):
         before=(
             "The tensor is in symmetric memory: every rank of the group has one of the same size."
         ),
-        after="The other rank's tensor holds what this rank's held.",
-        waits="Nobody: the other rank takes no part.",
+        after="The other rank's tensor contains the content of this rank's tensor.",
+        waits="Waits for no rank: the other rank does not take part.",
         example="- put: {tensor: x, dst: 1}\n  ranks: 0",
         notes=(
             _ORDERING_NOTE,
-            "torch has it on GPUs alone, as a kernel on the current stream (NVSHMEM, NCCL 2.29).",
+            (
+                "torch supports it only on GPUs, as a kernel on the current stream (NVSHMEM, NCCL "
+                "2.29)."
+            ),
         ),
         torch="if rank == 0:\n    torch.ops.symm_mem.nvshmem_put(x, 1)",
     )
@@ -147,12 +173,15 @@ class GetOperation(WithSource, _RemoteAccessOperation):
         before=(
             "The tensor is in symmetric memory: every rank of the group has one of the same size."
         ),
-        after="This rank's tensor holds what the other rank's held.",
-        waits="Nobody: the other rank takes no part.",
+        after="This rank's tensor contains the content of the other rank's tensor.",
+        waits="Waits for no rank: the other rank does not take part.",
         example="- get: {tensor: x, src: 0}\n  ranks: 1",
         notes=(
             _ORDERING_NOTE,
-            "torch has it on GPUs alone, as a kernel on the current stream (NVSHMEM, NCCL 2.29).",
+            (
+                "torch supports it only on GPUs, as a kernel on the current stream (NVSHMEM, NCCL "
+                "2.29)."
+            ),
         ),
         torch="if rank == 1:\n    torch.ops.symm_mem.nvshmem_get(x, 0)",
     )
@@ -164,7 +193,10 @@ class _SignalOperation(_OneSidedOperation):
     signals = True
 
     channel: ExpressionField = Field(
-        default_factory=lambda: expression_field(0), json_schema_extra={"default": 0}
+        default_factory=lambda: expression_field(0),
+        json_schema_extra={"default": 0},
+        description="Cell of the signal pad, 0 or more. Signals on one channel match in order.",
+        examples=[1],
     )
 
     @classmethod
@@ -190,10 +222,8 @@ class _SignalOperation(_OneSidedOperation):
 
 
 _SIGNAL_PAD_NOTE = (
-    "The cell is the sender's own on its channel: other channels and other senders have "
-    "others. Channels here end at no pad's size; "
-    "in torch the pad holds so many cells as get_signal_pad_size() has room for, for all "
-    "ranks of the group."
+    "Each sender has its own cell on each channel. distsim does not limit the number of channels; "
+    "in torch, get_signal_pad_size() limits the cells of all ranks of the group."
 )
 
 
@@ -204,10 +234,15 @@ class PutSignalOperation(WithDestination, _SignalOperation):
     words = OperationHelp(
         signature="_SymmetricMemory.put_signal(dst_rank, channel=0, timeout_ms=0)",
         before="The other rank's cell for this sender and channel is empty.",
-        after="The cell is full. What this rank's stream put before can be read there.",
-        waits="Until the other rank has taken the signal before, if one is still there.",
+        after=(
+            "The cell is full. The other rank can read the data that this rank's stream put before."
+        ),
+        waits=(
+            "Waits until the other rank has taken the previous signal, if that is still in the "
+            "cell."
+        ),
         example="- put_signal: {dst: 1}\n  ranks: 0\n- wait_signal: {src: 0}\n  ranks: 1",
-        notes=(_SIGNAL_PAD_NOTE, "The first never waits. The stream stands still, not the host."),
+        notes=(_SIGNAL_PAD_NOTE, "The first signal never waits. The stream blocks, not the host."),
         torch="hdl = symm_mem.rendezvous(x, group)\nif rank == 0:\n    hdl.put_signal(1)",
     )
 
@@ -218,13 +253,19 @@ class WaitSignalOperation(WithSource, _SignalOperation):
     colour = colours.WAIT
     words = OperationHelp(
         signature="_SymmetricMemory.wait_signal(src_rank, channel=0, timeout_ms=0)",
-        before="Anything; the cell may be empty or full.",
-        after="The cell is empty again, and what the sender put before its signal can be read.",
-        waits="Until the other rank has signalled on this channel.",
+        before="The cell may be empty or full.",
+        after=(
+            "The cell is empty again. This rank can read the data that the sender put before its "
+            "signal."
+        ),
+        waits="Waits until the other rank has signalled on this channel.",
         example="- put_signal: {dst: 1}\n  ranks: 0\n- wait_signal: {src: 0}\n  ranks: 1",
         notes=(
             _SIGNAL_PAD_NOTE,
-            "A signal that never comes is no matter of NCCL's watchdog: the stream spins for ever.",
+            (
+                "If the signal never arrives, the stream spins forever; NCCL's watchdog does not "
+                "detect this."
+            ),
         ),
         torch="hdl = symm_mem.rendezvous(x, group)\nif rank == 1:\n    hdl.wait_signal(0)",
     )

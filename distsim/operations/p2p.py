@@ -43,13 +43,39 @@ class MessageOperation(PairOperation):
         "mpi": BackendBinding(),
     }
 
-    tensor: TensorField
-    group: GroupField = None
+    tensor: TensorField = Field(
+        description=(
+            "Tensor to send or to receive into: a name, a copy `name@index`, or an inline "
+            "`{shape, dtype}`."
+        ),
+        examples=["x"],
+    )
+    group: GroupField = Field(
+        default=None,
+        description=(
+            "Group of both ranks: `world`, an axis of the mesh, a list of axes, or a name from "
+            "`groups` or new_group [default: `world`]."
+        ),
+        examples=["dp"],
+    )
     tag: ExpressionField = Field(
-        default_factory=lambda: expression_field(0), json_schema_extra={"default": 0}
+        default_factory=lambda: expression_field(0),
+        json_schema_extra={"default": 0},
+        description=(
+            "Tag that distinguishes messages between two ranks, from 0 to 2**31 - 1; nccl ignores "
+            "it."
+        ),
+        examples=[7],
     )
     #: The stream that is current at the call; of a batch, the batch's own counts.
-    on: StreamField = ""
+    on: StreamField = Field(
+        default="",
+        description=(
+            "CUDA stream that is current at the call; `current` is the default stream. Only nccl "
+            "uses it."
+        ),
+        examples=["comm"],
+    )
 
     @classmethod
     def parties(cls, call: ResolvedCall) -> tuple[int, ...]:
@@ -104,9 +130,23 @@ class _ReceivingOperation(MessageOperation):
     direction = "recv"
     gets = "all"
 
-    src: ExpressionField = None
-    group_src: ExpressionField = None
-    assume_src: ExpressionField = None
+    src: ExpressionField = Field(
+        default=None,
+        description="Global rank of the sender [default: any rank].",
+        examples=[0],
+    )
+    group_src: ExpressionField = Field(
+        default=None,
+        description="Group rank of the sender.",
+        examples=[0],
+    )
+    assume_src: ExpressionField = Field(
+        default=None,
+        description=(
+            "Receive from any source: the sender to assume, which fixes the order of arrivals."
+        ),
+        examples=[1],
+    )
 
     @model_validator(mode="after")
     def _at_most_one_peer(self) -> "_ReceivingOperation":
@@ -117,14 +157,14 @@ class _ReceivingOperation(MessageOperation):
             )
         if self.assume_src is not None and not (self.src is None and self.group_src is None):
             raise ValueError(
-                "`assume_src` speaks of a receive from any source; leave `src` and `group_src` out"
+                "`assume_src` is only valid for a receive from any source, without `src` and "
+                "`group_src`"
             )
         return self
 
 
 _NCCL_TAGS_NOTE = (
-    "nccl ignores tags: between two ranks, messages of one direction meet in the order in which "
-    "they are issued."
+    "nccl ignores tags: it matches the messages from one rank to another in the order of the calls."
 )
 
 
@@ -135,16 +175,16 @@ class SendOperation(_SendingOperation):
     words = OperationHelp(
         signature="send(tensor, dst=None, group=None, tag=0, group_dst=None)",
         before="This rank has the tensor.",
-        after="The receiver has a copy of it; this rank's tensor is as before.",
+        after="The receiver has a copy of the tensor; this rank's tensor is unchanged.",
         waits=(
-            "By the contract, until the receiver has come to its recv. Some back ends buffer "
-            "small messages and return early."
+            "By the contract, waits until the receiver calls recv. Some backends buffer small "
+            "messages and return early."
         ),
         example="- send: {tensor: x, dst: 1}\n  ranks: 0",
         notes=(
             (
-                "gloo waits for the receive at every size; mpi and nccl let small messages go "
-                "ahead, which is luck."
+                "gloo always waits for the receive. mpi and nccl buffer small messages; do not "
+                "rely on that."
             ),
             _NCCL_TAGS_NOTE,
         ),
@@ -159,16 +199,16 @@ class RecvOperation(_ReceivingOperation):
     colour = colours.RECV
     words = OperationHelp(
         signature="recv(tensor, src=None, group=None, tag=0, group_src=None)",
-        before="The tensor is room for the message: same element count, same dtype.",
-        after="The tensor holds what the sender sent.",
+        before="The tensor has the element count and the dtype of the message.",
+        after="The tensor contains the message.",
         waits=(
-            "Until the sender's message has arrived. Without src: a message of any rank of the "
-            "group."
+            "Waits until the message of the sender has arrived. Without src, a message from any "
+            "rank of the group matches."
         ),
         example="- recv: {tensor: x, src: 0}\n  ranks: 1",
         notes=(
-            "nccl knows no receive from any source.",
-            "gloo does not notice a message that is too short.",
+            "nccl does not support receives from any source.",
+            "gloo does not detect a message that is too short.",
             _NCCL_TAGS_NOTE,
         ),
         torch=("if rank == 1:\n    dist.recv(x, src=0)"),
@@ -183,16 +223,24 @@ class IsendOperation(_SendingOperation):
     words = OperationHelp(
         signature="isend(tensor, dst=None, group=None, tag=0, group_dst=None) -> Work",
         before="This rank has the tensor.",
-        after="After wait: the receiver has taken the tensor, which may be written again.",
-        waits="Nobody: it only starts. The wait on its handle waits for the receiver.",
+        after="After `wait`: the message has been taken, and the tensor may be overwritten.",
+        waits=(
+            "Does not wait: it only starts the message. The `wait` on its handle waits for the "
+            "receiver."
+        ),
         example="- isend: {tensor: x, dst: 1, as: h}\n  ranks: 0",
         notes=(
-            "gloo cancels an isend whose Work is dropped before the receive was posted.",
+            "gloo cancels an isend if its Work is dropped before the receive is posted.",
             _NCCL_TAGS_NOTE,
         ),
         torch=("if rank == 0:\n    h = dist.isend(x, dst=1)"),
     )
-    handle: HandleField = Field(default=None, alias="as")
+    handle: HandleField = Field(
+        default=None,
+        alias="as",
+        description="Name of the request, for a later `wait`; `name@index` inside a repeat.",
+        examples=["h"],
+    )
 
 
 class IrecvOperation(_ReceivingOperation):
@@ -203,20 +251,28 @@ class IrecvOperation(_ReceivingOperation):
     colour = colours.RECV
     words = OperationHelp(
         signature="irecv(tensor, src=None, group=None, tag=0, group_src=None) -> Work",
-        before="The tensor is room for the message: same element count, same dtype.",
+        before="The tensor has the element count and the dtype of the message.",
         after=(
-            "After wait: the tensor holds what the sender sent. Before that it must be neither "
-            "read nor written."
+            "After `wait`: the tensor contains the message. Before that, it must be neither read "
+            "nor written."
         ),
-        waits="Nobody: it only starts. The wait on its handle waits for the message.",
+        waits=(
+            "Does not wait: it only starts the receive. The `wait` on its handle waits for the "
+            "message."
+        ),
         example="- irecv: {tensor: x, src: 0, as: h}\n  ranks: 1",
         notes=(
-            "gloo cancels an irecv whose Work is dropped before the message came.",
+            "gloo cancels an irecv if its Work is dropped before the message arrives.",
             _NCCL_TAGS_NOTE,
         ),
         torch=("if rank == 1:\n    h = dist.irecv(x, src=0)"),
     )
-    handle: HandleField = Field(default=None, alias="as")
+    handle: HandleField = Field(
+        default=None,
+        alias="as",
+        description="Name of the request, for a later `wait`; `name@index` inside a repeat.",
+        examples=["h"],
+    )
 
 
 _BATCHABLE_OPERATIONS: dict[str, type[Operation]] = {
@@ -237,9 +293,9 @@ class BatchIsendIrecvOperation(Operation):
         signature=(
             "batch_isend_irecv([P2POp(isend | irecv, tensor, peer, group, tag), …]) -> list[Work]"
         ),
-        before="Each isend's tensor is there, each irecv's tensor is room.",
-        after="After wait: all messages of the batch have moved.",
-        waits="Nobody when it has a handle; without one it waits for all its messages.",
+        before="Each isend has its tensor, and each irecv has space for its message.",
+        after="After `wait`: all messages of the batch have been transferred.",
+        waits="Does not wait if it has a handle. Without a handle, it waits for all its messages.",
         example=(
             "- batch_isend_irecv:\n"
             "    ops:\n"
@@ -247,14 +303,14 @@ class BatchIsendIrecvOperation(Operation):
             "      - irecv: {tensor: y, src: (rank - 1) % world_size}"
         ),
         notes=(
-            "nccl runs a batch as one unit: no message of it is done before all are.",
+            "nccl runs a batch as one unit: its messages complete together.",
             (
-                "Where a batch is the first call on a group, nccl needs all ranks of the group "
-                "to make one."
+                "If a batch is the first call on a group, nccl requires that all ranks of the "
+                "group call it."
             ),
             (
-                "All messages of a batch belong to one group, and name both sides: a receive "
-                "from any source can't be batched."
+                "All messages of a batch use the same group. A batch cannot contain a receive "
+                "from any source."
             ),
         ),
         torch=(
@@ -265,9 +321,24 @@ class BatchIsendIrecvOperation(Operation):
         ),
     )
 
-    ops: tuple[object, ...]
-    handle: HandleField = Field(default=None, alias="as")
-    on: StreamField = ""
+    ops: tuple[object, ...] = Field(
+        description="The isend and irecv steps of the batch, in list order.",
+        examples=[[{"isend": {"tensor": "x", "dst": 1}}]],
+    )
+    handle: HandleField = Field(
+        default=None,
+        alias="as",
+        description="Name of the request, for a later `wait`; `name@index` inside a repeat.",
+        examples=["h"],
+    )
+    on: StreamField = Field(
+        default="",
+        description=(
+            "CUDA stream that is current at the call; `current` is the default stream. Only nccl "
+            "uses it."
+        ),
+        examples=["comm"],
+    )
 
     @classmethod
     def parties(cls, call: ResolvedCall) -> tuple[int, ...]:
@@ -276,7 +347,7 @@ class BatchIsendIrecvOperation(Operation):
     @classmethod
     def faults(cls, call: ResolvedCall) -> str | None:
         if not call.parts:
-            return "a batch without messages (torch raises IndexError)"
+            return "the batch contains no messages (torch raises IndexError)"
         if any(part.group.id != call.parts[0].group.id for part in call.parts):
             return "all messages of a batch must use the same group"
         return first_reason(_BATCHABLE_OPERATIONS[part.op].faults(part) for part in call.parts)

@@ -6,7 +6,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from pydantic import StrictBool
+from pydantic import Field, StrictBool
 
 from distsim.operations.core import colours
 from distsim.operations.core.field_types import (
@@ -32,19 +32,21 @@ class InitProcessGroupOperation(Operation):
             "init_process_group(backend=None, init_method=None, timeout=None, world_size=-1, "
             "rank=-1, store=None, …, device_id=None)"
         ),
-        before="Every rank knows its number, the world size and where the store is: from RANK, "
-        "WORLD_SIZE, MASTER_ADDR and "
-        "MASTER_PORT (env://), or from its arguments (tcp://, file://, store).",
-        after="All ranks have met at the store; the group world exists.",
-        waits="Everybody for everybody: a rank that never starts makes all others hang here.",
+        before=(
+            "Every rank knows its rank, the world size and the address of the store: from RANK, "
+            "WORLD_SIZE, MASTER_ADDR and MASTER_PORT (env://), or from the arguments (tcp://, "
+            "file://, store)."
+        ),
+        after="All ranks have connected through the store; the group `world` exists.",
+        waits="Every rank waits for all ranks: if one rank never starts, all others hang here.",
         example=(
             "- init_process_group: {init_method: 'tcp://127.0.0.1:29500', rank: rank, "
             "world_size: world_size, timeout: 30 s}"
         ),
         notes=(
-            "It is implied at the start of a program.",
-            "Default timeouts: 30 min, under nccl 10 min.",
-            "What goes wrong here: docs/startup.md.",
+            "A program without it starts with an implied init_process_group.",
+            "Default timeout: 10 min on nccl, otherwise 30 min.",
+            "For failures at start-up, see docs/startup.md.",
         ),
         torch=(
             "dist.init_process_group(\n"
@@ -54,19 +56,53 @@ class InitProcessGroupOperation(Operation):
         ),
     )
 
-    backend: str | None = None
+    backend: str | None = Field(
+        default=None,
+        description="Backend of the world: gloo, nccl or mpi [default: the scenario's backend].",
+        examples=["gloo"],
+    )
     #: env:// (also where it is left out), tcp://host:port, file:///path; alone or per rank.
-    init_method: TextField = None
+    init_method: TextField = Field(
+        default=None,
+        description=(
+            "Address of the rendezvous: `env://`, `tcp://host:port` or `file:///path` [default: "
+            "`env://`]."
+        ),
+        examples=["env://"],
+    )
     #: In place of init_method: tcp://host:port (a TCPStore), file:///path (a FileStore), hash (a
     #: HashStore).
-    store: TextField = None
+    store: TextField = Field(
+        default=None,
+        description=(
+            "Store instead of an init_method: `tcp://host:port`, `file:///path`, or `hash` (only "
+            "inside this process)."
+        ),
+        examples=["hash"],
+    )
     #: Which number the process says it has; left out, env:// reads RANK.
-    rank: ExpressionField = None
+    rank: ExpressionField = Field(
+        default=None,
+        description="Rank that the process passes [default: RANK, for env://].",
+        examples=["rank"],
+    )
     #: How many it says there are; left out, env:// reads WORLD_SIZE.
-    world_size: ExpressionField = None
-    timeout: TimeoutField = None
+    world_size: ExpressionField = Field(
+        default=None,
+        description="World size that the process passes [default: WORLD_SIZE, for env://].",
+        examples=["world_size"],
+    )
+    timeout: TimeoutField = Field(
+        default=None,
+        description="Timeout of the call and of later calls on the world.",
+        examples=["30 s"],
+    )
     #: The accelerator of an eager start, as `local_rank`.
-    device_id: ExpressionField = None
+    device_id: ExpressionField = Field(
+        default=None,
+        description="Index of the rank's GPU; nccl then creates its communicators at once.",
+        examples=["local_rank"],
+    )
 
     @classmethod
     def parties(cls, call: ResolvedCall) -> tuple[int, ...]:
@@ -118,44 +154,65 @@ class NewGroupOperation(Operation):
             "new_group(ranks=None, timeout=None, backend=None, use_local_synchronization=False, "
             "…) -> ProcessGroup"
         ),
-        before=(
-            "The world exists. All ranks of it make the call, members or not, in the same order."
+        before="The world exists. All its ranks make the call, members or not, in the same order.",
+        after="A group of these ranks exists. Other ranks get a handle that they cannot use.",
+        waits=(
+            "All ranks of the world wait for each other; with use_local_synchronization, only the "
+            "members."
         ),
-        after=(
-            "A further group of these ranks exists; other ranks hold a handle that they can't use."
-        ),
-        waits="All ranks of the world; with use_local_synchronization the members alone.",
         example="- new_group: {name: pair, ranks: [0, 1]}",
         notes=(
-            "It does not inherit the world's timeout.",
+            "The group does not inherit the timeout of the world.",
             "torch sorts the ranks.",
             (
-                "Made by the members alone it shifts torch's count of groups, and the next "
-                "new_group fails."
+                "If only the members call it, torch's count of groups differs between ranks, and "
+                "the next new_group fails."
             ),
             (
-                "With use_local_synchronization members find each other only if they are in "
-                "equally many groups: torch hashes that."
+                "With use_local_synchronization, members find each other only if they belong to "
+                "the same number of groups, because torch hashes that number."
             ),
-            "So a group that is destroyed and made again has the name of before, and members "
-            "may find each other's addresses of"
-            " before: it hangs, where they don't come at one time.",
             (
-                "`store` is not torch's: the members meet under this prefix of the store, "
-                "whatever groups they are in."
+                "A group that is destroyed and created again therefore gets its old name. Members "
+                "that arrive at different times may find outdated addresses and hang."
+            ),
+            (
+                "`store` is not an argument of torch: the members connect under this prefix of "
+                "the store, whatever groups they belong to."
             ),
         ),
         torch="pair = dist.new_group([0, 1])",
     )
 
-    name: str
-    ranks: ExpressionListField = None
-    timeout: TimeoutField = None
-    backend: str | None = None
-    use_local_synchronization: StrictBool = False
+    name: str = Field(description="Name of the group for later steps.", examples=["pair"])
+    ranks: ExpressionListField = Field(
+        default=None,
+        description="Global ranks of the members [default: all]. torch sorts them.",
+        examples=[[0, 1]],
+    )
+    timeout: TimeoutField = Field(
+        default=None, description="Timeout of calls on the group.", examples=["30 s"]
+    )
+    backend: str | None = Field(
+        default=None,
+        description="Backend of the group: gloo, nccl or mpi [default: the scenario's backend].",
+        examples=["gloo"],
+    )
+    use_local_synchronization: StrictBool = Field(
+        default=False,
+        description="Let only the members make the call and wait for each other.",
+        examples=[True],
+    )
     #: Not torch's: a prefix of the world's store, for a group that its members make by themselves,
     #: whatever groups they are in.
-    store: str | None = None
+    store: str | None = Field(
+        default=None,
+        description=(
+            "Prefix of the store at which only the members meet, such as torchft's prefix for "
+            "each quorum."
+        ),
+        examples=["torchft/3"],
+    )
 
     @classmethod
     def parties(cls, call: ResolvedCall) -> tuple[int, ...]:
@@ -170,7 +227,7 @@ class NewGroupOperation(Operation):
         if not call.ranks:
             return f"the new group {call.name} has no ranks"
         if len(set(call.ranks)) < len(call.ranks):
-            return f"ranks {list(call.ranks)} of the new group {call.name} name a rank twice"
+            return f"ranks {list(call.ranks)} of the new group {call.name} list a rank twice"
         strange = [r for r in call.ranks if r not in call.group.ranks]
         return (
             f"rank {strange[0]} of the new group {call.name} is outside the world"
@@ -225,14 +282,21 @@ class DestroyProcessGroupOperation(Operation):
     words = OperationHelp(
         signature="destroy_process_group(group=None)",
         before="The group exists on this rank.",
-        after="The group is gone on this rank; without group: all groups.",
-        waits="Nobody; pending work of the group is ended or waited out, as the back end likes.",
+        after="The group no longer exists on this rank; without `group`, no group exists.",
+        waits=(
+            "Waits for no rank. The backend decides whether pending work of the group is aborted "
+            "or completed."
+        ),
         example="- destroy_process_group",
-        notes=("It is implied at the end of a program.",),
+        notes=("A program without it ends with an implied destroy_process_group.",),
         torch="dist.destroy_process_group()",
     )
 
-    group: GroupField = None
+    group: GroupField = Field(
+        default=None,
+        description="Group to destroy [default: all groups].",
+        examples=["dp"],
+    )
 
     @classmethod
     def torch_call(

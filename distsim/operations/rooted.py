@@ -3,10 +3,11 @@
 from collections.abc import Hashable, Sequence
 from types import ModuleType
 
+from pydantic import Field
+
 from distsim.operations.core import colours
 from distsim.operations.core.algorithms import algorithms_of, binomial_path_and_children
 from distsim.operations.core.backend_bindings import (
-    COMPLEX_DTYPES,
     NCCL_DTYPE_ERROR,
     gather_route,
     needs_only_root,
@@ -31,6 +32,7 @@ from distsim.operations.core.operation_base import (
     OutputEffect,
 )
 from distsim.operations.core.resolved_call import (
+    COMPLEX_DTYPES,
     ResolvedCall,
     TensorBuffer,
     first_reason,
@@ -50,19 +52,19 @@ class BroadcastOperation(FromRootCollective, InPlaceCollective):
     words = OperationHelp(
         signature="broadcast(tensor, src=None, group=None, async_op=False, group_src=None)",
         before=(
-            "The rank src has the tensor; on the others it is room of the same element count and "
-            "dtype."
+            "The rank src has the data. The tensor of every other rank has the same element count "
+            "and dtype."
         ),
-        after="Every rank of the group has src's tensor.",
+        after="Every rank of the group has the data of src.",
         waits=(
-            "By the contract everybody may wait for everybody. What is certain: nobody returns "
-            "before src has come."
+            "By the contract, every rank may wait for every other rank. No rank returns before "
+            "src has arrived."
         ),
         example="- broadcast: {tensor: x, src: 0}",
         notes=(
             (
-                "gloo sends down a binomial tree: a rank returns when all above it and its own "
-                "children have come."
+                "gloo sends along a binomial tree: a rank returns when the ranks above it and its "
+                "own children have arrived."
             ),
         ),
         torch="dist.broadcast(x, src=0)",
@@ -108,17 +110,17 @@ class ReduceOperation(ToRootCollective, ReducingCollective, InPlaceCollective):
         ),
         before="Every rank has a tensor of the same element count and dtype.",
         after=(
-            "The rank dst has the reduction of all tensors, element by element; the others keep "
-            "what they had."
+            "The rank dst has the element-wise reduction of all tensors; the other tensors are "
+            "unchanged."
         ),
         waits=(
-            "By the contract everybody may wait for everybody. What is certain: dst returns "
-            "after all have come."
+            "By the contract, every rank may wait for every other rank. dst returns after all "
+            "ranks have arrived."
         ),
         example="- reduce: {tensor: x, dst: 0, op: sum}",
         notes=(
             (
-                "gloo overwrites the tensors of the other ranks with partial sums: don't read "
+                "gloo overwrites the tensors of the other ranks with partial results; do not read "
                 "them afterwards."
             ),
         ),
@@ -196,19 +198,22 @@ class GatherOperation(ToRootCollective):
             "gather(tensor, gather_list=None, dst=None, group=None, async_op=False, group_dst=None)"
         ),
         before=(
-            "Every rank has an input of the same element count and dtype; dst has room for all "
-            "of them."
+            "Every rank has an input of the same element count and dtype; dst has space for all "
+            "inputs."
         ),
-        after="On dst, part i of the output is the input of group rank i. The others get nothing.",
+        after=(
+            "On dst, part i of the output is the input of group rank i. The other ranks get "
+            "nothing."
+        ),
         waits=(
-            "By the contract everybody may wait for everybody. What is certain: dst returns "
-            "after all have come."
+            "By the contract, every rank may wait for every other rank. dst returns after all "
+            "ranks have arrived."
         ),
         example="- gather: {input: x, output: all_x, dst: 0}",
         notes=(
-            "The output is read on dst alone.",
-            "Without dst it is global rank 0.",
-            "On gloo the givers need dst alone.",
+            "Only dst uses the output.",
+            "The default of dst is global rank 0.",
+            "On gloo, the other ranks wait only for dst.",
         ),
         torch="dist.gather(x, list(all_x) if rank == 0 else None, dst=0)",
     )
@@ -219,8 +224,15 @@ class GatherOperation(ToRootCollective):
         "mpi": BackendBinding(gaps=COMPLEX_DTYPES),
     }
 
-    input: TensorField
-    output: TensorListField = None
+    input: TensorField = Field(
+        description="Tensor that this rank contributes.",
+        examples=["x"],
+    )
+    output: TensorListField = Field(
+        default=None,
+        description="Space on `dst` for the inputs of all ranks; the other ranks do not need it.",
+        examples=["all_x"],
+    )
 
     @classmethod
     def misfits(cls, call: ResolvedCall) -> str | None:
@@ -272,17 +284,17 @@ class ScatterOperation(FromRootCollective):
             "scatter(tensor, scatter_list=None, src=None, group=None, async_op=False, "
             "group_src=None)"
         ),
-        before="The rank src has one part for every rank; every rank has room for its own.",
+        before="The rank src has one part for each rank; every rank has space for its own part.",
         after="The output of group rank i is part i of src's input.",
         waits=(
-            "By the contract everybody may wait for everybody. What is certain: nobody returns "
-            "before src has come."
+            "By the contract, every rank may wait for every other rank. No rank returns before "
+            "src has arrived."
         ),
         example="- scatter: {input: parts, output: x, src: 0}",
         notes=(
-            "The input is read on src alone.",
-            "Without src it is global rank 0.",
-            "On gloo src waits for all, they for src.",
+            "Only src uses the input.",
+            "The default of src is global rank 0.",
+            "On gloo, src waits for all other ranks, and they wait for src.",
         ),
         torch="dist.scatter(x, list(parts) if rank == 0 else None, src=0)",
     )
@@ -293,8 +305,15 @@ class ScatterOperation(FromRootCollective):
         "mpi": BackendBinding(),
     }
 
-    output: TensorField
-    input: TensorListField = None
+    output: TensorField = Field(
+        description="Tensor for this rank's part.",
+        examples=["all_x"],
+    )
+    input: TensorListField = Field(
+        default=None,
+        description="One part for each rank, on `src`; the other ranks do not need it.",
+        examples=["parts"],
+    )
 
     @classmethod
     def share(cls, call: ResolvedCall) -> TensorBuffer | None:

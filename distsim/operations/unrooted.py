@@ -5,9 +5,11 @@ reduce-scattering ones.
 from collections.abc import Hashable, Sequence
 from types import ModuleType
 
+from pydantic import Field
+
 from distsim.operations.core import colours
 from distsim.operations.core.algorithms import algorithms_of
-from distsim.operations.core.backend_bindings import COMPLEX_DTYPES, GLOO_SHAPE_ERRORS
+from distsim.operations.core.backend_bindings import GLOO_SHAPE_ERRORS
 from distsim.operations.core.collective import (
     CollectiveOperation,
     InPlaceCollective,
@@ -24,6 +26,7 @@ from distsim.operations.core.operation_base import (
     OutputEffect,
 )
 from distsim.operations.core.resolved_call import (
+    COMPLEX_DTYPES,
     ResolvedCall,
     TensorBuffer,
     first_reason,
@@ -35,7 +38,7 @@ from distsim.operations.core.resolved_call import (
 from distsim.operations.core.torch_protocols import TensorLookup, TorchWork
 
 _FULL_SYNCHRONIZATION = (
-    "Everybody waits for everybody: nobody can return before the last rank has come."
+    "Every rank waits for every other rank: no rank returns before the last one has arrived."
 )
 
 
@@ -48,10 +51,10 @@ class AllReduceOperation(ReducingCollective, InPlaceCollective):
     words = OperationHelp(
         signature="all_reduce(tensor, op=ReduceOp.SUM, group=None, async_op=False)",
         before="Every rank has a tensor of the same element count and dtype.",
-        after="Every rank has the reduction of all tensors, element by element.",
+        after="Every rank has the element-wise reduction of all tensors.",
         waits=_FULL_SYNCHRONIZATION,
         example="- all_reduce: {tensor: x, op: sum}",
-        notes=("avg on integers: gloo refuses it, nccl divides after the sum.",),
+        notes=("For avg on integers, gloo raises an error and nccl divides after the sum.",),
         torch="dist.all_reduce(x, op=dist.ReduceOp.SUM)",
     )
     algorithms = algorithms_of("all_reduce")
@@ -115,23 +118,32 @@ class AllGatherOperation(_AllGatherCollective):
     colour = colours.COLLECT
     words = OperationHelp(
         signature="all_gather(tensor_list, tensor, group=None, async_op=False)",
-        before="Every rank has an input, and room for everybody's.",
+        before="Every rank has an input, and space for the inputs of all ranks.",
         after="On every rank, part i of the output is the input of group rank i.",
         waits=_FULL_SYNCHRONIZATION,
         example="- all_gather: {input: x, output: all_x}",
         notes=(
             (
-                "The output is a list in torch: one tensor with a leading axis of the group's "
-                "size, or a list of names."
+                "For torch's output list, give one tensor whose first axis has the size of the "
+                "group, or a list of names."
             ),
-            "Parts of different sizes: nccl takes them, gloo does not.",
+            "Parts of different sizes: nccl supports them, gloo does not.",
         ),
         torch="dist.all_gather(list(all_x), x)  # all_x: world_size times the shape of x",
     )
     bindings = {"gloo": BackendBinding(), "nccl": BackendBinding(), "mpi": BackendBinding()}
 
-    input: TensorField
-    output: TensorListField
+    input: TensorField = Field(
+        description="Tensor that this rank contributes.",
+        examples=["x"],
+    )
+    output: TensorListField = Field(
+        description=(
+            "Space for the inputs of all ranks: a tensor whose first axis has the size of the "
+            "group, or a list of names."
+        ),
+        examples=["all_x"],
+    )
 
     @classmethod
     def numel(cls, call: ResolvedCall) -> Hashable:
@@ -172,18 +184,10 @@ class AllGatherIntoTensorOperation(_AllGatherCollective):
             "Every rank has an input of the same element count and dtype, and an output n times "
             "as large."
         ),
-        after=(
-            "On every rank the output is the inputs of all ranks, one after the other in the "
-            "group's order."
-        ),
+        after="On every rank, the output contains the inputs of all ranks, in group order.",
         waits=_FULL_SYNCHRONIZATION,
         example="- all_gather_into_tensor: {input: x, output: all_x}",
-        notes=(
-            (
-                "torch 2.13 calls it all_gather_single; the name all_gather_into_tensor still "
-                "works there."
-            ),
-        ),
+        notes=("In torch 2.13 the name is all_gather_single; all_gather_into_tensor still works.",),
         torch="dist.all_gather_into_tensor(all_x, x)",
     )
     bindings = {
@@ -192,14 +196,20 @@ class AllGatherIntoTensorOperation(_AllGatherCollective):
         "mpi": BackendBinding(),
     }
 
-    input: TensorField
-    output: TensorField
+    input: TensorField = Field(
+        description="Tensor that this rank contributes.",
+        examples=["x"],
+    )
+    output: TensorField = Field(
+        description="Tensor for the inputs of all ranks, one after the other.",
+        examples=["all_x"],
+    )
 
     @classmethod
     def misfits(cls, call: ResolvedCall) -> str | None:
         n, one = call.group.size, call.inputs[0].numel
         return wrong_element_count(
-            "output", call.outputs[0].numel, n * one, f"{n} ranks give {one} each, together"
+            "output", call.outputs[0].numel, n * one, f"{n} ranks contribute {one} each, in total"
         )
 
     @classmethod
@@ -253,16 +263,16 @@ class ReduceScatterOperation(_ReduceScatterCollective):
     colour = colours.REDUCE
     words = OperationHelp(
         signature="reduce_scatter(output, input_list, op=ReduceOp.SUM, group=None, async_op=False)",
-        before="Every rank has one part for every rank.",
+        before="Every rank has one part for each rank.",
         after="The output of group rank i is the reduction of part i of all inputs.",
         waits=_FULL_SYNCHRONIZATION,
         example="- reduce_scatter: {input: parts, output: x, op: sum}",
         notes=(
             (
-                "The input is a list in torch: one tensor with a leading axis of the group's "
-                "size, or a list of names."
+                "For torch's input list, give one tensor whose first axis has the size of the "
+                "group, or a list of names."
             ),
-            "On gloo it is an all_reduce of each part and can meet a real all_reduce by mistake.",
+            "gloo runs an all_reduce of each part, which can match a real all_reduce by mistake.",
         ),
         torch="dist.reduce_scatter(x, list(parts), op=dist.ReduceOp.SUM)",
     )
@@ -274,8 +284,17 @@ class ReduceScatterOperation(_ReduceScatterCollective):
         "mpi": BackendBinding(gaps=COMPLEX_DTYPES),
     }
 
-    input: TensorListField
-    output: TensorField
+    input: TensorListField = Field(
+        description=(
+            "One part for each rank: a tensor whose first axis has the size of the group, or a "
+            "list of names."
+        ),
+        examples=["parts"],
+    )
+    output: TensorField = Field(
+        description="Tensor for this rank's reduced part.",
+        examples=["all_x"],
+    )
 
     @classmethod
     def numel(cls, call: ResolvedCall) -> Hashable:
@@ -321,17 +340,14 @@ class ReduceScatterTensorOperation(_ReduceScatterCollective):
             "reduce_scatter_tensor(output, input, op=ReduceOp.SUM, group=None, async_op=False)"
         ),
         before=(
-            "Every rank has an input that is n outputs long, of the same element count and dtype "
-            "everywhere."
+            "Every rank has an input that is n times as long as its output. Element counts and "
+            "dtypes are the same on all ranks."
         ),
-        after="The output of group rank i is the i-th n-th of the reduction of all inputs.",
+        after="The output of group rank i is part i (of n) of the reduced inputs.",
         waits=_FULL_SYNCHRONIZATION,
         example="- reduce_scatter_tensor: {input: all_x, output: x, op: sum}",
         notes=(
-            (
-                "torch 2.13 calls it reduce_scatter_single; the name reduce_scatter_tensor still "
-                "works there."
-            ),
+            "In torch 2.13 the name is reduce_scatter_single; reduce_scatter_tensor still works.",
         ),
         torch="dist.reduce_scatter_tensor(x, all_x, op=dist.ReduceOp.SUM)",
     )
@@ -341,14 +357,20 @@ class ReduceScatterTensorOperation(_ReduceScatterCollective):
         "mpi": BackendBinding(gaps=COMPLEX_DTYPES),
     }
 
-    input: TensorField
-    output: TensorField
+    input: TensorField = Field(
+        description="Tensor with one part for each rank, one after the other.",
+        examples=["x"],
+    )
+    output: TensorField = Field(
+        description="Tensor for this rank's reduced part.",
+        examples=["all_x"],
+    )
 
     @classmethod
     def misfits(cls, call: ResolvedCall) -> str | None:
         n, one = call.group.size, call.outputs[0].numel
         found = wrong_element_count(
-            "input", call.inputs[0].numel, n * one, f"{n} ranks take {one} each, together"
+            "input", call.inputs[0].numel, n * one, f"{n} ranks receive {one} each, in total"
         )
         return first_reason((found, unsupported_reduction(call)))
 

@@ -220,7 +220,7 @@ class CodeBuilder:
             return _RowFacts(0, _NO_SIGNATURE, fault)
         nbytes = draft.row.nbytes(resolved)
         if nbytes > _MAX_CALL_BYTES:
-            fault = f"{draft.row.op} moves {nbytes:.3g} bytes, more than 62 bits can count"
+            fault = f"{draft.row.op} moves {nbytes:.3g} bytes, more than 2**62"
             return _RowFacts(0, _NO_SIGNATURE, fault)
         return _RowFacts(nbytes, self.tables.signature(draft.row.agreement(resolved)), None)
 

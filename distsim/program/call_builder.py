@@ -101,12 +101,16 @@ class OpenHandles:
             return InvalidCall(
                 True,
                 "DS105",
-                f"wait for {shown}, whose request was waited for before\n"
-                "a handle is spent by its first wait; drop this one",
+                (
+                    f"wait for {shown}, which was already waited for\n"
+                    "remove this wait: a handle is valid for one wait"
+                ),
             )
         return InvalidCall(
             True,
             "DS106",
-            f"wait for {shown}, which no call before it on this rank bound\n"
-            f"bind it with `as: {shown}` first",
+            (
+                f"wait for {shown}, but no earlier call of this rank binds it\n"
+                f"add `as: {shown}` to the call that starts the request"
+            ),
         )

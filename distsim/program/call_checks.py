@@ -53,9 +53,9 @@ class CallChecker:
         outside = self.guarded_rows(draft) & ~self.tables.is_member(draft.group, self.ranks)
         for group in self._groups_at(draft, outside):
             reason = (
-                f"{draft.row.op} on group {group.name}, which the caller is not in; "
-                f"its ranks are {_ranks_text(group.ranks)}"
-                "\nlet the group's ranks alone make it, or name a group that the caller is in"
+                f"{draft.row.op} on group {group.name}, but the caller is not a member; its "
+                f"ranks are {_ranks_text(group.ranks)}\n"
+                "make the call only on ranks of the group, or use a group of the caller"
             )
             rows = outside & np.asarray(draft.group == group.id)
             draft.invalid.append(InvalidCall(rows, "DS104", reason))
@@ -70,15 +70,16 @@ class CallChecker:
 
         def no_such_rank(value: int) -> str:
             return (
-                f"{draft.row.op} {side} rank {value}, but the world has ranks 0 to {world - 1}\n"
-                "a ring closes with `% world_size`; at the end of a line the last rank has "
-                "no neighbour"
+                f"{draft.row.op} {side} rank {value}, but the world has ranks 0 to "
+                f"{world - 1}\n"
+                "use `% world_size` for a ring; in a chain, skip the call on the last rank"
             )
 
         def own_rank(value: int) -> str:
             return (
                 f"rank {value}: {draft.row.op} {side} itself\n"
-                "a rank needs no message to itself; copy the tensor, or check the peer's expression"
+                "check the expression of the peer, or copy the tensor: a rank cannot "
+                "message itself"
             )
 
         missing = rows & ((peer < ANY_SOURCE) | (peer >= world))
@@ -87,7 +88,7 @@ class CallChecker:
         rows &= (peer >= 0) & (peer < world) & (peer != self.ranks)
         outside = rows & ~self.tables.is_member(draft.group, peer)
         subject = f"{draft.row.op} {side} rank"
-        remedy = "src and dst are global ranks; group_src and group_dst count inside the group"
+        remedy = "use group ranks with group_src and group_dst; src and dst are global ranks"
         self._reject_non_members(draft, peer, outside, "DS101", subject, remedy)
 
     def _check_root(self, draft: CallDraft) -> None:
@@ -98,7 +99,7 @@ class CallChecker:
         rows = self.guarded_rows(draft) & ~self.invalid_rows(draft)
         outside = rows & ~self.tables.is_member(draft.group, root)
         subject = f"{draft.row.op} has {side}"
-        remedy = f"{side} is a global rank; group_{side} counts inside the group"
+        remedy = f"use group_{side} for a group rank; {side} is a global rank"
         self._reject_non_members(draft, root, outside, "DS103", subject, remedy)
 
     # --- reasons, one for each group and value ---

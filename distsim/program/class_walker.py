@@ -136,8 +136,10 @@ class RankClassWalker:
         if calls > self.max_calls:
             self.names.problem(
                 ("program",),
-                f"the program makes more than {self.max_calls:,} calls on one rank; "
-                "repeat less often",
+                (
+                    f"the program makes more than {self.max_calls:,} calls on one rank; use "
+                    "fewer repetitions"
+                ),
             )
 
     def _round_since(self, start: int) -> RepeatRound:

@@ -132,7 +132,7 @@ class CommunicationLowering(NameResolver):
         if timeout_ns <= 0:
             self.state.names.problem(
                 context.step,
-                f"timeout: expected a timeout above zero, as `10 s`, found {timeout_ns} ns",
+                f"timeout: expected a timeout above zero, such as `10 s`, found {timeout_ns} ns",
             )
         return timeout_ns
 

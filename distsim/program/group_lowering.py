@@ -48,8 +48,8 @@ class GroupLowering(CommunicationLowering):
         self._init_arguments(context, draft)
         if self._is_initialized:
             reason = (
-                "init_process_group a second time\n"
-                "torch: trying to initialize the default process group twice"
+                "init_process_group is called a second time\n"
+                'call it once: torch raises "trying to initialize the default process group twice"'
             )
             draft.invalid.append(InvalidCall(True, "DS109", reason))
         self._is_initialized = True
@@ -78,7 +78,7 @@ class GroupLowering(CommunicationLowering):
 
     def _destroy(self, context: ResolveContext, draft: CallDraft) -> None:
         if not self._is_initialized:
-            reason = "destroy_process_group while there is no process group"
+            reason = "destroy_process_group is called without a process group"
             draft.invalid.append(InvalidCall(True, "DS108", reason))
         group = context.op.group
         if group in (None, "world"):
@@ -99,8 +99,8 @@ class GroupLowering(CommunicationLowering):
         if not self._are_valid_members(members):
             last_rank = self.state.names.world_size - 1
             reason = (
-                f"new_group with ranks {members}; the world has ranks 0 to {last_rank}, "
-                "each may stand once"
+                f"new_group with ranks {members}; each rank must be from 0 to {last_rank} and "
+                "listed once"
             )
             draft.invalid.append(InvalidCall(True, "DS111", reason))
             return

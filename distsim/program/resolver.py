@@ -109,7 +109,7 @@ class NameResolver:
         farthest = int(values[np.argmax(np.abs(values))])
         self.state.names.problem(
             context.step,
-            f"{field}: expected an integer of 32 bits, as torch takes it, found {farthest}",
+            f"{field}: expected a 32-bit integer, as in torch, found {farthest}",
         )
 
     def _index_of(self, context: ResolveContext, reference: NameReference) -> Vec:
@@ -162,15 +162,15 @@ class NameResolver:
         if self._destroyed_groups and context.op.group in self._destroyed_groups:
             reason = (
                 f"{op} on group {context.op.group}, which this rank has destroyed\n"
-                "destroy it after its last call"
+                "destroy the group after its last call"
             )
             draft.invalid.append(InvalidCall(True, "DS108", reason))
         if not (isinstance(draft.group, int) and draft.group < 0):
             return False
         draft.group = 0
         reason = (
-            f"{op} on group {context.op.group}, which this rank has not made\n"
-            "call new_group first, on all ranks of the world"
+            f"{op} on group {context.op.group}, which this rank has not created\n"
+            "call new_group first on all ranks of the world"
         )
         draft.invalid.append(InvalidCall(True, "DS104", reason))
         return True
@@ -221,8 +221,7 @@ class NameResolver:
             if shape is None:
                 names.problem(
                     context.step,
-                    f"tensor {reference.name} has shape: auto, "
-                    "but no call before this one has written it",
+                    f"tensor {reference.name} has shape: auto, but no earlier call has written it",
                 )
             self._check_copy_index(context, reference, index)
             dtype = names.scenario.tensors[reference.name].dtype
@@ -258,8 +257,11 @@ class NameResolver:
         row = int(np.flatnonzero(wrong)[0])
         self.state.names.problem(
             context.step,
-            f"{reference}: rank {self.state.builder.ranks[row]} names copy {int(indices[row])} "
-            f"of tensor {reference.name}, which has copies 0 to {int(limits[row]) - 1}",
+            (
+                f"{reference}: rank {self.state.builder.ranks[row]} uses copy "
+                f"{int(indices[row])} of tensor {reference.name}, which has copies 0 to "
+                f"{int(limits[row]) - 1}"
+            ),
         )
 
     def _buffers_of(

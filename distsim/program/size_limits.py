@@ -96,5 +96,5 @@ def _too_large_error(file: str, size: str, cost: _Cost, limit: str, needed: int)
     return UsageError(
         f"{file}: {size}: about {memory} of memory and {time} if it completes, more if it hangs; "
         f"the limit is {limit}",
-        f"take fewer ranks, iterations or repeats, or go on with `--max-calls {needed}`",
+        f"use fewer ranks, iterations or repeats, or continue with `--max-calls {needed}`",
     )

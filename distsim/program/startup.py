@@ -58,8 +58,10 @@ def _check_rank_numbers(processes: list[StartupProcess], names: SymbolTable) -> 
         if info.rank != process.rank:
             names.problem(
                 ("program",),
-                f"process {process.rank} says that it is rank {info.rank}, and all numbers are "
-                "there once; a file counts processes by these numbers: write `rank: rank`",
+                (
+                    f"process {process.rank} claims to be rank {info.rank}, and every rank is "
+                    "claimed once; a scenario numbers processes by rank: write `rank: rank`"
+                ),
             )
 
 

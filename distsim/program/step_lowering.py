@@ -32,11 +32,11 @@ from distsim.scenario.format.models.entries import ScenarioStep
 
 _AMOUNT_TEXTS = {"time": "a duration (in ns)", "flops": "a count", "bytes": "a count"}
 _EMPTY_BATCH = (
-    "batch_isend_irecv with an empty list\n"
-    "torch raises IndexError; leave the call out where there is nothing to do"
+    "batch_isend_irecv has an empty list\n"
+    "skip the call if there is no message: torch raises IndexError"
 )
 _ANY_SOURCE_BATCH = (
-    "irecv from any source in a batch\nP2POp needs a peer: give `src`, or receive outside the batch"
+    "irecv from any source in a batch\ngive `src`, or receive outside the batch: P2POp needs a peer"
 )
 #: Kinds of calls that need the default process group.
 _KINDS_ON_GROUPS = ("p2p", "collective", "remote", "batch")
@@ -133,8 +133,8 @@ class StepLowering(GroupLowering):
         needs_group = row.kind in _KINDS_ON_GROUPS or row.op == "new_group"
         if needs_group and not self._is_initialized:
             reason = (
-                f"{row.op} while there is no process group\n"
-                "call init_process_group before it, destroy_process_group after it"
+                f"{row.op} is called without a process group\n"
+                "call init_process_group before it and destroy_process_group after it"
             )
             draft.invalid.append(InvalidCall(True, "DS108", reason))
         return draft
@@ -228,7 +228,7 @@ class StepLowering(GroupLowering):
         if draft.fields["writes"][0].dtype != "bool" and contains_bool(op.value):
             self.state.names.problem(
                 context.step,
-                f"value: {op.tensor} holds numbers; expected numbers, found true or false",
+                f"value: {op.tensor} contains numbers; expected numbers, found true or false",
             )
 
     def _check_amount(self, context: ResolveContext, amount: object, field: str) -> None:

@@ -149,8 +149,10 @@ class SymbolTable:
             most = show_bytes(MAX_TENSOR_BYTES)
             self.problem(
                 place,
-                f"{what} has {float(np.max(nbytes)):.3g} bytes; at most {most} (2**60 bytes) "
-                "are simulated: make it smaller",
+                (
+                    f"{what} has {float(np.max(nbytes)):.3g} bytes; the limit is {most} (2**60 "
+                    "bytes): make it smaller"
+                ),
             )
 
     def _check_value(self, name: str) -> None:
@@ -175,7 +177,7 @@ class SymbolTable:
         where = "" if len(wrong_ranks) == self.world_size else f" on rank {rank}"
         self.problem(
             ("tensors", name, "value"),
-            f"tensor {name} has {elements[rank]} elements{where}, but its value lists {listed}",
+            f"tensor {name} has {elements[rank]} elements{where}, but its value has {listed}",
         )
 
     # --- groups ---
@@ -201,11 +203,13 @@ class SymbolTable:
         if outside:
             self.problem(
                 ("groups", name),
-                f"group {name} names rank {outside[0]}, "
-                f"but the world has ranks 0 to {self.world_size - 1}",
+                (
+                    f"group {name} contains rank {outside[0]}, but the world has ranks 0 to "
+                    f"{self.world_size - 1}"
+                ),
             )
         if len(set(ranks)) != len(ranks):
-            self.problem(("groups", name), f"group {name} names a rank twice: {list(ranks)}")
+            self.problem(("groups", name), f"group {name} lists a rank twice: {list(ranks)}")
 
     def group(self, name: str | tuple[str, ...] | None) -> Vec:
         """The group id of each rank of the world for a group's name, an axis or several axes."""
@@ -357,8 +361,10 @@ class SymbolTable:
         if len({isinstance(item, bool) for item in found}) > 1:
             self.problem(
                 place,
-                "true or false beside numbers in a per-rank mapping; "
-                "expected one kind for all ranks",
+                (
+                    "a per-rank mapping contains both numbers and true or false; use one kind for "
+                    "all ranks"
+                ),
             )
         return cast("RankValues", collapse_uniform(np.array(found)))
 
@@ -392,8 +398,10 @@ class SymbolTable:
         if not is_bool:
             self.problem(
                 entry,
-                f"ranks: {selector.text} is {_first_value(mask)}, not true or false; "
-                "a rank is named by an integer or a list",
+                (
+                    f"ranks: {selector.text} is {_first_value(mask)}, not true or false; write "
+                    "ranks as an integer or a list"
+                ),
             )
         return np.broadcast_to(np.asarray(mask, dtype=np.bool_), len(ranks))
 

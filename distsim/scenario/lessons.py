@@ -25,13 +25,13 @@ LESSONS = (
     Lesson(
         "ranks",
         "Ranks, the world, groups",
-        "say who takes part, and read a report",
+        "know which ranks take part, and read a report",
         ("all_reduce",),
     ),
     Lesson(
         "startup",
         "How ranks find each other",
-        "choose an init_method, and name what fails at the start",
+        "choose an init_method, and identify start-up failures",
         (
             "startup/tcp",
             "startup/file",
@@ -43,13 +43,13 @@ LESSONS = (
     Lesson(
         "messages",
         "send, recv, isend, irecv",
-        "pass a tensor on without standing still",
+        "pass tensors between ranks without a hang",
         ("send_one", "isend_irecv_wait", "head_to_head_sends", "tag_mismatch"),
     ),
     Lesson(
         "collectives",
         "The collectives, one by one",
-        "pick the operation that leaves what you want where you want it",
+        "choose the right collective",
         (
             "broadcast",
             "reduce",
@@ -69,7 +69,7 @@ LESSONS = (
     Lesson(
         "reductions",
         "sum, avg, max and the others",
-        "choose a reduce op, and know what each back end refuses",
+        "choose a reduce op, and know what each backend supports",
         ("reduce",),
     ),
     Lesson(
@@ -81,13 +81,13 @@ LESSONS = (
     Lesson(
         "machines",
         "Two machines",
-        "write down each process's environment, and keep bytes off the slow network",
+        "set the environment of each process, and reduce traffic on the slow network",
         ("two_machines",),
     ),
     Lesson(
         "data_parallel",
         "DataParallel's nine moves",
-        "say why nobody uses it on more than a few GPUs",
+        "explain why it does not scale beyond a few GPUs",
         ("strategies/data_parallel",),
     ),
     Lesson(
@@ -104,20 +104,20 @@ LESSONS = (
     ),
     Lesson(
         "hybrid",
-        "A model cut in two, and two of it",
-        "lay a mesh of model parts and replicas",
+        "Two model parts, two replicas",
+        "build a mesh of model parts and replicas",
         ("hybrid",),
     ),
     Lesson(
         "pipeline",
         "Pipelines",
-        "count the bubble, and order messages so that nobody waits for ever",
+        "compute the bubble, and order messages without a hang",
         ("pipeline_1f1b", "pipeline_wrong_order", "strategies/pipeline_1f1b"),
     ),
     Lesson(
         "deadlocks",
-        "Deadlocks, and how to see them",
-        "find the circle and break it",
+        "Deadlocks, and how to find them",
+        "find the wait-for cycle and break it",
         ("ring_of_four", "skipped_barrier", "head_to_head_sends", "killed_at_iteration_3"),
     ),
 )
@@ -129,7 +129,7 @@ def find_lesson(name: str) -> Lesson:
         if one.name == name:
             return one
     raise UsageError(
-        f"there is no lesson {name!r}{did_you_mean(name, [one.name for one in LESSONS])}",
+        f"unknown lesson {name!r}{did_you_mean(name, [one.name for one in LESSONS])}",
         "`distsim learn` lists them",
     )
 
@@ -155,5 +155,5 @@ def lesson_scenario_text(file: str) -> str:
         return path.read_text(encoding="utf-8")
     raise EnvironmentFault(
         f"the scenario {file} is not in this installation",
-        "install distsim again: its files are not whole",
+        "reinstall distsim: some of its files are missing",
     )

@@ -79,7 +79,7 @@ def load_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
         problems.add(
             error.path,
             str(error),
-            "a cluster's file knows numbers and units alone, as `4 * 25 GB/s`",
+            "a cluster file may use only numbers and units, such as `4 * 25 GB/s`",
             offset=error.offset,
         )
     problems.raise_any()
@@ -125,8 +125,8 @@ def _read_scenario_text(file: str) -> str:
     if file.endswith(".py") or _PYTHON_START.match(text):
         raise _file_error(
             file,
-            "a Python program; expected a scenario, YAML",
-            f"run it: `distsim capture --nproc 2 -- python {file}`",
+            "the file is a Python program; expected a YAML scenario",
+            f"capture it: `distsim capture --nproc 2 -- python {file}`",
         )
     return text
 
@@ -136,22 +136,24 @@ def _read_source(source: str | int, file: str) -> bytes:
     try:
         return read_bytes(source)
     except FileNotFoundError:
-        new_file_hint = "see how it is spelt; `distsim new FILE` writes a starter"
+        new_file_hint = "check the spelling, or create a scenario with `distsim new FILE`"
         raise _file_error(file, "no such file", _similar_file_hint(file) or new_file_hint) from None
     except IsADirectoryError:
         raise _file_error(
-            file, "this is a directory; expected a scenario file", "name a file in it"
+            file,
+            "the path is a directory; expected a scenario file",
+            "give a file in this directory",
         ) from None
     except TimeoutError as error:
         raise _file_error(
-            file, f"can't be read: {error.strerror}", "write a scenario into it, or name a file"
+            file, f"cannot be read: {error.strerror}", "write a scenario to it, or give a file"
         ) from None
     except (OSError, ValueError) as error:
         message = getattr(error, "strerror", None) or error
         raise _file_error(
             file,
-            f"can't be read: {message}; expected a scenario file",
-            "name a YAML file that may be read",
+            f"cannot be read: {message}; expected a scenario file",
+            "give a readable YAML file",
         ) from None
 
 
@@ -159,8 +161,8 @@ def _decode(data: bytes, file: str) -> str:
     if b"\0" in data:
         raise _file_error(
             file,
-            "a binary file; expected a scenario, YAML in UTF-8",
-            "name a text file; `distsim new FILE` writes a starter",
+            "the file is binary; expected a YAML scenario in UTF-8",
+            "give a text file; `distsim new FILE` creates a scenario",
         )
     try:
         return data.decode("utf-8-sig")  # with or without a byte order mark
@@ -168,7 +170,8 @@ def _decode(data: bytes, file: str) -> str:
         line = data.count(b"\n", 0, error.start) + 1
         column = error.start - data.rfind(b"\n", 0, error.start)
         message = (
-            f"the byte 0x{data[error.start]:02x} is not UTF-8; expected a scenario, YAML in UTF-8"
+            f"the byte 0x{data[error.start]:02x} is not valid UTF-8; expected a YAML scenario in "
+            "UTF-8"
         )
         problem = ScenarioProblem(file, line, column, message, "", "save the file as UTF-8")
         raise ScenarioErrors((problem,)) from None

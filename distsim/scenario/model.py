@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr
 from distsim.common.errors import ScenarioProblem
 from distsim.common.expressions import Expression
 from distsim.scenario.format.models.entries import Entry
+from distsim.scenario.format.models.expectations import Expectations
 from distsim.scenario.format.models.launch import LaunchOptions
 from distsim.scenario.format.models.sections import (
-    Expectations,
     FaultDecl,
     GroupDecl,
     MemoryDecl,

@@ -6,12 +6,12 @@ from distsim.common.errors import UsageError
 from distsim.common.message_text import did_you_mean, name_list
 
 _PLAIN = """\
-# Four ranks compute, add up their gradients, and go on.
+# Four ranks compute, average their gradients, and update.
 name: plain
 about: One training iteration with data parallelism.
 world: 4                         # or {nodes: 2, ranks_per_node: 2}
-backend: gloo                    # gloo, nccl or mpi: whose rules hold
-cluster: cpu-10gbe               # what it costs; `distsim clusters` lists the presets
+backend: gloo                    # rules of gloo, nccl or mpi
+cluster: cpu-10gbe               # hardware model; `distsim clusters` lists the presets
 tensors:
   grad: {shape: [256, 1024]}
   loss: {shape: [1], value: rank + 1}
@@ -20,16 +20,16 @@ program:
   - all_reduce: {tensor: grad, op: avg}
   - all_reduce: {tensor: loss}
   - compute: {name: optimizer, time: 2 ms, reads: [grad]}
-  - barrier                      # try `ranks: 0` on a line of its own below, and `distsim simulate` again
+  - barrier                      # try `ranks: 0` on a new line below, and simulate again
 expect:                          # `distsim test` checks it
   verdict: ok
   values: {loss: {else: 10}}
-"""  # noqa: E501 - the text of a file
+"""
 
 _RING = """\
 # Each rank sends to the next and receives from the one before. Even ranks send first, odd ones receive first.
 name: ring
-about: A ring of blocking sends that does not stand still.
+about: A ring of blocking sends that does not hang.
 world: 4
 backend: gloo
 vars: {next: (rank + 1) % world_size, before: (rank - 1) % world_size}
@@ -37,7 +37,7 @@ tensors:
   mine: {shape: [4], value: rank}
   got: {shape: [4]}
 program:
-  - ranks: rank % 2 == 0         # without this split all ranks send and nobody receives: try it
+  - ranks: rank % 2 == 0         # without this split, all ranks send and none receives
     steps:
       - send: {tensor: mine, dst: next}
       - recv: {tensor: got, src: before}
@@ -51,7 +51,7 @@ expect:
 """  # noqa: E501 - the text of a file
 
 _DDP = """\
-# Data parallelism as DistributedDataParallel does it: gradients go out in buckets while the backward pass still runs.
+# Data parallelism as in DistributedDataParallel: buckets are reduced while the backward pass runs.
 name: ddp
 about: Two buckets, each reduced while the next one is computed.
 world: {nodes: 1, ranks_per_node: 4}
@@ -78,10 +78,10 @@ program:
 iterations: 3
 expect:
   verdict: ok
-"""  # noqa: E501 - the text of a file
+"""
 
 _PIPELINE = """\
-# A model cut into four stages; micro-batches pass through them one after the other.
+# A model split into four stages; micro-batches pass through them one after the other.
 name: pipeline
 about: The forward pass of a pipeline, four stages, eight micro-batches.
 world: {nodes: 1, ranks_per_node: 4}
@@ -113,8 +113,10 @@ def starter(kind: str = "plain") -> str:
     """The text of a starter scenario. Raises UsageError for an unknown kind."""
     if kind not in STARTERS:
         raise UsageError(
-            f"there is no starter `{kind}` (known: {name_list(STARTERS)})"
-            f"{did_you_mean(kind, STARTERS)}",
+            (
+                f"unknown starter `{kind}` (known: "
+                f"{name_list(STARTERS)}){did_you_mean(kind, STARTERS)}"
+            ),
             "`distsim new FILE --kind ring`",
         )
     return STARTERS[kind]

@@ -11,7 +11,7 @@ from distsim.common.units import duration_text, show_ns
 from distsim.operations.core.field_types import PerRank
 
 if TYPE_CHECKING:
-    from distsim.scenario.format.models.sections import DurationBounds, Expectations
+    from distsim.scenario.format.models.expectations import DurationBounds, Expectations
     from distsim.simulation.simulate_scenario import Simulation
 
 

@@ -133,11 +133,11 @@ class _ValuePass:
             return fill_numbers(value, names, buffer.numel, buffer.dtype, self.limit)
         except ExpressionError as error:
             message = (
-                f"{self.program.file}: the value of tensor {buffer.label} can't be worked out "
-                f"on rank {names['rank']}: {error}"
+                f"{self.program.file}: cannot compute the value of tensor {buffer.label} on rank "
+                f"{names['rank']}: {error}"
             )
             raise UsageError(
-                message, "mend its expression, or leave the numbers away with --no-values"
+                message, "correct its expression, or skip values with --no-values"
             ) from None
 
     def initial(self, rank: int, label: str) -> BufferState:

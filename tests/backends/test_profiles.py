@@ -83,7 +83,7 @@ def test_a_profile_says_whether_every_send_waits_and_what_its_credit_goes_by() -
     for profile in BACKEND_PROFILES.values():
         assert (profile.buffer_option is None) == profile.rendezvous
         if profile.buffer_option is not None:
-            name, default = profile.buffer_option
+            name, default = profile.buffer_option[:2]
             assert profile.credit(default, 0, {})
             assert not profile.credit(default + 1, 0, {})
             assert profile.credit(default + 1, 0, {name: default + 1})

@@ -332,7 +332,7 @@ def test_a_program_that_is_built_has_the_same_words() -> None:
             "  - all_reduce: {tensor: x, group: g}\n",
             "gloo",
             "groups: {g: [0]}\n",
-            "An argument that no call may have; gloo goes on all the same: let the group's ranks alone make it",
+            "An argument that no call may have; gloo goes on all the same: make the call only on ranks of the group",
         ),
         (
             "  - {isend: {tensor: x, dst: 1}, ranks: 0}\n  - barrier\n  - {recv: {tensor: x, src: 0}, ranks: 1}\n",

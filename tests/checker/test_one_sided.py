@@ -239,7 +239,7 @@ def test_all_ways_to_run_a_program_agree_on_signals() -> None:
 def test_a_rank_or_channel_that_no_rank_or_channel_can_be_is_told_with_its_side() -> None:
     words = [f.message for f in judge("{put: {tensor: x, dst: -1}, ranks: 0}").findings]
     assert words == ["put to rank -1, but the world has ranks 0 to 1"]
-    with pytest.raises(ScenarioErrors, match="channel: expected an integer of 32 bits"):
+    with pytest.raises(ScenarioErrors, match="channel: expected a 32-bit integer"):
         judge("{put_signal: {dst: 1, channel: 2147483648}, ranks: 0}")
 
 

@@ -81,8 +81,8 @@ def test_defaults_follow_the_back_end() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("dgx-a10", "no cluster preset `dgx-a10`.*did you mean dgx-a100?"),
-        ({"preset": 3}, "no cluster preset `3`"),
+        ("dgx-a10", "unknown cluster preset `dgx-a10`.*did you mean dgx-a100?"),
+        ({"preset": 3}, "unknown cluster preset `3`"),
         (
             {"preset": "dgx-a100", "nics": {"cuont": 4}},
             r"cluster.nics.cuont: unknown key; did you mean count\?",

@@ -114,8 +114,8 @@ def test_other_calls_are_parts_of_nothing(op: str) -> None:
 @pytest.mark.parametrize(
     ("second", "words"),
     [
-        ({"dtype": "float64"}, "the parts of one launch have one dtype"),
-        ({"names": "a"}, "stands in two parts of one launch"),
+        ({"dtype": "float64"}, "the parts of one launch must have the same dtype"),
+        ({"names": "a"}, "is used in two parts of one launch"),
     ],
 )
 def test_what_no_launch_may_hold_is_a_fault(op: str, second: dict[str, str], words: str) -> None:
@@ -143,7 +143,7 @@ def test_a_part_that_does_not_fit_is_named() -> None:
 
     assert (
         OPERATIONS[call.op].faults(call)
-        == "part 2: output has 9 elements, but 2 ranks give 4 each, together 8"
+        == "part 2: output has 9 elements, but 2 ranks contribute 4 each, in total 8"
     )
 
 
@@ -151,7 +151,7 @@ def test_a_part_that_does_not_fit_is_named() -> None:
     ("mine", "theirs", "names", "words"),
     [
         ((3, 5), (3, 5), ("ab", "ab"), None),
-        ((3, 5), (5, 3), ("ab", "ba"), "rank 1 has the parts of rank 0 in another order: b, a"),
+        ((3, 5), (5, 3), ("ab", "ba"), "rank 1 has the parts of rank 0 in a different order: b, a"),
         ((3, 5, 2), (3, 2), ("abc", "ac"), "rank 0 coalesces 3 parts, rank 1 2: b is missing"),
         ((3,), (3, 5, 2), ("a", "abc"), "rank 1 coalesces 3 parts, rank 0 1: b, c are missing"),
         ((3, 5), (3, 6), ("ab", "ac"), "part 2 is b of 5 elements on rank 0, c of 6 on rank 1"),
@@ -326,7 +326,9 @@ def test_parts_of_unlike_size_in_another_order_are_a_mismatch() -> None:
     )
 
     assert (verdict.verdict.verdict, verdict.findings[0].code) == ("mismatch", "DS202")
-    assert "rank 1 has the parts of rank 0 in another order: b, a" in verdict.findings[0].message
+    assert (
+        "rank 1 has the parts of rank 0 in a different order: b, a" in verdict.findings[0].message
+    )
     assert {name: p.outcome for name, p in verdict.profiles.items()} == {
         "gloo": "wrong-data",
         "nccl": "undefined",

@@ -43,7 +43,7 @@ all_gather_into_tensor gather scatter reduce_scatter reduce_scatter_tensor
 all_reduce_coalesced all_gather_into_tensor_coalesced reduce_scatter_tensor_coalesced all_to_all all_to_all_single barrier monitored_barrier
 new_group init_process_group destroy_process_group exit fail"""
 PALETTE = {value for name, value in vars(colours).items() if name.isupper()}
-NAMES_THAT_MAY_START_A_SENTENCE = {"gloo", "nccl", "torch", "avg", "on:", "output_splits"}
+NAMES_THAT_MAY_START_A_SENTENCE = {"torchrun", "gloo", "nccl", "torch", "avg", "on:", "output_splits"}
 WORLD = RankGroup(0, "world", (0, 1, 2, 3))
 
 
@@ -372,34 +372,37 @@ _SMALL, _LARGE, _SIX, _HALF = (
 @pytest.mark.parametrize(
     ("made", "reason"),
     [
-        (call("send", _SMALL, peer=0), "rank 0 names itself as the other side"),
+        (call("send", _SMALL, peer=0), "rank 0 is its own peer"),
         (call("send", _SMALL, peer=7), "rank 7 is not in the group world (ranks 0, 1, 2, 3)"),
         (call("irecv", _SMALL, peer=None, assume_src=5), "rank 5 is not in the group world"),
         (call("isend", _SMALL, peer=1, tag=-1), "a tag must not be negative, found -1"),
-        (call("batch_isend_irecv"), "a batch without messages"),
-        (call("batch_isend_irecv", parts=(call("isend", _SMALL, peer=0),)), "names itself"),
+        (call("batch_isend_irecv"), "the batch contains no messages"),
+        (call("batch_isend_irecv", parts=(call("isend", _SMALL, peer=0),)), "is its own peer"),
         (call("broadcast", _SMALL, root=4), "src is rank 4, which is not in the group world"),
         (
             call("all_reduce", _SMALL, reduce_op="band"),
-            "reduce op band works on integers, not on float32",
+            "reduce op band is only defined for integers, not for float32",
         ),
         (call("all_gather", _SMALL, _HALF), "x is float32, but y is float16"),
-        (call("all_gather", _SMALL, (buffer(3, 3),)), "its first axis must be the group's size, 4"),
+        (
+            call("all_gather", _SMALL, (buffer(3, 3),)),
+            ("its first axis must have the size of the group, 4"),
+        ),
         (
             call("all_gather", _SMALL, (buffer(4, 2),)),
             "part 0 of the output has 2 elements, but rank 0 gives 3",
         ),
         (
             call("all_gather", _SMALL, (buffer(3), buffer(3))),
-            "output names 2 tensors, but the group has 4 ranks",
+            "output has 2 tensors, but the group has 4 ranks",
         ),
         (
             call("all_gather_into_tensor", _SMALL, (buffer(10),)),
-            "output has 10 elements, but 4 ranks give 3 each, together 12",
+            "output has 10 elements, but 4 ranks contribute 3 each, in total 12",
         ),
         (
             call("reduce_scatter_tensor", (buffer(10),), _SMALL),
-            "input has 10 elements, but 4 ranks take 3 each, together 12",
+            "input has 10 elements, but 4 ranks receive 3 each, in total 12",
         ),
         (
             call("reduce_scatter", _LARGE, (buffer(2),)),
@@ -413,7 +416,7 @@ _SMALL, _LARGE, _SIX, _HALF = (
         (call("scatter", (), _SMALL, root=0), "rank 0 is src, so it needs an input"),
         (
             call("scatter", (buffer(3, 3),), _SMALL, root=0),
-            "its first axis must be the group's size, 4",
+            "its first axis must have the size of the group, 4",
         ),
         (
             call("all_to_all", _LARGE, (buffer(4, 2),)),
@@ -421,7 +424,7 @@ _SMALL, _LARGE, _SIX, _HALF = (
         ),
         (
             call("all_to_all_single", _SIX),
-            "the first axis of input has 6 rows, which 4 ranks can't share evenly",
+            "the first axis of input has 6 rows, which is not divisible by 4 ranks",
         ),
         (
             call("all_to_all_single", _SIX, input_splits=(1, 2, 3, 4)),
@@ -431,8 +434,8 @@ _SMALL, _LARGE, _SIX, _HALF = (
             call("all_to_all_single", _SIX, input_splits=(3, 3)),
             "input_splits has 2 numbers, but the group has 4 ranks",
         ),
-        (call("all_to_all_single", _SIX, input_splits=(-1, 2, 2, 3)), "a part can't be negative"),
-        (call("new_group", name="g", ranks=(1, 1)), "name a rank twice"),
+        (call("all_to_all_single", _SIX, input_splits=(-1, 2, 2, 3)), "a part cannot be negative"),
+        (call("new_group", name="g", ranks=(1, 1)), "list a rank twice"),
         (
             call("new_group", name="g", ranks=(1, 4)),
             "rank 4 of the new group g is outside the world",
@@ -582,9 +585,9 @@ def test_apply_effect_moves_the_parts() -> None:
             {"tensor": "x"},
             "expected either `dst` (a global rank) or `group_dst` (a group rank) in send",
         ),
-        ("recv", {"tensor": "x", "src": 0, "assume_src": 0}, "leave `src` and `group_src` out"),
-        ("all_reduce", {"tensor": "x", "op": "mean"}, "torch calls it avg"),
-        ("all_reduce", {"tensor": "x", "as": "h"}, "expected `async: true` beside `as`"),
+        ("recv", {"tensor": "x", "src": 0, "assume_src": 0}, "without `src` and `group_src`"),
+        ("all_reduce", {"tensor": "x", "op": "mean"}, "did you mean 'avg'?"),
+        ("all_reduce", {"tensor": "x", "as": "h"}, "`as` needs `async: true`"),
         ("all_reduce", {"tensor": "x", "async": "yes"}, "valid boolean"),
         ("all_reduce", {"tensor": "x", "root": 0}, "Extra inputs are not permitted"),
         ("compute", {"name": "f"}, "expected either `time`, or `flops` and `bytes`"),
@@ -593,8 +596,16 @@ def test_apply_effect_moves_the_parts() -> None:
             {"time": "1 ms", "flops": "1 GFLOP"},
             "expected either `time`, or `flops` and `bytes`",
         ),
-        ("compute", {"flops": 5}, "expected a count with its unit, as `2 TFLOP`, or an expression"),
-        ("compute", {"bytes": "5"}, "expected a size with its unit, as `4 MiB`, or an expression"),
+        (
+            "compute",
+            {"flops": 5},
+            ("expected a count with its unit, such as `2 TFLOP`, or an expression"),
+        ),
+        (
+            "compute",
+            {"bytes": "5"},
+            ("expected a size with its unit, such as `4 MiB`, or an expression"),
+        ),
         ("sleep", {"time": 3}, "expected a duration with a unit"),
     ],
 )

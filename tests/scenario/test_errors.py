@@ -55,7 +55,7 @@ CASES: dict[str, tuple[str, str, str, str]] = {
     "wrong type": (
         HEAD + "  - send: {tensor: x, dst: [1]}\n",
         "[1]",
-        "expected a number or an expression, found [1]",
+        "expected a number or an expression, found a list",
         "",
     ),
     "a text for a flag": (
@@ -68,7 +68,7 @@ CASES: dict[str, tuple[str, str, str, str]] = {
         HEAD + "  - send: [x]\n",
         "[x]",
         "expected the fields of send as a mapping",
-        "it has tensor",
+        "its fields: tensor",
     ),
     "missing unit": (
         HEAD + "  - sleep: 3\n",
@@ -80,7 +80,7 @@ CASES: dict[str, tuple[str, str, str, str]] = {
     "unknown tensor": (
         HEAD + "  - send: {tensor: xx, dst: 1}\n",
         "xx",
-        "unknown tensor xx; declared are x, y; did you mean x?",
+        "unknown tensor xx; declared tensors: x, y; did you mean x?",
         "",
     ),
     "unknown tensor in a list": (
@@ -98,13 +98,13 @@ CASES: dict[str, tuple[str, str, str, str]] = {
     "unknown group": (
         HEAD + "  - barrier: {group: dp}\n",
         "dp",
-        "unknown group dp; there are world",
+        "unknown group dp; known groups: world",
         "",
     ),
     "unknown axis": (
         HEAD + "  - barrier: {group: [dp, cp]}\nmesh: {dp: 4}\n",
         "cp",
-        "unknown axis cp; the mesh has dp",
+        "unknown axis cp; axes of the mesh: dp",
         "",
     ),
     "unknown handle": (
@@ -128,19 +128,19 @@ CASES: dict[str, tuple[str, str, str, str]] = {
     "group_rank without a group": (
         HEAD + "  - send: {tensor: x, dst: group_rank}\n",
         "group_rank",
-        "beside a `group:`",
+        "in a step with `group:`",
         "",
     ),
     "index outside a value": (
         HEAD + "  - send: {tensor: x, dst: index}\n",
         "index}",
-        "known in `value:` only",
+        "only available in `value:`",
         "",
     ),
     "mesh": (
         "mesh: {a: 2, b: 3}\n" + HEAD + "  - barrier\n",
         "{a: 2",
-        "has 2 * 3 = 6 ranks, the world 4",
+        "has 2 * 3 = 6 ranks, but the world has 4",
         "",
     ),
     "a call": (
@@ -176,7 +176,7 @@ CASES: dict[str, tuple[str, str, str, str]] = {
     "repeat": (
         HEAD + "  - repeat: {times: 1000000000000, steps: [barrier]}\n",
         "1000000000000",
-        "at most 1000000 times",
+        "at most 1000000 repetitions",
         "",
     ),
     "repeat by vars": (
@@ -195,7 +195,7 @@ CASES: dict[str, tuple[str, str, str, str]] = {
     "a negative repeat": (
         HEAD + "  - repeat: {times: -1, steps: [barrier]}\n",
         "-1",
-        "an integer of zero or more",
+        "a number of repetitions, 0 or more",
         "",
     ),
     "iterations": (
@@ -207,7 +207,7 @@ CASES: dict[str, tuple[str, str, str, str]] = {
     "unquoted comma": (
         HEAD + "  - send: {tensor: x, dst: min(rank + 1, 3)}\n",
         "min(rank",
-        'quote an expression that holds a comma: "min(rank + 1, 3)"',
+        'quote an expression that contains a comma: "min(rank + 1, 3)"',
         "",
     ),
     "unquoted comma in a list": (
@@ -219,20 +219,20 @@ CASES: dict[str, tuple[str, str, str, str]] = {
     "missing dash": (
         HEAD + "  - send: {tensor: x, dst: 1}\n    recv: {tensor: x, src: 0}\n",
         "recv",
-        "two operations in one entry, send and recv: put a dash before recv",
+        "this entry has two operations, send and recv: put a dash before recv",
         "",
     ),
     "missing blank": (
         HEAD + "  - send: {tensor: x, dst:1}\n",
         ":1",
-        "a blank is missing after the colon: write `dst: 1`",
+        "a space is missing after the colon: write `dst: 1`",
         "",
     ),
     "missing blank after a word": (HEAD + "  - sleep:3 ms\n", ":3 ms", "write `sleep: 3 ms`", ""),
     "missing blank before a brace": (
         HEAD + "  - send:{tensor: x, dst: 1}\n",
         ":{tensor",
-        "a blank is missing",
+        "a space is missing",
         "write `send: {`",
     ),
     "fields beside the step": (
@@ -250,32 +250,32 @@ CASES: dict[str, tuple[str, str, str, str]] = {
     "a selector that is a number": (
         HEAD + "  - barrier:\n    ranks: rank\n",
         "rank",
-        "must be true or false, and rank is",
+        "must be true or false, but rank is",
         "",
     ),
     "a quoted rank": (
         HEAD + "  - barrier:\n    ranks: '0'\n",
         "'0'",
-        "name a rank without quotes",
+        "write a rank without quotes",
         "",
     ),
-    "mean": (HEAD + "  - all_reduce: {tensor: x, op: mean}\n", "mean", "torch calls it avg", ""),
+    "mean": (HEAD + "  - all_reduce: {tensor: x, op: mean}\n", "mean", "did you mean 'avg'?", ""),
     "as without async": (
         HEAD + "  - all_reduce: {tensor: x, as: h}\n",
         "{tensor",
-        "expected `async: true` beside `as`",
+        "`as` needs `async: true`",
         "",
     ),
     "the handle all": (
         HEAD + "  - isend: {tensor: x, dst: 1, as: all}\n",
         "all}",
-        "`all` is no handle",
+        "`all` cannot be the name of a handle",
         "",
     ),
     "a send in a batch": (
         HEAD + "  - batch_isend_irecv: {ops: [send: {tensor: x, dst: 1}]}\n",
         "send: {tensor",
-        "a batch holds isend and irecv only",
+        "a batch may contain only isend and irecv",
         "",
     ),
     "a var called like an axis": (
@@ -293,13 +293,13 @@ CASES: dict[str, tuple[str, str, str, str]] = {
     "a reserved word": (
         "vars: {rank: 1}\n" + HEAD + "  - barrier\n",
         "rank: 1",
-        "rank is already a word of expressions",
+        "rank is already a built-in name of expressions",
         "",
     ),
     "a var of further down": (
         "vars: {a: b, b: 1}\n" + HEAD + "  - barrier\n",
         "b, b",
-        "vars are evaluated in order",
+        "variables are evaluated in order",
         "",
     ),
     "an index twice": (
@@ -318,7 +318,7 @@ CASES: dict[str, tuple[str, str, str, str]] = {
     "a tensor like itself": (
         "world: 2\ntensors: {a: {like: a}}\nprogram: []\n",
         "a}}",
-        "a is like itself",
+        "a refers to itself through `like`",
         "",
     ),
     "a tensor like none": (
@@ -336,7 +336,7 @@ CASES: dict[str, tuple[str, str, str, str]] = {
     "an unknown dtype": (
         "world: 2\ntensors: {a: {shape: [1], dtype: float23}}\nprogram: []\n",
         "float23",
-        "did you mean float32?",
+        "did you mean 'float32'?",
         "",
     ),
     "ragged values": (
@@ -366,7 +366,7 @@ CASES: dict[str, tuple[str, str, str, str]] = {
     "an unknown backend": (
         "backend: ncl\n" + HEAD + "  - barrier\n",
         "ncl",
-        "did you mean nccl?",
+        "did you mean 'nccl'?",
         "",
     ),
     "a fault of nobody": (
@@ -384,7 +384,7 @@ CASES: dict[str, tuple[str, str, str, str]] = {
     "a fault's kind": (
         HEAD + "  - barrier\nfaults: [{rank: 1, kind: kil}]\n",
         "kil}",
-        "did you mean kill?",
+        "did you mean 'kill'?",
         "",
     ),
     "slow by how much": (
@@ -396,7 +396,7 @@ CASES: dict[str, tuple[str, str, str, str]] = {
     "an expected verdict": (
         HEAD + "  - barrier\nexpect: {verdict: deadlok}\n",
         "deadlok",
-        "did you mean deadlock?",
+        "did you mean 'deadlock'?",
         "",
     ),
     "an expected tensor": (
@@ -417,8 +417,8 @@ CASES: dict[str, tuple[str, str, str, str]] = {
         "as the key of a per-rank",
         "",
     ),
-    "no world": ("program: []\n", "program", "expected `world`", "world: 4"),
-    "no program": ("world: 4\n", "world", "expected `program`", "program: []"),
+    "no world": ("program: []\n", "program", "`world` is missing", "world: 4"),
+    "no program": ("world: 4\n", "world", "`program` is missing", "program: []"),
     "no ranks": ("world: 0\nprogram: []\n", "0", "from 1 to 1000000, found 0", ""),
     "a world of words": ("world: four\nprogram: []\n", "four", "found 'four'", ""),
     "not finite": (
@@ -464,7 +464,7 @@ def test_the_rendered_problem_has_place_line_caret_and_help() -> None:
     problem = only(HEAD + "  - send: {tensor: xx, dst: 1}\n")
 
     assert problem.render().splitlines() == [
-        "f.yaml:5:20: unknown tensor xx; declared are x, y; did you mean x?",
+        "f.yaml:5:20: unknown tensor xx; declared tensors: x, y; did you mean x?",
         "    - send: {tensor: xx, dst: 1}",
         "                     ^",
         "  help: write `x`",
@@ -475,14 +475,21 @@ def test_duplicate_keys_are_refused_at_any_depth() -> None:
     found = problems(HEAD + "  - send: {tensor: x, dst: 1, dst: 2}\nname: u\n")
 
     assert [(p.line, p.column, p.message) for p in found] == [
-        (5, 31, "the key dst stands here twice; first in line 5"),
-        (6, 1, "the key name stands here twice; first in line 1"),
+        (5, 31, "the key dst is listed twice; first in line 5"),
+        (6, 1, "the key name is listed twice; first in line 1"),
     ]
 
 
 def test_all_problems_come_at_once_in_order_of_place() -> None:
     text = "world: 4\nmesh: {a: 3}\ntensors: {x: {shape: [4]}}\nprogram:\n"
-    text += "  - send: {tensor: z, dst: foo(1)}\n  - sleep: 3\n  - wiat: h\n  - wait: h\noptions: {init: lzy}\nfoo: 1\n"
+    text += (
+        "  - send: {tensor: z, dst: foo(1)}\n"
+        "  - sleep: 3\n"
+        "  - wiat: h\n"
+        "  - wait: h\n"
+        "options: {init: lzy}\n"
+        "foo: 1\n"
+    )
     found = problems(text)
 
     assert [p.line for p in found] == [2, 5, 5, 6, 7, 8, 9, 10]
@@ -511,7 +518,7 @@ def test_one_problem_is_told_once() -> None:
         ("a: b: c\n", 1, 5, "two keys on one line, a and b"),
         ("name: x\nworld:\n\tnodes: 1\n", 3, 1, "cannot start any token"),
         ("name: *x\n", 1, 7, "undefined alias"),
-        ("a: 1\n---\nb: 2\n", 2, 1, "holds one document"),
+        ("a: 1\n---\nb: 2\n", 2, 1, "contains one document"),
         ("name: a\x01b\n", 1, 8, "U+0001"),
         ("name: @\n", 1, 7, "cannot start any token"),
     ],
@@ -527,7 +534,7 @@ def test_broken_yaml_has_a_place(text: str, line: int, column: int, message: str
     ("text", "remedy"),
     [
         ("a: b: c\n", "write `a: {b: c}`"),
-        ("a: b, c: d\n", "write `a: b`, and `c: d` on a line of its own"),
+        ("a: b, c: d\n", "write `a: b`, and `c: d` on its own line"),
     ],
 )
 def test_two_keys_on_one_line_are_put_where_they_can_stand(text: str, remedy: str) -> None:
@@ -554,12 +561,12 @@ def test_an_alias_bomb_is_refused() -> None:
         text += f"{chr(98 + k)}: &{chr(98 + k)} [{', '.join(['*' + chr(97 + k)] * 9)}]\n"
     found = problems(text)
 
-    assert "aliases (`*name`) unfold to too much" in found[0].message
+    assert "aliases (`*name`) expand to more than" in found[0].message
     assert found[0].line > 0
 
 
 def test_an_alias_of_itself_is_refused() -> None:
-    assert "stands inside what it repeats" in only("a: &a [*a]\n").message
+    assert "is inside the part that it repeats" in only("a: &a [*a]\n").message
 
 
 @pytest.mark.parametrize("text", ["a: " + "[" * 5000, "- " * 5000, "{a: " * 500, "? " * 5000])
@@ -605,15 +612,15 @@ def test_a_missing_file_is_named_with_a_near_one(tmp_path: Path) -> None:
 
 
 def test_a_directory_is_no_scenario(tmp_path: Path) -> None:
-    with pytest.raises(ScenarioErrors, match="this is a directory"):
+    with pytest.raises(ScenarioErrors, match="the path is a directory"):
         load(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"\x89PNG\r\n\x1a\n\0\0\0", "a binary file"),
-        (b"name: a\nabout: \xff\xfe\n", "the byte 0xff is not UTF-8"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0", "the file is binary"),
+        (b"name: a\nabout: \xff\xfe\n", "the byte 0xff is not valid UTF-8"),
         (b"x" * (17 << 20), "larger than 16 MiB"),
     ],
 )

@@ -69,7 +69,10 @@ def test_a_var_goes_before_a_key_and_later_ones_before_earlier_ones() -> None:
         ("tensors.xx.dtype=int8", "tensors has no key xx (has: x); did you mean x?"),
         ("program.9.ranks=3", "program is a list with items 0 to 1, found 9"),
         ("program.first.ranks=3", "found first"),
-        ("program.0.repeat.steps.1.sleep.time=3 ms", "program.0.repeat.steps.1.sleep has no keys"),
+        (
+            "program.0.repeat.steps.1.sleep.time=3 ms",
+            ("program.0.repeat.steps.1.sleep is `1 ms` and has no keys"),
+        ),
         ("options.a.b=1", "options has no key a"),
         ("optons.init=eager", "did you mean options?"),
     ],
@@ -87,10 +90,10 @@ def test_a_path_that_leads_nowhere_is_a_usage_error(text: str, message: str) -> 
     [
         ("n=foo(", "--set:1:6", "is not an expression"),
         ("n=", "--set:1:3", "found nothing"),
-        ("tensors.x.dtype=float23", "--set:1:17", "did you mean float32?"),
+        ("tensors.x.dtype=float23", "--set:1:17", "did you mean 'float32'?"),
         ("program.1.send.dst=q + 1", "--set:1:20", "unknown name q"),
         ("n=[", "--set:1:3", "broken YAML"),
-        ("options.init=lzy", "--set:1:14", "did you mean lazy?"),
+        ("options.init=lzy", "--set:1:14", "did you mean 'lazy'?"),
         ("options.int=lazy", "--set:1:13", "did you mean init?"),
     ],
 )

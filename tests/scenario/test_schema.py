@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from distsim.common.errors import ScenarioErrors
-from distsim.operations.core.field_help import torch_argument_names
+from distsim.operations.core.torch_arguments import torch_argument_names
 from distsim.operations.registry import OPERATION_ALIASES, OPERATIONS
 from distsim.scenario import json_schema, load, loads
 from distsim.scenario.format.source.yaml_nodes import dump_yaml

@@ -272,7 +272,7 @@ def test_a_launcher_that_sets_no_variables_needs_arguments_and_distsims_own_star
         ("launch: {by: torchrn}\n", "torchrun"),
         ("launch: {ports_taken: [0]}\n", "1 to 65535"),
         ("launch: {env: [RANK]}\n", "a mapping of variables"),
-        ("launch: {env: {RANK: true}}\n", "null for a variable"),
+        ("launch: {env: {RANK: true}}\n", "null for an unset variable"),
         ("launch: {env: {RANK: {one: 1}}}\n", "else"),
     ],
 )
@@ -283,9 +283,9 @@ def test_mistakes_in_launch_are_told(text: str, words: str) -> None:
 
 def test_what_launch_says_is_written_back() -> None:
     text = (
-        "launch: {by: srun, env: {RANK: {1: null, else: rank}, A: b}, hosts: [n0], ports_taken: [1], files_left: [/m]}\n"
-        + HEAD % ME
-    )
+        "launch: {by: srun, env: {RANK: {1: null, else: rank}, A: b}, hosts: [n0], "
+        "ports_taken: [1], files_left: [/m]}\n"
+    ) + HEAD % ME
     scenario = loads(text)
 
     assert loads(scenario.to_yaml()) == scenario
@@ -321,7 +321,11 @@ def test_a_file_store_and_a_tcp_store_are_told_apart() -> None:
 
 def test_for_slurm_the_plan_has_a_whole_script_at_the_margin() -> None:
     scenario = loads(
-        "name: job\nlaunch: {by: srun, omp_threads: 2}\nworld: {nodes: 2, ranks_per_node: 4}\nbackend: nccl\nprogram: [barrier]\n"
+        "name: job\n"
+        "launch: {by: srun, omp_threads: 2}\n"
+        "world: {nodes: 2, ranks_per_node: 4}\n"
+        "backend: nccl\n"
+        "program: [barrier]\n"
     )
     made = launch_plan(scenario, ("run", "job.yaml", "--real"), "nccl")
 

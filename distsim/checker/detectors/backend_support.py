@@ -16,7 +16,7 @@ from distsim.checker.matching.channel_layout import ChannelLayout, build_channel
 from distsim.checker.wording import call_words, location_text, rank_list
 from distsim.findings.codes import CODES
 from distsim.findings.finding_types import Finding
-from distsim.operations.core.resolved_call import ResolvedCall, TensorBuffer
+from distsim.operations.core.resolved_call import REDUCE_OPS, ResolvedCall, TensorBuffer
 from distsim.operations.one_sided import is_signal
 from distsim.operations.registry import OPERATIONS
 from distsim.program.code import CodeCall, SharedCode
@@ -67,11 +67,27 @@ def _refused_call_findings(program: Program, profile: BackendProfile) -> list[Fi
         call, refusing = examples[refusal]
         ranks = tuple(sorted(refused_ranks))
         place = program.sites[site].place(ranks[0])
-        words = f"{call_words(call)} of {rank_list(ranks)}"
-        message = f"{refusing.name} refuses {words}, {location_text(place)}: {reason}"
-        advice = _refusal_advice(code_of_finding, call)
+        subject = _refused_subject(code_of_finding, call, refusing)
+        where = f"{rank_list(ranks)}, {location_text(place)}"
+        message = f"{subject}; {where}; torch raises: {reason}"
+        advice = _refusal_advice(code_of_finding, call, refusing)
         found.append(Finding(code_of_finding, "error", message, ranks, (), (advice,), (place,)))
     return found
+
+
+def _refused_subject(code: str, call: ResolvedCall, refusing: BackendProfile) -> str:
+    """What the backend does not support, without the place: `mpi: send does not support bool`."""
+    tensors = [buffer.label for buffer in (*call.inputs, *call.outputs) if buffer.label]
+    named = f" (tensor {tensors[0]})" if tensors else ""
+    dtype = (call.inputs or call.outputs)[0].dtype if code in ("DS702", "DS703") else ""
+    start = f"{refusing.name}: {call.op} does not support"
+    if code == "DS702":
+        return f"{start} {dtype}{named}"
+    if code == "DS703":
+        return f"{start} reduce op {call.reduce_op} for {dtype}{named}"
+    if code == "DS701":
+        return f"{start} receives from any source"
+    return f"{refusing.name} rejects {call_words(call)}"
 
 
 def _ranks_with_valid_call(code: SharedCode, call: CodeCall) -> Sequence[int]:
@@ -125,9 +141,17 @@ _LOCAL_SYNC_ADVICE = (
 )
 
 
-def _refusal_advice(number: str, refused: ResolvedCall) -> str:
+def _refusal_advice(number: str, refused: ResolvedCall, refusing: BackendProfile) -> str:
     if number == "DS704" and OPERATIONS[refused.op].direction == "recv" and refused.peer is None:
         return "name the source, or receive one element at least"
+    if number == "DS702":
+        buffer = (refused.inputs or refused.outputs)[0]
+        return f"use float32 for {buffer.label or 'the tensor'}"
+    if number == "DS703" and refusing.support is not None:
+        dtype = (refused.inputs or refused.outputs)[0].dtype
+        supported = [op for op in REDUCE_OPS if refusing.support.takes(refused.op, dtype, op)]
+        if supported:
+            return f"use one of the reduce ops {', '.join(supported)}, or a group on another backend"
     remedy = CODES[number].remedy
     return remedy[0].lower() + remedy[1:].rstrip(".")
 

@@ -70,21 +70,57 @@ class ComputeDevice(_ClusterPart):
     ``float32``'s rate.
     """
 
-    name: str
-    peak: dict[str, FlopRate]
-    memory_bytes_per_ns: Bandwidth = Field(alias="memory_bandwidth")
-    memory_nbytes: Size = Field(alias="memory_size")
+    name: str = Field(description="Name of the device.", examples=["A100-80G"])
+    peak: dict[str, FlopRate] = Field(
+        description="Peak rate by dtype; an omitted dtype runs at the rate of float32.",
+        examples=[{"bfloat16": "312 TFLOP/s"}],
+    )
+    memory_bytes_per_ns: Bandwidth = Field(
+        alias="memory_bandwidth", description="Bandwidth of the device memory.", examples=["2 TB/s"]
+    )
+    memory_nbytes: Size = Field(
+        alias="memory_size", description="Size of the device memory.", examples=["80 GiB"]
+    )
     #: Generation, by NCCL's tables: volta (V100), ampere (A100), ada (L4, L40S), hopper (H100,
     #: H200, GH200), blackwell (B200), cdna3 (MI300X).
-    architecture: Literal["volta", "ampere", "ada", "hopper", "blackwell", "cdna3", ""] = ""
-    launch_ns: Duration = Field(default=0, alias="launch")  # one kernel
-    compute_efficiency: Efficiency = 1.0  # share of peak that a large matrix product reaches
-    memory_efficiency: Efficiency = 1.0
+    architecture: Literal["volta", "ampere", "ada", "hopper", "blackwell", "cdna3", ""] = Field(
+        default="",
+        description="GPU generation; NCCL's choice of algorithms depends on it.",
+        examples=["hopper"],
+    )
+    launch_ns: Duration = Field(
+        default=0,
+        alias="launch",
+        description="Time of one kernel launch.",
+        examples=["5 us"],
+    )  # one kernel
+    compute_efficiency: Efficiency = Field(
+        default=1.0,
+        description="Share of the peak rate that a large matrix product reaches.",
+        examples=[0.7],
+    )  # share of peak that a large matrix product reaches
+    memory_efficiency: Efficiency = Field(
+        default=1.0,
+        description="Share of the memory bandwidth that kernels reach.",
+        examples=[0.8],
+    )
     #: Factor by which a kernel is slower while its rank communicates.
-    overlap_compute: float = Field(default=1.0, ge=1, le=10)
+    overlap_compute: float = Field(
+        default=1.0,
+        ge=1,
+        le=10,
+        description="Slowdown factor of a kernel while its rank communicates.",
+        examples=[1.19],
+    )
     #: Factor by which a transfer's bytes move slower while one of its ranks computes.
-    overlap_transfers: float = Field(default=1.0, ge=1, le=10)
-    source: str = ""
+    overlap_transfers: float = Field(
+        default=1.0,
+        ge=1,
+        le=10,
+        description="Slowdown factor of a transfer while one of its ranks computes.",
+        examples=[1.1],
+    )
+    source: str = Field(default="", description="Source of the numbers.", examples=["data sheet"])
 
     def peak_flop_per_ns(self, dtype: str) -> float:
         """The data sheet's rate for a dtype, in FLOP per ns.
@@ -108,30 +144,73 @@ class IntraNodeLink(_ClusterPart):
     message.
     """
 
-    kind: Literal["nvlink", "xgmi", "pcie", "shm"]
-    latency_ns: Duration = Field(alias="latency")
-    bytes_per_ns: Bandwidth = Field(alias="bandwidth")
+    kind: Literal["nvlink", "xgmi", "pcie", "shm"] = Field(
+        description="Kind of link.", examples=["nvlink"]
+    )
+    latency_ns: Duration = Field(
+        alias="latency", description="Latency of one hop of one message.", examples=["3 us"]
+    )
+    bytes_per_ns: Bandwidth = Field(
+        alias="bandwidth", description="Bandwidth per rank and direction.", examples=["300 GB/s"]
+    )
     #: Share of the data sheet's bandwidth that a ring reaches. With ``collectives: nccl``: the
     #: share that NCCL assumes.
-    efficiency: Efficiency = 1.0
+    efficiency: Efficiency = Field(
+        default=1.0, description="Share of the bandwidth that a ring reaches.", examples=[0.8]
+    )
     #: True if the links meet in a switch (which can reduce from H100 on); False if they connect
     #: pairs of GPUs directly.
-    switch: bool = True
+    switch: bool = Field(
+        default=True,
+        description=(
+            "Whether the links meet in a switch (which can reduce, from H100 on). Otherwise they "
+            "join GPUs directly."
+        ),
+        examples=[True],
+    )
     #: Number of ranks in a full mesh of equal links, or DGX-1's cube mesh.
-    mesh: int | Literal["cube"] | None = Field(default=None)
+    mesh: int | Literal["cube"] | None = Field(
+        default=None,
+        description=(
+            "Number of ranks that are all directly connected, or `cube` for a DGX-1. A group of "
+            "fewer ranks uses only its share of the links."
+        ),
+        examples=[8],
+    )
     #: False if GPUs cannot reach each other over PCIe and stage data through host memory.
-    peer_access: bool = True
+    peer_access: bool = Field(
+        default=True,
+        description=(
+            "Whether GPUs access each other over PCIe. Otherwise they stage data in host memory."
+        ),
+        examples=[True],
+    )
     #: Ranks that these links connect across machines (NVL72: 72).
-    domain: int | None = Field(default=None, ge=1, le=1 << 20)
+    domain: int | None = Field(
+        default=None,
+        ge=1,
+        le=1 << 20,
+        description="Number of ranks that these links join across nodes (NVL72: 72).",
+        examples=[72],
+    )
     #: Ranks behind one PCIe switch; they share its uplink.
-    per_switch: int | None = Field(default=None, ge=1, le=1024)
-    source: str = ""
+    per_switch: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description=(
+            "Number of ranks behind one PCIe switch; they share its uplink [default: each slot "
+            "has its own]."
+        ),
+        examples=[4],
+    )
+    source: str = Field(default="", description="Source of the numbers.", examples=["data sheet"])
 
     @field_validator("mesh")
     @classmethod
     def _two_or_more(cls, value: int | str | None) -> int | str | None:
         if isinstance(value, int) and not 2 <= value <= 1024:
-            raise ValueError(f"expected 2 to 1024 ranks or cube, found {value}")
+            raise ValueError(f"expected a number of ranks from 2 to 1024, or cube, found {value}")
         return value
 
     @property
@@ -160,11 +239,22 @@ _CUBE_MESH_RINGS = {2: 1, 3: 2, 4: 4, 5: 2, 6: 2, 7: 2, 8: 6}
 class NetworkCards(_ClusterPart):
     """The network cards of a node; ``bandwidth`` is one card's, per direction."""
 
-    count: int = Field(default=1, ge=1, le=1024)
-    latency_ns: Duration = Field(default=0, alias="latency")
-    bytes_per_ns: Bandwidth = Field(alias="bandwidth")
-    efficiency: Efficiency = 1.0
-    source: str = ""
+    count: int = Field(
+        default=1, ge=1, le=1024, description="Number of NICs per node.", examples=[8]
+    )
+    latency_ns: Duration = Field(
+        default=0,
+        alias="latency",
+        description="Latency of one hop of one message through a NIC.",
+        examples=["2 us"],
+    )
+    bytes_per_ns: Bandwidth = Field(
+        alias="bandwidth", description="Bandwidth of one NIC, per direction.", examples=["25 GB/s"]
+    )
+    efficiency: Efficiency = Field(
+        default=1.0, description="Share of the bandwidth that transfers reach.", examples=[0.9]
+    )
+    source: str = Field(default="", description="Source of the numbers.", examples=["data sheet"])
 
     @property
     def attained(self) -> float:
@@ -178,12 +268,34 @@ class Network(_ClusterPart):
     cards could send gets out of it, shared by all that leaves it at once. ``reduces``: its switches
     can reduce (SHARP), and NCCL is told to use that (CollNet)."""
 
-    latency_ns: Duration = Field(alias="latency")
-    oversubscription: float = Field(default=1.0, ge=1)
-    leaf: int | None = Field(default=None, ge=1, le=1 << 20)
-    transport: Literal["ib", "roce", "efa", "slingshot", "tcpx", "tcpxo", "tcp"] = "ib"
-    reduces: bool = False
-    source: str = ""
+    latency_ns: Duration = Field(
+        alias="latency", description="Latency of one hop between two NICs.", examples=["1 us"]
+    )
+    oversubscription: float = Field(
+        default=1.0,
+        ge=1,
+        description=(
+            "Oversubscription of the network; 2: half of a node's NIC bandwidth is available."
+        ),
+        examples=[1.0],
+    )
+    leaf: int | None = Field(
+        default=None,
+        ge=1,
+        le=1 << 20,
+        description=(
+            "Number of nodes on one leaf switch. `oversubscription` then applies to the uplink of "
+            "that switch."
+        ),
+        examples=[16],
+    )
+    transport: Literal["ib", "roce", "efa", "slingshot", "tcpx", "tcpxo", "tcp"] = Field(
+        default="ib", description="Transport of the NICs.", examples=["ib"]
+    )
+    reduces: bool = Field(
+        default=False, description="Whether the network switches can reduce.", examples=[True]
+    )
+    source: str = Field(default="", description="Source of the numbers.", examples=["data sheet"])
 
     @property
     def narrowed(self) -> float:
@@ -199,11 +311,20 @@ class MeasuredCurve(_ClusterPart):
     a group spans. ``send`` stands for every message.
     """
 
-    op: str
-    group: int = Field(ge=1)
-    ranks: int = Field(ge=1)
-    nodes: int = Field(default=1, ge=1)
-    times: dict[Size, Duration]
+    op: str = Field(
+        description="Operation; `send` represents all messages.", examples=["all_reduce"]
+    )
+    group: int = Field(ge=1, description="Number of ranks in each group.", examples=[8])
+    ranks: int = Field(
+        ge=1, description="Number of ranks per node, all active at once.", examples=[8]
+    )
+    nodes: int = Field(
+        default=1, ge=1, description="Number of nodes that a group spans.", examples=[1]
+    )
+    times: dict[Size, Duration] = Field(
+        description="Measured time by size in bytes, counted as nccl-tests does.",
+        examples=[{"4 MiB": "100 us"}],
+    )
 
 
 class Cluster(_ClusterPart):
@@ -225,22 +346,87 @@ class Cluster(_ClusterPart):
     `distsim.hardware.cost`. ``measured``: see `MeasuredCurve`.
     """
 
-    name: str
-    source: str = ""
-    error_band: str = "not measured"
-    device: ComputeDevice
-    intra: IntraNodeLink
-    nics: NetworkCards
-    network: Network
-    call_overhead_ns: Duration = Field(default=0, alias="call_overhead")
-    collectives: Literal["nccl", "rails", "flat"] = "rails"
-    gpus_per_process: int = Field(default=1, ge=1, le=64)
-    host: Literal["intel", "amd", "arm"] = "intel"
-    algorithms: dict[str, str] = Field(default_factory=dict)
-    shared_links: bool = True
-    crossing: float = Field(default=0.0, ge=0, le=4)
-    reduce_bytes_per_ns: Bandwidth | None = Field(default=None, alias="reduce_bandwidth")
-    measured: tuple[MeasuredCurve, ...] = ()
+    name: str = Field(description="Name in reports.", examples=["our-pod"])
+    source: str = Field(
+        default="", description="Source of the numbers.", examples=["nccl-tests, 2026-03"]
+    )
+    error_band: str = Field(
+        default="not measured",
+        description="Uncertainty of predicted times; printed at the end of the report.",
+        examples=["+-20 %"],
+    )
+    device: ComputeDevice = Field(
+        description="Device of one rank.", examples=[{"memory_size": "80 GiB"}]
+    )
+    intra: IntraNodeLink = Field(
+        description="Link between two ranks of one node, per rank and direction.",
+        examples=[{"bandwidth": "300 GB/s"}],
+    )
+    nics: NetworkCards = Field(
+        description="Network cards (NICs) of a node.", examples=[{"count": 8}]
+    )
+    network: Network = Field(
+        description="Network between the NICs.", examples=[{"oversubscription": 2}]
+    )
+    call_overhead_ns: Duration = Field(
+        default=0,
+        alias="call_overhead",
+        description="Fixed cost of a communication call, before its first byte moves.",
+        examples=["8 us"],
+    )
+    collectives: Literal["nccl", "rails", "flat"] = Field(
+        default="rails",
+        description=(
+            "Cost model of collectives: NCCL's algorithms and protocols (`nccl`), all NICs in "
+            "parallel (`rails`), or Gloo's algorithms (`flat`)."
+        ),
+        examples=["rails"],
+    )
+    gpus_per_process: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Number of GPUs per process. torch.distributed uses 1; nccl-tests has `-g`.",
+        examples=[1],
+    )
+    host: Literal["intel", "amd", "arm"] = Field(
+        default="intel",
+        description="Vendor of the CPU; NCCL's choice between nodes depends on it.",
+        examples=["intel"],
+    )
+    algorithms: dict[str, str] = Field(
+        default_factory=dict,
+        description="Collective algorithm for each effect (such as all_reduce), or `cheapest`.",
+        examples=[{"all_reduce": "ring"}],
+    )
+    shared_links: bool = Field(
+        default=True,
+        description=(
+            "Whether concurrent transfers through one NIC or one rank's link share its bandwidth."
+        ),
+        examples=[True],
+    )
+    crossing: float = Field(
+        default=0.0,
+        ge=0,
+        le=4,
+        description=(
+            "Flat clusters: share of a transfer's moving time that occupies the thread of the "
+            "process, from 0 to 4."
+        ),
+        examples=[1.0],
+    )
+    reduce_bytes_per_ns: Bandwidth | None = Field(
+        default=None,
+        alias="reduce_bandwidth",
+        description="Bandwidth at which a CPU rank reduces received data into its own.",
+        examples=["5 GB/s"],
+    )
+    measured: tuple[MeasuredCurve, ...] = Field(
+        default=(),
+        description="Measured times by operation and size; `distsim calibrate` writes them.",
+        examples=[[]],
+    )
 
     def to_mapping(self) -> dict[str, object]:
         """The cluster as a file has it, in readable units.
@@ -276,8 +462,8 @@ class Cluster(_ClusterPart):
 
 
 _REMEDY = (
-    "`distsim clusters` lists the presets; a cluster may also be written inline, "
-    "as `{preset: dgx-h100, nics: {count: 4}}`"
+    "list the presets with `distsim clusters`, or write the cluster inline, such as `{preset: "
+    "dgx-h100, nics: {count: 4}}`"
 )
 
 
@@ -303,7 +489,7 @@ def cluster_from(value: str | Mapping[str, object] | Cluster) -> Cluster:
         if data and "name" not in data:
             merged["name"] = f"{base}, changed"
         if data and "error_band" not in data:
-            merged["error_band"] = f"{merged['error_band']}; wider where a preset is changed"
+            merged["error_band"] = f"{merged['error_band']}; wider for a changed preset"
         data = merged
     try:
         return Cluster.model_validate(data)
@@ -314,7 +500,7 @@ def cluster_from(value: str | Mapping[str, object] | Cluster) -> Cluster:
 def _preset_data(name: object) -> dict[str, object]:
     if not isinstance(name, str) or name not in PRESETS:
         known = f"(known: {name_list(PRESETS)}){did_you_mean(name, PRESETS)}"
-        raise UsageError(f"no cluster preset `{name}` {known}", _REMEDY)
+        raise UsageError(f"unknown cluster preset `{name}` {known}", _REMEDY)
     return PRESETS[name]
 
 

@@ -15,17 +15,17 @@ from typing import Final
 from distsim.hardware.cluster import devices
 from distsim.hardware.cluster.devices import CPU, LOOPBACK, PresetData
 
-_CPU_RANGE = "+-40 % (a guess: TCP stacks and hosts differ more than links do)"
+_CPU_RANGE = "+-40 % (an estimate: TCP stacks and hosts differ more than links)"
 _ONE_CARD = "a guess: one 100 Gbit/s card"
 _NCCL_SOURCE = "NCCL topo.h and tuning.cc"
 #: Covers 90 % of the measured times of held-out systems, which the fit did not use
 #: (`distsim.hardware.cost.prediction_range`).
 _FITTED_RANGE = (
-    "nine of ten measured times are 0.65 to 1.4 of what is told on one node, 0.7 to 2.1 on several"
+    "90 % of measured times are 0.65-1.4x the predicted time on one node, 0.7-2.1x across nodes"
 )
 _UNFITTED_RANGE = (
-    "nine of ten measured times are 0.4 to 2 of what is told on one node, 0.5 to 4 on several "
-    "(few or no published tables)"
+    "90 % of measured times are 0.4-2x the predicted time on one node, 0.5-4x across nodes (few "
+    "or no published tables)"
 )
 _FITTED_ARCHITECTURES = ("volta", "ampere", "hopper")
 
@@ -171,7 +171,7 @@ _GPU_CLUSTERS: Final = (
         "gh200",
         devices.GH200,
         _nvlink(4),
-        _nics(1, 400, "TACC Vista: NDR, one GH200 a node"),
+        _nics(1, 400, "TACC Vista: NDR, one GH200 per node"),
         "ib",
         "NVIDIA GH200 data sheet; TACC Vista's user guide",
         host="arm",
@@ -225,7 +225,7 @@ _GPU_CLUSTERS: Final = (
         "aws-p5",
         devices.H100,
         _nvlink(4),
-        _nics(8, 400, "AWS: 3200 Gbit/s EFA, 4 x 100 a GPU, told as one card"),
+        _nics(8, 400, "AWS: 3200 Gbit/s EFA, 4 x 100 per GPU, modelled as one card"),
         "efa",
         "AWS EC2 P5 page",
         host="amd",

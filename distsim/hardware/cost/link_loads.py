@@ -199,13 +199,15 @@ def check_algorithm_names(cluster: Cluster) -> None:
         known = ALGORITHMS.get(collective)
         if known is None:
             raise UsageError(
-                f"cluster {cluster.name} has `algorithms` for `{collective}`, which has none"
-                f"{did_you_mean(collective, ALGORITHMS)}",
-                f"those that have are {name_list(ALGORITHMS)}",
+                (
+                    f"cluster {cluster.name} sets `algorithms` for `{collective}`, which has "
+                    f"none{did_you_mean(collective, ALGORITHMS)}"
+                ),
+                f"collectives with algorithms: {name_list(ALGORITHMS)}",
             )
         if name != CHEAPEST and name not in known:
             raise UsageError(
                 f"cluster {cluster.name}: {collective} has no algorithm `{name}`"
                 f"{did_you_mean(name, (*known, CHEAPEST))}",
-                f"it has {name_list(known)}, or `{CHEAPEST}` for the least of their prices",
+                f"use {name_list(known)}, or `{CHEAPEST}` for the lowest cost",
             )

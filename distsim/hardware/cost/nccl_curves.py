@@ -68,7 +68,7 @@ def launch_terms(kind: NcclOperation, at: NcclContext) -> tuple[LatencyTerm, ...
         LatencyTerm(
             "issue, message",
             float(at.driven * peers),
-            f"messages of {at.driven} GPUs, put down one by one",
+            f"messages of {at.driven} GPUs, launched one by one",
         ),
     )
 

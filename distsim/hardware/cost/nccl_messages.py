@@ -42,7 +42,7 @@ def message_forms(kind: NcclOperation, at: NcclContext, nbytes: Array) -> Iterat
     narrow = "x" if seconds_between > seconds_inside else ""
     common = (
         LatencyTerm("message", 1.0, "a group of sends and receives"),
-        LatencyTerm("message between", min(remote, 1), "its way through the network"),
+        LatencyTerm("message between", min(remote, 1), "network path"),
         LatencyTerm("peer inside", max(local - 1, 0), f"{local} peers inside"),
         LatencyTerm("peer between", max(remote - 1, 0), f"{remote} peers between nodes"),
     )

@@ -6,7 +6,6 @@ from distsim.operations.core.algorithms import binomial_children, binomial_paren
 from distsim.operations.core.operation_base import GroupRanks, MemberRoute
 from distsim.operations.core.resolved_call import DTYPE_BYTES, ResolvedCall
 
-COMPLEX_DTYPES = frozenset({"complex64", "complex128"})
 #: The error text of ProcessGroupNCCL for collectives that it implements with sends and receives
 #: (`torch/csrc/cuda/nccl.cpp`); other collectives have another text.
 NCCL_DTYPE_ERROR = "Unconvertible NCCL type {type}"
@@ -37,8 +36,8 @@ def needs_only_root(n: int, root: int, me: int) -> GroupRanks:
 # --- what gloo's algorithms send ---
 # Read in gloo's broadcast.cc, gather.cc, scatter.cc and reduce.cc; run with different roots.
 
-#: gloo's default for the largest segment, in bytes (``reduce.h``).
-_MAX_SEGMENT_BYTES = 1 << 20
+#: gloo's default for the largest segment, in bytes (`kMaxSegmentSize`, also in ``reduce.h``).
+GLOO_MAX_SEGMENT_BYTES = 1 << 20
 
 
 def tree_route(call: ResolvedCall, root: int, me: int) -> MemberRoute:
@@ -91,6 +90,7 @@ def _ranks_with_chunk(call: ResolvedCall) -> int:
     n, numel = call.group.size, call.inputs[0].numel
     if not numel:
         return 0
-    segment = min(-(-numel // (2 * n)), _MAX_SEGMENT_BYTES // DTYPE_BYTES[call.inputs[0].dtype])
+    max_segment = GLOO_MAX_SEGMENT_BYTES // DTYPE_BYTES[call.inputs[0].dtype]
+    segment = min(-(-numel // (2 * n)), max_segment)
     each = -(-max(-(-numel // segment), 2 * n) // n)
     return -(-numel // (each * segment))

@@ -35,19 +35,42 @@ class CollectiveOperation(Operation):
     gives: ClassVar[RankScope] = "all"
     gets: ClassVar[RankScope] = "all"
 
-    group: GroupField = None
-    is_async: StrictBool = Field(default=False, alias="async")
-    handle: HandleField = Field(default=None, alias="as")
+    group: GroupField = Field(
+        default=None,
+        description=(
+            "Group that makes the call: `world`, an axis of the mesh, a list of axes, or a name "
+            "from `groups` or new_group [default: `world`]."
+        ),
+        examples=["dp"],
+    )
+    is_async: StrictBool = Field(
+        default=False,
+        alias="async",
+        description="Start the collective without waiting for it; `as` names the request.",
+        examples=[True],
+    )
+    handle: HandleField = Field(
+        default=None,
+        alias="as",
+        description="Name of the request, for a later `wait`; `name@index` inside a repeat.",
+        examples=["h"],
+    )
     #: The stream that is current at the call (`torch.cuda.stream`); means something where there are
     #: streams (nccl).
-    on: StreamField = ""
+    on: StreamField = Field(
+        default="",
+        description=(
+            "CUDA stream that is current at the call; `current` is the default stream. Only nccl "
+            "uses it."
+        ),
+        examples=["comm"],
+    )
 
     @model_validator(mode="after")
     def _handle_needs_async(self) -> "CollectiveOperation":
         if self.handle is not None and not self.is_async:
             raise ValueError(
-                f"expected `async: true` beside `as`: {self.op} without it has no request to "
-                "wait for"
+                f"`as` needs `async: true` in {self.op}: without it there is no request to wait for"
             )
         return self
 
@@ -105,7 +128,13 @@ class CollectiveOperation(Operation):
 class InPlaceCollective(CollectiveOperation):
     """The buffer is both input and output."""
 
-    tensor: TensorField
+    tensor: TensorField = Field(
+        description=(
+            "Tensor that the collective reads and overwrites: a name, a copy `name@index`, or an "
+            "inline `{shape, dtype}`."
+        ),
+        examples=["x"],
+    )
 
 
 class ReducingCollective(CollectiveOperation):
@@ -113,7 +142,15 @@ class ReducingCollective(CollectiveOperation):
 
     reduces = True
 
-    reduce_op: ReduceOpField = Field(default="sum", alias="op")
+    reduce_op: ReduceOpField = Field(
+        default="sum",
+        alias="op",
+        description=(
+            "Reduction: sum, avg, min, max or another name of ReduceOp; `ReduceOp.SUM` is also "
+            "accepted."
+        ),
+        examples=["avg"],
+    )
 
 
 class FromRootCollective(CollectiveOperation):
@@ -122,8 +159,16 @@ class FromRootCollective(CollectiveOperation):
     root_field = "src"
     gives = "root"
 
-    src: ExpressionField = None
-    group_src: ExpressionField = None
+    src: ExpressionField = Field(
+        default=None,
+        description="Global rank that provides the data.",
+        examples=[0],
+    )
+    group_src: ExpressionField = Field(
+        default=None,
+        description="Group rank that provides the data.",
+        examples=[0],
+    )
 
     @model_validator(mode="after")
     def _one_root(self) -> "FromRootCollective":
@@ -145,8 +190,16 @@ class ToRootCollective(CollectiveOperation):
     root_field = "dst"
     gets = "root"
 
-    dst: ExpressionField = None
-    group_dst: ExpressionField = None
+    dst: ExpressionField = Field(
+        default=None,
+        description="Global rank that gets the result.",
+        examples=["(rank + 1) % world_size"],
+    )
+    group_dst: ExpressionField = Field(
+        default=None,
+        description="Group rank that gets the result.",
+        examples=["group_rank + 1"],
+    )
 
     @model_validator(mode="after")
     def _one_root(self) -> "ToRootCollective":

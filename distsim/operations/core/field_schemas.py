@@ -79,7 +79,9 @@ SCHEMA_DEFINITIONS: dict[str, FieldSchema] = {
     "formula": _FORMULA_SCHEMA,
     "expression": {
         "anyOf": [{"type": "number"}, {"type": "boolean"}, {"x-def": "formula"}],
-        "description": "A number, or an expression over rank, world_size, vars and the like.",
+        "description": (
+            "A number, or an expression over rank, world_size, variables and similar names."
+        ),
     },
     **{word: _quantity_definition(kind) for kind, word in QUANTITY_DEFINITIONS.items()},
     "size_count": _quantity_definition("a size", bare=True),

@@ -28,9 +28,8 @@ from distsim.common.field_parsing import (
     parse_each,
     per_rank,
     single_errors,
-    value_text,
 )
-from distsim.common.message_text import did_you_mean
+from distsim.common.message_text import closest_name, unknown_value_text, value_text
 from distsim.common.quantities import has_units, parse_quantity_expression
 from distsim.common.records import dataclass
 from distsim.operations.core.field_schemas import (
@@ -91,7 +90,7 @@ def _parse_reference_text(value: str) -> NameReference:
         raise FieldError.further(error, len(value) - len(index.lstrip())) from None
 
 
-_parse_known_dtype = one_of("a dtype of torch", DTYPE_BYTES)
+_parse_known_dtype = one_of(DTYPE_BYTES)
 #: What people write who know numpy or another side of torch.
 _DTYPE_SYNONYMS = {
     "float": "float32",
@@ -111,17 +110,14 @@ def parse_dtype(value: object) -> str:
     """A dtype's name; `torch.float32` is float32. Raises ValueError."""
     name = value.removeprefix("torch.") if isinstance(value, str) else value
     if isinstance(name, str) and name in _DTYPE_SYNONYMS:
-        known = ", ".join(DTYPE_BYTES)
-        raise ValueError(
-            f"expected a dtype of torch ({known}), found {value_text(value)}; did you mean "
-            f"{_DTYPE_SYNONYMS[name]}?"
-        )
+        synonym = _DTYPE_SYNONYMS[name]
+        raise ValueError(f"unknown value {value_text(value)}; did you mean {synonym!r}?")
     return _parse_known_dtype(name if isinstance(name, str) and name in DTYPE_BYTES else value)
 
 
 def parse_shape(value: object) -> tuple[Expression | PerRank[Expression], ...]:
     if not isinstance(value, (list, tuple)):
-        raise expected_error("a list of sizes, as [8, 1024]", value)
+        raise expected_error("a list of sizes such as [8, 1024]", value)
     return parse_each(per_rank(expression_field), value)
 
 
@@ -129,7 +125,7 @@ def parse_tensor(value: object) -> NameReference | InlineTensor:
     if isinstance(value, Mapping):
         extra = set(value) - {"shape", "dtype"}
         if extra or "shape" not in value:
-            raise expected_error("a tensor's name or an inline {shape, dtype}", value)
+            raise expected_error("the name of a tensor or an inline {shape, dtype}", value)
         gather = FieldErrorCollector()
         sizes = gather.take("shape", parse_shape, value["shape"])
         kind = gather.take("dtype", parse_dtype, value.get("dtype", "float32"))
@@ -301,12 +297,12 @@ def _is_number(text: str) -> bool:
 _parse_flops = _quantity_parser(
     units.parse_flops,
     "floating-point operations",
-    "a count with its unit, as `2 TFLOP`, or an expression, as `2 * width * width`",
+    "a count with its unit, such as `2 TFLOP`, or an expression, such as `2 * width * width`",
 )
 _parse_bytes = _quantity_parser(
     units.parse_size_bytes,
     "a size",
-    "a size with its unit, as `4 MiB`, or an expression, as `4 B * width`",
+    "a size with its unit, such as `4 MiB`, or an expression, such as `4 B * width`",
 )
 _DURATION_SCHEMA = per_rank_schema(quantity_schema("a duration"))
 #: int nanoseconds | Expression (ns) | PerRank of them.
@@ -380,7 +376,7 @@ def _parse_group(value: object) -> str | tuple[str, ...]:
         and all(isinstance(v, str) and v.isidentifier() for v in value)
     ):
         return tuple(value)
-    raise expected_error("a group's name, a mesh axis, or a list of axes", value)
+    raise expected_error("the name of a group, an axis of the mesh, or a list of axes", value)
 
 
 #: A group's or axis' name, or a tuple of axes (the flattened sub-mesh).
@@ -409,7 +405,7 @@ def parse_selector(value: object) -> tuple[int, ...] | Expression:
         return expression_field(value)
     if isinstance(value, Expression):
         return value
-    raise expected_error("a rank, a list of ranks, or a condition as `stage == 0`", value)
+    raise expected_error("a rank, a list of ranks, or a condition such as `stage == 0`", value)
 
 
 _RANK_SCHEMA: FieldSchema = {"type": "integer", "minimum": 0}
@@ -422,7 +418,7 @@ def _nonnegative_rank(value: int) -> int:
 
 
 SELECTOR_SCHEMA: FieldSchema = {
-    "description": "Who: a rank, a list of ranks, or a condition.",
+    "description": "A rank, a list of ranks, or a condition.",
     "anyOf": [_RANK_SCHEMA, {"type": "array", "items": _RANK_SCHEMA}, condition_schema()],
 }
 #: Selector: a tuple of ranks | Expression; None (left out) selects all.
@@ -439,14 +435,10 @@ _REDUCE_OP_SPELLINGS = {name: name for name in REDUCE_OPS} | {
 def _parse_reduce_op(value: object) -> str:
     if isinstance(value, str) and value in _REDUCE_OP_SPELLINGS:
         return _REDUCE_OP_SPELLINGS[value]
-    hint = (
-        "; torch calls it avg"
-        if value in ("mean", "average")
-        else did_you_mean(_last_word(value), REDUCE_OPS)
-    )
-    raise ValueError(
-        f"expected a reduce op ({', '.join(REDUCE_OPS)}), found {value_text(value)}{hint}"
-    )
+    name = "avg" if value in ("mean", "average") else closest_name(_last_word(value), REDUCE_OPS)
+    if name is not None:
+        raise ValueError(f"unknown value {value_text(value)}; did you mean {name!r}?")
+    raise ValueError(unknown_value_text(value, REDUCE_OPS))
 
 
 def _last_word(value: object) -> object:

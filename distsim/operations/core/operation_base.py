@@ -10,12 +10,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import ModuleType
 from typing import ClassVar, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from distsim.common.errors import UsageError
-from distsim.common.field_parsing import describe_fields
 from distsim.operations.core.algorithms import ChunkTransfer, CollectiveAlgorithm, Round
-from distsim.operations.core.field_help import OPERATION_FIELD_HELP
 from distsim.operations.core.field_types import ExpressionField
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.core.torch_protocols import TensorLookup, TorchWork
@@ -100,12 +98,6 @@ class Operation(BaseModel):
     """A row. Subclasses fill the class variables; see the methods for the columns."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, populate_by_name=True)
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
-        """The fields of a row get their descriptions."""
-        if "op" in cls.__dict__:
-            describe_fields(cls, OPERATION_FIELD_HELP, cls.op)
 
     # --- facts ---
     op: ClassVar[str]
@@ -268,7 +260,7 @@ class Operation(BaseModel):
         if cls.kind != "local":
             raise UsageError(
                 f"torch.distributed has no {cls.op}",
-                "simulate the program, or leave the call out of a real run",
+                "simulate the program, or remove the call for a real run",
             )
         return None
 
@@ -305,8 +297,16 @@ class WithDestination(Operation):
     `dst` and `group_dst`.
     """
 
-    dst: ExpressionField = None
-    group_dst: ExpressionField = None
+    dst: ExpressionField = Field(
+        default=None,
+        description="Global rank of the receiver.",
+        examples=["(rank + 1) % world_size"],
+    )
+    group_dst: ExpressionField = Field(
+        default=None,
+        description="Group rank of the receiver.",
+        examples=["group_rank + 1"],
+    )
 
     @model_validator(mode="after")
     def _one_peer(self) -> Self:
@@ -320,8 +320,16 @@ class WithDestination(Operation):
 class WithSource(Operation):
     """Exactly one of `src` and `group_src`."""
 
-    src: ExpressionField = None
-    group_src: ExpressionField = None
+    src: ExpressionField = Field(
+        default=None,
+        description="Global rank of the sender or of the tensor's owner.",
+        examples=[0],
+    )
+    group_src: ExpressionField = Field(
+        default=None,
+        description="Group rank of the sender or of the tensor's owner.",
+        examples=[0],
+    )
 
     @model_validator(mode="after")
     def _one_peer(self) -> Self:

@@ -154,7 +154,7 @@ class ResolvedCall:
 
 
 _FLOAT_DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-_COMPLEX_DTYPES = ("complex64", "complex128")
+COMPLEX_DTYPES = frozenset({"complex64", "complex128"})
 
 
 def first_reason(reasons: Iterable[str | None]) -> str | None:
@@ -186,7 +186,7 @@ def root_not_in_group(call: ResolvedCall, word: str) -> str | None:
 def invalid_peer(call: ResolvedCall, peer: int | None) -> str | None:
     """The other side of a message, or of a one-sided operation, is the caller or no member."""
     if peer == call.rank:
-        return f"rank {peer} names itself as the other side"
+        return f"rank {peer} is its own peer"
     if peer is not None and peer not in call.group.ranks:
         return f"rank {peer} is not in {group_text(call.group)}"
     return None
@@ -208,7 +208,7 @@ def differing_part_dtypes(buffers: Sequence[TensorBuffer]) -> str | None:
     all_reduce_coalesced).
     """
     reason = differing_dtypes(buffers)
-    return f"the parts of one launch have one dtype: {reason}" if reason else None
+    return f"the parts of one launch must have the same dtype: {reason}" if reason else None
 
 
 def tensor_in_two_parts(
@@ -219,8 +219,8 @@ def tensor_in_two_parts(
         others = [*outputs[:k], *inputs[:k], *inputs[k + 1 :]]
         if got.name and any((o.name, o.index) == (got.name, got.index) for o in others):
             return (
-                f"{got.label} stands in two parts of one launch; parts run side by side, so each "
-                "needs a tensor of its own"
+                f"{got.label} is used in two parts of one launch; parts run concurrently, so "
+                "each needs its own tensor"
             )
     return None
 
@@ -233,12 +233,12 @@ def reduce_refusal(dtype: str, reduce_op: str) -> str | None:
     RedOpType.PRODUCT on complex tensors"), ProcessGroupNCCL (bitwise ops never; complex only where
     the parts may be reduced on their own; bool AVG never).
     """
-    if reduce_op in ("band", "bor", "bxor") and dtype in (*_FLOAT_DTYPES, *_COMPLEX_DTYPES):
-        return f"reduce op {reduce_op} works on integers, not on {dtype}"
-    if reduce_op in ("product", "min", "max") and dtype in _COMPLEX_DTYPES:
-        return f"reduce op {reduce_op} has no meaning on {dtype}"
+    if reduce_op in ("band", "bor", "bxor") and dtype in COMPLEX_DTYPES.union(_FLOAT_DTYPES):
+        return f"reduce op {reduce_op} is only defined for integers, not for {dtype}"
+    if reduce_op in ("product", "min", "max") and dtype in COMPLEX_DTYPES:
+        return f"reduce op {reduce_op} is not defined for {dtype}"
     if reduce_op == "avg" and dtype == "bool":
-        return "reduce op avg has no meaning on bool"
+        return "reduce op avg is not defined for bool"
     return None
 
 
@@ -270,12 +270,15 @@ def wrong_part_count(buffers: Sequence[TensorBuffer], n: int, word: str) -> str 
     if not buffers or (len(buffers) == n and n > 1):
         return None
     if len(buffers) > 1:
-        return f"{word} names {len(buffers)} tensors, but the group has {n} ranks"
+        return f"{word} has {len(buffers)} tensors, but the group has {n} ranks"
     shape = buffers[0].shape
     if n == 1 or (shape and shape[0] == n):
         return None
     named = f"{word} {_buffer_name(buffers[0])}" if buffers[0].name else word
-    return f"{named} has the shape {list(shape)}, but its first axis must be the group's size, {n}"
+    return (
+        f"{named} has the shape {list(shape)}, but its first axis must have the size of the "
+        f"group, {n}"
+    )
 
 
 def wrong_element_count(word: str, found: int, wanted: int, why: str) -> str | None:

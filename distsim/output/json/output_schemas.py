@@ -9,7 +9,7 @@ a mapping of names to one.
 from __future__ import annotations
 
 from distsim.findings.codes import CODES
-from distsim.scenario.format.models.sections import OUTCOMES, VERDICTS
+from distsim.scenario.format.models.expectations import OUTCOMES, VERDICTS
 
 SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 OUTPUT_VERSION = 1

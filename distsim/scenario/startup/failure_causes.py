@@ -75,8 +75,8 @@ def startup_warnings(processes: Iterable[StartupProcess]) -> tuple[StartupCause,
     ranks = tuple(process.rank for process in mpi_processes if _passes_numbers(process))
     if not ranks:
         return ()
-    message = "rank and world_size are given, and mpi ignores them: both come from its launcher"
-    remedy = "leave them out, and start the ranks with mpirun or srun"
+    message = "mpi ignores rank and world_size: its launcher sets both"
+    remedy = "remove them, and start the ranks with mpirun or srun"
     return (StartupCause("DS706", ranks, message, remedy),)
 
 
@@ -113,8 +113,8 @@ class _StartupCauseFinder:
         apart = [rank for rank, outcome in self.outcomes.items() if outcome.status == "apart"]
         if apart:
             lines.append(
-                f"  {_ranks_text(apart)} may come through, and then stand{_verb_s(apart)} still "
-                "in the first communication"
+                f"  {_ranks_text(apart)} may pass the rendezvous, but then "
+                f"block{_verb_s(apart)} in the first communication"
             )
         return tuple(lines)
 
@@ -145,13 +145,11 @@ class _StartupCauseFinder:
             return []
         first, outcome = taken[0], self.outcomes[taken[0]]
         message = (
-            f"port {self.addresses[first].port} is taken on the machine of rank {first}, "
-            "where the store would listen"
-            f"\n  {_ranks_text(taken)} raise{_verb_s(taken)} {outcome.error}: {outcome.text}"
+            f"port {self.addresses[first].port} is already in use on the node of rank {first}, "
+            "where the store would listen\n"
+            f"  {_ranks_text(taken)} raise{_verb_s(taken)} {outcome.error}: {outcome.text}"
         )
-        remedy = (
-            "give another port; `ss -ltnp` says who has this one, often a run that was not ended"
-        )
+        remedy = "use another port; `ss -ltnp` shows the process on this one, often an earlier run"
         return [StartupCause("DS123", tuple(taken), message, remedy)]
 
     def unresolvable_hosts(self) -> list[StartupCause]:
@@ -159,8 +157,8 @@ class _StartupCauseFinder:
         if not ranks:
             return []
         hosts = ", ".join(sorted({self.addresses[rank].host for rank in ranks}))
-        message = f"{hosts} does not resolve, and {_ranks_text(ranks)} look for the store there"
-        remedy = "`getent hosts NAME` on that machine must answer; else give an address in numbers"
+        message = f"{hosts} does not resolve, but {_ranks_text(ranks)} look for the store there"
+        remedy = "check that `getent hosts NAME` works on that node, or use an IP address"
         return [StartupCause("DS122", tuple(ranks), message, remedy)]
 
     def _is_unresolvable(self, rank: int) -> bool:
@@ -194,20 +192,23 @@ class _StartupCauseFinder:
         searched = sorted({self.addresses[rank].text for rank in astray})
         reason = self._reason_for_missing_store(astray, server, searched)
         message = (
-            f"{_ranks_text(astray)} look{_verb_s(astray)} for the store at {', '.join(searched)}, "
-            f"where none is: {reason}"
+            f"{_ranks_text(astray)} look{_verb_s(astray)} for the store at "
+            f"{', '.join(searched)}, where no store exists: {reason}"
         )
-        remedy = "MASTER_ADDR and MASTER_PORT name the machine of rank 0, the same on every rank"
+        remedy = (
+            "set MASTER_ADDR and MASTER_PORT to the node of rank 0 and its port, the same on "
+            "every rank"
+        )
         return StartupCause("DS122", tuple(astray), message, remedy)
 
     def _reason_for_missing_store(self, astray: list[int], server: int, searched: list[str]) -> str:
         server_node = self.processes[server].node
         host = self.addresses[astray[0]].host
         if is_loopback(host) and any(self.processes[rank].node != server_node for rank in astray):
-            return f"{host} is each machine itself, and the store is on machine {server_node}"
+            return f"{host} is the local node of each rank, but the store is on node {server_node}"
         if self.addresses[server].text in searched:
-            return f"rank {server}, which serves it, is on another machine"
-        return f"rank {server} serves it at {self.addresses[server].text}"
+            return f"rank {server}, which serves the store, is on another node"
+        return f"rank {server} serves the store at {self.addresses[server].text}"
 
     def stale_files(self) -> list[StartupCause]:
         """A FileStore that an earlier run left."""
@@ -216,13 +217,10 @@ class _StartupCauseFinder:
         if not stale:
             return []
         message = (
-            f"{self.addresses[stale[0]].path} was left by an earlier run: "
-            "ranks find addresses of processes that are gone"
+            f"{self.addresses[stale[0]].path} remains from an earlier run: ranks find addresses "
+            "of processes that have exited"
         )
-        remedy = (
-            "remove it before each run, or name a fresh one: "
-            "a run that is killed does not remove it"
-        )
+        remedy = "delete it before each run, or use a new path: a killed run does not delete it"
         return [StartupCause("DS126", tuple(stale), message, remedy)]
 
     def hash_stores(self) -> list[StartupCause]:
@@ -231,7 +229,7 @@ class _StartupCauseFinder:
         ranks = tuple(rank for rank, info in hashes.items() if info.world_size > 1)
         if not ranks:
             return []
-        message = "a HashStore lives in one process, so no rank ever finds another there"
+        message = "a HashStore exists only inside one process, so ranks cannot find each other"
         remedy = "use a TCPStore or a FileStore; a HashStore is for threads of one process"
         return [StartupCause("DS129", ranks, message, remedy)]
 
@@ -251,8 +249,8 @@ class _StartupCauseFinder:
             if rarest in (address.kind, address.path)
         )
         message = (
-            f"ranks don't look in one place: {_ranks_text(odd)} at {self.addresses[odd[0]].text}, "
-            "the others elsewhere"
+            f"ranks use different addresses: {_ranks_text(odd)} use "
+            f"{self.addresses[odd[0]].text}, the others another one"
         )
         return [StartupCause("DS122", odd, message, "give all ranks the same init_method")]
 
@@ -270,10 +268,10 @@ class _StartupCauseFinder:
             if len(ranks) < 2:
                 continue
             message = (
-                f"{len(ranks)} processes say that they are rank {number} "
-                f"(the file counts them as {_numbers_text(ranks)})"
+                f"{len(ranks)} processes claim to be rank {number} (ranks {_numbers_text(ranks)} "
+                "in the scenario)"
             )
-            remedy = "every process needs a number of its own, 0 to world_size - 1"
+            remedy = "give every process its own rank, from 0 to world_size - 1"
             found.append(self._cause_with_errors("DS124", ranks, message, remedy))
         return found
 
@@ -283,10 +281,10 @@ class _StartupCauseFinder:
             if 0 <= info.rank < max(info.world_size, 1):
                 continue
             message = (
-                f"rank {rank} says that it is rank {info.rank} of {info.world_size}; "
-                f"numbers run from 0 to {info.world_size - 1}"
+                f"rank {rank} claims to be rank {info.rank} of {info.world_size}; ranks go from "
+                f"0 to {info.world_size - 1}"
             )
-            remedy = "count ranks from 0; RANK is the number over all machines"
+            remedy = "count ranks from 0; RANK counts over all nodes"
             found.append(self._cause_with_errors("DS124", [rank], message, remedy))
         return found
 
@@ -301,18 +299,18 @@ class _StartupCauseFinder:
             odd = [rank for rank, info in numbered.items() if info.world_size != usual]
             odd_sizes = sorted({numbered[rank].world_size for rank in odd})
             message = (
-                f"world sizes differ: {_ranks_text(odd)} say{_verb_s(odd)} "
-                f"{', '.join(map(str, odd_sizes))}, the others {usual}"
+                f"world sizes differ: {_ranks_text(odd)} use{_verb_s(odd)} "
+                f"{', '.join(map(str, odd_sizes))}, the other ranks {usual}"
             )
-            remedy = "give every process one and the same world_size"
+            remedy = "give every process the same world_size"
             return [self._cause_with_errors("DS125", odd, message, remedy)]
         if usual == self.environment.world_size:
             return []
         message = (
-            f"every rank says that the world has {usual} ranks, "
-            f"and {self.environment.world_size} processes are started"
+            f"every rank expects a world of {usual} ranks, but {self.environment.world_size} "
+            "processes start"
         )
-        remedy = "world_size is nnodes times the processes of each machine"
+        remedy = "set world_size to nnodes times the processes per node"
         return [StartupCause("DS125", tuple(self.addresses), message, remedy)]
 
     def _cause_with_errors(
@@ -332,9 +330,8 @@ class _StartupCauseFinder:
         if not ranks or self.environment.world_size == 1:
             return []
         message = (
-            "mpi takes rank and world size from its own launcher; "
-            f"started by {self.processes[ranks[0]].launcher}, "
-            "each process is rank 0 of a world of one"
+            "mpi gets rank and world size from its own launcher; under "
+            f"{self.processes[ranks[0]].launcher}, each process is rank 0 of a world of one"
         )
         remedy = "start the ranks with mpirun, or with srun --mpi=pmix"
         return [StartupCause("DS125", ranks, message, remedy)]

@@ -73,8 +73,8 @@ def _checked_rendezvous_info(process: StartupProcess) -> RendezvousInfo:
             "AssertionError",
             f"The url: {method} has node-specific arguments(rank, world_size) already.",
             "DS121",
-            f"init_method {method!r} and the arguments both say who this is",
-            "say it once, beside a plain URL",
+            f"init_method {method!r} and the arguments both give the rank or the world size",
+            "give them once, with a plain URL",
         )
     if url.scheme not in INIT_METHOD_SCHEMES:
         scheme = "no scheme"
@@ -102,7 +102,7 @@ def _check_arguments(process: StartupProcess) -> None:
             "Cannot specify both init_method and store.",
             "DS129",
             "init_method and store are both given",
-            "a store is where ranks meet, and so is an init_method: give one of the two",
+            "give either a store or an init_method",
         )
     if has_store and process.world_size_argument <= 0:
         _reject(
@@ -110,7 +110,7 @@ def _check_arguments(process: StartupProcess) -> None:
             "world_size must be positive if using store",
             "DS127",
             "a store is given without world_size",
-            "a store does not know how many ranks there are: give world_size",
+            "add world_size: a store does not know the number of ranks",
         )
     if has_store and process.rank_argument < 0:
         _reject(
@@ -118,7 +118,7 @@ def _check_arguments(process: StartupProcess) -> None:
             "rank must be non-negative if using store",
             "DS127",
             "a store is given without rank",
-            "a store does not know who is who: give rank",
+            "add rank: a store does not know the rank of the process",
         )
     if process.device is not None and process.backend != "nccl":
         _reject(
@@ -126,8 +126,8 @@ def _check_arguments(process: StartupProcess) -> None:
             "device_id is an int, but no accelerator support is found from the current "
             "compilation. Please use a different compiled version that supports your accelerator.",
             "DS129",
-            f"device_id is given, and {process.backend} runs on the CPU here",
-            "device_id makes nccl's communicators at once; leave it out on a CPU",
+            f"device_id is given, but {process.backend} runs on the CPU here",
+            "remove device_id on a CPU; it makes nccl create its communicators at once",
         )
 
 
@@ -146,7 +146,7 @@ def _from_store(process: StartupProcess) -> RendezvousInfo:
         "ValueError",
         f"no store {process.store}",
         "DS121",
-        f"store {process.store!r} is none that distsim knows",
+        f"store {process.store!r} is not a store that distsim knows",
         "write tcp://host:port (a TCPStore), file:///path (a FileStore) or hash (a HashStore)",
     )
 
@@ -166,7 +166,7 @@ def _parse_number(text: str, variable: str) -> int:
             "ValueError",
             f"invalid literal for int() with base 10: {text!r}",
             "DS127",
-            f"{variable} is {text!r}, which is no number",
+            f"{variable} is {text!r}, which is not a number",
             f"set {variable} to a number",
         )
 
@@ -195,7 +195,7 @@ def _rank_and_world_size(process: StartupProcess, url: ParseResult, scheme: str)
                 f"{_ERROR_PREFIX} {scheme}:// rendezvous: {words} parameter missing",
                 "DS127",
                 f"{scheme}:// is given without {name}",
-                f"{scheme}:// reads no variables: give both as arguments",
+                f"pass both arguments: {scheme}:// reads no environment variables",
             )
     return rank, world_size
 
@@ -216,8 +216,8 @@ def _from_tcp_url(process: StartupProcess, url: ParseResult, method: str) -> Ren
             "ValueError",
             f"{_ERROR_PREFIX} tcp:// rendezvous: port number missing",
             "DS121",
-            f"init_method {method!r} names no port",
-            f"write {method.rstrip('/:')}:29500; any port will do that is free there",
+            f"init_method {method!r} has no port",
+            f"write {method.rstrip('/:')}:29500, or any other free port",
         )
     rank, world_size = _rank_and_world_size(process, url, "tcp")
     if url.hostname is None:
@@ -225,7 +225,7 @@ def _from_tcp_url(process: StartupProcess, url: ParseResult, method: str) -> Ren
             "AssertionError",
             "hostname cannot be None",
             "DS121",
-            f"init_method {method!r} names no host",
+            f"init_method {method!r} has no host",
             "write tcp://host:29500",
         )
     if port == 0:
@@ -233,8 +233,10 @@ def _from_tcp_url(process: StartupProcess, url: ParseResult, method: str) -> Ren
             "DistNetworkError",
             f"The client socket has timed out while trying to connect to ({url.hostname}, 0).",
             "DS121",
-            f"init_method {method!r} has port 0: "
-            "rank 0 would listen on a port that the others can't know",
+            (
+                f"init_method {method!r} has port 0: rank 0 would listen on a port that the "
+                "other ranks do not know"
+            ),
             "write tcp://host:29500",
         )
     return RendezvousInfo("tcp", url.hostname, port, "", rank, world_size)
@@ -246,8 +248,8 @@ def _from_file_url(process: StartupProcess, url: ParseResult, method: str) -> Re
             "ValueError",
             f"{_ERROR_PREFIX} file:// rendezvous: path missing",
             "DS121",
-            f"init_method {method!r} names no file",
-            "write file:///folder/name: three strokes, and a path that all share",
+            f"init_method {method!r} has no file",
+            "write file:///folder/name: three slashes, and a path that all nodes share",
         )
     rank, world_size = _rank_and_world_size(process, url, "file")
     return RendezvousInfo("file", "", 0, posixpath.normpath(url.path), rank, world_size)
@@ -280,7 +282,7 @@ def _from_environment(process: StartupProcess, url: ParseResult) -> RendezvousIn
             f"port must have value from 0 to 65535 but was {port}.",
             "DS121",
             f"MASTER_PORT is {port}",
-            "ports run from 1 to 65535",
+            "use a port from 1 to 65535",
         )
     return RendezvousInfo("tcp", found["MASTER_ADDR"], port, "", rank, world_size)
 
@@ -293,17 +295,17 @@ def _how_to_set_variable(name: str, launcher: str) -> str:
     """The remedy for a missing variable under a launcher."""
     if launcher in ("mp.spawn", "mp.Process"):
         return (
-            f"{launcher} sets no variables: give rank and world_size as arguments, "
-            "and set MASTER_ADDR and MASTER_PORT, or use tcp://"
+            f"{launcher} sets no environment variables: pass rank and world_size, and set "
+            "MASTER_ADDR and MASTER_PORT, or use tcp://"
         )
     own_variables = _VARIABLES_OF_LAUNCHERS.get(launcher)
     if own_variables is None:
-        return f"torchrun sets {name}; else export it, or start with `distsim run --real`"
+        return f"start with torchrun or `distsim run --real`, which set {name}, or export it"
     if name in own_variables:
         export = f"export {name}=${own_variables[name]} in each task"
     else:
         export = f"export {name} before {launcher}: one value for all"
-    return f"{launcher} sets no {name}; {export}"
+    return f"{launcher} does not set {name}; {export}"
 
 
 class StoreAddress(NamedTuple):

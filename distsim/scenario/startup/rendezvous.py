@@ -209,7 +209,7 @@ class _StartupSimulation:
         """A process connects to an address where no store is."""
         address, place = self.addresses[rank], self.places[rank]
         if address.port in self.environment.ports_taken and place.node is not None:
-            missing = "an answer of the port's program; none of torch's time-outs ends this wait"
+            missing = "an answer of the program on this port; no timeout of torch ends this wait"
             return StartupOutcome("waits", missing=missing)
         timeout_ns = self.processes[rank].timeout_ns
         text = (
@@ -259,9 +259,9 @@ class _StartupSimulation:
             text,
             timeout_ns + _SECOND_NS,
             self._failed(),
-            f"{world_size - len(ranks)} more of {world_size} to register",
+            f"{world_size - len(ranks)} of {world_size} ranks to register",
         )
-        self._add_event(owner, "waits", f"{len(ranks)} of {world_size} are here")
+        self._add_event(owner, "waits", f"{len(ranks)} of {world_size} ranks have arrived")
 
     # --- keys ---
     def _exchange_keys(self) -> None:
@@ -311,14 +311,14 @@ class _StartupSimulation:
                 "Gloo connectFullMesh failed with Connect timeout",
                 _GLOO_CONNECT_ATTEMPTS * process.timeout_ns,
                 (),
-                f"ranks of the earlier run, whose addresses {address.path} still holds",
+                f"ranks of the earlier run, whose addresses are still in {address.path}",
             )
             self._add_event(rank, "waits", "gets an address of the earlier run")
             return
         if process.backend == "nccl":
             is_outside = not 0 <= address.rank < address.world_size
             if missing_key is not None or is_outside:
-                missing = "a communicator that never comes about"
+                missing = "a communicator that is never created"
                 self.outcomes[rank] = StartupOutcome("apart", missing=missing)
             return
         if missing_key is None:

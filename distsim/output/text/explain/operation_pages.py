@@ -11,9 +11,9 @@ from textwrap import fill, indent
 from distsim.backends import SUPPORT_BY_BACKEND, reduction_support
 from distsim.backends.profile import BackendSupport, DeviceType, complex_reduction_error
 from distsim.findings.codes import CODES
-from distsim.operations.core.field_help import torch_argument_names
 from distsim.operations.core.operation_base import Operation
 from distsim.operations.core.resolved_call import DTYPE_BYTES, REDUCE_OPS
+from distsim.operations.core.torch_arguments import torch_argument_names
 from distsim.operations.registry import OPERATIONS
 from distsim.output.text_layout import page_width, table_lines, truncated, wrapped_lines
 from distsim.scenario.strategies.base import Strategy

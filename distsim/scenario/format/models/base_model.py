@@ -7,8 +7,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from distsim.common.field_parsing import FieldErrorCollector, FieldParser, describe_fields
-from distsim.scenario.format.models.field_help import FIELD_HELP
+from distsim.common.field_parsing import FieldErrorCollector, FieldParser
 from distsim.scenario.format.models.scalars import expected_error
 
 T = TypeVar("T")
@@ -24,11 +23,6 @@ class FormatModel(BaseModel):
         arbitrary_types_allowed=True,
         populate_by_name=True,
     )
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
-        """The fields get their descriptions."""
-        describe_fields(cls, FIELD_HELP, cls.__name__.removeprefix("_"))
 
     def plain(self) -> dict[str, object]:
         """What a file would say: the keys that were given."""

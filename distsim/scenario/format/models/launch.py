@@ -36,14 +36,14 @@ def _parse_variable(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise expected_error("a text, a number, or null for a variable that is not set", value)
+        raise expected_error("a string, a number, or null for an unset variable", value)
     return str(value)
 
 
 def _parse_environment(value: object) -> Mapping[str, object]:
     return parse_mapping(
         value,
-        "a mapping of variables to values, as `{MASTER_ADDR: node0, RANK: null}`",
+        "a mapping of variables to values, such as `{MASTER_ADDR: node0, RANK: null}`",
         per_rank(_parse_variable),
     )
 
@@ -58,32 +58,62 @@ def _plain_environment(env: dict[str, object]) -> dict[str, object]:
 class LaunchOptions(FormatModel):
     """How the ranks are started: the environment that their launcher gives them."""
 
-    master_addr: Text = "127.0.0.1"
+    master_addr: Text = Field(
+        default="127.0.0.1",
+        description="MASTER_ADDR: address of rank 0's store.",
+        examples=["node0"],
+    )
     master_port: Annotated[
         int, *parsed_by(integer(1, 65535), {"type": "integer", "minimum": 1, "maximum": 65535})
-    ] = 29500
+    ] = Field(default=29500, description="MASTER_PORT: port of rank 0's store.", examples=[29500])
     #: CUDA_VISIBLE_DEVICES of each machine.
-    visible_devices: Ranks | None = None
+    visible_devices: Ranks | None = Field(
+        default=None, description="CUDA_VISIBLE_DEVICES of each node.", examples=[[0, 1, 2, 3]]
+    )
     #: OMP_NUM_THREADS.
-    omp_threads: Count = 1
+    omp_threads: Count = Field(default=1, description="OMP_NUM_THREADS of each rank.", examples=[4])
     #: multiprocessing's start method.
     start: Annotated[
         str,
         *parsed_by(
             choice("spawn", "fork", "forkserver"), {"enum": ["spawn", "fork", "forkserver"]}
         ),
-    ] = "spawn"
+    ] = Field(default="spawn", description="Start method of multiprocessing.", examples=["spawn"])
     #: What starts the ranks. It decides which variables they find, and whether its agent serves the
     #: store or rank 0 does.
-    by: Annotated[str | None, *parsed_by(choice(*LAUNCHERS), {"enum": list(LAUNCHERS)})] = None
+    by: Annotated[str | None, *parsed_by(choice(*LAUNCHERS), {"enum": list(LAUNCHERS)})] = Field(
+        default=None,
+        description=(
+            "Launcher of the ranks. It decides which environment variables they get, and whether "
+            "its agent or rank 0 serves the store."
+        ),
+        examples=["mp.spawn"],
+    )
     #: Variables that ranks find, in place of the launcher's; null: not set. A number may be an
     #: expression (`RANK: rank`).
     env: Annotated[
         dict[str, Any], *parsed_by(_parse_environment, {"type": "object"}, _plain_environment)
-    ] = Field(default_factory=dict)
+    ] = Field(
+        default_factory=dict,
+        description=(
+            "Environment variables that override the launcher's, by rank if they differ; `null` "
+            "unsets a variable."
+        ),
+        examples=[{"MASTER_ADDR": "node0", "RANK": "rank"}],
+    )
     #: Names or addresses of the machines, in order; no other name resolves.
-    hosts: Names = ()
+    hosts: Names = Field(
+        default=(),
+        description="Names or addresses of the nodes, in order. No other host name resolves.",
+        examples=[["node0", "node1"]],
+    )
     #: Ports that something else listens on.
-    ports_taken: PortList = ()
+    ports_taken: PortList = Field(
+        default=(), description="Ports that another process already uses.", examples=[[29500]]
+    )
     #: Rendezvous files that an earlier run has left.
-    files_left: Names = ()
+    files_left: Names = Field(
+        default=(),
+        description="Rendezvous files that an earlier run did not delete.",
+        examples=[["/shared/meet"]],
+    )

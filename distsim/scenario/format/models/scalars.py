@@ -12,8 +12,8 @@ from pydantic import ValidationInfo
 
 from distsim.backends import BACKEND_PROFILES
 from distsim.common import units
-from distsim.common.field_parsing import ParsedFieldType
-from distsim.common.message_text import did_you_mean, value_text
+from distsim.common.field_parsing import ParsedFieldType, one_of
+from distsim.common.message_text import value_text
 from distsim.common.quantities import read_quantity
 from distsim.operations.core.field_schemas import quantity_schema
 from distsim.operations.core.field_types import parse_each, to_plain_data
@@ -46,14 +46,14 @@ def number(value: Any) -> float:
 
 def fraction(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise expected_error("a number from 0 to below 1, as 0.1 for ten per cent", value)
+        raise expected_error("a number from 0 to below 1, such as 0.1 for 10 %", value)
     return value
 
 
 def text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(
-            f"expected a text, found {value_text(value)}"
+            f"expected a string, found {value_text(value)}"
             + ("; quote it" if isinstance(value, int | float) else "")
         )
     return value
@@ -61,23 +61,14 @@ def text(value: Any) -> str:
 
 def flag(value: object) -> bool:
     if not isinstance(value, bool):
-        hint = "; YAML 1.2 has true and false" if value in ("yes", "no", "on", "off") else ""
+        hint = "; YAML 1.2 uses true and false" if value in ("yes", "no", "on", "off") else ""
         raise ValueError(f"expected true or false, found {value_text(value)}{hint}")
     return value
 
 
 def choice(*words: str) -> Callable[[object], str]:
     """Parser of one word out of a few."""
-
-    def parse(value: object) -> str:
-        if not isinstance(value, str) or value not in words:
-            raise ValueError(
-                f"expected one of {', '.join(words)}, found {value_text(value)}"
-                f"{did_you_mean(value, words)}"
-            )
-        return value
-
-    return parse
+    return one_of(words)
 
 
 def list_parser(
@@ -151,7 +142,9 @@ def quantity_field(kind: str, least: int = 0) -> object:
             read_quantity(value, kind, context.get("names", {}), context.get("kinds", {}))
         )
         if found < least:
-            raise ValueError(f"expected a timeout above zero, as `10 s`, found {value_text(value)}")
+            raise ValueError(
+                f"expected a timeout above zero, such as `10 s`, found {value_text(value)}"
+            )
         return found
 
     write = units.size_text if kind == "a size" else units.duration_text

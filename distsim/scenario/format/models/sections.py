@@ -1,5 +1,5 @@
 """The parts of a scenario that are no steps: world, groups, tensors, options, launch, faults,
-sweep, expectations.
+sweep.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, create_model, model_validator
 
 from distsim.backends import BACKEND_PROFILES
-from distsim.common import units
 from distsim.common.expressions import Expression
 from distsim.common.field_parsing import FieldSchema
-from distsim.common.message_text import did_you_mean, value_text
-from distsim.findings.codes import CODES
 from distsim.operations.core.field_schemas import expression_schema, per_rank_schema
 from distsim.operations.core.field_types import (
     DtypeField,
@@ -25,9 +22,8 @@ from distsim.operations.core.field_types import (
     expression_field,
     parse_shape,
     per_rank,
-    to_plain_data,
 )
-from distsim.scenario.format.models.base_model import FormatModel, parse_mapping, parse_name_key
+from distsim.scenario.format.models.base_model import FormatModel, parse_name_key
 from distsim.scenario.format.models.scalars import (
     MAX_WORLD,
     Backend,
@@ -44,7 +40,6 @@ from distsim.scenario.format.models.scalars import (
     choice,
     expected_error,
     integer,
-    list_parser,
     parsed_by,
 )
 
@@ -60,8 +55,10 @@ MachineCount = Annotated[
 class World(FormatModel):
     """``{nodes, ranks_per_node}``; an integer is short for that many ranks on one machine."""
 
-    nodes: MachineCount
-    ranks_per_node: MachineCount
+    nodes: MachineCount = Field(description="Number of nodes.", examples=[2])
+    ranks_per_node: MachineCount = Field(
+        description="Number of ranks on each node; `local_rank` counts them.", examples=[8]
+    )
 
     @property
     def size(self) -> int:
@@ -70,9 +67,7 @@ class World(FormatModel):
     @model_validator(mode="after")
     def _bounded(self) -> World:
         if self.size > MAX_WORLD:
-            raise ValueError(
-                f"a world of {self.size} ranks is too large; at most {MAX_WORLD} are simulated"
-            )
+            raise ValueError(f"a world of {self.size} ranks is too large; the limit is {MAX_WORLD}")
         return self
 
 
@@ -81,11 +76,32 @@ class GroupDecl(FormatModel):
     for each value).
     """
 
-    ranks: Ranks | None = None
-    axes: Names | None = None
-    by: Annotated[Expression | None, *parsed_by(expression_field, expression_schema())] = None
-    backend: Backend | None = None
-    timeout_ns: Timeout | None = Field(default=None, alias="timeout")
+    ranks: Ranks | None = Field(
+        default=None, description="Global ranks of the members.", examples=[[0, 2]]
+    )
+    axes: Names | None = Field(
+        default=None,
+        description="Axes of the mesh: one group for each line or plane along these axes.",
+        examples=[["dp", "cp"]],
+    )
+    by: Annotated[Expression | None, *parsed_by(expression_field, expression_schema())] = Field(
+        default=None,
+        description="Expression that splits the ranks: ranks with the same value form one group.",
+        examples=["rank % 2"],
+    )
+    backend: Backend | None = Field(
+        default=None,
+        description="Backend of the group [default: the scenario's backend].",
+        examples=["gloo"],
+    )
+    timeout_ns: Timeout | None = Field(
+        default=None,
+        alias="timeout",
+        description=(
+            "Timeout of calls on the group. A group does not inherit the timeout of the world."
+        ),
+        examples=["10 min"],
+    )
 
     @model_validator(mode="after")
     def _one_way(self) -> GroupDecl:
@@ -94,7 +110,7 @@ class GroupDecl(FormatModel):
         if self.ranks is not None and not self.ranks:
             raise FieldError("expected at least one rank, found an empty list", ("ranks",))
         if self.ranks is not None and len(set(self.ranks)) < len(self.ranks):
-            raise FieldError("the group names a rank twice", ("ranks",))
+            raise FieldError("the group lists a rank twice", ("ranks",))
         if self.axes is not None and (not self.axes or len(set(self.axes)) < len(self.axes)):
             raise FieldError("expected axes of the mesh, each once", ("axes",))
         return self
@@ -104,7 +120,7 @@ def _parse_shape(value: object) -> object:
     if value == "auto":
         return value
     if not isinstance(value, list | tuple):
-        raise expected_error("a list of sizes as [8, 1024], or `auto`", value)
+        raise expected_error("a list of sizes such as [8, 1024], or `auto`", value)
     return parse_shape(value)
 
 
@@ -113,13 +129,39 @@ class TensorDecl(FormatModel):
     it is left out.
     """
 
-    shape: Annotated[Any, *parsed_by(_parse_shape, _SHAPE_SCHEMA)] = None
-    dtype: DtypeField = "float32"
-    value: ValueField = None
+    shape: Annotated[Any, *parsed_by(_parse_shape, _SHAPE_SCHEMA)] = Field(
+        default=None,
+        description=(
+            "Sizes, as numbers or expressions, by rank if they differ. `auto`: the shape of the "
+            "first value written."
+        ),
+        examples=[[8, 1024]],
+    )
+    dtype: DtypeField = Field(
+        default="float32",
+        description="Data type of the elements; `torch.float32` is also accepted.",
+        examples=["bfloat16"],
+    )
+    value: ValueField = Field(
+        default=None,
+        description=(
+            "Initial content: a number that fills the tensor, a (nested) list, or an expression "
+            "over rank, `index` (of the element) and `copy` [default: unknown]."
+        ),
+        examples=["rank + 1"],
+    )
     copies: Annotated[
         Any, *parsed_by(per_rank(expression_field), per_rank_schema(expression_schema()))
-    ] = expression_field(1)
-    like: Text | None = None
+    ] = Field(
+        default=expression_field(1),
+        description="Number of copies, for example one for each micro-batch; `x@2` is copy 2.",
+        examples=["micro_batches"],
+    )
+    like: Text | None = Field(
+        default=None,
+        description="Tensor that provides the keys omitted here.",
+        examples=["grad"],
+    )
 
     @model_validator(mode="after")
     def _sized(self) -> TensorDecl:
@@ -135,16 +177,50 @@ class MemoryDecl(FormatModel):
     not added up.
     """
 
-    ranks: SelectorField = None
-    parameters_nbytes: Size = Field(default=0, alias="parameters")
-    gradients_nbytes: Size = Field(default=0, alias="gradients")
-    optimizer_nbytes: Size = Field(default=0, alias="optimizer")
-    activations_nbytes: Size = Field(default=0, alias="activations")
+    ranks: SelectorField = Field(
+        default=None,
+        description="Ranks that this entry describes [default: all].",
+        examples=["stage == 0"],
+    )
+    parameters_nbytes: Size = Field(
+        default=0,
+        alias="parameters",
+        description="Memory of the model's parameters.",
+        examples=["4 GiB"],
+    )
+    gradients_nbytes: Size = Field(
+        default=0, alias="gradients", description="Memory of the gradients.", examples=["4 GiB"]
+    )
+    optimizer_nbytes: Size = Field(
+        default=0,
+        alias="optimizer",
+        description="Memory of the optimizer states.",
+        examples=["8 GiB"],
+    )
+    activations_nbytes: Size = Field(
+        default=0,
+        alias="activations",
+        description="Memory that the forward pass keeps for the backward pass.",
+        examples=["10 GiB"],
+    )
     #: Full parameters of layers that are sharded at rest.
-    gathered_nbytes: Size = Field(default=0, alias="gathered")
+    gathered_nbytes: Size = Field(
+        default=0,
+        alias="gathered",
+        description="Memory of gathered full parameters whose layers are stored as shards.",
+        examples=["1 GiB"],
+    )
     #: The most that tensors hold at a time, where that is known to be less than the sum of the
     #: parts; 0: not known.
-    allocated_nbytes: Size = Field(default=0, alias="allocated")
+    allocated_nbytes: Size = Field(
+        default=0,
+        alias="allocated",
+        description=(
+            "Largest amount of tensor memory in use at one time, if it is less than the sum of "
+            "the parts."
+        ),
+        examples=["20 GiB"],
+    )
 
     @property
     def parts(self) -> dict[str, int]:
@@ -156,12 +232,9 @@ class MemoryDecl(FormatModel):
 MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "gathered")
 
 
-_NUMBERS_SCHEMA = {"x-def": "numbers"}
-
-
 def _parse_factor(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e6:
-        raise expected_error("a factor above 0, as 1.3", value)
+        raise expected_error("a factor above 0, such as 1.3", value)
     return float(value)
 
 
@@ -172,16 +245,42 @@ class _ProcessGroupOptions(FormatModel):
 
     #: nccl: communicators are made at first use (lazy), or all at once (init_process_group's
     #: device_id is given).
-    init: Annotated[str, *parsed_by(choice("lazy", "eager"), {"enum": ["lazy", "eager"]})] = "lazy"
+    init: Annotated[str, *parsed_by(choice("lazy", "eager"), {"enum": ["lazy", "eager"]})] = Field(
+        default="lazy",
+        description=(
+            "nccl: create communicators at their first use (lazy) or at init_process_group "
+            "(eager, as with device_id)."
+        ),
+        examples=["eager"],
+    )
     #: TORCH_NCCL_BLOCKING_WAIT: wait() blocks the host.
-    blocking_wait: Flag = False
+    blocking_wait: Flag = Field(
+        default=False,
+        description="TORCH_NCCL_BLOCKING_WAIT: wait() blocks the host until the work is done.",
+        examples=[True],
+    )
     #: NCCL_LAUNCH_ORDER_IMPLICIT: communicators of a device launch in the order of the host's
     #: calls.
-    launch_order_implicit: Flag = False
+    launch_order_implicit: Flag = Field(
+        default=False,
+        description=(
+            "NCCL_LAUNCH_ORDER_IMPLICIT: communicators launch in the order of the host's calls."
+        ),
+        examples=[True],
+    )
     #: init_process_group's timeout; None: the back end's default (nccl 10 min, else 30 min).
-    timeout_ns: Timeout | None = Field(default=None, alias="timeout")
+    timeout_ns: Timeout | None = Field(
+        default=None,
+        alias="timeout",
+        description="Timeout of init_process_group [default: 10 min on nccl, otherwise 30 min].",
+        examples=["30 s"],
+    )
     #: init_process_group's init_method; None: env://.
-    init_method: Text | None = None
+    init_method: Text | None = Field(
+        default=None,
+        description="init_method of init_process_group [default: `env://`].",
+        examples=["env://"],
+    )
 
 
 if TYPE_CHECKING:
@@ -192,7 +291,14 @@ else:
     for _profile in BACKEND_PROFILES.values():
         if _profile.buffer_option is not None:
             _option = _profile.buffer_option
-            _BUFFER_OPTIONS[_option.name] = (Size, _option.default)
+            _BUFFER_OPTIONS[_option.name] = (
+                Size,
+                Field(
+                    default=_option.default,
+                    description=_option.description,
+                    examples=[_option.example],
+                ),
+            )
     ProcessGroupOptions = create_model(
         "ProcessGroupOptions",
         __base__=_ProcessGroupOptions,
@@ -212,46 +318,89 @@ class FaultDecl(FormatModel):
     ``before_call``, ``at``).
     """
 
-    kind: Annotated[str, *parsed_by(choice(*_FAULT_KINDS), {"enum": list(_FAULT_KINDS)})]
-    rank: Rank | None = None
-    ranks: SelectorField = None
-    link: Annotated[str | None, *parsed_by(choice(*LINK_CLASSES), {"enum": list(LINK_CLASSES)})] = (
-        None
+    kind: Annotated[str, *parsed_by(choice(*_FAULT_KINDS), {"enum": list(_FAULT_KINDS)})] = Field(
+        description=(
+            "Kind of fault. `kill`, `raise` and `exit` end a rank; `slow` also applies to links; "
+            "`late` starts later; `absent` never starts."
+        ),
+        examples=["kill"],
     )
-    nodes: Ranks | None = None
-    iteration: Natural | None = None
-    before_call: Natural | None = None
-    at_ns: Duration | None = Field(default=None, alias="at")
+    rank: Rank | None = Field(default=None, description="Rank with the fault.", examples=[3])
+    ranks: SelectorField = Field(
+        default=None, description="Ranks with the fault.", examples=["node == 1"]
+    )
+    link: Annotated[str | None, *parsed_by(choice(*LINK_CLASSES), {"enum": list(LINK_CLASSES)})] = (
+        Field(
+            default=None,
+            description=(
+                "Kind of link that is slow: `nic` or `network` between nodes, `intra` (nvlink, "
+                "pcie, shm) inside a node."
+            ),
+            examples=["nic"],
+        )
+    )
+    nodes: Ranks | None = Field(
+        default=None,
+        description="Nodes whose links are slow [default: all].",
+        examples=[[1]],
+    )
+    iteration: Natural | None = Field(
+        default=None,
+        description="Iteration in which the fault occurs, counted from 0.",
+        examples=[3],
+    )
+    before_call: Natural | None = Field(
+        default=None,
+        description="The fault occurs before this call of the rank, counted from 0.",
+        examples=[2],
+    )
+    at_ns: Duration | None = Field(
+        default=None,
+        alias="at",
+        description="Time of the fault, after the start.",
+        examples=["3 ms"],
+    )
     factor: Annotated[
         float, *parsed_by(_parse_factor, {"type": "number", "exclusiveMinimum": 0, "maximum": 1e6})
-    ] = 1.0
+    ] = Field(
+        default=1.0,
+        description="Factor by which the time of a `slow` rank or link grows.",
+        examples=[1.3],
+    )
     #: Exit status of the kind `exit`.
     code: Annotated[
         int, *parsed_by(integer(0, 255), {"type": "integer", "minimum": 0, "maximum": 255})
-    ] = 1
+    ] = Field(default=1, description="Exit status of a fault of kind `exit`.", examples=[1])
     #: How much later than the others a rank of the kind `late` starts.
-    delay_ns: Duration = Field(default=0, alias="delay")
+    delay_ns: Duration = Field(
+        default=0,
+        alias="delay",
+        description="Delay of the start, for kind `late`.",
+        examples=["50 ms"],
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> FaultDecl:
         if sum(who is not None for who in (self.rank, self.ranks, self.link)) != 1:
-            raise ValueError("expected one of `rank`, `ranks` and `link`: who is hit")
+            raise ValueError("expected one of `rank`, `ranks` and `link`")
         given = self.model_fields_set
         if self.link is not None and self.kind != "slow":
             raise FieldError(f"a link can only be slow, found {self.kind}", ("kind",))
         if self.nodes is not None and self.link is None:
-            raise FieldError("`nodes` belongs to a `link`", ("nodes",))
+            raise FieldError("`nodes` is only valid with `link`", ("nodes",))
         for kind, key, name in (
             ("slow", "factor", "factor"),
             ("late", "delay_ns", "delay"),
             ("exit", "code", "code"),
         ):
             if key in given and self.kind != kind:
-                raise FieldError(f"`{name}` belongs to the kind {kind}, found {self.kind}", (name,))
+                raise FieldError(
+                    f"`{name}` is only valid with the kind {kind}, found {self.kind}", (name,)
+                )
         if self.kind == "slow" and "factor" not in given:
-            raise ValueError("a slow rank or link needs its `factor`, as 1.3")
+            raise ValueError("the kind slow needs its `factor`, such as 1.3")
         if self.kind == "late" and "delay_ns" not in given:
-            raise ValueError("a late rank needs its `delay`, as 50 ms")
+            raise ValueError("the kind late needs its `delay`, such as 50 ms")
         self._fits_when(given)
         return self
 
@@ -260,139 +409,18 @@ class FaultDecl(FormatModel):
             for key in ("iteration", "before_call", "at_ns"):
                 if key in given:
                     raise FieldError(
-                        f"the kind {self.kind} holds from the start on", (key.removesuffix("_ns"),)
+                        f"the kind {self.kind} applies from the start and has no time or call",
+                        (key.removesuffix("_ns"),),
                     )
         if self.at_ns is not None and (self.iteration is not None or self.before_call is not None):
             raise FieldError("expected either `at` or a call (`iteration`, `before_call`)", ("at",))
 
 
-class DurationBounds(FormatModel):
-    """``{at_least, at_most}``: bounds of a duration."""
-
-    at_least_ns: Duration | None = Field(default=None, alias="at_least")
-    at_most_ns: Duration | None = Field(default=None, alias="at_most")
-
-    @model_validator(mode="after")
-    def _some(self) -> DurationBounds:
-        if self.at_least_ns is None and self.at_most_ns is None:
-            raise ValueError("expected `at_least` or `at_most`, as `{at_most: 20 ms}`")
-        if (
-            self.at_least_ns is not None
-            and self.at_most_ns is not None
-            and self.at_least_ns > self.at_most_ns
-        ):
-            least, most = (
-                units.duration_text(self.at_least_ns),
-                units.duration_text(self.at_most_ns),
-            )
-            raise FieldError(
-                f"nothing is at least {least} and at most {most}: swap them", ("at_least",)
-            )
-        return self
-
-
-VERDICTS = ("invalid", "mismatch", "deadlock", "race", "leak", "ok")
-OUTCOMES = ("completes", "hangs", "raises", "crashes", "wrong-data", "undefined")
-_parse_outcome = choice(*OUTCOMES)
-
-
-def _parse_outcomes(value: object) -> object:
-    """One outcome, or one for each back end named."""
-    if not isinstance(value, Mapping):
-        return _parse_outcome(value)
-    gather = FieldErrorCollector()
-    for backend in value:
-        gather.take(backend, choice(*BACKEND_PROFILES), backend)
-    found = {
-        backend: gather.take(backend, _parse_outcome, outcome) for backend, outcome in value.items()
-    }
-    gather.done()
-    return found
-
-
-def _parse_expected_value(value: object) -> object:
-    """A number (which fills), `?` (unknown), or a nested list of them."""
-    if isinstance(value, list | tuple):
-        return list_parser(_parse_expected_value)(value)
-    if value == "?" or isinstance(value, bool | int | float):
-        return value
-    raise ValueError(
-        f"expected a number, a list of numbers, or `?` for unknown, found {value_text(value)}"
-    )
-
-
-def _parse_expected_values(value: object) -> Mapping[str, object]:
-    return parse_mapping(
-        value,
-        "a mapping of tensors to numbers, as `{x: {0: 6, 1: 6}}`",
-        per_rank(_parse_expected_value),
-    )
-
-
-def _parse_finding_code(value: object) -> str:
-    if not isinstance(value, str) or value not in CODES:
-        raise ValueError(
-            f"expected the code of a finding, as DS301, found {value_text(value)}"
-            f"{did_you_mean(str(value), CODES)}"
-        )
-    return value
-
-
-def _plain_values(values: dict[str, object]) -> dict[str, object]:
-    return {name: to_plain_data(numbers) for name, numbers in values.items()}
-
-
-_parse_dependence = choice("buffering", "schedule")
-
-
-_OUTCOME_SCHEMA = {
-    "anyOf": [
-        {"enum": list(OUTCOMES)},
-        {
-            "type": "object",
-            "propertyNames": {"enum": [*BACKEND_PROFILES]},
-            "additionalProperties": {"enum": list(OUTCOMES)},
-        },
-    ]
-}
-_FINDING_CODES_SCHEMA = {"type": "array", "items": {"enum": list(CODES)}}
-
-
-class Expectations(FormatModel):
-    """What must come out. What is left out is not checked (`model_fields_set`); ``depends_on:
-    null`` says: on nothing.
-    """
-
-    verdict: Annotated[str | None, *parsed_by(choice(*VERDICTS), {"enum": list(VERDICTS)})] = None
-    depends_on: Annotated[
-        str | None,
-        *parsed_by(
-            lambda v: None if v is None else _parse_dependence(v),
-            {"enum": ["buffering", "schedule", None]},
-        ),
-    ] = None
-    outcome: Annotated[object, *parsed_by(_parse_outcomes, _OUTCOME_SCHEMA, lambda v: v)] = None
-    ranks: Ranks | None = None
-    core: Ranks | None = None
-    findings: Annotated[
-        tuple[str, ...] | None,
-        *parsed_by(list_parser(_parse_finding_code, "a list of codes"), _FINDING_CODES_SCHEMA),
-    ] = None
-    values: Annotated[
-        dict[str, Any],
-        *parsed_by(
-            _parse_expected_values,
-            {"type": "object", "additionalProperties": _NUMBERS_SCHEMA},
-            _plain_values,
-        ),
-    ] = Field(default_factory=dict)
-    makespan: DurationBounds | None = None
-    iteration: DurationBounds | None = None
-
-
 def _parse_grid(value: object) -> dict[str, tuple[object, ...]]:
     if not isinstance(value, Mapping) or not value:
-        raise expected_error("a mapping of keys to their values, as `{mesh.dp: [1, 2, 4]}`", value)
+        raise expected_error(
+            "a mapping of keys to lists of values, such as `{mesh.dp: [1, 2, 4]}`", value
+        )
     gather = FieldErrorCollector()
     for name, values in value.items():
         gather.take(name, parse_name_key, name)
@@ -420,7 +448,24 @@ class SweepDecl(FormatModel):
                 "additionalProperties": {"type": "array", "minItems": 1},
             },
         ),
-    ] = Field(default_factory=dict)
-    cluster: Names = ()
+    ] = Field(
+        default_factory=dict,
+        description=(
+            "Keys of the file (or variables), each with a list of values. Every combination is "
+            "one point."
+        ),
+        examples=[{"mesh.dp": [1, 2, 4]}],
+    )
+    cluster: Names = Field(
+        default=(),
+        description="Clusters on which every point is simulated.",
+        examples=[["dgx-a100", "dgx-h100"]],
+    )
     #: Points that a guided search tries; left out: all.
-    budget: Count | None = None
+    budget: Count | None = Field(
+        default=None,
+        description=(
+            "Number of points that a guided search tries, for large grids [default: all points]."
+        ),
+        examples=[100],
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from distsim.backends import BACKEND_PROFILES, DEFAULT_BACKEND
 from distsim.common.field_parsing import FieldSchema
@@ -24,6 +24,7 @@ from distsim.operations.core.field_schemas import (
 )
 from distsim.operations.core.field_types import expression_field
 from distsim.scenario.format.models.base_model import FormatModel
+from distsim.scenario.format.models.expectations import Expectations
 from distsim.scenario.format.models.launch import LaunchOptions
 from distsim.scenario.format.models.scalars import (
     MAX_WORLD,
@@ -35,7 +36,6 @@ from distsim.scenario.format.models.scalars import (
     text,
 )
 from distsim.scenario.format.models.sections import (
-    Expectations,
     FaultDecl,
     GroupDecl,
     MemoryDecl,
@@ -96,41 +96,134 @@ _CLUSTER_SCHEMA: FieldSchema = {
 class ScenarioFileFields(FormatModel):
     """The top level of a scenario file."""
 
-    name: Annotated[str, *parsed_by(_parse_name, {"type": "string", "pattern": r"\S"})] = ""
-    about: Annotated[str, *parsed_by(text, {"type": "string"})] = ""
-    world: Annotated[Any, WithJsonSchema(_WORLD_SCHEMA)]
+    name: Annotated[str, *parsed_by(_parse_name, {"type": "string", "pattern": r"\S"})] = Field(
+        default="",
+        description="Name of the scenario [default: the name of the file].",
+        examples=["ring"],
+    )
+    about: Annotated[str, *parsed_by(text, {"type": "string"})] = Field(
+        default="",
+        description="What the scenario shows, in one or two sentences.",
+        examples=[("Four ranks pass a token round.")],
+    )
+    world: Annotated[Any, WithJsonSchema(_WORLD_SCHEMA)] = Field(
+        description="Number of ranks on one node, or `{nodes, ranks_per_node}`.",
+        examples=[4],
+    )
     backend: Annotated[
         str, *parsed_by(choice(*BACKEND_PROFILES), {"enum": [*BACKEND_PROFILES]})
-    ] = DEFAULT_BACKEND
-    cluster: Annotated[Any, WithJsonSchema(_CLUSTER_SCHEMA)] = None
+    ] = Field(
+        default=DEFAULT_BACKEND,
+        description="Backend whose rules apply: what blocks, what is buffered, what raises.",
+        examples=["nccl"],
+    )
+    cluster: Annotated[Any, WithJsonSchema(_CLUSTER_SCHEMA)] = Field(
+        default=None,
+        description=(
+            "Hardware model: a preset (`distsim clusters`), a cluster file, or a mapping. A "
+            "mapping with `preset` lists only the keys that differ."
+        ),
+        examples=["dgx-a100"],
+    )
     mesh: Annotated[
         Any, WithJsonSchema(mapping_schema({"type": "integer", "minimum": 1, "maximum": MAX_WORLD}))
-    ] = None
-    vars: Annotated[Any, WithJsonSchema(mapping_schema(_QUANTITIES_SCHEMA))] = None
-    groups: Annotated[Any, WithJsonSchema(mapping_schema(_GROUP_SCHEMA))] = None
-    tensors: Annotated[Any, WithJsonSchema(mapping_schema(_model_reference(TensorDecl)))] = None
-    memory: Annotated[object, WithJsonSchema(mapping_schema(_model_reference(MemoryDecl)))] = None
-    program: Annotated[Any, WithJsonSchema(ENTRIES_SCHEMA)]
+    ] = Field(
+        default=None,
+        description=(
+            "Ranks as a grid, as in init_device_mesh; the last axis varies fastest. Each axis "
+            "defines groups and a name for expressions."
+        ),
+        examples=[{"replica": 2, "stage": 2}],
+    )
+    vars: Annotated[Any, WithJsonSchema(mapping_schema(_QUANTITIES_SCHEMA))] = Field(
+        default=None,
+        description=(
+            "Named numbers, conditions and quantities. An expression may use the variables above "
+            "it."
+        ),
+        examples=[{"next": "(rank + 1) % world_size", "step": "3 ms"}],
+    )
+    groups: Annotated[Any, WithJsonSchema(mapping_schema(_GROUP_SCHEMA))] = Field(
+        default=None,
+        description=(
+            "Groups by name, in addition to the axes of the mesh. A list of ranks is short for "
+            "`{ranks: […]}`."
+        ),
+        examples=[{"pair": [0, 1]}],
+    )
+    tensors: Annotated[Any, WithJsonSchema(mapping_schema(_model_reference(TensorDecl)))] = Field(
+        default=None,
+        description="Tensors by name.",
+        examples=[{"grad": {"shape": [1024], "dtype": "bfloat16"}}],
+    )
+    memory: Annotated[object, WithJsonSchema(mapping_schema(_model_reference(MemoryDecl)))] = Field(
+        default=None,
+        description=(
+            "Peak memory of ranks, by name. distsim compares it with the memory of the device."
+        ),
+        examples=[{"all": {"parameters": "4 GiB"}}],
+    )
+    program: Annotated[Any, WithJsonSchema(ENTRIES_SCHEMA)] = Field(
+        description=(
+            "The calls: a list of entries. Each rank runs, in this order, the entries that select "
+            "it."
+        ),
+        examples=[["barrier"]],
+    )
     iterations: Annotated[
         int,
         *parsed_by(
             integer(1, MAX_REPEAT_TIMES),
             {"type": "integer", "minimum": 1, "maximum": MAX_REPEAT_TIMES},
         ),
-    ] = 1
-    options: Annotated[object, WithJsonSchema(_model_reference(ProcessGroupOptions))] = None
-    launch: Annotated[object, WithJsonSchema(_model_reference(LaunchOptions))] = None
+    ] = Field(
+        default=1,
+        description=(
+            "Number of training steps: how often the program runs. `iteration` counts them from 0."
+        ),
+        examples=[3],
+    )
+    options: Annotated[object, WithJsonSchema(_model_reference(ProcessGroupOptions))] = Field(
+        default=None,
+        description="Settings of torch.distributed and of the backends.",
+        examples=[{"timeout": "30 s"}],
+    )
+    launch: Annotated[object, WithJsonSchema(_model_reference(LaunchOptions))] = Field(
+        default=None,
+        description="How the ranks are started: for the launch plan and for real runs.",
+        examples=[{"master_port": 29500}],
+    )
     faults: Annotated[
         Any, WithJsonSchema({"type": "array", "items": _model_reference(FaultDecl)})
-    ] = None
+    ] = Field(
+        default=None,
+        description="Faults to inject: ranks that die, are slow or start late, and slow links.",
+        examples=[[{"rank": 1, "kind": "kill", "at": "3 ms"}]],
+    )
     seed: Annotated[
         int, *parsed_by(integer(0, 2**53), {"type": "integer", "minimum": 0, "maximum": 2**53})
-    ] = 0
+    ] = Field(
+        default=0,
+        description="Seed of the random numbers. Runs with the same seed are identical.",
+        examples=[7],
+    )
     jitter: Annotated[
         float, *parsed_by(fraction, {"type": "number", "minimum": 0, "exclusiveMaximum": 1})
-    ] = 0.0
-    sweep: Annotated[object, WithJsonSchema(_model_reference(SweepDecl))] = None
-    expect: Annotated[object, WithJsonSchema(_model_reference(Expectations))] = None
+    ] = Field(
+        default=0.0,
+        description="Largest random slowdown of each compute step: 0.1 is up to 10 %.",
+        examples=[0.1],
+    )
+    sweep: Annotated[object, WithJsonSchema(_model_reference(SweepDecl))] = Field(
+        default=None,
+        description="Grid of points that `distsim sweep` simulates.",
+        examples=[{"grid": {"mesh.dp": [1, 2, 4]}}],
+    )
+    expect: Annotated[object, WithJsonSchema(_model_reference(Expectations))] = Field(
+        default=None,
+        description="Expected results; `distsim test` compares them.",
+        examples=[{"verdict": "ok"}],
+    )
 
 
 TOP_LEVEL_KEYS = tuple(ScenarioFileFields.model_fields)
@@ -139,16 +232,33 @@ TOP_LEVEL_KEYS = tuple(ScenarioFileFields.model_fields)
 class BlockFields(FormatModel):
     """Entries for some ranks."""
 
-    ranks: Annotated[Any, WithJsonSchema({"x-def": "selector"})] = None
-    steps: Annotated[Any, WithJsonSchema(ENTRIES_SCHEMA)]
+    ranks: Annotated[Any, WithJsonSchema({"x-def": "selector"})] = Field(
+        default=None,
+        description=(
+            "Ranks that run the entry: a rank, a list of ranks, or a condition [default: all]. "
+            "Steps accept this key too."
+        ),
+        examples=["stage == 0"],
+    )
+    steps: Annotated[Any, WithJsonSchema(ENTRIES_SCHEMA)] = Field(
+        description="Entries for these ranks, in order.", examples=[["barrier"]]
+    )
 
 
 class RepeatFields(FormatModel):
     """Entries that are repeated."""
 
-    times: Annotated[Any, *parsed_by(expression_field, per_rank_schema(expression_schema()))]
-    index: Annotated[str | None, WithJsonSchema(name_schema())] = None
-    steps: Annotated[Any, WithJsonSchema(ENTRIES_SCHEMA)]
+    times: Annotated[Any, *parsed_by(expression_field, per_rank_schema(expression_schema()))] = (
+        Field(
+            description="Number of repetitions, by rank if it differs.", examples=["micro_batches"]
+        )
+    )
+    index: Annotated[str | None, WithJsonSchema(name_schema())] = Field(
+        default=None, description="Name that counts the repetitions from 0.", examples=["m"]
+    )
+    steps: Annotated[Any, WithJsonSchema(ENTRIES_SCHEMA)] = Field(
+        description="Entries to repeat.", examples=[["barrier"]]
+    )
 
 
 #: Mappings of the file that hold parts: key -> the part.

@@ -65,7 +65,9 @@ class NameScope:
         self.tensors: dict[str, object] = {}
         self.handles: set[str] = set()
         #: By name, its one meaning, as messages word it.
-        self.meaning: dict[str, str] = dict.fromkeys(RESERVED_NAMES, "a word of expressions")
+        self.meaning: dict[str, str] = dict.fromkeys(
+            RESERVED_NAMES, ("a built-in name of expressions")
+        )
         #: The names that every expression of the program may use, in the order of definition.
         self.names: dict[str, None] = dict.fromkeys(RANK_NAMES)
         #: Values that are the same on every rank.
@@ -200,14 +202,14 @@ class NameScope:
         self, name: str, local_names: Collection[str], later: Collection[str]
     ) -> str:
         if name in later:
-            return f"the var {name} is defined further down; vars are evaluated in order"
+            return f"the variable {name} is defined further down; variables are evaluated in order"
         if name in GROUP_NAMES:
-            return f"{name} is known beside a `group:` only"
+            return f"{name} is only available in a step with `group:`"
         if name in VALUE_NAMES:
-            return f"{name} is known in `value:` only"
+            return f"{name} is only available in `value:`"
         known = dict.fromkeys((*self.names, *local_names))
         return (
-            f"unknown name {name} in an expression; known here are "
+            f"unknown name {name} in an expression; available names: "
             f"{name_list(known, 20)}{did_you_mean(name, known)}"
         )
 
@@ -229,8 +231,10 @@ class NameScope:
         if ranks.constant is not None and not isinstance(ranks.constant, bool):
             self.problems.add(
                 selector_path,
-                f"`ranks: {ranks.text}` in quotes is a number, not true or false; "
-                "name a rank without quotes",
+                (
+                    f"`ranks: {ranks.text}` in quotes is a number, not a condition; write a rank "
+                    "without quotes"
+                ),
             )
             return
         if not all(name in self.sample or name in local_names for name in ranks.names):
@@ -243,15 +247,17 @@ class NameScope:
                 example = f"`{ranks.text} == 0`" if is_name else "`stage == 0`"
                 self.problems.add(
                     selector_path,
-                    f"a condition must be true or false, and {ranks.text} is a number; "
-                    f"write {example} or the like",
+                    (
+                        f"a condition must be true or false, but {ranks.text} is a number; write "
+                        f"for example {example}"
+                    ),
                 )
 
     # --- messages ---
     def unknown_axis_message(self, axis: str) -> str:
-        known = f"the mesh has {name_list(self.axes)}"
+        known = f"axes of the mesh: {name_list(self.axes)}"
         return f"unknown axis {axis}; {known}{did_you_mean(axis, self.axes)}"
 
     def unknown_tensor_message(self, name: str) -> str:
-        known = f"declared are {name_list(self.tensors)}"
+        known = f"declared tensors: {name_list(self.tensors)}"
         return f"unknown tensor {name}; {known}{did_you_mean(name, self.tensors)}"

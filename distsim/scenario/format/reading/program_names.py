@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from distsim.backends import BACKEND_PROFILES
 from distsim.common.expressions import Expression, ExpressionError
-from distsim.common.message_text import did_you_mean, name_list, value_text
+from distsim.common.message_text import did_you_mean, name_list, unknown_value_text, value_text
 from distsim.operations.core.field_types import NameReference
 from distsim.operations.core.operation_base import Operation
 from distsim.scenario.format.models.entries import (
@@ -23,7 +24,7 @@ from distsim.scenario.format.reading.operation_fields import fields_with_keys
 from distsim.scenario.format.reading.step_reader import repeat_count_error
 from distsim.scenario.format.source.document import DataPath
 
-_INDEX_MEANING = "an index of a repeat"
+_INDEX_MEANING = "the index of a repeat"
 _NEW_GROUP_MEANING = "a group of new_group"
 #: Fields that torch takes as integers.
 _INTEGER_FIELDS = {
@@ -107,7 +108,7 @@ class ProgramNameChecker:
         if handle.name == "all":
             self.problems.add(
                 self._field_path(step, "as"),
-                "`all` is no handle: `wait: all` waits for every open one",
+                "`all` cannot be the name of a handle: `wait: all` waits for every open request",
             )
             return
         self.scope.handles.add(handle.name)
@@ -119,7 +120,7 @@ class ProgramNameChecker:
             if isinstance(entry.index, str) and entry.index in indices:
                 self.problems.add(
                     (*entry.path, "repeat", "index"),
-                    f"{entry.index} is already the index of a repeat around this one",
+                    f"{entry.index} is already the index of an enclosing repeat",
                 )
             self._check_times(entry, indices)
         elif isinstance(entry, ScenarioStep):
@@ -153,6 +154,9 @@ class ProgramNameChecker:
                 continue
             if name == "ops":
                 continue  # the parts of a batch are entries of the walk
+            if name == "backend":
+                self._check_backend(value, self._field_path(step, key))
+                continue
             if name in _INTEGER_FIELDS:
                 self._check_integers(name, value, self._field_path(step, key))
             if self._is_obviously_known(row, name, value, local_names):
@@ -164,6 +168,14 @@ class ProgramNameChecker:
                 self._check_assigned_value(value, path, indices)
             else:
                 self._check_field(row, name, value, path, local_names)
+
+    def _check_backend(self, value: str, path: DataPath) -> None:
+        """Check a backend name; torch also accepts one per device, as `cpu:gloo,cuda:nccl`."""
+        for part in value.split(","):
+            backend = part.rpartition(":")[2].strip()
+            if backend not in BACKEND_PROFILES:
+                message = unknown_value_text(backend, BACKEND_PROFILES)
+                self.problems.error(path, ValueError(message))
 
     def _is_obviously_known(
         self, row: type[Operation], name: str, value: Any, local_names: list[str]
@@ -211,8 +223,7 @@ class ProgramNameChecker:
             elif "splits" not in name and not -_INT32_LIMIT <= found < _INT32_LIMIT:
                 self.problems.add(
                     (*path, *leaf_path),
-                    f"{name}: expected an integer of 32 bits, as torch takes it, "
-                    f"found {int(found)}",
+                    f"{name}: expected a 32-bit integer, as in torch, found {int(found)}",
                 )
 
     def _check_field(
@@ -260,15 +271,17 @@ class ProgramNameChecker:
                 known = sorted(self.scope.groups)
                 self.problems.add(
                     path,
-                    f"unknown group {value}; there are {name_list(known)}"
-                    f"{did_you_mean(value, known)}",
+                    (
+                        f"unknown group {value}; known groups: "
+                        f"{name_list(known)}{did_you_mean(value, known)}"
+                    ),
                 )
             return
         for k, axis in enumerate(value):
             if axis not in self.scope.axes:
                 self.problems.add((*path, k), self.scope.unknown_axis_message(axis))
         if len(set(value)) < len(value):
-            self.problems.add(path, "an axis stands here twice")
+            self.problems.add(path, "the list contains an axis twice")
 
     def _field_path(self, step: ScenarioStep, key: str) -> DataPath:
         """Where a field is written: under its key; a lone scalar, under the operation's name."""

@@ -19,11 +19,11 @@ from distsim.common.message_text import did_you_mean, name_list, value_text
 from distsim.operations.core.field_types import PerRank, expression_field
 from distsim.scenario.format.models.base_model import FormatModel
 from distsim.scenario.format.models.entries import Entry
+from distsim.scenario.format.models.expectations import Expectations
 from distsim.scenario.format.models.launch import LaunchOptions
 from distsim.scenario.format.models.scalars import MAX_WORLD, integer
 from distsim.scenario.format.models.sections import (
     MEMORY_PARTS,
-    Expectations,
     FaultDecl,
     GroupDecl,
     MemoryDecl,
@@ -55,8 +55,10 @@ def read_scenario_fields(document: YamlDocument, problems: ProblemCollector) -> 
         if data is not None or not problems:
             problems.add(
                 (),
-                "expected a scenario, a mapping with `world`, `program` and the like, "
-                f"found {value_text(data)}",
+                (
+                    "expected a scenario (a mapping with `world`, `program` and other keys), "
+                    f"found {value_text(data)}"
+                ),
             )
         problems.raise_any()
         return {}
@@ -183,7 +185,7 @@ class _ScenarioReader:
         value = self.data.get("world")
         if value is None:
             remedy = "`world: 4`, or `world: {nodes: 2, ranks_per_node: 8}`"
-            self.problems.add(("world",), "expected `world`: how many ranks there are", remedy)
+            self.problems.add(("world",), "`world` is missing: the number of ranks", remedy)
             return None
         if isinstance(value, Mapping):
             return self._model(("world",), World, value)
@@ -211,7 +213,7 @@ class _ScenarioReader:
             total = product if len(mesh) == 1 else f"{product} = {prod(mesh.values())}"
             self.problems.add(
                 ("mesh",),
-                f"the mesh does not give the world: it has {total} ranks, the world {world_size}",
+                f"the mesh has {total} ranks, but the world has {world_size}",
             )
         return mesh
 
@@ -241,9 +243,11 @@ class _ScenarioReader:
         if name not in PRESETS:
             self.problems.add(
                 ("cluster",),
-                f"unknown cluster {name}; presets are {name_list(PRESETS)}"
-                f"{did_you_mean(name, PRESETS)}",
-                "a file's name ends in .yaml",
+                (
+                    f"unknown cluster {name}; presets: "
+                    f"{name_list(PRESETS)}{did_you_mean(name, PRESETS)}"
+                ),
+                "a cluster file needs a name that ends in .yaml",
             )
 
     def _inline_cluster(self, data: dict[str, Any]) -> dict[str, Any]:
@@ -307,8 +311,8 @@ class _ScenarioReader:
         if "program" not in self.data:
             self.problems.add(
                 ("program",),
-                "expected `program`: what the ranks do, a list of entries",
-                "`program: []` does nothing",
+                "`program` is missing: the list of calls",
+                "for an empty program write `program: []`",
             )
         reader = StepReader(self.problems)
         return reader.entries(self.data.get("program", ()), ("program",), iterations)
@@ -321,10 +325,10 @@ class _ScenarioReader:
                 remedy = ""
                 if name in MEMORY_PARTS:
                     example = f"`memory: {{rank: {{{name}: {value_text(value)}}}}}`"
-                    remedy = f"an entry has a name of its own: {example}"
+                    remedy = f"each entry needs a name: {example}"
                 message = (
-                    "expected what ranks hold, as `{parameters: 4 GiB}`, "
-                    f"found {value_text(value)}"
+                    "expected the memory of ranks, such as `{parameters: 4 GiB}`, found "
+                    f"{value_text(value)}"
                 )
                 self.problems.add(path, message, remedy)
                 continue
@@ -341,7 +345,7 @@ class _ScenarioReader:
         if not isinstance(value, list | tuple):
             self.problems.add(
                 ("faults",),
-                f"expected a list of faults, each after a dash, found {value_text(value)}",
+                f"expected a list of faults, each with a dash, found {value_text(value)}",
             )
             return ()
         found = []
@@ -370,7 +374,7 @@ class _ScenarioReader:
             tensor = tensors.get(name)
             if tensor is not None and tensor.dtype != "bool" and _expects_bool(numbers):
                 self.problems.add(
-                    path, f"{reference} holds numbers; expected numbers, found true or false"
+                    path, f"{reference} contains numbers; expected numbers, found true or false"
                 )
             if name not in scope.tensors:
                 self.problems.add(path, scope.unknown_tensor_message(reference), at_key=True)

@@ -6,8 +6,8 @@ import re
 from typing import Any, NamedTuple
 
 from distsim.common.message_text import did_you_mean, name_list, value_text
-from distsim.operations.core.field_help import torch_argument_names
 from distsim.operations.core.operation_base import Operation
+from distsim.operations.core.torch_arguments import torch_argument_names
 from distsim.operations.registry import OPERATION_ALIASES, OPERATIONS
 from distsim.scenario.format.reading.operation_fields import model_fields_by_key, operation_row
 from distsim.scenario.strategies import STRATEGIES
@@ -17,7 +17,7 @@ _PYTHON_CALL = re.compile(
     r"(?:(?:torch\.)?(?:distributed|dist)\.)?([A-Za-z_]\w*)\((.*)\)?", re.DOTALL
 )
 _SECOND_ENTRY_MESSAGE = (
-    "a second entry stands in this one: its dash is indented further than the one before"
+    "this entry contains a second entry: its dash is indented further than the previous one"
 )
 #: Names of fields in other libraries, with the names here.
 _FOREIGN_FIELD_NAMES = {
@@ -50,10 +50,10 @@ def entry_list_text_message(text: str) -> StepMessage | None:
     if text.startswith("-"):
         words = text[1:].split()
         first_word = words[0] if words else ""
-        return StepMessage("a blank is missing after the dash", f"write `- {first_word}`")
+        return StepMessage("a space is missing after the dash", f"write `- {first_word}`")
     if _contains_second_entry(text):
         return StepMessage(
-            _SECOND_ENTRY_MESSAGE, "put the dashes of a list in one column, one before each entry"
+            _SECOND_ENTRY_MESSAGE, "align the dashes of a list in one column, one for each entry"
         )
     return None
 
@@ -62,13 +62,13 @@ def entry_text_message(text: str) -> StepMessage:
     """What is wrong with a text in place of an entry that names no operation."""
     name, colon, rest = text.partition(":")
     if colon and (name in OPERATIONS or name in OPERATION_ALIASES):
-        message = f"a blank is missing after the colon: write `{name}: {rest.strip()}`"
+        message = f"a space is missing after the colon: write `{name}: {rest.strip()}`"
         return StepMessage(message, offset=len(name))
     if _contains_second_entry(text):
-        return StepMessage(_SECOND_ENTRY_MESSAGE, "put the dashes of a list in one column")
+        return StepMessage(_SECOND_ENTRY_MESSAGE, "align the dashes of a list in one column")
     call = _PYTHON_CALL.fullmatch(text)
     if call is not None:
-        message = f"{call[1]} is written as a call; a step is a mapping"
+        message = f"{call[1]} is written as a function call; a step is a mapping"
         return StepMessage(message, _call_as_mapping(call[1], call[2]))
     if text == "repeat":
         return StepMessage("repeat needs `times` and `steps`")
@@ -82,7 +82,7 @@ def _contains_second_entry(text: str) -> bool:
 
 def unknown_step_message(name: object) -> str:
     known = [*OPERATIONS, *OPERATION_ALIASES, *STRATEGIES, "repeat", "ranks", "steps"]
-    hint = did_you_mean(name, known) or "; `distsim explain` lists the operations there are"
+    hint = did_you_mean(name, known) or "; `distsim explain` lists the operations"
     return f"unknown step {value_text(name)}{hint}"
 
 
@@ -133,19 +133,19 @@ def _signature_names(row: type[Operation]) -> list[str]:
 def unknown_field_message(row: type[Operation], name: str, key: Any) -> StepMessage:
     """For a field that an operation does not have: torch's name of a field, or a misspelt one."""
     known = model_fields_by_key(row)
-    message = f"unknown field {key} in {name}; it has {name_list(known, 20)}"
+    message = f"unknown field {key} in {name}; its fields: {name_list(known, 20)}"
     # torch's name -> the field here; "" if there is none
     field_of_argument = torch_argument_names(row.op, set(known))
     meant = field_of_argument.get(key) if isinstance(key, str) else None
     if meant is None:
         return StepMessage(message + _similar_field_hint(key, known))
     if meant == "":
-        return StepMessage(message, f"torch's {key} has no counterpart in a file: leave it out")
+        return StepMessage(message, f"torch's {key} has no counterpart in a scenario: remove it")
     example = next(iter(row.model_fields[known[meant]].examples or ()), "…")
     shown = "true" if example is True else example
     return StepMessage(
         f"{message}; did you mean {meant}?",
-        f"torch's {key} is `{meant}` in a file: `{meant}: {shown}`",
+        f"write `{meant}: {shown}` for torch's {key}",
     )
 
 

@@ -86,7 +86,7 @@ class StepReader:
         if not isinstance(value, list | tuple):
             self.problems.add(
                 context.path,
-                f"expected a list of entries, each after a dash, found {value_text(value)}",
+                f"expected a list of entries, each with a dash, found {value_text(value)}",
             )
             return ()
         found = [self._entry(item, context.below(k)) for k, item in enumerate(value)]
@@ -135,8 +135,10 @@ class StepReader:
             if "ranks" in item:
                 self.problems.add(
                     (*path, "ranks"),
-                    "expected a rank, a list of ranks, or a condition as `stage == 0`, "
-                    "found nothing",
+                    (
+                        "expected a rank, a list of ranks, or a condition such as `stage == 0`, "
+                        "found nothing"
+                    ),
                 )
             return None
         try:
@@ -149,7 +151,7 @@ class StepReader:
     def _report_unknown_steps(self, keys: list[Any], path: DataPath) -> None:
         if not keys:
             self.problems.add(
-                path, "expected an operation, or `steps` beside `ranks`: this entry does nothing"
+                path, "this entry does nothing: expected an operation, or `steps` with `ranks`"
             )
         for key in keys:
             self.problems.add((*path, key), unknown_step_message(key), at_key=True)
@@ -158,21 +160,26 @@ class StepReader:
         """Keys of an entry besides its selector and its first operation."""
         operation = known[0]
         for key in known[1:]:
-            message = f"two operations in one entry, {operation} and {key}: put a dash before {key}"
+            message = (
+                f"this entry has two operations, {operation} and {key}: put a dash before {key}"
+            )
             self.problems.add((*path, key), message, at_key=True)
         for key in keys:
             if key in known:
                 continue
             remedy = ""
             if key == "steps":
-                message = f"an entry is an operation or a block: `steps` stands beside {operation}"
+                message = (
+                    "an entry is either an operation or a block, but this one has both "
+                    f"{operation} and `steps`"
+                )
             elif _is_field_of(operation, key):
-                message = f"{key} is a field of {operation}, but stands beside it"
+                message = f"{key} is a field of {operation}, but is not indented under it"
                 remedy = f"indent {key} further than {operation}"
             else:
                 message = (
-                    f"unknown key {key} beside {operation}; only `ranks` may stand there"
-                    f"{did_you_mean(key, ['ranks'])}"
+                    f"unknown key {key} next to {operation}; only `ranks` is allowed "
+                    f"there{did_you_mean(key, ['ranks'])}"
                 )
             self.problems.add((*path, key), message, remedy, at_key=True)
 
@@ -184,8 +191,10 @@ class StepReader:
             if key != "steps":
                 self.problems.add(
                     (*context.path, key),
-                    f"unknown key {key} in a block; it has `ranks` and `steps`"
-                    f"{did_you_mean(key, ['ranks'])}",
+                    (
+                        f"unknown key {key} in a block; its keys: `ranks` and "
+                        f"`steps`{did_you_mean(key, ['ranks'])}"
+                    ),
                     at_key=True,
                 )
         line, column = self._place(context.path)
@@ -195,7 +204,9 @@ class StepReader:
     def _repeat(self, value: Any, ranks: Selector, context: _EntryContext) -> ScenarioRepeat | None:
         path = (*context.path, "repeat")
         if context.in_batch:
-            self.problems.add(path, "a batch holds isend and irecv only, found repeat", at_key=True)
+            self.problems.add(
+                path, "a batch may contain only isend and irecv, found repeat", at_key=True
+            )
         if not isinstance(value, dict):
             self.problems.add(
                 path, f"expected `repeat: {{times, index, steps}}`, found {value_text(value)}"
@@ -218,8 +229,10 @@ class StepReader:
             if key not in _REPEAT_KEYS:
                 self.problems.add(
                     (*path, key),
-                    f"unknown key {key} in repeat; it has {name_list(_REPEAT_KEYS)}"
-                    f"{did_you_mean(key, _REPEAT_KEYS)}",
+                    (
+                        f"unknown key {key} in repeat; its fields: "
+                        f"{name_list(_REPEAT_KEYS)}{did_you_mean(key, _REPEAT_KEYS)}"
+                    ),
                     at_key=True,
                 )
 
@@ -266,7 +279,7 @@ class StepReader:
             return None  # a strategy that could not be expanded; the reason is noted
         if row is None or (context.in_batch and row.op not in BATCH_OPS):
             self.problems.add(
-                path, f"a batch holds isend and irecv only, found {name}", at_key=bool(keys)
+                path, f"a batch may contain only isend and irecv, found {name}", at_key=bool(keys)
             )
             return None
         fields = self._fields(row, name, value, path)
@@ -277,7 +290,7 @@ class StepReader:
             fields.values["ops"] = self._entries(fields.values["ops"], inner)
         if context.in_batch and "as" in fields.values:
             self.problems.add(
-                (*path, "as"), "a batch has one handle: put `as` beside `ops`", at_key=True
+                (*path, "as"), "a batch has a single handle: write `as` next to `ops`", at_key=True
             )
         line, column = self._place(context.path, *keys)
         op = self._validated(row, fields, name, path)
@@ -301,9 +314,9 @@ class StepReader:
             return _StepFields({first: value}, {first: path})
         known = model_fields_by_key(row)
         if known:
-            remedy = f"`{name}: {{…}}`; it has {name_list(known)}"
+            remedy = f"`{name}: {{…}}`; its fields: {name_list(known)}"
         else:
-            remedy = f"it has no fields: `- {name}`"
+            remedy = f"{name} has no fields: `- {name}`"
         self.problems.add(
             path, f"expected the fields of {name} as a mapping, found {value_text(value)}", remedy
         )
@@ -350,18 +363,16 @@ def repeat_count_error(times: Any, rounds: int) -> str | None:
     if times is None:
         return None
     if isinstance(times, bool) or times != int(times) or times < 0:
-        return (
-            f"expected how often to repeat, an integer of zero or more, found {value_text(times)}"
-        )
+        return f"expected a number of repetitions, 0 or more, found {value_text(times)}"
     if times > MAX_REPEAT_TIMES:
         return (
-            f"repeat is bounded: at most {MAX_REPEAT_TIMES} times, found {int(times)}; "
-            "every call is simulated"
+            f"a repeat may have at most {MAX_REPEAT_TIMES} repetitions, found {int(times)}; "
+            "distsim simulates every call"
         )
     if times * rounds > MAX_REPEAT_ROUNDS:
         return (
-            f"repeat is bounded: nested repeats (and iterations) make {int(times) * rounds} "
-            f"rounds here, at most {MAX_REPEAT_ROUNDS}; every call is simulated"
+            f"nested repeats and iterations make {int(times) * rounds} repetitions here; at "
+            f"most {MAX_REPEAT_ROUNDS} are allowed, because distsim simulates every call"
         )
     return None
 

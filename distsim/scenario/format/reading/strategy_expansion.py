@@ -234,7 +234,7 @@ class _StrategyExpander:
             self.problems.add(
                 path,
                 f"expected the fields of {model.name} as a mapping, found {value_text(value)}",
-                f"`{model.name}: {{…}}`; it has {name_list(known)}",
+                f"`{model.name}: {{…}}`; its fields: {name_list(known)}",
             )
             return None
         fields = {key: self._expanded_inside(item, (*path, key)) for key, item in value.items()}
@@ -263,7 +263,7 @@ class _StrategyExpander:
             if isinstance(count, int) and count > MAX_EXPANDED_PARTS:
                 self.problems.add(
                     (*path, key),
-                    f"{key} comes to {count}; at most {MAX_EXPANDED_PARTS} are laid out one by one",
+                    f"{key} is {count}; the limit is {MAX_EXPANDED_PARTS}",
                 )
                 return False
         return True

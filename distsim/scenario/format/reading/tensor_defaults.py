@@ -69,12 +69,16 @@ class _TensorDefaults:
                 candidates = [known for known in self.names if known != name]
                 self.problems.add(
                     path,
-                    f"unknown tensor {other}; declared are {name_list(self.names)}"
-                    f"{did_you_mean(other, candidates)}",
+                    (
+                        f"unknown tensor {other}; declared tensors: "
+                        f"{name_list(self.names)}{did_you_mean(other, candidates)}"
+                    ),
                 )
             return False
         if other in chain:
-            self.problems.add(path, f"{name} is like itself: {' -> '.join((*chain, other))}")
+            self.problems.add(
+                path, (f"{name} refers to itself through `like`: {' -> '.join((*chain, other))}")
+            )
             return False
         return True
 
@@ -86,7 +90,7 @@ def _with_inferred_shape(name: str, tensor: TensorDecl, problems: ProblemCollect
     if sizes is None:
         problems.add(
             ("tensors", name, "value"),
-            "the lists of values have different lengths; their shape can't be told",
+            "the lists of values have different lengths, so the tensor has no shape",
         )
         return tensor
     return _copy_with(tensor, {"shape": tuple(expression_field(n) for n in sizes)})

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from distsim.common.field_parsing import FieldSchema, describe_fields
+from distsim.common.field_parsing import FieldSchema
 from distsim.hardware.cluster import (
     PRESETS,
     Cluster,
@@ -22,7 +22,6 @@ from distsim.hardware.cluster import (
 )
 from distsim.operations.core.field_schemas import quantity_schema
 from distsim.scenario.format.models.cluster_quantities import quantity_codec_of
-from distsim.scenario.format.models.field_help import FIELD_HELP
 
 #: The models inside a cluster, by the name of their definition. All their keys are optional there,
 #: because a mapping may change single keys of a preset.
@@ -40,9 +39,7 @@ DEFINITION_NAMES: dict[type[BaseModel], str] = {
 _TYPE_NAMES = {str: "string", bool: "boolean", int: "integer", float: "number"}
 #: Attributes of Pydantic's constraints, and the keywords of JSON Schema.
 _BOUND_KEYWORDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum"}
-describe_fields(Cluster, FIELD_HELP, "Cluster")
-for _name, _model in CLUSTER_MODELS.items():
-    describe_fields(_model, FIELD_HELP, _name)
+_PRESET_HELP = "Preset that provides the omitted keys."
 
 
 def cluster_schema(name: str = "Cluster") -> dict[str, object]:
@@ -59,7 +56,7 @@ def cluster_schema(name: str = "Cluster") -> dict[str, object]:
     if model is not Cluster:
         return found
     found["properties"] = {
-        "preset": {"enum": list(PRESETS), "description": FIELD_HELP["Cluster.preset"].about},
+        "preset": {"enum": list(PRESETS), "description": _PRESET_HELP},
         **properties,
     }
     return {**found, "if": {"required": ["preset"]}, "else": _required_keys(model)}

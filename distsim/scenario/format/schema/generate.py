@@ -18,7 +18,6 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 from distsim.common import units
 from distsim.common.field_parsing import FieldSchema
 from distsim.hardware.cluster import PRESETS
-from distsim.operations.core.field_help import torch_argument_names
 from distsim.operations.core.field_schemas import SCHEMA_DEFINITIONS
 from distsim.operations.core.field_types import (
     DTYPE_SCHEMA,
@@ -27,9 +26,10 @@ from distsim.operations.core.field_types import (
     VALUE_SCHEMA,
 )
 from distsim.operations.core.operation_base import Operation
+from distsim.operations.core.torch_arguments import torch_argument_names
 from distsim.operations.registry import OPERATION_ALIASES, OPERATIONS
 from distsim.scenario.format.models.base_model import FormatModel
-from distsim.scenario.format.models.sections import DurationBounds
+from distsim.scenario.format.models.expectations import DurationBounds
 from distsim.scenario.format.models.top_level import (
     BATCH_OPS,
     SECTION_MODELS,
@@ -261,7 +261,7 @@ def _torch_name_schema(op: str, name: str, field: str) -> dict[str, object]:
     if field:
         message = f"unknown field {name} in {op}; did you mean {field}?"
     else:
-        message = f"torch's {name} has no counterpart in {op}; leave it out"
+        message = f"torch's {name} has no counterpart in {op}; remove it"
     return {
         "not": {},
         "errorMessage": message,

@@ -17,7 +17,7 @@ from distsim.common import units
 from distsim.operations.core.field_schemas import QUANTITY_DEFINITIONS
 from distsim.operations.core.resolved_call import DTYPE_BYTES
 from distsim.operations.registry import OPERATION_ALIASES, OPERATIONS
-from distsim.scenario.format.models.sections import DurationBounds, Expectations
+from distsim.scenario.format.models.expectations import DurationBounds, Expectations
 from distsim.scenario.format.models.top_level import (
     SECTION_MODELS,
     BlockFields,
@@ -187,7 +187,7 @@ _DEFINITION_TEXTS = {
     "selector": "a rank, a list of ranks, or a condition",
     "value": "numbers or expressions, nested in lists",
     "expected": "a number, a list of numbers, or `?`",
-    "numbers": "numbers, alone or by rank",
+    "numbers": "numbers, also by rank",
     "preset": "the name of a preset",
     "entry": "an entry",
     "name": "a name",
@@ -217,7 +217,7 @@ def _bounded_type_text(kind: str, schema: Schema) -> str:
         items = schema.get("items", {})
         return f"a list of {_plural(_type_text(items))}" if items else "a list"
     if kind == "object" and "else" in str(schema.get("propertyNames", "")):
-        return "by rank: `{0: …, else: …}`"
+        return "a mapping by rank: `{0: …, else: …}`"
     low, high = schema.get("minimum"), schema.get("maximum")
     if low is None:
         return _TYPE_TEXTS[kind]

@@ -25,82 +25,92 @@ _MISSING_KEY = "needed"
 _REMEDIES_BY_MESSAGE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"found the unit .*did you mean (\S+)\?", "write the unit as `{1}`"),
     (r"expected true or false", "write `true` or `false`"),
-    (r"in quotes is a number", "leave the quotes out: a rank is named by its number"),
-    (r"expected either `(\w+)`.* or `(\w+)`|found both", "give one of them, and not both"),
-    (r"expected `async: true` beside `as`", "add `async: true`"),
+    (r"in quotes is a number", "remove the quotes: a rank is a number"),
+    (r"expected either `(\w+)`.* or `(\w+)`|found both", "keep one of them"),
+    (r"`as` needs `async: true`", "add `async: true`"),
     (
-        r"unknown (?:key|field|step) '?([^';]+?)'?(?: in [^;]*| beside [^;]*)?[;,]"
+        r"unknown (?:key|field|step) '?([^';]+?)'?(?: in [^;]*| next to [^;]*)?[;,]"
         r".*did you mean ([\w.]+)\?",
-        "write `{2}` in place of `{1}`",
+        "write `{2}` instead of `{1}`",
     ),
-    (r"did you mean ([\w./-]+)\?$", "write `{1}`"),
-    (r"torch calls it avg", "write `op: avg`"),
+    (r"did you mean '?([\w./-]+)'?\?$", "write `{1}`"),
     (r"it compares with `==`", "write `==` to compare"),
     (r"`(.*)` is not an expression", lambda match: _expression_remedy(match[1])),
-    (r"a division with `/`", "write `//`: it rounds down"),
+    (r"a division with `/`", "write `//`, which rounds down"),
     (r"a power \(", "multiply: `n * n`"),
-    (r"`(in|not in)`", "write `rank == 1 or rank == 2`; for ranks that are known, `ranks: [1, 2]`"),
+    (r"`(in|not in)`", "write `rank == 1 or rank == 2`; for fixed ranks, `ranks: [1, 2]`"),
     (r"`([|&~^])`|`(is|is not)`", "write `and`, `or`, `not`, `==` or `!=`"),
     (
         r"allowed are numbers, names.*$",
-        "use arithmetic, comparisons, min and max alone; "
-        "`distsim explain expressions` shows what there is",
+        "use only arithmetic, comparisons, min and max; see `distsim explain expressions`",
     ),
     (r"write (`[^`]+`)", "write {1}"),
-    (r"put a dash before (\w+)", "`- {1}: …` on a line of its own is a second entry"),
-    (r"^repeat needs|expected `repeat:", "as `repeat: {{times: 4, index: m, steps: [barrier]}}`"),
-    (r"this entry does nothing", "add what they do: `steps: [barrier]`, or an operation"),
-    (r": swap them$", "give `at_most` the larger of the two"),
-    (r"needs its `(\w+)`, as (.*)$", "add `{1}: {2}`"),
-    (r"expected one of `ranks`, `axes` and `by`", "give one of the three, as `{{ranks: [0, 1]}}`"),
+    (r"put a dash before (\w+)", "write `- {1}: …` on its own line for a second entry"),
+    (
+        r"^repeat needs|expected `repeat:",
+        ("for example `repeat: {{times: 4, index: m, steps: [barrier]}}`"),
+    ),
+    (r"this entry does nothing", "add an operation, or `steps: [barrier]`"),
+    (r"is greater than `at_most`", "swap the two values"),
+    (r"needs its `(\w+)`, such as (.*)$", "add `{1}: {2}`"),
+    (
+        r"expected one of `ranks`, `axes` and `by`",
+        ("give one of the three, for example `{{ranks: [0, 1]}}`"),
+    ),
     (r"^(\S+) needs `(\w+)`", _MISSING_KEY),
     (r"unknown tensor (\w+)", "declare it: `tensors: {{{1}: {{shape: [4]}}}}`"),
     (
         r"unknown group (\w+)",
-        "an axis of `mesh` is a group; or declare it: `groups: {{{1}: [0, 1]}}`",
+        "use an axis of `mesh`, or declare the group: `groups: {{{1}: [0, 1]}}`",
     ),
     (r"unknown axis (\w+)", "add it to the mesh: `mesh: {{{1}: 2, …}}`"),
-    (r"unknown handle (\w+)", "bind it where the request starts: `as: {1}`"),
-    (r"unknown name (\w+) in an expression", "a var defines it: `vars: {{{1}: 4}}`"),
-    (r"the var (\w+) is defined further down", "move {1} above it"),
+    (r"unknown handle (\w+)", "add `as: {1}` to the call that starts the request"),
+    (r"unknown name (\w+) in an expression", "define it: `vars: {{{1}: 4}}`"),
+    (r"the variable (\w+) is defined further down", "move {1} above it"),
     (
-        r"known beside a `group:` only",
-        "add `group: …` to the step, or count with `rank` and `world_size`",
+        r"only available in a step with `group:`",
+        "add `group: …` to the step, or use `rank` and `world_size`",
     ),
-    (r"known in `value:` only", "count with `rank`, or put it under `value:` of the tensor"),
+    (r"only available in `value:`", "use `rank`, or move the expression to `value:` of the tensor"),
     (
         r"is outside the world of (\d+)|is outside the world",
-        "ranks count from 0; `world` says how many there are",
+        "ranks start at 0; `world` sets their number",
     ),
-    (r"already (?:a word|an axis|the size|a var|a group|an index)", "give it another name"),
-    (r"is already the index", "give the inner one another name"),
-    (r"stands here twice", "keep one of them, or give one another name"),
     (
-        r"the mesh does not give the world",
-        "the sizes of the axes, multiplied, are the number of ranks",
+        r"already (?:a built-in name|an axis|the size|a variable|a group|an index)",
+        "choose another name",
     ),
-    (r"a batch holds isend and irecv only", "put it before or after the batch"),
-    (r"batch has one handle", "`batch_isend_irecv: {{ops: […], as: h}}`"),
-    (r"repeat is bounded", "simulate fewer rounds: they repeat themselves"),
+    (r"is already the index", "choose another name for the inner index"),
+    (r"is listed twice", "keep one of them, or rename one"),
+    (
+        r"the mesh has .* ranks, but the world",
+        "the product of the axis sizes must be the number of ranks",
+    ),
+    (r"a batch may contain only isend and irecv", "move it before or after the batch"),
+    (r"batch has a single handle", "`batch_isend_irecv: {{ops: […], as: h}}`"),
+    (r"a repeat may have at most|nested repeats and iterations", "use fewer repetitions"),
     (r"unknown step", "`distsim explain` lists the steps"),
     (
         r"is not the same|same on every rank",
-        "use vars, the sizes of axes and `world_size`, which all ranks know alike",
+        "use variables, axis sizes and `world_size`, which are the same on all ranks",
     ),
-    (r"division by zero", "see which value the divisor has, on every rank"),
-    (r"(?:number|result) is too large", "take a smaller number"),
-    (r"at most \d+ are (?:allowed|simulated)|too large", "make it smaller"),
-    (r"names a rank twice|stands here twice|name a rank twice", "name each once"),
+    (r"division by zero", "check the value of the divisor on every rank"),
+    (r"(?:number|result) is too large", "use a smaller number"),
+    (r"at most \d+ are (?:allowed|simulated)|the limit is \d+|too large", "make it smaller"),
+    (
+        r"lists? a rank twice|is listed twice|contains an axis twice|name a rank twice",
+        "name each once",
+    ),
     (
         r"can't be (?:added|subtracted|compared|divided|joined|chosen from)",
-        "give both the same unit, as `3 ms + 200 us`",
+        "use the same kind of unit for both, such as `3 ms + 200 us`",
     ),
     (r"no quantity that there is", "multiply or divide a quantity by a plain number"),
-    (r"has no entry in a per-rank mapping", "add the rank, or `else: …` for all others"),
-    (r"is like itself", "give one of them a `shape`"),
+    (r"has no entry in a per-rank mapping", "add the rank, or `else: …` for all other ranks"),
+    (r"refers to itself through `like`", "give one of them a `shape`"),
     (r"have different lengths", "make the lists equally long, or give a `shape`"),
-    (r"each after a dash", "write each on a line of its own, after `- `"),
-    (r"found an empty text", "write something there, or leave the key out"),
+    (r"each after a dash", "write each on its own line after `- `"),
+    (r"found an empty string", "write a value, or remove the key"),
 )
 
 
@@ -110,7 +120,7 @@ _SINGLE_EQUALS = re.compile(r"(?<![=<>!])=(?!=)")
 def _expression_remedy(text: str) -> str:
     """The likely mistake in a text that is no expression."""
     if _SINGLE_EQUALS.search(text):
-        return f"`=` gives a value, `==` compares: write `{_SINGLE_EQUALS.sub('==', text)}`"
+        return f"use `==` to compare: write `{_SINGLE_EQUALS.sub('==', text)}`"
     if "&&" in text or "||" in text:
         return f"write `{text.replace('&&', 'and').replace('||', 'or')}`"
     if text.startswith("!") or " !" in text:
@@ -118,7 +128,7 @@ def _expression_remedy(text: str) -> str:
     if text.count("(") != text.count(")"):
         return _parenthesis_remedy(text)
     if has_units(text):
-        return "this key takes a plain number: leave the unit out"
+        return "this key needs a plain number: remove the unit"
     if re.search(r"[-+*/%<>=]\s*$|\b(?:and|or|not|if|else)\s*$", text):
         return "something is missing after the last operator"
     if re.match(r"\s*[*/%<>=]", text):
@@ -184,17 +194,17 @@ def _step_remedy(name: str, message: str) -> str:
     from distsim.scenario.format.schema.generate import inline_yaml
 
     row = OPERATIONS.get(OPERATION_ALIASES.get(name, name))
-    page = f"`distsim explain {name}` has its fields"
+    page = f"`distsim explain {name}` lists the fields"
     if message.startswith("unknown"):
-        return f"leave it out; {page}"
+        return f"remove it; {page}"
     if row is None:
         return page
     first = row.first_field
     if first is not None and "expected" in message and "`" + first not in message:
         info = next(i for key, i in row.model_fields.items() if (i.alias or key) == first)
         example = next(iter(info.examples or ()), "…")
-        return f"as `{name}: {inline_yaml(example)}`; {page}"
-    return f"as `{row.words.example.splitlines()[0].removeprefix('- ')}`; {page}"
+        return f"for example `{name}: {inline_yaml(example)}`; {page}"
+    return f"for example `{row.words.example.splitlines()[0].removeprefix('- ')}`; {page}"
 
 
 def _key_remedy(path: tuple[str | int, ...], key: FormatKey | None, message: str) -> str:
@@ -207,10 +217,10 @@ def _key_remedy(path: tuple[str | int, ...], key: FormatKey | None, message: str
         return "`distsim explain scenario` lists the keys of the file"
     page = f"`distsim explain {_explain_argument(key)}`"
     if message.startswith("unknown key"):
-        return f"leave it out; {page} lists what may stand there"
+        return f"remove it; {page} lists the valid keys"
     if key.example:
-        return f"as `{key.name}: {key.example}`; {page} has more"
-    return f"{page} says what may stand there"
+        return f"for example `{key.name}: {key.example}`; {page} shows more"
+    return f"{page} describes the valid values"
 
 
 def _explain_argument(key: FormatKey) -> str:

@@ -71,8 +71,8 @@ class _DataConstructor:
         if self.nodes_left < 0:
             self._problem(
                 node,
-                "aliases (`*name`) unfold to too much: more than 200 000 nodes",
-                "write the repeated part once, with `repeat`",
+                "aliases (`*name`) expand to more than 200 000 nodes",
+                "use `repeat` for the repeated part",
             )
             raise _AliasBomb
         if node.id == "scalar":
@@ -83,7 +83,7 @@ class _DataConstructor:
             )
         if id(node) in self.open_nodes:
             self._problem(
-                node, "an alias (`*name`) stands inside what it repeats", "write that part out"
+                node, "an alias (`*name`) is inside the part that it repeats", "write that part out"
             )
             raise _AliasBomb
         self.open_nodes.add(id(node))
@@ -96,7 +96,7 @@ class _DataConstructor:
             self._problem(
                 node,
                 f"a tag ({value_text(node.tag)}) is not allowed in a scenario",
-                "leave it out; quote what is a text",
+                "remove it, or quote the string",
             )
             return node.value
         if node.tag == "" and _TOO_LARGE_INTEGER.fullmatch(node.value):
@@ -163,8 +163,8 @@ class _DataConstructor:
     def _comma_problem(self, node: object, text: str) -> None:
         self._problem(
             node,
-            f'quote an expression that holds a comma: "{text}"',
-            "inside { } and [ ] YAML ends a plain text at a comma",
+            f'quote an expression that contains a comma: "{text}"',
+            "inside { } and [ ], a comma ends an unquoted string in YAML",
         )
 
     def _lacks_blank(self, result: PositionedMap, key_node: Any, value_node: Any) -> bool:
@@ -176,7 +176,7 @@ class _DataConstructor:
             return False
         key, text = match[1], match[2]
         self._problem(
-            key_node, f"a blank is missing after the colon: write `{key}: {text}`", offset=len(key)
+            key_node, f"a space is missing after the colon: write `{key}: {text}`", offset=len(key)
         )
         if _is_empty(value_node):
             is_integer = text.isascii() and text.isdigit() and len(text) < 16
@@ -189,7 +189,7 @@ class _DataConstructor:
             self._problem(
                 key_node,
                 f"a key must be a name or an integer, found a {key_node.id}",
-                "write the mapping out, key by key",
+                "write the keys of the mapping here",
             )
             return None
         key = self._scalar(key_node)
@@ -199,7 +199,7 @@ class _DataConstructor:
             self._problem(
                 key_node,
                 f"a key must be a name or an integer, found {value_text(key)}",
-                "quote it, if it is a text",
+                "quote it if it is a string",
             )
             return None
         if key == "<<" and key_node.tag == "":
@@ -209,7 +209,7 @@ class _DataConstructor:
             return None
         if key in result:
             line = _line_of_key(result, key)
-            self._problem(key_node, f"the key {key} stands here twice; first in line {line}")
+            self._problem(key_node, f"the key {key} is listed twice; first in line {line}")
             return None
         return key
 

@@ -186,7 +186,7 @@ def compose(document: YamlDocument) -> object:
     except NestingTooDeep as error:
         spot = document.spot_of(error.args[0])
         message = f"nested deeper than {MAX_DEPTH} levels"
-        hint = "close the brackets, or write it flatter"
+        hint = "close the brackets, or use fewer levels"
         raise ScenarioErrors(
             (ScenarioProblem(spot.file, spot.line, spot.column, message, spot.source_line, hint),)
         ) from None
@@ -221,32 +221,29 @@ def _yaml_problem(document: YamlDocument, error: yaml.MarkedYAMLError) -> Scenar
     hint = ""
     glued = _COLON_WITHOUT_SPACE.search(document.line(line)[:column])
     if "expected a single document" in str(error.context):
-        what = "a scenario file holds one document; here another one starts"
+        what = "a scenario file contains one document, but a second one starts here"
         hint = "remove the line `---`, or split the file"
     elif "\\t" in what or "\t" in document.line(line)[:column]:
-        hint = "indent with blanks; YAML takes no tabs there"
+        hint = "indent with spaces; YAML does not allow tabs here"
     elif glued is not None:
         column = glued.end(1) + 1
-        what = "a blank is missing after the colon"
+        what = "a space is missing after the colon"
         hint = f"write `{glued[1]}: {glued[2]}`"
     elif "undefined alias" in what:
         hint = (
-            "an alias `*name` repeats what an anchor `&name` marks before it; "
-            "quote a text that starts with `*`"
+            "an alias `*name` needs an anchor `&name` before it; quote a string that starts with "
+            "`*`"
         )
     elif (found := diagnose_syntax(document.lines, line, column, what)) is not None:
         line, column, what, hint = found
     elif "mapping values are not allowed" in what:
-        hint = (
-            "quote a text that holds a colon and a blank; "
-            "a key stands on a line of its own or inside { }"
-        )
+        hint = "quote a string that contains `: `; write each key on its own line or inside { }"
     elif error.context and error.context_mark and error.context_mark.line + 1 != line:
-        hint = f"see line {error.context_mark.line + 1} as well: {error.context}"
+        hint = f"see also line {error.context_mark.line + 1}: {error.context}"
     else:
         hint = (
-            "see the line before as well; "
-            "quote a text that holds one of : # { [ or starts with a sign"
+            "check the previous line too; quote a string that contains one of : # { [ or starts "
+            "with a special character"
         )
     return ScenarioProblem(
         document.file, line, column, f"broken YAML: {what}", document.line(line), hint

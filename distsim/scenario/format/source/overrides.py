@@ -17,8 +17,8 @@ from distsim.scenario.format.source.yaml_nodes import mapping_node, plain_scalar
 #: Top-level keys that a dotted path may create.
 _CREATABLE_KEYS = ("options", "launch", "expect", "vars", "mesh")
 _REMEDY = (
-    "`--set name=value` sets a var or a top-level key; "
-    "`--set tensors.grad.dtype=float16` any other key"
+    "`--set name=value` sets a variable or a top-level key; `--set tensors.grad.dtype=float16` "
+    "sets any other key"
 )
 
 
@@ -54,8 +54,10 @@ def _key_path(root: object, name: str) -> list[str]:
     if name not in TOP_LEVEL_KEYS:
         known = [*_key_names(variables), *TOP_LEVEL_KEYS]
         raise UsageError(
-            f"--set {name}: there is no var and no key of this name "
-            f"(known: {name_list(known, 30)}){did_you_mean(name, known)}",
+            (
+                f"--set {name}: no variable or key has this name (known: "
+                f"{name_list(known, 30)}){did_you_mean(name, known)}"
+            ),
             _REMEDY,
         )
     return [name]
@@ -88,7 +90,7 @@ def _set_node(root: Any, keys: list[str], node: Any, text: str) -> None:
             container = _enter_mapping(container, keys, depth, node)
         else:
             raise UsageError(
-                f"--set {text}: {'.'.join(keys[:depth])} has no keys, it is `{container.value}`",
+                f"--set {text}: {'.'.join(keys[:depth])} is `{container.value}` and has no keys",
                 _scalar_parent_remedy(keys, container, text),
             )
 
@@ -102,7 +104,7 @@ def _scalar_parent_remedy(keys: list[str], scalar: Any, text: str) -> str:
     for key in reversed(keys[1:]):
         body = f"{{{key}: {body}}}"
     changed = f"{{preset: {scalar.value}, {body[1:]}"
-    return f"a preset is changed as a mapping: `--set 'cluster={changed}'`"
+    return f"change a preset with a mapping: `--set 'cluster={changed}'`"
 
 
 def _expand_preset(root: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from distsim.common.errors import ScenarioErrors, ScenarioProblem
+from distsim.common.message_text import value_text
 from distsim.operations.core.field_types import single_errors
 from distsim.scenario.format.source.document import DataPath, YamlDocument
 
@@ -64,7 +65,8 @@ class ProblemCollector:
         """
         for single in single_errors(error):
             full_path = (*path, *getattr(single, "path", ()))
-            self.add(full_path, str(single), offset=getattr(single, "offset", None))
+            message = _with_key(full_path, str(single))
+            self.add(full_path, message, offset=getattr(single, "offset", None))
 
     def raise_any(self) -> None:
         """Raise ScenarioErrors if there are problems; those of `--set` come last."""
@@ -75,6 +77,20 @@ class ProblemCollector:
             key=lambda p: (p.file != self.document.file, p.line, p.column, p.path, p.message),
         )
         raise ScenarioErrors(tuple(ordered[:_MAX_PROBLEMS]))
+
+
+def _with_key(path: DataPath, message: str) -> str:
+    """The message with the key in front if it reports an unknown value.
+
+    The parser of a value does not know the key. If the value is itself a key, the key above it is
+    named.
+    """
+    if not message.startswith("unknown value "):
+        return message
+    keys = [part for part in path if isinstance(part, str)]
+    if keys and message.startswith(f"unknown value {value_text(keys[-1])}"):
+        keys.pop()
+    return f"{keys[-1]}: {message}" if keys else message
 
 
 def problem_at(

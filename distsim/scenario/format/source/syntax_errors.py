@@ -51,7 +51,7 @@ def _unbalanced_bracket(lines: Sequence[str]) -> SyntaxDiagnosis | None:
                 lines,
                 match.start(),
                 f"the quote {match[0]} is not closed",
-                f"put another {match[0]} where the text ends",
+                f"add another {match[0]} at the end of the string",
             )
         if match["open"]:
             if not _starts_flow_value(text, match.start(), bool(stack)):
@@ -65,8 +65,8 @@ def _unbalanced_bracket(lines: Sequence[str]) -> SyntaxDiagnosis | None:
                     return _diagnosis_at(
                         lines,
                         match.start(),
-                        f"`{match[0]}` closes nothing",
-                        "delete it, or open it before",
+                        f"`{match[0]}` has no opening bracket",
+                        "delete it, or add the opening bracket",
                     )
                 continue
             bracket, opened = stack.pop()
@@ -74,8 +74,10 @@ def _unbalanced_bracket(lines: Sequence[str]) -> SyntaxDiagnosis | None:
                 return _diagnosis_at(
                     lines,
                     match.start(),
-                    f"`{match[0]}` can't close the `{bracket}` "
-                    f"of line {_line_number(text, opened)}",
+                    (
+                        f"`{match[0]}` cannot close the `{bracket}` of line "
+                        f"{_line_number(text, opened)}"
+                    ),
                     f"write `{_CLOSING_BRACKETS[bracket]}`",
                 )
     return _unclosed_bracket(lines, *stack[-1]) if stack else None
@@ -110,7 +112,7 @@ def _unclosed_bracket(lines: Sequence[str], bracket: str, opened: int) -> Syntax
         lines,
         opened,
         f"`{bracket}` is not closed",
-        f"put `{_CLOSING_BRACKETS[bracket]}` where it ends",
+        f"add `{_CLOSING_BRACKETS[bracket]}` at its end",
     )
 
 
@@ -157,8 +159,10 @@ def _wrong_indentation(lines: Sequence[str], last: int) -> SyntaxDiagnosis | Non
 
 
 def _indent_between_levels(number: int, blanks: int, low: int, high: int) -> SyntaxDiagnosis:
-    message = f"this line is indented by {blanks} blanks, the lines around it by {low} or {high}"
-    remedy = f"indent it by {high}, or by {low} if it belongs further out"
+    message = (
+        f"this line is indented by {blanks} spaces, but the lines around it by {low} or {high}"
+    )
+    remedy = f"indent it by {high} spaces, or by {low} if it belongs to the outer level"
     return SyntaxDiagnosis(number, blanks + 1, message, remedy)
 
 
@@ -178,9 +182,12 @@ def _indented_below_value(
             f"write `{word}:`",
         )
     message = (
-        f"this line is indented by {blanks} blanks, and the line before it holds a value already"
+        f"this line is indented by {blanks} spaces, but the key on the previous line already has "
+        "a value"
     )
-    return SyntaxDiagnosis(number, blanks + 1, message, f"indent it by {level}, as the line before")
+    return SyntaxDiagnosis(
+        number, blanks + 1, message, (f"indent it by {level}, like the previous line")
+    )
 
 
 def misplaced_colon(lines: Sequence[str], number: int, column: int) -> SyntaxDiagnosis | None:
@@ -193,14 +200,14 @@ def misplaced_colon(lines: Sequence[str], number: int, column: int) -> SyntaxDia
             return SyntaxDiagnosis(
                 number,
                 column,
-                "a text with a colon and a blank in it needs quotes",
+                "a string that contains `: ` needs quotes",
                 f'write `{first}: "{rest}"`',
             )
         value, _, second = rest.partition(",")
         if ":" in value:
             remedy = f"write `{first}: {{{rest}}}`"
         else:
-            remedy = f"write `{first}: {value}`, and `{second.strip()}` on a line of its own"
+            remedy = f"write `{first}: {value}`, and `{second.strip()}` on its own line"
         return SyntaxDiagnosis(
             number, column, f"two keys on one line, {first} and {keys[1][1]}", remedy
         )
@@ -210,7 +217,7 @@ def misplaced_colon(lines: Sequence[str], number: int, column: int) -> SyntaxDia
         return SyntaxDiagnosis(
             number - 1,
             lines[number - 2].index(":") + 1,
-            "a blank is missing after the colon",
+            "a space is missing after the colon",
             f"write `{glued[1]}: {glued[2]}`",
         )
     bare = re.fullmatch(r"(?:- )?([\w.-]+)", above)
@@ -232,6 +239,6 @@ def stray_comma(lines: Sequence[str], number: int, column: int) -> SyntaxDiagnos
             number,
             column,
             "a comma outside brackets",
-            "delete it: entries of a list end with their line",
+            "delete it: each entry of a list ends with its line",
         )
     return None

@@ -17,6 +17,7 @@ from typing import ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from distsim.backends import BACKEND_PROFILES
 from distsim.common.field_parsing import describe_fields
 from distsim.common.message_text import did_you_mean, name_list
 from distsim.scenario.strategies.field_help import FIELD_HELP
@@ -60,6 +61,15 @@ class ExpansionContext(NamedTuple):
     #: The context for validating fields: names that are the same on every rank, as numbers and as
     #: quantities (see `distsim.scenario.strategies.field_quantities`).
     known: Mapping[str, object] = {}
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether collectives of the scenario's backend run on CUDA streams, as with NCCL.
+
+        A backend that does not exist has none; the reader of `backend:` reports it.
+        """
+        profile = BACKEND_PROFILES.get(self.backend)
+        return profile is not None and profile.device
 
     def size_of(self, group: GroupRef | None) -> int:
         """The number of ranks in a group.

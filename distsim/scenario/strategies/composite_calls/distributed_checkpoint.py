@@ -15,6 +15,7 @@ from typing import Annotated, ClassVar, cast
 
 from pydantic import PlainValidator, StrictBool, ValidationInfo, WithJsonSchema
 
+from distsim.backends import SUPPORT_BY_BACKEND
 from distsim.common.message_text import value_text
 from distsim.scenario.strategies.base import (
     Entry,
@@ -166,12 +167,13 @@ class DcpAsyncSave(DcpSave):
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         found = super().refuse(context)
         group = context.groups.get(self.group) if isinstance(self.group, str) else None
-        backend = group.get("backend") if isinstance(group, Mapping) else None
-        if not found and (backend or context.backend) == "nccl":
+        group_backend = group.get("backend") if isinstance(group, Mapping) else None
+        backend = str(group_backend or context.backend)
+        if not found and _has_no_cpu_tensors(backend):
             found.append(
                 (
                     ("group",),
-                    "async_save needs a group with a CPU back end, and this one has nccl alone: "
+                    f"async_save needs a group with a CPU back end, and this one has {backend} alone: "
                     "name a group with "
                     "`backend: gloo`, as init_process_group('cpu:gloo,cuda:nccl') makes",
                 )
@@ -187,6 +189,11 @@ class DcpAsyncSave(DcpSave):
         return Expansion(
             [compute("stage", self.stage), *steps, *beside, *self.present(ends)], inner.tensors
         )
+
+
+def _has_no_cpu_tensors(backend: str) -> bool:
+    support = SUPPORT_BY_BACKEND.get(backend)
+    return support is not None and support.cpu == "no"
 
 
 def _as_async_calls(steps: list[Entry], handle: str, stream: str) -> tuple[list[Entry], list[str]]:

@@ -18,9 +18,7 @@ from typing import ClassVar, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from distsim.backends import BACKEND_PROFILES
-from distsim.common.field_parsing import describe_fields
 from distsim.common.message_text import did_you_mean, name_list
-from distsim.scenario.strategies.field_help import FIELD_HELP
 
 #: Plain data of an entry, or of a declaration, as a YAML file has it.
 Entry = dict[str, object]
@@ -192,12 +190,6 @@ class Strategy(BaseModel):
     first_field: ClassVar[str | None] = None
     #: How a real run of the expansion differs from PyTorch's own class; empty if it does not.
     real_run_note: ClassVar[str] = ""
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
-        """Give the fields their help texts, once per strategy: in the class that sets `name`."""
-        if "name" in cls.__dict__:
-            describe_fields(cls, FIELD_HELP, cls.name)
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         """Why this layout is impossible: (path of the field, sentence) for each problem.

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from distsim.common import units
 from distsim.common.message_text import value_text
@@ -75,8 +75,18 @@ class TrainableLayerFields(LayerFields):
 class LayeredModelStrategy(Strategy):
     """A strategy for a model of layers."""
 
-    layers: tuple[LayerFields, ...]
-    dtype: Dtype = "float32"
+    layers: tuple[LayerFields, ...] = Field(
+        description=(
+            "The model: layers by parameters and times, `count` equal ones at once; one layer "
+            "or a list."
+        ),
+        examples=[[{"params": 1048576, "forward": "1 ms", "backward": "2 ms", "count": 4}]],
+    )
+    dtype: Dtype = Field(
+        default="float32",
+        description="What is sent, and what parameters are held in.",
+        examples=["bfloat16"],
+    )
 
     @field_validator("layers", mode="before")
     @classmethod
@@ -152,10 +162,16 @@ class IntraLayerStrategy(Strategy):
     """``layers`` equal layers, each with the price of its passes; a pass without a price is left
     out. In a stage's `forward:` or `backward:` one of them has a price, alone both."""
 
-    layers: PositiveInt = 1
+    layers: PositiveInt = Field(default=1, description="How many equal layers.", examples=[4])
     #: The cost of one layer's pass on one rank.
-    forward: ComputeCostField | None = None
-    backward: ComputeCostField | None = None
+    forward: ComputeCostField | None = Field(
+        default=None,
+        description="What one forward pass of one part takes: a time, or `{flops, bytes}`.",
+        examples=["2 ms"],
+    )
+    backward: ComputeCostField | None = Field(
+        default=None, description="What one backward pass of one part takes.", examples=["4 ms"]
+    )
 
     @model_validator(mode="after")
     def _has_a_pass(self) -> IntraLayerStrategy:

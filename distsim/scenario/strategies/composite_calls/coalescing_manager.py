@@ -107,10 +107,22 @@ class CoalescingManager(Strategy):
     about: ClassVar[str] = "Collectives of one kind on one group as one launch, with one request."
     first_field: ClassVar[str | None] = "ops"
 
-    ops: CollectiveList
-    is_async: StrictBool = Field(default=False, alias="async")
-    handle: str | None = Field(default=None, alias="as")
-    on: str | None = None
+    ops: CollectiveList = Field(
+        description="The collectives inside the context, which go as one launch.",
+        examples=[[{"all_reduce": {"tensor": "x"}}]],
+    )
+    is_async: StrictBool = Field(
+        default=False,
+        alias="async",
+        description="Start the launch and go on; `as` names the request.",
+        examples=[True],
+    )
+    handle: str | None = Field(
+        default=None, alias="as", description="The handle of the launch's request.", examples=["h"]
+    )
+    on: str | None = Field(
+        default=None, description="The CUDA stream that is current at the call.", examples=["comm"]
+    )
 
     @property
     def conditions(self) -> list[str]:

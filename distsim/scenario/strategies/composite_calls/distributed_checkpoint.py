@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, cast
 
-from pydantic import PlainValidator, StrictBool, ValidationInfo, WithJsonSchema
+from pydantic import Field, PlainValidator, StrictBool, ValidationInfo, WithJsonSchema
 
 from distsim.backends import SUPPORT_BY_BACKEND
 from distsim.common.message_text import value_text
@@ -55,13 +55,30 @@ _PICKLED_NONE_BYTES = 4
 class _CheckpointStrategy(Strategy):
     """What saving and loading have in common: rank 0 of the group makes all plans."""
 
-    group: AxesOrGroup | None = None
+    group: AxesOrGroup | None = Field(
+        default=None,
+        description=(
+            "Who takes part; left out: the axis `dp` where the mesh has one, else all ranks."
+        ),
+        examples=["dp"],
+    )
     #: Bytes of each rank's plan, pickled; and of what rank 0 gives each back (a list, or one size
     #: for all).
-    plan: SizeByRank
-    global_plan: ObjectSizes | None = None
+    plan: SizeByRank = Field(
+        description="Bytes of each rank's plan, pickled; by rank where they differ.",
+        examples=[{0: "40 KiB", "else": "12 KiB"}],
+    )
+    global_plan: ObjectSizes | None = Field(
+        default=None,
+        description=(
+            "Bytes of the plan that rank 0 gives back to each; left out: as many as it got."
+        ),
+        examples=[["40 KiB", "12 KiB"]],
+    )
     #: Ranks that leave the call out, each in one iteration.
-    skips: IntByRank = {}
+    skips: IntByRank = Field(
+        default={}, description="Ranks that leave out the call in one iteration.", examples=[{1: 0}]
+    )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         found = context.refuse_groups(group=self.group)
@@ -130,12 +147,24 @@ class DcpSave(_CheckpointStrategy):
     )
 
     #: Bytes of each rank's results of writing, and of the metadata.
-    results: SizeByRank
-    metadata: ByteSize
+    results: SizeByRank = Field(
+        description="Bytes of each rank's results of writing, pickled.", examples=["8 KiB"]
+    )
+    metadata: ByteSize = Field(
+        description="Bytes of the metadata, pickled, which all get.", examples=["80 KiB"]
+    )
     #: What writing a rank's part takes.
-    write: CostOrEntriesField = {"time": "0 ns"}
+    write: CostOrEntriesField = Field(
+        default={"time": "0 ns"},
+        description="What writing a rank's part takes.",
+        examples=["200 ms"],
+    )
     #: use_collectives=False: every rank for itself, then a barrier.
-    use_collectives: StrictBool = True
+    use_collectives: StrictBool = Field(
+        default=True,
+        description="false: every rank plans for itself, and a barrier ends it.",
+        examples=[False],
+    )
 
     def expand(self, context: ExpansionContext) -> Expansion:
         calls = _ObjectCollectiveExpander(context, self.group)
@@ -160,9 +189,17 @@ class DcpAsyncSave(DcpSave):
     )
 
     #: What copying the state to the host takes, which the rank waits for.
-    stage: CostOrEntriesField = {"time": "0 ns"}
+    stage: CostOrEntriesField = Field(
+        default={"time": "0 ns"},
+        description="What copying the state to the host takes, which the rank waits for.",
+        examples=["20 ms"],
+    )
     #: What the rank does before it takes the future's result.
-    beside: CostOrEntriesField = ()
+    beside: CostOrEntriesField = Field(
+        default=(),
+        description=("What the rank does until it takes the future's result: a time, or entries."),
+        examples=["100 ms"],
+    )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         found = super().refuse(context)
@@ -173,7 +210,8 @@ class DcpAsyncSave(DcpSave):
             found.append(
                 (
                     ("group",),
-                    f"async_save needs a group with a CPU back end, and this one has {backend} alone: "
+                    "async_save needs a group with a CPU back end, "
+                    f"and this one has {backend} alone: "
                     "name a group with "
                     "`backend: gloo`, as init_process_group('cpu:gloo,cuda:nccl') makes",
                 )
@@ -225,7 +263,11 @@ class DcpLoad(_CheckpointStrategy):
     )
 
     #: What reading a rank's part takes.
-    read: CostOrEntriesField = {"time": "0 ns"}
+    read: CostOrEntriesField = Field(
+        default={"time": "0 ns"},
+        description="What reading a rank's part takes.",
+        examples=["200 ms"],
+    )
 
     def expand(self, context: ExpansionContext) -> Expansion:
         calls = _ObjectCollectiveExpander(context, self.group)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
-from pydantic import PlainValidator, ValidationInfo, WithJsonSchema
+from pydantic import Field, PlainValidator, ValidationInfo, WithJsonSchema
 
 from distsim.scenario.strategies.base import (
     EntryWriter,
@@ -59,7 +59,13 @@ SizeByRank = Annotated[
 class _ObjectCollective(Strategy):
     """What the four have in common: a group, and tensors of bytes."""
 
-    group: AxesOrGroup | None = None
+    group: AxesOrGroup | None = Field(
+        default=None,
+        description=(
+            "Who takes part; left out: the axis `dp` where the mesh has one, else all ranks."
+        ),
+        examples=["dp"],
+    )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         return context.refuse_groups(group=self.group)
@@ -74,9 +80,15 @@ class _RootedObjectList(_ObjectCollective):
     first_field: ClassVar[str | None] = "objects"
 
     #: Bytes of each object, pickled.
-    objects: ObjectSizes
-    src: NonNegativeInt | None = None
-    group_src: NonNegativeInt | None = None
+    objects: ObjectSizes = Field(
+        description="Bytes of each object, pickled.", examples=[["1 KiB", "64 B"]]
+    )
+    src: NonNegativeInt | None = Field(
+        default=None, description="The rank that gives, by its global number.", examples=[0]
+    )
+    group_src: NonNegativeInt | None = Field(
+        default=None, description="The rank that gives, by its number in the group.", examples=[0]
+    )
 
     @property
     def root(self) -> dict[str, int | None]:
@@ -115,7 +127,10 @@ class AllGatherObject(_ObjectCollective):
     first_field: ClassVar[str | None] = "object"
 
     #: Bytes of the object, pickled; by rank where they differ.
-    object: SizeByRank
+    object: SizeByRank = Field(
+        description="Bytes of the object, pickled; by rank where they differ.",
+        examples=[{0: "4 KiB", "else": "64 B"}],
+    )
 
     def expand(self, context: ExpansionContext) -> Expansion:
         return self.gathered(context, "all_gather", {})
@@ -144,8 +159,12 @@ class GatherObject(AllGatherObject):
         "to the longest."
     )
 
-    dst: NonNegativeInt | None = None
-    group_dst: NonNegativeInt | None = None
+    dst: NonNegativeInt | None = Field(
+        default=None, description="The rank that gets, by its global number.", examples=[0]
+    )
+    group_dst: NonNegativeInt | None = Field(
+        default=None, description="The rank that gets, by its number in the group.", examples=[0]
+    )
 
     def expand(self, context: ExpansionContext) -> Expansion:
         return self.gathered(context, "gather", _root_fields("dst", self.dst, self.group_dst))

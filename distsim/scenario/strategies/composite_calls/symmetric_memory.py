@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from pydantic import Field
+
 from distsim.scenario.strategies.base import (
     Entry,
     Expansion,
@@ -28,8 +30,17 @@ class SymmMemBarrier(Strategy):
     )
     first_field: ClassVar[str | None] = "group"
 
-    group: AxesOrGroup | None = None
-    channel: NonNegativeInt = 0
+    group: AxesOrGroup | None = Field(
+        default=None, description="Who takes part; left out, all ranks.", examples=["tp"]
+    )
+    channel: NonNegativeInt = Field(
+        default=0,
+        description=(
+            "Which cells of the signal pad it uses; put_signal and wait_signal of the same "
+            "channel use them too."
+        ),
+        examples=[1],
+    )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         return context.refuse_groups(group=self.group)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import ClassVar, NamedTuple
 
-from pydantic import StrictBool
+from pydantic import Field, StrictBool
 
 from distsim.scenario.strategies.base import (
     ZERO_COST,
@@ -48,15 +48,40 @@ class DataParallel(LayeredModelStrategy):
         "for real the same calls are run among processes."
     )
 
-    group: AxesOrGroup | None = None
+    group: AxesOrGroup | None = Field(
+        default=None,
+        description=(
+            "Who takes part; left out: the axis `dp` where the mesh has one, else all ranks."
+        ),
+        examples=["dp"],
+    )
     #: The whole batch, which is split along its first axis.
-    batch: Shape
+    batch: Shape = Field(
+        description="The whole batch, first axis first: it is cut along it.", examples=[[64, 1024]]
+    )
     #: The model's output for the whole batch.
-    output: Shape
-    loss: ComputeCostField | None = None
-    optimizer: ComputeCostField | None = None
+    output: Shape = Field(
+        description="What the model makes of the whole batch.", examples=[[64, 10]]
+    )
+    loss: ComputeCostField | None = Field(
+        default=None, description="What the loss takes, on the first device.", examples=["1 ms"]
+    )
+    optimizer: ComputeCostField | None = Field(
+        default=None,
+        description=(
+            "What the update takes: a time, `{flops, bytes}`, or the entries that stand for it."
+        ),
+        examples=["1 ms"],
+    )
     #: Also renew the copies after the last update; PyTorch leaves that to the next forward pass.
-    refresh: StrictBool = True
+    refresh: StrictBool = Field(
+        default=True,
+        description=(
+            "Renew the copies after the last update too; PyTorch leaves that to the next "
+            "forward pass."
+        ),
+        examples=[False],
+    )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         unknown = context.refuse_groups(group=self.group)

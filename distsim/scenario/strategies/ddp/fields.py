@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
-from pydantic import PlainValidator, StrictBool, ValidationInfo, WithJsonSchema
+from pydantic import Field, PlainValidator, StrictBool, ValidationInfo, WithJsonSchema
 
 from distsim.common.message_text import did_you_mean, name_list, value_text
 from distsim.scenario.strategies.base import ExpansionContext, GroupRef, ModelLayer, Refusal
@@ -106,39 +106,127 @@ class DdpFields(LayeredModelStrategy):
         "in buckets, beside the backward pass."
     )
 
-    layers: tuple[DdpLayerFields, ...]
+    layers: tuple[DdpLayerFields, ...] = Field(
+        description=(
+            "The model: layers by parameters and times, `count` equal ones at once; one layer "
+            "or a list."
+        ),
+        examples=[[{"params": 1048576, "forward": "1 ms", "backward": "2 ms", "count": 4}]],
+    )
     #: Default: the axis `dp` if the mesh has one, else all ranks.
-    group: AxesOrGroup | None = None
+    group: AxesOrGroup | None = Field(
+        default=None,
+        description=(
+            "Who takes part; left out: the axis `dp` where the mesh has one, else all ranks."
+        ),
+        examples=["dp"],
+    )
     #: MiB; default: 25, and 1 for the first bucket.
-    bucket_cap_mb: NonNegativeFloat | None = None
-    find_unused_parameters: StrictBool = False
+    bucket_cap_mb: NonNegativeFloat | None = Field(
+        default=None,
+        description="DDP's bucket size; left out: 25, and 1 for the first bucket.",
+        examples=[25],
+        json_schema_extra={"x-unit": "MiB"},
+    )
+    find_unused_parameters: StrictBool = Field(
+        default=False,
+        description="Look for parameters that a pass leaves out, and tell the others.",
+        examples=[True],
+    )
     #: The graph never changes: the first iteration reduces when its backward pass is over, and
     #: determines which parameters are used.
-    static_graph: StrictBool = False
+    static_graph: StrictBool = Field(
+        default=False,
+        description=(
+            "The graph never changes: the first pass reduces when it is over and tells what "
+            "was used."
+        ),
+        examples=[True],
+    )
     #: Elements of all module buffers (running means and the like), by dtype; they are broadcast
     #: before every forward pass.
-    buffers: BufferSizes = {}
+    buffers: BufferSizes = Field(
+        default={},
+        description=(
+            "Elements of all buffers (running means and the like) by dtype, broadcast before "
+            "every forward pass."
+        ),
+        examples=[{"float32": 2048, "int64": 16}],
+    )
     #: false: buffers are broadcast only at construction.
-    forward_sync_buffers: StrictBool = True
+    forward_sync_buffers: StrictBool = Field(
+        default=True,
+        description="Broadcast buffers before every forward pass, or at construction alone.",
+        examples=[False],
+    )
     #: What reduces a bucket instead of all_reduce.
-    comm_hook: CommHookField | None = None
+    comm_hook: CommHookField | None = Field(
+        default=None,
+        description=(
+            "What reduces a bucket: allreduce, fp16_compress, bf16_compress, or PowerSGD's "
+            "rank and first iteration."
+        ),
+        examples=[{"powersgd": 1, "start": 10}],
+    )
     #: Micro-batches per iteration; with `no_sync` only the last one is followed by a reduction.
-    accumulate: PositiveInt = 1
-    no_sync: BoolByRank = {"else": True}
-    optimizer: CostOrEntriesField | None = None
+    accumulate: PositiveInt = Field(
+        default=1, description="Micro-batches of an iteration.", examples=[4]
+    )
+    no_sync: BoolByRank = Field(
+        default={"else": True},
+        description=(
+            "Reduce gradients only after the last micro-batch; by rank where they disagree."
+        ),
+        examples=[False],
+    )
+    optimizer: CostOrEntriesField | None = Field(
+        default=None,
+        description=(
+            "What the update takes: a time, `{flops, bytes}`, or the entries that stand for it."
+        ),
+        examples=["1 ms"],
+    )
     #: ZeroRedundancyOptimizer: each rank updates some parameters and broadcasts them.
-    zero_redundancy_optimizer: StrictBool = False
+    zero_redundancy_optimizer: StrictBool = Field(
+        default=False,
+        description="Each rank updates some parameters, and broadcasts them.",
+        examples=[True],
+    )
     #: Forward passes only, under no_grad.
-    evaluate: StrictBool = False
+    evaluate: StrictBool = Field(
+        default=False, description="Forward passes alone, under no_grad.", examples=[True]
+    )
     #: Batches of each rank; `join` is the context manager for unequal numbers.
-    inputs: IntByRank | None = None
-    join: StrictBool = False
+    inputs: IntByRank | None = Field(
+        default=None,
+        description="Batches that each rank has; unequal numbers want `join`.",
+        examples=[{0: 3, "else": 2}],
+    )
+    join: StrictBool = Field(
+        default=False,
+        description="The context manager Join, for unequal numbers of batches.",
+        examples=[True],
+    )
     #: Layers that a rank's forward pass skips.
-    unused: LayersByRank = {}
+    unused: LayersByRank = Field(
+        default={}, description="Layers that a rank's forward pass leaves out.", examples=[{1: [0]}]
+    )
     #: Layers that are frozen on a rank, but not on the others.
-    frozen: LayersByRank = {}
+    frozen: LayersByRank = Field(
+        default={},
+        description=(
+            "Layers that are frozen on a rank and not on the others: construction raises."
+        ),
+        examples=[{1: [2]}],
+    )
     #: false: no construction, and the buckets of later iterations from the start.
-    setup: StrictBool = True
+    setup: StrictBool = Field(
+        default=True,
+        description=(
+            "With construction: the broadcast of the model and the first iteration's buckets."
+        ),
+        examples=[False],
+    )
 
     @property
     def model(self) -> tuple[ModelLayer, ...]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import StrictBool, field_validator
+from pydantic import Field, StrictBool, field_validator
 
 from distsim.scenario.strategies.base import ExpansionContext, GroupRef, Refusal
 from distsim.scenario.strategies.field_types import (
@@ -44,34 +44,98 @@ class DeepSpeedFields(LayeredModelStrategy):
         "DeepSpeed's ZeRO 1 to 3 with its buckets, prefetching and kept parameters, and ZeRO++."
     )
 
-    stage: ZeroStage = 1
+    stage: ZeroStage = Field(
+        default=1,
+        description=(
+            "ZeRO's stage: 1 shards the optimizer's states, 2 gradients too, 3 parameters too."
+        ),
+        examples=[3],
+    )
     #: The data-parallel ranks; default: all.
-    group: AxesOrGroup | None = None
+    group: AxesOrGroup | None = Field(
+        default=None, description="The data-parallel ranks; left out, all.", examples=["dp"]
+    )
     #: Elements of gradients that are reduced at a time.
-    reduce_bucket_size: PositiveInt = 500_000_000
+    reduce_bucket_size: PositiveInt = Field(
+        default=500_000_000,
+        description="Elements of gradients that are reduced at a time.",
+        examples=[500000000],
+    )
     #: Gradients are reduced during the backward pass, on a stream of their own. Default: with
     #: stage 3.
-    overlap_comm: StrictBool | None = None
+    overlap_comm: StrictBool | None = Field(
+        default=None,
+        description="Reduce gradients beside the backward pass; left out, with stage 3.",
+        examples=[True],
+    )
     #: ZeRO 1 and 2: false reduces a bucket in one call, even if a gradient is larger than it.
-    reduce_scatter: StrictBool = True
-    stage3_prefetch_bucket_size: NonNegativeInt = 50_000_000
-    stage3_max_reuse_distance: NonNegativeInt = 1_000_000_000
-    stage3_max_live_parameters: NonNegativeInt = 1_000_000_000
+    reduce_scatter: StrictBool = Field(
+        default=True,
+        description="false: a gradient larger than a bucket goes in one call (ZeRO 1 and 2).",
+        examples=[False],
+    )
+    stage3_prefetch_bucket_size: NonNegativeInt = Field(
+        default=50_000_000,
+        description="Elements of parameters that are gathered ahead of their use.",
+        examples=[50000000],
+    )
+    stage3_max_reuse_distance: NonNegativeInt = Field(
+        default=1_000_000_000,
+        description="Parameters used again within so many elements stay gathered.",
+        examples=[1000000000],
+    )
+    stage3_max_live_parameters: NonNegativeInt = Field(
+        default=1_000_000_000,
+        description="Elements of parameters that are gathered at most, ahead of their use.",
+        examples=[1000000000],
+    )
     #: Parameters of at most this many elements stay gathered.
-    stage3_param_persistence_threshold: NonNegativeInt = 100_000
+    stage3_param_persistence_threshold: NonNegativeInt = Field(
+        default=100_000,
+        description="Parameters of at most so many elements stay gathered.",
+        examples=[100000],
+    )
     #: ZeRO++ hpZ: the number of ranks that share a second copy of the parameters, for the backward
     #: pass.
-    zero_hpz_partition_size: PositiveInt = 1
+    zero_hpz_partition_size: PositiveInt = Field(
+        default=1,
+        description="ZeRO++ hpZ: ranks that keep a second copy of the parameters among them.",
+        examples=[8],
+    )
     #: ZeRO++ qwZ: parameters are gathered as int8, with scales.
-    zero_quantized_weights: StrictBool = False
+    zero_quantized_weights: StrictBool = Field(
+        default=False,
+        description="ZeRO++ qwZ: gather parameters as int8, with scales.",
+        examples=[True],
+    )
     #: ZeRO++ qgZ: gradients are sent with 4 bits through two all_to_alls, inside the machines, then
     #: between them.
-    zero_quantized_gradients: StrictBool = False
-    accumulate: PositiveInt = 1
-    optimizer: CostOrEntriesField | None = None
+    zero_quantized_gradients: StrictBool = Field(
+        default=False,
+        description=(
+            "ZeRO++ qgZ: gradients as 4 bits, through all_to_alls inside and between machines."
+        ),
+        examples=[True],
+    )
+    accumulate: PositiveInt = Field(
+        default=1, description="Micro-batches of an iteration.", examples=[4]
+    )
+    optimizer: CostOrEntriesField | None = Field(
+        default=None,
+        description=(
+            "What the update takes: a time, `{flops, bytes}`, or the entries that stand for it."
+        ),
+        examples=["1 ms"],
+    )
     #: Ranks that run all layers but one: {1: 0}.
-    skips_layer: IntByRank = {}
-    dtype: Dtype = "float32"
+    skips_layer: IntByRank = Field(
+        default={}, description="Ranks that run all layers but one.", examples=[{1: 0}]
+    )
+    dtype: Dtype = Field(
+        default="float32",
+        description="What is sent, and what parameters are held in.",
+        examples=["bfloat16"],
+    )
 
     @field_validator("dtype")
     @classmethod

@@ -12,7 +12,14 @@ from dataclasses import replace
 from math import prod
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import PlainValidator, StrictBool, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import (
+    Field,
+    PlainValidator,
+    StrictBool,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
 
 from distsim.scenario.strategies.base import ExpansionContext, GroupRef, Refusal
 from distsim.scenario.strategies.field_types import (
@@ -89,48 +96,143 @@ class FsdpFields(LayeredModelStrategy):
         "reduce_scatter of the gradients after it."
     )
 
-    layers: tuple[FsdpUnitFields, ...]
+    layers: tuple[FsdpUnitFields, ...] = Field(
+        description=(
+            "The model: layers by parameters and times, `count` equal ones at once; one layer "
+            "or a list."
+        ),
+        examples=[[{"params": 1048576, "forward": "1 ms", "backward": "2 ms", "count": 4}]],
+    )
     #: The ranks that share one copy of the model; default: the axis `dp_shard` or `dp` if the mesh
     #: has one, else all ranks.
-    shard: AxesOrGroup | None = None
+    shard: AxesOrGroup | None = Field(
+        default=None,
+        description=(
+            "The ranks that share one copy of the model; left out: the axis `dp_shard` or "
+            "`dp`, else all ranks."
+        ),
+        examples=["dp"],
+    )
     #: HSDP: the axis along which sharded copies are repeated; their gradients are reduced once more
     #: along it.
-    replicate: AxesOrGroup | None = None
+    replicate: AxesOrGroup | None = Field(
+        default=None,
+        description="HSDP: the axis along which sharded copies are repeated.",
+        examples=["replica"],
+    )
     #: 3 gathers layers again for the backward pass; 2 keeps them; 1 also keeps whole gradients
     #: until the last micro-batch.
-    zero: ZeroStage = 3
+    zero: ZeroStage = Field(
+        default=3,
+        description=(
+            "What is sharded: 3 parameters too, 2 gradients too, 1 optimizer states alone."
+        ),
+        examples=[3],
+    )
     #: The outermost module's own parameters: gathered first, kept through the backward pass,
     #: reduced last.
-    root: FsdpRootFields | None = None
+    root: FsdpRootFields | None = Field(
+        default=None,
+        description=(
+            "What the outermost module holds itself: gathered first, kept. `at`: when it "
+            "computes, first, last or both."
+        ),
+        examples=[{"params": 1048576, "forward": "1 ms", "backward": "2 ms", "at": "last"}],
+    )
     #: fully_shard's argument: true, false, or the number of ranks over which layers stay sharded;
     #: default: set by `zero`.
-    reshard_after_forward: ReshardAfterForward | None = None
+    reshard_after_forward: ReshardAfterForward | None = Field(
+        default=None,
+        description=(
+            "Free layers after the forward pass, keep them, or keep them among so many ranks."
+        ),
+        examples=[2],
+    )
     #: false: set_reshard_after_backward(False) before all micro-batches but the last.
-    reshard_after_backward: StrictBool | None = None
+    reshard_after_backward: StrictBool | None = Field(
+        default=None,
+        description="Free layers after the backward passes before the last micro-batch too.",
+        examples=[False],
+    )
     #: HSDP: set_requires_all_reduce(False) before all micro-batches but the last.
-    all_reduce_late: StrictBool = False
+    all_reduce_late: StrictBool = Field(
+        default=False,
+        description=(
+            "HSDP: reduce over the copies after the last micro-batch alone "
+            "(set_requires_all_reduce)."
+        ),
+        examples=[True],
+    )
     #: The model's input requires a gradient, so that the first layer is reduced right after it.
-    input_grad: StrictBool = False
+    input_grad: StrictBool = Field(
+        default=False,
+        description="The model's input wants a gradient, as behind something that learns.",
+        examples=[True],
+    )
     #: Units that are prefetched explicitly (set_modules_to_forward_prefetch,
     #: set_modules_to_backward_prefetch).
-    forward_prefetch: NonNegativeInt = 0
-    backward_prefetch: NonNegativeInt = 0
+    forward_prefetch: NonNegativeInt = Field(
+        default=0,
+        description=(
+            "Units gathered ahead by hand in the forward pass (set_modules_to_forward_prefetch)."
+        ),
+        examples=[1],
+    )
+    backward_prefetch: NonNegativeInt = Field(
+        default=0,
+        description=(
+            "Units gathered ahead by hand in the backward pass; 0: one, as PyTorch does by itself."
+        ),
+        examples=[2],
+    )
     #: Forward passes only, under no_grad.
-    evaluate: StrictBool = False
+    evaluate: StrictBool = Field(
+        default=False, description="Forward passes alone, under no_grad.", examples=[True]
+    )
     #: MixedPrecisionPolicy: the dtypes of gathered parameters and of reduced gradients.
-    param_dtype: Dtype | None = None
-    reduce_dtype: Dtype | None = None
-    accumulate: PositiveInt = 1
+    param_dtype: Dtype | None = Field(
+        default=None, description="MixedPrecisionPolicy: what is gathered.", examples=["bfloat16"]
+    )
+    reduce_dtype: Dtype | None = Field(
+        default=None, description="MixedPrecisionPolicy: what is reduced.", examples=["float32"]
+    )
+    accumulate: PositiveInt = Field(
+        default=1, description="Micro-batches of an iteration.", examples=[4]
+    )
     #: set_requires_gradient_sync(False) before all micro-batches but the last; default: under ZeRO
     #: 1.
-    no_sync: StrictBool | None = None
+    no_sync: StrictBool | None = Field(
+        default=None,
+        description="Reduce gradients only after the last micro-batch.",
+        examples=[False],
+    )
     #: clip_grad_norm_: a norm for each parameter is reduced before the optimizer.
-    clip_grad_norm: StrictBool = False
+    clip_grad_norm: StrictBool = Field(
+        default=False,
+        description="Gradients are clipped: their norms are reduced before the update.",
+        examples=[True],
+    )
     #: Further axes over which the norms are summed, because matrices are split along them too.
-    clip_over: AxesOrGroup | None = None
-    optimizer: CostOrEntriesField | None = None
+    clip_over: AxesOrGroup | None = Field(
+        default=None,
+        description=(
+            "Axes over which the norms are summed as well, as matrices are cut there too."
+        ),
+        examples=["tp"],
+    )
+    optimizer: CostOrEntriesField | None = Field(
+        default=None,
+        description=(
+            "What the update takes: a time, `{flops, bytes}`, or the entries that stand for it."
+        ),
+        examples=["1 ms"],
+    )
     #: Ranks that skip the backward pass of one iteration: {1: 0}.
-    skips_backward: IntByRank = {}
+    skips_backward: IntByRank = Field(
+        default={},
+        description="Ranks that leave out the backward pass of one iteration.",
+        examples=[{1: 0}],
+    )
 
     @property
     def reduces_once(self) -> bool:

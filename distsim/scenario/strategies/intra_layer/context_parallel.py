@@ -15,7 +15,7 @@ from __future__ import annotations
 from math import prod
 from typing import ClassVar, Literal
 
-from pydantic import StrictBool
+from pydantic import Field, StrictBool
 
 from distsim.scenario.strategies.base import (
     ZERO_COST,
@@ -45,17 +45,41 @@ class ContextParallel(IntraLayerStrategy):
         "next is on its way, and so are gradients."
     )
 
-    axis: AxisOrGroup = "cp"
+    axis: AxisOrGroup = Field(
+        default="cp", description="The axis of the mesh along which it works.", examples=["pp"]
+    )
     #: The shape of the keys (or values) of a rank's part of the sequence; a message has both.
-    keys: Shape
-    dtype: Dtype = "bfloat16"
+    keys: Shape = Field(
+        description="Keys (or values) of a rank's part of the sequence: a message holds both.",
+        examples=[[1, 8, 1024, 128]],
+    )
+    dtype: Dtype = Field(
+        default="bfloat16",
+        description="What is sent, and what parameters are held in.",
+        examples=["bfloat16"],
+    )
     #: The whole sequence, only for checks; 0: not given.
-    sequence: NonNegativeInt = 0
-    rotate: Literal["alltoall", "allgather", "p2p"] = "alltoall"
+    sequence: NonNegativeInt = Field(
+        default=0, description="Tokens of a sequence.", examples=[4096]
+    )
+    rotate: Literal["alltoall", "allgather", "p2p"] = Field(
+        default="alltoall", description="How keys and values go round.", examples=["allgather"]
+    )
     #: Positions do not attend to later ones: a rank then skips the parts that come after its own,
     #: unless the load is balanced.
-    causal: StrictBool = False
-    load_balance: StrictBool = True
+    causal: StrictBool = Field(
+        default=False,
+        description=(
+            "Later positions do not see earlier ones' future: parts that come after its own "
+            "are left out."
+        ),
+        examples=[True],
+    )
+    load_balance: StrictBool = Field(
+        default=True,
+        description="Each rank has an early and a late part, so that causal work is even.",
+        examples=[True],
+    )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         unknown = context.unknown_group(self.axis, "axis")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from pydantic import StrictBool
+from pydantic import Field, StrictBool
 
 from distsim.scenario.strategies.base import ExpansionContext, Refusal
 from distsim.scenario.strategies.field_types import (
@@ -39,35 +39,91 @@ class ExpertParallelFields(IntraLayerStrategy):
         "third; uneven where the router is."
     )
 
-    axis: AxisOrGroup = "ep"
-    experts: PositiveInt
+    axis: AxisOrGroup = Field(
+        default="ep", description="The axis of the mesh along which it works.", examples=["pp"]
+    )
+    experts: PositiveInt = Field(description="How many experts.", examples=[8])
     #: Tokens of a rank, and the number of experts that each goes to.
-    tokens: PositiveInt
-    top_k: PositiveInt = 1
-    hidden: PositiveInt
-    dtype: Dtype = "bfloat16"
+    tokens: PositiveInt = Field(description="Tokens of a rank.", examples=[4096])
+    top_k: PositiveInt = Field(
+        default=1, description="Experts that each token goes to.", examples=[2]
+    )
+    hidden: PositiveInt = Field(description="The model's width.", examples=[4096])
+    dtype: Dtype = Field(
+        default="bfloat16",
+        description="What is sent, and what parameters are held in.",
+        examples=["bfloat16"],
+    )
     #: 0: every expert gets equally many tokens. Above 0: how imbalanced the router is, drawn with
     #: `seed`; 1 is a strong imbalance.
-    imbalance: NonNegativeFloat = 0.0
-    seed: NonNegativeInt = 0
+    imbalance: NonNegativeFloat = Field(
+        default=0.0,
+        description="How unequal the router is: 0 even, 1 strongly unequal.",
+        examples=[0.5],
+    )
+    seed: NonNegativeInt = Field(
+        default=0, description="Where the router's chance starts from.", examples=[7]
+    )
     #: An expert takes at most this many times its even share from a rank; further tokens are
     #: dropped.
-    capacity_factor: NonNegativeFloat | None = None
+    capacity_factor: NonNegativeFloat | None = Field(
+        default=None,
+        description=(
+            "An expert takes so many times its even share at most; the rest of the tokens is "
+            "dropped."
+        ),
+        examples=[1.25],
+    )
     #: Every rank sends each expert its full capacity, padded: all messages are equal, and no counts
     #: are exchanged.
-    pad_to_capacity: StrictBool = False
+    pad_to_capacity: StrictBool = Field(
+        default=False,
+        description=(
+            "Every rank sends each expert its full capacity, padded: all messages are equal."
+        ),
+        examples=[True],
+    )
     #: The axis of machines; `axis` has the ranks inside one. Tokens go between machines first, then
     #: inside (`hierarchical_all_to_all`).
-    between: AxisOrGroup | None = None
+    between: AxisOrGroup | None = Field(
+        default=None,
+        description=(
+            "The axis of machines: tokens go between these first, then inside along `axis`."
+        ),
+        examples=["machine"],
+    )
     #: A token is sent to a machine once, however many of its experts are there (DeepEP).
-    once_per_machine: StrictBool = False
+    once_per_machine: StrictBool = Field(
+        default=False,
+        description=(
+            "A token crosses to a machine once, whatever number of its experts is there, as "
+            "DeepEP has it."
+        ),
+        examples=[True],
+    )
     #: The number of pieces in which tokens are sent: one is exchanged inside the machines while the
     #: next one is between them.
-    pieces: PositiveInt = 1
+    pieces: PositiveInt = Field(
+        default=1,
+        description=(
+            "Pieces of the tokens: one goes round inside while the next one is between machines."
+        ),
+        examples=[2],
+    )
     #: The dtype in which tokens are dispatched; results come back in `dtype`.
-    dispatch_dtype: Dtype | None = None
+    dispatch_dtype: Dtype | None = Field(
+        default=None,
+        description=(
+            "What tokens go out in, with scales if it is FP8; results come back in `dtype`."
+        ),
+        examples=["float8_e4m3fn"],
+    )
     #: A computation during the dispatch, such as shared experts.
-    beside: ComputeCostField | None = None
+    beside: ComputeCostField | None = Field(
+        default=None,
+        description="What is computed while tokens are on their way out, as shared experts.",
+        examples=["1 ms"],
+    )
 
     @property
     def router(self) -> ExpertRouter:

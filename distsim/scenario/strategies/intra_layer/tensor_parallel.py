@@ -26,6 +26,7 @@ from typing import Annotated, ClassVar
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     PlainValidator,
     StrictBool,
     ValidationInfo,
@@ -97,26 +98,73 @@ class TensorParallel(IntraLayerStrategy):
         "or all_gather and reduce_scatter."
     )
 
-    axis: AxisOrGroup = "tp"
+    axis: AxisOrGroup = Field(
+        default="tp", description="The axis of the mesh along which it works.", examples=["pp"]
+    )
     #: Pairs of matrices in a layer: attention and feed-forward.
-    pairs: PositiveInt = 2
-    batch: PositiveInt = 1
-    sequence: PositiveInt
-    hidden: PositiveInt
+    pairs: PositiveInt = Field(
+        default=2,
+        description="Pairs of matrices in a layer: attention and feed-forward.",
+        examples=[2],
+    )
+    batch: PositiveInt = Field(
+        default=1, description="Sequences of a micro-batch on a rank.", examples=[8]
+    )
+    sequence: PositiveInt = Field(description="Tokens of a sequence.", examples=[4096])
+    hidden: PositiveInt = Field(description="The model's width.", examples=[4096])
     #: Only for checks: they must divide among the ranks too; 0: not given.
-    heads: NonNegativeInt = 0
-    ffn: NonNegativeInt = 0
-    dtype: Dtype = "bfloat16"
-    sequence_parallel: StrictBool = False
+    heads: NonNegativeInt = Field(
+        default=0,
+        description="Attention heads, which must divide among the ranks; 0: not checked.",
+        examples=[32],
+    )
+    ffn: NonNegativeInt = Field(
+        default=0,
+        description=(
+            "Width of the feed-forward part, which must divide among the ranks; 0: not checked."
+        ),
+        examples=[14336],
+    )
+    dtype: Dtype = Field(
+        default="bfloat16",
+        description="What is sent, and what parameters are held in.",
+        examples=["bfloat16"],
+    )
+    sequence_parallel: StrictBool = Field(
+        default=False,
+        description="Shard activations along the sequence between the matrices.",
+        examples=[True],
+    )
     #: Matrices split by columns in each pair whose inputs' gradients are reduced one by one
     #: (DTensor); 1: fused, or summed before the reduction (Megatron).
-    columns: ColumnMatrices = (1,)
-    ends: VocabParallelFields | None = None
+    columns: ColumnMatrices = Field(
+        default=(1,),
+        description=(
+            "Matrices by columns in each pair, each with an all_reduce in the backward pass "
+            "(DTensor); 1: fused."
+        ),
+        examples=[[3, 2]],
+    )
+    ends: VocabParallelFields | None = Field(
+        default=None,
+        description=("Embedding and output cut by vocabulary: their calls, and those of the loss."),
+        examples=[
+            {"vocabulary": 128256, "loss_parallel": True, "forward": "1 ms", "backward": "2 ms"}
+        ],
+    )
     #: A computation, or entries, between the forward and the backward pass.
-    between: CostOrEntriesField = ()
+    between: CostOrEntriesField = Field(
+        default=(),
+        description=("What is done between the forward and the backward pass: a time, or entries."),
+        examples=["1 ms"],
+    )
     #: clip_grad_norm_ in the end. The weights of layer norms are DTensors only under sequence
     #: parallelism; otherwise torch raises.
-    clip_grad_norm: StrictBool = False
+    clip_grad_norm: StrictBool = Field(
+        default=False,
+        description="Gradients are clipped: their norms are reduced before the update.",
+        examples=[True],
+    )
 
     def columns_of(self, pair: int) -> int:
         """Matrices of a pair whose inputs' gradients are reduced one by one."""

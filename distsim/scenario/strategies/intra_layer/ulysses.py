@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from pydantic import Field
+
 from distsim.scenario.strategies.base import (
     ZERO_COST,
     ComputeCost,
@@ -36,14 +38,29 @@ class Ulysses(IntraLayerStrategy):
         "some heads, and back."
     )
 
-    axis: AxisOrGroup = "cp"
-    batch: PositiveInt = 1
-    sequence: PositiveInt
-    heads: PositiveInt
+    axis: AxisOrGroup = Field(
+        default="cp", description="The axis of the mesh along which it works.", examples=["pp"]
+    )
+    batch: PositiveInt = Field(
+        default=1, description="Sequences of a micro-batch on a rank.", examples=[8]
+    )
+    sequence: PositiveInt = Field(
+        description="Tokens of the whole sequence, which must divide among the ranks.",
+        examples=[32768],
+    )
+    heads: PositiveInt = Field(
+        description="Attention heads, which must divide among the ranks.", examples=[32]
+    )
     #: Heads of keys and values; 0: as many as of queries.
-    kv_heads: NonNegativeInt = 0
-    head_dim: PositiveInt
-    dtype: Dtype = "bfloat16"
+    kv_heads: NonNegativeInt = Field(
+        default=0, description="Heads of keys and values; 0: as many as of queries.", examples=[8]
+    )
+    head_dim: PositiveInt = Field(description="Size of a head.", examples=[128])
+    dtype: Dtype = Field(
+        default="bfloat16",
+        description="What is sent, and what parameters are held in.",
+        examples=["bfloat16"],
+    )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         unknown = context.unknown_group(self.axis, "axis")

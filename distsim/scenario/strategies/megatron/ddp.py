@@ -15,7 +15,7 @@ from __future__ import annotations
 from math import lcm, prod
 from typing import ClassVar, NamedTuple
 
-from pydantic import StrictBool
+from pydantic import Field, StrictBool
 
 from distsim.scenario.strategies.base import (
     Entry,
@@ -67,21 +67,68 @@ class MegatronDdp(LayeredModelStrategy):
         "optimizer, both overlapped."
     )
 
-    group: AxesOrGroup | None = None
+    group: AxesOrGroup | None = Field(
+        default=None, description="The data-parallel ranks; left out, all.", examples=["dp"]
+    )
     #: The dtype in which gradients are reduced (grad_reduce_in_fp32); default: float32.
-    grad_dtype: Dtype = "float32"
+    grad_dtype: Dtype = Field(
+        default="float32",
+        description="What gradients are kept and reduced in.",
+        examples=["float32"],
+    )
     #: Parameters in a bucket; default: 40 million, or a million for each rank if that is more.
-    bucket_size: PositiveInt | None = None
-    pad_buckets_for_high_nccl_busbw: StrictBool = False
-    use_distributed_optimizer: StrictBool = True
-    overlap_grad_reduce: StrictBool = True
-    overlap_param_gather: StrictBool = True
-    average_in_collective: StrictBool = False
-    accumulate: PositiveInt = 1
-    clip_grad_norm: StrictBool = True
-    optimizer: CostOrEntriesField | None = None
+    bucket_size: PositiveInt | None = Field(
+        default=None,
+        description=(
+            "Parameters in a bucket; left out: 40 million, or a million for each rank if that "
+            "is more."
+        ),
+        examples=[40000000],
+    )
+    pad_buckets_for_high_nccl_busbw: StrictBool = Field(
+        default=False, description="Pad buckets to a multiple of 65536 elements.", examples=[True]
+    )
+    use_distributed_optimizer: StrictBool = Field(
+        default=True,
+        description=("Each rank updates its part of every bucket; else gradients are all-reduced."),
+        examples=[False],
+    )
+    overlap_grad_reduce: StrictBool = Field(
+        default=True,
+        description=(
+            "Reduce a bucket as soon as its gradients have come; else one bucket, at the end."
+        ),
+        examples=[False],
+    )
+    overlap_param_gather: StrictBool = Field(
+        default=True,
+        description="Gather parameters beside the next forward pass; else after the update.",
+        examples=[False],
+    )
+    average_in_collective: StrictBool = Field(
+        default=False, description="Average in the collective, not before it.", examples=[True]
+    )
+    accumulate: PositiveInt = Field(
+        default=1, description="Micro-batches of an iteration.", examples=[4]
+    )
+    clip_grad_norm: StrictBool = Field(
+        default=True,
+        description="Gradients are clipped: their norms are reduced before the update.",
+        examples=[True],
+    )
+    optimizer: CostOrEntriesField | None = Field(
+        default=None,
+        description=(
+            "What the update takes: a time, `{flops, bytes}`, or the entries that stand for it."
+        ),
+        examples=["1 ms"],
+    )
     #: {1: 2}: from iteration 1 on rank 1 skips layer 2, whose gradients it never computes.
-    skips_layer: IntByRank = {}
+    skips_layer: IntByRank = Field(
+        default={},
+        description="Ranks that leave out a layer from the second iteration on.",
+        examples=[{1: 0}],
+    )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         refusals = context.refuse_groups(group=self.group)

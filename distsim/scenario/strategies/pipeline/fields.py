@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, StrictBool, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator
 
 from distsim.common.file_io import read_bytes
 from distsim.common.message_text import did_you_mean, name_list, value_text
@@ -70,39 +70,113 @@ class PipelineFields(Strategy):
     first_field: ClassVar = "schedule"
 
     #: A schedule's name, a CSV file in PyTorch's format, or the lines of one.
-    schedule: str | list[str]
-    axis: AxisOrGroup = "pp"
-    micro_batches: PositiveInt | None = None
+    schedule: str | list[str] = Field(
+        description="The schedule's name, a CSV file in PyTorch's form, or the lines of one.",
+        examples=["1f1b"],
+    )
+    axis: AxisOrGroup = Field(
+        default="pp", description="The axis of the mesh along which it works.", examples=["pp"]
+    )
+    micro_batches: PositiveInt | None = Field(
+        default=None, description="Micro-batches of an iteration.", examples=[8]
+    )
     #: Stages per rank.
-    chunks: PositiveInt | None = None
-    forward: StageCostsField
-    backward: StageCostsField | None = None
-    backward_input: StageCostsField | None = None
-    backward_weight: StageCostsField | None = None
+    chunks: PositiveInt | None = Field(
+        default=None,
+        description="Stages on each rank; left out, as the schedule has it.",
+        examples=[2],
+    )
+    forward: StageCostsField = Field(
+        description="What one forward pass of one part takes: a time, or `{flops, bytes}`.",
+        examples=["2 ms"],
+    )
+    backward: StageCostsField | None = Field(
+        default=None, description="What one backward pass of one part takes.", examples=["4 ms"]
+    )
+    backward_input: StageCostsField | None = Field(
+        default=None,
+        description="The half of a backward pass that gives the gradients of inputs.",
+        examples=["2 ms"],
+    )
+    backward_weight: StageCostsField | None = Field(
+        default=None,
+        description="The half of a backward pass that gives the gradients of weights.",
+        examples=["2 ms"],
+    )
     #: A stage's last backward instead of `backward`, if something is done during it.
-    last_backward: StageCostsField | None = None
+    last_backward: StageCostsField | None = Field(
+        default=None,
+        description=("What a stage's last backward pass takes, where something is done beside it."),
+        examples=["5 ms"],
+    )
     #: The time of a forward and a backward that overlap, if it is less than their sum (dualpipe,
     #: dualpipe_v).
-    overlapped: DurationNs | None = None
+    overlapped: DurationNs | None = Field(
+        default=None,
+        description=(
+            "What a forward and a backward pass take that overlap; left out, both after each other."
+        ),
+        examples=["5 ms"],
+    )
     #: Data parallelism of the stages, with PyTorch's own calls for it.
-    data_parallel: StageDataParallelFields | None = None
-    activation: StageActivation
+    data_parallel: StageDataParallelFields | None = Field(
+        default=None,
+        description="Data parallelism of the stages, with PyTorch's calls for it.",
+        examples=[{"axis": "dp", "params": 1048576}],
+    )
+    activation: StageActivation = Field(
+        description="What travels between stages: its shape and dtype.",
+        examples=[{"shape": [8, 1024], "dtype": "bfloat16"}],
+    )
     #: A tensor of the file to which every backward adds; default: one of its own.
-    gradient: str | None = None
+    gradient: str | None = Field(
+        default=None,
+        description=(
+            "A tensor of the file that every backward pass adds to; left out, one of its own."
+        ),
+        examples=["grad"],
+    )
     #: With dualpipe: sum the gradients of a stage's two copies at the end.
-    reduce_copies: StrictBool = True
+    reduce_copies: StrictBool = Field(
+        default=True,
+        description="dualpipe: sum the gradients of each stage's two copies in the end.",
+        examples=[False],
+    )
     #: Messages before the first micro-batch: true as PyTorch sends them if no shapes are given,
     #: `vote` as it does with given shapes.
-    shapes_exchange: bool | Literal["vote"] = False
-    defer_pp_recv: bool = False
+    shapes_exchange: bool | Literal["vote"] = Field(
+        default=False,
+        description=(
+            "Before the first micro-batch: true as PyTorch without shapes, `vote` as with them."
+        ),
+        examples=[True],
+    )
+    defer_pp_recv: bool = Field(
+        default=False,
+        description="Post a receive only when its stage comes to it.",
+        examples=[True],
+    )
     #: Forward passes only, as schedule.eval() runs them.
-    evaluate: bool = False
+    evaluate: bool = Field(
+        default=False, description="Forward passes alone, under no_grad.", examples=[True]
+    )
     #: 1f1b with Megatron-LM's calls, which also work with fewer micro-batches than stages; PyTorch
     #: refuses those.
-    megatron: bool = False
+    megatron: bool = Field(
+        default=False,
+        description=(
+            "1f1b with Megatron-LM's calls: batches that are waited for; fewer micro-batches "
+            "than stages may be."
+        ),
+        examples=[True],
+    )
     #: Activations have the value 1000 * stage + micro-batch, gradients its negative, so that values
     #: show which message a rank received.
-    numbered: bool = False
+    numbered: bool = Field(
+        default=False,
+        description=("Tensors carry 1000 * stage + micro-batch, so that values show who got what."),
+        examples=[True],
+    )
 
     @field_validator("schedule", mode="before")
     @classmethod

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import ClassVar
 
-from pydantic import StrictBool
+from pydantic import Field, StrictBool
 
 from distsim.scenario.strategies.base import (
     ZERO_COST,
@@ -54,28 +54,76 @@ class Inference(Strategy):
         "tokens to experts and back; dummy batches."
     )
 
-    tensor: AxisOrGroup | None = None
-    pipeline: AxisOrGroup | None = None
-    data: AxisOrGroup | None = None
-    layers: PositiveInt
-    hidden: PositiveInt
-    vocabulary: PositiveInt
-    dtype: Dtype = "bfloat16"
+    tensor: AxisOrGroup | None = Field(
+        default=None, description="The axis of tensor parallelism.", examples=["tp"]
+    )
+    pipeline: AxisOrGroup | None = Field(
+        default=None, description="The axis of the pipeline.", examples=["pp"]
+    )
+    data: AxisOrGroup | None = Field(
+        default=None,
+        description="The axis of data parallel attention, over which experts are spread.",
+        examples=["dp"],
+    )
+    layers: PositiveInt = Field(
+        description="How many layers, which must divide among the stages.", examples=[32]
+    )
+    hidden: PositiveInt = Field(description="The model's width.", examples=[4096])
+    vocabulary: PositiveInt = Field(
+        description="Tokens that there are, which must divide among the ranks.", examples=[128256]
+    )
+    dtype: Dtype = Field(
+        default="bfloat16",
+        description="What is sent, and what parameters are held in.",
+        examples=["bfloat16"],
+    )
     #: Tokens of the prompts of a rank's batch (0: no prefill), and its sequences, each of which
     #: gets a token in every step.
-    prompt: NonNegativeInt = 0
-    batch: PositiveInt = 1
+    prompt: NonNegativeInt = Field(
+        default=0,
+        description="Tokens of the prompts of a rank's batch; 0: no prefill.",
+        examples=[2048],
+    )
+    batch: PositiveInt = Field(
+        default=1,
+        description="Sequences of a rank's batch, a token each in every step.",
+        examples=[64],
+    )
     #: Steps of decoding, by coordinate of the data axis if they differ.
-    steps: IntByRank = {"else": 1}
+    steps: IntByRank = Field(
+        default={"else": 1},
+        description="Steps of decoding, by coordinate of the data axis where they differ.",
+        examples=[{0: 8, "else": 4}],
+    )
     #: Feed-forward parts are experts, which are spread over the data and tensor axes.
-    experts: StrictBool = False
+    experts: StrictBool = Field(
+        default=False,
+        description=(
+            "Feed-forward parts are experts: tokens are gathered before and scattered after them."
+        ),
+        examples=[True],
+    )
     #: A rank of the data axis without requests steps with a dummy batch.
-    dummy_batches: StrictBool = True
+    dummy_batches: StrictBool = Field(
+        default=True,
+        description="A rank without requests steps with a dummy batch while others have some.",
+        examples=[False],
+    )
     #: Steps between two checks whether any rank has requests left; 0: no checks.
-    sync_every: NonNegativeInt = 32
+    sync_every: NonNegativeInt = Field(
+        default=32,
+        description="Steps between two looks whether anybody has requests left; 0: none.",
+        examples=[32],
+    )
     #: The cost of a layer on a rank: for the prompt, and for a step.
-    prefill: ComputeCostField = {"time": "0 ns"}
-    decode: ComputeCostField
+    prefill: ComputeCostField = Field(
+        default={"time": "0 ns"},
+        description="What a layer takes of the prompt on a rank.",
+        examples=["2 ms"],
+    )
+    decode: ComputeCostField = Field(
+        description="What a layer takes of one step on a rank.", examples=["100 us"]
+    )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         axes = {"tensor": self.tensor, "pipeline": self.pipeline, "data": self.data}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import ClassVar, NamedTuple
 
-from pydantic import StrictBool
+from pydantic import Field, StrictBool
 
 from distsim.scenario.strategies.base import (
     Entry,
@@ -52,23 +52,45 @@ class KvTransfer(Strategy):
         "next one computes."
     )
 
-    prefill: RankList
-    decode: RankList
-    layers: PositiveInt
+    prefill: RankList = Field(description="The ranks that read prompts.", examples=[[0, 1]])
+    decode: RankList = Field(description="The ranks that decode.", examples=[[2, 3]])
+    layers: PositiveInt = Field(description="How many layers.", examples=[32])
     #: Tokens of the prompt, heads of keys on a rank of prefill, and the size of each.
-    tokens: PositiveInt
-    kv_heads: PositiveInt
-    head_dim: PositiveInt
-    dtype: Dtype = "bfloat16"
+    tokens: PositiveInt = Field(description="Tokens of a prompt.", examples=[2048])
+    kv_heads: PositiveInt = Field(
+        description="Heads of keys and values that a rank of prefill holds.", examples=[8]
+    )
+    head_dim: PositiveInt = Field(description="Size of a head.", examples=[128])
+    dtype: Dtype = Field(
+        default="bfloat16",
+        description="What is sent, and what parameters are held in.",
+        examples=["bfloat16"],
+    )
     #: Requests, one after the other.
-    requests: PositiveInt = 1
+    requests: PositiveInt = Field(
+        default=1, description="Prompts, one after the other.", examples=[4]
+    )
     #: The cost of a layer: for a prompt, and for one step of decoding.
-    forward: ComputeCostField
-    decode_forward: ComputeCostField = {"time": "0 ns"}
+    forward: ComputeCostField = Field(
+        description="What a layer takes of a prompt.", examples=["2 ms"]
+    )
+    decode_forward: ComputeCostField = Field(
+        default={"time": "0 ns"},
+        description="What a layer takes of one step of decoding.",
+        examples=["100 us"],
+    )
     #: Steps of decoding for each request.
-    steps: NonNegativeInt = 1
+    steps: NonNegativeInt = Field(
+        default=1, description="Steps of decoding for each request.", examples=[8]
+    )
     #: Send all layers' keys and values in one message at the end of prefill; else layer by layer.
-    at_once: StrictBool = False
+    at_once: StrictBool = Field(
+        default=False,
+        description=(
+            "Send all layers' keys and values at the end of prefill; else each as it is done."
+        ),
+        examples=[True],
+    )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         refusals = refuse_ranks_outside_world(context, "prefill", self.prefill)

@@ -18,7 +18,7 @@ from __future__ import annotations
 from math import prod
 from typing import ClassVar, NamedTuple
 
-from pydantic import StrictBool
+from pydantic import Field, StrictBool
 
 from distsim.scenario.strategies.base import (
     ZERO_COST,
@@ -57,23 +57,60 @@ class WeightSync(Strategy):
         "broadcasts in a group of its own."
     )
 
-    trainers: RankList
-    rollouts: RankList
-    params: ParamShapes
-    dtype: Dtype = "bfloat16"
+    trainers: RankList = Field(
+        description=(
+            "The ranks that train, in the order of their stages; the first of each sends."
+        ),
+        examples=[[0, 1, 2, 3]],
+    )
+    rollouts: RankList = Field(
+        description="The ranks that roll out, which get all weights.", examples=[[4, 5]]
+    )
+    params: ParamShapes = Field(
+        description=("The parameters in the order in which they are sent, each a shape or a size."),
+        examples=[[[4096, 4096], [4096]]],
+    )
+    dtype: Dtype = Field(
+        default="bfloat16",
+        description="What is sent, and what parameters are held in.",
+        examples=["bfloat16"],
+    )
     #: false: the trainers hold whole copies, and nothing is gathered.
-    sharded: StrictBool = True
+    sharded: StrictBool = Field(
+        default=True,
+        description="The trainers hold shards; else whole copies, and nothing is gathered.",
+        examples=[False],
+    )
     #: Stages of the trainers' pipeline, each with its part of the parameters, a gather and a group
     #: of its own.
-    stages: PositiveInt = 1
+    stages: PositiveInt = Field(
+        default=1,
+        description=(
+            "Stages of the trainers' pipeline, each with a part of the parameters and a group "
+            "of its own."
+        ),
+        examples=[2],
+    )
     #: Parameters in one broadcast; 1: each alone.
-    packed: PositiveInt = 1
+    packed: PositiveInt = Field(default=1, description="Parameters in one broadcast.", examples=[8])
     #: A barrier of the group after each broadcast, as TRL's client has it.
-    barriers: StrictBool = False
+    barriers: StrictBool = Field(
+        default=False,
+        description="A barrier of the group after each broadcast, as TRL's client has it.",
+        examples=[True],
+    )
     #: The cost of loading a parameter on a rank of the rollout.
-    load: ComputeCostField = {"time": "0 ns"}
+    load: ComputeCostField = Field(
+        default={"time": "0 ns"},
+        description="What loading a parameter takes on a rank of the rollout.",
+        examples=["1 ms"],
+    )
     #: Trainers that gather less: the number of parameters that each takes part in.
-    gathers: IntByRank = {}
+    gathers: IntByRank = Field(
+        default={},
+        description="Trainers that stop early: how many parameters each gathers.",
+        examples=[{1: 2}],
+    )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         refusals = refuse_ranks_outside_world(context, "trainers", self.trainers)

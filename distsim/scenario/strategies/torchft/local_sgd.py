@@ -75,9 +75,21 @@ GroupByPeriod = Annotated[
 class LocalStepStrategy(LayeredModelStrategy):
     """What both have in common: every rank has the whole model, and steps on its own."""
 
-    group: AxesOrGroup | None = None
-    every: PositiveInt = 1
-    optimizer: CostOrEntriesField = Field(default_factory=lambda: ZERO_COST)
+    group: AxesOrGroup | None = Field(
+        default=None,
+        description=(
+            "Who takes part; left out: the axis `dp` where the mesh has one, else all ranks."
+        ),
+        examples=["dp"],
+    )
+    every: PositiveInt = Field(default=1, description="Steps between two averages.", examples=[4])
+    optimizer: CostOrEntriesField = Field(
+        default_factory=lambda: ZERO_COST,
+        description=(
+            "What the update takes: a time, `{flops, bytes}`, or the entries that stand for it."
+        ),
+        examples=["1 ms"],
+    )
 
     def local_step(self, weights: list[str]) -> list[Entry]:
         """A training step without communication."""
@@ -108,13 +120,35 @@ class LocalSgd(LocalStepStrategy):
     )
 
     #: Iterations before the first average (torch's averager); the next one has it.
-    warmup: NonNegativeInt = 0
+    warmup: NonNegativeInt = Field(
+        default=0,
+        description="Iterations before the first average, which comes with the next one.",
+        examples=[100],
+    )
     #: A group for each period; the longest that divides the step is used. Replaces `every`.
-    levels: GroupByPeriod | None = None
+    levels: GroupByPeriod | None = Field(
+        default=None,
+        description=(
+            "A group for each period, the longest that divides the step counts; in place of "
+            "`every`."
+        ),
+        examples=[{4: "machine", 16: "world"}],
+    )
     #: One all_reduce per parameter after each `every` steps, as in torchft.
-    per_parameter: StrictBool = False
+    per_parameter: StrictBool = Field(
+        default=False,
+        description=(
+            "One all_reduce for each parameter, after every so many steps, as torchft has it; "
+            "else one for all."
+        ),
+        examples=[True],
+    )
     #: Ranks that skip the average of one iteration: {1: 4}.
-    skips_average: IntByRank = Field(default_factory=dict)
+    skips_average: IntByRank = Field(
+        default_factory=dict,
+        description="Ranks that leave out the average of one iteration.",
+        examples=[{1: 4}],
+    )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         refusals = context.refuse_groups(group=self.group)
@@ -197,12 +231,33 @@ class DiLoCo(LocalStepStrategy):
     )
 
     #: The cost of subtracting the weights from those before the local steps, and of the outer step.
-    pseudogradient: CostOrEntriesField = Field(default_factory=lambda: ZERO_COST)
-    outer: CostOrEntriesField = Field(default_factory=lambda: ZERO_COST)
+    pseudogradient: CostOrEntriesField = Field(
+        default_factory=lambda: ZERO_COST,
+        description=(
+            "What it takes to subtract the weights from those before the local steps: a time, "
+            "or entries."
+        ),
+        examples=["1 ms"],
+    )
+    outer: CostOrEntriesField = Field(
+        default_factory=lambda: ZERO_COST,
+        description="What the outer optimizer's step takes: a time, or entries.",
+        examples=["1 ms"],
+    )
     #: Streaming: a fragment of the layers at a time, each every `every` steps; its all_reduce is
     #: started `delay` steps before its outer step.
-    fragments: PositiveInt = 1
-    delay: NonNegativeInt = 0
+    fragments: PositiveInt = Field(
+        default=1,
+        description=(
+            "Streaming DiLoCo: parts of the layers, averaged in turn, evenly over the steps."
+        ),
+        examples=[2],
+    )
+    delay: NonNegativeInt = Field(
+        default=0,
+        description="Streaming DiLoCo: steps from an average's start to its use.",
+        examples=[1],
+    )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         refusals = context.refuse_groups(group=self.group)

@@ -79,17 +79,46 @@ class FaultTolerant(LayeredModelStrategy):
     )
 
     #: The members of the quorum from an iteration on; every rank is a replica.
-    quorums: Quorums
-    min_replicas: PositiveInt = 1
+    quorums: Quorums = Field(
+        description="Who takes part, from an iteration on.",
+        examples=[{0: [0, 1, 2, 3], 3: [0, 1, 3]}],
+    )
+    min_replicas: PositiveInt = Field(
+        default=1, description="The smallest quorum that there may be.", examples=[2]
+    )
     #: The quorum is found during the forward pass: a rank that joins contributes zeros in its first
     #: step.
-    async_quorum: StrictBool = True
+    async_quorum: StrictBool = Field(
+        default=True,
+        description=(
+            "The quorum is found beside the forward pass: who joins gives zeros in its first step."
+        ),
+        examples=[False],
+    )
     #: The cost of the lighthouse's answer, and of a step's vote whether to commit.
-    quorum: CostOrEntriesField = Field(default_factory=lambda: {"time": "0 ns"})
-    commit: CostOrEntriesField = Field(default_factory=lambda: {"time": "0 ns"})
-    optimizer: CostOrEntriesField | None = None
+    quorum: CostOrEntriesField = Field(
+        default_factory=lambda: {"time": "0 ns"},
+        description="What it takes to be told a quorum.",
+        examples=["10 ms"],
+    )
+    commit: CostOrEntriesField = Field(
+        default_factory=lambda: {"time": "0 ns"},
+        description="What a step's vote takes, whether to commit.",
+        examples=["1 ms"],
+    )
+    optimizer: CostOrEntriesField | None = Field(
+        default=None,
+        description=(
+            "What the update takes: a time, `{flops, bytes}`, or the entries that stand for it."
+        ),
+        examples=["1 ms"],
+    )
     #: Ranks that continue in the quorum before, from an iteration on: {2: 3}.
-    stale: IntByRank = {}
+    stale: IntByRank = Field(
+        default={},
+        description="Ranks that go on in the quorum before, from an iteration on.",
+        examples=[{2: 3}],
+    )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         all_members = [rank for members in self.quorums.values() for rank in members]

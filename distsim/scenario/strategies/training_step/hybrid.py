@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema
 
 from distsim.common import units
 from distsim.common.message_text import name_list
@@ -89,19 +89,51 @@ class Hybrid(Strategy):
     )
 
     #: Refuse a mesh whose axes do not stand in this order.
-    order: Literal["megatron", "torchtitan"] | None = None
+    order: Literal["megatron", "torchtitan"] | None = Field(
+        default=None,
+        description="Refuse a mesh whose axes do not stand in this order.",
+        examples=["megatron"],
+    )
     #: Fields of `pipeline`, or of a plain one (`schedule: plain`). `forward` and `backward` are
     #: left out where a stage's parts give them.
-    pipeline: dict[str, object] | None = None
+    pipeline: dict[str, object] | None = Field(
+        default=None,
+        description="Fields of `pipeline`, or `schedule: plain`.",
+        examples=[{"micro_batches": 8}],
+    )
     #: What one stage does for one micro-batch, in this order.
-    tensor: TensorParallel | None = None
-    context: ContextParallel | None = None
-    experts: ExpertParallel | None = None
+    tensor: TensorParallel | None = Field(
+        default=None,
+        description="Fields of `tensor_parallel`, for a stage's layers.",
+        examples=[{"batch": 1, "sequence": 4096, "hidden": 4096}],
+    )
+    context: ContextParallel | None = Field(
+        default=None,
+        description="Fields of `context_parallel`, for a stage's layers.",
+        examples=[{"keys": [1, 8, 1024, 128]}],
+    )
+    experts: ExpertParallel | None = Field(
+        default=None,
+        description="Fields of `expert_parallel`, for a stage's layers.",
+        examples=[{"experts": 8, "tokens": 4096, "hidden": 1024}],
+    )
     #: The axes over which gradients are averaged, and their elements on a rank or the file's tensor
     #: that holds them.
-    data: AxesOrGroup | None = None
-    gradient: GradientField | None = None
-    optimizer: ComputeCostField | None = None
+    data: AxesOrGroup | None = Field(
+        default=None, description="The axes over which gradients are averaged.", examples=["dp"]
+    )
+    gradient: GradientField | None = Field(
+        default=None,
+        description="Elements of a rank's gradients, or the file's tensor that holds them.",
+        examples=[1048576],
+    )
+    optimizer: ComputeCostField | None = Field(
+        default=None,
+        description=(
+            "What the update takes: a time, `{flops, bytes}`, or the entries that stand for it."
+        ),
+        examples=["1 ms"],
+    )
 
     @property
     def parts(self) -> list[tuple[str, IntraLayerStrategy]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, StrictBool, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
 
 from distsim.common.message_text import did_you_mean, name_list, value_text
 from distsim.scenario.strategies.base import CostOrEntries, ExpansionContext, Refusal, Strategy
@@ -103,78 +103,211 @@ class TransformerFields(Strategy):
     )
     first_field: ClassVar[str | None] = "model"
 
-    model: ArchitectureFields
+    model: ArchitectureFields = Field(
+        description="A preset, or the model's sizes.", examples=["llama3-8b"]
+    )
     #: Tokens of a sequence; left out, the length that the model was trained with.
-    sequence: PositiveInt | None = None
+    sequence: PositiveInt | None = Field(
+        default=None, description="Tokens of a sequence.", examples=[4096]
+    )
     #: Sequences of a micro-batch, and micro-batches that each pipeline takes per step.
-    micro_batch: PositiveInt = 1
-    micro_batches: PositiveInt = 1
-    dtype: Dtype = "bfloat16"
+    micro_batch: PositiveInt = Field(
+        default=1, description="Sequences of a micro-batch.", examples=[1]
+    )
+    micro_batches: PositiveInt = Field(
+        default=1, description="Micro-batches of an iteration.", examples=[8]
+    )
+    dtype: Dtype = Field(
+        default="bfloat16",
+        description="What is sent, and what parameters are held in.",
+        examples=["bfloat16"],
+    )
     #: Gradients are kept and reduced in it.
-    gradient_dtype: Dtype = "float32"
+    gradient_dtype: Dtype = Field(
+        default="float32",
+        description="What gradients are kept and reduced in.",
+        examples=["float32"],
+    )
     #: DDP's usual mixed precision, without fully_shard: parameters and gradients are float32,
     #: torch.autocast casts what products read to ``dtype``; with zero 1 ZeroRedundancyOptimizer.
-    autocast: StrictBool = False
+    autocast: StrictBool = Field(
+        default=False,
+        description=(
+            "DDP under torch.autocast: parameters and gradients in float32, products in dtype."
+        ),
+        examples=[True],
+    )
     #: selective: scores of plain attention; op: every second product and all that is none
     #: (torchtitan's selective checkpoints); full.
-    recompute: RecomputePolicy = "none"
+    recompute: RecomputePolicy = Field(
+        default="none",
+        description="What the backward pass computes again instead of keeping it.",
+        examples=["full"],
+    )
     #: flash: fused, its scores never reach memory.
-    attention: Literal["flash", "plain"] = "flash"
+    attention: Literal["flash", "plain"] = Field(
+        default="flash",
+        description="flash: fused, its scores never reach memory; plain: they do.",
+        examples=["flash"],
+    )
     #: Share of a large matrix product's rate that fused attention reaches, forward and backward
     #: together. Of the data sheet's rate: FlashAttention-2 on A100 50 to 73 % forward, 44 to 63
     #: backward (arXiv:2307.08691); on H100, causal, 30 to 34 and 29 to 33, cuDNN 49 to 54 and 47 to
     #: 52 (arXiv:2407.08608, heads of 128): .8 of the presets' products, but for FlashAttention-2 on
     #: H100, .5. The first FlashAttention 25 to 40 % on A100: .5.
-    attention_efficiency: NonNegativeFloat = 0.8
+    attention_efficiency: NonNegativeFloat = Field(
+        default=0.8,
+        description="Share of a matrix product's rate that fused attention reaches.",
+        examples=[0.6],
+    )
     #: Of the layers' matrix products where it is another than ``dtype``: float8_e4m3fn as in
     #: Transformer Engine's recipes. Attention's scores, the logits and all that is sent stay in
     #: ``dtype``.
-    matmul_dtype: Dtype | None = None
+    matmul_dtype: Dtype | None = Field(
+        default=None,
+        description="What the layers' matrix products are in, where it is not dtype.",
+        examples=["float8_e4m3fn"],
+    )
     #: Host time to launch one operation: 5 to 25 us in eager PyTorch, from Python to
     #: cudaLaunchKernel; next to nothing where a layer is one CUDA graph. A layer hides it wherever
     #: its kernels last longer. 18 us: published steps of small models, which are bound by it.
-    launch: DurationNs = 18_000
+    launch: DurationNs = Field(
+        default=18_000, description="Host time to launch one operation.", examples=["15 us"]
+    )
     #: Scores above the diagonal are not computed. Left out: true with flash.
-    causal: StrictBool | None = None
-    tensor: AxisOrGroup | None = None
-    sequence_parallel: StrictBool = True
+    causal: StrictBool | None = Field(
+        default=None,
+        description=(
+            "Later positions do not see earlier ones' future: parts that come after its own "
+            "are left out."
+        ),
+        examples=[True],
+    )
+    tensor: AxisOrGroup | None = Field(
+        default=None,
+        description=(
+            "The axis of tensor parallelism; left out, the axis that is usually called so, "
+            "where the mesh has it."
+        ),
+        examples=["tp"],
+    )
+    sequence_parallel: StrictBool = Field(
+        default=True,
+        description="Shard activations along the sequence between the matrices.",
+        examples=[True],
+    )
     #: dtensor: calls of PyTorch's DTensor; megatron: those of fused matrices, their input gathered
     #: again, its gradient beside the weights'.
-    tensor_calls: Literal["dtensor", "megatron"] = "dtensor"
+    tensor_calls: Literal["dtensor", "megatron"] = Field(
+        default="dtensor",
+        description=(
+            "dtensor: calls of PyTorch's DTensor; megatron: those of fused matrices, with "
+            "gradients beside."
+        ),
+        examples=["megatron"],
+    )
     #: What sequence-parallel ranks gather before a dense block and scatter after it travels in
     #: pieces beside its products: Transformer Engine's userbuffers (Megatron-LM's
     #: --tp-comm-overlap), PyTorch's async TP (torch.compile, _micro_pipeline_tp).
-    tensor_overlap: StrictBool = False
+    tensor_overlap: StrictBool = Field(
+        default=False,
+        description=("What tensor ranks gather and scatter travels in pieces beside the products."),
+        examples=[True],
+    )
     #: The loss is computed from each rank's part of the logits (torchtitan's default, and
     #: Megatron-LM's only way); else they are gathered.
-    loss_parallel: StrictBool = True
-    pipeline: AxisOrGroup | None = None
-    schedule: str = "1f1b"
+    loss_parallel: StrictBool = Field(
+        default=True,
+        description="Compute the loss from each rank's part of the logits; else gather them.",
+        examples=[False],
+    )
+    pipeline: AxisOrGroup | None = Field(
+        default=None,
+        description=(
+            "The axis of the pipeline; left out, the axis that is usually called so, where the "
+            "mesh has it."
+        ),
+        examples=["pp"],
+    )
+    schedule: str = Field(
+        default="1f1b",
+        description="The schedule's name, a CSV file in PyTorch's form, or the lines of one.",
+        examples=["1f1b"],
+    )
     #: Stages per rank of the pipeline.
-    chunks: PositiveInt | None = None
+    chunks: PositiveInt | None = Field(
+        default=None,
+        description="Stages on each rank; left out, as the schedule has it.",
+        examples=[2],
+    )
     #: Left out: evenly, with one layer fewer on the first and on the last stage where that comes
     #: out even.
-    layers_per_stage: tuple[PositiveInt | Literal[0], ...] | None = None
-    context: AxisOrGroup | None = None
-    experts: AxisOrGroup | None = None
-    data: AxesOrGroup | None = None
+    layers_per_stage: tuple[PositiveInt | Literal[0], ...] | None = Field(
+        default=None, description="Layers of each stage; left out, evenly.", examples=[[8, 8, 8, 8]]
+    )
+    context: AxisOrGroup | None = Field(
+        default=None,
+        description=(
+            "The axis of context parallelism; left out, the axis that is usually called so, "
+            "where the mesh has it."
+        ),
+        examples=["cp"],
+    )
+    experts: AxisOrGroup | None = Field(
+        default=None,
+        description=(
+            "The axis of expert parallelism; left out, the axis that is usually called so, "
+            "where the mesh has it."
+        ),
+        examples=["ep"],
+    )
+    data: AxesOrGroup | None = Field(
+        default=None,
+        description=(
+            "The axes of data parallelism; left out, the axis that is usually called so, where "
+            "the mesh has it."
+        ),
+        examples=["dp"],
+    )
     #: ZeRO: 1 shards the optimizer's states, 2 gradients too, 3 (fully_shard) parameters too.
-    zero: Literal[0, 1, 2, 3] = 1
+    zero: Literal[0, 1, 2, 3] = Field(
+        default=1,
+        description=(
+            "What is sharded: 3 parameters too, 2 gradients too, 1 optimizer states alone."
+        ),
+        examples=[3],
+    )
     #: Each layer's gradients are reduced while the next layer's are computed, in the last
     #: micro-batch (Megatron-LM's --overlap-grad-reduce, PyTorch's DDP); false: all of them after
     #: the last backward pass.
-    overlap_grad_reduce: StrictBool = True
+    overlap_grad_reduce: StrictBool = Field(
+        default=True,
+        description="Reduce each layer's gradients while the next layer's are computed.",
+        examples=[False],
+    )
     #: The gradients' norm is reduced before the update. GPT-3 clips at 1.0 (arXiv:2005.14165,
     #: appendix B), and so do Llama (arXiv:2302.13971, section 2.2) and Megatron-LM's default
     #: (--clip-grad).
-    clip_grad_norm: StrictBool = True
+    clip_grad_norm: StrictBool = Field(
+        default=True,
+        description="Gradients are clipped: their norms are reduced before the update.",
+        examples=[True],
+    )
     #: Gradients of tied embeddings are summed over the first and the last stage (Megatron-LM,
     #: core/distributed/finalize_model_grads.py). Left out: where the model ties them; GPT-3 does as
     #: GPT-2 (github openai/gpt-2, src/model.py), Llama 3 and Mixtral do not.
-    embedding_all_reduce: StrictBool | None = None
+    embedding_all_reduce: StrictBool | None = Field(
+        default=None,
+        description="Sum the gradients of tied embeddings over the first and the last stage.",
+        examples=[True],
+    )
     #: Ranks that share what is sharded, where the mesh holds only some of them (one pipeline of
     #: many, the others being the same).
-    data_ranks: PositiveInt | None = None
+    data_ranks: PositiveInt | None = Field(
+        default=None,
+        description=("Ranks that share what is sharded, where the mesh holds only some of them."),
+        examples=[64],
+    )
 
     @field_validator("model", mode="before")
     @classmethod

@@ -30,6 +30,8 @@ from distsim.scenario.strategies.training_step.presets import PRESETS, Architect
 
 #: Axes that are used where the mesh has them and the field is left out.
 _DEFAULT_AXES = {"tensor": "tp", "pipeline": "pp", "context": "cp", "experts": "ep"}
+#: Schedules that need several stages per rank; two if `chunks` is omitted.
+_SCHEDULES_WITH_TWO_CHUNKS = ("interleaved_1f1b", "looped_bfs", "zbv", "dualpipe_v")
 
 
 def _nearest_divisors(size: int, ranks: int) -> str:
@@ -321,18 +323,15 @@ class TransformerFields(Strategy):
 
     # --- the layout ---
     def axis(self, field: str, context: ExpansionContext) -> str | None:
-        """The axis of a kind of parallelism; None where the mesh has none."""
+        """The axis of a kind of parallelism; None if the mesh has none."""
         named: str | None = getattr(self, field)
-        return (
-            named
-            if named is not None
-            else _DEFAULT_AXES[field]
-            if _DEFAULT_AXES[field] in context.mesh
-            else None
-        )
+        if named is not None:
+            return named
+        default = _DEFAULT_AXES[field]
+        return default if default in context.mesh else None
 
     def axis_size(self, field: str, context: ExpansionContext) -> int:
-        """How many ranks an axis has; 1 where there is none."""
+        """The number of ranks along an axis; 1 if the mesh has none."""
         axis = self.axis(field, context)
         return 1 if axis is None else context.mesh.get(axis, 1)
 
@@ -343,154 +342,182 @@ class TransformerFields(Strategy):
         model_axes = (self.axis("tensor", context), self.axis("pipeline", context))
         return tuple(axis for axis in context.mesh if axis not in model_axes)
 
-    def one_pass(self, context: ExpansionContext) -> MicroBatchCost:
-        """A micro-batch on one rank of this layout."""
+    def micro_batch_cost(self, context: ExpansionContext) -> MicroBatchCost:
+        """The cost of a micro-batch on one rank of this layout."""
         model = self.model.architecture()
-        flash = self.attention == "flash"
+        tensor_ranks = self.axis_size("tensor", context)
+        is_flash = self.attention == "flash"
+        uses_dtensor = self.tensor_calls == "dtensor"
         return MicroBatchCost(
-            model,
-            self.micro_batch,
-            self.sequence or model.sequence,
-            FLOAT_DTYPE_BYTES[self.dtype],
-            self.axis_size("tensor", context),
-            self.sequence_parallel and self.axis_size("tensor", context) > 1,
-            self.axis_size("context", context),
-            self.axis_size("experts", context),
-            self.recompute,
-            flash,
-            flash if self.causal is None else self.causal,
-            self.tensor_calls == "dtensor",
-            self.tensor_calls == "dtensor" and not self.loss_parallel,
-            self.autocast,
+            model=model,
+            micro_batch=self.micro_batch,
+            sequence=self.sequence or model.sequence,
+            itemsize=FLOAT_DTYPE_BYTES[self.dtype],
+            tensor=tensor_ranks,
+            sequence_parallel=self.sequence_parallel and tensor_ranks > 1,
+            context=self.axis_size("context", context),
+            experts=self.axis_size("experts", context),
+            recompute=self.recompute,
+            flash=is_flash,
+            causal=is_flash if self.causal is None else self.causal,
+            gathered=uses_dtensor,
+            whole_logits=uses_dtensor and not self.loss_parallel,
+            autocast=self.autocast,
         )
 
     def stages(self, context: ExpansionContext) -> int:
+        """The number of stages of the pipeline; 1 without one."""
         return self.axis_size("pipeline", context) * self.chunk_count
 
     @property
     def chunk_count(self) -> int:
+        """The number of stages on each rank of the pipeline."""
         if self.chunks is not None:
             return self.chunks
-        return 2 if self.schedule in ("interleaved_1f1b", "looped_bfs", "zbv", "dualpipe_v") else 1
+        return 2 if self.schedule in _SCHEDULES_WITH_TWO_CHUNKS else 1
 
-    def split(self, context: ExpansionContext) -> tuple[int, ...]:
-        """Layers of each stage."""
+    def layers_of_stages(self, context: ExpansionContext) -> tuple[int, ...]:
+        """The number of layers of each stage."""
         if self.layers_per_stage is not None:
             return self.layers_per_stage
-        stages, layers = self.stages(context), self.model.architecture().layers
-        if stages > 1 and layers % stages and (layers + 2) % stages == 0:
+        stages = self.stages(context)
+        layers = self.model.architecture().layers
+        is_even_with_ends = (layers + 2) % stages == 0
+        if stages > 1 and layers % stages and is_even_with_ends:
+            # Embedding and head count as a layer each (Llama 3, arXiv:2407.21783, section 3.3.2).
             full = (layers + 2) // stages
             return (full - 1, *[full] * (stages - 2), full - 1)
-        return tuple(layers // stages + (1 if s < layers % stages else 0) for s in range(stages))
+        share, remainder = divmod(layers, stages)
+        return tuple(share + 1 if stage < remainder else share for stage in range(stages))
 
     def pipeline_strategy(
         self,
         context: ExpansionContext,
         forward: Sequence[CostOrEntries] = (),
         backward: Sequence[CostOrEntries] = (),
-        last: Sequence[CostOrEntries] = (),
+        last_backward: Sequence[CostOrEntries] = (),
     ) -> Pipeline:
-        """The `pipeline` strategy that carries the micro-batches; costs by stage. ``last``: of the
-        last backward pass, if it is another.
+        """The `pipeline` strategy that runs the micro-batches; costs are by stage.
+
+        ``last_backward``: the costs of each stage's last backward pass, if they differ. Without
+        costs the strategy serves only to check and to build the schedule.
         """
+        boundary_numel = self.micro_batch_cost(context).boundary_numel
         fields: dict[str, object] = {
             "schedule": self.schedule,
             "axis": self.axis("pipeline", context),
             "micro_batches": self.micro_batches,
             "forward": dict(enumerate(forward)) or "1 ms",
             "backward": dict(enumerate(backward)) or "1 ms",
-            "activation": {"shape": [self.one_pass(context).boundary_numel], "dtype": self.dtype},
+            "activation": {"shape": [boundary_numel], "dtype": self.dtype},
         }
-        if last:
-            fields["last_backward"] = dict(enumerate(last))
+        if last_backward:
+            fields["last_backward"] = dict(enumerate(last_backward))
         if self.chunks is not None:
             fields["chunks"] = self.chunks
         if self.schedule.lower() == "1f1b" and self.micro_batches < self.stages(context):
+            # PyTorch's 1F1B refuses fewer micro-batches than stages, Megatron-LM's does not.
             fields["megatron"] = True
         return Pipeline.model_validate(fields)
 
-    # --- what can't be ---
+    # --- checks of the layout ---
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
-        found = list(self._unknown_axes(context))
-        if found:
-            return found
-        return [*self._uneven(context), *self._wrong_stages(context), *self._not_cast(context)]
+        unknown_axes = list(self._refuse_unknown_axes(context))
+        if unknown_axes:
+            return unknown_axes
+        cost = self.micro_batch_cost(context)
+        return [
+            *self._refuse_model(cost.model),
+            *self._refuse_tensor_axis(cost),
+            *self._refuse_sequence(cost),
+            *self._refuse_experts(cost, context),
+            *self._refuse_stages(context),
+            *self._refuse_autocast(context),
+        ]
 
-    def _unknown_axes(self, context: ExpansionContext) -> Iterator[Refusal]:
-        named = {field: getattr(self, field) for field in _DEFAULT_AXES}
-        for field, axis in [*named.items(), *(("data", axis) for axis in self.data_axes(context))]:
+    def _refuse_unknown_axes(self, context: ExpansionContext) -> Iterator[Refusal]:
+        axes = [(field, getattr(self, field)) for field in _DEFAULT_AXES]
+        axes += [("data", axis) for axis in self.data_axes(context)]
+        for field, axis in axes:
             unknown = None if axis is None else context.unknown_axis(axis)
             if unknown is not None:
                 yield (field,), unknown
 
-    def _uneven(self, context: ExpansionContext) -> Iterator[Refusal]:
-        model, one = self.model.architecture(), self.one_pass(context)
+    def _refuse_model(self, model: Architecture) -> Iterator[Refusal]:
+        """Sizes of a model that contradict each other."""
+        if not model.head and model.hidden % model.heads:
+            yield ("model",), f"hidden {model.hidden} is not divisible by heads {model.heads}"
+        if model.heads % model.kv_heads:
+            yield ("model",), f"heads {model.heads} is not divisible by kv_heads {model.kv_heads}"
+
+    def _refuse_tensor_axis(self, cost: MicroBatchCost) -> Iterator[Refusal]:
+        """Sizes of the model that the tensor ranks cannot share equally."""
+        model, ranks = cost.model, cost.tensor
         sizes = {
             "heads": model.heads,
             "kv_heads": model.kv_heads,
             "hidden": model.hidden,
             "ffn": model.ffn,
         }
-        if not model.head and model.hidden % model.heads:
-            yield ("model",), f"hidden {model.hidden} is not divisible by heads {model.heads}"
-        if model.heads % model.kv_heads:
-            yield ("model",), f"heads {model.heads} is not divisible by kv_heads {model.kv_heads}"
-        for word, size in sizes.items():
-            if size % one.tensor:
+        for name, size in sizes.items():
+            if size % ranks:
                 yield (
                     ("model",),
-                    f"{word} {size} is not divisible by the tensor axis of {one.tensor} "
-                    f"ranks{_nearest_divisors(size, one.tensor)}",
+                    f"{name} {size} is not divisible by the tensor axis of {ranks} "
+                    f"ranks{_nearest_divisors(size, ranks)}",
                 )
-        if one.sequence % one.context:
+
+    def _refuse_sequence(self, cost: MicroBatchCost) -> Iterator[Refusal]:
+        """Sequences that context and tensor ranks cannot share equally."""
+        if cost.sequence % cost.context:
             yield (
                 ("sequence",),
-                f"sequence {one.sequence} is not divisible by the context axis of {one.context} "
+                f"sequence {cost.sequence} is not divisible by the context axis of {cost.context} "
                 "ranks",
             )
-        elif one.sequence_parallel and one.sequence // one.context % one.tensor:
-            part = one.sequence // one.context
-            whole = (
-                f"sequence {part}"
-                if one.context == 1
-                else f"the part of {part} tokens that a context rank has"
-            )
+        elif cost.sequence_parallel and cost.sequence // cost.context % cost.tensor:
+            part = cost.sequence // cost.context
+            sequence = f"the part of {part} tokens that a context rank has"
+            if cost.context == 1:
+                sequence = f"sequence {part}"
             yield (
                 ("sequence",),
-                f"{whole} is not divisible by the tensor axis of {one.tensor} ranks, as "
+                f"{sequence} is not divisible by the tensor axis of {cost.tensor} ranks, as "
                 "sequence_parallel needs",
             )
-        if self.tensor_overlap and one.tensor > 1 and not one.sequence_parallel:
+        if self.tensor_overlap and cost.tensor > 1 and not cost.sequence_parallel:
             yield (
                 ("tensor_overlap",),
                 "what it hides is what sequence_parallel gathers and scatters: expected "
                 "sequence_parallel: true",
             )
-        if one.experts > 1 and model.experts == 0:
+
+    def _refuse_experts(self, cost: MicroBatchCost, context: ExpansionContext) -> Iterator[Refusal]:
+        model, ranks = cost.model, cost.experts
+        if ranks > 1 and model.experts == 0:
             axis = self.axis("experts", context)
             yield (
                 ("experts",),
-                f"the model has no experts for the axis {axis} of {one.experts} ranks to share: "
+                f"the model has no experts for the axis {axis} of {ranks} ranks to share: "
                 f"leave {axis} out of the mesh",
             )
-        elif model.experts % one.experts:
-            said = (
-                f"{model.experts} experts are not divisible by the expert axis of {one.experts} "
-                "ranks"
-            )
-            yield ("experts",), f"{said}{_nearest_divisors(model.experts, one.experts)}"
+        elif model.experts % ranks:
+            text = f"{model.experts} experts are not divisible by the expert axis of {ranks} ranks"
+            yield ("experts",), f"{text}{_nearest_divisors(model.experts, ranks)}"
         if self.attention_efficiency == 0:
             yield ("attention_efficiency",), "expected a share above 0"
         if model.experts and not 1 <= model.top_k <= model.experts:
             yield ("model",), f"top_k must be 1 to the {model.experts} experts, found {model.top_k}"
 
-    def _not_cast(self, context: ExpansionContext) -> Iterator[Refusal]:
-        """What does not go with autocast, or is not counted under it."""
-        asked = {
+    def _refuse_autocast(self, context: ExpansionContext) -> Iterator[Refusal]:
+        """Fields that exclude autocast, or whose costs are not known under it."""
+        if not self.autocast:
+            return
+        tensor_ranks = self.axis_size("tensor", context)
+        pipeline_ranks = self.axis_size("pipeline", context)
+        requirements = {
             "zero 0 or 1 (fully_shard has a precision of its own)": self.zero < 2,
-            "no tensor axis and no pipeline": self.axis_size("tensor", context)
-            == self.axis_size("pipeline", context)
-            == 1,
+            "no tensor axis and no pipeline": tensor_ranks == pipeline_ranks == 1,
             "a model without experts": not self.model.architecture().experts,
             "attention: flash": self.attention == "flash",
             "recompute none or full": self.recompute in ("none", "full"),
@@ -498,15 +525,12 @@ class TransformerFields(Strategy):
             "gradient_dtype: float32": self.gradient_dtype == "float32",
             "no matmul_dtype": self.matmul_dtype is None,
         }
-        if self.autocast:
-            yield from (
-                (("autocast",), f"autocast goes with {what}")
-                for what, holds in asked.items()
-                if not holds
-            )
+        for requirement, is_met in requirements.items():
+            if not is_met:
+                yield ("autocast",), f"autocast goes with {requirement}"
 
-    def _wrong_stages(self, context: ExpansionContext) -> Iterator[Refusal]:
-        layers, split = self.model.architecture().layers, self.split(context)
+    def _refuse_stages(self, context: ExpansionContext) -> Iterator[Refusal]:
+        """Pipelines that do not fit to the model or to other fields."""
         if self.schedule.lower() == "dualpipe":
             yield (
                 ("schedule",),
@@ -515,25 +539,36 @@ class TransformerFields(Strategy):
             )
             return
         if self.axis_size("pipeline", context) == 1:
-            if self.chunk_count > 1 and self.chunks is not None:
+            if self.chunks is not None and self.chunks > 1:
                 yield ("chunks",), "there is no pipeline to cut into chunks"
             return
-        if len(split) != self.stages(context):
-            yield (
-                ("layers_per_stage",),
-                f"expected {self.stages(context)} numbers, one for each stage, found {len(split)}",
-            )
-        elif sum(split) != layers:
-            yield ("layers_per_stage",), f"the stages have {sum(split)} layers, the model {layers}"
-        elif max(split) == 0 or layers + 2 < len(split):
-            yield ("chunks",), f"{layers} layers are too few for {len(split)} stages"
+        yield from self._refuse_layers_of_stages(context)
         if self.zero == 3:
             yield (
                 ("zero",),
                 "with a pipeline, parameters stay gathered between micro-batches: expected zero "
                 "0, 1 or 2",
             )
-        for path, sentence in self.pipeline_strategy(context).refuse(context):
-            field = {"axis": "pipeline"}.get(str(path[0]), str(path[0])) if path else ""
+        for path, text in self.pipeline_strategy(context).refuse(context):
+            # The field `axis` of `pipeline:` is `pipeline` here.
+            field = str(path[0]) if path else ""
+            field = "pipeline" if field == "axis" else field
             if field in type(self).model_fields:
-                yield (field,), sentence
+                yield (field,), text
+
+    def _refuse_layers_of_stages(self, context: ExpansionContext) -> Iterator[Refusal]:
+        layers = self.model.architecture().layers
+        layers_of_stages = self.layers_of_stages(context)
+        stages = self.stages(context)
+        if len(layers_of_stages) != stages:
+            yield (
+                ("layers_per_stage",),
+                f"expected {stages} numbers, one for each stage, found {len(layers_of_stages)}",
+            )
+        elif sum(layers_of_stages) != layers:
+            yield (
+                ("layers_per_stage",),
+                f"the stages have {sum(layers_of_stages)} layers, the model {layers}",
+            )
+        elif max(layers_of_stages) == 0 or layers + 2 < stages:
+            yield ("chunks",), f"{layers} layers are too few for {stages} stages"

@@ -77,14 +77,14 @@ class LayeredModelStrategy(Strategy):
 
     layers: tuple[LayerFields, ...] = Field(
         description=(
-            "The model: layers by parameters and times, `count` equal ones at once; one layer "
-            "or a list."
+            "Layers of the model: parameters and times of each; `count` repeats a layer. One "
+            "layer or a list."
         ),
         examples=[[{"params": 1048576, "forward": "1 ms", "backward": "2 ms", "count": 4}]],
     )
     dtype: Dtype = Field(
         default="float32",
-        description="What is sent, and what parameters are held in.",
+        description="Dtype of parameters and messages.",
         examples=["bfloat16"],
     )
 
@@ -162,15 +162,16 @@ class IntraLayerStrategy(Strategy):
     """``layers`` equal layers, each with the price of its passes; a pass without a price is left
     out. In a stage's `forward:` or `backward:` one of them has a price, alone both."""
 
-    layers: PositiveInt = Field(default=1, description="How many equal layers.", examples=[4])
-    #: The cost of one layer's pass on one rank.
+    layers: PositiveInt = Field(default=1, description="Number of equal layers.", examples=[4])
     forward: ComputeCostField | None = Field(
         default=None,
-        description="What one forward pass of one part takes: a time, or `{flops, bytes}`.",
+        description=("Cost of one layer's forward pass on one rank: a time, or `{flops, bytes}`."),
         examples=["2 ms"],
     )
     backward: ComputeCostField | None = Field(
-        default=None, description="What one backward pass of one part takes.", examples=["4 ms"]
+        default=None,
+        description="Cost of one layer's backward pass on one rank.",
+        examples=["4 ms"],
     )
 
     @model_validator(mode="after")

@@ -104,24 +104,27 @@ CollectiveList = Annotated[
 
 class CoalescingManager(Strategy):
     name: ClassVar[str] = "coalescing_manager"
-    about: ClassVar[str] = "Collectives of one kind on one group as one launch, with one request."
+    about: ClassVar[str] = (
+        "torch.distributed._coalescing_manager: launch several collectives of one kind on "
+        "one group as a single operation with one request."
+    )
     first_field: ClassVar[str | None] = "ops"
 
     ops: CollectiveList = Field(
-        description="The collectives inside the context, which go as one launch.",
+        description="Collectives inside the context, which are launched together.",
         examples=[[{"all_reduce": {"tensor": "x"}}]],
     )
     is_async: StrictBool = Field(
         default=False,
         alias="async",
-        description="Start the launch and go on; `as` names the request.",
+        description="Start the launch and continue; `as` names the request.",
         examples=[True],
     )
     handle: str | None = Field(
-        default=None, alias="as", description="The handle of the launch's request.", examples=["h"]
+        default=None, alias="as", description="Name of the request.", examples=["h"]
     )
     on: str | None = Field(
-        default=None, description="The CUDA stream that is current at the call.", examples=["comm"]
+        default=None, description="CUDA stream that is current at the call.", examples=["comm"]
     )
 
     @property

@@ -57,27 +57,25 @@ class _CheckpointStrategy(Strategy):
 
     group: AxesOrGroup | None = Field(
         default=None,
-        description=(
-            "Who takes part; left out: the axis `dp` where the mesh has one, else all ranks."
-        ),
+        description="Ranks that take part [default: all ranks].",
         examples=["dp"],
     )
-    #: Bytes of each rank's plan, pickled; and of what rank 0 gives each back (a list, or one size
-    #: for all).
     plan: SizeByRank = Field(
-        description="Bytes of each rank's plan, pickled; by rank where they differ.",
+        description="Pickled size of each rank's plan; by rank if it differs.",
         examples=[{0: "40 KiB", "else": "12 KiB"}],
     )
     global_plan: ObjectSizes | None = Field(
         default=None,
         description=(
-            "Bytes of the plan that rank 0 gives back to each; left out: as many as it got."
+            "Pickled size of the plan that rank 0 sends back: one size, or one per rank "
+            "[default: the size of `plan`]."
         ),
         examples=[["40 KiB", "12 KiB"]],
     )
-    #: Ranks that leave the call out, each in one iteration.
     skips: IntByRank = Field(
-        default={}, description="Ranks that leave out the call in one iteration.", examples=[{1: 0}]
+        default={},
+        description="Ranks that skip the call in one iteration: `{RANK: ITERATION}`.",
+        examples=[{1: 0}],
     )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
@@ -142,27 +140,26 @@ class DcpSave(_CheckpointStrategy):
 
     name: ClassVar[str] = "dcp_save"
     about: ClassVar[str] = (
-        "torch.distributed.checkpoint.save: plans to rank 0 and back, each rank writes, results to "
-        "rank 0, metadata to all."
+        "torch.distributed.checkpoint.save. Plans go to rank 0 and back, each rank writes, "
+        "results go to rank 0, and all ranks receive the metadata."
     )
 
-    #: Bytes of each rank's results of writing, and of the metadata.
     results: SizeByRank = Field(
-        description="Bytes of each rank's results of writing, pickled.", examples=["8 KiB"]
+        description="Pickled size of each rank's write results.", examples=["8 KiB"]
     )
     metadata: ByteSize = Field(
-        description="Bytes of the metadata, pickled, which all get.", examples=["80 KiB"]
+        description="Pickled size of the metadata, which all ranks receive.", examples=["80 KiB"]
     )
-    #: What writing a rank's part takes.
     write: CostOrEntriesField = Field(
         default={"time": "0 ns"},
-        description="What writing a rank's part takes.",
+        description="Cost of writing a rank's part.",
         examples=["200 ms"],
     )
-    #: use_collectives=False: every rank for itself, then a barrier.
     use_collectives: StrictBool = Field(
         default=True,
-        description="false: every rank plans for itself, and a barrier ends it.",
+        description=(
+            "Plan together. false: each rank plans alone, and the save ends with a barrier."
+        ),
         examples=[False],
     )
 
@@ -184,20 +181,20 @@ class DcpAsyncSave(DcpSave):
 
     name: ClassVar[str] = "dcp_async_save"
     about: ClassVar[str] = (
-        "torch.distributed.checkpoint.async_save: the same calls on a thread and a Gloo group of "
-        "their own, waited for later."
+        "torch.distributed.checkpoint.async_save. The calls of `dcp_save` run in a thread "
+        "on a Gloo group; the rank waits for them later."
     )
 
-    #: What copying the state to the host takes, which the rank waits for.
     stage: CostOrEntriesField = Field(
         default={"time": "0 ns"},
-        description="What copying the state to the host takes, which the rank waits for.",
+        description="Cost of copying the state to the host, which blocks the rank.",
         examples=["20 ms"],
     )
-    #: What the rank does before it takes the future's result.
     beside: CostOrEntriesField = Field(
         default=(),
-        description=("What the rank does until it takes the future's result: a time, or entries."),
+        description=(
+            "Cost of work until the rank waits for the future's result: a time, or entries."
+        ),
         examples=["100 ms"],
     )
 
@@ -258,14 +255,13 @@ class DcpLoad(_CheckpointStrategy):
 
     name: ClassVar[str] = "dcp_load"
     about: ClassVar[str] = (
-        "torch.distributed.checkpoint.load: plans to rank 0 and back, each rank reads, and tells "
-        "all that it has."
+        "torch.distributed.checkpoint.load. Plans go to rank 0 and back, each rank reads, "
+        "and all ranks exchange their results."
     )
 
-    #: What reading a rank's part takes.
     read: CostOrEntriesField = Field(
         default={"time": "0 ns"},
-        description="What reading a rank's part takes.",
+        description="Cost of reading a rank's part.",
         examples=["200 ms"],
     )
 

@@ -61,9 +61,7 @@ class _ObjectCollective(Strategy):
 
     group: AxesOrGroup | None = Field(
         default=None,
-        description=(
-            "Who takes part; left out: the axis `dp` where the mesh has one, else all ranks."
-        ),
+        description="Ranks that take part [default: all ranks].",
         examples=["dp"],
     )
 
@@ -79,15 +77,14 @@ class _RootedObjectList(_ObjectCollective):
 
     first_field: ClassVar[str | None] = "objects"
 
-    #: Bytes of each object, pickled.
     objects: ObjectSizes = Field(
-        description="Bytes of each object, pickled.", examples=[["1 KiB", "64 B"]]
+        description="Pickled size of each object.", examples=[["1 KiB", "64 B"]]
     )
     src: NonNegativeInt | None = Field(
-        default=None, description="The rank that gives, by its global number.", examples=[0]
+        default=None, description="Source rank (global).", examples=[0]
     )
     group_src: NonNegativeInt | None = Field(
-        default=None, description="The rank that gives, by its number in the group.", examples=[0]
+        default=None, description="Source rank within the group.", examples=[0]
     )
 
     @property
@@ -103,8 +100,8 @@ def _root_fields(word: str, rank: int | None, group_rank: int | None) -> dict[st
 class BroadcastObjectList(_RootedObjectList):
     name: ClassVar[str] = "broadcast_object_list"
     about: ClassVar[str] = (
-        "A list of Python objects from one rank to all: their lengths, then their bytes in one "
-        "message."
+        "torch.distributed.broadcast_object_list: send a list of Python objects from one "
+        "rank to all. It broadcasts their lengths, then their bytes in one message."
     )
 
     def expand(self, context: ExpansionContext) -> Expansion:
@@ -121,14 +118,13 @@ class BroadcastObjectList(_RootedObjectList):
 class AllGatherObject(_ObjectCollective):
     name: ClassVar[str] = "all_gather_object"
     about: ClassVar[str] = (
-        "A Python object of every rank to all: the lengths, then all objects, each padded to the "
-        "longest."
+        "torch.distributed.all_gather_object: send a Python object of every rank to all. "
+        "It gathers the lengths, then the objects, padded to the longest."
     )
     first_field: ClassVar[str | None] = "object"
 
-    #: Bytes of the object, pickled; by rank where they differ.
     object: SizeByRank = Field(
-        description="Bytes of the object, pickled; by rank where they differ.",
+        description="Pickled size of the object; by rank if it differs.",
         examples=[{0: "4 KiB", "else": "64 B"}],
     )
 
@@ -155,15 +151,15 @@ class AllGatherObject(_ObjectCollective):
 class GatherObject(AllGatherObject):
     name: ClassVar[str] = "gather_object"
     about: ClassVar[str] = (
-        "A Python object of every rank to one: the lengths to all, then the objects, each padded "
-        "to the longest."
+        "torch.distributed.gather_object: send a Python object of every rank to one. All "
+        "ranks gather the lengths; one rank gathers the objects, padded to the longest."
     )
 
     dst: NonNegativeInt | None = Field(
-        default=None, description="The rank that gets, by its global number.", examples=[0]
+        default=None, description="Destination rank (global).", examples=[0]
     )
     group_dst: NonNegativeInt | None = Field(
-        default=None, description="The rank that gets, by its number in the group.", examples=[0]
+        default=None, description="Destination rank within the group.", examples=[0]
     )
 
     def expand(self, context: ExpansionContext) -> Expansion:
@@ -173,8 +169,9 @@ class GatherObject(AllGatherObject):
 class ScatterObjectList(_RootedObjectList):
     name: ClassVar[str] = "scatter_object_list"
     about: ClassVar[str] = (
-        "One Python object from a list for each rank: the longest length to all, the objects "
-        "padded to it, the lengths."
+        "torch.distributed.scatter_object_list: send one Python object of a list to each "
+        "rank. It broadcasts the longest length, then scatters the padded objects and the "
+        "lengths."
     )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:

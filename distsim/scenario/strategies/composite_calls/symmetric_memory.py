@@ -25,19 +25,19 @@ from distsim.scenario.strategies.field_types import AxesOrGroup, NonNegativeInt
 class SymmMemBarrier(Strategy):
     name: ClassVar[str] = "symm_mem_barrier"
     about: ClassVar[str] = (
-        "The barrier of symmetric memory: a signal to every other rank, then a wait for "
-        "everybody's."
+        "Barrier of symmetric memory (torch.distributed._symmetric_memory). Each rank "
+        "signals every other rank and waits for all signals."
     )
     first_field: ClassVar[str | None] = "group"
 
     group: AxesOrGroup | None = Field(
-        default=None, description="Who takes part; left out, all ranks.", examples=["tp"]
+        default=None, description="Ranks that take part [default: all ranks].", examples=["tp"]
     )
     channel: NonNegativeInt = Field(
         default=0,
         description=(
-            "Which cells of the signal pad it uses; put_signal and wait_signal of the same "
-            "channel use them too."
+            "Channel of the signal pad. put_signal and wait_signal on the same channel use the "
+            "same cells."
         ),
         examples=[1],
     )

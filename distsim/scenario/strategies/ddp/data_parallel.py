@@ -39,8 +39,8 @@ class DataParallel(LayeredModelStrategy):
 
     name: ClassVar[str] = "data_parallel"
     about: ClassVar[str] = (
-        "nn.DataParallel: rank 0 sends out batch and model, gathers outputs and gradients, and "
-        "updates alone: its links are the bottleneck."
+        "torch.nn.DataParallel. Rank 0 scatters the batch and the model, gathers outputs "
+        "and gradients, and updates alone, so its links are the bottleneck."
     )
 
     real_run_note: ClassVar[str] = (
@@ -50,35 +50,33 @@ class DataParallel(LayeredModelStrategy):
 
     group: AxesOrGroup | None = Field(
         default=None,
-        description=(
-            "Who takes part; left out: the axis `dp` where the mesh has one, else all ranks."
-        ),
+        description=("Ranks that stand for the devices of nn.DataParallel [default: all ranks]."),
         examples=["dp"],
     )
-    #: The whole batch, which is split along its first axis.
     batch: Shape = Field(
-        description="The whole batch, first axis first: it is cut along it.", examples=[[64, 1024]]
+        description="Shape of the whole batch, which is split along its first axis.",
+        examples=[[64, 1024]],
     )
-    #: The model's output for the whole batch.
     output: Shape = Field(
-        description="What the model makes of the whole batch.", examples=[[64, 10]]
+        description="Shape of the model's output for the whole batch.", examples=[[64, 10]]
     )
     loss: ComputeCostField | None = Field(
-        default=None, description="What the loss takes, on the first device.", examples=["1 ms"]
+        default=None,
+        description="Cost of the loss, which the first device computes.",
+        examples=["1 ms"],
     )
     optimizer: ComputeCostField | None = Field(
         default=None,
         description=(
-            "What the update takes: a time, `{flops, bytes}`, or the entries that stand for it."
+            "Cost of the optimizer step: a time, `{flops, bytes}`, or entries that replace it."
         ),
         examples=["1 ms"],
     )
-    #: Also renew the copies after the last update; PyTorch leaves that to the next forward pass.
     refresh: StrictBool = Field(
         default=True,
         description=(
-            "Renew the copies after the last update too; PyTorch leaves that to the next "
-            "forward pass."
+            "Copy the parameters to all devices after the last optimizer step too. PyTorch "
+            "leaves this to the next forward pass."
         ),
         examples=[False],
     )

@@ -102,128 +102,129 @@ class DdpFields(LayeredModelStrategy):
 
     name: ClassVar[str] = "ddp"
     about: ClassVar[str] = (
-        "DistributedDataParallel: the model is broadcast once; every iteration reduces gradients "
-        "in buckets, beside the backward pass."
+        "DistributedDataParallel (DDP). It broadcasts the model once and all-reduces "
+        "gradients in buckets during each backward pass."
     )
 
     layers: tuple[DdpLayerFields, ...] = Field(
         description=(
-            "The model: layers by parameters and times, `count` equal ones at once; one layer "
-            "or a list."
+            "Layers of the model: parameters and times of each; `count` repeats a layer. One "
+            "layer or a list."
         ),
         examples=[[{"params": 1048576, "forward": "1 ms", "backward": "2 ms", "count": 4}]],
     )
-    #: Default: the axis `dp` if the mesh has one, else all ranks.
     group: AxesOrGroup | None = Field(
         default=None,
         description=(
-            "Who takes part; left out: the axis `dp` where the mesh has one, else all ranks."
+            "Data-parallel ranks [default: the axis `dp` if the mesh has one, else all ranks]."
         ),
         examples=["dp"],
     )
-    #: MiB; default: 25, and 1 for the first bucket.
     bucket_cap_mb: NonNegativeFloat | None = Field(
         default=None,
-        description="DDP's bucket size; left out: 25, and 1 for the first bucket.",
+        description=(
+            "Size of DDP's gradient buckets in MiB [default: 25, and 1 for the first bucket]."
+        ),
         examples=[25],
         json_schema_extra={"x-unit": "MiB"},
     )
     find_unused_parameters: StrictBool = Field(
         default=False,
-        description="Look for parameters that a pass leaves out, and tell the others.",
+        description=(
+            "Search each forward pass for unused parameters, and share the result among the ranks."
+        ),
         examples=[True],
     )
-    #: The graph never changes: the first iteration reduces when its backward pass is over, and
-    #: determines which parameters are used.
     static_graph: StrictBool = Field(
         default=False,
         description=(
-            "The graph never changes: the first pass reduces when it is over and tells what "
-            "was used."
+            "Promise that the set of used parameters never changes. The first iteration "
+            "reduces all gradients after its backward pass."
         ),
         examples=[True],
     )
-    #: Elements of all module buffers (running means and the like), by dtype; they are broadcast
-    #: before every forward pass.
     buffers: BufferSizes = Field(
         default={},
         description=(
-            "Elements of all buffers (running means and the like) by dtype, broadcast before "
-            "every forward pass."
+            "Number of elements of all module buffers (such as running means) by dtype. Rank 0 "
+            "broadcasts them before each forward pass."
         ),
         examples=[{"float32": 2048, "int64": 16}],
     )
-    #: false: buffers are broadcast only at construction.
     forward_sync_buffers: StrictBool = Field(
         default=True,
-        description="Broadcast buffers before every forward pass, or at construction alone.",
+        description="Broadcast buffers before each forward pass; false: only at construction.",
         examples=[False],
     )
-    #: What reduces a bucket instead of all_reduce.
     comm_hook: CommHookField | None = Field(
         default=None,
         description=(
-            "What reduces a bucket: allreduce, fp16_compress, bf16_compress, or PowerSGD's "
-            "rank and first iteration."
+            "DDP communication hook for each bucket: allreduce, fp16_compress, bf16_compress, "
+            "or `{powersgd: RANK, start: ITERATION}`."
         ),
         examples=[{"powersgd": 1, "start": 10}],
     )
-    #: Micro-batches per iteration; with `no_sync` only the last one is followed by a reduction.
     accumulate: PositiveInt = Field(
-        default=1, description="Micro-batches of an iteration.", examples=[4]
+        default=1, description="Gradient accumulation: micro-batches per iteration.", examples=[4]
     )
     no_sync: BoolByRank = Field(
         default={"else": True},
         description=(
-            "Reduce gradients only after the last micro-batch; by rank where they disagree."
+            "Use no_sync(): reduce gradients only after the last micro-batch. Can differ by "
+            "rank, which is a bug to test for."
         ),
         examples=[False],
     )
     optimizer: CostOrEntriesField | None = Field(
         default=None,
         description=(
-            "What the update takes: a time, `{flops, bytes}`, or the entries that stand for it."
+            "Cost of the optimizer step: a time, `{flops, bytes}`, or entries that replace it."
         ),
         examples=["1 ms"],
     )
-    #: ZeroRedundancyOptimizer: each rank updates some parameters and broadcasts them.
     zero_redundancy_optimizer: StrictBool = Field(
         default=False,
-        description="Each rank updates some parameters, and broadcasts them.",
+        description=(
+            "Use ZeroRedundancyOptimizer (ZeRO-1): each rank updates some parameters and "
+            "broadcasts them."
+        ),
         examples=[True],
     )
-    #: Forward passes only, under no_grad.
     evaluate: StrictBool = Field(
-        default=False, description="Forward passes alone, under no_grad.", examples=[True]
+        default=False,
+        description="Run forward passes only, as under torch.no_grad().",
+        examples=[True],
     )
-    #: Batches of each rank; `join` is the context manager for unequal numbers.
     inputs: IntByRank | None = Field(
         default=None,
-        description="Batches that each rank has; unequal numbers want `join`.",
+        description="Number of batches of each rank. Uneven inputs need `join`.",
         examples=[{0: 3, "else": 2}],
     )
     join: StrictBool = Field(
         default=False,
-        description="The context manager Join, for unequal numbers of batches.",
+        description="Use the Join context manager for uneven inputs.",
         examples=[True],
     )
-    #: Layers that a rank's forward pass skips.
     unused: LayersByRank = Field(
-        default={}, description="Layers that a rank's forward pass leaves out.", examples=[{1: [0]}]
+        default={},
+        description=(
+            "Layers whose parameters a rank's forward pass does not use (unused parameters)."
+        ),
+        examples=[{1: [0]}],
     )
-    #: Layers that are frozen on a rank, but not on the others.
     frozen: LayersByRank = Field(
         default={},
         description=(
-            "Layers that are frozen on a rank and not on the others: construction raises."
+            "Layers that are frozen on one rank only (requires_grad=False). DDP's constructor "
+            "raises."
         ),
         examples=[{1: [2]}],
     )
-    #: false: no construction, and the buckets of later iterations from the start.
     setup: StrictBool = Field(
         default=True,
         description=(
-            "With construction: the broadcast of the model and the first iteration's buckets."
+            "Include DDP's construction: the broadcast of the model and the buckets of the "
+            "first iteration."
         ),
         examples=[False],
     )

@@ -41,99 +41,95 @@ class DeepSpeedFields(LayeredModelStrategy):
 
     name: ClassVar[str] = "deepspeed"
     about: ClassVar[str] = (
-        "DeepSpeed's ZeRO 1 to 3 with its buckets, prefetching and kept parameters, and ZeRO++."
+        "DeepSpeed ZeRO-1, ZeRO-2 and ZeRO-3 with gradient buckets and parameter "
+        "prefetching, and ZeRO++."
     )
 
     stage: ZeroStage = Field(
         default=1,
-        description=(
-            "ZeRO's stage: 1 shards the optimizer's states, 2 gradients too, 3 parameters too."
-        ),
+        description=("ZeRO stage. 1 shards optimizer states, 2 also gradients, 3 also parameters."),
         examples=[3],
     )
-    #: The data-parallel ranks; default: all.
     group: AxesOrGroup | None = Field(
-        default=None, description="The data-parallel ranks; left out, all.", examples=["dp"]
+        default=None, description="Data-parallel ranks [default: all ranks].", examples=["dp"]
     )
-    #: Elements of gradients that are reduced at a time.
     reduce_bucket_size: PositiveInt = Field(
         default=500_000_000,
-        description="Elements of gradients that are reduced at a time.",
+        description="Number of gradient elements to reduce at a time.",
         examples=[500000000],
     )
-    #: Gradients are reduced during the backward pass, on a stream of their own. Default: with
-    #: stage 3.
     overlap_comm: StrictBool | None = Field(
         default=None,
-        description="Reduce gradients beside the backward pass; left out, with stage 3.",
+        description=(
+            "Reduce gradients during the backward pass, on a separate stream [default: true "
+            "with stage 3]."
+        ),
         examples=[True],
     )
-    #: ZeRO 1 and 2: false reduces a bucket in one call, even if a gradient is larger than it.
     reduce_scatter: StrictBool = Field(
         default=True,
-        description="false: a gradient larger than a bucket goes in one call (ZeRO 1 and 2).",
+        description=(
+            "ZeRO 1 and 2: false reduces a gradient that is larger than a bucket in one call."
+        ),
         examples=[False],
     )
     stage3_prefetch_bucket_size: NonNegativeInt = Field(
         default=50_000_000,
-        description="Elements of parameters that are gathered ahead of their use.",
+        description="Number of parameter elements to prefetch.",
         examples=[50000000],
     )
     stage3_max_reuse_distance: NonNegativeInt = Field(
         default=1_000_000_000,
-        description="Parameters used again within so many elements stay gathered.",
+        description="Keep a parameter gathered if it is used again within this many elements.",
         examples=[1000000000],
     )
     stage3_max_live_parameters: NonNegativeInt = Field(
         default=1_000_000_000,
-        description="Elements of parameters that are gathered at most, ahead of their use.",
+        description="Maximum number of gathered parameter elements; limits the prefetch.",
         examples=[1000000000],
     )
-    #: Parameters of at most this many elements stay gathered.
     stage3_param_persistence_threshold: NonNegativeInt = Field(
         default=100_000,
-        description="Parameters of at most so many elements stay gathered.",
+        description="Keep parameters of at most this many elements gathered.",
         examples=[100000],
     )
-    #: ZeRO++ hpZ: the number of ranks that share a second copy of the parameters, for the backward
-    #: pass.
     zero_hpz_partition_size: PositiveInt = Field(
         default=1,
-        description="ZeRO++ hpZ: ranks that keep a second copy of the parameters among them.",
+        description=(
+            "ZeRO++ hpZ: number of ranks that share a second copy of the parameters, for the "
+            "backward pass."
+        ),
         examples=[8],
     )
-    #: ZeRO++ qwZ: parameters are gathered as int8, with scales.
     zero_quantized_weights: StrictBool = Field(
         default=False,
         description="ZeRO++ qwZ: gather parameters as int8, with scales.",
         examples=[True],
     )
-    #: ZeRO++ qgZ: gradients are sent with 4 bits through two all_to_alls, inside the machines, then
-    #: between them.
     zero_quantized_gradients: StrictBool = Field(
         default=False,
         description=(
-            "ZeRO++ qgZ: gradients as 4 bits, through all_to_alls inside and between machines."
+            "ZeRO++ qgZ: send gradients with 4 bits, in two all_to_alls: within nodes, then "
+            "between nodes."
         ),
         examples=[True],
     )
     accumulate: PositiveInt = Field(
-        default=1, description="Micro-batches of an iteration.", examples=[4]
+        default=1, description="Gradient accumulation: micro-batches per iteration.", examples=[4]
     )
     optimizer: CostOrEntriesField | None = Field(
         default=None,
         description=(
-            "What the update takes: a time, `{flops, bytes}`, or the entries that stand for it."
+            "Cost of the optimizer step: a time, `{flops, bytes}`, or entries that replace it."
         ),
         examples=["1 ms"],
     )
-    #: Ranks that run all layers but one: {1: 0}.
     skips_layer: IntByRank = Field(
-        default={}, description="Ranks that run all layers but one.", examples=[{1: 0}]
+        default={}, description="Ranks that skip one layer: `{RANK: LAYER}`.", examples=[{1: 0}]
     )
     dtype: Dtype = Field(
         default="float32",
-        description="What is sent, and what parameters are held in.",
+        description="Dtype of parameters and messages.",
         examples=["bfloat16"],
     )
 

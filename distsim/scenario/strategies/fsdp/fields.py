@@ -92,145 +92,143 @@ class FsdpFields(LayeredModelStrategy):
 
     name: ClassVar[str] = "fsdp"
     about: ClassVar[str] = (
-        "fully_shard of each layer: all_gather before forward and again before backward, "
-        "reduce_scatter of the gradients after it."
+        "Fully sharded data parallelism as in torch.distributed.fsdp.fully_shard (FSDP2). "
+        "It all-gathers each layer before its forward pass and again before its backward "
+        "pass, then reduce-scatters its gradients."
     )
 
     layers: tuple[FsdpUnitFields, ...] = Field(
         description=(
-            "The model: layers by parameters and times, `count` equal ones at once; one layer "
-            "or a list."
+            "Layers of the model: parameters and times of each; `count` repeats a layer. One "
+            "layer or a list."
         ),
         examples=[[{"params": 1048576, "forward": "1 ms", "backward": "2 ms", "count": 4}]],
     )
-    #: The ranks that share one copy of the model; default: the axis `dp_shard` or `dp` if the mesh
-    #: has one, else all ranks.
     shard: AxesOrGroup | None = Field(
         default=None,
         description=(
-            "The ranks that share one copy of the model; left out: the axis `dp_shard` or "
-            "`dp`, else all ranks."
+            "Ranks that shard one copy of the model [default: the axis `dp_shard` or `dp`, "
+            "else all ranks]."
         ),
         examples=["dp"],
     )
-    #: HSDP: the axis along which sharded copies are repeated; their gradients are reduced once more
-    #: along it.
     replicate: AxesOrGroup | None = Field(
         default=None,
-        description="HSDP: the axis along which sharded copies are repeated.",
+        description=(
+            "HSDP: mesh axis along which the sharded model is replicated. Gradients are also "
+            "all-reduced along it."
+        ),
         examples=["replica"],
     )
-    #: 3 gathers layers again for the backward pass; 2 keeps them; 1 also keeps whole gradients
-    #: until the last micro-batch.
     zero: ZeroStage = Field(
         default=3,
         description=(
-            "What is sharded: 3 parameters too, 2 gradients too, 1 optimizer states alone."
+            "ZeRO stage. 3: reshard after forward. 2: keep parameters gathered until the "
+            "backward pass ends. 1: also keep whole gradients until the last micro-batch."
         ),
         examples=[3],
     )
-    #: The outermost module's own parameters: gathered first, kept through the backward pass,
-    #: reduced last.
     root: FsdpRootFields | None = Field(
         default=None,
         description=(
-            "What the outermost module holds itself: gathered first, kept. `at`: when it "
-            "computes, first, last or both."
+            "Parameters and times of the root module itself. They are gathered first and kept "
+            "through the backward pass. `at`: when the root computes (first, last or both)."
         ),
         examples=[{"params": 1048576, "forward": "1 ms", "backward": "2 ms", "at": "last"}],
     )
-    #: fully_shard's argument: true, false, or the number of ranks over which layers stay sharded;
-    #: default: set by `zero`.
     reshard_after_forward: ReshardAfterForward | None = Field(
         default=None,
         description=(
-            "Free layers after the forward pass, keep them, or keep them among so many ranks."
+            "reshard_after_forward of fully_shard: true, false, or the number of ranks among "
+            "which layers stay sharded [default: set by `zero`]."
         ),
         examples=[2],
     )
-    #: false: set_reshard_after_backward(False) before all micro-batches but the last.
     reshard_after_backward: StrictBool | None = Field(
         default=None,
-        description="Free layers after the backward passes before the last micro-batch too.",
+        description=(
+            "false: set_reshard_after_backward(False) for all micro-batches but the last."
+        ),
         examples=[False],
     )
-    #: HSDP: set_requires_all_reduce(False) before all micro-batches but the last.
     all_reduce_late: StrictBool = Field(
         default=False,
         description=(
-            "HSDP: reduce over the copies after the last micro-batch alone "
+            "HSDP: all-reduce between replicas only after the last micro-batch "
             "(set_requires_all_reduce)."
         ),
         examples=[True],
     )
-    #: The model's input requires a gradient, so that the first layer is reduced right after it.
     input_grad: StrictBool = Field(
         default=False,
-        description="The model's input wants a gradient, as behind something that learns.",
+        description=(
+            "The model's input requires a gradient, so FSDP reduces the first layer's "
+            "gradients right after its backward pass."
+        ),
         examples=[True],
     )
-    #: Units that are prefetched explicitly (set_modules_to_forward_prefetch,
-    #: set_modules_to_backward_prefetch).
     forward_prefetch: NonNegativeInt = Field(
         default=0,
-        description=(
-            "Units gathered ahead by hand in the forward pass (set_modules_to_forward_prefetch)."
-        ),
+        description="Units to prefetch in the forward pass (set_modules_to_forward_prefetch).",
         examples=[1],
     )
     backward_prefetch: NonNegativeInt = Field(
         default=0,
         description=(
-            "Units gathered ahead by hand in the backward pass; 0: one, as PyTorch does by itself."
+            "Units to prefetch in the backward pass (set_modules_to_backward_prefetch). 0: "
+            "PyTorch's default, one unit."
         ),
         examples=[2],
     )
-    #: Forward passes only, under no_grad.
     evaluate: StrictBool = Field(
-        default=False, description="Forward passes alone, under no_grad.", examples=[True]
-    )
-    #: MixedPrecisionPolicy: the dtypes of gathered parameters and of reduced gradients.
-    param_dtype: Dtype | None = Field(
-        default=None, description="MixedPrecisionPolicy: what is gathered.", examples=["bfloat16"]
-    )
-    reduce_dtype: Dtype | None = Field(
-        default=None, description="MixedPrecisionPolicy: what is reduced.", examples=["float32"]
-    )
-    accumulate: PositiveInt = Field(
-        default=1, description="Micro-batches of an iteration.", examples=[4]
-    )
-    #: set_requires_gradient_sync(False) before all micro-batches but the last; default: under ZeRO
-    #: 1.
-    no_sync: StrictBool | None = Field(
-        default=None,
-        description="Reduce gradients only after the last micro-batch.",
-        examples=[False],
-    )
-    #: clip_grad_norm_: a norm for each parameter is reduced before the optimizer.
-    clip_grad_norm: StrictBool = Field(
         default=False,
-        description="Gradients are clipped: their norms are reduced before the update.",
+        description="Run forward passes only, as under torch.no_grad().",
         examples=[True],
     )
-    #: Further axes over which the norms are summed, because matrices are split along them too.
+    param_dtype: Dtype | None = Field(
+        default=None,
+        description="MixedPrecisionPolicy: dtype of gathered parameters [default: `dtype`].",
+        examples=["bfloat16"],
+    )
+    reduce_dtype: Dtype | None = Field(
+        default=None,
+        description=("MixedPrecisionPolicy: dtype of reduced gradients [default: `param_dtype`]."),
+        examples=["float32"],
+    )
+    accumulate: PositiveInt = Field(
+        default=1, description="Gradient accumulation: micro-batches per iteration.", examples=[4]
+    )
+    no_sync: StrictBool | None = Field(
+        default=None,
+        description=(
+            "Reduce gradients only after the last micro-batch (set_requires_gradient_sync) "
+            "[default: true with `zero: 1`]."
+        ),
+        examples=[False],
+    )
+    clip_grad_norm: StrictBool = Field(
+        default=False,
+        description="Clip gradients: all-reduce their norms before the optimizer step.",
+        examples=[True],
+    )
     clip_over: AxesOrGroup | None = Field(
         default=None,
         description=(
-            "Axes over which the norms are summed as well, as matrices are cut there too."
+            "Further mesh axes over which the gradient norms are summed, because matrices are "
+            "also split along them."
         ),
         examples=["tp"],
     )
     optimizer: CostOrEntriesField | None = Field(
         default=None,
         description=(
-            "What the update takes: a time, `{flops, bytes}`, or the entries that stand for it."
+            "Cost of the optimizer step: a time, `{flops, bytes}`, or entries that replace it."
         ),
         examples=["1 ms"],
     )
-    #: Ranks that skip the backward pass of one iteration: {1: 0}.
     skips_backward: IntByRank = Field(
         default={},
-        description="Ranks that leave out the backward pass of one iteration.",
+        description="Ranks that skip the backward pass of one iteration: `{RANK: ITERATION}`.",
         examples=[{1: 0}],
     )
 

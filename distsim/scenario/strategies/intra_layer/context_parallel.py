@@ -41,43 +41,49 @@ class ContextParallel(IntraLayerStrategy):
 
     name: ClassVar[str] = "context_parallel"
     about: ClassVar[str] = (
-        "Ring attention: as many steps as ranks; while one part of keys and values is used, the "
-        "next is on its way, and so are gradients."
+        "Context parallelism (ring attention) as in "
+        "torch.distributed.tensor.experimental.context_parallel. Each rank has a part of "
+        "the sequence; keys and values are sent around the ring while attention computes."
     )
 
     axis: AxisOrGroup = Field(
-        default="cp", description="The axis of the mesh along which it works.", examples=["pp"]
+        default="cp", description="Mesh axis of this strategy.", examples=["pp"]
     )
-    #: The shape of the keys (or values) of a rank's part of the sequence; a message has both.
     keys: Shape = Field(
-        description="Keys (or values) of a rank's part of the sequence: a message holds both.",
+        description=(
+            "Shape of the keys (or values) of a rank's part of the sequence. A message holds both."
+        ),
         examples=[[1, 8, 1024, 128]],
     )
     dtype: Dtype = Field(
         default="bfloat16",
-        description="What is sent, and what parameters are held in.",
+        description="Dtype of parameters and messages.",
         examples=["bfloat16"],
     )
-    #: The whole sequence, only for checks; 0: not given.
     sequence: NonNegativeInt = Field(
-        default=0, description="Tokens of a sequence.", examples=[4096]
+        default=0,
+        description="Tokens of the whole sequence, only for checks. 0: not checked.",
+        examples=[4096],
     )
     rotate: Literal["alltoall", "allgather", "p2p"] = Field(
-        default="alltoall", description="How keys and values go round.", examples=["allgather"]
+        default="alltoall",
+        description=("How ranks exchange keys and values: alltoall (ring attention) or allgather."),
+        examples=["allgather"],
     )
-    #: Positions do not attend to later ones: a rank then skips the parts that come after its own,
-    #: unless the load is balanced.
     causal: StrictBool = Field(
         default=False,
         description=(
-            "Later positions do not see earlier ones' future: parts that come after its own "
-            "are left out."
+            "Use causal attention. Without load balancing, a rank skips the parts of the "
+            "sequence after its own."
         ),
         examples=[True],
     )
     load_balance: StrictBool = Field(
         default=True,
-        description="Each rank has an early and a late part, so that causal work is even.",
+        description=(
+            "Give each rank an early and a late part of the sequence, so that causal attention "
+            "is balanced."
+        ),
         examples=[True],
     )
 

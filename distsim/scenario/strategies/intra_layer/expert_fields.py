@@ -35,93 +35,86 @@ class ExpertParallelFields(IntraLayerStrategy):
 
     name: ClassVar[str] = "expert_parallel"
     about: ClassVar[str] = (
-        "Mixture of experts: counts by all_to_all_single, tokens out by another, results back by a "
-        "third; uneven where the router is."
+        "Expert parallelism for mixture of experts (MoE). All_to_all_single exchanges the "
+        "token counts, dispatches tokens to experts, and combines the results; message "
+        "sizes are uneven if the router is imbalanced."
     )
 
     axis: AxisOrGroup = Field(
-        default="ep", description="The axis of the mesh along which it works.", examples=["pp"]
+        default="ep", description="Mesh axis of this strategy.", examples=["pp"]
     )
-    experts: PositiveInt = Field(description="How many experts.", examples=[8])
-    #: Tokens of a rank, and the number of experts that each goes to.
-    tokens: PositiveInt = Field(description="Tokens of a rank.", examples=[4096])
+    experts: PositiveInt = Field(description="Number of experts.", examples=[8])
+    tokens: PositiveInt = Field(description="Tokens per rank.", examples=[4096])
     top_k: PositiveInt = Field(
-        default=1, description="Experts that each token goes to.", examples=[2]
+        default=1, description="Number of experts that process each token.", examples=[2]
     )
-    hidden: PositiveInt = Field(description="The model's width.", examples=[4096])
+    hidden: PositiveInt = Field(description="Hidden size of the model.", examples=[4096])
     dtype: Dtype = Field(
         default="bfloat16",
-        description="What is sent, and what parameters are held in.",
+        description="Dtype of parameters and messages.",
         examples=["bfloat16"],
     )
-    #: 0: every expert gets equally many tokens. Above 0: how imbalanced the router is, drawn with
-    #: `seed`; 1 is a strong imbalance.
     imbalance: NonNegativeFloat = Field(
         default=0.0,
-        description="How unequal the router is: 0 even, 1 strongly unequal.",
+        description=(
+            "Imbalance of the router. 0: all experts get the same number of tokens. 1: strong "
+            "imbalance."
+        ),
         examples=[0.5],
     )
     seed: NonNegativeInt = Field(
-        default=0, description="Where the router's chance starts from.", examples=[7]
+        default=0, description="Random seed of the router's imbalance.", examples=[7]
     )
-    #: An expert takes at most this many times its even share from a rank; further tokens are
-    #: dropped.
     capacity_factor: NonNegativeFloat | None = Field(
         default=None,
         description=(
-            "An expert takes so many times its even share at most; the rest of the tokens is "
-            "dropped."
+            "Maximum number of tokens per expert and rank, as a multiple of the even share. "
+            "Further tokens are dropped."
         ),
         examples=[1.25],
     )
-    #: Every rank sends each expert its full capacity, padded: all messages are equal, and no counts
-    #: are exchanged.
     pad_to_capacity: StrictBool = Field(
         default=False,
         description=(
-            "Every rank sends each expert its full capacity, padded: all messages are equal."
+            "Pad the tokens for each expert to its full capacity. All messages are equal, and "
+            "no counts are exchanged."
         ),
         examples=[True],
     )
-    #: The axis of machines; `axis` has the ranks inside one. Tokens go between machines first, then
-    #: inside (`hierarchical_all_to_all`).
     between: AxisOrGroup | None = Field(
         default=None,
         description=(
-            "The axis of machines: tokens go between these first, then inside along `axis`."
+            "Mesh axis of the nodes: tokens are first exchanged between nodes, then along "
+            "`axis` within a node."
         ),
         examples=["machine"],
     )
-    #: A token is sent to a machine once, however many of its experts are there (DeepEP).
     once_per_machine: StrictBool = Field(
         default=False,
         description=(
-            "A token crosses to a machine once, whatever number of its experts is there, as "
-            "DeepEP has it."
+            "Send a token to each node at most once, as DeepEP does, however many of its "
+            "experts are there."
         ),
         examples=[True],
     )
-    #: The number of pieces in which tokens are sent: one is exchanged inside the machines while the
-    #: next one is between them.
     pieces: PositiveInt = Field(
         default=1,
         description=(
-            "Pieces of the tokens: one goes round inside while the next one is between machines."
+            "Split the tokens into this many pieces. One piece is exchanged within nodes while "
+            "the next one is exchanged between nodes."
         ),
         examples=[2],
     )
-    #: The dtype in which tokens are dispatched; results come back in `dtype`.
     dispatch_dtype: Dtype | None = Field(
         default=None,
         description=(
-            "What tokens go out in, with scales if it is FP8; results come back in `dtype`."
+            "Dtype of dispatched tokens; FP8 adds scales. Results are sent back in `dtype`."
         ),
         examples=["float8_e4m3fn"],
     )
-    #: A computation during the dispatch, such as shared experts.
     beside: ComputeCostField | None = Field(
         default=None,
-        description="What is computed while tokens are on their way out, as shared experts.",
+        description="Cost of work that overlaps with the dispatch, such as shared experts.",
         examples=["1 ms"],
     )
 

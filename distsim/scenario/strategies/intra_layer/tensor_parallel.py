@@ -94,75 +94,78 @@ class TensorParallel(IntraLayerStrategy):
 
     name: ClassVar[str] = "tensor_parallel"
     about: ClassVar[str] = (
-        "Matrices cut by columns, then by rows: one all_reduce of activations per pair and pass, "
-        "or all_gather and reduce_scatter."
+        "Tensor parallelism as in Megatron-LM and torch.distributed.tensor.parallel. Each "
+        "pair of matrices is split by columns, then by rows. Each pass all-reduces "
+        "activations once per pair, or uses all_gather and reduce_scatter (sequence "
+        "parallelism)."
     )
 
     axis: AxisOrGroup = Field(
-        default="tp", description="The axis of the mesh along which it works.", examples=["pp"]
+        default="tp", description="Mesh axis of this strategy.", examples=["pp"]
     )
-    #: Pairs of matrices in a layer: attention and feed-forward.
     pairs: PositiveInt = Field(
         default=2,
-        description="Pairs of matrices in a layer: attention and feed-forward.",
+        description="Pairs of matrices per layer: attention and feed-forward.",
         examples=[2],
     )
     batch: PositiveInt = Field(
-        default=1, description="Sequences of a micro-batch on a rank.", examples=[8]
+        default=1, description="Sequences per micro-batch on a rank.", examples=[8]
     )
-    sequence: PositiveInt = Field(description="Tokens of a sequence.", examples=[4096])
-    hidden: PositiveInt = Field(description="The model's width.", examples=[4096])
-    #: Only for checks: they must divide among the ranks too; 0: not given.
+    sequence: PositiveInt = Field(description="Tokens per sequence.", examples=[4096])
+    hidden: PositiveInt = Field(description="Hidden size of the model.", examples=[4096])
     heads: NonNegativeInt = Field(
         default=0,
-        description="Attention heads, which must divide among the ranks; 0: not checked.",
+        description=(
+            "Number of attention heads. Only checked to be divisible by the ranks. 0: not checked."
+        ),
         examples=[32],
     )
     ffn: NonNegativeInt = Field(
         default=0,
         description=(
-            "Width of the feed-forward part, which must divide among the ranks; 0: not checked."
+            "Width of the feed-forward layer. Only checked to be divisible by the ranks. 0: "
+            "not checked."
         ),
         examples=[14336],
     )
     dtype: Dtype = Field(
         default="bfloat16",
-        description="What is sent, and what parameters are held in.",
+        description="Dtype of parameters and messages.",
         examples=["bfloat16"],
     )
     sequence_parallel: StrictBool = Field(
         default=False,
-        description="Shard activations along the sequence between the matrices.",
+        description=(
+            "Use sequence parallelism: shard activations along the sequence between the matrices."
+        ),
         examples=[True],
     )
-    #: Matrices split by columns in each pair whose inputs' gradients are reduced one by one
-    #: (DTensor); 1: fused, or summed before the reduction (Megatron).
     columns: ColumnMatrices = Field(
         default=(1,),
         description=(
-            "Matrices by columns in each pair, each with an all_reduce in the backward pass "
-            "(DTensor); 1: fused."
+            "Column-split matrices per pair whose input gradients are all-reduced one by one "
+            "(DTensor). 1: they are fused (Megatron-LM)."
         ),
         examples=[[3, 2]],
     )
     ends: VocabParallelFields | None = Field(
         default=None,
-        description=("Embedding and output cut by vocabulary: their calls, and those of the loss."),
+        description=(
+            "Embedding and output projection, split by vocabulary: their calls and those of "
+            "the loss."
+        ),
         examples=[
             {"vocabulary": 128256, "loss_parallel": True, "forward": "1 ms", "backward": "2 ms"}
         ],
     )
-    #: A computation, or entries, between the forward and the backward pass.
     between: CostOrEntriesField = Field(
         default=(),
-        description=("What is done between the forward and the backward pass: a time, or entries."),
+        description="Work between the forward and the backward pass: a time, or entries.",
         examples=["1 ms"],
     )
-    #: clip_grad_norm_ in the end. The weights of layer norms are DTensors only under sequence
-    #: parallelism; otherwise torch raises.
     clip_grad_norm: StrictBool = Field(
         default=False,
-        description="Gradients are clipped: their norms are reduced before the update.",
+        description="Clip gradients: all-reduce their norms before the optimizer step.",
         examples=[True],
     )
 

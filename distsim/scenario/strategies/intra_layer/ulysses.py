@@ -34,31 +34,35 @@ class Ulysses(IntraLayerStrategy):
 
     name: ClassVar[str] = "ulysses"
     about: ClassVar[str] = (
-        "Sequence parallel attention: queries, keys, values by all_to_all to whole sequences of "
-        "some heads, and back."
+        "DeepSpeed-Ulysses sequence parallelism. An all_to_all turns parts of the sequence "
+        "with all heads into whole sequences with some heads, and back after attention."
     )
 
     axis: AxisOrGroup = Field(
-        default="cp", description="The axis of the mesh along which it works.", examples=["pp"]
+        default="cp", description="Mesh axis of this strategy.", examples=["pp"]
     )
     batch: PositiveInt = Field(
-        default=1, description="Sequences of a micro-batch on a rank.", examples=[8]
+        default=1, description="Sequences per micro-batch on a rank.", examples=[8]
     )
     sequence: PositiveInt = Field(
-        description="Tokens of the whole sequence, which must divide among the ranks.",
+        description="Tokens of the whole sequence. Must be divisible by the number of ranks.",
         examples=[32768],
     )
     heads: PositiveInt = Field(
-        description="Attention heads, which must divide among the ranks.", examples=[32]
+        description="Number of attention heads. Must be divisible by the number of ranks.",
+        examples=[32],
     )
-    #: Heads of keys and values; 0: as many as of queries.
     kv_heads: NonNegativeInt = Field(
-        default=0, description="Heads of keys and values; 0: as many as of queries.", examples=[8]
+        default=0,
+        description=(
+            "Number of key and value heads (grouped-query attention). 0: as many as query heads."
+        ),
+        examples=[8],
     )
     head_dim: PositiveInt = Field(description="Size of a head.", examples=[128])
     dtype: Dtype = Field(
         default="bfloat16",
-        description="What is sent, and what parameters are held in.",
+        description="Dtype of parameters and messages.",
         examples=["bfloat16"],
     )
 

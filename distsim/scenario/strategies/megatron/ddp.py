@@ -63,25 +63,23 @@ class _MegatronBucket(NamedTuple):
 class MegatronDdp(LayeredModelStrategy):
     name: ClassVar[str] = "megatron_ddp"
     about: ClassVar[str] = (
-        "Megatron-Core's data parallelism: buckets of gradients and parameters, distributed "
-        "optimizer, both overlapped."
+        "Megatron-Core's DistributedDataParallel: gradient buckets and the distributed "
+        "optimizer (ZeRO-1), both overlapped with compute."
     )
 
     group: AxesOrGroup | None = Field(
-        default=None, description="The data-parallel ranks; left out, all.", examples=["dp"]
+        default=None, description="Data-parallel ranks [default: all ranks].", examples=["dp"]
     )
-    #: The dtype in which gradients are reduced (grad_reduce_in_fp32); default: float32.
     grad_dtype: Dtype = Field(
         default="float32",
-        description="What gradients are kept and reduced in.",
+        description=("Dtype in which gradients are accumulated and reduced (grad_reduce_in_fp32)."),
         examples=["float32"],
     )
-    #: Parameters in a bucket; default: 40 million, or a million for each rank if that is more.
     bucket_size: PositiveInt | None = Field(
         default=None,
         description=(
-            "Parameters in a bucket; left out: 40 million, or a million for each rank if that "
-            "is more."
+            "Number of parameters in a bucket [default: 40 million, or one million per rank if "
+            "that is more]."
         ),
         examples=[40000000],
     )
@@ -90,43 +88,53 @@ class MegatronDdp(LayeredModelStrategy):
     )
     use_distributed_optimizer: StrictBool = Field(
         default=True,
-        description=("Each rank updates its part of every bucket; else gradients are all-reduced."),
+        description=(
+            "Use the distributed optimizer (ZeRO-1): each rank updates its part of every "
+            "bucket. false: all-reduce the gradients."
+        ),
         examples=[False],
     )
     overlap_grad_reduce: StrictBool = Field(
         default=True,
         description=(
-            "Reduce a bucket as soon as its gradients have come; else one bucket, at the end."
+            "Reduce a bucket as soon as its gradients are ready. false: reduce one bucket at "
+            "the end."
         ),
         examples=[False],
     )
     overlap_param_gather: StrictBool = Field(
         default=True,
-        description="Gather parameters beside the next forward pass; else after the update.",
+        description=(
+            "Gather parameters during the next forward pass. false: gather them after the "
+            "optimizer step."
+        ),
         examples=[False],
     )
     average_in_collective: StrictBool = Field(
-        default=False, description="Average in the collective, not before it.", examples=[True]
+        default=False,
+        description=(
+            "Average gradients in the collective (op avg) instead of scaling them before it."
+        ),
+        examples=[True],
     )
     accumulate: PositiveInt = Field(
-        default=1, description="Micro-batches of an iteration.", examples=[4]
+        default=1, description="Gradient accumulation: micro-batches per iteration.", examples=[4]
     )
     clip_grad_norm: StrictBool = Field(
         default=True,
-        description="Gradients are clipped: their norms are reduced before the update.",
+        description="Clip gradients: all-reduce their norms before the optimizer step.",
         examples=[True],
     )
     optimizer: CostOrEntriesField | None = Field(
         default=None,
         description=(
-            "What the update takes: a time, `{flops, bytes}`, or the entries that stand for it."
+            "Cost of the optimizer step: a time, `{flops, bytes}`, or entries that replace it."
         ),
         examples=["1 ms"],
     )
-    #: {1: 2}: from iteration 1 on rank 1 skips layer 2, whose gradients it never computes.
     skips_layer: IntByRank = Field(
         default={},
-        description="Ranks that leave out a layer from the second iteration on.",
+        description="Ranks that skip one layer from the second iteration on: `{RANK: LAYER}`.",
         examples=[{1: 0}],
     )
 

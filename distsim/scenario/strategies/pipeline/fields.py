@@ -64,117 +64,133 @@ class PipelineFields(Strategy):
 
     name: ClassVar = "pipeline"
     about: ClassVar = (
-        "Pipeline parallelism as torch.distributed.pipelining runs it: micro-batches pass down the "
-        "stages, gradients back up."
+        "Pipeline parallelism as in torch.distributed.pipelining: GPipe, 1F1B, interleaved "
+        "and zero-bubble schedules. Stages send activations of microbatches forward and "
+        "gradients backward."
     )
     first_field: ClassVar = "schedule"
 
-    #: A schedule's name, a CSV file in PyTorch's format, or the lines of one.
     schedule: str | list[str] = Field(
-        description="The schedule's name, a CSV file in PyTorch's form, or the lines of one.",
+        description=(
+            "Pipeline schedule: a name such as 1f1b, a CSV file in PyTorch's format, or the "
+            "lines of one."
+        ),
         examples=["1f1b"],
     )
     axis: AxisOrGroup = Field(
-        default="pp", description="The axis of the mesh along which it works.", examples=["pp"]
+        default="pp", description="Mesh axis of this strategy.", examples=["pp"]
     )
     micro_batches: PositiveInt | None = Field(
-        default=None, description="Micro-batches of an iteration.", examples=[8]
+        default=None,
+        description="Microbatches per iteration [default: those of a CSV schedule].",
+        examples=[8],
     )
-    #: Stages per rank.
     chunks: PositiveInt | None = Field(
         default=None,
-        description="Stages on each rank; left out, as the schedule has it.",
+        description=(
+            "Stages per rank (virtual pipeline stages) [default: as the schedule requires]."
+        ),
         examples=[2],
     )
     forward: StageCostsField = Field(
-        description="What one forward pass of one part takes: a time, or `{flops, bytes}`.",
+        description=(
+            "Cost of one stage's forward pass for one microbatch: a time, or `{flops, bytes}`."
+        ),
         examples=["2 ms"],
     )
     backward: StageCostsField | None = Field(
-        default=None, description="What one backward pass of one part takes.", examples=["4 ms"]
+        default=None,
+        description="Cost of one stage's backward pass for one microbatch.",
+        examples=["4 ms"],
     )
     backward_input: StageCostsField | None = Field(
         default=None,
-        description="The half of a backward pass that gives the gradients of inputs.",
+        description=(
+            "Cost of the part of a backward pass that computes input gradients (zero-bubble "
+            "schedules)."
+        ),
         examples=["2 ms"],
     )
     backward_weight: StageCostsField | None = Field(
         default=None,
-        description="The half of a backward pass that gives the gradients of weights.",
+        description=(
+            "Cost of the part of a backward pass that computes weight gradients (zero-bubble "
+            "schedules)."
+        ),
         examples=["2 ms"],
     )
-    #: A stage's last backward instead of `backward`, if something is done during it.
     last_backward: StageCostsField | None = Field(
         default=None,
-        description=("What a stage's last backward pass takes, where something is done beside it."),
+        description=(
+            "Cost of a stage's last backward pass, if it does more, such as reducing gradients "
+            "[default: `backward`]."
+        ),
         examples=["5 ms"],
     )
-    #: The time of a forward and a backward that overlap, if it is less than their sum (dualpipe,
-    #: dualpipe_v).
     overlapped: DurationNs | None = Field(
         default=None,
         description=(
-            "What a forward and a backward pass take that overlap; left out, both after each other."
+            "Time of a forward and a backward pass that overlap (DualPipe) [default: the sum "
+            "of both]."
         ),
         examples=["5 ms"],
     )
-    #: Data parallelism of the stages, with PyTorch's own calls for it.
     data_parallel: StageDataParallelFields | None = Field(
         default=None,
-        description="Data parallelism of the stages, with PyTorch's calls for it.",
+        description=(
+            "Data parallelism of the stages: DDP or fully_shard, with PyTorch's calls for it."
+        ),
         examples=[{"axis": "dp", "params": 1048576}],
     )
     activation: StageActivation = Field(
-        description="What travels between stages: its shape and dtype.",
+        description="Shape and dtype of the activation between two stages.",
         examples=[{"shape": [8, 1024], "dtype": "bfloat16"}],
     )
-    #: A tensor of the file to which every backward adds; default: one of its own.
     gradient: str | None = Field(
         default=None,
         description=(
-            "A tensor of the file that every backward pass adds to; left out, one of its own."
+            "Tensor of the scenario to which every backward pass adds [default: a tensor of "
+            "its own]."
         ),
         examples=["grad"],
     )
-    #: With dualpipe: sum the gradients of a stage's two copies at the end.
     reduce_copies: StrictBool = Field(
         default=True,
-        description="dualpipe: sum the gradients of each stage's two copies in the end.",
+        description="DualPipe: sum the gradients of each stage's two copies at the end.",
         examples=[False],
     )
-    #: Messages before the first micro-batch: true as PyTorch sends them if no shapes are given,
-    #: `vote` as it does with given shapes.
     shapes_exchange: bool | Literal["vote"] = Field(
         default=False,
         description=(
-            "Before the first micro-batch: true as PyTorch without shapes, `vote` as with them."
+            "Send messages before the first microbatch. true: the shapes, as PyTorch does if "
+            "it has to infer them. vote: the vote that PyTorch takes if shapes are given."
         ),
         examples=[True],
     )
     defer_pp_recv: bool = Field(
         default=False,
-        description="Post a receive only when its stage comes to it.",
+        description="Post a receive only when its stage is about to run (defer_pp_recv).",
         examples=[True],
     )
-    #: Forward passes only, as schedule.eval() runs them.
     evaluate: bool = Field(
-        default=False, description="Forward passes alone, under no_grad.", examples=[True]
+        default=False,
+        description="Run forward passes only, as schedule.eval() does.",
+        examples=[True],
     )
-    #: 1f1b with Megatron-LM's calls, which also work with fewer micro-batches than stages; PyTorch
-    #: refuses those.
     megatron: bool = Field(
         default=False,
         description=(
-            "1f1b with Megatron-LM's calls: batches that are waited for; fewer micro-batches "
-            "than stages may be."
+            "Make Megatron-LM's calls for 1F1B, which wait for each batch of messages. Allows "
+            "fewer microbatches than stages, which PyTorch refuses."
         ),
         examples=[True],
     )
-    #: Activations have the value 1000 * stage + micro-batch, gradients its negative, so that values
-    #: show which message a rank received.
     numbered: bool = Field(
         default=False,
-        description=("Tensors carry 1000 * stage + micro-batch, so that values show who got what."),
+        description=(
+            "Fill activations with 1000 * stage + microbatch, so that values show which "
+            "message a rank received."
+        ),
         examples=[True],
     )
 

@@ -50,79 +50,74 @@ class Inference(Strategy):
 
     name: ClassVar[str] = "inference"
     about: ClassVar[str] = (
-        "Prefill and decode: activations summed over tensor ranks, handed from stage to stage; "
-        "tokens to experts and back; dummy batches."
+        "LLM inference with prefill and decode, tensor and pipeline parallelism, and "
+        "expert parallelism over data-parallel ranks with dummy batches, as in vLLM."
     )
 
     tensor: AxisOrGroup | None = Field(
-        default=None, description="The axis of tensor parallelism.", examples=["tp"]
+        default=None, description="Mesh axis of tensor parallelism.", examples=["tp"]
     )
     pipeline: AxisOrGroup | None = Field(
-        default=None, description="The axis of the pipeline.", examples=["pp"]
+        default=None, description="Mesh axis of the pipeline.", examples=["pp"]
     )
     data: AxisOrGroup | None = Field(
         default=None,
-        description="The axis of data parallel attention, over which experts are spread.",
+        description="Mesh axis of data-parallel attention, over which experts are spread.",
         examples=["dp"],
     )
     layers: PositiveInt = Field(
-        description="How many layers, which must divide among the stages.", examples=[32]
+        description="Number of layers. Must be divisible by the number of stages.", examples=[32]
     )
-    hidden: PositiveInt = Field(description="The model's width.", examples=[4096])
+    hidden: PositiveInt = Field(description="Hidden size of the model.", examples=[4096])
     vocabulary: PositiveInt = Field(
-        description="Tokens that there are, which must divide among the ranks.", examples=[128256]
+        description="Vocabulary size. Must be divisible by the number of tensor ranks.",
+        examples=[128256],
     )
     dtype: Dtype = Field(
         default="bfloat16",
-        description="What is sent, and what parameters are held in.",
+        description="Dtype of parameters and messages.",
         examples=["bfloat16"],
     )
-    #: Tokens of the prompts of a rank's batch (0: no prefill), and its sequences, each of which
-    #: gets a token in every step.
     prompt: NonNegativeInt = Field(
         default=0,
-        description="Tokens of the prompts of a rank's batch; 0: no prefill.",
+        description="Prompt tokens of a rank's batch. 0: no prefill.",
         examples=[2048],
     )
     batch: PositiveInt = Field(
         default=1,
-        description="Sequences of a rank's batch, a token each in every step.",
+        description="Sequences of a rank's batch. Each gets one token per step.",
         examples=[64],
     )
-    #: Steps of decoding, by coordinate of the data axis if they differ.
     steps: IntByRank = Field(
         default={"else": 1},
-        description="Steps of decoding, by coordinate of the data axis where they differ.",
+        description="Number of decoding steps; by coordinate of the data axis if it differs.",
         examples=[{0: 8, "else": 4}],
     )
-    #: Feed-forward parts are experts, which are spread over the data and tensor axes.
     experts: StrictBool = Field(
         default=False,
         description=(
-            "Feed-forward parts are experts: tokens are gathered before and scattered after them."
+            "The feed-forward layers are experts: gather tokens before them and scatter "
+            "results after them."
         ),
         examples=[True],
     )
-    #: A rank of the data axis without requests steps with a dummy batch.
     dummy_batches: StrictBool = Field(
         default=True,
-        description="A rank without requests steps with a dummy batch while others have some.",
+        description="Run dummy batches on ranks without requests while other ranks have some.",
         examples=[False],
     )
-    #: Steps between two checks whether any rank has requests left; 0: no checks.
     sync_every: NonNegativeInt = Field(
         default=32,
-        description="Steps between two looks whether anybody has requests left; 0: none.",
+        description=("Steps between two checks whether any rank has requests left. 0: no checks."),
         examples=[32],
     )
-    #: The cost of a layer on a rank: for the prompt, and for a step.
     prefill: ComputeCostField = Field(
         default={"time": "0 ns"},
-        description="What a layer takes of the prompt on a rank.",
+        description="Cost of one layer for the prompt on a rank.",
         examples=["2 ms"],
     )
     decode: ComputeCostField = Field(
-        description="What a layer takes of one step on a rank.", examples=["100 us"]
+        description="Cost of one layer for one decoding step on a rank.", examples=["100 us"]
     )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:

@@ -47,47 +47,44 @@ class KvTransfer(Strategy):
 
     name: ClassVar[str] = "kv_transfer"
     about: ClassVar[str] = (
-        "Prefill and decode on ranks of their own: keys and values of each layer are sent while "
-        "the "
-        "next one computes."
+        "Disaggregated prefill and decode (KV cache transfer). Prefill ranks send the keys "
+        "and values of each layer while the next layer computes."
     )
 
-    prefill: RankList = Field(description="The ranks that read prompts.", examples=[[0, 1]])
-    decode: RankList = Field(description="The ranks that decode.", examples=[[2, 3]])
-    layers: PositiveInt = Field(description="How many layers.", examples=[32])
-    #: Tokens of the prompt, heads of keys on a rank of prefill, and the size of each.
+    prefill: RankList = Field(description="Ranks that run prefill.", examples=[[0, 1]])
+    decode: RankList = Field(description="Ranks that decode.", examples=[[2, 3]])
+    layers: PositiveInt = Field(description="Number of layers.", examples=[32])
     tokens: PositiveInt = Field(description="Tokens of a prompt.", examples=[2048])
     kv_heads: PositiveInt = Field(
-        description="Heads of keys and values that a rank of prefill holds.", examples=[8]
+        description="Number of key and value heads on a prefill rank.", examples=[8]
     )
     head_dim: PositiveInt = Field(description="Size of a head.", examples=[128])
     dtype: Dtype = Field(
         default="bfloat16",
-        description="What is sent, and what parameters are held in.",
+        description="Dtype of parameters and messages.",
         examples=["bfloat16"],
     )
-    #: Requests, one after the other.
     requests: PositiveInt = Field(
-        default=1, description="Prompts, one after the other.", examples=[4]
+        default=1,
+        description="Number of prompts, which are processed one after the other.",
+        examples=[4],
     )
-    #: The cost of a layer: for a prompt, and for one step of decoding.
     forward: ComputeCostField = Field(
-        description="What a layer takes of a prompt.", examples=["2 ms"]
+        description="Cost of one layer for a prompt.", examples=["2 ms"]
     )
     decode_forward: ComputeCostField = Field(
         default={"time": "0 ns"},
-        description="What a layer takes of one step of decoding.",
+        description="Cost of one layer for one decoding step.",
         examples=["100 us"],
     )
-    #: Steps of decoding for each request.
     steps: NonNegativeInt = Field(
-        default=1, description="Steps of decoding for each request.", examples=[8]
+        default=1, description="Number of decoding steps per request.", examples=[8]
     )
-    #: Send all layers' keys and values in one message at the end of prefill; else layer by layer.
     at_once: StrictBool = Field(
         default=False,
         description=(
-            "Send all layers' keys and values at the end of prefill; else each as it is done."
+            "Send the keys and values of all layers at the end of prefill. false: send each "
+            "layer's when they are ready."
         ),
         examples=[True],
     )

@@ -53,62 +53,63 @@ class WeightSync(Strategy):
 
     name: ClassVar[str] = "weight_sync"
     about: ClassVar[str] = (
-        "Weights of the trainers to the ranks that roll out: all_gather per parameter, then "
-        "broadcasts in a group of its own."
+        "Weight synchronisation from trainers to rollout ranks (RLHF). It all-gathers each "
+        "parameter and broadcasts it in a separate group."
     )
 
     trainers: RankList = Field(
         description=(
-            "The ranks that train, in the order of their stages; the first of each sends."
+            "Ranks that train, in the order of their pipeline stages. The first rank of each "
+            "stage sends."
         ),
         examples=[[0, 1, 2, 3]],
     )
     rollouts: RankList = Field(
-        description="The ranks that roll out, which get all weights.", examples=[[4, 5]]
+        description="Ranks that generate rollouts and receive all weights.", examples=[[4, 5]]
     )
     params: ParamShapes = Field(
-        description=("The parameters in the order in which they are sent, each a shape or a size."),
+        description=(
+            "Parameters in the order in which they are sent, each a shape or a number of elements."
+        ),
         examples=[[[4096, 4096], [4096]]],
     )
     dtype: Dtype = Field(
         default="bfloat16",
-        description="What is sent, and what parameters are held in.",
+        description="Dtype of parameters and messages.",
         examples=["bfloat16"],
     )
-    #: false: the trainers hold whole copies, and nothing is gathered.
     sharded: StrictBool = Field(
         default=True,
-        description="The trainers hold shards; else whole copies, and nothing is gathered.",
+        description=(
+            "Trainers hold shards, which are gathered first. false: each trainer holds a whole "
+            "copy."
+        ),
         examples=[False],
     )
-    #: Stages of the trainers' pipeline, each with its part of the parameters, a gather and a group
-    #: of its own.
     stages: PositiveInt = Field(
         default=1,
         description=(
-            "Stages of the trainers' pipeline, each with a part of the parameters and a group "
-            "of its own."
+            "Number of stages of the trainers' pipeline. Each stage has some of the parameters "
+            "and a group of its own."
         ),
         examples=[2],
     )
-    #: Parameters in one broadcast; 1: each alone.
-    packed: PositiveInt = Field(default=1, description="Parameters in one broadcast.", examples=[8])
-    #: A barrier of the group after each broadcast, as TRL's client has it.
+    packed: PositiveInt = Field(
+        default=1, description="Number of parameters per broadcast.", examples=[8]
+    )
     barriers: StrictBool = Field(
         default=False,
-        description="A barrier of the group after each broadcast, as TRL's client has it.",
+        description="Call a barrier of the group after each broadcast, as TRL's client does.",
         examples=[True],
     )
-    #: The cost of loading a parameter on a rank of the rollout.
     load: ComputeCostField = Field(
         default={"time": "0 ns"},
-        description="What loading a parameter takes on a rank of the rollout.",
+        description="Cost of loading a parameter on a rollout rank.",
         examples=["1 ms"],
     )
-    #: Trainers that gather less: the number of parameters that each takes part in.
     gathers: IntByRank = Field(
         default={},
-        description="Trainers that stop early: how many parameters each gathers.",
+        description=("Trainers that stop early: `{RANK: NUMBER}` of parameters that each gathers."),
         examples=[{1: 2}],
     )
 

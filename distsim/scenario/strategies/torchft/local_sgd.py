@@ -77,16 +77,16 @@ class LocalStepStrategy(LayeredModelStrategy):
 
     group: AxesOrGroup | None = Field(
         default=None,
-        description=(
-            "Who takes part; left out: the axis `dp` where the mesh has one, else all ranks."
-        ),
+        description="Data-parallel ranks [default: all ranks].",
         examples=["dp"],
     )
-    every: PositiveInt = Field(default=1, description="Steps between two averages.", examples=[4])
+    every: PositiveInt = Field(
+        default=1, description="Number of local steps between two averages.", examples=[4]
+    )
     optimizer: CostOrEntriesField = Field(
         default_factory=lambda: ZERO_COST,
         description=(
-            "What the update takes: a time, `{flops, bytes}`, or the entries that stand for it."
+            "Cost of the optimizer step: a time, `{flops, bytes}`, or entries that replace it."
         ),
         examples=["1 ms"],
     )
@@ -115,38 +115,34 @@ class LocalSgd(LocalStepStrategy):
 
     name: ClassVar[str] = "local_sgd"
     about: ClassVar[str] = (
-        "Every rank steps on its own; now and then the weights are averaged: one all_reduce of the "
-        "whole model."
+        "Local SGD, as with PyTorch's PeriodicModelAverager. Every rank steps on its own; "
+        "every few steps an all_reduce averages the whole model."
     )
 
-    #: Iterations before the first average (torch's averager); the next one has it.
     warmup: NonNegativeInt = Field(
         default=0,
-        description="Iterations before the first average, which comes with the next one.",
+        description="Iterations before the first average.",
         examples=[100],
     )
-    #: A group for each period; the longest that divides the step is used. Replaces `every`.
     levels: GroupByPeriod | None = Field(
         default=None,
         description=(
-            "A group for each period, the longest that divides the step counts; in place of "
-            "`every`."
+            "Hierarchical averaging, instead of `every`: a group per period. The longest "
+            "period that divides the step number is used."
         ),
         examples=[{4: "machine", 16: "world"}],
     )
-    #: One all_reduce per parameter after each `every` steps, as in torchft.
     per_parameter: StrictBool = Field(
         default=False,
         description=(
-            "One all_reduce for each parameter, after every so many steps, as torchft has it; "
-            "else one for all."
+            "Make one all_reduce per parameter, as torchft does. false: one all_reduce for the "
+            "whole model."
         ),
         examples=[True],
     )
-    #: Ranks that skip the average of one iteration: {1: 4}.
     skips_average: IntByRank = Field(
         default_factory=dict,
-        description="Ranks that leave out the average of one iteration.",
+        description="Ranks that skip the average of one iteration: `{RANK: ITERATION}`.",
         examples=[{1: 4}],
     )
 
@@ -225,37 +221,33 @@ class DiLoCo(LocalStepStrategy):
 
     name: ClassVar[str] = "diloco"
     about: ClassVar[str] = (
-        "Every rank steps on its own; now and then the mean change of the weights is a gradient "
-        "for "
-        "an outer optimizer."
+        "DiLoCo: local steps on every rank, and an outer optimizer. Every few steps, the "
+        "outer optimizer uses the average change of the weights as its gradient."
     )
 
-    #: The cost of subtracting the weights from those before the local steps, and of the outer step.
     pseudogradient: CostOrEntriesField = Field(
         default_factory=lambda: ZERO_COST,
         description=(
-            "What it takes to subtract the weights from those before the local steps: a time, "
-            "or entries."
+            "Cost of the pseudogradient, which is the change of the weights since the last "
+            "average: a time, or entries."
         ),
         examples=["1 ms"],
     )
     outer: CostOrEntriesField = Field(
         default_factory=lambda: ZERO_COST,
-        description="What the outer optimizer's step takes: a time, or entries.",
+        description="Cost of the outer optimizer's step: a time, or entries.",
         examples=["1 ms"],
     )
-    #: Streaming: a fragment of the layers at a time, each every `every` steps; its all_reduce is
-    #: started `delay` steps before its outer step.
     fragments: PositiveInt = Field(
         default=1,
-        description=(
-            "Streaming DiLoCo: parts of the layers, averaged in turn, evenly over the steps."
-        ),
+        description="Streaming DiLoCo: number of model fragments, which are averaged in turn.",
         examples=[2],
     )
     delay: NonNegativeInt = Field(
         default=0,
-        description="Streaming DiLoCo: steps from an average's start to its use.",
+        description=(
+            "Streaming DiLoCo: number of steps between the start of an average and its use."
+        ),
         examples=[1],
     )
 

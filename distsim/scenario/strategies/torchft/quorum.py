@@ -73,50 +73,47 @@ class FaultTolerant(LayeredModelStrategy):
 
     name: ClassVar[str] = "fault_tolerant"
     about: ClassVar[str] = (
-        "Data parallel replicas whose number changes (torchft): a group for each quorum, weights "
-        "to "
-        "those who join."
+        "Fault-tolerant data parallelism as in torchft. The number of replicas changes: "
+        "each quorum has a new group, and ranks that join receive the weights."
     )
 
-    #: The members of the quorum from an iteration on; every rank is a replica.
     quorums: Quorums = Field(
-        description="Who takes part, from an iteration on.",
+        description="Ranks in the quorum from an iteration on: `{ITERATION: RANKS}`.",
         examples=[{0: [0, 1, 2, 3], 3: [0, 1, 3]}],
     )
     min_replicas: PositiveInt = Field(
-        default=1, description="The smallest quorum that there may be.", examples=[2]
+        default=1, description="Minimum size of a quorum.", examples=[2]
     )
-    #: The quorum is found during the forward pass: a rank that joins contributes zeros in its first
-    #: step.
     async_quorum: StrictBool = Field(
         default=True,
         description=(
-            "The quorum is found beside the forward pass: who joins gives zeros in its first step."
+            "Compute the quorum during the forward pass. A rank that joins contributes zeros "
+            "in its first step."
         ),
         examples=[False],
     )
-    #: The cost of the lighthouse's answer, and of a step's vote whether to commit.
     quorum: CostOrEntriesField = Field(
         default_factory=lambda: {"time": "0 ns"},
-        description="What it takes to be told a quorum.",
+        description="Time until the lighthouse reports the quorum.",
         examples=["10 ms"],
     )
     commit: CostOrEntriesField = Field(
         default_factory=lambda: {"time": "0 ns"},
-        description="What a step's vote takes, whether to commit.",
+        description="Time of the vote whether to commit a step.",
         examples=["1 ms"],
     )
     optimizer: CostOrEntriesField | None = Field(
         default=None,
         description=(
-            "What the update takes: a time, `{flops, bytes}`, or the entries that stand for it."
+            "Cost of the optimizer step: a time, `{flops, bytes}`, or entries that replace it."
         ),
         examples=["1 ms"],
     )
-    #: Ranks that continue in the quorum before, from an iteration on: {2: 3}.
     stale: IntByRank = Field(
         default={},
-        description="Ranks that go on in the quorum before, from an iteration on.",
+        description=(
+            "Ranks that stay in the old quorum from an iteration on: `{RANK: ITERATION}`."
+        ),
         examples=[{2: 3}],
     )
 

@@ -85,53 +85,52 @@ class Hybrid(Strategy):
 
     name: ClassVar[str] = "hybrid"
     about: ClassVar[str] = (
-        "A product on a mesh: `pipeline` over one axis; `tensor`, `context` and `experts` within a "
-        "stage; gradients reduced over `data`."
+        "Hybrid (3D) parallelism on a device mesh: `pipeline` over one axis; `tensor`, "
+        "`context` and `experts` within a stage; gradients all-reduced over `data`."
     )
 
-    #: Refuse a mesh whose axes do not stand in this order.
     order: Literal["megatron", "torchtitan"] | None = Field(
         default=None,
-        description="Refuse a mesh whose axes do not stand in this order.",
+        description="Require mesh axes in the order of Megatron-LM or torchtitan.",
         examples=["megatron"],
     )
-    #: Fields of `pipeline`, or of a plain one (`schedule: plain`). `forward` and `backward` are
-    #: left out where a stage's parts give them.
     pipeline: dict[str, object] | None = Field(
         default=None,
-        description="Fields of `pipeline`, or `schedule: plain`.",
+        description=(
+            "Fields of `pipeline`, or of a pipeline written by hand with blocking calls "
+            "(`schedule: plain`)."
+        ),
         examples=[{"micro_batches": 8}],
     )
-    #: What one stage does for one micro-batch, in this order.
     tensor: TensorParallel | None = Field(
         default=None,
-        description="Fields of `tensor_parallel`, for a stage's layers.",
+        description="Fields of `tensor_parallel`, for the layers of a stage.",
         examples=[{"batch": 1, "sequence": 4096, "hidden": 4096}],
     )
     context: ContextParallel | None = Field(
         default=None,
-        description="Fields of `context_parallel`, for a stage's layers.",
+        description="Fields of `context_parallel`, for the layers of a stage.",
         examples=[{"keys": [1, 8, 1024, 128]}],
     )
     experts: ExpertParallel | None = Field(
         default=None,
-        description="Fields of `expert_parallel`, for a stage's layers.",
+        description="Fields of `expert_parallel`, for the layers of a stage.",
         examples=[{"experts": 8, "tokens": 4096, "hidden": 1024}],
     )
-    #: The axes over which gradients are averaged, and their elements on a rank or the file's tensor
-    #: that holds them.
     data: AxesOrGroup | None = Field(
-        default=None, description="The axes over which gradients are averaged.", examples=["dp"]
+        default=None, description="Mesh axes over which gradients are averaged.", examples=["dp"]
     )
     gradient: GradientField | None = Field(
         default=None,
-        description="Elements of a rank's gradients, or the file's tensor that holds them.",
+        description=(
+            "Number of gradient elements on a rank, or the tensor of the scenario that holds them."
+        ),
         examples=[1048576],
     )
     optimizer: ComputeCostField | None = Field(
         default=None,
         description=(
-            "What the update takes: a time, `{flops, bytes}`, or the entries that stand for it."
+            "Cost of the optimizer step: a time, `{flops, bytes}`, or entries that replace it."
         ),
         examples=["1 ms"],
     )

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
+from pydantic import Field, StrictBool, field_validator
 
-from distsim.common.message_text import did_you_mean, name_list, value_text
+from distsim.common.message_text import name_list, value_text
 from distsim.scenario.strategies.base import CostOrEntries, ExpansionContext, Refusal, Strategy
 from distsim.scenario.strategies.field_types import (
     FLOAT_DTYPE_BYTES,
@@ -18,10 +18,10 @@ from distsim.scenario.strategies.field_types import (
     Dtype,
     DurationNs,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveInt,
 )
 from distsim.scenario.strategies.pipeline.strategy import Pipeline
+from distsim.scenario.strategies.training_step.architecture_fields import ArchitectureFields
 from distsim.scenario.strategies.training_step.micro_batch_cost import (
     MicroBatchCost,
     RecomputePolicy,
@@ -41,115 +41,67 @@ def _nearest_divisors(size: int, ranks: int) -> str:
     return f"; {fewer} would do" if more is None else f"; {fewer} or {more} would do"
 
 
-class ArchitectureFields(BaseModel):
-    """A preset's name, a preset with some sizes changed, or all sizes: layers, hidden, heads, ffn,
-    vocabulary.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-    preset: str | None = None
-    layers: PositiveInt | None = None
-    hidden: PositiveInt | None = None
-    heads: PositiveInt | None = None
-    kv_heads: PositiveInt | None = None
-    ffn: PositiveInt | None = None
-    vocabulary: PositiveInt | None = None
-    mlp: Literal["gelu", "swiglu"] | None = None
-    experts: NonNegativeInt | None = None
-    top_k: NonNegativeInt | None = None
-    #: Learned position embeddings.
-    positions: NonNegativeInt | None = None
-    #: The output projection is the embeddings again.
-    tied: StrictBool | None = None
-    bias: StrictBool | None = None
-    dropout: StrictBool | None = None
-
-    @model_validator(mode="after")
-    def _complete(self) -> ArchitectureFields:
-        if self.preset is not None and self.preset not in PRESETS:
-            raise ValueError(
-                f"unknown model {self.preset}; presets are "
-                f"{name_list(PRESETS)}{did_you_mean(self.preset, PRESETS)}"
-            )
-        missing = [
-            key
-            for key in ("layers", "hidden", "heads", "ffn", "vocabulary")
-            if getattr(self, key) is None
-        ]
-        if self.preset is None and missing:
-            raise ValueError(f"expected {name_list(missing)}, or a preset ({name_list(PRESETS)})")
-        return self
-
-    def architecture(self) -> Architecture:
-        """The model's sizes; keys that are given replace the preset's."""
-        given = {
-            key: value
-            for key, value in self.model_dump(exclude={"preset"}).items()
-            if value is not None
-        }
-        if self.preset is not None:
-            return PRESETS[self.preset]._replace(**given)
-        if given.get("mlp") == "gelu":
-            given = {"bias": True, "dropout": True, **given}
-        return Architecture(**{"kv_heads": given["heads"], "sequence": 2048, **given})
-
-
 class TransformerFields(Strategy):
     """Fields, and the layout that they say."""
 
     name: ClassVar[str] = "transformer"
     about: ClassVar[str] = (
-        "A training step of a transformer: tensor, sequence, pipeline, context, expert and data "
-        "parallelism on a mesh."
+        "One training step of a transformer as in Megatron-LM or torchtitan: tensor, "
+        "sequence, pipeline, context, expert and data parallelism on a device mesh."
     )
     first_field: ClassVar[str | None] = "model"
 
     model: ArchitectureFields = Field(
-        description="A preset, or the model's sizes.", examples=["llama3-8b"]
+        description="Preset, such as llama3-8b, or the sizes of the model.", examples=["llama3-8b"]
     )
-    #: Tokens of a sequence; left out, the length that the model was trained with.
     sequence: PositiveInt | None = Field(
-        default=None, description="Tokens of a sequence.", examples=[4096]
+        default=None,
+        description="Tokens per sequence [default: the preset's training length].",
+        examples=[4096],
     )
-    #: Sequences of a micro-batch, and micro-batches that each pipeline takes per step.
     micro_batch: PositiveInt = Field(
-        default=1, description="Sequences of a micro-batch.", examples=[1]
+        default=1, description="Sequences per micro-batch.", examples=[1]
     )
     micro_batches: PositiveInt = Field(
-        default=1, description="Micro-batches of an iteration.", examples=[8]
+        default=1,
+        description=(
+            "Micro-batches per optimizer step (gradient accumulation), for each pipeline."
+        ),
+        examples=[8],
     )
     dtype: Dtype = Field(
         default="bfloat16",
-        description="What is sent, and what parameters are held in.",
+        description="Dtype of parameters and messages.",
         examples=["bfloat16"],
     )
-    #: Gradients are kept and reduced in it.
     gradient_dtype: Dtype = Field(
         default="float32",
-        description="What gradients are kept and reduced in.",
+        description="Dtype in which gradients are accumulated and reduced.",
         examples=["float32"],
     )
-    #: DDP's usual mixed precision, without fully_shard: parameters and gradients are float32,
-    #: torch.autocast casts what products read to ``dtype``; with zero 1 ZeroRedundancyOptimizer.
     autocast: StrictBool = Field(
         default=False,
         description=(
-            "DDP under torch.autocast: parameters and gradients in float32, products in dtype."
+            "Use DDP under torch.autocast: parameters and gradients in float32, matrix "
+            "products in `dtype`. With `zero: 1`, ZeroRedundancyOptimizer."
         ),
         examples=[True],
     )
-    #: selective: scores of plain attention; op: every second product and all that is none
-    #: (torchtitan's selective checkpoints); full.
     recompute: RecomputePolicy = Field(
         default="none",
-        description="What the backward pass computes again instead of keeping it.",
+        description=(
+            "Activation checkpointing (recompute). full: whole layers. selective: the scores "
+            "of plain attention. op: every second matrix product and all other operations "
+            "(torchtitan)."
+        ),
         examples=["full"],
     )
-    #: flash: fused, its scores never reach memory.
     attention: Literal["flash", "plain"] = Field(
         default="flash",
-        description="flash: fused, its scores never reach memory; plain: they do.",
+        description=(
+            "flash: fused attention, which never writes its scores to memory. plain: unfused "
+            "attention."
+        ),
         examples=["flash"],
     )
     #: Share of a large matrix product's rate that fused attention reaches, forward and backward
@@ -159,52 +111,54 @@ class TransformerFields(Strategy):
     #: H100, .5. The first FlashAttention 25 to 40 % on A100: .5.
     attention_efficiency: NonNegativeFloat = Field(
         default=0.8,
-        description="Share of a matrix product's rate that fused attention reaches.",
+        description=(
+            "Speed of fused attention as a fraction of the speed of a large matrix product."
+        ),
         examples=[0.6],
     )
-    #: Of the layers' matrix products where it is another than ``dtype``: float8_e4m3fn as in
-    #: Transformer Engine's recipes. Attention's scores, the logits and all that is sent stay in
-    #: ``dtype``.
     matmul_dtype: Dtype | None = Field(
         default=None,
-        description="What the layers' matrix products are in, where it is not dtype.",
+        description=(
+            "Dtype of the layers' matrix products, such as FP8 [default: `dtype`]. Attention "
+            "scores, logits and messages stay in `dtype`."
+        ),
         examples=["float8_e4m3fn"],
     )
     #: Host time to launch one operation: 5 to 25 us in eager PyTorch, from Python to
     #: cudaLaunchKernel; next to nothing where a layer is one CUDA graph. A layer hides it wherever
     #: its kernels last longer. 18 us: published steps of small models, which are bound by it.
     launch: DurationNs = Field(
-        default=18_000, description="Host time to launch one operation.", examples=["15 us"]
+        default=18_000,
+        description=(
+            "Host time to launch one kernel. It matters only if kernels are shorter than their "
+            "launches."
+        ),
+        examples=["15 us"],
     )
-    #: Scores above the diagonal are not computed. Left out: true with flash.
     causal: StrictBool | None = Field(
         default=None,
         description=(
-            "Later positions do not see earlier ones' future: parts that come after its own "
-            "are left out."
+            "Causal attention: skip scores above the diagonal [default: true with flash attention]."
         ),
         examples=[True],
     )
     tensor: AxisOrGroup | None = Field(
         default=None,
-        description=(
-            "The axis of tensor parallelism; left out, the axis that is usually called so, "
-            "where the mesh has it."
-        ),
+        description="Mesh axis of tensor parallelism [default: `tp` if the mesh has it].",
         examples=["tp"],
     )
     sequence_parallel: StrictBool = Field(
         default=True,
-        description="Shard activations along the sequence between the matrices.",
+        description=(
+            "Use sequence parallelism: shard activations along the sequence between the matrices."
+        ),
         examples=[True],
     )
-    #: dtensor: calls of PyTorch's DTensor; megatron: those of fused matrices, their input gathered
-    #: again, its gradient beside the weights'.
     tensor_calls: Literal["dtensor", "megatron"] = Field(
         default="dtensor",
         description=(
-            "dtensor: calls of PyTorch's DTensor; megatron: those of fused matrices, with "
-            "gradients beside."
+            "Library whose tensor-parallel calls are made. dtensor: PyTorch. megatron: "
+            "Megatron-LM, with fused matrices and overlapped gradients."
         ),
         examples=["megatron"],
     )
@@ -213,78 +167,77 @@ class TransformerFields(Strategy):
     #: --tp-comm-overlap), PyTorch's async TP (torch.compile, _micro_pipeline_tp).
     tensor_overlap: StrictBool = Field(
         default=False,
-        description=("What tensor ranks gather and scatter travels in pieces beside the products."),
+        description=(
+            "Overlap sequence-parallel all_gather and reduce_scatter with matrix products, "
+            "piece by piece (--tp-comm-overlap, async TP)."
+        ),
         examples=[True],
     )
-    #: The loss is computed from each rank's part of the logits (torchtitan's default, and
-    #: Megatron-LM's only way); else they are gathered.
     loss_parallel: StrictBool = Field(
         default=True,
-        description="Compute the loss from each rank's part of the logits; else gather them.",
+        description=("Compute the loss on split logits (loss_parallel). false: gather the logits."),
         examples=[False],
     )
     pipeline: AxisOrGroup | None = Field(
         default=None,
-        description=(
-            "The axis of the pipeline; left out, the axis that is usually called so, where the "
-            "mesh has it."
-        ),
+        description="Mesh axis of the pipeline [default: `pp` if the mesh has it].",
         examples=["pp"],
     )
     schedule: str = Field(
         default="1f1b",
-        description="The schedule's name, a CSV file in PyTorch's form, or the lines of one.",
+        description=(
+            "Pipeline schedule: a name such as 1f1b, a CSV file in PyTorch's format, or the "
+            "lines of one."
+        ),
         examples=["1f1b"],
     )
-    #: Stages per rank of the pipeline.
     chunks: PositiveInt | None = Field(
         default=None,
-        description="Stages on each rank; left out, as the schedule has it.",
+        description=(
+            "Stages per rank (virtual pipeline stages) [default: as the schedule requires]."
+        ),
         examples=[2],
     )
-    #: Left out: evenly, with one layer fewer on the first and on the last stage where that comes
-    #: out even.
     layers_per_stage: tuple[PositiveInt | Literal[0], ...] | None = Field(
-        default=None, description="Layers of each stage; left out, evenly.", examples=[[8, 8, 8, 8]]
+        default=None,
+        description=(
+            "Number of layers of each stage [default: even; one layer fewer on the first and "
+            "last stage if that divides evenly]."
+        ),
+        examples=[[8, 8, 8, 8]],
     )
     context: AxisOrGroup | None = Field(
         default=None,
-        description=(
-            "The axis of context parallelism; left out, the axis that is usually called so, "
-            "where the mesh has it."
-        ),
+        description="Mesh axis of context parallelism [default: `cp` if the mesh has it].",
         examples=["cp"],
     )
     experts: AxisOrGroup | None = Field(
         default=None,
-        description=(
-            "The axis of expert parallelism; left out, the axis that is usually called so, "
-            "where the mesh has it."
-        ),
+        description="Mesh axis of expert parallelism [default: `ep` if the mesh has it].",
         examples=["ep"],
     )
     data: AxesOrGroup | None = Field(
         default=None,
         description=(
-            "The axes of data parallelism; left out, the axis that is usually called so, where "
-            "the mesh has it."
+            "Mesh axes of data parallelism [default: all axes except those of tensor "
+            "parallelism and the pipeline]."
         ),
         examples=["dp"],
     )
-    #: ZeRO: 1 shards the optimizer's states, 2 gradients too, 3 (fully_shard) parameters too.
     zero: Literal[0, 1, 2, 3] = Field(
         default=1,
         description=(
-            "What is sharded: 3 parameters too, 2 gradients too, 1 optimizer states alone."
+            "ZeRO stage. 0: no sharding. 1 shards optimizer states, 2 also gradients, 3 also "
+            "parameters (fully_shard)."
         ),
         examples=[3],
     )
-    #: Each layer's gradients are reduced while the next layer's are computed, in the last
-    #: micro-batch (Megatron-LM's --overlap-grad-reduce, PyTorch's DDP); false: all of them after
-    #: the last backward pass.
     overlap_grad_reduce: StrictBool = Field(
         default=True,
-        description="Reduce each layer's gradients while the next layer's are computed.",
+        description=(
+            "Reduce each layer's gradients during the backward pass of the next layer, in the "
+            "last micro-batch. false: reduce all after the last backward pass."
+        ),
         examples=[False],
     )
     #: The gradients' norm is reduced before the update. GPT-3 clips at 1.0 (arXiv:2005.14165,
@@ -292,7 +245,7 @@ class TransformerFields(Strategy):
     #: (--clip-grad).
     clip_grad_norm: StrictBool = Field(
         default=True,
-        description="Gradients are clipped: their norms are reduced before the update.",
+        description="Clip gradients: all-reduce their norms before the optimizer step.",
         examples=[True],
     )
     #: Gradients of tied embeddings are summed over the first and the last stage (Megatron-LM,
@@ -300,14 +253,18 @@ class TransformerFields(Strategy):
     #: GPT-2 (github openai/gpt-2, src/model.py), Llama 3 and Mixtral do not.
     embedding_all_reduce: StrictBool | None = Field(
         default=None,
-        description="Sum the gradients of tied embeddings over the first and the last stage.",
+        description=(
+            "All-reduce the gradients of tied embeddings over the first and the last stage "
+            "[default: true if the model ties them]."
+        ),
         examples=[True],
     )
-    #: Ranks that share what is sharded, where the mesh holds only some of them (one pipeline of
-    #: many, the others being the same).
     data_ranks: PositiveInt | None = Field(
         default=None,
-        description=("Ranks that share what is sharded, where the mesh holds only some of them."),
+        description=(
+            "Number of ranks that share sharded states, if the mesh holds only some of them "
+            "[default: as in the mesh]."
+        ),
         examples=[64],
     )
 

@@ -156,7 +156,7 @@ def test_async_save_refuses_a_copy_of_nccl_as_it_refuses_nccl(copy: Path) -> Non
     add_copy_of_nccl(copy)
     text = "backend: xccl\nprogram:\n  - dcp_async_save: {plan: 1 KiB, results: 1 KiB, metadata: 1 KiB}\n"
     (copy / "s.yaml").write_text(HEAD + text, encoding="utf-8")
-    assert "this one has xccl alone" in done(copy, "expand", "s.yaml").stderr
+    assert "this group has only xccl" in done(copy, "expand", "s.yaml").stderr
 
 
 def test_a_view_is_one_file(copy: Path) -> None:

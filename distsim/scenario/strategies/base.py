@@ -112,7 +112,7 @@ class ExpansionContext(NamedTuple):
         if name in self.tensors:
             return None
         advice = did_you_mean(name, self.tensors)
-        return f"unknown tensor {name}; declared are {name_list(self.tensors)}{advice}"
+        return f"unknown tensor {name}; the scenario declares {name_list(self.tensors)}{advice}"
 
     def unknown_group(self, group: GroupRef | None, field: str = "") -> str | None:
         """A sentence if the size of a group is not known, else None.
@@ -126,14 +126,14 @@ class ExpansionContext(NamedTuple):
                 return None
             if group in self.groups and group not in self.mesh:
                 return (
-                    f"the group {group} is another for each rank; a strategy needs an axis, "
-                    "several, or a group of named ranks or axes"
+                    f"the group {group} has different members on each rank; a strategy needs "
+                    "one or more mesh axes, or a group with fixed ranks or axes"
                 )
             group = (group,)
         for axis in group:
             remedy = ""
             if field and self.mesh:
-                remedy = f": name one of these with `{field}`, or add {axis} to the mesh"
+                remedy = f": set `{field}` to one of these, or add {axis} to the mesh"
             unknown = self.unknown_axis(axis, remedy)
             if unknown is not None:
                 return unknown

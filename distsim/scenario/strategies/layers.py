@@ -65,7 +65,7 @@ class TrainableLayerFields(LayerFields):
             # The units inside it have parameters and costs of their own.
             return self
         if not given & {"params", "frozen"}:
-            raise ValueError("a layer needs `params`, or `frozen` parameters, or both")
+            raise ValueError("a layer needs `params`, `frozen` parameters, or both")
         for field in ("forward", "backward"):
             if field not in given:
                 raise ValueError(f"a layer needs `{field}`: a time, or {{flops, bytes}}")
@@ -178,7 +178,7 @@ class IntraLayerStrategy(Strategy):
     def _has_a_pass(self) -> IntraLayerStrategy:
         if self.forward is None and self.backward is None:
             raise ValueError(
-                f"expected `forward`, `backward` or both: the price of a pass of {self.name}"
+                f"expected `forward`, `backward` or both: the cost of a pass of {self.name}"
             )
         return self
 

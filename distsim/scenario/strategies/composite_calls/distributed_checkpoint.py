@@ -43,7 +43,7 @@ from distsim.scenario.strategies.field_types import AxesOrGroup, CostOrEntriesFi
 
 def _parse_byte_size(value: object, info: ValidationInfo) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(f"expected a size, as 4 KiB, found {value_text(value)}")
+        raise ValueError(f"expected a size such as 4 KiB, found {value_text(value)}")
     return size_bytes(value, info)
 
 
@@ -85,8 +85,10 @@ class _CheckpointStrategy(Strategy):
             found.append(
                 (
                     ("global_plan",),
-                    f"expected one size, or one for each of {n} ranks, found "
-                    f"{len(self.global_plan)}",
+                    (
+                        f"expected one size, or one for each of the {n} ranks, found "
+                        f"{len(self.global_plan)}"
+                    ),
                 )
             )
         return found
@@ -207,10 +209,11 @@ class DcpAsyncSave(DcpSave):
             found.append(
                 (
                     ("group",),
-                    "async_save needs a group with a CPU back end, "
-                    f"and this one has {backend} alone: "
-                    "name a group with "
-                    "`backend: gloo`, as init_process_group('cpu:gloo,cuda:nccl') makes",
+                    (
+                        "async_save needs a group with a CPU backend, but this group has only "
+                        f"{backend}: use a group with `backend: gloo`, as "
+                        "init_process_group('cpu:gloo,cuda:nccl') creates"
+                    ),
                 )
             )
         return found

@@ -44,8 +44,8 @@ class DataParallel(LayeredModelStrategy):
     )
 
     real_run_note: ClassVar[str] = (
-        "data_parallel: a rank stands for a device of the one process of torch.nn.DataParallel; "
-        "for real the same calls are run among processes."
+        "data_parallel: each rank stands for one device of the single process of "
+        "torch.nn.DataParallel. A real run makes the same calls between processes."
     )
 
     group: AxesOrGroup | None = Field(
@@ -89,8 +89,10 @@ class DataParallel(LayeredModelStrategy):
         return [
             (
                 (field,),
-                f"the first axis of {field}, {shape[0]}, does not divide among {n} ranks; "
-                "each gets an equal part",
+                (
+                    f"the first axis of {field}, {shape[0]}, is not divisible by {n} ranks; all "
+                    "ranks need equal parts"
+                ),
             )
             for field, shape in (("batch", self.batch), ("output", self.output))
             if shape[0] % n

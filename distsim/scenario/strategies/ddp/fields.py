@@ -33,8 +33,8 @@ def _parse_layers_by_rank(value: object, info: ValidationInfo) -> dict[int, tupl
     parse = integer_at_least(0, "a rank or the number of a layer, an integer")
     if not isinstance(value, dict):
         raise ValueError(
-            "expected ranks, each with the numbers of the layers it leaves out, as {1: [3]}, "
-            f"found {value_text(value)}"
+            "expected ranks, each with the numbers of the layers that it skips, such "
+            f"as {{1: [3]}}, found {value_text(value)}"
         )
     layers_by_rank: dict[int, tuple[int, ...]] = {}
     for rank, given in value.items():
@@ -59,8 +59,9 @@ def _parse_buffer_sizes(value: object, info: ValidationInfo) -> dict[str, int]:
     for key in value:
         if key not in DTYPE_BYTES:
             raise ValueError(
-                "expected dtypes with their elements, as {float32: 96, int64: 1}, "
-                f"found {value_text(key)}{did_you_mean(key, DTYPE_BYTES)}"
+                "expected dtypes with numbers of elements, such as "
+                f"{{float32: 96, int64: 1}}, found "
+                f"{value_text(key)}{did_you_mean(key, DTYPE_BYTES)}"
             )
     return {str(key): parse_count(item, info) for key, item in value.items()}
 
@@ -78,8 +79,8 @@ def _parse_bool_by_rank(value: object) -> dict[int | str, bool]:
     if isinstance(value, Mapping) and all(isinstance(v, bool) for v in value.values()):
         return {key: item for key, item in value.items() if isinstance(key, int | str)}
     raise ValueError(
-        "expected true, false, or one of them by rank, as {1: false, else: true}, "
-        f"found {value_text(value)}"
+        "expected true, false, or one of them by rank, such as "
+        f"{{1: false, else: true}}, found {value_text(value)}"
     )
 
 
@@ -253,18 +254,24 @@ class DdpFields(LayeredModelStrategy):
         refusals = context.refuse_groups(group=self.group)
         if self.inputs is not None and context.iterations > 1:
             refusals.append(
-                (("inputs",), "`inputs` counts the batches of every rank; leave `iterations` at 1")
+                (
+                    ("inputs",),
+                    "`inputs` sets the number of batches of every rank: remove `iterations`",
+                )
             )
         refusals += self._refuse_join(context, is_group_known=not refusals)
         if self.inputs is not None and self.accumulate > 1:
             refusals.append(
-                (("accumulate",), "`inputs` counts single batches; leave `accumulate` at 1")
+                (("accumulate",), "`inputs` counts single batches: remove `accumulate`")
             )
         if self._powersgd_reduces_repeatedly():
-            text = "powersgd is laid out for one reduction an iteration: no_sync, or accumulate: 1"
+            text = (
+                "powersgd supports one reduction per iteration: set `no_sync: true` or "
+                "`accumulate: 1`"
+            )
             refusals.append((("comm_hook",), text))
         if self.bucket_cap_mb == 0:
-            refusals.append((("bucket_cap_mb",), "expected a cap above 0"))
+            refusals.append((("bucket_cap_mb",), "expected a bucket size above 0"))
         return [
             *refusals,
             *self._refuse_layers_by_rank(context),
@@ -277,10 +284,10 @@ class DdpFields(LayeredModelStrategy):
         if not self.join:
             return []
         if self.inputs is None:
-            text = "`join` is for unequal numbers of batches: give `inputs`, as {0: 3, else: 2}"
+            text = "`join` is for uneven inputs: set `inputs`, such as {0: 3, else: 2}"
             return [(("join",), text)]
         if is_group_known and context.size_of(self.group_of(context)) < context.world_size:
-            return [(("join",), "`join` is laid out for one group of all ranks")]
+            return [(("join",), "`join` supports only the group of all ranks")]
         return []
 
     def _powersgd_reduces_repeatedly(self) -> bool:
@@ -301,17 +308,17 @@ class DdpFields(LayeredModelStrategy):
                     refusals.append(((field, rank), text))
                 for layer in layers:
                     if layer >= layer_count:
-                        text = (
-                            f"there is no layer {layer}; "
-                            f"the model has layers 0 to {layer_count - 1}"
-                        )
+                        text = f"there is no layer {layer}; the layers are 0 to {layer_count - 1}"
                         refusals.append(((field, rank), text))
         return refusals
 
     def _refuse_untrainable_model(self) -> list[Refusal]:
         if any(layer.params for layer in self.model):
             return []
-        text = "nothing learns: DistributedDataParallel is not needed, and PyTorch raises"
+        text = (
+            "no parameter is trainable: PyTorch raises, because "
+            "DistributedDataParallel is not needed"
+        )
         return [(("layers",), text)]
 
     def _refuse_no_sync(self, context: ExpansionContext) -> list[Refusal]:
@@ -321,7 +328,7 @@ class DdpFields(LayeredModelStrategy):
         unknown = [key for key in keys if not isinstance(key, int) or key >= n]
         if not unknown:
             return []
-        text = f"expected ranks of the world of {n}, or `else`, found {name_list(unknown)}"
+        text = f"expected ranks below {n}, or `else`, found {name_list(unknown)}"
         return [(("no_sync",), text)]
 
     def _refuse_inputs(self, context: ExpansionContext) -> list[Refusal]:

@@ -137,7 +137,7 @@ class DeepSpeedFields(LayeredModelStrategy):
     @classmethod
     def _trained(cls, value: str) -> str:
         if value not in ("float32", "bfloat16", "float16"):
-            raise ValueError(f"DeepSpeed trains in float32, bfloat16 or float16, found {value}")
+            raise ValueError(f"DeepSpeed supports float32, bfloat16 and float16, found {value}")
         return value
 
     @property
@@ -158,7 +158,7 @@ class DeepSpeedFields(LayeredModelStrategy):
             return refusals
         refusals = self._refuse_skips_layer(context)
         if context.size_of(self.data_parallel_group) == 1:
-            text = "one rank has nobody to share with: give the group more ranks"
+            text = "the group has a single rank: use a group with more ranks"
             refusals.append((("group",), text))
         if self.stage < 3:
             return [*refusals, *self._refuse_zero_plus_plus()]
@@ -178,13 +178,13 @@ class DeepSpeedFields(LayeredModelStrategy):
             text = f"layers are 0 to {len(self.model) - 1}, ranks 0 to {context.world_size - 1}"
             refusals.append((("skips_layer", unknown[0]), text))
         if self.skips_layer and len(self.model) == 1:
-            refusals.append((("skips_layer",), "the only layer can't be left out"))
+            refusals.append((("skips_layer",), "the only layer cannot be skipped"))
         return refusals
 
     def _refuse_zero_plus_plus(self) -> list[Refusal]:
         """Fields of ZeRO++ that are set below stage 3."""
         fields = type(self).model_fields
-        text = f"ZeRO++ belongs to stage 3, found stage: {self.stage}"
+        text = f"ZeRO++ needs stage 3, found stage: {self.stage}"
         return [
             ((field,), text)
             for field in _ZERO_PLUS_PLUS_FIELDS
@@ -197,11 +197,11 @@ class DeepSpeedFields(LayeredModelStrategy):
         partition = self.zero_hpz_partition_size
         refusals: list[Refusal] = []
         if size % partition:
-            text = f"{partition} does not divide the {size} ranks"
+            text = f"the {size} ranks are not divisible by {partition}"
             refusals.append((("zero_hpz_partition_size",), text))
         if size == context.world_size:
             return refusals
-        text = "DeepSpeed cuts all ranks into machines here: leave `group` out"
+        text = "DeepSpeed divides all ranks into nodes here: remove `group`"
         if self.zero_quantized_gradients:
             refusals.append((("zero_quantized_gradients",), text))
         elif partition > 1:

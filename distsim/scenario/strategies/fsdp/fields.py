@@ -275,13 +275,13 @@ class FsdpFields(LayeredModelStrategy):
         shard = _axis_names(self.shard_group(context))
         if shard and not set(shard) & set(_axis_names(self.replicate)):
             return []
-        text = "sharded and repeated copies lie on different axes of the mesh: name one for each"
+        text = "`shard` and `replicate` need different mesh axes"
         return [(("replicate",), text)]
 
     def _refuse_single_rank(self, context: ExpansionContext) -> list[Refusal]:
         if context.size_of(self.shard_group(context)) != 1:
             return []
-        return [(("shard",), "the group has a single rank: there is nothing to shard")]
+        return [(("shard",), "the group has a single rank, so there is nothing to shard")]
 
     def _refuse_unit_meshes(
         self, units: Sequence[FsdpUnitFields], path: _FieldPath, context: ExpansionContext
@@ -300,18 +300,21 @@ class FsdpFields(LayeredModelStrategy):
             yield (*path, *field), sentence
         if self.clip_grad_norm:
             text = (
-                "units on several meshes have a norm each: write their all_reduces as `optimizer`"
+                "units on several meshes need one norm each: write their all_reduces as `optimizer`"
             )
             yield ("clip_grad_norm",), text
         stays_in_parts = not isinstance(unit.reshard_after_forward, bool | None)
         if self.replicate is not None or stays_in_parts:
-            text = "a unit with axes of its own is neither repeated nor kept in parts"
+            text = (
+                "a unit with axes of its own supports neither `replicate` nor a number as "
+                "reshard_after_forward"
+            )
             yield (*path, "shard"), text
 
     def _refuse_reshard_sizes(self, context: ExpansionContext) -> list[Refusal]:
-        """reshard_after_forward as a number must divide the ranks that share the model.
+        """A number as reshard_after_forward must divide the ranks that shard the model.
 
-        Unless it is all of them, it must also divide the last axis, along which neighbours are.
+        Unless it is all of them, it must also divide the last axis, whose ranks are neighbours.
         """
         group = self.shard_group(context)
         ranks = context.size_of(group)
@@ -324,8 +327,8 @@ class FsdpFields(LayeredModelStrategy):
         for path, size in self._reshard_sizes():
             if ranks % size or (size != ranks and last_axis % size):
                 text = (
-                    f"reshard_after_forward as a number is a factor of the {ranks} ranks "
-                    f"that share the model, found {size}"
+                    f"reshard_after_forward must be a divisor of the {ranks} ranks that shard "
+                    f"the model, found {size}"
                 )
                 refusals.append((path, text))
         return refusals
@@ -348,11 +351,11 @@ class FsdpFields(LayeredModelStrategy):
         unknown = [rank for rank in keys if not isinstance(rank, int) or rank >= n]
         refusals: list[Refusal] = []
         if "else" in unknown:
-            text = "expected ranks and the iteration that each leaves out, as `{2: 1}`"
+            text = "expected ranks, each with the iteration that it skips, such as `{2: 1}`"
             refusals.append((("skips_backward",), text))
         for rank in unknown:
             if rank != "else":
-                text = f"expected ranks of the world of {n}, found {rank}"
+                text = f"expected ranks below {n}, found {rank}"
                 refusals.append((("skips_backward",), text))
         return refusals
 

@@ -90,16 +90,16 @@ class ContextParallel(IntraLayerStrategy):
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         unknown = context.unknown_group(self.axis, "axis")
         if unknown is not None or self.axis not in context.mesh:
-            return [(("axis",), unknown or f"{self.axis} is no axis of the mesh")]
+            return [(("axis",), unknown or f"the mesh has no axis {self.axis}")]
         n = context.size_of(self.axis)
         parts = n
         divisor = f"the {n} ranks of {self.axis}"
         if self.causal and self.load_balance:
             # Each rank has an early and a late part of the sequence.
             parts = 2 * n
-            divisor = f"twice the {n} ranks of {self.axis}, as a balanced load needs"
+            divisor = f"twice the {n} ranks of {self.axis}, which load_balance needs"
         if self.sequence % parts:
-            text = f"sequence {self.sequence} does not divide among {divisor}"
+            text = f"sequence {self.sequence} is not divisible by {divisor}"
             return [(("sequence",), text)]
         return []
 

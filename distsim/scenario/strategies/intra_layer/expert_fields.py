@@ -134,7 +134,7 @@ class ExpertParallelFields(IntraLayerStrategy):
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         unknown = context.unknown_group(self.axis, "axis")
         if unknown is not None or self.axis not in context.mesh:
-            return [(("axis",), unknown or f"{self.axis} is no axis of the mesh")]
+            return [(("axis",), unknown or f"the mesh has no axis {self.axis}")]
         refusals = [*self._refuse_two_stage_fields(), *self._refuse_two_stages(context)]
         if refusals:
             return refusals
@@ -145,21 +145,21 @@ class ExpertParallelFields(IntraLayerStrategy):
         if self.between is not None:
             ranks *= context.size_of(self.between)
         if self.experts > _MAX_EXPERTS:
-            text = f"at most {_MAX_EXPERTS} experts are simulated, found {self.experts}"
+            text = f"distsim simulates at most {_MAX_EXPERTS} experts, found {self.experts}"
             yield ("experts",), text
         if self.experts % ranks:
-            text = f"{self.experts} experts do not divide among the {ranks} ranks of {self.axis}"
+            text = f"{self.experts} experts are not divisible by the {ranks} ranks of {self.axis}"
             yield ("experts",), text
         if self.top_k > self.experts:
-            text = f"a token goes to {self.top_k} experts, but there are {self.experts}"
+            text = f"top_k is {self.top_k}, but there are only {self.experts} experts"
             yield ("top_k",), text
 
     def _refuse_capacity(self) -> Iterator[Refusal]:
         if self.capacity_factor == 0:
-            text = "with capacity 0 every token is dropped: expected a factor above 0, as 1.25"
+            text = "capacity 0 drops every token: expected a factor above 0, such as 1.25"
             yield ("capacity_factor",), text
         if self.pad_to_capacity and self.capacity_factor is None:
-            text = "there is nothing to pad to: give `capacity_factor`, as 1.25"
+            text = "pad_to_capacity needs a capacity: set `capacity_factor`, such as 1.25"
             yield ("pad_to_capacity",), text
 
     def _refuse_two_stage_fields(self) -> list[Refusal]:
@@ -167,7 +167,7 @@ class ExpertParallelFields(IntraLayerStrategy):
         if self.between is not None:
             return []
         fields = type(self).model_fields
-        text = "it belongs to two stages: name the axis of machines with `between`"
+        text = "this field needs two-level exchange: set `between` to the mesh axis of the nodes"
         return [
             ((field,), text)
             for field in _TWO_STAGE_FIELDS
@@ -180,19 +180,19 @@ class ExpertParallelFields(IntraLayerStrategy):
             return []
         if self.between not in context.mesh or self.between == self.axis:
             unknown = context.unknown_group(self.between, "between")
-            other_axis = f"expected another axis of the mesh than {self.axis}"
+            other_axis = f"expected a mesh axis other than {self.axis}"
             return [(("between",), unknown or other_axis)]
         if self.pieces > self.tokens:
             text = (
-                f"a piece holds a token at least: expected at most {self.tokens}, "
-                f"found {self.pieces}"
+                f"each piece needs at least one token: expected at most {self.tokens} "
+                f"pieces, found {self.pieces}"
             )
             return [(("pieces",), text)]
         if self.once_per_machine and (self.imbalance or self.capacity_factor is not None):
             field = "imbalance" if self.imbalance else "capacity_factor"
             text = (
-                "how often a token crosses once for several experts is counted for an even "
-                "router: leave one of the two out"
+                "once_per_machine supports only an even router: remove `once_per_machine` "
+                "or `imbalance`"
             )
             return [((field,), text)]
         return []

@@ -188,7 +188,7 @@ class TensorParallel(IntraLayerStrategy):
         for field in split:
             size = getattr(self, field)
             if size % ranks:
-                text = f"{field} {size} does not divide among the {ranks} ranks of {self.axis}"
+                text = f"{field} {size} is not divisible by the {ranks} ranks of {self.axis}"
                 yield (field,), text
         if len(self.columns) not in (1, self.pairs):
             text = (
@@ -198,7 +198,7 @@ class TensorParallel(IntraLayerStrategy):
             yield ("columns",), text
         if self.ends is not None and self.ends.vocabulary % ranks:
             text = (
-                f"vocabulary {self.ends.vocabulary} does not divide among the {ranks} ranks "
+                f"vocabulary {self.ends.vocabulary} is not divisible by the {ranks} ranks "
                 f"of {self.axis}"
             )
             yield ("ends", "vocabulary"), text
@@ -207,13 +207,13 @@ class TensorParallel(IntraLayerStrategy):
         if not self.clip_grad_norm:
             return []
         if self.backward is None:
-            return [(("clip_grad_norm",), "there are no gradients to clip in forward passes alone")]
+            return [(("clip_grad_norm",), "there are no gradients to clip without a backward pass")]
         if self.sequence_parallel:
             return []
         text = (
-            "without sequence_parallel the norms' weights are plain tensors beside DTensors, and "
-            "clip_grad_norm_ raises (got mixed torch.Tensor and DTensor): set sequence_parallel, "
-            "or clip in `fsdp` with clip_over"
+            "without sequence_parallel, the weights of norms are plain tensors, and "
+            "clip_grad_norm_ raises (got mixed torch.Tensor and DTensor): set "
+            "sequence_parallel, or clip in `fsdp` with clip_over"
         )
         return [(("clip_grad_norm",), text)]
 

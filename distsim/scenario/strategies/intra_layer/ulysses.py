@@ -69,18 +69,20 @@ class Ulysses(IntraLayerStrategy):
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         unknown = context.unknown_group(self.axis, "axis")
         if unknown is not None or self.axis not in context.mesh:
-            return [(("axis",), unknown or f"{self.axis} is no axis of the mesh")]
+            return [(("axis",), unknown or f"the mesh has no axis {self.axis}")]
         n = context.size_of(self.axis)
         remedies = {
             "sequence": "",
             "heads": "",
-            "kv_heads": ": repeat them, or use context_parallel beside it",
+            "kv_heads": ": repeat them, or combine this strategy with context_parallel",
         }
         return [
             (
                 (field,),
-                f"{field} {getattr(self, field)} does not divide among the {n} ranks of "
-                f"{self.axis}{remedy}",
+                (
+                    f"{field} {getattr(self, field)} is not divisible by the {n} ranks of "
+                    f"{self.axis}{remedy}"
+                ),
             )
             for field, remedy in remedies.items()
             if getattr(self, field) % n

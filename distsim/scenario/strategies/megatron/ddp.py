@@ -146,7 +146,7 @@ class MegatronDdp(LayeredModelStrategy):
             if "overlap_param_gather" not in self.model_fields_set:
                 return []
             # arguments.py: --overlap-param-gather needs both
-            text = "it needs use_distributed_optimizer and overlap_grad_reduce"
+            text = "overlap_param_gather needs use_distributed_optimizer and overlap_grad_reduce"
             return [(("overlap_param_gather",), text)]
         return self._refuse_skips_layer(context)
 

@@ -125,7 +125,7 @@ class Inference(Strategy):
         refusals = context.refuse_groups(**axes)
         for field, axis in axes.items():
             if axis and axis not in context.mesh:
-                refusals.append(((field,), f"{axis} is no axis of the mesh"))
+                refusals.append(((field,), f"the mesh has no axis {axis}"))
         return refusals or list(self._refuse_sizes(context))
 
     def _refuse_sizes(self, context: ExpansionContext) -> Iterator[Refusal]:
@@ -134,17 +134,17 @@ class Inference(Strategy):
         copies = self.ranks(context, self.data)
         if self.vocabulary % tensor_ranks:
             text = (
-                f"vocabulary {self.vocabulary} does not divide among the {tensor_ranks} ranks "
+                f"vocabulary {self.vocabulary} is not divisible by the {tensor_ranks} ranks "
                 f"of {self.tensor}"
             )
             yield ("vocabulary",), text
         if self.layers % stages:
             text = (
-                f"{self.layers} layers do not divide among the {stages} stages of {self.pipeline}"
+                f"{self.layers} layers are not divisible by the {stages} stages of {self.pipeline}"
             )
             yield ("layers",), text
         if self.experts and self.data is None:
-            yield ("experts",), "experts are spread over the data axis: name it with `data`"
+            yield ("experts",), "experts are spread over the data axis: set `data` to it"
         unknown = next((k for k in self.steps if isinstance(k, int) and k >= copies), None)
         if unknown is not None:
             yield ("steps",), f"the data axis has no coordinate {unknown}"

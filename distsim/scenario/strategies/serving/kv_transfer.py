@@ -97,14 +97,14 @@ class KvTransfer(Strategy):
         decode = len(self.decode)
         if max(prefill, decode) % min(prefill, decode):
             text = (
-                f"{decode} ranks of decode and {prefill} of prefill: heads are split evenly where "
-                "one divides the other"
+                f"{decode} decode ranks and {prefill} prefill ranks: one number must divide "
+                "the other, so that heads are split evenly"
             )
             refusals.append((("decode",), text))
         elif decode > prefill and self.kv_heads % (decode // prefill):
             text = (
-                f"{self.kv_heads} heads of a rank of prefill do not divide among "
-                f"{decode // prefill} of decode"
+                f"{self.kv_heads} heads of a prefill rank are not divisible by its "
+                f"{decode // prefill} decode ranks"
             )
             refusals.append((("kv_heads",), text))
         return refusals

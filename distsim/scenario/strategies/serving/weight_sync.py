@@ -121,15 +121,18 @@ class WeightSync(Strategy):
         )
         trainers = len(self.trainers)
         if trainers % self.stages:
-            text = f"{self.stages} stages do not divide the {trainers} trainers"
+            text = f"the {trainers} trainers are not divisible by {self.stages} stages"
             refusals.append((("stages",), text))
         if self.stages > len(self.params):
-            text = f"{self.stages} stages of {len(self.params)} parameters: some would hold nothing"
+            text = (
+                f"there are {self.stages} stages but only {len(self.params)} parameters, so "
+                "some stages would be empty"
+            )
             refusals.append((("stages",), text))
         keys = [rank for rank in self.gathers if rank != "else"]
         unknown = next((rank for rank in keys if rank not in self.trainers), None)
         if unknown is not None:
-            refusals.append((("gathers",), f"rank {unknown} is no trainer"))
+            refusals.append((("gathers",), f"rank {unknown} is not a trainer"))
         return refusals
 
     def expand(self, context: ExpansionContext) -> Expansion:

@@ -51,14 +51,14 @@ def _parse_group_by_period(value: object, info: ValidationInfo) -> dict[int, str
     """`{4: machine, 16: world}`: a group for each period."""
     if not isinstance(value, dict) or not value:
         raise ValueError(
-            "expected a group for each period, as {4: machine, 16: world}, "
+            f"expected a group for each period, such as {{4: machine, 16: world}}, "
             f"found {value_text(value)}"
         )
     parse_period = integer_at_least(1, "a period")
     groups = {parse_period(period, info): str(group) for period, group in value.items()}
     if list(groups) != sorted(groups):
         periods = ", ".join(map(str, groups))
-        raise ValueError(f"expected periods from the shortest to the longest, found {periods}")
+        raise ValueError(f"expected periods in ascending order, found {periods}")
     return groups
 
 
@@ -159,7 +159,7 @@ class LocalSgd(LocalStepStrategy):
         size = context.size_of(last)
         n = context.size_of(self.group)
         if size != n:
-            text = f"the longest period averages over all {n} ranks, found {last} of {size}"
+            text = f"the longest period must average over all {n} ranks, but {last} has {size}"
             refusals.append((("levels",), text))
         return refusals
 
@@ -255,19 +255,22 @@ class DiLoCo(LocalStepStrategy):
         refusals = context.refuse_groups(group=self.group)
         if self.every % self.fragments:
             text = (
-                f"{self.fragments} fragments do not divide the {self.every} steps between two "
-                "averages"
+                f"the {self.every} steps between two averages are not divisible by "
+                f"{self.fragments} fragments"
             )
             refusals.append((("fragments",), text))
         layers = len(self.model)
         if self.fragments > layers:
-            text = f"{self.fragments} fragments of {layers} layers: some would hold nothing"
+            text = (
+                f"there are {self.fragments} fragments but only {layers} layers, so some "
+                "fragments would be empty"
+            )
             refusals.append((("fragments",), text))
         interval = self.every // self.fragments
         if not refusals and self.delay >= interval:
             text = (
-                f"a fragment has {interval} steps until the next one starts, "
-                f"found a delay of {self.delay}"
+                f"the next fragment starts after {interval} steps, so `delay` must be "
+                f"smaller, found {self.delay}"
             )
             refusals.append((("delay",), text))
         return refusals

@@ -45,8 +45,8 @@ def _parse_quorums(value: object, info: ValidationInfo) -> dict[int, tuple[int, 
     """`{0: [0, 1, 2], 3: [0, 2]}`: the members from an iteration on."""
     if not isinstance(value, dict) or 0 not in value:
         raise ValueError(
-            "expected the members from iteration 0 on, as {0: [0, 1, 2], 3: [0, 2]}, "
-            f"found {value_text(value)}"
+            "expected the members of the quorum from iteration 0 on, such as "
+            f"{{0: [0, 1, 2], 3: [0, 2]}}, found {value_text(value)}"
         )
     parse_iteration = integer_at_least(0, "an iteration")
     parse_rank = integer_at_least(0, "a rank")
@@ -124,8 +124,8 @@ class FaultTolerant(LayeredModelStrategy):
             if len(members) < self.min_replicas:
                 text = (
                     f"{len(members)} replicas from iteration {start} on are fewer than "
-                    f"min_replicas {self.min_replicas}: the lighthouse gives no such quorum, "
-                    "and all wait"
+                    f"min_replicas {self.min_replicas}: the lighthouse would return no quorum, "
+                    "and all ranks would wait"
                 )
                 refusals.append((("quorums", start), text))
         return refusals

@@ -39,7 +39,7 @@ class ArchitectureFields(BaseModel):
     def _complete(self) -> ArchitectureFields:
         if self.preset is not None and self.preset not in PRESETS:
             raise ValueError(
-                f"unknown model {self.preset}; presets are "
+                f"unknown model {self.preset}; presets: "
                 f"{name_list(PRESETS)}{did_you_mean(self.preset, PRESETS)}"
             )
         missing = [

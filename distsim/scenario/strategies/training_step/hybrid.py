@@ -69,7 +69,7 @@ def _parse_gradient(value: object) -> int | str:
         return value
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(
-            f"expected the gradients' elements, or a tensor of the file, found {value!r}"
+            f"expected a number of gradient elements, or a tensor of the scenario, found {value!r}"
         )
     return value
 
@@ -154,9 +154,7 @@ class Hybrid(Strategy):
             *self._refuse_parts(context),
         ]
         if not self.parts and self.pipeline is None:
-            text = (
-                "a hybrid needs a pipeline, or what a stage consists of: tensor, context, experts"
-            )
+            text = "hybrid needs `pipeline`, or at least one of `tensor`, `context` and `experts`"
             refusals.append(((), text))
         return refusals or self._refuse_pipeline(context)
 
@@ -171,8 +169,8 @@ class Hybrid(Strategy):
         order = name_list(MESH_AXIS_ORDERS[self.order])
         sizes = ", ".join(f"{axis}: {context.mesh[axis]}" for axis in wanted)
         text = (
-            f"{self.order} orders axes from the outermost in as {order}; the mesh has "
-            f"{name_list(written)}: write {{{sizes}}}"
+            f"{self.order} orders mesh axes from outermost to innermost as {order}, but "
+            f"the mesh has {name_list(written)}: write {{{sizes}}}"
         )
         return [(("order",), text)]
 
@@ -184,7 +182,7 @@ class Hybrid(Strategy):
                 refusals.append((("gradient",), unknown))
         if (self.data is None) != (self.gradient is None):
             given = "data" if self.gradient is None else "gradient"
-            refusals.append(((given,), "`data` and `gradient` belong together"))
+            refusals.append(((given,), "`data` and `gradient` need each other"))
         return refusals
 
     def _refuse_parts(self, context: ExpansionContext) -> list[Refusal]:
@@ -194,8 +192,8 @@ class Hybrid(Strategy):
         for field in ("ends", "between", "clip_grad_norm"):
             if self.tensor is not None and getattr(self.tensor, field):
                 text = (
-                    f"a product takes a stage's layers alone from `tensor`: give {field} in "
-                    "tensor_parallel"
+                    f"hybrid uses only the layers of `tensor`: use {field} in a tensor_parallel "
+                    "entry instead"
                 )
                 refusals.append((("tensor", field), text))
         return refusals
@@ -207,7 +205,10 @@ class Hybrid(Strategy):
         if self.parts:
             extra = [key for key in ("forward", "backward") if key in fields]
             if extra:
-                text = f"{extra[0]} is given by {name_list(word for word, _ in self.parts)}"
+                text = (
+                    f"{name_list((word for word, _ in self.parts))} already gives the cost: "
+                    f"remove {extra[0]}"
+                )
                 return [(("pipeline", extra[0]), text)]
             if not self.is_plain_pipeline:
                 # The parts replace the passes; for the checks of the layout they can be empty.
@@ -224,8 +225,8 @@ class Hybrid(Strategy):
             ]
         if isinstance(pipeline, Pipeline) and pipeline.two_copies:
             text = (
-                "dualpipe has two copies of each stage, a product one: "
-                "take `pipeline`, or dualpipe_v here"
+                "dualpipe has two copies of each stage, which hybrid does not support: use "
+                "a `pipeline` entry, or dualpipe_v"
             )
             return [(("pipeline", "schedule"), text)]
         if isinstance(pipeline, PlainPipeline):
@@ -247,7 +248,8 @@ def _refuse_plain_pipeline(pipeline: PlainPipeline, context: ExpansionContext) -
     names = (pipeline.activation, f"{pipeline.activation}_grad")
     missing = [name for name in names if name not in context.tensors]
     return refusals + [
-        (("activation",), f"unknown tensor {name}; declared are {known}") for name in missing
+        (("activation",), f"unknown tensor {name}; the scenario declares {known}")
+        for name in missing
     ]
 
 

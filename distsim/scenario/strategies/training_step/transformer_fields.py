@@ -38,7 +38,7 @@ def _nearest_divisors(size: int, ranks: int) -> str:
     """The numbers of ranks next to this one that divide a size."""
     fewer = max(n for n in range(1, ranks) if size % n == 0)
     more = next((n for n in range(ranks + 1, min(size, 8 * ranks) + 1) if size % n == 0), None)
-    return f"; {fewer} would do" if more is None else f"; {fewer} or {more} would do"
+    return f"; use {fewer}" if more is None else f"; use {fewer} or {more}"
 
 
 class TransformerFields(Strategy):
@@ -434,19 +434,23 @@ class TransformerFields(Strategy):
             )
         elif cost.sequence_parallel and cost.sequence // cost.context % cost.tensor:
             part = cost.sequence // cost.context
-            sequence = f"the part of {part} tokens that a context rank has"
+            sequence = f"the part of {part} tokens on a context rank"
             if cost.context == 1:
                 sequence = f"sequence {part}"
             yield (
                 ("sequence",),
-                f"{sequence} is not divisible by the tensor axis of {cost.tensor} ranks, as "
-                "sequence_parallel needs",
+                (
+                    f"{sequence} is not divisible by the tensor axis of {cost.tensor} ranks, "
+                    "which sequence_parallel needs"
+                ),
             )
         if self.tensor_overlap and cost.tensor > 1 and not cost.sequence_parallel:
             yield (
                 ("tensor_overlap",),
-                "what it hides is what sequence_parallel gathers and scatters: expected "
-                "sequence_parallel: true",
+                (
+                    "tensor_overlap hides the calls of sequence parallelism: set "
+                    "`sequence_parallel: true`"
+                ),
             )
 
     def _refuse_experts(self, cost: MicroBatchCost, context: ExpansionContext) -> Iterator[Refusal]:
@@ -455,16 +459,21 @@ class TransformerFields(Strategy):
             axis = self.axis("experts", context)
             yield (
                 ("experts",),
-                f"the model has no experts for the axis {axis} of {ranks} ranks to share: "
-                f"leave {axis} out of the mesh",
+                (
+                    f"the model has no experts for the axis {axis} of {ranks} ranks: remove "
+                    f"{axis} from the mesh"
+                ),
             )
         elif model.experts % ranks:
             text = f"{model.experts} experts are not divisible by the expert axis of {ranks} ranks"
             yield ("experts",), f"{text}{_nearest_divisors(model.experts, ranks)}"
         if self.attention_efficiency == 0:
-            yield ("attention_efficiency",), "expected a share above 0"
+            yield ("attention_efficiency",), "expected a number above 0"
         if model.experts and not 1 <= model.top_k <= model.experts:
-            yield ("model",), f"top_k must be 1 to the {model.experts} experts, found {model.top_k}"
+            yield (
+                ("model",),
+                (f"top_k must be between 1 and the {model.experts} experts, found {model.top_k}"),
+            )
 
     def _refuse_autocast(self, context: ExpansionContext) -> Iterator[Refusal]:
         """Fields that exclude autocast, or whose costs are not known under it."""
@@ -473,38 +482,42 @@ class TransformerFields(Strategy):
         tensor_ranks = self.axis_size("tensor", context)
         pipeline_ranks = self.axis_size("pipeline", context)
         requirements = {
-            "zero 0 or 1 (fully_shard has a precision of its own)": self.zero < 2,
+            "zero: 0 or 1 (fully_shard has its own mixed precision)": self.zero < 2,
             "no tensor axis and no pipeline": tensor_ranks == pipeline_ranks == 1,
             "a model without experts": not self.model.architecture().experts,
             "attention: flash": self.attention == "flash",
-            "recompute none or full": self.recompute in ("none", "full"),
+            "recompute: none or full": self.recompute in ("none", "full"),
             "tensor_calls: dtensor": self.tensor_calls == "dtensor",
             "gradient_dtype: float32": self.gradient_dtype == "float32",
             "no matmul_dtype": self.matmul_dtype is None,
         }
         for requirement, is_met in requirements.items():
             if not is_met:
-                yield ("autocast",), f"autocast goes with {requirement}"
+                yield ("autocast",), f"autocast needs {requirement}"
 
     def _refuse_stages(self, context: ExpansionContext) -> Iterator[Refusal]:
         """Pipelines that do not fit to the model or to other fields."""
         if self.schedule.lower() == "dualpipe":
             yield (
                 ("schedule",),
-                "dualpipe has two copies of each stage, transformer one: take dualpipe_v, or "
-                "`pipeline` with dualpipe",
+                (
+                    "dualpipe has two copies of each stage, which transformer does not "
+                    "support: use dualpipe_v, or a `pipeline` entry with dualpipe"
+                ),
             )
             return
         if self.axis_size("pipeline", context) == 1:
             if self.chunks is not None and self.chunks > 1:
-                yield ("chunks",), "there is no pipeline to cut into chunks"
+                yield ("chunks",), "there is no pipeline, so `chunks` has no effect: remove it"
             return
         yield from self._refuse_layers_of_stages(context)
         if self.zero == 3:
             yield (
                 ("zero",),
-                "with a pipeline, parameters stay gathered between micro-batches: expected zero "
-                "0, 1 or 2",
+                (
+                    "with a pipeline, parameters stay gathered between micro-batches: set zero "
+                    "to 0, 1 or 2"
+                ),
             )
         for path, text in self.pipeline_strategy(context).refuse(context):
             # The field `axis` of `pipeline:` is `pipeline` here.
@@ -525,7 +538,7 @@ class TransformerFields(Strategy):
         elif sum(layers_of_stages) != layers:
             yield (
                 ("layers_per_stage",),
-                f"the stages have {sum(layers_of_stages)} layers, the model {layers}",
+                f"the stages have {sum(layers_of_stages)} layers, but the model has {layers}",
             )
         elif max(layers_of_stages) == 0 or layers + 2 < stages:
             yield ("chunks",), f"{layers} layers are too few for {stages} stages"
